@@ -1,0 +1,62 @@
+# Needs python3 >= 3.10 (with venv and headers), a C++20 compiler and make; everything else goes into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo bench test test-core lint format build clean
+
+help:
+	@echo "make demo       route 1,797 handwritten digits over 4 ranks"
+	@echo "make bench      measure the exchanges"
+	@echo "make test       everything: lint, C++ and Python tests, sanitizers, aarch64, wheel"
+	@echo "make test-core  the quick loop: Python tests that are not slow"
+	@echo "make lint       ruff, clang-format, mypy        make format   rewrite to the style"
+	@echo "make clean      remove all that was built, .venv too"
+
+demo: build
+	python -m alltoallv demo
+
+bench: build
+	python -m alltoallv bench
+
+# The sessions of noxfile.py; `nox -s tsan` from the environment runs one. Warnings are errors from here on.
+test: export CMAKE_ARGS += -DALLTOALLV_TESTS=ON -DALLTOALLV_WERROR=ON
+test: build
+	nox
+
+test-core: build
+	pytest -m "not slow"
+
+lint: build
+	nox -s lint
+
+format: $(VENV)/.installed
+	ruff check --fix-only --quiet
+	ruff format --quiet
+	find $(wildcard op_host op_kernel emulator tests examples) -name '*.h' -o -name '*.cpp' | xargs clang-format -i
+
+# Ninja knows what changed: a second or two where nothing did.
+build: $(VENV)/.installed
+	@python setup.py --quiet build_ext --inplace
+
+$(VENV)/.installed: pyproject.toml setup.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "alltoallv needs Python 3.10 or newer; choose one with 'make PYTHON=...'" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "$(PYTHON) has no venv: install it (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || \
+	  { echo "$(PYTHON) has no headers: install them (Debian, Ubuntu: apt-get install python3-dev)" >&2; exit 1; }
+	@command -v "$${CXX:-c++}" >/dev/null || \
+	  { echo "no C++ compiler: install one (Debian, Ubuntu: apt-get install g++) or set CXX" >&2; exit 1; }
+	@echo "making the environment $(VENV) and building; a few minutes the first time"
+	$(PYTHON) -m venv $(VENV)
+	pip install --quiet --upgrade pip
+	pip install --quiet "setuptools>=77" "nanobind>=2.4,<3" "cmake>=3.25" ninja
+	pip install --quiet --no-build-isolation --editable ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf build dist demo-output $(VENV) .nox .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf python/*.egg-info python/alltoallv/_core.pyi python/alltoallv/_core*.so

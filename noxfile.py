@@ -1,0 +1,193 @@
+"""The checks that ``make test`` runs, one session each.
+
+The first three use the environment that nox was started from, normally ``.venv`` (``make test`` or
+``.venv/bin/nox -s tests``); the others make their own, or a build of their own under ``build/``.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["lint", "cpp", "tests", "torch", "mindspore", "sanitize", "tsan", "aarch64", "wheel"]
+
+ROOT = Path(__file__).resolve().parent
+CPP_ROOMS = ("op_host", "op_kernel", "emulator", "tests", "examples")
+BUILD_TOOLS = ("setuptools>=77", "nanobind>=2.4,<3", "cmake>=3.25", "ninja")
+TEST_TOOLS = (
+    "pytest>=8",
+    "pytest-timeout>=2.3",
+    "pytest-rerunfailures>=14",
+    "hypothesis>=6.100",
+    "cloudpickle>=3",
+    "ml_dtypes>=0.4",
+    "scikit-learn>=1.3",
+)
+STRICT = ("-DALLTOALLV_TESTS=ON", "-DALLTOALLV_WERROR=ON")
+# On a shared CI machine a test about seconds may meet a pause of seconds: it is tried twice, and the log says so.
+RERUN = ("--reruns=1",) if os.environ.get("CI") else ()
+REPEAT = ("--repeat", "until-pass:2") if os.environ.get("CI") else ()
+AARCH64_PACKAGES = ("g++-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user")
+ASAN = "strict_string_checks=1:detect_stack_use_after_return=1:abort_on_error=0"
+
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+@nox.session(venv_backend="none")
+def lint(session: nox.Session) -> None:
+    """Style and types, in both languages."""
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    files = [p for room in CPP_ROOMS for p in sorted((ROOT / room).rglob("*")) if p.suffix in {".h", ".cpp"}]
+    session.run("clang-format", "--dry-run", "-Werror", *(str(p.relative_to(ROOT)) for p in files))
+    session.run("mypy")
+
+
+@nox.session(venv_backend="none")
+def cpp(session: nox.Session) -> None:
+    """tests/cpp on the build that the Python tests use."""
+    tag = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+    build = Path(os.environ.get("ALLTOALLV_BUILD_DIR") or ROOT / "build" / tag)
+    cmake_args = " ".join([os.environ.get("CMAKE_ARGS", ""), *STRICT])
+    session.run("python", "setup.py", "--quiet", "build_ext", "--inplace", env={"CMAKE_ARGS": cmake_args})
+    ctest(session, build)
+
+
+@nox.session(venv_backend="none")
+def tests(session: nox.Session) -> None:
+    """The Python tests, slow ones too. Arguments after ``--`` go to pytest."""
+    session.run("pytest", *RERUN, *session.posargs)
+
+
+@nox.session
+def torch(session: nox.Session) -> None:
+    """The tests of alltoallv.torch, on the extension that the Python tests use."""
+    framework_tests(session, "tests/torch", "torch==2.13.*")
+
+
+@nox.session
+def mindspore(session: nox.Session) -> None:
+    """The tests of alltoallv.mindspore; MindSpore's wheel is built for NumPy 1."""
+    framework_tests(session, "tests/mindspore", "mindspore==2.10.*", "numpy<2")
+
+
+@nox.session
+def sanitize(session: nox.Session) -> None:
+    """Address and undefined-behaviour sanitizers: tests/cpp, then the tests of transport and communicator."""
+    build = ROOT / "build" / "sanitize"
+    cmake_args = " ".join([*STRICT, "-DALLTOALLV_SANITIZE=address,undefined"])
+    session.install(*BUILD_TOOLS, "pytest-timeout", "pytest-rerunfailures")
+    env = {"CMAKE_ARGS": cmake_args, "ALLTOALLV_BUILD_DIR": str(build)}
+    session.install("--no-build-isolation", ".[testing]", env=env)
+    ctest(session, build, env={"ASAN_OPTIONS": ASAN})
+    runtimes = (runtime_library(name) for name in ("libasan.so", "libstdc++.so.6"))
+    for report in build.glob("report.*"):
+        report.unlink()
+    env = {
+        # CPython keeps memory to its end, tests end processes with SIGSEGV and ask for more memory than there is;
+        # what a dying process prints would be lost in pytest's capture.
+        "ASAN_OPTIONS": f"{ASAN}:detect_leaks=0:handle_segv=0:allocator_may_return_null=1:log_path={build}/report",
+        "LD_PRELOAD": " ".join(runtimes),
+        "PYTHONMALLOC": "malloc",
+    }
+    try:
+        arguments = session.posargs or ("-m", "not slow")
+        session.run("python", "-m", "pytest", *RERUN, "tests/transport", "tests/comm", *arguments, env=env)
+    finally:
+        reports = [report.read_text(errors="replace") for report in build.glob("report.*")]
+        print(*reports, sep="\n")
+    if reports:
+        session.error("the sanitizers have something to report")
+
+
+@nox.session(venv_backend="none")
+def tsan(session: nox.Session) -> None:
+    """Thread sanitizer: what has threads in tests/cpp, thread ranks among them."""
+    build = configure_core(session, "tsan", "-DALLTOALLV_SANITIZE=thread")
+    # GCC's runtime does not know the widest address-space randomization of new kernels.
+    runner = ("setarch", "--addr-no-randomize") if shutil.which("setarch") else ()
+    ctest(session, build, "-E", "kernel|half|quantize", runner=runner)  # those have one thread
+
+
+@nox.session(venv_backend="none")
+def aarch64(session: nox.Session) -> None:
+    """Cross-compile the core and run its self-tests under qemu-user."""
+    if platform.machine() == "aarch64":
+        session.skip("this machine is one: the session `cpp` has run the same tests natively")
+    if not all(map(shutil.which, ("aarch64-linux-gnu-g++", "qemu-aarch64"))):
+        if os.geteuid() != 0 or not shutil.which("apt-get"):
+            session.skip(f"needs the Debian packages {' '.join(AARCH64_PACKAGES)}")
+        session.run("apt-get", "update", "-qq", external=True)
+        session.run("apt-get", "install", "-qq", "--no-install-recommends", *AARCH64_PACKAGES, external=True)
+    build = configure_core(session, "aarch64", "-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake")
+    ctest(session, build, "-R", "selftest|kernel|half")
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """Source distribution, wheel from it, and that wheel in a clean environment."""
+    out = Path(session.create_tmp()) / "dist"
+    shutil.rmtree(out, ignore_errors=True)
+    session.install("build")
+    env = {"CMAKE_ARGS": "", "ALLTOALLV_BUILD_DIR": ""}
+    session.run("python", "-m", "build", "--outdir", str(out), env=env)
+    (path,) = out.glob("*.whl")
+    session.install(str(path))
+    session.chdir(out)
+    session.run("python", "-I", "-c", WHEEL_CHECK)
+
+
+WHEEL_CHECK = """
+import importlib.resources as r, sys
+import alltoallv
+for name in ("torch", "mindspore", "paddle"):
+    assert name not in sys.modules, f"import alltoallv brings {name}"
+for name in ("py.typed", "_core.pyi"):
+    assert (r.files(alltoallv) / name).is_file(), f"the wheel lacks {name}"
+import alltoallv._core
+print("the wheel imports from", alltoallv.__file__)
+"""
+
+
+def framework_tests(session: nox.Session, folder: str, *requirements: str) -> None:
+    """The tests of one front end, in an environment with its framework; the package is the working tree's."""
+    session.install(*requirements, *TEST_TOOLS)
+    # Named, since without an installation nothing announces ours, and with one it may not be named twice.
+    names = ("alltoallv.testing.plugin", "pytest_timeout", "pytest_rerunfailures", "_hypothesis_pytestplugin")
+    plugins = [f"-p{name}" for name in names]
+    env = {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    session.run("python", "-m", "pytest", *plugins, *RERUN, folder, *session.posargs, env=env)
+
+
+def configure_core(session: nox.Session, name: str, *arguments: str) -> Path:
+    """Builds core and tests, without Python, under build/<name>."""
+    build = ROOT / "build" / name
+    arguments = ("-DALLTOALLV_PYTHON=OFF", *STRICT, *arguments)
+    session.run("cmake", "-S", ".", "-B", str(build), "-G", "Ninja", *arguments)
+    session.run("cmake", "--build", str(build), "--parallel", str(len(os.sched_getaffinity(0))))
+    return build
+
+
+def ctest(
+    session: nox.Session,
+    build: Path,
+    *arguments: str,
+    runner: tuple[str, ...] = (),
+    env: dict[str, str] | None = None,
+) -> None:
+    """Runs what a build has registered; none at all is an error."""
+    command = ("ctest", "--test-dir", str(build), "--output-on-failure", "--no-tests=error", *REPEAT, *arguments)
+    session.run(*runner, *command, env=env, external=bool(runner))
+
+
+def runtime_library(name: str) -> str:
+    """Where the compiler keeps one of its shared libraries."""
+    command = [os.environ.get("CXX", "c++"), f"-print-file-name={name}"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

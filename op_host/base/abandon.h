@@ -1,0 +1,21 @@
+/// \file abandon.h
+/// \brief What a forked child has inherited and can neither use nor take down.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace alltoallv {
+
+/// Keeps `what` to the end of the process. For objects with locks that a thread of the parent may hold, or with threads
+/// to join, which do not exist in the child.
+inline void abandon(std::shared_ptr<void> what) {
+    static std::mutex mutex;
+    static auto* kept = new std::vector<std::shared_ptr<void>>;  // never destroyed
+    const std::lock_guard lock(mutex);
+    kept->push_back(std::move(what));
+}
+
+}  // namespace alltoallv

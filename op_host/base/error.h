@@ -1,0 +1,94 @@
+/// \file error.h
+/// \brief The one exception type of the core, and ATB's status numbers.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace alltoallv {
+
+/// Status numbers of Huawei's ATB (`atb::ErrorType`), so that a code means the same in both libraries.
+enum class ErrorType : int32_t {
+    NO_ERROR = 0,
+    INVALID_PARAM = 1,
+    INVALID_GRAPH = 2,
+    INTERNAL_ERROR = 3,
+    RT_FAIL = 4,
+    INVALID_IN_TENSOR_NUM = 5,
+    INVALID_TENSOR_DTYPE = 6,
+    INVALID_TENSOR_FORMAT = 7,
+    INVALID_TENSOR_DIM = 8,
+    INVALID_TENSOR_SIZE = 9,
+    OPERATION_NULL_RUNNER = 10,
+    GRAPH_INFERSHAPE_FUNC_FAIL = 11,
+    CANN_ERROR = 12,
+    INVALID_TENSOR_INI_MATCH = 13,
+    INVALID_TENSOR_ADDR = 14,
+    INVALID_TENSOR_NUM = 15,
+    INVALID_TENSOR_DIM_NUM = 16,
+    INVALID_SINGLE_OPERATION_PARAM = 17,
+    GRAPH_NODE_RESHAPE_FUNC_FAIL = 18,
+    INVALID_GRAPH_NODE_CHUNK = 19,
+    INVALID_CONTEXT_ADDR = 20,
+    INVALID_STREAM = 21,
+    INVALID_WORKSPACE_SIZE = 22,
+    INVALID_WORKSPACE_ADDR = 23,
+    INVALID_OPERATION_ADDR = 24,
+    HCCL_FAIL = 25,
+    OUT_OF_DEVICE_MEMORY = 26,
+    OUT_OF_HOST_MEMORY = 27,
+    COMM_EMPTY = 28,
+    COPY_HOST_MEMORY_FAIL = 29,
+};
+
+/// Which class of `alltoallv.errors` a failure becomes in Python.
+enum class ErrorClass : uint8_t {
+    invalid_param,
+    invalid_tensor,
+    peer_mismatch,
+    peer_lost,
+    comm_timeout,
+    hccl,
+    backend_unavailable,
+};
+
+/// Every failure of the core. `what()` is one sentence for a person.
+class Error : public std::runtime_error {
+  public:
+    Error(ErrorClass kind, ErrorType code, const std::string& message)
+        : std::runtime_error(message), kind_(kind), code_(code) {}
+
+    ErrorClass kind() const { return kind_; }
+    ErrorType code() const { return code_; }
+
+  private:
+    ErrorClass kind_;
+    ErrorType code_;
+};
+
+inline Error invalid_param(const std::string& message) {
+    return {ErrorClass::invalid_param, ErrorType::INVALID_PARAM, message};
+}
+
+inline Error invalid_tensor(ErrorType code, const std::string& message) {
+    return {ErrorClass::invalid_tensor, code, message};
+}
+
+inline Error peer_mismatch(const std::string& message) {
+    return {ErrorClass::peer_mismatch, ErrorType::INVALID_PARAM, message};
+}
+
+inline Error peer_lost(const std::string& message) {
+    return {ErrorClass::peer_lost, ErrorType::HCCL_FAIL, message};
+}
+
+inline Error comm_timeout(const std::string& message) {
+    return {ErrorClass::comm_timeout, ErrorType::HCCL_FAIL, message};
+}
+
+inline Error backend_unavailable(const std::string& message) {
+    return {ErrorClass::backend_unavailable, ErrorType::COMM_EMPTY, message};
+}
+
+}  // namespace alltoallv

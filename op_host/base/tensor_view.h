@@ -1,0 +1,26 @@
+/// \file tensor_view.h
+/// \brief A tensor as the core sees it: address, element type, shape, layout; nothing owned.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/dtype.h"
+
+namespace alltoallv {
+
+/// Memory layouts that ATB names; the operators accept only `nd`.
+enum class Format : uint8_t { nd, nchw, nhwc, fractal_nz };
+
+struct TensorDesc {
+    DType dtype = DType::float32;
+    std::vector<int64_t> shape;
+    Format format = Format::nd;
+};
+
+struct TensorView {
+    void* data = nullptr;
+    TensorDesc desc;
+};
+
+}  // namespace alltoallv

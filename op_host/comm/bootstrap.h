@@ -1,0 +1,50 @@
+/// \file bootstrap.h
+/// \brief How the ranks of one host find each other: an abstract Unix socket, no file anywhere.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/mapping.h"
+#include "base/unique_fd.h"
+
+namespace alltoallv {
+
+struct BootstrapOptions {
+    std::string job;     ///< equal on all ranks of a job, different between jobs; part of the socket's name
+    std::string domain;  ///< name of the communication domain
+    int rank = 0;
+    int size = 1;
+    double timeout = 600.0;    ///< seconds until absent ranks are an error that names them
+    std::string settings;      ///< "key=value;key=value": must be equal on every rank
+    size_t control_bytes = 0;  ///< size of the shared control segment, equal on every rank
+    /// Called about every 100 ms while waiting; may throw to give up (Ctrl-C).
+    std::function<void()> poll;
+};
+
+struct Peer {
+    pid_t pid = 0;
+    /// Readable when the process has ended; empty for oneself, for threads, or where the kernel refuses.
+    UniqueFd pidfd;
+    /// SOCK_SEQPACKET to that peer, non-blocking (unix_socket.h); empty for oneself and between threads.
+    UniqueFd socket;
+};
+
+struct Membership {
+    UniqueFd control;                 ///< memfd of `control_bytes` zero bytes, sealed against resizing
+    std::shared_ptr<Mapping> memory;  ///< between threads: that segment, mapped once for all of them; else empty
+    std::vector<Peer> peers;          ///< one per rank
+};
+
+/// Collective over the `size` processes of a job on this host. Throws `Error`: comm_timeout naming the absent ranks,
+/// invalid_param for a rank taken twice or settings or sizes that differ (on every rank that has arrived).
+Membership bootstrap_processes(const BootstrapOptions& options);
+
+/// The same for ranks that are threads of this process.
+Membership bootstrap_threads(const BootstrapOptions& options);
+
+}  // namespace alltoallv

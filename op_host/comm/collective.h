@@ -1,0 +1,88 @@
+/// \file collective.h
+/// \brief What a rank asks of a communicator: an exchange (data movement) or a reduction.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string_view>
+
+#include "base/dtype.h"
+
+namespace alltoallv {
+
+/// Operators as peers compare them and as errors name them. Two ranks must issue the same one.
+enum class OpKind : uint32_t {
+    none,
+    all_to_all_v,
+    all_to_all_single,
+    all_to_all,
+    exchange_counts,
+    all_gather,
+    all_gather_into_tensor,
+    broadcast,
+    global_scatter,
+    global_gather,
+    barrier,
+    all_reduce,
+    reduce_scatter,
+};
+
+inline constexpr std::string_view op_names[] = {
+    "none",
+    "all_to_all_v",
+    "all_to_all_single",
+    "all_to_all",
+    "exchange_counts",
+    "all_gather",
+    "all_gather_into_tensor",
+    "broadcast",
+    "global_scatter",
+    "global_gather",
+    "barrier",
+    "all_reduce",
+    "reduce_scatter",
+};
+
+constexpr std::string_view name_of(OpKind op) {
+    return op_names[static_cast<size_t>(op)];
+}
+
+enum class ReduceOp : uint8_t { sum, avg, min, max, prod };
+
+inline constexpr std::string_view reduce_op_names[] = {"sum", "avg", "min", "max", "prod"};
+
+constexpr std::string_view name_of(ReduceOp op) {
+    return reduce_op_names[static_cast<size_t>(op)];
+}
+
+/// Data movement. Every array has one entry per rank, in elements of `dtype`:
+///     out_r[rdispls[j] : +recv_counts[j]] = x_j[sdispls_j[r] : +send_counts_j[r]]
+/// The caller has checked signs and bounds (operation/checks.h); the spans outlive the call.
+struct Exchange {
+    OpKind op = OpKind::all_to_all_v;
+    DType dtype = DType::uint8;
+    const void* input = nullptr;
+    void* output = nullptr;
+    std::span<const int64_t> send_counts, sdispls, recv_counts, rdispls;
+    /// Displacements count bytes instead: the regions are tensors of their own, seen from the lowest address.
+    bool byte_displs = false;
+    int64_t root = 0;  // of a broadcast; equal on all ranks
+    int64_t row = 1;   // elements per unit of the caller's counts, for messages; equal on all ranks
+    /// Set when `recv_counts` is empty: learn them from the peers. Called once with the W counts learnt; returns
+    /// the output that holds them packed in rank order (may be null when all are zero).
+    std::function<void*(std::span<const int64_t>)> allocate;
+};
+
+/// Reduction in the fixed rank order 0..W-1. `counts[j]` elements belong to rank j, parts packed in rank order.
+/// all_reduce: input and output hold sum(counts) elements; reduce_scatter: output holds counts[rank].
+struct Reduction {
+    OpKind op = OpKind::all_reduce;
+    DType dtype = DType::float32;
+    ReduceOp reduce_op = ReduceOp::sum;
+    const void* input = nullptr;
+    void* output = nullptr;
+    std::span<const int64_t> counts;
+};
+
+}  // namespace alltoallv

@@ -1,0 +1,60 @@
+/// \file communicator.h
+/// \brief A rank's membership in a group, over whichever transport moves its data.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "base/error.h"
+#include "comm/call_queue.h"
+#include "comm/collective.h"
+
+namespace alltoallv {
+
+/// Counters since the communicator was made, by name; see docs/architecture.md for the names.
+using Stats = std::map<std::string, uint64_t>;
+
+/// Collective calls block until this rank's part is done and throw `Error`. One call runs at a time: calls from
+/// several threads are ordered by the communicator. Every rank must issue the same calls in the same order.
+class Communicator : public std::enable_shared_from_this<Communicator> {
+  public:
+    virtual ~Communicator() = default;
+
+    virtual int rank() const = 0;
+    virtual int size() const = 0;
+    virtual const std::string& domain() const = 0;
+    virtual std::string backend() const = 0;
+
+    /// `timeout` in seconds; negative: the communicator's own.
+    virtual void exchange(const Exchange& exchange, double timeout) = 0;
+    virtual void reduce(const Reduction& reduction, double timeout) = 0;
+
+    /// Uses up this rank's next sequence number with a failure, which every peer then raises too. Does not wait.
+    virtual void fail(OpKind op, const Error& error) = 0;
+
+    /// Runs `call`, which uses this communicator's blocking calls, later and in order.
+    virtual WorkPtr submit(std::function<void()> call) = 0;
+
+    /// Wakes and fails every rank that waits or comes later. Callable from any thread.
+    virtual void abort(const std::string& reason) = 0;
+
+    /// Leaves the group and frees what the communicator holds. Idempotent.
+    virtual void destroy() = 0;
+
+    /// False once poisoned, destroyed, or inherited through fork.
+    virtual bool usable() const = 0;
+
+    /// True while a call runs or waits for its turn.
+    virtual bool busy() const = 0;
+
+    virtual Stats stats() const = 0;
+
+    /// The last operators of every rank, as JSON.
+    virtual std::string flight_record() const = 0;
+};
+
+using CommunicatorPtr = std::shared_ptr<Communicator>;
+
+}  // namespace alltoallv

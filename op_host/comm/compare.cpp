@@ -1,0 +1,102 @@
+// Agreement: every rank compares the same rows and so comes to the same verdict, in the same words.
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "comm/control.h"
+
+namespace alltoallv {
+namespace {
+
+std::string rank_text(int rank) {
+    return "rank " + std::to_string(rank);
+}
+
+/// Names the first pair whose counts differ; empty if all agree.
+std::string first_difference(const ControlPlane& control) {
+    const int size = control.size();
+    const bool reduces = control.row(0).op == OpKind::all_reduce || control.row(0).op == OpKind::reduce_scatter;
+    const int64_t unit = reduces ? 1 : std::max<int64_t>(control.row(0).count, 1);
+    for (int to = 0; to < size; ++to) {
+        const Row& receiver = control.row(to);
+        if (receiver.flags & row_learns) continue;
+        for (int from = 0; from < size; ++from) {
+            const int64_t sent = control.row(from).pairs()[to].send_count;
+            const int64_t expected = receiver.pairs()[from].recv_count;
+            if (sent != expected)
+                return rank_text(from) + " sends " + std::to_string(sent / unit) + (unit > 1 ? " rows" : " elements") +
+                       " to " + rank_text(to) + ", which expects " + std::to_string(expected / unit);
+        }
+    }
+    return {};
+}
+
+std::string row_difference(const Row& a, int rank_a, const Row& b, int rank_b) {
+    const auto both = [&](const std::string& of_a, const std::string& of_b) {
+        return rank_text(rank_a) + " " + of_a + ", " + rank_text(rank_b) + " " + of_b;
+    };
+    if (a.op != b.op) return both("calls " + std::string(name_of(a.op)), "calls " + std::string(name_of(b.op)));
+    if (a.dtype != b.dtype)
+        return both("has dtype " + std::string(name_of(a.dtype)), "has dtype " + std::string(name_of(b.dtype)));
+    if (a.reduce_op != b.reduce_op)
+        return both("reduces with " + std::string(name_of(a.reduce_op)),
+                    "reduces with " + std::string(name_of(b.reduce_op)));
+    if (a.root != b.root) return both("has root " + std::to_string(a.root), "has root " + std::to_string(b.root));
+    if (a.count != b.count) {
+        const char* what =
+            a.op == OpKind::all_reduce || a.op == OpKind::reduce_scatter ? "has elements: " : "has elements per row: ";
+        return both(what + std::to_string(a.count), what + std::to_string(b.count));
+    }
+    return {};
+}
+
+}  // namespace
+
+uint64_t pair_hash(int from, int to, int64_t count) {
+    if (count == 0) return 0;
+    uint64_t x = static_cast<uint64_t>(count) * 0x9e3779b97f4a7c15u;
+    x ^= (static_cast<uint64_t>(static_cast<uint32_t>(from)) << 32 | static_cast<uint32_t>(to)) + 0x632be59bd9b4e019u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+void ControlPlane::compare_rows() const {
+    const Row& first = row(0);
+    uint64_t sent = 0, expected = 0;
+    bool any_failed = false, any_learns = false, all_learn = true, equal = true;
+    for (int j = 0; j < size(); ++j) {
+        const Row& r = row(j);
+        any_failed |= (r.flags & row_failed) != 0;
+        any_learns |= (r.flags & row_learns) != 0;
+        all_learn &= (r.flags & row_learns) != 0;
+        equal &= r.op == first.op && r.dtype == first.dtype && r.reduce_op == first.reduce_op && r.root == first.root &&
+                 r.count == first.count;
+        sent += r.send_digest;
+        expected += r.recv_digest;
+    }
+    if (any_failed) {
+        for (int j = 0; j < size(); ++j) {
+            if (!(row(j).flags & row_failed)) continue;
+            const auto& error = *reinterpret_cast<const ErrorText*>(payload(row(j)));
+            const std::string text(error.text, strnlen(error.text, sizeof error.text));
+            throw Error(static_cast<ErrorClass>(error.kind), static_cast<ErrorType>(error.code),
+                        describe_op(row(j).op) + " failed on " + rank_text(j) + ": " + text);
+        }
+    }
+    if (!options_.check) return;
+    if (!equal) {
+        for (int j = 1; j < size(); ++j) {
+            const std::string difference = row_difference(first, 0, row(j), j);
+            if (!difference.empty())
+                throw peer_mismatch("operator #" + std::to_string(seq_) + " of domain '" + domain() +
+                                    "': " + difference);
+        }
+    }
+    // With some ranks learning their counts the digests cannot balance, so the others are compared pair by pair.
+    if (all_learn || (!any_learns && sent == expected)) return;
+    const std::string difference = first_difference(*this);
+    if (!difference.empty()) throw peer_mismatch(describe_op() + ": " + difference);
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,24 @@
+/// \file options.h
+/// \brief What a communicator is made from.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace alltoallv {
+
+struct CommunicatorOptions {
+    int rank = 0;
+    int size = 1;
+    std::string domain = "default";  ///< name, without budget
+    size_t budget_mb = 200;          ///< shared memory per rank for outputs, in MB
+    bool threads = false;            ///< ranks are threads of this process
+    std::string job;                 ///< tells concurrent jobs of one user apart
+    double timeout = 600.0;          ///< seconds
+    bool check = true;               ///< compare the rows of all ranks before moving data
+    std::string path = "auto";  ///< "auto", or one of inline, push, pull, cma, staged: use no other where it can serve
+    size_t inline_bytes = 16384;  ///< largest payload of a rank that travels with its row
+    double warn_after = 10.0;     ///< seconds of waiting until a warning names the late ranks
+};
+
+}  // namespace alltoallv

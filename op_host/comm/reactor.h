@@ -1,0 +1,35 @@
+/// \file reactor.h
+/// \brief The one background thread of a process: waits for descriptors (peers' pidfds and sockets) and calls back.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace alltoallv {
+
+/// Started at the first `add`, joined at process exit or when the last descriptor is removed. After fork the child
+/// has an empty reactor. Callbacks run on the reactor's thread, must not block, and may call add and remove. A callback
+/// that throws is removed.
+class Reactor {
+  public:
+    using Callback = std::function<void(uint32_t epoll_events)>;
+
+    static Reactor& instance();
+
+    /// Watches `fd` for reading and hang-up (level-triggered). The caller keeps ownership of the descriptor.
+    void add(int fd, Callback callback);
+
+    /// After return the callback of `fd` is not running and will not run again (unless called from that callback).
+    void remove(int fd);
+
+  private:
+    struct State;
+    class Worker;
+
+    Reactor();
+    static void forget_in_child();
+
+    State* state_;  ///< never destroyed: static destructors may still call in
+};
+
+}  // namespace alltoallv

@@ -1,0 +1,62 @@
+/// \file wait.h
+/// \brief Waiting for peers: spin briefly, then yield, then sleep on the doorbell.
+#pragma once
+
+#include <sched.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "comm/layout.h"
+
+namespace alltoallv {
+
+using Clock = std::chrono::steady_clock;
+
+inline void cpu_pause() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield" ::: "memory");
+#endif
+}
+
+/// Processors this process may use: its affinity mask, further limited by the cgroup's CPU quota.
+int usable_cpus();
+
+/// Sleeping and waking over the control segment's one doorbell.
+class Doorbell {
+  public:
+    explicit Doorbell(ControlHeader& header) : header_(header) {}
+
+    /// After a release store that somebody may wait for. Costs one fence when nobody sleeps.
+    void ring() {
+#if defined(__SANITIZE_THREAD__)  // which knows no fences
+        if (header_.sleepers.fetch_add(0, std::memory_order_seq_cst) > 0) wake();
+#else
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+        if (header_.sleepers.load(std::memory_order_relaxed) > 0) wake();
+#endif
+    }
+
+    /// Sleeps until the doorbell rings, at most `limit_ms`, unless `ready` holds already.
+    template <class Ready>
+    bool sleep(Ready&& ready, int limit_ms) {
+        header_.sleepers.fetch_add(1, std::memory_order_seq_cst);
+        const uint32_t seen = header_.doorbell.load(std::memory_order_seq_cst);
+        const bool done = ready();
+        if (!done) futex_wait(seen, limit_ms);
+        header_.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+        return done;
+    }
+
+  private:
+    void wake();
+    void futex_wait(uint32_t seen, int limit_ms);
+
+    ControlHeader& header_;
+};
+
+}  // namespace alltoallv

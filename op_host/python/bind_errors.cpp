@@ -1,0 +1,56 @@
+// Errors of the core become the classes of alltoallv.errors, and a waiting core looks for Ctrl-C.
+#include <nanobind/stl/string.h>
+
+#include "base/error.h"
+#include "comm/call_queue.h"
+#include "comm/hooks.h"
+#include "python/bindings.h"
+
+namespace nb = nanobind;
+
+namespace alltoallv {
+namespace {
+
+constexpr const char* class_names[] = {"InvalidParamError",      "InvalidTensorError", "PeerMismatchError",
+                                       "PeerLostError",          "CommTimeoutError",   "HcclError",
+                                       "BackendUnavailableError"};
+
+void translate(const std::exception_ptr& pointer, void*) {
+    try {
+        std::rethrow_exception(pointer);
+    } catch (const Error& error) {
+        // Imported here: the module itself must load without the package.
+        nb::object type = nb::module_::import_("alltoallv.errors").attr(class_names[static_cast<size_t>(error.kind())]);
+        nb::object value = type(error.what(), static_cast<int>(error.code()));
+        PyErr_SetObject(type.ptr(), value.ptr());
+    }
+}
+
+/// Python must not be entered from the core's own threads, nor while the interpreter goes down.
+bool python_is_reachable() {
+    return !CallQueue::on_worker() && Py_IsInitialized() != 0;
+}
+
+}  // namespace
+
+void bind_errors(nb::module_& m) {
+    nb::register_exception_translator(translate);
+    hooks().poll = [] {
+        if (!python_is_reachable()) return;
+        const nb::gil_scoped_acquire gil;
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    };
+    hooks().warn = [](const std::string& message) {
+        if (!python_is_reachable()) {
+            std::fprintf(stderr, "alltoallv: %s\n", message.c_str());
+            return;
+        }
+        const nb::gil_scoped_acquire gil;
+        nb::module_::import_("logging").attr("getLogger")("alltoallv").attr("warning")("%s", message);
+    };
+    nb::list names;
+    for (const char* name : class_names) names.append(name);
+    m.attr("error_classes") = names;
+}
+
+}  // namespace alltoallv

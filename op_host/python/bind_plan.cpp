@@ -1,0 +1,146 @@
+// Exchanges: the counts are converted once, a call passes two addresses.
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "python/bindings.h"
+#include "transport/shm/arena.h"
+
+namespace nb = nanobind;
+
+namespace alltoallv {
+namespace {
+
+using Counts = std::vector<int64_t>;
+
+struct Learnt {
+    Block block;
+    Counts counts;
+};
+
+/// Counts and descriptor of an exchange; pending calls share them with the Plan and need no Python to drop them.
+class PlanData {
+  public:
+    PlanData(const std::string& op, const std::string& dtype, Counts send_counts, Counts sdispls, Counts recv_counts,
+             Counts rdispls, int64_t root, int64_t row, bool byte_displs)
+        : send_counts_(std::move(send_counts)),
+          sdispls_(std::move(sdispls)),
+          recv_counts_(std::move(recv_counts)),
+          rdispls_(std::move(rdispls)) {
+        exchange_.op = op_from_name(op);
+        exchange_.dtype = dtype_from_name(dtype);
+        exchange_.root = root;
+        exchange_.row = row;
+        exchange_.byte_displs = byte_displs;
+        exchange_.send_counts = send_counts_;
+        exchange_.sdispls = sdispls_;
+        exchange_.recv_counts = recv_counts_;
+        exchange_.rdispls = rdispls_;
+    }
+    PlanData(const PlanData&) = delete;  // the spans point into this object
+    PlanData& operator=(const PlanData&) = delete;
+
+    void run(Communicator& communicator, uintptr_t input, uintptr_t output, double timeout) const {
+        Exchange exchange = exchange_;
+        exchange.input = pointer(input);
+        exchange.output = pointer(output);
+        communicator.exchange(exchange, timeout);
+    }
+
+    void run_learning(Communicator& communicator, uintptr_t input, double timeout, Learnt& learnt) const {
+        Exchange exchange = exchange_;
+        exchange.input = pointer(input);
+        const size_t element = size_of(exchange.dtype);
+        exchange.allocate = [&](std::span<const int64_t> counts) -> void* {
+            learnt.counts.assign(counts.begin(), counts.end());
+            int64_t total = 0;
+            for (const int64_t count : counts) total += count;
+            learnt.block = Arena::instance().allocate(static_cast<size_t>(total) * element);
+            return learnt.block.data();
+        };
+        communicator.exchange(exchange, timeout);
+    }
+
+  private:
+    Counts send_counts_, sdispls_, recv_counts_, rdispls_;
+    Exchange exchange_;
+};
+
+struct Plan {
+    CommunicatorPtr communicator;
+    std::shared_ptr<const PlanData> data;
+};
+
+/// An asynchronous call whose output is known only at its end.
+struct LearningWork {
+    WorkPtr work;
+    std::shared_ptr<Learnt> learnt;
+};
+
+}  // namespace
+
+void bind_plan(nb::module_& m) {
+    nb::class_<LearningWork>(m, "LearningWork")
+        .def_ro("work", &LearningWork::work)
+        .def("take", [](const LearningWork& self) {
+            return nb::make_tuple(Block(std::move(self.learnt->block)), self.learnt->counts);
+        });
+
+    nb::class_<Plan>(m, "Plan", "An exchange with its counts, ready to run on any buffers that fit them.")
+        .def(
+            "__init__",
+            [](Plan* self, CommunicatorPtr communicator, const std::string& op, const std::string& dtype,
+               Counts send_counts, Counts sdispls, Counts recv_counts, Counts rdispls, int64_t root, int64_t row,
+               bool byte_displs) {
+                new (self) Plan{
+                    std::move(communicator),
+                    std::make_shared<PlanData>(op, dtype, std::move(send_counts), std::move(sdispls),
+                                               std::move(recv_counts), std::move(rdispls), root, row, byte_displs)};
+            },
+            nb::arg("communicator"), nb::arg("op"), nb::arg("dtype"), nb::arg("send_counts"), nb::arg("sdispls"),
+            nb::arg("recv_counts"), nb::arg("rdispls"), nb::arg("root") = 0, nb::arg("row") = 1,
+            nb::arg("byte_displs") = false)
+        .def(
+            "run",
+            [](const Plan& self, uintptr_t input, uintptr_t output, double timeout) {
+                const nb::gil_scoped_release release;
+                self.data->run(*self.communicator, input, output, timeout);
+            },
+            nb::arg("input"), nb::arg("output"), nb::arg("timeout") = -1.0)
+        .def(
+            "run_learning",
+            [](const Plan& self, uintptr_t input, double timeout) {
+                Learnt learnt;
+                {
+                    const nb::gil_scoped_release release;
+                    self.data->run_learning(*self.communicator, input, timeout, learnt);
+                }
+                return nb::make_tuple(std::move(learnt.block), learnt.counts);
+            },
+            nb::arg("input"), nb::arg("timeout") = -1.0, "Receive counts from the peers: (block, recv_counts).")
+        .def(
+            "submit",
+            [](const Plan& self, uintptr_t input, uintptr_t output, double timeout) {
+                // The queue belongs to the communicator and ends before it: a plain pointer is enough.
+                return self.communicator->submit([data = self.data, communicator = self.communicator.get(), input,
+                                                  output,
+                                                  timeout] { data->run(*communicator, input, output, timeout); });
+            },
+            nb::arg("input"), nb::arg("output"), nb::arg("timeout") = -1.0)
+        .def(
+            "submit_learning",
+            [](const Plan& self, uintptr_t input, double timeout) {
+                auto learnt = std::make_shared<Learnt>();
+                WorkPtr work =
+                    self.communicator->submit([data = self.data, communicator = self.communicator.get(), input, timeout,
+                                               learnt] { data->run_learning(*communicator, input, timeout, *learnt); });
+                return LearningWork{std::move(work), std::move(learnt)};
+            },
+            nb::arg("input"), nb::arg("timeout") = -1.0);
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,303 @@
+#include "transport/shm/arena.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+namespace alltoallv {
+namespace {
+
+constexpr size_t megabyte = size_t{1} << 20;
+constexpr size_t default_budget = 200 * megabyte;  // while no communicator says otherwise
+constexpr size_t min_segment = 8 * megabyte;
+constexpr size_t max_segment = 64 * megabyte;
+constexpr size_t recent_limit = 128 * megabyte;
+
+std::atomic<Arena*> current{nullptr};
+std::atomic<uint32_t> generation{0};
+
+size_t rounded(size_t bytes) {
+    return bytes < 65536 ? round_up(std::max<size_t>(bytes, 1), 2 * cache_line) : round_up(bytes, 4096);
+}
+
+Arena* make_arena() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        // A child must neither share the parent's free lists nor answer for its segments.
+        pthread_atfork(nullptr, nullptr, [] {
+            generation.fetch_add(1, std::memory_order_relaxed);
+            if (const Arena* parents = current.load(std::memory_order_relaxed)) {
+                parents->close_descriptors();
+                current.store(new Arena(parents), std::memory_order_release);
+            }
+        });
+    });
+    auto* fresh = new Arena();  // never destroyed: blocks may outlive every static object
+    Arena* expected = nullptr;
+    if (current.compare_exchange_strong(expected, fresh)) return fresh;
+    delete fresh;
+    return expected;
+}
+
+}  // namespace
+
+uint32_t fork_generation() {
+    return generation.load(std::memory_order_relaxed);
+}
+
+Block& Block::operator=(Block&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(reserved_, other.reserved_);
+    std::swap(arena_, other.arena_);
+    return *this;
+}
+
+Block::~Block() {
+    if (data_ == nullptr) return;
+    if (arena_ == nullptr) {
+        std::free(data_);
+    } else if (arena_ ==
+               current.load(std::memory_order_acquire)) {  // else: inherited through fork, the parent's to free
+        arena_->give_back(data_, reserved_);
+    }
+}
+
+Arena& Arena::instance() {
+    Arena* arena = current.load(std::memory_order_acquire);
+    return arena != nullptr ? *arena : *make_arena();
+}
+
+Arena::Arena(const Arena* inherited)
+    : inherited_(inherited), quarantine_([this] {
+          const std::lock_guard lock(mutex_);
+          settle_quarantine();
+          release_idle();
+          quarantine_.rest();
+      }) {
+    if (getrandom(&process_, sizeof process_, 0) != sizeof process_) process_ = static_cast<uint64_t>(getpid());
+    const char* pool = std::getenv("ALLTOALLV_POOL");
+    enabled_ = pool == nullptr || std::string(pool) != "0";
+}
+
+Block Arena::allocate(size_t bytes) {
+    Block block;
+    block.bytes_ = bytes;
+    block.reserved_ = rounded(bytes);
+    if (enabled_) {
+        const std::lock_guard lock(mutex_);
+        block.data_ = take(block.reserved_);
+        if (block.data_ != nullptr) {
+            block.arena_ = this;
+            return block;
+        }
+    }
+    block.data_ = static_cast<char*>(std::aligned_alloc(2 * cache_line, block.reserved_));
+    if (block.data_ == nullptr)
+        throw Error(ErrorClass::invalid_tensor, ErrorType::OUT_OF_HOST_MEMORY,
+                    "no memory for an output of " + std::to_string(bytes) + " bytes");
+    private_blocks_.fetch_add(1, std::memory_order_relaxed);
+    private_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+    return block;
+}
+
+char* Arena::take(size_t bytes) {
+    settle_quarantine();
+    for (size_t i = recent_.size(); i-- > 0;) {
+        if (recent_[i].bytes != bytes) continue;
+        char* data = recent_[i].data;
+        recent_.erase(recent_.begin() + static_cast<ptrdiff_t>(i));
+        return data;
+    }
+    for (const auto& segment : segments_)
+        if (char* data = take_from(*segment, bytes)) return data;
+    while (!recent_.empty()) {  // make the kept blocks divisible before asking for more memory
+        merge(recent_.back().data, recent_.back().bytes);
+        recent_.pop_back();
+    }
+    for (const auto& segment : segments_)
+        if (char* data = take_from(*segment, bytes)) return data;
+    return grow(bytes) ? take_from(*segments_.back(), bytes) : nullptr;
+}
+
+char* Arena::take_from(Segment& segment, size_t bytes) {
+    auto best = segment.free.end();
+    for (auto it = segment.free.begin(); it != segment.free.end(); ++it)
+        if (it->second >= bytes && (best == segment.free.end() || it->second < best->second)) best = it;
+    if (best == segment.free.end()) return nullptr;
+    const size_t offset = best->first, left = best->second - bytes;
+    segment.free.erase(best);
+    if (left > 0) segment.free.emplace(offset + bytes, left);
+    segment.used += bytes;
+    return segment.memory.data() + offset;
+}
+
+bool Arena::grow(size_t bytes) {
+    const size_t limit = communicators_ == 0 ? default_budget : budget_;
+    size_t size = round_up(std::max({bytes, min_segment, std::min(total_, max_segment)}), 2 * megabyte);
+    if (total_ + size > limit) size = round_up(bytes, 4096);
+    if (total_ + size > limit || segments_.size() == max_segments || next_id_ > 0xffff) return false;
+    auto segment = std::make_unique<Segment>();
+    segment->id = next_id_;
+    segment->fd = UniqueFd(memfd_create("alltoallv-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (!segment->fd || ftruncate(segment->fd.get(), static_cast<off_t>(size)) != 0) return false;
+    // Sealed, so that no peer can shrink it under another's feet.
+    if (fcntl(segment->fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return false;
+    try {
+        segment->memory = Mapping(segment->fd.get(), size);
+    } catch (const Error&) {
+        return false;  // no memory: a private block may still be had
+    }
+    (void)madvise(segment->memory.data(), size, MADV_HUGEPAGE);
+    segment->memory.populate(size);
+    segment->free.emplace(0, size);
+    for (size_t i = 0; i < max_segments; ++i) {
+        Span& span = spans_[i];
+        if (span.id.load(std::memory_order_relaxed) != 0) continue;
+        span.base.store(reinterpret_cast<uint64_t>(segment->memory.data()), std::memory_order_relaxed);
+        span.bytes.store(size, std::memory_order_relaxed);
+        span.fd.store(segment->fd.get(), std::memory_order_relaxed);
+        span.id.store(segment->id, std::memory_order_release);
+        spans_in_use_.store(std::max(spans_in_use_.load(std::memory_order_relaxed), i + 1), std::memory_order_release);
+        break;
+    }
+    ++next_id_;
+    total_ += size;
+    segments_.push_back(std::move(segment));
+    return true;
+}
+
+void Arena::give_back(char* data, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    settle_quarantine();
+    if (quarantine_.covers(data, bytes)) {
+        parked_.push_back({data, bytes});
+        return;
+    }
+    size_t kept = bytes;
+    for (const Parked& block : recent_) kept += block.bytes;
+    if (recent_.size() < max_recent && kept <= recent_limit && communicators_ > 0) {
+        recent_.push_back({data, bytes});
+        return;
+    }
+    merge(data, bytes);
+    release_idle();
+}
+
+void Arena::merge(char* data, size_t bytes) {
+    for (const auto& segment : segments_) {
+        char* base = segment->memory.data();
+        if (data < base || data >= base + segment->memory.size()) continue;
+        auto [it, inserted] = segment->free.emplace(static_cast<size_t>(data - base), bytes);
+        segment->used -= bytes;
+        if (auto next = std::next(it); next != segment->free.end() && it->first + it->second == next->first) {
+            it->second += next->second;
+            segment->free.erase(next);
+        }
+        if (it != segment->free.begin()) {
+            if (auto before = std::prev(it); before->first + before->second == it->first) {
+                before->second += it->second;
+                segment->free.erase(it);
+            }
+        }
+        return;
+    }
+}
+
+Location Arena::locate(const void* data, size_t bytes) const {
+    const auto address = reinterpret_cast<uint64_t>(data);
+    for (const Span& span : spans()) {
+        const uint32_t id = span.id.load(std::memory_order_acquire);
+        if (id == 0) continue;
+        const uint64_t base = span.base.load(std::memory_order_relaxed),
+                       size = span.bytes.load(std::memory_order_relaxed);
+        if (address >= base && address - base + bytes <= size) return Location::in_segment(id, address - base);
+    }
+    return Location::in_private(data);
+}
+
+char* Arena::base(uint32_t segment) const {
+    for (const Span& span : spans())
+        if (span.id.load(std::memory_order_acquire) == segment)
+            return reinterpret_cast<char*>(span.base.load(std::memory_order_relaxed));
+    return nullptr;
+}
+
+int Arena::descriptor(uint32_t id, size_t* bytes) const {
+    const std::lock_guard lock(mutex_);
+    for (const auto& segment : segments_) {
+        if (segment->id != id) continue;
+        *bytes = segment->memory.size();
+        return segment->fd.get();
+    }
+    return -1;
+}
+
+// Without the mutex: at the moment of the fork another thread may have held it.
+void Arena::close_descriptors() const {
+    for (const Span& span : spans())
+        if (span.id.load(std::memory_order_acquire) != 0) ::close(span.fd.load(std::memory_order_relaxed));
+}
+
+void Arena::add_budget(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    ++communicators_;
+    budget_ += bytes;
+}
+
+void Arena::remove_budget(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    --communicators_;
+    budget_ -= bytes;
+    settle_quarantine();
+    if (total_ <= limit()) return;
+    for (const Parked& block : recent_) merge(block.data, block.bytes);
+    recent_.clear();
+    release_idle();
+}
+
+void Arena::release_idle() {
+    std::erase_if(segments_, [&](const auto& segment) {
+        if (segment->used > 0 || total_ <= limit()) return false;
+        for (Span& span : spans_)
+            if (span.id.load(std::memory_order_relaxed) == segment->id) span.id.store(0, std::memory_order_release);
+        total_ -= segment->memory.size();
+        return true;
+    });
+}
+
+void Arena::quarantine(const void* data, size_t bytes, std::function<bool()> clear) {
+    const std::lock_guard lock(mutex_);
+    quarantine_.add(static_cast<const char*>(data), bytes, std::move(clear));
+}
+
+void Arena::settle_quarantine() {
+    if (quarantine_.empty() || !quarantine_.settle()) return;
+    std::erase_if(parked_, [&](const Parked& block) {
+        if (quarantine_.covers(block.data, block.bytes)) return false;
+        merge(block.data, block.bytes);
+        return true;
+    });
+}
+
+ArenaStats Arena::stats() {
+    const std::lock_guard lock(mutex_);
+    settle_quarantine();
+    ArenaStats stats{segments_.size(),
+                     total_,
+                     0,
+                     0,
+                     private_blocks_.load(std::memory_order_relaxed),
+                     private_bytes_.load(std::memory_order_relaxed)};
+    for (const auto& segment : segments_) stats.used_bytes += segment->used;
+    for (const Parked& block : recent_) stats.used_bytes -= block.bytes;
+    for (const Parked& block : parked_) stats.quarantined_bytes += block.bytes;
+    return stats;
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,140 @@
+/// \file arena.h
+/// \brief The process's pool of shared memory that peers can write to: outputs, `alltoallv.empty()`.
+///
+/// Segments are memfds that only their owner allocates from, made resident when created (fresh pages cost more than an
+/// exchange) and mapped by peers when they first need them.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "base/mapping.h"
+#include "base/unique_fd.h"
+#include "comm/layout.h"
+#include "transport/shm/quarantine.h"
+
+namespace alltoallv {
+
+class Arena;
+
+/// Memory of one output. Returns to the arena when destroyed; a private block is plain memory of this process.
+class Block {
+  public:
+    Block() = default;
+    Block(Block&& other) noexcept { *this = std::move(other); }
+    Block& operator=(Block&& other) noexcept;
+    ~Block();
+
+    char* data() const { return data_; }
+    size_t bytes() const { return bytes_; }
+    bool shared() const { return arena_ != nullptr; }
+
+  private:
+    friend class Arena;
+    char* data_ = nullptr;
+    size_t bytes_ = 0;
+    size_t reserved_ = 0;
+    Arena* arena_ = nullptr;  // null for a private block
+};
+
+struct ArenaStats {
+    uint64_t segments, segment_bytes, used_bytes, quarantined_bytes, private_blocks, private_bytes;
+};
+
+class Arena {
+  public:
+    /// The arena of this process; a forked child has one of its own.
+    static Arena& instance();
+
+    /// Random number that names this process to its peers.
+    uint64_t process() const { return process_; }
+
+    /// Never fails for lack of budget: beyond it the block is private, and counted.
+    Block allocate(size_t bytes);
+
+    /// Where `[data, data + bytes)` lies for peers.
+    Location locate(const void* data, size_t bytes) const;
+
+    /// Address of a segment in this process; null if there is none of that number.
+    char* base(uint32_t segment) const;
+
+    /// Descriptor and size of a segment for a peer; -1 if there is none.
+    int descriptor(uint32_t segment, size_t* bytes) const;
+
+    /// A communicator adds its domain's budget while it lives. Idle segments beyond the budgets are freed.
+    void add_budget(size_t bytes);
+    void remove_budget(size_t bytes);
+
+    /// Blocks that overlap the range are not reused until `clear()` holds.
+    void quarantine(const void* data, size_t bytes, std::function<bool()> clear);
+
+    ArenaStats stats();
+
+    /// In a forked child, on the parent's arena: its descriptors would keep the segments from being freed.
+    void close_descriptors() const;
+
+    /// `inherited`: of the parent, in a forked child; never taken down.
+    explicit Arena(const Arena* inherited = nullptr);
+
+  private:
+    friend class Block;
+
+    struct Segment {
+        uint32_t id;
+        UniqueFd fd;
+        Mapping memory;
+        size_t used = 0;
+        std::map<size_t, size_t> free;  // offset -> bytes, neighbours merged
+    };
+    struct Span {
+        std::atomic<uint64_t> base{0}, bytes{0};
+        std::atomic<uint32_t> id{0};
+        std::atomic<int> fd{-1};
+    };
+    struct Parked {
+        char* data;
+        size_t bytes;
+    };
+
+    std::span<const Span> spans() const { return {spans_.data(), spans_in_use_.load(std::memory_order_acquire)}; }
+    char* take(size_t bytes);
+    char* take_from(Segment& segment, size_t bytes);
+    bool grow(size_t bytes);
+    void give_back(char* data, size_t bytes);
+    void merge(char* data, size_t bytes);
+    void settle_quarantine();
+    size_t limit() const { return communicators_ == 0 ? 0 : budget_; }  // of what stays without being used
+    void release_idle();
+
+    static constexpr size_t max_segments = 64;
+    static constexpr size_t max_recent = 32;
+
+    mutable std::mutex mutex_;
+    uint64_t process_;
+    [[maybe_unused]] const Arena* inherited_;  // kept reachable
+    bool enabled_;
+    uint32_t next_id_ = 1;
+    size_t communicators_ = 0;
+    size_t budget_ = 0;
+    size_t total_ = 0;
+    std::vector<std::unique_ptr<Segment>> segments_;
+    std::vector<Parked> recent_;  // freed blocks kept whole for the next request of that size
+    std::vector<Parked> parked_;  // freed but quarantined
+    Quarantine quarantine_;
+    std::array<Span, max_segments> spans_;  // the segments again, for lookups without the lock
+    std::atomic<size_t> spans_in_use_{0};   // one past the highest slot ever taken
+    std::atomic<uint64_t> private_blocks_{0}, private_bytes_{0};
+};
+
+/// Grows by one in every forked child; what was made under another value must not be used.
+uint32_t fork_generation();
+
+}  // namespace alltoallv

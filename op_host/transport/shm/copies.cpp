@@ -1,0 +1,115 @@
+// The copies themselves: direct, from a peer's private memory, and through the rings.
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "op_kernel/cpu/copy.h"
+#include "transport/shm/shm_communicator.h"
+
+namespace alltoallv {
+namespace {
+
+/// A sender looks at the poison at least this often, which bounds what a late writer can touch.
+constexpr size_t checked_chunk = size_t{1} << 20;
+
+}  // namespace
+
+void ShmCommunicator::copy_checked(char* to, const char* from, size_t bytes, bool stream) {
+    for (size_t at = 0; at < bytes; at += checked_chunk) {
+        control_->throw_if_poisoned();
+        const size_t chunk = std::min(checked_chunk, bytes - at);
+        if (stream) {
+            kernel::copy_streaming(to + at, from + at, chunk);
+        } else {
+            std::memcpy(to + at, from + at, chunk);
+        }
+    }
+}
+
+void ShmCommunicator::read_peer(int peer, char* to, uint64_t from, size_t bytes) {
+    while (bytes > 0) {
+        const size_t chunk = std::min(bytes, size_t{64} << 20);
+        const iovec local{to, chunk};
+        const iovec remote{reinterpret_cast<void*>(from), chunk};
+        const ssize_t got = process_vm_readv(peers_[static_cast<size_t>(peer)].pid, &local, 1, &remote, 1, 0);
+        control_->throw_if_poisoned();
+        if (got <= 0) {
+            if (got < 0 && errno == EINTR) continue;
+            throw peer_lost("reading the memory of " + control_->describe_rank(peer) + " failed: " + strerror(errno));
+        }
+        to += got;
+        from += static_cast<uint64_t>(got);
+        bytes -= static_cast<size_t>(got);
+    }
+}
+
+size_t ShmCommunicator::pump_out(Stream& stream) {
+    const size_t capacity = control_->layout().ring_bytes();
+    const uint64_t produced = stream.ring->produced.value.load(std::memory_order_relaxed);
+    const uint64_t consumed = stream.ring->consumed.value.load(std::memory_order_acquire);
+    const size_t at = produced % capacity;
+    const size_t chunk = std::min({stream.left, capacity - (produced - consumed), capacity - at, capacity / 4});
+    if (chunk == 0) return 0;
+    std::memcpy(reinterpret_cast<char*>(stream.ring + 1) + at, stream.local, chunk);
+    control_->signal(stream.ring->produced, produced + chunk);
+    return chunk;
+}
+
+size_t ShmCommunicator::pump_in(Stream& stream) {
+    const size_t capacity = control_->layout().ring_bytes();
+    const uint64_t consumed = stream.ring->consumed.value.load(std::memory_order_relaxed);
+    const uint64_t produced = stream.ring->produced.value.load(std::memory_order_acquire);
+    const size_t at = consumed % capacity;
+    const size_t chunk = std::min({stream.left, static_cast<size_t>(produced - consumed), capacity - at});
+    if (chunk == 0) return 0;
+    std::memcpy(stream.local, reinterpret_cast<const char*>(stream.ring + 1) + at, chunk);
+    control_->signal(stream.ring->consumed, consumed + chunk);
+    return chunk;
+}
+
+/// All staged transfers of this rank at once: a rank that only sent, or only received, could block its peers.
+void ShmCommunicator::run_staged() {
+    const auto advance = [&](std::vector<Stream>& streams, auto pump) {
+        bool progress = false;
+        for (Stream& stream : streams) {
+            const size_t chunk = pump(stream);
+            stream.local += chunk;
+            stream.left -= chunk;
+            progress |= chunk > 0;
+        }
+        std::erase_if(streams, [](const Stream& stream) { return stream.left == 0; });
+        return progress;
+    };
+    // A peer whose last bytes lie in the ring may have left: it is not waited for.
+    const auto has_sent_all = [](const Stream& s) {
+        return s.ring->produced.value.load(std::memory_order_acquire) -
+                   s.ring->consumed.value.load(std::memory_order_relaxed) >=
+               s.left;
+    };
+    const auto unfinished = [&] {
+        std::vector<int> ranks;
+        for (int j = 0; j < size(); ++j) {
+            const auto is_awaited = [&](const Stream& s) {
+                return s.ring == &control_->ring(rank(), j) ||
+                       (s.ring == &control_->ring(j, rank()) && !has_sent_all(s));
+            };
+            if (std::any_of(outgoing_.begin(), outgoing_.end(), is_awaited) ||
+                std::any_of(incoming_.begin(), incoming_.end(), is_awaited))
+                ranks.push_back(j);
+        }
+        return ranks;
+    };
+    while (!outgoing_.empty() || !incoming_.empty()) {
+        control_->throw_if_poisoned();
+        control_->wait(
+            [&] {
+                const bool out = advance(outgoing_, [&](Stream& s) { return pump_out(s); });
+                return advance(incoming_, [&](Stream& s) { return pump_in(s); }) || out;
+            },
+            unfinished);
+    }
+}
+
+}  // namespace alltoallv

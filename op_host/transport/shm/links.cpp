@@ -1,0 +1,196 @@
+#include "transport/shm/links.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "comm/reactor.h"
+#include "comm/unix_socket.h"
+#include "transport/shm/arena.h"
+
+namespace alltoallv {
+namespace {
+
+enum class MessageKind : uint32_t { want_segment, segment, poisoned };
+
+struct WireMessage {
+    MessageKind kind;
+    uint32_t segment;
+    uint64_t bytes;
+};
+
+std::string_view wire(const WireMessage& message) {
+    return {reinterpret_cast<const char*>(&message), sizeof message};
+}
+
+}  // namespace
+
+/// Every live Links of the process, so that a forked child can close its copies of their descriptors: otherwise a peer
+/// would not see the parent's death by its sockets.
+struct LinksRegistry {
+    std::mutex mutex;
+    std::set<Links*> all;
+
+    static LinksRegistry& instance() {
+        static auto* registry = [] {
+            pthread_atfork([] { instance().mutex.lock(); }, [] { instance().mutex.unlock(); },
+                           [] {
+                               for (Links* links : instance().all)
+                                   for (auto& link : links->links_) {
+                                       link->peer.socket.reset();
+                                       link->peer.pidfd.reset();
+                                   }
+                               instance().all.clear();
+                               instance().mutex.unlock();
+                           });
+            return new LinksRegistry;
+        }();
+        return *registry;
+    }
+};
+
+Links::Links(std::vector<Peer> peers, LinkEvents events) : events_(std::move(events)) {
+    for (Peer& peer : peers) {
+        links_.push_back(std::make_unique<Link>());
+        links_.back()->peer = std::move(peer);
+    }
+    LinksRegistry& registry = LinksRegistry::instance();
+    const std::lock_guard lock(registry.mutex);
+    registry.all.insert(this);
+}
+
+Links::~Links() {
+    stop();
+    LinksRegistry& registry = LinksRegistry::instance();
+    const std::lock_guard lock(registry.mutex);
+    registry.all.erase(this);
+}
+
+std::shared_ptr<Links> Links::start(std::vector<Peer> peers, LinkEvents events) {
+    std::shared_ptr<Links> links(new Links(std::move(peers), std::move(events)));
+    links->watch();
+    return links;
+}
+
+void Links::watch() {
+    const std::weak_ptr<Links> self = weak_from_this();
+    for (int rank = 0; rank < static_cast<int>(links_.size()); ++rank) {
+        const Peer& peer = links_[static_cast<size_t>(rank)]->peer;
+        if (peer.pidfd)
+            Reactor::instance().add(peer.pidfd.get(), [self, rank](uint32_t) {
+                if (const auto links = self.lock()) links->on_death(rank, "its process has ended");
+            });
+        if (peer.socket)
+            Reactor::instance().add(peer.socket.get(), [self, rank](uint32_t) {
+                if (const auto links = self.lock()) links->on_socket(rank);
+            });
+    }
+}
+
+void Links::unwatch(int rank) {
+    Peer& peer = links_[static_cast<size_t>(rank)]->peer;
+    if (peer.pidfd) Reactor::instance().remove(peer.pidfd.get());
+    if (peer.socket) Reactor::instance().remove(peer.socket.get());
+}
+
+void Links::stop() {
+    {
+        const std::lock_guard lock(mutex_);
+        if (stopped_) return;
+        stopped_ = true;
+    }
+    for (int rank = 0; rank < static_cast<int>(links_.size()); ++rank) unwatch(rank);
+    {
+        // A link that has seen its peer die is no longer watched, and so not waited for above.
+        const std::lock_guard lock(events_mutex_);
+        events_ = {};
+    }
+    const std::lock_guard lock(mutex_);
+    for (auto& link : links_) {
+        link->peer.socket.reset();
+        link->peer.pidfd.reset();
+        link->memory.reset();
+    }
+}
+
+void Links::on_death(int rank, const std::string& how) {
+    Link& link = *links_[static_cast<size_t>(rank)];
+    unwatch(rank);
+    if (link.gone.exchange(true, std::memory_order_acq_rel)) return;
+    const std::lock_guard lock(events_mutex_);
+    if (events_.lost) events_.lost(rank, how);
+}
+
+void Links::on_socket(int rank) {
+    Link& link = *links_[static_cast<size_t>(rank)];
+    for (;;) {
+        Message message;
+        IoStatus status;
+        {
+            const std::lock_guard lock(mutex_);
+            if (stopped_ || !link.peer.socket) return;
+            try {
+                status = try_receive(link.peer.socket.get(), message);
+            } catch (const Error&) {
+                return;  // cut short for lack of descriptors: whoever asked waits, and times out with a name
+            }
+        }
+        if (status == IoStatus::again) return;
+        if (status == IoStatus::closed) return on_death(rank, "its connection was closed");
+        WireMessage wire_message{};
+        if (message.data.size() != sizeof wire_message) continue;
+        std::memcpy(&wire_message, message.data.data(), sizeof wire_message);
+        switch (wire_message.kind) {
+            case MessageKind::want_segment: {
+                size_t bytes = 0;
+                const int fd = Arena::instance().descriptor(wire_message.segment, &bytes);
+                if (fd < 0) break;
+                const WireMessage answer{MessageKind::segment, wire_message.segment, bytes};
+                const std::lock_guard lock(mutex_);
+                if (!stopped_) (void)try_send(link.peer.socket.get(), wire(answer), std::span(&fd, 1));
+                break;
+            }
+            case MessageKind::segment: {
+                const std::lock_guard lock(mutex_);
+                if (link.memory && message.fds.size() == 1)
+                    link.memory->offer(wire_message.segment, std::move(message.fds[0]), wire_message.bytes);
+                break;
+            }
+            case MessageKind::poisoned: {
+                const std::lock_guard lock(events_mutex_);
+                if (events_.poisoned) events_.poisoned();
+                break;
+            }
+        }
+    }
+}
+
+void Links::set_memory(int rank, std::shared_ptr<PeerMemory> memory) {
+    const std::lock_guard lock(mutex_);
+    links_[static_cast<size_t>(rank)]->memory = std::move(memory);
+}
+
+void Links::request_segment(int rank, uint32_t segment) {
+    const WireMessage message{MessageKind::want_segment, segment, 0};
+    const std::lock_guard lock(mutex_);
+    const Peer& peer = links_[static_cast<size_t>(rank)]->peer;
+    if (peer.socket) (void)try_send(peer.socket.get(), wire(message));
+}
+
+void Links::announce_poison() {
+    const WireMessage message{MessageKind::poisoned, 0, 0};
+    const std::lock_guard lock(mutex_);
+    for (const auto& link : links_)
+        if (link->peer.socket) (void)try_send(link->peer.socket.get(), wire(message));
+}
+
+UniqueFd Links::duplicate_pidfd(int rank) const {
+    const std::lock_guard lock(mutex_);
+    const Peer& peer = links_[static_cast<size_t>(rank)]->peer;
+    return peer.pidfd ? UniqueFd(fcntl(peer.pidfd.get(), F_DUPFD_CLOEXEC, 0)) : UniqueFd();
+}
+
+}  // namespace alltoallv

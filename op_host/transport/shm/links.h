@@ -1,0 +1,68 @@
+/// \file links.h
+/// \brief The sockets and pidfds to the peers of one communicator: death, poison, and requests for segments.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/bootstrap.h"
+#include "transport/shm/peer_memory.h"
+
+namespace alltoallv {
+
+/// All callbacks run on the reactor's thread.
+struct LinkEvents {
+    std::function<void(int rank, const std::string& how)> lost;
+    std::function<void()> poisoned;
+};
+
+class Links : public std::enable_shared_from_this<Links> {
+  public:
+    static std::shared_ptr<Links> start(std::vector<Peer> peers, LinkEvents events);
+    ~Links();
+
+    /// After return no callback runs any more and all descriptors are closed. Not from a callback.
+    void stop();
+
+    /// The peer's process identity decides where the segments it sends are kept.
+    void set_memory(int rank, std::shared_ptr<PeerMemory> memory);
+
+    /// Asks `rank` for a segment of its arena; the answer lands in its PeerMemory.
+    void request_segment(int rank, uint32_t segment);
+
+    /// Tells every peer's process to look at the poison, also when none of its threads waits.
+    void announce_poison();
+
+    /// True once the process of `rank` is known to have ended.
+    bool gone(int rank) const { return links_[static_cast<size_t>(rank)]->gone.load(std::memory_order_acquire); }
+
+    /// Watches on its own whether the process of `rank` still lives, also after `stop`.
+    UniqueFd duplicate_pidfd(int rank) const;
+
+  private:
+    struct Link {
+        Peer peer;
+        std::atomic<bool> gone{false};
+        std::shared_ptr<PeerMemory> memory;
+    };
+
+    explicit Links(std::vector<Peer> peers, LinkEvents events);
+    void watch();
+    void on_socket(int rank);
+    void on_death(int rank, const std::string& how);
+    void unwatch(int rank);
+    friend struct LinksRegistry;
+
+    std::mutex events_mutex_;  // held while one is delivered; `stop` empties them
+    LinkEvents events_;
+    std::vector<std::unique_ptr<Link>> links_;
+    mutable std::mutex mutex_;  // guards descriptors and memory of all links
+    bool stopped_ = false;
+};
+
+}  // namespace alltoallv

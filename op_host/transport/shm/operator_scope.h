@@ -1,0 +1,44 @@
+/// \file operator_scope.h
+/// \brief What surrounds every operator of the shared-memory communicator: its turn, and what a failure leaves behind.
+#pragma once
+
+#include <string>
+
+#include "transport/shm/shm_communicator.h"
+
+namespace alltoallv {
+
+template <class Body>
+void ShmCommunicator::run(OpKind op, DType dtype, double timeout, Body&& body) {
+    check_usable();
+    const CallQueue::Turn turn(*queue_);
+    check_usable();
+    copying_ = false;
+    output_ = nullptr;
+    const auto give_up = [&] {
+        if (output_ != nullptr && control_->poisoned()) quarantine_output(output_, output_bytes_);
+        failed_.fetch_add(1, std::memory_order_relaxed);
+        control_->close(false, 0);
+        if (control_->poisoned()) dump_flight_record();
+    };
+    try {
+        Row& mine = control_->open(op, dtype, timeout);
+        const uint64_t bytes = body(mine);
+        control_->close(true, bytes);
+    } catch (const Error& error) {
+        // The peers are in the middle of their copies: they cannot go on without this rank.
+        if (copying_)
+            control_->poison(PoisonKind::aborted, "rank " + std::to_string(rank()) + " failed in " +
+                                                      control_->describe_op() + ": " + error.what());
+        give_up();
+        throw;
+    } catch (...) {
+        control_->poison(PoisonKind::aborted,
+                         "rank " + std::to_string(rank()) + " was interrupted in " + control_->describe_op());
+        give_up();
+        throw;
+    }
+    operators_.fetch_add(1, std::memory_order_relaxed);
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,51 @@
+#include "transport/shm/peer_memory.h"
+
+namespace alltoallv {
+namespace {
+
+std::mutex table_mutex;
+std::map<uint64_t, std::weak_ptr<PeerMemory>>& table() {
+    static auto* instance = new std::map<uint64_t, std::weak_ptr<PeerMemory>>;
+    return *instance;
+}
+
+}  // namespace
+
+std::shared_ptr<PeerMemory> PeerMemory::of(uint64_t process) {
+    const std::lock_guard lock(table_mutex);
+    std::erase_if(table(), [](const auto& entry) { return entry.second.expired(); });
+    auto& entry = table()[process];
+    std::shared_ptr<PeerMemory> memory = entry.lock();
+    if (!memory) entry = memory = std::make_shared<PeerMemory>();
+    return memory;
+}
+
+char* PeerMemory::base(uint32_t id) {
+    const std::lock_guard lock(mutex_);
+    const auto it = segments_.find(id);
+    if (it == segments_.end()) return nullptr;
+    Segment& segment = it->second;
+    if (segment.memory.data() == nullptr) {
+        segment.memory = Mapping(segment.fd.get(), segment.bytes);
+        segment.memory.populate(segment.bytes);
+        segment.fd.reset();
+    }
+    return segment.memory.data();
+}
+
+void PeerMemory::offer(uint32_t id, UniqueFd fd, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    Segment& segment = segments_[id];
+    if (segment.memory.data() != nullptr || segment.fd) return;
+    segment.fd = std::move(fd);
+    segment.bytes = bytes;
+}
+
+size_t PeerMemory::mapped() const {
+    const std::lock_guard lock(mutex_);
+    size_t count = 0;
+    for (const auto& [id, segment] : segments_) count += segment.memory.data() != nullptr;
+    return count;
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,44 @@
+/// \file quarantine.h
+/// \brief Memory that late writers may still reach, until each of them has promised not to or has ended.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <vector>
+
+#include "base/unique_fd.h"
+
+namespace alltoallv {
+
+/// Not thread-safe: its owner's mutex guards it.
+class Quarantine {
+  public:
+    /// `review` runs on the reactor's thread now and then while there is something to wait for. It must end in
+    /// `settle` and `rest`.
+    explicit Quarantine(std::function<void()> review) : review_(std::move(review)) {}
+
+    void add(const char* data, size_t bytes, std::function<bool()> clear);
+    bool covers(const char* data, size_t bytes) const;
+    bool empty() const { return ranges_.empty(); }
+
+    /// Forgets the ranges that are clear by now; false if there were none.
+    bool settle();
+
+    /// Only from `review`: no more reviews while there is nothing to wait for.
+    void rest();
+
+  private:
+    struct Range {
+        const char* data;
+        size_t bytes;
+        std::function<bool()> clear;
+    };
+
+    void watch();
+
+    std::function<void()> review_;
+    std::vector<Range> ranges_;
+    UniqueFd timer_;
+};
+
+}  // namespace alltoallv

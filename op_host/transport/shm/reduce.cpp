@@ -1,0 +1,139 @@
+// Reductions: small ones in one shot from the mailboxes, larger ones in two shots through scratch that stays in cache.
+#include "op_kernel/cpu/reduce.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "transport/shm/two_shot.h"
+
+namespace alltoallv {
+namespace {
+
+size_t total_count(const Reduction& r) {
+    return static_cast<size_t>(std::accumulate(r.counts.begin(), r.counts.end(), int64_t{0}));
+}
+
+}  // namespace
+
+uint64_t ShmCommunicator::reduce_in_turn(const Reduction& r, Row& mine) {
+    mine.reduce_op = r.reduce_op;
+    mine.count = static_cast<int64_t>(total_count(r));
+    uint64_t sent = 0, expected = 0;
+    for (int j = 0; j < size();
+         ++j) {  // rank i gives counts_i[j] elements to the part of rank j, which has counts_j[j]
+        const int64_t theirs = r.counts[static_cast<size_t>(j)], own = r.counts[static_cast<size_t>(rank())];
+        mine.pairs()[j] = {theirs, 0, own, 0};
+        sent += pair_hash(rank(), j, theirs);
+        expected += pair_hash(j, rank(), own);
+    }
+    mine.send_digest = sent;
+    mine.recv_digest = expected;
+    const size_t bytes = static_cast<size_t>(mine.count) * size_of(r.dtype);
+    const bool small = allows(Path::inlined) && bytes <= control_->layout().inline_bytes();
+    return small ? reduce_small(r, mine) : reduce_two_shot(r, mine);
+}
+
+uint64_t ShmCommunicator::reduce_small(const Reduction& r, Row& mine) {
+    const size_t element = size_of(r.dtype);
+    const size_t count_all = static_cast<size_t>(mine.count);
+    if (count_all > 0) std::memcpy(control_->payload(mine), r.input, count_all * element);
+    mine.flags |= row_inline;
+    control_->publish(mine);
+    control_->agree();
+    size_t first = 0, length = count_all;
+    if (r.op == OpKind::reduce_scatter) {
+        for (int j = 0; j < rank(); ++j) first += static_cast<size_t>(r.counts[static_cast<size_t>(j)]);
+        length = static_cast<size_t>(r.counts[static_cast<size_t>(rank())]);
+    }
+    if (length == 0) return 0;
+    sources_.clear();
+    for (int j = 0; j < size(); ++j) sources_.push_back(control_->payload(control_->row(j)) + first * element);
+    kernel::reduce(r.dtype, static_cast<kernel::Reduce>(r.reduce_op), r.output, sources_.data(), sources_.size(),
+                   length);
+    this->count(Path::inlined, length * element);
+    return length * element;
+}
+
+namespace {
+
+/// Whole elements; pieces are cut at the same places in every part.
+struct ReduceStages {
+    const Reduction& reduction;
+    const std::vector<ShmCommunicator::Part>& parts;
+    const std::vector<const char*>& inputs;  // of all ranks in place, or empty
+    std::vector<const void*>& sources;
+    size_t me, piece;
+    bool gathers;
+
+    void encode(size_t part, size_t step, char* slot) const {
+        if (const size_t n = parts[part].piece_bytes(step, piece))
+            std::memcpy(slot, static_cast<const char*>(reduction.input) + parts[part].begin + step * piece, n);
+    }
+    void reduce(size_t step, const std::vector<const char*>& slots, char* result) const {
+        const size_t n = parts[me].piece_bytes(step, piece);
+        if (n == 0) return;
+        sources.clear();
+        for (size_t j = 0; j < slots.size(); ++j)
+            sources.push_back(inputs.empty() ? slots[j] : inputs[j] + parts[me].begin + step * piece);
+        kernel::reduce(reduction.dtype, static_cast<kernel::Reduce>(reduction.reduce_op),
+                       gathers ? result : static_cast<char*>(reduction.output) + step * piece, sources.data(),
+                       sources.size(), n / size_of(reduction.dtype));
+    }
+    void decode(size_t part, size_t step, const char* result) const {
+        if (const size_t n = parts[part].piece_bytes(step, piece))
+            std::memcpy(static_cast<char*>(reduction.output) + parts[part].begin + step * piece, result, n);
+    }
+};
+
+}  // namespace
+
+uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& mine) {
+    const size_t element = size_of(r.dtype);
+    const size_t bytes = static_cast<size_t>(mine.count) * element;
+    const auto ranks = static_cast<size_t>(size());
+    const bool gathers = r.op != OpKind::reduce_scatter;
+    mine.input = Arena::instance().locate(r.input, bytes);
+    control_->publish(mine);
+    control_->agree();
+    copying_ = true;
+
+    if (gathers) {
+        cut_parts(bytes, std::max(cache_line, element));
+    } else {
+        parts_.clear();
+        size_t begin = 0;
+        for (const int64_t n : r.counts) {
+            parts_.push_back({begin, static_cast<size_t>(n) * element});
+            begin += parts_.back().bytes;
+        }
+    }
+    // Peers read inputs in place when all of them lie in arenas, else a copy in scratch.
+    bool in_place = allows(Path::pull);
+    for (int j = 0; j < size(); ++j) in_place &= control_->row(j).input.segment() != 0;
+    inputs_.clear();
+    if (in_place)
+        for (int j = 0; j < size(); ++j) inputs_.push_back(address_of(j, control_->row(j).input));
+
+    const size_t piece = TwoShotShape::piece_bytes(ranks);
+    size_t longest = 0;
+    for (const Part& part : parts_) longest = std::max(longest, part.bytes);
+    ReduceStages stages{r, parts_, inputs_, sources_, static_cast<size_t>(rank()), piece, gathers};
+    two_shot(stages, {(longest + piece - 1) / piece, piece, piece, !in_place, gathers});
+    const size_t moved = gathers ? bytes : parts_[static_cast<size_t>(rank())].bytes;
+    count(in_place ? Path::pull : Path::staged, moved);
+    return moved;
+}
+
+/// Equal parts of `total`, each a multiple of `unit` but for the last that is not empty.
+void ShmCommunicator::cut_parts(size_t total, size_t unit) {
+    const auto ranks = static_cast<size_t>(size());
+    const size_t share = round_up((total + ranks - 1) / ranks, unit);
+    parts_.clear();
+    for (size_t j = 0; j < ranks; ++j) {
+        const size_t begin = std::min(j * share, total);
+        parts_.push_back({begin, std::min(begin + share, total) - begin});
+    }
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,278 @@
+#include "transport/shm/shm_communicator.h"
+
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+
+#include "base/abandon.h"
+#include "op_kernel/cpu/reduce.h"
+#include "transport/shm/operator_scope.h"
+
+namespace alltoallv {
+namespace {
+
+static_assert(static_cast<int>(ReduceOp::prod) == static_cast<int>(kernel::Reduce::prod));
+
+constexpr uint64_t probe_pattern = 0x616c6c746f616c6c;
+
+unsigned allowed_paths(const std::string& path) {
+    unsigned allowed = 1u << static_cast<unsigned>(Path::self) | 1u << static_cast<unsigned>(Path::staged);
+    bool known = path == "auto";
+    for (size_t i = 1; i < path_names.size(); ++i) {
+        if (path != "auto" && path != path_names[i]) continue;
+        allowed |= 1u << i;
+        known = true;
+    }
+    if (!known) throw invalid_param("path is '" + path + "', expected auto, inline, push, pull, cma or staged");
+    return allowed;
+}
+
+/// Where Yama restricts ptrace to ancestors, a process must allow its peers to read it. That lets every process of this
+/// user read it, so it is done only on request.
+void allow_peers_to_read() {
+    const char* wanted = std::getenv("ALLTOALLV_ALLOW_PTRACE");
+    if (wanted != nullptr && std::string(wanted) == "1") (void)prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+}
+
+}  // namespace
+
+CommunicatorPtr make_shm_communicator(const CommunicatorOptions& options) {
+    return std::make_shared<ShmCommunicator>(options);
+}
+
+ShmCommunicator::ShmCommunicator(const CommunicatorOptions& options)
+    : options_(options),
+      generation_(fork_generation()),
+      allowed_(allowed_paths(options.path)),
+      probe_word_(probe_pattern) {
+    if (options.size < 1) throw invalid_param("size is " + std::to_string(options.size) + ", expected at least 1");
+    if (options.rank < 0 || options.rank >= options.size)
+        throw invalid_param("rank is " + std::to_string(options.rank) + ", expected 0 <= rank < " +
+                            std::to_string(options.size));
+    Arena::instance().add_budget(options.budget_mb << 20);
+    try {
+        connect();
+    } catch (...) {
+        if (links_) links_->stop();
+        Arena::instance().remove_budget(options.budget_mb << 20);
+        throw;
+    }
+    queue_->on_interrupt = [this] { abort("interrupted while waiting for its turn"); };
+}
+
+ShmCommunicator::~ShmCommunicator() {
+    if (generation_ != fork_generation()) {
+        abandon(std::move(links_));
+        abandon(std::move(queue_));
+        return;
+    }
+    try {
+        if (queue_->busy()) abort("destroyed while calls were pending");
+        destroy();
+    } catch (const std::exception&) {
+        // Nothing to report it to.
+    }
+}
+
+void ShmCommunicator::connect() {
+    const Layout layout(size(), options_.inline_bytes);
+    BootstrapOptions bootstrap;
+    bootstrap.job = options_.job;
+    bootstrap.domain = options_.domain;
+    bootstrap.rank = rank();
+    bootstrap.size = size();
+    bootstrap.timeout = options_.timeout;
+    bootstrap.settings = "path=" + options_.path + ";inline_bytes=" + std::to_string(options_.inline_bytes) +
+                         ";check=" + (options_.check ? "always" : "off");
+    bootstrap.control_bytes = layout.total();
+    bootstrap.poll = hooks().poll;
+    Membership membership = options_.threads ? bootstrap_threads(bootstrap) : bootstrap_processes(bootstrap);
+
+    ControlPlane::Options control;
+    control.rank = rank();
+    control.size = size();
+    control.domain = options_.domain;
+    control.timeout = options_.timeout;
+    control.check = options_.check;
+    control.inline_bytes = options_.inline_bytes;
+    control.warn_after = options_.warn_after;
+    peers_.resize(static_cast<size_t>(size()));
+    for (size_t j = 0; j < peers_.size(); ++j) peers_[j].pid = membership.peers[j].pid;
+    std::shared_ptr<Mapping> memory = std::move(membership.memory);
+    if (!memory) memory = std::make_shared<Mapping>(membership.control.get(), layout.total());
+    control_ = std::make_unique<ControlPlane>(control, std::move(memory));
+    links_ = Links::start(std::move(membership.peers), {[this](int peer, const std::string& how) {
+                                                            if (!control_->has_left(peer)) control_->lost(peer, how);
+                                                        },
+                                                        [this] { control_->acknowledge_if_idle(); }});
+    control_->on_poison = [links = std::weak_ptr(links_)] {
+        if (const auto alive = links.lock()) alive->announce_poison();
+    };
+    probe_peers();
+    awaited_.resize(peers_.size());
+    outgoing_.reserve(peers_.size());
+    incoming_.reserve(peers_.size());
+}
+
+/// Introduces this rank to its peers and finds out whether process_vm_readv works between all of them.
+void ShmCommunicator::probe_peers() {
+    allow_peers_to_read();
+    RankStatus& mine = control_->status(rank());
+    mine.process.store(Arena::instance().process(), std::memory_order_relaxed);
+    mine.probe.store(reinterpret_cast<uint64_t>(&probe_word_), std::memory_order_relaxed);
+    control_->enter_state(RankState::joined);
+    bool reads_all = true;
+    for (int j = 0; j < size(); ++j) {
+        PeerState& peer = peers_[static_cast<size_t>(j)];
+        const RankStatus& status = control_->status(j);
+        const uint64_t process = status.process.load(std::memory_order_relaxed);
+        peer.same_process = process == mine.process.load(std::memory_order_relaxed);
+        if (!peer.same_process) {
+            peer.memory = PeerMemory::of(process);
+            links_->set_memory(j, peer.memory);
+        }
+        uint64_t word = 0;
+        const iovec local{&word, sizeof word};
+        const iovec remote{reinterpret_cast<void*>(status.probe.load(std::memory_order_relaxed)), sizeof word};
+        reads_all &= process_vm_readv(peer.pid, &local, 1, &remote, 1, 0) == sizeof word && word == probe_pattern;
+    }
+    mine.reads_all.store(reads_all ? 1 : 0, std::memory_order_relaxed);
+    control_->enter_state(RankState::ready);
+    for (int j = 0; j < size(); ++j)
+        if (control_->status(j).reads_all.load(std::memory_order_relaxed) == 0)
+            allowed_ &= ~(1u << static_cast<unsigned>(Path::cma));
+}
+
+void ShmCommunicator::check_usable() const {
+    if (generation_ != fork_generation())
+        throw Error(ErrorClass::backend_unavailable, ErrorType::COMM_EMPTY,
+                    "the communicator of domain '" + domain() +
+                        "' was made before fork and belongs to the parent process; make a new one in the child");
+    if (destroyed_.load(std::memory_order_acquire))
+        throw Error(ErrorClass::invalid_param, ErrorType::COMM_EMPTY,
+                    "the communicator of domain '" + domain() + "' has been destroyed; make a new one");
+}
+
+bool ShmCommunicator::usable() const {
+    if (generation_ != fork_generation()) return false;
+    const std::lock_guard lock(lifetime_);
+    return control_ != nullptr && !control_->poisoned();
+}
+
+void ShmCommunicator::exchange(const Exchange& exchange, double timeout) {
+    run(exchange.op, exchange.dtype, timeout, [&](Row& mine) { return exchange_in_turn(exchange, mine); });
+}
+
+void ShmCommunicator::reduce(const Reduction& reduction, double timeout) {
+    if (!kernel::reduces(reduction.dtype, static_cast<kernel::Reduce>(reduction.reduce_op))) {
+        const Error error = invalid_param("op '" + std::string(name_of(reduction.reduce_op)) +
+                                          "' is not defined for dtype " + std::string(name_of(reduction.dtype)));
+        fail(reduction.op, error);
+        throw error;
+    }
+    run(reduction.op, reduction.dtype, timeout, [&](Row& mine) { return reduce_in_turn(reduction, mine); });
+}
+
+void ShmCommunicator::fail(OpKind op, const Error& error) {
+    check_usable();
+    const auto announce = [this, op, error] {
+        check_usable();  // destroyed by now?
+        failed_.fetch_add(1, std::memory_order_relaxed);
+        control_->fail(op, error);
+    };
+    if (!CallQueue::on_worker() && queue_->busy()) {  // behind what is pending, without waiting for it
+        queue_->submit(announce);
+        return;
+    }
+    const CallQueue::Turn turn(*queue_);
+    announce();
+}
+
+WorkPtr ShmCommunicator::submit(std::function<void()> call) {
+    check_usable();
+    return queue_->submit(std::move(call));
+}
+
+void ShmCommunicator::abort(const std::string& reason) {
+    if (generation_ != fork_generation()) return;
+    const std::lock_guard lock(lifetime_);
+    if (control_ == nullptr) return;
+    control_->poison(PoisonKind::aborted, "rank " + std::to_string(rank()) + " aborted: " + reason);
+}
+
+void ShmCommunicator::destroy() {
+    if (generation_ != fork_generation()) return;  // the parent's membership is not the child's to end
+    const CallQueue::Turn turn(*queue_);
+    if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;
+    control_->leave();
+    links_->stop();
+    for (PeerState& peer : peers_) {
+        peer.memory.reset();
+        peer.segments.clear();
+    }
+    {
+        const std::lock_guard lock(lifetime_);
+        final_record_ = control_->flight_record();
+        control_.reset();
+    }
+    Arena::instance().remove_budget(options_.budget_mb << 20);
+}
+
+/// The peers that have seen where this rank's output lies may still write there: keep it from being reused.
+void ShmCommunicator::quarantine_output(const void* data, size_t bytes) {
+    struct Watched {
+        int rank;
+        UniqueFd pidfd;
+    };
+    auto watched = std::make_shared<std::vector<Watched>>();
+    for (int j = 0; j < size(); ++j)
+        if (j != rank()) watched->push_back({j, links_->duplicate_pidfd(j)});
+    const Layout layout = control_->layout();
+    Arena::instance().quarantine(data, bytes, [watched, layout, memory = control_->memory()] {
+        return std::all_of(watched->begin(), watched->end(), [&](const Watched& peer) {
+            if (layout.status(memory->data(), peer.rank).acked.load(std::memory_order_acquire) != 0) return true;
+            pollfd ended{peer.pidfd.get(), POLLIN, 0};
+            return peer.pidfd && ::poll(&ended, 1, 0) == 1;
+        });
+    });
+}
+
+/// Leaves the flight record where ALLTOALLV_FLIGHT_DIR says, for whoever asks later what each rank was doing.
+void ShmCommunicator::dump_flight_record() const {
+    const char* folder = std::getenv("ALLTOALLV_FLIGHT_DIR");
+    if (folder == nullptr || *folder == 0) return;
+    std::string name = domain();
+    std::replace(name.begin(), name.end(), '/', '_');
+    std::ofstream(std::string(folder) + "/flight-" + name + "-rank" + std::to_string(rank()) + ".json")
+        << control_->flight_record() << "\n";
+}
+
+Stats ShmCommunicator::stats() const {
+    Stats stats;
+    for (size_t i = 0; i < path_names.size(); ++i)
+        stats[std::string("bytes_") + path_names[i]] = bytes_by_path_[i].load(std::memory_order_relaxed);
+    stats["operators"] = operators_.load(std::memory_order_relaxed);
+    stats["failed_operators"] = failed_.load(std::memory_order_relaxed);
+    stats["cma_permitted"] = allows(Path::cma) ? 1 : 0;
+    const ArenaStats arena = Arena::instance().stats();
+    stats["arena_segments"] = arena.segments;
+    stats["arena_bytes"] = arena.segment_bytes;
+    stats["arena_used_bytes"] = arena.used_bytes;
+    stats["arena_quarantined_bytes"] = arena.quarantined_bytes;
+    stats["private_outputs"] = arena.private_blocks;
+    stats["private_output_bytes"] = arena.private_bytes;
+    return stats;
+}
+
+std::string ShmCommunicator::flight_record() const {
+    const std::lock_guard lock(lifetime_);
+    return control_ == nullptr ? final_record_ : control_->flight_record();
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,151 @@
+/// \file shm_communicator.h
+/// \brief Communicator over shared memory: the ranks are processes of one host, or threads of one process.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/call_queue.h"
+#include "comm/communicator.h"
+#include "comm/control.h"
+#include "comm/options.h"
+#include "transport/shm/arena.h"
+#include "transport/shm/links.h"
+
+namespace alltoallv {
+
+/// How the bytes of one pair of ranks travel.
+enum class Path : uint8_t {
+    self,     // within this rank
+    inlined,  // in the mailbox, with the row
+    push,     // the sender writes into the receiver's output, which lies in the receiver's arena
+    pull,     // the receiver reads the sender's input, which lies in the sender's arena
+    cma,      // the receiver reads the sender's private input with process_vm_readv
+    staged,   // through a ring in the control segment
+};
+
+inline constexpr std::array<const char*, 6> path_names{"self", "inline", "push", "pull", "cma", "staged"};
+
+class ShmCommunicator final : public Communicator {
+  public:
+    explicit ShmCommunicator(const CommunicatorOptions& options);
+    ~ShmCommunicator() override;
+
+    int rank() const override { return options_.rank; }
+    int size() const override { return options_.size; }
+    const std::string& domain() const override { return options_.domain; }
+    std::string backend() const override { return "shm"; }
+
+    void exchange(const Exchange& exchange, double timeout) override;
+    void reduce(const Reduction& reduction, double timeout) override;
+    void fail(OpKind op, const Error& error) override;
+    WorkPtr submit(std::function<void()> call) override;
+    void abort(const std::string& reason) override;
+    void destroy() override;
+    bool usable() const override;
+    bool busy() const override { return queue_->busy(); }
+    Stats stats() const override;
+    std::string flight_record() const override;
+
+    /// A rank's part of a reduced vector, in bytes.
+    struct Part {
+        size_t begin, bytes;
+
+        /// Length of piece number `step`, of at most `piece` bytes.
+        size_t piece_bytes(size_t step, size_t piece) const {
+            const size_t at = step * piece;
+            return at >= bytes ? 0 : std::min(piece, bytes - at);
+        }
+    };
+
+  private:
+    struct PeerState {
+        bool same_process = false;
+        pid_t pid = 0;
+        std::shared_ptr<PeerMemory> memory;
+        std::vector<std::pair<uint32_t, char*>> segments;  // addresses found so far
+    };
+
+    /// One staged transfer under way.
+    struct Stream {
+        RingHeader* ring;
+        char* local;
+        size_t left;
+    };
+
+    void connect();
+    void probe_peers();
+    void check_usable() const;
+
+    /// Runs one operator in its turn: `body` fills the row, agrees and moves the data; returns the bytes moved.
+    template <class Body>
+    void run(OpKind op, DType dtype, double timeout, Body&& body);
+    void quarantine_output(const void* data, size_t bytes);
+    void dump_flight_record() const;
+
+    // exchange.cpp
+    uint64_t exchange_in_turn(const Exchange& exchange, Row& mine);
+    void fill_pairs(const Exchange& exchange, Row& mine);
+    void pack_inline(const Exchange& exchange, Row& mine);
+    char* learn_counts(const Exchange& exchange, Row& mine);
+    void announce_output(const void* output, size_t bytes, Row& mine);
+    void await_late(int peer, uint64_t seq);
+    Path path_of(const Row& sender, const Row& receiver) const;
+    bool allows(Path path) const { return (allowed_ >> static_cast<unsigned>(path) & 1u) != 0; }
+    char* address_of(int peer, Location location);
+    void count(Path path, size_t bytes) {
+        auto& counter = bytes_by_path_[static_cast<size_t>(path)];
+        counter.store(counter.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+    }
+
+    // copies.cpp
+    void copy_checked(char* to, const char* from, size_t bytes, bool stream);
+    void read_peer(int peer, char* to, uint64_t from, size_t bytes);
+    void run_staged();
+    size_t pump_out(Stream& stream);
+    size_t pump_in(Stream& stream);
+
+    // reduce.cpp
+    uint64_t reduce_in_turn(const Reduction& reduction, Row& mine);
+    uint64_t reduce_small(const Reduction& reduction, Row& mine);
+    uint64_t reduce_two_shot(const Reduction& reduction, Row& mine);
+    void cut_parts(size_t total, size_t unit);
+    template <class Stages>
+    void two_shot(Stages& stages, const struct TwoShotShape& shape);
+
+    CommunicatorOptions options_;
+    uint32_t generation_;
+    std::unique_ptr<ControlPlane> control_;
+    std::shared_ptr<Links> links_;
+    std::vector<PeerState> peers_;
+    unsigned allowed_ = 0;          // bit per Path
+    uint64_t probe_word_ = 0;       // private memory that peers try to read
+    bool copying_ = false;          // this operator has begun to move data
+    const void* output_ = nullptr;  // of this operator, once peers may know where it lies in the arena
+    size_t output_bytes_ = 0;
+    uint64_t steps_ = 0;  // of two-shot reductions so far, equal on all ranks
+    std::vector<Stream> outgoing_, incoming_;
+    std::vector<uint8_t> awaited_;
+    std::vector<int64_t> learnt_;
+    std::vector<Part> parts_;
+    std::vector<const char*> inputs_, slots_;
+    std::vector<const void*> sources_;
+    std::array<std::atomic<uint64_t>, path_names.size()> bytes_by_path_{};
+    std::atomic<uint64_t> operators_{0}, failed_{0};
+    std::string final_record_;  // of the flight recorder, once destroyed
+    std::atomic<bool> destroyed_{false};
+    mutable std::mutex lifetime_;  // guards control_ against destroy(), for what runs outside the turns
+    std::unique_ptr<CallQueue> queue_ = std::make_unique<CallQueue>();  // last: its thread ends before the rest
+};
+
+/// The factory that the registry uses.
+CommunicatorPtr make_shm_communicator(const CommunicatorOptions& options);
+
+}  // namespace alltoallv

@@ -1,0 +1,82 @@
+/// \file clones.h
+/// \brief One clone of a kernel per instruction set, chosen at run time.
+///
+/// A kernel is an always_inline function without target attribute; ALLTOALLV_CLONES wraps it in one plain function per
+/// instruction set, into which the compiler inlines and vectorizes it anew. No ifunc is involved, so clones work under
+/// sanitizers, with every libc and with both gcc and clang, and a test can call each of them.
+/// ALLTOALLV_NO_CLONES leaves only the base function.
+/// Compile kernels with -O3 -ffp-contract=off: a fused multiply-add would change results between clones.
+#pragma once
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#define ALLTOALLV_INLINE inline __attribute__((always_inline))
+
+/// Elements of equal index may be the same memory, elements of different index are not.
+#if defined(__clang__)
+#pragma clang diagnostic ignored "-Wpass-failed"  // sanitized loops are not vectorized
+#define ALLTOALLV_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define ALLTOALLV_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
+#if defined(__x86_64__) && !defined(ALLTOALLV_NO_CLONES)
+#define ALLTOALLV_HAS_CLONES 1
+#define ALLTOALLV_TARGET_V3 __attribute__((target("avx2,bmi,bmi2,f16c")))
+#define ALLTOALLV_TARGET_V4 __attribute__((target("avx2,bmi,bmi2,f16c,avx512f,avx512bw,avx512cd,avx512dq,avx512vl")))
+#else
+#define ALLTOALLV_HAS_CLONES 0
+#define ALLTOALLV_TARGET_V3
+#define ALLTOALLV_TARGET_V4
+#endif
+
+/// Defines `void name_base`, `name_v3`, `name_v4` with the parameter list `params`, each of which calls `kernel args`,
+/// and the table `name[]`, indexed by Isa. Without clones the table names the base function three times.
+#if ALLTOALLV_HAS_CLONES
+#define ALLTOALLV_CLONES(name, kernel, params, args) \
+    void name##_base params {                        \
+        kernel args;                                 \
+    }                                                \
+    ALLTOALLV_TARGET_V3 void name##_v3 params {      \
+        kernel args;                                 \
+    }                                                \
+    ALLTOALLV_TARGET_V4 void name##_v4 params {      \
+        kernel args;                                 \
+    }                                                \
+    constexpr decltype(&name##_base) name[] = {name##_base, name##_v3, name##_v4};
+#else
+#define ALLTOALLV_CLONES(name, kernel, params, args) \
+    void name##_base params {                        \
+        kernel args;                                 \
+    }                                                \
+    constexpr decltype(&name##_base) name[] = {name##_base, name##_base, name##_base};
+#endif
+
+namespace alltoallv::kernel {
+
+/// x86-64, x86-64-v3 (AVX2), x86-64-v4 (AVX-512); elsewhere all three mean what the compiler targets.
+enum class Isa : unsigned char { base, v3, v4 };
+
+/// The best instruction set of this processor.
+inline Isa best_isa() {
+#if ALLTOALLV_HAS_CLONES
+    static const Isa best = [] {
+        __builtin_cpu_init();
+        unsigned a = 0, b = 0, c = 0, d = 0;  // older compilers' __builtin_cpu_supports does not know F16C
+        const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+        const bool v3 =
+            f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+        const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                        __builtin_cpu_supports("avx512vl");
+        return v4 ? Isa::v4 : v3 ? Isa::v3 : Isa::base;
+    }();
+    return best;
+#else
+    return Isa::base;
+#endif
+}
+
+}  // namespace alltoallv::kernel

@@ -1,0 +1,18 @@
+/// \file copy.h
+/// \brief Memory copies: ordinary, and streaming past the cache for data that outgrow it.
+#pragma once
+
+#include <cstddef>
+
+#include "op_kernel/cpu/clones.h"
+
+namespace alltoallv::kernel {
+
+/// Copies with non-temporal stores where the processor has them, else like memcpy. Returns after a store fence, so a
+/// release store that follows publishes the data. Any alignment; the two must not overlap.
+void copy_streaming(void* to, const void* from, size_t bytes);
+
+/// copy_streaming() on one instruction set, at most best_isa(), writing `streams` pages in turn: for tests.
+void copy_streaming_on(Isa isa, size_t streams, void* to, const void* from, size_t bytes);
+
+}  // namespace alltoallv::kernel

@@ -1,0 +1,171 @@
+/// \file dequantize.cpp
+/// \brief Values and sums of codes, and their rounding to the output type.
+#include "op_kernel/cpu/half.h"
+#include "op_kernel/cpu/quantize.h"
+#include "op_kernel/cpu/quantize_blocks.h"
+
+namespace alltoallv::kernel {
+namespace {
+
+using namespace quant;  // NOLINT
+
+/// Nibbles to int8.
+ALLTOALLV_INLINE void unpack_groups(const Bytes* packed, size_t count, size_t group_size, Bytes* codes) {
+    const size_t stride = group_size / 2 + group_size % 2;
+    each_group(count, group_size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
+        const Bytes* from = packed + g * stride;
+        Bytes* to = codes + begin;
+        ALLTOALLV_INDEPENDENT
+        for (size_t k = 0; k < n / 2; ++k) {
+            const auto pair = static_cast<uint16_t>((from[k] | from[k] << 4) & 0x0F0F);
+            store(to, k, static_cast<uint16_t>(pair | (pair & 0x0808) * 0x1E));  // extends both signs
+        }
+        if (n % 2 != 0) to[n - 1] = static_cast<Bytes>(((from[n / 2] & 0x0F) ^ 8) - 8);
+    });
+}
+
+ALLTOALLV_INLINE float product(const void* codes, size_t k, float scale) {
+    return static_cast<float>(load<int8_t>(codes, k)) * scale;
+}
+
+/// sum = a (+ b), or sum += a (+ b); `b` may be null.
+struct Term {
+    const void* codes;
+    const float* scales;
+};
+ALLTOALLV_INLINE void add_terms(bool begin_sum, const Term& a, const Term& b, size_t count, size_t group_size,
+                                void* sum) {
+    with_group_size(group_size, [=](auto size) ALLTOALLV_LAMBDA {
+        each_group(count, size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
+            const float scale_a = a.scales[g];
+            if (b.codes == nullptr) {
+                ALLTOALLV_INDEPENDENT
+                for (size_t k = 0; k < n; ++k) {
+                    const float first = product(a.codes, begin + k, scale_a);
+                    const float total = begin_sum ? first : load<float>(sum, begin + k) + first;
+                    store(sum, begin + k, one_nan(total));
+                }
+                return;
+            }
+            const float scale_b = b.scales[g];
+            ALLTOALLV_INDEPENDENT
+            for (size_t k = 0; k < n; ++k) {
+                const float first = product(a.codes, begin + k, scale_a);
+                const float both = begin_sum ? first : load<float>(sum, begin + k) + first;
+                store(sum, begin + k, one_nan(both + product(b.codes, begin + k, scale_b)));
+            }
+        });
+    });
+}
+
+ALLTOALLV_INLINE void start_sum(const Term& a, const Term& b, size_t count, size_t group_size, void* sum) {
+    add_terms(true, a, b, count, group_size, sum);
+}
+ALLTOALLV_INLINE void continue_sum(const Term& a, const Term& b, size_t count, size_t group_size, void* sum) {
+    add_terms(false, a, b, count, group_size, sum);
+}
+
+ALLTOALLV_INLINE void divide_all(float* x, size_t count, float divisor) {
+    for (size_t k = 0; k < count; ++k) x[k] = one_nan(x[k] / divisor);
+}
+
+/// Takes finite values above the type's range to its largest; true if there were any.
+ALLTOALLV_INLINE void limit_all(const float* in, size_t count, const Limit& limit, float* out, bool* exceeded) {
+    int32_t most = 0;
+    ALLTOALLV_INDEPENDENT
+    for (size_t k = 0; k < count; ++k) {
+        const uint32_t magnitude = magnitude_of(in[k]);
+        const uint32_t sign = bits_of(in[k]) & 0x80000000u;
+        const uint32_t finite = if_greater(infinity_bits, magnitude, magnitude, 0u);
+        most = static_cast<int32_t>(finite) > most ? static_cast<int32_t>(finite) : most;
+        const uint32_t limited = if_greater(finite, limit.largest, limit.largest, magnitude);
+        out[k] = from_bits(limited | sign);
+    }
+    *exceeded = static_cast<uint32_t>(most) >= limit.too_large;
+}
+
+ALLTOALLV_CLONES(unpack, unpack_groups, (const Bytes* packed, size_t count, size_t group_size, Bytes* codes),
+                 (packed, count, group_size, codes))
+ALLTOALLV_CLONES(start, start_sum, (const Term& a, const Term& b, size_t count, size_t group_size, void* sum),
+                 (a, b, count, group_size, sum))
+ALLTOALLV_CLONES(resume, continue_sum, (const Term& a, const Term& b, size_t count, size_t group_size, void* sum),
+                 (a, b, count, group_size, sum))
+ALLTOALLV_CLONES(divide, divide_all, (float* x, size_t count, float divisor), (x, count, divisor))
+ALLTOALLV_CLONES(limit, limit_all, (const float* in, size_t count, const Limit& limits, float* out, bool* exceeded),
+                 (in, count, limits, out, exceeded))
+
+/// The codes of a piece as int8: where they lie, or unpacked into `buffer`.
+const void* codes_of(const QuantFormat& format, const Piece& piece, const void* codes, Isa isa, Bytes* buffer) {
+    const Bytes* from = static_cast<const Bytes*>(codes) + piece.code;
+    if (format.bits == 8) return from;
+    unpack[static_cast<size_t>(isa)](from, piece.count, packing_size(piece), buffer);
+    return buffer;
+}
+
+}  // namespace
+
+void dequantize_sum(const QuantFormat& format, const void* const* codes, const float* const* scales, size_t n_sources,
+                    size_t count, bool average, float* sum, Isa isa) {
+    format.check();
+    check_sources(n_sources);
+    const auto i = static_cast<size_t>(isa);
+    each_piece(format, count, [=](const Piece& piece) {
+        alignas(64) Bytes unpacked_a[block];
+        alignas(64) Bytes unpacked_b[block];
+        float* to = sum + piece.first;
+        for (size_t s = 0; s < n_sources; s += 2) {
+            const Term a{codes_of(format, piece, codes[s], isa, unpacked_a), scales[s] + piece.group};
+            Term b{nullptr, nullptr};
+            if (s + 1 < n_sources) {
+                b = {codes_of(format, piece, codes[s + 1], isa, unpacked_b), scales[s + 1] + piece.group};
+            }
+            (s == 0 ? start : resume)[i](a, b, piece.count, piece.group_size, to);
+        }
+        if (average) divide[i](to, piece.count, static_cast<float>(n_sources));
+    });
+}
+
+bool dequantize(const QuantFormat& format, DType dtype, const void* codes, const float* scales, size_t count,
+                Overflow overflow, void* out, Isa isa) {
+    format.check();
+    check_float(dtype);
+    bool fits = true;
+    auto* to = static_cast<Bytes*>(out);
+    each_piece(format, count, [=, &fits](const Piece& piece) {
+        alignas(64) Bytes unpacked[block];
+        alignas(64) float values[block];
+        const Term term{codes_of(format, piece, codes, isa, unpacked), scales + piece.group};
+        void* direct = to + piece.first * size_of(dtype);
+        const bool rounds = dtype != DType::float32;
+        start[static_cast<size_t>(isa)](term, {nullptr, nullptr}, piece.count, piece.group_size,
+                                        rounds ? values : direct);
+        if (rounds) fits &= cast(dtype, overflow, values, piece.count, direct, isa);
+    });
+    return fits;
+}
+
+bool cast(DType dtype, Overflow overflow, const float* in, size_t count, void* out, Isa isa) {
+    check_float(dtype);
+    if (count == 0) return true;
+    if (dtype == DType::float32) {
+        if (in != out) std::memcpy(out, in, count * sizeof(float));
+        return true;
+    }
+    const HalfBlocks half = half_blocks(dtype, isa);
+    alignas(64) float limited[block];
+    bool fits = true;
+    for (size_t first = 0; first < count; first += block) {
+        const size_t n = std::min(block, count - first);
+        const float* from = in + first;
+        if (overflow != Overflow::infinity) {
+            bool exceeded = false;
+            limit[static_cast<size_t>(isa)](from, n, limit_of(dtype), limited, &exceeded);
+            fits &= !exceeded;
+            from = limited;
+        }
+        half.narrow(static_cast<Bytes*>(out) + first * size_of(dtype), reinterpret_cast<const Bytes*>(from), n);
+    }
+    return fits || overflow != Overflow::raise;
+}
+
+}  // namespace alltoallv::kernel

@@ -1,0 +1,79 @@
+/// \file quantize.h
+/// \brief Quantization of floating-point vectors in groups, and the sums of quantized all-reduces.
+///
+/// docs/quantization.md has the rules. These kernels, the Triton kernels and alltoallv.testing.quantized agree bit for
+/// bit in codes, scales and sums. Codes, inputs and outputs may have any alignment; `float*` are aligned.
+/// Every kernel takes the instruction set last, at most best_isa(), for tests.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "op_kernel/cpu/clones.h"
+
+namespace alltoallv::kernel {
+
+/// Codes of one vector: `bits` 8 (one int8 per element) or 4 (two per byte, the even element in the low half),
+/// one float32 scale per `group_size` elements. Groups begin at element 0; the last may be shorter.
+struct QuantFormat {
+    int bits = 8;
+    size_t group_size = 128;
+
+    /// Throws Error (invalid_param) unless bits is 4 or 8 and group_size is at least 1.
+    void check() const;
+    size_t groups(size_t count) const { return count / group_size + (count % group_size != 0); }
+    /// Bytes of the codes of `count` elements. A group of odd size ends with a half byte that holds 0, so that every
+    /// group begins at a byte.
+    size_t code_bytes(size_t count) const {
+        if (bits == 8) return count;
+        return count / group_size * (group_size / 2 + group_size % 2) + (count % group_size + 1) / 2;
+    }
+};
+
+/// What a finite value that the output type cannot hold becomes: the type's largest finite value; the same and `false`
+/// from the kernel; or inf.
+enum class Overflow : uint8_t { saturate, raise, infinity };
+
+/// Quantizes `count` elements of float32, float16 or bfloat16. `error`, if not null, holds float32 values that are
+/// added to the input first and replaced by what the rounding lost (error feedback).
+void quantize(const QuantFormat& format, DType dtype, const void* input, size_t count, void* codes, float* scales,
+              float* error, Isa isa = best_isa());
+
+/// out[k] = code * scale in float32, then cast() to `dtype` (float32, float16, bfloat16).
+/// Returns false if a value did not fit and `overflow` is raise.
+bool dequantize(const QuantFormat& format, DType dtype, const void* codes, const float* scales, size_t count,
+                Overflow overflow, void* out, Isa isa = best_isa());
+
+/// sum[k] = code_0*scale_0 + code_1*scale_1 + ... in float32, in the order of the sources; `average` divides it by
+/// their number.
+void dequantize_sum(const QuantFormat& format, const void* const* codes, const float* const* scales, size_t n_sources,
+                    size_t count, bool average, float* sum, Isa isa = best_isa());
+
+/// Rounds float32 to `dtype` (float32, float16, bfloat16), half to even; inf and NaN stay. Returns false if a finite
+/// value did not fit and `overflow` is raise.
+bool cast(DType dtype, Overflow overflow, const float* in, size_t count, void* out, Isa isa = best_isa());
+
+/// One value for all elements, or one per channel: the last axis of the vector, whose element `first` comes first.
+struct Scales {
+    const float* values;
+    size_t size;  // 1, or the number of channels
+    size_t first = 0;
+};
+
+/// Shared scale: out[k] = (sum of the int8 inputs + n_sources * offset) * scale. The sum is exact; sum and offset are
+/// added in float32, multiplied in float32, and rounded to `dtype` (float32, float16, bfloat16), half to even. Finite
+/// scales and offsets never give inf, unless overflow is infinity. Returns false if a value did not fit and `overflow`
+/// is raise.
+bool sum_shared_scale(DType dtype, const void* const* inputs, size_t n_sources, size_t count, const Scales& scales,
+                      float offset, Overflow overflow, void* out, Isa isa = best_isa());
+
+/// codes[k] = input / scale, where the scale is given: rounded half to even, saturated to +-127; NaN becomes 0.
+void quantize_scaled(DType dtype, const void* input, size_t count, const Scales& scales, void* codes,
+                     Isa isa = best_isa());
+
+/// codes[k] = (sum of the int8 inputs) * ratio, rounded half to even, saturated to +-127: between two shared scales.
+void requantize_sum(const void* const* inputs, size_t n_sources, size_t count, const Scales& ratios, void* codes,
+                    Isa isa = best_isa());
+
+}  // namespace alltoallv::kernel

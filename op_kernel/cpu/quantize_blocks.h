@@ -1,0 +1,159 @@
+/// \file quantize_blocks.h
+/// \brief What the quantization kernels share: unaligned access, rounding to codes, blocks that stay in cache.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <type_traits>
+
+#include "base/dtype.h"
+#include "base/error.h"
+#include "op_kernel/cpu/clones.h"
+#include "op_kernel/cpu/half_blocks.h"
+#include "op_kernel/cpu/quantize.h"
+
+/// For lambdas within kernels, after their parameters: an inlined body takes the instruction set of its clone.
+#define ALLTOALLV_LAMBDA __attribute__((always_inline))
+
+namespace alltoallv::kernel::quant {
+
+using Bytes = unsigned char;
+
+/// Elements that are worked on at a time: a few arrays of float32 in the first-level cache. Even, so that a group cut
+/// into blocks is cut between two bytes of codes.
+constexpr size_t block = 2048;
+
+constexpr uint32_t infinity_bits = 0x7F800000u;
+constexpr uint32_t nan_bits = 0x7FC00000u;  // the one NaN that kernels make
+
+static_assert(std::endian::native == std::endian::little, "codes of 4 bits are packed through 16-bit words");
+
+// memcpy makes any alignment and any declared type of the caller's memory legal, and still vectorizes.
+
+template <class T>
+ALLTOALLV_INLINE T load(const void* from, size_t k) {
+    T value;
+    std::memcpy(&value, static_cast<const Bytes*>(from) + k * sizeof(T), sizeof(T));
+    return value;
+}
+
+template <class T>
+ALLTOALLV_INLINE void store(void* to, size_t k, T value) {
+    std::memcpy(static_cast<Bytes*>(to) + k * sizeof(T), &value, sizeof(T));
+}
+
+ALLTOALLV_INLINE uint32_t bits_of(float value) {
+    return __builtin_bit_cast(uint32_t, value);
+}
+ALLTOALLV_INLINE float from_bits(uint32_t bits) {
+    return __builtin_bit_cast(float, bits);
+}
+ALLTOALLV_INLINE uint32_t magnitude_of(float value) {
+    return bits_of(value) & 0x7FFFFFFFu;
+}
+
+ALLTOALLV_INLINE float one_nan(float value) {
+    return value != value ? from_bits(nan_bits) : value;
+}
+
+/// Half to even, for |value| < 2^22; what else gives some code, without undefined behaviour. At 1.5 * 2^23 the last
+/// place of a float32 is 1, so the addition rounds to an integer and leaves it in the lowest bits.
+ALLTOALLV_INLINE int8_t round_code(float value) {
+    return static_cast<int8_t>(bits_of(value + 12582912.0f));
+}
+
+/// Calls `run` with group_size as a constant where it is a usual one, so that loops over it unroll.
+template <class Run>
+ALLTOALLV_INLINE void with_group_size(size_t group_size, Run run) {
+    switch (group_size) {
+        case 32:
+            return run(std::integral_constant<size_t, 32>());
+        case 64:
+            return run(std::integral_constant<size_t, 64>());
+        case 128:
+            return run(std::integral_constant<size_t, 128>());
+        default:
+            return run(group_size);
+    }
+}
+
+/// Calls `run(begin, size, group)` for every group of `count` elements.
+template <class Group, class Run>
+ALLTOALLV_INLINE void each_group(size_t count, Group group_size, Run run) {
+    const size_t whole = count / group_size;
+    for (size_t g = 0; g < whole; ++g) run(g * group_size, group_size, g);
+    if (whole * group_size < count) run(whole * group_size, count - whole * group_size, whole);
+}
+
+/// Up to a block of elements: whole groups, or a part of one group.
+struct Piece {
+    size_t first;       // element
+    size_t count;       // elements
+    size_t group_size;  // of the groups within; `count` for a part of a group
+    size_t group;       // the first one's index
+    size_t code;        // byte at which the codes begin
+};
+
+/// The group size for packing nibbles: groups of even size leave no half bytes between them.
+inline size_t packing_size(const Piece& piece) {
+    return piece.group_size % 2 == 0 ? piece.count : piece.group_size;
+}
+
+/// Calls `run(piece)` for the parts of group `group`, which is longer than a block.
+template <class Run>
+void each_part(const QuantFormat& format, size_t count, size_t group, Run run) {
+    const size_t begin = group * format.group_size, end = std::min(begin + format.group_size, count);
+    const size_t code = format.code_bytes(begin);
+    for (size_t part = begin; part < end; part += block) {
+        const size_t n = std::min(block, end - part);
+        run(Piece{part, n, n, group, code + (part - begin) / (format.bits == 8 ? 1 : 2)});
+    }
+}
+
+/// Calls `run(piece)` for all of `count` elements.
+template <class Run>
+void each_piece(const QuantFormat& format, size_t count, Run run) {
+    const size_t size = format.group_size;
+    if (size > block) {
+        for (size_t group = 0; group < format.groups(count); ++group) each_part(format, count, group, run);
+        return;
+    }
+    const size_t span = block / size * size;
+    for (size_t first = 0; first < count; first += span) {
+        run(Piece{first, std::min(span, count - first), size, first / size, format.code_bytes(first)});
+    }
+}
+
+/// Throws Error (invalid_param) unless kernels quantize `dtype`.
+inline void check_float(DType dtype) {
+    if (dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16) return;
+    throw invalid_param("dtype is " + std::string(name_of(dtype)) + ", expected float32, float16 or bfloat16");
+}
+
+inline void check_sources(size_t n_sources) {
+    if (n_sources == 0) throw invalid_param("n_sources is 0, expected at least one source to sum");
+}
+
+/// Elements `first` to `first + count` of an input as float32: where they lie, or widened into `buffer`.
+inline const void* widened(DType dtype, Isa isa, const void* input, size_t first, size_t count, float* buffer) {
+    const Bytes* from = static_cast<const Bytes*>(input) + first * size_of(dtype);
+    if (dtype == DType::float32) return from;
+    half_blocks(dtype, isa).widen(reinterpret_cast<Bytes*>(buffer), from, count);
+    return buffer;
+}
+
+/// The largest finite magnitude of a type, and the least that half-to-even rounding takes to inf; bits of float32.
+struct Limit {
+    uint32_t largest, too_large;
+};
+constexpr Limit limit_of(DType dtype) {
+    if (dtype == DType::float16) return {0x477FE000u, 0x477FF000u};
+    if (dtype == DType::bfloat16) return {0x7F7F0000u, 0x7F7F8000u};
+    return {0x7F7FFFFFu, infinity_bits};
+}
+
+}  // namespace alltoallv::kernel::quant

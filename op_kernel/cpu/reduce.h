@@ -1,0 +1,30 @@
+/// \file reduce.h
+/// \brief Element-wise reduction of several sources in a fixed order.
+#pragma once
+
+#include <cstddef>
+
+#include "base/dtype.h"
+#include "op_kernel/cpu/clones.h"
+
+namespace alltoallv::kernel {
+
+/// Kernels know the operators by these numbers (the same order as comm/collective.h).
+enum class Reduce : unsigned char { sum, avg, min, max, prod };
+
+/// True where `reduce` is defined for `dtype`: sum, min, max, prod for integers, bool (logical or/and) and
+/// float16/bfloat16/float32/float64; avg for the four float types.
+bool reduces(DType dtype, Reduce op);
+
+/// out[k] = in[0][k] (op) in[1][k] (op) ... in the order of `inputs`, k < count. float16 and bfloat16 accumulate in
+/// float32 and round once, half to even; integers wrap; min and max propagate NaN and keep the earlier operand of +0
+/// and -0; avg divides the sum by n_inputs. A NaN result is always the positive quiet NaN without payload, so the bits
+/// are the same on every machine; a single input is copied as it is (bool becomes 0 or 1).
+/// `out` may be one of the inputs but must not overlap them otherwise. Any alignment.
+/// Throws Error (invalid_param) where reduces() is false or n_inputs is 0.
+void reduce(DType dtype, Reduce op, void* out, const void* const* inputs, size_t n_inputs, size_t count);
+
+/// reduce() on one instruction set, which this processor must have (at most best_isa()): for tests.
+void reduce_on(Isa isa, DType dtype, Reduce op, void* out, const void* const* inputs, size_t n_inputs, size_t count);
+
+}  // namespace alltoallv::kernel

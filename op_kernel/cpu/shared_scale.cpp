@@ -1,0 +1,184 @@
+/// \file shared_scale.cpp
+/// \brief Sums of int8 that share a scale: exact, so that order does not matter.
+#include "op_kernel/cpu/half.h"
+#include "op_kernel/cpu/quantize.h"
+#include "op_kernel/cpu/quantize_blocks.h"
+
+namespace alltoallv::kernel {
+namespace {
+
+using namespace quant;  // NOLINT
+
+constexpr size_t sources_at_a_time = 4;
+alignas(64) constexpr Bytes zeros[block] = {};
+
+/// sum = or += a + b + c + d.
+ALLTOALLV_INLINE void sum_integers(bool begin_sum, const Bytes* const* in, size_t count, int32_t* sum) {
+    const Bytes *a = in[0], *b = in[1], *c = in[2], *d = in[3];
+    ALLTOALLV_INDEPENDENT
+    for (size_t k = 0; k < count; ++k) {
+        const int four = load<int8_t>(a, k) + load<int8_t>(b, k) + load<int8_t>(c, k) + load<int8_t>(d, k);
+        sum[k] = begin_sum ? four : sum[k] + four;
+    }
+}
+ALLTOALLV_INLINE void start_sum(const Bytes* const* in, size_t count, int32_t* sum) {
+    sum_integers(true, in, count, sum);
+}
+ALLTOALLV_INLINE void continue_sum(const Bytes* const* in, size_t count, int32_t* sum) {
+    sum_integers(false, in, count, sum);
+}
+
+/// out = (sum + offset) * scale; where offset and scale are finite, at most the type's largest value.
+ALLTOALLV_INLINE void scale_sums(const int32_t* sum, size_t count, float offset, const float* scales,
+                                 const Limit& limit, float* out, bool* exceeded) {
+    int32_t most = 0;
+    const uint32_t finite_offset = if_greater(infinity_bits, magnitude_of(offset), ~0u, 0u);
+    ALLTOALLV_INDEPENDENT
+    for (size_t k = 0; k < count; ++k) {
+        const float value = one_nan((static_cast<float>(sum[k]) + offset) * scales[k]);
+        const uint32_t magnitude = magnitude_of(value);
+        const uint32_t finite = finite_offset & if_greater(infinity_bits, magnitude_of(scales[k]), magnitude, 0u);
+        most = static_cast<int32_t>(finite) > most ? static_cast<int32_t>(finite) : most;
+        const uint32_t limited = if_greater(finite, limit.largest, limit.largest, magnitude);
+        out[k] = from_bits(limited | (bits_of(value) & 0x80000000u));
+    }
+    *exceeded = static_cast<uint32_t>(most) >= limit.too_large;
+}
+
+/// Without comparisons of floats, which not every compiler vectorizes.
+ALLTOALLV_INLINE int8_t saturated_code(float value) {
+    constexpr uint32_t largest = 0x42FE0000u;  // 127
+    const uint32_t magnitude = magnitude_of(value);
+    const uint32_t number = if_greater(magnitude, infinity_bits, 0u, magnitude);
+    const uint32_t limited = if_greater(number, largest, largest, number);
+    return round_code(from_bits(limited | (bits_of(value) & 0x80000000u)));
+}
+
+ALLTOALLV_INLINE void recode_sums(const int32_t* sum, size_t count, const float* ratios, void* codes) {
+    ALLTOALLV_INDEPENDENT
+    for (size_t k = 0; k < count; ++k) store(codes, k, saturated_code(static_cast<float>(sum[k]) * ratios[k]));
+}
+
+ALLTOALLV_INLINE void encode_scaled(const void* x, size_t count, const float* scales, void* codes) {
+    ALLTOALLV_INDEPENDENT
+    for (size_t k = 0; k < count; ++k) store(codes, k, saturated_code(load<float>(x, k) * (1.0f / scales[k])));
+}
+
+ALLTOALLV_CLONES(start, start_sum, (const Bytes* const* in, size_t count, int32_t* sum), (in, count, sum))
+ALLTOALLV_CLONES(resume, continue_sum, (const Bytes* const* in, size_t count, int32_t* sum), (in, count, sum))
+ALLTOALLV_CLONES(scale, scale_sums,
+                 (const int32_t* sum, size_t count, float offset, const float* scales, const Limit& limit, float* out,
+                  bool* exceeded),
+                 (sum, count, offset, scales, limit, out, exceeded))
+ALLTOALLV_CLONES(recode, recode_sums, (const int32_t* sum, size_t count, const float* ratios, void* codes),
+                 (sum, count, ratios, codes))
+ALLTOALLV_CLONES(encode, encode_scaled, (const void* x, size_t count, const float* scales, void* codes),
+                 (x, count, scales, codes))
+
+/// The scales of consecutive elements as an array, block by block: a few scales are repeated once for all blocks.
+class ScaleBlocks {
+  public:
+    ScaleBlocks(const Scales& scales, size_t count) : scales_(scales), at_(scales.first % scales.size) {
+        if (scales.size >= block) return;
+        const size_t n = scales.size + std::min(block, count);
+        size_t have = std::min(scales.size, n);
+        std::copy_n(scales.values, have, repeated_);
+        for (; have < n; have += std::min(have, n - have)) {
+            std::copy_n(repeated_, std::min(have, n - have), repeated_ + have);  // doubles whole periods
+        }
+        scales_.values = repeated_;
+    }
+
+    ScaleBlocks(const ScaleBlocks&) = delete;  // holds a pointer into itself
+    ScaleBlocks& operator=(const ScaleBlocks&) = delete;
+
+    /// At most `count` elements that have their scales in one array.
+    size_t next(size_t count) const {
+        return scales_.size < block ? std::min(block, count) : std::min({block, count, scales_.size - at_});
+    }
+
+    /// The scales of the next `count` elements.
+    const float* take(size_t count) {
+        const float* values = scales_.values + at_;
+        at_ = (at_ + count) % scales_.size;
+        return values;
+    }
+
+  private:
+    Scales scales_;
+    size_t at_;
+    alignas(64) float repeated_[2 * block];
+};
+
+/// Calls `run(first, count, sums, scales)` for blocks of the exact sums of the inputs.
+template <class Run>
+void each_sum(const void* const* inputs, size_t n_sources, size_t count, const Scales& scales, Isa isa, Run run) {
+    check_sources(n_sources);
+    const auto i = static_cast<size_t>(isa);
+    ScaleBlocks blocks(scales, count);
+    alignas(64) int32_t sum[block];
+    for (size_t first = 0, n = 0; first < count; first += n) {
+        n = blocks.next(count - first);
+        for (size_t s = 0; s < n_sources; s += sources_at_a_time) {
+            const Bytes* in[sources_at_a_time];
+            for (size_t j = 0; j < sources_at_a_time; ++j) {
+                in[j] = s + j < n_sources ? static_cast<const Bytes*>(inputs[s + j]) + first : zeros;
+            }
+            (s == 0 ? start : resume)[i](in, n, sum);
+        }
+        run(first, n, sum, blocks.take(n));
+    }
+}
+
+void check_scales(const Scales& scales) {
+    if (scales.size == 0) throw invalid_param("scales are empty, expected 1 or one per channel");
+}
+
+}  // namespace
+
+bool sum_shared_scale(DType dtype, const void* const* inputs, size_t n_sources, size_t count, const Scales& scales,
+                      float offset, Overflow overflow, void* out, Isa isa) {
+    check_float(dtype);
+    check_scales(scales);
+    const float offsets = static_cast<float>(n_sources) * offset;
+    const bool limits = overflow != Overflow::infinity;
+    const Limit limit = limits ? limit_of(dtype) : Limit{0x7FFFFFFFu, 0x7FFFFFFFu};
+    bool fits = true;
+    each_sum(inputs, n_sources, count, scales, isa,
+             [=, &fits](size_t first, size_t n, const int32_t* sum, const float* scale_of_each) {
+                 alignas(64) float values[block];
+                 bool exceeded = false;
+                 scale[static_cast<size_t>(isa)](sum, n, offsets, scale_of_each, limit, values, &exceeded);
+                 fits &= !exceeded;
+                 void* to = static_cast<Bytes*>(out) + first * size_of(dtype);
+                 if (dtype == DType::float32) {
+                     std::memcpy(to, values, n * sizeof(float));
+                 } else {
+                     half_blocks(dtype, isa).narrow(static_cast<Bytes*>(to), reinterpret_cast<const Bytes*>(values), n);
+                 }
+             });
+    return fits || overflow != Overflow::raise;
+}
+
+void quantize_scaled(DType dtype, const void* input, size_t count, const Scales& scales, void* codes, Isa isa) {
+    check_float(dtype);
+    check_scales(scales);
+    ScaleBlocks blocks(scales, count);
+    alignas(64) float values[block];
+    for (size_t first = 0, n = 0; first < count; first += n) {
+        n = blocks.next(count - first);
+        const void* x = widened(dtype, isa, input, first, n, values);
+        encode[static_cast<size_t>(isa)](x, n, blocks.take(n), static_cast<Bytes*>(codes) + first);
+    }
+}
+
+void requantize_sum(const void* const* inputs, size_t n_sources, size_t count, const Scales& ratios, void* codes,
+                    Isa isa) {
+    check_scales(ratios);
+    each_sum(inputs, n_sources, count, ratios, isa,
+             [=](size_t first, size_t n, const int32_t* sum, const float* ratio_of_each) {
+                 recode[static_cast<size_t>(isa)](sum, n, ratio_of_each, static_cast<Bytes*>(codes) + first);
+             });
+}
+
+}  // namespace alltoallv::kernel

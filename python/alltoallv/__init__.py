@@ -1,0 +1,41 @@
+"""One AllToAllV operator with one meaning on Ascend NPU, NVIDIA GPU and CPU.
+
+Front ends lie in modules of their own: ``alltoallv.numpy``. No framework is imported here.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from alltoallv.communicator import Communicator as Communicator
+    from alltoallv.memory import empty as empty
+    from alltoallv.operations import AllToAllVOperation as AllToAllVOperation
+    from alltoallv.params import AllToAllVParam as AllToAllVParam
+    from alltoallv.params import CommMode as CommMode
+
+__version__ = "0.1.0"
+
+# Loaded when first used, so that the command line and the launcher start without the extension.
+_HOMES = {
+    "Communicator": "communicator",
+    "empty": "memory",
+    "AllToAllVOperation": "operations",
+    "AllToAllVParam": "params",
+    "CommMode": "params",
+}
+
+__all__ = ["AllToAllVOperation", "AllToAllVParam", "CommMode", "Communicator", "empty"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'alltoallv' has no attribute {name!r}")
+    value = getattr(import_module(f"alltoallv.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

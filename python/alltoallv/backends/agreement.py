@@ -1,0 +1,205 @@
+"""Agreement: every rank compares the same rows and so comes to the same verdict, in the words of the core.
+
+A rank's row is small and of one size: what it calls, as a hash, and digests of its counts, whose sums over all ranks
+are equal exactly when all pairs agree. Only where rows differ do the ranks fetch what the error message needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from alltoallv import _core, errors
+from alltoallv.errors import AllToAllVError, PeerMismatchError
+
+ROW = 5  # entries: SEQ, FLAGS, SIGNATURE, SENT, EXPECTED
+SEQ, FLAGS, SIGNATURE, SENT, EXPECTED = range(ROW)
+FAILED, LEARNS = 1, 2
+
+NOTE_BYTES = 1280  # of a note, which says in words what a row only hashes
+_TEXT_BYTES = 495  # of an error in it, as in the core
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Proposal:
+    """What one rank is about to do.
+
+    Attributes:
+        send_counts: Elements for every rank.
+        recv_counts: Elements expected from every rank; None: learnt from the peers.
+        count: Elements per row of an exchange, or all elements of a reduction; equal on all ranks.
+        root: Of a broadcast, else 0.
+        failure: Class and code of the error that this rank announces instead, and its text.
+    """
+
+    operator: str
+    dtype: str
+    send_counts: Sequence[int]
+    recv_counts: Sequence[int] | None
+    reduce_op: str = "sum"
+    root: int = 0
+    count: int = 1
+    failure: tuple[int, int, str] | None = None
+
+    @property
+    def reduces(self) -> bool:
+        return self.operator in ("all_reduce", "reduce_scatter")
+
+
+def announcement(operator: str, size: int, error: BaseException) -> Proposal:
+    """The row of a rank that failed its own checks."""
+    names = _core.error_classes
+    name = type(error).__name__
+    kind = names.index(name) if name in names else names.index("InvalidParamError")
+    code = error.code if isinstance(error, AllToAllVError) else 1
+    text = str(error) if name in names else f"{name}: {error}"
+    return Proposal(operator, "uint8", [0] * size, [0] * size, failure=(kind, code, text))
+
+
+def describe(seq: int, operator: str, domain: str) -> str:
+    return f"operator #{seq} {operator} of domain '{domain}'"
+
+
+class Agreement:
+    """Makes this rank's rows and judges those of all ranks."""
+
+    def __init__(self, rank: int, size: int, domain: str) -> None:
+        self.rank, self.size, self.domain = rank, size, domain
+        ranks = np.arange(size, dtype=np.uint64)
+        mine = np.full(size, rank, np.uint64)
+        pairs = np.concatenate([mine << np.uint64(32) | ranks, ranks << np.uint64(32) | mine])
+        self._pairs = pairs + np.uint64(0x632BE59BD9B4E019)
+
+    def row(self, seq: int, proposal: Proposal) -> Rows:
+        """Shape ``[ROW]``."""
+        row = np.zeros(ROW, np.int64)
+        row[SEQ] = seq
+        row[FLAGS] = (FAILED if proposal.failure else 0) | (LEARNS if proposal.recv_counts is None else 0)
+        row[SIGNATURE] = _signature(
+            proposal.operator, proposal.dtype, proposal.reduce_op, proposal.root, proposal.count
+        )
+        expected = [0] * self.size if proposal.recv_counts is None else list(proposal.recv_counts)
+        row[SENT], row[EXPECTED] = self._digests([*proposal.send_counts, *expected])
+        return row
+
+    def _digests(self, counts: list[int]) -> tuple[np.int64, np.int64]:
+        """Sums of hashes of (from, to, count), zero counts contributing nothing: the core's `pair_hash`."""
+        values = np.array(counts, np.int64).view(np.uint64)
+        x = values * np.uint64(0x9E3779B97F4A7C15) ^ self._pairs
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x = (x ^ (x >> np.uint64(31))) * (values != 0)
+        sums = x.reshape(2, -1).sum(axis=1, dtype=np.uint64).view(np.int64)
+        return sums[0], sums[1]
+
+    def judge(
+        self,
+        seq: int,
+        proposal: Proposal,
+        rows: Rows,
+        gather: Callable[[str, bytes], list[bytes]],
+        *,
+        mixed_learning: bool = True,
+    ) -> None:
+        """Raises on every rank alike what the ranks disagree about, or what one of them announces.
+
+        Args:
+            seq, proposal: This rank's own.
+            rows: All ranks' rows, shape ``[W, ROW]``.
+            gather: Collective: all ranks' bytes of a given length; called on all ranks or on none.
+            mixed_learning: Whether ranks that learn their counts get on with ranks that give them.
+        """
+        flags = rows[:, FLAGS]
+        if (flags & FAILED).any():
+            notes = gather("note", note(proposal))
+            first = int(np.flatnonzero(flags & FAILED)[0])
+            told = json.loads(notes[first].rstrip(b"\0"))
+            kind = getattr(errors, _core.error_classes[told["kind"]])
+            what = describe(seq, told["operator"], self.domain)
+            raise kind(f"{what} failed on rank {first}: {told['text']}", told["code"])
+        if (rows[:, SIGNATURE] != rows[0, SIGNATURE]).any():
+            told = [json.loads(text.rstrip(b"\0")) for text in gather("note", note(proposal))]
+            for j in range(1, self.size):
+                if difference := _difference(told[0], told[j], j):
+                    raise PeerMismatchError(f"operator #{seq} of domain '{self.domain}': {difference}")
+        learns = (flags & LEARNS) != 0
+        if learns.all():
+            return
+        if not mixed_learning and learns.any():
+            a, b = (int(np.flatnonzero(learns == value)[0]) for value in (True, False))
+            raise PeerMismatchError(
+                f"{describe(seq, proposal.operator, self.domain)}: rank {a} learns its receive counts, rank {b} gives "
+                "them, expected all or none where not every call is checked"
+            )
+        digests = rows[:, (SENT, EXPECTED)].view(np.uint64).sum(axis=0, dtype=np.uint64)
+        if not learns.any() and digests[0] == digests[1]:
+            return
+        # With some ranks learning their counts the digests cannot balance, so the others are compared pair by pair.
+        if difference := self._count_difference(proposal, learns.tolist(), gather):
+            raise PeerMismatchError(f"{describe(seq, proposal.operator, self.domain)}: {difference}")
+
+    def _count_difference(
+        self, proposal: Proposal, learns: list[bool], gather: Callable[[str, bytes], list[bytes]]
+    ) -> str:
+        mine = np.zeros((2, self.size), np.int64)
+        mine[0] = proposal.send_counts
+        if proposal.recv_counts is not None:
+            mine[1] = proposal.recv_counts
+        counts = [np.frombuffer(part, np.int64).reshape(2, -1) for part in gather("counts", mine.tobytes())]
+        unit = 1 if proposal.reduces else max(proposal.count, 1)
+        what = " rows" if unit > 1 else " elements"
+        for to in range(self.size):
+            if learns[to]:
+                continue
+            for sender in range(self.size):
+                sent, expected = int(counts[sender][0, to]), int(counts[to][1, sender])
+                if sent != expected:
+                    return f"rank {sender} sends {sent // unit}{what} to rank {to}, which expects {expected // unit}"
+        return ""
+
+
+@lru_cache(maxsize=4096)
+def _signature(*parts: str | int) -> int:
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def note(proposal: Proposal) -> bytes:
+    """What a row hashes, in words; always NOTE_BYTES long."""
+    if proposal.failure is None:
+        told = {
+            "operator": proposal.operator,
+            "dtype": proposal.dtype,
+            "reduce_op": proposal.reduce_op,
+            "root": proposal.root,
+            "count": proposal.count,
+        }
+    else:
+        kind, code, text = proposal.failure
+        cut = text.encode(errors="replace")[:_TEXT_BYTES].decode(errors="ignore")
+        cut = "".join(" " if c < " " and c not in "\n\t" else c for c in cut)  # JSON would write six letters for one
+        told = {"operator": proposal.operator, "kind": kind, "code": code, "text": cut}
+    return json.dumps(told, ensure_ascii=False).encode().ljust(NOTE_BYTES, b"\0")
+
+
+def _difference(a: dict[str, object], b: dict[str, object], rank: int) -> str:
+    """In the core's order and words; ``a`` is rank 0's note."""
+    reduces = a["operator"] in ("all_reduce", "reduce_scatter")
+    for key, text in (
+        ("operator", "calls "),
+        ("dtype", "has dtype "),
+        ("reduce_op", "reduces with "),
+        ("root", "has root "),
+        ("count", "has elements: " if reduces else "has elements per row: "),
+    ):
+        if a[key] != b[key]:
+            return f"rank 0 {text}{a[key]}, rank {rank} {text}{b[key]}"
+    return ""

@@ -1,0 +1,36 @@
+"""What front ends may ask of any communicator, and of a call under way."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Pending(Protocol):
+    """A call under way."""
+
+    def wait(self, seconds: float = -1.0) -> bool:
+        """False if it is not done within ``seconds``; raises what the call raised. Negative: no limit."""
+
+    def done(self) -> bool:
+        """True once it has succeeded or failed."""
+
+
+class Member(Protocol):
+    """A rank's membership in a group, over whichever engine moves its data: what guards, handles and users need.
+
+    `alltoallv.Communicator` (shared memory) is one, so is every communicator of `alltoallv.backends`.
+    """
+
+    rank: int
+    size: int
+    domain: str
+    backend: str
+
+    @property
+    def usable(self) -> bool: ...
+    def fail(self, operator: str, error: BaseException) -> None: ...
+    def keep(self, pending: Any) -> None: ...
+    def stats(self) -> dict[str, int]: ...
+    def flight_record(self) -> dict[str, Any]: ...
+    def abort(self, reason: str = ...) -> None: ...
+    def destroy(self) -> None: ...

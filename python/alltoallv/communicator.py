@@ -1,0 +1,244 @@
+"""Communicators: a rank's membership in a group of ranks."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import json
+import os
+import weakref
+from types import TracebackType
+from typing import Any
+
+from alltoallv import _core, launch
+from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError
+
+BACKENDS = ("auto", "shm", "hccl", "nccl", "gloo", "mpi")
+
+_thread_domains = itertools.count()
+_pending: set[Any] = set()  # of all communicators: several objects of this class may stand for one
+_numbers = itertools.count()
+by_name: weakref.WeakValueDictionary[str, Communicator] = weakref.WeakValueDictionary()
+
+
+class Communicator:
+    """Rank ``rank`` of the ``size`` ranks of a domain.
+
+    Every collective call on it is made by all ranks in the same order; calls from several threads of one rank are
+    ordered by the communicator. What the ranks disagree about is an error on all of them, after which the communicator
+    stays usable. A lost rank, a timeout and an abort end it for good: make a new one.
+
+    Use `from_env` in a program that a launcher started, `threads` in a test.
+    """
+
+    def __init__(self, core: _core.Communicator) -> None:
+        self.core = core
+        self.rank: int = core.rank
+        self.size: int = core.size
+        self.domain: str = core.domain
+        self.backend: str = core.backend
+        self.name = f"communicator:{self.domain}:{next(_numbers)}"  # of this object, for graphs that cannot hold it
+        by_name[self.name] = self
+
+    @classmethod
+    def from_env(
+        cls,
+        domain: str = "default",
+        *,
+        backend: str = "auto",
+        timeout: float = 600.0,
+        check: str | None = None,
+        path: str | None = None,
+    ) -> Communicator:
+        """The communicator of all ranks of this job, as the launcher's environment describes it.
+
+        Collective: returns when all ranks have called it. Asked for twice, a domain that is still usable is given back.
+
+        Args:
+            domain: ``"name"`` or ``"name:MB"``, at most 128 bytes; MB is the shared memory per rank for outputs
+                (default and minimum 200). Domains are independent of each other.
+            backend: ``"auto"`` or ``"shm"``: shared memory, all ranks on this host.
+            timeout: Seconds that a rank waits for its peers, here and in every operator.
+            check: ``"always"`` (the default) compares operator, dtype and counts of all ranks before any data move;
+                ``"off"`` does not.
+            path: For tests and measurements: ``"auto"``, or the only way payload shall travel where it can:
+                ``"inline"``, ``"push"``, ``"pull"``, ``"cma"``, ``"staged"``. Default: ``ALLTOALLV_PATH``, or auto.
+
+        Raises:
+            InvalidParamError: an argument, or launcher variables that contradict each other or the other ranks'.
+            BackendUnavailableError: the backend cannot be used here.
+            CommTimeoutError: ranks did not come; the message names them.
+        """
+        job = launch.detect()
+        if backend not in BACKENDS:
+            raise InvalidParamError(f"backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
+        if backend not in ("auto", "shm"):
+            raise BackendUnavailableError(
+                f"backend is {backend!r}, which Communicator.from_env does not offer: use 'shm' or 'auto'"
+            )
+        if job.local_size is not None and job.local_size != job.size:
+            raise BackendUnavailableError(
+                f"the job has {job.size} ranks, {job.local_size} of them on this host: "
+                "shared memory needs all ranks on one host"
+            )
+        options = make_options(domain, timeout, check, path)
+        options.rank, options.size = job.rank, job.size
+        options.job = f"{job.job_id}#{job.restart_count}"
+        _forget_default(options.domain, destroyed=False)
+        return cls(_core.communicator(options))
+
+    @classmethod
+    def threads(
+        cls,
+        n: int,
+        domain: str | None = None,
+        *,
+        timeout: float = 600.0,
+        check: str | None = None,
+        path: str | None = None,
+    ) -> list[Communicator]:
+        """``n`` communicators whose ranks are threads of this process: give one to each thread.
+
+        The same transport as between processes. For the arguments see `from_env`; ``domain`` defaults to a new one.
+        """
+        if n < 1:
+            raise InvalidParamError(f"n is {n}, expected at least 1")
+        options = make_options(domain or f"threads-{next(_thread_domains)}", timeout, check, path)
+        options.size = n
+        options.job = f"pid-{os.getpid()}"
+        return [cls(core) for core in _core.thread_communicators(options)]
+
+    def stats(self) -> dict[str, int]:
+        """Counters: ``operators``, ``failed_operators``; bytes per data path as ``bytes_inline``, ``bytes_push``,
+        ``bytes_pull``, ``bytes_cma``, ``bytes_staged``, ``bytes_self``, each counted once, by the rank that made the
+        last copy; the arena's ``arena_segments``, ``arena_bytes``, ``arena_used_bytes``, ``arena_quarantined_bytes``;
+        ``private_outputs`` and ``private_output_bytes`` for outputs beyond the budget; ``cma_permitted``.
+        """
+        return self.core.stats()
+
+    def flight_record(self) -> dict[str, Any]:
+        """The last operators of every rank: sequence number, name, dtype, state, bytes, start and end in nanoseconds.
+
+        On loss, timeout and abort each rank also writes it to ``$ALLTOALLV_FLIGHT_DIR`` if that is set.
+        """
+        record: dict[str, Any] = json.loads(self.core.flight_record())
+        return record
+
+    def abort(self, reason: str = "abort() was called") -> None:
+        """Makes every rank's present and later calls fail with `PeerLostError`. Callable from any thread."""
+        self.core.abort(reason)
+
+    def destroy(self) -> None:
+        """Leaves the domain and frees what it holds; a second call does nothing."""
+        self.core.destroy()
+        _release_completed()
+        if _default is not None and _default.core is self.core:
+            _forget_default(self.domain, destroyed=True)
+
+    @property
+    def usable(self) -> bool:
+        """False once destroyed or ended by a loss, a timeout or an abort, and in a forked child."""
+        return self.core.usable
+
+    def fail(self, operator: str, error: BaseException) -> None:
+        """Uses up this rank's next operator with a failure, which every peer then raises too."""
+        names = _core.error_classes
+        name = type(error).__name__
+        kind = names.index(name) if name in names else names.index("InvalidParamError")
+        code = error.code if isinstance(error, AllToAllVError) else 1
+        text = str(error) if name in names else f"{name}: {error}"
+        self.core.fail(operator, kind, code, text)
+
+    def keep(self, pending: Any) -> None:
+        """Holds what an asynchronous call needs until it is done, also when its handle is dropped."""
+        _release_completed()
+        _pending.add(pending)
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.destroy()
+
+    def __repr__(self) -> str:
+        return f"Communicator(rank={self.rank}, size={self.size}, domain={self.domain!r}, backend={self.backend!r})"
+
+
+def release(pending: Any) -> None:
+    """Lets go of what `Communicator.keep` holds, once its call is known to be done."""
+    _pending.discard(pending)
+
+
+def _release_completed() -> None:
+    for pending in list(_pending):
+        if pending.is_completed():
+            _pending.discard(pending)
+
+
+_default: Communicator | None = None
+
+
+def default() -> Communicator:
+    """The communicator of domain "default", made at the first use.
+
+    One that a loss, a timeout or an abort has ended stays, so that later calls raise instead of waiting for peers that
+    may be gone; `Communicator.from_env` and ``destroy()`` make room for another.
+    """
+    global _default
+    if _default is None:
+        _default = Communicator.from_env()
+    return _default
+
+
+def _forget_default(domain: str, *, destroyed: bool) -> None:
+    global _default
+    if _default is not None and _default.domain == domain and (destroyed or not _default.usable):
+        _default = None
+
+
+_connected: dict[tuple[str, str, int], _core.Communicator] = {}
+
+
+def connect(param: _core.AllToAllVParam) -> _core.Communicator:
+    """The communicator that an `AllToAllVParam` describes: found by its domain, or made with its ranks."""
+    if param.backend not in ("hccl", "auto", "shm"):
+        raise BackendUnavailableError(f"backend is {param.backend!r}, which AllToAllVOperation cannot make by itself")
+    options = make_options(param.comm_domain or "default", 600.0, None, None)
+    options.rank, options.size = param.rank, param.rank_size
+    options.threads = int(param.comm_mode) == int(_core.CommMode.MULTI_THREAD)
+    if options.threads:
+        options.job = f"pid-{os.getpid()}"
+    else:
+        job = launch.detect()
+        # Ranks that no launcher started, such as the children of one test, share their parent.
+        options.job = f"{job.job_id}#{job.restart_count}" if job.launcher != "single" else f"parent-{os.getppid()}"
+    core = _core.communicator(options)
+    # As in ATB a domain lasts, although the operations that use it come and go; destroy() ends it.
+    key = (options.job, options.domain, param.rank)
+    for other in [k for k, kept in list(_connected.items()) if k != key and not kept.usable]:
+        _connected.pop(other, None)
+    _connected[key] = core
+    return core
+
+
+def make_options(
+    domain: str, timeout: float = 600.0, check: str | None = None, path: str | None = None
+) -> _core.CommunicatorOptions:
+    """Options of a communicator, less its ranks; for the arguments see `Communicator.from_env`."""
+    if not timeout > 0:
+        raise InvalidParamError(f"timeout is {timeout!r}, expected seconds above 0")
+    if check not in (None, "always", "off"):
+        raise InvalidParamError(f"check is {check!r}, expected 'always' or 'off' for shared memory")
+    options = _core.CommunicatorOptions()
+    options.domain, options.budget_mb = _core.parse_domain(domain)
+    options.timeout = float(timeout)
+    options.check = check != "off"
+    options.path = path or os.environ.get("ALLTOALLV_PATH", "auto")
+    if "ALLTOALLV_WARN_AFTER" in os.environ:
+        options.warn_after = float(os.environ["ALLTOALLV_WARN_AFTER"])
+    return options
+
+
+atexit.register(_core.destroy_all)

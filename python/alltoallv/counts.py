@@ -1,0 +1,75 @@
+"""Counts and displacements as users give them, checked and made plain lists of int."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Literal, SupportsIndex
+
+from alltoallv.errors import InvalidParamError
+
+Unit = Literal["element", "row"]
+Layout = tuple[list[int], list[int], list[int], list[int]]  # send_counts, sdispls, recv_counts, rdispls
+Counts = Sequence[SupportsIndex] | Any  # Any: integer arrays and tensors of every framework
+
+_LIMIT = 2**63
+
+
+def as_counts(name: str, values: Counts, size: int) -> list[int]:
+    """``values`` as a list of ``size`` integers; signs and bounds are checked later, against the tensors."""
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    try:
+        counts = [_integer(value) for value in values]
+    except TypeError:
+        raise InvalidParamError(f"{name} is {values!r}, expected {size} integers, one per rank") from None
+    if len(counts) != size:
+        raise InvalidParamError(f"{name} has {len(counts)} entries, expected {size}, one per rank")
+    if max(counts) >= _LIMIT or min(counts) < -_LIMIT:
+        raise InvalidParamError(f"{name} is {counts}, expected 64-bit integers")
+    return counts
+
+
+def _integer(value: SupportsIndex) -> int:
+    if isinstance(value, bool):
+        raise TypeError("a bool is no count")
+    return operator.index(value)
+
+
+def packed(counts: Sequence[int]) -> list[int]:
+    """Displacements of regions that follow each other in rank order."""
+    if not counts:
+        return []
+    displs = [0, *accumulate(counts[:-1])]
+    if displs[-1] >= _LIMIT:
+        raise InvalidParamError(f"the counts {list(counts)} sum to 2**63 or more, expected at most what 64 bits hold")
+    return displs
+
+
+def even_split(name: str, length: int, size: int) -> list[int]:
+    """Equal shares of dimension 0."""
+    if length % size:
+        raise InvalidParamError(
+            f"{name} has {length} rows in dimension 0, which {size} ranks cannot share equally: "
+            "give split sizes, or a multiple of the number of ranks"
+        )
+    return [length // size] * size
+
+
+def split_layout(sends: Sequence[int], recvs: Sequence[int], row: int) -> Layout:
+    """The layout of packed parts, from rows to elements."""
+    send, recv = scaled(sends, row), scaled(recvs, row)
+    return send, packed(send), recv, packed(recv)
+
+
+def scaled(values: Sequence[int], factor: int) -> list[int]:
+    """From rows of ``factor`` elements to elements."""
+    if factor == 1:
+        return list(values)
+    elements = [value * factor for value in values]
+    if elements and (max(elements) >= _LIMIT or min(elements) < -_LIMIT):
+        raise InvalidParamError(
+            f"counts or displacements are {list(values)} rows of {factor} elements, expected at most what 64 bits hold"
+        )
+    return elements

@@ -1,0 +1,28 @@
+"""Element types that cross the front ends, by NumPy dtype."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from alltoallv import _core
+from alltoallv.errors import InvalidTensorError
+
+_INI_MATCH = 13  # ATB's code for a dtype that the operator does not list
+
+
+@lru_cache(maxsize=256)
+def core_name(dtype: np.dtype[Any]) -> str:
+    """The core's name of ``dtype``: NumPy's, or ml_dtypes' for bfloat16 and the float8 family.
+
+    Raises:
+        InvalidTensorError: a dtype without a fixed size known to the core, or of foreign byte order.
+    """
+    if not dtype.isnative:
+        raise InvalidTensorError(f"dtype is {dtype.str}, expected this machine's byte order", _INI_MATCH)
+    if dtype.name not in _core.dtype_sizes:
+        known = ", ".join(_core.dtype_sizes)
+        raise InvalidTensorError(f"dtype is {dtype.name}, expected one of {known}", _INI_MATCH)
+    return dtype.name

@@ -1,0 +1,63 @@
+"""The error family of alltoallv.
+
+Every failure is one of these classes, with one sentence for a person and ``.code``, the status number of Huawei's
+ATB (``ErrorType``), so that a code means the same in both libraries.
+"""
+
+from __future__ import annotations
+
+
+class AllToAllVError(Exception):
+    """Base of the family. ``code`` is ATB's status number."""
+
+    code: int = 3
+
+    def __init__(self, message: str = "", code: int | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+
+    def __reduce__(self) -> tuple[type[AllToAllVError], tuple[str, int]]:
+        return type(self), (str(self), self.code)
+
+
+class InvalidParamError(AllToAllVError, ValueError):
+    """An argument has a value that the operator does not accept."""
+
+    code = 1
+
+
+class InvalidTensorError(AllToAllVError, ValueError):
+    """A tensor has a number, dtype, shape or layout that the operator does not accept."""
+
+    code = 8
+
+
+class PeerMismatchError(AllToAllVError):
+    """Two ranks disagree about an operation: operator, dtype, counts or order. The communicator stays usable."""
+
+    code = 1
+
+
+class PeerLostError(AllToAllVError):
+    """A rank died, left or aborted. The communicator is unusable; make a new one."""
+
+    code = 25
+
+
+class CommTimeoutError(AllToAllVError, TimeoutError):
+    """A rank did not arrive in time. The communicator is unusable; make a new one."""
+
+    code = 25
+
+
+class HcclError(AllToAllVError):
+    """A call into HCCL failed; the message gives HCCL's number, its name and the call."""
+
+    code = 25
+
+
+class BackendUnavailableError(AllToAllVError):
+    """A backend cannot be used here; the message says what is missing and how to get it."""
+
+    code = 28

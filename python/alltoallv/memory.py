@@ -1,0 +1,48 @@
+"""Arrays in memory that the peers can write to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from alltoallv import _core
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+
+
+def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    """A new array, not initialized, in this process's shared arena.
+
+    An exchange writes into such an array with a single copy, straight from the sender. Once the domains' budget is
+    used up the array is ordinary private memory, with the same results; ``Communicator.stats()`` counts those
+    (``private_outputs``). The memory returns to the arena when the last view of the array dies; the array may outlive
+    every communicator. ``ALLTOALLV_POOL=0`` in the environment makes every array private.
+
+    Args:
+        shape: As for ``numpy.empty``.
+        dtype: Any dtype of fixed size, ml_dtypes' bfloat16 and float8 included.
+
+    Raises:
+        InvalidParamError: a shape with negative or too large dimensions.
+        InvalidTensorError: a dtype that holds references, or no memory.
+    """
+    dtype = np.dtype(dtype)
+    if dtype.hasobject:
+        raise InvalidTensorError(f"dtype is {dtype}, expected one of fixed size", 13)
+    dims = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+    if min(dims, default=0) < 0 or math.prod(dims) * dtype.itemsize >= 2**63:
+        raise InvalidParamError(f"shape is {dims}, expected dimensions >= 0 and less than 2**63 bytes")
+    return from_block(_core.allocate(math.prod(dims) * dtype.itemsize), dims, dtype)
+
+
+def from_block(block: _core.Block, shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The array of that shape over a block, which lives as long as the array."""
+    return np.ndarray(tuple(shape), dtype, buffer=block)  # type: ignore[arg-type]
+
+
+def is_shared(array: npt.NDArray[Any]) -> bool:
+    """Whether the array lies in the shared arena, where peers can reach it."""
+    return _core.in_arena(array.ctypes.data, array.nbytes)

@@ -1,0 +1,45 @@
+"""Collectives on MindSpore tensors, in jobs started by ``msrun``, in PyNative and in graph mode.
+
+``group`` is None for all ranks of the job, a name made by `new_group` or by MindSpore's own ``new_group`` or
+``create_group``, or a `Communicator`. Call `init` first; ``mindspore.communication.init()`` is not needed, and does no
+harm. Without a launcher the job is one process.
+
+Every function is collective: all ranks of the group call it, in the same order. Errors that concern several ranks are
+raised on all of them. A call takes its place in that order when Python makes it: it waits for what MindSpore has been
+asked to compute, then exchanges host memory on the calling thread, so its output is complete when it returns. With
+``async_op=True`` a function returns at once, with a `CommHandle`; the tensors given must not be touched until its
+``wait()`` has returned.
+
+All functions that move values have gradients in PyNative, those that write into a given output too. In a graph
+(``ms.jit``, GRAPH_MODE) use the cell `AllToAllV`; the functions raise there. MindSpore's ``quantized`` and float8
+dtypes are not supported.
+"""
+
+from mindspore.graph._utils.check_jit_forbidden_api import add_jit_forbidden_module as _forbid
+
+from alltoallv.mindspore.collectives import all_gather_into_tensor, all_to_all, all_to_all_single
+from alltoallv.mindspore.exchange import all_to_all_v, exchange_counts
+from alltoallv.mindspore.graph import AllToAllV
+from alltoallv.mindspore.group import init, new_group
+from alltoallv.mindspore.moe import global_gather, global_scatter
+from alltoallv.mindspore.tensors import empty
+from alltoallv.mindspore.work import CommHandle
+
+# A graph cannot hold these functions: MindSpore then says so instead of reading their source.
+for _module in ("collectives", "exchange", "group", "moe", "tensors"):
+    _forbid(f"{__name__}.{_module}")
+
+__all__ = [
+    "AllToAllV",
+    "CommHandle",
+    "all_gather_into_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "all_to_all_v",
+    "empty",
+    "exchange_counts",
+    "global_gather",
+    "global_scatter",
+    "init",
+    "new_group",
+]

@@ -1,0 +1,256 @@
+"""The exchanges as MindSpore's autograd sees them. Each is linear and is followed, as its gradient, by its transpose.
+
+Everything here runs on the thread that calls it: forward when Python calls the function, backward inside the gradient
+function, in the reverse order. Derivatives of every order exist.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor
+from mindspore.common._grad_function import _Function
+
+from alltoallv import _core
+from alltoallv.communicator import Communicator
+from alltoallv.counts import packed
+from alltoallv.errors import InvalidTensorError
+from alltoallv.guard import guard
+from alltoallv.mindspore.tensors import as_input, core_name, empty, executor, from_block, settle, zeros
+from alltoallv.mindspore.work import CommHandle
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """An exchange whose arguments have passed this rank's checks; counts and displacements in elements."""
+
+    communicator: Communicator
+    operator: str
+    sends: list[int]
+    sdispls: list[int]
+    recvs: list[int]
+    rdispls: list[int]
+    shape_in: tuple[int, ...]
+    shape_out: tuple[int, ...]
+    row: int
+
+    def transposed(self) -> Layout:
+        """Outputs become inputs. The send regions must not overlap."""
+        return replace(
+            self,
+            sends=self.recvs,
+            sdispls=self.rdispls,
+            recvs=self.sends,
+            rdispls=self.sdispls,
+            shape_in=self.shape_out,
+            shape_out=self.shape_in,
+        )
+
+    def allocate(self, dtype: Any) -> Tensor:
+        """An output for it; gaps are zero."""
+        covers = sum(self.recvs) == int(np.prod(self.shape_out, dtype=np.int64))
+        return (empty if covers else zeros)(self.shape_out, dtype)
+
+    def plan(self, dtype: Any) -> _core.Plan:
+        arrays = (self.sends, self.sdispls, self.recvs, self.rdispls)
+        return _core.Plan(self.communicator.core, self.operator, core_name(dtype), *arrays, 0, max(self.row, 1))
+
+    def prepare(self, input: Tensor, output: Tensor | None = None) -> tuple[Tensor, Tensor, _core.Plan]:
+        with guard(self.communicator, self.operator):
+            x = as_input(input)
+            return x, self.allocate(x.dtype) if output is None else output, self.plan(x.dtype)
+
+    def run(self, input: Tensor, output: Tensor | None = None) -> Tensor:
+        x, out, plan = self.prepare(input, output)
+        plan.run(x.data_ptr(), out.data_ptr())
+        return out
+
+    def submit(self, input: Tensor, output: Tensor | None = None) -> tuple[Tensor, CommHandle]:
+        x, out, plan = self.prepare(input, output)
+        work = plan.submit(x.data_ptr(), out.data_ptr())
+        return out, CommHandle(self.communicator, work, (x, out), lambda: out)
+
+
+def tracks(*tensors: Any) -> bool:
+    """Whether a gradient may be asked for with respect to one of these."""
+    if not executor.enable_grad():
+        return False
+    return bool(executor.grad_flag()) or any(getattr(tensor, "_requires_grad", False) for tensor in tensors)
+
+
+class Exchange(_Function):
+    """Into a new tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, layout: Layout) -> Tensor:
+        ctx.layout = layout
+        return layout.run(input)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return Exchange.apply(grad, ctx.layout.transposed()), None
+
+
+class AsyncExchange(_Function):
+    """Launches in forward; the output may be used after the wait."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, layout: Layout, holder: list[CommHandle]) -> Tensor:
+        ctx.layout = layout
+        out, handle = layout.submit(input)
+        holder.append(handle)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return Exchange.apply(grad, ctx.layout.transposed()), None, None
+
+
+class LearningExchange(_Function):
+    """Receive counts come from the peers; ``layout`` lacks them and the output's shape."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, layout: Layout, tail: tuple[int, ...]) -> Tensor:
+        with guard(layout.communicator, layout.operator):
+            x = as_input(input)
+            plan = layout.plan(x.dtype)
+        block, recvs = plan.run_learning(x.data_ptr())
+        shape = (sum(recvs) // layout.row, *tail)
+        ctx.layout = replace(layout, recvs=list(recvs), rdispls=packed(list(recvs)), shape_out=shape)
+        return from_block(block, shape, x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return Exchange.apply(grad, ctx.layout.transposed()), None, None
+
+
+class Gather(_Function):
+    """All ranks' inputs, flat, one after the other."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, comm: Communicator) -> Tensor:
+        ctx.comm, ctx.shape = comm, input.shape
+        return gather_layout(comm, input.shape, (comm.size * input.size,)).run(input)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return ReduceScatter.apply(grad, ctx.comm, ctx.shape), None
+
+
+class ReduceScatter(_Function):
+    """The sum of all ranks' inputs, of which each rank keeps one part."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, comm: Communicator, shape: tuple[int, ...]) -> Tensor:
+        ctx.comm = comm
+        with guard(comm, "reduce_scatter"):
+            x = as_input(input)
+            out = empty(shape, x.dtype)
+            args = ("reduce_scatter", core_name(x.dtype), "sum", x.data_ptr(), out.data_ptr(), [out.size] * comm.size)
+        comm.core.reduce(*args)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return Gather.apply(grad, ctx.comm), None, None
+
+
+def gather_layout(comm: Communicator, shape_in: Sequence[int], shape_out: Sequence[int]) -> Layout:
+    """Every rank sends the same elements to all; its transpose is no exchange but a `ReduceScatter`."""
+    counts = [int(np.prod(shape_in, dtype=np.int64))] * comm.size
+    return Layout(
+        comm,
+        "all_gather_into_tensor",
+        counts,
+        [0] * comm.size,
+        counts,
+        packed(counts),
+        tuple(shape_in),
+        tuple(shape_out),
+        1,
+    )
+
+
+class ListExchange(_Function):
+    """``inputs[j]`` to rank j, into new tensors of the given shapes."""
+
+    @staticmethod
+    def forward(ctx: Any, comm: Communicator, shapes: list[tuple[int, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.comm, ctx.shapes = comm, [tuple(x.shape) for x in inputs]
+        outputs = [empty(shape, inputs[0].dtype) for shape in shapes]
+        plan, source, target, _kept = list_plan(comm, outputs, inputs)
+        plan.run(source, target)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        return None, None, *ListExchange.apply(ctx.comm, ctx.shapes, *grads)
+
+
+def list_plan(
+    comm: Communicator, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> tuple[_core.Plan, int, int, list[Tensor]]:
+    """The plan of an all_to_all, where inputs and outputs begin, and what keeps the input addresses valid."""
+    with guard(comm, "all_to_all"):
+        xs = [as_input(x) for x in inputs]
+        source, sdispls = _lowest(xs)
+        target, rdispls = _lowest(outputs)
+        sends, recvs = [x.size for x in xs], [out.size for out in outputs]
+        arrays = (sends, sdispls, recvs, rdispls)
+        plan = _core.Plan(comm.core, "all_to_all", core_name(xs[0].dtype), *arrays, byte_displs=True)
+    return plan, source, target, xs
+
+
+def _lowest(tensors: Sequence[Tensor]) -> tuple[int, list[int]]:
+    """The lowest address of any element, and where the tensors begin from there, in bytes."""
+    addresses = [tensor.data_ptr() if tensor.size else 0 for tensor in tensors]
+    base = min((a for a in addresses if a), default=0)
+    return base, [a - base if a else 0 for a in addresses]
+
+
+class Assign(_Function):
+    """Copies values into a caller's tensor, whose history then continues in them.
+
+    ``kept`` is 1 where the tensor keeps its own value, or None if it keeps none.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, values: Tensor, kept: Any) -> Tensor:
+        ctx.shape, ctx.kept = values.shape, kept
+        ctx.mark_dirty(output)
+        values = values.contiguous()
+        settle()
+        target, source = bytes_of(output), bytes_of(values)
+        if kept is None:
+            target[...] = source
+        else:
+            np.copyto(target.reshape(-1, output.itemsize), source.reshape(-1, output.itemsize), where=~kept[:, None])
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        own = None
+        if ctx.kept is not None:
+            own = grad * Tensor(ctx.kept.reshape(grad.shape)).astype(grad.dtype)
+        return own, grad.reshape(ctx.shape), None
+
+
+def assign(name: str, output: Tensor, values: Tensor, kept: Any = None) -> None:
+    """`Assign`, for outputs whose gradient MindSpore can follow."""
+    if output.untyped_storage().nbytes() != output.nbytes:
+        raise InvalidTensorError(
+            f"{name} is a part of a larger tensor, to which MindSpore passes no gradient on: "
+            "expected a tensor of its own, or the output of all_to_all_v"
+        )
+    Assign.apply(output, values, kept)
+
+
+def bytes_of(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """The memory of a contiguous tensor that has settled; views too, which ``asnumpy`` would copy."""
+    if not tensor.nbytes:
+        return np.empty(0, np.uint8)
+    return np.frombuffer((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()), np.uint8)

@@ -1,0 +1,171 @@
+"""The collectives of ``mindspore.mint.distributed``, with its signatures, return values and error types.
+
+They write into tensors of the caller and return None, or a `CommHandle` with ``async_op=True``. A gradient passes
+through the outputs, which must then be tensors of their own, not parts of larger ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mindspore import Tensor
+
+from alltoallv import _core
+from alltoallv.communicator import Communicator
+from alltoallv.counts import Counts, as_counts, packed, scaled
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.guard import guard
+from alltoallv.mindspore.autograd import Gather, Layout, ListExchange, assign, gather_layout, list_plan, tracks
+from alltoallv.mindspore.exchange import Done, check_async, enter, exchange
+from alltoallv.mindspore.group import Group
+from alltoallv.mindspore.tensors import check_apart, check_output, check_tensor, core_name, row_size, settle
+from alltoallv.mindspore.work import CommHandle
+
+
+def all_to_all_single(
+    output: Tensor,
+    input: Tensor,
+    output_split_sizes: Counts | None = None,
+    input_split_sizes: Counts | None = None,
+    group: Group = None,
+    async_op: bool = False,
+) -> CommHandle | None:
+    """Splits ``input`` along dimension 0, sends part j to rank j, and concatenates what arrives into ``output``.
+
+    Split sizes count rows and default to equal parts, for which dimension 0 must divide. Raises as `all_to_all_v`.
+    """
+    comm = enter(group)
+    with guard(comm, "all_to_all_single"):
+        check_async(async_op)
+        _check_pair("all_to_all_single", output, input, "output", "input")
+        row = row_size(input)
+        if len(output.shape) == 0 or row_size(output) != row:
+            raise InvalidTensorError(
+                f"output has rows of shape {tuple(output.shape[1:])}, expected {tuple(input.shape[1:])} as the input"
+            )
+        sends = _splits("input", input_split_sizes, input.shape[0], comm.size)
+        recvs = _splits("output", output_split_sizes, output.shape[0], comm.size)
+        settle()
+        check_apart(output, input)
+        send, recv = scaled(sends, row), scaled(recvs, row)
+        places = (packed(send), recv, packed(recv))
+        _core.check_exchange(input.size, output.size, send, *places, comm.size)
+        layout = Layout(comm, "all_to_all_single", send, *places, tuple(input.shape), tuple(output.shape), row)
+    return _handle(exchange(input, layout, output, "output", async_op), async_op)
+
+
+def _handle(result: Any, async_op: bool) -> CommHandle | None:
+    return result[1] if async_op else None
+
+
+def _splits(name: str, sizes: Counts | None, rows: int, size: int) -> list[int]:
+    if sizes is None or len(sizes) == 0:
+        if rows % size:
+            raise InvalidParamError(f"{name} shape at dim 0 must be divided by world_size, but got {rows} and {size}.")
+        return [rows // size] * size
+    counts = as_counts(f"{name}_split_sizes", sizes, size)
+    if min(counts) < 0 or sum(counts) != rows:
+        raise InvalidParamError(
+            f"{name}_split_sizes is {counts}, expected entries >= 0 whose sum is {rows}, dimension 0 of {name}"
+        )
+    return counts
+
+
+def _check_pair(operator: str, output: Any, input: Any, output_name: str, input_name: str) -> None:
+    for name, tensor in ((input_name, input), (output_name, output)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"For {operator}, the {name.split('_')[0]} tensor must be tensor, but got {type(tensor)}")
+    core_name(input.dtype)
+    check_output(output_name, output, input.dtype)
+
+
+def all_gather_into_tensor(
+    output_tensor: Tensor, input_tensor: Tensor, group: Group = None, async_op: bool = False
+) -> CommHandle | None:
+    """Concatenates the ``input_tensor`` of all ranks, in rank order, along dimension 0 into ``output_tensor``.
+
+    Inputs of one shape ``[x1, x2, ...]`` and dtype; the output has shape ``[W * x1, x2, ...]``. Raises as
+    `all_to_all_v`.
+    """
+    comm = enter(group)
+    with guard(comm, "all_gather_into_tensor"):
+        check_async(async_op)
+        _check_pair("all_gather_into_tensor", output_tensor, input_tensor, "output_tensor", "input_tensor")
+        shape = tuple(input_tensor.shape)
+        expected = (comm.size * shape[0], *shape[1:]) if shape else (comm.size,)
+        if tuple(output_tensor.shape) != expected:
+            raise InvalidTensorError(
+                f"output_tensor has shape {tuple(output_tensor.shape)}, expected {expected} "
+                f"for {comm.size} ranks and inputs of shape {shape}",
+                9,
+            )
+        settle()
+        check_apart(output_tensor, input_tensor)
+    if tracks(input_tensor, output_tensor):
+        values = Gather.apply(input_tensor, comm)
+        assign("output_tensor", output_tensor, values)
+        return Done(output_tensor) if async_op else None
+    layout = gather_layout(comm, shape, expected)
+    return _handle(exchange(input_tensor, layout, output_tensor, "output_tensor", async_op), async_op)
+
+
+def all_to_all(
+    output_tensor_list: Sequence[Tensor],
+    input_tensor_list: Sequence[Tensor],
+    group: Group = None,
+    async_op: bool = False,
+) -> CommHandle | None:
+    """Sends ``input_tensor_list[j]`` to rank j and receives ``output_tensor_list[j]`` from it.
+
+    Tensors of any shapes, all of one dtype; what arrives keeps the shape of the receiver's tensor. Moved from and to
+    where they lie. Raises as `all_to_all_v`.
+    """
+    comm = enter(group)
+    with guard(comm, "all_to_all"):
+        check_async(async_op)
+        _check_lists(comm, output_tensor_list, input_tensor_list)
+        ins, outs = list(input_tensor_list), list(output_tensor_list)
+        settle()
+        for j, out in enumerate(outs):
+            for x in ins:
+                check_apart(out, x)
+            for k in range(j):
+                _check_outputs_apart(outs, k, j)
+        wants_grad = tracks(*ins, *outs)
+    if wants_grad:
+        values = ListExchange.apply(comm, [tuple(out.shape) for out in outs], *ins)
+        for j, (out, value) in enumerate(zip(outs, values, strict=True)):
+            assign(f"output_tensor_list[{j}]", out, value)
+        return Done(outs) if async_op else None
+    plan, source, target, ins = list_plan(comm, outs, ins)
+    if async_op:
+        return CommHandle(comm, plan.submit(source, target), (ins, outs), lambda: outs)
+    plan.run(source, target)
+    return None
+
+
+def _check_lists(comm: Communicator, outputs: Any, inputs: Any) -> None:
+    dtypes: list[Any] = []
+    for name, tensors in (("input_tensor_list", inputs), ("output_tensor_list", outputs)):
+        if not isinstance(tensors, list | tuple):
+            raise TypeError(f"Expected list or tuple, but got {type(tensors)}.")
+        for tensor in tensors:
+            check_tensor(name, tensor)
+        if len(tensors) != comm.size:
+            raise InvalidParamError(f"{name} has {len(tensors)} tensors, expected {comm.size}, one per rank")
+        dtypes += [tensor.dtype for tensor in tensors]
+    for dtype in dtypes:
+        if dtype != dtypes[0]:
+            raise InvalidTensorError(
+                f"the lists hold tensors of dtypes {dtypes[0]} and {dtype}, expected one dtype", 13
+            )
+    for j, out in enumerate(outputs):
+        check_output(f"output_tensor_list[{j}]", out, dtypes[0])
+
+
+def _check_outputs_apart(outputs: Sequence[Tensor], j: int, k: int) -> None:
+    try:
+        check_apart(outputs[j], outputs[k])
+    except InvalidParamError:
+        raise InvalidParamError(f"output_tensor_list[{j}] and output_tensor_list[{k}] overlap in memory") from None

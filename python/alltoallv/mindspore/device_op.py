@@ -1,0 +1,79 @@
+"""The exchange as an operator in MindSpore's own queue: the way to tensors on a device.
+
+MindSpore runs it among its kernels and hands over device pointers and the stream; ``device_op.cc`` passes them on to a
+C function. With backend "CPU" the stream is null and the function is a callback into this process's core; that is how
+the path is tested without an NPU. It is not the way that tensors on CPU go: those are exchanged at the call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from mindspore import Tensor, ops
+
+from alltoallv import _core
+from alltoallv.errors import BackendUnavailableError
+from alltoallv.mindspore.tensors import settle
+
+Entry = ctypes.CFUNCTYPE(
+    *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
+    *(ctypes.c_void_p, ctypes.c_uint64),
+)
+
+
+@lru_cache
+def build(backend: str = "CPU", folder: str | None = None) -> Any:
+    """Compiles the operator, or loads it if ``folder`` (default: below ``MS_COMPILER_CACHE_PATH``) holds it.
+
+    Raises:
+        BackendUnavailableError: it cannot be compiled; needs g++ and ninja, for "Ascend" CANN and ``ASCEND_OPP_PATH``.
+    """
+    source = str(Path(__file__).with_name("device_op.cc"))
+    try:
+        return ops.CustomOpBuilder("alltoallv_device_op", [source], backend=backend, build_dir=folder).load()
+    except (RuntimeError, ValueError, OSError) as error:
+        raise BackendUnavailableError(
+            f"MindSpore's CustomOpBuilder failed for backend {backend!r} ({error}); "
+            "it needs g++, ninja and, for Ascend, CANN with ASCEND_OPP_PATH set"
+        ) from error
+
+
+class DeviceExchange:
+    """A plan that runs in MindSpore's queue. Calls of all ranks must come in the same order.
+
+    Args:
+        plan: Which regions go where.
+        shape: Of the output, all of which the plan must write.
+        module: What `build` has given back.
+    """
+
+    def __init__(self, plan: _core.Plan, shape: Sequence[int], module: Any) -> None:
+        self._shape = list(shape)
+        self._module = module
+
+        def run(_context: int, input: int, output: int, _stream: int, message: int, capacity: int) -> int:
+            try:
+                plan.run(input or 0, output or 0)
+            except Exception as error:
+                text = f"{type(error).__name__}: {error}".encode()[: capacity - 1] + b"\0"
+                ctypes.memmove(message, text, len(text))
+                return 1
+            return 0
+
+        self._entry = Entry(run)
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """The exchange's output, complete.
+
+        Raises:
+            RuntimeError: with the class and text of the exchange's error; MindSpore keeps no more of it.
+        """
+        address = ctypes.cast(self._entry, ctypes.c_void_p).value
+        output = self._module.exchange(input, self._shape, address, 0)
+        # On CPU a built-in consumer may otherwise read the output before it is written.
+        settle()
+        return output

@@ -1,0 +1,117 @@
+"""MindSpore tensors as the core sees them: contiguous host memory of a known dtype."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore import Tensor
+
+from alltoallv import _core, memory
+from alltoallv.errors import BackendUnavailableError, InvalidParamError, InvalidTensorError
+
+try:  # where MindSpore keeps what waits for its executor; the public call refuses CPU
+    from mindspore.graph.api import _pynative_executor as _executor
+except ImportError:  # before 2.9
+    from mindspore.common.api import _pynative_executor as _executor
+
+executor: Any = _executor
+
+_NAMES: dict[Any, str] = {
+    getattr(mindspore, name if name != "bool" else "bool_"): name
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+    )
+}
+
+
+def settle() -> None:
+    """Waits until MindSpore has computed all that Python asked for.
+
+    Before memory is read: MindSpore may not have written it yet. Before memory is written: MindSpore may not have read
+    or initialized it yet.
+    """
+    if mindspore.get_context("device_target") != "CPU":
+        raise BackendUnavailableError(
+            f"device_target is {mindspore.get_context('device_target')!r}, which this release does not serve for "
+            "MindSpore tensors: use mindspore.set_device('CPU')"
+        )
+    executor.sync()
+
+
+def core_name(dtype: Any) -> str:
+    """The core's name of a dtype.
+
+    Raises:
+        InvalidTensorError: a dtype that MindSpore's CPU backend or the core does not know.
+    """
+    try:
+        return _NAMES[dtype]
+    except KeyError:
+        raise InvalidTensorError(f"dtype is {dtype}, expected one of {', '.join(_NAMES.values())}", 13) from None
+
+
+def as_input(tensor: Any) -> Tensor:
+    """The same values in contiguous memory, complete; copied only if they must be."""
+    check_tensor("input", tensor)
+    core_name(tensor.dtype)
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    settle()
+    return tensor
+
+
+def check_tensor(name: str, tensor: Any) -> None:
+    """Refuses what is no tensor, with MindSpore's words."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"Expected tensor, but got {type(tensor)}: {name}")
+
+
+def check_output(name: str, tensor: Any, dtype: Any) -> None:
+    """Refuses a tensor that the operator cannot write into."""
+    check_tensor(name, tensor)
+    if tensor.dtype != dtype:
+        raise InvalidTensorError(f"{name} has dtype {tensor.dtype}, expected {dtype}, that of the input", 13)
+    if not tensor.is_contiguous():
+        raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor")
+
+
+def check_apart(output: Tensor, input: Tensor) -> None:
+    """Input and output of an exchange must not overlap in memory."""
+    if not (output.nbytes and input.nbytes):
+        return
+    out, inp = output.data_ptr(), input.data_ptr()
+    if out < inp + input.nbytes and inp < out + output.nbytes:
+        raise InvalidParamError("output and input overlap in memory, expected separate tensors")
+
+
+def row_size(tensor: Tensor) -> int:
+    """Elements per row of dimension 0."""
+    if len(tensor.shape) == 0:
+        raise InvalidTensorError("a 0-dimensional tensor has no rows, expected at least 1 dimension")
+    return math.prod(tensor.shape[1:])
+
+
+def from_block(block: _core.Block, shape: Sequence[int], dtype: Any) -> Tensor:
+    """The tensor of that shape over a block, which lives as long as the tensor and what MindSpore computes from it."""
+    return Tensor.from_numpy(memory.from_block(block, shape, np.dtype(mindspore.dtype_to_nptype(dtype))))
+
+
+def empty(shape: int | Sequence[int], dtype: Any = mindspore.float32) -> Tensor:
+    """A new tensor, not initialized, in this process's shared arena; see `alltoallv.empty`."""
+    core_name(dtype)
+    dims = (shape,) if isinstance(shape, int) else tuple(shape)
+    itemsize = np.dtype(mindspore.dtype_to_nptype(dtype)).itemsize
+    return from_block(_core.allocate(math.prod(dims) * itemsize), dims, dtype)
+
+
+def zeros(shape: Sequence[int], dtype: Any) -> Tensor:
+    """The same, all zero, at once: MindSpore's own ``zeros`` are written later."""
+    array = memory.empty(shape, np.dtype(mindspore.dtype_to_nptype(dtype)))
+    if array.size:
+        array.reshape(-1).view(np.uint8)[...] = 0
+    return Tensor.from_numpy(array)

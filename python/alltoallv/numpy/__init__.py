@@ -1,0 +1,36 @@
+"""Collectives on NumPy arrays. ``group`` is a `Communicator`; None means the default one of this job.
+
+Every function is collective: all ranks of the group call it, in the same order. Errors that concern several ranks are
+raised on all of them. With ``async_op=True`` a function returns at once; the arrays given must not be touched until the
+`Work` it returns is done.
+"""
+
+from alltoallv.numpy.exchange import (
+    all_gather,
+    all_gather_into_tensor,
+    all_to_all,
+    all_to_all_single,
+    all_to_all_v,
+    barrier,
+    broadcast,
+    exchange_counts,
+)
+from alltoallv.numpy.moe import global_gather, global_scatter
+from alltoallv.numpy.reduce import all_reduce, reduce_scatter
+from alltoallv.numpy.work import Work
+
+__all__ = [
+    "Work",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "all_to_all_v",
+    "barrier",
+    "broadcast",
+    "exchange_counts",
+    "global_gather",
+    "global_scatter",
+    "reduce_scatter",
+]

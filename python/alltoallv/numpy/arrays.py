@@ -1,0 +1,80 @@
+"""Checks of NumPy arrays before they reach the core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from alltoallv import _core, communicator
+from alltoallv.communicator import Communicator
+from alltoallv.counts import Counts
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+
+Array = npt.NDArray[Any]
+
+
+def resolve(group: Communicator | None) -> Communicator:
+    """The communicator meant by ``group``."""
+    if group is None:
+        return communicator.default()
+    if not isinstance(group, Communicator):
+        raise InvalidParamError(f"group is a {type(group).__name__}, expected a Communicator or None")
+    return group
+
+
+def as_input(name: str, array: npt.ArrayLike | Counts) -> Array:
+    """A C-contiguous array with the values of ``array``, which is copied only if it must be."""
+    try:
+        return np.asarray(array, order="C")
+    except (TypeError, ValueError) as error:
+        raise InvalidTensorError(
+            f"{name} is a {type(array).__name__} that is no array ({error}), expected one"
+        ) from error
+
+
+def check_output(name: str, array: object, dtype: np.dtype[Any] | None = None, size: int | None = None) -> Array:
+    """``array`` itself, if the operator can write into it."""
+    if not isinstance(array, np.ndarray):
+        raise InvalidTensorError(f"{name} is a {type(array).__name__}, expected a NumPy array", 5)
+    if not array.flags.c_contiguous or not array.flags.writeable:
+        raise InvalidTensorError(f"{name} is not contiguous and writable, expected both")
+    if dtype is not None and array.dtype != dtype:
+        raise InvalidTensorError(f"{name} has dtype {array.dtype}, expected {dtype}, that of the input", 13)
+    if size is not None and array.size != size:
+        raise InvalidTensorError(f"{name} has {array.size} elements, expected {size}", 9)
+    return array
+
+
+def address(array: Array) -> int:
+    """Where the first element lies."""
+    try:
+        return _core.buffer_address(array)
+    except (TypeError, ValueError, BufferError):  # dtypes without a buffer format, such as bfloat16
+        return array.ctypes.data
+
+
+def check_apart(output: Array, input: Array) -> None:
+    """Input and output of an exchange must not overlap."""
+    if not (output.nbytes and input.nbytes):
+        return
+    out, inp = address(output), address(input)
+    if out < inp + input.nbytes and inp < out + output.nbytes:
+        raise InvalidParamError("output and input overlap in memory, expected separate arrays")
+
+
+def seconds(timeout: float | None) -> float:
+    """A timeout as the core takes it."""
+    if timeout is None:
+        return -1.0
+    if not isinstance(timeout, int | float | np.number) or not timeout > 0:
+        raise InvalidParamError(f"timeout is {timeout!r}, expected seconds above 0, or None")
+    return float(timeout)
+
+
+def row_size(array: Array) -> int:
+    """Elements per row of dimension 0."""
+    if array.ndim == 0:
+        raise InvalidTensorError("a 0-dimensional array has no rows, expected at least 1 dimension")
+    return int(np.prod(array.shape[1:], dtype=np.int64))

@@ -1,0 +1,116 @@
+"""Reductions, in the fixed rank order 0, 1, ..., W-1: every rank gets the same bits."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from alltoallv import memory
+from alltoallv.communicator import Communicator
+from alltoallv.counts import Counts, as_counts, even_split, scaled
+from alltoallv.dtypes import core_name
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.guard import guard
+from alltoallv.numpy.arrays import Array, address, as_input, check_output, resolve, row_size, seconds
+from alltoallv.numpy.work import Work
+from alltoallv.reductions import check_reduction
+
+Op = Literal["sum", "avg", "min", "max", "prod"]
+
+
+def all_reduce(
+    input: npt.ArrayLike,
+    op: Op = "sum",
+    *,
+    out: Array | None = None,
+    group: Communicator | None = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Array | tuple[Array, Work]:
+    """Combines the ``input`` of all ranks element by element.
+
+    Args:
+        input: One shape and dtype on all ranks: integers, bool, float16, bfloat16, float32 or float64.
+        op: ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, and for floats ``"avg"``. Integers wrap; float16 and bfloat16
+            accumulate in float32 and are rounded once; min and max propagate NaN; bool means or (sum, max), and (prod,
+            min).
+        out: Where the result goes; may be the input itself. Left out, it is allocated in shared memory.
+
+    Returns:
+        The result, of the input's shape and dtype, or ``(result, work)`` with ``async_op=True``.
+
+    Raises:
+        As `alltoallv.numpy.all_to_all_v`.
+    """
+    comm = resolve(group)
+    with guard(comm, "all_reduce"):
+        x = as_input("input", input)
+        dtype = core_name(x.dtype)
+        check_reduction(op, dtype)
+        if out is None:
+            out = memory.empty(x.shape, x.dtype)
+        check_output("out", out, x.dtype, x.size)
+        _check_same_or_apart(out, x)
+        counts = [x.size // comm.size + (j < x.size % comm.size) for j in range(comm.size)]
+        args = ("all_reduce", dtype, op, address(x), address(out), counts, seconds(timeout))
+    if async_op:
+        return out, Work(comm, comm.core.submit_reduce(*args), (x, out), lambda: out)
+    comm.core.reduce(*args)
+    return out
+
+
+def reduce_scatter(
+    input: npt.ArrayLike,
+    recv_counts: Counts | None = None,
+    op: Op = "sum",
+    *,
+    out: Array | None = None,
+    group: Communicator | None = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Array | tuple[Array, Work]:
+    """Combines the ``input`` of all ranks and gives rank j its part of the rows of dimension 0.
+
+    Args:
+        input, op: As for `all_reduce`.
+        recv_counts: Rows that each rank gets, equal on all ranks; their sum is dimension 0. Default: equal shares.
+        out: Shape ``[recv_counts[rank], *input.shape[1:]]``. Left out, it is allocated in shared memory.
+
+    Returns:
+        This rank's part, or ``(part, work)`` with ``async_op=True``. Raises as `all_reduce`.
+    """
+    comm = resolve(group)
+    with guard(comm, "reduce_scatter"):
+        x = as_input("input", input)
+        dtype = core_name(x.dtype)
+        check_reduction(op, dtype)
+        row = row_size(x)
+        if recv_counts is None:
+            rows = even_split("input", x.shape[0], comm.size)
+        else:
+            rows = as_counts("recv_counts", recv_counts, comm.size)
+            if min(rows) < 0 or sum(rows) != x.shape[0]:
+                raise InvalidParamError(
+                    f"recv_counts is {rows}, expected entries >= 0 whose sum is {x.shape[0]}, dimension 0 of input"
+                )
+        shape = (rows[comm.rank], *x.shape[1:])
+        if out is None:
+            out = memory.empty(shape, x.dtype)
+        check_output("out", out, x.dtype)
+        if out.shape != shape:
+            raise InvalidTensorError(f"out has shape {out.shape}, expected {shape}")
+        if np.may_share_memory(out, x):
+            raise InvalidParamError("out and input overlap in memory, expected separate arrays")
+        counts = scaled(rows, row)
+        args = ("reduce_scatter", dtype, op, address(x), address(out), counts, seconds(timeout))
+    if async_op:
+        return out, Work(comm, comm.core.submit_reduce(*args), (x, out), lambda: out)
+    comm.core.reduce(*args)
+    return out
+
+
+def _check_same_or_apart(out: Array, x: Array) -> None:
+    if np.may_share_memory(out, x) and address(out) != address(x):
+        raise InvalidParamError("out and input overlap in memory without being the same, expected one or the other")

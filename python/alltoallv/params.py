@@ -1,0 +1,154 @@
+"""Parameters of the ATB-shaped AllToAllV operator, and their JSON form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from alltoallv import _core
+from alltoallv._core import CommMode, DeviceInfo
+from alltoallv.errors import InvalidParamError
+
+__all__ = ["AllToAllVParam", "CommMode", "DeviceInfo"]
+
+
+class AllToAllVParam(_core.AllToAllVParam):
+    """Parameters of `AllToAllVOperation`, with ATB's fields in snake_case.
+
+    The constructor takes every field as a keyword and checks types only; values are checked where the
+    operation is created. The four arrays have one entry per rank, in elements of the tensor, and are read as
+    tuples: assign a new sequence to change one.
+
+    Attributes:
+        rank, rank_size, rank_root: this rank, the number of ranks, and the rank that the others meet at.
+        send_counts, sdispls: what goes to rank j is ``x.flat[sdispls[j] : sdispls[j] + send_counts[j]]``.
+        recv_counts, rdispls: what comes from rank j is ``y.flat[rdispls[j] : rdispls[j] + recv_counts[j]]``.
+        backend: ``"hccl"`` (the native transport of the tensors' device), or shm, gloo, nccl, mpi, auto.
+        hccl_comm: address of an HcclComm that the caller owns, or 0.
+        comm_mode: a `CommMode`; a number that is none is refused where the operation is created.
+        rank_table_file: path of a rank table, or empty.
+        comm_domain: ``"name"`` or ``"name:MB"``, at most 128 bytes.
+        rsv: 64 reserved bytes, all zero.
+    """
+
+    @classmethod
+    def from_json(cls, data: str | bytes | Mapping[str, Any]) -> AllToAllVParam:
+        """Reads ATB's JSON form: camelCase keys, ``rank`` and ``rankSize`` mandatory, unknown keys ignored.
+
+        ``hcclComm`` is not read. As in ATB a 64-bit integer above INT64_MAX wraps negative, so that creating
+        the operation refuses it.
+
+        Args:
+            data: JSON text, or the object that it holds.
+
+        Raises:
+            InvalidParamError: text that is not JSON (with the position), a missing key, or a value of a wrong
+                type.
+        """
+        members = data if isinstance(data, Mapping) else parse_object(data)
+        for key in ("rank", "rankSize"):
+            if key not in members:
+                raise InvalidParamError(f"{key} is missing, expected an integer")
+        fields = {name: read(key, members[key]) for key, (name, read) in READERS.items() if key in members}
+        return cls(**fields)
+
+    def to_json(self) -> str:
+        """Returns ATB's JSON form, every key; ``hcclComm`` as an integer, ``rsv`` without trailing zeros."""
+        members: dict[str, Any] = {}
+        for key, name in KEYS.items():
+            value = getattr(self, name)
+            members[key] = list(value) if isinstance(value, tuple) else value
+        members["commMode"] = int(self.comm_mode)
+        members["rsv"] = list(self.rsv.rstrip(b"\0"))
+        return json.dumps(members)
+
+    def __reduce__(self) -> tuple[Callable[..., AllToAllVParam], tuple[dict[str, Any]]]:
+        return restore, ({name: getattr(self, name) for name in KEYS.values()},)
+
+
+KEYS = {
+    "rank": "rank",
+    "rankSize": "rank_size",
+    "rankRoot": "rank_root",
+    "sendCounts": "send_counts",
+    "sdispls": "sdispls",
+    "recvCounts": "recv_counts",
+    "rdispls": "rdispls",
+    "backend": "backend",
+    "hcclComm": "hccl_comm",
+    "commMode": "comm_mode",
+    "rankTableFile": "rank_table_file",
+    "commDomain": "comm_domain",
+    "rsv": "rsv",
+}
+
+
+def restore(fields: dict[str, Any]) -> AllToAllVParam:
+    """Undoes ``__reduce__``."""
+    return AllToAllVParam(**fields)
+
+
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """Parses JSON text that holds an object."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno} (character {error.pos})"
+        raise InvalidParamError(f"the text is not JSON: {error.msg} at {where}") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidParamError(f"the text is not JSON that can be read: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidParamError(f"the JSON text holds a {type(value).__name__}, expected an object")
+    return value
+
+
+def read_int(key: str, value: object, low: int, high: int) -> int:
+    """Accepts an integer of ``low`` to ``high``; a bool is none."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidParamError(f"{key} is {value!r}, expected an integer")
+    if not low <= value <= high:
+        raise InvalidParamError(f"{key} is {value}, expected an integer of {low} to {high}")
+    return value
+
+
+def read_int32(key: str, value: object) -> int:
+    return read_int(key, value, -(2**31), 2**31 - 1)
+
+
+def read_str(key: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidParamError(f"{key} is {value!r}, expected a string")
+    return value
+
+
+def read_list(key: str, value: object) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise InvalidParamError(f"{key} is {value!r}, expected a list of integers")
+    return list(value)
+
+
+def read_int64_list(key: str, value: object) -> list[int]:
+    """Reads 64 bits, signed or not, as signed."""
+    entries = enumerate(read_list(key, value))
+    wide = [read_int(f"{key}[{index}]", entry, -(2**63), 2**64 - 1) for index, entry in entries]
+    return [entry - 2**64 if entry >= 2**63 else entry for entry in wide]
+
+
+def read_bytes(key: str, value: object) -> list[int]:
+    entries = read_list(key, value)
+    if len(entries) > 64:
+        raise InvalidParamError(f"{key} has {len(entries)} entries, expected at most 64")
+    return [read_int(f"{key}[{index}]", entry, 0, 255) for index, entry in enumerate(entries)]
+
+
+READERS: dict[str, tuple[str, Callable[[str, object], Any]]] = {
+    key: (KEYS[key], read)
+    for read, keys in (
+        (read_int32, ("rank", "rankSize", "rankRoot", "commMode")),
+        (read_int64_list, ("sendCounts", "sdispls", "recvCounts", "rdispls")),
+        (read_str, ("backend", "rankTableFile", "commDomain")),
+        (read_bytes, ("rsv",)),
+    )
+    for key in keys
+}

@@ -1,0 +1,25 @@
+"""Tools for tests of operators: a reference of every operator, golden data, and ranks to run them on.
+
+* :mod:`alltoallv.testing.reference`: what every operator computes, in NumPy, for all ranks at once.
+* :mod:`alltoallv.testing.golden`: random exchanges, comparison of bits, files.
+* :func:`run_ranks` and the pytest fixture ``ranks``: a function on n processes or threads.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from alltoallv.testing.outcome import Outcome, RankExit, RankFailures, RankTimeout, RemoteError
+    from alltoallv.testing.pool import Ranks, run_ranks
+
+__all__ = ["Outcome", "RankExit", "RankFailures", "RankTimeout", "Ranks", "RemoteError", "run_ranks"]
+
+
+def __getattr__(name: str) -> Any:
+    # pytest loads the plugin wherever alltoallv is installed, also without what the pool needs.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "pool" if name in ("Ranks", "run_ranks") else "outcome"
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

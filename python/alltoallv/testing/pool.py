@@ -1,0 +1,232 @@
+"""Runs a function on n ranks: on processes that are kept for the next call, on fresh ones, or on threads."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import sys
+import sysconfig
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import cloudpickle
+
+from alltoallv._processes import Guard
+from alltoallv.testing.outcome import Outcome, RankFailures
+from alltoallv.testing.process import Worker, collect
+from alltoallv.testing.threads import run_threads
+from alltoallv.testing.worker import Task
+
+_by_value_lock = threading.Lock()
+
+
+class Ranks:
+    """Callable that runs a function on ranks; the fixture ``ranks`` is one.
+
+    ``ranks(4)(function, *args)`` calls ``function(communicator, *args)`` on 4 ranks and returns the 4 results
+    in rank order. The function and its arguments are pickled by cloudpickle; a function of a test module is
+    sent by value. Every call has a new communicator in a domain of its own, which is destroyed afterwards. A
+    process whose function failed or left a thread behind is replaced.
+    """
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._guard: Guard | None = None
+        self._idle: list[Worker] = []
+        self._died_idle: list[Outcome] = []
+        self._numbers = itertools.count()
+        self._calls = itertools.count()
+        self._id = uuid.uuid4().hex
+
+    def __call__(
+        self,
+        size: int,
+        *,
+        fresh: bool = False,
+        threads: bool = False,
+        communicator: bool = True,
+        outcomes: bool = False,
+        timeout: float = 60.0,
+        comm_timeout: float = 30.0,
+        env: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> Callable[..., list[Any]]:
+        """Returns the function that runs a function.
+
+        Args:
+            size: number of ranks.
+            fresh: start new processes and let them end afterwards; their exit statuses count. For functions
+                that kill ranks or change their process.
+            threads: ranks are threads of this process instead.
+            communicator: False: the function gets ``rank, size`` instead of a communicator.
+            outcomes: return an Outcome for every rank instead of raising; for ranks meant to fail.
+            timeout: seconds after which all ranks write their stacks and are killed.
+            comm_timeout: the communicators' own timeout in seconds.
+            env: environment variables of the ranks for this call. What a library reads only once needs
+                ``fresh``.
+            **options: further arguments of ``Communicator.from_env`` or ``Communicator.threads``.
+
+        The returned function raises:
+            RankFailures: ranks failed; has every rank's exception and output.
+        """
+        if size < 1:
+            raise ValueError(f"size is {size}, expected at least 1")
+        if threads and (fresh or env):
+            raise ValueError("threads cannot have fresh=True or an environment of their own")
+        call = next(self._calls)
+        settings = {"domain": f"ranks-{call}", "timeout": comm_timeout} | options if communicator else None
+
+        def run(function: Callable[..., Any], *args: Any) -> list[Any]:
+            if threads:
+                found = run_threads(size, function, args, settings, timeout)
+            else:
+                place = {"ALLTOALLV_JOB_ID": f"{self._id}-{call}-{next(self._calls)}"} | dict(env or {})
+                found = self._run(size, function, args, place, settings, timeout, fresh)
+            for outcome in found:
+                if outcome.error is None:
+                    for line in outcome.output.splitlines():
+                        print(f"[{outcome.rank}] {line}")
+            if outcomes:
+                return found
+            if any(outcome.error is not None for outcome in found):
+                raise RankFailures(found)
+            return [outcome.result for outcome in found]
+
+        return run
+
+    def close(self) -> None:
+        """Ends the processes that are kept.
+
+        Raises:
+            RankFailures: one did not end well, or had died between two calls.
+        """
+        if os.getpid() != self._owner:  # in a forked child the processes are its parent's
+            return
+        with self._lock:
+            workers, self._idle = self._idle, []
+            guard, self._guard = self._guard, None
+        try:
+            for worker in workers:
+                worker.connection.close()
+            outcomes = [*self._died_idle]
+            for worker in workers:
+                outcomes.append(worker.finish(Outcome(worker.number)))
+                outcomes[-1].output = worker.take_output()
+        finally:
+            for worker in workers:
+                worker.kill()
+            if guard is not None:
+                guard.close()
+        if any(outcome.error is not None for outcome in outcomes):
+            raise RankFailures(outcomes)
+
+    def _run(
+        self,
+        size: int,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        env: dict[str, str],
+        settings: dict[str, Any] | None,
+        timeout: float,
+        fresh: bool,
+    ) -> list[Outcome]:
+        payload = _pickle_by_value(function, args)
+        workers = self._take(size, fresh)
+        try:
+            for rank, worker in enumerate(workers):
+                place = {
+                    "ALLTOALLV_RANK": str(rank),
+                    "ALLTOALLV_WORLD_SIZE": str(size),
+                    "ALLTOALLV_LOCAL_RANK": str(rank),
+                    "ALLTOALLV_LOCAL_WORLD_SIZE": str(size),
+                    "ALLTOALLV_RESTART_COUNT": "0",
+                }
+                worker.send(Task(rank, size, payload, place | env, settings))
+            outcomes = collect(workers, timeout)
+            if fresh:
+                for worker in workers:
+                    worker.connection.close()
+                for worker, outcome in zip(workers, outcomes, strict=True):
+                    worker.finish(outcome)
+            for worker, outcome in zip(workers, outcomes, strict=True):
+                outcome.output = worker.take_output()
+        except BaseException:
+            for worker in workers:
+                worker.kill()
+            raise
+        self._give_back(workers, fresh)
+        return outcomes
+
+    def _take(self, size: int, fresh: bool) -> list[Worker]:
+        with self._lock:
+            if self._guard is None:
+                self._guard = Guard()
+            guard = self._guard
+            workers: list[Worker] = []
+            if not fresh:
+                # The longest-serving first, so that a process mostly keeps its rank.
+                self._idle.sort(key=lambda worker: worker.number)
+                workers, self._idle = self._idle[:size], self._idle[size:]
+        for worker in [worker for worker in workers if worker.process.poll() is not None]:
+            workers.remove(worker)
+            self._died_idle.append(worker.finish(Outcome(worker.number), "between two calls"))
+            self._died_idle[-1].output = worker.take_output()
+            worker.kill()
+        try:
+            while len(workers) < size:
+                workers.append(Worker(next(self._numbers), guard))
+        except BaseException:
+            for worker in workers:
+                worker.kill()
+            raise
+        return workers
+
+    def _give_back(self, workers: list[Worker], fresh: bool) -> None:
+        for worker in workers:
+            if fresh or not worker.healthy:
+                worker.kill()
+            else:
+                with self._lock:
+                    self._idle.append(worker)
+
+
+def _pickle_by_value(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """Pickles a call; what it needs of its module goes along, unless workers can import that."""
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    roots = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    roots.append(os.path.dirname(os.path.dirname(__file__)))
+    installed = file is None or file.startswith(tuple(root + os.sep for root in roots))
+    with _by_value_lock:
+        if module is None or installed or module.__name__ in cloudpickle.list_registry_pickle_by_value():
+            data: bytes = cloudpickle.dumps((function, args))
+            return data
+        cloudpickle.register_pickle_by_value(module)
+        try:
+            data = cloudpickle.dumps((function, args))
+            return data
+        finally:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+_shared: Ranks | None = None
+
+
+def run_ranks(size: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+    """Runs ``function(communicator, *args)`` on ``size`` ranks, without pytest; see :class:`Ranks` for the
+    options.
+
+    Returns the results in rank order. The processes are kept until the program ends.
+
+    Raises:
+        RankFailures: ranks failed; has every rank's exception and output.
+    """
+    global _shared
+    if _shared is None or _shared._owner != os.getpid():
+        _shared = Ranks()
+        atexit.register(_shared.close)
+    return _shared(size, **options)(function, *args)

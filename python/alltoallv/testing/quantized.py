@@ -1,0 +1,226 @@
+"""What the quantized operators compute, for all ranks at once, in NumPy: from the rules of docs/quantization.md.
+
+Entry r of a list belongs to rank r. Results are new arrays, one per rank; only error-feedback state is updated in
+place. Values are float32, float16 or bfloat16 (ml_dtypes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from alltoallv.testing.golden import dtype_of
+from alltoallv.testing.quantized_codes import (
+    Array,
+    Codes,
+    Floats,
+    Overflow,
+    Quantized,
+    cast,
+    code_bytes,
+    codes_of,
+    dequantize,
+    dequantize_sum,
+    handle_overflow,
+    one_nan,
+    quantize,
+    scale_of,
+    widened,
+)
+from alltoallv.testing.reference import all_to_all_v
+
+__all__ = [
+    "Quantized",
+    "cast",
+    "code_bytes",
+    "codes_of",
+    "dequantize",
+    "dequantize_sum",
+    "quantize",
+    "quantized_all_reduce",
+    "quantized_all_to_all",
+    "quantized_reduce_scatter",
+    "scale_of",
+    "shared_scale_all_reduce",
+    "two_scale_all_reduce",
+]
+
+_F32 = np.float32
+
+
+def quantized_all_reduce(
+    inputs: Sequence[Array],
+    *,
+    group_size: int = 128,
+    bits: int = 8,
+    gather: Literal["full", "quantized"] = "full",
+    op: Literal["sum", "avg"] = "sum",
+    dtype: str | npt.DTypeLike | None = None,
+    overflow: Overflow = "saturate",
+    errors: Sequence[Floats] | None = None,
+    gather_error: Floats | None = None,
+) -> list[Array]:
+    """Every rank's result of the dynamic mode; the same bits on all.
+
+    Args:
+        inputs: W arrays of one shape and dtype.
+        group_size: elements per scale; groups begin at element 0 of the flattened array.
+        bits: 8 or 4.
+        gather: "full" rounds the reduced values to ``dtype``; "quantized" quantizes them again, in the same groups,
+            before.
+        op: avg divides the sum by W, before it is rounded or quantized.
+        dtype: of the results; default: the inputs'.
+        overflow: what values become that do not fit.
+        errors: error feedback: W float32 arrays in the inputs' shape, replaced.
+        gather_error: error feedback of the second quantization: one float32 array in the inputs' shape, of which
+            every rank holds its part; replaced.
+
+    Raises:
+        OverflowError: a finite value does not fit, and ``overflow`` is "raise".
+    """
+    if gather not in ("full", "quantized") or op not in ("sum", "avg"):
+        raise ValueError(f"gather is {gather!r}, op is {op!r}, expected full or quantized, sum or avg")
+    size = len(inputs)
+    codes = [quantize(x, group_size, bits, None if errors is None else errors[r]) for r, x in enumerate(inputs)]
+    total = dequantize_sum(codes, op == "avg")
+    if gather == "quantized":
+        total = dequantize(quantize(total, group_size, bits, gather_error))
+    result = cast(total, inputs[0].dtype if dtype is None else dtype, overflow).reshape(inputs[0].shape)
+    return [result.copy() for _ in range(size)]
+
+
+def quantized_reduce_scatter(
+    inputs: Sequence[Array],
+    counts: Sequence[int] | None = None,
+    *,
+    group_size: int = 128,
+    bits: int = 8,
+    op: Literal["sum", "avg"] = "sum",
+    dtype: str | npt.DTypeLike | None = None,
+    overflow: Overflow = "saturate",
+    errors: Sequence[Floats] | None = None,
+) -> list[Array]:
+    """Rank r's result: part r of the sum.
+
+    Every part is quantized by itself: groups begin at its first element. Parts are ``counts[r]`` entries of axis 0,
+    by default equal. The other arguments are those of :func:`quantized_all_reduce`.
+    """
+    size, length = len(inputs), len(inputs[0])
+    if counts is None:
+        if length % size:
+            raise ValueError(f"the first dimension, {length}, does not divide by {size} ranks")
+        counts = [length // size] * size
+    if sum(counts) != length or len(counts) != size:
+        raise ValueError(f"counts are {list(counts)}, expected {size} of sum {length}")
+    results = []
+    for r in range(size):
+        part = slice(sum(counts[:r]), sum(counts[: r + 1]))
+        part_errors = None if errors is None else [error[part] for error in errors]
+        parts = [x[part] for x in inputs]
+        results.append(
+            quantized_all_reduce(
+                parts, group_size=group_size, bits=bits, op=op, dtype=dtype, overflow=overflow, errors=part_errors
+            )[r]
+        )
+    return results
+
+
+def quantized_all_to_all(
+    inputs: Sequence[Array],
+    send_counts: Sequence[Sequence[int]],
+    *,
+    group_size: int | None = None,
+    bits: int = 8,
+    dtype: str | npt.DTypeLike | None = None,
+    overflow: Overflow = "saturate",
+) -> list[Array]:
+    """Rows travel as codes with their scales; rank r's result: what it receives, dequantized, in rank order.
+
+    Args:
+        inputs: W arrays of rows, [T_r, H].
+        send_counts: W x W, in rows; row r belongs to rank r.
+        group_size: elements per scale; groups begin anew with every row. Default: one scale per row.
+        bits: 8 or 4.
+        dtype: of the results; default: the inputs'.
+        overflow: what values become that do not fit.
+    """
+    restored = []
+    for x in inputs:
+        group = max(1, x[0:1].size if group_size is None else group_size)
+        target = dtype_of(x.dtype if dtype is None else dtype)
+        rows = np.zeros(x.shape, target)
+        for t in range(len(x)):
+            rows[t] = dequantize(quantize(x[t], group, bits), target, overflow).reshape(x.shape[1:])
+        restored.append(rows)
+    return all_to_all_v(restored, send_counts)
+
+
+def shared_scale_all_reduce(
+    inputs: Sequence[Codes],
+    scale: Array,
+    offset: float = 0.0,
+    *,
+    dtype: str | npt.DTypeLike = "float16",
+    overflow: Overflow = "saturate",
+) -> list[Array]:
+    """(Σ x + W·offset)·scale: an exact sum, float32 arithmetic, one rounding. The same bits on all ranks.
+
+    Args:
+        inputs: W int8 arrays of one shape.
+        scale: float16, bfloat16 or float32; one value, or one per entry of the last axis.
+        offset: a float16 (as in ATB), bfloat16 or float32 value.
+        dtype: of the results.
+        overflow: finite scales and offsets never give inf unless this is "infinity".
+
+    Raises:
+        OverflowError: a value does not fit, and ``overflow`` is "raise".
+    """
+    size = len(inputs)
+    scales = _channels(scale, inputs[0])
+    with np.errstate(all="ignore"):
+        total = np.sum([x.astype(np.int64) for x in inputs], axis=0).astype(_F32)
+        offsets = _F32(size) * _F32(offset)
+        values = (total + offsets) * scales
+        result = values.astype(dtype_of(dtype))
+    exceeded = np.isinf(result) & np.isfinite(scales) & np.isfinite(offsets)
+    result = one_nan(handle_overflow(result, values, exceeded, overflow))
+    return [result.copy() for _ in range(size)]
+
+
+def two_scale_all_reduce(
+    inputs: Sequence[Array], scale_1: Array, scale_2: Array, *, overflow: Overflow = "saturate"
+) -> list[Array]:
+    """The form of ``npu_mm_all_reduce_base`` with ``comm_quant_scale_1`` and ``_2``; results in the inputs' dtype.
+
+    q1 = x / scale_1, sums exactly, q2 = Σ q1 · (scale_1 / scale_2), result = q2 · scale_2.
+
+    Args:
+        inputs: W float32, float16 or bfloat16 arrays of one shape.
+        scale_1: one value, or one per entry of the last axis, equal on all ranks.
+        scale_2: likewise.
+        overflow: what values become that do not fit.
+    """
+    first, second = widened(np.asarray(scale_1)), widened(np.asarray(scale_2))
+    with np.errstate(all="ignore"):
+        inverse = _F32(1) / _channels(first, inputs[0])
+        codes = [_saturated_codes(widened(x) * inverse) for x in inputs]
+        total = np.sum([code.astype(np.int64) for code in codes], axis=0).astype(_F32)
+        reduced = _saturated_codes(total * _channels(first / second, inputs[0]))
+    result = shared_scale_all_reduce([reduced], second, dtype=inputs[0].dtype, overflow=overflow)[0]
+    return [result.copy() for _ in inputs]
+
+
+def _saturated_codes(values: Floats) -> Codes:
+    numbers: Floats = np.where(np.isnan(values), _F32(0), values)
+    return np.rint(np.clip(numbers, _F32(-127), _F32(127))).astype(np.int8)
+
+
+def _channels(scale: Array, x: Array) -> Floats:
+    flat = widened(np.asarray(scale)).reshape(-1)
+    channels = x.shape[-1] if x.ndim else 1
+    if flat.size not in (1, channels):
+        raise ValueError(f"scale has {flat.size} values, expected 1 or the last dimension, {channels}")
+    return np.broadcast_to(flat, x.shape) if x.ndim else flat.reshape(())

@@ -1,0 +1,121 @@
+"""The program of a worker process: runs the functions that it is sent, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import os
+import pickle
+import resource
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+
+from alltoallv._processes import die_with_parent
+from alltoallv.testing.outcome import RemoteError
+
+_THREAD_SECONDS = 0.2  # for threads to end after the function has
+
+
+@dataclass
+class Task:
+    """One call on one rank. ``payload`` is the pickled (function, args)."""
+
+    rank: int
+    size: int
+    payload: bytes
+    env: dict[str, str]
+    communicator: dict[str, Any] | None  # arguments of from_env; None: the function gets rank and size
+    path: list[str] = field(default_factory=lambda: list(sys.path))
+    directory: str = field(default_factory=os.getcwd)
+
+
+@dataclass
+class Reply:
+    """What came of it; ``value`` is the pickled result or exception. Only a healthy worker is used again."""
+
+    failed: bool
+    value: bytes
+    traceback: str = ""
+    healthy: bool = True
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serves the connection until its other end closes; with a ``parent`` other than 0, dies with it."""
+    if parent:
+        die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.enable()  # also what reports where a rank hangs: the parent sends SIGABRT
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    connection: Connection[Any, Any] = Connection(descriptor)
+    for module in ("numpy", "ml_dtypes", "alltoallv"):  # what most functions will want
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    environment = dict(os.environ)
+    while True:
+        try:
+            message = connection.recv_bytes()
+        except (EOFError, ConnectionError):
+            return
+        reply = run(pickle.loads(message))
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            connection.send_bytes(pickle.dumps(reply))
+        except (BrokenPipeError, ConnectionError):
+            return
+
+
+def run(task: Task) -> Reply:
+    """Calls the function with the environment and communicator of its rank."""
+    threads = set(threading.enumerate())
+    os.environ.update(task.env)
+    sys.path[:] = task.path
+    try:
+        os.chdir(task.directory)
+        function, args = pickle.loads(task.payload)
+        if task.communicator is None:
+            result = function(task.rank, task.size, *args)
+        else:
+            from alltoallv import Communicator
+
+            communicator = Communicator.from_env(**task.communicator)
+            try:
+                result = function(communicator, *args)
+            except BaseException:
+                with contextlib.suppress(Exception):  # the function's own error is the one to report
+                    communicator.destroy()
+                raise
+            communicator.destroy()
+        reply = Reply(False, cloudpickle.dumps(result))
+    except BaseException as error:  # SystemExit too: the process is to go on
+        reply = Reply(True, pack_exception(error), format_exception(error), healthy=False)
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(_THREAD_SECONDS)
+        reply.healthy &= not thread.is_alive()
+    return reply
+
+
+def pack_exception(error: BaseException) -> bytes:
+    """Pickles an exception, or a RemoteError with its text where that does not work both ways."""
+    try:
+        data: bytes = cloudpickle.dumps(error)
+        pickle.loads(data)
+    except Exception:
+        data = pickle.dumps(RemoteError(f"{type(error).__name__}: {error}"))
+    return data
+
+
+def format_exception(error: BaseException) -> str:
+    """The traceback without the frame of :func:`run`."""
+    frames = error.__traceback__.tb_next if error.__traceback__ else None
+    return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))

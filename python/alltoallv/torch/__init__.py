@@ -1,0 +1,44 @@
+"""Collectives on torch tensors.
+
+``group`` is a ProcessGroup of torch.distributed, a `Communicator`, or None for the default group (without
+``init_process_group``: all ranks that the launcher started). The ranks of a ProcessGroup find each other through its
+store at the first call. On one host they share memory; ranks on several hosts, and tensors on a GPU, use the group's
+own engine (gloo, NCCL, MPI), with the same checks before data move (see `from_group`). A rank outside the group gets a
+warning and None, as in torch.distributed.
+
+Every function is collective: all ranks of the group call it, in the same order. Errors that concern several ranks are
+raised on all of them. With ``async_op=True`` a function returns at once, with a handle like ``torch.distributed.Work``;
+the tensors given must not be touched until it is done.
+
+Outputs that a function allocates lie in shared memory where that moves the data (see `empty`). Calls without gradients
+go straight to the core; with gradients, and under torch.compile, they are the operators of `alltoallv.torch.ops`.
+"""
+
+from alltoallv.torch import backend as backend
+from alltoallv.torch import functional, nn
+from alltoallv.torch.functions import (
+    all_gather_into_tensor,
+    all_to_all,
+    all_to_all_single,
+    all_to_all_v,
+    exchange_counts,
+)
+from alltoallv.torch.group import from_group
+from alltoallv.torch.moe import global_gather, global_scatter
+from alltoallv.torch.tensors import empty
+from alltoallv.torch.work import Work
+
+__all__ = [
+    "Work",
+    "all_gather_into_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "all_to_all_v",
+    "empty",
+    "exchange_counts",
+    "from_group",
+    "functional",
+    "global_gather",
+    "global_scatter",
+    "nn",
+]

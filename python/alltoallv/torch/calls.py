@@ -1,0 +1,192 @@
+"""Collectives that have passed this rank's checks, over shared memory or over the group's own engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alltoallv import _core
+from alltoallv.backends.torch_group import GroupCall, TorchGroupCommunicator
+from alltoallv.communicator import Communicator
+from alltoallv.counts import Layout
+from alltoallv.errors import InvalidTensorError
+from alltoallv.guard import guard
+from alltoallv.torch import profile
+from alltoallv.torch.group import AnyCommunicator as AnyCommunicator
+from alltoallv.torch.tensors import core_name, empty, from_block
+from alltoallv.torch.work import Work
+
+About = tuple[str, int, Sequence[int], Sequence[int]]  # operator, bytes per element, send and receive counts
+
+
+@dataclass(slots=True)
+class SharedCall:
+    """Over shared memory: addresses, and a plan of the core."""
+
+    communicator: Communicator
+    plan: _core.Plan
+    about: About
+    input: Any  # kept alive with the addresses
+    output: Any
+    input_address: int
+    output_address: int
+
+    def run(self) -> None:
+        operator, itemsize, sends, recvs = self.about
+        with profile.span(operator, self.communicator, itemsize, sends, recvs):
+            self.plan.run(self.input_address, self.output_address)
+
+    def submit(self) -> Work:
+        operator, itemsize, sends, recvs = self.about
+        with profile.span(operator, self.communicator, itemsize, sends, recvs, async_op=True):
+            core = self.plan.submit(self.input_address, self.output_address)
+        return Work(self.communicator, core, (self.input, self.output), lambda: self.output)
+
+
+@dataclass(slots=True)
+class EngineCall:
+    """Over the group's own engine."""
+
+    communicator: TorchGroupCommunicator
+    call: GroupCall
+    about: About
+    input: Any
+    output: Any
+    cuda: bool
+
+    def run(self) -> None:
+        operator, itemsize, sends, recvs = self.about
+        with profile.span(operator, self.communicator, itemsize, sends, recvs, cuda=self.cuda):
+            self.call.run()
+
+    def submit(self) -> Work:
+        operator, itemsize, sends, recvs = self.about
+        with profile.span(operator, self.communicator, itemsize, sends, recvs, async_op=True, cuda=self.cuda):
+            pending = self.call.submit()
+        return Work(self.communicator, pending, (self.input, self.output), lambda: self.output)
+
+
+Call = SharedCall | EngineCall
+
+
+def exchange(comm: AnyCommunicator, operator: str, output: Tensor, input: Tensor, layout: Layout, row: int = 1) -> Call:
+    """The exchange of a checked layout in elements; ``row`` elements make a unit of the caller's counts."""
+    about = (operator, input.itemsize, layout[0], layout[2])
+    check_place(comm, input, output)
+    if isinstance(comm, Communicator):
+        plan = _core.Plan(comm.core, operator, core_name(input.dtype), *layout, 0, row)
+        return SharedCall(comm, plan, about, input, output, input.data_ptr(), output.data_ptr())
+    call = comm.exchange(operator, core_name(input.dtype), output, input, layout, row)
+    return EngineCall(comm, call, about, input, output, input.is_cuda)
+
+
+def exchange_lists(comm: AnyCommunicator, operator: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Call:
+    """``inputs[j]`` to rank j, ``outputs[j]`` from it, from and to where they lie."""
+    check_place(comm, *inputs, *outputs)
+    sends, recvs = [x.numel() for x in inputs], [out.numel() for out in outputs]
+    about = (operator, inputs[0].itemsize, sends, recvs)
+    dtype = core_name(inputs[0].dtype)
+    if isinstance(comm, Communicator):
+        source, sdispls = _lowest(inputs)
+        target, rdispls = _lowest(outputs)
+        plan = _core.Plan(comm.core, operator, dtype, sends, sdispls, recvs, rdispls, byte_displs=True)
+        return SharedCall(comm, plan, about, inputs, list(outputs), source, target)
+    call = comm.exchange_lists(operator, dtype, outputs, inputs)
+    return EngineCall(comm, call, about, inputs, list(outputs), inputs[0].is_cuda)
+
+
+def _lowest(tensors: Sequence[Tensor]) -> tuple[int, list[int]]:
+    """The lowest address of any element, and where the tensors begin from there, in bytes."""
+    addresses = [tensor.data_ptr() if tensor.numel() else 0 for tensor in tensors]
+    base = min((a for a in addresses if a), default=0)
+    return base, [a - base if a else 0 for a in addresses]
+
+
+@dataclass(slots=True)
+class Learning:
+    """An exchange whose receive counts the peers tell."""
+
+    communicator: AnyCommunicator
+    call: _core.Plan | GroupCall
+    operator: str
+    input: Tensor
+    sends: list[int]
+
+    def run(self) -> tuple[Tensor, list[int]]:
+        """The output, flat, and the receive counts."""
+        with self._span(False):
+            if isinstance(self.call, GroupCall):
+                output, counts = self.call.run()
+                return output, counts
+            return self._made(*self.call.run_learning(self.input.data_ptr()))
+
+    def submit(self, finish: Callable[[Tensor, list[int]], Any]) -> Work:
+        """``finish`` makes the handle's result of what `run` would return."""
+        with self._span(True):
+            if isinstance(self.call, GroupCall):
+                pending = self.call.submit()
+                return Work(self.communicator, pending, (self.input,), lambda: finish(*pending.result))
+            learning = self.call.submit_learning(self.input.data_ptr())
+        return Work(self.communicator, learning.work, (self.input,), lambda: finish(*self._made(*learning.take())))
+
+    def _made(self, block: _core.Block, counts: list[int]) -> tuple[Tensor, list[int]]:
+        return from_block(block, (sum(counts),), self.input.dtype), counts
+
+    def _span(self, async_op: bool) -> Any:
+        x = self.input
+        return profile.span(self.operator, self.communicator, x.itemsize, self.sends, async_op=async_op, cuda=x.is_cuda)
+
+
+def learn(
+    comm: AnyCommunicator, operator: str, input: Tensor, sends: list[int], sdispls: list[int], row: int = 1
+) -> Learning:
+    """An exchange of checked send counts and displacements in elements."""
+    check_place(comm, input)
+    dtype = core_name(input.dtype)
+    call: _core.Plan | GroupCall
+    if isinstance(comm, Communicator):
+        call = _core.Plan(comm.core, operator, dtype, sends, sdispls, [], [], 0, row)
+    else:
+        call = comm.learn(operator, dtype, input, sends, sdispls, row)
+    return Learning(comm, call, operator, input, sends)
+
+
+def reduce(comm: AnyCommunicator, operator: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int]) -> None:
+    """``"all_reduce"``, or ``"reduce_scatter"`` whose rank j keeps ``counts[j]`` elements; runs at once."""
+    with guard(comm, operator):
+        dtype = core_name(input.dtype)
+        check_place(comm, input, output)
+    with profile.span(operator, comm, input.itemsize, counts, [output.numel()], cuda=input.is_cuda):
+        if isinstance(comm, Communicator):
+            comm.core.reduce(operator, dtype, op, input.data_ptr(), output.data_ptr(), counts)
+        else:
+            comm.reduce(operator, dtype, output, input, op, counts).run()
+
+
+def new_output(comm: AnyCommunicator, shape: int | Sequence[int], like: Tensor) -> Tensor:
+    """Uninitialized, for an exchange of ``like``: in the arena where peers can write to it."""
+    if isinstance(comm, Communicator):
+        return empty(shape, like.dtype)
+    return torch.empty(shape, dtype=like.dtype, device=like.device)
+
+
+def check_place(comm: AnyCommunicator, first: Tensor, *others: Tensor) -> None:
+    """Refuses tensors that the communicator cannot reach, and tensors on different devices."""
+    if first.is_cpu:
+        if not isinstance(comm, Communicator) and not comm.reaches_host:
+            raise InvalidTensorError(
+                f"the tensors lie on cpu, expected a device of {comm.backend}, the backend of domain '{comm.domain}'"
+            )
+        apart = next((other for other in others if not other.is_cpu), None)
+    else:
+        if isinstance(comm, Communicator):
+            raise InvalidTensorError(
+                f"the tensors lie on {first.device}, expected cpu: domain '{comm.domain}' is one of shared memory"
+            )
+        apart = next((other for other in others if other.device != first.device), None)
+    if apart is not None:
+        raise InvalidTensorError(f"tensors lie on {first.device} and {apart.device}, expected one device")

@@ -1,0 +1,70 @@
+"""Collectives that return new tensors: differentiable, and visible to torch.compile with ``fullgraph=True``."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from alltoallv.counts import Counts
+from alltoallv.torch import group as groups
+from alltoallv.torch import ops as ops
+from alltoallv.torch.functions import all_to_all_v
+from alltoallv.torch.group import Group
+
+
+def all_to_all_single(
+    input: Tensor,
+    output_split_sizes: Counts | None = None,
+    input_split_sizes: Counts | None = None,
+    group: Group = None,
+) -> Tensor:
+    """The functional form of `alltoallv.torch.all_to_all_single`; shape ``[sum(output_split_sizes), ...]``.
+
+    Split sizes count rows of dimension 0; both left out mean equal parts. Raises as `alltoallv.torch.all_to_all_v`.
+    """
+    size = world_size(group)
+    rows = input.shape[0]
+    if input_split_sizes is None:
+        if rows % size:
+            raise ValueError(f"input has {rows} rows in dimension 0, which {size} ranks cannot share equally")
+        input_split_sizes = [rows // size] * size
+    if output_split_sizes is None:
+        output_split_sizes = [rows // size] * size
+    return all_to_all_v(input, input_split_sizes, output_split_sizes, unit="row", group=group)
+
+
+def all_gather(input: Tensor, group: Group = None) -> Tensor:
+    """The inputs of all ranks concatenated along dimension 0; the gradient is a reduce-scatter."""
+    output: Tensor = torch.ops.alltoallv.all_gather(input, world_size(group), groups.name_of(group))
+    return output
+
+
+def reduce_scatter(input: Tensor, group: Group = None) -> Tensor:
+    """The sum of all ranks' inputs, of which each keeps its equal part of dimension 0; the gradient is a gather."""
+    size = world_size(group)
+    if input.shape[0] % size:
+        raise ValueError(f"input has {input.shape[0]} rows in dimension 0, which {size} ranks cannot share equally")
+    output: Tensor = torch.ops.alltoallv.reduce_scatter(input, size, groups.name_of(group))
+    return output
+
+
+def all_reduce(input: Tensor, group: Group = None) -> Tensor:
+    """The sum of all ranks' inputs; so is the gradient."""
+    output: Tensor = torch.ops.alltoallv.all_reduce(input, groups.name_of(group))
+    return output
+
+
+def world_size(group: Group) -> int:
+    """Ranks in a group, also while a graph is traced."""
+    if group is None:
+        return _default_size()
+    size: int = group.size if isinstance(group.size, int) else group.size()
+    return size
+
+
+@torch.compiler.assume_constant_result
+def _default_size() -> int:
+    if dist.is_initialized():
+        return int(dist.get_world_size())
+    return groups.by_name("").size

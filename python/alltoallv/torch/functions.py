@@ -1,0 +1,386 @@
+"""Collectives on torch tensors; see `alltoallv.torch` for what they have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from alltoallv import _core
+from alltoallv.counts import Counts, Unit, as_counts, even_split, packed, scaled, split_layout
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.guard import guard
+from alltoallv.torch import calls
+from alltoallv.torch import group as groups
+from alltoallv.torch import ops as ops
+from alltoallv.torch.calls import AnyCommunicator, Call
+from alltoallv.torch.group import Group, device_of
+from alltoallv.torch.tensors import as_input, check_apart, check_output, row_size
+from alltoallv.torch.work import Work
+
+
+def _finish(call: Call, async_op: bool) -> Work | None:
+    if async_op:
+        return call.submit()
+    call.run()
+    return None
+
+
+def _wants_grad(*tensors: Any) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
+
+
+@overload
+def all_to_all_v(
+    input: Tensor,
+    send_counts: Counts,
+    recv_counts: Counts | None = None,
+    *,
+    sdispls: Counts | None = None,
+    rdispls: Counts | None = None,
+    unit: Unit = "element",
+    out: Tensor | None = None,
+    group: Group = None,
+    async_op: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def all_to_all_v(
+    input: Tensor,
+    send_counts: Counts,
+    recv_counts: Counts | None = None,
+    *,
+    sdispls: Counts | None = None,
+    rdispls: Counts | None = None,
+    unit: Unit = "element",
+    out: Tensor | None = None,
+    group: Group = None,
+    async_op: Literal[True],
+) -> tuple[Tensor | None, Work]: ...
+def all_to_all_v(
+    input: Tensor,
+    send_counts: Counts,
+    recv_counts: Counts | None = None,
+    *,
+    sdispls: Counts | None = None,
+    rdispls: Counts | None = None,
+    unit: Unit = "element",
+    out: Tensor | None = None,
+    group: Group = None,
+    async_op: bool = False,
+) -> Any:
+    """Sends a region of ``input`` to every rank and receives one from each.
+
+    For every rank j, with this rank called r::
+
+        out_r[rdispls_r[j] : rdispls_r[j] + recv_counts_r[j]] = input_j[sdispls_j[r] : sdispls_j[r] + send_counts_j[r]]
+
+    Args:
+        input: Any shape, any dense dtype; taken flat, or by rows of dimension 0.
+        send_counts, recv_counts: One integer >= 0 per rank, as a list or an integer tensor. ``send_counts`` of rank i
+            for j and ``recv_counts`` of rank j for i must agree. ``recv_counts=None`` learns them from the peers; the
+            output is then packed.
+        sdispls, rdispls: Where the regions begin; packed in rank order if left out. Send regions may overlap and leave
+            gaps; receive regions may leave gaps.
+        unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0.
+        out: Where to receive; contiguous, of the input's dtype, apart from it in memory. Elements that no region covers
+            keep their value. Left out, the output is allocated in shared memory, just large enough, gaps zero. Not with
+            gradients.
+        group: A ProcessGroup, a `Communicator`, or None for the default group.
+        async_op: Return ``(output, work)`` at once. With learnt counts the output is not known yet: ``(None, work)``,
+            and ``work.result()`` returns it.
+
+    Returns:
+        With ``unit="element"`` one dimension; with ``"row"`` the other dimensions of the input stay. ``out`` if given.
+        Differentiable, to any order: the gradient is the exchange with the roles exchanged.
+
+    Raises:
+        InvalidParamError, InvalidTensorError: this rank's or a peer's arguments.
+        PeerMismatchError: two ranks disagree about operator, dtype or counts; nothing has been written.
+        PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
+    """
+    if torch.compiler.is_compiling():
+        return _all_to_all_v_traced(input, send_counts, recv_counts, sdispls, rdispls, unit, group)
+    comm = groups.resolve(group, device_of(input))
+    if comm is None:
+        return (None, None) if async_op else None
+    with guard(comm, "all_to_all_v"):
+        if unit not in ("element", "row"):
+            raise InvalidParamError(f"unit is {unit!r}, expected 'element' or 'row'")
+        x = as_input("input", input)
+        row = row_size(x) if unit == "row" else 1
+        tail = tuple(x.shape[1:]) if unit == "row" else ()
+        wants_grad = _wants_grad(input)
+        if out is not None and wants_grad:
+            raise InvalidParamError("out is given for an input that requires grad, expected one or the other")
+        sends = scaled(as_counts("send_counts", send_counts, comm.size), row)
+        sdispl = packed(sends) if sdispls is None else scaled(as_counts("sdispls", sdispls, comm.size), row)
+        learns = recv_counts is None
+        if learns:
+            if rdispls is not None or out is not None:
+                what = "rdispls" if rdispls is not None else "out"
+                raise InvalidParamError(f"{what} is given without recv_counts, expected both or neither")
+            if row == 0:
+                raise InvalidParamError("input has rows without elements, expected recv_counts to be given for it")
+            if async_op and wants_grad:
+                raise InvalidParamError(
+                    "async_op is True for an input that requires grad and recv_counts is None, expected recv_counts"
+                )
+            _core.check_send(x.numel(), sends, sdispl, comm.size)
+        else:
+            rows = as_counts("recv_counts", recv_counts, comm.size)
+            recvs = scaled(rows, row)
+            rdispl = packed(recvs) if rdispls is None else scaled(as_counts("rdispls", rdispls, comm.size), row)
+            if out is not None:
+                check_output("out", out, x.dtype)
+                if tail and tuple(out.shape[1:]) != tail:
+                    raise InvalidTensorError(f"out has rows of shape {tuple(out.shape[1:])}, expected {tail}")
+                check_apart(out, x)
+            numel = -1 if out is None else out.numel()
+            needed = _core.check_exchange(x.numel(), numel, sends, sdispl, recvs, rdispl, comm.size)
+            shape = (needed // row if row else sum(rows), *tail)
+    if learns:
+        return _learning(comm, input, x, sends, sdispl, row, tail, wants_grad, async_op)
+    if wants_grad and not async_op:
+        layout = torch.tensor([sends, sdispl, recvs, rdispl], dtype=torch.int64)
+        name = groups.name_of(comm)
+        return torch.ops.alltoallv.all_to_all_v(input, layout, needed, max(row, 1), "all_to_all_v", name).view(shape)
+    with guard(comm, "all_to_all_v"):
+        if out is None:
+            out = calls.new_output(comm, shape, x)
+            if sum(recvs) < needed:
+                out.zero_()
+        call = calls.exchange(comm, "all_to_all_v", out, x, (sends, sdispl, recvs, rdispl), max(row, 1))
+    if not async_op:
+        call.run()
+        return out
+    if wants_grad:
+        layout = torch.tensor([sends, sdispl, recvs, rdispl], dtype=torch.int64)
+        holder: list[Work] = []
+        result = _AsyncExchange.apply(input, layout, call, max(row, 1), groups.name_of(comm), holder)
+        return result, holder[0]
+    return out, call.submit()
+
+
+def _learning(
+    comm: AnyCommunicator,
+    input: Tensor,
+    x: Tensor,
+    sends: list[int],
+    sdispls: list[int],
+    row: int,
+    tail: tuple[int, ...],
+    wants_grad: bool,
+    async_op: bool,
+) -> Any:
+    if wants_grad:
+        layout = torch.tensor([sends, sdispls], dtype=torch.int64)
+        out, _ = torch.ops.alltoallv.all_to_all_v_learn(input, layout, row, "all_to_all_v", groups.name_of(comm))
+        return out.view(-1, *tail) if tail else out
+    with guard(comm, "all_to_all_v"):
+        learning = calls.learn(comm, "all_to_all_v", x, sends, sdispls, row)
+
+    def finish(output: Tensor, counts: Sequence[int]) -> Tensor:
+        return output.view(sum(counts) // row, *tail)
+
+    if not async_op:
+        return finish(*learning.run())
+    return None, learning.submit(finish)
+
+
+class _AsyncExchange(torch.autograd.Function):
+    """Launches in forward; the output may be used after the wait."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, layout: Tensor, call: Call, row: int, group: str, holder: list[Work]
+    ) -> Tensor:
+        ctx.save_for_backward(layout)
+        ctx.shape, ctx.row, ctx.group = input.shape, row, group
+        holder.append(call.submit())
+        output: Tensor = call.output
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        (layout,) = ctx.saved_tensors
+        flat = grads[0].reshape(-1)
+        back = torch.ops.alltoallv.all_to_all_v_transpose(
+            flat, layout, ctx.shape.numel(), ctx.row, "all_to_all_v", ctx.group
+        )
+        return back.view(ctx.shape), None, None, None, None, None
+
+
+def _all_to_all_v_traced(
+    input: Tensor,
+    send_counts: Counts,
+    recv_counts: Counts | None,
+    sdispls: Counts | None,
+    rdispls: Counts | None,
+    unit: Unit,
+    group: Group,
+) -> Tensor:
+    """What torch.compile sees: no check that depends on values, those are made when the operator runs."""
+    row = row_size(input) if unit == "row" else 1
+
+    def as_tensor(values: Counts) -> Tensor:
+        tensor = (
+            values.to("cpu", torch.int64) if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.int64)
+        )
+        return tensor * row
+
+    def displs(values: Counts | None, counts: Tensor) -> Tensor:
+        return counts.cumsum(0) - counts if values is None else as_tensor(values)
+
+    name = groups.name_of(group)
+    sends = as_tensor(send_counts)
+    sdispl = displs(sdispls, sends)
+    if recv_counts is None:
+        out, _ = torch.ops.alltoallv.all_to_all_v_learn(input, torch.stack([sends, sdispl]), row, "all_to_all_v", name)
+    else:
+        recvs = as_tensor(recv_counts)
+        packed_list = rdispls is None and not isinstance(recv_counts, Tensor)
+        numel = sum(recv_counts) * row if packed_list else -1
+        layout = torch.stack([sends, sdispl, recvs, displs(rdispls, recvs)])
+        out = torch.ops.alltoallv.all_to_all_v(input, layout, numel, row, "all_to_all_v", name)
+    return out.view(-1, *input.shape[1:]) if unit == "row" else out
+
+
+def exchange_counts(send_counts: Counts, group: Group = None) -> Tensor:
+    """What every rank will send to this one: entry j is rank j's ``send_counts`` for this rank. int64, ``[W]``."""
+    comm = groups.resolve(group)
+    if comm is None:
+        return None  # type: ignore[return-value]
+    with guard(comm, "exchange_counts"):
+        x = torch.tensor(as_counts("send_counts", send_counts, comm.size), dtype=torch.int64)
+        if (x < 0).any():
+            raise InvalidParamError(f"send_counts is {x.tolist()}, expected entries >= 0")
+        out = torch.empty_like(x)
+        ones, places = [1] * comm.size, list(range(comm.size))
+        call = calls.exchange(comm, "exchange_counts", out, x, (ones, places, ones, places))
+    call.run()
+    return out
+
+
+def all_to_all_single(
+    output: Tensor,
+    input: Tensor,
+    output_split_sizes: Counts | None = None,
+    input_split_sizes: Counts | None = None,
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Splits ``input`` along dimension 0, sends part j to rank j, and concatenates what arrives into ``output``.
+
+    Signature and meaning of ``torch.distributed.all_to_all_single``. Split sizes count rows and default to equal parts,
+    for which dimension 0 must divide. Returns None, or the `Work` with ``async_op=True``. Not differentiable, as in
+    torch; `alltoallv.torch.functional` is. Raises as `all_to_all_v`.
+    """
+    comm = groups.resolve(group, device_of(input))
+    if comm is None:
+        return None
+    with guard(comm, "all_to_all_single"):
+        check_tensor_pair(output, input)
+        x = as_input("input", input)
+        row = row_size(x)
+        if output.dim() == 0 or row_size(output) != row:
+            raise InvalidTensorError(
+                f"output has rows of shape {tuple(output.shape[1:])}, expected {tuple(x.shape[1:])} as the input"
+            )
+        sends = splits("input_split_sizes", input_split_sizes, "input", x.shape[0], comm.size)
+        recvs = splits("output_split_sizes", output_split_sizes, "output", output.shape[0], comm.size)
+        check_apart(output, x)
+        args = split_layout(sends, recvs, row)
+        _core.check_exchange(x.numel(), output.numel(), *args, comm.size)
+        call = calls.exchange(comm, "all_to_all_single", output, x, args, max(row, 1))
+    return _finish(call, async_op)
+
+
+def check_tensor_pair(output: Tensor, input: Tensor) -> None:
+    """One dtype, and an output that can be written; the texts are torch's where torch has one."""
+    if isinstance(output, Tensor) and isinstance(input, Tensor) and output.dtype != input.dtype:
+        dtypes = sorted(str(t.dtype) for t in (output, input))
+        raise ValueError(f"Invalid usage of tensors with different dtypes{dtypes[0]} and {dtypes[1]}")
+    check_output("output", output, input.dtype)
+
+
+def splits(name: str, sizes: Counts | None, tensor: str, rows: int, size: int) -> list[int]:
+    """Split sizes in rows; equal parts if none are given."""
+    if sizes is None or len(sizes) == 0:
+        return even_split(tensor, rows, size)
+    counts = as_counts(name, sizes, size)
+    if min(counts) < 0 or sum(counts) != rows:
+        raise InvalidParamError(
+            f"{name} is {counts}, expected entries >= 0 whose sum is {rows}, dimension 0 of {tensor}"
+        )
+    return counts
+
+
+def all_to_all(
+    output_tensor_list: Sequence[Tensor],
+    input_tensor_list: Sequence[Tensor],
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Sends ``input_tensor_list[j]`` to rank j and receives ``output_tensor_list[j]`` from it.
+
+    Signature and meaning of ``torch.distributed.all_to_all``: tensors of any sizes, all of one dtype, moved from and to
+    where they lie. Returns None, or the `Work` with ``async_op=True``. Raises as `all_to_all_v`.
+    """
+    comm = groups.resolve(group, device_of(next(iter(input_tensor_list), None)))
+    if comm is None:
+        return None
+    with guard(comm, "all_to_all"):
+        for name, tensors in (
+            ("input_tensor_list", input_tensor_list),
+            ("output_tensor_list", output_tensor_list),
+        ):
+            if len(tensors) != comm.size:
+                raise InvalidParamError(f"{name} has {len(tensors)} tensors, expected {comm.size}, one per rank")
+        for tensor in (*input_tensor_list, *output_tensor_list):
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"the lists hold a {type(tensor).__name__}, expected torch.Tensor")
+        dtypes = sorted({str(t.dtype) for t in (*input_tensor_list, *output_tensor_list)})
+        if len(dtypes) > 1:
+            raise ValueError(f"Invalid usage of tensors with different dtypes{' and '.join(dtypes)}")
+        xs = [as_input("input_tensor_list", x) for x in input_tensor_list]
+        for j, out in enumerate(output_tensor_list):
+            check_output(f"output_tensor_list[{j}]", out, xs[0].dtype)
+            for x in xs:
+                check_apart(out, x)
+        regions = sorted((t.data_ptr(), t.nbytes, j) for j, t in enumerate(output_tensor_list) if t.nbytes)
+        for (begin, nbytes, j), (following, _, k) in pairwise(regions):
+            if following < begin + nbytes:
+                raise InvalidParamError(f"output_tensor_list[{j}] and output_tensor_list[{k}] overlap in memory")
+        call = calls.exchange_lists(comm, "all_to_all", output_tensor_list, xs)
+    return _finish(call, async_op)
+
+
+def all_gather_into_tensor(
+    output_tensor: Tensor, input_tensor: Tensor, group: Group = None, async_op: bool = False
+) -> Work | None:
+    """Concatenates the ``input_tensor`` of all ranks, in rank order, into ``output_tensor``.
+
+    Signature and meaning of ``torch.distributed.all_gather_into_tensor``: inputs of one shape ``[x1, x2, ...]`` and
+    dtype; the output has shape ``[W * x1, x2, ...]`` or ``[W, x1, x2, ...]``. Returns None, or the `Work` with
+    ``async_op=True``. Raises as `all_to_all_v`.
+    """
+    comm = groups.resolve(group, device_of(input_tensor))
+    if comm is None:
+        return None
+    with guard(comm, "all_gather_into_tensor"):
+        check_tensor_pair(output_tensor, input_tensor)
+        x = as_input("input_tensor", input_tensor)
+        if output_tensor.numel() != comm.size * x.numel():
+            raise InvalidTensorError(
+                f"output_tensor has shape {tuple(output_tensor.shape)}, "
+                f"expected {comm.size} times the elements of an input of shape {tuple(x.shape)}",
+                9,
+            )
+        check_apart(output_tensor, x)
+        counts = [x.numel()] * comm.size
+        layout = (counts, [0] * comm.size, counts, packed(counts))
+        call = calls.exchange(comm, "all_gather_into_tensor", output_tensor, x, layout)
+    return _finish(call, async_op)

@@ -1,0 +1,82 @@
+"""Torch tensors as the core sees them: contiguous memory of a known dtype."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from alltoallv import _core
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+
+_NAMES = {dtype: name for name in _core.dtype_sizes if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
+
+
+def core_name(dtype: torch.dtype) -> str:
+    """The core's name of a dtype.
+
+    Raises:
+        InvalidTensorError: a dtype that the core does not know, such as a quantized one.
+    """
+    try:
+        return _NAMES[dtype]
+    except KeyError:
+        raise InvalidTensorError(f"dtype is {dtype}, expected one of {', '.join(_NAMES.values())}", 13) from None
+
+
+def check_tensor(name: str, tensor: object) -> None:
+    """Refuses what is no dense tensor."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}, expected a torch.Tensor")
+    if tensor.layout is not torch.strided:
+        raise InvalidTensorError(f"{name} has layout {tensor.layout}, expected torch.strided", 7)
+
+
+def as_input(name: str, tensor: Tensor) -> Tensor:
+    """The same values in contiguous memory, copied only if they must be."""
+    check_tensor(name, tensor)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def check_output(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    """Refuses a tensor that the operator cannot write into."""
+    check_tensor(name, tensor)
+    if tensor.dtype != dtype:
+        raise InvalidTensorError(f"{name} has dtype {tensor.dtype}, expected {dtype}, that of the input", 13)
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor")
+
+
+def check_apart(output: Tensor, input: Tensor) -> None:
+    """Input and output of an exchange must not overlap in memory."""
+    out, inp = output.data_ptr(), input.data_ptr()
+    if output.nbytes and input.nbytes and out < inp + input.nbytes and inp < out + output.nbytes:
+        raise InvalidParamError("output and input overlap in memory, expected separate tensors")
+
+
+def row_size(tensor: Tensor) -> int:
+    """Elements per row of dimension 0."""
+    if tensor.dim() == 0:
+        raise InvalidTensorError("a 0-dimensional tensor has no rows, expected at least 1 dimension")
+    return math.prod(tensor.shape[1:])
+
+
+def from_block(block: _core.Block, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The tensor of that shape over a block, which lives as long as the tensor's storage."""
+    if math.prod(shape) == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(block, dtype=torch.uint8).view(dtype).view(shape)
+
+
+def empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+    """A new CPU tensor, not initialized, in this process's shared arena; see `alltoallv.empty`.
+
+    Its storage cannot grow in place (``resize_`` beyond its size raises); everything else works as with any tensor:
+    pickling and ``deepcopy`` give ordinary tensors, forked DataLoader workers read it where it is, ``share_memory_``,
+    which also sending it to a spawned process does, moves it to torch's own shared memory.
+    """
+    dtype = dtype or torch.get_default_dtype()
+    dims = (shape,) if isinstance(shape, int) else tuple(shape)
+    return from_block(_core.allocate(math.prod(dims) * dtype.itemsize), dims, dtype)

@@ -1,0 +1,165 @@
+"""Aborting: every rank wakes, fails at once from then on, and says why."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from trouble import LIMIT, attempt, check_works, join, wait_for
+
+import alltoallv
+from alltoallv import Communicator
+from alltoallv.numpy import all_to_all_v, barrier
+
+BOTH = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+REASON = "the loss became NaN in step 7 – naïvely"
+
+
+@BOTH
+def test_abort_wakes_all_ranks(ranks, threads, prompt):
+    """From a thread of a rank that is itself blocked."""
+
+    def work(comm):
+        barrier(group=comm)
+        caused = []
+
+        def abort() -> None:
+            caused.append(time.monotonic())
+            comm.abort(REASON)
+
+        if comm.rank == 1:
+            threading.Timer(0.4, abort).start()
+        if comm.rank == 3:  # never waits in this operator
+            wait_for(lambda: not comm.usable, "abort")
+            failure = attempt(barrier, group=comm)
+        else:
+            failure = attempt(all_to_all_v, np.ones(comm.size), [1] * comm.size, group=comm)
+        later = [attempt(barrier, group=comm) for _ in range(3)]
+        later.append(attempt(all_to_all_v, np.ones(comm.size), [1] * comm.size, [1] * comm.size, group=comm))
+        assert not comm.usable
+        return caused, failure, later
+
+    found = ranks(4, threads=threads)(work)
+    (cause,) = found[1][0]
+    for _, failure, later in found:
+        assert failure.name == "PeerLostError"
+        assert f"rank 1 aborted: {REASON}" in failure.text
+        assert "operator #2" in failure.text
+        prompt("abort", cause, failure.at)
+        for call in later:
+            assert call.name == "PeerLostError"
+            assert REASON in call.text
+            assert call.at - call.began < LIMIT / 5  # at once
+
+
+@BOTH
+def test_abort_of_pending_calls(ranks, threads):
+    def work(comm):
+        if comm.rank == 0:
+            time.sleep(0.3)
+            comm.abort(REASON)
+            return []
+        works = [barrier(group=comm, async_op=True) for _ in range(4)]
+        return [attempt(work.wait) for work in works]
+
+    for failures in ranks(3, threads=threads)(work)[1:]:
+        assert [f.name for f in failures] == ["PeerLostError"] * 4
+        assert all(REASON in f.text for f in failures)
+
+
+@BOTH
+def test_first_abort_counts(ranks, threads):
+    def work(comm):
+        comm.abort(f"by rank {comm.rank}")
+        comm.abort("once more")
+        return attempt(barrier, group=comm).text.partition(": ")[2]
+
+    texts = ranks(3, threads=threads)(work)
+    assert len(set(texts)) == 1
+    rank = texts[0][5]
+    assert texts[0] == f"rank {rank} aborted: by rank {rank}"
+
+
+def test_new_communicator_after_an_abort(ranks):
+    def work(comm):
+        for k in range(5):
+            with join(comm.rank, comm.size, "again", comm.domain) as place:
+                check_works(place)
+                if comm.rank == k % comm.size:
+                    time.sleep(0.1)  # for the others to come to the end of it, too
+                    place.abort(f"number {k}")
+                assert f"number {k}" in attempt(lambda p=place: [barrier(group=p) for _ in range(100)]).text
+
+    ranks(3)(work)
+
+
+def test_what_was_published_before_an_abort_counts(ranks):
+    """A barrier that everybody has entered succeeds on all ranks, whatever one of them does right afterwards."""
+
+    def work(comm):
+        for k in range(50):
+            with join(comm.rank, comm.size, f"{k}", comm.domain) as place:
+                barrier(group=place)
+                if comm.rank == k % comm.size:
+                    place.abort()
+
+    ranks(3)(work)
+
+
+def test_abort_concerns_one_communicator_only(ranks):
+    def work(comm):
+        with join(comm.rank, comm.size, "other", "other") as other:
+            if comm.rank == 0:
+                other.abort()
+            failure = attempt(lambda: [barrier(group=other) for _ in range(100)])
+            assert "abort() was called" in failure.text
+        check_works(comm)
+
+    ranks(3)(work)
+
+
+def test_abort_after_the_end_does_nothing():
+    first, second = Communicator.threads(2)
+    first.destroy()
+    first.abort("too late")
+    second.destroy()
+    second.abort("too late")
+
+
+def test_abort_with_a_long_reason():
+    first, second = Communicator.threads(2)
+    first.abort("日本" * 1000)
+    failure = attempt(barrier, group=second)
+    assert failure.text.partition("aborted: ")[2].strip("日本") == ""
+    assert len(failure.text) > 300
+    first.destroy()
+    second.destroy()
+
+
+def test_abort_races_with_everything():
+    """From many threads, while calls begin and end, and while it is destroyed."""
+    for k in range(30):
+        comms = Communicator.threads(3)
+        names = []
+
+        def work(comm, names=names):
+            try:
+                for _ in range(10**6):
+                    all_to_all_v(np.ones(3 * comm.size), [3] * comm.size, group=comm)
+            except alltoallv.errors.AllToAllVError as error:
+                names.append(type(error).__name__)
+            comm.destroy()
+
+        workers = [threading.Thread(target=work, args=(comm,)) for comm in comms]
+        for worker in workers:
+            worker.start()
+        time.sleep(0.0005 * k)
+        aborts = [threading.Thread(target=comm.abort) for comm in comms for _ in range(2)]
+        for thread in aborts:
+            thread.start()
+        for thread in [*aborts, *workers]:
+            thread.join(LIMIT)
+            assert not thread.is_alive()
+        assert names == ["PeerLostError"] * 3

@@ -1,0 +1,356 @@
+"""Several communicators and domains at once in one process, each on its own."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+
+import numpy as np
+import pytest
+from trouble import attempt, check_works, join
+
+import alltoallv
+from alltoallv import Communicator
+from alltoallv.errors import AllToAllVError, InvalidParamError
+from alltoallv.memory import is_shared
+from alltoallv.numpy import all_reduce, all_to_all_v, barrier
+
+MB = 1 << 20
+
+
+def test_domains_interleaved_in_different_order(ranks):
+    """A thread a domain on every rank, with operators that the other domains' threads overtake."""
+
+    def work(rank, size):
+        comms = [join(rank, size, domain=f"domain-{k}") for k in range(4)]
+        errors = []
+
+        def use(k: int) -> None:
+            comm, rng = comms[k], random.Random(100 * k + rank)
+            try:
+                for step in range(60):
+                    if rng.random() < 0.2:
+                        threading.Event().wait(rng.random() / 500)
+                    n = 1 + (7 * step + k) % 900
+                    x = np.full(n * size, 1000 * k + step + rank)
+                    y = all_to_all_v(x, [n] * size, group=comm)
+                    expected = np.repeat([1000 * k + step + source for source in range(size)], n)
+                    np.testing.assert_array_equal(y, expected)
+                    assert all_reduce(np.array([k]), group=comm) == k * size
+            except BaseException as error:
+                errors.append(error)
+
+        order = list(range(4))
+        random.Random(rank).shuffle(order)
+        workers = [threading.Thread(target=use, args=(k,)) for k in order]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        if errors:
+            raise errors[0]
+        counts = [comm.stats()["operators"] for comm in comms]
+        assert counts == [120] * 4
+        for comm in comms:
+            comm.destroy()
+
+    ranks(3, communicator=False)(work)
+
+
+def test_opposite_order_of_pending_calls(ranks):
+    """Two groups used in opposite order on two ranks: with asynchronous calls nobody waits for ever."""
+
+    def work(rank, size):
+        first, second = (join(rank, size, domain=name) for name in ("first", "second"))
+        for comm in (first, second) if rank == 0 else (second, first):
+            barrier(group=comm, async_op=True)
+        works = [barrier(group=comm, async_op=True) for comm in ((second, first) if rank else (first, second))]
+        for pending in works:
+            pending.wait(10.0)
+        first.destroy()
+        second.destroy()
+
+    ranks(2, communicator=False)(work)
+
+
+def test_groups_that_overlap(ranks):
+    """Every pair of ranks has a domain of its own, used while the others are."""
+
+    def work(rank, size):
+        pairs = {}
+        for low in range(size):  # in one order on all ranks: making a communicator is collective
+            for high in range(low + 1, size):
+                if rank in (low, high):
+                    pairs[low, high] = join(int(rank == high), 2, f"{low}-{high}", f"{low}-{high}")
+        everybody = join(rank, size, "all", "all")
+        for _ in range(10):
+            for (low, high), comm in sorted(pairs.items()):
+                total = all_reduce(np.array([10**low + 10**high]), group=comm)
+                assert total.tolist() == [2 * (10**low + 10**high)]
+            check_works(everybody)
+        for comm in (*pairs.values(), everybody):
+            comm.destroy()
+
+    ranks(4, communicator=False)(work)
+
+
+def test_asked_for_twice_it_is_the_same(ranks):
+    def work(rank, size):
+        first = join(rank, size)
+        second = join(rank, size)
+        assert first.core is second.core
+        barrier(group=first)
+        barrier(group=second)
+        assert second.stats()["operators"] == 2
+        other = join(rank, size, domain="another")
+        assert other.core is not first.core
+        check_works(other)
+        for wrong in ((rank, size + 1), (rank ^ 1, size)):
+            failure = attempt(join, *wrong)
+            assert failure.name == "InvalidParamError"
+            assert f"in use by rank {rank} of {size} in this process" in failure.text
+        join(rank, size)
+        check_works(first)
+        barrier(group=first)
+        second.destroy()
+        assert not first.usable
+        with join(rank, size) as third:
+            assert third.core is not first.core
+            check_works(third)
+        other.destroy()
+
+    ranks(2, communicator=False)(work)
+
+
+def test_default_communicator_that_has_ended_raises_until_it_is_made_anew(ranks):
+    def work(rank, size):
+        join(rank, size)
+        for k in range(3):
+            x = np.arange(4 * size) + rank
+            assert all_to_all_v(x, [4] * size).size == 4 * size  # group=None
+            comm = alltoallv.communicator.default()
+            barrier()
+            if k > 0 and rank == 0:
+                comm.abort()
+            if k > 0:
+                attempt(lambda comm=comm: [barrier(group=comm) for _ in range(10**6)])
+                assert attempt(barrier).name == "PeerLostError"  # group=None does not wait for those who may be gone
+                again = alltoallv.Communicator.from_env()
+                assert alltoallv.communicator.default().core is again.core
+            else:
+                comm.destroy()
+            assert not comm.usable
+        alltoallv.communicator.default().destroy()
+
+    ranks(2, communicator=False)(work)
+
+
+def test_poisoned_communicator_is_replaced(ranks):
+    def work(rank, size):
+        comm = join(rank, size)
+        for k in range(4):
+            check_works(comm)
+            if rank == k % size:
+                barrier(group=comm)
+                comm.abort()
+            else:
+                attempt(lambda comm=comm: [barrier(group=comm) for _ in range(100)])
+            old, comm = comm, join(rank, size)  # the old one has not been destroyed
+            assert comm.core is not old.core
+            assert attempt(barrier, group=old).name == "PeerLostError"
+        check_works(comm)
+        old.destroy()
+        check_works(comm)
+        comm.destroy()
+
+    ranks(3, communicator=False)(work)
+
+
+def test_use_after_destroy(ranks):
+    def work(comm):
+        x, counts = np.ones(comm.size), [1] * comm.size
+        plan = alltoallv._core.Plan(comm.core, "barrier", "uint8", *[[0] * comm.size] * 4)
+        barrier(group=comm)
+        pending = barrier(group=comm, async_op=True)
+        comm.destroy()
+        pending.wait()  # was before it
+        comm.destroy()
+        comm.abort()
+        assert not comm.usable
+        calls = [
+            lambda: barrier(group=comm),
+            lambda: barrier(group=comm, async_op=True).wait(),
+            lambda: all_to_all_v(x, counts, counts, group=comm),
+            lambda: all_to_all_v(x, counts, group=comm),
+            lambda: all_to_all_v(x, [-1] * comm.size, counts, group=comm),  # its own error comes first
+            lambda: all_reduce(x, group=comm),
+            lambda: plan.run(0, 0),
+            lambda: plan.submit(0, 0).wait(),
+        ]
+        failures = [attempt(call) for call in calls]
+        assert all(f.name == "InvalidParamError" for f in failures), failures
+        texts = [f.text for f in failures]
+        assert all("has been destroyed" in text for text in texts[:4] + texts[5:]), texts
+        assert "send_counts" in texts[4]
+        assert repr(comm.domain) in repr(comm)
+        assert comm.stats()["operators"] == 2
+        comm.flight_record()
+
+    for threads in (False, True):
+        ranks(2, threads=threads)(work)
+
+
+def test_destroy_while_a_call_waits(ranks):
+    """It takes its turn behind the call; aborting first ends that."""
+
+    def work(comm):
+        if comm.rank == 1:
+            threading.Event().wait(0.5)
+            comm.destroy()
+            return "left"
+        blocked = threading.Thread(target=attempt, args=(barrier,), kwargs={"group": comm})
+        blocked.start()
+        threading.Event().wait(0.1)
+        comm.abort("no more")
+        comm.destroy()
+        blocked.join(5)
+        return blocked.is_alive()
+
+    for threads in (False, True):
+        assert ranks(2, threads=threads)(work) == [False, "left"]
+
+
+def test_dropping_the_last_reference_leaves(ranks):
+    def work(rank, size):
+        comm = join(rank, size)
+        barrier(group=comm)
+        if rank == 1:
+            del comm
+            gc.collect()
+            return None
+        failure = attempt(barrier, group=comm)
+        return failure.text
+
+    assert "rank 1 has left" in ranks(2, communicator=False)(work)[0]
+
+
+@pytest.mark.parametrize(
+    ("domain", "message"),
+    [
+        ("name:199", "199"),
+        ("name:0", "0"),
+        ("name:-5", "-5"),
+        ("name:many", "many"),
+        ("name:", "name:"),
+        ("x" * 129, "129"),
+        ("é" * 65, "130"),
+    ],
+)
+def test_names_that_are_refused(domain, message):
+    with pytest.raises(InvalidParamError, match=message):
+        Communicator.threads(1, domain)
+
+
+@pytest.mark.parametrize(
+    ("domain", "name"), [("name:200", "name"), ("x" * 128, "x" * 128), ("a b", "a b"), ("x" * 120 + ":1000", "x" * 120)]
+)
+def test_names_that_are_accepted(domain, name):
+    (comm,) = Communicator.threads(1, domain)
+    assert comm.domain == name
+    check_works(comm)
+    comm.destroy()
+
+
+def allocate(size_mb: int) -> bool:
+    """Whether an array of that size lies in shared memory."""
+    return is_shared(alltoallv.empty(size_mb * MB, np.uint8))
+
+
+def test_budget_of_a_domain(ranks):
+    def work(rank, size):
+        default = join(rank, size, domain="plain")
+        assert allocate(150)
+        assert not allocate(250)
+        before = default.stats()["private_outputs"]
+        large = all_to_all_v(np.ones(125 * MB, np.uint8), [125 * MB, 0], group=default)  # 250 MB for rank 0
+        assert is_shared(large) == (rank == 1)
+        assert default.stats()["private_outputs"] == before + (rank == 0)
+        del large
+        join(rank, size, domain="plain:400")  # the first wins
+        assert not allocate(250)
+        second = join(rank, size, domain="second:300")
+        assert allocate(250)  # the budgets of the domains add up
+        second.destroy()
+        assert not allocate(250)
+        default.destroy()
+
+    ranks(2, communicator=False, fresh=True)(work)
+
+
+def test_no_pool_makes_everything_private(ranks):
+    def work(comm):
+        assert not allocate(1)
+        check_works(comm)
+        assert comm.stats()["arena_segments"] == 0
+        assert comm.stats()["private_outputs"] > 0
+
+    ranks(2, fresh=True, env={"ALLTOALLV_POOL": "0"})(work)
+
+
+def test_arrays_outlive_every_communicator(ranks):
+    def work(rank, size):
+        kept = []
+        for k in range(4):
+            with join(rank, size, f"{k}") as comm:
+                x = np.full(50_000 * size, 10 * k + rank)
+                kept.append(all_to_all_v(x, [50_000] * size, group=comm))
+        for k, y in enumerate(kept):
+            np.testing.assert_array_equal(y, np.repeat([10 * k + source for source in range(size)], 50_000))
+        with join(rank, size, "last") as comm:  # and may be sent and received into
+            out = kept[0]
+            all_to_all_v(kept[1], [50_000] * size, [50_000] * size, out=out, group=comm)
+            mine = slice(50_000 * rank, 50_000 * (rank + 1))
+            np.testing.assert_array_equal(out[mine], kept[1][mine])
+
+    ranks(3, communicator=False)(work)
+
+
+def test_many_communicators_at_once(ranks):
+    def work(rank, size):
+        comms = [join(rank, size, domain=f"many-{k}") for k in range(25)]
+        for comm in comms:
+            check_works(comm)
+        for comm in comms[::2]:
+            comm.destroy()
+        for comm in comms[1::2]:
+            check_works(comm)
+            comm.destroy()
+
+    ranks(2, communicator=False)(work)
+
+
+def test_threads_and_processes_in_one_process(ranks):
+    def work(comm):
+        inner = Communicator.threads(3)
+        errors = []
+
+        def use(one) -> None:
+            try:
+                for _ in range(10):
+                    check_works(one)
+            except AllToAllVError as error:
+                errors.append(error)
+
+        workers = [threading.Thread(target=use, args=(one,)) for one in inner]
+        for worker in workers:
+            worker.start()
+        for _ in range(10):
+            check_works(comm)
+        for worker in workers:
+            worker.join()
+        for one in inner:
+            one.destroy()
+        assert not errors
+
+    ranks(2)(work)

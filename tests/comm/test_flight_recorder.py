@@ -1,0 +1,190 @@
+"""The record of the last operators of all ranks: what it holds, and that errors leave it behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from trouble import attempt, join, last_seq, wait_for
+
+from alltoallv.numpy import all_gather, all_reduce, all_to_all_v, barrier, broadcast
+from alltoallv.testing import run_ranks
+
+BOTH = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+FIELDS = {"seq", "operator", "dtype", "state", "bytes", "start_ns", "end_ns"}
+
+
+def check_form(record, size: int, domain: str) -> None:
+    assert set(record) >= {"domain", "rank", "size", "ranks"}
+    assert (record["domain"], record["size"]) == (domain, size)
+    assert [r["rank"] for r in record["ranks"]] == list(range(size))
+    for rank in record["ranks"]:
+        assert set(rank) >= {"rank", "pid", "left", "operators"}
+        numbers = [operator["seq"] for operator in rank["operators"]]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
+        for operator in rank["operators"]:
+            assert set(operator) >= FIELDS
+            assert operator["state"] in ("running", "done", "failed")
+            if operator["state"] != "running":
+                assert operator["start_ns"] <= operator["end_ns"] <= time.monotonic_ns()
+
+
+@BOTH
+def test_what_it_holds(ranks, threads):
+    def work(comm):
+        size = comm.size
+        assert comm.flight_record()["ranks"][comm.rank]["operators"] == []
+        all_to_all_v(np.ones(6 * size, np.float32), [6] * size, group=comm)
+        all_reduce(np.ones(5), group=comm)
+        broadcast(np.ones(4, np.int16), size - 1, group=comm)
+        attempt(all_to_all_v, np.ones(size), [-1] * size if comm.rank else [1] * size, [1] * size, group=comm)
+        barrier(group=comm)
+        barrier(group=comm)  # after the first every rank has finished what is looked at
+        return os.getpid(), comm.domain, comm.flight_record()
+
+    found = ranks(3, threads=threads)(work)
+    pids = [pid for pid, _, _ in found]
+    for rank, (_, domain, record) in enumerate(found):
+        check_form(record, 3, domain)
+        assert record["rank"] == rank
+        assert [r["pid"] for r in record["ranks"]] == pids
+        for peer in record["ranks"]:
+            done = peer["operators"][:4]
+            assert [o["operator"] for o in done] == ["all_to_all_v", "all_reduce", "broadcast", "all_to_all_v"]
+            assert [o["state"] for o in done] == ["done", "done", "done", "failed"]
+            assert [o["dtype"] for o in done[:3]] == ["float32", "float64", "int16"]
+            assert [o["bytes"] for o in done] == [72, 40, 8 if peer["rank"] != 2 else 0, 0]
+            assert peer["operators"][4]["operator"] == "barrier"
+
+
+def test_only_the_last_operators_stay(ranks):
+    def work(comm):
+        for _ in range(200):
+            barrier(group=comm)
+        return last_seq(comm), comm.domain, comm.flight_record()
+
+    for threads in (False, True):
+        for last, domain, record in ranks(2, threads=threads)(work):
+            assert last == 200
+            check_form(record, 2, domain)
+            assert len(record["ranks"][0]["operators"]) >= 32
+
+
+def test_where_everybody_is(ranks):
+    """Asked for by one rank while another hangs: the recorder is for that."""
+
+    def work(comm):
+        pids = all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
+        if comm.rank == 1:
+            time.sleep(1.0)
+        if comm.rank == 0:
+            operators = lambda r: comm.flight_record()["ranks"][r]["operators"]  # noqa: E731
+            wait_for(lambda: operators(2) and operators(2)[-1]["operator"] == "all_reduce", "rank 2's operator")
+            record = comm.flight_record()
+            assert [r["operators"][-1]["seq"] for r in record["ranks"]] == [1, 1, 2]
+            running = record["ranks"][2]["operators"][-1]
+            assert (running["state"], running["end_ns"]) == ("running", 0)
+            assert [r["pid"] for r in record["ranks"]] == pids
+        all_reduce(np.ones(3), group=comm)
+
+    ranks(3)(work)
+
+
+def test_record_of_a_destroyed_communicator(ranks):
+    def work(comm):
+        barrier(group=comm)
+        comm.destroy()
+        return comm.domain, comm.flight_record()
+
+    for threads in (False, True):
+        for rank, (domain, record) in enumerate(ranks(2, threads=threads)(work)):
+            check_form(record, 2, domain)
+            assert record["ranks"][rank]["left"]
+            assert record["ranks"][rank]["operators"][-1]["operator"] == "barrier"
+
+
+@pytest.mark.parametrize("domain", ['quote " and \\ backslash', "tab\tand\nnewline", "日本語", "a/b/../c", "x" * 128])
+def test_any_name_of_a_domain_is_valid_json(ranks, domain, tmp_path):
+    def work(comm):
+        assert comm.domain == domain
+        record = comm.flight_record()
+        comm.abort("to leave a file behind")
+        attempt(barrier, group=comm)
+        return record["domain"]
+
+    found = ranks(2, domain=domain, env={"ALLTOALLV_FLIGHT_DIR": str(tmp_path)})(work)
+    printable = "".join(c if c >= " " else " " for c in domain)
+    assert set(found) <= {domain, printable}
+    files = list(tmp_path.iterdir())
+    assert len(files) == 2, files
+    for file in files:
+        assert json.loads(file.read_text())["domain"] in (domain, printable)
+
+
+def records(folder) -> dict[int, dict]:
+    """The files in the folder by rank."""
+    found = {}
+    for file in folder.iterdir():
+        record = json.loads(file.read_text())
+        assert str(record["rank"]) in file.name
+        assert record["domain"] in file.name
+        found[record["rank"]] = record
+    return found
+
+
+@pytest.mark.parametrize("cause", ["loss", "timeout", "abort"])
+def test_errors_leave_a_file_behind(ranks, cause, tmp_path):
+    def work(comm):
+        barrier(group=comm)
+        if comm.rank == 1:
+            time.sleep(0.3)  # for the others to wait
+            if cause == "loss":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if cause == "abort":
+                comm.abort()
+            wait_for(lambda: not comm.usable, cause)
+        attempt(all_reduce, np.ones(3), group=comm, timeout=0.5)
+        return comm.domain
+
+    found = ranks(3, fresh=True, outcomes=True, env={"ALLTOALLV_FLIGHT_DIR": str(tmp_path)})(work)
+    left = records(tmp_path)
+    assert set(left) == ({0, 2} if cause == "loss" else {0, 1, 2})  # a late rank, too
+    for record in left.values():
+        check_form(record, 3, found[0].result)
+    for rank in (0, 2):
+        last = left[rank]["ranks"][rank]["operators"][-1]
+        assert (last["seq"], last["operator"], last["state"]) == (2, "all_reduce", "failed")
+    if cause == "loss":  # what the dead one did last is known
+        assert left[0]["ranks"][1]["operators"][-1]["operator"] == "barrier"
+        assert left[0]["ranks"][1]["pid"] > 0
+
+
+def test_disagreements_leave_no_file_and_a_bad_folder_harms_nobody(ranks, tmp_path):
+    def work(comm):
+        attempt(all_reduce, np.ones(3 + comm.rank), group=comm)
+        names = os.listdir(os.environ["ALLTOALLV_FLIGHT_DIR"])
+        barrier(group=comm)
+        os.environ["ALLTOALLV_FLIGHT_DIR"] = "/nonexistent/folder"
+        comm.abort()
+        failure = attempt(barrier, group=comm)
+        os.environ["ALLTOALLV_FLIGHT_DIR"] = str(tmp_path)
+        comm.destroy()
+        with join(comm.rank, comm.size, "again", comm.domain) as again:
+            barrier(group=again)
+        return names, failure.name
+
+    assert ranks(2, env={"ALLTOALLV_FLIGHT_DIR": str(tmp_path)})(work) == [([], "PeerLostError")] * 2
+
+
+def test_record_without_pytest(tmp_path):
+    """From a program, as `run_ranks` starts it."""
+
+    def work(comm):
+        barrier(group=comm)
+        return comm.flight_record()["size"]
+
+    assert run_ranks(2, work) == [2, 2]

@@ -1,0 +1,293 @@
+"""Forked children, such as those of a DataLoader: they cannot use the parent's communicators, nor disturb them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from trouble import attempt, check_works, held, join, stamp, stamped
+
+import alltoallv
+from alltoallv import Communicator
+from alltoallv.numpy import all_gather, all_reduce, all_to_all_v, barrier
+
+BOTH = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+CHILD_SECONDS = 20
+
+
+def forked(function) -> str:
+    """What the function says in a forked child; a child that hangs or dies says so."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        signal.alarm(CHILD_SECONDS)
+        try:
+            text = str(function())
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(write, text.encode())
+        os._exit(0)
+    os.close(write)
+    chunks = []
+    while chunk := os.read(read, 65536):
+        chunks.append(chunk)
+    os.close(read)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, f"the child ended with status {status} after {chunks}"
+    return b"".join(chunks).decode()
+
+
+@BOTH
+def test_use_in_the_child_is_refused(ranks, threads):
+    def work(comm):
+        check_works(comm)
+        x, counts = np.ones(comm.size), [1] * comm.size
+        pending = barrier(group=comm, async_op=True)
+        pending.wait()
+        if comm.rank != 0:
+            barrier(group=comm)
+            return None
+
+        def use() -> list:
+            calls = [
+                lambda: barrier(group=comm),
+                lambda: barrier(group=comm, async_op=True).wait(),
+                lambda: all_to_all_v(x, counts, counts, group=comm),
+                lambda: all_to_all_v(x, counts, group=comm),
+                lambda: all_reduce(x, group=comm),
+                lambda: comm.fail("barrier", ValueError("no")),
+            ]
+            found = [attempt(call) for call in calls]
+            assert not comm.usable
+            comm.abort("from the child")  # is nothing to the parent
+            comm.destroy()
+            return [(f.name, "before fork" in f.text and "make a new one in the child" in f.text) for f in found]
+
+        told = forked(use)
+        barrier(group=comm)
+        return told
+
+    told = ranks(3, threads=threads, fresh=not threads)(work)[0]
+    assert told == str([("BackendUnavailableError", True)] * 6)
+
+
+def test_parent_goes_on_while_children_come_and_go(ranks):
+    def work(comm):
+        for k in range(15):
+            kept = all_to_all_v(np.full(20_000 * comm.size, k), [20_000] * comm.size, group=comm)
+
+            def look(kept=kept):
+                total = int(kept.sum())  # the parent's arrays can be read, and dropped
+                del kept
+                return total
+
+            if k % comm.size == comm.rank:
+                assert forked(look) == str(20_000 * comm.size * k)
+            check_works(comm)
+        assert comm.usable
+
+    ranks(3, fresh=True)(work)
+
+
+def load(k: int) -> float:
+    """What a worker of a DataLoader does."""
+    return float(np.arange(1000 * k).sum())
+
+
+def test_workers_of_multiprocessing(ranks):
+    def work(comm):
+        context = multiprocessing.get_context("fork")
+        x, counts = np.ones(5000 * comm.size), [5000] * comm.size
+        with context.Pool(2) as pool:
+            results = [pool.apply_async(sum, (range(1000 * k),)) for k in range(30)]
+            for result in results:
+                all_to_all_v(x, counts, counts, group=comm)
+                result.get(CHILD_SECONDS)
+            pool.close()
+            pool.join()
+        for _ in range(5):
+            process = context.Process(target=load, args=(1,))  # ends in the ordinary way
+            process.start()
+            check_works(comm)
+            process.join(CHILD_SECONDS)
+            assert process.exitcode == 0
+
+    ranks(2, fresh=True)(work)
+
+
+PROGRAM = """
+import os, signal, sys
+import numpy as np, alltoallv
+from alltoallv.numpy import all_to_all_v, all_reduce, barrier
+comm = alltoallv.Communicator.from_env()
+arrays = [all_to_all_v(np.ones(9000 * comm.size), [9000] * comm.size, group=comm) for _ in range(3)]
+barrier(group=comm, async_op=True).wait()
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)
+    sys.exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+for _ in range(20):
+    assert all_reduce(np.ones(3), group=comm).tolist() == [comm.size] * 3
+print("good")
+"""
+
+
+def test_child_that_ends_in_the_ordinary_way(tmp_path):
+    """All of Python's clean-up runs in it: handlers at exit, destructors of communicators, arrays, handles."""
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    run = [sys.executable, "-m", "alltoallv", "run", "-n", "3", str(script)]
+    result = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
+    assert sorted(result.stdout.splitlines()) == ["[0] good", "[1] good", "[2] good"], result
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_child_closes_what_it_inherits(ranks):
+    def work(comm):
+        check_works(comm)
+        kept = alltoallv.empty(1000)
+        barrier(group=comm)
+
+        def look():
+            mine = held()
+            return [name for name in mine["descriptors"] if "alltoallv" in name or "pidfd" in name], mine["threads"]
+
+        assert all(look()), "so this is how they look"
+        told = forked(look)
+        check_works(comm)
+        del kept
+        return told
+
+    assert ranks(2, fresh=True)(work) == [str(([], []))] * 2
+
+
+@pytest.mark.parametrize("ending", ["SIGKILL", "_exit"])
+def test_parents_death_is_seen_although_the_child_lives(ranks, ending, tmp_path, prompt):
+    def work(comm):
+        pids = all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
+        if comm.rank == 1:
+            if os.fork() == 0:
+                time.sleep(8)
+                os._exit(0)
+            time.sleep(0.3)
+            stamp(tmp_path / "cause")
+            if ending == "SIGKILL":
+                os.kill(os.getpid(), signal.SIGKILL)
+            os._exit(1)
+        failure = attempt(barrier, group=comm)
+        assert f"rank 1 (pid {pids[1]}" in failure.text, failure
+        survivors = {0: 0, 2: 1}
+        comm.destroy()
+        with join(survivors[comm.rank], 2, "survivors", comm.domain) as smaller:
+            check_works(smaller)
+        return failure
+
+    found = ranks(3, fresh=True, outcomes=True)(work)
+    for rank in (0, 2):
+        assert found[rank].error is None, found[rank].report()
+        assert found[rank].result.name == "PeerLostError"
+        prompt(f"{ending} of a rank whose child lives on", stamped(tmp_path / "cause"), found[rank].result.at)
+
+
+def test_children_make_a_communicator_of_their_own(ranks):
+    """The children of all ranks form a group, while the parents use theirs."""
+
+    def work(comm):
+        check_works(comm)
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(CHILD_SECONDS)
+            status = 1
+            try:
+                with join(comm.rank, comm.size, "children", comm.domain) as mine:
+                    for _ in range(5):
+                        check_works(mine)
+                    y = all_to_all_v(np.ones(200_000 * mine.size), [200_000] * mine.size, group=mine)
+                    assert y.sum() == y.size
+                inner = Communicator.threads(2)
+                workers = [threading.Thread(target=check_works, args=(one,)) for one in inner]
+                for worker in workers:
+                    worker.start()
+                for worker in workers:
+                    worker.join()
+                status = 0
+            except BaseException as error:
+                os.write(2, f"child of rank {comm.rank}: {type(error).__name__}: {error}\n".encode())
+            os._exit(status)
+        for _ in range(5):
+            check_works(comm)
+        assert os.waitpid(pid, 0)[1] == 0
+        check_works(comm)
+
+    ranks(3, fresh=True)(work)
+
+
+def test_child_replaces_the_domain_of_its_parent(ranks):
+    """from_env in the child, same job and domain: not the parent's communicator, which it must not use."""
+
+    def work(rank, size):
+        comm = join(rank, size)
+        barrier(group=comm)
+
+        def use():
+            with join(rank, size, timeout=10.0) as mine:
+                assert mine.core is not comm.core
+                check_works(mine)
+            return "good"
+
+        told = forked(use)
+        check_works(comm)
+        comm.destroy()
+        return told
+
+    assert ranks(2, communicator=False, fresh=True)(work) == ["good", "good"]
+
+
+@pytest.mark.slow
+def test_fork_at_any_moment(ranks):
+    """While another thread is in the middle of exchanges, of making communicators, of ending them."""
+
+    def work(comm):
+        over = threading.Event()
+        errors = []
+
+        def exchange() -> None:
+            try:
+                while not over.is_set():
+                    flag = all_reduce(np.array([0]), group=comm)
+                    all_to_all_v(np.ones(30_000 * comm.size), [30_000] * comm.size, group=comm)
+                    with join(comm.rank, comm.size, "in between", comm.domain) as other:
+                        barrier(group=other)
+                    del flag
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=exchange)
+        thread.start()
+        for _ in range(40):
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(CHILD_SECONDS)
+                comm.destroy()
+                inner = Communicator.threads(1)
+                check_works(inner[0])
+                inner[0].destroy()
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0, "a child hung or died"
+        over.set()
+        thread.join(10)
+        comm.abort("the end")  # the others may be one call ahead
+        thread.join(10)
+        return [f"{type(e).__name__}: {e}" for e in errors]
+
+    for errors in ranks(2, fresh=True, outcomes=False)(work):
+        assert all("the end" in text or "left" in text for text in errors), errors

@@ -1,0 +1,180 @@
+"""Ctrl-C: it ends the rank that gets it at once, and the others learn which one it was."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from trouble import LIMIT, attempt, check_works, join, stamp, stamped
+
+import alltoallv
+from alltoallv.numpy import all_to_all_v, barrier
+
+INTERRUPTED = 1
+
+
+def interrupt_after(seconds: float, cause: Path) -> None:
+    def send() -> None:
+        stamp(cause)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Timer(seconds, send).start()
+
+
+def blocked_call(comm, kind: str):
+    """A call that waits for rank 0, which does not come."""
+    if kind == "barrier":
+        return lambda: barrier(group=comm)
+    if kind == "exchange":
+        return lambda: all_to_all_v(np.ones(comm.size * 10_000), [10_000] * comm.size, group=comm)
+    if kind == "pending":
+        return barrier(group=comm, async_op=True).wait
+    assert kind == "queued"  # behind a pending call, which is what waits for rank 0
+    barrier(group=comm, async_op=True)
+    return lambda: barrier(group=comm)
+
+
+@pytest.mark.parametrize("kind", ["barrier", "exchange", "pending", "queued"])
+def test_interrupt_of_a_blocked_rank(ranks, kind, tmp_path, prompt):
+    cause = tmp_path / "cause"
+
+    def work(comm):
+        barrier(group=comm)
+        ended = None
+        if comm.rank == 0:
+            deadline = time.monotonic() + LIMIT + 2
+            while comm.usable and time.monotonic() < deadline:
+                time.sleep(0.01)
+            failure = attempt(barrier, group=comm)
+        elif comm.rank == INTERRUPTED:
+            call = blocked_call(comm, kind)
+            interrupt_after(0.4, cause)
+            failure = None
+            try:
+                call()
+            except KeyboardInterrupt:
+                ended = time.monotonic()
+            if kind == "pending":  # the call itself goes on; leaving the program ends it
+                comm.abort("interrupted")
+        else:
+            failure = attempt(
+                barrier if kind != "exchange" else blocked_call(comm, kind),
+                **({"group": comm} if kind != "exchange" else {}),
+            )
+        if comm.rank == INTERRUPTED:
+            failure = attempt(barrier, group=comm)
+        comm.destroy()
+        with join(comm.rank, comm.size, "afterwards", comm.domain) as fresh:  # the program may go on
+            check_works(fresh)
+        return failure, ended
+
+    found = ranks(3, fresh=True)(work)
+    prompt(f"KeyboardInterrupt in a {kind} call", stamped(cause), found[INTERRUPTED][1])
+    for rank in (0, 2):
+        failure = found[rank][0]
+        assert failure.name == "PeerLostError"
+        assert f"rank {INTERRUPTED} " in failure.text
+        assert "interrupted" in failure.text
+    prompt("another rank is interrupted", stamped(cause), found[2][0].at)
+
+
+def test_interrupt_during_bootstrap(ranks, tmp_path, prompt):
+    cause = tmp_path / "cause"
+
+    def work(rank, size):
+        if rank == 0:
+            failure = attempt(join, rank, size, timeout=10.0)
+            return failure.name, failure.text, failure.at
+        if rank == INTERRUPTED:
+            interrupt_after(0.5, cause)
+            with pytest.raises(KeyboardInterrupt):
+                join(rank, size, timeout=10.0)
+            return None, "", time.monotonic()
+        return None  # the one that they wait for
+
+    found = ranks(3, communicator=False, fresh=True)(work)
+    assert found[0][0] == "PeerLostError"
+    assert f"rank {INTERRUPTED}" in found[0][1]
+    for _, _, at in found[:2]:
+        prompt("interrupt during bootstrap", stamped(cause), at)
+
+
+def test_interrupt_in_the_middle_of_exchanges(ranks, tmp_path):
+    """Wherever it falls between Python and core, nothing hangs."""
+
+    def work(comm):
+        if comm.rank == INTERRUPTED:
+            interrupt_after(0.3, tmp_path / "cause")
+        try:
+            while True:
+                all_to_all_v(np.ones(3 * comm.size), [3] * comm.size, group=comm)
+        except KeyboardInterrupt:
+            return "KeyboardInterrupt"
+        except alltoallv.errors.PeerLostError as error:
+            return str(error)
+
+    for _ in range(5):
+        found = ranks(3)(work)
+        assert found[INTERRUPTED] == "KeyboardInterrupt"
+        for rank in (0, 2):
+            assert re.search(f"rank {INTERRUPTED} (was interrupted|has left|\\(pid)", found[rank]), found[rank]
+
+
+def test_handler_of_the_program_runs_and_the_call_goes_on(ranks):
+    def work(comm):
+        seen = []
+        before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(time.monotonic()))
+        barrier(group=comm)
+        if comm.rank == 0:
+            time.sleep(0.8)
+        else:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        began = time.monotonic()
+        barrier(group=comm)
+        signal.signal(signal.SIGUSR1, before)
+        check_works(comm)
+        return [moment - began for moment in seen]
+
+    for delays in ranks(3, fresh=True)(work)[1:]:
+        assert len(delays) == 1
+        assert delays[0] < 0.7  # while it was waiting, not afterwards
+
+
+PROGRAM = """
+import sys, time, alltoallv
+from alltoallv.numpy import barrier
+comm = alltoallv.Communicator.from_env()
+barrier(group=comm)
+print("ready", flush=True)
+if comm.rank == 0:
+    time.sleep(60)
+barrier(group=comm)
+"""
+
+
+def test_control_c_at_the_launcher(tmp_path):
+    """As on a terminal: launcher and ranks get the signal; all end soon."""
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "alltoallv", "run", "-n", "3", str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    for _ in range(3):
+        assert "ready" in process.stdout.readline()
+    time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in output

@@ -1,0 +1,338 @@
+"""A rank that is stopped in the middle of a copy, past its peers' timeout, and goes on later.
+
+What it still writes must land in memory that nobody uses any more, and what it still reads must not count.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from trouble import (
+    Place,
+    attempt,
+    check_works,
+    join,
+    mapped,
+    process_state,
+    stop,
+    stop_myself,
+    trap,
+    wait_for,
+    watching,
+)
+
+import alltoallv
+from alltoallv.errors import CommTimeoutError, PeerLostError
+from alltoallv.numpy import all_gather, all_reduce, all_to_all_v, barrier
+
+MB = 1 << 20
+BYTES = 64 * MB
+SENDER, RECEIVER, OTHER = 1, 0, 2
+FOREIGN, FILL = 0xEE, 0x5A
+
+
+def counts_of(rank: int, amount: int = BYTES) -> tuple[list[int], list[int]]:
+    """The sender has something for the receiver, and nobody else for anybody."""
+    sends, recvs = [0, 0, 0], [0, 0, 0]
+    if rank == SENDER:
+        sends[RECEIVER] = amount
+    if rank == RECEIVER:
+        recvs[SENDER] = amount
+    return sends, recvs
+
+
+def pids_of(comm) -> list[int]:
+    return all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
+
+
+def bytes_at(address: int, length: int) -> np.ndarray:
+    """Memory of this process, whoever owns it by now."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(address))
+
+
+def foreign(array: np.ndarray) -> int:
+    return int(np.count_nonzero(array == FOREIGN))
+
+
+def send_and_stop(comm, at: int, learns: bool = False) -> None:
+    """The sender's part: stands still when it is about to read byte ``at`` of what it sends."""
+    sends, recvs = counts_of(SENDER)
+    x = mapped(BYTES)
+    x[:] = FOREIGN
+    with trap(x.ctypes.data + at, stop_myself):
+        failure = attempt(all_to_all_v, x, sends, None if learns else recvs, group=comm)
+    assert failure.name == "CommTimeoutError", failure
+    assert f"rank {SENDER} (pid {os.getpid()}, stopped, last operator #" in failure.text, failure
+
+
+def stand_by(comm, learns: bool = False) -> None:
+    """The third rank's part: nothing to move, and perhaps done before the others fail."""
+    sends, recvs = counts_of(OTHER)
+    with suppress(CommTimeoutError, PeerLostError):
+        all_to_all_v(np.empty(0, np.uint8), sends, None if learns else recvs, group=comm)
+
+
+def all_again(comm, suffix: str) -> None:
+    """All three, in a new communicator of the same processes."""
+    with join(comm.rank, 3, f"all-{suffix}", comm.domain) as everybody:
+        check_works(everybody)
+
+
+def push_round(comm, suffix: str, learns: bool, at: int) -> int:
+    """The receiver returns how many bytes arrived after its call had failed."""
+    pids = pids_of(comm)
+    if comm.rank == SENDER:
+        send_and_stop(comm, at, learns)
+        all_again(comm, suffix)
+        return 0
+    if comm.rank == OTHER:
+        stand_by(comm, learns)
+        with join(1, 2, f"pair-{suffix}", comm.domain) as pair:
+            check_works(pair)
+            check_works(pair)
+        all_again(comm, suffix)
+        return 0
+
+    out = alltoallv.empty(BYTES, np.uint8)
+    out[:] = FILL
+    address = out.ctypes.data
+    if learns:
+        del out  # the operator's own output takes the block just freed
+    sends, recvs = counts_of(RECEIVER)
+    options = {} if learns else {"out": out}
+    nothing = np.empty(0, np.uint8)
+    failure = attempt(all_to_all_v, nothing, sends, None if learns else recvs, group=comm, timeout=1.0, **options)
+    assert failure.name == "CommTimeoutError", failure
+    assert f"rank {SENDER} (pid {pids[SENDER]}, stopped" in failure.text, failure
+    wait_for(lambda: process_state(pids[SENDER]) == "T", "stop")
+    memory = bytes_at(address, BYTES)
+    before = foreign(memory)
+    assert at - MB <= before <= at, "the sender did not stop in the middle of its copy"
+    options.clear()
+    if not learns:
+        del out
+    assert comm.stats()["arena_quarantined_bytes"] == BYTES, comm.stats()
+
+    # New outputs, at once, of the same size and smaller; more than the budget has left, too.
+    fresh = [alltoallv.empty(size, np.uint8) for size in (BYTES, BYTES, BYTES, 8 * MB, MB, 4096)]
+    for array in fresh:
+        array[:] = FILL
+        begin = array.ctypes.data
+        assert begin + array.nbytes <= address or address + BYTES <= begin, "a quarantined block was given out"
+    with join(0, 2, f"pair-{suffix}", comm.domain) as pair:  # while the sender stands still
+        check_works(pair)
+        os.kill(pids[SENDER], signal.SIGCONT)
+        # It goes on writing, to the end of its piece: without the quarantine this would hit a new output.
+        wait_for(lambda: foreign(memory) > before, "the rest of the piece")
+        time.sleep(0.05)
+        arrived = foreign(memory) - before
+        check_works(pair)
+    all_again(comm, suffix)  # the sender has come to the end of its call
+    for array in fresh:
+        assert (array == FILL).all(), "a late writer's bytes appeared in a new output"
+    assert comm.stats()["arena_quarantined_bytes"] == 0, comm.stats()
+    return arrived
+
+
+@pytest.mark.parametrize("learns", [False, True], ids=["given", "learnt"])
+def test_late_writer_touches_only_quarantined_memory(ranks, learns):
+    def work(comm):
+        found = []
+        for k, at in enumerate((MB // 2, BYTES - MB // 3) if learns else (9 * MB + 4096, BYTES // 2)):
+            with join(comm.rank, comm.size, f"round-{k}", comm.domain, path="push") as place:
+                found.append(push_round(place, f"{k}", learns, at))
+        return found
+
+    arrived = ranks(3)(work)[RECEIVER]
+    assert all(0 < late <= MB for late in arrived), arrived  # the rest of one piece, and no more
+
+
+def test_sender_that_dies_instead_frees_the_block(ranks):
+    def work(comm):
+        pids = pids_of(comm)
+        if comm.rank == SENDER:
+            send_and_stop(comm, 5 * MB)
+        if comm.rank == OTHER:
+            stand_by(comm)
+            return attempt(barrier, group=comm).name
+        out = alltoallv.empty(BYTES, np.uint8)
+        sends, recvs = counts_of(RECEIVER)
+        failure = attempt(all_to_all_v, out[:0], sends, recvs, out=out, group=comm, timeout=0.4)
+        del out
+        wait_for(lambda: process_state(pids[SENDER]) == "T", "stop")
+        assert comm.stats()["arena_quarantined_bytes"] == BYTES
+        os.kill(pids[SENDER], signal.SIGKILL)
+        wait_for(lambda: comm.stats()["arena_quarantined_bytes"] == 0, "release after the sender's death")
+        return failure.name
+
+    found = ranks(3, fresh=True, outcomes=True, path="push")(work)
+    assert found[RECEIVER].error is None, found[RECEIVER].report()
+    assert [found[rank].result for rank in (RECEIVER, OTHER)] == ["CommTimeoutError"] * 2
+
+
+def test_quarantine_outlives_the_communicator(ranks):
+    """Also when the receiver destroys everything before the sender goes on."""
+
+    def work(comm):
+        pids = pids_of(comm)
+        if comm.rank == SENDER:
+            send_and_stop(comm, 5 * MB)
+        elif comm.rank == OTHER:
+            stand_by(comm)
+        else:
+            out = alltoallv.empty(BYTES, np.uint8)
+            address = out.ctypes.data
+            sends, recvs = counts_of(RECEIVER)
+            attempt(all_to_all_v, out[:0], sends, recvs, out=out, group=comm, timeout=0.4)
+            wait_for(lambda: process_state(pids[SENDER]) == "T", "stop")
+            comm.destroy()
+            del out
+            fresh = [alltoallv.empty(BYTES, np.uint8) for _ in range(2)]
+            for array in fresh:
+                array[:] = FILL
+                assert abs(array.ctypes.data - address) >= BYTES
+            os.kill(pids[SENDER], signal.SIGCONT)
+        all_again(comm, "end")
+        if comm.rank == RECEIVER:
+            assert all((array == FILL).all() for array in fresh)
+            del fresh, array
+            with join(0, 1, "last", comm.domain) as last:
+                assert last.stats()["arena_quarantined_bytes"] == 0
+
+    ranks(3, path="push")(work)
+
+
+def receive_and_stop(comm, path: str, out: np.ndarray):
+    """The receiver's part, with the sender's data in the sender's memory."""
+    sends, recvs = counts_of(RECEIVER, out.size)
+    call = lambda: all_to_all_v(out[:0].copy(), sends, recvs, out=out, group=comm)  # noqa: E731
+    if path != "cma":
+        with trap(out.ctypes.data + 9 * MB + 4096, stop_myself):
+            return attempt(call)
+    # There the kernel copies, in large pieces, and no page can be a trap.
+    with watching(lambda: bool(out[0] == FILL), stop_myself), suppress(AssertionError):
+        return attempt(call)
+    return None
+
+
+@pytest.mark.parametrize("path", ["pull", "cma", "staged"])
+def test_stopped_receiver_ends_in_an_error_on_both(ranks, path):
+    """The sender gives up and reuses its input; what the receiver reads afterwards must not pass for a result."""
+
+    def work(comm):
+        amount = 3 * BYTES if path == "cma" else BYTES
+        for k in range(20):
+            with join(comm.rank, 3, f"try-{k}", comm.domain, path=path) as place:
+                pids = pids_of(place)
+                failure = None
+                if place.rank == SENDER:
+                    x = (alltoallv.empty if path == "pull" else np.empty)(amount, np.uint8)
+                    x[:] = FILL
+                    sends, recvs = counts_of(SENDER, amount)
+                    with suppress(AssertionError):
+                        failure = attempt(all_to_all_v, x, sends, recvs, group=place, timeout=0.4)
+                    if failure is not None:
+                        wait_for(lambda pid=pids[RECEIVER]: process_state(pid) == "T", "stop")
+                        x[:] = FOREIGN
+                    else:
+                        time.sleep(0.05)  # it has just finished: the stop may be on its way
+                    os.kill(pids[RECEIVER], signal.SIGCONT)
+                elif place.rank == RECEIVER:
+                    out = mapped(amount)
+                    failure = receive_and_stop(place, path, out)
+                    if failure is None:
+                        assert (out == FILL).all(), "a call succeeded with wrong data"
+                else:
+                    sends, recvs = counts_of(OTHER)
+                    with suppress(CommTimeoutError):
+                        all_to_all_v(np.empty(0, np.uint8), sends, recvs, group=place)
+                    place.destroy()
+            hit = all_gather(np.array([failure is not None]), group=comm)[SENDER, 0]
+            if hit:
+                all_again(comm, "end")
+                return failure
+        raise AssertionError("no attempt hit the copy")
+
+    found = ranks(3)(work)
+    assert found[SENDER].name == found[RECEIVER].name == "CommTimeoutError"
+    assert found[SENDER].text == found[RECEIVER].text
+    assert f"for rank {RECEIVER} (pid " in found[SENDER].text
+    assert "stopped" in found[SENDER].text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["push", "pull", "cma", "staged"])
+def test_stop_at_random_moments(ranks, path):
+    """Either rank, at any moment of many exchanges: never a wrong result, never a foreign byte in a new output."""
+
+    def work(comm, rounds):
+        rng = random.Random(path)
+        for k in range(rounds):
+            delay, victim, elements = rng.uniform(0, 0.1), rng.randrange(3), rng.choice([4096, 3 * MB, 10 * MB])
+            pids = pids_of(comm)
+            with join(comm.rank, 3, f"random-{k}", comm.domain, path=path) as place:
+                x = (alltoallv.empty if path == "pull" else np.empty)(3 * elements, np.uint8)
+                x[:] = comm.rank
+                make = alltoallv.empty if path == "push" else np.empty
+                expected = np.repeat(np.arange(3, dtype=np.uint8), elements)
+
+                def exchange_for_ever(place=place, x=x, make=make, elements=elements, expected=expected):
+                    while True:
+                        out = make(3 * elements, np.uint8)
+                        out[:] = 77
+                        all_to_all_v(x, [elements] * 3, [elements] * 3, out=out, group=place, timeout=0.3)
+                        assert np.array_equal(out, expected), "a call succeeded with wrong data"
+
+                stop_at, pid = time.monotonic() + delay, pids[victim]
+                if comm.rank == (victim + 1) % 3:
+                    with watching(lambda t=stop_at: time.monotonic() > t, lambda pid=pid: stop(pid)):
+                        failure = attempt(exchange_for_ever)
+                else:
+                    failure = attempt(exchange_for_ever)
+                assert failure.name == "CommTimeoutError", failure
+                x[:] = 99
+                fresh = [make(3 * elements, np.uint8) for _ in range(3)]
+                for array in fresh:
+                    array[:] = FILL
+                if comm.rank == (victim + 1) % 3:
+                    os.kill(pids[victim], signal.SIGCONT)
+                all_again(comm, f"random-end-{k}")
+                assert all((array == FILL).all() for array in fresh)
+
+    ranks(3, timeout=100)(work, 5)
+
+
+def test_stopped_in_a_reduction(ranks):
+    """Peers' inputs are read in place: a rank that goes on late must not return a sum of what lies there by then."""
+
+    def work(comm):
+        n = 600_000
+        x = alltoallv.empty(n, np.int64)
+        x[:] = comm.rank + 1
+        assert (all_reduce(x, group=comm) == 6).all()
+        assert comm.stats()["bytes_pull"] > 0, "the inputs were not read in place"
+        pids = pids_of(comm)
+        last_read = x.ctypes.data + 2 * x.nbytes // 3 - 8192  # the end of rank 1's part, in rank 0's input
+        places = all_gather(np.array([Place.of(last_read).inode, Place.of(last_read).offset], np.int64), group=comm)
+        if comm.rank == 1:
+            place = Place(str(places[0, 0]), int(places[0, 1]))
+            with trap(place.here(), stop_myself):
+                return attempt(all_reduce, x, group=comm)
+        failure = attempt(all_reduce, x, group=comm, timeout=0.5)
+        x[:] = 99
+        if comm.rank == 0:
+            wait_for(lambda: process_state(pids[1]) == "T", "stop")
+            time.sleep(0.3)  # for rank 2 to have given up, too
+            os.kill(pids[1], signal.SIGCONT)
+        return failure
+
+    found = ranks(3)(work)
+    assert {f.name for f in found} == {"CommTimeoutError"}
+    assert len({f.text for f in found}) == 1

@@ -1,0 +1,369 @@
+"""Ranks that die or leave: an error on every survivor, at once, and new communicators among them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from trouble import LIMIT, attempt, check_works, join, stamp, stamped, wait_for
+
+import alltoallv
+from alltoallv.numpy import all_gather, all_reduce, all_to_all_v, barrier
+from alltoallv.testing import RankExit
+
+VICTIM = 1
+PATHS = ["push", "pull", "cma", "staged"]
+
+
+def go_on(comm, old_rank: int, suffix: str = "survivors") -> None:
+    """The survivors of the loss of the victim make a smaller communicator, in the same domain."""
+    survivors = [rank for rank in range(comm.size) if rank != VICTIM]
+    comm.destroy()
+    with join(survivors.index(old_rank), len(survivors), suffix, comm.domain) as smaller:
+        check_works(smaller)
+
+
+def check_failure(failure, victim_pid: int, operator: str) -> None:
+    assert failure.name == "PeerLostError", failure
+    assert failure.code == alltoallv.errors.PeerLostError.code
+    assert f"rank {VICTIM}" in failure.text, failure
+    assert f"pid {victim_pid}" in failure.text, failure
+    assert f"#2 {operator}" in failure.text, failure
+
+
+def endings():
+    """Ways for a process to be gone."""
+    return {
+        "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "SIGSEGV": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+        "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+        "_exit": lambda: os._exit(3),
+    }
+
+
+@pytest.mark.parametrize(
+    ("size", "ending"), [(2, "SIGKILL"), (3, "SIGSEGV"), (3, "SIGTERM"), (3, "_exit"), (5, "SIGKILL")]
+)
+def test_loss_while_peers_wait(ranks, size, ending, tmp_path, prompt):
+    def work(comm):
+        pids = all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
+        if comm.rank == VICTIM:
+            time.sleep(0.3)
+            stamp(tmp_path / "cause")
+            endings()[ending]()
+        x = np.ones(1000 * comm.size)
+        failure = attempt(all_to_all_v, x, [1000] * comm.size, group=comm)
+        assert not comm.usable
+        again = attempt(barrier, group=comm)  # for good, and at once
+        assert again.name == "PeerLostError"
+        assert again.at - again.began < LIMIT
+        go_on(comm, comm.rank)
+        return pids, failure
+
+    found = ranks(size, fresh=True, outcomes=True)(work)
+    assert type(found[VICTIM].error) is RankExit
+    for outcome in found:
+        if outcome.rank == VICTIM:
+            continue
+        assert outcome.error is None, outcome.report()
+        pids, failure = outcome.result
+        check_failure(failure, pids[VICTIM], "all_to_all_v")
+        prompt(f"{ending} of a rank that is waited for", stamped(tmp_path / "cause"), failure.at)
+
+
+def test_loss_before_the_call(ranks, tmp_path, prompt):
+    """The peers are busy elsewhere when it happens: their next call fails at once."""
+
+    def work(comm):
+        pids = all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
+        if comm.rank == VICTIM:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1)
+        failure = attempt(barrier, group=comm)
+        go_on(comm, comm.rank)
+        return pids, failure
+
+    found = ranks(3, fresh=True, outcomes=True)(work)
+    for outcome in (found[0], found[2]):
+        assert outcome.error is None, outcome.report()
+        pids, failure = outcome.result
+        check_failure(failure, pids[VICTIM], "barrier")
+        prompt("call after a rank was killed", failure.began, failure.at)
+
+
+def test_loss_is_seen_by_asynchronous_calls(ranks, tmp_path, prompt):
+    def work(comm):
+        barrier(group=comm)
+        if comm.rank == VICTIM:
+            time.sleep(0.3)
+            stamp(tmp_path / "cause")
+            os.kill(os.getpid(), signal.SIGKILL)
+        works = [barrier(group=comm, async_op=True) for _ in range(3)]
+        failures = [attempt(work.wait) for work in works]
+        assert [f.name for f in failures] == ["PeerLostError"] * 3
+        go_on(comm, comm.rank)
+        return failures[-1]
+
+    found = ranks(3, fresh=True, outcomes=True)(work)
+    for outcome in (found[0], found[2]):
+        assert outcome.error is None, outcome.report()
+        prompt("SIGKILL, seen by pending calls", stamped(tmp_path / "cause"), outcome.result.at)
+
+
+def kill_in_the_middle(comm, path, delay, cause, elements):
+    """Exchanges without end until the victim is killed; then the survivors go on."""
+    rng = np.random.default_rng(comm.rank)
+    counts = [elements] * comm.size
+    x = alltoallv.empty(elements * comm.size, np.uint8) if path == "pull" else np.empty(elements * comm.size, np.uint8)
+    x[:] = rng.integers(0, 255, x.size, np.uint8)
+    make = alltoallv.empty if path == "push" else np.empty
+    outs = [make(elements * comm.size, np.uint8) for _ in range(2)]
+    pids = all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
+
+    def kill() -> None:
+        stamp(cause)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if comm.rank == VICTIM:
+        threading.Timer(delay, kill).start()
+
+    def exchange_for_ever(outs) -> None:
+        for k in range(10**9):
+            all_to_all_v(x, counts, counts, out=outs[k % 2], group=comm)
+
+    failure = attempt(exchange_for_ever, outs)
+    moved = comm.stats()[f"bytes_{path}"]
+    del outs
+    go_on(comm, comm.rank, f"survivors-{comm.domain}")
+    return pids, failure, moved
+
+
+def check_killed(found, cause, prompt, what) -> None:
+    assert found[VICTIM].exit_code == -signal.SIGKILL
+    for outcome in found:
+        if outcome.rank == VICTIM:
+            continue
+        assert outcome.error is None, outcome.report()
+        pids, failure, *_ = outcome.result
+        assert failure.name == "PeerLostError", failure
+        assert f"rank {VICTIM} (pid {pids[VICTIM]}" in failure.text, failure
+        assert "operator #" in failure.text
+        prompt(what, stamped(cause), failure.at)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_loss_in_the_middle_of_an_exchange(ranks, path, tmp_path, prompt):
+    cause = tmp_path / "cause"
+    delay = random.Random(path).uniform(0.1, 0.2)
+    found = ranks(3, outcomes=True, path=path)(kill_in_the_middle, path, delay, cause, 4 << 20)
+    check_killed(found, cause, prompt, f"SIGKILL during an exchange by {path}")
+    assert sum(outcome.result[2] for outcome in (found[0], found[2])) > 0, "the path carried nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS)
+def test_loss_at_random_moments(ranks, path, tmp_path, prompt):
+    rng = random.Random(path)
+    for k in range(5):  # 20 in all
+        cause = tmp_path / f"cause-{k}"
+        size, elements = rng.choice([2, 3, 4]), rng.choice([20_000, 1 << 20, 12 << 20])
+        run = ranks(size, outcomes=True, path=path)
+        found = run(kill_in_the_middle, path, rng.uniform(0, 0.15), cause, elements)
+        check_killed(found, cause, prompt, f"SIGKILL at a random moment by {path}")
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "learning", "inline"])
+def test_loss_in_other_operators(ranks, kind, tmp_path, prompt):
+    cause = tmp_path / "cause"
+
+    def work(comm):
+        pids = all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
+        if comm.rank == VICTIM:
+
+            def kill() -> None:
+                stamp(cause)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            threading.Timer(0.15, kill).start()
+        x = np.ones(3_000_000 if kind == "all_reduce" else 300_000 if kind == "learning" else 3)
+
+        def for_ever() -> None:
+            while True:
+                if kind == "all_reduce":
+                    all_reduce(x, group=comm)
+                else:
+                    all_to_all_v(x, [len(x) // comm.size] * comm.size, group=comm)
+
+        failure = attempt(for_ever)
+        go_on(comm, comm.rank)
+        return pids, failure
+
+    check_killed(ranks(3, outcomes=True)(work), cause, prompt, f"SIGKILL during {kind}")
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+def test_rank_that_returns_while_others_call(ranks, threads, tmp_path, prompt):
+    def work(comm):
+        barrier(group=comm)
+        if comm.rank == VICTIM:
+            time.sleep(0.3)
+            stamp(tmp_path / "cause")
+            comm.destroy()
+            return None
+        return attempt(barrier, group=comm)
+
+    found = ranks(3, threads=threads)(work)
+    for failure in (found[0], found[2]):
+        assert failure.name == "PeerLostError"
+        assert f"rank {VICTIM} has left domain" in failure.text
+        assert "left, last operator #1 barrier" in failure.text
+        assert "#2 barrier" in failure.text
+        prompt("a rank leaves while others wait", stamped(tmp_path / "cause"), failure.at)
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+def test_leaving_after_the_last_operator_harms_nobody(ranks, threads):
+    """The quickest rank may be gone while the others are still in the same operator."""
+
+    def work(comm):
+        for size in (4, 500_000):
+            x = np.full(size * comm.size, comm.rank)
+            y = all_to_all_v(x, [size] * comm.size, group=comm)
+            assert y.reshape(comm.size, -1).tolist()[0][0] == 0
+        comm.destroy()
+        return y[-1]
+
+    for _ in range(10):
+        assert ranks(3, threads=threads)(work) == [2, 2, 2]
+
+
+def test_process_that_ends_without_destroy_has_left(ranks):
+    """At exit a rank leaves in an orderly way; whoever still waits for it is told so."""
+
+    def work(comm):
+        barrier(group=comm)
+        if comm.rank == VICTIM:
+            import atexit
+
+            atexit._run_exitfuncs()
+            os._exit(0)
+        return attempt(barrier, group=comm)
+
+    found = ranks(3, fresh=True, outcomes=True)(work)
+    for outcome in (found[0], found[2]):
+        assert outcome.result.name == "PeerLostError"
+        assert f"rank {VICTIM} has left" in outcome.result.text
+
+
+def test_uncaught_exception_in_a_rank(ranks):
+    def work(comm):
+        barrier(group=comm)
+        if comm.rank == VICTIM:
+            sys.exit("enough")
+        return attempt(barrier, group=comm)
+
+    found = ranks(3, outcomes=True)(work)
+    assert type(found[VICTIM].error) is SystemExit
+    assert {found[0].result.name, found[2].result.name} == {"PeerLostError"}
+
+
+def test_all_but_one_are_lost(ranks, tmp_path, prompt):
+    def work(comm):
+        barrier(group=comm)
+        if comm.rank != 0:
+            time.sleep(0.2)
+            stamp(tmp_path / f"cause-{comm.rank}")
+            os.kill(os.getpid(), signal.SIGKILL)
+        failure = attempt(barrier, group=comm)
+        comm.destroy()
+        with join(0, 1, "alone", comm.domain) as alone:
+            check_works(alone)
+        return failure
+
+    found = ranks(4, fresh=True, outcomes=True)(work)
+    assert found[0].error is None, found[0].report()
+    first = min(stamped(tmp_path / f"cause-{rank}") for rank in (1, 2, 3))
+    prompt("SIGKILL of all other ranks", first, found[0].result.at)
+
+
+def test_loss_concerns_one_domain_only(ranks):
+    """Ranks 0 and 1 share a domain, ranks 1 and 2 another: each loses only its own."""
+
+    def work(rank, size):
+        pairs = {0: [(0, "low")], 1: [(1, "low"), (0, "high")], 2: [(1, "high")]}[rank]
+        comms = [join(place, 2, name, name) for place, name in pairs]
+        for comm in comms:
+            check_works(comm)
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rank == 1:
+            failure = attempt(barrier, group=comms[0])
+            assert failure.name == "PeerLostError"
+        for _ in range(20):
+            check_works(comms[-1])
+        assert comms[-1].usable
+
+    found = ranks(3, fresh=True, communicator=False, outcomes=True)(work)
+    assert [o.error is None for o in found] == [False, True, True], [o.report() for o in found[1:]]
+
+
+def test_loss_during_the_birth_of_a_communicator(ranks):
+    """A rank dies at some point of the bootstrap: the others end with an error that names it, or by timeout."""
+
+    def work(rank, size, delay):
+        if rank == VICTIM:  # by then its peers are there, or not
+            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        try:
+            comm = join(rank, size, f"birth-{delay}", timeout=1.0)
+        except alltoallv.errors.AllToAllVError as error:
+            failure = type(error).__name__, str(error)
+        else:
+            found = attempt(lambda: [barrier(group=comm) for _ in range(10**9)])
+            failure = found.name, found.text
+            comm.destroy()
+        survivors = [r for r in range(size) if r != VICTIM]
+        with join(survivors.index(rank), size - 1, f"birth-after-{delay}", timeout=20.0) as comm:
+            check_works(comm)
+        return failure
+
+    for k in range(4):
+        found = ranks(3, communicator=False, outcomes=True)(work, k * 0.0015)
+        assert found[VICTIM].exit_code == -signal.SIGKILL
+        for outcome in (found[0], found[2]):
+            assert outcome.error is None, outcome.report()
+            name, text = outcome.result
+            assert name in ("PeerLostError", "CommTimeoutError")
+            assert "rank" in text
+
+
+def test_sockets_of_a_lost_rank_close_without_a_pidfd(ranks, tmp_path, prompt):
+    """Where the kernel has no pidfds the sockets tell; here both do, and one error results."""
+
+    def work(comm):
+        barrier(group=comm)
+        if comm.rank == VICTIM:
+            time.sleep(0.2)
+            stamp(tmp_path / "cause")
+            for name in os.listdir("/proc/self/fd"):  # all connections at once, while the process lives on
+                try:
+                    if int(name) > 2 and os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                        os.close(int(name))
+                except OSError:
+                    pass
+            time.sleep(1)
+            os._exit(0)
+        failure = attempt(barrier, group=comm)
+        wait_for(lambda: not comm.usable, "poison")
+        return failure
+
+    found = ranks(3, fresh=True, outcomes=True)(work)
+    for outcome in (found[0], found[2]):
+        assert outcome.error is None, outcome.report()
+        assert "its connection was closed" in outcome.result.text
+        prompt("connections closed", stamped(tmp_path / "cause"), outcome.result.at)

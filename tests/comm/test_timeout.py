@@ -1,0 +1,261 @@
+"""Ranks that do not arrive: warnings, then an error on all, each naming who is late and what it does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import time
+
+import numpy as np
+import pytest
+from trouble import LIMIT, attempt, check_works, join, process_state, wait_for
+
+import alltoallv
+from alltoallv.numpy import all_gather, all_reduce, all_to_all_v, barrier
+
+LATE = 1
+BOTH = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+
+
+def pids_of(comm) -> list[int]:
+    return all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
+
+
+def barrier_only(comm) -> None:
+    barrier(group=comm)
+
+
+@BOTH
+@pytest.mark.parametrize("operator", ["all_to_all_v", "all_reduce", "barrier"])
+def test_rank_that_never_arrives(ranks, operator, threads, prompt):
+    def call(comm):
+        if operator == "all_to_all_v":
+            return lambda: all_to_all_v(np.ones(2 * comm.size), [2] * comm.size, group=comm)
+        if operator == "all_reduce":
+            return lambda: all_reduce(np.ones(50_000), group=comm)
+        return lambda: barrier(group=comm)
+
+    def work(comm):
+        pids = pids_of(comm)
+        if comm.rank == LATE:
+            wait_for(lambda: not comm.usable, "timeout of the others")
+            time.sleep(0.2)
+        failure = attempt(call(comm))
+        again = attempt(barrier, group=comm)
+        assert again.text == failure.text
+        assert again.at - again.began < LIMIT
+        assert not comm.usable
+        return pids, failure
+
+    ranks(3, threads=threads)(barrier_only)  # processes that have started: the timeout holds for the bootstrap too
+    found = ranks(3, threads=threads, comm_timeout=2.0)(work)
+    pids = found[0][0]
+    for rank, (_, failure) in enumerate(found):
+        assert failure.name == "CommTimeoutError", failure
+        assert failure.code == alltoallv.errors.CommTimeoutError.code
+        assert failure.text == found[0][1].text  # also on the late one
+        assert re.search(r"rank \d waited 2\.\d s", failure.text)
+        assert f"#2 {operator}" in failure.text
+        assert f"for rank {LATE} (pid {pids[LATE]}, running, last operator #1 all_gather)" in failure.text
+        if rank == LATE:
+            prompt("a late rank meets the timeout", failure.began, failure.at)
+        else:
+            assert failure.at - failure.began >= 1.9
+            prompt("timeout of 2 s", failure.began + 2, failure.at)
+
+
+def test_rank_that_is_stopped(ranks):
+    def work(comm):
+        pids = pids_of(comm)
+        if comm.rank == LATE:
+            os.kill(os.getpid(), signal.SIGSTOP)  # rank 0 resumes it
+        else:
+            wait_for(lambda: process_state(pids[LATE]) == "T", "SIGSTOP")
+        failure = attempt(barrier, group=comm, timeout=1.0)
+        if comm.rank == 0:
+            time.sleep(0.3)  # for rank 2 to have met the error too
+            os.kill(pids[LATE], signal.SIGCONT)
+        comm.destroy()
+        with join(comm.rank, comm.size, "afterwards", comm.domain) as fresh:
+            check_works(fresh)
+        return failure.text, pids[LATE]
+
+    found = ranks(3)(work)
+    assert len({text for text, _ in found}) == 1
+    text, pid = found[0]
+    assert f"for rank {LATE} (pid {pid}, stopped, last operator #1 all_gather)" in text
+
+
+@BOTH
+def test_several_late_ranks_are_all_named(ranks, threads):
+    def work(comm):
+        barrier(group=comm)
+        if comm.rank in (1, 3):
+            wait_for(lambda: not comm.usable, "timeout")
+        return attempt(barrier, group=comm, timeout=0.5).text
+
+    texts = ranks(4, threads=threads)(work)
+    assert len(set(texts)) == 1
+    assert re.search(r"for rank 1 \(.*\), rank 3 \(.*\)$", texts[0])
+
+
+def test_timeout_of_one_call(ranks, prompt):
+    def work(comm):
+        barrier(group=comm)
+        if comm.rank == LATE:
+            wait_for(lambda: not comm.usable, "timeout")
+        failures = []
+        for call in (
+            lambda: all_to_all_v(np.ones(comm.size), [1] * comm.size, [1] * comm.size, group=comm, timeout=0.5),
+            lambda: all_reduce(np.ones(3), group=comm, timeout=0.5),
+            lambda: barrier(group=comm, timeout=0.5),
+        ):
+            failures.append(attempt(call))
+        return failures
+
+    for threads in (False, True):
+        for rank, failures in enumerate(ranks(3, threads=threads)(work)):
+            assert {f.name for f in failures} == {"CommTimeoutError"}
+            assert "waited 0.5 s" in failures[0].text
+            if rank != LATE:
+                prompt("timeout of one call", failures[0].began + 0.5, failures[0].at)
+
+
+def test_timeout_of_asynchronous_calls(ranks):
+    def work(comm):
+        if comm.rank == LATE:
+            wait_for(lambda: not comm.usable, "timeout")
+        x, counts = np.ones(comm.size), [1] * comm.size
+        _, pending = all_to_all_v(x, counts, counts, group=comm, async_op=True, timeout=0.7)
+        if comm.rank != LATE:  # waiting has a limit of its own, which ends nothing
+            began = time.monotonic()
+            with pytest.raises(alltoallv.errors.CommTimeoutError, match="still under way"):
+                pending.wait(0.1)
+            assert time.monotonic() - began < 0.6
+            assert comm.usable
+            assert not pending.is_completed()
+        failure = attempt(pending.wait)
+        assert pending.is_completed()
+        return failure
+
+    for threads in (False, True):
+        found = ranks(3, threads=threads)(work)
+        assert len({f.text for f in found}) == 1
+        assert f"for rank {LATE}" in found[0].text
+
+
+@BOTH
+def test_very_short_timeout(ranks, threads):
+    def work(comm):
+        barrier(group=comm)
+        if comm.rank == LATE:
+            time.sleep(0.3)
+        return attempt(barrier, group=comm, timeout=1e-6 if comm.rank == 0 else None)
+
+    found = ranks(3, threads=threads)(work)
+    assert {f.name for f in found} == {"CommTimeoutError"}
+    assert "rank 0 waited 0.0 s" in found[0].text
+    assert found[0].at - found[0].began < 0.25
+
+
+class Warnings(logging.Handler):
+    """Collects what the logger of the package says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        assert record.levelno == logging.WARNING
+        self.texts.append(record.getMessage())
+
+
+@BOTH
+def test_warning_names_late_ranks(ranks, threads, monkeypatch):
+    def work(comm):
+        warnings = Warnings()
+        logger = logging.getLogger("alltoallv")
+        logger.addHandler(warnings)
+        pids = pids_of(comm)
+        if comm.rank in (1, 2):
+            time.sleep(1.0 if comm.rank == 1 else 0.5)
+        barrier(group=comm)
+        barrier(group=comm)  # nobody is late: nothing to say
+        logger.removeHandler(warnings)
+        return pids, warnings.texts
+
+    monkeypatch.setenv("ALLTOALLV_WARN_AFTER", "0.3")
+    env = None if threads else {"ALLTOALLV_WARN_AFTER": "0.3"}
+    found = ranks(3, threads=threads, env=env)(work)
+    pids, texts = found[0]
+    of_rank_0 = [text for text in texts if text.startswith("rank 0 ")]
+    assert re.match(r"rank 0 has waited 0\.[34] s in operator #2 barrier of domain '.*' for rank 1 \(", of_rank_0[0])
+    assert f"rank 1 (pid {pids[1]}, running, last operator #1 all_gather)" in of_rank_0[0]
+    assert f"rank 2 (pid {pids[2]}, " in of_rank_0[0]
+    assert 2 <= len(of_rank_0) <= 3  # each waits twice as long as the one before
+    assert "rank 2" not in of_rank_0[-1], of_rank_0  # it has come meanwhile
+    assert not [text for text in found[1][1] if text.startswith("rank 1 ")]  # nobody was later than it
+
+
+def test_warning_of_asynchronous_calls_goes_to_stderr(ranks):
+    """Their thread must not enter Python."""
+
+    def work(comm):
+        if comm.rank == LATE:
+            time.sleep(0.8)
+        barrier(group=comm, async_op=True).wait()
+
+    found = ranks(2, env={"ALLTOALLV_WARN_AFTER": "0.3"}, outcomes=True)(work)
+    assert re.search(r"alltoallv: rank 0 has waited 0\.\d s in operator #1 barrier .* for rank 1", found[0].output)
+    assert found[1].output == ""
+
+
+@pytest.mark.parametrize("absent", [0, 1, 2])
+def test_bootstrap_names_absent_ranks(ranks, absent, prompt):
+    ranks(3)(barrier_only)
+
+    def work(rank, size):
+        if rank == absent:
+            return None
+        failure = attempt(join, rank, size, "absent", timeout=1.0)
+        with join([r for r in range(size) if r != absent].index(rank), size - 1, "present") as comm:
+            check_works(comm)
+        return failure
+
+    found = ranks(3, communicator=False)(work)
+    for failure in filter(None, found):
+        assert failure.name == "CommTimeoutError"
+        assert f"rank {absent}" in failure.text, failure
+        assert "domain 'default'" in failure.text
+        prompt("bootstrap with a timeout of 1 s", failure.began + 1, failure.at)
+
+
+def test_bootstrap_names_all_absent_ranks(ranks):
+    def work(rank, size):
+        return attempt(join, rank, size, timeout=0.5).text if rank in (0, 2) else ""
+
+    found = ranks(4, communicator=False)(work)
+    assert "ranks 1, 3 of 4 had not joined" in found[0]
+    assert "1, 3" in found[2]
+
+
+def test_rank_that_comes_after_the_bootstrap_has_timed_out(ranks):
+    def work(rank, size):
+        if rank == LATE:
+            time.sleep(1.2)
+        return attempt(join, rank, size, timeout=0.7).name
+
+    assert ranks(2, communicator=False)(work) == ["CommTimeoutError"] * 2
+
+
+def test_bootstrap_of_threads_names_absent_ranks():
+    from alltoallv import _core
+
+    options = _core.CommunicatorOptions()
+    options.rank, options.size, options.threads = 0, 3, True
+    options.domain, options.job, options.timeout = "absent", f"pid-{os.getpid()}", 0.3
+    failure = attempt(_core.communicator, options)
+    assert failure.name == "CommTimeoutError"
+    assert "ranks 1, 2 of 3" in failure.text

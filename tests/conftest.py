@@ -1,0 +1,12 @@
+"""Settings that all tests share; the fixtures for ranks come with the plugin in alltoallv.testing."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# Examples run collectives, whose time says nothing about the code under test. In CI the same ones each time.
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "default")

@@ -1,0 +1,264 @@
+/// \file arena_test.cpp
+/// \brief Memory that peers can write to: handed out, merged, kept within budget, quarantined, and looked up.
+#include "transport/shm/arena.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <random>
+
+#include "check.h"
+
+using namespace alltoallv;
+
+namespace {
+
+constexpr size_t megabyte = size_t{1} << 20;
+
+/// The budget that a communicator brings while it lives.
+class Budget {
+  public:
+    Budget(Arena& arena, size_t bytes) : arena_(arena), bytes_(bytes) { arena_.add_budget(bytes); }
+    ~Budget() { arena_.remove_budget(bytes_); }
+
+  private:
+    Arena& arena_;
+    size_t bytes_;
+};
+
+/// The blocks of these tests come from the process's own arena: only that one takes blocks back.
+Arena& arena() {
+    return Arena::instance();
+}
+
+void empty_again() {
+    const ArenaStats stats = arena().stats();
+    CHECK_EQ(stats.segments, uint64_t{0});
+    CHECK_EQ(stats.segment_bytes, uint64_t{0});
+    CHECK_EQ(stats.used_bytes, uint64_t{0});
+    CHECK_EQ(stats.quarantined_bytes, uint64_t{0});
+}
+
+void hands_out() {
+    {
+        const Block none = arena().allocate(0), one = arena().allocate(1), more = arena().allocate(100000);
+        for (const Block* block : {&none, &one, &more}) {
+            CHECK(block->shared() && block->data() != nullptr);
+            CHECK_EQ(reinterpret_cast<uint64_t>(block->data()) % cache_line, uint64_t{0});
+            std::memset(block->data(), 1, block->bytes());
+        }
+        CHECK_EQ(more.bytes(), size_t{100000});
+        CHECK(none.data() != one.data());
+        Block moved = arena().allocate(10);
+        char* data = moved.data();
+        Block other(std::move(moved));
+        CHECK(other.data() == data && moved.data() == nullptr);
+        moved = std::move(other);
+        CHECK(moved.data() == data);
+    }
+    empty_again();
+}
+
+void reuses() {
+    const Budget budget(arena(), 64 * megabyte);
+    char* first = nullptr;
+    for (int i = 0; i < 5; ++i) {
+        const Block block = arena().allocate(3 * megabyte);
+        if (i == 0) first = block.data();
+        CHECK(block.data() == first);
+    }
+    CHECK_EQ(arena().stats().segments, uint64_t{1});
+}
+
+/// Freed neighbours become one again, in any order of freeing.
+void merges() {
+    const Budget budget(arena(), 8 * megabyte);
+    std::mt19937 random(1);
+    for (int round = 0; round < 20; ++round) {
+        std::vector<Block> blocks;
+        for (int i = 0; i < 8; ++i) {
+            blocks.push_back(arena().allocate(megabyte));
+            CHECK(blocks.back().shared());
+        }
+        CHECK(!arena().allocate(megabyte).shared());
+        std::shuffle(blocks.begin(), blocks.end(), random);
+        while (!blocks.empty()) blocks.pop_back();
+        const Block all = arena().allocate(8 * megabyte);
+        CHECK(all.shared());
+    }
+}
+
+void keeps_to_the_budget() {
+    const ArenaStats before = arena().stats();
+    {
+        const Budget budget(arena(), 10 * megabyte);
+        const Block fits = arena().allocate(9 * megabyte), beyond = arena().allocate(2 * megabyte);
+        CHECK(fits.shared() && !beyond.shared());
+        std::memset(beyond.data(), 1, beyond.bytes());
+        CHECK_EQ(arena().stats().private_blocks, before.private_blocks + 1);
+        CHECK_EQ(arena().stats().private_bytes, before.private_bytes + 2 * megabyte);
+        CHECK(arena().locate(beyond.data(), beyond.bytes()).segment() == 0);
+        const Budget second(arena(), 10 * megabyte);  // another domain
+        CHECK(arena().allocate(2 * megabyte).shared());
+        CHECK(arena().stats().segment_bytes <= 20 * megabyte);
+    }
+    empty_again();
+}
+
+void outlives_communicators() {
+    std::optional<Block> block;
+    {
+        const Budget budget(arena(), 20 * megabyte);
+        block.emplace(arena().allocate(100));
+    }
+    std::memset(block->data(), 1, block->bytes());
+    CHECK_EQ(arena().stats().segments, uint64_t{1});
+    block.reset();
+    empty_again();
+}
+
+void finds() {
+    const Budget budget(arena(), 100 * megabyte);
+    const Block a = arena().allocate(20 * megabyte), b = arena().allocate(30 * megabyte);
+    for (const Block* block : {&a, &b}) {
+        const Location at = arena().locate(block->data() + 5, 100);
+        CHECK(at.segment() != 0);
+        CHECK(arena().base(at.segment()) + at.offset() == block->data() + 5);
+        size_t bytes = 0;
+        const int fd = arena().descriptor(at.segment(), &bytes);
+        CHECK(fd >= 0);
+        struct stat status{};
+        CHECK(fstat(fd, &status) == 0 && status.st_size == static_cast<off_t>(bytes));
+        CHECK(ftruncate(fd, 0) != 0);  // no peer can shrink it under another's feet
+        const Mapping seen_by_a_peer(fd, bytes);
+        block->data()[5] = 42;
+        CHECK_EQ(static_cast<int>(seen_by_a_peer.data()[at.offset()]), 42);
+        CHECK(arena().locate(arena().base(at.segment()) + bytes - 1, 2).segment() == 0);  // runs over the end
+        CHECK(arena().locate(arena().base(at.segment()) + bytes - 2, 2).segment() == at.segment());
+    }
+    CHECK(arena().locate(a.data(), 1).segment() != arena().locate(b.data(), 1).segment());
+    const char mine = 0;
+    const Location here = arena().locate(&mine, 1);
+    CHECK(here.segment() == 0 && here.offset() == reinterpret_cast<uint64_t>(&mine));
+    size_t bytes = 0;
+    CHECK(arena().base(999) == nullptr);
+    CHECK_EQ(arena().descriptor(999, &bytes), -1);
+}
+
+/// While a late writer may come back, nothing that overlaps its target is handed out; afterwards it is.
+void quarantines() {
+    const Budget budget(arena(), 8 * megabyte);
+    std::atomic<bool> clear = false;
+    std::optional<Block> block(arena().allocate(2 * megabyte));
+    char* data = block->data();
+    arena().quarantine(data + 100, 1000, [&] { return clear.load(); });
+    block.reset();
+    CHECK_EQ(arena().stats().quarantined_bytes, 2 * megabyte);
+    std::vector<Block> others;
+    for (int i = 0; i < 10; ++i) {
+        others.push_back(arena().allocate(megabyte));
+        const char* other = others.back().data();
+        CHECK(other + megabyte <= data || data + 2 * megabyte <= other);
+    }
+    CHECK(!others.back().shared());
+    clear = true;
+    CHECK(arena().allocate(2 * megabyte).data() == data);
+    CHECK_EQ(arena().stats().quarantined_bytes, uint64_t{0});
+
+    int asked = 0;  // one that is clear at once leaves nothing behind
+    arena().quarantine(data, 1000, [&] { return ++asked > 0; });
+    CHECK(arena().allocate(2 * megabyte).data() == data);
+    CHECK_EQ(asked, 1);
+}
+
+/// Blocks of several threads never overlap, whatever they do.
+void stress() {
+    const Budget budget(arena(), 40 * megabyte);
+    const int rounds = UNDER_SANITIZER ? 300 : 3000;
+    std::vector<std::thread> users;
+    std::atomic<int> good = 0;
+    for (int user = 0; user < 4; ++user) {
+        users.emplace_back([&, user] {
+            good += testing::passes("user", [&] {
+                std::mt19937 random(static_cast<unsigned>(user));
+                std::vector<std::pair<Block, char>> held;
+                const auto check = [](const std::pair<Block, char>& item) {
+                    for (size_t i = 0; i < item.first.bytes(); i += 4093) CHECK(item.first.data()[i] == item.second);
+                };
+                for (int round = 0; round < rounds; ++round) {
+                    if (held.size() > 12 || (!held.empty() && random() % 3 == 0)) {
+                        const size_t which = random() % held.size();
+                        check(held[which]);
+                        held.erase(held.begin() + static_cast<ptrdiff_t>(which));
+                        continue;
+                    }
+                    const size_t bytes = size_t{1} << (random() % 21);
+                    const auto mark = static_cast<char>(user * 64 + round % 64);
+                    held.emplace_back(arena().allocate(bytes + random() % 100), mark);
+                    const Block& block = held.back().first;
+                    for (size_t i = 0; i < block.bytes(); i += 4093) block.data()[i] = mark;
+                    CHECK((arena().locate(block.data(), block.bytes()).segment() != 0) == block.shared());
+                }
+                for (const auto& item : held) check(item);
+            });
+        });
+    }
+    for (std::thread& user : users) user.join();
+    CHECK_EQ(good.load(), 4);
+    CHECK_EQ(arena().stats().used_bytes, uint64_t{0});
+}
+
+/// A child has an arena of its own: it neither hands out nor takes back what is the parent's.
+void forked() {
+    const Budget budget(arena(), 20 * megabyte);
+    std::optional<Block> block(arena().allocate(1000));
+    std::memset(block->data(), 7, block->bytes());
+    const uint64_t process = arena().process();
+    const uint32_t generation = fork_generation();
+    const pid_t child = testing::spawn("child", [&] {
+        CHECK(arena().process() != process);
+        CHECK_EQ(fork_generation(), generation + 1);
+        CHECK_EQ(arena().stats().segments, uint64_t{0});
+        CHECK(arena().locate(block->data(), 1).segment() == 0);
+        const Block own = arena().allocate(1000);
+        CHECK(own.data() != block->data());
+        std::memset(own.data(), 9, own.bytes());
+        CHECK_EQ(static_cast<int>(block->data()[999]), 7);
+        block.reset();
+        CHECK_EQ(arena().stats().used_bytes, uint64_t{1024});
+    });
+    CHECK_EQ(testing::wait_for(child), 0);
+    CHECK_EQ(arena().process(), process);
+    CHECK_EQ(static_cast<int>(block->data()[999]), 7);
+}
+
+void opted_out() {
+    const pid_t child = testing::spawn("child", [] {
+        setenv("ALLTOALLV_POOL", "0", 1);
+        Arena without;
+        const Block block = without.allocate(100);
+        CHECK(!block.shared() && without.locate(block.data(), 100).segment() == 0);
+        std::memset(block.data(), 1, 100);
+    });
+    CHECK_EQ(testing::wait_for(child), 0);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    alarm(120);
+    return testing::run_all(argc, argv,
+                            {{"hands out", hands_out},
+                             {"reuses", reuses},
+                             {"merges", merges},
+                             {"keeps to the budget", keeps_to_the_budget},
+                             {"outlives communicators", outlives_communicators},
+                             {"finds", finds},
+                             {"quarantines", quarantines},
+                             {"stress", stress},
+                             {"forked", forked},
+                             {"opted out", opted_out}});
+}

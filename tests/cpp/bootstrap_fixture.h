@@ -1,0 +1,139 @@
+/// \file bootstrap_fixture.h
+/// \brief What the tests of the bootstrap share: options, expected failures, a full check of a membership.
+#pragma once
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <chrono>
+#include <optional>
+
+#include "check.h"
+#include "comm/bootstrap.h"
+#include "comm/bootstrap_rendezvous.h"
+#include "comm/unix_socket.h"
+
+namespace testing {
+
+using namespace alltoallv;
+
+using SteadyClock = std::chrono::steady_clock;
+
+struct Mode {
+    const char* name;
+    Membership (*bootstrap)(const BootstrapOptions&);
+    std::vector<int> (*run)(int, const Body&);
+    bool processes;
+};
+
+inline const Mode processes{"processes", bootstrap_processes, run_processes, true};
+inline const Mode threads{"threads", bootstrap_threads, run_threads, false};
+
+inline BootstrapOptions options_of(int rank, int size, double timeout = 60) {
+    BootstrapOptions options;
+    options.job = "test-" + std::to_string(getpgrp());
+    options.domain = "d";
+    options.rank = rank;
+    options.size = size;
+    options.timeout = timeout;
+    options.settings = "check=always;pool=1";
+    options.control_bytes = 4096;
+    return options;
+}
+
+inline double seconds_since(SteadyClock::time_point start) {
+    return std::chrono::duration<double>(SteadyClock::now() - start).count();
+}
+
+inline void wait_readable(int fd) {
+    pollfd item{fd, POLLIN, 0};
+    CHECK_EQ(::poll(&item, 1, 20000), 1);
+}
+
+/// The bootstrap must fail with this class, its message containing `part`, `least` to `least` + 1 seconds after
+/// `start`.
+inline void fails(const Mode& mode, const BootstrapOptions& options, ErrorClass kind, const std::string& part,
+                  double least = 0, SteadyClock::time_point start = SteadyClock::now()) {
+    std::string message;
+    std::optional<ErrorClass> found;
+    try {
+        mode.bootstrap(options);
+    } catch (const Error& error) {
+        found = error.kind();
+        message = error.what();
+    }
+    const double seconds = seconds_since(start);
+    if (found != kind || message.find(part) == std::string::npos) {
+        throw std::runtime_error("expected '" + part + "' of class " + std::to_string(static_cast<int>(kind)) +
+                                 ", got '" + message + "' of class " +
+                                 (found ? std::to_string(static_cast<int>(*found)) : "none"));
+    }
+    CHECK(seconds >= least && seconds < least + (UNDER_SANITIZER ? 5 : 1));
+}
+
+/// Sends an open file over every socket and reads what the peers have sent.
+inline void check_sockets(const Membership& membership, int rank) {
+    for (const Peer& peer : membership.peers) {
+        if (!peer.socket) continue;
+        const int shared = memfd_create("shared", MFD_CLOEXEC);
+        CHECK(write(shared, &rank, sizeof(rank)) == sizeof(rank));
+        CHECK(try_send(peer.socket.get(), "from " + std::to_string(rank), {&shared, 1}) == IoStatus::done);
+        close(shared);
+    }
+    for (size_t other = 0; other < membership.peers.size(); ++other) {
+        const UniqueFd& socket = membership.peers[other].socket;
+        CHECK_EQ(static_cast<bool>(socket), static_cast<int>(other) != rank);
+        if (!socket) continue;
+        wait_readable(socket.get());
+        Message message;
+        CHECK(try_receive(socket.get(), message) == IoStatus::done);
+        CHECK_EQ(message.data, "from " + std::to_string(other));
+        CHECK_EQ(message.fds.size(), size_t{1});
+        CHECK((fcntl(message.fds[0].get(), F_GETFD) & FD_CLOEXEC) != 0);
+        int read_back = -1;
+        CHECK(pread(message.fds[0].get(), &read_back, sizeof(int), 0) == sizeof(int));
+        CHECK_EQ(read_back, static_cast<int>(other));
+        CHECK(try_receive(socket.get(), message) == IoStatus::again);  // nothing left over from the bootstrap
+    }
+}
+
+/// Everybody counts itself in the control segment, which is fresh, shared and cannot be resized.
+inline void check_control(const Membership& membership) {
+    struct stat status{};
+    CHECK(fstat(membership.control.get(), &status) == 0 && status.st_size == 4096);
+    CHECK(ftruncate(membership.control.get(), 0) != 0 && ftruncate(membership.control.get(), 8192) != 0);
+    CHECK((fcntl(membership.control.get(), F_GETFD) & FD_CLOEXEC) != 0);
+    void* memory = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, membership.control.get(), 0);
+    CHECK(memory != MAP_FAILED);
+    auto* counter = static_cast<std::atomic<size_t>*>(memory);
+    counter->fetch_add(1, std::memory_order_acq_rel);
+    const auto start = SteadyClock::now();
+    while (counter->load(std::memory_order_acquire) < membership.peers.size()) {
+        CHECK(seconds_since(start) < 20);
+        std::this_thread::yield();
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    CHECK_EQ(counter->load(std::memory_order_acquire), membership.peers.size());
+    munmap(memory, 4096);
+}
+
+inline void check_membership(const Mode& mode, const BootstrapOptions& options) {
+    const Membership membership = mode.bootstrap(options);
+    CHECK_EQ(membership.peers.size(), static_cast<size_t>(options.size));
+    CHECK_EQ(membership.peers[static_cast<size_t>(options.rank)].pid, getpid());
+    const bool pidfds = static_cast<bool>(open_pidfd(getpid()));
+    for (int rank = 0; rank < options.size; ++rank) {
+        const Peer& peer = membership.peers[static_cast<size_t>(rank)];
+        CHECK(kill(peer.pid, 0) == 0);
+        CHECK_EQ(static_cast<bool>(peer.pidfd), pidfds && mode.processes && rank != options.rank);
+        CHECK(mode.processes || !peer.socket);
+        CHECK_EQ(peer.pid == getpid(), !mode.processes || rank == options.rank);
+    }
+    if (mode.processes) check_sockets(membership, options.rank);
+    check_control(membership);
+}
+
+}  // namespace testing

@@ -1,0 +1,144 @@
+/// \file bootstrap_test.cpp
+/// \brief Ranks that find each other, and the ways in which they do not, alike for processes and for threads.
+#include <cmath>
+
+#include "bootstrap_fixture.h"
+
+using namespace testing;
+
+namespace {
+
+void success(const Mode& mode) {
+    for (const int size : {1, 2, 4, 8, 48}) {
+        all_pass(mode.run(size, [&](int rank) { check_membership(mode, options_of(rank, size)); }));
+    }
+}
+
+void late_arrivals(const Mode& mode) {
+    all_pass(mode.run(4, [&](int rank) {  // the root comes second to last, peers find it quickly
+        const int order[] = {2, 0, 1, 3};
+        std::this_thread::sleep_for(std::chrono::milliseconds(100 * order[rank]));
+        check_membership(mode, options_of(rank, 4));
+    }));
+}
+
+void recreation(const Mode& mode) {
+    all_pass(mode.run(4, [&](int rank) {
+        for (int i = 0; i < 50; ++i) {
+            const Membership membership = mode.bootstrap(options_of(rank, 4));
+            CHECK_EQ(membership.peers.size(), size_t{4});
+        }
+        std::vector<Membership> alive;  // and several of one domain alive at once
+        for (int i = 0; i < 5; ++i) alive.push_back(mode.bootstrap(options_of(rank, 4)));
+    }));
+}
+
+void domains_at_once(const Mode& mode) {
+    all_pass(mode.run(3, [&](int rank) {
+        std::vector<std::thread> starters;
+        std::atomic<int> good = 0;
+        for (const char* domain : {"a", "b", "c"}) {
+            starters.emplace_back([&, domain] {
+                BootstrapOptions options = options_of(rank, 3);
+                options.domain = domain;
+                good += passes(domain, [&] { check_membership(mode, options); });
+            });
+        }
+        for (std::thread& starter : starters) starter.join();
+        CHECK_EQ(good.load(), 3);
+    }));
+}
+
+void timeouts(const Mode& mode) {
+    const std::string job = options_of(0, 1).job;
+    auto start = SteadyClock::now();
+    all_pass(mode.run(2, [&](int i) {  // ranks 1 and 3 never come
+        fails(mode, options_of(2 * i, 4, 0.6), ErrorClass::comm_timeout,
+              "after 0.60 s ranks 1, 3 of 4 had not joined domain 'd' (job '" + job + "')", 0.6, start);
+    }));
+    start = SteadyClock::now();
+    all_pass(mode.run(2, [&](int rank) {  // the first whose time is up ends it for everybody
+        fails(mode, options_of(rank, 3, rank == 0 ? 50 : 0.5), ErrorClass::comm_timeout,
+              "after 0.50 s rank 2 of 3 had not joined", 0.5, start);
+    }));
+    const std::string rootless = mode.processes ? "rank 0 had not opened domain 'd'" : "rank 0 of 2 had not joined";
+    all_pass(mode.run(1, [&](int) { fails(mode, options_of(1, 2, 0.3), ErrorClass::comm_timeout, rootless, 0.3); }));
+    all_pass(mode.run(2, [&](int rank) { check_membership(mode, options_of(rank, 2)); }));  // the name is free again
+}
+
+void violations(const Mode& mode) {
+    // All but the last of 4 ranks come; the last of them differs. Everybody hears of it.
+    const auto differ = [&](const std::string& part, const std::function<void(BootstrapOptions&)>& change) {
+        const auto start = SteadyClock::now();
+        all_pass(mode.run(3, [&](int rank) {
+            BootstrapOptions options = options_of(rank, 4);
+            if (rank == 2) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(300));
+                change(options);
+            }
+            fails(mode, options, ErrorClass::invalid_param, part, 0.3, start);
+        }));
+    };
+    differ("says the domain 'd' has 3 ranks, rank ", [](BootstrapOptions& options) { options.size = 3; });
+    differ("rank 1 joined domain 'd' twice", [](BootstrapOptions& options) { options.rank = 1; });
+    differ("wants a control segment of 8192 bytes", [](BootstrapOptions& options) { options.control_bytes = 8192; });
+    differ("rank 2 has check = 'off', rank ", [](BootstrapOptions& options) { options.settings = "check=off;pool=1"; });
+    differ("rank 2 has pool unset, rank ", [](BootstrapOptions& options) { options.settings = "check=always"; });
+    differ("rank 2 has more = '', rank ", [](BootstrapOptions& options) { options.settings += ";more="; });
+    // Order and a trailing separator mean nothing.
+    all_pass(mode.run(2, [&](int rank) {
+        BootstrapOptions options = options_of(rank, 2);
+        if (rank == 1) options.settings = "pool=1;check=always;";
+        check_membership(mode, options);
+    }));
+    BootstrapOptions options = options_of(4, 4);
+    fails(mode, options, ErrorClass::invalid_param, "rank is 4, expected 0 to 3");
+    options = options_of(0, 0);
+    fails(mode, options, ErrorClass::invalid_param, "size is 0");
+    options = options_of(0, 2, std::nan(""));
+    fails(mode, options, ErrorClass::invalid_param, "timeout is nan");
+}
+
+void interrupted(const Mode& mode) {
+    for (const int quitter : {0, 1}) {
+        all_pass(mode.run(3, [&](int rank) {  // rank 3 of 4 never comes
+            int calls = 0;
+            BootstrapOptions options = options_of(rank, 4);
+            options.poll = [&] {
+                if (++calls == 4 && rank == quitter) throw std::logic_error("Ctrl-C");
+            };
+            const auto start = SteadyClock::now();
+            if (rank == quitter) {
+                bool interrupted = false;
+                try {
+                    mode.bootstrap(options);
+                } catch (const std::logic_error&) {
+                    interrupted = true;
+                }
+                CHECK(interrupted);
+                CHECK(seconds_since(start) < (UNDER_SANITIZER ? 2 : 0.5));  // 4 calls, at most 100 ms apart
+            } else {
+                fails(mode, options, ErrorClass::peer_lost, "rank " + std::to_string(quitter) + " (pid ");
+            }
+        }));
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    std::vector<Test> tests;
+    for (const Mode* mode : {&processes, &threads}) {
+        const auto add = [&](const char* name, void (*body)(const Mode&)) {
+            tests.push_back({std::string(name) + ", " + mode->name, [=] { body(*mode); }});
+        };
+        add("success", success);
+        add("late arrivals", late_arrivals);
+        add("re-creation", recreation);
+        add("domains at once", domains_at_once);
+        add("timeouts", timeouts);
+        add("violations", violations);
+        add("interrupted", interrupted);
+    }
+    return run_all(argc, argv, tests);
+}

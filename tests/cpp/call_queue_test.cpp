@@ -1,0 +1,160 @@
+/// \file call_queue_test.cpp
+/// \brief Calls in order: from several threads, synchronous and queued, interrupted, and taken down.
+#include "comm/call_queue.h"
+
+#include <chrono>
+
+#include "check.h"
+#include "comm/hooks.h"
+
+using namespace alltoallv;
+
+namespace {
+
+using std::chrono::milliseconds;
+
+void one_at_a_time() {
+    CallQueue queue;
+    int inside = 0, calls = 0;  // plain: the turns are what guards them
+    std::vector<std::thread> callers;
+    for (int i = 0; i < 4; ++i) {
+        callers.emplace_back([&] {
+            for (int k = 0; k < 500; ++k) {
+                const CallQueue::Turn turn(queue);
+                ++inside;
+                if (inside == 1) ++calls;
+                --inside;
+            }
+        });
+    }
+    std::vector<WorkPtr> works;
+    for (int k = 0; k < 500; ++k) {
+        works.push_back(queue.submit([&] {
+            const CallQueue::Turn nested(queue);  // holds the turn already
+            ++inside;
+            if (inside == 1) ++calls;
+            --inside;
+        }));
+    }
+    for (std::thread& caller : callers) caller.join();
+    for (const WorkPtr& work : works) CHECK(work->wait(20));
+    CHECK_EQ(calls, 2500);
+    CHECK(!queue.busy());
+}
+
+void in_order() {
+    CallQueue queue;
+    std::vector<int> order;
+    std::vector<WorkPtr> works;
+    for (int i = 0; i < 20; ++i) {
+        works.push_back(queue.submit([&order, i] {
+            std::this_thread::sleep_for(milliseconds(1));
+            order.push_back(2 * i);
+        }));
+        if (i % 5 != 4) {
+            works.push_back(queue.submit([&order, i] { order.push_back(2 * i + 1); }));
+            continue;
+        }
+        CHECK(queue.busy());
+        const CallQueue::Turn turn(queue);  // waits for all that were queued before
+        CHECK_EQ(order.size(), static_cast<size_t>(2 * i + 1));
+        order.push_back(2 * i + 1);
+    }
+    for (const WorkPtr& work : works) CHECK(work->wait(20));
+    for (int i = 0; i < 40; ++i) CHECK_EQ(order[static_cast<size_t>(i)], i);
+}
+
+void works_tell() {
+    CallQueue queue;
+    std::atomic<bool> go = false;
+    CHECK(!CallQueue::on_worker());
+    bool on_worker = false;
+    const WorkPtr slow = queue.submit([&] {
+        on_worker = CallQueue::on_worker();
+        while (!go) std::this_thread::yield();
+    });
+    const WorkPtr bad = queue.submit([] { throw std::runtime_error("no"); });
+    const WorkPtr next = queue.submit([] {});
+    CHECK(!slow->wait(0.05) && !slow->done() && !slow->error());
+    go = true;
+    CHECK(slow->wait(-1) && slow->done() && !slow->error() && on_worker);
+    for (int i = 0; i < 2; ++i) {  // it throws as often as it is asked
+        bool threw = false;
+        try {
+            bad->wait(20);
+        } catch (const std::runtime_error& error) {
+            threw = std::string(error.what()) == "no";
+        }
+        CHECK(threw);
+    }
+    CHECK(bad->done() && bad->error());
+    CHECK(next->wait(20));
+}
+
+/// What a call holds is let go before its work counts as done: whoever waits may rely on it.
+void lets_go() {
+    CallQueue queue;
+    auto held = std::make_shared<int>(0);
+    const WorkPtr work = queue.submit([held] {});
+    CHECK(work->wait(20));
+    CHECK_EQ(held.use_count(), 1L);
+}
+
+void destructor_finishes() {
+    int done = 0;
+    WorkPtr last;
+    {
+        CallQueue queue;
+        for (int i = 0; i < 10; ++i) {
+            last = queue.submit([&] {
+                std::this_thread::sleep_for(milliseconds(1));
+                ++done;
+            });
+        }
+    }
+    CHECK_EQ(done, 10);
+    CHECK(last->done());
+}
+
+/// Ctrl-C while waiting for the turn: the call ends with it, and those behind it get theirs.
+void interrupted() {
+    CallQueue queue;
+    std::atomic<bool> go = false;
+    std::atomic<int> interrupts = 0;
+    queue.on_interrupt = [&] {
+        ++interrupts;
+        go = true;  // as an abort would end what holds the turn
+    };
+    const WorkPtr blocker = queue.submit([&] {
+        while (!go) std::this_thread::yield();
+    });
+    hooks().poll = [] { throw std::runtime_error("interrupted"); };
+    bool threw = false;
+    try {
+        const CallQueue::Turn turn(queue);
+    } catch (const std::runtime_error& error) {
+        threw = std::string(error.what()) == "interrupted";
+    }
+    hooks().poll = nullptr;
+    CHECK(threw);
+    CHECK_EQ(interrupts.load(), 1);
+    CHECK(blocker->wait(20));
+    {
+        const CallQueue::Turn turn(queue);
+    }
+    CHECK(queue.submit([] {})->wait(20));
+    CHECK(!queue.busy());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    alarm(120);
+    return testing::run_all(argc, argv,
+                            {{"one at a time", one_at_a_time},
+                             {"in order", in_order},
+                             {"works tell", works_tell},
+                             {"lets go", lets_go},
+                             {"the destructor finishes", destructor_finishes},
+                             {"interrupted", interrupted}});
+}

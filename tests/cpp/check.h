@@ -1,0 +1,169 @@
+/// \file check.h
+/// \brief The little that the C++ tests need: CHECK, ranks as processes or threads, open descriptors counted.
+#pragma once
+
+#include <dirent.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define UNDER_SANITIZER 1
+#else
+#define UNDER_SANITIZER 0
+#endif
+
+#if defined(__SANITIZE_THREAD__)
+#define UNDER_THREAD_SANITIZER 1
+#else
+#define UNDER_THREAD_SANITIZER 0
+#endif
+
+#define CHECK(condition)                                                                                        \
+    do {                                                                                                        \
+        if (!(condition)) {                                                                                     \
+            throw std::runtime_error(std::string(__FILE__) + ":" + std::to_string(__LINE__) + ": " #condition); \
+        }                                                                                                       \
+    } while (false)
+
+/// CHECK that shows both sides, which must be strings or numbers.
+#define CHECK_EQ(left, right) testing::check_equal((left), (right), #left, __FILE__, __LINE__)
+
+namespace testing {
+
+inline std::string text(const std::string& value) {
+    return "'" + value + "'";
+}
+template <class T>
+std::string text(T value) {
+    return std::to_string(value);
+}
+
+template <class Left, class Right>
+void check_equal(const Left& left, const Right& right, const char* expression, const char* file, int line) {
+    if (left == right) return;
+    throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + expression + " is " + text(left) +
+                             ", expected " + text(right));
+}
+
+/// Entries of a directory of /proc/self.
+inline int count_entries(const char* path) {
+    DIR* directory = opendir(path);
+    if (directory == nullptr) return -1;
+    int count = 0;
+    while (readdir(directory) != nullptr) ++count;
+    closedir(directory);
+    return count;
+}
+
+inline int open_fds() {
+    return count_entries("/proc/self/fd");
+}
+
+/// As many descriptors as before; the last thread to hold one may take a moment to end.
+inline void check_fds(int before) {
+    for (int i = 0; i < 2000 && open_fds() != before; ++i) usleep(1000);
+    if (open_fds() != before)
+        throw std::runtime_error(std::to_string(open_fds()) + " descriptors are open, before it were " +
+                                 std::to_string(before));
+}
+
+/// True when `body` returns; prints what it throws.
+inline bool passes(const std::string& who, const std::function<void()>& body) {
+    try {
+        body();
+        return true;
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s: %s\n", who.c_str(), error.what());
+        return false;
+    }
+}
+
+/// A process that runs `body` and ends with 0 if it returns, 1 if it throws.
+inline pid_t spawn(const std::string& who, const std::function<void()>& body) {
+    std::fflush(nullptr);
+    const pid_t pid = fork();
+    if (pid < 0) throw std::runtime_error("fork failed");
+    if (pid == 0) {
+        alarm(120);  // a test that hangs fails
+        const bool good = passes(who, body);
+        std::fflush(nullptr);
+        std::exit(good ? 0 : 1);
+    }
+    return pid;
+}
+
+/// Exit status of a process, 128 + signal for one that was killed.
+inline int wait_for(pid_t pid) {
+    int status = 0;
+    if (waitpid(pid, &status, 0) != pid) return -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+using Body = std::function<void(int rank)>;
+
+/// Runs `body` in `count` processes; returns their exit statuses.
+inline std::vector<int> run_processes(int count, const Body& body) {
+    std::vector<pid_t> pids;
+    for (int rank = 0; rank < count; ++rank) {
+        pids.push_back(spawn("rank " + std::to_string(rank), [&] {
+            const int before = open_fds();
+            body(rank);
+            check_fds(before);
+        }));
+    }
+    std::vector<int> statuses;
+    for (const pid_t pid : pids) statuses.push_back(wait_for(pid));
+    return statuses;
+}
+
+/// Runs `body` in `count` threads.
+inline std::vector<int> run_threads(int count, const Body& body) {
+    const int before = open_fds();
+    std::vector<int> statuses(static_cast<size_t>(count));
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < count; ++rank) {
+        threads.emplace_back([&, rank] {
+            const bool good = passes("thread rank " + std::to_string(rank), [&] { body(rank); });
+            statuses[static_cast<size_t>(rank)] = good ? 0 : 1;
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+    check_fds(before);
+    return statuses;
+}
+
+inline void all_pass(const std::vector<int>& statuses) {
+    for (const int status : statuses) CHECK_EQ(status, 0);
+}
+
+struct Test {
+    std::string name;
+    std::function<void()> body;
+};
+
+/// Runs the tests, or those whose name contains the first argument. For `return` from main.
+inline int run_all(int argc, char** argv, const std::vector<Test>& tests) {
+    int failed = 0;
+    for (const Test& test : tests) {
+        if (argc > 1 && test.name.find(argv[1]) == std::string::npos) continue;
+        std::printf("%s ...\n", test.name.c_str());
+        if (!passes(test.name, test.body)) {
+            ++failed;
+            std::printf("%s FAILED\n", test.name.c_str());
+        }
+    }
+    std::printf(failed == 0 ? "all passed\n" : "%d failed\n", failed);
+    return failed == 0 ? 0 : 1;
+}
+
+}  // namespace testing

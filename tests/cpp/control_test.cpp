@@ -1,0 +1,276 @@
+/// \file control_test.cpp
+/// \brief The control plane by itself: the segment's layout, digests, agreement, poison, the flight recorder.
+#include "comm/control.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <random>
+
+#include "base/unique_fd.h"
+#include "check.h"
+
+using namespace alltoallv;
+
+namespace {
+
+/// The control planes of all ranks of a domain, in this process.
+struct Planes {
+    std::shared_ptr<Mapping> memory;
+    std::vector<std::unique_ptr<ControlPlane>> planes;
+
+    explicit Planes(int size, double timeout = 20) {
+        const Layout layout(size, 1024);
+        const UniqueFd fd(memfd_create("control-test", MFD_CLOEXEC));
+        CHECK(ftruncate(fd.get(), static_cast<off_t>(layout.total())) == 0);
+        memory = std::make_shared<Mapping>(fd.get(), layout.total());
+        for (int rank = 0; rank < size; ++rank) {
+            ControlPlane::Options options;
+            options.rank = rank;
+            options.size = size;
+            options.domain = "d\"1";
+            options.timeout = timeout;
+            options.inline_bytes = 1024;
+            planes.push_back(std::make_unique<ControlPlane>(options, memory));
+        }
+    }
+
+    ControlPlane& operator[](int rank) { return *planes[static_cast<size_t>(rank)]; }
+    int size() const { return static_cast<int>(planes.size()); }
+
+    /// Runs `body` for every rank in a thread of its own.
+    void each(const std::function<void(ControlPlane&)>& body) {
+        testing::all_pass(testing::run_threads(size(), [&](int rank) { body((*this)[rank]); }));
+    }
+};
+
+/// `call` must throw this class; returns the message.
+std::string fails(ErrorClass kind, const std::function<void()>& call) {
+    try {
+        call();
+    } catch (const Error& error) {
+        if (error.kind() == kind) return error.what();
+        throw;
+    }
+    throw std::runtime_error("no error, expected class " + std::to_string(static_cast<int>(kind)));
+}
+
+bool contains(const std::string& text, const std::string& part) {
+    if (text.find(part) != std::string::npos) return true;
+    std::fprintf(stderr, "'%s' lacks '%s'\n", text.c_str(), part.c_str());
+    return false;
+}
+
+/// Announces counts[j] for every rank j and expects expected[j] from it, then agrees.
+void agree(ControlPlane& control, const std::vector<int64_t>& counts, const std::vector<int64_t>& expected) {
+    try {
+        Row& mine = control.open(OpKind::all_to_all_v, DType::float32, -1);
+        mine.count = 1;
+        for (int j = 0; j < control.size(); ++j) {
+            const auto i = static_cast<size_t>(j);
+            mine.pairs()[j] = {counts[i], 0, expected[i], 0};
+            mine.send_digest += pair_hash(control.rank(), j, counts[i]);
+            mine.recv_digest += pair_hash(j, control.rank(), expected[i]);
+        }
+        control.publish(mine);
+        control.agree();
+    } catch (const Error&) {
+        control.close(false, 0);
+        throw;
+    }
+    control.close(true, 4);
+}
+
+void agree(ControlPlane& control) {
+    const std::vector<int64_t> ones(static_cast<size_t>(control.size()), 1);
+    agree(control, ones, ones);
+}
+
+/// No two parts of the segment overlap, and what atomics live in is aligned, for every size.
+void layout() {
+    for (const int size : {1, 2, 3, 7, 8, 48, 384}) {
+        for (const size_t inline_bytes : {size_t{0}, size_t{1000}, size_t{16384}}) {
+            const Layout layout(size, inline_bytes);
+            std::vector<std::pair<size_t, size_t>> parts{{0, sizeof(ControlHeader)}};
+            void* const reserved = mmap(nullptr, layout.total(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            CHECK(reserved != MAP_FAILED);
+            char* const base = static_cast<char*>(reserved);
+            const auto add = [&](const void* begin, size_t bytes) {
+                const auto at = static_cast<size_t>(static_cast<const char*>(begin) - base);
+                CHECK_EQ(at % cache_line, size_t{0});
+                parts.emplace_back(at, bytes);
+            };
+            const size_t pairs = static_cast<size_t>(size) * sizeof(Pair);
+            for (int rank = 0; rank < size; ++rank) {
+                add(&layout.flags(base, rank), sizeof(Flags));
+                add(&layout.status(base, rank), sizeof(RankStatus));
+                add(layout.scratch(base, rank), Layout::scratch_bytes);
+                for (const uint64_t seq : {4u, 5u}) {
+                    Row& row = layout.row(base, rank, seq);
+                    CHECK(&layout.row(base, rank, seq + 2) == &row);
+                    add(&row, sizeof(Row) + pairs);
+                    add(layout.payload(row), layout.inline_bytes());
+                }
+                if (size > 48) continue;
+                for (int to = 0; to < size; ++to)
+                    add(&layout.ring(base, rank, to), sizeof(RingHeader) + layout.ring_bytes());
+            }
+            munmap(reserved, layout.total());
+            std::sort(parts.begin(), parts.end());
+            for (size_t i = 1; i < parts.size(); ++i) CHECK(parts[i - 1].first + parts[i - 1].second <= parts[i].first);
+            CHECK(parts.back().first + parts.back().second <= layout.total());
+            CHECK(layout.inline_bytes() >= inline_bytes && layout.inline_bytes() >= sizeof(ErrorText));
+        }
+    }
+}
+
+/// Over all ranks the digests are equal when all pairs agree, and differ with every single count that differs.
+void digests() {
+    CHECK_EQ(pair_hash(3, 5, 0), uint64_t{0});
+    CHECK(pair_hash(3, 5, 7) != pair_hash(5, 3, 7));
+    std::mt19937_64 random(1);
+    for (int round = 0; round < 2000; ++round) {
+        const int size = 1 + static_cast<int>(random() % 12);
+        uint64_t sent = 0, expected = 0;
+        for (int i = 0; i < size; ++i)
+            for (int j = 0; j < size; ++j) {
+                const auto count = static_cast<int64_t>(random() % 3 == 0 ? 0 : random() >> (random() % 40 + 20));
+                sent += pair_hash(i, j, count);
+                expected += pair_hash(i, j, count);
+            }
+        CHECK_EQ(sent, expected);
+        const int from = static_cast<int>(random() % static_cast<unsigned>(size)), to = (from + 1) % size;
+        const auto a = static_cast<int64_t>(random() % 100), b = a + 1 + static_cast<int64_t>(random() % 3);
+        CHECK(sent + pair_hash(from, to, a) != expected + pair_hash(from, to, b));
+        if (from == to) continue;  // counts that have changed places
+        CHECK(pair_hash(from, to, a) + pair_hash(to, from, b) != pair_hash(from, to, b) + pair_hash(to, from, a));
+    }
+}
+
+void agreement() {
+    Planes planes(3);
+    planes.each([](ControlPlane& control) {
+        const auto rank = static_cast<size_t>(control.rank());
+        const std::vector<std::vector<int64_t>> sends{{0, 1, 2}, {3, 4, 5}, {6, 7, 8}};
+        const std::vector<int64_t> receives{sends[0][rank], sends[1][rank], sends[2][rank]};
+        for (int i = 0; i < 50; ++i) agree(control, sends[rank], receives);
+        std::vector<int64_t> wrong = receives;
+        if (rank == 1) ++wrong[2];
+        const std::string told = fails(ErrorClass::peer_mismatch, [&] { agree(control, sends[rank], wrong); });
+        CHECK(contains(told,
+                       "operator #51 all_to_all_v of domain 'd\"1': rank 2 sends 7 elements to rank 1, which "
+                       "expects 8"));
+        agree(control, sends[rank], receives);
+        if (rank == 2) {
+            control.fail(OpKind::all_gather, invalid_param(std::string(2000, 'x')));
+        } else {
+            const std::string passed_on = fails(ErrorClass::invalid_param, [&] { agree(control); });
+            CHECK(contains(passed_on, "operator #53 all_gather of domain 'd\"1' failed on rank 2: xxxx"));
+        }
+        agree(control);
+        CHECK_EQ(control.seq(), uint64_t{54});
+    });
+}
+
+void timeouts() {
+    Planes planes(2, 0.2);
+    const std::string told = fails(ErrorClass::comm_timeout, [&] { agree(planes[0]); });
+    CHECK(contains(told, "rank 0 waited 0.2 s in operator #1 all_to_all_v of domain 'd\"1' for rank 1 (pid "));
+    CHECK(contains(told, "running, no operator yet)"));
+    CHECK_EQ(planes[1].status(0).acked.load(), uint64_t{1});  // rank 0 has met the poison, rank 1 not yet
+    CHECK_EQ(planes[0].status(1).acked.load(), uint64_t{0});
+    CHECK_EQ(fails(ErrorClass::comm_timeout, [&] { agree(planes[1]); }), told);  // the late one meets the same
+    CHECK_EQ(planes[0].status(1).acked.load(), uint64_t{1});
+}
+
+/// However many poison it at once, one cause wins and every rank tells that one.
+void first_poison_wins() {
+    for (int round = 0; round < 50; ++round) {
+        Planes planes(4);
+        std::vector<std::string> told(4);
+        std::atomic<int> calls = 0;
+        for (int rank = 0; rank < 4; ++rank) planes[rank].on_poison = [&] { ++calls; };
+        planes.each([&](ControlPlane& control) {
+            const std::string name = "cause " + std::to_string(control.rank());
+            control.poison(PoisonKind::aborted, name);
+            control.poison(PoisonKind::timeout, "a second thought");
+            told[static_cast<size_t>(control.rank())] = fails(ErrorClass::peer_lost, [&] { agree(control); });
+        });
+        CHECK_EQ(calls.load(), 1);
+        for (const std::string& text : told) CHECK_EQ(text, told[0]);
+        CHECK(contains(told[0], "operator #1 all_to_all_v of domain 'd\"1': cause "));
+    }
+}
+
+void acknowledges_when_idle() {
+    Planes planes(2);
+    planes[1].acknowledge_if_idle();
+    CHECK_EQ(planes[0].status(1).acked.load(), uint64_t{0});  // nothing is wrong
+    Row& mine = planes[1].open(OpKind::barrier, DType::uint8, -1);
+    planes[1].publish(mine);
+    planes[0].poison(PoisonKind::aborted, "enough");
+    planes[1].acknowledge_if_idle();
+    CHECK_EQ(planes[0].status(1).acked.load(), uint64_t{0});  // it is in an operator
+    planes[1].close(false, 0);
+    CHECK_EQ(planes[0].status(1).acked.load(), uint64_t{1});
+    planes[0].acknowledge_if_idle();
+    CHECK_EQ(planes[1].status(0).acked.load(), uint64_t{1});
+}
+
+/// A sleeper is woken, long before its slice of sleep is over would tell: 200 hand-overs.
+void doorbell() {
+    Planes planes(2);
+    const auto start = Clock::now();
+    planes.each([](ControlPlane& control) {
+        Doorbell bell(*reinterpret_cast<ControlHeader*>(control.memory()->data()));
+        for (uint64_t i = 1; i <= 200; ++i) {
+            const auto ready = [&] {
+                const Flag& theirs = control.flags(1 - control.rank()).done;
+                return theirs.value.load(std::memory_order_acquire) >= i - (control.rank() == 0 ? 1 : 0);
+            };
+            while (!ready()) bell.sleep(ready, 1000);
+            control.signal(control.my_flags().done, i);
+        }
+    });
+    CHECK(std::chrono::duration<double>(Clock::now() - start).count() < 20);
+}
+
+void flight_recorder() {
+    Planes planes(2);
+    planes.each([](ControlPlane& control) {
+        for (size_t i = 0; i < flight_length + 5; ++i) agree(control);
+        (void)fails(ErrorClass::peer_mismatch,
+                    [&] { agree(control, {1, 1}, {1, control.rank() == 0 ? int64_t{2} : int64_t{1}}); });
+    });
+    (void)planes[1].open(OpKind::barrier, DType::uint8, -1);
+    const std::string record = planes[0].flight_record();
+    CHECK(contains(record, "{\"domain\": \"d\\\"1\", \"rank\": 0, \"size\": 2, \"ranks\": [{\"rank\": 0, \"pid\": " +
+                               std::to_string(getpid()) + ", \"left\": false, \"operators\": [{\"seq\": 7, "));
+    CHECK(contains(record,
+                   "{\"seq\": 69, \"operator\": \"all_to_all_v\", \"dtype\": \"float32\", \"state\": \"done\", "
+                   "\"bytes\": 4, \"start_ns\": "));
+    CHECK(contains(record,
+                   "{\"seq\": 70, \"operator\": \"all_to_all_v\", \"dtype\": \"float32\", \"state\": "
+                   "\"failed\", \"bytes\": 0, "));
+    CHECK(contains(record, "{\"seq\": 71, \"operator\": \"barrier\", \"dtype\": \"uint8\", \"state\": \"running\", "));
+    CHECK(record.find("\"seq\": 6,") == std::string::npos);
+    planes[1].close(false, 0);
+    planes[1].leave();
+    CHECK(contains(planes[0].flight_record(), "\"left\": true"));
+    CHECK(contains(planes[0].describe_rank(1), ", left, last operator #71 barrier)"));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    alarm(120);
+    return testing::run_all(argc, argv,
+                            {{"layout", layout},
+                             {"digests", digests},
+                             {"agreement", agreement},
+                             {"timeouts", timeouts},
+                             {"the first poison wins", first_poison_wins},
+                             {"acknowledges when idle", acknowledges_when_idle},
+                             {"doorbell", doorbell},
+                             {"flight recorder", flight_recorder}});
+}

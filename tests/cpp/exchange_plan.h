@@ -1,0 +1,164 @@
+/// \file exchange_plan.h
+/// \brief Random exchanges that every rank derives from the same seed, run and compared with what they must give.
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+
+#include "transport_fixture.h"
+
+namespace testing {
+
+using Matrix = std::vector<std::vector<int64_t>>;
+
+inline constexpr DType plan_dtypes[] = {DType::bool_,   DType::int16,     DType::bfloat16,
+                                        DType::float32, DType::complex64, DType::complex128};
+
+/// Counts and displacements of all ranks, in elements: `send[i][j]` go from rank i to rank j.
+struct Plan {
+    DType dtype = DType::uint8;
+    uint64_t seed = 0;
+    Matrix send, sdispls, recv, rdispls;
+    std::vector<int64_t> input_length, output_length;
+
+    size_t ranks() const { return send.size(); }
+    size_t element() const { return size_of(dtype); }
+
+    /// Bytes from (or to) all other ranks.
+    size_t bytes_sent(int rank) const { return bytes_of_peers(send, rank); }
+    size_t bytes_received(int rank) const { return bytes_of_peers(recv, rank); }
+
+  private:
+    size_t bytes_of_peers(const Matrix& counts, int rank) const {
+        const auto& row = counts[static_cast<size_t>(rank)];
+        const int64_t all = std::accumulate(row.begin(), row.end(), int64_t{0});
+        return static_cast<size_t>(all - row[static_cast<size_t>(rank)]) * element();
+    }
+};
+
+/// Regions of the given lengths in random order with gaps between them, or all over each other; returns their end.
+inline int64_t place(Random& random, const std::vector<int64_t>& counts, bool overlap, std::vector<int64_t>& displs) {
+    std::vector<size_t> order(counts.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+    displs.assign(counts.size(), 0);
+    int64_t at = 0, end = 0;
+    for (const size_t j : order) {
+        const auto gap = static_cast<int64_t>(random.below(6));
+        displs[j] = overlap ? gap : at + gap;
+        at = displs[j] + counts[j];
+        end = std::max(end, at);
+    }
+    return end + static_cast<int64_t>(random.below(4));
+}
+
+/// Counts up to `longest` elements; about a third of the pairs, and now and then a whole rank, are empty.
+inline Plan random_plan(int ranks, uint64_t seed, size_t longest) {
+    Random random(seed);
+    const auto n = static_cast<size_t>(ranks);
+    Plan plan;
+    plan.seed = seed;
+    plan.dtype = plan_dtypes[random.below(std::size(plan_dtypes))];
+    plan.send.assign(n, std::vector<int64_t>(n));
+    plan.recv = plan.sdispls = plan.rdispls = plan.send;
+    for (size_t i = 0; i < n; ++i) {
+        const bool silent = random.chance(10);
+        for (size_t j = 0; j < n; ++j)
+            if (!silent && !random.chance(30))
+                plan.send[i][j] = plan.recv[j][i] = static_cast<int64_t>(random.below(longest) + 1);
+    }
+    for (size_t i = 0; i < n; ++i) {
+        plan.input_length.push_back(place(random, plan.send[i], random.chance(20), plan.sdispls[i]));
+        plan.output_length.push_back(place(random, plan.recv[i], false, plan.rdispls[i]));
+    }
+    return plan;
+}
+
+inline Exchange exchange_of(const Plan& plan, int rank, const Buffer& input, const Buffer& output) {
+    const auto r = static_cast<size_t>(rank);
+    Exchange exchange;
+    exchange.dtype = plan.dtype;
+    exchange.input = input.data();
+    exchange.output = output.data();
+    exchange.send_counts = plan.send[r];
+    exchange.sdispls = plan.sdispls[r];
+    exchange.recv_counts = plan.recv[r];
+    exchange.rdispls = plan.rdispls[r];
+    return exchange;
+}
+
+/// Every byte of the output, those between the regions too, against the value that (sender, receiver, index) gives.
+inline void check_output(const Plan& plan, int rank, const char* output, const std::vector<int64_t>& rdispls,
+                         char untouched) {
+    const size_t element = plan.element(), r = static_cast<size_t>(rank);
+    const auto length = static_cast<size_t>(plan.output_length[r]) * element;
+    std::vector<char> expected(length, untouched), sent;
+    for (size_t j = 0; j < plan.ranks(); ++j) {
+        if (plan.recv[r][j] == 0) continue;
+        sent.resize(static_cast<size_t>(plan.input_length[j]) * element);
+        fill(sent.data(), sent.size(), plan.seed, static_cast<int>(j));
+        std::memcpy(expected.data() + static_cast<size_t>(rdispls[j]) * element,
+                    sent.data() + static_cast<size_t>(plan.sdispls[j][r]) * element,
+                    static_cast<size_t>(plan.recv[r][j]) * element);
+    }
+    if (length == 0 || std::memcmp(output, expected.data(), length) == 0) return;
+    const size_t at =
+        static_cast<size_t>(std::mismatch(expected.begin(), expected.end(), output).first - expected.begin());
+    std::string where = "between the regions";
+    for (size_t j = 0; j < plan.ranks(); ++j) {
+        const size_t begin = static_cast<size_t>(rdispls[j]) * element;
+        const size_t bytes = static_cast<size_t>(plan.recv[r][j]) * element;
+        if (at >= begin && at - begin < bytes)
+            where = "element " + std::to_string((at - begin) / element) + " from rank " + std::to_string(j);
+    }
+    throw std::runtime_error("seed " + std::to_string(plan.seed) + ", " + std::string(name_of(plan.dtype)) + ": byte " +
+                             std::to_string(at) + " of the output of rank " + std::to_string(rank) + " is wrong (" +
+                             where + ")");
+}
+
+/// One exchange with the buffers where asked, checked.
+inline void run_plan(Communicator& communicator, const Plan& plan, bool input_shared, bool output_shared) {
+    const int rank = communicator.rank();
+    const auto r = static_cast<size_t>(rank);
+    const Buffer input(static_cast<size_t>(plan.input_length[r]) * plan.element(), input_shared);
+    const Buffer output(static_cast<size_t>(plan.output_length[r]) * plan.element(), output_shared);
+    constexpr char untouched = 0x5a;
+    fill(input.data(), input.size(), plan.seed, rank);
+    std::memset(output.data(), untouched, output.size());
+    communicator.exchange(exchange_of(plan, rank, input, output), -1);
+    check_output(plan, rank, output.data(), plan.rdispls[r], untouched);
+}
+
+/// The same without receive counts: they are learnt, and the output is packed in rank order.
+inline void run_learning(Communicator& communicator, Plan plan, bool input_shared, bool output_shared) {
+    const int rank = communicator.rank();
+    const auto r = static_cast<size_t>(rank);
+    const Buffer input(static_cast<size_t>(plan.input_length[r]) * plan.element(), input_shared);
+    fill(input.data(), input.size(), plan.seed, rank);
+    std::optional<Buffer> output;
+    std::vector<int64_t> learnt, displs;
+    int calls = 0;
+    Exchange exchange = exchange_of(plan, rank, input, input);
+    exchange.output = nullptr;
+    exchange.recv_counts = exchange.rdispls = {};
+    exchange.allocate = [&](std::span<const int64_t> counts) -> void* {
+        ++calls;
+        learnt.assign(counts.begin(), counts.end());
+        const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+        if (total == 0) return nullptr;
+        output.emplace(static_cast<size_t>(total) * plan.element(), output_shared);
+        return output->data();
+    };
+    communicator.exchange(exchange, -1);
+    CHECK_EQ(calls, 1);
+    CHECK(learnt == plan.recv[r]);
+    int64_t at = 0;
+    for (const int64_t n : learnt) {
+        displs.push_back(at);
+        at += n;
+    }
+    plan.output_length[r] = at;
+    check_output(plan, rank, output ? output->data() : nullptr, displs, 0);
+}
+
+}  // namespace testing

@@ -1,0 +1,270 @@
+/// \file reactor_test.cpp
+/// \brief The watching thread: the end of a process seen in time, removal from every side, fork, exit.
+#include "comm/reactor.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+#include "check.h"
+#include "comm/bootstrap_rendezvous.h"
+#include "comm/unix_socket.h"
+
+using namespace alltoallv;
+
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+
+Reactor& reactor() {
+    return Reactor::instance();
+}
+
+double ms_since(SteadyClock::time_point start) {
+    return std::chrono::duration<double, std::milli>(SteadyClock::now() - start).count();
+}
+
+void eventually(const std::function<bool()>& condition) {
+    for (const auto start = SteadyClock::now(); !condition(); std::this_thread::yield()) CHECK(ms_since(start) < 20000);
+}
+
+/// How many threads of the reactor's name this process has.
+int watchers() {
+    int count = 0;
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+        std::string name;
+        std::getline(std::ifstream(task.path() / "comm"), name);
+        count += name == "alltoallv-watch";
+    }
+    return count;
+}
+
+/// A pipe-like pair whose first end is readable.
+std::pair<UniqueFd, UniqueFd> ringing_pair() {
+    auto ends = socket_pair();
+    CHECK(try_send(ends.second.get(), "x") == IoStatus::done);
+    return ends;
+}
+
+void sees_death() {
+    std::vector<double> delays;
+    for (int i = 0; i < 5; ++i) {
+        const pid_t child = fork();
+        if (child == 0) {
+            pause();
+            _exit(0);
+        }
+        const UniqueFd pidfd = open_pidfd(child);
+        if (!pidfd) {
+            std::printf("  NOT RUN: this kernel gives no pidfd\n");
+            kill(child, SIGKILL);
+            testing::wait_for(child);
+            return;
+        }
+        std::atomic<bool> seen = false;
+        reactor().add(pidfd.get(), [&, fd = pidfd.get()](uint32_t) {
+            reactor().remove(fd);
+            seen.store(true, std::memory_order_release);
+        });
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        CHECK(!seen.load(std::memory_order_acquire));
+        const auto start = SteadyClock::now();
+        kill(child, SIGKILL);
+        eventually([&] { return seen.load(std::memory_order_acquire); });
+        delays.push_back(ms_since(start));
+        testing::wait_for(child);
+    }
+    std::sort(delays.begin(), delays.end());
+    std::printf("  seen after %.2f ms (median), %.2f ms (longest)\n", delays[2], delays[4]);
+    CHECK(delays[2] < 100);
+}
+
+void sees_hang_up() {
+    auto [ours, theirs] = socket_pair();
+    std::atomic<uint32_t> events = 0;
+    reactor().add(ours.get(), [&, fd = ours.get()](uint32_t got) {
+        reactor().remove(fd);
+        events.store(got, std::memory_order_release);
+    });
+    theirs.reset();
+    eventually([&] { return events.load(std::memory_order_acquire) != 0; });
+    CHECK((events.load(std::memory_order_acquire) & EPOLLHUP) != 0);
+}
+
+void remove_waits_for_callback() {
+    for (int i = 0; i < 20; ++i) {
+        const auto [ours, theirs] = ringing_pair();
+        std::atomic<int> inside = 0, calls = 0;
+        auto owned = std::make_shared<int>(0);
+        reactor().add(ours.get(), [&, held = owned](uint32_t) {
+            ++inside;
+            ++calls;
+            std::this_thread::sleep_for(std::chrono::milliseconds(2));
+            --inside;
+        });
+        eventually([&] { return calls > 0; });
+        reactor().remove(ours.get());
+        CHECK_EQ(inside.load(), 0);
+        CHECK_EQ(owned.use_count(), 1L);  // what the callback held is gone as well
+        const int before = calls;
+        std::this_thread::sleep_for(std::chrono::milliseconds(3));
+        CHECK_EQ(calls.load(), before);
+        reactor().remove(ours.get());  // of nothing: no effect
+    }
+}
+
+void callbacks_add_and_remove() {
+    const auto [first, first_end] = ringing_pair();
+    const auto [second, second_end] = ringing_pair();
+    std::atomic<int> done = 0;
+    // Each callback replaces itself by the other: the reactor is empty in between, 100 times.
+    std::function<void(int)> watch = [&](int step) {
+        const int fd = step % 2 == 0 ? first.get() : second.get();
+        reactor().add(fd, [&, fd, step](uint32_t) {
+            reactor().remove(fd);
+            if (step < 100) watch(step + 1);
+            ++done;
+        });
+    };
+    watch(1);
+    eventually([&] { return done == 100; });
+    eventually([&] { return watchers() == 0; });
+}
+
+void many_threads() {
+    std::vector<std::thread> users;
+    std::atomic<int> good = 0;
+    for (int i = 0; i < 4; ++i) {
+        users.emplace_back([&] {
+            good += testing::passes("user", [] {
+                for (int round = 0; round < 300; ++round) {
+                    const auto [ours, theirs] = ringing_pair();
+                    std::atomic<int> calls = 0;
+                    reactor().add(ours.get(), [&](uint32_t) { ++calls; });
+                    if (round % 3 == 0) eventually([&] { return calls > 0; });
+                    reactor().remove(ours.get());
+                }
+            });
+        });
+    }
+    for (std::thread& user : users) user.join();
+    CHECK_EQ(good.load(), 4);
+}
+
+void thread_comes_and_goes() {
+    const int fds = testing::open_fds();
+    {
+        const auto [ours, theirs] = socket_pair();
+        reactor().add(ours.get(), [](uint32_t) {});
+        eventually([&] { return watchers() == 1; });
+        reactor().remove(ours.get());
+    }
+    eventually([&] { return watchers() == 0; });  // a joined thread leaves /proc a moment later
+    CHECK_EQ(testing::open_fds(), fds);
+}
+
+void refuses_and_survives() {
+    const auto [ours, theirs] = ringing_pair();
+    std::atomic<int> calls = 0;
+    reactor().add(ours.get(), [&](uint32_t) {
+        ++calls;
+        throw std::runtime_error("a callback must not");
+    });
+    eventually([&] { return calls > 0; });
+    reactor().remove(ours.get());  // removed already, or just now
+    CHECK_EQ(calls.load(), 1);
+
+    const auto refused = [](int fd) {
+        try {
+            reactor().add(fd, [](uint32_t) {});
+        } catch (const Error&) {
+            return true;
+        }
+        return false;
+    };
+    CHECK(refused(-1));
+    const auto [quiet, quiet_end] = socket_pair();
+    reactor().add(quiet.get(), [](uint32_t) {});
+    CHECK(refused(quiet.get()));
+    reactor().remove(quiet.get());
+    eventually([&] { return watchers() == 0; });
+}
+
+void takes_no_signals() {
+    static std::atomic<bool> elsewhere;
+    static thread_local bool is_main = false;
+    is_main = true;
+    elsewhere = false;
+    const auto before = signal(SIGUSR1, [](int) { elsewhere = !is_main; });
+    const auto [ours, theirs] = socket_pair();
+    reactor().add(ours.get(), [](uint32_t) {});
+    sigset_t blocked, old;
+    sigemptyset(&blocked);
+    sigaddset(&blocked, SIGUSR1);
+    pthread_sigmask(SIG_BLOCK, &blocked, &old);
+    kill(getpid(), SIGUSR1);  // pending: the reactor's thread would be the only one to take it
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    pthread_sigmask(SIG_SETMASK, &old, nullptr);
+    CHECK(!elsewhere);
+    reactor().remove(ours.get());
+    signal(SIGUSR1, before);
+}
+
+void fork_starts_afresh() {
+    if (UNDER_THREAD_SANITIZER) {
+        std::printf("  NOT RUN: the thread sanitizer allows no new thread in a child forked beside a thread\n");
+        return;
+    }
+    const auto [ours, theirs] = ringing_pair();
+    std::atomic<int> calls = 0;
+    reactor().add(ours.get(), [&](uint32_t) { ++calls; });
+    const int fds = testing::open_fds();
+    for (int i = 0; i < 10; ++i) {
+        const pid_t child = testing::spawn("child", [&, fd = ours.get()] {
+            CHECK_EQ(testing::open_fds(), fds - 2);  // epoll and eventfd are closed
+            reactor().remove(fd);                    // the parent's: nothing here
+            std::atomic<int> own = 0;
+            reactor().add(fd, [&](uint32_t) { ++own; });
+            eventually([&] { return own > 0; });
+            reactor().remove(fd);
+        });
+        CHECK_EQ(testing::wait_for(child), 0);
+    }
+    const int before = calls;
+    eventually([&] { return calls > before; });  // the parent's still runs
+    reactor().remove(ours.get());
+}
+
+void exit_while_watching() {
+    struct Late {
+        int fd;
+        ~Late() { reactor().remove(fd); }  // as a static's destructor would, when the thread is gone
+    };
+    const pid_t child = testing::spawn("child", [] {
+        static Late late{ringing_pair().first.release()};
+        reactor().add(late.fd, [](uint32_t) {});
+    });
+    CHECK_EQ(testing::wait_for(child), 0);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    return testing::run_all(argc, argv,
+                            {{"sees the end of a process", sees_death},
+                             {"sees a hang-up", sees_hang_up},
+                             {"remove waits for the callback", remove_waits_for_callback},
+                             {"callbacks add and remove", callbacks_add_and_remove},
+                             {"many threads", many_threads},
+                             {"thread comes and goes", thread_comes_and_goes},
+                             {"refuses and survives", refuses_and_survives},
+                             {"takes no signals", takes_no_signals},
+                             {"fork starts afresh", fork_starts_afresh},
+                             {"exit while watching", exit_while_watching}});
+}

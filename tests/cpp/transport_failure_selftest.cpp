@@ -1,0 +1,258 @@
+/// \file transport_failure_selftest.cpp
+/// \brief What goes wrong between ranks: disagreement, loss, lateness, abort. Everyone hears of it in time, nothing is
+/// written where it must not be, and the next operator or communicator works; 2 and 4 ranks.
+#include <signal.h>
+
+#include "exchange_plan.h"
+
+using namespace alltoallv;
+using namespace testing;
+
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr double soon = 5;  // seconds; with sanitizers and emulation
+
+CommunicatorPtr communicator_of(const Mode& mode, int rank, int size, double timeout = 100) {
+    CommunicatorOptions options = options_of(mode, rank, size);
+    options.timeout = timeout;
+    return make_shm_communicator(options);
+}
+
+/// A dense exchange, the same for all ranks, of which a test may spoil one rank's part.
+struct Attempt {
+    Plan plan;
+    Buffer input, output;
+    Exchange exchange;
+
+    Attempt(int rank, int size, size_t longest, bool shared)
+        : plan(dense(size, longest)),
+          input(bytes(plan.input_length, rank), shared),
+          output(bytes(plan.output_length, rank), shared),
+          exchange(exchange_of(plan, rank, input, output)) {
+        fill(input.data(), input.size(), plan.seed, rank);
+        std::memset(output.data(), 0x5a, output.size());
+    }
+
+    bool output_untouched() const {
+        return std::all_of(output.data(), output.data() + output.size(), [](char c) { return c == 0x5a; });
+    }
+
+  private:
+    static Plan dense(int size, size_t length) {
+        const auto n = static_cast<size_t>(size);
+        Plan plan;
+        plan.dtype = DType::float32;
+        plan.send = plan.recv = Matrix(n, std::vector<int64_t>(n, static_cast<int64_t>(length)));
+        std::vector<int64_t> packed(n);
+        for (size_t j = 0; j < n; ++j) packed[j] = static_cast<int64_t>(j * length);
+        plan.sdispls = plan.rdispls = Matrix(n, packed);
+        plan.input_length = plan.output_length = std::vector<int64_t>(n, static_cast<int64_t>(n * length));
+        return plan;
+    }
+    static size_t bytes(const std::vector<int64_t>& lengths, int rank) {
+        return static_cast<size_t>(lengths[static_cast<size_t>(rank)]) * sizeof(float);
+    }
+};
+
+/// Every disagreement that agreement finds: the same error on all ranks, no output byte written, then business as
+/// usual.
+void disagreements(const Mode& mode, int size) {
+    struct Case {
+        const char* message;
+        void (*spoil)(Attempt&);
+    };
+    static const Case cases[] = {
+        {"sends 101 elements to rank 0, which expects 100",
+         [](Attempt& a) { a.plan.send.back().front() = 101, a.exchange.send_counts = a.plan.send.back(); }},
+        {"has dtype float32, rank ", [](Attempt& a) { a.exchange.dtype = DType::int32; }},
+        {"calls all_to_all_v, rank ", [](Attempt& a) { a.exchange.op = OpKind::all_to_all; }},
+        {"has root 0, rank ", [](Attempt& a) { a.exchange.root = 1; }},
+    };
+    all_pass(mode.run(size, [&](int rank) {
+        const CommunicatorPtr communicator = communicator_of(mode, rank, size);
+        uint64_t number = 0;
+        for (const Case& c : cases) {
+            for (const bool shared : {false, true}) {
+                Attempt attempt(rank, size, 100, shared);
+                if (rank == size - 1) c.spoil(attempt);
+                ++number;
+                fails(ErrorClass::peer_mismatch, c.message, [&] { communicator->exchange(attempt.exchange, -1); });
+                CHECK(attempt.output_untouched());
+                CHECK(communicator->usable());
+            }
+        }
+        // A rank that fails its own checks: the others raise its error, without waiting for it any longer.
+        for (const size_t longest : {size_t{100}, size_t{20000}}) {
+            Attempt attempt(rank, size, longest, longest > 100);
+            ++number;
+            if (rank == 0) {
+                communicator->fail(OpKind::all_to_all_v, invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "x is empty"));
+            } else {
+                fails(ErrorClass::invalid_tensor,
+                      "operator #" + std::to_string(number) +
+                          " all_to_all_v of domain 'selftest' failed on rank 0: " + "x is empty",
+                      [&] { communicator->exchange(attempt.exchange, -1); });
+            }
+            CHECK(attempt.output_untouched());
+        }
+        run_plan(*communicator, random_plan(size, 3, 5000), true, true);
+        run_plan(*communicator, random_plan(size, 4, 50), false, false);
+    }));
+}
+
+/// A rank that comes too late finds the error that the others have had meanwhile.
+void lateness(const Mode& mode, int size) {
+    all_pass(mode.run(size, [&](int rank) {
+        CommunicatorPtr communicator = communicator_of(mode, rank, size, 0.5);
+        Attempt attempt(rank, size, 1000, true);
+        const auto start = SteadyClock::now();
+        const bool late = rank == size - 1;
+        if (late) std::this_thread::sleep_for(std::chrono::milliseconds(900));
+        fails(ErrorClass::comm_timeout, "rank " + std::to_string(size - 1) + " (pid ",
+              [&] { communicator->exchange(attempt.exchange, -1); });
+        CHECK(seconds_since(start) >= 0.5 && seconds_since(start) < 0.5 + soon);
+        CHECK(attempt.output_untouched());
+        CHECK(!communicator->usable());
+        fails(ErrorClass::comm_timeout, "waited 0.5 s in operator #1", [&] { barrier(*communicator); });
+        communicator->destroy();
+        communicator = communicator_of(mode, rank, size);
+        run_plan(*communicator, random_plan(size, 5, 5000), true, true);
+    }));
+}
+
+/// One rank gives up from another thread while the others wait.
+void aborts(const Mode& mode, int size) {
+    all_pass(mode.run(size, [&](int rank) {
+        CommunicatorPtr communicator = communicator_of(mode, rank, size);
+        barrier(*communicator);
+        const auto start = SteadyClock::now();
+        if (rank == 0) {
+            std::thread([&] {
+                std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                communicator->abort("enough");
+            }).join();
+        }
+        fails(ErrorClass::peer_lost, "rank 0 aborted: enough", [&] { barrier(*communicator); });
+        CHECK(seconds_since(start) < soon);
+        communicator.reset();
+        communicator = communicator_of(mode, rank, size);
+        run_plan(*communicator, random_plan(size, 6, 5000), false, true);
+    }));
+}
+
+/// A rank that leaves in good order is missed by name.
+void departure(const Mode& mode, int size) {
+    all_pass(mode.run(size, [&](int rank) {
+        const CommunicatorPtr communicator = communicator_of(mode, rank, size);
+        barrier(*communicator);
+        if (rank == 0) {
+            communicator->destroy();
+            return;
+        }
+        const auto start = SteadyClock::now();
+        fails(ErrorClass::peer_lost, "rank 0 ", [&] { barrier(*communicator); });
+        CHECK(seconds_since(start) < soon);
+    }));
+}
+
+/// Runs ranks of which the last kills itself through `body`; the others must end well.
+void with_victim(int size, const Body& body) {
+    std::vector<int> statuses = run_processes(size, body);
+    CHECK_EQ(statuses.back(), 128 + SIGKILL);
+    statuses.pop_back();
+    all_pass(statuses);
+}
+
+/// Memory that a dead peer might have written to comes back, at the latest when the arena is used again.
+void quarantine_ends() {
+    const auto start = SteadyClock::now();
+    do {
+        CHECK(seconds_since(start) < soon);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        const Block next_use = Arena::instance().allocate(1);
+    } while (Arena::instance().stats().quarantined_bytes > 0);
+}
+
+/// SIGKILL before an exchange, while the others wait for it, and in the middle of one.
+void killed(int size, const std::string& path, int delay_us) {
+    with_victim(size, [&](int rank) {
+        CommunicatorOptions options = options_of(processes, rank, size, path);
+        CommunicatorPtr communicator = make_shm_communicator(options);
+        const bool shared = path == "push";
+        std::optional<Attempt> attempt;
+        attempt.emplace(rank, size, 300000, shared);
+        SteadyClock::time_point start = SteadyClock::now();
+        if (rank == size - 1) {
+            barrier(*communicator);
+            if (delay_us == 0) kill(getpid(), SIGKILL);
+            std::thread([&] {
+                std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
+                kill(getpid(), SIGKILL);
+            }).detach();
+            for (;;) communicator->exchange(attempt->exchange, -1);
+        }
+        fails(ErrorClass::peer_lost, "rank " + std::to_string(size - 1), [&] {
+            barrier(*communicator);
+            for (;;) {
+                start = SteadyClock::now();
+                communicator->exchange(attempt->exchange, -1);
+            }
+        });
+        CHECK(seconds_since(start) < soon);
+        communicator.reset();
+        attempt.reset();
+        quarantine_ends();
+        if (size == 2) return;
+        options.size = size - 1;  // those that are left go on
+        communicator = make_shm_communicator(options);
+        run_plan(*communicator, random_plan(size - 1, 8, 20000), true, true);
+    });
+}
+
+void killed(int size) {
+    for (const char* path : {"push", "cma", "staged"})
+        for (const int delay_us : {0, 300, 5000}) killed(size, path, delay_us);
+}
+
+/// A child inherits what it cannot use; the parent goes on.
+void forked(int size) {
+    all_pass(run_processes(size, [&](int rank) {
+        CommunicatorPtr communicator = communicator_of(processes, rank, size);
+        const auto call = [&] { run_plan(*communicator, random_plan(size, 9, 3000), true, true); };
+        const WorkPtr work = communicator->submit(call);  // by a thread that does not exist in the child
+        CHECK(work->wait(100));
+        const pid_t child = spawn("child", [&] {
+            CHECK(!communicator->usable());
+            fails(ErrorClass::backend_unavailable, "was made before fork", [&] { barrier(*communicator); });
+            communicator->abort("not the child's to say");
+            communicator->destroy();
+            communicator.reset();
+        });
+        CHECK_EQ(wait_for(child), 0);
+        run_plan(*communicator, random_plan(size, 10, 3000), true, true);
+    }));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    alarm(UNDER_SANITIZER ? 290 : 240);  // a transport that hangs must not hang the test
+    std::vector<Test> tests;
+    for (const int size : {2, 4}) {
+        const std::string ranks = ", " + std::to_string(size) + " ";
+        for (const Mode* mode : {&processes, &threads}) {
+            const auto add = [&](const char* name, void (*body)(const Mode&, int)) {
+                tests.push_back({name + ranks + mode->name, [=] { body(*mode, size); }});
+            };
+            add("disagreements", disagreements);
+            add("lateness", lateness);
+            add("aborts", aborts);
+            add("departure", departure);
+        }
+        tests.push_back({"killed" + ranks + "processes", [=] { killed(size); }});
+        tests.push_back({"forked" + ranks + "processes", [=] { forked(size); }});
+    }
+    return run_all(argc, argv, tests);
+}

@@ -1,0 +1,140 @@
+"""Exchanges in graphs: the same values and gradients as in PyNative, in the order of the program, or an error."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from checks_gradients import Net, inputs, near
+from mindspore import Tensor
+
+import alltoallv.mindspore as am
+from alltoallv import Communicator
+from alltoallv.errors import InvalidParamError, PeerMismatchError
+
+
+def exchange_cell(comm: Communicator, **more) -> am.AllToAllV:
+    sends, recvs = ([2, 4], [2, 1]) if comm.rank == 0 else ([1, 5], [4, 5])
+    return am.AllToAllV(sends, recvs, group=comm, **more)
+
+
+def check_jit_function(comm: Communicator) -> None:
+    cell = exchange_cell(comm)
+
+    def cubes(x):
+        return (cell(x * 1.0) ** 3).sum()
+
+    def slope(x):
+        return ms.grad(cubes)(x).sum()
+
+    x = inputs(comm)
+    compiled = ms.jit(cubes)
+    assert float(compiled(x)) == float(cubes(x))
+    near(ms.grad(compiled)(x), 3 * x.asnumpy() ** 2)
+    near(ms.jit(ms.grad(slope))(x), 6 * x.asnumpy())
+
+
+def check_jit_dtypes(comm: Communicator) -> None:
+    cell = exchange_cell(comm)
+
+    @ms.jit
+    def run(x):
+        return cell(x)
+
+    for dtype in (ms.float32, ms.bfloat16, ms.float16, ms.int64, ms.uint8):
+        x = inputs(comm).astype(dtype)
+        out = run(x)
+        assert out.dtype == dtype
+        near(out.astype(ms.float32), cell(x).astype(ms.float32).asnumpy())
+
+
+def check_jit_overlaps_and_gaps(comm: Communicator) -> None:
+    cell = am.AllToAllV([2, 2], [2, 2], sdispls=[1, 2], rdispls=[3, 0], group=comm)
+
+    def cubes(x):
+        return (cell(x * 1.0) ** 3).sum()
+
+    x = inputs(comm, 6)
+    compiled = ms.jit(cubes)
+    assert float(compiled(x)) == float(cubes(x))
+    near(ms.grad(compiled)(x), np.array([0, 1, 2, 1, 0, 0]) * 3 * x.asnumpy() ** 2)
+    near(ms.grad(cubes)(x), np.array([0, 1, 2, 1, 0, 0]) * 3 * x.asnumpy() ** 2)
+
+
+def check_order_in_a_graph(comm: Communicator) -> None:
+    """Independent exchanges, equal ones and one without a use: all run, in the order of the program."""
+    a, b, c = (am.AllToAllV([n, n], [n, n], group=comm) for n in (1, 2, 3))
+
+    @ms.jit
+    def many(x):
+        c(x)
+        p, q, r, s = b(x), a(x + 1.0), a(x + 1.0), c(x)
+        return s.sum() + r.sum() + q.sum() + p.sum()
+
+    x = inputs(comm)
+    for _ in range(5):
+        before = comm.stats()["operators"]
+        many(x).asnumpy()
+        assert comm.stats()["operators"] == before + 5
+        # The graph has ended before the next exchange gets its number.
+        near(am.all_to_all_v(x, [1, 1], [1, 1], group=comm), [1 + comm.rank, 11 + comm.rank])
+
+
+def check_cell_in_graph_mode(comm: Communicator) -> None:
+    net = Net(comm)
+    rows = Tensor(np.random.default_rng(comm.rank).standard_normal((3, 4)).astype(np.float32))
+
+    def loss(x):
+        return (net(x) ** 2).sum()
+
+    def gradients():
+        value, grads = ms.value_and_grad(loss, None, net.trainable_params())(rows)
+        return [value.asnumpy(), *(g.asnumpy() for g in grads)]
+
+    eager = gradients()
+    ms.set_context(mode=ms.GRAPH_MODE)
+    try:
+        graph = gradients()
+        near(am.all_to_all_v(inputs(comm), [1, 1], [1, 1], group=comm), [1 + comm.rank, 11 + comm.rank])
+    finally:
+        ms.set_context(mode=ms.PYNATIVE_MODE)
+    for one, other in zip(eager, graph, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def check_bytecode_capture(comm: Communicator) -> None:
+    @ms.jit(capture_mode="bytecode")
+    def doubled(x):
+        return am.all_to_all_v(x * 1.0, [3, 3], [3, 3], group=comm) * 2
+
+    x = inputs(comm)
+    near(doubled(x), am.all_to_all_v(x, [3, 3], [3, 3], group=comm).asnumpy() * 2)
+    near(ms.grad(lambda x: (doubled(x) ** 2).sum())(x), 8 * x.asnumpy())
+
+
+def check_function_in_a_graph_is_refused(comm: Communicator) -> None:
+    @ms.jit
+    def run(x):
+        return am.all_to_all_v(x, [3, 3], [3, 3])
+
+    with pytest.raises(RuntimeError, match=r"alltoallv\.mindspore\.exchange\.all_to_all_v' is not supported"):
+        run(inputs(comm))
+
+
+def check_errors_in_a_graph(comm: Communicator) -> None:
+    cell = am.AllToAllV([1, 2], [1, 2], group=comm)
+    nothing = am.AllToAllV([6, 0], [6, 6] if comm.rank == 0 else [0, 0], group=comm)
+
+    @ms.jit
+    def run(x):
+        return cell(x) + 1
+
+    @ms.jit
+    def empty(x):
+        return nothing(x) + 1
+
+    with pytest.raises(PeerMismatchError):
+        run(inputs(comm)).asnumpy()
+    with pytest.raises(InvalidParamError, match="cannot hand over empty tensors"):
+        empty(inputs(comm)).asnumpy()
+    near(am.all_to_all_v(inputs(comm), [1, 1], [1, 1], group=comm), [1 + comm.rank, 11 + comm.rank])

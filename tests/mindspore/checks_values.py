@@ -1,0 +1,265 @@
+"""Values, arguments and errors on the ranks of one job. Each check gets a communicator of its own."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, ops
+
+import alltoallv.mindspore as am
+from alltoallv import Communicator
+from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
+
+REPETITIONS = 400
+
+
+def equal(tensor, expected) -> None:
+    expected = np.asarray(expected)
+    assert tuple(tensor.shape) == expected.shape
+    np.testing.assert_array_equal(tensor.astype(ms.float32).asnumpy(), expected.astype(np.float32))
+
+
+def check_all_to_all_v(comm: Communicator) -> None:
+    # Rank r sends r + j + 1 copies of 10 * r + j to rank j.
+    r, ranks = comm.rank, range(comm.size)
+    x = Tensor(np.concatenate([np.full(r + j + 1, 10 * r + j, np.float32) for j in ranks]))
+    sends = [r + j + 1 for j in ranks]
+    expected = np.concatenate([np.full(r + j + 1, 10 * j + r) for j in ranks])
+    equal(am.all_to_all_v(x, sends, sends, group=comm), expected)
+    equal(am.all_to_all_v(x, sends, group=comm), expected)
+    equal(am.all_to_all_v(x, Tensor(sends), Tensor(sends), group=comm), expected)
+    out, handle = am.all_to_all_v(x, sends, sends, group=comm, async_op=True)
+    assert handle.wait() is None
+    equal(out, expected)
+    none, handle = am.all_to_all_v(x, sends, group=comm, async_op=True)
+    assert none is None
+    equal(handle.result(), expected)
+
+
+def check_displacements_and_out(comm: Communicator) -> None:
+    r = comm.rank
+    x = Tensor(np.arange(10, dtype=np.float32) + 100 * r)
+    # Overlapping send regions; gaps in the output.
+    out = Tensor(np.full(9, -1, np.float32))
+    same = am.all_to_all_v(x, [3, 3], [3, 3], sdispls=[1, 2], rdispls=[5, 1], out=out, group=comm)
+    assert same is out
+    a, b = (np.arange(3) + 1 + r + 100 * j for j in range(2))
+    equal(out, [-1, *b, -1, *a, -1])
+    equal(am.all_to_all_v(x, [3, 3], [3, 3], sdispls=[1, 2], rdispls=[5, 1], group=comm), [0, *b, 0, *a])
+
+
+def check_rows_keep_their_shape(comm: Communicator) -> None:
+    x = Tensor(np.arange(24, dtype=np.int64).reshape(4, 2, 3) + 100 * comm.rank)
+    y = am.all_to_all_v(x, [1, 3], unit="row", group=comm)
+    rows = [x0[:1] if comm.rank == 0 else x0[1:] for x0 in (x.asnumpy() % 100, x.asnumpy() % 100 + 100)]
+    equal(y, np.concatenate(rows))
+
+
+def check_every_dtype(comm: Communicator) -> None:
+    names = "bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64"
+    for name in [*names.split(), "complex64", "complex128"]:
+        dtype = getattr(ms, name)
+        values = np.array([0, 1, 1, 0, 1, 0]) if name == "bool_" else np.arange(6) + comm.rank
+        x = Tensor(values.astype(np.float32)).astype(dtype) if name == "bfloat16" else Tensor(values, dtype)
+        y = am.all_to_all_v(x, [2, 4] if comm.rank == 0 else [4, 2], group=comm)
+        assert y.dtype == dtype
+        z = am.all_to_all_v(y, [2, 4] if comm.rank == 0 else [4, 2], group=comm)
+        assert z.asnumpy().tobytes() == x.asnumpy().tobytes(), name
+
+
+def check_views_and_pending_inputs(comm: Communicator) -> None:
+    base = Tensor(np.arange(12, dtype=np.float32).reshape(3, 4) + 100 * comm.rank)
+    both = [np.arange(12, dtype=np.float32).reshape(3, 4) + 100 * j for j in range(2)]
+    sends = [6, 6]
+    part = slice(0, 6) if comm.rank == 0 else slice(6, 12)
+    for view in (lambda t: t.T, lambda t: (t * 1).T, lambda t: t.reshape(4, 3)):
+        expected = np.concatenate([view(b).reshape(-1)[part] for b in both])
+        equal(am.all_to_all_v(view(base), sends, sends, group=comm), expected)
+    equal(am.all_to_all_v(base[1:], [4, 4], [4, 4], group=comm), np.concatenate([b[1 + comm.rank] for b in both]))
+    big = Tensor(np.ones((300, 300), np.float32))
+    for step in range(20):
+        pending = ops.matmul(big, big)[0, :4] * 0 + (step + 100 * comm.rank)
+        equal(am.all_to_all_v(pending, [2, 2], [2, 2], group=comm), [step, step, step + 100, step + 100])
+
+
+def check_empty_results(comm: Communicator) -> None:
+    x = Tensor(np.ones(4, np.float32))
+    to_0 = [4, 0]
+    y = am.all_to_all_v(x, to_0, group=comm)
+    assert tuple(y.shape) == ((8,) if comm.rank == 0 else (0,))
+    assert tuple((y + 1).shape) == tuple(y.shape)
+    rows = am.all_to_all_v(x.reshape(2, 2), [2, 0], unit="row", group=comm)
+    assert tuple(rows.shape) == ((4, 2) if comm.rank == 0 else (0, 2))
+    nothing = am.all_to_all_v(x[:0], [0, 0], [0, 0], group=comm)
+    assert tuple(nothing.shape) == (0,)
+
+
+def check_output_is_safe_for_consumers(comm: Communicator) -> None:
+    """Built-in operators right after ours, also while earlier ones are pending; no value may be wrong."""
+    big = Tensor(np.ones((200, 200), np.float32))
+    for dtype in (ms.float32, ms.bfloat16):
+        ones = Tensor(np.ones(4096, np.float32)).astype(dtype)
+        numbers = ones.asnumpy().dtype
+        wrong = 0
+        for step in range(REPETITIONS):
+            mine = step % 100 + comm.rank
+            if step % 16 == 0:
+                ops.matmul(big, big)
+                x = ones * float(mine)
+            else:
+                x = Tensor.from_numpy(np.full(4096, mine, numbers))
+            # The output itself is gone at once, its consumer may be pending.
+            y = am.all_to_all_v(x, [2048, 2048], [2048, 2048], group=comm) + 1
+            got = y.asnumpy().astype(np.float32).reshape(2, -1)
+            wrong += not (got == [[step % 100 + 1], [step % 100 + 2]]).all()
+        assert wrong == 0, f"{wrong} of {REPETITIONS} in {dtype}"
+
+
+def check_given_output_is_safe(comm: Communicator) -> None:
+    """MindSpore may still have to initialize the output, or to read what it held."""
+    big, ones = Tensor(np.ones((150, 150), np.float32)), Tensor(np.ones(500, np.float32))
+    wrong = 0
+    for step in range(REPETITIONS // 4):
+        slow = ops.matmul(big, big).reshape(-1)[:1000] * 0
+        out = slow + 7
+        before = out + slow
+        am.all_gather_into_tensor(out, ones * float(step + comm.rank), group=comm)
+        after = out * 2
+        wrong += not (before.asnumpy() == 7).all()
+        wrong += not (after.asnumpy().reshape(2, -1) == [[2 * step], [2 * step + 2]]).all()
+    assert wrong == 0
+
+
+def check_all_gather_into_tensor(comm: Communicator) -> None:
+    x = Tensor(np.full((3, 3), comm.rank, np.float32))
+    out = ops.zeros((6, 3))
+    assert am.all_gather_into_tensor(out, x, group=comm) is None
+    equal(out, np.repeat([0, 1], 3)[:, None] * np.ones((1, 3)))
+    out = ops.zeros((6, 3))
+    handle = am.all_gather_into_tensor(out, x, comm, True)
+    assert handle.wait() is None
+    equal(out, np.repeat([0, 1], 3)[:, None] * np.ones((1, 3)))
+    for wrong in (ops.zeros((3, 3)), ops.zeros((3, 6)), ops.zeros((6, 3), ms.int32)):
+        with pytest.raises(ValueError) as info:
+            am.all_gather_into_tensor(wrong, x, group=comm)
+        assert isinstance(info.value, InvalidTensorError)
+
+
+def check_argument_types(comm: Communicator) -> None:
+    x, out = ops.zeros((2, 2)), ops.zeros((4, 2))
+    for output, input, name in ((out, [1.0], "input"), ([1.0], x, "output")):
+        with pytest.raises(TypeError, match=f"For all_gather_into_tensor, the {name} tensor must be tensor"):
+            am.all_gather_into_tensor(output, input, group=comm)
+    with pytest.raises(TypeError) as info:
+        am.all_gather_into_tensor(out, x, group=1)
+    assert str(info.value) == "The argument 'group' must be type of string, but got 'group' type : <class 'int'>."
+    for call in (am.all_gather_into_tensor, am.all_to_all_single):
+        with pytest.raises(TypeError) as info:
+            call(out, x, group=comm, async_op=1)
+        assert str(info.value) == "The argument 'async_op' must be a bool, but got <class 'int'>."
+    with pytest.raises(InvalidParamError, match="'nowhere'"):
+        am.all_gather_into_tensor(out, x, group="nowhere")
+
+
+def check_all_to_all_of_mixed_shapes(comm: Communicator) -> None:
+    """A scalar may meet [1, 1]: what arrives keeps the shape of the receiver's tensor."""
+    r = comm.rank
+    if r == 0:
+        inputs = [Tensor(np.full((2, 2), 5, np.float32)), Tensor(np.float32(7))]
+        outputs = [ops.zeros((4,)), ops.zeros((3, 1))]
+    else:
+        inputs = [Tensor(np.array([1, 2, 3], np.float32)), Tensor(np.zeros((0, 3), np.float32))]
+        outputs = [ops.zeros((1, 1)), ops.zeros((0,))]
+    assert am.all_to_all(outputs, inputs, group=comm) is None
+    equal(outputs[0], [5, 5, 5, 5] if r == 0 else [[7]])
+    equal(outputs[1], [[1], [2], [3]] if r == 0 else np.zeros(0))
+    handle = am.all_to_all(outputs, inputs, group=comm, async_op=True)
+    handle.wait()
+    equal(outputs[0], [5, 5, 5, 5] if r == 0 else [[7]])
+    with pytest.raises(ValueError):
+        am.all_to_all([ops.zeros((2,)), ops.zeros((2,), ms.int32)], [ops.zeros((2,))] * 2, group=comm)
+    with pytest.raises(TypeError):
+        am.all_to_all([1, 2], inputs, group=comm)
+    with pytest.raises(InvalidParamError):
+        am.all_to_all(outputs[:1], inputs, group=comm)
+
+
+def check_all_to_all_single(comm: Communicator) -> None:
+    r = comm.rank
+    out = ops.zeros((2, 1))
+    assert am.all_to_all_single(out, Tensor(np.array([[r], [r + 10]], np.float32)), group=comm) is None
+    equal(out, [[0], [1]] if r == 0 else [[10], [11]])
+    # Uneven: rank 0 sends 1 and 2 rows, rank 1 sends 2 and 1. Output sizes come first.
+    x = Tensor(np.arange(3, dtype=np.float32)[:, None] + 10 * r)
+    out = ops.zeros((3, 1))
+    sizes = [1, 2] if r == 0 else [2, 1]
+    handle = am.all_to_all_single(out, x, sizes, sizes, group=comm, async_op=True)
+    handle.wait()
+    equal(out, [[0], [10], [11]] if r == 0 else [[1], [2], [12]])
+    for name, output, input in (("input", ops.zeros((2, 1)), x), ("output", out, ops.zeros((2, 1)))):
+        with pytest.raises(ValueError) as info:
+            am.all_to_all_single(output, input, group=comm)
+        assert str(info.value) == f"{name} shape at dim 0 must be divided by world_size, but got 3 and 2."
+    # A part of a larger tensor is an output like any other.
+    large = ops.zeros((3, 2))
+    am.all_to_all_single(large[1:], Tensor(np.full((2, 2), r, np.float32)), group=comm)
+    equal(large, [[0, 0], [0, 0], [1, 1]])
+
+
+def check_exchange_counts(comm: Communicator) -> None:
+    counts = am.exchange_counts([3 + comm.rank, 5 + comm.rank], group=comm)
+    assert counts.dtype == ms.int64
+    equal(counts, [3, 4] if comm.rank == 0 else [5, 6])
+
+
+def check_global_scatter_and_gather(comm: Communicator) -> None:
+    """2 cards, 2 experts each; the counts of both cards."""
+    local = [[2, 1, 0, 3], [1, 1, 2, 0]][comm.rank]
+    global_ = [[2, 1, 1, 1], [0, 3, 2, 0]][comm.rank]
+    x = Tensor(np.arange(2 * sum(local), dtype=np.float32).reshape(-1, 2) + 100 * comm.rank)
+    y = am.global_scatter(x, local, Tensor(global_), group=comm)
+    rows = {0: [0, 2, 100, 4, 102], 1: [104, 106, 6, 8, 10]}[comm.rank]
+    equal(y, [[v, v + 1] for v in rows])
+    equal(am.global_gather(y, local, global_, group=comm), x.asnumpy())
+    with pytest.raises(PeerMismatchError, match="expert"):
+        am.global_scatter(x, local, [3, 0, 1, 1] if comm.rank == 0 else global_, group=comm)
+
+
+def check_disagreement_is_an_error_everywhere(comm: Communicator) -> None:
+    x = Tensor(np.ones(4, np.float32))
+    with pytest.raises(PeerMismatchError):
+        am.all_to_all_v(x, [2, 2], [2, 2] if comm.rank == 0 else [3, 2], group=comm)
+    with pytest.raises(PeerMismatchError):
+        am.all_to_all_v(x.astype(ms.int32) if comm.rank else x, [2, 2], [2, 2], group=comm)
+    with pytest.raises(InvalidParamError):  # what one rank refuses fails on the other too
+        am.all_to_all_v(x, [2, 2] if comm.rank == 0 else [-1, 2], [2, 2], group=comm)
+    with pytest.raises((InvalidParamError, TypeError)):
+        am.all_to_all_single(ops.zeros((4,)) if comm.rank == 0 else None, x, group=comm)
+    equal(am.all_to_all_v(x, [2, 2], [2, 2], group=comm), [1, 1, 1, 1])
+
+
+def check_default_group_and_names(comm: Communicator) -> None:
+    out = ops.zeros((2,))
+    x = Tensor(np.array([comm.rank + 1], np.float32))
+    for group in (None, am.new_group(), am.new_group([1, 0]), am.new_group(list(range(comm.size)))):
+        out = ops.zeros((2,))
+        am.all_gather_into_tensor(out, x, group=group)
+        equal(out, [1, 2])
+    alone = [am.new_group([0]), am.new_group([1])]
+    out = ops.zeros((1,))
+    am.all_gather_into_tensor(out, x, group=alone[comm.rank])
+    equal(out, [comm.rank + 1])
+    with pytest.raises(InvalidParamError, match="is none"):
+        am.all_gather_into_tensor(out, x, group=alone[1 - comm.rank])
+    with pytest.raises(TypeError):
+        am.new_group(3)
+    with pytest.raises(InvalidParamError):
+        am.new_group([0, 2])
+
+
+def check_outputs_outlive_their_communicator(comm: Communicator) -> None:
+    with Communicator.from_env(domain="short", timeout=20) as short:
+        y = am.all_to_all_v(Tensor(np.arange(2000, dtype=np.float32)), [1000, 1000], [1000, 1000], group=short)
+    first = 1000 * comm.rank
+    equal(y, [*range(first, first + 1000)] * 2)

@@ -1,0 +1,22 @@
+"""One test per check of checks_*.py; they all run in one job of msrun with 2 workers."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+CHECKS = [
+    node.name
+    for path in sorted(Path(__file__).parent.glob("checks_*.py"))
+    for node in ast.parse(path.read_text()).body
+    if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
+]
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_check(name: str, outcomes: dict[str, dict[int, str]]) -> None:
+    assert sorted(outcomes[name]) == [0, 1]
+    for rank, text in outcomes[name].items():
+        assert not text, f"on rank {rank}:\n{text}"

@@ -1,0 +1,48 @@
+"""Whole jobs of msrun: a page of MindSpore's documentation, its own collectives as oracle, failures, the example."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msrun_jobs import HERE, msrun
+
+JOBS = HERE / "jobs"
+EXAMPLES = HERE.parent.parent / "examples"
+
+
+def test_the_documented_example(tmp_path: Path) -> None:
+    job = msrun(tmp_path, 2, JOBS / "seed_page.py")
+    assert job.code == 0, job.output
+    for rank in range(2):
+        assert job.logs[f"worker_{rank}.log"] == f"{np.ones((4, 8), np.float32)}\nNone\n"
+
+
+def test_against_mindspores_own_collectives(tmp_path: Path) -> None:
+    job = msrun(tmp_path, 2, JOBS / "oracle.py")
+    assert job.code == 0, "\n".join(job.logs.values())[-5000:]
+    medians = json.loads(re.search(r"MEDIANS (.*)", job.logs["worker_0.log"]).group(1))
+    print({name: f"{seconds * 1e3:.2f} ms" for name, seconds in medians.items()}, "for 1 MiB per rank")
+    assert medians["ours all_gather"] < medians["mint all_gather"]
+
+
+@pytest.mark.parametrize(("how", "error"), [("killed", "PeerLostError"), ("disagrees", "PeerMismatchError")])
+def test_a_failing_job_says_why_in_seconds(tmp_path: Path, how: str, error: str) -> None:
+    job = msrun(tmp_path, 2, JOBS / "failures.py", how)
+    assert job.code != 0
+    assert re.search(rf"alltoallv\.errors\.{error}: .*rank 1", job.logs["worker_0.log"]), job.logs["worker_0.log"]
+    assert float(re.search(r"ended after (\S+) s", job.logs["worker_0.log"]).group(1)) < 5
+    if how == "disagrees":
+        assert f"alltoallv.errors.{error}" in job.logs["worker_1.log"]
+
+
+def test_mixture_of_experts(tmp_path: Path) -> None:
+    job = msrun(tmp_path, 4, EXAMPLES / "moe_mindspore.py", "--epochs", "1", "--batch", "600", timeout=200)
+    assert job.code == 0, "\n".join(job.logs.values())[-5000:]
+    said = job.logs["worker_0.log"].splitlines()
+    assert said[0] == "4 ranks, 8 experts, 1 epochs of 1,797 digits"
+    assert said[-1] == "same losses"
+    assert float(re.search(r"largest difference (\S+),", job.logs["worker_0.log"]).group(1)) <= 1e-9

@@ -1,0 +1,159 @@
+"""Bounds and overlap of regions, against sets of the indices that they cover."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alltoallv import _core
+from alltoallv.errors import InvalidParamError
+
+INT64_MAX = 2**63 - 1
+WORLD = st.shared(st.integers(1, 6))
+COUNTS = WORLD.flatmap(lambda world: st.lists(st.integers(0, 4), min_size=world, max_size=world))
+DISPLS = WORLD.flatmap(lambda world: st.lists(st.integers(0, 14), min_size=world, max_size=world))
+NUMEL = st.integers(0, 16)
+
+
+def covered(count: int, displ: int) -> set[int]:
+    return set(range(displ, displ + count))
+
+
+def regions_are_valid(numel: int, counts: list[int], displs: list[int], may_overlap: bool) -> bool:
+    """The rule, from the definition: every covered index exists and, in an output, is covered once."""
+    seen: set[int] = set()
+    for count, displ in zip(counts, displs, strict=True):
+        indices = covered(count, displ)
+        if (numel >= 0 and not indices <= set(range(numel))) or (seen & indices and not may_overlap):
+            return False
+        seen |= indices
+    return True
+
+
+def check_receive(numel: int, counts: list[int], displs: list[int]) -> int:
+    zeros = [0] * len(counts)
+    return _core.check_exchange(0, numel, zeros, zeros, counts, displs, len(counts))
+
+
+@given(NUMEL, st.integers(-1, 16), COUNTS, DISPLS, COUNTS, DISPLS)
+def test_agrees_with_index_sets(
+    numel_in: int,
+    numel_out: int,
+    send_counts: list[int],
+    sdispls: list[int],
+    recv_counts: list[int],
+    rdispls: list[int],
+) -> None:
+    arrays = (send_counts, sdispls, recv_counts, rdispls)
+    is_valid = regions_are_valid(numel_in, send_counts, sdispls, may_overlap=True) and regions_are_valid(
+        numel_out, recv_counts, rdispls, may_overlap=False
+    )
+    if is_valid:
+        ends = [c + d for c, d in zip(recv_counts, rdispls, strict=True) if c]
+        assert _core.check_exchange(numel_in, numel_out, *arrays, len(rdispls)) == max(ends, default=0)
+    else:
+        with pytest.raises(InvalidParamError):
+            _core.check_exchange(numel_in, numel_out, *arrays, len(rdispls))
+
+
+@given(COUNTS, st.randoms(use_true_random=False), st.data())
+def test_disjoint_regions_in_any_order_pass_and_one_more_overlaps(
+    counts: list[int], chance: random.Random, data: st.DataObject
+) -> None:
+    """Regions laid out with gaps in a random order of ranks; then one is moved onto another."""
+    displs = [0] * len(counts)
+    end = 0
+    for j in chance.sample(range(len(counts)), len(counts)):
+        displs[j] = end + chance.randrange(3)
+        end = displs[j] + counts[j]
+    needed = max((c + d for c, d in zip(counts, displs, strict=True) if c), default=0)
+    assert check_receive(-1, counts, displs) == needed
+    filled = [j for j, count in enumerate(counts) if count]
+    if len(filled) < 2:
+        return
+    mover, target = data.draw(st.permutations(filled))[:2]
+    displs[mover] = displs[target]
+    with pytest.raises(InvalidParamError, match="the receive regions of ranks") as caught:
+        check_receive(-1, counts, displs)
+    a, b = (int(rank) for rank in re.findall(r"\d+", str(caught.value))[:2])
+    assert a < b
+    assert covered(counts[a], displs[a]) & covered(counts[b], displs[b])
+
+
+def test_overlap_names_ranks_and_regions() -> None:
+    with pytest.raises(
+        InvalidParamError,
+        match=r"^the receive regions of ranks 0 and 2 overlap: rank 0 writes \[4, 7\) of the output, "
+        r"rank 2 writes \[6, 8\)$",
+    ):
+        check_receive(-1, [3, 2, 2], [4, 0, 6])
+    with pytest.raises(InvalidParamError, match=r"ranks 1 and 2 overlap: rank 1 writes \[2, 6\)"):
+        check_receive(-1, [2, 4, 3], [0, 2, 4])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"send_counts": [1]}, "send_counts has 1 entries, expected 2, one per rank"),
+        ({"sdispls": [0, 0, 0]}, "sdispls has 3 entries, expected 2"),
+        ({"recv_counts": []}, "recv_counts has 0 entries, expected 2"),
+        ({"rdispls": [0]}, "rdispls has 1 entries, expected 2"),
+        ({"send_counts": [1, -1]}, r"send_counts\[1\] is -1, expected at least 0"),
+        ({"sdispls": [-5, 0]}, r"sdispls\[0\] is -5, expected at least 0"),
+        ({"recv_counts": [-1, 0]}, r"recv_counts\[0\] is -1"),
+        ({"rdispls": [0, -(2**63)]}, r"rdispls\[1\] is -9223372036854775808"),
+        (
+            {"sdispls": [0, 3]},
+            r"sdispls\[1\] \+ send_counts\[1\] is 3 \+ 2, expected at most 4, the elements",
+        ),
+        ({"rdispls": [0, 3]}, r"rdispls\[1\] \+ recv_counts\[1\] is 3 \+ 2, expected at most 4"),
+        ({"sdispls": [INT64_MAX, 0]}, r"sdispls\[0\] \+ send_counts\[0\] is 9223372036854775807 \+ 2"),
+        ({"recv_counts": [2, INT64_MAX]}, r"expected at most 4, the elements of the output"),
+        (
+            {"recv_counts": [2, INT64_MAX], "numel_out": -1},
+            "at most 9223372036854775807, the largest",
+        ),
+    ],
+)
+def test_messages(changes: dict[str, object], message: str) -> None:
+    arguments: dict[str, object] = {
+        "numel_in": 4,
+        "numel_out": 4,
+        "send_counts": [2, 2],
+        "sdispls": [0, 2],
+        "recv_counts": [2, 2],
+        "rdispls": [0, 2],
+        "world_size": 2,
+    }
+    assert _core.check_exchange(**arguments) == 4  # type: ignore[arg-type]
+    with pytest.raises(InvalidParamError, match=message) as caught:
+        _core.check_exchange(**(arguments | changes))  # type: ignore[arg-type]
+    assert caught.value.code == 1
+
+
+def test_empty_regions_have_no_place() -> None:
+    """Their displacement may lie anywhere, inside another region too; ATB's rule is the operator's alone."""
+    assert _core.check_exchange(0, 3, [0, 0], [99, 0], [3, 0], [0, 1], 2) == 3
+    assert _core.check_exchange(0, 0, [0], [INT64_MAX], [0], [INT64_MAX], 1) == 0
+    _core.check_send(0, [0, 0], [7, 7], 2)
+    with pytest.raises(InvalidParamError, match=r"sdispls\[0\] is -1"):
+        _core.check_send(0, [0, 0], [-1, 7], 2)
+
+
+def test_the_largest_span_passes() -> None:
+    assert check_receive(-1, [1, INT64_MAX - 1], [0, 1]) == INT64_MAX
+    assert check_receive(-1, [INT64_MAX - 1, 1], [1, 0]) == INT64_MAX
+
+
+def test_parse_domain() -> None:
+    assert _core.parse_domain("") == ("", 200)
+    assert _core.parse_domain("ep") == ("ep", 200)
+    assert _core.parse_domain("0:400") == ("0", 400)
+    assert _core.parse_domain("a:b:0300") == ("a:b", 300)
+    assert _core.parse_domain(f"x:{2**43 - 1}") == ("x", 2**43 - 1)
+    with pytest.raises(InvalidParamError, match='comm_domain is "x:8796093022208", expected'):
+        _core.parse_domain(f"x:{2**43}")

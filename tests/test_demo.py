@@ -1,0 +1,230 @@
+"""The demo: its numbers against an independent computation, its picture, and proof that its comparison can fail."""
+
+from __future__ import annotations
+
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.cluster import KMeans
+from sklearn.datasets import load_digits
+
+import alltoallv.demo
+from alltoallv.cli import main as cli
+from alltoallv.demo import digits, program, report
+
+# Digits 0 to 9 in the data set, as its description says.
+PER_CLASS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+CLASSES = {1: [range(10)], 2: [range(5), range(5, 10)], 4: [range(3), range(3, 5), range(5, 8), range(8, 10)]}
+
+
+def true_traffic(size: int) -> np.ndarray:
+    """scikit-learn's own k-means from the same 8 tokens, and one token after the other."""
+    pixels, classes = load_digits(return_X_y=True)
+    order = np.argsort(classes, kind="stable")
+    pixels, classes = pixels[order], classes[order]
+    start = pixels[[112, 336, 561, 786, 1010, 1235, 1460, 1684]]
+    labels = KMeans(8, init=start, n_init=1, tol=0).fit_predict(pixels)
+    expert = {int(label): number for number, label in enumerate(dict.fromkeys(labels.tolist()))}
+    traffic = np.zeros((size, size), int)
+    for digit, label in zip(classes, labels, strict=True):
+        sender = next(rank for rank, mine in enumerate(CLASSES[size]) if digit in mine)
+        traffic[sender, expert[int(label)] * size // 8] += 1
+    return traffic
+
+
+def demo(size: int, folder: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "alltoallv", "demo", "-n", str(size)]
+    command += ["--output-dir", str(folder), "--repetitions", "5"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def read_table(text: str, size: int) -> np.ndarray:
+    """The printed numbers, sums included."""
+    rows = [line.split() for line in text.splitlines() if re.match(r" *(from \d+|sum) ", line)]
+    assert [row[0] for row in rows] == ["from"] * size + ["sum"]
+    return np.array([[int(cell) for cell in row[-size - 1 :]] for row in rows])
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_prints_the_true_traffic(size, tmp_path):
+    result = demo(size, tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "all 1797 tokens came back bit for bit"
+    table, traffic = read_table(result.stdout, size), true_traffic(size)
+    assert (table[:-1, :-1] == traffic).all()
+    assert table[:-1, -1].tolist() == [sum(PER_CLASS[c] for c in mine) for mine in CLASSES[size]]
+    assert table[-1, :-1].tolist() == traffic.sum(axis=0).tolist()
+    assert table[-1, -1] == 1797
+    assert f"{(traffic == 0).sum()} of {size * size} pairs empty" in result.stdout
+    if size == 4:
+        assert (traffic == 0).any()
+        assert traffic.max() > 50 * traffic[traffic > 0].min()
+
+    paths = dict(re.findall(r"(\w+) ([\d,]+)", re.search(r"data path: (.*)", result.stdout).group(1)))
+    moved = {path: int(count.replace(",", "")) for path, count in paths.items()}
+    assert moved["self"] == traffic.trace() * 256
+    assert sum(moved.values()) == 1797 * 256
+
+    for name in ("dispatch", "return"):
+        time, algbw, busbw = map(
+            float, re.search(rf"{name} +([\d.]+) µs +([\d.]+) GB/s +([\d.]+)", result.stdout).groups()
+        )
+        assert algbw == pytest.approx(1797 * 256 / size / (time * 1e-6) / 1e9, abs=0.006, rel=0.01)
+        assert busbw == pytest.approx(algbw * (size - 1) / size, abs=0.011)
+
+    picture = (tmp_path / "traffic.png").read_bytes()
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", picture[16:24]) == (1050, 900)
+
+
+@pytest.mark.parametrize("size", [1, 4, 12, 40])
+def test_picture_shows_the_cells(size, tmp_path):
+    from PIL import Image
+
+    traffic = np.arange(size * size).reshape(size, size)
+    report.draw_traffic(traffic, tmp_path / "new" / "x.png")
+    with Image.open(tmp_path / "new" / "x.png") as image:
+        assert image.size == (1050, 900)
+        colours = image.convert("RGB").getcolors(1 << 20)
+    assert (8, 48, 107) in {colour for _, colour in colours} or size == 1  # the darkest blue: the largest count
+    assert (242, 242, 242) in {colour for _, colour in colours}  # grey: the empty pair
+
+
+@pytest.mark.parametrize("size", [1, 3, 11])
+def test_any_number_of_ranks(ranks, size, tmp_path, capsys):
+    """11: one rank begins without tokens, three own no expert."""
+
+    def job(comm, path):
+        return program.run(comm, path, 2)
+
+    assert ranks(size, threads=True)(job, tmp_path / "traffic.png") == [0] * size
+    assert "all 1797 tokens came back bit for bit" in capsys.readouterr().out
+
+
+CORRUPT = """
+import sys
+import numpy as np
+from alltoallv.demo import program
+real = program.send_back
+def send_back(comm, processed, routing):
+    returned = real(comm, processed, routing)
+    if comm.rank == 1:
+        {harm}
+    return returned
+program.send_back = send_back
+sys.exit(program.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("harm", "wrong"),
+    [
+        ("returned.view(np.uint8)[17, 5] ^= 1", 1),
+        ("returned[[3, 4]] = returned[[4, 3]]", 2),
+        ("returned[:] = 0", 896),
+        ("pass", 0),
+    ],
+    ids=["one bit", "two tokens swapped", "nothing arrived", "unharmed"],
+)
+def test_exits_non_zero_when_a_byte_is_wrong(harm, wrong, tmp_path):
+    script = tmp_path / "corrupt.py"
+    script.write_text(CORRUPT.format(harm=harm))
+    command = [sys.executable, "-m", "alltoallv", "run", "-n", "2", str(script), "--output-dir", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if wrong == 0:
+        assert result.returncode == 0, result.stderr
+        return
+    assert result.returncode == 1
+    assert "all 1797" not in result.stdout
+    assert result.stdout.splitlines()[-1] == f"[0] only {1797 - wrong} of 1797 tokens came back bit for bit"
+    assert re.search(rf"^\[1\] rank 1: token \d+ .* {wrong} of 896 tokens", result.stderr, re.MULTILINE)
+    assert "[0] rank 0: token" not in result.stderr
+    for rank in (0, 1):
+        assert re.search(rf"rank {rank} \(pid \d+\) exited with code 1", result.stderr)
+
+
+def test_corruption_on_the_way_there_is_found(ranks, tmp_path, capsys):
+    def job(comm, path):
+        real = program.send_to_experts
+
+        def harmed(comm, tokens, routing):
+            arrived = real(comm, tokens, routing)
+            if comm.rank == comm.size - 1:
+                arrived[0, 10] += 1
+            return arrived
+
+        program.send_to_experts = harmed
+        try:
+            return program.run(comm, path, 1)
+        finally:
+            program.send_to_experts = real
+
+    assert ranks(3)(job, tmp_path / "traffic.png") == [1, 1, 1]
+    assert "only 1796 of 1797 tokens" in capsys.readouterr().out
+
+
+def test_differing_rows():
+    a = np.arange(12, dtype=np.float32).reshape(4, 3)
+    assert digits.differing_rows(a, a.copy()).tolist() == []
+    for row, value in ((1, np.nextafter(a[1, 2], np.float32(9))), (0, np.float32(-0.0)), (3, np.float32("nan"))):
+        b = a.copy()
+        b[row, 0 if row == 0 else 2] = value
+        assert digits.differing_rows(a, b).tolist() == [row]
+        assert digits.differing_rows(b, b.copy()).tolist() == []
+    assert digits.differing_rows(a[:0], a[:0]).tolist() == []
+    assert digits.differing_rows(a, a[::-1]).tolist() == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match=r"\(4, 3\), expected float32 \(3, 3\)"):
+        digits.differing_rows(a, a[:3])
+
+
+def test_bits_do_not_depend_on_the_batch():
+    tokens, _ = digits.load_tokens()
+    centroids = digits.find_centroids(tokens)
+    whole = digits.route(tokens, centroids)
+    results = [digits.apply_expert(expert, tokens) for expert in range(digits.EXPERTS)]
+    random = np.random.default_rng(5)
+    for size in (1, 2, 3, 7, 8, 15, 16, 17, 31, 64, 257, 1796):
+        rows = random.choice(len(tokens), size, replace=False)
+        assert (digits.route(tokens[rows], centroids) == whole[rows]).all()
+        for expert, result in enumerate(results):
+            found = digits.apply_expert(expert, tokens[rows])
+            assert digits.differing_rows(found, result[rows]).tolist() == []
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 8, 13])
+def test_shares_cover_everything_once(size):
+    for share, total in ((digits.classes_of, 10), (digits.experts_of, 8)):
+        parts = [share(rank, size) for rank in range(size)]
+        assert [number for part in parts for number in part] == list(range(total))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_missing_packages_are_named(monkeypatch, capsys, tmp_path):
+    packages = {"no_such_module_1": "scikit-learn", "no_such_module_2": "matplotlib"}
+    monkeypatch.setattr(alltoallv.demo, "_PACKAGES", packages)
+    sentence = "the demo needs scikit-learn and matplotlib: pip install scikit-learn matplotlib\n"
+    assert cli(["demo", "--output-dir", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == sentence
+    assert program.main([]) == 1
+    assert capsys.readouterr().err == sentence
+
+
+def test_unusable_folder_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = demo(2, tmp_path / "file" / "folder")
+    assert result.returncode == 1
+    assert f"--output-dir is '{tmp_path}/file/folder', where traffic.png cannot be written" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "came back bit for bit" not in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [["-n", "0"], ["-n", "x"], ["--repetitions", "-3"]])
+def test_bad_arguments(arguments, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli(["demo", *arguments])
+    assert f"is {arguments[1]!r}, expected an integer of at least 1" in capsys.readouterr().err

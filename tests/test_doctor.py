@@ -1,0 +1,232 @@
+"""The doctor on this machine, and on machines with something missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import alltoallv
+from alltoallv.cli.doctor import as_lines
+from alltoallv.doctor import Check, machine, selftest, software
+
+CASES = {
+    "inline", "push", "pull", "cma", "staged",
+    "auto, small", "auto, operator's output", "auto, private arrays",
+}  # fmt: skip
+
+
+def doctor(*arguments: str, wrapper: tuple[str, ...] = (), **kwargs) -> subprocess.CompletedProcess:
+    command = [*wrapper, sys.executable, "-m", "alltoallv", "doctor", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **kwargs)
+
+
+def examined(expect: int = 0, **kwargs) -> tuple[dict, dict[str, dict]]:
+    """Runs ``doctor --json``; returns the document and its checks by name."""
+    result = doctor("--json", **kwargs)
+    assert result.returncode == expect, result.stdout + result.stderr
+    document = json.loads(result.stdout)
+    assert document["works"] is (expect == 0)
+    return document, {check["name"]: check for check in document["checks"]}
+
+
+def test_json():
+    document, checks = examined()
+    assert document["alltoallv"] == alltoallv.__version__
+    assert len(checks) == len(document["checks"])
+    for check in document["checks"]:
+        assert set(check) == {"section", "name", "status", "detail", "advice", "required"}
+        assert check["status"] in ("ok", "no", "-")
+        assert check["detail"]
+    for name in ("python", "numpy", "kernel", "extension", "memfd", "pidfd", "abstract sockets"):
+        assert checks[name]["status"] == "ok"
+        assert checks[name]["required"]
+    assert ".".join(map(str, sys.version_info[:3])) in checks["python"]["detail"]
+    assert os.uname().release in checks["kernel"]["detail"]
+    assert f"affinity mask {len(os.sched_getaffinity(0))}" in checks["processors"]["detail"]
+    assert "_core" in checks["extension"]["detail"]
+    assert checks["matplotlib"]["status"] == "ok"
+    for name in ("torch", "mindspore", "CANN", "libhccl.so", "NPU", "GPU", "launcher", "open files"):
+        assert name in checks
+
+
+def test_self_test():
+    document, checks = examined()
+    measured = document["self_test"]
+    assert set(measured) == CASES
+    for name, case in measured.items():
+        assert case["correct"]
+        assert case["seconds"] > 0
+        assert sum(case["carried"].values()) == case["bytes"]
+        assert name in checks
+    for path in ("inline", "push", "pull", "staged"):
+        assert list(measured[path]["carried"]) == [path]
+        assert checks[path]["status"] == "ok"
+    assert checks["cma"]["status"] == checks["process_vm_readv"]["status"]
+    private = "cma" if checks["cma"]["status"] == "ok" else "staged"
+    for case, path in (("small", "inline"), ("operator's output", "push"), ("private arrays", private)):
+        assert list(measured[f"auto, {case}"]["carried"]) == [path]
+        assert checks[f"auto, {case}"]["detail"].startswith(f"takes {path}: ")
+
+
+def test_lines():
+    result = doctor()
+    assert result.returncode == 0
+    first, *lines, last = [line for line in result.stdout.splitlines() if line]
+    assert first == f"alltoallv {alltoallv.__version__}"
+    assert last == "The shm backend works here."
+    checks = [line for line in lines if line.startswith(" ")]
+    headings = [line for line in lines if not line.startswith(" ")]
+    assert headings == [
+        "versions", "machine", "kernel", "limits", "environment", "frameworks", "devices", selftest.SECTION,
+    ]  # fmt: skip
+    for line in checks:
+        assert re.fullmatch(r"  (ok|no|- )  \S.*  \S.*", line)
+    assert len(checks) > 30
+
+
+def test_a_line_says_what_to_do():
+    checks = [
+        Check("a", "one", "no", "broken", "mend it"),
+        Check("a", "three", "ok", "fine"),
+        Check("b", "x", "-", "none"),
+    ]
+    assert as_lines(checks) == "\na\n  no  one    broken; mend it\n  ok  three  fine\n\nb\n  -   x      none"
+
+
+def test_without_extension(tmp_path):
+    source = Path(alltoallv.__file__).parent
+    shutil.copytree(source, tmp_path / "alltoallv", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    document, checks = examined(expect=1, cwd=tmp_path)
+    assert checks["extension"]["status"] == "no"
+    assert "_core" in checks["extension"]["detail"]
+    assert "pip install" in checks["extension"]["advice"]
+    assert checks["numpy"]["status"] == "ok"
+    assert checks["exchange"]["status"] == "no"
+    assert document["self_test"] == {}
+    text = doctor(cwd=tmp_path)
+    assert text.returncode == 1
+    assert text.stdout.splitlines()[-1] == "The shm backend does not work here."
+
+
+def test_without_shared_outputs():
+    """ALLTOALLV_POOL=0: push and pull cannot serve, the backend still works."""
+    document, checks = examined(env=os.environ | {"ALLTOALLV_POOL": "0"})
+    assert "ALLTOALLV_POOL=0" in checks["switches"]["detail"]
+    for path in ("push", "pull"):
+        assert checks[path]["status"] == "no"
+        assert checks[path]["detail"].startswith("took staged instead")
+        assert "ALLTOALLV_POOL" in checks[path]["advice"]
+    assert "push" not in document["self_test"]["auto, operator's output"]["carried"]
+
+
+def test_few_open_files():
+    wrapper = ("sh", "-c", 'ulimit -n 256 && exec "$@"', "sh")
+    _, checks = examined(wrapper=wrapper)
+    assert checks["open files"]["status"] == "no"
+    assert checks["open files"]["detail"].startswith("256 ")
+    assert checks["open files"]["advice"] == "ulimit -n 1024"
+
+
+def test_environment_is_read(monkeypatch, tmp_path):
+    for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ALLTOALLV_RANK", "ALLTOALLV_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert software.environment()[0].detail == "torchrun: rank 2 of 4"
+    monkeypatch.setenv("RANK", "9")
+    launcher = software.environment()[0]
+    assert launcher.status == "no"
+    assert "9" in launcher.detail
+
+    def cann() -> Check:
+        return next(check for check in software.devices() if check.name == "CANN")
+
+    assert "is not set" in cann().detail
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path / "nowhere"))
+    assert cann().status == "no"
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    assert cann().status == "ok"
+
+
+def test_library_is_loaded_in_a_process_of_its_own():
+    assert software._library("libc.so.6", True, "").status == "ok"
+    wanted = software._library("libno-such-library.so", True, "install it")
+    assert (wanted.status, wanted.advice) == ("no", "install it")
+    assert "libno-such-library.so" in wanted.detail
+    assert software._library("libno-such-library.so", False, "install it").status == "-"
+
+
+def test_frameworks_are_not_imported():
+    code = "import sys; from alltoallv.doctor import software; software.frameworks(); print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    loaded = {name.split(".")[0] for name in result.stdout.split()}
+    assert not loaded & {"torch", "torch_npu", "mindspore", "paddle", "mpi4py", "sklearn", "matplotlib", "numpy"}
+
+
+def test_unreadable_memory_is_reported(monkeypatch):
+    assert machine.process_vm_readv().status == "ok" or "Operation not permitted" in machine.process_vm_readv().detail
+    # An address that is not mapped: what the kernel says comes through.
+    monkeypatch.setattr(machine, "_READABLE", "import sys; print(8, flush=True); sys.stdin.read()")
+    check = machine.process_vm_readv()
+    assert check.status == "no"
+    assert "staged" in check.advice
+
+
+@pytest.mark.parametrize(("scope", "advice"), [("1", "sysctl kernel.yama.ptrace_scope=0"), ("", "CAP_SYS_PTRACE")])
+def test_advice_follows_yama(monkeypatch, scope, advice):
+    monkeypatch.setattr(machine, "_READABLE", "import sys; print(8, flush=True); sys.stdin.read()")
+    monkeypatch.setattr(machine, "read_text", lambda path: scope)
+    assert advice in machine.process_vm_readv().advice
+
+
+def test_old_kernel_and_limits(monkeypatch):
+    for release, status in (("5.4.0-150-generic", "no"), ("5.6.0", "ok"), ("6.18.44", "ok"), ("4.19.90-vhulk", "no")):
+        monkeypatch.setattr(machine.platform, "release", lambda release=release: release)
+        assert machine.kernel().status == status
+    files = {"/sys/fs/cgroup/cpu.max": "150000 100000"}
+    monkeypatch.setattr(machine, "read_text", lambda path: files.get(path, ""))
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert machine.processors().detail.startswith("2 usable")
+    assert "quota 1.5" in machine.processors().detail
+    files["/sys/kernel/mm/transparent_hugepage/shmem_enabled"] = "always within_size [advise] never deny force"
+    assert machine.huge_pages().status == "ok"
+    files["/proc/meminfo"] = "MemTotal: 900000 kB\nMemAvailable:  102400 kB"
+    assert machine.memory().status == "no"
+    assert machine.memory().detail.startswith("0.1 GiB")
+
+
+def test_checks_leave_nothing_behind():
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    for _ in range(2):
+        machine.checks()
+    assert descriptors() == before
+    assert all("alltoallv-doctor" not in line for line in Path("/proc/net/unix").read_text().splitlines())
+
+
+def test_judge():
+    case = {"bytes": 1 << 20, "seconds": 1e-4, "carried": {"push": 1 << 20}, "correct": True}
+    assert selftest.judge("push", case).detail == "1024 KiB each way in 100.0 µs, 10.49 GB/s"
+    assert selftest.judge("auto, small", case).detail.startswith("takes push: ")
+    other = selftest.judge("cma", case | {"carried": {"staged": 1 << 20}})
+    assert (other.status, other.required) == ("no", False)
+    wrong = selftest.judge("staged", case | {"correct": False})
+    assert (wrong.status, wrong.required) == ("no", True)
+
+
+def test_self_test_reports_why_ranks_failed(monkeypatch):
+    monkeypatch.setenv("ALLTOALLV_WARN_AFTER", "soon")
+    checks, measured = selftest.run()
+    assert measured == {}
+    assert [check.status for check in checks] == ["no"]
+    assert "soon" in checks[0].detail
+    assert checks[0].required

@@ -1,0 +1,93 @@
+"""Every program of examples/ as a user starts it, on 2 and 4 ranks."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+def run(size: int, example: str, *arguments: str) -> list[list[str]]:
+    """Runs an example under our launcher; returns what each rank printed."""
+    command = [sys.executable, "-m", "alltoallv", "run", "-n", str(size), str(EXAMPLES / example), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    return split(result.stdout, size)
+
+
+def split(output: str, size: int) -> list[list[str]]:
+    ranks: list[list[str]] = [[] for _ in range(size)]
+    for line in output.splitlines():
+        rank, text = re.fullmatch(r"\[(\d+)\] (.*)", line).groups()
+        ranks[int(rank)].append(text)
+    return ranks
+
+
+def hello_lines(size: int) -> list[list[str]]:
+    received = [[i for i in range(size) for _ in range(i + r + 1)] for r in range(size)]
+    return [[f"rank {r} of {size} received {received[r]}"] for r in range(size)]
+
+
+def check_hello(size: int, tmp_path: Path) -> None:
+    assert run(size, "hello.py") == hello_lines(size)
+
+
+def check_digits_dispatch(size: int, tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "here"
+    first, *others = run(size, "digits_dispatch.py", "--output-dir", str(folder), "--repetitions", "3")
+    assert first[-1] == "all 1797 tokens came back bit for bit"
+    assert f"the same as a picture: {folder}/traffic.png" in first
+    assert (folder / "traffic.png").is_file()
+    assert others == [[]] * (size - 1)
+
+
+CHECKS = {"hello.py": check_hello, "digits_dispatch.py": check_digits_dispatch}
+OF_FRAMEWORKS = {  # run where the framework is
+    "moe_torch.py": "torch/test_torch_examples.py",
+    "moe_mindspore.py": "mindspore/test_mindspore_jobs.py",
+}
+
+
+def test_every_example_is_run():
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(CHECKS) | set(OF_FRAMEWORKS)
+    listed = re.findall(r"\]\((\w+\.py)\)", (EXAMPLES / "README.md").read_text())
+    assert set(listed) == set(CHECKS) | set(OF_FRAMEWORKS)
+    for example, test in OF_FRAMEWORKS.items():
+        assert example in (EXAMPLES.parent / "tests" / test).read_text()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("example", CHECKS)
+def test_example(example, size, tmp_path):
+    CHECKS[example](size, tmp_path)
+
+
+def test_examples_run_alone():
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ALLTOALLV_")}
+    command = [sys.executable, str(EXAMPLES / "hello.py")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=env)
+    assert result.stdout.splitlines() == hello_lines(1)[0]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpich"])
+def test_hello_under_other_launchers(launcher):
+    """With the environment that those launchers give their ranks."""
+    size, processes = 3, []
+    for rank in range(size):
+        env = {name: value for name, value in os.environ.items() if not name.startswith("ALLTOALLV_")}
+        if launcher == "torchrun":
+            env |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "TORCHELASTIC_RUN_ID": f"t{os.getpid()}"}
+        else:
+            env |= {"PMI_RANK": str(rank), "PMI_SIZE": str(size)}
+        command = [sys.executable, str(EXAMPLES / "hello.py")]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env))
+    outputs = [process.communicate(timeout=60)[0].splitlines() for process in processes]
+    assert [process.returncode for process in processes] == [0] * size
+    assert outputs == hello_lines(size)

@@ -1,0 +1,350 @@
+"""The local launcher, as a user starts it: real processes, real signals, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+RUN = [sys.executable, "-m", "alltoallv", "run"]
+
+
+def run(tmp_path: Path, program: str, *options: str, limit: float = 60, **kwargs) -> subprocess.CompletedProcess:
+    """Runs ``program`` on ranks; output as bytes."""
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    return subprocess.run([*RUN, *options, str(script)], capture_output=True, timeout=limit, check=False, **kwargs)
+
+
+def start(tmp_path: Path, program: str, *options: str) -> subprocess.Popen:
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    return subprocess.Popen([*RUN, *options, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def read_lines(process: subprocess.Popen, count: int) -> list[bytes]:
+    return [process.stdout.readline() for _ in range(count)]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_gone(pids: list[int], seconds: float = 5) -> list[int]:
+    """Waits for processes to end; returns those that have not."""
+    end = time.monotonic() + seconds
+    while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < end:
+        time.sleep(0.02)
+    return left
+
+
+def test_environment_of_ranks(tmp_path):
+    program = "import json, os, sys; print(json.dumps(dict(os.environ) | {'argv': sys.argv[1:]}))"
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | {"TORCHELASTIC_RUN_ID": "outer"}
+    command = [*RUN, "-n", "3", str(script), "-n", "7", "--timeout", "x", "--", "-m"]
+    first, second = (
+        subprocess.run(command, capture_output=True, check=True, env=env, stdin=subprocess.PIPE, timeout=60)
+        for _ in range(2)
+    )
+    ranks = {}
+    for line in first.stdout.splitlines():
+        rank, found = re.fullmatch(rb"\[(\d)\] (.*)", line).groups()
+        ranks[int(rank)] = json.loads(found)
+    assert sorted(ranks) == [0, 1, 2]
+    for rank, found in ranks.items():
+        assert found["argv"] == ["-n", "7", "--timeout", "x", "--", "-m"]
+        for prefix in ("", "ALLTOALLV_"):
+            assert found[prefix + "RANK"] == found[prefix + "LOCAL_RANK"] == str(rank)
+            assert found[prefix + "WORLD_SIZE"] == found[prefix + "LOCAL_WORLD_SIZE"] == "3"
+        assert found["MASTER_ADDR"] == "127.0.0.1"
+        assert 1024 <= int(found["MASTER_PORT"]) <= 65535
+        assert int(found["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 3)
+        assert found["ALLTOALLV_RESTART_COUNT"] == "0"
+        assert "TORCHELASTIC_RUN_ID" not in found
+    jobs = {found["ALLTOALLV_JOB_ID"] for found in ranks.values()}
+    assert len(jobs) == 1
+    assert jobs.pop().encode() not in second.stdout
+    assert first.stderr == b""
+
+
+def test_detect_sees_the_launcher(tmp_path):
+    result = run(
+        tmp_path,
+        "from alltoallv.launch import detect; d = detect(); print(d.launcher, d.rank, d.size)",
+        "-n",
+        "2",
+    )
+    assert sorted(result.stdout.splitlines()) == [b"[0] alltoallv 0 2", b"[1] alltoallv 1 2"]
+    assert result.returncode == 0
+
+
+def test_set_omp_num_threads_is_kept_and_stdin_is_empty(tmp_path):
+    program = "import os, sys; print(os.environ['OMP_NUM_THREADS'], repr(sys.stdin.read()))"
+    result = run(tmp_path, program, "-n", "1", env=os.environ | {"OMP_NUM_THREADS": "5"}, input=b"not for the ranks")
+    assert result.stdout == b"[0] 5 ''\n"
+
+
+def test_module(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "program.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    command = [*RUN, "-n", "1", "-m", "package.program", "-m", "x"]
+    result = subprocess.run(command, capture_output=True, cwd=tmp_path, timeout=60, check=True)
+    assert result.stdout == b"[0] __main__ ['-m', 'x']\n"
+
+
+def test_lines_stay_whole_and_complete(tmp_path):
+    program = """
+import os, sys
+rank = int(os.environ["RANK"])
+for k in range(300):
+    text = b"%d:%03d:" % (rank, k) + b"x" * (k * 37) + b"\\n"
+    for i in range(0, len(text), 5000):      # lines arrive in pieces
+        os.write(1, text[i:i + 5000])
+os.write(2, b"problem \\xff\\xfe %d\\n" % rank)
+os.write(1, b"last %d without end" % rank)
+"""
+    result = run(tmp_path, program, "-n", "4")
+    assert result.returncode == 0
+    lines = result.stdout.split(b"\n")
+    assert lines.pop() == b""
+    for rank in range(4):
+        mine = [line for line in lines if line.startswith(b"[%d] " % rank)]
+        expected = [b"[%d] %d:%03d:" % (rank, rank, k) + b"x" * (k * 37) for k in range(300)]
+        assert mine == [*expected, b"[%d] last %d without end" % (rank, rank)]
+    assert len(lines) == 4 * 301
+    assert sorted(result.stderr.splitlines()) == [b"[%d] problem \xff\xfe %d" % (r, r) for r in range(4)]
+
+
+def test_lines_come_as_they_are_printed(tmp_path):
+    process = start(tmp_path, "import time; print('early'); time.sleep(60)", "-n", "1")
+    began = time.monotonic()
+    assert read_lines(process, 1) == [b"[0] early\n"]
+    assert time.monotonic() - began < 20
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    process.communicate()
+
+
+def test_no_prefix(tmp_path):
+    result = run(tmp_path, "import os; os.write(1, b'a\\n\\nb')", "-n", "1", "--no-prefix")
+    assert result.stdout == b"a\n\nb"
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_prefix_is_coloured_on_a_terminal_only(tmp_path, no_color):
+    script = tmp_path / "program.py"
+    script.write_text("print('hello')")
+    env = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | ({"NO_COLOR": "1"} if no_color else {})
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen([*RUN, "-n", "1", str(script)], stdout=terminal, env=env)
+    os.close(terminal)
+    output = b""
+    while select.select([controller], [], [], 30)[0]:
+        try:
+            output += os.read(controller, 1000)
+        except OSError:  # the terminal's other end is closed
+            break
+    os.close(controller)
+    assert process.wait(30) == 0
+    assert output == (b"[0] hello\r\n" if no_color else b"\x1b[36m[0] \x1b[0mhello\r\n")
+
+
+def test_failing_rank_lets_the_others_finish(tmp_path):
+    program = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    sys.exit(3)
+time.sleep(1)
+print("own error", flush=True)
+sys.exit(4)
+"""
+    result = run(tmp_path, program, "-n", "3")
+    assert result.returncode == 3
+    assert sorted(result.stdout.splitlines()) == [b"[0] own error", b"[2] own error"]
+    messages = result.stderr.decode().splitlines()
+    assert re.fullmatch(
+        r"alltoallv run: rank 1 \(pid \d+\) exited with code 3; the other ranks have 5 s to finish",
+        messages[0],
+    )
+    assert sorted(re.sub(r"pid \d+", "pid", m) for m in messages[1:]) == [
+        f"alltoallv run: rank {r} (pid) exited with code 4" for r in (0, 2)
+    ]
+
+
+def test_ranks_that_do_not_finish_are_ended(tmp_path):
+    program = """
+import os, signal, subprocess, sys, time
+rank = int(os.environ["RANK"])
+child = subprocess.Popen(["sleep", "100"])
+print(os.getpid(), child.pid, flush=True)
+if rank == 0:
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank == 2:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)   # only SIGKILL ends it
+time.sleep(100)
+"""
+    began = time.monotonic()
+    result = run(tmp_path, program, "-n", "3")
+    took = time.monotonic() - began
+    assert result.returncode == 128 + signal.SIGKILL
+    assert 5.9 < took < 20  # 5 s to finish, 1 s from SIGTERM to SIGKILL
+    error = result.stderr.decode()
+    assert "rank 0 (pid" in error
+    assert "was killed by SIGKILL; the other ranks have 5 s to finish" in error
+    assert re.search(r"ending ranks 1 \(pid \d+\), 2 \(pid \d+\) with SIGTERM", error)
+    assert re.search(r"ending rank 2 \(pid \d+\) with SIGKILL", error)
+    pids = [int(pid) for line in result.stdout.splitlines() for pid in line.split()[1:]]
+    assert len(pids) == 6
+    assert wait_gone(pids) == []
+
+
+def test_grandchildren_go_with_a_job_that_ends_well(tmp_path):
+    program = "import subprocess; print(subprocess.Popen(['sleep', '100'], start_new_session=False).pid)"
+    began = time.monotonic()
+    result = run(tmp_path, program, "-n", "2")
+    assert result.returncode == 0
+    assert time.monotonic() - began < 20
+    assert wait_gone([int(line.split()[1]) for line in result.stdout.splitlines()]) == []
+
+
+def test_ctrl_c_interrupts_the_ranks(tmp_path):
+    program = """
+import os, time
+print("ready", flush=True)
+try:
+    time.sleep(100)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    process = start(tmp_path, program, "-n", "2")
+    read_lines(process, 2)
+    process.send_signal(signal.SIGINT)
+    output, error = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert sorted(output.splitlines()) == [b"[0] interrupted", b"[1] interrupted"]
+    assert b"SIGINT: interrupting all ranks" in error
+
+
+def test_sigterm_interrupts_the_ranks_too_and_kills_after_five_seconds(tmp_path):
+    program = """
+import os, signal, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print(os.getpid(), flush=True)
+time.sleep(100)
+"""
+    process = start(tmp_path, program, "-n", "2")
+    pids = [int(line.split()[1]) for line in read_lines(process, 2)]
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=30)
+    assert 4.9 < time.monotonic() - began < 15
+    assert process.returncode == 143
+    assert b"with SIGKILL" in error
+    assert wait_gone(pids) == []
+
+
+def test_second_ctrl_c_kills_at_once(tmp_path):
+    program = """
+import os, signal, time
+signal.signal(signal.SIGINT, lambda *_: print("no", flush=True))
+print(os.getpid(), flush=True)
+while True:
+    time.sleep(1)
+"""
+    process = start(tmp_path, program, "-n", "2")
+    pids = [int(line.split()[1]) for line in read_lines(process, 2)]
+    process.send_signal(signal.SIGINT)
+    assert sorted(read_lines(process, 2)) == [b"[0] no\n", b"[1] no\n"]
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert time.monotonic() - began < 3
+    assert process.returncode == 130
+    assert wait_gone(pids) == []
+
+
+def test_nothing_outlives_a_killed_launcher(tmp_path):
+    program = """
+import os, subprocess, time
+child = subprocess.Popen(["sh", "-c", "trap '' HUP INT TERM; sleep 100; sleep 100"])
+print(os.getpid(), child.pid, flush=True)
+time.sleep(100)
+"""
+    process = start(tmp_path, program, "-n", "2")
+    pids = [int(pid) for line in read_lines(process, 2) for pid in line.split()[1:]]
+    assert all(map(is_alive, pids))
+    process.kill()
+    process.wait()
+    assert wait_gone(pids) == []
+    process.communicate()
+
+
+def test_timeout(tmp_path):
+    began = time.monotonic()
+    result = run(tmp_path, "import time; time.sleep(100)", "-n", "2", "--timeout", "1.5")
+    assert result.returncode == 124
+    assert 1.4 < time.monotonic() - began < 15
+    assert b"the job has not ended after 1.5 s (--timeout): ranks 0 (pid " in result.stderr
+
+
+def test_output_that_nobody_reads(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text("while True: print('y' * 1000)")
+    command = " ".join([*RUN, "-n", "2", str(script)])
+    result = subprocess.run(
+        ["bash", "-c", f"{command} | head -n 3; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert len(result.stdout.splitlines()) == 3
+    assert result.returncode == 128 + signal.SIGPIPE
+    assert b"Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-n", "0", "x.py"], "argument -n/--nprocs: is '0', expected an integer of at least 1"),
+        (["-n", "two", "x.py"], "argument -n/--nprocs: is 'two', expected an integer of at least 1"),
+        (["-n", "2", "missing.py"], "script 'missing.py' does not exist in"),
+        (["-n", "2"], "the following arguments are required: program"),
+        (["missing.py"], "the following arguments are required: -n/--nprocs"),
+        (
+            ["-n", "2", "--timeout", "-1", "x.py"],
+            "argument --timeout: is '-1', expected a number of seconds above 0",
+        ),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    result = subprocess.run([*RUN, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_help():
+    result = subprocess.run([*RUN, "--help"], capture_output=True, text=True, timeout=60, check=True)
+    for text in ("-n N", "--timeout SECONDS", "--no-prefix", "exit code", "examples:"):
+        assert text in result.stdout
+    top = subprocess.run([sys.executable, "-m", "alltoallv", "--help"], capture_output=True, text=True, check=True)
+    for command in ("run", "demo", "doctor"):
+        assert re.search(rf"^  {command} ", top.stdout, re.MULTILINE)
+    wrong = subprocess.run([sys.executable, "-m", "alltoallv", "x"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2

@@ -1,0 +1,22 @@
+"""Where torch is missing these tests are left out, which the summary says."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the ranks are as many as the cores, or more
+
+
+def _installed(module: str) -> bool:
+    spec = importlib.util.find_spec(module)
+    return spec is not None and spec.origin is not None  # without torch the name finds this folder
+
+
+if not _installed("torch"):
+    collect_ignore_glob = ["test_*.py"]
+
+    def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.write_line("tests/torch left out: torch is not installed (pip install torch)", yellow=True)

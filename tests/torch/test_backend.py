@@ -1,0 +1,494 @@
+"""Unmodified programs of torch.distributed on backend alltoallv: documented examples, groups, what runs where."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend_groups import carrier, joined, operators
+from torch import Tensor
+
+import alltoallv.torch as at
+from alltoallv.errors import CommTimeoutError
+from alltoallv.testing import Ranks
+
+INPUT_SPLITS = [[2, 2, 1, 1], [3, 2, 2, 2], [2, 1, 1, 1], [2, 2, 2, 1]]
+OUTPUT_SPLITS = [[2, 3, 2, 2], [2, 2, 1, 2], [1, 2, 1, 2], [1, 2, 1, 1]]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return str(tmp_path / "store")
+
+
+@pytest.mark.parametrize("backend", ["alltoallv", "cpu:alltoallv", "cpu:alltoallv,cuda:nccl"])
+def test_examples_of_all_to_all(ranks: Ranks, file: str, backend: str) -> None:
+    """The examples of torch's page on all_to_all, with the printed results."""
+
+    def run(rank: int, size: int) -> None:
+        with joined(rank, size, file, backend=backend) as group:
+            input = list((torch.arange(4) + rank * 4).chunk(4))
+            output = list(torch.empty([4], dtype=torch.int64).chunk(4))
+            dist.all_to_all(output, input)
+            assert [t.tolist() for t in output] == [[rank], [rank + 4], [rank + 8], [rank + 12]]
+
+            # Essentially, it is similar to the following operation:
+            gather_list = list(torch.empty([4], dtype=torch.int64).chunk(4))
+            for i in range(size):
+                dist.scatter(gather_list[i], input if i == rank else [], src=i)
+            assert [t.tolist() for t in gather_list] == [t.tolist() for t in output]
+
+            numbers = [[0, 1, 2, 3, 4, 5], list(range(10, 19)), list(range(20, 25)), list(range(30, 37))]
+            parts = list(torch.tensor(numbers[rank]).split(INPUT_SPLITS[rank]))
+            output = [torch.empty(n, dtype=torch.int64) for n in OUTPUT_SPLITS[rank]]
+            dist.all_to_all(output, parts)
+            assert [t.tolist() for t in output] == [
+                [[0, 1], [10, 11, 12], [20, 21], [30, 31]],
+                [[2, 3], [13, 14], [22], [32, 33]],
+                [[4], [15, 16], [23], [34, 35]],
+                [[5], [17, 18], [24], [36]],
+            ][rank]
+
+            z = torch.tensor([1 + 1j, 2 + 2j, 3 + 3j, 4 + 4j], dtype=torch.cfloat) + 4 * rank * (1 + 1j)
+            zs = list(z.chunk(4))
+            with pytest.raises(ValueError, match="Invalid usage of tensors with different dtypes"):
+                dist.all_to_all(list(torch.empty([4], dtype=torch.int64).chunk(4)), zs)
+            output = list(torch.empty([4], dtype=torch.cfloat).chunk(4))
+            dist.all_to_all(output, zs)
+            first = rank + 1
+            assert [t.item() for t in output] == [complex(n, n) for n in range(first, first + 13, 4)]
+            assert operators(group) == 3
+
+    ranks(4, communicator=False)(run)
+
+
+def test_examples_of_alltoall_single(ranks: Ranks, file: str) -> None:
+    """Paddle's two examples."""
+
+    def run(rank: int, size: int) -> None:
+        with joined(rank, size, file) as group:
+            data = torch.tensor([0, 1]) + 2 * rank
+            output = torch.empty(2, dtype=torch.int64)
+            dist.all_to_all_single(output, data)
+            assert output.tolist() == [[0, 2], [1, 3]][rank]
+
+            in_splits, out_splits = [1, 2], [rank + 1] * 2
+            data = torch.ones(3, 2) * rank
+            output = torch.empty((rank + 1) * 2, 2)
+            work = dist.all_to_all_single(output, data, out_splits, in_splits, async_op=True)
+            work.wait()
+            assert output.tolist() == [[[0, 0], [1, 1]], [[0, 0], [0, 0], [1, 1], [1, 1]]][rank]
+
+            data = torch.arange(6).view(3, 2) + 100 * rank  # rows that differ
+            dist.all_to_all_single(output := torch.empty((rank + 1) * 2, 2).long(), data, out_splits, in_splits)
+            assert (
+                output.tolist()
+                == [
+                    [[0, 1], [100, 101]],
+                    [[2, 3], [4, 5], [102, 103], [104, 105]],
+                ][rank]
+            )
+            assert operators(group) == 3
+
+    ranks(2, communicator=False)(run)
+
+
+def test_what_the_group_says_of_itself(ranks: Ranks, file: str) -> None:
+    def run(rank: int, size: int) -> None:
+        with joined(rank, size, file, backend="cpu:alltoallv,cuda:nccl", timeout=50) as group:
+            assert group.name() == "alltoallv"
+            assert (group.rank(), group.size()) == (rank, size)
+            assert group._get_backend(torch.device("cpu")).name() == "gloo"
+            devices = [device.type for device in group._device_types]
+            if torch.cuda.is_available():
+                assert devices == ["cpu", "cuda"]
+                assert group._get_backend(torch.device("cuda")).name() == "nccl"
+            else:
+                print("no GPU here: the engine for CUDA tensors is not tried")
+                assert devices == ["cpu"]
+                with pytest.raises(RuntimeError, match="'nccl' is not available here"):
+                    group._get_backend(torch.device("cuda"))
+            sub = dist.new_group([1, 0], backend="alltoallv", timeout=timedelta(seconds=40))
+            assert dist.get_backend(sub) == "alltoallv"
+            assert sub.group_name != group.group_name
+            assert dist.distributed_c10d._resolve_process_group(sub.group_name) is sub
+            assert carrier(sub) is not carrier(group)
+        with pytest.raises(ValueError, match="Default process group"):
+            dist.get_backend()
+
+    ranks(2, communicator=False)(run)
+
+
+def test_collectives_run_over_shared_memory(ranks: Ranks, file: str) -> None:
+    def run(rank: int, size: int) -> None:
+        with joined(rank, size, file) as group:
+            x = torch.arange(6.0) + rank
+            before = operators(group)
+
+            def ran(expected: int) -> None:
+                nonlocal before
+                assert operators(group) == before + expected
+                before = operators(group)
+
+            dist.all_reduce(y := x.clone(), dist.ReduceOp.AVG)
+            torch.testing.assert_close(y, torch.arange(6.0) + 1)
+            dist.broadcast(y := x.clone(), src=2)
+            assert y.tolist() == (torch.arange(6.0) + 2).tolist()
+            dist.all_gather(ys := [torch.empty(6) for _ in range(size)], x)
+            assert [y[0].item() for y in ys] == [0, 1, 2]
+            dist.reduce_scatter(y := torch.empty(2), list(x.chunk(3)), dist.ReduceOp.MAX)
+            assert y.tolist() == [2 * rank + 2, 2 * rank + 3]
+            dist.reduce_scatter(y := torch.empty(rank), list(x[:3].split([0, 1, 2])))
+            assert y.tolist() == [[], [3], [6, 9]][rank]  # uneven parts
+            ran(5)
+
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)
+                dist.all_gather_into_tensor(flat := torch.empty(18), x)
+                dist.reduce_scatter_tensor(y := torch.empty(6), flat)
+            assert y.tolist() == [3 * (n + rank) for n in range(6)]
+            if hasattr(dist, "all_gather_single"):  # torch 2.13
+                dist.all_gather_single(again := torch.empty(3, 6), x)
+                assert again.view(-1).equal(flat)
+                dist.reduce_scatter_single(y := torch.empty(6), again)
+                assert y.tolist() == [3 * (n + rank) for n in range(6)]
+                ran(4)
+            else:
+                ran(2)
+            dist.barrier()
+            dist.all_reduce_coalesced([y := x.clone(), z := torch.ones(3)])
+            assert y[0].item() == 3
+            assert z.tolist() == [3, 3, 3]
+            ran(3)
+
+            objects: list[Any] = [None] * size
+            dist.all_gather_object(objects, {"rank": rank, "text": "x" * 1000 * rank})
+            assert [(o["rank"], len(o["text"])) for o in objects] == [(0, 0), (1, 1000), (2, 2000)]
+            objects = [{1, 2}, "two", 3] if rank == 1 else [None] * 3
+            dist.broadcast_object_list(objects, src=1)
+            assert objects == [{1, 2}, "two", 3]
+            ran(4)
+            dist.scatter_object_list(got := [None], [f"for {j}" for j in range(size)] if rank == 0 else None, src=0)
+            assert got == [f"for {rank}"]
+            dist.gather_object((rank, "here"), objects if rank == 2 else None, dst=2)
+            assert rank != 2 or objects == [(j, "here") for j in range(size)]
+
+    ranks(3, communicator=False)(run)
+
+
+def test_what_goes_to_gloo(ranks: Ranks, file: str) -> None:
+    def run(rank: int, size: int) -> None:
+        with joined(rank, size, file) as group:
+            before = operators(group)
+            x = torch.full((3,), rank + 1)
+            if rank == 0:
+                dist.send(x, 1)
+            elif rank == 1:
+                dist.recv(x, 0)
+                assert x.tolist() == [1, 1, 1]
+            sends = [dist.P2POp(dist.isend, torch.tensor([rank]), (rank + 1) % size)]
+            receives = [dist.P2POp(dist.irecv, got := torch.empty(1).long(), (rank - 1) % size)]
+            for work in dist.batch_isend_irecv(sends + receives):
+                work.wait()
+            assert got.item() == (rank - 1) % size
+            if rank == 2:
+                dist.recv(got)  # from any
+                assert got.item() == 7
+            elif rank == 0:
+                dist.send(torch.tensor([7]), 2)
+            x = torch.full((3,), rank + 1)
+            dist.reduce(x, 1)
+            assert rank != 1 or x.tolist() == [6, 6, 6]
+            parts = [torch.empty(2) for _ in range(size)] if rank == 0 else None
+            dist.gather(torch.full((2,), float(rank)), parts)
+            assert parts is None or [p[1].item() for p in parts] == [0, 1, 2]
+            bits = torch.tensor([0b111 & ~(1 << rank)])
+            dist.all_reduce(bits, dist.ReduceOp.BAND)
+            assert bits.item() == 0
+            sparse = torch.sparse_coo_tensor([[rank]], [1.0], (4,))
+            dist.all_reduce(sparse)
+            assert sparse.to_dense().tolist() == [1, 1, 1, 0]
+            group.monitored_barrier(timedelta(seconds=30))
+            with pytest.raises(RuntimeError, match="scalar type"):
+                dist.all_reduce(torch.zeros(2, dtype=torch.float8_e4m3fn))
+            with pytest.raises(RuntimeError, match="Float"):
+                dist.all_reduce(torch.ones(2).int(), dist.ReduceOp.AVG)
+            with pytest.raises(ValueError, match="GLOO"):
+                dist.monitored_barrier()
+            assert operators(group) == before
+
+    ranks(3, communicator=False)(run)
+
+
+def test_tensors_that_need_copies(ranks: Ranks, file: str) -> None:
+    """Strided, conjugated, shared between input and output, or leaves of autograd."""
+
+    def run(rank: int, size: int) -> None:
+        with joined(rank, size, file):
+            whole = torch.arange(12.0).view(3, 4) + rank
+            dist.all_reduce(whole[:, 1])
+            expected = torch.arange(12.0).view(3, 4) + rank
+            expected[:, 1] = 2 * torch.arange(12.0).view(3, 4)[:, 1] + 1
+            assert whole.equal(expected)
+            work = dist.all_reduce(whole.t()[2], async_op=True)
+            work.wait()
+            expected[:, 2] = 2 * torch.arange(12.0).view(3, 4)[:, 2] + 1
+            assert whole.equal(expected)
+            dist.broadcast(whole[:, 3], src=1)
+            expected[:, 3] = torch.arange(12.0).view(3, 4)[:, 3] + 1
+            assert whole.equal(expected)
+
+            out = torch.zeros(2, 6)
+            dist.all_gather([out[:, 1], out[:, 4]], (torch.arange(4.0) + 10 * rank)[::2])
+            assert out.tolist() == [[0, 0, 0, 0, 10, 0], [0, 2, 0, 0, 12, 0]]
+            dist.all_to_all_single(out.t(), torch.full((6, 2), float(rank)))
+            assert out.tolist() == [[0, 0, 0, 1, 1, 1]] * 2
+
+            flat = torch.zeros(6)
+            flat[3 * rank : 3 * rank + 3] = rank + 1
+            dist.all_gather_single(flat, flat[3 * rank : 3 * rank + 3])  # in place, as FSDP does
+            assert flat.tolist() == [1, 1, 1, 2, 2, 2]
+            dist.reduce_scatter_single(flat[3 * rank : 3 * rank + 3], flat)
+            assert flat[3 * rank : 3 * rank + 3].tolist() == [[2] * 3, [4] * 3][rank]
+            x = torch.arange(4) + 4 * rank
+            dist.all_to_all_single(x, x)
+            assert x.tolist() == [[0, 1, 4, 5], [2, 3, 6, 7]][rank]
+
+            z = torch.tensor([1 + 2j, 3 - 1j]) * (rank + 1)
+            dist.all_reduce(z)
+            assert z.tolist() == [3 + 6j, 9 - 3j]
+            assert z.conj().imag.is_neg()
+            dist.all_reduce(z.conj().imag)
+            assert z.tolist() == [3 + 12j, 9 - 6j]
+            leaf = torch.ones(3, requires_grad=True)
+            dist.broadcast(leaf, 0)
+            with torch.no_grad():
+                dist.all_reduce(leaf)
+            assert leaf.tolist() == [2, 2, 2]
+
+    ranks(2, communicator=False)(run)
+
+
+def test_async_works(ranks: Ranks, file: str) -> None:
+    def run(rank: int, size: int) -> None:
+        with joined(rank, size, file):
+            x = torch.full((1000,), rank + 1.0)
+            if rank == 1:
+                time.sleep(1)  # the others' calls return meanwhile
+            started = time.monotonic()
+            work = dist.all_reduce(x, async_op=True)
+            assert isinstance(work, dist.Work)
+            assert time.monotonic() - started < 0.7
+            if rank == 0:
+                assert not work.is_completed()
+                with pytest.raises(CommTimeoutError, match="still under way"):
+                    work.wait(timedelta(milliseconds=20))
+            assert work.wait(timedelta(seconds=30))
+            assert work.is_completed()
+            assert work.is_success()
+            assert work.exception() is None
+            assert work.result()[0] is x
+            assert x[0].item() == 3
+
+            # Dropped handles, strided results, futures and their callbacks.
+            table = torch.zeros(4, 2)
+            futures = []
+            for row in range(4):
+                table[row] = rank + row
+                futures.append(dist.all_reduce(table[row], async_op=True).get_future())
+                dist.barrier(async_op=True)
+            last = dist.all_gather(
+                parts := [torch.empty(2) for _ in range(size)], torch.full((2,), float(rank)), async_op=True
+            )
+            sums = [f.then(lambda f: f.value()[0].sum().item()) for f in futures]
+            assert [f.wait() for f in sums] == [2, 6, 10, 14]
+            last.get_future().wait()
+            assert [p[0].item() for p in parts] == [0, 1]
+            done = dist.all_reduce(x, async_op=True)
+            done.wait()
+            assert done.get_future().wait()[0] is x
+
+            # Two groups in opposite order.
+            groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+            xs = [torch.ones(5) * (j + 1) for j in range(2)]
+            works = [
+                dist.all_reduce(xs[j], group=groups[j], async_op=True)
+                for j in (range(2) if rank == 0 else reversed(range(2)))
+            ]
+            for work in works:
+                work.wait()
+            assert [x[0].item() for x in xs] == [2, 4]
+
+    ranks(2, communicator=False)(run)
+
+
+def test_coalescing(ranks: Ranks, file: str) -> None:
+    def run(rank: int, size: int) -> None:
+        with joined(rank, size, file) as group:
+            for device in (None, torch.device("cpu")):
+                xs = [torch.full((4,), float(rank + j)) for j in range(3)]
+                with dist.distributed_c10d._coalescing_manager(device=device, async_ops=True) as manager:
+                    for x in xs:
+                        dist.all_reduce(x)
+                manager.wait()
+                assert [x[0].item() for x in xs] == [1, 3, 5]
+                with dist.distributed_c10d._coalescing_manager(group, device):
+                    dist.all_gather_single(a := torch.empty(8), xs[0] + rank)
+                    dist.all_gather_single(b := torch.empty(2), xs[1][:1])
+                assert a.tolist() == [1] * 4 + [2] * 4
+                assert b.tolist() == [3, 3]
+                with dist.distributed_c10d._coalescing_manager(group, device):
+                    dist.reduce_scatter_single(c := torch.empty(4), a)
+                assert c.tolist() == [2 + 2 * rank] * 4
+
+    ranks(2, communicator=False)(run)
+
+
+def test_functional_collectives(ranks: Ranks, file: str) -> None:
+    """What DTensor and compiled programs call; they reach the group from C++."""
+
+    def run(rank: int, size: int) -> None:
+        import torch.distributed._functional_collectives as functional
+
+        with joined(rank, size, file) as group:
+            before = operators(group)
+            x = torch.arange(4.0) + rank
+
+            def done(tensor: Tensor) -> Tensor:
+                return functional.wait_tensor(tensor)
+
+            assert done(functional.all_reduce(x, "sum", group)).tolist() == [1, 3, 5, 7]
+            assert done(functional.all_gather_tensor(x, 0, group)).tolist() == [0, 1, 2, 3, 1, 2, 3, 4]
+            assert done(functional.reduce_scatter_tensor(x, "sum", 0, group)).tolist() == [[1, 3], [5, 7]][rank]
+            splits = [1, 3] if rank == 0 else [2, 2]
+            out = done(functional.all_to_all_single(x, [[1, 2], [3, 2]][rank], splits, group))
+            assert out.tolist() == [[0, 1, 2], [1, 2, 3, 3, 4]][rank]
+            assert done(functional.broadcast(x, 1, group)).tolist() == [1, 2, 3, 4]
+            a, b = functional.all_reduce_coalesced([x, x + 1], "max", group)
+            assert (done(a)[0].item(), done(b)[0].item()) == (1, 2)
+            assert operators(group) == before + 7
+
+            y = torch.compile(lambda x: functional.all_reduce(x * 2, "sum", group) + 1, fullgraph=True, backend="eager")
+            assert y(x).tolist() == [3, 7, 11, 15]
+
+    ranks(2, communicator=False)(run)
+
+
+def test_functions_use_the_backends_communicator(ranks: Ranks, file: str) -> None:
+    def run(rank: int, size: int) -> None:
+        with joined(rank, size, file) as group:
+            sub = dist.new_group([0, 1])
+            assert at.from_group(group) is carrier(group)
+            before = operators(sub), operators(group)
+            out = at.all_to_all_v(torch.arange(3) + 10 * rank, [1, 2], [rank + 1] * 2, group=sub)
+            assert out.tolist() == [[0, 10], [1, 2, 11, 12]][rank]
+            at.all_gather_into_tensor(both := torch.empty(2).long(), torch.tensor([rank]))
+            assert both.tolist() == [0, 1]
+            dist.all_reduce(both, group=sub)
+            assert (operators(sub), operators(group)) == (before[0] + 2, before[1] + 1)
+
+    ranks(2, communicator=False)(run)
+
+
+def test_groups_of_some_ranks(ranks: Ranks, file: str) -> None:
+    def run(rank: int, size: int) -> None:
+        with joined(rank, size, file) as group:
+            for members in ([0, 1], [3, 1], [2], [0, 1, 2, 3]):
+                sub = dist.new_group(members)
+                x = torch.ones(3)
+                if rank in members:
+                    dist.all_reduce(x, group=sub)
+                    dist.broadcast(y := torch.tensor([rank]), src=members[-1], group=sub)
+                    assert y.item() == members[-1]
+                    assert x[0].item() == len(members)
+                    dist.destroy_process_group(sub)
+                else:
+                    with warnings.catch_warnings(record=True) as caught:
+                        warnings.simplefilter("always")
+                        assert dist.all_reduce(x, group=sub) is None
+                        assert at.all_gather_into_tensor(torch.empty(3), x, group=sub) is None
+                    assert len(caught) == 2
+                    assert x[0].item() == 1
+            pairs, _ = dist.new_subgroups(2)
+            dist.all_reduce(x := torch.tensor([rank]), group=pairs)
+            assert x.item() == (1 if rank < 2 else 5)
+            assert isinstance(group, at.backend.AllToAllVGroup)
+            half = group.split_group([1, 3])
+            other = group.split_group([0, 2])
+            mine = half if rank % 2 else other
+            assert (half is None) != (other is None)
+            assert mine is not None
+            mine.allreduce([x := torch.tensor([rank])]).wait()
+            assert x.item() == (4 if rank % 2 else 2)
+            mine.shutdown()
+            dist.barrier()
+
+    ranks(4, communicator=False)(run)
+
+
+def test_again_in_the_same_processes(ranks: Ranks, tmp_path: Path) -> None:
+    """Nothing of a destroyed group is left: descriptors, mappings, threads."""
+
+    def run(rank: int, size: int, directory: str) -> None:
+        import os
+        import threading
+
+        def held() -> tuple[int, int, int]:
+            with open("/proc/self/maps") as maps:
+                ours = sum("alltoallv" in line for line in maps)
+            return len(os.listdir("/proc/self/fd")), ours, threading.active_count()
+
+        found = []
+        for attempt in range(4):
+            with joined(rank, size, f"{directory}/{attempt}"):
+                sub = dist.new_group()
+                dist.all_reduce(torch.ones(50_000), async_op=True).get_future().wait()
+                dist.all_reduce(torch.ones(3), group=sub)
+            found.append(held())
+        assert all(now <= then for now, then in zip(found[-1], found[1], strict=True)), found
+
+    ranks(2, communicator=False)(run, str(tmp_path))
+
+
+def test_several_hosts_fall_back_to_gloo(ranks: Ranks, file: str) -> None:
+    def run(rank: int, size: int) -> list[str]:
+        from alltoallv.backends import rendezvous
+
+        here = rendezvous.host
+        rendezvous.host = lambda: f"host-{rank // 2}"
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                with joined(rank, size, file) as group:
+                    assert isinstance(group, at.backend.AllToAllVGroup)
+                    assert group.communicator is None
+                    dist.new_group([0, 1, 2])
+                    dist.all_reduce(x := torch.tensor([rank]))
+                    assert x.item() == 3
+                    dist.all_to_all_single(y := torch.empty(3).long(), torch.arange(3) + 3 * rank)
+                    assert y.tolist() == [rank, rank + 3, rank + 6]
+                    dist.all_gather(xs := [torch.empty(1).long() for _ in range(size)], torch.tensor([rank]))
+                    assert torch.cat(xs).tolist() == [0, 1, 2]
+                    dist.all_gather_object(objects := [None] * size, rank)
+                    assert objects == [0, 1, 2]
+                    assert at.from_group(group).backend == "gloo"
+                    out = at.all_to_all_v(torch.arange(3) + 10 * rank, [1, 1, 1])
+                    assert out.tolist() == [rank, rank + 10, rank + 20]
+                    dist.barrier()
+            return [str(w.message) for w in caught if "gloo" in str(w.message)]
+        finally:
+            rendezvous.host = here
+            at.backend_group._warned = False
+
+    found = ranks(3, communicator=False)(run)
+    assert found[0] == [
+        "rank 0 and rank 2 of group '0' run on different hosts: shared memory does not cross hosts, "
+        "backend 'alltoallv' uses gloo for all CPU collectives"
+    ]
+    assert found[1:] == [[], []]

@@ -1,0 +1,241 @@
+"""Mistakes, late and lost ranks on backend alltoallv: an error on every rank, of torch's type where torch has one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend_groups import carrier, joined, operators
+
+from alltoallv.errors import (
+    AllToAllVError,
+    CommTimeoutError,
+    InvalidParamError,
+    InvalidTensorError,
+    PeerLostError,
+    PeerMismatchError,
+)
+from alltoallv.testing import Ranks
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return str(tmp_path / "store")
+
+
+def test_ranks_that_disagree(ranks: Ranks, file: str) -> None:
+    """Every rank gets the error, sync or async, nothing is written, and the group stays usable."""
+
+    def run(rank: int, size: int) -> None:
+        last = rank == size - 1
+        with joined(rank, size, file):
+            out = torch.full((size,), -1.0)
+            x = torch.ones(3)
+            mistakes: list[Callable[[bool], dist.Work | None]] = [
+                lambda a: dist.all_reduce(torch.ones(4 if last else 3), async_op=a),
+                lambda a: dist.all_reduce(torch.ones(3, dtype=torch.int32 if last else torch.float32), async_op=a),
+                lambda a: dist.all_reduce(x, dist.ReduceOp.MAX if last else dist.ReduceOp.SUM, async_op=a),
+                lambda a: dist.broadcast(torch.ones(2 + last), 0, async_op=a),
+                lambda a: dist.broadcast(torch.ones(2), 1 if last else 0, async_op=a),
+                lambda a: dist.barrier(async_op=a) if last else dist.all_reduce(x, async_op=a),
+                lambda a: dist.all_gather(list(torch.ones(size, 2 + last)), torch.ones(2 + last), async_op=a),
+                lambda a: dist.all_to_all_single(
+                    out, torch.ones(size), [size] + [0] * (size - 1) if last else None, async_op=a
+                ),
+                lambda a: dist.reduce_scatter(torch.ones(1 + last), [torch.ones(1 + last)] * size, async_op=a),
+            ]  # fmt: skip
+            for number, mistake in enumerate(mistakes):
+                for async_op in (False, True):
+                    with pytest.raises(PeerMismatchError) as caught:  # noqa: PT012
+                        work = mistake(async_op)
+                        assert work is not None, number
+                        work.wait()
+                    assert f"rank {size - 1}" in str(caught.value) or "rank 0" in str(caught.value), number
+                    if async_op:
+                        assert isinstance(work.exception(), PeerMismatchError)
+                        assert work.is_completed()
+                        assert not work.is_success()
+            assert out.tolist() == [-1] * size
+            work = dist.all_reduce(torch.ones(4 if last else 3), async_op=True)
+            with pytest.raises(RuntimeError, match=r"PeerMismatchError: operator .* rank 2 has elements: 4"):
+                work.get_future().wait()
+            dist.all_reduce(x := torch.ones(3))
+            assert x.tolist() == [size] * 3
+
+    ranks(3, communicator=False)(run)
+
+
+def test_mistakes_of_one_rank(ranks: Ranks, file: str) -> None:
+    """A RuntimeError as from torch's engines, in our family; the peers fail too."""
+
+    def run(rank: int, size: int) -> None:
+        with joined(rank, size, file) as group:
+            good = torch.ones(4)
+            mistakes: list[tuple[type[Exception], str, Callable[[bool], object]]] = [
+                (
+                    InvalidParamError,
+                    r"input_split_sizes is \[1, 1\], expected entries >= 0 whose sum is 4",
+                    lambda bad: dist.all_to_all_single(torch.empty(4), good, [2, 2], [1, 1] if bad else [2, 2]),
+                ),
+                (
+                    InvalidParamError,
+                    r"output_split_sizes is \[-1, 5\]",
+                    lambda bad: dist.all_to_all_single(torch.empty(4), good, [-1, 5] if bad else [2, 2]),
+                ),
+                (
+                    InvalidParamError,
+                    "output_split_sizes has 3 entries, expected 2",
+                    lambda bad: dist.all_to_all_single(torch.empty(4), good, [1, 1, 2] if bad else [2, 2]),
+                ),
+                (
+                    InvalidParamError,
+                    "input has 3 rows in dimension 0, which 2 ranks cannot share equally",
+                    lambda bad: dist.all_to_all_single(torch.empty(4), torch.ones(3 if bad else 4)),
+                ),
+                (
+                    InvalidTensorError,
+                    r"output_tensor has shape \(5,\), expected 2 times",
+                    lambda bad: dist.all_gather_single(torch.empty(5 if bad else 8), good),
+                ),
+                (
+                    InvalidTensorError,
+                    r"input has shape \(4,\), expected 2 times",
+                    lambda bad: dist.reduce_scatter_single(torch.empty(3 if bad else 2), good),
+                ),
+                (
+                    InvalidParamError,
+                    "tensor_list has 3 tensors, expected 2",
+                    lambda bad: dist.all_gather([torch.empty(4) for _ in range(3 if bad else 2)], good),
+                ),
+                (
+                    InvalidParamError,
+                    "outputs 0 and 1 overlap in memory",
+                    lambda bad: dist.all_gather(
+                        [torch.empty(4)] * 2 if bad else [torch.empty(4) for _ in range(2)], good
+                    ),
+                ),
+                (
+                    InvalidParamError,
+                    "input_tensor_list has 1 tensors, expected 2",
+                    lambda bad: dist.all_to_all([torch.empty(4), torch.empty(4)], [good] * (1 if bad else 2)),
+                ),
+            ]
+            for kind, text, mistake in mistakes:
+                with pytest.raises(kind, match=text) as caught:
+                    mistake(rank == 1)
+                assert isinstance(caught.value, RuntimeError) == (rank == 1)
+                assert isinstance(caught.value, ValueError)
+            with pytest.raises(RuntimeError, match="root is 7, expected 0 <= root < 2"):
+                dist.broadcast(good, 7)
+            before = operators(group)
+            # torch's wrappers find these before a backend is asked.
+            with pytest.raises(ValueError, match="different dtypes"):
+                dist.all_to_all([torch.empty(2).int()] * 2, [torch.empty(2)] * 2)
+            with pytest.raises(TypeError, match="torch"):
+                dist.all_reduce([1, 2])
+            assert operators(group) == before
+            dist.all_reduce(x := torch.ones(2))
+            assert x.tolist() == [2, 2]
+
+    ranks(2, communicator=False)(run)
+
+
+def test_late_rank(ranks: Ranks, file: str) -> None:
+    """The group's timeout, one set later, and one of a call."""
+
+    def run(rank: int, size: int) -> None:
+        with joined(rank, size, file, timeout=20) as group:
+            slow = dist.new_group(timeout=timedelta(seconds=1))
+            again = dist.new_group(timeout=timedelta(seconds=60))
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), again)
+            for sub in (slow, again):
+                if rank == 0:
+                    started = time.monotonic()
+                    with pytest.raises(CommTimeoutError, match="rank 1"):
+                        dist.all_reduce(torch.ones(3), group=sub)
+                    assert 0.8 < time.monotonic() - started < 5
+                dist.barrier(group)
+                with pytest.raises(AllToAllVError, match="rank"):  # ended for good
+                    dist.all_reduce(torch.ones(3), group=sub)
+            if rank == 0:
+                options = torch._C._distributed_c10d.BarrierOptions()
+                options.timeout = timedelta(seconds=1)
+                with pytest.raises(CommTimeoutError, match="rank 1"):
+                    group.barrier(options).wait()
+            else:
+                time.sleep(2)
+                with pytest.raises(AllToAllVError, match="rank 0"):
+                    dist.barrier()
+
+    ranks(2, communicator=False)(run)
+
+
+def test_killed_rank(ranks: Ranks, tmp_path: Path) -> None:
+    """While the others wait in a call, for a handle, and in DDP's backward pass; then a new group of the rest."""
+
+    def run(rank: int, size: int, directory: str) -> list[str]:
+        torch.set_num_threads(1)
+        store = dist.FileStore(f"{directory}/all", size)
+        dist.init_process_group("alltoallv", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+        second, third = dist.new_group(), dist.new_group()
+        model = torch.nn.Linear(30, 30)
+        parallel = torch.nn.parallel.DistributedDataParallel(model, process_group=third)
+        for _ in range(3):  # past the rebuilding of buckets, which communicates in the forward pass
+            parallel(torch.ones(2, 30)).sum().backward()
+        if rank == 1:
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        handle = dist.all_reduce(torch.ones(5), group=second, async_op=True)
+        started = time.monotonic()
+        texts = []
+        with pytest.raises(PeerLostError) as caught:
+            dist.all_reduce(torch.ones(5))
+        texts.append(str(caught.value))
+        with pytest.raises(PeerLostError) as caught:
+            handle.wait()
+        texts.append(str(caught.value))
+        with pytest.raises(RuntimeError, match="PeerLostError") as failed:
+            parallel(torch.ones(2, 30)).sum().backward()
+        texts.append(str(failed.value))
+        assert time.monotonic() - started < 10
+        dist.destroy_process_group()
+        if rank == 0 or rank == 2:
+            with joined(rank // 2, size - 1, f"{directory}/rest"):
+                dist.all_reduce(x := torch.ones(3))
+                assert x.tolist() == [2, 2, 2]
+        return texts
+
+    outcomes = ranks(3, communicator=False, fresh=True, outcomes=True)(run, str(tmp_path))
+    assert outcomes[1].error is not None
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.error is None, outcome
+        assert all("rank 1" in text for text in outcome.result), outcome.result
+
+
+def test_rank_that_leaves(ranks: Ranks, file: str) -> None:
+    def run(rank: int, size: int) -> None:
+        with joined(rank, size, file) as group:
+            sub = dist.new_group()
+            core = carrier(sub)
+            dist.all_reduce(torch.ones(100_000), group=sub)
+            if rank == 0:
+                dist.destroy_process_group(sub)
+                assert not core.usable
+            else:
+                with pytest.raises(PeerLostError, match="rank 0"):
+                    dist.all_reduce(torch.ones(3), group=sub)
+            dist.barrier(group)
+            extra = dist.new_group()
+            if rank == 1:
+                extra.abort()
+            with pytest.raises(PeerLostError, match="aborted"):
+                dist.all_reduce(torch.ones(3), group=extra)
+
+    ranks(2, communicator=False)(run)

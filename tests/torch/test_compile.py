@@ -1,0 +1,166 @@
+"""torch.compile with fullgraph=True: same results and gradients, few recompilations, no collective dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import alltoallv.torch as at
+from alltoallv import Communicator
+from alltoallv.errors import PeerMismatchError
+from alltoallv.testing import Ranks
+
+BACKENDS = pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+OPTIONS: dict[str, Any] = {"timeout": 200, "comm_timeout": 150}  # the ranks compile, each at its pace
+
+
+def _compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, backend=backend)
+
+
+def _check(function: Callable[..., Tensor], backend: str, calls: list[tuple[Any, ...]]) -> None:
+    """Values and gradients of the compiled function are the function's, bit for bit."""
+    compiled = _compiled(function, backend)
+    for x, *rest in calls:
+        results = []
+        for call in (function, compiled):
+            leaf = x.clone().requires_grad_()
+            y = call(leaf, *rest)
+            (y * torch.arange(1.0, y.numel() + 1).view(y.shape)).sum().backward()
+            results.append((y.detach(), leaf.grad))
+        assert torch.equal(results[0][0], results[1][0])
+        assert torch.equal(results[0][1], results[1][1])
+
+
+def _counts(comm: Communicator, seed: int) -> tuple[list[int], list[int]]:
+    """Random counts of this rank to and from all."""
+    matrix = torch.randint(1, 5, (comm.size, comm.size), generator=torch.Generator().manual_seed(seed))
+    return matrix[comm.rank].tolist(), matrix[:, comm.rank].tolist()
+
+
+@BACKENDS
+@pytest.mark.parametrize("kind", ["lists", "tensors", "learnt"])
+def test_all_to_all_v(ranks: Ranks, backend: str, kind: str) -> None:
+    """Elements, rows, and regions with gaps and overlaps."""
+
+    def check(comm: Communicator) -> None:
+        def function(x: Tensor, sends: Any, recvs: Any) -> Tensor:
+            recvs = None if kind == "learnt" else recvs
+            rows = at.all_to_all_v(x * 2, sends, recvs, unit="row", group=comm)
+            elements = at.all_to_all_v(rows * rows, sends, recvs, group=comm)
+            where = {} if kind == "learnt" else {"rdispls": [9, 2]}
+            arriving = None if kind == "learnt" else [[2, 2], [1, 1]][comm.rank]
+            regions = at.all_to_all_v(elements * 3, [2, 1], arriving, sdispls=[1, 0], group=comm, **where)
+            return torch.cat([rows.view(-1), elements, regions])
+
+        calls = []
+        for seed in range(2):
+            sends, recvs = _counts(comm, seed)
+            calls.append((torch.randn(sum(sends), 8), sends, recvs))
+        if kind == "tensors":
+            calls = [(x, torch.tensor(sends), torch.tensor(recvs)) for x, sends, recvs in calls]
+        _check(function, backend, calls)
+
+    ranks(2, **OPTIONS)(check)
+
+
+@BACKENDS
+def test_functional_forms(ranks: Ranks, backend: str) -> None:
+    def check(comm: Communicator) -> None:
+        def function(x: Tensor, sends: list[int], recvs: list[int]) -> Tensor:
+            a = at.functional.all_gather(x * 3, comm)
+            b = at.functional.all_to_all_single(a * a, group=comm)
+            c = at.functional.reduce_scatter(b, comm)
+            d = at.functional.all_reduce(c * 0.5, comm)
+            return torch.cat([d, at.functional.all_to_all_single(b[:4], recvs, sends, comm)])
+
+        split = [[1, 3], [2, 2]]
+        sends, recvs = split[comm.rank], [row[comm.rank] for row in split]
+        _check(function, backend, [(torch.randn(n, 3), sends, recvs) for n in (4, 6)])
+
+    ranks(2, **OPTIONS)(check)
+
+
+@pytest.mark.parametrize("size", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_default_group_on_other_sizes(ranks: Ranks, size: int) -> None:
+    def check(rank: int, size: int) -> None:
+        comm = at.group.resolve(None)
+        sends, recvs = _counts(comm, 3)
+        x = torch.randn(sum(sends))
+        _check(
+            lambda x, s, r: at.all_to_all_v(at.functional.all_reduce(x[:1]) * x, s, r), "aot_eager", [(x, sends, recvs)]
+        )
+        with torch.no_grad():
+            gathered = _compiled(lambda x: at.functional.all_gather(x * 3), "aot_eager")(x[:1])
+        assert torch.equal(gathered, at.functional.all_gather(x[:1] * 3))
+        comm.destroy()
+
+    ranks(size, communicator=False, timeout=200)(check)
+
+
+@pytest.mark.parametrize("kind", ["lists", "tensors", "learnt"])
+def test_one_graph_serves_many_counts(ranks: Ranks, kind: str) -> None:
+    """20 count vectors, and with them 20 shapes, make at most 3 graphs: the first and 2 recompilations."""
+
+    def check(comm: Communicator) -> int:
+        graphs = 0
+
+        def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+            nonlocal graphs
+            graphs += 1
+            return graph.forward
+
+        def function(x: Tensor, *counts: Any) -> Tensor:
+            return at.all_to_all_v(x + 1, *counts, group=comm) * 2
+
+        torch._dynamo.reset()
+        compiled = torch.compile(function, fullgraph=True, backend=backend)
+        for seed in range(20):
+            sends, recvs = _counts(comm, seed)
+            counts = (sends,) if kind == "learnt" else (sends, recvs)
+            if kind == "tensors":
+                counts = tuple(map(torch.tensor, counts))
+            x = torch.randn(sum(sends))
+            assert torch.equal(compiled(x, *counts), function(x, *counts))
+        return graphs
+
+    assert max(ranks(2, **OPTIONS)(check)) <= 3
+
+
+@BACKENDS
+def test_every_collective_runs_in_order(ranks: Ranks, backend: str) -> None:
+    """Also those whose results nobody uses, for which the peers would wait all the same."""
+
+    def check(comm: Communicator) -> None:
+        def function(x: Tensor) -> Tensor:
+            a = at.functional.all_reduce(x, comm)
+            at.functional.all_gather(x, comm)
+            c = at.functional.reduce_scatter(x, comm)
+            at.all_to_all_v(x, [2, 2], group=comm)
+            return torch.cat([c, a])
+
+        compiled = _compiled(function, backend)
+        with torch.no_grad():
+            assert compiled(torch.ones(4)).tolist() == [2] * 6
+        own = next(rank for rank in comm.flight_record()["ranks"] if rank["rank"] == comm.rank)
+        order = [operator["operator"] for operator in own["operators"]]
+        assert order == ["all_reduce", "all_gather_into_tensor", "reduce_scatter", "all_to_all_v"]
+
+    ranks(2, **OPTIONS)(check)
+
+
+def test_errors_surface(ranks: Ranks) -> None:
+    """Counts are checked when the operator runs, and the communicator goes on."""
+
+    def check(comm: Communicator) -> None:
+        compiled = _compiled(lambda x, s, r: at.all_to_all_v(x, s, r, group=comm), "aot_eager")
+        with pytest.raises(PeerMismatchError, match="rank 1 sends 2 elements to rank 1, which expects 3"):
+            compiled(torch.ones(4), [2, 2], [2, 2 + comm.rank])
+        assert compiled(torch.ones(4), [2, 2], [2, 2]).tolist() == [1, 1, 1, 1]
+
+    ranks(2, **OPTIONS)(check)

@@ -1,0 +1,325 @@
+"""Modules: tokens to their experts and back, on any number of ranks as on one."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from engine_groups import caught
+from replicated import check_gradients
+from torch import Tensor
+
+import alltoallv.torch as at
+from alltoallv import Communicator
+from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
+from alltoallv.testing import Ranks
+
+WIDTH = 6
+
+
+class Problem:
+    """Tokens of all ranks with their experts and weights; rank 0 has no tokens, the last one the most."""
+
+    def __init__(self, size: int, experts: int, k: int, dtype: torch.dtype, weights: torch.dtype | None) -> None:
+        generator = torch.Generator().manual_seed(17 * size + k)
+        lengths = [3 * rank for rank in range(size)]
+        n = sum(lengths)
+        self.begins = [sum(lengths[:rank]) for rank in range(size + 1)]
+        self.experts = experts
+        self.tokens = torch.randn(n, WIDTH, generator=generator).to(dtype)
+        self.ids = torch.randint(0, experts, (n, k), generator=generator)
+        self.weights = None if weights is None else torch.rand(n, k, generator=generator).to(weights)
+        self.matrices = torch.randn(experts, WIDTH, 4, generator=generator).to(dtype)
+        self.scale = torch.randn(n, 4, generator=generator).to(dtype)
+
+    def run(self, comm: Communicator, begin: int, end: int) -> list[Tensor]:
+        """Output and gradients for the tokens from begin to end; every row is treated by itself."""
+        x = self.tokens[begin:end].clone().requires_grad_()
+        w = None if self.weights is None else self.weights[begin:end].clone().requires_grad_()
+        dispatcher = at.nn.MoEDispatcher(self.experts, comm)
+        rows, counts, state = dispatcher.dispatch(x, self.ids[begin:end], w)
+        assert [len(part) for part in rows.split(counts)] == counts == state.counts
+        assert state.experts.tolist() == [e for e, n in enumerate(counts) for _ in range(n)]
+        matrices = [self.matrices[number] for number in dispatcher.local_experts]
+        parts = [(part[:, :, None] * m).sum(1) for part, m in zip(rows.split(counts), matrices, strict=True)]
+        y = dispatcher.combine(torch.cat([*parts, rows[:0, :4]]), state)
+        y.backward(self.scale[begin:end])
+        return [y.detach(), x.grad, *([] if w is None else [w.grad])]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("dtype", "weights"),
+    [
+        (torch.float64, torch.float64),
+        (torch.float32, None),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float16),
+        (torch.complex64, torch.float32),
+    ],
+)
+def test_the_same_as_one_process_bit_for_bit(
+    ranks: Ranks, size: int, dtype: torch.dtype, weights: torch.dtype | None
+) -> None:
+    def check(comm: Communicator) -> None:
+        (alone,) = Communicator.threads(1)
+        for experts, k in itertools.product([3, 5], [1, 2, 3]):  # 3 experts: the last of 4 ranks has none
+            problem = Problem(size, experts, k, dtype, weights)
+            begin, end = problem.begins[comm.rank : comm.rank + 2]
+            mine = problem.run(comm, begin, end)
+            for ours, expected in zip(mine, problem.run(alone, 0, problem.begins[-1]), strict=True):
+                assert torch.equal(ours, expected[begin:end])
+
+    ranks(size)(check)
+
+
+def test_one_process_is_the_plain_formula(ranks: Ranks) -> None:
+    problem = Problem(4, 5, 3, torch.float64, torch.float64)
+    y, *_ = problem.run(Communicator.threads(1)[0], 0, problem.begins[-1])
+    for token in range(len(y)):
+        expected = sum(
+            problem.weights[token, j] * (problem.tokens[token] @ problem.matrices[problem.ids[token, j]])
+            for j in range(3)
+        )
+        assert torch.allclose(y[token], expected)
+
+
+def test_rows_counts_and_state(ranks: Ranks) -> None:
+    """Two ranks, three experts: 0 and 1 on rank 0, 2 on rank 1."""
+
+    def check(comm: Communicator) -> tuple[Any, ...]:
+        tokens = torch.arange(3.0)[:, None] + 10 * (comm.rank + 1)
+        ids = torch.tensor([[2, 0], [1, 0], [0, 2]], dtype=torch.int32)
+        weights = torch.arange(6.0).view(3, 2) + 100 * (comm.rank + 1)
+        rows, counts, state = at.nn.MoEDispatcher(3, comm).dispatch(tokens, ids, weights)
+        assert state.weights is not None
+        return rows.view(-1).tolist(), counts, state.weights.tolist(), state.sources.tolist(), state.experts.tolist()
+
+    first, second = ranks(2)(check)
+    assert first[0] == [10, 11, 12, 20, 21, 22, 11, 21]
+    assert first[1] == [6, 2]
+    assert first[2] == [101, 103, 104, 201, 203, 204, 102, 202]
+    assert first[3] == [0, 0, 0, 1, 1, 1, 0, 1]
+    assert first[4] == [0, 0, 0, 0, 0, 0, 1, 1]
+    assert second == ([10, 12, 20, 22], [4], [100, 105, 200, 205], [0, 0, 1, 1], [0, 0, 0, 0])
+
+
+def test_one_exchange_each_way(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> list[int]:
+        dispatcher, seen = at.nn.MoEDispatcher(4, comm), []
+
+        def count() -> None:
+            seen.append(comm.stats()["operators"])
+
+        x = torch.randn(5, 3, requires_grad=True)
+        weights = torch.rand(5, 2, requires_grad=True)
+        count()
+        rows, _, state = dispatcher.dispatch(x, torch.tensor([[0, 3]] * 5), weights)
+        count()
+        y = dispatcher.combine(rows * 2, state)
+        count()
+        y.sum().backward()
+        count()
+        return [after - before for before, after in itertools.pairwise(seen)]
+
+    assert ranks(2)(check) == [[1, 1, 2]] * 2
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("k", [1, 2])
+def test_gradients(ranks: Ranks, size: int, k: int) -> None:
+    """First and second derivatives, by tokens and by gate weights."""
+
+    def check(comm: Communicator) -> None:
+        lengths = [0, 2, 3][:size] if size > 1 else [3]
+        ids = torch.randint(0, 3, (sum(lengths), k), generator=torch.Generator().manual_seed(5))
+        begin = sum(lengths[: comm.rank])
+        mine = ids[begin : begin + lengths[comm.rank]]
+
+        def function(x: Tensor) -> Tensor:
+            dispatcher = at.nn.MoEDispatcher(3, comm)
+            rows, counts, state = dispatcher.dispatch(x[:, k:], mine, x[:, :k])
+            outputs = [
+                part * part * (number + 1)
+                for number, part in zip(dispatcher.local_experts, rows.split(counts), strict=True)
+            ]
+            return dispatcher.combine(torch.cat([*outputs, rows[:0]]), state)
+
+        check_gradients(comm, lengths, (k + 2,), function)
+
+    ranks(size)(check)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16, torch.bfloat16, torch.float64, torch.complex128])
+def test_combine_is_the_inverse_of_dispatch(ranks: Ranks, dtype: torch.dtype) -> None:
+    """With k = 1 and no weights, every bit: NaN, infinity and -0 included. Rows may have any shape."""
+
+    def check(comm: Communicator) -> None:
+        generator = torch.Generator().manual_seed(comm.rank)
+        bits = torch.randint(0, 256, (11, 2, 3, dtype.itemsize), dtype=torch.uint8, generator=generator)
+        tokens = bits.view(dtype).squeeze(-1)
+        ids = torch.randint(0, 5, (11,), generator=generator)
+        dispatcher = at.nn.MoEDispatcher(5, comm)
+        rows, counts, state = dispatcher.dispatch(tokens, ids)
+        assert rows.shape == (sum(counts), 2, 3)
+        assert rows.dtype == dtype
+        assert state.weights is None
+        back = dispatcher.combine(rows, state)
+        assert back.shape == tokens.shape
+        assert torch.equal(back.contiguous().view(torch.uint8), tokens.contiguous().view(torch.uint8))
+
+    ranks(3)(check)
+
+
+def test_call_runs_experts_and_trains_them(ranks: Ranks) -> None:
+    """A rank without tokens and an expert without rows take part in forward and backward."""
+
+    def check(comm: Communicator) -> list[float]:
+        dispatcher = at.nn.MoEDispatcher(4, comm)
+        experts = [torch.nn.Linear(2, 2, bias=False) for _ in dispatcher.local_experts]
+        for expert in experts:
+            torch.nn.init.eye_(expert.weight)
+        x = torch.ones(0 if comm.rank else 3, 2, requires_grad=True)
+        ids = torch.tensor([[0, 2]] * 3)[: len(x)]
+        y = dispatcher(x, ids, torch.full((len(x), 2), 0.5), experts)
+        assert torch.equal(y, torch.ones_like(x))
+        y.sum().backward()
+        assert torch.equal(x.grad, torch.ones_like(x))
+        return [float(expert.weight.grad.sum()) for expert in experts]
+
+    assert ranks(2)(check) == [[6, 0], [6, 0]]  # 3 rows of weight 0.5, 4 entries each
+
+
+def test_tokens_without_gradient(ranks: Ranks) -> None:
+    """Data in the first layer need no gradient; the gate does, and only its gradient travels back."""
+
+    def check(comm: Communicator) -> None:
+        x, weights = torch.randn(4, 1000), torch.rand(4, 2, requires_grad=True)
+        rows, _, state = at.nn.MoEDispatcher(2, comm).dispatch(x, torch.tensor([[0, 1]] * 4), weights)
+        assert not rows.requires_grad
+        assert state.weights is not None
+        before = comm.stats()
+        state.weights.sum().backward()
+        after = comm.stats()
+        assert weights.grad.tolist() == [[1, 1]] * 4
+        moved = sum(after[key] - before[key] for key in after if key.startswith("bytes_"))
+        assert 0 < moved < 1000
+
+    ranks(2)(check)
+
+
+def test_compiled_models_break_around_it(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        dispatcher = at.nn.MoEDispatcher(2, comm)
+        torch._dynamo.reset()
+
+        def model(x: Tensor, ids: Tensor) -> Tensor:
+            rows, _, state = dispatcher.dispatch(x * 2, ids, torch.ones(ids.shape))
+            return dispatcher.combine(rows * rows, state) + 1
+
+        x, ids = torch.randn(4, 2), torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0]])
+        assert torch.equal(torch.compile(model, backend="aot_eager")(x, ids), model(x, ids))
+
+    ranks(2, timeout=120, comm_timeout=100)(check)
+
+
+BAD = {
+    "tokens of integers": (
+        (torch.ones(2, 3, dtype=torch.int64), torch.zeros(2, 1, dtype=torch.int64)),
+        InvalidTensorError,
+    ),
+    "no tensor": (([1.0], torch.zeros(1, 1, dtype=torch.int64)), TypeError),
+    "ids of floats": ((torch.ones(2, 3), torch.zeros(2, 1)), InvalidTensorError),
+    "another number of ids": ((torch.ones(2, 3), torch.zeros(3, 1, dtype=torch.int64)), InvalidTensorError),
+    "k is 0": ((torch.ones(2, 3), torch.zeros(2, 0, dtype=torch.int64)), InvalidTensorError),
+    "no such expert": ((torch.ones(2, 3), torch.tensor([[0], [4]])), InvalidParamError),
+    "negative expert": ((torch.ones(2, 3), torch.tensor([[0], [-1]])), InvalidParamError),
+    "another number of weights": (
+        (torch.ones(2, 3), torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 2)),
+        InvalidTensorError,
+    ),
+    "integer weights": (
+        (torch.ones(2, 3), torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1, dtype=torch.int64)),
+        InvalidTensorError,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_argument_of_one_rank_fails_on_all(ranks: Ranks, case: str) -> None:
+    def check(comm: Communicator) -> None:
+        arguments, kind = BAD[case]
+        good = (torch.ones(2, 3), torch.zeros(2, 1, dtype=torch.int64))
+        dispatcher = at.nn.MoEDispatcher(4, comm)
+        error = caught(lambda: dispatcher.dispatch(*(good if comm.rank else arguments)))
+        assert isinstance(error, kind if comm.rank == 0 else Exception)
+        if comm.rank:
+            assert "rank 0" in str(error)
+        rows, counts, _ = dispatcher.dispatch(*good)
+        assert (len(rows), counts) == ((4, [4, 0]) if comm.rank == 0 else (0, [0, 0]))
+
+    ranks(2)(check)
+
+
+@pytest.mark.parametrize("differs", ["width", "dtype", "weights", "experts"])
+def test_ranks_that_disagree(ranks: Ranks, differs: str) -> None:
+    def check(comm: Communicator) -> None:
+        odd = comm.rank == 1
+        dtype = torch.float16 if odd and differs == "dtype" else torch.bfloat16
+        x = torch.ones(4, 40 if odd and differs == "width" else 3, dtype=dtype)
+        weights = None if odd and differs == "weights" else torch.ones(4, 1)
+        dispatcher = at.nn.MoEDispatcher(8 if odd and differs == "experts" else 2, comm)
+        with pytest.raises(PeerMismatchError, match="rank 1"):
+            dispatcher.dispatch(x, torch.tensor([[0], [0], [1], [1]]), weights)
+
+    ranks(2)(check)
+
+
+def test_outputs_of_another_length(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        dispatcher = at.nn.MoEDispatcher(2, comm)
+        rows, _, state = dispatcher.dispatch(torch.ones(2, 3), torch.tensor([[0], [1]]))
+        assert isinstance(caught(lambda: dispatcher.combine(rows[comm.rank :], state)), InvalidTensorError)
+        assert torch.equal(dispatcher.combine(rows, state), torch.ones(2, 3))
+
+    ranks(2)(check)
+
+
+@pytest.mark.parametrize("number", [0, -1, 2.0, "8"])
+def test_number_of_experts(number: Any) -> None:
+    with pytest.raises(InvalidParamError, match="num_experts"):
+        at.nn.MoEDispatcher(number)
+
+
+def test_experts_lie_in_blocks() -> None:
+    communicators = Communicator.threads(4)
+    blocks = [list(at.nn.MoEDispatcher(6, comm).local_experts) for comm in communicators]
+    assert blocks == [[0, 1], [2, 3], [4], [5]]
+
+
+def test_all_to_all_v_module(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        x = torch.arange(6.0).view(3, 2).requires_grad_()
+        module = at.nn.AllToAllV(comm)
+        y = module(x, [1, 2])
+        assert torch.equal(y, at.all_to_all_v(x, [1, 2], unit="row", group=comm))
+        assert torch.equal(module(x, [1, 2], [comm.rank + 1] * 2), y)
+        y.sum().backward()
+        assert torch.equal(x.grad, torch.ones_like(x))
+        flat = at.nn.AllToAllV(comm, unit="element")(x, [2, 2], [2, 2], sdispls=[4, 0], rdispls=[2, 0])
+        assert flat.tolist() == ([4, 5, 4, 5] if comm.rank == 0 else [0, 1, 0, 1])
+
+    ranks(2)(check)
+    with pytest.raises(InvalidParamError, match="unit"):
+        at.nn.AllToAllV(unit="rows")
+
+
+def test_modules_of_the_default_group_are_copied_and_pickled() -> None:
+    for module in (at.nn.MoEDispatcher(4), at.nn.AllToAllV(unit="element")):
+        for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+            assert repr(other) == repr(module)
+        assert module.state_dict() == {}

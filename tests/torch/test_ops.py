@@ -1,0 +1,132 @@
+"""The operators of torch.library: what torch itself checks about them, and their derivatives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from replicated import check_gradients
+from torch import Tensor
+
+import alltoallv.torch as at
+from alltoallv import Communicator
+from alltoallv.testing import Ranks
+from alltoallv.torch import group as groups
+from alltoallv.torch import ops as operators  # cloudpickle would take the names torch and ops for torch.ops
+
+SIZES = pytest.mark.parametrize("size", [1, 2, 3, 4])
+
+
+def _counts(size: int) -> list[list[int]]:
+    """Uneven, with zeros; row r is what rank r sends."""
+    return [[(3 * i + 2 * j) % 4 for j in range(size)] for i in range(size)]
+
+
+@SIZES
+def test_opcheck(ranks: Ranks, size: int) -> None:
+    def check(comm: Communicator) -> None:
+        name, r, w = groups.name_of(comm), comm.rank, comm.size
+        counts = _counts(w)
+        sends, recvs = counts[r], [counts[j][r] for j in range(w)]
+        places = [[sum(row[:j]) for j in range(w)] for row in (sends, recvs)]
+        layout = torch.tensor([sends, places[0], recvs, places[1]])
+        x = torch.randn(sum(sends), dtype=torch.float64, requires_grad=True)
+        y = torch.randn(sum(recvs), dtype=torch.float64, requires_grad=True)
+        rows = torch.randn(2 * w, 3, requires_grad=True)
+        calls = [
+            (operators.all_to_all_v, (x, layout, sum(recvs), 1, "all_to_all_v", name)),
+            (operators.all_to_all_v, (x, layout, -1, 1, "all_to_all_v", name)),
+            (operators.all_to_all_v_transpose, (y, layout, sum(sends), 1, "all_to_all_v", name)),
+            (operators.all_to_all_v_learn, (x, layout[:2], 1, "all_to_all_v", name)),
+            (operators.all_gather, (rows, w, name)),
+            (operators.reduce_scatter, (rows, w, name)),
+            (operators.all_reduce, (rows, name)),
+        ]
+        for op, arguments in calls:
+            results = torch.library.opcheck(op, arguments)
+            assert set(results.values()) == {"SUCCESS"}, (op, results)
+
+    ranks(size)(check)
+
+
+def _regions(size: int) -> tuple[list[list[int]], ...]:
+    """send_counts, sdispls, recv_counts, rdispls with gaps, overlapping send regions and zeros."""
+    counts = _counts(size)
+    sdispls = [[(i + j) % 3 for j in range(size)] for i in range(size)]
+    recvs = [[counts[j][i] for j in range(size)] for i in range(size)]
+    rdispls = [[5 * (size - 1 - j) + 1 for j in range(size)] for i in range(size)]  # gaps, in reverse order
+    return counts, sdispls, recvs, rdispls
+
+
+@SIZES
+@pytest.mark.parametrize("case", ["packed", "learnt", "regions", "rows", "rows learnt", "nothing", "async"])
+def test_gradients_of_all_to_all_v(ranks: Ranks, size: int, case: str) -> None:
+    def check(comm: Communicator) -> None:
+        counts, sdispls, recvs, rdispls = _regions(size)
+        r = comm.rank
+        lengths, tail = [sum(row) for row in counts], ()
+        if case == "regions":
+            lengths = [6] * size
+        if case.startswith("rows"):
+            tail = (2,)
+        if case == "nothing":
+            counts = recvs = [[0] * size] * size
+            lengths = [2] * size
+
+        def function(x: Tensor) -> Tensor:
+            if case == "regions":
+                where = {"sdispls": sdispls[r], "rdispls": rdispls[r]}
+                return at.all_to_all_v(x, counts[r], recvs[r], **where, group=comm)
+            if case == "async":
+                y, work = at.all_to_all_v(x, counts[r], recvs[r], group=comm, async_op=True)
+                work.wait()
+                return y
+            known = None if case.endswith("learnt") else recvs[r]
+            return at.all_to_all_v(x, counts[r], known, unit="row" if tail else "element", group=comm)
+
+        check_gradients(comm, lengths, tail, function)
+
+    ranks(size)(check)
+
+
+@SIZES
+@pytest.mark.parametrize("name", ["all_to_all_single", "all_gather", "reduce_scatter", "all_reduce"])
+def test_gradients_of_functional_forms(ranks: Ranks, size: int, name: str) -> None:
+    def check(comm: Communicator) -> None:
+        def function(x: Tensor) -> Tensor:
+            if name == "all_to_all_single":
+                return at.functional.all_to_all_single(x, [x.shape[0] // size] * size, group=comm)
+            return getattr(at.functional, name)(x, comm)
+
+        check_gradients(comm, [size] * size, (2,), function)
+
+    ranks(size)(check)
+
+
+@SIZES
+def test_gradients_of_global_scatter_and_gather(ranks: Ranks, size: int) -> None:
+    experts = 2
+
+    def check(comm: Communicator) -> None:
+        count = torch.tensor([[(i + 2 * k) % 3 for k in range(size * experts)] for i in range(size)])
+        local = count[comm.rank]
+        told = count.view(size, size, experts)[:, comm.rank].reshape(-1)
+        sent, received = count.sum(1).tolist(), count.view(size, size, experts).sum((0, 2)).tolist()
+        check_gradients(comm, sent, (2,), lambda x: at.global_scatter(x, local, told, comm))
+        check_gradients(comm, received, (2,), lambda x: at.global_gather(x, local, told, comm))
+
+    ranks(size)(check)
+
+
+def test_gaps_get_zeros_and_overlaps_add_up(ranks: Ranks) -> None:
+    """The same in numbers one can follow: both ranks send elements 1 and 2 to both."""
+
+    def check(comm: Communicator) -> list[float]:
+        x = torch.arange(4.0, requires_grad=True)
+        y = at.all_to_all_v(x, [2, 2], [2, 2], sdispls=[1, 1], rdispls=[1, 4], group=comm)
+        assert y.tolist() == [0, 1, 2, 0, 1, 2]
+        y.backward(torch.tensor([100.0, 1, 2, 100, 10, 20]) * (comm.rank + 1))
+        assert x.grad is not None
+        return x.grad.tolist()
+
+    # Rank 0 gets back entries 1 and 2 of both outputs, rank 1 entries 4 and 5.
+    assert ranks(2)(check) == [[0, 3, 6, 0], [0, 30, 60, 0]]

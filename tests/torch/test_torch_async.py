@@ -1,0 +1,227 @@
+"""Asynchronous calls: handles, several in flight, lifetimes, errors."""
+
+from __future__ import annotations
+
+import gc
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from engine_groups import caught
+from torch import Tensor
+
+import alltoallv.torch as at
+from alltoallv import Communicator
+from alltoallv.errors import CommTimeoutError, InvalidParamError, PeerLostError, PeerMismatchError
+from alltoallv.testing import Ranks
+
+LATE = 0.3  # seconds that a peer lets others wait
+
+
+def test_every_function_returns_a_handle(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        r = comm.rank
+        x = torch.arange(4.0) + 10 * r
+        expected = [2 * r, 2 * r + 1, 10 + 2 * r, 11 + 2 * r]
+        y, work = at.all_to_all_v(x, [2, 2], [2, 2], group=comm, async_op=True)
+        assert work.wait()
+        assert y.tolist() == expected
+        assert work.is_completed()
+        assert work.is_success()
+        assert work.exception() is None
+        assert work.result() is y
+        work.synchronize()
+        unknown, work = at.all_to_all_v(x, [2, 2], group=comm, async_op=True)
+        assert unknown is None
+        assert work.result().tolist() == expected
+        out = torch.empty(4)
+        y, work = at.all_to_all_v(x, [2, 2], [2, 2], out=out, group=comm, async_op=True)
+        assert work.result() is y is out
+        assert out.tolist() == expected
+        out = torch.empty(4)
+        at.all_to_all_single(out, x, group=comm, async_op=True).wait()
+        assert out.tolist() == expected
+        outs = [torch.empty(2), torch.empty(2)]
+        at.all_to_all(outs, list(x.split(2)), comm, async_op=True).wait(timedelta(seconds=10))
+        assert torch.cat(outs).tolist() == expected
+        out = torch.empty(2, 4)
+        at.all_gather_into_tensor(out, x, comm, async_op=True).wait(10)
+        assert out.tolist() == [[0, 1, 2, 3], [10, 11, 12, 13]]
+
+    ranks(2)(check)
+
+
+def test_returns_before_its_peers_come(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        if comm.rank:
+            time.sleep(LATE)
+        start = time.monotonic()
+        y, work = at.all_to_all_v(torch.ones(2), [1, 1], [1, 1], group=comm, async_op=True)
+        launched = time.monotonic() - start
+        if comm.rank == 0:
+            assert launched < LATE / 2
+            assert not work.is_completed()
+            assert not work.is_success()
+            assert work.exception() is None
+            with pytest.raises(CommTimeoutError, match="still under way"):
+                work.wait(0.01)
+            with pytest.raises(CommTimeoutError, match="still under way"):
+                work.wait(timedelta(milliseconds=10))
+        work.wait(timedelta())  # as in torch, zero is no limit
+        assert y.tolist() == [1, 1]
+
+    ranks(2)(check)
+
+
+def test_many_in_flight_and_sync_calls_behind_them(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        works = []
+        for n in range(100):
+            x = torch.full((2 * (n % 7),), 100.0 * comm.rank + n)
+            counts = [n % 7] * 2
+            works.append(at.all_to_all_v(x, counts, None if n % 3 == 0 else counts, group=comm, async_op=True)[1])
+        assert at.functional.all_reduce(torch.ones(3), comm).tolist() == [2, 2, 2]
+        assert all(work.wait(1) for work in works)  # as good as done: the sync call came after them
+        for n in (*range(50, 100), *range(50)):  # waited for in any order
+            assert works[n].result().tolist() == [n] * (n % 7) + [100 + n] * (n % 7)
+
+    ranks(2)(check)
+
+
+def test_groups_in_opposite_order(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        other = Communicator.from_env("other", timeout=20)
+        order = [comm, other] if comm.rank else [other, comm]
+        started = [at.all_to_all_v(torch.ones(2) * comm.rank, [1, 1], group=group, async_op=True)[1] for group in order]
+        for work in started:
+            assert work.result().tolist() == [0, 1]
+        other.destroy()
+
+    ranks(2)(check)
+
+
+def test_futures(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        if comm.rank:
+            time.sleep(LATE)
+        _, work = at.all_to_all_v(torch.ones(2), [1, 1], [1, 1], group=comm, async_op=True)
+        future = work.get_future().then(lambda future: future.value() * 2)
+        assert future.wait().tolist() == [2, 2]
+        _, work = at.all_to_all_v(torch.ones(2), [1, 1], [1, 1 + comm.rank], group=comm, async_op=True)
+        assert "PeerMismatchError" in repr(caught(work.get_future().wait)) + str(caught(work.get_future().wait))
+
+    ranks(2)(check)
+
+
+def test_tensors_stay_alive(ranks: Ranks) -> None:
+    """Nobody holds the input, the output or the handle while the peer lets them wait."""
+
+    def check(comm: Communicator) -> None:
+        n = 1 << 18  # too much to travel with the announcement
+        x = torch.full((2 * n,), comm.rank + 1.0)
+        output = torch.empty(2 * n)
+        at.all_to_all_single(output, x, group=comm, async_op=True)
+        del x
+        gc.collect()
+        filler = [torch.full((2 * n,), -1.0) for _ in range(8)]  # takes freed memory
+        if comm.rank:
+            time.sleep(LATE)
+        at.functional.all_reduce(torch.ones(1), comm)
+        assert torch.equal(output, torch.tensor([1.0, 2.0]).repeat_interleave(n))
+        assert len(filler) == 8
+
+    ranks(2)(check)
+
+
+def test_they_are_released_when_done(ranks: Ranks) -> None:
+    """After the wait, the handle holds the output only; a handle that was dropped unfinished holds nothing."""
+
+    def check(comm: Communicator) -> None:
+        def used() -> int:
+            gc.collect()
+            return comm.stats()["arena_used_bytes"]
+
+        before, n = used(), 1 << 18
+        y, work = at.all_to_all_v(at.empty(2 * n), [n, n], [n, n], group=comm, async_op=True)
+        work.wait()
+        assert used() - before < 1.5 * y.nbytes
+        assert work.result() is y
+        del y, work
+        assert used() == before
+        at.all_to_all_v(at.empty(2 * n), [n, n], [n, n], group=comm, async_op=True)
+        at.all_to_all_v(torch.ones(2), [1, 1], [1, 1], group=comm, async_op=True)[1].wait()
+        at.all_to_all_v(torch.ones(2), [1, 1], [1, 1], group=comm, async_op=True)[1].wait()
+        assert used() - before < n  # the next asynchronous call lets go of what is done
+
+    ranks(2)(check)
+
+
+@pytest.mark.parametrize("how", ["counts", "dtype", "operator"])
+def test_mismatches_surface_in_wait(ranks: Ranks, how: str) -> None:
+    def check(comm: Communicator) -> None:
+        odd = comm.rank == 1
+        x = torch.ones(2, dtype=torch.int32 if odd and how == "dtype" else torch.float32)
+        if odd and how == "operator":
+            work = at.all_to_all_single(torch.empty(2), x, group=comm, async_op=True)
+        else:
+            counts = [1, 2] if odd and how == "counts" else [1, 1]
+            work = at.all_to_all_v(x, [1, 1], counts, group=comm, async_op=True)[1]
+        with pytest.raises(PeerMismatchError, match="rank 1"):
+            work.wait()
+        assert isinstance(work.exception(), PeerMismatchError)
+        assert work.is_completed()
+        assert not work.is_success()
+        with pytest.raises(PeerMismatchError):
+            work.result()
+        assert at.all_to_all_v(torch.ones(2), [1, 1], group=comm).tolist() == [1, 1]
+
+    ranks(2)(check)
+
+
+def test_own_mistakes_raise_at_once(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        x = torch.ones(2, requires_grad=comm.rank == 0)
+        if comm.rank == 0:
+            with pytest.raises(InvalidParamError, match="expected one or the other"):
+                at.all_to_all_v(x, [1, 1], [1, 1], out=torch.empty(2), group=comm, async_op=True)
+        else:
+            _, work = at.all_to_all_v(x, [1, 1], [1, 1], group=comm, async_op=True)
+            with pytest.raises(InvalidParamError, match="rank 0"):
+                work.wait()
+        with pytest.raises(InvalidParamError, match="expected recv_counts"):
+            at.all_to_all_v(torch.ones(2, requires_grad=True), [1, 1], group=comm, async_op=True)
+
+    ranks(2)(check)
+
+
+def test_a_peer_that_leaves(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        if comm.rank:
+            comm.destroy()
+            return
+        _, work = at.all_to_all_v(torch.ones(2), [1, 1], [1, 1], group=comm, async_op=True)
+        with pytest.raises(PeerLostError, match="rank 1"):
+            work.wait()
+
+    ranks(2)(check)
+
+
+def test_gradients_through_asynchronous_calls(ranks: Ranks) -> None:
+    """Several in flight; the gradients travel in the same order on all ranks."""
+
+    def check(comm: Communicator) -> None:
+        leaves = [torch.full((2,), n + 1.0, requires_grad=True) for n in range(3)]
+        started: list[tuple[Tensor, Any]] = [
+            at.all_to_all_v(x * x, [1, 1], [1, 1], group=comm, async_op=True) for x in leaves
+        ]
+        total = torch.zeros(())
+        for y, work in started:
+            work.wait()
+            total = total + (y * (comm.rank + 1)).sum()
+        total.backward()
+        for x in leaves:
+            assert torch.equal(x.grad, 2 * x.detach() * torch.tensor([1.0, 2.0]))
+
+    ranks(2)(check)

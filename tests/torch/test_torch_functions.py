@@ -1,0 +1,307 @@
+"""Every function on every dtype, bit for bit what the reference says; groups of every kind."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from backend_groups import joined
+from torch import Tensor
+
+import alltoallv.torch as at
+from alltoallv import Communicator
+from alltoallv.testing import Ranks, reference
+from alltoallv.torch.tensors import _NAMES
+
+SIZES = pytest.mark.parametrize("size", [1, 2, 4])
+DTYPES = list(_NAMES)
+
+
+def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Random bits: NaNs with any payload among floats; true and false in bools."""
+    bits = torch.randint(0, 256, (*shape, dtype.itemsize), dtype=torch.uint8, generator=generator)
+    return (bits % 2 if dtype is torch.bool else bits).view(dtype).squeeze(-1)
+
+
+def as_bytes(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """The bits of all elements, shape ``[..., itemsize]``."""
+    return tensor.contiguous().unsqueeze(-1).view(torch.uint8).numpy()
+
+
+class Case:
+    """A random problem of all ranks, the same on each, and the reference's results."""
+
+    def __init__(self, size: int, dtype: torch.dtype, *, row: tuple[int, ...] = ()) -> None:
+        generator = torch.Generator().manual_seed(size)
+        self.counts = torch.randint(0, 5, (size, size), generator=generator)
+        self.counts[:, 0] = 0  # rank 0 receives nothing
+        self.received = self.counts.T
+        self.sdispls = torch.randint(0, 4, (size, size), generator=generator)  # overlaps and gaps
+        places = torch.stack([torch.randperm(size, generator=generator) for _ in range(size)])
+        self.rdispls = 6 * places + 1  # gaps, in any order
+        length = 6 * size + 2
+        self.packed = [random_tensor((int(row_.sum()), *row), dtype, generator) for row_ in self.counts]
+        self.inputs = [random_tensor((length, *row), dtype, generator) for _ in range(size)]
+        self.before = [random_tensor((length, *row), dtype, generator) for _ in range(size)]
+
+    def expected_packed(self, rank: int) -> np.ndarray[Any, Any]:
+        return reference.all_to_all_v([as_bytes(x) for x in self.packed], self.counts.numpy())[rank]
+
+    def expected_regions(self, rank: int, outputs: bool) -> np.ndarray[Any, Any]:
+        matrices = (matrix.numpy() for matrix in (self.counts, self.sdispls, self.received, self.rdispls))
+        arrays = [as_bytes(x) for x in self.inputs]
+        return reference.all_to_all_v(arrays, *matrices, [as_bytes(x) for x in self.before] if outputs else None)[rank]
+
+
+def equal(tensor: Tensor, expected: np.ndarray[Any, Any]) -> bool:
+    return np.array_equal(as_bytes(tensor), expected)
+
+
+@SIZES
+def test_all_to_all_v_on_every_dtype(ranks: Ranks, size: int) -> None:
+    def check(comm: Communicator) -> None:
+        r = comm.rank
+        for dtype in DTYPES:
+            for unit, row in (("element", ()), ("row", (3,)), ("row", (2, 1, 2))):
+                case = Case(size, dtype, row=row)
+                counts, received = case.counts[r].tolist(), case.received[r].tolist()
+                expected = case.expected_packed(r)
+                for y in (
+                    at.all_to_all_v(case.packed[r], counts, received, unit=unit, group=comm),
+                    at.all_to_all_v(case.packed[r], counts, unit=unit, group=comm),
+                    at.all_to_all_v(case.packed[r], case.counts[r], case.received[r], unit=unit, group=comm),
+                ):
+                    assert y.dtype == dtype
+                    assert equal(y, expected)
+                where = {"sdispls": case.sdispls[r], "rdispls": case.rdispls[r].tolist(), "unit": unit, "group": comm}
+                y = at.all_to_all_v(case.inputs[r], counts, received, **where)
+                assert len(y) == max((d + n for d, n in zip(where["rdispls"], received, strict=True) if n), default=0)
+                assert equal(y, case.expected_regions(r, False)[: len(y)])  # gaps are zero
+                out = case.before[r].clone()
+                assert at.all_to_all_v(case.inputs[r], counts, received, out=out, **where) is out
+                assert equal(out, case.expected_regions(r, True))  # gaps keep their values
+
+    ranks(size)(check)
+
+
+@SIZES
+def test_functions_of_torch_on_every_dtype(ranks: Ranks, size: int) -> None:
+    def check(comm: Communicator) -> None:
+        r = comm.rank
+        for dtype in DTYPES:
+            case = Case(size, dtype, row=(2,))
+            expected = case.expected_packed(r)
+            sends, recvs = case.counts[r].tolist(), case.received[r].tolist()
+            output = torch.zeros(sum(recvs), 2, dtype=dtype)
+            assert at.all_to_all_single(output, case.packed[r], recvs, sends, comm) is None
+            assert equal(output, expected)
+            assert equal(at.functional.all_to_all_single(case.packed[r], recvs, sends, comm), expected)
+
+            outputs = [torch.zeros(n, 2, dtype=dtype) for n in recvs]
+            assert at.all_to_all(outputs, list(case.packed[r].split(sends)), comm) is None
+            assert equal(torch.cat(outputs), expected)
+
+            gathered = torch.zeros(size * len(case.inputs[r]), 2, dtype=dtype)
+            assert at.all_gather_into_tensor(gathered, case.inputs[r], comm) is None
+            whole = np.concatenate([as_bytes(x) for x in case.inputs])
+            assert equal(gathered, whole)
+            stacked = torch.zeros(size, *case.inputs[r].shape, dtype=dtype)
+            at.all_gather_into_tensor(stacked, case.inputs[r], comm)
+            assert equal(stacked.view_as(gathered), whole)
+            assert equal(at.functional.all_gather(case.inputs[r], comm), whole)
+
+    ranks(size)(check)
+
+
+@SIZES
+def test_equal_parts(ranks: Ranks, size: int) -> None:
+    def check(comm: Communicator) -> None:
+        inputs = [torch.arange(2 * size * 3).view(2 * size, 3) + 100 * j for j in range(size)]
+        (expected,) = reference.all_to_all_single([x.numpy() for x in inputs])[comm.rank : comm.rank + 1]
+        output = torch.empty_like(inputs[0])
+        at.all_to_all_single(output, inputs[comm.rank], group=comm)
+        assert np.array_equal(output.numpy(), expected)
+        at.all_to_all_single(output.zero_(), inputs[comm.rank], [], [], group=comm)
+        assert np.array_equal(output.numpy(), expected)
+
+    ranks(size)(check)
+
+
+@SIZES
+def test_counts_and_experts(ranks: Ranks, size: int) -> None:
+    experts = 3
+
+    def check(comm: Communicator) -> None:
+        counts = np.random.default_rng(1).integers(0, 4, (size, size * experts))
+        told = [[int(counts[j, e + r * experts]) for j in range(size) for e in range(experts)] for r in range(size)]
+        r = comm.rank
+        matrix = counts[:, ::experts]
+        assert at.exchange_counts(matrix[r], comm).tolist() == matrix[:, r].tolist()
+        assert at.exchange_counts(torch.tensor(matrix[r]), comm).dtype == torch.int64
+        rows = [np.random.default_rng(j).normal(size=(int(counts[j].sum()), 2)) for j in range(size)]
+        scattered = reference.global_scatter(rows, counts.tolist(), told)
+        x = at.global_scatter(torch.tensor(rows[r]), counts[r].tolist(), told[r], comm)
+        assert np.array_equal(x.numpy(), scattered[r])
+        back = at.global_gather(x, counts[r], torch.tensor(told[r]), comm)
+        assert np.array_equal(back.numpy(), rows[r])
+
+    ranks(size)(check)
+
+
+@SIZES
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int32])
+def test_reductions(ranks: Ranks, size: int, dtype: torch.dtype) -> None:
+    """Summed in the order of ranks, for an uneven number of elements too; identical bits on all ranks."""
+
+    def check(comm: Communicator) -> None:
+        generator = torch.Generator().manual_seed(3)
+        inputs = [(100 * torch.randn(4 * size, 5, generator=generator)).to(dtype) for _ in range(size)]
+        wide = torch.float32 if dtype.itemsize == 2 else dtype
+        total = inputs[0].to(wide)
+        for x in inputs[1:]:
+            total = total + x.to(wide)
+        total = total.to(dtype)
+        mine = inputs[comm.rank]
+        assert torch.equal(at.functional.all_reduce(mine, comm), total)
+        assert torch.equal(at.functional.all_reduce(mine[:3, :1], comm), total[:3, :1])
+        part = at.functional.reduce_scatter(mine, comm)
+        assert torch.equal(part, total[4 * comm.rank : 4 * comm.rank + 4])
+
+    ranks(size)(check)
+
+
+def test_views(ranks: Ranks) -> None:
+    """Transposed, strided, expanded, conjugated and negated views are read as what they show."""
+
+    def check(comm: Communicator) -> None:
+        z = torch.randn(4, 6, dtype=torch.complex64)
+        views = [z.t(), z[:, ::2], z[1:3, 1:3], z[0].expand(4, 6), z.conj(), z.conj().imag, z.real, z.t().conj()]
+        for view in views:
+            n = view.numel()
+            y = at.all_to_all_v(view, [n, n], [n, n], sdispls=[0, 0], rdispls=[n, 0], group=comm)
+            own = y[n:] if comm.rank == 0 else y[:n]
+            assert torch.equal(own.view(view.shape), view)
+            gathered = torch.empty(2, *view.shape, dtype=view.dtype)
+            at.all_gather_into_tensor(gathered, view, comm)
+            assert torch.equal(gathered[comm.rank], view)
+            rows = at.functional.all_gather(view, comm)
+            assert torch.equal(rows[comm.rank * len(view) :][: len(view)], view)
+            outputs = [torch.empty(view.shape, dtype=view.dtype) for _ in range(2)]
+            at.all_to_all(outputs, [view, view], comm)
+            assert torch.equal(outputs[comm.rank], view)
+
+    ranks(2)(check)
+
+
+def test_shapes(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        x = torch.arange(24.0).view(2, 3, 4)
+        assert at.all_to_all_v(x, [12, 12], group=comm).shape == (24,)
+        assert at.all_to_all_v(x, [1, 1], unit="row", group=comm).shape == (2, 3, 4)
+        assert at.all_to_all_v(x, [0, 0], [0, 0], unit="row", group=comm).shape == (0, 3, 4)
+        assert at.all_to_all_v(x, [0, 0], unit="row", group=comm).shape == (0, 3, 4)
+        assert at.all_to_all_v(torch.empty(4, 0), [1, 3], [1 + 2 * comm.rank] * 2, unit="row", group=comm).shape == (
+            2 + 4 * comm.rank,
+            0,
+        )
+        assert at.all_to_all_v(torch.tensor(5.0), [1 - comm.rank, comm.rank], group=comm).shape == (1,)
+        assert at.all_to_all_v(torch.empty(0), [0, 0], group=comm).shape == (0,)
+
+    ranks(2)(check)
+
+
+def test_process_groups(ranks: Ranks, tmp_path: Path) -> None:
+    """The default group, sub-groups and communicators side by side; names of dist.new_group as of Communicator."""
+
+    def check(rank: int, size: int, file: str) -> None:
+        with joined(rank, size, file, backend="gloo") as world:
+            halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+            reverse = dist.new_group([3, 1, 0])
+            other = Communicator.from_env("other", timeout=30)
+            mine = halves[rank // 2]
+            x = torch.tensor([float(rank)])
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                for group, members in ((None, [0, 1, 2, 3]), (world, [0, 1, 2, 3]), (other, [0, 1, 2, 3])):
+                    assert at.functional.all_gather(x, group).tolist() == members
+                assert at.functional.all_gather(x, mine).tolist() == [rank // 2 * 2, rank // 2 * 2 + 1]
+                works = []
+                groups = [mine, other, world] if rank % 2 else [world, mine, other]
+                for group in groups:  # in another order on every second rank: they do not wait for each other
+                    n = dist.get_world_size(group) if group is not other else 4
+                    works.append(at.all_to_all_v(x.expand(n), [1] * n, [1] * n, group=group, async_op=True))
+                for group, (y, work) in zip(groups, works, strict=True):
+                    work.wait()
+                    assert y.tolist() == ([rank // 2 * 2, rank // 2 * 2 + 1] if group is mine else [0, 1, 2, 3])
+            if rank != 2:
+                ranks_of = dist.get_process_group_ranks(reverse)
+                assert at.functional.all_gather(x, reverse).tolist() == ranks_of
+            assert at.from_group(mine) is at.from_group(mine)
+            assert at.from_group(mine).size == 2
+            other.destroy()
+
+    ranks(4, communicator=False)(check, str(tmp_path / "store"))
+
+
+def test_a_rank_outside_the_group_is_warned(ranks: Ranks, tmp_path: Path) -> None:
+    def check(rank: int, size: int, file: str) -> None:
+        with joined(rank, size, file, backend="gloo"):
+            pair = dist.new_group([0, 1])
+            x = torch.ones(2)
+            calls = {
+                "all_to_all_v": lambda: at.all_to_all_v(x, [1, 1], group=pair),
+                "all_to_all_single": lambda: at.all_to_all_single(torch.empty(2), x, group=pair),
+                "all_to_all": lambda: at.all_to_all([torch.empty(1)] * 2, list(x.split(1)), group=pair),
+                "all_gather": lambda: at.all_gather_into_tensor(torch.empty(4), x, group=pair),
+                "exchange_counts": lambda: at.exchange_counts([1, 1], group=pair),
+                "global_scatter": lambda: at.global_scatter(x, [1, 1], [1, 1], group=pair),
+                "global_gather": lambda: at.global_gather(x, [1, 1], [1, 1], group=pair),
+                "async": lambda: at.all_to_all_single(torch.empty(2), x, group=pair, async_op=True),
+            }
+            if rank == 2:
+                for call in calls.values():
+                    with pytest.warns(UserWarning, match="not a member of the group"):
+                        assert call() is None
+                with pytest.warns(UserWarning, match="not a member of the group"):
+                    assert at.all_to_all_v(x, [1, 1], group=pair, async_op=True) == (None, None)
+            else:
+                assert at.all_to_all_v(x, [1, 1], group=pair).tolist() == [1, 1]
+
+    ranks(3, communicator=False)(check, str(tmp_path / "store"))
+
+
+def test_graphs_name_process_groups(ranks: Ranks, tmp_path: Path) -> None:
+    def check(rank: int, size: int, file: str) -> None:
+        with joined(rank, size, file, backend="gloo") as world:
+            torch._dynamo.reset()
+            x = torch.ones(2, requires_grad=True)
+            call = torch.compile(
+                lambda x: at.functional.all_gather(at.all_to_all_v(x * 2, [1, 1], group=world), world),
+                fullgraph=True,
+                backend="aot_eager",
+            )
+            y = call(x)
+            assert y.tolist() == [2] * 4
+            y.sum().backward()
+            assert x.grad.tolist() == [4, 4]
+
+    ranks(2, communicator=False, timeout=120)(check, str(tmp_path / "store"))
+
+
+def test_a_new_group_under_an_old_name(ranks: Ranks, tmp_path: Path) -> None:
+    """torch.distributed numbers its groups from 0 again after destroy_process_group."""
+
+    def check(rank: int, size: int, folder: str) -> list[int]:
+        seen = []
+        for n in range(3):
+            with joined(rank, size, f"{folder}/{n}", backend="gloo") as world:
+                assert at.functional.all_gather(torch.tensor([rank + 10 * n]), world).tolist() == [10 * n, 10 * n + 1]
+                seen.append(at.from_group(world))
+        return len({id(comm) for comm in seen})
+
+    assert ranks(2, communicator=False)(check, str(tmp_path)) == [3, 3]

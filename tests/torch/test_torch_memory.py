@@ -1,0 +1,206 @@
+"""Tensors in the shared arena behave as any others, and their memory comes back."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+import alltoallv.torch as at
+from alltoallv import Communicator, _core
+from alltoallv.testing import Ranks
+from alltoallv.torch.tensors import _NAMES
+
+MB = 1 << 20
+
+
+def in_arena(tensor: Tensor) -> bool:
+    return _core.in_arena(tensor.data_ptr(), tensor.nbytes)
+
+
+def made() -> Tensor:
+    x = at.empty((3, 4))
+    x[:] = torch.arange(12.0).view(3, 4)
+    assert in_arena(x)
+    return x
+
+
+def saved(tensor: Tensor) -> Tensor:
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    file.seek(0)
+    loaded: Tensor = torch.load(file)
+    return loaded
+
+
+COPIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "copy": copy.deepcopy,
+    "torch.save": saved,
+    "clone": torch.clone,
+    "numpy": lambda x: torch.from_numpy(x.numpy().copy()),
+    "cat": lambda x: torch.cat([x]),
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_copies_are_ordinary_tensors(how: str) -> None:
+    x = made()
+    y = COPIES[how](x)
+    assert torch.equal(x, y)
+    assert not in_arena(y)
+    y.add_(1)
+    assert x[0, 0] == 0
+    assert torch.equal(x.view(-1)[3:7].clone(), torch.arange(3.0, 7.0))
+
+
+def test_kind() -> None:
+    for dtype in _NAMES:
+        x = at.empty((2, 3), dtype)
+        assert (x.dtype, x.shape, x.is_contiguous(), x.device.type) == (dtype, (2, 3), True, "cpu")
+        assert not x.requires_grad
+        assert not x.is_pinned()
+        assert not x.is_shared()
+        assert x.data_ptr() % 64 == 0
+    assert at.empty(5).dtype == torch.get_default_dtype()
+    assert at.empty(5).shape == (5,)
+    assert at.empty((0, 3)).shape == (0, 3)
+    assert at.empty(()).shape == ()
+
+
+def test_a_parameter_in_the_arena_is_trained() -> None:
+    parameter = torch.nn.Parameter(made())
+    optimizer = torch.optim.SGD([parameter], lr=0.5)
+    (parameter * 2).sum().backward()
+    optimizer.step()
+    assert torch.equal(parameter.detach(), torch.arange(12.0).view(3, 4) - 1)
+    assert in_arena(parameter)
+
+
+def test_storage() -> None:
+    """Shrinking and views work; growing in place, as documented, does not; moving to torch's shared memory does."""
+    x = made()
+    assert x.untyped_storage().nbytes() == 48
+    x.resize_(2, 2)
+    assert x.tolist() == [[0, 1], [2, 3]]
+    with pytest.raises(RuntimeError, match="not resizable"):
+        x.resize_(1000)
+    x = made()
+    x.set_(torch.ones(5))
+    assert x.tolist() == [1] * 5
+    x = made()
+    x.share_memory_()
+    assert x.is_shared()
+    assert not in_arena(x)
+    assert torch.equal(x, torch.arange(12.0).view(3, 4))
+
+
+def test_outputs_of_collectives(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> tuple[Any, ...]:
+        y = at.all_to_all_v(torch.arange(6.0), [2, 4], group=comm)
+        gathered = at.functional.all_gather(y[:4], comm)
+        assert in_arena(y)
+        assert in_arena(gathered)
+        assert torch.equal(copy.deepcopy(y), y)
+        assert torch.equal(saved(gathered), gathered)
+        return y, gathered  # pickled on their way to the test
+
+    results = ranks(2)(check)
+    assert [y.tolist() for y, _ in results] == [[0, 1, 0, 1], [2, 3, 4, 5, 2, 3, 4, 5]]
+    assert all(not in_arena(tensor) for result in results for tensor in result)
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_data_loader_workers_read_them(context: str) -> None:
+    """Forked workers see the arena itself; for spawned ones torch moves any tensor to shared memory of its own."""
+    x = made()
+    dataset = TensorDataset(x, torch.arange(3))
+    loader = DataLoader(dataset, batch_size=2, num_workers=2, multiprocessing_context=context)
+    batches = list(loader)
+    assert torch.equal(torch.cat([rows for rows, _ in batches]), x)
+    assert in_arena(x) == (context == "fork")
+
+
+def test_workers_beside_a_communicator(ranks: Ranks) -> None:
+    """A rank whose input pipeline forks goes on exchanging; the workers free nothing of its arena."""
+
+    def check(comm: Communicator) -> None:
+        x = at.all_to_all_v(torch.arange(64.0), [32, 32], [32, 32], group=comm).view(16, 4)
+        loader = DataLoader(TensorDataset(x), batch_size=4, num_workers=2, multiprocessing_context="fork")
+        for _ in range(2):
+            for (rows,) in loader:
+                assert at.functional.all_gather(rows, comm).shape == (8, 4)
+        assert torch.equal(x.view(-1), torch.arange(32.0).repeat(2) + 32 * comm.rank)
+        assert at.functional.all_reduce(torch.ones(1), comm).item() == 2
+
+    # Fresh processes: a gloo group that an earlier test left as garbage ends a forked child that frees it.
+    ranks(2, fresh=True)(check)
+
+
+def test_memory_returns(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        def used() -> int:
+            gc.collect()
+            return comm.stats()["arena_used_bytes"]
+
+        x, before = torch.ones(2 * MB), used()
+        y = at.all_to_all_v(x, [MB, MB], [MB, MB], group=comm)
+        assert used() >= before + 8 * MB
+        view = y[5:7]
+        del y
+        assert used() >= before + 8 * MB  # a view keeps it
+        del view
+        assert used() == before
+        segments = comm.stats()["arena_segments"]
+        for _ in range(50):  # 400 MB if nothing came back
+            at.all_to_all_v(x, [MB, MB], group=comm)
+        assert comm.stats()["arena_segments"] <= segments + 1
+        assert used() == before
+        leaf = x.requires_grad_()
+        (at.all_to_all_v(leaf, [MB, MB], group=comm) ** 2).sum().backward()
+        leaf.grad = None
+        assert used() == before
+
+    ranks(2)(check)
+
+
+def test_a_tensor_outlives_its_communicator(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        y = at.all_to_all_v(torch.arange(4.0) + comm.rank, [2, 2], group=comm)
+        comm.destroy()
+        gc.collect()
+        assert y.view(2, 2)[:, 0].tolist() == [2.0 * comm.rank, 2.0 * comm.rank + 1]
+
+    ranks(2)(check)
+
+
+def test_activations_beyond_the_budget(ranks: Ranks) -> None:
+    """32 layers keep 8 MB each for backward and the budget is 200 MB: what is beyond is private, the results hold."""
+
+    def check(comm: Communicator) -> int:
+        x = torch.linspace(-2, 2, 2 * MB) + comm.rank
+        counts = [MB, MB]
+        results = []
+        for exchange in (True, False):  # two exchanges cancel each other
+            leaf = x.clone().requires_grad_()
+            y = leaf
+            for _ in range(32):
+                y = (at.all_to_all_v(y, counts, counts, group=comm) if exchange else y).sin()
+            y.backward(x)
+            results.append((y.detach(), leaf.grad))
+            if exchange:
+                stats = comm.stats()
+        assert torch.equal(results[0][0], results[1][0])
+        assert torch.equal(results[0][1], results[1][1])
+        assert stats["arena_bytes"] <= 200 * MB
+        return stats["private_outputs"]
+
+    assert all(8 <= number <= 64 for number in ranks(2, fresh=True)(check))

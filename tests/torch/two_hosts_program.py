@@ -1,0 +1,149 @@
+"""What every rank of test_two_hosts.py runs: 2 + 2 ranks, two network namespaces. Ends with status 0 if all is well."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import time
+import warnings
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from engine_groups import caught, logged
+from replicated import check_gradients
+from test_torch_group import random_cases, run_case
+
+import alltoallv.torch as at
+from alltoallv.backends.torch_group import TorchGroupCommunicator
+from alltoallv.errors import BackendUnavailableError, InvalidParamError, PeerLostError, PeerMismatchError
+from alltoallv.testing import reference
+
+
+def who_carries_what(group: dist.ProcessGroup) -> TorchGroupCommunicator:
+    """The world crosses the wire, the two ranks of one host share memory, and both may be in use."""
+    with logged(logging.INFO) as lines:
+        comm = at.from_group(group, timeout=60)
+    assert isinstance(comm, TorchGroupCommunicator)
+    assert comm.backend == "gloo"
+    assert lines == [f"group {group.group_name!r}: cpu tensors of 4 ranks on 2 hosts go through gloo"], lines
+    error = caught(lambda: at.from_group(group, backend="shm"))
+    assert isinstance(error, BackendUnavailableError)
+    assert "rank 0 and rank 2" in str(error)
+
+    rank = dist.get_rank()
+    local, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]])
+    assert at.from_group(local).backend == "shm"
+    x = torch.tensor([rank * 10.0, rank * 10 + 1])
+    first = rank // 2 * 2
+    assert at.all_to_all_v(x, [1, 1], [1, 1], group=local).tolist() == [
+        first * 10 + rank % 2,
+        first * 10 + 10 + rank % 2,
+    ]
+    return comm
+
+
+def exchanges(comm: TorchGroupCommunicator) -> None:
+    """Zeros, gaps, permutations, learnt counts, asynchronous calls; and more than fits into a socket's buffer."""
+    for number, case in enumerate(random_cases(comm.size, 24)):
+        run_case(comm, case, number)
+    part = 1 << 19  # 2 MiB each
+    x = torch.arange(part * comm.size, dtype=torch.int32) + comm.rank
+    out = at.all_to_all_v(x, [part] * comm.size, group=None)
+    expected = torch.arange(part, dtype=torch.int32) + part * comm.rank
+    for j, piece in enumerate(out.split(part)):
+        assert torch.equal(piece, expected + j)
+
+
+def gradients(comm: TorchGroupCommunicator) -> None:
+    sends = [[1, 2, 0, 1], [0, 0, 3, 1], [1, 1, 1, 1], [0, 0, 0, 0]]
+    recvs = [row[comm.rank] for row in sends]
+    displs = [0] * 4  # send regions lie over each other
+    check_gradients(comm, [2, 3, 1, 1], (), lambda x: at.all_to_all_v(x, sends[comm.rank], recvs, sdispls=displs))
+
+
+def experts(comm: TorchGroupCommunicator) -> None:
+    local = [[(3 * r + i) % 4 for i in range(8)] for r in range(4)]
+    global_ = [[local[j][e + r * 2] for j in range(4) for e in range(2)] for r in range(4)]
+    xs = [torch.arange(2.0 * sum(counts)).view(-1, 2) + 100 * r for r, counts in enumerate(local)]
+    x = xs[comm.rank].clone().requires_grad_()
+    rows = at.global_scatter(x, local[comm.rank], global_[comm.rank])
+    expected = reference.global_scatter([x.numpy() for x in xs], local, global_)[comm.rank]
+    assert torch.equal(rows.detach(), torch.from_numpy(expected))
+    back = at.global_gather(rows, local[comm.rank], global_[comm.rank])
+    assert torch.equal(back.detach(), xs[comm.rank])
+    back.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.ones_like(x))
+
+
+def breaches(comm: TorchGroupCommunicator) -> None:
+    """Found before data move: the same error on all four ranks, prefilled outputs untouched, the next call works."""
+    x = torch.arange(8.0) + 10 * comm.rank
+    out = torch.full((8,), -1.0)
+    two = [2] * 4
+    sends = [2, 1, 2, 2] if comm.rank == 3 else two
+    error = caught(lambda: at.all_to_all_v(x, sends, two, out=out))
+    assert isinstance(error, PeerMismatchError)
+    assert str(error).endswith("rank 3 sends 1 elements to rank 1, which expects 2"), error
+    assert (out == -1).all()
+    error = caught(lambda: at.all_to_all_v(x, [2, 2, 2, 3] if comm.rank == 2 else two, two, out=out))
+    assert isinstance(error, InvalidParamError)
+    assert "sdispls[3] + send_counts[3] is 6 + 3" in str(error)
+    assert (out == -1).all()
+    work = at.all_to_all_v(x.int() if comm.rank == 1 else x, two, two, async_op=True)[1]
+    error = caught(work.wait)
+    assert str(error).endswith("rank 0 has dtype float32, rank 1 has dtype int32"), error
+    assert at.all_to_all_v(x, two, two, out=out) is out
+    assert out.tolist() == [10.0 * j + 2 * comm.rank + k for j in range(4) for k in range(2)]
+
+
+def other_front_end(comm: TorchGroupCommunicator) -> None:
+    """Backend alltoallv of torch.distributed, which finds itself on two hosts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it uses gloo
+        group = dist.new_group([0, 1, 2, 3], backend="alltoallv")
+    out = torch.empty(4)
+    dist.all_to_all_single(out, torch.arange(4.0) + 10 * comm.rank, group=group)
+    assert out.tolist() == [10.0 * j + comm.rank for j in range(4)]
+    assert at.from_group(group).backend == "gloo"
+    assert torch.equal(at.all_to_all_v(torch.arange(4.0) + 10 * comm.rank, [1] * 4, group=group), out)
+
+
+def loss(comm: TorchGroupCommunicator) -> None:
+    """A rank dies on the other host."""
+    pids = [int(pid) for pid in at.functional.all_gather(torch.tensor([os.getpid()]))]
+    if comm.rank == 3:
+        time.sleep(0.5)
+        os._exit(0)
+    error = caught(lambda: at.all_to_all_v(torch.ones(4), [1] * 4, [1] * 4))
+    assert isinstance(error, PeerLostError)
+    assert "rank 3 was lost: " in str(error), error
+    # The two namespaces share a kernel, so that even the other host's ranks can see that it is gone.
+    assert str(error).endswith(f"rank 3 (pid {pids[3]}, gone)"), error
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    group = dist.group.WORLD
+    assert group is not None
+    comm = who_carries_what(group)
+    for part in (exchanges, gradients, experts, breaches, other_front_end, loss):
+        begin = time.monotonic()
+        part(comm)
+        print(
+            f"rank {comm.rank} on {socket.gethostname()}: {part.__name__} {time.monotonic() - begin:.1f} s", flush=True
+        )
+    sys.stdout.flush()
+    store = dist.distributed_c10d._world.pg_map[group][1]  # rank 0 keeps it, and goes last
+    store.set(f"ready/{comm.rank}", "")
+    if comm.rank == 0:
+        store.wait(["ready/1", "ready/2"], timedelta(seconds=20))
+    os._exit(0)  # torch's own group waits for the rank that has gone
+
+
+if __name__ == "__main__":
+    main()

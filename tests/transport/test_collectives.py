@@ -1,0 +1,334 @@
+"""The collectives that only move data, over every data path, against the reference.
+
+Every rank makes the inputs of all ranks from one seed, calls the operator on its own, and compares with the reference.
+It returns the bytes that moved here and those that must have moved in all, by path.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from exchange_cases import (
+    PATHS,
+    PLACES,
+    SEED,
+    Array,
+    Counters,
+    Counts,
+    Launch,
+    counters,
+    difference,
+    expected_bytes,
+    put,
+    total,
+)
+
+import alltoallv
+from alltoallv import Communicator
+from alltoallv import numpy as av
+from alltoallv.testing import golden, reference
+
+Moved = tuple[Counters, Counters]
+Body = Callable[[Communicator, str, np.random.Generator], Counters]
+SIZES = range(1, 6)
+INLINE_LIMIT = 16384
+SHAPES = [(3,), (), (0,), (2, 0, 3), (4, 5), (1, 1, 7), (3000, 2)]  # the last one is too much to travel with the row
+BIG = SHAPES[-1]
+
+
+def carrier(path: str, payload: int) -> str:
+    """Which path carries ``payload`` bytes of a rank whose arrays lie where PLACES puts them."""
+    if path in ("inline", "auto") and payload <= INLINE_LIMIT:
+        return "inline"
+    return {"inline": "staged", "auto": "push"}.get(path, path)
+
+
+def private_carrier(path: str) -> str:
+    """The same for a few bytes in private arrays."""
+    return {"auto": "inline", "push": "staged", "pull": "staged"}.get(path, path)
+
+
+def inputs_of(rng: np.random.Generator, size: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[Array]:
+    return [golden.fill(rng, shape, dtype) for _ in range(size)]
+
+
+def dtypes(rng: np.random.Generator, count: int) -> Iterable[np.dtype[Any]]:
+    return (golden.dtype_of(name) for name in rng.choice(golden.DTYPES, count))
+
+
+def measure(communicator: Communicator, body: Body, path: str) -> Moved:
+    before = counters(communicator)
+    wanted = body(communicator, path, np.random.default_rng([SEED, communicator.size]))
+    return difference(counters(communicator), before), wanted
+
+
+def check(launch: Launch, body: Body, path: str, sizes: Iterable[int] = SIZES) -> None:
+    print(f"seed {SEED}")
+    for size in sizes:
+        results = launch(size, measure, body, path, path=path)
+        assert total(moved for moved, _ in results) == results[0][1], f"{size} ranks"
+
+
+def every_rank(size: int, count: int) -> Counts:
+    return np.full((size, size), count)
+
+
+# --- gathers ---------------------------------------------------------------------------------------------------------
+
+
+def gather(communicator: Communicator, path: str, rng: np.random.Generator) -> Counters:
+    size, r = communicator.size, communicator.rank
+    wanted = []
+    for shape, dtype in zip(SHAPES, dtypes(rng, len(SHAPES)), strict=True):
+        inputs = inputs_of(rng, size, shape, dtype)
+        expected = np.stack(reference.all_gather(inputs)[r])
+        x = put(inputs[r], PLACES[path][0])
+        out = put(np.zeros_like(expected), PLACES[path][1])
+        assert av.all_gather(x, out=out, group=communicator) is out
+        golden.assert_bits_equal(out, expected, f"all_gather of shape {shape}")
+        golden.assert_bits_equal(av.all_gather(x, group=communicator), expected)
+        sent = expected_bytes(carrier(path, x.nbytes), [every_rank(size, x.size)], [dtype.itemsize])
+        wanted += [sent, sent]
+    return total(wanted)
+
+
+def gather_into_tensor(communicator: Communicator, path: str, rng: np.random.Generator) -> Counters:
+    size, r = communicator.size, communicator.rank
+    wanted = []
+    for shape, dtype in zip(SHAPES, dtypes(rng, len(SHAPES)), strict=True):
+        inputs = inputs_of(rng, size, shape, dtype)
+        stacked = np.stack(inputs)
+        concatenated = stacked.reshape(-1) if shape == () else reference.all_gather_into_tensor(inputs)[r]
+        x = put(inputs[r], PLACES[path][0])
+        for expected in (stacked, concatenated):
+            out = put(np.zeros_like(expected), PLACES[path][1])
+            assert av.all_gather_into_tensor(out, x, communicator) is None
+            golden.assert_bits_equal(out, expected, f"all_gather_into_tensor of shape {shape}")
+            wanted.append(expected_bytes(carrier(path, x.nbytes), [every_rank(size, x.size)], [dtype.itemsize]))
+    return total(wanted)
+
+
+# --- all-to-all ------------------------------------------------------------------------------------------------------
+
+
+def single(communicator: Communicator, path: str, rng: np.random.Generator) -> Counters:
+    size, r = communicator.size, communicator.rank
+    wanted = []
+    for shape, dtype in zip([(2, 3), (1,), (0, 4), (3, 0), (5000 // size, 2)], dtypes(rng, 5), strict=True):
+        inputs = inputs_of(rng, size, (shape[0] * size, *shape[1:]), dtype)
+        expected = reference.all_to_all_single(inputs)[r]
+        x = put(inputs[r], PLACES[path][0])
+        out = put(np.zeros_like(expected), PLACES[path][1])
+        for splits in (None, [], [shape[0]] * size):
+            out[...] = np.zeros((), dtype)
+            assert av.all_to_all_single(out, x, splits, splits, communicator) is None
+            golden.assert_bits_equal(out, expected, f"all_to_all_single of shape {shape}")
+            sent = x.nbytes // size * (size - 1)
+            counts = every_rank(size, x.size // size)
+            wanted.append(expected_bytes(carrier(path, sent), [counts], [dtype.itemsize]))
+    return total(wanted)
+
+
+def uneven_single(communicator: Communicator, path: str, rng: np.random.Generator) -> Counters:
+    size, r = communicator.size, communicator.rank
+    wanted = []
+    for number, dtype in enumerate(dtypes(rng, 12)):
+        tail = [(), (3,), (2, 2), (0,)][number % 4]
+        counts = rng.integers(0, 5, (size, size)) * (rng.random((size, size)) < 0.7)
+        inputs = [golden.fill(rng, (int(row.sum()), *tail), dtype) for row in counts]
+        expected = reference.all_to_all_single(inputs, counts)[r]
+        x = put(inputs[r], PLACES[path][0])
+        out = put(np.zeros_like(expected), PLACES[path][1])
+        av.all_to_all_single(out, x, counts[:, r], counts[r].tolist(), communicator)
+        golden.assert_bits_equal(out, expected, f"all_to_all_single, splits {counts.tolist()}, rows of {tail}")
+        wanted.append(expected_bytes(carrier(path, 0), [counts], [math.prod(tail) * dtype.itemsize]))
+    return total(wanted)
+
+
+def scattered(arrays: list[Array], in_arena: bool, rng: np.random.Generator) -> list[Array]:
+    """Copies in one piece of memory, in random order and with gaps."""
+    places = [0] * len(arrays)
+    end = 0
+    for i in rng.permutation(len(arrays)):
+        places[i] = end
+        end += arrays[i].nbytes + 16 * int(rng.integers(1, 5))
+        end += -end % 16
+    memory = put(np.zeros(end, np.uint8), in_arena)
+    result = []
+    for array, place in zip(arrays, places, strict=True):
+        result.append(np.ndarray(array.shape, array.dtype, memory, place))
+        result[-1][...] = array
+    return result
+
+
+def lists(communicator: Communicator, path: str, rng: np.random.Generator) -> Counters:
+    size, r = communicator.size, communicator.rank
+    wanted = []
+    for number, dtype in enumerate(dtypes(rng, 8)):
+        shapes = [[SHAPES[k] for k in rng.integers(0, len(SHAPES) - 1, size)] for _ in range(size)]
+        if number == 7 and size > 1:
+            shapes[0][1] = BIG
+        inputs = [[golden.fill(rng, shape, dtype) for shape in row] for row in shapes]
+        expected = reference.all_to_all(inputs)[r]
+        xs = scattered(inputs[r], PLACES[path][0], rng)
+        outs = scattered([np.zeros_like(x) for x in expected], PLACES[path][1], rng)
+        assert av.all_to_all(outs, xs, communicator) is None
+        for j in range(size):
+            golden.assert_bits_equal(outs[j], expected[j], f"all_to_all on rank {r}: from rank {j}, {shapes}")
+        for sender in range(size):
+            counts = np.zeros((size, size), int)
+            counts[sender] = [math.prod(shape) for shape in shapes[sender]]
+            sent = sum(math.prod(shapes[sender][j]) for j in range(size) if j != sender) * dtype.itemsize
+            wanted.append(expected_bytes(carrier(path, sent), [counts], [dtype.itemsize]))
+    return total(wanted)
+
+
+# --- the rest --------------------------------------------------------------------------------------------------------
+
+
+def from_every_root(communicator: Communicator, path: str, rng: np.random.Generator) -> Counters:
+    size, r = communicator.size, communicator.rank
+    wanted = []
+    for root in range(size):
+        for shape, dtype in zip(SHAPES, dtypes(rng, len(SHAPES)), strict=True):
+            inputs = inputs_of(rng, size, shape, dtype)
+            array = put(inputs[r], path in ("push", "pull", "auto"))
+            assert av.broadcast(array, root, group=communicator) is None
+            golden.assert_bits_equal(array, reference.broadcast(inputs, root)[r], f"broadcast of {shape} from {root}")
+            counts = np.zeros((size, size), int)
+            counts[root] = array.size
+            counts[root, root] = 0
+            wanted.append(expected_bytes(carrier(path, array.nbytes), [counts], [dtype.itemsize]))
+    return total(wanted)
+
+
+def counts_exchange(communicator: Communicator, path: str, rng: np.random.Generator) -> Counters:
+    size, r = communicator.size, communicator.rank
+    for _ in range(10):
+        counts = rng.integers(0, 2**62, (size, size)) * (rng.random((size, size)) < 0.5)
+        received = av.exchange_counts(counts[r], communicator)
+        golden.assert_bits_equal(received, reference.exchange_counts(counts)[r])
+    return expected_bytes(private_carrier(path), [every_rank(size, 1)] * 10, [8] * 10)
+
+
+def mixture_of_experts(communicator: Communicator, path: str, rng: np.random.Generator) -> Counters:
+    size, r = communicator.size, communicator.rank
+    wanted = []
+    for number, dtype in enumerate(dtypes(rng, 16)):
+        experts = number // 4 + 1
+        tail = [(), (1,), (4,), (2, 3)][number % 4]
+        if size == 2 and number == 15:
+            tail = (60, 50)  # too much to travel with the row
+        local = rng.integers(0, 4, (size, size, experts)) * (rng.random((size, size, experts)) < 0.7)
+        to_card = local.sum(axis=2)
+        local_counts = [local[i].reshape(-1).tolist() for i in range(size)]
+        global_counts = [local[:, i].reshape(-1).tolist() for i in range(size)]
+        inputs = [golden.fill(rng, (int(local[i].sum()), *tail), dtype) for i in range(size)]
+        arguments = (local_counts[r], np.array(global_counts[r], np.int32), communicator)
+
+        x = put(inputs[r], PLACES[path][0])
+        scattered_rows = av.global_scatter(x, *arguments)
+        expected = reference.global_scatter(inputs, local_counts, global_counts)
+        golden.assert_bits_equal(scattered_rows, expected[r], f"global_scatter, {experts} experts")
+        back = av.global_gather(put(expected[r], PLACES[path][0]), *arguments)
+        golden.assert_bits_equal(back, inputs[r], f"global_gather, {experts} experts")
+        other = [golden.fill(rng, x.shape, dtype) for x in expected]  # not what a scatter has just left
+        back = av.global_gather(other[r], *arguments)
+        golden.assert_bits_equal(back, reference.global_gather(other, local_counts, global_counts)[r])
+
+        wanted += [expected_bytes(private_carrier(path), [every_rank(size, experts)] * 3, [8] * 3)]
+        row = math.prod(tail) * dtype.itemsize
+        for counts in (to_card, to_card.T, to_card.T):
+            for sender in range(size):
+                mine = np.where(np.arange(size)[:, None] == sender, counts, 0)
+                sent = int(mine.sum() - mine[sender, sender]) * row
+                wanted.append(expected_bytes(carrier(path, sent), [mine], [row]))
+    return total(wanted)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "body",
+    [gather, gather_into_tensor, single, uneven_single, lists, from_every_root, counts_exchange],
+    ids=lambda body: body.__name__,
+)
+def test_equal_to_the_reference(launch: Launch, body: Body, path: str) -> None:
+    check(launch, body, path)
+
+
+@pytest.mark.parametrize("path", ["inline", "push", "cma", "staged", "auto"])
+def test_mixture_of_experts(launch: Launch, path: str) -> None:
+    check(launch, mixture_of_experts, path, range(1, 5))
+
+
+def test_mixture_of_experts_from_the_arena(launch: Launch) -> None:
+    """global_gather sorts the rows first, so what it sends need not lie where the caller's array does."""
+    for size in (2, 3):
+        results = launch(size, measure, mixture_of_experts, "pull", path="pull")
+        moved = total(moved for moved, _ in results)
+        assert set(moved) == {"bytes_self", "bytes_pull", "bytes_staged"}
+        assert sum(moved.values()) == sum(results[0][1].values())
+
+
+def test_lists_from_everywhere(launch: Launch) -> None:
+    """Arrays in the arena, in private memory, inputs given twice, strided ones and lists, all in one call."""
+
+    def exchange(communicator: Communicator, n: int) -> None:
+        size, r = communicator.size, communicator.rank
+
+        def value(i: int, j: int) -> Array:
+            return np.arange(n, dtype=np.float32) * (i + 1) + 1000 * j
+
+        xs: list[Any] = []
+        for j in range(size):
+            x = value(r, j)
+            xs.append([put(x, True), put(x, False), np.repeat(x, 3)[::3], x.tolist()][(r + j) % 3])
+        outs = [put(np.zeros(n, np.float32), (r + j) % 2 == 0) for j in range(size)]
+        av.all_to_all(outs, xs, communicator)
+        for j in range(size):
+            golden.assert_bits_equal(outs[j], value(j, r))
+        shared = value(r, 0)
+        av.all_to_all(outs, [shared] * size, communicator)
+        for j in range(size):
+            golden.assert_bits_equal(outs[j], value(j, 0))
+
+    for size in (1, 2, 4):
+        for n in (5, 50_000):
+            launch(size, exchange, n)
+
+
+def test_barrier(launch: Launch) -> None:
+    """Nobody leaves before everybody has come."""
+
+    def meet(communicator: Communicator) -> list[tuple[float, float]]:
+        times = []
+        for late in range(communicator.size):
+            if communicator.rank == late:
+                time.sleep(0.05)
+            entered = time.monotonic()
+            assert av.barrier(group=communicator) is None
+            times.append((entered, time.monotonic()))
+        return times
+
+    for size in (1, 2, 5):
+        for times in zip(*launch(size, meet), strict=True):
+            assert min(left for _, left in times) >= max(entered for entered, _ in times)
+
+
+def test_arrays_that_the_operators_allocate_lie_in_the_arena(launch: Launch) -> None:
+    def gather_and_reduce(communicator: Communicator) -> None:
+        x = np.arange(4 * communicator.size)
+        for made in (
+            av.all_gather(x, group=communicator),
+            av.all_reduce(x, group=communicator),
+            av.reduce_scatter(x, group=communicator),
+            av.all_to_all_v(x, [4] * communicator.size, group=communicator),
+        ):
+            assert alltoallv.memory.is_shared(made)
+
+    launch(2, gather_and_reduce)

@@ -1,0 +1,173 @@
+"""Where arrays lie, how they are laid out, rows, and nothing at all."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from exchange_cases import (
+    PATHS,
+    PLACES,
+    SEED,
+    Array,
+    Counters,
+    Launch,
+    bytes_of,
+    counters,
+    difference,
+    expected_bytes,
+    make_cases,
+    put,
+    total,
+)
+
+import alltoallv.numpy
+from alltoallv import Communicator
+from alltoallv.testing import golden, reference
+
+
+@pytest.mark.parametrize(("path", "in_arena", "out_arena"), [
+    ("push", False, False), ("push", True, False), ("pull", False, True), ("pull", False, False), ("cma", True, True),
+])  # fmt: skip
+def test_forced_path_that_cannot_serve(launch: Launch, path: str, in_arena: bool, out_arena: bool) -> None:
+    """The data go through the rings instead."""
+    cases = make_cases(3, 20, SEED)
+    moved = total(launch(3, run_misplaced, cases, in_arena, out_arena, path=path))
+    assert moved == bytes_of("staged", cases)
+
+
+def run_misplaced(communicator: Communicator, cases: list[golden.Case], in_arena: bool, out_arena: bool) -> Counters:
+    r = communicator.rank
+    before = counters(communicator)
+    for case in cases:
+        out = put(case.outputs[r], out_arena)
+        alltoallv.numpy.all_to_all_v(
+            put(case.inputs[r], in_arena), case.send_counts[r], case.recv_counts[r], sdispls=case.sdispls[r],
+            rdispls=case.rdispls[r], out=out, group=communicator,
+        )  # fmt: skip
+        golden.assert_bits_equal(out, case.expected[r])
+    return difference(counters(communicator), before)
+
+
+def test_auto_takes_the_quickest_path_for_each_receiver(launch: Launch) -> None:
+    """Rank 0 receives in the arena, rank 1 in private memory; inputs of ranks 0 and 1 differ likewise."""
+
+    def exchange(communicator: Communicator, n: int) -> Counters:
+        r, size = communicator.rank, communicator.size
+        x = put(np.arange(n * size, dtype=np.int32) + 1000 * r, r == 1)
+        out = put(np.zeros(n * size, np.int32), r == 0)
+        before = counters(communicator)
+        alltoallv.numpy.all_to_all_v(x, [n] * size, [n] * size, out=out, group=communicator)
+        assert np.array_equal(
+            out,
+            np.concatenate([np.arange(n * r, n * (r + 1), dtype=np.int32) + 1000 * j for j in range(size)]),
+        )
+        return difference(counters(communicator), before)
+
+    n = 10_000
+    moved = launch(3, exchange, n)
+    wanted = [
+        {"bytes_pull": 0, "bytes_cma": 0, "bytes_push": 0, "bytes_staged": 0},  # others write into its output
+        {"bytes_push": 4 * n},  # to rank 0; it reads from ranks 0 and 2, whose inputs are private
+        {"bytes_push": 4 * n, "bytes_pull": 4 * n},  # to rank 0; from rank 1
+    ]
+    for rank, names in enumerate(wanted):
+        for name, value in names.items():
+            assert moved[rank][name] == value, f"{name} on rank {rank}"
+    for rank, peers in ((1, 2), (2, 1)):
+        assert moved[rank]["bytes_cma"] + moved[rank]["bytes_staged"] == peers * 4 * n
+
+
+def run_rows(communicator: Communicator, path: str, seed: int) -> tuple[Counters, Counters]:
+    """Exchanges of rows, some ranks learning their counts; the bytes that moved here, and that must have in all."""
+    size, r = communicator.size, communicator.rank
+    rng = np.random.default_rng(seed)
+    before = counters(communicator)
+    send_counts, row_bytes = [], []
+    for number in range(24):
+        tail = [(), (1,), (3,), (2, 5), (0,), (4, 0, 2)][number % 6]
+        dtype = golden.dtype_of(golden.DTYPES[number % len(golden.DTYPES)])
+        shape = golden.random_case(rng, size, "int8", max_count=6, overlapping_sends=bool(number % 2))
+        inputs = [golden.fill(rng, (x.size, *tail), dtype) for x in shape.inputs]
+        outputs = [golden.fill(rng, (x.size, *tail), dtype) for x in shape.outputs]
+        x = put(inputs[r], PLACES[path][0])
+        keywords: dict[str, Any] = {"sdispls": shape.sdispls[r], "unit": "row", "group": communicator}
+        if (r + number) % 3 == 0:
+            expected = reference.all_to_all_v(inputs, shape.send_counts, shape.sdispls)[r]
+        else:
+            keywords |= {"recv_counts": shape.recv_counts[r], "rdispls": shape.rdispls[r]}
+            keywords["out"] = put(outputs[r], PLACES[path][1])
+            expected = reference.all_to_all_v(
+                inputs, shape.send_counts, shape.sdispls, shape.recv_counts, shape.rdispls, outputs
+            )[r]
+        actual = alltoallv.numpy.all_to_all_v(x, shape.send_counts[r], **keywords)
+        golden.assert_bits_equal(actual, expected, f"exchange {number} on rank {r}, rows of shape {tail}")
+        send_counts.append(shape.send_counts)
+        row_bytes.append(math.prod(tail) * dtype.itemsize)
+    carrier = "inline" if path == "auto" else path
+    wanted = expected_bytes(carrier, send_counts, row_bytes)
+    # The numbers of rows without elements are exchanged by themselves, in private arrays: a word for every pair.
+    words = [np.ones((size, size), np.int64)] * row_bytes.count(0)
+    carrier = "staged" if path in ("push", "pull") else carrier
+    numbers = expected_bytes(carrier, words, [8] * len(words))
+    return difference(counters(communicator), before), total([wanted, numbers])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_rows(launch: Launch, path: str) -> None:
+    print(f"seed {SEED}")
+    for size in (1, 2, 3, 4):
+        results = launch(size, run_rows, path, SEED + size, path=path)
+        assert total(moved for moved, _ in results) == results[0][1]
+
+
+def test_inputs_of_every_layout(launch: Launch) -> None:
+    def exchange(communicator: Communicator) -> None:
+        size, r = communicator.size, communicator.rank
+
+        def values(j: int) -> Array:
+            return np.arange(size * 6).reshape(size * 2, 3) + 100 * j
+
+        base = values(r)
+        wide = np.zeros((size * 4, 6), base.dtype)
+        wide[::2, ::2] = base
+        backwards = np.ascontiguousarray(base[::-1])
+        readonly = base.copy()
+        readonly.flags.writeable = False
+        expected = np.concatenate([values(j)[2 * r : 2 * r + 2] for j in range(size)])
+        layouts = [base, wide[::2, ::2], np.asfortranarray(base), backwards[::-1], readonly, base.tolist()]
+        for x in layouts:
+            got = alltoallv.numpy.all_to_all_v(x, [2] * size, [2] * size, unit="row", group=communicator)
+            golden.assert_bits_equal(got, expected)
+            got = alltoallv.numpy.all_to_all_v(x, [6] * size, group=communicator)
+            golden.assert_bits_equal(got, expected.reshape(-1))
+        # One element without dimensions is an input of length 1.
+        to_next = [int(j == (r + 1) % size) for j in range(size)]
+        scalar = alltoallv.numpy.all_to_all_v(np.float32(r), to_next, group=communicator)
+        golden.assert_bits_equal(scalar, np.array([(r - 1) % size], np.float32))
+
+    for size in (1, 2, 3):
+        launch(size, exchange)
+
+
+def test_nothing_to_send(launch: Launch) -> None:
+    """A rank that sends or receives nothing at all, and arrays of length 0, with displacements beyond them."""
+
+    def exchange(communicator: Communicator) -> None:
+        size, r = communicator.size, communicator.rank
+        nothing, none = np.empty(0, np.float64), [0] * size
+        for keywords in ({}, {"recv_counts": none}, {"recv_counts": none, "rdispls": [10**12] * size}):
+            out = alltoallv.numpy.all_to_all_v(nothing, none, sdispls=[7] * size, group=communicator, **keywords)
+            assert out.shape == (0,)
+        sends = [size if r == 0 else 0] * size  # only rank 0 sends
+        x = np.arange(size * size if r == 0 else 0)
+        out = alltoallv.numpy.all_to_all_v(x, sends, group=communicator)
+        assert out.tolist() == list(range(size * r, size * r + size))
+        sends = [5 if j == size - 1 else 0 for j in range(size)]  # only the last rank receives
+        out = alltoallv.numpy.all_to_all_v(np.full(5, r), sends, group=communicator)
+        assert out.tolist() == ([j for j in range(size) for _ in range(5)] if r == size - 1 else [])
+
+    for size in (1, 2, 5):
+        launch(size, exchange)

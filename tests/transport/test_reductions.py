@@ -1,0 +1,245 @@
+"""all_reduce and reduce_scatter: every operation and dtype, sizes around every change of method, bit for bit.
+
+Every rank makes the inputs of all ranks from one seed and compares with the reference, so all ranks are known to get
+identical bits. Inputs are random bit patterns: NaNs with payload, infinities, denormals.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from exchange_cases import SEED, Array, Counters, Launch, counters, difference, put, total
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alltoallv import Communicator
+from alltoallv import numpy as av
+from alltoallv.errors import InvalidParamError
+from alltoallv.testing import golden, reference, run_ranks
+
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+OPS: tuple[Literal["sum", "avg", "min", "max", "prod"], ...] = ("sum", "avg", "min", "max", "prod")
+KINDS = [(name, op) for name in ("bool", *INTEGERS, *FLOATS) for op in OPS if op != "avg" or name in FLOATS]
+INLINE_LIMIT = 16384
+SCRATCH = 1 << 20  # bytes per rank, for two buffers of one piece per rank and one for the result
+SIZES = (1, 2, 3, 5)
+
+
+def inputs_of(rng: np.random.Generator, size: int, shape: int | tuple[int, ...], name: str) -> list[Array]:
+    """Random bits; but small numbers too, so that products do not all end as 0, infinity or NaN."""
+    dtype = golden.dtype_of(name)
+    inputs = []
+    for _ in range(size):
+        x = golden.fill(rng, shape, dtype)
+        small = rng.integers(-3, 4, x.shape) if dtype.kind not in "bu" else rng.integers(0, 4, x.shape)
+        inputs.append(np.where(rng.random(x.shape) < 0.5, x, small.astype(dtype)))
+    return inputs
+
+
+def carrier(path: str, nbytes: int, in_arena: bool) -> str:
+    if nbytes <= INLINE_LIMIT and path in ("auto", "inline"):
+        return "bytes_inline"
+    return "bytes_pull" if in_arena and path == "auto" else "bytes_staged"
+
+
+def reduce_both(communicator: Communicator, inputs: list[Array], op: Any, path: str, in_arena: bool) -> str:
+    """Both reductions in every form; returns a digest of all results, which must be the same on all ranks."""
+    r, size = communicator.rank, communicator.size
+    digest = hashlib.sha256()
+    expected = reference.all_reduce(inputs, op)[r]
+    what = f"{op} of {inputs[0].dtype.name}{list(inputs[0].shape)} on rank {r} of {size}, {path}"
+    carried = carrier(path, inputs[0].nbytes, in_arena)
+
+    def check(actual: Array, wanted: Array, name: str, before: Counters) -> None:
+        golden.assert_bits_equal(actual, wanted, f"{name} {what}")
+        moved = total([difference(counters(communicator), before)])
+        assert moved == ({carried: wanted.nbytes} if wanted.nbytes else {}), f"{name} {what}"
+
+    x = put(inputs[r], in_arena)
+    before = counters(communicator)
+    result = av.all_reduce(x, op, group=communicator)
+    check(result, expected, "all_reduce", before)
+    digest.update(result.tobytes())
+    out = put(np.zeros_like(x), not in_arena)
+    before = counters(communicator)
+    assert av.all_reduce(x, op, out=out, group=communicator) is out
+    check(out, expected, "all_reduce into out", before)
+    golden.assert_bits_equal(x, inputs[r], "the input")
+    before = counters(communicator)
+    assert av.all_reduce(x, op, out=x, group=communicator) is x
+    check(x, expected, "all_reduce in place", before)
+
+    x = put(inputs[r], in_arena)
+    n = len(x)
+    for counts in ([n // size] * (size - 1) + [n - n // size * (size - 1)], uneven(n, size)):
+        part = expected[sum(counts[:r]) : sum(counts[: r + 1])]
+        before = counters(communicator)
+        result = av.reduce_scatter(x, counts, op, group=communicator)
+        check(result, part, f"reduce_scatter {counts}", before)
+        out = put(np.zeros_like(part), in_arena)
+        before = counters(communicator)
+        assert av.reduce_scatter(x, np.array(counts), op, out=out, group=communicator) is out
+        check(out, part, f"reduce_scatter {counts} into out", before)
+        golden.assert_bits_equal(x, inputs[r], "the input")
+    return digest.hexdigest()
+
+
+def uneven(n: int, size: int) -> list[int]:
+    """Everything to few ranks, nothing to the others."""
+    counts = [0] * size
+    counts[-1] = n // 3
+    counts[size // 2] += n - n // 3
+    return counts
+
+
+def reduce_kinds(
+    communicator: Communicator, kinds: list[tuple[str, Any]], lengths: list[int], path: str, in_arena: bool
+) -> list[str]:
+    rng = np.random.default_rng(SEED)
+    return [
+        reduce_both(communicator, inputs_of(rng, communicator.size, n, name), op, path, in_arena)
+        for name, op in kinds
+        for n in lengths
+    ]
+
+
+def check_ranks_agree(results: list[list[str]]) -> None:
+    for digests in results:
+        assert digests == results[0]
+
+
+@pytest.mark.parametrize("in_arena", [False, True], ids=["private", "arena"])
+@pytest.mark.parametrize("path", ["auto", "staged", "inline"])
+def test_every_operation_and_dtype(launch: Launch, path: str, in_arena: bool) -> None:
+    print(f"seed {SEED}, {len(KINDS)} kinds")
+    for size in SIZES if path == "auto" else (2, 3):
+        check_ranks_agree(launch(size, reduce_kinds, KINDS, [0, 1, 7, 1000], path, in_arena, path=path))
+
+
+@pytest.mark.parametrize("in_arena", [False, True], ids=["private", "arena"])
+@pytest.mark.parametrize("path", ["auto", "staged", "inline"])
+def test_around_the_inline_limit(launch: Launch, path: str, in_arena: bool) -> None:
+    for size in (1, 2, 4):
+        for name in ("int8", "bfloat16", "float32", "float64"):
+            n = INLINE_LIMIT // golden.dtype_of(name).itemsize
+            kinds = [(name, "sum"), (name, "max")]
+            check_ranks_agree(launch(size, reduce_kinds, kinds, [n - 1, n, n + 1], path, in_arena, path=path))
+
+
+@pytest.mark.parametrize("in_arena", [False, True], ids=["private", "arena"])
+@pytest.mark.parametrize("path", ["auto", "staged"])
+def test_several_pieces(launch: Launch, path: str, in_arena: bool) -> None:
+    """More than fits into the scratch memory at once; one operator leaves it to the next with any parity of steps."""
+    for size in (2, 3):
+        piece = SCRATCH // 2 // (size + 1) // 64 * 64
+        for name, op in (("float32", "sum"), ("int16", "min"), ("bfloat16", "avg"), ("float64", "prod")):
+            itemsize = golden.dtype_of(name).itemsize
+            one = piece * size // itemsize  # exactly one piece per rank in an all_reduce
+            lengths = [one, one + 1, 2 * one + 17, one // 2]
+            kinds = [(name, op)]
+            check_ranks_agree(launch(size, reduce_kinds, kinds, lengths, path, in_arena, path=path))
+
+
+def test_inputs_of_which_some_lie_in_the_arena(launch: Launch) -> None:
+    """Peers read inputs in place only if all of them lie in arenas."""
+
+    def reduce(communicator: Communicator, in_arena: list[bool]) -> Counters:
+        r, size = communicator.rank, communicator.size
+        inputs = inputs_of(np.random.default_rng(SEED), size, 30_000, "float32")
+        x = put(inputs[r], in_arena[r])
+        before = counters(communicator)
+        golden.assert_bits_equal(av.all_reduce(x, group=communicator), reference.all_reduce(inputs)[r])
+        return difference(counters(communicator), before)
+
+    for in_arena in ([True] * 3, [True, False, True], [False] * 3):
+        moved = total(launch(3, reduce, in_arena))
+        assert moved == {"bytes_pull" if all(in_arena) else "bytes_staged": 3 * 120_000}
+
+
+def test_shapes(launch: Launch) -> None:
+    """Any number of dimensions; rows stay whole in reduce_scatter; inputs of any layout; equal parts by default."""
+
+    def reduce(communicator: Communicator) -> None:
+        r, size = communicator.rank, communicator.size
+        rng = np.random.default_rng(SEED)
+        for shape in ((), (0,), (3, 0), (2, 3, 5), (1, 1), (40, 30, 20)):
+            inputs = inputs_of(rng, size, shape, "float32")
+            expected = reference.all_reduce(inputs)[r]
+            golden.assert_bits_equal(av.all_reduce(inputs[r], group=communicator), expected)
+            if shape:  # NumPy makes one dimension of none
+                golden.assert_bits_equal(av.all_reduce(np.asfortranarray(inputs[r]), group=communicator), expected)
+        for tail in ((), (3,), (2, 2), (0,), (500, 3)):
+            inputs = inputs_of(rng, size, (2 * size, *tail), "int32")
+            expected = reference.reduce_scatter(inputs, "max")[r]
+            golden.assert_bits_equal(av.reduce_scatter(inputs[r], op="max", group=communicator), expected)
+            flipped = np.ascontiguousarray(inputs[r][::-1])[::-1]
+            golden.assert_bits_equal(av.reduce_scatter(flipped, op="max", group=communicator), expected)
+            counts = uneven(2 * size, size)
+            expected = reference.reduce_scatter(inputs, "sum", counts)[r]
+            golden.assert_bits_equal(av.reduce_scatter(inputs[r], counts, group=communicator), expected)
+        assert av.all_reduce([1, 2], group=communicator).tolist() == [size, 2 * size]
+
+    for size in (1, 2, 3):
+        launch(size, reduce)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("operator", ["all_reduce", "reduce_scatter"])
+def test_undefined_reductions(launch: Launch, operator: str, asynchronous: bool) -> None:
+    """An operation that is not defined for the dtype fails on all ranks, also if one rank alone asks for it."""
+
+    def reduce(communicator: Communicator) -> None:
+        r, size = communicator.rank, communicator.size
+
+        def call(x: Array, op: Any) -> Array:
+            reduce = getattr(av, operator)
+            if not asynchronous:
+                result: Array = reduce(x, op=op, group=communicator)
+                return result
+            refused = None
+            try:
+                _, work = reduce(x, op=op, group=communicator, async_op=True)
+            except InvalidParamError as error:  # by this rank itself
+                refused = error
+            # Another one behind it, which the failure must neither delay nor overtake.
+            _, following = reduce(np.ones(size, np.float32), op="sum", group=communicator, async_op=True)
+            assert set(following.wait().tolist()) == {size}
+            if refused is not None:
+                raise refused
+            result = work.wait()
+            return result
+
+        undefined = [("complex64", "sum"), ("complex128", "max"), ("float8_e4m3fn", "sum"), ("int32", "avg")]
+        undefined += [("bool", "avg"), ("uint64", "avg"), ("float32", "mean"), ("float32", "")]
+        for name, op in undefined:
+            for culprits in (range(size), [size - 1]):
+                x = np.zeros(size, golden.dtype_of(name if r in culprits else "float32"))
+                with pytest.raises(InvalidParamError, match=f"op is '{op}', exp|op '{op}' is not defined for.* {name}"):
+                    call(x, op if r in culprits else "avg")
+        assert set(call(np.ones(size, np.float32), "sum").tolist()) == {size}
+
+    for size in (1, 3):
+        launch(size, reduce)
+
+
+@settings(max_examples=60)
+@given(data=st.data(), size=st.integers(1, 4), kind=st.sampled_from(KINDS), path=st.sampled_from(["auto", "staged"]))
+def test_any_reduction_on_threads(data: st.DataObject, size: int, kind: tuple[str, Any], path: str) -> None:
+    name, op = kind
+    counts = data.draw(st.lists(st.integers(0, 12), min_size=size, max_size=size), label="counts")
+    tail = data.draw(st.sampled_from([(), (1,), (3,), (0,), (2, 2)]), label="tail")
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1), label="seed"))
+    inputs = inputs_of(rng, size, (sum(counts), *tail), name)
+
+    def reduce(communicator: Communicator) -> None:
+        r = communicator.rank
+        whole = av.all_reduce(inputs[r], op, group=communicator)
+        golden.assert_bits_equal(whole, reference.all_reduce(inputs, op)[r])
+        part = av.reduce_scatter(inputs[r], counts, op, group=communicator)
+        golden.assert_bits_equal(part, reference.reduce_scatter(inputs, op, counts)[r])
+
+    run_ranks(size, reduce, threads=True, path=path)
