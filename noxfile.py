@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "cpp", "tests", "torch", "mindspore", "sanitize", "tsan", "aarch64", "wheel"]
+nox.options.sessions = ["lint", "cpp", "tests", "torch", "triton", "mindspore", "sanitize", "tsan", "aarch64", "wheel"]
 
 ROOT = Path(__file__).resolve().parent
 CPP_ROOMS = ("op_host", "op_kernel", "emulator", "tests", "examples")
@@ -70,6 +70,12 @@ def tests(session: nox.Session) -> None:
 def torch(session: nox.Session) -> None:
     """The tests of alltoallv.torch, on the extension that the Python tests use."""
     framework_tests(session, "tests/torch", "torch==2.13.*")
+
+
+@nox.session
+def triton(session: nox.Session) -> None:
+    """The Triton kernels, interpreted where there is no GPU."""
+    framework_tests(session, "tests/triton", "torch==2.13.*", "triton>=3.4,<4")
 
 
 @nox.session
