@@ -72,6 +72,8 @@ struct Exchange {
     /// Set when `recv_counts` is empty: learn them from the peers. Called once with the W counts learnt; returns
     /// the output that holds them packed in rank order (may be null when all are zero).
     std::function<void*(std::span<const int64_t>)> allocate;
+    void* stream = nullptr;  ///< of a device: enqueue there and return; null: block until the data have arrived
+    bool moves = true;       ///< false: compare the ranks' rows, and no more
 };
 
 /// Reduction in the fixed rank order 0..W-1. `counts[j]` elements belong to rank j, parts packed in rank order.
@@ -83,6 +85,8 @@ struct Reduction {
     const void* input = nullptr;
     void* output = nullptr;
     std::span<const int64_t> counts;
+    void* stream = nullptr;  ///< as in Exchange
+    bool moves = true;       ///< as in Exchange
 };
 
 }  // namespace alltoallv

@@ -27,6 +27,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     virtual const std::string& domain() const = 0;
     virtual std::string backend() const = 0;
 
+    /// For ranks whose data lie on a device: the communicator of the same ranks in host memory, if there is one.
+    virtual std::shared_ptr<Communicator> control() const { return nullptr; }
+
     /// `timeout` in seconds; negative: the communicator's own.
     virtual void exchange(const Exchange& exchange, double timeout) = 0;
     virtual void reduce(const Reduction& reduction, double timeout) = 0;

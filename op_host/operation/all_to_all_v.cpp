@@ -195,7 +195,8 @@ void AllToAllVOperation::setup(std::span<const TensorDesc> inputs, std::span<con
     plan_ = std::move(plan);
 }
 
-void AllToAllVOperation::execute(std::span<const Buffer> inputs, std::span<const Buffer> outputs, double timeout) {
+void AllToAllVOperation::execute(std::span<const Buffer> inputs, std::span<const Buffer> outputs, double timeout,
+                                 void* stream) {
     const Plan plan = guard([&] { return check_execute(inputs, outputs); });
     Exchange exchange;
     exchange.op = OpKind::all_to_all_v;
@@ -206,6 +207,7 @@ void AllToAllVOperation::execute(std::span<const Buffer> inputs, std::span<const
     exchange.sdispls = param_.sdispls;
     exchange.recv_counts = param_.recv_counts;
     exchange.rdispls = param_.rdispls;
+    exchange.stream = stream;
     plan.communicator->exchange(exchange, timeout);
 }
 

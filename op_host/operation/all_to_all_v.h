@@ -46,9 +46,10 @@ class AllToAllVOperation {
     /// Bytes of scratch that `execute` needs: none.
     uint64_t workspace_size() const { return 0; }
 
-    /// Blocks until this rank's output is complete. `timeout` in seconds; negative: the communicator's own.
-    /// Allocates nothing.
-    void execute(std::span<const Buffer> inputs, std::span<const Buffer> outputs, double timeout = -1);
+    /// Blocks until this rank's output is complete; given a device's `stream`, enqueues there and returns.
+    /// `timeout` in seconds; negative: the communicator's own. Allocates nothing.
+    void execute(std::span<const Buffer> inputs, std::span<const Buffer> outputs, double timeout = -1,
+                 void* stream = nullptr);
 
     /// Tells the peers that this rank fails its next call, for checks that only a front end can make.
     void announce(const Error& error);

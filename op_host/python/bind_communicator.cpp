@@ -55,8 +55,9 @@ struct OwnedReduction {
         reduction.output = pointer(output);
     }
 
-    void run(Communicator& communicator, double timeout) {
+    void run(Communicator& communicator, double timeout, void* stream = nullptr) {
         reduction.counts = counts;
+        reduction.stream = stream;
         communicator.reduce(reduction, timeout);
     }
 };
@@ -89,6 +90,8 @@ void bind_communicator(nb::module_& m) {
         .def_prop_ro("domain", &Communicator::domain)
         .def_prop_ro("backend", &Communicator::backend)
         .def_prop_ro("usable", &Communicator::usable)
+        .def_prop_ro("control", &Communicator::control, nb::sig("def control(self, /) -> Communicator | None"),
+                     "Of ranks on devices: the communicator of the same ranks in host memory.")
         .def(
             "fail",
             [](Communicator& self, const std::string& op, int kind, int code, const std::string& message) {
@@ -100,13 +103,14 @@ void bind_communicator(nb::module_& m) {
         .def(
             "reduce",
             [](Communicator& self, const std::string& op, const std::string& dtype, const std::string& reduce_op,
-               uintptr_t input, uintptr_t output, std::vector<int64_t> counts, double timeout) {
+               uintptr_t input, uintptr_t output, std::vector<int64_t> counts, double timeout, uintptr_t stream) {
                 OwnedReduction call(op, dtype, reduce_op, input, output, std::move(counts));
                 const nb::gil_scoped_release release;
-                call.run(self, timeout);
+                call.run(self, timeout, pointer(stream));
             },
             nb::arg("op"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("input"), nb::arg("output"),
-            nb::arg("counts"), nb::arg("timeout") = -1.0)
+            nb::arg("counts"), nb::arg("timeout") = -1.0, nb::arg("stream") = 0,
+            "On a device's stream it is enqueued; without one the call blocks.")
         .def(
             "submit_reduce",
             [](const CommunicatorPtr& self, const std::string& op, const std::string& dtype,

@@ -206,9 +206,9 @@ void init_operation(AllToAllVOperation* self, const AllToAllVParam& param, std::
 }
 
 void execute(AllToAllVOperation& self, uintptr_t input, uint64_t input_bytes, uintptr_t output, uint64_t output_bytes,
-             double timeout) {
+             double timeout, uintptr_t stream) {
     const Buffer in{reinterpret_cast<void*>(input), input_bytes}, out{reinterpret_cast<void*>(output), output_bytes};
-    self.execute({&in, 1}, {&out, 1}, timeout);
+    self.execute({&in, 1}, {&out, 1}, timeout, pointer(stream));
 }
 
 /// Peers raise the class that belongs to the code.
@@ -247,9 +247,9 @@ void bind_operator(nb::module_& m) {
             "inputs"_a, "outputs"_a, ReleaseGil())
         .def("workspace_size", &Operation::workspace_size)
         .def("execute", &execute, "input"_a, "input_bytes"_a, "output"_a, "output_bytes"_a, "timeout"_a = -1.0,
-             ReleaseGil(),
+             "stream"_a = 0, ReleaseGil(),
              "Addresses and sizes in bytes of the two tensors; timeout in seconds, negative: the "
-             "communicator's own.")
+             "communicator's own; on a device's stream it is enqueued.")
         .def(
             "announce",
             [](Operation& self, int code, const std::string& message) {

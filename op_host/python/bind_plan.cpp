@@ -1,8 +1,10 @@
 // Exchanges: the counts are converted once, a call passes two addresses.
+#include <nanobind/stl/function.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -44,10 +46,12 @@ class PlanData {
     PlanData(const PlanData&) = delete;  // the spans point into this object
     PlanData& operator=(const PlanData&) = delete;
 
-    void run(Communicator& communicator, uintptr_t input, uintptr_t output, double timeout) const {
+    void run(Communicator& communicator, uintptr_t input, uintptr_t output, double timeout,
+             uintptr_t stream = 0) const {
         Exchange exchange = exchange_;
         exchange.input = pointer(input);
         exchange.output = pointer(output);
+        exchange.stream = pointer(stream);
         communicator.exchange(exchange, timeout);
     }
 
@@ -61,6 +65,18 @@ class PlanData {
             for (const int64_t count : counts) total += count;
             learnt.block = Arena::instance().allocate(static_cast<size_t>(total) * element);
             return learnt.block.data();
+        };
+        communicator.exchange(exchange, timeout);
+    }
+
+    void run_learning_into(Communicator& communicator, uintptr_t input,
+                           const std::function<uintptr_t(Counts)>& allocate, double timeout, uintptr_t stream) const {
+        Exchange exchange = exchange_;
+        exchange.input = pointer(input);
+        exchange.stream = pointer(stream);
+        exchange.allocate = [&](std::span<const int64_t> counts) -> void* {
+            const nb::gil_scoped_acquire gil;
+            return pointer(allocate(Counts(counts.begin(), counts.end())));
         };
         communicator.exchange(exchange, timeout);
     }
@@ -106,11 +122,12 @@ void bind_plan(nb::module_& m) {
             nb::arg("byte_displs") = false)
         .def(
             "run",
-            [](const Plan& self, uintptr_t input, uintptr_t output, double timeout) {
+            [](const Plan& self, uintptr_t input, uintptr_t output, double timeout, uintptr_t stream) {
                 const nb::gil_scoped_release release;
-                self.data->run(*self.communicator, input, output, timeout);
+                self.data->run(*self.communicator, input, output, timeout, stream);
             },
-            nb::arg("input"), nb::arg("output"), nb::arg("timeout") = -1.0)
+            nb::arg("input"), nb::arg("output"), nb::arg("timeout") = -1.0, nb::arg("stream") = 0,
+            "On a device's stream it is enqueued; without one the call blocks.")
         .def(
             "run_learning",
             [](const Plan& self, uintptr_t input, double timeout) {
@@ -122,6 +139,15 @@ void bind_plan(nb::module_& m) {
                 return nb::make_tuple(std::move(learnt.block), learnt.counts);
             },
             nb::arg("input"), nb::arg("timeout") = -1.0, "Receive counts from the peers: (block, recv_counts).")
+        .def(
+            "run_learning_into",
+            [](const Plan& self, uintptr_t input, const std::function<uintptr_t(Counts)>& allocate, double timeout,
+               uintptr_t stream) {
+                const nb::gil_scoped_release release;
+                self.data->run_learning_into(*self.communicator, input, allocate, timeout, stream);
+            },
+            nb::arg("input"), nb::arg("allocate"), nb::arg("timeout") = -1.0, nb::arg("stream") = 0,
+            "The same with an output that `allocate` makes of the receive counts; it returns the address.")
         .def(
             "submit",
             [](const Plan& self, uintptr_t input, uintptr_t output, double timeout) {

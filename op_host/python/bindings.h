@@ -17,6 +17,7 @@ void bind_memory(nanobind::module_& m);
 void bind_communicator(nanobind::module_& m);
 void bind_plan(nanobind::module_& m);
 void bind_operation(nanobind::module_& m);
+void bind_hccl(nanobind::module_& m);
 void bind_kernels(nanobind::module_& m);
 
 /// Throw `Error` for a name that does not exist.

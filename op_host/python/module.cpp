@@ -46,6 +46,7 @@ NB_MODULE(_core, m) {
     alltoallv::bind_errors(m);
     alltoallv::bind_memory(m);
     alltoallv::bind_communicator(m);
+    alltoallv::bind_hccl(m);
     alltoallv::bind_plan(m);
     alltoallv::bind_operation(m);
     alltoallv::bind_kernels(m);

@@ -87,6 +87,15 @@ void ShmCommunicator::pack_inline(const Exchange& x, Row& mine) {
     mine.flags |= row_inline;
 }
 
+/// After agreement, where no data move: the counts that the peers have announced.
+uint64_t ShmCommunicator::tell_counts(const Exchange& x) {
+    if (!x.recv_counts.empty()) return 0;
+    learnt_.clear();
+    for (int j = 0; j < size(); ++j) learnt_.push_back(control_->row(j).pairs()[rank()].send_count);
+    x.allocate(learnt_);
+    return 0;
+}
+
 /// After agreement a rank that learns its counts sizes its output and tells those who write into it.
 char* ShmCommunicator::learn_counts(const Exchange& x, Row& mine) {
     learnt_.resize(static_cast<size_t>(size()));
@@ -116,9 +125,10 @@ Path ShmCommunicator::path_of(const Row& sender, const Row& receiver) const {
 uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
     const size_t element = size_of(x.dtype);
     fill_pairs(x, mine);
-    pack_inline(x, mine);
+    if (x.moves) pack_inline(x, mine);
     control_->publish(mine);
     control_->agree();
+    if (!x.moves) return tell_counts(x);
 
     copying_ = true;
     const auto* input = static_cast<const char*>(x.input);

@@ -94,6 +94,7 @@ class ShmCommunicator final : public Communicator {
     uint64_t exchange_in_turn(const Exchange& exchange, Row& mine);
     void fill_pairs(const Exchange& exchange, Row& mine);
     void pack_inline(const Exchange& exchange, Row& mine);
+    uint64_t tell_counts(const Exchange& exchange);
     char* learn_counts(const Exchange& exchange, Row& mine);
     void announce_output(const void* output, size_t bytes, Row& mine);
     void await_late(int peer, uint64_t seq);

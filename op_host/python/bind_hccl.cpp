@@ -1,0 +1,91 @@
+// Communicators over HCCL; libhccl and libascendcl are opened when the first of these functions needs them.
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include "comm/registry.h"
+#include "python/bindings.h"
+#include "transport/hccl/hccl_communicator.h"
+#include "transport/hccl/library.h"
+#include "transport/shm/shm_communicator.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace alltoallv {
+namespace {
+
+/// Ranks of one host agree over shared memory of a domain of their own.
+CommunicatorPtr make_on_one_host(const HcclOptions& hccl, CommunicatorOptions options) {
+    options.job += "/hccl";
+    options.domain = hccl.domain;
+    options.rank = hccl.rank;
+    options.size = hccl.size;
+    options.budget_mb = 0;
+    return find_or_make_communicator(options, [&hccl](const CommunicatorOptions& control) -> CommunicatorPtr {
+        cann();  // before the peers are kept waiting
+        return std::make_shared<HcclCommunicator>(hccl, make_shm_communicator(control));
+    });
+}
+
+}  // namespace
+
+void bind_hccl(nb::module_& m) {
+    nb::class_<HcclOptions>(m, "HcclOptions")
+        .def(nb::init<>())
+        .def_rw("rank", &HcclOptions::rank)
+        .def_rw("size", &HcclOptions::size)
+        .def_rw("domain", &HcclOptions::domain)
+        .def_rw("buffer_mb", &HcclOptions::buffer_mb)
+        .def_rw("timeout", &HcclOptions::timeout)
+        .def_rw("check", &HcclOptions::check)
+        .def_rw("device", &HcclOptions::device)
+        .def_prop_rw(
+            "comm", [](const HcclOptions& self) { return reinterpret_cast<uintptr_t>(self.comm); },
+            [](HcclOptions& self, uintptr_t comm) { self.comm = pointer(comm); })
+        .def_rw("rank_table", &HcclOptions::rank_table)
+        .def_prop_rw(
+            "root_info",
+            [](const HcclOptions& self) { return nb::bytes(self.root_info.data(), self.root_info.size()); },
+            [](HcclOptions& self, const nb::bytes& info) { self.root_info = std::string(info.c_str(), info.size()); });
+
+    m.def(
+        "hccl_communicator",
+        [](const HcclOptions& options) -> CommunicatorPtr {
+            const nb::gil_scoped_release release;
+            return std::make_shared<HcclCommunicator>(options, nullptr);
+        },
+        "options"_a, "A new communicator over HCCL, whose maker sees to agreement. Collective.");
+    m.def(
+        "hccl_communicator_on_host",
+        [](const HcclOptions& options, const CommunicatorOptions& control) {
+            const nb::gil_scoped_release release;
+            return make_on_one_host(options, control);
+        },
+        "options"_a, "control"_a,
+        "The communicator over HCCL of a domain whose ranks share this host and agree over shared memory, made if need "
+        "be; `control` gives job, timeout and warn_after.");
+    m.def(
+        "hccl_root_info",
+        [](int device) {
+            std::string info;
+            {
+                const nb::gil_scoped_release release;
+                const Device bound(device);
+                info = make_root_info();
+            }
+            return nb::bytes(info.data(), info.size());
+        },
+        "device"_a = -1, "What rank 0 hands to all ranks, 4108 bytes; HCCL is listening from then on.");
+    m.def(
+        "cann_available", [] { return cann().HcclAlltoAllV != nullptr; },
+        "True, or the error that says what is missing.");
+    m.def(
+        "npu_devices",
+        [] {
+            const DeviceQuery query = query_devices();
+            return nb::make_tuple(query.soc_name, query.count);
+        },
+        nb::sig("def npu_devices() -> tuple[str, int]"), "Name of the SoC and number of visible devices.");
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,66 @@
+/// \file device.h
+/// \brief The NPU of a communicator: its context for every thread, memory, copies, waiting for a stream.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include "transport/hccl/abi.h"
+
+namespace alltoallv {
+
+/// What a query of the visible devices tells.
+struct DeviceQuery {
+    std::string soc_name;
+    int count = -1;  ///< negative: the query failed
+};
+
+/// Throws backend_unavailable where CANN is absent.
+DeviceQuery query_devices();
+
+class Device {
+  public:
+    /// `index` < 0: the calling thread's current one. Sets ACL up where nobody has.
+    explicit Device(int index);
+    ~Device();
+    Device(const Device&) = delete;
+    Device& operator=(const Device&) = delete;
+
+    /// Makes the device the calling thread's if that thread has none.
+    void bind() const;
+
+    int index() const { return index_; }
+
+    /// A stream of our own, made at first use. Only in the communicator's turn.
+    abi::Stream stream();
+
+    /// Waits until everything on `stream` is done; calls `poll` about every 20 ms, which may throw to give up.
+    /// False when `deadline` has passed first. Throws `Error` for what failed on the device.
+    static bool wait(abi::Stream stream, std::chrono::steady_clock::time_point deadline, const std::string& where,
+                     const std::function<void()>& poll);
+
+    static void copy(void* to, const void* from, size_t bytes, int kind, const std::string& where);
+    static void copy_async(void* to, const void* from, size_t bytes, abi::Stream stream, const std::string& where);
+
+  private:
+    int index_ = 0;
+    abi::Context context_ = nullptr;
+    abi::Stream stream_ = nullptr;
+};
+
+/// Memory on the current device.
+class DeviceMemory {
+  public:
+    DeviceMemory(size_t bytes, const std::string& where);
+    ~DeviceMemory();
+    DeviceMemory(const DeviceMemory&) = delete;
+    DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+    char* data() const { return static_cast<char*>(data_); }
+
+  private:
+    void* data_ = nullptr;
+};
+
+}  // namespace alltoallv

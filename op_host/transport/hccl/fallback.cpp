@@ -1,0 +1,105 @@
+// Some CANN releases return success from HcclAlltoAllV and move nothing. A tiny exchange with a known result, made once
+// for every communicator, finds them; the data then go through HcclAllGather, of which every rank keeps its slices.
+#include <algorithm>
+#include <numeric>
+
+#include "comm/hooks.h"
+#include "transport/hccl/hccl_communicator.h"
+
+namespace alltoallv {
+namespace {
+
+constexpr int32_t passed = 0x600d, failed = 0xbad;
+
+/// What rank `from` sends rank `to`: never 0, and different for every pair.
+int32_t token(int from, int to, int size) {
+    return 1 + from * size + to;
+}
+
+}  // namespace
+
+void HcclCommunicator::check_data_path() {
+    const std::string where = "the self-check of domain '" + domain() + "'";
+    const auto ranks = static_cast<size_t>(size());
+    const size_t bytes = ranks * sizeof(int32_t);
+    std::vector<int32_t> sent(ranks), heard(ranks, -1);
+    for (int j = 0; j < size(); ++j) sent[static_cast<size_t>(j)] = token(rank(), j, size());
+    const DeviceMemory input(bytes, where), output(bytes, where);
+    Device::copy(input.data(), sent.data(), bytes, abi::memcpy_host_to_device, where);
+    Device::copy(output.data(), heard.data(), bytes, abi::memcpy_host_to_device, where);
+    WireLayout layout(4 * ranks, 1);
+    std::iota(layout.begin() + static_cast<ptrdiff_t>(ranks), layout.begin() + static_cast<ptrdiff_t>(2 * ranks), 0);
+    std::iota(layout.begin() + static_cast<ptrdiff_t>(3 * ranks), layout.end(), 0);
+    const TimePoint limit = deadline(-1);
+    comm_->all_to_all_v(input.data(), output.data(), layout, abi::DataType::int32, device_.stream(), where, bytes);
+    wait(device_.stream(), limit, where);
+    Device::copy(heard.data(), output.data(), bytes, abi::memcpy_device_to_host, where);
+    int32_t verdict = passed;
+    for (int j = 0; j < size(); ++j)
+        if (heard[static_cast<size_t>(j)] != token(j, rank(), size())) verdict = failed;
+
+    // All ranks must come to one decision.
+    Device::copy(input.data(), &verdict, sizeof verdict, abi::memcpy_host_to_device, where);
+    comm_->all_gather(input.data(), output.data(), 1, abi::DataType::int32, device_.stream(), where);
+    wait(device_.stream(), limit, where);
+    Device::copy(heard.data(), output.data(), bytes, abi::memcpy_device_to_host, where);
+    for (const int32_t other : heard) {
+        if (other != passed && other != failed)
+            throw Error(ErrorClass::hccl, ErrorType::HCCL_FAIL,
+                        where + ": HcclAllGather returned success and did not move the data; use another CANN release");
+        falls_back_ = falls_back_ || other == failed;
+    }
+    if (falls_back_ && rank() == 0 && hooks().warn)
+        hooks().warn("domain '" + domain() +
+                     "': HcclAlltoAllV returned success and did not move the data, as some CANN releases do; "
+                     "exchanges go through HcclAllGather, which moves more and takes more memory");
+}
+
+void HcclCommunicator::gather_and_slice(const Exchange& x, void* output, std::span<const int64_t> recv_counts,
+                                        std::span<const int64_t> rdispls, abi::Stream stream,
+                                        const std::string& where) {
+    const auto ranks = static_cast<size_t>(size()), mine = static_cast<size_t>(rank());
+    const size_t element = size_of(x.dtype), unit = x.byte_displs ? 1 : element;
+    const TimePoint limit = deadline(-1);
+
+    // Every rank's send counts, then every rank's packed input, padded to the longest.
+    const size_t row_bytes = ranks * sizeof(int64_t);
+    std::vector<int64_t> rows(ranks * ranks);
+    {
+        const DeviceMemory row(row_bytes, where), all(ranks * row_bytes, where);
+        Device::copy(row.data(), x.send_counts.data(), row_bytes, abi::memcpy_host_to_device, where);
+        comm_->all_gather(row.data(), all.data(), ranks, abi::DataType::int64, stream, where);
+        wait(stream, limit, where);
+        Device::copy(rows.data(), all.data(), ranks * row_bytes, abi::memcpy_device_to_host, where);
+    }
+    size_t longest = 0;
+    for (size_t j = 0; j < ranks; ++j) {
+        const std::span<const int64_t> row(rows.data() + j * ranks, ranks);
+        longest = std::max(longest, static_cast<size_t>(std::accumulate(row.begin(), row.end(), int64_t{0})) * element);
+        if (row[mine] != recv_counts[j])
+            throw peer_mismatch(where + ": rank " + std::to_string(j) + " sends " + std::to_string(row[mine]) +
+                                " elements to rank " + std::to_string(mine) + ", which expects " +
+                                std::to_string(recv_counts[j]));
+    }
+    if (longest == 0) return;
+    const DeviceMemory part(longest, where), all(ranks * longest, where);
+    size_t at = 0;
+    for (size_t j = 0; j < ranks; ++j) {
+        const size_t bytes = static_cast<size_t>(x.send_counts[j]) * element;
+        Device::copy_async(part.data() + at,
+                           static_cast<const char*>(x.input) + static_cast<size_t>(x.sdispls[j]) * unit, bytes, stream,
+                           where);
+        at += bytes;
+    }
+    comm_->all_gather(part.data(), all.data(), longest, abi::DataType::uint8, stream, where);
+    for (size_t j = 0; j < ranks; ++j) {
+        const auto row = rows.begin() + static_cast<ptrdiff_t>(j * ranks);
+        const auto before = std::accumulate(row, row + static_cast<ptrdiff_t>(mine), int64_t{0});
+        Device::copy_async(static_cast<char*>(output) + static_cast<size_t>(rdispls[j]) * unit,
+                           all.data() + j * longest + static_cast<size_t>(before) * element,
+                           static_cast<size_t>(recv_counts[j]) * element, stream, where);
+    }
+    wait(stream, limit, where);  // before the memory goes
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,168 @@
+#include "transport/hccl/hccl_comm.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "transport/hccl/library.h"
+#include "transport/hccl/result.h"
+
+namespace alltoallv {
+namespace {
+
+constexpr int destroy_attempts = 200;  // of 10 ms
+
+void check_borrowed(const HcclOptions& options) {
+    uint32_t size = 0, rank = 0;
+    const std::string where = "domain '" + options.domain + "'";
+    check_hccl(cann().HcclGetRankSize(options.comm, &size), "HcclGetRankSize", where);
+    check_hccl(cann().HcclGetRankId(options.comm, &rank), "HcclGetRankId", where);
+    if (static_cast<int>(size) == options.size && static_cast<int>(rank) == options.rank) return;
+    throw invalid_param("hccl_comm is rank " + std::to_string(rank) + " of " + std::to_string(size) +
+                        ", expected rank " + std::to_string(options.rank) + " of " + std::to_string(options.size));
+}
+
+/// Equal on all ranks and different for every communicator: the domain, and a hash of what the ranks have in common.
+std::string name_of(const HcclOptions& options) {
+    uint64_t hash = 0xcbf29ce484222325;
+    for (const char c : options.root_info + options.rank_table) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
+    char suffix[24];
+    std::snprintf(suffix, sizeof suffix, "-%016llx", static_cast<unsigned long long>(hash));
+    return options.domain.substr(0, 90) + suffix;
+}
+
+abi::HcclResult init(const HcclOptions& options, const char*& call, abi::Comm* comm) {
+    const HcclLibrary& hccl = cann();
+    abi::CommConfig config;
+    config.buffer_mb = static_cast<uint32_t>(options.buffer_mb);
+    const std::string name = name_of(options);
+    std::memcpy(config.name, name.c_str(), std::min(name.size() + 1, sizeof config.name - 1));
+    const auto rank = static_cast<uint32_t>(options.rank), size = static_cast<uint32_t>(options.size);
+    if (!options.rank_table.empty()) {
+        if (hccl.HcclCommInitClusterInfoConfig != nullptr) {
+            call = "HcclCommInitClusterInfoConfig";
+            return hccl.HcclCommInitClusterInfoConfig(options.rank_table.c_str(), rank, &config, comm);
+        }
+        call = "HcclCommInitClusterInfo";
+        return hccl.HcclCommInitClusterInfo(options.rank_table.c_str(), rank, comm);
+    }
+    abi::RootInfo info;
+    std::memcpy(info.internal, options.root_info.data(), sizeof info.internal);
+    if (hccl.HcclCommInitRootInfoConfig != nullptr) {
+        call = "HcclCommInitRootInfoConfig";
+        return hccl.HcclCommInitRootInfoConfig(size, &info, rank, &config, comm);
+    }
+    call = "HcclCommInitRootInfo";
+    return hccl.HcclCommInitRootInfo(size, &info, rank, comm);
+}
+
+}  // namespace
+
+std::string make_root_info() {
+    abi::RootInfo info{};
+    check_hccl(cann().HcclGetRootInfo(&info), "HcclGetRootInfo", "making a communicator");
+    return {info.internal, sizeof info.internal};
+}
+
+HcclComm::HcclComm(const HcclOptions& options, const Device& device, const std::function<void()>& poll)
+    : size_(static_cast<size_t>(options.size)) {
+    if (options.comm != nullptr) {
+        check_borrowed(options);
+        comm_ = options.comm;
+        return;
+    }
+    if (options.rank_table.empty() && options.root_info.size() != abi::root_info_bytes)
+        throw invalid_param("root_info has " + std::to_string(options.root_info.size()) + " bytes, expected " +
+                            std::to_string(abi::root_info_bytes));
+    // HCCL waits for all ranks and cannot be interrupted: it does so on a thread that can be left behind.
+    struct Call {
+        HcclOptions options;
+        abi::Comm comm = nullptr;
+        const char* name = "HcclCommInitRootInfo";
+        abi::HcclResult result = abi::hccl_success;
+        std::atomic<bool> done{false};
+    };
+    const auto call = std::make_shared<Call>();
+    call->options = options;
+    std::thread thread([call, index = device.index()] {
+        cann().aclrtSetDevice(index);
+        call->result = init(call->options, call->name, &call->comm);
+        call->done.store(true, std::memory_order_release);
+    });
+    try {
+        for (auto pause = std::chrono::microseconds(200); !call->done.load(std::memory_order_acquire);) {
+            std::this_thread::sleep_for(pause);
+            pause = std::min(pause * 2, std::chrono::microseconds(20000));
+            poll();
+        }
+    } catch (...) {
+        thread.detach();
+        throw;
+    }
+    thread.join();
+    if (call->result != abi::hccl_success)
+        throw hccl_error(call->result, call->name,
+                         "rank " + std::to_string(options.rank) + " of domain '" + options.domain + "'");
+    comm_ = call->comm;
+    owned_ = true;
+}
+
+HcclComm::~HcclComm() {
+    try {
+        destroy();
+    } catch (const Error&) {
+        // Nobody to tell.
+    }
+}
+
+void HcclComm::destroy() {
+    abi::Comm comm = std::exchange(comm_, nullptr);
+    if (comm == nullptr || !std::exchange(owned_, false)) return;
+    abi::HcclResult result = abi::hccl_success;
+    for (int i = 0; i < destroy_attempts; ++i) {
+        result = cann().HcclCommDestroy(comm);
+        if (result != abi::hccl_e_again) break;
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    check_hccl(result, "HcclCommDestroy", "leaving a domain");
+}
+
+void HcclComm::all_to_all_v(const void* input, void* output, const WireLayout& layout, abi::DataType type,
+                            abi::Stream stream, const std::string& where, size_t bytes) const {
+    const uint64_t* counts = layout.data();
+    const abi::HcclResult result = cann().HcclAlltoAllV(input, counts, counts + size_, type, output, counts + 2 * size_,
+                                                        counts + 3 * size_, type, comm_, stream);
+    if (result != abi::hccl_success) throw hccl_error(result, "HcclAlltoAllV", where, bytes);
+}
+
+void HcclComm::all_gather(const void* input, void* output, uint64_t count, abi::DataType type, abi::Stream stream,
+                          const std::string& where) const {
+    check_hccl(cann().HcclAllGather(const_cast<void*>(input), output, count, type, comm_, stream), "HcclAllGather",
+               where);
+}
+
+void HcclComm::all_reduce(const void* input, void* output, uint64_t count, abi::DataType type, abi::Reduce op,
+                          abi::Stream stream, const std::string& where) const {
+    check_hccl(cann().HcclAllReduce(const_cast<void*>(input), output, count, type, op, comm_, stream), "HcclAllReduce",
+               where);
+}
+
+void HcclComm::reduce_scatter(const void* input, void* output, uint64_t count, abi::DataType type, abi::Reduce op,
+                              abi::Stream stream, const std::string& where) const {
+    check_hccl(cann().HcclReduceScatter(const_cast<void*>(input), output, count, type, op, comm_, stream),
+               "HcclReduceScatter", where);
+}
+
+void HcclComm::check_async_error(const std::string& where) const {
+    if (cann().HcclGetCommAsyncError == nullptr) return;
+    abi::HcclResult error = abi::hccl_success;
+    if (cann().HcclGetCommAsyncError(comm_, &error) == abi::hccl_success && error != abi::hccl_success)
+        throw hccl_error(error, "HcclGetCommAsyncError", where);
+}
+
+}  // namespace alltoallv

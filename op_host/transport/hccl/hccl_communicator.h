@@ -1,0 +1,109 @@
+/// \file hccl_communicator.h
+/// \brief Communicator over HCCL: tensors in NPU memory, any number of hosts.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/call_queue.h"
+#include "comm/communicator.h"
+#include "transport/hccl/hccl_comm.h"
+
+namespace alltoallv {
+
+/// Calls with a stream are enqueued on it and return; calls without block until the data have arrived.
+///
+/// Before the launch the ranks agree on operator, dtype and counts over `control`, a communicator of the same ranks in
+/// host memory, as often as `check` says. Without one (ranks on several hosts) whoever made it must agree by other
+/// means.
+class HcclCommunicator final : public Communicator {
+  public:
+    /// Collective: blocks until all ranks have come.
+    HcclCommunicator(HcclOptions options, CommunicatorPtr control);
+    ~HcclCommunicator() override;
+
+    int rank() const override { return options_.rank; }
+    int size() const override { return options_.size; }
+    const std::string& domain() const override { return options_.domain; }
+    std::string backend() const override { return "hccl"; }
+    CommunicatorPtr control() const override { return control_; }
+
+    void exchange(const Exchange& exchange, double timeout) override;
+    void reduce(const Reduction& reduction, double timeout) override;
+    void fail(OpKind op, const Error& error) override;
+    WorkPtr submit(std::function<void()> call) override;
+    void abort(const std::string& reason) override;
+    void destroy() override;
+    bool usable() const override;
+    bool busy() const override { return queue_->busy(); }
+    Stats stats() const override;
+    std::string flight_record() const override;
+
+  private:
+    /// A launch that the device may not have finished: what it reads on the host stays until then.
+    struct Launch {
+        abi::Event event;
+        std::unique_ptr<WireLayout> layout;
+    };
+    struct FlightEntry {
+        uint64_t seq;
+        OpKind op;
+        DType dtype;
+        const char* state;
+        int64_t start_ns, end_ns;
+    };
+    using TimePoint = std::chrono::steady_clock::time_point;
+
+    void share_root_info();
+    void check_usable() const;
+    bool agrees(uint64_t seq) const;
+    std::string where(OpKind op) const;
+    void poll(const std::string& where) const;
+    void look_at_control() const;
+    void wait(abi::Stream stream, TimePoint deadline, const std::string& where);
+    TimePoint deadline(double timeout) const;
+
+    /// Runs one operator in its turn; what fails after the agreement ends the communicator for all ranks.
+    template <class Agree, class Body>
+    void run(OpKind op, DType dtype, Agree&& agree, Body&& body);
+
+    void move(const Exchange& exchange, void* output, std::span<const int64_t> recv_counts,
+              std::span<const int64_t> rdispls, abi::Stream stream, const std::string& where);
+    void copy_own(const Exchange& exchange, void* output, abi::Stream stream, const std::string& where);
+    void keep(std::unique_ptr<WireLayout> layout, abi::Stream stream, const std::string& where);
+    void forget_completed();
+    void drain(TimePoint deadline);
+
+    // fallback.cpp
+    void check_data_path();
+    void gather_and_slice(const Exchange& exchange, void* output, std::span<const int64_t> recv_counts,
+                          std::span<const int64_t> rdispls, abi::Stream stream, const std::string& where);
+
+    HcclOptions options_;
+    CommunicatorPtr control_;  ///< may be null
+    pid_t pid_;
+    Device device_;
+    std::unique_ptr<HcclComm> comm_;  ///< null in a world of one rank, and once destroyed
+    bool falls_back_ = false;         ///< HcclAlltoAllV moves no data here; equal on all ranks
+    uint64_t seq_ = 0;
+    std::deque<Launch> launched_;
+    std::vector<abi::Event> events_;  ///< free
+    std::atomic<uint64_t> operators_{0}, failed_{0}, agreed_{0}, bytes_{0};
+    mutable std::mutex records_;  ///< guards flight_ and ended_
+    std::deque<FlightEntry> flight_;
+    std::optional<Error> ended_;  ///< what ended it for good
+    std::atomic<bool> destroyed_{false};
+    std::unique_ptr<CallQueue> queue_ = std::make_unique<CallQueue>();  // last: its thread ends before the rest
+};
+
+}  // namespace alltoallv

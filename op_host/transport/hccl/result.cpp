@@ -1,0 +1,91 @@
+#include "transport/hccl/result.h"
+
+#include <cstdlib>
+
+#include "transport/hccl/library.h"
+
+namespace alltoallv {
+namespace {
+
+std::string setting(const char* name, const char* otherwise) {
+    const char* value = std::getenv(name);
+    return std::string(name) + " (now " + (value != nullptr && *value != 0 ? value : otherwise) + ")";
+}
+
+bool is_init(const std::string& call) {
+    return call.find("Init") != std::string::npos || call == "HcclGetRootInfo";
+}
+
+std::string advice(abi::HcclResult result, const std::string& call, size_t buffer_bytes) {
+    switch (result) {
+        case abi::hccl_e_memory:
+        case abi::hccl_e_oom: {
+            std::string text = "free device memory, or lower " + setting("HCCL_BUFFSIZE", "200") +
+                               ": every communicator takes twice that many MB";
+            if (buffer_bytes > 0)
+                text += "; this call moves " + std::to_string((buffer_bytes + (size_t{1} << 20) - 1) >> 20) +
+                        " MB per rank, which HCCL_BUFFSIZE need not exceed";
+            return text;
+        }
+        case abi::hccl_e_timeout:
+        case abi::hccl_e_tcp_connect:
+            if (is_init(call))
+                return "a rank did not come in time: see that all ranks run, or raise " +
+                       setting("HCCL_CONNECT_TIMEOUT", "120") + " seconds";
+            return "a rank is late or gone: see that all ranks issue this operator, or raise " +
+                   setting("HCCL_EXEC_TIMEOUT", "1836") + " seconds";
+        case abi::hccl_e_remote:
+            return "a peer or the network failed while data moved: see the peers' logs";
+        case abi::hccl_e_again:
+            return "the communicator is in use: wait for its operators";
+        default:
+            return "see the logs in ~/ascend/log (ASCEND_PROCESS_LOG_PATH)";
+    }
+}
+
+std::string recent_message() {
+    const auto recent = cann().aclGetRecentErrMsg;
+    const char* text = recent != nullptr ? recent() : nullptr;
+    if (text == nullptr || *text == 0) return "";
+    std::string first(text);
+    first.resize(std::min(first.find('\n'), first.size()));
+    return first.empty() ? "" : " [" + first + "]";
+}
+
+}  // namespace
+
+ErrorType code_of(abi::HcclResult result) {
+    switch (result) {
+        case abi::hccl_success:
+            return ErrorType::NO_ERROR;
+        case abi::hccl_e_para:
+            return ErrorType::INVALID_PARAM;
+        case abi::hccl_e_memory:
+        case abi::hccl_e_oom:
+            return ErrorType::OUT_OF_DEVICE_MEMORY;
+        default:
+            return ErrorType::HCCL_FAIL;
+    }
+}
+
+std::string hccl_name(abi::HcclResult result) {
+    const auto index = static_cast<size_t>(result);
+    if (index < abi::hccl_result_names.size()) return std::string(abi::hccl_result_names[index]);
+    return "HcclResult " + std::to_string(result);
+}
+
+Error hccl_error(abi::HcclResult result, const std::string& call, const std::string& where, size_t buffer_bytes) {
+    const char* text = cann().HcclGetErrorString(result);
+    return {ErrorClass::hccl, code_of(result),
+            where + ": " + call + " returned " + std::to_string(result) + " (" + hccl_name(result) +
+                (text != nullptr && *text != 0 ? std::string(", ") + text : "") + ")" + recent_message() + "; " +
+                advice(result, call, buffer_bytes)};
+}
+
+Error acl_error(abi::AclError result, const std::string& call, const std::string& where) {
+    return {ErrorClass::hccl, ErrorType::RT_FAIL,
+            where + ": " + call + " returned " + std::to_string(result) + recent_message() +
+                "; see the logs in ~/ascend/log (ASCEND_PROCESS_LOG_PATH)"};
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,13 @@
+/// \file synchronization.h
+/// \brief A switch for tests: takes a synchronization out, so that a test can show that it is needed.
+#pragma once
+
+#include <string_view>
+
+namespace alltoallv {
+
+/// False for what ALLTOALLV_TEST_WITHOUT lists, separated by commas. Names: "agreement", "device-wait", "count-arrays".
+/// The Python side has its own (alltoallv/torch/npu.py). Read once.
+bool synchronizes(std::string_view name);
+
+}  // namespace alltoallv
