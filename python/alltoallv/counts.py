@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Literal, SupportsIndex
 
 from alltoallv.errors import InvalidParamError
@@ -55,6 +55,30 @@ def even_split(name: str, length: int, size: int) -> list[int]:
             "give split sizes, or a multiple of the number of ranks"
         )
     return [length // size] * size
+
+
+def split_sizes(name: str, sizes: Counts | None, tensor: str, rows: int, size: int) -> list[int]:
+    """Split sizes in rows of dimension 0; equal parts if none are given."""
+    if sizes is None or (hasattr(sizes, "__len__") and len(sizes) == 0):
+        return even_split(tensor, rows, size)
+    counts = as_counts(name, sizes, size)
+    if min(counts) < 0 or sum(counts) != rows:
+        raise InvalidParamError(
+            f"{name} is {counts}, expected entries >= 0 whose sum is {rows}, dimension 0 of {tensor}"
+        )
+    return counts
+
+
+def gather_layout(size: int, numel: int) -> Layout:
+    """Every rank sends the same elements to all, and receives all ranks', packed."""
+    counts = [numel] * size
+    return counts, [0] * size, counts, packed(counts)
+
+
+def overlap(counts: Sequence[int], displs: Sequence[int]) -> bool:
+    """Whether two regions share an element."""
+    regions = sorted((d, d + n) for n, d in zip(counts, displs, strict=True) if n > 0)
+    return any(begin < end for (_, end), (begin, _) in pairwise(regions))
 
 
 def split_layout(sends: Sequence[int], recvs: Sequence[int], row: int) -> Layout:

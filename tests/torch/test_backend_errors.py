@@ -116,7 +116,7 @@ def test_mistakes_of_one_rank(ranks: Ranks, file: str) -> None:
                 ),
                 (
                     InvalidParamError,
-                    "outputs 0 and 1 overlap in memory",
+                    r"tensor_list\[0\] and tensor_list\[1\] overlap in memory",
                     lambda bad: dist.all_gather(
                         [torch.empty(4)] * 2 if bad else [torch.empty(4) for _ in range(2)], good
                     ),

@@ -157,7 +157,7 @@ MISTAKES: dict[str, tuple[Callable[[Communicator], Any], type[Exception], str]] 
     "out without recv_counts": (
         lambda c: at.all_to_all_v(ones(4), [2, 2], out=ones(4), group=c),
         InvalidParamError,
-        "out is given without recv_counts",
+        "out is given but recv_counts is None",
     ),
     "out too small": (
         lambda c: at.all_to_all_v(ones(4), [2, 2], [2, 2], out=ones(3), group=c),

@@ -7,6 +7,7 @@ function, in the reverse order. Derivatives of every order exist.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,13 +16,14 @@ import numpy as np
 from mindspore import Tensor
 from mindspore.common._grad_function import _Function
 
-from alltoallv import _core
+from alltoallv import _core, counts
 from alltoallv.communicator import Communicator
 from alltoallv.counts import packed
 from alltoallv.errors import InvalidTensorError
 from alltoallv.guard import guard
-from alltoallv.mindspore.tensors import as_input, core_name, empty, executor, from_block, settle, zeros
+from alltoallv.mindspore.tensors import as_input, core_name, empty, executor, from_block, region, settle, zeros
 from alltoallv.mindspore.work import CommHandle
+from alltoallv.regions import lowest
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,18 +163,8 @@ class ReduceScatter(_Function):
 
 def gather_layout(comm: Communicator, shape_in: Sequence[int], shape_out: Sequence[int]) -> Layout:
     """Every rank sends the same elements to all; its transpose is no exchange but a `ReduceScatter`."""
-    counts = [int(np.prod(shape_in, dtype=np.int64))] * comm.size
-    return Layout(
-        comm,
-        "all_gather_into_tensor",
-        counts,
-        [0] * comm.size,
-        counts,
-        packed(counts),
-        tuple(shape_in),
-        tuple(shape_out),
-        1,
-    )
+    layout = counts.gather_layout(comm.size, math.prod(shape_in))
+    return Layout(comm, "all_gather_into_tensor", *layout, tuple(shape_in), tuple(shape_out), 1)
 
 
 class ListExchange(_Function):
@@ -197,19 +189,12 @@ def list_plan(
     """The plan of an all_to_all, where inputs and outputs begin, and what keeps the input addresses valid."""
     with guard(comm, "all_to_all"):
         xs = [as_input(x) for x in inputs]
-        source, sdispls = _lowest(xs)
-        target, rdispls = _lowest(outputs)
+        source, sdispls = lowest([region(x) for x in xs])
+        target, rdispls = lowest([region(out) for out in outputs])
         sends, recvs = [x.size for x in xs], [out.size for out in outputs]
         arrays = (sends, sdispls, recvs, rdispls)
         plan = _core.Plan(comm.core, "all_to_all", core_name(xs[0].dtype), *arrays, byte_displs=True)
     return plan, source, target, xs
-
-
-def _lowest(tensors: Sequence[Tensor]) -> tuple[int, list[int]]:
-    """The lowest address of any element, and where the tensors begin from there, in bytes."""
-    addresses = [tensor.data_ptr() if tensor.size else 0 for tensor in tensors]
-    base = min((a for a in addresses if a), default=0)
-    return base, [a - base if a else 0 for a in addresses]
 
 
 class Assign(_Function):

@@ -13,14 +13,15 @@ from mindspore import Tensor
 
 from alltoallv import _core
 from alltoallv.communicator import Communicator
-from alltoallv.counts import Counts, as_counts, packed, scaled
+from alltoallv.counts import Counts, split_layout, split_sizes
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.guard import guard
 from alltoallv.mindspore.autograd import Gather, Layout, ListExchange, assign, gather_layout, list_plan, tracks
 from alltoallv.mindspore.exchange import Done, check_async, enter, exchange
 from alltoallv.mindspore.group import Group
-from alltoallv.mindspore.tensors import check_apart, check_output, check_tensor, core_name, row_size, settle
+from alltoallv.mindspore.tensors import check_apart, check_output, check_tensor, core_name, region, row_size, settle
 from alltoallv.mindspore.work import CommHandle
+from alltoallv.regions import check_lists_apart
 
 
 def all_to_all_single(
@@ -48,10 +49,9 @@ def all_to_all_single(
         recvs = _splits("output", output_split_sizes, output.shape[0], comm.size)
         settle()
         check_apart(output, input)
-        send, recv = scaled(sends, row), scaled(recvs, row)
-        places = (packed(send), recv, packed(recv))
-        _core.check_exchange(input.size, output.size, send, *places, comm.size)
-        layout = Layout(comm, "all_to_all_single", send, *places, tuple(input.shape), tuple(output.shape), row)
+        arrays = split_layout(sends, recvs, row)
+        _core.check_exchange(input.size, output.size, *arrays, comm.size)
+        layout = Layout(comm, "all_to_all_single", *arrays, tuple(input.shape), tuple(output.shape), row)
     return _handle(exchange(input, layout, output, "output", async_op), async_op)
 
 
@@ -60,16 +60,9 @@ def _handle(result: Any, async_op: bool) -> CommHandle | None:
 
 
 def _splits(name: str, sizes: Counts | None, rows: int, size: int) -> list[int]:
-    if sizes is None or len(sizes) == 0:
-        if rows % size:
-            raise InvalidParamError(f"{name} shape at dim 0 must be divided by world_size, but got {rows} and {size}.")
-        return [rows // size] * size
-    counts = as_counts(f"{name}_split_sizes", sizes, size)
-    if min(counts) < 0 or sum(counts) != rows:
-        raise InvalidParamError(
-            f"{name}_split_sizes is {counts}, expected entries >= 0 whose sum is {rows}, dimension 0 of {name}"
-        )
-    return counts
+    if (sizes is None or len(sizes) == 0) and rows % size:
+        raise InvalidParamError(f"{name} shape at dim 0 must be divided by world_size, but got {rows} and {size}.")
+    return split_sizes(f"{name}_split_sizes", sizes, name, rows, size)
 
 
 def _check_pair(operator: str, output: Any, input: Any, output_name: str, input_name: str) -> None:
@@ -127,11 +120,7 @@ def all_to_all(
         _check_lists(comm, output_tensor_list, input_tensor_list)
         ins, outs = list(input_tensor_list), list(output_tensor_list)
         settle()
-        for j, out in enumerate(outs):
-            for x in ins:
-                check_apart(out, x)
-            for k in range(j):
-                _check_outputs_apart(outs, k, j)
+        check_lists_apart([region(out) for out in outs], [region(x) for x in ins])
         wants_grad = tracks(*ins, *outs)
     if wants_grad:
         values = ListExchange.apply(comm, [tuple(out.shape) for out in outs], *ins)
@@ -162,10 +151,3 @@ def _check_lists(comm: Communicator, outputs: Any, inputs: Any) -> None:
             )
     for j, out in enumerate(outputs):
         check_output(f"output_tensor_list[{j}]", out, dtypes[0])
-
-
-def _check_outputs_apart(outputs: Sequence[Tensor], j: int, k: int) -> None:
-    try:
-        check_apart(outputs[j], outputs[k])
-    except InvalidParamError:
-        raise InvalidParamError(f"output_tensor_list[{j}] and output_tensor_list[{k}] overlap in memory") from None

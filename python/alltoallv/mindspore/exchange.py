@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, Literal, overload
 
 import numpy as np
 from mindspore import Tensor, ops
 from mindspore.graph import jit_trace
 
-from alltoallv import _core
+from alltoallv import _core, experts
 from alltoallv.communicator import Communicator
-from alltoallv.counts import Counts, Unit, as_counts, packed, scaled
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.counts import Counts, Unit, overlap, packed
+from alltoallv.errors import InvalidParamError
 from alltoallv.guard import guard
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.autograd import AsyncExchange, Exchange, Layout, LearningExchange, assign, tracks
@@ -26,10 +25,10 @@ from alltoallv.mindspore.tensors import (
     check_tensor,
     core_name,
     from_block,
-    row_size,
     settle,
 )
 from alltoallv.mindspore.work import CommHandle
+from alltoallv.request import Request, Sends, check_unit
 
 
 @overload
@@ -101,47 +100,37 @@ def all_to_all_v(
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
     comm = enter(group)
+    shape: tuple[int, ...] = (0,)
     with guard(comm, "all_to_all_v"):
         check_async(async_op)
-        if unit not in ("element", "row"):
-            raise InvalidParamError(f"unit is {unit!r}, expected 'element' or 'row'")
+        check_unit(unit)
         check_tensor("input", input)
         core_name(input.dtype)
-        row = row_size(input) if unit == "row" else 1
-        tail = tuple(input.shape[1:]) if unit == "row" else ()
         wants_grad = tracks(input)
-        sends = scaled(as_counts("send_counts", send_counts, comm.size), row)
-        sdispl = packed(sends) if sdispls is None else scaled(as_counts("sdispls", sdispls, comm.size), row)
+        sends = Sends.read(input.shape, send_counts, sdispls, unit, comm.size)
         if recv_counts is None:
-            if rdispls is not None or out is not None:
-                what = "rdispls" if rdispls is not None else "out"
-                raise InvalidParamError(f"{what} is given without recv_counts, expected both or neither")
-            if row == 0:
-                raise InvalidParamError("input has rows without elements, expected recv_counts to be given for it")
+            sends.check_learning(rdispls, out)
+            sends.check_rows_to_learn()
             if async_op and wants_grad:
                 raise InvalidParamError(
                     "async_op is True inside a gradient function and recv_counts are not given, expected recv_counts"
                 )
-            _core.check_send(input.size, sends, sdispl, comm.size)
-            recvs, rdispl, shape = [], [], (0,)
+            _core.check_send(input.size, sends.counts, sends.displs, comm.size)
+            request = Request((sends.counts, sends.displs, [], []), sends.row, sends.tail, 0)
         else:
-            rows = as_counts("recv_counts", recv_counts, comm.size)
-            recvs = scaled(rows, row)
-            rdispl = packed(recvs) if rdispls is None else scaled(as_counts("rdispls", rdispls, comm.size), row)
-            numel = -1
+            request = sends.with_receives(recv_counts, rdispls)
             if out is not None:
                 check_output("out", out, input.dtype)
-                if tail and tuple(out.shape[1:]) != tail:
-                    raise InvalidTensorError(f"out has rows of shape {tuple(out.shape[1:])}, expected {tail}")
+                request.check_out(out.shape)
                 settle()
                 check_apart(out, input)
-                numel = out.size
-            needed = _core.check_exchange(input.size, numel, sends, sdispl, recvs, rdispl, comm.size)
-            shape = (needed // row if row else sum(rows), *tail)
-        if wants_grad and overlap(sends, sdispl):
-            input, sdispl = pack(input, sends, sdispl), packed(sends)
-    layout = Layout(comm, "all_to_all_v", sends, sdispl, recvs, rdispl, tuple(input.shape), shape, row)
+            shape = request.check(input.size, -1 if out is None else out.size)
+        counts, sdispl, recvs, rdispl = request.layout
+        if wants_grad and overlap(counts, sdispl):
+            input, sdispl = pack(input, counts, sdispl), packed(counts)
+    layout = Layout(comm, "all_to_all_v", counts, sdispl, recvs, rdispl, tuple(input.shape), shape, sends.row)
     if recv_counts is None:
+        tail = sends.tail
         return _submit_learning(input, layout, tail) if async_op else LearningExchange.apply(input, layout, tail)
     return exchange(input, layout, out, "out", async_op)
 
@@ -202,6 +191,9 @@ class Done(CommHandle):
         """True."""
         return True
 
+    def exception(self) -> None:
+        """None."""
+
 
 def _submit_learning(input: Tensor, layout: Layout, tail: tuple[int, ...]) -> tuple[None, CommHandle]:
     with guard(layout.communicator, layout.operator):
@@ -216,12 +208,6 @@ def _submit_learning(input: Tensor, layout: Layout, tail: tuple[int, ...]) -> tu
     return None, CommHandle(layout.communicator, learning.work, (x,), finish)
 
 
-def overlap(counts: Sequence[int], displs: Sequence[int]) -> bool:
-    """Whether two of these regions share an element."""
-    regions = sorted((d, d + n) for n, d in zip(counts, displs, strict=True) if n > 0)
-    return any(begin < end for (_, end), (begin, _) in pairwise(regions))
-
-
 def pack(input: Tensor, counts: Sequence[int], displs: Sequence[int]) -> Tensor:
     """The regions one after the other, by MindSpore's own gather, whose gradient adds up what overlaps."""
     index = np.concatenate([np.arange(d, d + n) for n, d in zip(counts, displs, strict=True)])
@@ -230,13 +216,4 @@ def pack(input: Tensor, counts: Sequence[int], displs: Sequence[int]) -> Tensor:
 
 def exchange_counts(send_counts: Counts, group: Group = None) -> Tensor:
     """What every rank will send to this one: entry j is rank j's ``send_counts[rank]``. int64, shape ``[W]``."""
-    comm = enter(group)
-    with guard(comm, "exchange_counts"):
-        x = np.array(as_counts("send_counts", send_counts, comm.size), np.int64)
-        if (x < 0).any():
-            raise InvalidParamError(f"send_counts is {x.tolist()}, expected entries >= 0")
-        out = np.empty(comm.size, np.int64)
-        ones, places = [1] * comm.size, list(range(comm.size))
-        plan = _core.Plan(comm.core, "exchange_counts", "int64", ones, places, ones, places)
-    plan.run(x.ctypes.data, out.ctypes.data)
-    return Tensor.from_numpy(out)
+    return Tensor.from_numpy(experts.tell_counts(enter(group), send_counts))

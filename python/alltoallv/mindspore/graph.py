@@ -16,13 +16,14 @@ from mindspore import Tensor, nn, ops
 from mindspore._c_expression.typing import TensorType
 
 from alltoallv import _core, memory
-from alltoallv.counts import Counts, Unit, as_counts, packed
+from alltoallv.counts import Counts, Unit, as_counts, overlap, packed
 from alltoallv.errors import InvalidParamError
 from alltoallv.guard import guard
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore.exchange import all_to_all_v, overlap
+from alltoallv.mindspore.exchange import all_to_all_v
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import core_name
+from alltoallv.request import check_unit
 
 _EMPTY = "MindSpore's graphs on CPU cannot hand over empty tensors: call all_to_all_v outside the graph"
 _DERIVATIVES = 3  # orders of derivatives that a graph can take through an exchange
@@ -59,8 +60,7 @@ class AllToAllV(nn.Cell):
         group: Group = None,
     ) -> None:
         super().__init__()
-        if unit not in ("element", "row"):
-            raise InvalidParamError(f"unit is {unit!r}, expected 'element' or 'row'")
+        check_unit(unit)
         size = groups.resolve(group).size
         sends, recvs = as_counts("send_counts", send_counts, size), as_counts("recv_counts", recv_counts, size)
         places = [

@@ -1,21 +1,17 @@
-"""Paddle's global_scatter and global_gather on MindSpore tensors; the counts are those of `alltoallv.numpy.moe`."""
+"""Paddle's global_scatter and global_gather on MindSpore tensors; the counts are those of `alltoallv.experts`."""
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
 from mindspore import Tensor, ops
 
-from alltoallv import _core
+from alltoallv import experts
 from alltoallv.communicator import Communicator
-from alltoallv.counts import Counts, packed
-from alltoallv.errors import InvalidParamError, PeerMismatchError
+from alltoallv.counts import Counts
+from alltoallv.experts import Matrix
 from alltoallv.guard import guard
 from alltoallv.mindspore.exchange import all_to_all_v, enter
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import check_tensor
-
-Matrix = npt.NDArray[np.int64]
 
 
 def global_scatter(x: Tensor, local_count: Counts, global_count: Counts, group: Group = None) -> Tensor:
@@ -61,46 +57,13 @@ def _checked(
     operator: str, comm: Communicator, x: Tensor, local_count: Counts, global_count: Counts, rows_of_x: str
 ) -> tuple[Matrix, Matrix]:
     """The counts as [card, expert] matrices, on which all cards agree expert by expert."""
-    matrices = {}
     with guard(comm, operator):
         check_tensor("x", x)
-        for name, counts in (("local_count", local_count), ("global_count", global_count)):
-            array = counts.asnumpy() if isinstance(counts, Tensor) else np.asarray(counts)
-            if array.ndim != 1 or array.dtype.kind not in "iu" or array.size % comm.size or not array.size:
-                raise InvalidParamError(
-                    f"{name} has dtype {array.dtype} and shape {array.shape}, expected integers, "
-                    f"{comm.size} cards times the number of experts"
-                )
-            if (array < 0).any():
-                raise InvalidParamError(f"{name} is {array.tolist()}, expected entries >= 0")
-            matrices[name] = np.ascontiguousarray(array, np.int64).reshape(comm.size, -1)
-        local, global_ = matrices["local_count"], matrices["global_count"]
-        if local.shape != global_.shape:
-            raise InvalidParamError(
-                f"local_count has {local.size} entries and global_count {global_.size}, expected one length"
-            )
-        total = int(matrices[rows_of_x].sum())
-        if len(x.shape) == 0 or total != x.shape[0]:
-            raise InvalidParamError(f"{rows_of_x} sums to {total}, expected the rows of x, of shape {tuple(x.shape)}")
-        told = np.empty_like(global_)
-        experts = [local.shape[1]] * comm.size
-        places = packed(experts)
-        plan = _core.Plan(comm.core, "exchange_counts", "int64", experts, places, experts, places)
-    plan.run(local.ctypes.data, told.ctypes.data)
-    with guard(comm, operator):
-        for card, expert in np.argwhere(told != global_):
-            raise PeerMismatchError(
-                f"rank {card} sends {told[card, expert]} rows to expert {expert} of rank {comm.rank}, "
-                f"which expects {global_[card, expert]}"
-            )
+        local, global_ = experts.read(comm.size, x.shape, local_count, global_count, rows_of_x)
+    experts.agree(comm, operator, local, global_)
     return local, global_
 
 
 def _transposed(rows: Tensor, counts: Matrix) -> Tensor:
-    """Rows sorted by (i, k), with ``counts[i, k]`` of each, sorted by (k, i) instead."""
-    if 1 in counts.shape or rows.size == 0:
-        return rows
-    begin = np.concatenate(([0], np.cumsum(counts)))
-    block = np.arange(counts.size).reshape(counts.shape).T.ravel()
-    order = np.concatenate([np.arange(begin[b], begin[b + 1]) for b in block])
-    return ops.gather(rows, Tensor(order.astype(np.int64)), 0)
+    order = None if rows.size == 0 else experts.transposition(counts)
+    return rows if order is None else ops.gather(rows, Tensor(order), 0)

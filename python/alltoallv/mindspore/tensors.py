@@ -10,8 +10,9 @@ import mindspore
 import numpy as np
 from mindspore import Tensor
 
-from alltoallv import _core, memory
-from alltoallv.errors import BackendUnavailableError, InvalidParamError, InvalidTensorError
+from alltoallv import _core, memory, regions, request
+from alltoallv.errors import BackendUnavailableError, InvalidTensorError
+from alltoallv.regions import Region
 
 try:  # where MindSpore keeps what waits for its executor; the public call refuses CPU
     from mindspore.graph.api import _pynative_executor as _executor
@@ -80,20 +81,19 @@ def check_output(name: str, tensor: Any, dtype: Any) -> None:
         raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor")
 
 
+def region(tensor: Tensor) -> Region:
+    """Where a contiguous tensor lies."""
+    return (tensor.data_ptr(), tensor.nbytes) if tensor.size else (0, 0)
+
+
 def check_apart(output: Tensor, input: Tensor) -> None:
     """Input and output of an exchange must not overlap in memory."""
-    if not (output.nbytes and input.nbytes):
-        return
-    out, inp = output.data_ptr(), input.data_ptr()
-    if out < inp + input.nbytes and inp < out + output.nbytes:
-        raise InvalidParamError("output and input overlap in memory, expected separate tensors")
+    regions.check_apart(region(output), region(input))
 
 
 def row_size(tensor: Tensor) -> int:
     """Elements per row of dimension 0."""
-    if len(tensor.shape) == 0:
-        raise InvalidTensorError("a 0-dimensional tensor has no rows, expected at least 1 dimension")
-    return math.prod(tensor.shape[1:])
+    return request.row_size(tensor.shape)
 
 
 def from_block(block: _core.Block, shape: Sequence[int], dtype: Any) -> Tensor:

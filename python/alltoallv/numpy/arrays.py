@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv import _core, communicator
+from alltoallv import _core, communicator, regions, request
 from alltoallv.communicator import Communicator
 from alltoallv.counts import Counts
 from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.regions import Region
 
 Array = npt.NDArray[Any]
 
@@ -55,13 +56,14 @@ def address(array: Array) -> int:
         return array.ctypes.data
 
 
+def region(array: Array) -> Region:
+    """Where a contiguous array lies."""
+    return address(array), array.nbytes
+
+
 def check_apart(output: Array, input: Array) -> None:
     """Input and output of an exchange must not overlap."""
-    if not (output.nbytes and input.nbytes):
-        return
-    out, inp = address(output), address(input)
-    if out < inp + input.nbytes and inp < out + output.nbytes:
-        raise InvalidParamError("output and input overlap in memory, expected separate arrays")
+    regions.check_apart(region(output), region(input), "arrays")
 
 
 def seconds(timeout: float | None) -> float:
@@ -75,6 +77,4 @@ def seconds(timeout: float | None) -> float:
 
 def row_size(array: Array) -> int:
     """Elements per row of dimension 0."""
-    if array.ndim == 0:
-        raise InvalidTensorError("a 0-dimensional array has no rows, expected at least 1 dimension")
-    return int(np.prod(array.shape[1:], dtype=np.int64))
+    return request.row_size(array.shape, "array")

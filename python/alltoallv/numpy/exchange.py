@@ -4,20 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv import _core, memory
+from alltoallv import _core, experts, memory
 from alltoallv.communicator import Communicator
-from alltoallv.counts import Counts, Unit, as_counts, even_split, packed, scaled, split_layout
+from alltoallv.counts import Counts, Unit, as_counts, gather_layout, split_layout, split_sizes
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
 from alltoallv.guard import guard
-from alltoallv.numpy.arrays import Array, address, as_input, check_apart, check_output, resolve, row_size, seconds
+from alltoallv.numpy.arrays import (
+    Array,
+    address,
+    as_input,
+    check_apart,
+    check_output,
+    region,
+    resolve,
+    row_size,
+    seconds,
+)
 from alltoallv.numpy.work import Work
+from alltoallv.regions import check_lists_apart, lowest
+from alltoallv.request import Request, Sends, check_unit
 
 
 @dataclass(slots=True)
@@ -119,31 +130,26 @@ def all_to_all_v(
     """
     comm = resolve(group)
     with guard(comm, "all_to_all_v"):
-        if unit not in ("element", "row"):
-            raise InvalidParamError(f"unit is {unit!r}, expected 'element' or 'row'")
+        check_unit(unit)
         limit = seconds(timeout)
         x = as_input("input", input)
         dtype = core_name(x.dtype)
-        row = row_size(x) if unit == "row" else 1
-        tail = x.shape[1:] if unit == "row" else ()
-        sends = scaled(as_counts("send_counts", send_counts, comm.size), row)
-        sdispl = packed(sends) if sdispls is None else scaled(as_counts("sdispls", sdispls, comm.size), row)
-        if recv_counts is None and (rdispls is not None or out is not None):
-            what = "rdispls" if rdispls is not None else "out"
-            raise InvalidParamError(f"{what} is given but recv_counts is None, expected recv_counts with {what}")
-        learns = recv_counts is None and row > 0
+        sends = Sends.read(x.shape, send_counts, sdispls, unit, comm.size, "array")
+        if recv_counts is None:
+            sends.check_learning(rdispls, out)
+        learns = recv_counts is None and sends.row > 0
         if learns:
-            _core.check_send(x.size, sends, sdispl, comm.size)
-            plan = _core.Plan(comm.core, "all_to_all_v", dtype, sends, sdispl, [], [], 0, row)
+            _core.check_send(x.size, sends.counts, sends.displs, comm.size)
+            plan = _core.Plan(comm.core, "all_to_all_v", dtype, sends.counts, sends.displs, [], [], 0, sends.row)
     # Rows without elements leave no trace in an exchange of elements, so their number travels by itself: always, as a
     # rank cannot know whether its peers learn.
-    told = None if row else exchange_counts(send_counts, group=comm)
+    told = None if sends.row else exchange_counts(send_counts, group=comm)
     if learns:
-        return _run_learning(comm, plan, x, row, tail, async_op, limit)
+        return _run_learning(comm, plan, x, sends, async_op, limit)
     with guard(comm, "all_to_all_v"):
         if told is not None:
             recv_counts = _agreed_rows(comm, recv_counts, told.tolist())
-        call = _exchange_call(comm, x, sends, sdispl, recv_counts, rdispls, out, row, tail, limit)
+        call = _exchange_call(comm, x, sends.with_receives(recv_counts, rdispls), out, limit)
     if async_op:
         return call.result, call.submit()
     output: Array = call.run()
@@ -159,47 +165,25 @@ def _agreed_rows(comm: Communicator, recv_counts: Counts | None, told: list[int]
     return told
 
 
-def _exchange_call(
-    comm: Communicator,
-    x: Array,
-    sends: list[int],
-    sdispls: list[int],
-    recv_counts: Counts,
-    rdispls: Counts | None,
-    out: Array | None,
-    row: int,
-    tail: tuple[int, ...],
-    timeout: float,
-) -> Call:
-    recv_rows = as_counts("recv_counts", recv_counts, comm.size)
-    recvs = scaled(recv_rows, row)
-    rdispl = packed(recvs) if rdispls is None else scaled(as_counts("rdispls", rdispls, comm.size), row)
+def _exchange_call(comm: Communicator, x: Array, request: Request, out: Array | None, timeout: float) -> Call:
     if out is not None:
         check_output("out", out, x.dtype)
-        if tail and out.shape[1:] != tail:
-            raise InvalidTensorError(f"out has rows of shape {out.shape[1:]}, expected {tail}, those of the input")
+        request.check_out(out.shape)
         check_apart(out, x)
-    needed = _core.check_exchange(x.size, -1 if out is None else out.size, sends, sdispls, recvs, rdispl, comm.size)
+    shape = request.check(x.size, -1 if out is None else out.size)
     if out is None:
-        rows = needed // row if row else sum(recv_rows)
-        out = memory.empty((rows, *tail), x.dtype)
-        if sum(recvs) < needed:
+        out = memory.empty(shape, x.dtype)
+        if request.has_gaps(shape):
             out.view(np.uint8)[...] = 0
-    plan = _core.Plan(comm.core, "all_to_all_v", core_name(x.dtype), sends, sdispls, recvs, rdispl, 0, max(row, 1))
+    plan = _core.Plan(comm.core, "all_to_all_v", core_name(x.dtype), *request.layout, 0, max(request.row, 1))
     return Call(comm, plan, x, out, out, timeout)
 
 
 def _run_learning(
-    comm: Communicator,
-    plan: _core.Plan,
-    x: Array,
-    row: int,
-    tail: tuple[int, ...],
-    async_op: bool,
-    timeout: float,
+    comm: Communicator, plan: _core.Plan, x: Array, sends: Sends, async_op: bool, timeout: float
 ) -> Array | tuple[None, Work]:
     def finish(block: _core.Block, counts: Sequence[int]) -> Array:
-        return memory.from_block(block, (sum(counts) // row, *tail), x.dtype)
+        return memory.from_block(block, (sum(counts) // sends.row, *sends.tail), x.dtype)
 
     if not async_op:
         return finish(*plan.run_learning(address(x), timeout))
@@ -210,15 +194,7 @@ def _run_learning(
 def exchange_counts(send_counts: Counts, group: Communicator | None = None) -> npt.NDArray[np.int64]:
     """What every rank will send to this one: entry j is rank j's ``send_counts`` entry for this rank. Shape ``[W]``."""
     comm = resolve(group)
-    with guard(comm, "exchange_counts"):
-        x = np.array(as_counts("send_counts", send_counts, comm.size), np.int64)
-        if (x < 0).any():
-            raise InvalidParamError(f"send_counts is {x.tolist()}, expected entries >= 0")
-        out = np.empty(comm.size, np.int64)
-        ones, places = [1] * comm.size, list(range(comm.size))
-        plan = _core.Plan(comm.core, "exchange_counts", "int64", ones, places, ones, places)
-    plan.run(address(x), address(out))
-    return out
+    return experts.tell_counts(comm, send_counts)
 
 
 def all_to_all_single(
@@ -243,25 +219,14 @@ def all_to_all_single(
             raise InvalidTensorError(
                 f"output has rows of shape {output.shape[1:]}, expected {x.shape[1:]} as the input"
             )
-        sends = _splits("input_split_sizes", input_split_sizes, "input", x, comm.size)
-        recvs = _splits("output_split_sizes", output_split_sizes, "output", output, comm.size)
+        sends = split_sizes("input_split_sizes", input_split_sizes, "input", x.shape[0], comm.size)
+        recvs = split_sizes("output_split_sizes", output_split_sizes, "output", output.shape[0], comm.size)
         check_apart(output, x)
         layout = split_layout(sends, recvs, row)
         _core.check_exchange(x.size, output.size, *layout, comm.size)
         plan = _core.Plan(comm.core, "all_to_all_single", core_name(x.dtype), *layout, 0, max(row, 1))
         call = Call(comm, plan, x, output, output, -1.0)
     return _finish(call, async_op)
-
-
-def _splits(name: str, splits: Counts | None, tensor: str, array: Array, size: int) -> list[int]:
-    if splits is None or (hasattr(splits, "__len__") and len(splits) == 0):
-        return even_split(tensor, array.shape[0], size)
-    counts = as_counts(name, splits, size)
-    if min(counts) < 0 or sum(counts) != array.shape[0]:
-        raise InvalidParamError(
-            f"{name} is {counts}, expected entries >= 0 whose sum is {array.shape[0]}, dimension 0 of {tensor}"
-        )
-    return counts
 
 
 def _finish(call: Call, async_op: bool) -> Work | None:
@@ -297,12 +262,10 @@ def all_to_all(
         dtypes = {str(array.dtype) for array in (*xs, *outs)}
         if len(dtypes) > 1:
             raise InvalidTensorError(f"Invalid usage of tensors with different dtypes: {', '.join(sorted(dtypes))}", 13)
-        for out in outs:
-            for x in xs:
-                check_apart(out, x)
-        source, sdispls = _lowest(xs)
-        target, rdispls = _lowest(outs)
-        _check_outputs_apart(outs)
+        inputs, outputs = [region(x) for x in xs], [region(out) for out in outs]
+        check_lists_apart(outputs, inputs, "arrays")
+        source, sdispls = lowest(inputs)
+        target, rdispls = lowest(outputs)
         plan = _core.Plan(
             comm.core,
             "all_to_all",
@@ -315,20 +278,6 @@ def all_to_all(
         )
         call = Call(comm, plan, xs[0], outs[0], (xs, outs), -1.0, source, target)
     return _finish(call, async_op)
-
-
-def _lowest(arrays: Sequence[Array]) -> tuple[int, list[int]]:
-    """The lowest address of any element, and where the arrays begin from there, in bytes."""
-    addresses = [address(array) if array.size else 0 for array in arrays]
-    base = min((a for a in addresses if a), default=0)
-    return base, [a - base if a else 0 for a in addresses]
-
-
-def _check_outputs_apart(outs: Sequence[Array]) -> None:
-    regions = sorted((address(out), out.nbytes, j) for j, out in enumerate(outs) if out.nbytes)
-    for (begin, nbytes, j), (following, _, k) in pairwise(regions):
-        if following < begin + nbytes:
-            raise InvalidParamError(f"output_tensor_list[{j}] and output_tensor_list[{k}] overlap in memory")
 
 
 def all_gather_into_tensor(
@@ -387,8 +336,7 @@ def all_gather(
 
 def _gather_call(operator: str, comm: Communicator, x: Array, out: Array) -> Call:
     check_apart(out, x)
-    counts = [x.size] * comm.size
-    plan = _core.Plan(comm.core, operator, core_name(x.dtype), counts, [0] * comm.size, counts, packed(counts))
+    plan = _core.Plan(comm.core, operator, core_name(x.dtype), *gather_layout(comm.size, x.size))
     return Call(comm, plan, x, out, out, -1.0)
 
 

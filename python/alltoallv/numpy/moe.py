@@ -1,20 +1,15 @@
-"""Exchange of tokens between mixture-of-experts ranks, with the meaning of Paddle's global_scatter and global_gather.
-
-Each of W cards has E experts. ``local_count`` and ``global_count`` have W * E entries, entry ``e + j * E`` standing for
-expert e of card j: ``local_count[e + j * E]`` rows of this card belong to expert e of card j, and
-``global_count[e + j * E]`` rows of card j belong to expert e of this card.
-"""
+"""Exchange of tokens between mixture-of-experts ranks; the counts are those of `alltoallv.experts`."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv import _core
+from alltoallv import _core, experts
 from alltoallv.communicator import Communicator
 from alltoallv.counts import Counts, packed
 from alltoallv.dtypes import core_name
-from alltoallv.errors import InvalidParamError, PeerMismatchError
+from alltoallv.experts import Matrix
 from alltoallv.guard import guard
 from alltoallv.memory import empty
 from alltoallv.numpy.arrays import Array, address, as_input, resolve, row_size
@@ -28,7 +23,7 @@ def global_scatter(
     Args:
         x: Rows sorted by card, then by expert: ``local_count[e + j * E]`` rows for expert e of card j. Shape
             ``[n, ...]``.
-        local_count, global_count: See the module; integers >= 0.
+        local_count, global_count: See `alltoallv.experts`; integers >= 0.
 
     Returns:
         Shape ``[sum(global_count), ...]``, rows sorted by this card's expert, then by the card they come from.
@@ -37,10 +32,7 @@ def global_scatter(
         As `alltoallv.numpy.all_to_all_v`; PeerMismatchError also when two cards disagree about one expert's rows.
     """
     comm = resolve(group)
-    with guard(comm, "global_scatter"):
-        x, local, global_ = _checked(x, local_count, global_count, comm)
-        _check_rows("local_count", local, x)
-    _compare(comm, "global_scatter", local, global_)
+    x, local, global_ = _checked("global_scatter", comm, x, local_count, global_count, "local_count")
     with guard(comm, "global_scatter"):
         # What arrives is sorted by card; the experts want it sorted by expert.
         received = empty((int(global_.sum()), *x.shape[1:]), x.dtype)
@@ -65,10 +57,7 @@ def global_gather(
         As `global_scatter`.
     """
     comm = resolve(group)
-    with guard(comm, "global_gather"):
-        x, local, global_ = _checked(x, local_count, global_count, comm)
-        _check_rows("global_count", global_, x)
-    _compare(comm, "global_gather", local, global_)
+    x, local, global_ = _checked("global_gather", comm, x, local_count, global_count, "global_count")
     with guard(comm, "global_gather"):
         by_card = _transposed(x, global_.T)
         received = empty((int(local.sum()), *x.shape[1:]), x.dtype)
@@ -78,48 +67,14 @@ def global_gather(
 
 
 def _checked(
-    x: npt.ArrayLike, local_count: Counts, global_count: Counts, comm: Communicator
-) -> tuple[Array, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The counts as [card, expert] matrices."""
-    matrices = []
-    for name, counts in (("local_count", local_count), ("global_count", global_count)):
-        array = as_input(name, counts)
-        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer) or array.size % comm.size or not array.size:
-            raise InvalidParamError(
-                f"{name} has dtype {array.dtype} and shape {array.shape}, expected integers, "
-                f"{comm.size} cards times the number of experts"
-            )
-        if (array < 0).any():
-            raise InvalidParamError(f"{name} is {array.tolist()}, expected entries >= 0")
-        matrices.append(array.astype(np.int64).reshape(comm.size, -1))
-    local, global_ = matrices
-    if local.shape != global_.shape:
-        raise InvalidParamError(
-            f"local_count has {local.size} entries and global_count {global_.size}, expected one length"
-        )
-    x = as_input("x", x)
-    core_name(x.dtype)
-    row_size(x)
-    return x, local, global_
-
-
-def _check_rows(name: str, counts: npt.NDArray[np.int64], x: Array) -> None:
-    if int(counts.sum()) != x.shape[0]:
-        raise InvalidParamError(f"{name} sums to {int(counts.sum())}, expected {x.shape[0]}, the rows of x")
-
-
-def _compare(comm: Communicator, operator: str, local: npt.NDArray[np.int64], global_: npt.NDArray[np.int64]) -> None:
-    """The exchange itself compares sums per card only; wrong counts of single experts would mix up rows."""
-    told = np.empty_like(global_)
-    experts = [local.shape[1]] * comm.size
-    plan = _core.Plan(comm.core, "exchange_counts", "int64", experts, packed(experts), experts, packed(experts))
-    plan.run(address(np.ascontiguousarray(local)), address(told))
+    operator: str, comm: Communicator, x: npt.ArrayLike, local_count: Counts, global_count: Counts, rows_of_x: str
+) -> tuple[Array, Matrix, Matrix]:
     with guard(comm, operator):
-        for card, expert in np.argwhere(told != global_):
-            raise PeerMismatchError(
-                f"rank {card} sends {told[card, expert]} rows to expert {expert} of rank {comm.rank}, "
-                f"which expects {global_[card, expert]}"
-            )
+        x = as_input("x", x)
+        core_name(x.dtype)
+        local, global_ = experts.read(comm.size, x.shape, local_count, global_count, rows_of_x)
+    experts.agree(comm, operator, local, global_)
+    return x, local, global_
 
 
 def _plan(
@@ -130,11 +85,6 @@ def _plan(
     return _core.Plan(comm.core, operator, core_name(x.dtype), send, packed(send), recv, packed(recv), 0, max(row, 1))
 
 
-def _transposed(rows: Array, counts: npt.NDArray[np.int64]) -> Array:
-    """Rows sorted by (i, k), with ``counts[i, k]`` of each, sorted by (k, i) instead."""
-    if 1 in counts.shape:
-        return rows
-    begin = np.concatenate(([0], np.cumsum(counts)))
-    block = np.arange(counts.size).reshape(counts.shape).T.ravel()
-    order = np.concatenate([np.arange(begin[b], begin[b + 1]) for b in block])
-    return np.asarray(rows[order])
+def _transposed(rows: Array, counts: Matrix) -> Array:
+    order = experts.transposition(counts)
+    return rows if order is None else np.asarray(rows[order])

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from alltoallv import _core
-from alltoallv.communicator import Communicator, release
-from alltoallv.errors import AllToAllVError, CommTimeoutError
+from alltoallv.handle import Handle
 
 
-class Work:
+class Work(Handle):
     """An operator under way. The arrays it uses stay alive until it is done, also when the handle is dropped."""
-
-    def __init__(self, communicator: Communicator, core: _core.Work, keep: tuple[Any, ...], finish: Callable[[], Any]):
-        self._core = core
-        self._keep: tuple[Any, ...] = keep
-        self._finish: Callable[[], Any] | None = finish
-        self._result: Any = None
-        communicator.keep(self)
 
     def wait(self, timeout: float | None = None) -> Any:
         """Blocks until the operator is done; returns its output.
@@ -30,32 +20,4 @@ class Work:
             CommTimeoutError: not done after ``timeout``; it is still under way and may be waited for again.
             AllToAllVError: whatever the operator raised.
         """
-        try:
-            done = self._core.wait(-1.0 if timeout is None else float(timeout))
-        except AllToAllVError:
-            self._let_go()
-            raise
-        if not done:
-            raise CommTimeoutError(f"the operator was not done after {timeout} s; it is still under way")
-        if self._finish is not None:
-            self._result = self._finish()
-            self._let_go()
-        return self._result
-
-    def _let_go(self) -> None:
-        self._keep, self._finish = (), None
-        release(self)
-
-    def is_completed(self) -> bool:
-        """True once the operator has succeeded or failed."""
-        return self._core.done()
-
-    def exception(self) -> BaseException | None:
-        """What the operator raised; None if it succeeded or is still under way."""
-        if not self._core.done():
-            return None
-        try:
-            self._core.wait()
-        except Exception as error:
-            return error
-        return None
+        return self._wait(timeout)

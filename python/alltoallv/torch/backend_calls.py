@@ -6,7 +6,6 @@ inputs that share memory with outputs where the operator does not allow it, trav
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,9 +17,10 @@ from torch import Tensor
 
 from alltoallv import _core
 from alltoallv.communicator import Communicator
-from alltoallv.counts import packed, scaled
+from alltoallv.counts import gather_layout, packed, scaled, split_sizes
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.torch.tensors import as_input, core_name, row_size
+from alltoallv.regions import check_outputs_apart, lowest
+from alltoallv.torch.tensors import as_input, core_name, region, row_size
 
 _Op = dist.ReduceOp.RedOpType
 _REDUCE_OPS = {_Op.SUM: "sum", _Op.AVG: "avg", _Op.MIN: "min", _Op.MAX: "max", _Op.PRODUCT: "prod"}
@@ -101,8 +101,9 @@ def all_gather(comm: Communicator, outputs: Sequence[Tensor], input: Tensor) -> 
     x, outs = as_input("tensor", input), [_output(out, copies) for out in outputs]
     if x.data_ptr() != outs[comm.rank].data_ptr() or x.numel() != outs[comm.rank].numel():
         x = _apart([x], outs)[0]
-    _check_outputs_apart(outs)
-    target, rdispls = _lowest(outs)
+    target_regions = [region(out) for out in outs]
+    check_outputs_apart(target_regions, "tensor_list")
+    target, rdispls = lowest(target_regions)
     sends, recvs = [x.numel()] * comm.size, [out.numel() for out in outs]
     if sends[comm.rank] != recvs[comm.rank]:
         raise InvalidTensorError(
@@ -126,8 +127,9 @@ def all_gather_single(comm: Communicator, output: Tensor, input: Tensor) -> Oper
     x, out = as_input("input_tensor", input), _output(output, copies)
     if x.data_ptr() != out.data_ptr() + comm.rank * x.nbytes:
         x = _apart([x], [out])[0]
-    counts, name = [x.numel()] * comm.size, "all_gather_into_tensor"
-    plan = _core.Plan(comm.core, name, core_name(x.dtype), counts, [0] * comm.size, counts, packed(counts))
+    layout, name = gather_layout(comm.size, x.numel()), "all_gather_into_tensor"
+    plan = _core.Plan(comm.core, name, core_name(x.dtype), *layout)
+    counts = layout[0]
     return _exchange(name, plan, x, out.data_ptr(), counts, counts, [output], [x, out], copies)
 
 
@@ -138,9 +140,10 @@ def all_to_all(comm: Communicator, outputs: Sequence[Tensor], inputs: Sequence[T
     copies: list[tuple[Tensor, Tensor]] = []
     outs = [_output(out, copies) for out in outputs]
     xs = _apart([as_input("input_tensor_list", x) for x in inputs], outs)
-    _check_outputs_apart(outs)
-    source, sdispls = _lowest(xs)
-    target, rdispls = _lowest(outs)
+    target_regions = [region(out) for out in outs]
+    check_outputs_apart(target_regions)
+    source, sdispls = lowest([region(x) for x in xs])
+    target, rdispls = lowest(target_regions)
     sends, recvs = [x.numel() for x in xs], [out.numel() for out in outs]
     plan = _core.Plan(comm.core, "all_to_all", core_name(xs[0].dtype), sends, sdispls, recvs, rdispls, byte_displs=True)
     return _exchange("all_to_all", plan, xs[0], target, sends, recvs, list(outputs), [*xs, *outs], copies, source)
@@ -261,20 +264,6 @@ def _apart(inputs: list[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
     return [x.clone() if meets(x) else x for x in inputs]
 
 
-def _check_outputs_apart(outputs: Sequence[Tensor]) -> None:
-    regions = sorted((out.data_ptr(), out.nbytes, j) for j, out in enumerate(outputs) if out.nbytes)
-    for (begin, nbytes, j), (following, _, k) in itertools.pairwise(regions):
-        if following < begin + nbytes:
-            raise InvalidParamError(f"outputs {j} and {k} overlap in memory, expected separate tensors")
-
-
-def _lowest(tensors: Sequence[Tensor]) -> tuple[int, list[int]]:
-    """The lowest address of any element, and where the tensors begin from there, in bytes."""
-    addresses = [tensor.data_ptr() if tensor.numel() else 0 for tensor in tensors]
-    base = min((a for a in addresses if a), default=0)
-    return base, [a - base if a else 0 for a in addresses]
-
-
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     """The parts one after another in memory; no copy if they lie so, as the chunks of one tensor do."""
     end = parts[0].data_ptr()
@@ -289,18 +278,8 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 def _split(name: str, tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
     """Elements for every rank."""
-    row, rows = row_size(tensor), tensor.shape[0]
-    if not splits:
-        if rows % size:
-            raise InvalidParamError(f"{name} has {rows} rows in dimension 0, which {size} ranks cannot share equally")
-        return [rows // size * row] * size
-    if len(splits) != size:
-        raise InvalidParamError(f"{name}_split_sizes has {len(splits)} entries, expected {size}, one per rank")
-    if min(splits) < 0 or sum(splits) != rows:
-        raise InvalidParamError(
-            f"{name}_split_sizes is {list(splits)}, expected entries >= 0 whose sum is {rows}, dimension 0 of {name}"
-        )
-    return scaled(splits, row)
+    row = row_size(tensor)
+    return scaled(split_sizes(f"{name}_split_sizes", splits, name, tensor.shape[0], size), row)
 
 
 def _check_length(name: str, tensors: Sequence[Tensor], size: int) -> None:

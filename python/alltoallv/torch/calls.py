@@ -15,9 +15,10 @@ from alltoallv.communicator import Communicator
 from alltoallv.counts import Layout
 from alltoallv.errors import InvalidTensorError
 from alltoallv.guard import guard
+from alltoallv.regions import lowest
 from alltoallv.torch import profile
 from alltoallv.torch.group import AnyCommunicator as AnyCommunicator
-from alltoallv.torch.tensors import core_name, empty, from_block
+from alltoallv.torch.tensors import core_name, empty, from_block, region
 from alltoallv.torch.work import Work
 
 About = tuple[str, int, Sequence[int], Sequence[int]]  # operator, bytes per element, send and receive counts
@@ -91,19 +92,12 @@ def exchange_lists(comm: AnyCommunicator, operator: str, outputs: Sequence[Tenso
     about = (operator, inputs[0].itemsize, sends, recvs)
     dtype = core_name(inputs[0].dtype)
     if isinstance(comm, Communicator):
-        source, sdispls = _lowest(inputs)
-        target, rdispls = _lowest(outputs)
+        source, sdispls = lowest([region(x) for x in inputs])
+        target, rdispls = lowest([region(out) for out in outputs])
         plan = _core.Plan(comm.core, operator, dtype, sends, sdispls, recvs, rdispls, byte_displs=True)
         return SharedCall(comm, plan, about, inputs, list(outputs), source, target)
     call = comm.exchange_lists(operator, dtype, outputs, inputs)
     return EngineCall(comm, call, about, inputs, list(outputs), inputs[0].is_cuda)
-
-
-def _lowest(tensors: Sequence[Tensor]) -> tuple[int, list[int]]:
-    """The lowest address of any element, and where the tensors begin from there, in bytes."""
-    addresses = [tensor.data_ptr() if tensor.numel() else 0 for tensor in tensors]
-    base = min((a for a in addresses if a), default=0)
-    return base, [a - base if a else 0 for a in addresses]
 
 
 @dataclass(slots=True)

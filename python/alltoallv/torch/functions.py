@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from alltoallv import _core
-from alltoallv.counts import Counts, Unit, as_counts, even_split, packed, scaled, split_layout
+from alltoallv import _core, experts
+from alltoallv.counts import Counts, Unit, gather_layout, split_layout, split_sizes
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.guard import guard
+from alltoallv.regions import check_lists_apart
+from alltoallv.request import Sends, check_unit
 from alltoallv.torch import calls
 from alltoallv.torch import group as groups
 from alltoallv.torch import ops as ops
 from alltoallv.torch.calls import AnyCommunicator, Call
 from alltoallv.torch.group import Group, device_of
-from alltoallv.torch.tensors import as_input, check_apart, check_output, row_size
+from alltoallv.torch.tensors import as_input, check_apart, check_output, region, row_size
 from alltoallv.torch.work import Work
 
 
@@ -107,83 +109,62 @@ def all_to_all_v(
     if comm is None:
         return (None, None) if async_op else None
     with guard(comm, "all_to_all_v"):
-        if unit not in ("element", "row"):
-            raise InvalidParamError(f"unit is {unit!r}, expected 'element' or 'row'")
+        check_unit(unit)
         x = as_input("input", input)
-        row = row_size(x) if unit == "row" else 1
-        tail = tuple(x.shape[1:]) if unit == "row" else ()
         wants_grad = _wants_grad(input)
         if out is not None and wants_grad:
             raise InvalidParamError("out is given for an input that requires grad, expected one or the other")
-        sends = scaled(as_counts("send_counts", send_counts, comm.size), row)
-        sdispl = packed(sends) if sdispls is None else scaled(as_counts("sdispls", sdispls, comm.size), row)
-        learns = recv_counts is None
-        if learns:
-            if rdispls is not None or out is not None:
-                what = "rdispls" if rdispls is not None else "out"
-                raise InvalidParamError(f"{what} is given without recv_counts, expected both or neither")
-            if row == 0:
-                raise InvalidParamError("input has rows without elements, expected recv_counts to be given for it")
+        sends = Sends.read(x.shape, send_counts, sdispls, unit, comm.size)
+        if recv_counts is None:
+            sends.check_learning(rdispls, out)
+            sends.check_rows_to_learn()
             if async_op and wants_grad:
                 raise InvalidParamError(
                     "async_op is True for an input that requires grad and recv_counts is None, expected recv_counts"
                 )
-            _core.check_send(x.numel(), sends, sdispl, comm.size)
+            _core.check_send(x.numel(), sends.counts, sends.displs, comm.size)
         else:
-            rows = as_counts("recv_counts", recv_counts, comm.size)
-            recvs = scaled(rows, row)
-            rdispl = packed(recvs) if rdispls is None else scaled(as_counts("rdispls", rdispls, comm.size), row)
+            request = sends.with_receives(recv_counts, rdispls)
             if out is not None:
                 check_output("out", out, x.dtype)
-                if tail and tuple(out.shape[1:]) != tail:
-                    raise InvalidTensorError(f"out has rows of shape {tuple(out.shape[1:])}, expected {tail}")
+                request.check_out(out.shape)
                 check_apart(out, x)
-            numel = -1 if out is None else out.numel()
-            needed = _core.check_exchange(x.numel(), numel, sends, sdispl, recvs, rdispl, comm.size)
-            shape = (needed // row if row else sum(rows), *tail)
-    if learns:
-        return _learning(comm, input, x, sends, sdispl, row, tail, wants_grad, async_op)
+            shape = request.check(x.numel(), -1 if out is None else out.numel())
+    if recv_counts is None:
+        return _learning(comm, input, x, sends, wants_grad, async_op)
+    row = max(request.row, 1)
     if wants_grad and not async_op:
-        layout = torch.tensor([sends, sdispl, recvs, rdispl], dtype=torch.int64)
-        name = groups.name_of(comm)
-        return torch.ops.alltoallv.all_to_all_v(input, layout, needed, max(row, 1), "all_to_all_v", name).view(shape)
+        layout = torch.tensor(request.layout, dtype=torch.int64)
+        name, numel = groups.name_of(comm), math.prod(shape)
+        return torch.ops.alltoallv.all_to_all_v(input, layout, numel, row, "all_to_all_v", name).view(shape)
     with guard(comm, "all_to_all_v"):
         if out is None:
             out = calls.new_output(comm, shape, x)
-            if sum(recvs) < needed:
+            if request.has_gaps(shape):
                 out.zero_()
-        call = calls.exchange(comm, "all_to_all_v", out, x, (sends, sdispl, recvs, rdispl), max(row, 1))
+        call = calls.exchange(comm, "all_to_all_v", out, x, request.layout, row)
     if not async_op:
         call.run()
         return out
     if wants_grad:
-        layout = torch.tensor([sends, sdispl, recvs, rdispl], dtype=torch.int64)
+        layout = torch.tensor(request.layout, dtype=torch.int64)
         holder: list[Work] = []
-        result = _AsyncExchange.apply(input, layout, call, max(row, 1), groups.name_of(comm), holder)
+        result = _AsyncExchange.apply(input, layout, call, row, groups.name_of(comm), holder)
         return result, holder[0]
     return out, call.submit()
 
 
-def _learning(
-    comm: AnyCommunicator,
-    input: Tensor,
-    x: Tensor,
-    sends: list[int],
-    sdispls: list[int],
-    row: int,
-    tail: tuple[int, ...],
-    wants_grad: bool,
-    async_op: bool,
-) -> Any:
+def _learning(comm: AnyCommunicator, input: Tensor, x: Tensor, sends: Sends, wants_grad: bool, async_op: bool) -> Any:
     if wants_grad:
-        layout = torch.tensor([sends, sdispls], dtype=torch.int64)
-        out, _ = torch.ops.alltoallv.all_to_all_v_learn(input, layout, row, "all_to_all_v", groups.name_of(comm))
-        return out.view(-1, *tail) if tail else out
+        layout = torch.tensor([sends.counts, sends.displs], dtype=torch.int64)
+        name = groups.name_of(comm)
+        out, _ = torch.ops.alltoallv.all_to_all_v_learn(input, layout, sends.row, "all_to_all_v", name)
+        return out.view(-1, *sends.tail) if sends.tail else out
     with guard(comm, "all_to_all_v"):
-        learning = calls.learn(comm, "all_to_all_v", x, sends, sdispls, row)
+        learning = calls.learn(comm, "all_to_all_v", x, sends.counts, sends.displs, sends.row)
 
     def finish(output: Tensor, counts: Sequence[int]) -> Tensor:
-        return output.view(sum(counts) // row, *tail)
+        return output.view(sum(counts) // sends.row, *sends.tail)
 
     if not async_op:
         return finish(*learning.run())
@@ -254,12 +235,10 @@ def exchange_counts(send_counts: Counts, group: Group = None) -> Tensor:
     if comm is None:
         return None  # type: ignore[return-value]
     with guard(comm, "exchange_counts"):
-        x = torch.tensor(as_counts("send_counts", send_counts, comm.size), dtype=torch.int64)
-        if (x < 0).any():
-            raise InvalidParamError(f"send_counts is {x.tolist()}, expected entries >= 0")
+        counts = experts.read_counts(send_counts, comm.size)
+        x = torch.from_numpy(counts)
         out = torch.empty_like(x)
-        ones, places = [1] * comm.size, list(range(comm.size))
-        call = calls.exchange(comm, "exchange_counts", out, x, (ones, places, ones, places))
+        call = calls.exchange(comm, "exchange_counts", out, x, experts.layout(counts.reshape(-1, 1)))
     call.run()
     return out
 
@@ -289,8 +268,8 @@ def all_to_all_single(
             raise InvalidTensorError(
                 f"output has rows of shape {tuple(output.shape[1:])}, expected {tuple(x.shape[1:])} as the input"
             )
-        sends = splits("input_split_sizes", input_split_sizes, "input", x.shape[0], comm.size)
-        recvs = splits("output_split_sizes", output_split_sizes, "output", output.shape[0], comm.size)
+        sends = split_sizes("input_split_sizes", input_split_sizes, "input", x.shape[0], comm.size)
+        recvs = split_sizes("output_split_sizes", output_split_sizes, "output", output.shape[0], comm.size)
         check_apart(output, x)
         args = split_layout(sends, recvs, row)
         _core.check_exchange(x.numel(), output.numel(), *args, comm.size)
@@ -304,18 +283,6 @@ def check_tensor_pair(output: Tensor, input: Tensor) -> None:
         dtypes = sorted(str(t.dtype) for t in (output, input))
         raise ValueError(f"Invalid usage of tensors with different dtypes{dtypes[0]} and {dtypes[1]}")
     check_output("output", output, input.dtype)
-
-
-def splits(name: str, sizes: Counts | None, tensor: str, rows: int, size: int) -> list[int]:
-    """Split sizes in rows; equal parts if none are given."""
-    if sizes is None or len(sizes) == 0:
-        return even_split(tensor, rows, size)
-    counts = as_counts(name, sizes, size)
-    if min(counts) < 0 or sum(counts) != rows:
-        raise InvalidParamError(
-            f"{name} is {counts}, expected entries >= 0 whose sum is {rows}, dimension 0 of {tensor}"
-        )
-    return counts
 
 
 def all_to_all(
@@ -348,12 +315,7 @@ def all_to_all(
         xs = [as_input("input_tensor_list", x) for x in input_tensor_list]
         for j, out in enumerate(output_tensor_list):
             check_output(f"output_tensor_list[{j}]", out, xs[0].dtype)
-            for x in xs:
-                check_apart(out, x)
-        regions = sorted((t.data_ptr(), t.nbytes, j) for j, t in enumerate(output_tensor_list) if t.nbytes)
-        for (begin, nbytes, j), (following, _, k) in pairwise(regions):
-            if following < begin + nbytes:
-                raise InvalidParamError(f"output_tensor_list[{j}] and output_tensor_list[{k}] overlap in memory")
+        check_lists_apart([region(out) for out in output_tensor_list], [region(x) for x in xs])
         call = calls.exchange_lists(comm, "all_to_all", output_tensor_list, xs)
     return _finish(call, async_op)
 
@@ -380,7 +342,6 @@ def all_gather_into_tensor(
                 9,
             )
         check_apart(output_tensor, x)
-        counts = [x.numel()] * comm.size
-        layout = (counts, [0] * comm.size, counts, packed(counts))
+        layout = gather_layout(comm.size, x.numel())
         call = calls.exchange(comm, "all_gather_into_tensor", output_tensor, x, layout)
     return _finish(call, async_op)

@@ -1,12 +1,13 @@
-"""Paddle's global_scatter and global_gather on torch tensors; the counts are those of `alltoallv.numpy.moe`."""
+"""Paddle's global_scatter and global_gather on torch tensors; the counts are those of `alltoallv.experts`."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from alltoallv.counts import Counts, packed
-from alltoallv.errors import InvalidParamError, PeerMismatchError
+from alltoallv import experts
+from alltoallv.counts import Counts
+from alltoallv.experts import Matrix
 from alltoallv.guard import guard
 from alltoallv.torch import calls
 from alltoallv.torch import group as groups
@@ -57,51 +58,18 @@ def global_gather(x: Tensor, local_count: Counts, global_count: Counts, group: G
 
 def _checked(
     operator: str, comm: AnyCommunicator, x: Tensor, local_count: Counts, global_count: Counts, rows_of_x: str
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Matrix, Matrix]:
     """The counts as [card, expert] matrices, on which all cards agree expert by expert."""
-    matrices = {}
     host = groups.on_host(comm)  # counts lie in host memory wherever the rows do
     with guard(host, operator):
-        for name, counts in (("local_count", local_count), ("global_count", global_count)):
-            tensor = torch.as_tensor(counts).cpu()
-            bad_type = tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool
-            if tensor.dim() != 1 or bad_type or tensor.numel() % comm.size or not tensor.numel():
-                raise InvalidParamError(
-                    f"{name} has dtype {tensor.dtype} and shape {tuple(tensor.shape)}, expected integers, "
-                    f"{comm.size} cards times the number of experts"
-                )
-            if (tensor < 0).any():
-                raise InvalidParamError(f"{name} is {tensor.tolist()}, expected entries >= 0")
-            matrices[name] = tensor.to(torch.int64).view(comm.size, -1).contiguous()
-        local, global_ = matrices["local_count"], matrices["global_count"]
-        if local.shape != global_.shape:
-            raise InvalidParamError(
-                f"local_count has {local.numel()} entries and global_count {global_.numel()}, expected one length"
-            )
-        total = int(matrices[rows_of_x].sum())
-        if x.dim() == 0 or total != x.shape[0]:
-            raise InvalidParamError(f"{rows_of_x} sums to {total}, expected the rows of x, of shape {tuple(x.shape)}")
-        told = torch.empty_like(global_)
-        experts = [local.shape[1]] * comm.size
-        places = packed(experts)
-        call = calls.exchange(host, "exchange_counts", told, local, (experts, places, experts, places))
+        local, global_ = experts.read(comm.size, x.shape, local_count, global_count, rows_of_x)
+        told = torch.empty(global_.shape, dtype=torch.int64)
+        call = calls.exchange(host, "exchange_counts", told, torch.from_numpy(local), experts.layout(local))
     call.run()
-    with guard(comm, operator):
-        for card, expert in (told != global_).nonzero().tolist():
-            raise PeerMismatchError(
-                f"rank {card} sends {int(told[card, expert])} rows to expert {expert} of rank {comm.rank}, "
-                f"which expects {int(global_[card, expert])}"
-            )
+    experts.check_told(comm, operator, told.numpy(), global_)
     return local, global_
 
 
-def _transposed(rows: Tensor, counts: Tensor) -> Tensor:
-    """Rows sorted by (i, k), with ``counts[i, k]`` of each, sorted by (k, i) instead."""
-    if 1 in counts.shape:
-        return rows
-    flat = counts.reshape(-1)
-    begin = flat.cumsum(0) - flat
-    block = torch.arange(flat.numel()).view(counts.shape).T.reshape(-1)
-    lengths = flat[block]
-    first = torch.repeat_interleave(begin[block] - (lengths.cumsum(0) - lengths), lengths)
-    return rows[(first + torch.arange(rows.shape[0])).to(rows.device)]
+def _transposed(rows: Tensor, counts: Matrix) -> Tensor:
+    order = experts.transposition(counts)
+    return rows if order is None else rows[torch.from_numpy(order).to(rows.device)]

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv.counts import Layout
+from alltoallv.counts import Layout, gather_layout, overlap
 from alltoallv.guard import guard
 from alltoallv.torch import calls, inductor
 from alltoallv.torch import group as groups
@@ -79,7 +78,7 @@ def all_to_all_v_transpose(grad: Tensor, layout: Tensor, numel_in: int, row: int
     """From the gradient of the output to that of the input, of shape ``[numel_in]``."""
     comm = _carrier(group, grad)
     sends, sdispls, recvs, rdispls = layout.tolist()
-    if not _overlap(sends, sdispls):
+    if not overlap(sends, sdispls):
         return _exchange(comm, operator, grad, (recvs, rdispls, sends, sdispls), numel_in, row)
     packed = [sum(sends[:j]) for j in range(len(sends))]
     parts = _exchange(comm, operator, grad, (recvs, rdispls, sends, packed), -1, row)
@@ -87,11 +86,6 @@ def all_to_all_v_transpose(grad: Tensor, layout: Tensor, numel_in: int, row: int
     for count, begin, at in zip(sends, sdispls, packed, strict=True):
         total[begin : begin + count] += parts[at : at + count]
     return total
-
-
-def _overlap(counts: list[int], displs: list[int]) -> bool:
-    regions = sorted((d, d + n) for n, d in zip(counts, displs, strict=True) if n > 0)
-    return any(begin < end for (_, end), (begin, _) in pairwise(regions))
 
 
 @_fake(all_to_all_v_transpose)
@@ -175,9 +169,7 @@ def all_gather(input: Tensor, size: int, group: str) -> Tensor:
     """The inputs of all ``size`` ranks concatenated along dimension 0."""
     comm = _carrier(group, input)
     n = input.numel()
-    places = [n * j for j in range(comm.size)]
-    counts = [n] * comm.size
-    out = _exchange(comm, "all_gather_into_tensor", input, (counts, [0] * comm.size, counts, places), n * comm.size, 1)
+    out = _exchange(comm, "all_gather_into_tensor", input, gather_layout(comm.size, n), n * comm.size, 1)
     return out.view(size * input.shape[0], *input.shape[1:])
 
 

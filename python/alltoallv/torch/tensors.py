@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from alltoallv import _core
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv import _core, regions, request
+from alltoallv.errors import InvalidTensorError
+from alltoallv.regions import Region
 
 _NAMES = {dtype: name for name in _core.dtype_sizes if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
 
@@ -49,18 +50,19 @@ def check_output(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
         raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor")
 
 
+def region(tensor: Tensor) -> Region:
+    """Where a contiguous tensor lies."""
+    return tensor.data_ptr(), tensor.nbytes
+
+
 def check_apart(output: Tensor, input: Tensor) -> None:
     """Input and output of an exchange must not overlap in memory."""
-    out, inp = output.data_ptr(), input.data_ptr()
-    if output.nbytes and input.nbytes and out < inp + input.nbytes and inp < out + output.nbytes:
-        raise InvalidParamError("output and input overlap in memory, expected separate tensors")
+    regions.check_apart(region(output), region(input))
 
 
 def row_size(tensor: Tensor) -> int:
     """Elements per row of dimension 0."""
-    if tensor.dim() == 0:
-        raise InvalidTensorError("a 0-dimensional tensor has no rows, expected at least 1 dimension")
-    return math.prod(tensor.shape[1:])
+    return request.row_size(tensor.shape)
 
 
 def from_block(block: _core.Block, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

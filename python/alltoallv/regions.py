@@ -1,0 +1,39 @@
+"""Regions of host memory: which of them overlap, and where they lie from a common base."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from alltoallv.errors import InvalidParamError
+
+Region = tuple[int, int]  # address of the first byte, number of bytes
+
+
+def check_apart(output: Region, input: Region, what: str = "tensors") -> None:
+    """Input and output of an exchange must not overlap in memory."""
+    (out, out_bytes), (inp, inp_bytes) = output, input
+    if out_bytes and inp_bytes and out < inp + inp_bytes and inp < out + out_bytes:
+        raise InvalidParamError(f"output and input overlap in memory, expected separate {what}")
+
+
+def check_lists_apart(outputs: Sequence[Region], inputs: Sequence[Region], what: str = "tensors") -> None:
+    """No output of an all_to_all may overlap an input or another output."""
+    for output in outputs:
+        for input in inputs:
+            check_apart(output, input, what)
+    check_outputs_apart(outputs)
+
+
+def check_outputs_apart(outputs: Sequence[Region], name: str = "output_tensor_list") -> None:
+    """No two outputs of a list may overlap."""
+    regions = sorted((begin, nbytes, j) for j, (begin, nbytes) in enumerate(outputs) if nbytes)
+    for (begin, nbytes, j), (following, _, k) in pairwise(regions):
+        if following < begin + nbytes:
+            raise InvalidParamError(f"{name}[{j}] and {name}[{k}] overlap in memory")
+
+
+def lowest(regions: Sequence[Region]) -> tuple[int, list[int]]:
+    """The lowest address of any byte, and where the regions begin from there, in bytes; 0 for empty ones."""
+    base = min((address for address, nbytes in regions if nbytes), default=0)
+    return base, [address - base if nbytes else 0 for address, nbytes in regions]
