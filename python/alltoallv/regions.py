@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from alltoallv.errors import InvalidParamError
 
@@ -37,3 +42,12 @@ def lowest(regions: Sequence[Region]) -> tuple[int, list[int]]:
     """The lowest address of any byte, and where the regions begin from there, in bytes; 0 for empty ones."""
     base = min((address for address, nbytes in regions if nbytes), default=0)
     return base, [address - base if nbytes else 0 for address, nbytes in regions]
+
+
+def as_bytes(region: Region) -> npt.NDArray[Any]:
+    """The memory itself; the caller keeps it alive."""
+    address, nbytes = region
+    if not nbytes:
+        return np.empty(0, np.uint8)
+    memory: Any = (ctypes.c_char * nbytes).from_address(address)
+    return np.frombuffer(memory, np.uint8)

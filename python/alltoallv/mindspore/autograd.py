@@ -6,65 +6,38 @@ function, in the reverse order. Derivatives of every order exist.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from mindspore import Tensor
 from mindspore.common._grad_function import _Function
 
-from alltoallv import _core, counts
+from alltoallv import _core
 from alltoallv.communicator import Communicator
-from alltoallv.counts import packed
+from alltoallv.counts import gather_layout
 from alltoallv.errors import InvalidTensorError
 from alltoallv.guard import guard
 from alltoallv.mindspore.tensors import as_input, core_name, empty, executor, from_block, region, settle, zeros
 from alltoallv.mindspore.work import CommHandle
-from alltoallv.regions import lowest
+from alltoallv.regions import as_bytes, lowest
+from alltoallv.transfer import Transfer
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """An exchange whose arguments have passed this rank's checks; counts and displacements in elements."""
-
-    communicator: Communicator
-    operator: str
-    sends: list[int]
-    sdispls: list[int]
-    recvs: list[int]
-    rdispls: list[int]
-    shape_in: tuple[int, ...]
-    shape_out: tuple[int, ...]
-    row: int
-
-    def transposed(self) -> Layout:
-        """Outputs become inputs. The send regions must not overlap."""
-        return replace(
-            self,
-            sends=self.recvs,
-            sdispls=self.rdispls,
-            recvs=self.sends,
-            rdispls=self.sdispls,
-            shape_in=self.shape_out,
-            shape_out=self.shape_in,
-        )
+class TensorTransfer(Transfer):
+    """Of MindSpore tensors."""
 
     def allocate(self, dtype: Any) -> Tensor:
         """An output for it; gaps are zero."""
-        covers = sum(self.recvs) == int(np.prod(self.shape_out, dtype=np.int64))
-        return (empty if covers else zeros)(self.shape_out, dtype)
-
-    def plan(self, dtype: Any) -> _core.Plan:
-        arrays = (self.sends, self.sdispls, self.recvs, self.rdispls)
-        return _core.Plan(self.communicator.core, self.operator, core_name(dtype), *arrays, 0, max(self.row, 1))
+        return (zeros if self.has_gaps() else empty)(self.shape_out, dtype)
 
     def prepare(self, input: Tensor, output: Tensor | None = None) -> tuple[Tensor, Tensor, _core.Plan]:
         with guard(self.communicator, self.operator):
             x = as_input(input)
-            return x, self.allocate(x.dtype) if output is None else output, self.plan(x.dtype)
+            return x, self.allocate(x.dtype) if output is None else output, self.plan(core_name(x.dtype))
 
     def run(self, input: Tensor, output: Tensor | None = None) -> Tensor:
         x, out, plan = self.prepare(input, output)
@@ -88,46 +61,46 @@ class Exchange(_Function):
     """Into a new tensor."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, layout: Layout) -> Tensor:
-        ctx.layout = layout
-        return layout.run(input)
+    def forward(ctx: Any, input: Tensor, transfer: TensorTransfer) -> Tensor:
+        ctx.transfer = transfer
+        return transfer.run(input)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return Exchange.apply(grad, ctx.layout.transposed()), None
+        return Exchange.apply(grad, ctx.transfer.transposed()), None
 
 
 class AsyncExchange(_Function):
     """Launches in forward; the output may be used after the wait."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, layout: Layout, holder: list[CommHandle]) -> Tensor:
-        ctx.layout = layout
-        out, handle = layout.submit(input)
+    def forward(ctx: Any, input: Tensor, transfer: TensorTransfer, holder: list[CommHandle]) -> Tensor:
+        ctx.transfer = transfer
+        out, handle = transfer.submit(input)
         holder.append(handle)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return Exchange.apply(grad, ctx.layout.transposed()), None, None
+        return Exchange.apply(grad, ctx.transfer.transposed()), None, None
 
 
 class LearningExchange(_Function):
-    """Receive counts come from the peers; ``layout`` lacks them and the output's shape."""
+    """Receive counts come from the peers; ``transfer`` lacks them and the output's shape."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, layout: Layout, tail: tuple[int, ...]) -> Tensor:
-        with guard(layout.communicator, layout.operator):
+    def forward(ctx: Any, input: Tensor, transfer: TensorTransfer, tail: tuple[int, ...]) -> Tensor:
+        with guard(transfer.communicator, transfer.operator):
             x = as_input(input)
-            plan = layout.plan(x.dtype)
+            plan = transfer.plan(core_name(x.dtype))
         block, recvs = plan.run_learning(x.data_ptr())
-        shape = (sum(recvs) // layout.row, *tail)
-        ctx.layout = replace(layout, recvs=list(recvs), rdispls=packed(list(recvs)), shape_out=shape)
+        shape = (sum(recvs) // transfer.row, *tail)
+        ctx.transfer = transfer.received(recvs, shape)
         return from_block(block, shape, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return Exchange.apply(grad, ctx.layout.transposed()), None, None
+        return Exchange.apply(grad, ctx.transfer.transposed()), None, None
 
 
 class Gather(_Function):
@@ -136,7 +109,7 @@ class Gather(_Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, comm: Communicator) -> Tensor:
         ctx.comm, ctx.shape = comm, input.shape
-        return gather_layout(comm, input.shape, (comm.size * input.size,)).run(input)
+        return gather_transfer(comm, input.shape, (comm.size * input.size,)).run(input)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -161,10 +134,10 @@ class ReduceScatter(_Function):
         return Gather.apply(grad, ctx.comm), None, None
 
 
-def gather_layout(comm: Communicator, shape_in: Sequence[int], shape_out: Sequence[int]) -> Layout:
+def gather_transfer(comm: Communicator, shape_in: Sequence[int], shape_out: Sequence[int]) -> TensorTransfer:
     """Every rank sends the same elements to all; its transpose is no exchange but a `ReduceScatter`."""
-    layout = counts.gather_layout(comm.size, math.prod(shape_in))
-    return Layout(comm, "all_gather_into_tensor", *layout, tuple(shape_in), tuple(shape_out), 1)
+    layout = gather_layout(comm.size, math.prod(shape_in))
+    return TensorTransfer(comm, "all_gather_into_tensor", layout, tuple(shape_in), tuple(shape_out), 1)
 
 
 class ListExchange(_Function):
@@ -209,7 +182,7 @@ class Assign(_Function):
         ctx.mark_dirty(output)
         values = values.contiguous()
         settle()
-        target, source = bytes_of(output), bytes_of(values)
+        target, source = as_bytes(region(output)), as_bytes(region(values))
         if kept is None:
             target[...] = source
         else:
@@ -232,10 +205,3 @@ def assign(name: str, output: Tensor, values: Tensor, kept: Any = None) -> None:
             "expected a tensor of its own, or the output of all_to_all_v"
         )
     Assign.apply(output, values, kept)
-
-
-def bytes_of(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """The memory of a contiguous tensor that has settled; views too, which ``asnumpy`` would copy."""
-    if not tensor.nbytes:
-        return np.empty(0, np.uint8)
-    return np.frombuffer((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()), np.uint8)

@@ -16,7 +16,15 @@ from alltoallv.communicator import Communicator
 from alltoallv.counts import Counts, split_layout, split_sizes
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.guard import guard
-from alltoallv.mindspore.autograd import Gather, Layout, ListExchange, assign, gather_layout, list_plan, tracks
+from alltoallv.mindspore.autograd import (
+    Gather,
+    ListExchange,
+    TensorTransfer,
+    assign,
+    gather_transfer,
+    list_plan,
+    tracks,
+)
 from alltoallv.mindspore.exchange import Done, check_async, enter, exchange
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import check_apart, check_output, check_tensor, core_name, region, row_size, settle
@@ -51,8 +59,8 @@ def all_to_all_single(
         check_apart(output, input)
         arrays = split_layout(sends, recvs, row)
         _core.check_exchange(input.size, output.size, *arrays, comm.size)
-        layout = Layout(comm, "all_to_all_single", *arrays, tuple(input.shape), tuple(output.shape), row)
-    return _handle(exchange(input, layout, output, "output", async_op), async_op)
+        transfer = TensorTransfer(comm, "all_to_all_single", arrays, tuple(input.shape), tuple(output.shape), row)
+    return _handle(exchange(input, transfer, output, "output", async_op), async_op)
 
 
 def _handle(result: Any, async_op: bool) -> CommHandle | None:
@@ -99,8 +107,8 @@ def all_gather_into_tensor(
         values = Gather.apply(input_tensor, comm)
         assign("output_tensor", output_tensor, values)
         return Done(output_tensor) if async_op else None
-    layout = gather_layout(comm, shape, expected)
-    return _handle(exchange(input_tensor, layout, output_tensor, "output_tensor", async_op), async_op)
+    transfer = gather_transfer(comm, shape, expected)
+    return _handle(exchange(input_tensor, transfer, output_tensor, "output_tensor", async_op), async_op)
 
 
 def all_to_all(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, overload
 
@@ -12,11 +11,11 @@ from mindspore.graph import jit_trace
 
 from alltoallv import _core, experts
 from alltoallv.communicator import Communicator
-from alltoallv.counts import Counts, Unit, overlap, packed
+from alltoallv.counts import Counts, Unit, packed
 from alltoallv.errors import InvalidParamError
 from alltoallv.guard import guard
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore.autograd import AsyncExchange, Exchange, Layout, LearningExchange, assign, tracks
+from alltoallv.mindspore.autograd import AsyncExchange, Exchange, LearningExchange, TensorTransfer, assign, tracks
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import (
     as_input,
@@ -29,6 +28,7 @@ from alltoallv.mindspore.tensors import (
 )
 from alltoallv.mindspore.work import CommHandle
 from alltoallv.request import Request, Sends, check_unit
+from alltoallv.transfer import packing
 
 
 @overload
@@ -125,14 +125,16 @@ def all_to_all_v(
                 settle()
                 check_apart(out, input)
             shape = request.check(input.size, -1 if out is None else out.size)
-        counts, sdispl, recvs, rdispl = request.layout
-        if wants_grad and overlap(counts, sdispl):
-            input, sdispl = pack(input, counts, sdispl), packed(counts)
-    layout = Layout(comm, "all_to_all_v", counts, sdispl, recvs, rdispl, tuple(input.shape), shape, sends.row)
+        layout = request.layout
+        index = packing(*layout[:2]) if wants_grad else None
+        if index is not None:  # MindSpore's own gather adds up the gradients of what is sent twice
+            input = ops.gather(input.reshape(-1), Tensor(index), 0)
+            layout = (layout[0], packed(layout[0]), *layout[2:])
+    transfer = TensorTransfer(comm, "all_to_all_v", layout, tuple(input.shape), shape, sends.row)
     if recv_counts is None:
         tail = sends.tail
-        return _submit_learning(input, layout, tail) if async_op else LearningExchange.apply(input, layout, tail)
-    return exchange(input, layout, out, "out", async_op)
+        return _submit_learning(input, transfer, tail) if async_op else LearningExchange.apply(input, transfer, tail)
+    return exchange(input, transfer, out, "out", async_op)
 
 
 def enter(group: Group) -> Communicator:
@@ -151,29 +153,30 @@ def check_async(async_op: Any) -> None:
         raise TypeError(f"The argument 'async_op' must be a bool, but got {type(async_op)}.")
 
 
-def exchange(input: Tensor, layout: Layout, out: Tensor | None, name: str, async_op: bool) -> Any:
+def exchange(input: Tensor, transfer: TensorTransfer, out: Tensor | None, name: str, async_op: bool) -> Any:
     """Runs or submits a checked exchange, with gradients where they may be asked for."""
     if out is None:
         if async_op:
             holder: list[CommHandle] = []
-            output = AsyncExchange.apply(input, layout, holder)
+            output = AsyncExchange.apply(input, transfer, holder)
             return output, holder[0]
-        return Exchange.apply(input, layout)
+        return Exchange.apply(input, transfer)
     if not tracks(input, out):
         if async_op:
-            return layout.submit(input, out)
-        return layout.run(input, out)
+            return transfer.submit(input, out)
+        return transfer.run(input, out)
     # MindSpore follows the values into the output. A handle is then already done.
-    values = Exchange.apply(input, replace(layout, shape_out=tuple(out.shape)))
-    assign(name, out, values, _kept(layout, out))
+    values = Exchange.apply(input, replace(transfer, shape_out=tuple(out.shape)))
+    assign(name, out, values, _kept(transfer, out))
     return (out, Done(out)) if async_op else out
 
 
-def _kept(layout: Layout, out: Tensor) -> Any:
-    if sum(layout.recvs) == out.size:
+def _kept(transfer: TensorTransfer, out: Tensor) -> Any:
+    _, _, recvs, rdispls = transfer.layout
+    if sum(recvs) == out.size:
         return None
     kept = np.ones(out.size, np.bool_)
-    for begin, count in zip(layout.rdispls, layout.recvs, strict=True):
+    for begin, count in zip(rdispls, recvs, strict=True):
         kept[begin : begin + count] = False
     return kept
 
@@ -195,23 +198,17 @@ class Done(CommHandle):
         """None."""
 
 
-def _submit_learning(input: Tensor, layout: Layout, tail: tuple[int, ...]) -> tuple[None, CommHandle]:
-    with guard(layout.communicator, layout.operator):
+def _submit_learning(input: Tensor, transfer: TensorTransfer, tail: tuple[int, ...]) -> tuple[None, CommHandle]:
+    with guard(transfer.communicator, transfer.operator):
         x = as_input(input)
-        plan = layout.plan(x.dtype)
+        plan = transfer.plan(core_name(x.dtype))
     learning = plan.submit_learning(x.data_ptr())
 
     def finish() -> Tensor:
         block, counts = learning.take()
-        return from_block(block, (sum(counts) // layout.row, *tail), x.dtype)
+        return from_block(block, (sum(counts) // transfer.row, *tail), x.dtype)
 
-    return None, CommHandle(layout.communicator, learning.work, (x,), finish)
-
-
-def pack(input: Tensor, counts: Sequence[int], displs: Sequence[int]) -> Tensor:
-    """The regions one after the other, by MindSpore's own gather, whose gradient adds up what overlaps."""
-    index = np.concatenate([np.arange(d, d + n) for n, d in zip(counts, displs, strict=True)])
-    return ops.gather(input.reshape(-1), Tensor(index.astype(np.int64)), 0)
+    return None, CommHandle(transfer.communicator, learning.work, (x,), finish)
 
 
 def exchange_counts(send_counts: Counts, group: Group = None) -> Tensor:

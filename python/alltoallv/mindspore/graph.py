@@ -16,7 +16,7 @@ from mindspore import Tensor, nn, ops
 from mindspore._c_expression.typing import TensorType
 
 from alltoallv import _core, memory
-from alltoallv.counts import Counts, Unit, as_counts, overlap, packed
+from alltoallv.counts import Counts, Unit, as_counts, packed
 from alltoallv.errors import InvalidParamError
 from alltoallv.guard import guard
 from alltoallv.mindspore import group as groups
@@ -24,6 +24,7 @@ from alltoallv.mindspore.exchange import all_to_all_v
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import core_name
 from alltoallv.request import check_unit
+from alltoallv.transfer import packing
 
 _EMPTY = "MindSpore's graphs on CPU cannot hand over empty tensors: call all_to_all_v outside the graph"
 _DERIVATIVES = 3  # orders of derivatives that a graph can take through an exchange
@@ -76,11 +77,9 @@ class AllToAllV(nn.Cell):
             "group": group,
         }
         self.by_row = unit == "row"
-        self.index = None
-        sdispl = places[0]
-        if overlap(sends, sdispl):  # MindSpore's gather adds up the gradients of what is sent twice
-            index = np.concatenate([np.arange(d, d + n) for n, d in zip(sends, sdispl, strict=True)])
-            self.index, sdispl = Tensor(index.astype(np.int64)), packed(sends)
+        index = packing(sends, places[0])  # MindSpore's gather adds up the gradients of what is sent twice
+        self.index = None if index is None else Tensor(index)
+        sdispl = places[0] if index is None else packed(sends)
         host = _Host(sends, sdispl, recvs, places[1], self.by_row, group)
         if not sum(recvs):
             host.refusal = f"recv_counts is {recvs}, but {_EMPTY}"

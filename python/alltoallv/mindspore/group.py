@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from alltoallv import _core, communicator, launch
+from alltoallv import launch, subgroups
 from alltoallv.communicator import Communicator
-from alltoallv.errors import BackendUnavailableError, InvalidParamError
+from alltoallv.errors import InvalidParamError
 
 Group = Any  # str | Communicator | None
 
@@ -66,12 +65,8 @@ def new_group(ranks: Sequence[int] | None = None) -> str:
     if not isinstance(ranks, list | tuple):
         raise TypeError(f"ranks must be list, but got {type(ranks)}")
     _leave_scheduler()
-    size = launch.detect().size
-    members = sorted(ranks)
-    if not members or len(set(members)) != len(members) or members[0] < 0 or members[-1] >= size:
-        raise InvalidParamError(f"ranks is {list(ranks)}, expected different ranks below {size}, the world size")
-    text = "_".join(map(str, members))
-    name = f"alltoallv_{len(members)}_{hashlib.sha1(text.encode()).hexdigest()}"
+    members = subgroups.check_ranks(ranks, launch.detect().size)
+    name = f"alltoallv_{len(members)}_{subgroups.digest(members)}"
     _ranks[name] = members
     return name
 
@@ -91,7 +86,9 @@ def resolve(group: Group) -> Communicator:
         raise TypeError(f"The argument 'group' must be type of string, but got 'group' type : {type(group)}.")
     made = _made.get(group)
     if made is None or not made.usable:
-        made = _made[group] = _make(group, _members(group))
+        members = _members(group)
+        domain = f"group-{len(members)}-{subgroups.digest(members)}"
+        made = _made[group] = subgroups.connect(group, domain, members, _timeout)
     return made
 
 
@@ -108,18 +105,3 @@ def _members(group: str) -> list[int]:
         raise InvalidParamError(
             f"group is {group!r}, expected a name made by new_group() ({str(error).strip().splitlines()[0]})"
         ) from error
-
-
-def _make(group: str, members: list[int]) -> Communicator:
-    job = launch.detect()
-    if job.rank not in members:
-        raise InvalidParamError(f"group {group!r} has ranks {members}, of which this rank, {job.rank}, is none")
-    if job.local_size is not None and job.local_size != job.size:
-        raise BackendUnavailableError(
-            f"the job has {job.size} ranks, {job.local_size} of them on this host: shared memory needs all on one"
-        )
-    digest = hashlib.sha1("_".join(map(str, members)).encode()).hexdigest()
-    options = communicator.make_options(f"group-{len(members)}-{digest}", _timeout)
-    options.rank, options.size = members.index(job.rank), len(members)
-    options.job = f"{job.job_id}#{job.restart_count}"
-    return Communicator(_core.communicator(options))

@@ -1,0 +1,31 @@
+"""Collectives on Paddle tensors on CPU, where Paddle itself refuses alltoall_single, global_scatter and global_gather.
+
+``group`` is None for all ranks of the job, a group made by `new_group` or by ``paddle.distributed.new_group``, or a
+`Communicator`. Jobs start with ``python -m paddle.distributed.launch`` or ``python -m alltoallv run``; without a
+launcher the job is one process. ``init_parallel_env`` is not needed, and does no harm. A rank outside the group gets a
+warning and None, as in Paddle.
+
+Every function is collective: all ranks of the group call it, in the same order. Errors that concern several ranks are
+raised on all of them. With ``sync_op=False`` (``async_op=True``) a function returns at once, with a `Task`; the tensors
+given must not be touched until its ``wait()`` has returned.
+
+What returns a new tensor has gradients, of every order. What writes into a given one has none, as in Paddle.
+"""
+
+from alltoallv.paddle.exchange import all_to_all_v, alltoall, alltoall_single, exchange_counts
+from alltoallv.paddle.group import new_group
+from alltoallv.paddle.moe import global_gather, global_scatter
+from alltoallv.paddle.tensors import empty
+from alltoallv.paddle.work import Task
+
+__all__ = [
+    "Task",
+    "all_to_all_v",
+    "alltoall",
+    "alltoall_single",
+    "empty",
+    "exchange_counts",
+    "global_gather",
+    "global_scatter",
+    "new_group",
+]

@@ -1,0 +1,103 @@
+"""The exchange as Paddle's autograd sees it: linear, followed by its transpose, so derivatives of every order exist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from paddle import Tensor
+from paddle.autograd import PyLayer
+
+from alltoallv.guard import guard
+from alltoallv.paddle.tensors import allocate, as_input, core_name, from_block, region
+from alltoallv.paddle.work import Task
+from alltoallv.regions import as_bytes
+from alltoallv.transfer import Transfer
+
+
+class Exchange(PyLayer):
+    """Into a new tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, transfer: Transfer) -> Tensor:
+        ctx.transfer = transfer
+        return run(input, transfer)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return Exchange.apply(grad, ctx.transfer.transposed())
+
+
+class LearningExchange(PyLayer):
+    """Receive counts come from the peers; ``transfer`` lacks them and the output's shape."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, transfer: Transfer, tail: tuple[int, ...]) -> Tensor:
+        with guard(transfer.communicator, transfer.operator):
+            x = as_input("input", input)
+            plan = transfer.plan(core_name(x.dtype))
+        block, recvs = plan.run_learning(x.data_ptr())
+        shape = (sum(recvs) // transfer.row, *tail)
+        ctx.transfer = transfer.received(recvs, shape)
+        return from_block(block, shape, x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return Exchange.apply(grad, ctx.transfer.transposed())
+
+
+class AsyncExchange(PyLayer):
+    """Launches in forward; the output may be used after the wait."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, transfer: Transfer, holder: list[Task]) -> Tensor:
+        ctx.transfer = transfer
+        out, task = submit(input, transfer)
+        holder.append(task)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return Exchange.apply(grad, ctx.transfer.transposed())
+
+
+class Permute(PyLayer):
+    """Row n of the output is row ``order[n]`` of the input. Paddle's own gather has no float16 on CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: npt.NDArray[np.int64]) -> Tensor:
+        ctx.order = order
+        x = as_input("x", rows)
+        out = allocate(x.shape, x.dtype)
+        source, target = (as_bytes(region(tensor)).reshape(len(order), -1) for tensor in (x, out))
+        np.take(source, order, axis=0, out=target)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return Permute.apply(grad, np.argsort(ctx.order))
+
+
+def run(input: Tensor, transfer: Transfer, out: Tensor | None = None) -> Tensor:
+    """Without a gradient; the output is ``out``, or a new tensor whose gaps are zero."""
+    x, out, plan = _prepare(input, transfer, out)
+    plan.run(x.data_ptr(), out.data_ptr())
+    return out
+
+
+def submit(input: Tensor, transfer: Transfer, out: Tensor | None = None) -> tuple[Tensor, Task]:
+    """The same, under way."""
+    x, out, plan = _prepare(input, transfer, out)
+    work = plan.submit(x.data_ptr(), out.data_ptr())
+    return out, Task(transfer.communicator, work, (x, out), lambda: out)
+
+
+def _prepare(input: Tensor, transfer: Transfer, out: Tensor | None) -> tuple[Tensor, Tensor, Any]:
+    with guard(transfer.communicator, transfer.operator):
+        x = as_input("input", input)
+        if out is None:
+            out = allocate(transfer.shape_out, x.dtype, zero=transfer.has_gaps())
+        else:
+            out._bump_inplace_version()  # a backward that needs the old values shall say so
+        return x, out, transfer.plan(core_name(x.dtype))

@@ -1,0 +1,269 @@
+"""The all-to-all family; see `alltoallv.paddle` for what all functions have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+import paddle
+from paddle import Tensor
+
+from alltoallv import _core, experts
+from alltoallv.communicator import Communicator
+from alltoallv.counts import Counts, Unit, packed, split_layout, split_sizes
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.guard import guard
+from alltoallv.paddle.autograd import AsyncExchange, Exchange, LearningExchange, run, submit
+from alltoallv.paddle.group import Group, resolve
+from alltoallv.paddle.tensors import (
+    as_input,
+    check_apart,
+    check_output,
+    check_tensor,
+    core_name,
+    from_block,
+    region,
+    row_size,
+)
+from alltoallv.paddle.work import Done, Task
+from alltoallv.regions import check_lists_apart, lowest
+from alltoallv.request import Request, Sends
+from alltoallv.transfer import Transfer, packing
+
+
+@overload
+def all_to_all_v(
+    input: Tensor,
+    send_counts: Counts,
+    recv_counts: Counts | None = None,
+    *,
+    sdispls: Counts | None = None,
+    rdispls: Counts | None = None,
+    unit: Unit = "element",
+    out: Tensor | None = None,
+    group: Group = None,
+    async_op: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def all_to_all_v(
+    input: Tensor,
+    send_counts: Counts,
+    recv_counts: Counts | None = None,
+    *,
+    sdispls: Counts | None = None,
+    rdispls: Counts | None = None,
+    unit: Unit = "element",
+    out: Tensor | None = None,
+    group: Group = None,
+    async_op: Literal[True],
+) -> tuple[Tensor | None, Task]: ...
+def all_to_all_v(
+    input: Tensor,
+    send_counts: Counts,
+    recv_counts: Counts | None = None,
+    *,
+    sdispls: Counts | None = None,
+    rdispls: Counts | None = None,
+    unit: Unit = "element",
+    out: Tensor | None = None,
+    group: Group = None,
+    async_op: bool = False,
+) -> Any:
+    """Sends a region of ``input`` to every rank and receives one from each.
+
+    For every rank j, with this rank called r::
+
+        out_r[rdispls_r[j] : rdispls_r[j] + recv_counts_r[j]] = input_j[sdispls_j[r] : sdispls_j[r] + send_counts_j[r]]
+
+    Args:
+        input: Any shape, any dense dtype; taken flat, or by rows of dimension 0.
+        send_counts, recv_counts: One integer >= 0 per rank, as a list or an integer tensor. ``send_counts`` of rank i
+            for j and ``recv_counts`` of rank j for i must agree. ``recv_counts=None`` learns them from the peers; the
+            output is then packed.
+        sdispls, rdispls: Where the regions begin; packed in rank order if left out. Send regions may overlap and leave
+            gaps; receive regions may leave gaps.
+        unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0.
+        out: Where to receive; contiguous, of the input's dtype, apart from it in memory. Elements that no region covers
+            keep their value. Left out, the output is allocated in shared memory, just large enough, gaps zero. Not with
+            gradients.
+        group: A Paddle group, a `Communicator`, or None for all ranks.
+        async_op: Return ``(output, task)`` at once. With learnt counts the output is not known yet: ``(None, task)``,
+            and ``task.result()`` returns it.
+
+    Returns:
+        With ``unit="element"`` one dimension; with ``"row"`` the other dimensions of the input stay. ``out`` if given.
+        Differentiable, to any order: the gradient is the exchange with the roles exchanged.
+
+    Raises:
+        InvalidParamError, InvalidTensorError: this rank's or a peer's arguments.
+        PeerMismatchError: two ranks disagree about operator, dtype or counts; nothing has been written.
+        PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
+    """
+    comm = resolve(group)
+    if comm is None:
+        return (None, None) if async_op else None
+    shape: tuple[int, ...] = (0,)
+    with guard(comm, "all_to_all_v"):
+        check_tensor("input", input)
+        core_name(input.dtype)
+        wants_grad = paddle.is_grad_enabled() and not input.stop_gradient
+        if out is not None and wants_grad:
+            raise InvalidParamError("out is given for an input that wants a gradient, expected one or the other")
+        sends = Sends.read(input.shape, send_counts, sdispls, unit, comm.size)
+        if recv_counts is None:
+            sends.check_learning(rdispls, out)
+            sends.check_rows_to_learn()
+            if async_op and wants_grad:
+                raise InvalidParamError(
+                    "async_op is True for an input that wants a gradient and recv_counts is None, expected recv_counts"
+                )
+            _core.check_send(input.size, sends.counts, sends.displs, comm.size)
+            request = Request((sends.counts, sends.displs, [], []), sends.row, sends.tail, 0)
+        else:
+            request = sends.with_receives(recv_counts, rdispls)
+            x = input
+            if out is not None:
+                x = as_input("input", input)
+                check_output("out", out, x.dtype)
+                request.check_out(out.shape)
+                check_apart(out, x)
+            shape = request.check(x.size, -1 if out is None else out.size)
+        layout = request.layout
+        index = packing(*layout[:2]) if wants_grad else None
+        if index is not None:  # Paddle's own gather adds up the gradients of what is sent twice
+            input = paddle.gather(input.reshape([-1]), paddle.to_tensor(index))
+            layout = (layout[0], packed(layout[0]), *layout[2:])
+    transfer = Transfer(comm, "all_to_all_v", layout, tuple(input.shape), shape, sends.row)
+    if recv_counts is None:
+        if async_op:
+            return _submit_learning(input, transfer, sends.tail)
+        return LearningExchange.apply(input, transfer, sends.tail)
+    if out is not None:
+        return submit(x, transfer, out) if async_op else run(x, transfer, out)
+    if not async_op:
+        return Exchange.apply(input, transfer)
+    holder: list[Task] = []
+    output = AsyncExchange.apply(input, transfer, holder)
+    return output, holder[0]
+
+
+def _submit_learning(input: Tensor, transfer: Transfer, tail: tuple[int, ...]) -> tuple[None, Task]:
+    with guard(transfer.communicator, transfer.operator):
+        x = as_input("input", input)
+        plan = transfer.plan(core_name(x.dtype))
+    learning = plan.submit_learning(x.data_ptr())
+
+    def finish() -> Tensor:
+        block, counts = learning.take()
+        return from_block(block, (sum(counts) // transfer.row, *tail), x.dtype)
+
+    return None, Task(transfer.communicator, learning.work, (x,), finish)
+
+
+def exchange_counts(send_counts: Counts, group: Group = None) -> Tensor:
+    """What every rank will send to this one: entry j is rank j's ``send_counts`` for this rank. int64, ``[W]``."""
+    comm = resolve(group)
+    return None if comm is None else paddle.to_tensor(experts.tell_counts(comm, send_counts))
+
+
+def alltoall_single(
+    in_tensor: Tensor,
+    out_tensor: Tensor,
+    in_split_sizes: Counts | None = None,
+    out_split_sizes: Counts | None = None,
+    group: Group = None,
+    sync_op: bool = True,
+) -> Task | None:
+    """Splits ``in_tensor`` along dimension 0, sends part j to rank j, concatenates what arrives into ``out_tensor``.
+
+    Meaning of ``paddle.distributed.alltoall_single``, with the order of arguments of Paddle 2; Paddle 3 has the output
+    first, so give the tensors by name. Split sizes count rows and default to equal parts, for which dimension 0 must
+    divide. Not differentiable, as in Paddle; `all_to_all_v` is.
+
+    Args:
+        in_tensor: Shape ``[sum(in_split_sizes), ...]``, any dtype.
+        out_tensor: Shape ``[sum(out_split_sizes), ...]``, of the same dtype; contiguous, apart from ``in_tensor``.
+        in_split_sizes, out_split_sizes: One integer >= 0 per rank. Those of rank i for j and of rank j for i agree.
+        group: A Paddle group, a `Communicator`, or None for all ranks.
+        sync_op: Whether the call returns only when ``out_tensor`` is complete.
+
+    Returns:
+        A task, also with ``sync_op=True``; None, with a warning, on a rank outside the group.
+
+    Raises:
+        As `all_to_all_v`.
+    """
+    comm = resolve(group)
+    if comm is None:
+        return None
+    with guard(comm, "all_to_all_single"):
+        x = as_input("in_tensor", in_tensor)
+        core_name(x.dtype)
+        check_output("out_tensor", out_tensor, x.dtype)
+        row = row_size(x)
+        if len(out_tensor.shape) == 0 or row_size(out_tensor) != row:
+            raise InvalidTensorError(
+                f"out_tensor has rows of shape {tuple(out_tensor.shape[1:])}, "
+                f"expected {tuple(x.shape[1:])} as in_tensor"
+            )
+        sends = split_sizes("in_split_sizes", in_split_sizes, "in_tensor", x.shape[0], comm.size)
+        recvs = split_sizes("out_split_sizes", out_split_sizes, "out_tensor", out_tensor.shape[0], comm.size)
+        check_apart(out_tensor, x)
+        layout = split_layout(sends, recvs, row)
+        _core.check_exchange(x.size, out_tensor.size, *layout, comm.size)
+    transfer = Transfer(comm, "all_to_all_single", layout, tuple(x.shape), tuple(out_tensor.shape), row)
+    if not sync_op:
+        return submit(x, transfer, out_tensor)[1]
+    return Done(run(x, transfer, out_tensor))
+
+
+def alltoall(
+    in_tensor_list: Sequence[Tensor],
+    out_tensor_list: list[Tensor],
+    group: Group = None,
+    sync_op: bool = True,
+) -> Task | None:
+    """Sends ``in_tensor_list[j]`` to rank j and receives ``out_tensor_list[j]`` from it.
+
+    Meaning of ``paddle.distributed.alltoall``, with the order of arguments of Paddle 2 (see `alltoall_single`). Tensors
+    of any shapes, all of one dtype, moved from and to where they lie. An empty ``out_tensor_list`` is filled with
+    tensors of the shapes of ``in_tensor_list``. Returns and raises as `alltoall_single`.
+    """
+    comm = resolve(group)
+    if comm is None:
+        return None
+    with guard(comm, "all_to_all"):
+        ins, outs = _check_lists(comm, in_tensor_list, out_tensor_list)
+        inputs, outputs = [region(x) for x in ins], [region(out) for out in outs]
+        check_lists_apart(outputs, inputs)
+        source, sdispls = lowest(inputs)
+        target, rdispls = lowest(outputs)
+        arrays = ([x.size for x in ins], sdispls, [out.size for out in outs], rdispls)
+        plan = _core.Plan(comm.core, "all_to_all", core_name(ins[0].dtype), *arrays, byte_displs=True)
+        for out in outs:
+            out._bump_inplace_version()
+        if len(out_tensor_list) == 0:
+            out_tensor_list += outs
+    if not sync_op:
+        return Task(comm, plan.submit(source, target), (ins, outs), lambda: outs)
+    plan.run(source, target)
+    return Done(outs)
+
+
+def _check_lists(comm: Communicator, inputs: Any, outputs: Any) -> tuple[list[Tensor], list[Tensor]]:
+    for name, tensors in (("in_tensor_list", inputs), ("out_tensor_list", outputs)):
+        if not isinstance(tensors, list | tuple):
+            raise TypeError(f"{name} is a {type(tensors).__name__}, expected a list of tensors")
+    if len(inputs) == 0:
+        raise RuntimeError("The input tensor_list should not be empty.")
+    if len(inputs) != comm.size or len(outputs) not in (0, comm.size):
+        raise InvalidParamError(
+            f"in_tensor_list has {len(inputs)} tensors and out_tensor_list {len(outputs)}, "
+            f"expected {comm.size}, one per rank, or an empty out_tensor_list"
+        )
+    ins = [as_input(f"in_tensor_list[{j}]", x) for j, x in enumerate(inputs)]
+    outs = list(outputs) if len(outputs) else [paddle.empty_like(x) for x in ins]
+    for name, tensors in (("in_tensor_list", ins), ("out_tensor_list", outs)):
+        for j, tensor in enumerate(tensors):
+            check_output(f"{name}[{j}]", tensor, ins[0].dtype)
+    return ins, outs

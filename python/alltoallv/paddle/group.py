@@ -1,0 +1,64 @@
+"""Groups: from a Paddle group, a Communicator or None to the communicator that carries it."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from paddle.distributed.communication.group import Group as PaddleGroup
+
+from alltoallv import communicator, launch, subgroups
+from alltoallv.communicator import Communicator
+from alltoallv.errors import InvalidParamError
+
+Group = Any  # paddle's Group | Communicator | None
+
+_TIMEOUT = 600.0  # seconds, as everywhere
+_numbers = itertools.count()
+_made: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictionary()
+
+
+def new_group(ranks: Sequence[int] | None = None) -> PaddleGroup:
+    """The group of these ranks of the job, where ``paddle.distributed.new_group`` cannot make one. Talks to no peer.
+
+    All ranks of the job make their groups in the same order, as in Paddle, members or not.
+
+    Args:
+        ranks: Different ranks of the job; a rank's place among them, sorted, is its rank in the group. None: all.
+
+    Raises:
+        InvalidParamError: ranks out of range or repeated.
+    """
+    job = launch.detect()
+    members = subgroups.check_ranks(range(job.size) if ranks is None else ranks, job.size)
+    number = next(_numbers)
+    rank = members.index(job.rank) if job.rank in members else -1
+    return PaddleGroup(rank, -1 - number, members, name=f"alltoallv_{number}")
+
+
+def resolve(group: Group) -> Communicator | None:
+    """The communicator of ``group``, made at the first call, which is collective among its ranks.
+
+    None, with a warning, on a rank that is not a member of the group.
+    """
+    if isinstance(group, Communicator):
+        return group
+    if group is None:
+        return communicator.default()
+    if not isinstance(group, PaddleGroup):
+        raise InvalidParamError(f"group is a {type(group).__name__}, expected a Paddle group, a Communicator or None")
+    if group.id == 0:  # Paddle's number for all ranks
+        return communicator.default()
+    rank = launch.detect().rank
+    if rank not in group.ranks:
+        warnings.warn(f"Current global rank {rank} is not in group {group.name}", stacklevel=3)
+        return None
+    made = _made.get(group)
+    if made is None or not made.usable:
+        # Groups of the same ranks differ in Paddle's number, which is the same on all of them.
+        domain = f"paddle-{group.id}-{subgroups.digest(group.ranks)}"
+        made = _made[group] = subgroups.connect(str(group.name), domain, sorted(group.ranks), _TIMEOUT)
+    return made

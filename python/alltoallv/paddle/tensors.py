@@ -1,0 +1,106 @@
+"""Paddle tensors as the core sees them: contiguous host memory of a known dtype."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import Tensor
+
+from alltoallv import _core, memory, regions, request
+from alltoallv.errors import BackendUnavailableError, InvalidTensorError
+from alltoallv.regions import Region
+
+_NAMES: dict[Any, str] = {
+    dtype: name for name in _core.dtype_sizes if isinstance(dtype := getattr(paddle, name, None), paddle.dtype)
+}
+
+
+def core_name(dtype: Any) -> str:
+    """The core's name of a dtype.
+
+    Raises:
+        InvalidTensorError: a dtype that the core does not know.
+    """
+    try:
+        return _NAMES[dtype]
+    except KeyError:
+        raise InvalidTensorError(f"dtype is {dtype}, expected one of {', '.join(_NAMES.values())}", 13) from None
+
+
+def check_tensor(name: str, tensor: object) -> None:
+    """Refuses what is no dense tensor in host memory that holds values."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}, expected a paddle.Tensor")
+    if not paddle.in_dynamic_mode():
+        raise RuntimeError("alltoallv.paddle is only supported in dygraph mode: call paddle.disable_static() first")
+    if not tensor.is_dense():
+        raise InvalidTensorError(f"{name} is a sparse tensor, expected a dense one", 7)
+    if not tensor.place.is_cpu_place():
+        raise BackendUnavailableError(
+            f"{name} lies on {tensor.place}, which this release does not serve for Paddle tensors: "
+            "use paddle.set_device('cpu')"
+        )
+
+
+def as_input(name: str, tensor: Tensor) -> Tensor:
+    """The same values in contiguous memory, without history; copied only if they must be."""
+    check_tensor(name, tensor)
+    return tensor.detach().contiguous()
+
+
+def check_output(name: str, tensor: Tensor, dtype: Any) -> None:
+    """Refuses a tensor that the operator cannot write into."""
+    check_tensor(name, tensor)
+    if tensor.dtype != dtype:
+        raise InvalidTensorError(f"{name} has dtype {tensor.dtype}, expected {dtype}, that of the input", 13)
+    if not tensor.is_contiguous():
+        raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor")
+
+
+def region(tensor: Tensor) -> Region:
+    """Where a contiguous tensor lies."""
+    return (tensor.data_ptr(), tensor.size * tensor.element_size()) if tensor.size else (0, 0)
+
+
+def check_apart(output: Tensor, input: Tensor) -> None:
+    """Input and output of an exchange must not overlap in memory."""
+    regions.check_apart(region(output), region(input))
+
+
+def row_size(tensor: Tensor) -> int:
+    """Elements per row of dimension 0."""
+    return request.row_size(tensor.shape)
+
+
+def from_block(block: _core.Block, shape: Sequence[int], dtype: Any, *, zero: bool = False) -> Tensor:
+    """The tensor of that shape over a block, which lives as long as the tensor and its views."""
+    if math.prod(shape) == 0:
+        return paddle.empty(list(shape), dtype)
+    # DLPack carries bytes, which Paddle then reads as any dtype: NumPy has no bfloat16 to hand over.
+    array = memory.from_block(block, (math.prod(shape) * _itemsize(dtype),), np.dtype(np.uint8))
+    if zero:
+        array[...] = 0
+    return paddle.utils.dlpack.from_dlpack(array).view(dtype).view(list(shape))
+
+
+def empty(shape: int | Sequence[int], dtype: Any = None) -> Tensor:
+    """A new CPU tensor, not initialized, in this process's shared arena; see `alltoallv.empty`.
+
+    ``dtype`` is a ``paddle.dtype`` or its name; the default is Paddle's.
+    """
+    return allocate((shape,) if isinstance(shape, int) else tuple(shape), dtype or paddle.get_default_dtype())
+
+
+def allocate(shape: Sequence[int], dtype: Any, *, zero: bool = False) -> Tensor:
+    """The same, all zero if asked."""
+    if isinstance(dtype, str):
+        dtype = getattr(paddle, dtype)
+    return from_block(_core.allocate(math.prod(shape) * _itemsize(dtype)), shape, dtype, zero=zero)
+
+
+def _itemsize(dtype: Any) -> int:
+    return _core.dtype_sizes[core_name(dtype)]
