@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "op_kernel/cpu/copy.h"
 #include "op_kernel/cpu/quantize.h"
 #include "python/bindings.h"
 
@@ -147,6 +148,10 @@ void bind_kernels(nb::module_& m) {
             return std::vector<std::string>(isa_names, isa_names + best + 1);
         },
         "Instruction sets of this processor that kernels have clones for, the best one last.");
+    m.def(
+        "kernel_copy_streaming",
+        [](uintptr_t to, uintptr_t from, size_t bytes) { kernel::copy_streaming(pointer(to), pointer(from), bytes); },
+        nb::arg("to"), nb::arg("from_"), nb::arg("nbytes"), Release(), "Non-temporal stores; addresses.");
     bind_groups(m);
     bind_shared_scale(m);
 }

@@ -1,4 +1,4 @@
-"""What is measured: an exchange of a given size and pattern, with data whose result every rank can predict."""
+"""What is measured: a collective of a given size and pattern, with data whose result every rank can predict."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import numpy.typing as npt
 
 from alltoallv.counts import packed
 
-COLLECTIVES = ("alltoallv", "allgather", "allreduce")
-PATTERNS = ("uniform", "uneven", "skewed", "sparse")
+COLLECTIVES = ("alltoallv", "allgather", "allreduce", "quantized")
+PATTERNS = ("uniform", "uneven", "skewed", "sparse", "moe")
+OUTPUTS = ("allocated", "empty", "private")
+VARIANTS = ("plain", "rewritten", "consumed", "cycle")
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -49,13 +51,23 @@ def _one(text: str) -> int:
 
 @dataclass(frozen=True)
 class Case:
-    """One measurement. ``nbytes`` is what a rank sends (alltoallv), contributes (allgather) or reduces (allreduce)."""
+    """One measurement.
+
+    Attributes:
+        collective: one of `COLLECTIVES`.
+        nbytes: what a rank sends (alltoallv), contributes (allgather) or reduces (allreduce, quantized).
+        dtype: as NumPy names it.
+        pattern: how an exchange's payload divides over the peers.
+        output: where ours puts the result: allocated by the operator, `alltoallv.empty`, or ordinary memory.
+        variant: what happens between calls: nothing, the send buffer is rewritten, the output is read, or both.
+    """
 
     collective: str
     nbytes: int
-    dtype: str
-    pattern: str
-    output: str  # allocated, empty or private
+    dtype: str = "float32"
+    pattern: str = "uneven"
+    output: str = "allocated"
+    variant: str = "plain"
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
@@ -74,38 +86,69 @@ class Case:
             weights = 1.0 + (ranks[:, None] * 3 + ranks * 5) % 7 / 7
         elif self.pattern == "skewed":  # the first rank gets most
             weights = np.broadcast_to(1.0 / (1 + ranks), (size, size))
-        else:  # sparse: one peer each
+        elif self.pattern == "sparse":  # one peer each
             weights = ((ranks[:, None] + 1) % size == ranks).astype(float)
+        else:  # moe: tokens drawn from expert popularities that differ by a factor of ten; some peers get none
+            tokens = max(1, min(self.count, 4 * size))
+            popularity = np.geomspace(10, 1, size)
+            draws = np.random.default_rng(7).multinomial(tokens, popularity / popularity.sum(), size)
+            weights = draws.astype(float)
         shares = np.floor(weights / weights.sum(1, keepdims=True) * self.count).astype(np.int64)
-        shares[ranks, (ranks + 1) % size] += self.count - shares.sum(1)
+        heaviest = (ranks + 1) % size if self.pattern != "moe" else weights.argmax(1)
+        shares[ranks, heaviest] += self.count - shares.sum(1)
         return np.asarray(shares)
 
+    def layout(self, rank: int, size: int) -> tuple[list[int], list[int]]:
+        """Send and receive counts of a rank."""
+        counts = self.counts(size)
+        return counts[rank].tolist(), counts[:, rank].tolist()
+
     def input(self, rank: int) -> npt.NDArray[Any]:
-        """Rank ``rank``'s payload."""
-        return _values(rank, np.arange(self.count, dtype=np.int64)).astype(self.dtype)
+        """Rank ``rank``'s payload: small integers, or for quantized reductions normal deviates."""
+        if self.collective == "quantized":
+            block = np.random.default_rng(rank).standard_normal(min(self.count, 1 << 20), np.float32)
+            return np.asarray(np.resize(block, self.count).astype(self.dtype))
+        return self._values(rank, 0, self.count)
 
     def expected(self, rank: int, size: int) -> npt.NDArray[Any]:
-        """What rank ``rank`` must end up with."""
+        """What rank ``rank`` must end up with; of a quantized reduction, up to `tolerance`."""
         if self.collective == "allgather":
             return np.concatenate([self.input(j) for j in range(size)])
-        if self.collective == "allreduce":
-            return np.asarray(np.sum([self.input(j) for j in range(size)], axis=0, dtype=self.dtype))
+        if self.collective in ("allreduce", "quantized"):
+            total = self.input(0).copy()
+            for j in range(1, size):
+                total += self.input(j)
+            return total
         counts = self.counts(size)
-        parts = []
-        for j in range(size):
-            begin = packed(counts[j].tolist())[rank]
-            parts.append(_values(j, np.arange(begin, begin + counts[j, rank])).astype(self.dtype))
-        return np.concatenate(parts)
+        starts = [packed(counts[j].tolist())[rank] for j in range(size)]
+        return np.concatenate([self._values(j, starts[j], counts[j, rank]) for j in range(size)])
 
+    def wrong(self, got: npt.NDArray[Any], expected: npt.NDArray[Any], size: int) -> int:
+        """How many elements of a result differ from what was expected."""
+        flat = np.ravel(got)
+        if flat.size != expected.size:
+            return max(flat.size, expected.size)
+        if self.collective != "quantized":
+            return int((flat != expected).sum())
+        return int((np.abs(flat - expected) > self.tolerance(size)).sum())
 
-def _values(rank: int, index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Small integers, exact in every dtype, different between ranks."""
-    return (index * 7 + rank * 13) % 15
+    def tolerance(self, size: int) -> float:
+        """Absolute error that int8 and bfloat16 reductions of the deviates of `input` stay below.
+
+        A deviate is below 6; half a step of 6 / 127 for each rank's codes, and half a step of the sum's codes. bfloat16
+        keeps 8 bits, which is less in error.
+        """
+        return 6.0 / 127 / 2 * size + 6.0 * size / 127 / 2
+
+    def _values(self, rank: int, begin: int, count: int) -> npt.NDArray[Any]:
+        """Small integers, exact in every dtype, different between ranks, with a period of 15."""
+        period = ((np.arange(begin, begin + 15) * 7 + rank * 13) % 15).astype(self.dtype)
+        return np.resize(period, count)
 
 
 def bus_factor(collective: str, size: int) -> float:
     """Bus bandwidth over algorithm bandwidth, as nccl-tests define them (its PERFORMANCE.md)."""
-    if collective == "allreduce":
+    if collective in ("allreduce", "quantized"):
         return 2 * (size - 1) / size
     return (size - 1) / size
 

@@ -4,153 +4,161 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
-import os
-import platform
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from alltoallv.bench.cases import COLLECTIVES, PATTERNS, Case, parse_bytes
+from alltoallv.bench import environments, report
+from alltoallv.bench.cases import COLLECTIVES, OUTPUTS, PATTERNS, VARIANTS, Case, parse_bytes
+from alltoallv.bench.jobs import Job, Jobs, PartyError
+from alltoallv.bench.peers import PEERS, SUPPORTED
+from alltoallv.bench.turns import columns_of, measure
 
-PEERS = ("gloo",)
-SCHEMA = 1
+APIS = ("numpy", "plan", "torch", "mindspore")
+SUBJECTS = (*COLLECTIVES, "kernels", "overhead")
+
+_EPILOG = """\
+Peers run in jobs of their own, each in a Python environment that is made when --peers first names it
+(docs/bench.md). Without --peers those take part whose environment exists. Ctrl-C ends all processes.
+
+examples:
+  python -m alltoallv bench alltoallv --np 2,4 --bytes 1K..64M --api plan --peers mpich,openmpi,impi
+  python -m alltoallv bench overhead
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``bench``."""
-    parser.add_argument("collective", nargs="?", default="alltoallv", choices=COLLECTIVES)
-    parser.add_argument("--np", default="2,4", help="world sizes, such as 2,4,8 (default: %(default)s)")
+    parser.epilog = _EPILOG
+    parser.add_argument("collective", nargs="?", default="alltoallv", choices=SUBJECTS)
+    parser.add_argument("--np", help="world sizes, such as 2,4,8 (default: 2,4; overhead: 1)")
     parser.add_argument(
-        "--bytes", default="1K..64M", help="payload of a rank: 1K,64K or 1K..64M (default: %(default)s)"
+        "--bytes", help="payload of a rank: 1K,64K or 1K..64M (default: 1K..64M; overhead: 0; kernels: 64K,1M,16M)"
     )
     parser.add_argument("--dtype", default="float32", help="as NumPy names it (default: %(default)s)")
     parser.add_argument("--pattern", default="uneven", choices=PATTERNS, help="how bytes divide (default: %(default)s)")
-    parser.add_argument("--api", default="numpy", choices=("numpy", "plan", "torch"), help="(default: %(default)s)")
+    parser.add_argument("--api", default="numpy", choices=APIS, help="our interface (default: %(default)s)")
+    parser.add_argument("--output", default="allocated", choices=OUTPUTS, help="(default: %(default)s)")
     parser.add_argument(
-        "--output",
-        default="allocated",
-        choices=("allocated", "empty", "private"),
-        help="by the operator, alltoallv.empty(), or ordinary memory (default: %(default)s)",
+        "--variant",
+        default="plain",
+        choices=VARIANTS,
+        help="between calls: nothing, the send buffer is rewritten, the output is read, both (default: %(default)s)",
     )
-    parser.add_argument("--peers", help="comma-separated: gloo (default: those installed)")
+    parser.add_argument("--peers", help=f"comma-separated, of {', '.join(PEERS)} (default: those at hand)")
     parser.add_argument("--seconds", type=float, default=2.0, help="per line of the table (default: %(default)s)")
+    parser.add_argument("--no-bind", action="store_true", help="do not bind ranks to processors where there are enough")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, schema in docs/bench.md")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them there, as PNG")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them there, as PNG or SVG by its suffix")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the benchmark; exits with 1 if any result was wrong."""
+    """Runs the benchmark; exits with 1 if any result was wrong or nothing of ours could be measured."""
     try:
-        sizes = [int(n) for n in args.np.split(",")]
-        cases = [Case(args.collective, n, args.dtype, args.pattern, args.output) for n in parse_bytes(args.bytes)]
+        if args.collective == "kernels":
+            from alltoallv.bench import kernels
+
+            return kernels.main(args)
+        sizes, cases = _sizes(args), _cases(args)
+        peers = _peers(args)
+        if args.plot and importlib.util.find_spec("matplotlib") is None:
+            raise ValueError("--plot needs matplotlib: pip install matplotlib")
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    peers = installed_peers() if args.peers is None else [p for p in args.peers.split(",") if p]
-    if unknown := set(peers) - set(PEERS):
-        print(f"bench: --peers has {', '.join(sorted(unknown))}, expected {', '.join(PEERS)}", file=sys.stderr)
-        return 2
-    machine = {"cpus": len(os.sched_getaffinity(0)), "machine": platform.machine(), "kernel": platform.release()}
-    rows: list[dict[str, Any]] = []
-    print(header(args, peers, machine))
-    for size in sizes:
-        config = {"api": args.api, "peers": peers, "seconds": args.seconds, "cases": [c.asdict() for c in cases]}
-        for done, row in enumerate(run_job(size, config), 1):
-            rows.append(row)
-            clear_progress()
-            print(line(row, peers), flush=True)
-            progress(done, len(cases), size)
-        clear_progress()
-    if len(rows) < len(sizes) * len(cases):
-        print("bench: the job ended early; what it printed is above", file=sys.stderr)
-        return 1
+    try:
+        rows = _run(args, sizes, cases, peers)
+    except KeyboardInterrupt:
+        print("bench: interrupted; all processes have been ended", file=sys.stderr)
+        return 130
+    names = _columns(cases[0], ["ours", *peers])
     if args.json:
-        document = {"schema": SCHEMA, "machine": machine, "api": args.api, "rows": rows}
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
+        about = {"api": args.api, "bound": not args.no_bind, "collective": args.collective}
+        report.write_json(args.json, about, rows)
     if args.plot:
-        plot(rows, peers, args.plot)
-    return int(any(t["wrong"] for row in rows for t in row["times"].values()))
+        report.plot(rows, names, args.plot)
+    complete = len(rows) == len(sizes) * len(cases)
+    return int(not complete or any(report.wrong(row) for row in rows))
 
 
-def installed_peers() -> list[str]:
-    """The peers whose libraries are here."""
-    return ["gloo"] if importlib.util.find_spec("torch") else []
+def _sizes(args: argparse.Namespace) -> list[int]:
+    text = args.np or ("1" if args.collective == "overhead" else "2,4")
+    sizes = [int(n) for n in text.split(",")]
+    if min(sizes) < 1:
+        raise ValueError(f"--np is {text!r}, expected numbers of at least 1")
+    return sizes
 
 
-def run_job(size: int, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields what rank 0 measures, as it comes."""
-    command = [sys.executable, "-m", "alltoallv", "run", "-n", str(size), "--no-prefix", "-m", "alltoallv.bench.rank"]
-    with subprocess.Popen([*command, json.dumps(config)], stdout=subprocess.PIPE, text=True) as job:
-        assert job.stdout is not None
-        for text in job.stdout:
-            if text.startswith("{"):
-                yield json.loads(text)
-            else:
-                print(text, end="", file=sys.stderr)
+def _cases(args: argparse.Namespace) -> list[Case]:
+    text = args.bytes or ("0" if args.collective == "overhead" else "1K..64M")
+    if args.collective == "quantized" and args.dtype != "float32":
+        raise ValueError(f"--dtype is {args.dtype!r}, expected float32 for quantized")
+    return [Case(args.collective, n, args.dtype, args.pattern, args.output, args.variant) for n in parse_bytes(text)]
 
 
-def header(args: argparse.Namespace, peers: list[str], machine: dict[str, Any]) -> str:
-    """The columns of nccl-tests, then the peers' times and how many times slower than ours they are."""
-    about = (
-        f"# {args.collective} {args.dtype} {args.pattern}, api {args.api}, output {args.output}; "
-        f"{machine['cpus']} cpus, {machine['machine']}, Linux {machine['kernel']}\n"
-        "# time: median in us, of the slowest rank; algbw, busbw: GB/s; x: peer's time / ours; limit: one copy\n"
-    )
-    columns = f"{'np':>3} {'size(B)':>10} {'count':>10} {'type':>9} {'time':>10} {'min':>10} {'p90':>10}"
-    columns += f" {'algbw':>7} {'busbw':>7} {'#wrong':>6}"
-    for peer in [*peers, "limit"]:
-        columns += f" {peer:>10} {'x':>7}"
-    return about + columns
+def _peers(args: argparse.Namespace) -> list[str]:
+    able = [name for name in PEERS if args.collective in SUPPORTED[name] or args.collective == "overhead"]
+    if args.peers is None:
+        if args.collective == "overhead":
+            return []
+        return [name for name in able if environments.is_ready("torch" if name == "gloo" else name)]
+    peers = [name for name in args.peers.split(",") if name]
+    if unknown := sorted(set(peers) - set(PEERS)):
+        raise ValueError(f"--peers has {', '.join(unknown)}, expected {', '.join(PEERS)}")
+    if unable := sorted(set(peers) - set(able)):
+        raise ValueError(f"--peers has {', '.join(unable)}, which has no {args.collective}")
+    return peers
 
 
-def line(row: dict[str, Any], peers: list[str]) -> str:
-    """One row of the table."""
-    ours = row["times"]["ours"]
-    wrong = sum(t["wrong"] for t in row["times"].values())
-    text = f"{row['np']:>3} {row['nbytes']:>10} {row['count']:>10} {row['dtype']:>9}"
-    text += f" {ours['median_us']:>10.2f} {ours['min_us']:>10.2f} {ours['p90_us']:>10.2f}"
-    text += f" {row['algbw']:>7.2f} {row['busbw']:>7.2f} {wrong:>6}"
-    for peer in [*peers, "limit"]:
-        time = row["times"][peer]["median_us"]
-        text += f" {time:>10.2f} {time / ours['median_us']:>7.2f}"
-    return text
+def _columns(case: Case, parties: list[str]) -> list[str]:
+    columns = columns_of(parties, case)
+    return [name for party in [*parties[1:], "ours"] for name in columns[party] if name != "ours"]
 
 
-def progress(done: int, total: int, size: int) -> None:
-    """A bar on the terminal, and nothing in a file."""
-    if sys.stderr.isatty():
-        filled = 30 * done // total
-        print(f"\r[{'#' * filled}{'.' * (30 - filled)}] {size} ranks, {done} of {total}", end="", file=sys.stderr)
-        sys.stderr.flush()
+def _run(args: argparse.Namespace, sizes: list[int], cases: list[Case], peers: list[str]) -> list[report.Row]:
+    rows: list[report.Row] = []
+    names = _columns(cases[0], ["ours", *peers])
+    computer = report.machine()
+    about = f"{args.collective} {args.dtype} {args.pattern} {args.variant}, api {args.api}, output {args.output}; "
+    about += f"{computer['cpus']} cpus {computer['model']}, load {computer['load']}"
+    print(report.header(about, names))
+    bar = report.Progress(len(sizes) * len(cases))
+
+    def say(text: str) -> None:
+        bar.clear()
+        print(f"# {text}", file=sys.stderr, flush=True)
+
+    with Jobs(args.api, bind=not args.no_bind, say=say) as jobs:
+        for size in sizes:
+            bar.step(f"starting {size} ranks of each", done=False)
+            running = _start(jobs, ["ours", *peers], size, say)
+            if "ours" not in running:
+                break
+            for case in cases:
+                bar.step(f"{size} ranks, {case.nbytes} bytes", done=False)
+                before = dict(running)
+                row = measure(running, case, args.seconds, columns_of(list(running), case))
+                for party, reason in row["failed"].items():
+                    say(reason)
+                    jobs.stop(before[party])
+                if "ours" not in running:
+                    break
+                rows.append(row)
+                bar.clear()
+                print(report.line(row, names), flush=True)
+                bar.step(f"{size} ranks, {case.nbytes} bytes")
+            for job in running.values():
+                jobs.stop(job)
+    bar.clear()
+    return rows
 
 
-def clear_progress() -> None:
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr)
-
-
-def plot(rows: list[dict[str, Any]], peers: list[str], path: Path) -> None:
-    """Time over size, one panel per world size."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    sizes = sorted({row["np"] for row in rows})
-    figure, axes = plt.subplots(1, len(sizes), figsize=(5 * len(sizes), 4), sharey=True, squeeze=False)
-    for axis, size in zip(axes[0], sizes, strict=True):
-        mine = [row for row in rows if row["np"] == size]
-        for name in ["ours", *peers, "limit"]:
-            style = "k--" if name == "limit" else "o-"
-            times = [row["times"][name]["median_us"] for row in mine]
-            axis.loglog([row["nbytes"] for row in mine], times, style, label=name)
-        axis.set_title(f"{size} ranks")
-        axis.set_xlabel("payload of a rank (bytes)")
-        axis.grid(True, which="both", alpha=0.3)
-    axes[0][0].set_ylabel("median time (us)")
-    axes[0][0].legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+def _start(jobs: Jobs, parties: list[str], size: int, say: Any) -> dict[str, Job]:
+    """The parties that come up; the others are reported and left out."""
+    running: dict[str, Job] = {}
+    for party in parties:
+        try:
+            running[party] = jobs.start(party, size)
+        except PartyError as error:
+            say(f"left out: {error}")
+    return running

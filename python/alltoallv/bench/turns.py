@@ -1,0 +1,117 @@
+"""Measures one case: contenders take turns in short blocks, so that a slow spell of the machine meets all of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from alltoallv.bench.cases import Case, bus_factor, moved_bytes
+from alltoallv.bench.contenders import contenders_of
+from alltoallv.bench.jobs import Job, PartyError, Reply
+
+BLOCK_SECONDS = 2e-3  # of a block, if that is three calls or more
+MIN_ROUNDS, MAX_ROUNDS = 5, 400
+
+
+@dataclass
+class Turn:
+    """A contender of a case."""
+
+    job: Job
+    name: str
+    calls: int
+    warm: int
+    wrong: int
+    samples: list[float]
+
+    def play(self) -> float:
+        """One block; adds the seconds of a call, and returns those of the block."""
+        replies = self.job.ask(do="run", contender=self.name, calls=self.calls, warm=self.warm)
+        busy = _wall(replies, "span")
+        work = _wall(replies, "work") if "work" in replies[0] else 0.0
+        self.samples.append((busy - work) / self.calls)
+        return busy
+
+
+def _wall(replies: list[Reply], what: str) -> float:
+    """From the first rank that begins to the last that ends: they share the host's clock."""
+    return float(max(reply[what][1] for reply in replies) - min(reply[what][0] for reply in replies))
+
+
+def measure(jobs: dict[str, Job], case: Case, seconds: float, columns: dict[str, tuple[str, ...]]) -> dict[str, Any]:
+    """Times of all contenders of all jobs.
+
+    Args:
+        jobs: the parties that take part; one that fails is taken out, and its reason is in the row's ``failed``.
+        case: what is measured.
+        seconds: how long to go on, after the first few rounds.
+        columns: the contenders of each party.
+
+    Returns:
+        A row of docs/bench.md's schema.
+    """
+    failed: dict[str, str] = {}
+    turns: list[Turn] = []
+    size = next(iter(jobs.values())).size
+    for party in list(jobs):
+        try:
+            turns += [_prepare(jobs[party], name, case, size) for name in columns[party]]
+        except PartyError as error:
+            turns = [turn for turn in turns if turn.job is not jobs[party]]
+            failed[party] = str(error)
+            del jobs[party]
+    end = time.monotonic() + seconds
+    rounds = 0
+    while turns and rounds < MAX_ROUNDS and (rounds < MIN_ROUNDS or time.monotonic() < end):
+        first = rounds % len(turns)
+        for turn in turns[first:] + turns[:first]:
+            if turn.job.party in failed:
+                continue
+            try:
+                turn.play()
+            except PartyError as error:
+                failed[turn.job.party] = str(error)
+                del jobs[turn.job.party]
+        turns = [turn for turn in turns if turn.job.party not in failed]
+        rounds += 1
+    times = {turn.name: _statistics(turn) for turn in turns}
+    row: dict[str, Any] = {"np": size, **case.asdict(), "count": case.count, "times": times, "failed": failed}
+    if "ours" in times:
+        row["algbw"] = moved_bytes(case, size) / times["ours"]["median_us"] / 1e3  # bytes per microsecond are MB/s
+        row["busbw"] = row["algbw"] * bus_factor(case.collective, size)
+    return row
+
+
+def _prepare(job: Job, name: str, case: Case, size: int) -> Turn:
+    replies = job.ask(do="prepare", contender=name, case=case.asdict())
+    once = max(reply["once"] for reply in replies)
+    shortest = 3 if once < 5e-3 else 1
+    calls = max(shortest, min(1000, int(BLOCK_SECONDS / max(once, 1e-7))))
+    turn = Turn(job, name, calls, 1 if once < 5e-3 else 0, sum(reply["wrong"] for reply in replies), [])
+    if turn.calls > shortest:  # the first calls were slow: look again
+        each = turn.play() / turn.calls
+        turn.calls = max(shortest, min(1000, int(BLOCK_SECONDS / max(each, 1e-7))))
+        turn.samples.clear()
+    return turn
+
+
+def _statistics(turn: Turn) -> dict[str, Any]:
+    """Microseconds of one call, by block."""
+    wrong = max(turn.wrong, sum(reply["wrong"] for reply in turn.job.ask(do="check", contender=turn.name)))
+    us = sorted(1e6 * sample for sample in turn.samples)
+    return {
+        "median_us": statistics.median(us),
+        "min_us": us[0],
+        "p90_us": us[min(len(us) - 1, int(len(us) * 0.9))],
+        "max_us": us[-1],
+        "blocks": len(us),
+        "calls": len(us) * turn.calls,
+        "wrong": wrong,
+    }
+
+
+def columns_of(parties: list[str], case: Case) -> dict[str, tuple[str, ...]]:
+    """The contenders of each party that are measured."""
+    return {party: contenders_of(party, case) for party in parties}
