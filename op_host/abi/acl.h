@@ -24,6 +24,8 @@ inline constexpr aclError acl_error_invalid_device = 200002;
 inline constexpr aclError acl_error_invalid_resource_handle = 200005;
 inline constexpr aclError acl_error_internal_error = 500000;
 inline constexpr aclError acl_error_failure = 500001;
+inline constexpr aclError acl_error_rt_stream_sync_timeout = 507046;
+inline constexpr aclError acl_error_rt_event_sync_timeout = 507047;
 
 // Flags of aclrtCreateEventWithFlag.
 inline constexpr uint32_t acl_event_sync = 0x1;

@@ -24,13 +24,13 @@ DeviceQuery query_devices() {
 Device::Device(int index) : index_(index) {
     const HcclLibrary& acl = cann();
     int32_t current = 0;
-    const abi::AclError state = acl.aclrtGetDevice(&current);
+    const aclError state = acl.aclrtGetDevice(&current);
     if (index_ < 0) index_ = state == 0 ? current : 0;
     if (state != 0 || current != index_) {
-        abi::AclError result = acl.aclrtSetDevice(index_);
-        if (result == abi::acl_uninitialized) {
+        aclError result = acl.aclrtSetDevice(index_);
+        if (result == acl_error_uninitialize) {
             result = acl.aclInit(nullptr);
-            if (result != abi::acl_repeat_initialize) check_acl(result, "aclInit", "device setup");
+            if (result != acl_error_repeat_initialize) check_acl(result, "aclInit", "device setup");
             result = acl.aclrtSetDevice(index_);
         }
         check_acl(result, "aclrtSetDevice", "device " + std::to_string(index_));
@@ -43,41 +43,42 @@ Device::~Device() {
 }
 
 void Device::bind() const {
-    abi::Context current = nullptr;
+    aclrtContext current = nullptr;
     if (cann().aclrtGetCurrentContext(&current) == 0 && current != nullptr) return;
     check_acl(cann().aclrtSetCurrentContext(context_), "aclrtSetCurrentContext", "device " + std::to_string(index_));
 }
 
-abi::Stream Device::stream() {
+aclrtStream Device::stream() {
     if (stream_ == nullptr)
         check_acl(cann().aclrtCreateStream(&stream_), "aclrtCreateStream", "device " + std::to_string(index_));
     return stream_;
 }
 
-bool Device::wait(abi::Stream stream, std::chrono::steady_clock::time_point deadline, const std::string& where,
+bool Device::wait(aclrtStream stream, std::chrono::steady_clock::time_point deadline, const std::string& where,
                   const std::function<void()>& poll) {
     if (!synchronizes("device-wait")) return true;
     while (true) {
-        const abi::AclError result = cann().aclrtSynchronizeStreamWithTimeout(stream, slice_ms);
+        const aclError result = cann().aclrtSynchronizeStreamWithTimeout(stream, slice_ms);
         if (result == 0) return true;
-        if (result != abi::acl_stream_sync_timeout) throw acl_error(result, "aclrtSynchronizeStreamWithTimeout", where);
+        if (result != acl_error_rt_stream_sync_timeout)
+            throw acl_error(result, "aclrtSynchronizeStreamWithTimeout", where);
         poll();
         if (std::chrono::steady_clock::now() >= deadline) return false;
     }
 }
 
-void Device::copy(void* to, const void* from, size_t bytes, int kind, const std::string& where) {
+void Device::copy(void* to, const void* from, size_t bytes, aclrtMemcpyKind kind, const std::string& where) {
     if (bytes > 0) check_acl(cann().aclrtMemcpy(to, bytes, from, bytes, kind), "aclrtMemcpy", where);
 }
 
-void Device::copy_async(void* to, const void* from, size_t bytes, abi::Stream stream, const std::string& where) {
+void Device::copy_async(void* to, const void* from, size_t bytes, aclrtStream stream, const std::string& where) {
     if (bytes == 0) return;
-    check_acl(cann().aclrtMemcpyAsync(to, bytes, from, bytes, abi::memcpy_device_to_device, stream), "aclrtMemcpyAsync",
+    check_acl(cann().aclrtMemcpyAsync(to, bytes, from, bytes, ACL_MEMCPY_DEVICE_TO_DEVICE, stream), "aclrtMemcpyAsync",
               where);
 }
 
 DeviceMemory::DeviceMemory(size_t bytes, const std::string& where) {
-    check_acl(cann().aclrtMalloc(&data_, std::max<size_t>(bytes, 1), abi::malloc_huge_first), "aclrtMalloc", where);
+    check_acl(cann().aclrtMalloc(&data_, std::max<size_t>(bytes, 1), ACL_MEM_MALLOC_HUGE_FIRST), "aclrtMalloc", where);
 }
 
 DeviceMemory::~DeviceMemory() {

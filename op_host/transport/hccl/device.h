@@ -6,7 +6,7 @@
 #include <functional>
 #include <string>
 
-#include "transport/hccl/abi.h"
+#include "abi/hccl.h"
 
 namespace alltoallv {
 
@@ -33,20 +33,20 @@ class Device {
     int index() const { return index_; }
 
     /// A stream of our own, made at first use. Only in the communicator's turn.
-    abi::Stream stream();
+    aclrtStream stream();
 
     /// Waits until everything on `stream` is done; calls `poll` about every 20 ms, which may throw to give up.
     /// False when `deadline` has passed first. Throws `Error` for what failed on the device.
-    static bool wait(abi::Stream stream, std::chrono::steady_clock::time_point deadline, const std::string& where,
+    static bool wait(aclrtStream stream, std::chrono::steady_clock::time_point deadline, const std::string& where,
                      const std::function<void()>& poll);
 
-    static void copy(void* to, const void* from, size_t bytes, int kind, const std::string& where);
-    static void copy_async(void* to, const void* from, size_t bytes, abi::Stream stream, const std::string& where);
+    static void copy(void* to, const void* from, size_t bytes, aclrtMemcpyKind kind, const std::string& where);
+    static void copy_async(void* to, const void* from, size_t bytes, aclrtStream stream, const std::string& where);
 
   private:
     int index_ = 0;
-    abi::Context context_ = nullptr;
-    abi::Stream stream_ = nullptr;
+    aclrtContext context_ = nullptr;
+    aclrtStream stream_ = nullptr;
 };
 
 /// Memory on the current device.

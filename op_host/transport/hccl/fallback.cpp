@@ -25,24 +25,24 @@ void HcclCommunicator::check_data_path() {
     std::vector<int32_t> sent(ranks), heard(ranks, -1);
     for (int j = 0; j < size(); ++j) sent[static_cast<size_t>(j)] = token(rank(), j, size());
     const DeviceMemory input(bytes, where), output(bytes, where);
-    Device::copy(input.data(), sent.data(), bytes, abi::memcpy_host_to_device, where);
-    Device::copy(output.data(), heard.data(), bytes, abi::memcpy_host_to_device, where);
+    Device::copy(input.data(), sent.data(), bytes, ACL_MEMCPY_HOST_TO_DEVICE, where);
+    Device::copy(output.data(), heard.data(), bytes, ACL_MEMCPY_HOST_TO_DEVICE, where);
     WireLayout layout(4 * ranks, 1);
     std::iota(layout.begin() + static_cast<ptrdiff_t>(ranks), layout.begin() + static_cast<ptrdiff_t>(2 * ranks), 0);
     std::iota(layout.begin() + static_cast<ptrdiff_t>(3 * ranks), layout.end(), 0);
     const TimePoint limit = deadline(-1);
-    comm_->all_to_all_v(input.data(), output.data(), layout, abi::DataType::int32, device_.stream(), where, bytes);
+    comm_->all_to_all_v(input.data(), output.data(), layout, HCCL_DATA_TYPE_INT32, device_.stream(), where, bytes);
     wait(device_.stream(), limit, where);
-    Device::copy(heard.data(), output.data(), bytes, abi::memcpy_device_to_host, where);
+    Device::copy(heard.data(), output.data(), bytes, ACL_MEMCPY_DEVICE_TO_HOST, where);
     int32_t verdict = passed;
     for (int j = 0; j < size(); ++j)
         if (heard[static_cast<size_t>(j)] != token(j, rank(), size())) verdict = failed;
 
     // All ranks must come to one decision.
-    Device::copy(input.data(), &verdict, sizeof verdict, abi::memcpy_host_to_device, where);
-    comm_->all_gather(input.data(), output.data(), 1, abi::DataType::int32, device_.stream(), where);
+    Device::copy(input.data(), &verdict, sizeof verdict, ACL_MEMCPY_HOST_TO_DEVICE, where);
+    comm_->all_gather(input.data(), output.data(), 1, HCCL_DATA_TYPE_INT32, device_.stream(), where);
     wait(device_.stream(), limit, where);
-    Device::copy(heard.data(), output.data(), bytes, abi::memcpy_device_to_host, where);
+    Device::copy(heard.data(), output.data(), bytes, ACL_MEMCPY_DEVICE_TO_HOST, where);
     for (const int32_t other : heard) {
         if (other != passed && other != failed)
             throw Error(ErrorClass::hccl, ErrorType::HCCL_FAIL,
@@ -56,7 +56,7 @@ void HcclCommunicator::check_data_path() {
 }
 
 void HcclCommunicator::gather_and_slice(const Exchange& x, void* output, std::span<const int64_t> recv_counts,
-                                        std::span<const int64_t> rdispls, abi::Stream stream,
+                                        std::span<const int64_t> rdispls, aclrtStream stream,
                                         const std::string& where) {
     const auto ranks = static_cast<size_t>(size()), mine = static_cast<size_t>(rank());
     const size_t element = size_of(x.dtype), unit = x.byte_displs ? 1 : element;
@@ -67,10 +67,10 @@ void HcclCommunicator::gather_and_slice(const Exchange& x, void* output, std::sp
     std::vector<int64_t> rows(ranks * ranks);
     {
         const DeviceMemory row(row_bytes, where), all(ranks * row_bytes, where);
-        Device::copy(row.data(), x.send_counts.data(), row_bytes, abi::memcpy_host_to_device, where);
-        comm_->all_gather(row.data(), all.data(), ranks, abi::DataType::int64, stream, where);
+        Device::copy(row.data(), x.send_counts.data(), row_bytes, ACL_MEMCPY_HOST_TO_DEVICE, where);
+        comm_->all_gather(row.data(), all.data(), ranks, HCCL_DATA_TYPE_INT64, stream, where);
         wait(stream, limit, where);
-        Device::copy(rows.data(), all.data(), ranks * row_bytes, abi::memcpy_device_to_host, where);
+        Device::copy(rows.data(), all.data(), ranks * row_bytes, ACL_MEMCPY_DEVICE_TO_HOST, where);
     }
     size_t longest = 0;
     for (size_t j = 0; j < ranks; ++j) {
@@ -91,7 +91,7 @@ void HcclCommunicator::gather_and_slice(const Exchange& x, void* output, std::sp
                            where);
         at += bytes;
     }
-    comm_->all_gather(part.data(), all.data(), longest, abi::DataType::uint8, stream, where);
+    comm_->all_gather(part.data(), all.data(), longest, HCCL_DATA_TYPE_UINT8, stream, where);
     for (size_t j = 0; j < ranks; ++j) {
         const auto row = rows.begin() + static_cast<ptrdiff_t>(j * ranks);
         const auto before = std::accumulate(row, row + static_cast<ptrdiff_t>(mine), int64_t{0});

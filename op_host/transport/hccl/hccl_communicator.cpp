@@ -35,9 +35,9 @@ size_t bytes_of(std::span<const int64_t> counts, DType dtype) {
 void check_wire_counts(const Exchange& x, int64_t per_element) {
     for (const auto& [name, counts] : {std::pair{"send_counts", x.send_counts}, {"recv_counts", x.recv_counts}})
         for (size_t j = 0; j < counts.size(); ++j)
-            if (counts[j] > abi::max_count / per_element)
+            if (counts[j] > hccl_max_count / per_element)
                 throw invalid_param(std::string(name) + "[" + std::to_string(j) + "] is " + std::to_string(counts[j]) +
-                                    ", expected at most " + std::to_string(abi::max_count / per_element) +
+                                    ", expected at most " + std::to_string(hccl_max_count / per_element) +
                                     ", what HCCL moves of dtype " + std::string(name_of(x.dtype)) + " to one rank");
 }
 
@@ -53,7 +53,7 @@ HcclCommunicator::HcclCommunicator(HcclOptions options, CommunicatorPtr control)
     const std::string joining = "rank " + std::to_string(rank()) + " joining domain '" + domain() + "'";
     try {
         if (options_.comm == nullptr && options_.rank_table.empty() && options_.root_info.empty()) share_root_info();
-        comm_ = std::make_unique<HcclComm>(options_, device_, [this] { look_at_control(); });
+        comm_ = std::make_unique<HcclGroup>(options_, device_, [this] { look_at_control(); });
         if (options_.size > 1) check_data_path();
     } catch (const Error& error) {
         if (control_) control_->abort(joining + " failed: " + error.what());
@@ -79,8 +79,8 @@ HcclCommunicator::~HcclCommunicator() {
 void HcclCommunicator::share_root_info() {
     if (!control_)
         throw invalid_param("domain '" + domain() + "' has neither root_info nor a communicator in host memory, " +
-                            "expected one of them, a rank table or an HcclComm");
-    std::string info(abi::root_info_bytes, '\0');
+                            "expected one of them, a rank table or an HcclGroup");
+    std::string info(hccl_root_info_bytes, '\0');
     if (rank() == 0) {
         try {
             info = make_root_info();
@@ -157,7 +157,7 @@ HcclCommunicator::TimePoint HcclCommunicator::deadline(double timeout) const {
     return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-void HcclCommunicator::wait(abi::Stream stream, TimePoint deadline, const std::string& where) {
+void HcclCommunicator::wait(aclrtStream stream, TimePoint deadline, const std::string& where) {
     const auto begin = Clock::now();
     if (Device::wait(stream, deadline, where, [&] { poll(where); })) return;
     const double waited = std::chrono::duration<double>(Clock::now() - begin).count();
@@ -247,7 +247,7 @@ void HcclCommunicator::exchange(const Exchange& x, double timeout) {
                 output = x.allocate(learnt);
             }
             const TimePoint limit = deadline(timeout);
-            abi::Stream stream = x.stream != nullptr ? x.stream : device_.stream();
+            aclrtStream stream = x.stream != nullptr ? x.stream : device_.stream();
             if (comm_) comm_->check_async_error(where);
             move(x, output, recv_counts, rdispls, stream, where);
             bytes_.fetch_add(bytes_of(recv_counts, x.dtype), std::memory_order_relaxed);
@@ -256,12 +256,12 @@ void HcclCommunicator::exchange(const Exchange& x, double timeout) {
 }
 
 void HcclCommunicator::move(const Exchange& x, void* output, std::span<const int64_t> recv_counts,
-                            std::span<const int64_t> rdispls, abi::Stream stream, const std::string& where) {
+                            std::span<const int64_t> rdispls, aclrtStream stream, const std::string& where) {
     if (size() == 1) return copy_own(x, output, stream, where);
     if (falls_back_) return gather_and_slice(x, output, recv_counts, rdispls, stream, where);
     // Byte displacements need not be multiples of the element.
     const WireType wire =
-        x.byte_displs ? WireType{abi::DataType::uint8, static_cast<int64_t>(size_of(x.dtype))} : wire_type(x.dtype);
+        x.byte_displs ? WireType{HCCL_DATA_TYPE_UINT8, static_cast<int64_t>(size_of(x.dtype))} : wire_type(x.dtype);
     check_wire_counts(x, wire.per_element);
     const int64_t displ_unit = x.byte_displs ? 1 : wire.per_element;
     auto layout = std::make_unique<WireLayout>();
@@ -279,7 +279,7 @@ void HcclCommunicator::move(const Exchange& x, void* output, std::span<const int
 }
 
 /// A world of one rank: HCCL would copy from the start of both buffers, whatever the displacements.
-void HcclCommunicator::copy_own(const Exchange& x, void* output, abi::Stream stream, const std::string& where) {
+void HcclCommunicator::copy_own(const Exchange& x, void* output, aclrtStream stream, const std::string& where) {
     const size_t element = size_of(x.dtype), unit = x.byte_displs ? 1 : element;
     const size_t target = x.rdispls.empty() ? 0 : static_cast<size_t>(x.rdispls[0]) * unit;
     Device::copy_async(static_cast<char*>(output) + target,
@@ -312,7 +312,7 @@ void HcclCommunicator::reduce(const Reduction& r, double timeout) {
         },
         [&](const std::string& where) {
             const TimePoint limit = deadline(timeout);
-            abi::Stream stream = r.stream != nullptr ? r.stream : device_.stream();
+            aclrtStream stream = r.stream != nullptr ? r.stream : device_.stream();
             const size_t bytes = bytes_of(r.counts, r.dtype);
             const auto total = static_cast<uint64_t>(bytes / size_of(r.dtype));
             if (comm_) comm_->check_async_error(where);
@@ -330,13 +330,13 @@ void HcclCommunicator::reduce(const Reduction& r, double timeout) {
 }
 
 /// HCCL may read the counts when the device comes to the call, not when it is made.
-void HcclCommunicator::keep(std::unique_ptr<WireLayout> layout, abi::Stream stream, const std::string& where) {
+void HcclCommunicator::keep(std::unique_ptr<WireLayout> layout, aclrtStream stream, const std::string& where) {
     if (!synchronizes("count-arrays")) {
         if (layout) std::fill(layout->begin(), layout->end(), ~uint64_t{0});
         return;
     }
     forget_completed();
-    abi::Event event = nullptr;
+    aclrtEvent event = nullptr;
     if (events_.empty()) {
         check_acl(cann().aclrtCreateEvent(&event), "aclrtCreateEvent", where);
     } else {
@@ -349,8 +349,9 @@ void HcclCommunicator::keep(std::unique_ptr<WireLayout> layout, abi::Stream stre
 
 void HcclCommunicator::forget_completed() {
     while (!launched_.empty()) {
-        int status = 0;
-        if (cann().aclrtQueryEventStatus(launched_.front().event, &status) == 0 && status != abi::event_complete)
+        aclrtEventRecordedStatus status = ACL_EVENT_RECORDED_STATUS_NOT_READY;
+        if (cann().aclrtQueryEventStatus(launched_.front().event, &status) == 0 &&
+            status != ACL_EVENT_RECORDED_STATUS_COMPLETE)
             return;
         events_.push_back(launched_.front().event);
         launched_.pop_front();
@@ -404,7 +405,7 @@ void HcclCommunicator::destroy() {
     device_.bind();
     drain(deadline(farewell_seconds));
     for (const Launch& launch : launched_) cann().aclrtDestroyEvent(launch.event);
-    for (abi::Event event : events_) cann().aclrtDestroyEvent(event);
+    for (aclrtEvent event : events_) cann().aclrtDestroyEvent(event);
     if (launched_.empty()) {
         events_.clear();
     } else {

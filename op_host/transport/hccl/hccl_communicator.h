@@ -17,7 +17,7 @@
 
 #include "comm/call_queue.h"
 #include "comm/communicator.h"
-#include "transport/hccl/hccl_comm.h"
+#include "transport/hccl/hccl_group.h"
 
 namespace alltoallv {
 
@@ -52,7 +52,7 @@ class HcclCommunicator final : public Communicator {
   private:
     /// A launch that the device may not have finished: what it reads on the host stays until then.
     struct Launch {
-        abi::Event event;
+        aclrtEvent event;
         std::unique_ptr<WireLayout> layout;
     };
     struct FlightEntry {
@@ -70,7 +70,7 @@ class HcclCommunicator final : public Communicator {
     std::string where(OpKind op) const;
     void poll(const std::string& where) const;
     void look_at_control() const;
-    void wait(abi::Stream stream, TimePoint deadline, const std::string& where);
+    void wait(aclrtStream stream, TimePoint deadline, const std::string& where);
     TimePoint deadline(double timeout) const;
 
     /// Runs one operator in its turn; what fails after the agreement ends the communicator for all ranks.
@@ -78,26 +78,26 @@ class HcclCommunicator final : public Communicator {
     void run(OpKind op, DType dtype, Agree&& agree, Body&& body);
 
     void move(const Exchange& exchange, void* output, std::span<const int64_t> recv_counts,
-              std::span<const int64_t> rdispls, abi::Stream stream, const std::string& where);
-    void copy_own(const Exchange& exchange, void* output, abi::Stream stream, const std::string& where);
-    void keep(std::unique_ptr<WireLayout> layout, abi::Stream stream, const std::string& where);
+              std::span<const int64_t> rdispls, aclrtStream stream, const std::string& where);
+    void copy_own(const Exchange& exchange, void* output, aclrtStream stream, const std::string& where);
+    void keep(std::unique_ptr<WireLayout> layout, aclrtStream stream, const std::string& where);
     void forget_completed();
     void drain(TimePoint deadline);
 
     // fallback.cpp
     void check_data_path();
     void gather_and_slice(const Exchange& exchange, void* output, std::span<const int64_t> recv_counts,
-                          std::span<const int64_t> rdispls, abi::Stream stream, const std::string& where);
+                          std::span<const int64_t> rdispls, aclrtStream stream, const std::string& where);
 
     HcclOptions options_;
     CommunicatorPtr control_;  ///< may be null
     pid_t pid_;
     Device device_;
-    std::unique_ptr<HcclComm> comm_;  ///< null in a world of one rank, and once destroyed
-    bool falls_back_ = false;         ///< HcclAlltoAllV moves no data here; equal on all ranks
+    std::unique_ptr<HcclGroup> comm_;  ///< null in a world of one rank, and once destroyed
+    bool falls_back_ = false;          ///< HcclAlltoAllV moves no data here; equal on all ranks
     uint64_t seq_ = 0;
     std::deque<Launch> launched_;
-    std::vector<abi::Event> events_;  ///< free
+    std::vector<aclrtEvent> events_;  ///< free
     std::atomic<uint64_t> operators_{0}, failed_{0}, agreed_{0}, bytes_{0};
     mutable std::mutex records_;  ///< guards flight_ and ended_
     std::deque<FlightEntry> flight_;

@@ -34,10 +34,10 @@ HcclLibrary load() {
     void* const ascendcl = open_library(ascendcl_name);
     void* const hccl = open_library(hccl_name);
     HcclLibrary functions;
-#define ALLTOALLV_FIND(library, name, result, arguments) find(library, library##_name, #name, true, functions.name);
+#define ALLTOALLV_FIND(library, name) find(library, library##_name, #name, true, functions.name);
     ALLTOALLV_CANN_REQUIRED(ALLTOALLV_FIND)
 #undef ALLTOALLV_FIND
-#define ALLTOALLV_FIND(library, name, result, arguments) find(library, library##_name, #name, false, functions.name);
+#define ALLTOALLV_FIND(library, name) find(library, library##_name, #name, false, functions.name);
     ALLTOALLV_CANN_OPTIONAL(ALLTOALLV_FIND)
 #undef ALLTOALLV_FIND
     return functions;

@@ -1,11 +1,43 @@
 #include "transport/hccl/result.h"
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <string_view>
 
 #include "transport/hccl/library.h"
 
 namespace alltoallv {
 namespace {
+
+/// Of HcclResult 0 to 24.
+constexpr std::array<std::string_view, 25> result_names{
+    "HCCL_SUCCESS",
+    "HCCL_E_PARA",
+    "HCCL_E_PTR",
+    "HCCL_E_MEMORY",
+    "HCCL_E_INTERNAL",
+    "HCCL_E_NOT_SUPPORT",
+    "HCCL_E_NOT_FOUND",
+    "HCCL_E_UNAVAIL",
+    "HCCL_E_SYSCALL",
+    "HCCL_E_TIMEOUT",
+    "HCCL_E_OPEN_FILE_FAILURE",
+    "HCCL_E_TCP_CONNECT",
+    "HCCL_E_ROCE_CONNECT",
+    "HCCL_E_TCP_TRANSFER",
+    "HCCL_E_ROCE_TRANSFER",
+    "HCCL_E_RUNTIME",
+    "HCCL_E_DRV",
+    "HCCL_E_PROFILING",
+    "HCCL_E_CCE",
+    "HCCL_E_NETWORK",
+    "HCCL_E_AGAIN",
+    "HCCL_E_REMOTE",
+    "HCCL_E_SUSPENDING",
+    "HCCL_E_OPRETRY_FAIL",
+    "HCCL_E_OOM",
+};
 
 std::string setting(const char* name, const char* otherwise) {
     const char* value = std::getenv(name);
@@ -16,10 +48,10 @@ bool is_init(const std::string& call) {
     return call.find("Init") != std::string::npos || call == "HcclGetRootInfo";
 }
 
-std::string advice(abi::HcclResult result, const std::string& call, size_t buffer_bytes) {
+std::string advice(HcclResult result, const std::string& call, size_t buffer_bytes) {
     switch (result) {
-        case abi::hccl_e_memory:
-        case abi::hccl_e_oom: {
+        case HCCL_E_MEMORY:
+        case HCCL_E_OOM: {
             std::string text = "free device memory, or lower " + setting("HCCL_BUFFSIZE", "200") +
                                ": every communicator takes twice that many MB";
             if (buffer_bytes > 0)
@@ -27,16 +59,16 @@ std::string advice(abi::HcclResult result, const std::string& call, size_t buffe
                         " MB per rank, which HCCL_BUFFSIZE need not exceed";
             return text;
         }
-        case abi::hccl_e_timeout:
-        case abi::hccl_e_tcp_connect:
+        case HCCL_E_TIMEOUT:
+        case HCCL_E_TCP_CONNECT:
             if (is_init(call))
                 return "a rank did not come in time: see that all ranks run, or raise " +
                        setting("HCCL_CONNECT_TIMEOUT", "120") + " seconds";
             return "a rank is late or gone: see that all ranks issue this operator, or raise " +
                    setting("HCCL_EXEC_TIMEOUT", "1836") + " seconds";
-        case abi::hccl_e_remote:
+        case HCCL_E_REMOTE:
             return "a peer or the network failed while data moved: see the peers' logs";
-        case abi::hccl_e_again:
+        case HCCL_E_AGAIN:
             return "the communicator is in use: wait for its operators";
         default:
             return "see the logs in ~/ascend/log (ASCEND_PROCESS_LOG_PATH)";
@@ -54,27 +86,27 @@ std::string recent_message() {
 
 }  // namespace
 
-ErrorType code_of(abi::HcclResult result) {
+ErrorType code_of(HcclResult result) {
     switch (result) {
-        case abi::hccl_success:
+        case HCCL_SUCCESS:
             return ErrorType::NO_ERROR;
-        case abi::hccl_e_para:
+        case HCCL_E_PARA:
             return ErrorType::INVALID_PARAM;
-        case abi::hccl_e_memory:
-        case abi::hccl_e_oom:
+        case HCCL_E_MEMORY:
+        case HCCL_E_OOM:
             return ErrorType::OUT_OF_DEVICE_MEMORY;
         default:
             return ErrorType::HCCL_FAIL;
     }
 }
 
-std::string hccl_name(abi::HcclResult result) {
+std::string hccl_name(HcclResult result) {
     const auto index = static_cast<size_t>(result);
-    if (index < abi::hccl_result_names.size()) return std::string(abi::hccl_result_names[index]);
+    if (index < result_names.size()) return std::string(result_names[index]);
     return "HcclResult " + std::to_string(result);
 }
 
-Error hccl_error(abi::HcclResult result, const std::string& call, const std::string& where, size_t buffer_bytes) {
+Error hccl_error(HcclResult result, const std::string& call, const std::string& where, size_t buffer_bytes) {
     const char* text = cann().HcclGetErrorString(result);
     return {ErrorClass::hccl, code_of(result),
             where + ": " + call + " returned " + std::to_string(result) + " (" + hccl_name(result) +
@@ -82,7 +114,7 @@ Error hccl_error(abi::HcclResult result, const std::string& call, const std::str
                 advice(result, call, buffer_bytes)};
 }
 
-Error acl_error(abi::AclError result, const std::string& call, const std::string& where) {
+Error acl_error(aclError result, const std::string& call, const std::string& where) {
     return {ErrorClass::hccl, ErrorType::RT_FAIL,
             where + ": " + call + " returned " + std::to_string(result) + recent_message() +
                 "; see the logs in ~/ascend/log (ASCEND_PROCESS_LOG_PATH)"};

@@ -4,14 +4,17 @@
 
 #include <optional>
 
+#include "abi/hccl.h"
 #include "base/dtype.h"
 #include "comm/collective.h"
-#include "transport/hccl/abi.h"
 
 namespace alltoallv {
 
+/// HcclAlltoAllV reads counts and displacements as uint64, and moves up to this many elements to one rank.
+inline constexpr int64_t hccl_max_count = 0x7FFFFFFFF;
+
 struct WireType {
-    abi::DataType type;
+    HcclDataType type;
     int64_t per_element;  ///< units of `type` in one element
 };
 
@@ -19,37 +22,37 @@ struct WireType {
 constexpr WireType wire_type(DType dtype) {
     switch (dtype) {
         case DType::int8:
-            return {abi::DataType::int8, 1};
+            return {HCCL_DATA_TYPE_INT8, 1};
         case DType::int16:
-            return {abi::DataType::int16, 1};
+            return {HCCL_DATA_TYPE_INT16, 1};
         case DType::uint16:
-            return {abi::DataType::uint16, 1};
+            return {HCCL_DATA_TYPE_UINT16, 1};
         case DType::int32:
-            return {abi::DataType::int32, 1};
+            return {HCCL_DATA_TYPE_INT32, 1};
         case DType::uint32:
-            return {abi::DataType::uint32, 1};
+            return {HCCL_DATA_TYPE_UINT32, 1};
         case DType::int64:
-            return {abi::DataType::int64, 1};
+            return {HCCL_DATA_TYPE_INT64, 1};
         case DType::uint64:
         case DType::complex64:
-            return {abi::DataType::uint64, 1};
+            return {HCCL_DATA_TYPE_UINT64, 1};
         case DType::complex128:
-            return {abi::DataType::uint64, 2};
+            return {HCCL_DATA_TYPE_UINT64, 2};
         case DType::float16:
-            return {abi::DataType::fp16, 1};
+            return {HCCL_DATA_TYPE_FP16, 1};
         case DType::bfloat16:
-            return {abi::DataType::bfp16, 1};
+            return {HCCL_DATA_TYPE_BFP16, 1};
         case DType::float32:
-            return {abi::DataType::fp32, 1};
+            return {HCCL_DATA_TYPE_FP32, 1};
         case DType::float64:
-            return {abi::DataType::fp64, 1};
+            return {HCCL_DATA_TYPE_FP64, 1};
         default:
-            return {abi::DataType::uint8, 1};  // bool and the float8 family
+            return {HCCL_DATA_TYPE_UINT8, 1};  // bool and the float8 family
     }
 }
 
 /// For reductions: what HCCL computes with on every device family, else nothing.
-constexpr std::optional<abi::DataType> reduction_type(DType dtype) {
+constexpr std::optional<HcclDataType> reduction_type(DType dtype) {
     switch (dtype) {
         case DType::int8:
         case DType::int16:
@@ -64,16 +67,16 @@ constexpr std::optional<abi::DataType> reduction_type(DType dtype) {
     }
 }
 
-constexpr std::optional<abi::Reduce> reduction_of(ReduceOp op) {
+constexpr std::optional<HcclReduceOp> reduction_of(ReduceOp op) {
     switch (op) {
         case ReduceOp::sum:
-            return abi::Reduce::sum;
+            return HCCL_REDUCE_SUM;
         case ReduceOp::prod:
-            return abi::Reduce::prod;
+            return HCCL_REDUCE_PROD;
         case ReduceOp::max:
-            return abi::Reduce::max;
+            return HCCL_REDUCE_MAX;
         case ReduceOp::min:
-            return abi::Reduce::min;
+            return HCCL_REDUCE_MIN;
         default:
             return std::nullopt;
     }

@@ -1,13 +1,13 @@
-/// \file hccl_comm.h
-/// \brief An HcclComm: made or borrowed, and its collectives, each checked.
+/// \file hccl_group.h
+/// \brief An HcclGroup: made or borrowed, and its collectives, each checked.
 #pragma once
 
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "abi/hccl.h"
 #include "comm/communicator.h"
-#include "transport/hccl/abi.h"
 #include "transport/hccl/device.h"
 
 namespace alltoallv {
@@ -22,7 +22,7 @@ struct HcclOptions {
     double timeout = 600.0;       ///< seconds
     std::string check = "first";  ///< "first": the first 8 calls; "always"; "off"
     int device = -1;              ///< < 0: the current one
-    abi::Comm comm = nullptr;     ///< the caller's, not owned
+    HcclComm comm = nullptr;      ///< the caller's, not owned
     std::string rank_table;       ///< path; checked by the caller (alltoallv/rank_table.py)
     std::string root_info;        ///< HcclRootInfo, 4108 bytes
 };
@@ -33,32 +33,32 @@ using WireLayout = std::vector<uint64_t>;
 /// HcclGetRootInfo on the current device.
 std::string make_root_info();
 
-class HcclComm {
+class HcclGroup {
   public:
     /// Blocks until all ranks have come; `poll` is called meanwhile and may throw.
-    HcclComm(const HcclOptions& options, const Device& device, const std::function<void()>& poll);
-    ~HcclComm();
-    HcclComm(const HcclComm&) = delete;
-    HcclComm& operator=(const HcclComm&) = delete;
+    HcclGroup(const HcclOptions& options, const Device& device, const std::function<void()>& poll);
+    ~HcclGroup();
+    HcclGroup(const HcclGroup&) = delete;
+    HcclGroup& operator=(const HcclGroup&) = delete;
 
     /// Frees it, if it is ours; waits up to 2 s while HCCL says that it is in use.
     void destroy();
 
     /// Enqueue on `stream`; `where` begins the message of an error.
-    void all_to_all_v(const void* input, void* output, const WireLayout& layout, abi::DataType type, abi::Stream stream,
+    void all_to_all_v(const void* input, void* output, const WireLayout& layout, HcclDataType type, aclrtStream stream,
                       const std::string& where, size_t bytes) const;
-    void all_gather(const void* input, void* output, uint64_t count, abi::DataType type, abi::Stream stream,
+    void all_gather(const void* input, void* output, uint64_t count, HcclDataType type, aclrtStream stream,
                     const std::string& where) const;
-    void all_reduce(const void* input, void* output, uint64_t count, abi::DataType type, abi::Reduce op,
-                    abi::Stream stream, const std::string& where) const;
-    void reduce_scatter(const void* input, void* output, uint64_t count, abi::DataType type, abi::Reduce op,
-                        abi::Stream stream, const std::string& where) const;
+    void all_reduce(const void* input, void* output, uint64_t count, HcclDataType type, HcclReduceOp op,
+                    aclrtStream stream, const std::string& where) const;
+    void reduce_scatter(const void* input, void* output, uint64_t count, HcclDataType type, HcclReduceOp op,
+                        aclrtStream stream, const std::string& where) const;
 
     /// Throws what HCCL has found out behind the calls.
     void check_async_error(const std::string& where) const;
 
   private:
-    abi::Comm comm_ = nullptr;
+    HcclComm comm_ = nullptr;
     size_t size_ = 0;
     bool owned_ = false;
 };

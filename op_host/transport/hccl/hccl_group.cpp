@@ -1,4 +1,4 @@
-#include "transport/hccl/hccl_comm.h"
+#include "transport/hccl/hccl_group.h"
 
 #include <algorithm>
 #include <atomic>
@@ -36,12 +36,26 @@ std::string name_of(const HcclOptions& options) {
     return options.domain.substr(0, 90) + suffix;
 }
 
-abi::HcclResult init(const HcclOptions& options, const char*& call, abi::Comm* comm) {
+/// The values by which HCCL knows what is left to its defaults.
+HcclCommConfig default_config() {
+    HcclCommConfig config{};
+    const HcclCommConfigInfo info{sizeof config, hccl_comm_config_magic, hccl_comm_config_version, 0};
+    std::memcpy(config.reserved, &info, sizeof info);
+    config.hcclDeterministic = hccl_config_not_set;
+    config.hcclRdmaTrafficClass = hccl_config_not_set;
+    config.hcclRdmaServiceLevel = hccl_config_not_set;
+    config.hcclExecTimeOut = -1;
+    config.hcclQos = hccl_config_not_set;
+    config.hcclSymWinMaxMemSizePerRank = 16;
+    return config;
+}
+
+HcclResult init(const HcclOptions& options, const char*& call, HcclComm* comm) {
     const HcclLibrary& hccl = cann();
-    abi::CommConfig config;
-    config.buffer_mb = static_cast<uint32_t>(options.buffer_mb);
+    HcclCommConfig config = default_config();
+    config.hcclBufferSize = static_cast<uint32_t>(options.buffer_mb);
     const std::string name = name_of(options);
-    std::memcpy(config.name, name.c_str(), std::min(name.size() + 1, sizeof config.name - 1));
+    std::memcpy(config.hcclCommName, name.c_str(), std::min(name.size(), sizeof config.hcclCommName - 1));
     const auto rank = static_cast<uint32_t>(options.rank), size = static_cast<uint32_t>(options.size);
     if (!options.rank_table.empty()) {
         if (hccl.HcclCommInitClusterInfoConfig != nullptr) {
@@ -51,7 +65,7 @@ abi::HcclResult init(const HcclOptions& options, const char*& call, abi::Comm* c
         call = "HcclCommInitClusterInfo";
         return hccl.HcclCommInitClusterInfo(options.rank_table.c_str(), rank, comm);
     }
-    abi::RootInfo info;
+    HcclRootInfo info;
     std::memcpy(info.internal, options.root_info.data(), sizeof info.internal);
     if (hccl.HcclCommInitRootInfoConfig != nullptr) {
         call = "HcclCommInitRootInfoConfig";
@@ -64,27 +78,27 @@ abi::HcclResult init(const HcclOptions& options, const char*& call, abi::Comm* c
 }  // namespace
 
 std::string make_root_info() {
-    abi::RootInfo info{};
+    HcclRootInfo info{};
     check_hccl(cann().HcclGetRootInfo(&info), "HcclGetRootInfo", "making a communicator");
     return {info.internal, sizeof info.internal};
 }
 
-HcclComm::HcclComm(const HcclOptions& options, const Device& device, const std::function<void()>& poll)
+HcclGroup::HcclGroup(const HcclOptions& options, const Device& device, const std::function<void()>& poll)
     : size_(static_cast<size_t>(options.size)) {
     if (options.comm != nullptr) {
         check_borrowed(options);
         comm_ = options.comm;
         return;
     }
-    if (options.rank_table.empty() && options.root_info.size() != abi::root_info_bytes)
+    if (options.rank_table.empty() && options.root_info.size() != hccl_root_info_bytes)
         throw invalid_param("root_info has " + std::to_string(options.root_info.size()) + " bytes, expected " +
-                            std::to_string(abi::root_info_bytes));
+                            std::to_string(hccl_root_info_bytes));
     // HCCL waits for all ranks and cannot be interrupted: it does so on a thread that can be left behind.
     struct Call {
         HcclOptions options;
-        abi::Comm comm = nullptr;
+        HcclComm comm = nullptr;
         const char* name = "HcclCommInitRootInfo";
-        abi::HcclResult result = abi::hccl_success;
+        HcclResult result = HCCL_SUCCESS;
         std::atomic<bool> done{false};
     };
     const auto call = std::make_shared<Call>();
@@ -105,14 +119,14 @@ HcclComm::HcclComm(const HcclOptions& options, const Device& device, const std::
         throw;
     }
     thread.join();
-    if (call->result != abi::hccl_success)
+    if (call->result != HCCL_SUCCESS)
         throw hccl_error(call->result, call->name,
                          "rank " + std::to_string(options.rank) + " of domain '" + options.domain + "'");
     comm_ = call->comm;
     owned_ = true;
 }
 
-HcclComm::~HcclComm() {
+HcclGroup::~HcclGroup() {
     try {
         destroy();
     } catch (const Error&) {
@@ -120,48 +134,48 @@ HcclComm::~HcclComm() {
     }
 }
 
-void HcclComm::destroy() {
-    abi::Comm comm = std::exchange(comm_, nullptr);
+void HcclGroup::destroy() {
+    HcclComm comm = std::exchange(comm_, nullptr);
     if (comm == nullptr || !std::exchange(owned_, false)) return;
-    abi::HcclResult result = abi::hccl_success;
+    HcclResult result = HCCL_SUCCESS;
     for (int i = 0; i < destroy_attempts; ++i) {
         result = cann().HcclCommDestroy(comm);
-        if (result != abi::hccl_e_again) break;
+        if (result != HCCL_E_AGAIN) break;
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     check_hccl(result, "HcclCommDestroy", "leaving a domain");
 }
 
-void HcclComm::all_to_all_v(const void* input, void* output, const WireLayout& layout, abi::DataType type,
-                            abi::Stream stream, const std::string& where, size_t bytes) const {
+void HcclGroup::all_to_all_v(const void* input, void* output, const WireLayout& layout, HcclDataType type,
+                             aclrtStream stream, const std::string& where, size_t bytes) const {
     const uint64_t* counts = layout.data();
-    const abi::HcclResult result = cann().HcclAlltoAllV(input, counts, counts + size_, type, output, counts + 2 * size_,
-                                                        counts + 3 * size_, type, comm_, stream);
-    if (result != abi::hccl_success) throw hccl_error(result, "HcclAlltoAllV", where, bytes);
+    const HcclResult result = cann().HcclAlltoAllV(input, counts, counts + size_, type, output, counts + 2 * size_,
+                                                   counts + 3 * size_, type, comm_, stream);
+    if (result != HCCL_SUCCESS) throw hccl_error(result, "HcclAlltoAllV", where, bytes);
 }
 
-void HcclComm::all_gather(const void* input, void* output, uint64_t count, abi::DataType type, abi::Stream stream,
-                          const std::string& where) const {
+void HcclGroup::all_gather(const void* input, void* output, uint64_t count, HcclDataType type, aclrtStream stream,
+                           const std::string& where) const {
     check_hccl(cann().HcclAllGather(const_cast<void*>(input), output, count, type, comm_, stream), "HcclAllGather",
                where);
 }
 
-void HcclComm::all_reduce(const void* input, void* output, uint64_t count, abi::DataType type, abi::Reduce op,
-                          abi::Stream stream, const std::string& where) const {
+void HcclGroup::all_reduce(const void* input, void* output, uint64_t count, HcclDataType type, HcclReduceOp op,
+                           aclrtStream stream, const std::string& where) const {
     check_hccl(cann().HcclAllReduce(const_cast<void*>(input), output, count, type, op, comm_, stream), "HcclAllReduce",
                where);
 }
 
-void HcclComm::reduce_scatter(const void* input, void* output, uint64_t count, abi::DataType type, abi::Reduce op,
-                              abi::Stream stream, const std::string& where) const {
+void HcclGroup::reduce_scatter(const void* input, void* output, uint64_t count, HcclDataType type, HcclReduceOp op,
+                               aclrtStream stream, const std::string& where) const {
     check_hccl(cann().HcclReduceScatter(const_cast<void*>(input), output, count, type, op, comm_, stream),
                "HcclReduceScatter", where);
 }
 
-void HcclComm::check_async_error(const std::string& where) const {
+void HcclGroup::check_async_error(const std::string& where) const {
     if (cann().HcclGetCommAsyncError == nullptr) return;
-    abi::HcclResult error = abi::hccl_success;
-    if (cann().HcclGetCommAsyncError(comm_, &error) == abi::hccl_success && error != abi::hccl_success)
+    HcclResult error = HCCL_SUCCESS;
+    if (cann().HcclGetCommAsyncError(comm_, &error) == HCCL_SUCCESS && error != HCCL_SUCCESS)
         throw hccl_error(error, "HcclGetCommAsyncError", where);
 }
 
