@@ -75,7 +75,7 @@ def torch(session: nox.Session) -> None:
 @nox.session
 def triton(session: nox.Session) -> None:
     """The Triton kernels, interpreted where there is no GPU."""
-    framework_tests(session, "tests/triton", "torch==2.13.*", "triton>=3.4,<4")
+    framework_tests(session, "tests/triton_kernels", "torch==2.13.*", "triton>=3.4,<4")
 
 
 @nox.session

@@ -26,7 +26,7 @@ if not (_installed("torch") and _installed("triton")):
 
     def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
-            "tests/triton left out: torch or triton is not installed (pip install torch triton)", yellow=True
+            "tests/triton_kernels left out: torch or triton is not installed (pip install torch triton)", yellow=True
         )
 elif not _has_gpu():
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
