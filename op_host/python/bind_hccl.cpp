@@ -76,6 +76,14 @@ void bind_hccl(nb::module_& m) {
             return nb::bytes(info.data(), info.size());
         },
         "device"_a = -1, "What rank 0 hands to all ranks, 4108 bytes; HCCL is listening from then on.");
+    m.attr("root_info_bytes") = hccl_root_info_bytes;
+    m.def(
+        "npu_current_device",
+        [] {
+            int32_t device = -1;
+            return cann().aclrtGetDevice(&device) == 0 ? device : -1;
+        },
+        "The calling thread's device; -1 if it has none.");
     m.def(
         "cann_available", [] { return cann().HcclAlltoAllV != nullptr; },
         "True, or the error that says what is missing.");

@@ -10,7 +10,7 @@ import weakref
 from types import TracebackType
 from typing import Any
 
-from alltoallv import _core, launch
+from alltoallv import _core, hccl, launch
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError
 
 BACKENDS = ("auto", "shm", "hccl", "nccl", "gloo", "mpi")
@@ -57,10 +57,13 @@ class Communicator:
         Args:
             domain: ``"name"`` or ``"name:MB"``, at most 128 bytes; MB is the shared memory per rank for outputs
                 (default and minimum 200). Domains are independent of each other.
-            backend: ``"auto"`` or ``"shm"``: shared memory, all ranks on this host.
+            backend: ``"auto"`` or ``"shm"``: shared memory, all ranks on this host. ``"hccl"``: tensors on NPUs, any
+                number of hosts, one rank per device: the thread's current device, else the launcher's local rank; MB in
+                ``domain`` is then the size of HCCL's buffer.
             timeout: Seconds that a rank waits for its peers, here and in every operator.
-            check: ``"always"`` (the default) compares operator, dtype and counts of all ranks before any data move;
-                ``"off"`` does not.
+            check: ``"always"`` (the default in shared memory) compares operator, dtype and counts of all ranks before
+                any data move; ``"first"`` (hccl, its default there) does so for the first 8 calls; ``"off"`` does not.
+                Over HCCL on several hosts no call is compared.
             path: For tests and measurements: ``"auto"``, or the only way payload shall travel where it can:
                 ``"inline"``, ``"push"``, ``"pull"``, ``"cma"``, ``"staged"``. Default: ``ALLTOALLV_PATH``, or auto.
 
@@ -72,9 +75,14 @@ class Communicator:
         job = launch.detect()
         if backend not in BACKENDS:
             raise InvalidParamError(f"backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
+        if backend == "hccl":
+            options = make_options(domain, timeout, None, path)
+            options.job = f"{job.job_id}#{job.restart_count}"
+            _forget_default(options.domain)
+            return cls(hccl.from_launch(job, options, check))
         if backend not in ("auto", "shm"):
             raise BackendUnavailableError(
-                f"backend is {backend!r}, which Communicator.from_env does not offer: use 'shm' or 'auto'"
+                f"backend is {backend!r}, which Communicator.from_env does not offer: use 'shm', 'hccl' or 'auto'"
             )
         if job.local_size is not None and job.local_size != job.size:
             raise BackendUnavailableError(
@@ -84,7 +92,7 @@ class Communicator:
         options = make_options(domain, timeout, check, path)
         options.rank, options.size = job.rank, job.size
         options.job = f"{job.job_id}#{job.restart_count}"
-        _forget_default(options.domain, destroyed=False)
+        _forget_default(options.domain)
         return cls(_core.communicator(options))
 
     @classmethod
@@ -132,8 +140,9 @@ class Communicator:
         """Leaves the domain and frees what it holds; a second call does nothing."""
         self.core.destroy()
         _release_completed()
-        if _default is not None and _default.core is self.core:
-            _forget_default(self.domain, destroyed=True)
+        for backend, made in list(_defaults.items()):
+            if made.core is self.core:
+                _defaults.pop(backend, None)
 
     @property
     def usable(self) -> bool:
@@ -177,33 +186,36 @@ def _release_completed() -> None:
             _pending.discard(pending)
 
 
-_default: Communicator | None = None
+_defaults: dict[str, Communicator] = {}
 
 
-def default() -> Communicator:
-    """The communicator of domain "default", made at the first use.
+def default(backend: str = "auto") -> Communicator:
+    """The communicator of domain "default" over a backend, made at the first use.
 
     One that a loss, a timeout or an abort has ended stays, so that later calls raise instead of waiting for peers that
     may be gone; `Communicator.from_env` and ``destroy()`` make room for another.
     """
-    global _default
-    if _default is None:
-        _default = Communicator.from_env()
-    return _default
+    if backend not in _defaults:
+        _defaults[backend] = Communicator.from_env(backend=backend)
+    return _defaults[backend]
 
 
-def _forget_default(domain: str, *, destroyed: bool) -> None:
-    global _default
-    if _default is not None and _default.domain == domain and (destroyed or not _default.usable):
-        _default = None
+def _forget_default(domain: str) -> None:
+    for backend, made in list(_defaults.items()):
+        if made.domain == domain and not made.usable:
+            _defaults.pop(backend, None)
 
 
 _connected: dict[tuple[str, str, int], _core.Communicator] = {}
 
 
-def connect(param: _core.AllToAllVParam) -> _core.Communicator:
-    """The communicator that an `AllToAllVParam` describes: found by its domain, or made with its ranks."""
-    if param.backend not in ("hccl", "auto", "shm"):
+def connect(param: _core.AllToAllVParam, npu: bool = False) -> _core.Communicator:
+    """The communicator that an `AllToAllVParam` describes: found by its domain, or made with its ranks.
+
+    Args:
+        npu: For tensors on an NPU, not in host memory.
+    """
+    if param.backend not in (("hccl", "auto") if npu else ("hccl", "auto", "shm")):
         raise BackendUnavailableError(f"backend is {param.backend!r}, which AllToAllVOperation cannot make by itself")
     options = make_options(param.comm_domain or "default", 600.0, None, None)
     options.rank, options.size = param.rank, param.rank_size
@@ -214,9 +226,9 @@ def connect(param: _core.AllToAllVParam) -> _core.Communicator:
         job = launch.detect()
         # Ranks that no launcher started, such as the children of one test, share their parent.
         options.job = f"{job.job_id}#{job.restart_count}" if job.launcher != "single" else f"parent-{os.getppid()}"
-    core = _core.communicator(options)
+    core = hccl.from_param(param, options) if npu else _core.communicator(options)
     # As in ATB a domain lasts, although the operations that use it come and go; destroy() ends it.
-    key = (options.job, options.domain, param.rank)
+    key = (options.job + "/hccl" * npu, options.domain, param.rank)
     for other in [k for k, kept in list(_connected.items()) if k != key and not kept.usable]:
         _connected.pop(other, None)
     _connected[key] = core

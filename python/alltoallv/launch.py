@@ -157,6 +157,7 @@ def _msrun(env: Environ) -> Launch | None:
         next(iter(sizes.values())),
         _integer(env, "DEVICE_ID", rank),
         f"msrun:{address}:{port}" if port else f"msrun:{launcher_process('RANK_ID')}",
+        local_size=_optional(env, "ALLTOALLV_LOCAL_WORLD_SIZE"),  # msrun does not say
         master_addr=address,
         master_port=port,
         rank_table=_table(env),

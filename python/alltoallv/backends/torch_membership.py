@@ -27,7 +27,7 @@ from alltoallv.backends.torch_calls import DeviceWork, Move, PendingResult
 from alltoallv.backends.torch_movers import DeviceMover, HostMover, Mover, as_bytes
 from alltoallv.backends.watch import Watch
 from alltoallv.communicator import Communicator
-from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError
+from alltoallv.errors import AllToAllVError, BackendUnavailableError, HcclError, InvalidParamError
 
 FIRST = 8  # calls that check="first" compares
 HOST_ENGINES = ("gloo", "mpi")
@@ -86,8 +86,8 @@ class Membership:
         else:
             if store is None:
                 raise BackendUnavailableError(f"the group has no store, expected one for backend {backend!r}")
-            self._mover = DeviceMover(group, self.size)
             self._plane = StorePlane(store, self._watch.wait)
+            self._mover = self._device_mover(group)
         self._agreement = Agreement(self.rank, self.size, domain)
         self._queue = CallQueue(domain)
         self._seq = 0
@@ -117,6 +117,13 @@ class Membership:
                 f"gloo does not connect the ranks of domain '{self.domain}': {reason}; "
                 "GLOO_SOCKET_IFNAME chooses the network interface"
             ) from error
+
+    def _device_mover(self, group: dist.ProcessGroup) -> DeviceMover:
+        if self.backend != "hccl":
+            return DeviceMover(group, self.size)
+        from alltoallv.backends.hccl import HcclMover  # torch_npu is there only where this is needed
+
+        return HcclMover(group, self.rank, self.size, self._plane.gather, self.domain, self.timeout)
 
     # --- order and agreement ----------------------------------------------------------------------------------------
 
@@ -156,8 +163,10 @@ class Membership:
             self._watch.begin(self._seq, proposal.operator)
             told = self._agree(proposal)
             outcome = move(told, wait)
-        except AllToAllVError:
+        except AllToAllVError as error:
             self._stats["failed_operators"] += 1
+            if isinstance(error, HcclError):  # the peers have launched, or will
+                self._watch.poison("lost", f"{proposal.operator} failed on rank {self.rank}: {error}")
             raise
         except BaseException as error:
             self._stats["failed_operators"] += 1

@@ -20,6 +20,8 @@ def resolve(group: Communicator | None) -> Communicator:
     """The communicator meant by ``group``."""
     if group is None:
         return communicator.default()
+    if isinstance(group, Communicator) and group.backend != "shm":
+        raise InvalidParamError(f"group has backend {group.backend!r}, expected one for arrays in host memory: 'shm'")
     if not isinstance(group, Communicator):
         raise InvalidParamError(f"group is a {type(group).__name__}, expected a Communicator or None")
     return group

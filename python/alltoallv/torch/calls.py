@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from alltoallv import _core
+from alltoallv.backends.hccl import DeviceCall, DeviceMember
 from alltoallv.backends.torch_group import GroupCall, TorchGroupCommunicator
 from alltoallv.communicator import Communicator
 from alltoallv.counts import Layout
@@ -52,8 +53,8 @@ class SharedCall:
 class EngineCall:
     """Over the group's own engine."""
 
-    communicator: TorchGroupCommunicator
-    call: GroupCall
+    communicator: TorchGroupCommunicator | DeviceMember
+    call: GroupCall | DeviceCall
     about: About
     input: Any
     output: Any
@@ -105,7 +106,7 @@ class Learning:
     """An exchange whose receive counts the peers tell."""
 
     communicator: AnyCommunicator
-    call: _core.Plan | GroupCall
+    call: _core.Plan | GroupCall | DeviceCall
     operator: str
     input: Tensor
     sends: list[int]
@@ -113,7 +114,7 @@ class Learning:
     def run(self) -> tuple[Tensor, list[int]]:
         """The output, flat, and the receive counts."""
         with self._span(False):
-            if isinstance(self.call, GroupCall):
+            if isinstance(self.call, GroupCall | DeviceCall):
                 output, counts = self.call.run()
                 return output, counts
             return self._made(*self.call.run_learning(self.input.data_ptr()))
@@ -121,7 +122,7 @@ class Learning:
     def submit(self, finish: Callable[[Tensor, list[int]], Any]) -> Work:
         """``finish`` makes the handle's result of what `run` would return."""
         with self._span(True):
-            if isinstance(self.call, GroupCall):
+            if isinstance(self.call, GroupCall | DeviceCall):
                 pending = self.call.submit()
                 return Work(self.communicator, pending, (self.input,), lambda: finish(*pending.result))
             learning = self.call.submit_learning(self.input.data_ptr())
@@ -141,7 +142,7 @@ def learn(
     """An exchange of checked send counts and displacements in elements."""
     check_place(comm, input)
     dtype = core_name(input.dtype)
-    call: _core.Plan | GroupCall
+    call: _core.Plan | GroupCall | DeviceCall
     if isinstance(comm, Communicator):
         call = _core.Plan(comm.core, operator, dtype, sends, sdispls, [], [], 0, row)
     else:

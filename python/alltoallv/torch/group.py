@@ -15,13 +15,14 @@ import torch.distributed as dist
 
 from alltoallv import _core, communicator
 from alltoallv.backends import rendezvous, torch_group
+from alltoallv.backends.hccl import DeviceMember
 from alltoallv.backends.rendezvous import GroupStore
 from alltoallv.backends.torch_group import TorchGroupCommunicator
 from alltoallv.communicator import BACKENDS, Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError, PeerMismatchError
 
 Group = Any  # ProcessGroup | Communicator | TorchGroupCommunicator | None
-AnyCommunicator = Communicator | TorchGroupCommunicator
+AnyCommunicator = Communicator | TorchGroupCommunicator | DeviceMember
 
 _log = logging.getLogger("alltoallv")
 _made: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], AnyCommunicator]] = weakref.WeakKeyDictionary()
@@ -41,11 +42,13 @@ def resolve(group: Group, device: str = "cpu") -> AnyCommunicator | None:
 
     None, with a warning, on a rank that is not a member of the group.
     """
-    if isinstance(group, Communicator | TorchGroupCommunicator):
+    if isinstance(group, Communicator):
+        return _of_tensors(group)
+    if isinstance(group, TorchGroupCommunicator | DeviceMember):
         return group
     if group is None:
         if not dist.is_initialized():
-            return communicator.default()
+            return _of_tensors(communicator.default("hccl" if device == "npu" else "auto"))
         group = dist.group.WORLD
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         warnings.warn("this rank is not a member of the group: the call does nothing", stacklevel=3)
@@ -53,6 +56,11 @@ def resolve(group: Group, device: str = "cpu") -> AnyCommunicator | None:
     if not isinstance(group, dist.ProcessGroup):
         raise InvalidParamError(f"group is a {type(group).__name__}, expected a ProcessGroup, a Communicator or None")
     return from_group(group, device=device)
+
+
+def _of_tensors(made: Communicator) -> AnyCommunicator:
+    """A communicator over HCCL launches on torch's streams."""
+    return made if made.backend == "shm" else DeviceMember(made)
 
 
 def from_group(
@@ -72,8 +80,8 @@ def from_group(
     Args:
         group: Of torch.distributed, made with any backend.
         timeout: Seconds that a rank waits for its peers, here and in every operator.
-        device: Kind of device of the tensors: ``"cpu"``, ``"cuda"``. Every kind has a communicator of its own.
-        backend: ``"auto"``, ``"shm"``, ``"gloo"``, ``"nccl"``, ``"mpi"``; the same on all ranks. Default:
+        device: Kind of device of the tensors: ``"cpu"``, ``"cuda"``, ``"npu"``. Every kind has its own communicator.
+        backend: ``"auto"``, ``"shm"``, ``"gloo"``, ``"nccl"``, ``"hccl"``, ``"mpi"``; the same on all ranks. Default:
             ``ALLTOALLV_TORCH_BACKEND``, or auto.
         check: ``"always"`` (the default in host memory) compares operator, dtype and counts of all ranks before any
             data move, ``"first"`` (the default on a GPU) for the first 8 calls, ``"off"`` never.
@@ -97,6 +105,8 @@ def from_group(
 
 def on_host(comm: AnyCommunicator) -> AnyCommunicator:
     """The communicator of the same ranks for tensors in host memory."""
+    if isinstance(comm, DeviceMember):
+        return comm.on_host
     if isinstance(comm, Communicator) or comm.reaches_host:
         return comm
     return from_group(comm.group)
@@ -156,6 +166,8 @@ def _choose(group: dist.ProcessGroup, device: str, wanted: str, who: Sequence[di
         if wanted == "auto" and other is None:
             return "shm"
         return "mpi" if _engine(group, device) == "mpi" else "gloo"
+    if device == "npu" and wanted in ("auto", "hccl"):
+        return "hccl"  # over a communicator of our own if the group has none
     if wanted in ("auto", "nccl", "hccl", "mpi"):
         found = _engine(group, device)
         if found is None or (wanted != "auto" and wanted != found):
@@ -180,7 +192,7 @@ def name_of(group: Group) -> str:
     """A name that stands for the group in a compiled graph."""
     if group is None:
         return ""
-    if isinstance(group, Communicator | TorchGroupCommunicator):
+    if isinstance(group, Communicator | TorchGroupCommunicator | DeviceMember):
         return group.name
     return f"group:{group.group_name}"
 
@@ -191,7 +203,8 @@ def by_name(name: str, device: str = "cpu") -> AnyCommunicator:
     if name.startswith("group:"):
         found = resolve(dist.distributed_c10d._resolve_process_group(name.removeprefix("group:")), device)
     elif name:
-        found = communicator.by_name.get(name) or torch_group.by_name.get(name)
+        made = communicator.by_name.get(name)
+        found = _of_tensors(made) if made is not None else torch_group.by_name.get(name)
     else:
         found = resolve(None, device)
     if found is None:

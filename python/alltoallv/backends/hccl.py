@@ -1,0 +1,294 @@
+"""Tensors on an NPU over the core's transport hccl.
+
+Two ways lead here. A ProcessGroup gets a `TorchGroupCommunicator` with an `HcclMover`: the ranks agree through the
+group's store, on any number of hosts. A `Communicator` over HCCL (``Communicator.from_env(backend="hccl")``) gets a
+`DeviceMember`: its ranks share a host and agree over shared memory.
+"""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from alltoallv import _core
+from alltoallv.backends.npu import StreamWork, handle, npu, on_stream
+from alltoallv.backends.reduction import reduce_in_order
+from alltoallv.backends.torch_calls import DeviceWork
+from alltoallv.backends.torch_movers import DeviceMover
+from alltoallv.communicator import Communicator
+from alltoallv.counts import Layout, packed
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+
+_REDUCED = ("int8", "int16", "int32", "int64", "float16", "bfloat16", "float32")
+_FLOATS = ("float16", "bfloat16", "float32")
+
+
+class Launches:
+    """Collectives of one communicator of the core on torch's streams. ``wait``: see `on_stream`."""
+
+    def __init__(self, core: _core.Communicator) -> None:
+        self.core = core
+
+    def exchange(
+        self, operator: str, dtype: str, output: Tensor, input: Tensor, layout: Layout, row: int, wait: bool
+    ) -> StreamWork | None:
+        plan = _core.Plan(self.core, operator, dtype, *layout, 0, row)
+
+        def start(stream: int) -> None:
+            plan.run(input.data_ptr(), output.data_ptr(), -1.0, stream)
+
+        return on_stream(input.device, start, wait, lambda: (output, input))
+
+    def exchange_lists(
+        self, operator: str, dtype: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool
+    ) -> StreamWork | None:
+        """Through packed buffers: HCCL may register all of the memory between the first and the last region."""
+        sends, recvs = [x.numel() for x in inputs], [out.numel() for out in outputs]
+        plan = _core.Plan(self.core, operator, dtype, sends, packed(sends), recvs, packed(recvs))
+
+        def start(stream: int) -> None:
+            source = torch.cat([x.reshape(-1) for x in inputs])
+            target = torch.empty(sum(recvs), dtype=source.dtype, device=source.device)
+            stream = handle(npu().current_stream())  # behind torch.cat
+            plan.run(source.data_ptr(), target.data_ptr(), -1.0, stream)
+            for out, part in zip(outputs, target.split(recvs), strict=True):
+                out.copy_(part.view_as(out))
+
+        return on_stream(inputs[0].device, start, wait, lambda: (*outputs, *inputs))
+
+    def learn(
+        self, operator: str, dtype: str, input: Tensor, sends: list[int], sdispls: list[int], row: int, wait: bool
+    ) -> tuple[tuple[Tensor, list[int]], StreamWork | None]:
+        plan = _core.Plan(self.core, operator, dtype, sends, sdispls, [], [], 0, row)
+        made: list[Any] = []
+        current = npu().current_stream(input.device)
+
+        def allocate(counts: Sequence[int]) -> int:
+            with npu().stream(current):  # whose memory it is to the end
+                made[:] = [torch.empty(sum(counts), dtype=input.dtype, device=input.device), list(counts)]
+            address: int = made[0].data_ptr()
+            return address
+
+        def start(stream: int) -> None:
+            plan.run_learning_into(input.data_ptr(), allocate, -1.0, stream)
+
+        work = on_stream(input.device, start, wait, lambda: (input, made[0]))
+        return (made[0], made[1]), work
+
+    def reduce(
+        self, operator: str, dtype: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
+    ) -> StreamWork | None:
+        """HCCL's own reduction, in its own order of additions; see `native`."""
+
+        def start(stream: int) -> None:
+            native_op = "sum" if op == "avg" else op
+            self.core.reduce(
+                operator, dtype, native_op, input.data_ptr(), output.data_ptr(), list(counts), -1.0, stream
+            )
+            if op == "avg":
+                output.div_(self.core.size)
+
+        return on_stream(input.device, start, wait, lambda: (output, input))
+
+
+def native(operator: str, dtype: str, op: str, counts: Sequence[int]) -> bool:
+    """Whether HCCL has this reduction on every family of devices."""
+    if operator == "reduce_scatter" and len(set(counts)) > 1:
+        return False
+    if op == "avg":
+        return dtype in _FLOATS
+    return dtype in _REDUCED and not (op == "prod" and dtype in ("int16", "bfloat16"))
+
+
+class HcclMover(DeviceMover):
+    """Moves bytes for a ProcessGroup: over its own HcclComm where torch_npu gives it, else over one of ours.
+
+    Args:
+        share: Collective: every rank's bytes, of one length; carries rank 0's root info.
+        domain, timeout: Of the communicator.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        rank: int,
+        size: int,
+        share: Callable[[str, bytes], list[bytes]],
+        domain: str,
+        timeout: float,
+    ) -> None:
+        super().__init__(group, size)
+        self._rank, self._share, self._domain, self._timeout = rank, share, domain, timeout
+        self._launches: Launches | None = None
+        self._device: int | None = None
+
+    def launches(self, device: torch.device) -> Launches:
+        """Made at the first call, which is collective: only then is it known which device this rank uses."""
+        group = self.group()
+        if group not in dist.distributed_c10d._world.pg_map:
+            raise InvalidParamError("the process group has been destroyed, expected one in use")
+        if self._launches is None:
+            options = _core.HcclOptions()
+            options.rank, options.size, options.domain = self._rank, self._size, self._domain
+            options.timeout, options.check = self._timeout, "off"  # the membership has compared the calls
+            options.device = self._device = device.index or 0
+            options.comm = handle_of(group, self._rank, device)
+            if not options.comm and self._size > 1:
+                mine = _core.hccl_root_info(options.device) if self._rank == 0 else bytes(_core.root_info_bytes)
+                options.root_info = self._share("hccl", mine)[0]
+            with npu().device(device):
+                self._launches = Launches(_core.hccl_communicator(options))
+            weakref.finalize(self, self._launches.core.destroy)
+        if (device.index or 0) != self._device:
+            raise InvalidTensorError(f"the tensors lie on {device}, expected npu:{self._device} as in the first call")
+        return self._launches
+
+    def exchange(self, output: Tensor, input: Tensor, layout: Layout, wait: bool = True) -> Any:
+        return self.launches(input.device).exchange("all_to_all_v", "uint8", output, input, layout, 1, wait)
+
+    def exchange_lists(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool = True) -> Any:
+        return self.launches(inputs[0].device).exchange_lists("all_to_all", "uint8", outputs, inputs, wait)
+
+    def gather(self, output: Tensor, input: Tensor, wait: bool = True) -> Any:
+        layout = gather_layout(input.numel(), self._size)
+        return self.launches(input.device).exchange("all_gather_into_tensor", "uint8", output, input, layout, 1, wait)
+
+    def broadcast(self, tensor: Tensor, root: int, wait: bool = True) -> Any:
+        n, places = tensor.numel(), [0] * self._size
+        mine = self._rank == root
+        sends = [n if mine and j != root else 0 for j in range(self._size)]
+        recvs = [n if j == root and not mine else 0 for j in range(self._size)]
+        nothing = tensor.new_empty(0)
+        output, input = (nothing, tensor) if mine else (tensor, nothing)
+        return self.launches(tensor.device).exchange(
+            "broadcast", "uint8", output, input, (sends, places, recvs, places), 1, wait
+        )
+
+    def reduce(self, operator: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool) -> Any:
+        name = str(input.dtype).removeprefix("torch.")
+        if native(operator, name, op, counts):
+            return self.launches(input.device).reduce(operator, name, output, input, op, counts, wait)
+        reduce_in_order(self, self._rank, operator, output, input, op, counts)
+        return None
+
+    def reduces(self, dtype: torch.dtype, op: str) -> bool:
+        return True  # with `reduce_in_order` for what HCCL lacks
+
+
+def gather_layout(n: int, size: int) -> Layout:
+    counts = [n] * size
+    return counts, [0] * size, counts, packed(counts)
+
+
+def handle_of(group: dist.ProcessGroup, rank: int, device: torch.device) -> int:
+    """The HcclComm that torch_npu's ProcessGroupHCCL uses for this device; 0 where there is none to be had."""
+    try:
+        backend = group._get_backend(torch.device("npu"))
+    except RuntimeError:  # the group has no backend for npu
+        return 0
+    get = getattr(backend, "get_hccl_comm", None)
+    if get is None:
+        return 0
+    with npu().device(device):
+        return int(get(rank))
+
+
+class DeviceMember:
+    """A `Communicator` over HCCL as the torch front end uses it; see `Member` for what the methods mean."""
+
+    reaches_host = False
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+        self.rank, self.size = communicator.rank, communicator.size
+        self.domain, self.backend, self.name = communicator.domain, communicator.backend, communicator.name
+        self.fail, self.keep, self.abort = communicator.fail, communicator.keep, communicator.abort
+        self.stats, self.flight_record, self.destroy = (
+            communicator.stats,
+            communicator.flight_record,
+            communicator.destroy,
+        )
+        self._launches = Launches(communicator.core)
+        end_before_torch_npu()
+
+    @property
+    def usable(self) -> bool:
+        return self.communicator.usable
+
+    @property
+    def on_host(self) -> Communicator:
+        """The communicator of the same ranks for tensors in host memory."""
+        control = self.communicator.core.control
+        if control is None:
+            raise InvalidParamError(f"domain '{self.domain}' has no communicator in host memory, expected npu tensors")
+        return Communicator(control)
+
+    def exchange(
+        self, operator: str, dtype: str, output: Tensor, input: Tensor, layout: Layout, row: int = 1
+    ) -> DeviceCall:
+        return DeviceCall(
+            lambda wait: (None, self._launches.exchange(operator, dtype, output, input, layout, row, wait))
+        )
+
+    def exchange_lists(
+        self, operator: str, dtype: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
+    ) -> DeviceCall:
+        return DeviceCall(lambda wait: (None, self._launches.exchange_lists(operator, dtype, outputs, inputs, wait)))
+
+    def learn(
+        self, operator: str, dtype: str, input: Tensor, sends: list[int], sdispls: list[int], row: int = 1
+    ) -> DeviceCall:
+        return DeviceCall(lambda wait: self._launches.learn(operator, dtype, input, sends, sdispls, row, wait))
+
+    def reduce(
+        self, operator: str, dtype: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int]
+    ) -> DeviceCall:
+        def run(wait: bool) -> tuple[None, Any]:
+            flat, x = output.view(-1), input.view(-1)
+            if native(operator, dtype, op, counts):
+                return None, self._launches.reduce(operator, dtype, flat, x, op, counts, wait)
+            reduce_in_order(_MemberMover(self, operator), self.rank, operator, flat, x, op, counts)
+            return None, None
+
+        return DeviceCall(run)
+
+
+class DeviceCall:
+    """A collective ready to run, or to submit."""
+
+    def __init__(self, run: Callable[[bool], tuple[Any, Any]]) -> None:
+        self._run = run
+
+    def run(self) -> Any:
+        """Returns when the current stream will wait for the data; the host does not wait."""
+        return self._run(True)[0]
+
+    def submit(self) -> DeviceWork:
+        result, work = self._run(False)
+        return DeviceWork(work, result)
+
+
+class _MemberMover(DeviceMover):
+    """What `reduce_in_order` needs of a mover, under the reduction's name."""
+
+    def __init__(self, member: DeviceMember, operator: str) -> None:
+        self._member, self._operator = member, operator
+
+    def exchange(self, output: Tensor, input: Tensor, layout: Layout, wait: bool = True) -> Any:
+        return self._member.exchange(self._operator, "uint8", output, input, layout).run()
+
+    def gather(self, output: Tensor, input: Tensor, wait: bool = True) -> Any:
+        return self.exchange(output, input, gather_layout(input.numel(), self._member.size))
+
+
+@lru_cache
+def end_before_torch_npu() -> None:
+    """At exit HCCL goes first: torch_npu, imported before this is called, gives the devices back."""
+    atexit.register(_core.destroy_all)

@@ -1,0 +1,90 @@
+"""NPU streams of torch_npu: which one a call goes to, what it waits for, what must outlive it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alltoallv.errors import BackendUnavailableError
+
+_side_streams: dict[int, Any] = {}
+
+
+@lru_cache
+def synchronizes(name: str) -> bool:
+    """False for what ALLTOALLV_TEST_WITHOUT lists: tests show that each synchronization is needed.
+
+    Here ``"input-event"``, ``"output-event"``, ``"record-stream"``, ``"task-queue"``; the core has more.
+    """
+    return name not in os.environ.get("ALLTOALLV_TEST_WITHOUT", "").split(",")
+
+
+def npu() -> Any:
+    """The module ``torch.npu``, which torch_npu brings."""
+    module = getattr(torch, "npu", None)
+    if module is None:
+        raise BackendUnavailableError("torch has no npu: pip install torch_npu, and import it before")
+    return module
+
+
+def on_stream(
+    device: torch.device, start: Callable[[int], Any], wait: bool, keep: Callable[[], Iterable[Tensor]]
+) -> StreamWork | None:
+    """Calls ``start`` with the raw handle of a stream, on which it launches; nothing here waits on the host.
+
+    Args:
+        device: Of the tensors.
+        start: Runs with that stream as torch's current one.
+        wait: Launch on the current stream, behind all that torch has been told before. Otherwise on a stream of our
+            own, which waits for the current one; the work that is returned lets the current stream wait in turn.
+        keep: The tensors in use: their memory is not handed out again before the launch is done.
+    """
+    with npu().device(device):
+        current = npu().current_stream(device)
+        if wait:
+            start(handle(current))
+            return None
+        side = _side_streams.setdefault(device.index or 0, None) or npu().Stream(device)
+        _side_streams[device.index or 0] = side
+        if synchronizes("input-event"):
+            side.wait_stream(current)
+        with npu().stream(side):
+            start(handle(side))
+        done = side.record_event()
+        if synchronizes("record-stream"):
+            for tensor in keep():
+                tensor.record_stream(side)
+        return StreamWork(device, done)
+
+
+_handles: dict[Any, int] = {}
+
+
+def handle(stream: Any) -> int:
+    """The raw handle. Reading it hands torch_npu's queue of launches to the stream first."""
+    if synchronizes("task-queue"):
+        return int(stream.npu_stream)
+    key = (stream.device_index, stream.stream_id)
+    if key not in _handles:
+        _handles[key] = int(stream.npu_stream)
+    return _handles[key]
+
+
+class StreamWork:
+    """A launch on a stream of our own, with what `DeviceWork` asks of an engine's work."""
+
+    def __init__(self, device: torch.device, done: Any) -> None:
+        self._device, self._done = device, done
+
+    def wait(self) -> None:
+        """The current stream waits; the host does not."""
+        if synchronizes("output-event"):
+            npu().current_stream(self._device).wait_event(self._done)
+
+    def is_completed(self) -> bool:
+        return bool(self._done.query())

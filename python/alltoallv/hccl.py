@@ -1,0 +1,104 @@
+"""How a communicator over HCCL comes about: which device, and how the ranks find each other.
+
+On one host they meet over shared memory, which also carries root info and, later, what the ranks agree about. On
+several hosts a rank table says who they are, or rank 0 hands root info to the others at the launcher's address
+(`alltoallv.root_info`); there is then no agreement before a launch: groups of torch.distributed have one.
+"""
+
+from __future__ import annotations
+
+import os
+
+from alltoallv import _core, root_info
+from alltoallv.errors import BackendUnavailableError, InvalidParamError
+from alltoallv.launch import Launch
+from alltoallv.rank_table import RankTable
+
+CHECKS = ("first", "always", "off")
+
+_across_hosts: dict[tuple[str, str], _core.Communicator] = {}
+
+
+def from_launch(job: Launch, options: _core.CommunicatorOptions, check: str | None) -> _core.Communicator:
+    """The communicator of all ranks of a job; found again while it is usable.
+
+    Args:
+        options: Domain, budget (here the size of HCCL's buffer), timeout and job; its ranks are those of ``job``.
+        check: As in `Communicator.from_env`.
+    """
+    _core.cann_available()  # says what is missing
+    hccl = _options(options, check, device=job.local_rank)
+    hccl.rank, hccl.size = job.rank, job.size
+    if job.rank_table:
+        return _from_table(hccl, options, job.rank_table)
+    if job.local_size in (None, job.size):
+        return _core.hccl_communicator_on_host(hccl, options)
+    key = (options.job, options.domain)
+    made = _across_hosts.get(key)
+    if made is None or not made.usable:
+        if not (job.master_addr and job.master_port):
+            raise BackendUnavailableError(
+                f"the job has {job.size} ranks, {job.local_size} of them on this host, and launcher {job.launcher!r} "
+                "gives no address of rank 0: set RANK_TABLE_FILE, or use a group of torch.distributed"
+            )
+        port = int(os.environ.get("ALLTOALLV_ROOT_PORT", job.master_port + 1))
+        hccl.root_info = root_info.share(
+            lambda: _core.hccl_root_info(hccl.device),
+            job.rank,
+            job.size,
+            (job.master_addr, port),
+            name=f"{options.job}/{options.domain}",
+            timeout=options.timeout,
+        )
+        made = _across_hosts[key] = _core.hccl_communicator(hccl)
+    return made
+
+
+def from_param(param: _core.AllToAllVParam, options: _core.CommunicatorOptions) -> _core.Communicator:
+    """The communicator that an ATB-shaped param describes, for tensors on an NPU."""
+    _core.cann_available()
+    hccl = _options(options, None, device=param.rank)
+    hccl.rank, hccl.size, hccl.comm = param.rank, param.rank_size, param.hccl_comm
+    if hccl.comm:
+        # Where its ranks run is not known: they are taken at their word, as ATB does.
+        return _core.hccl_communicator(hccl)
+    if param.rank_table_file:
+        return _from_table(hccl, options, param.rank_table_file)
+    return _core.hccl_communicator_on_host(hccl, options)
+
+
+def _from_table(hccl: _core.HcclOptions, options: _core.CommunicatorOptions, path: str) -> _core.Communicator:
+    table = RankTable.load(path)
+    if table.size != hccl.size:
+        raise InvalidParamError(f"rank table {path!r} lists {table.size} ranks, expected {hccl.size}")
+    here = table.server_of(hccl.rank)
+    hccl.rank_table = os.path.realpath(path)
+    if _core.npu_current_device() < 0:
+        hccl.device = next(device.device for device in here.devices if device.rank == hccl.rank)
+    if len(table.servers) == 1:
+        return _core.hccl_communicator_on_host(hccl, options)
+    key = (f"{options.job}/{table.digest}", options.domain)
+    made = _across_hosts.get(key)
+    if made is None or not made.usable:
+        made = _across_hosts[key] = _core.hccl_communicator(hccl)
+    return made
+
+
+def _options(options: _core.CommunicatorOptions, check: str | None, device: int) -> _core.HcclOptions:
+    if check not in (None, *CHECKS):
+        raise InvalidParamError(f"check is {check!r}, expected 'first', 'always' or 'off'")
+    hccl = _core.HcclOptions()
+    hccl.domain, hccl.buffer_mb, hccl.timeout = options.domain, options.budget_mb, options.timeout
+    hccl.check = check or "first"
+    current = _core.npu_current_device()
+    hccl.device = current if current >= 0 else device
+    return hccl
+
+
+def devices() -> tuple[str, int]:
+    """Name of the SoC and number of visible NPUs; the number is negative if the query failed.
+
+    Raises:
+        BackendUnavailableError: CANN is not installed, or incomplete.
+    """
+    return _core.npu_devices()
