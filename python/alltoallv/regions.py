@@ -22,12 +22,14 @@ def check_apart(output: Region, input: Region, what: str = "tensors") -> None:
         raise InvalidParamError(f"output and input overlap in memory, expected separate {what}")
 
 
-def check_lists_apart(outputs: Sequence[Region], inputs: Sequence[Region], what: str = "tensors") -> None:
-    """No output of an all_to_all may overlap an input or another output."""
+def check_lists_apart(
+    outputs: Sequence[Region], inputs: Sequence[Region], what: str = "tensors", name: str = "output_tensor_list"
+) -> None:
+    """No output of an all_to_all may overlap an input or another output; ``name`` is the list's."""
     for output in outputs:
         for input in inputs:
             check_apart(output, input, what)
-    check_outputs_apart(outputs)
+    check_outputs_apart(outputs, name)
 
 
 def check_outputs_apart(outputs: Sequence[Region], name: str = "output_tensor_list") -> None:

@@ -235,7 +235,7 @@ def alltoall(
     with guard(comm, "all_to_all"):
         ins, outs = _check_lists(comm, in_tensor_list, out_tensor_list)
         inputs, outputs = [region(x) for x in ins], [region(out) for out in outs]
-        check_lists_apart(outputs, inputs)
+        check_lists_apart(outputs, inputs, name="out_tensor_list")
         source, sdispls = lowest(inputs)
         target, rdispls = lowest(outputs)
         arrays = ([x.size for x in ins], sdispls, [out.size for out in outs], rdispls)

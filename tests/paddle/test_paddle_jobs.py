@@ -1,0 +1,57 @@
+"""Whole jobs: under paddle.distributed.launch and under our launcher, groups and failures; and the example."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+JOBS = Path(__file__).parent / "jobs"
+LAUNCHERS = ["paddle", "alltoallv"]
+
+
+def launch(launcher: str, folder: Path, *program: str, ranks: int = 2) -> tuple[int, list[str]]:
+    """The exit status of a job, and what each of its ranks printed."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("ALLTOALLV_", "PADDLE_"))}
+    if launcher == "paddle":
+        command = ["-m", "paddle.distributed.launch", f"--nproc_per_node={ranks}", f"--log_dir={folder / 'log'}"]
+    else:
+        command = ["-m", "alltoallv", "run", "-n", str(ranks)]
+    done = subprocess.run(
+        [sys.executable, *command, *program],
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    if launcher == "paddle":
+        return done.returncode, [(folder / "log" / f"workerlog.{r}").read_text() for r in range(ranks)]
+    said = [re.findall(rf"^\[{r}\] (.*)$", done.stdout, re.MULTILINE) for r in range(ranks)]
+    return done.returncode, ["\n".join(lines) for lines in said]
+
+
+@pytest.mark.parametrize(("launcher", "arguments"), [("paddle", ["init"]), ("paddle", []), ("alltoallv", [])])
+def test_groups(tmp_path: Path, launcher: str, arguments: list[str]) -> None:
+    code, said = launch(launcher, tmp_path, str(JOBS / "program.py"), *arguments)
+    for rank, text in enumerate(said):
+        assert f"rank {rank} done" in text, "\n".join(said)
+    assert code == 0
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(("how", "error"), [("killed", "PeerLostError"), ("disagrees", "PeerMismatchError")])
+def test_a_failing_job_says_why_in_seconds(tmp_path: Path, launcher: str, how: str, error: str) -> None:
+    code, said = launch(launcher, tmp_path, str(JOBS / "failures.py"), how)
+    assert code != 0
+    for text in said if how == "disagrees" else said[:1]:
+        assert re.search(rf"alltoallv\.errors\.{error}: .*rank 1", text), "\n".join(said)
+        seconds, values = re.search(r"ended after (\S+) s, (.*)", text).groups()
+        assert float(seconds) < 5
+        assert values == "[-1.0, -1.0, -1.0, -1.0]"
