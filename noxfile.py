@@ -16,7 +16,8 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "cpp", "tests", "torch", "triton", "mindspore", "sanitize", "tsan", "aarch64", "wheel"]
+FRAMEWORKS = ("torch", "triton", "mindspore", "paddle")
+nox.options.sessions = ["lint", "cpp", "tests", *FRAMEWORKS, "sanitize", "tsan", "aarch64", "wheel"]
 
 ROOT = Path(__file__).resolve().parent
 CPP_ROOMS = ("op_host", "op_kernel", "emulator", "tests", "examples")
@@ -82,6 +83,12 @@ def triton(session: nox.Session) -> None:
 def mindspore(session: nox.Session) -> None:
     """The tests of alltoallv.mindspore; MindSpore's wheel is built for NumPy 1."""
     framework_tests(session, "tests/mindspore", "mindspore==2.10.*", "numpy<2")
+
+
+@nox.session
+def paddle(session: nox.Session) -> None:
+    """The tests of alltoallv.paddle."""
+    framework_tests(session, "tests/paddle", "paddlepaddle==3.3.*")
 
 
 @nox.session

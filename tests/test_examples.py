@@ -51,6 +51,7 @@ CHECKS = {"hello.py": check_hello, "digits_dispatch.py": check_digits_dispatch}
 OF_FRAMEWORKS = {  # run where the framework is
     "moe_torch.py": "torch/test_torch_examples.py",
     "moe_mindspore.py": "mindspore/test_mindspore_jobs.py",
+    "moe_paddle.py": "paddle/test_paddle_jobs.py",
 }
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 JOBS = Path(__file__).parent / "jobs"
+MOE = Path(__file__).resolve().parents[2] / "examples" / "moe_paddle.py"
 LAUNCHERS = ["paddle", "alltoallv"]
 
 
@@ -55,3 +56,13 @@ def test_a_failing_job_says_why_in_seconds(tmp_path: Path, launcher: str, how: s
         seconds, values = re.search(r"ended after (\S+) s, (.*)", text).groups()
         assert float(seconds) < 5
         assert values == "[-1.0, -1.0, -1.0, -1.0]"
+
+
+def test_mixture_of_experts(tmp_path: Path) -> None:
+    code, said = launch("paddle", tmp_path, str(MOE), "--steps", "4", ranks=4)
+    assert code == 0, "\n".join(said)
+    lines = [line for line in said[0].splitlines() if line.startswith(("step", "largest", "same"))]
+    losses = [float(line.split()[-1]) for line in lines[:8]]
+    assert lines[:4] == lines[4:8]  # 4 ranks, and one process
+    assert losses[3] < 0.9 * losses[0]
+    assert lines[-1] == "same losses"
