@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +19,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class AllToAllVOperation:
-    """Exchanges data between all ranks as its param says; a plan, so that a call that repeats is cheap.
+A = TypeVar("A")  # array or tensor
 
-    Checks and set-up are paid once per shape and dtype of the input. A call blocks until this rank's output
-    is complete. Calls are collective: every rank makes the same ones in the same order. When a rank's own
-    checks fail in a call, the call fails on every rank.
-    """
+
+class Operation(ABC, Generic[A]):
+    """What the operator does with arrays of any kind; a front end says how it sees one."""
 
     def __init__(
         self,
@@ -45,15 +44,81 @@ class AllToAllVOperation:
             InvalidParamError: a field has a value that ATB refuses too (docs/compatibility.md).
         """
         core = None if communicator is None else communicator.core
-        self._core = _core.AllToAllVOperation(param, device, core, connect)
-        # Shape and dtype of the input that is set up for.
-        self._plan: tuple[tuple[int, ...], np.dtype[Any]] | None = None
-        self._output_shape: tuple[int, ...] = ()
+        self._core = _core.AllToAllVOperation(param, device, core, self._connect)
+        self._communicator = communicator
+        # Shape, dtype and place of the input that is set up for.
+        self._plan: Hashable = None
+        self._output: Hashable = None
+        self._shape: tuple[int, ...] = ()  # of the output
 
     @property
     def param(self) -> _core.AllToAllVParam:
         """A copy of the param that the operation was made with."""
         return self._core.param
+
+    def _exchange(self, x: A, out: A | None, timeout: float | None) -> A:
+        x = self._checked(self._as_input, x)
+        if out is not None:
+            self._checked(self._check_output, out)
+        if self._key(x) != self._plan or (out is not None and self._key(out) != self._output):
+            self._set_up(x, out)  # says what is wrong
+        if out is None:
+            out = self._checked(self._allocate, self._shape, x)
+        self._execute(x, out, -1.0 if timeout is None else timeout)
+        return out
+
+    def _set_up(self, x: A, out: A | None) -> None:
+        self._plan = None
+        inputs = [self._checked(self._describe, x)]
+        expected = self._core.infer_shape(inputs)
+        outputs = [expected if out is None else self._checked(self._describe, out)]
+        self._core.setup(inputs, outputs)
+        self._shape = tuple(expected.shape)
+        self._plan = self._key(x)
+        self._output = (self._shape, *self._key(x)[1:])
+
+    def _checked(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls `function`; what it raises the peers raise too."""
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            code = 27 if isinstance(error, MemoryError) else getattr(error, "code", 3)
+            self._core.announce(code, str(error))
+            raise
+
+    def _connect(self, param: _core.AllToAllVParam) -> _core.Communicator:
+        """Makes or finds the communicator that the param describes."""
+        return connect(param)
+
+    @abstractmethod
+    def _as_input(self, x: A) -> A:
+        """``x``, or a contiguous copy; refuses what is none."""
+
+    @abstractmethod
+    def _check_output(self, out: A) -> None:
+        """Refuses what cannot be written into."""
+
+    @abstractmethod
+    def _key(self, x: A) -> tuple[Hashable, ...]:
+        """Shape first; with another key the operation is set up anew."""
+
+    @abstractmethod
+    def _describe(self, x: A) -> _core.TensorDesc: ...
+
+    @abstractmethod
+    def _allocate(self, shape: tuple[int, ...], like: A) -> A: ...
+
+    @abstractmethod
+    def _execute(self, x: A, out: A, timeout: float) -> None: ...
+
+
+class AllToAllVOperation(Operation[Array]):
+    """Exchanges data between all ranks as its param says; a plan, so that a call that repeats is cheap.
+
+    Checks and set-up are paid once per shape and dtype of the input. A call blocks until this rank's output
+    is complete. Calls are collective: every rank makes the same ones in the same order. When a rank's own
+    checks fail in a call, the call fails on every rank.
+    """
 
     def __call__(self, x: Array, *, out: Array | None = None, timeout: float | None = None) -> Array:
         """Exchanges `x`.
@@ -73,36 +138,30 @@ class AllToAllVOperation:
             PeerMismatchError: two ranks disagree about the operator, dtype or counts.
             PeerLostError, CommTimeoutError: a rank died, left, or did not arrive.
         """
-        x = self._checked(contiguous, x)
-        if out is not None:
-            self._checked(check_output, out)
-        if (x.shape, x.dtype) != self._plan:
-            self._set_up(x, out)
-        elif out is not None and (out.shape != self._output_shape or out.dtype != x.dtype):
-            self._set_up(x, out)  # says what is wrong
-        if out is None:
-            out = self._checked(memory.empty, self._output_shape, x.dtype)
-        seconds = -1.0 if timeout is None else timeout
-        self._core.execute(x.ctypes.data, x.nbytes, out.ctypes.data, out.nbytes, seconds)
-        return out
+        return self._exchange(x, out, timeout)
 
-    def _set_up(self, x: Array, out: Array | None) -> None:
-        self._plan = None
-        inputs = [self._checked(describe, x)]
-        expected = self._core.infer_shape(inputs)
-        outputs = [expected if out is None else self._checked(describe, out)]
-        self._core.setup(inputs, outputs)
-        self._output_shape = tuple(expected.shape)
-        self._plan = (x.shape, x.dtype)
+    def _as_input(self, x: Array) -> Array:
+        if self._communicator is not None and self._communicator.backend != "shm":
+            raise InvalidTensorError("x lies in host memory, expected a tensor on an NPU: alltoallv.torch has them", 14)
+        check_array("x", x)
+        return np.asarray(x, order="C")  # keeps the number of dimensions, which ascontiguousarray does not
 
-    def _checked(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls `function`; what it raises the peers raise too."""
-        try:
-            return function(*args, **kwargs)
-        except Exception as error:
-            code = 27 if isinstance(error, MemoryError) else getattr(error, "code", 3)
-            self._core.announce(code, str(error))
-            raise
+    def _check_output(self, out: Array) -> None:
+        check_array("out", out)
+        if not (out.flags.c_contiguous and out.flags.writeable):
+            raise InvalidParamError("out is not contiguous and writable, expected both")
+
+    def _key(self, x: Array) -> tuple[Hashable, ...]:
+        return x.shape, x.dtype
+
+    def _describe(self, x: Array) -> _core.TensorDesc:
+        return _core.TensorDesc(x.shape, x.dtype.name)
+
+    def _allocate(self, shape: tuple[int, ...], like: Array) -> Array:
+        return memory.empty(shape, like.dtype)
+
+    def _execute(self, x: Array, out: Array, timeout: float) -> None:
+        self._core.execute(x.ctypes.data, x.nbytes, out.ctypes.data, out.nbytes, timeout)
 
 
 def check_array(name: str, array: object) -> None:
@@ -111,18 +170,3 @@ def check_array(name: str, array: object) -> None:
     if not array.dtype.isnative:
         message = f"{name} has dtype {array.dtype.str}, expected this machine's byte order"
         raise InvalidTensorError(message, 13)
-
-
-def contiguous(x: Array) -> Array:
-    check_array("x", x)
-    return np.asarray(x, order="C")  # keeps the number of dimensions, which ascontiguousarray does not
-
-
-def check_output(out: Array) -> None:
-    check_array("out", out)
-    if not (out.flags.c_contiguous and out.flags.writeable):
-        raise InvalidParamError("out is not contiguous and writable, expected both")
-
-
-def describe(array: Array) -> _core.TensorDesc:
-    return _core.TensorDesc(array.shape, array.dtype.name)

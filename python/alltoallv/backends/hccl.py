@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -222,7 +222,7 @@ class DeviceMember:
     def usable(self) -> bool:
         return self.communicator.usable
 
-    @property
+    @cached_property
     def on_host(self) -> Communicator:
         """The communicator of the same ranks for tensors in host memory."""
         control = self.communicator.core.control

@@ -234,6 +234,7 @@ def exchange_counts(send_counts: Counts, group: Group = None) -> Tensor:
     comm = groups.resolve(group)
     if comm is None:
         return None  # type: ignore[return-value]
+    comm = groups.on_host(comm)
     with guard(comm, "exchange_counts"):
         counts = experts.read_counts(send_counts, comm.size)
         x = torch.from_numpy(counts)

@@ -1,0 +1,122 @@
+/// \file hccl_test.cpp
+/// \brief What the transport hccl knows without a device: types, codes, ATB's param; CANN being absent.
+#include <array>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "operation/atb_param.h"
+#include "transport/hccl/library.h"
+#include "transport/hccl/result.h"
+#include "transport/hccl/wire_type.h"
+
+using namespace alltoallv;  // NOLINT
+
+namespace {
+
+size_t bytes_of(HcclDataType type) {
+    switch (type) {
+        case HCCL_DATA_TYPE_INT8:
+        case HCCL_DATA_TYPE_UINT8:
+            return 1;
+        case HCCL_DATA_TYPE_INT16:
+        case HCCL_DATA_TYPE_UINT16:
+        case HCCL_DATA_TYPE_FP16:
+        case HCCL_DATA_TYPE_BFP16:
+            return 2;
+        case HCCL_DATA_TYPE_INT32:
+        case HCCL_DATA_TYPE_UINT32:
+        case HCCL_DATA_TYPE_FP32:
+            return 4;
+        case HCCL_DATA_TYPE_INT64:
+        case HCCL_DATA_TYPE_UINT64:
+        case HCCL_DATA_TYPE_FP64:
+            return 8;
+        default:
+            return 0;
+    }
+}
+
+/// Views of the same bytes, and the types themselves where HCCL has them.
+void wire_types_have_the_bytes_of_the_dtype() {
+    for (size_t i = 0; i < dtype_table.size(); ++i) {
+        const auto dtype = static_cast<DType>(i);
+        const WireType wire = wire_type(dtype);
+        CHECK_EQ(bytes_of(wire.type) * static_cast<size_t>(wire.per_element), size_of(dtype));
+    }
+    CHECK(wire_type(DType::bfloat16).type == HCCL_DATA_TYPE_BFP16);
+    CHECK(wire_type(DType::float16).type == HCCL_DATA_TYPE_FP16);
+    CHECK(wire_type(DType::float32).type == HCCL_DATA_TYPE_FP32);
+    CHECK(wire_type(DType::bool_).type == HCCL_DATA_TYPE_UINT8);
+    CHECK_EQ(wire_type(DType::complex128).per_element, int64_t{2});
+    CHECK(!reduction_type(DType::bool_) && !reduction_type(DType::complex64));
+    CHECK(!reduction_of(ReduceOp::avg));
+}
+
+void results_become_codes_of_atb() {
+    CHECK(code_of(HCCL_SUCCESS) == ErrorType::NO_ERROR);
+    CHECK(code_of(HCCL_E_PARA) == ErrorType::INVALID_PARAM);
+    CHECK(code_of(HCCL_E_MEMORY) == ErrorType::OUT_OF_DEVICE_MEMORY);
+    CHECK(code_of(HCCL_E_OOM) == ErrorType::OUT_OF_DEVICE_MEMORY);
+    for (const HcclResult other : {HCCL_E_PTR, HCCL_E_INTERNAL, HCCL_E_TIMEOUT, HCCL_E_REMOTE})
+        CHECK(code_of(other) == ErrorType::HCCL_FAIL);
+    CHECK_EQ(hccl_name(HCCL_E_OPRETRY_FAIL), std::string("HCCL_E_OPRETRY_FAIL"));
+    CHECK_EQ(hccl_name(static_cast<HcclResult>(99)), std::string("HcclResult 99"));
+}
+
+/// The fields of atb::infer::AllToAllVParam, in its order and with its types.
+struct AtbParam {
+    enum CommMode : int { COMM_UNDEFINED = -1, COMM_MULTI_PROCESS = 0, COMM_MULTI_THREAD = 1 };
+    int rank = 0;
+    int rankSize = 0;
+    int rankRoot = 0;
+    std::vector<int64_t> sendCounts, sdispls, recvCounts, rdispls;
+    std::string backend = "hccl";
+    HcclComm hcclComm = nullptr;
+    CommMode commMode = COMM_MULTI_PROCESS;
+    std::string rankTableFile, commDomain;
+    uint8_t rsv[64] = {0};
+};
+
+void param_of_atb() {
+    CHECK(from_atb(AtbParam()) == AllToAllVParam());
+    int comm = 0;
+    AtbParam atb{1,
+                 3,
+                 2,
+                 {1, 2, 3},
+                 {4, 5, 6},
+                 {7, 8, 9},
+                 {10, 11, 12},
+                 "lccl",
+                 &comm,
+                 AtbParam::COMM_MULTI_THREAD,
+                 "table.json",
+                 "domain"};
+    atb.rsv[63] = 7;
+    AllToAllVParam expected;
+    expected.rank = 1;
+    expected.rank_size = 3;
+    expected.rank_root = 2;
+    expected.send_counts = {1, 2, 3};
+    expected.sdispls = {4, 5, 6};
+    expected.recv_counts = {7, 8, 9};
+    expected.rdispls = {10, 11, 12};
+    expected.backend = "lccl";
+    expected.hccl_comm = &comm;
+    expected.comm_mode = CommMode::MULTI_THREAD;
+    expected.rank_table_file = "table.json";
+    expected.comm_domain = "domain";
+    expected.rsv[63] = 7;
+    CHECK(from_atb(atb) == expected);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    return testing::run_all(argc, argv,
+                            {{"wire types", wire_types_have_the_bytes_of_the_dtype},
+                             {"codes", results_become_codes_of_atb},
+                             {"the param of ATB", param_of_atb}});
+}

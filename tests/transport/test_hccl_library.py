@@ -1,0 +1,69 @@
+"""libhccl and libascendcl: absent, incomplete, and never touched by those who do not ask for them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SAY = """
+from alltoallv import Communicator
+from alltoallv.errors import BackendUnavailableError
+try:
+    Communicator.from_env(backend="hccl")
+except BackendUnavailableError as error:
+    print(error.code, error)
+"""
+
+
+def say(folder: Path) -> str:
+    """What a program hears that asks for HCCL with ``folder`` on the loader's path."""
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+    done = subprocess.run([sys.executable, "-c", SAY], env=environ, check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def make_library(folder: Path, name: str, *functions: str) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler to make a library with")
+    source = "".join(f"int {function}(void) {{ return 0; }}\n" for function in functions)
+    (folder / "library.c").write_text(source)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / name, folder / "library.c"], check=True)
+
+
+def required(library: str) -> list[str]:
+    header = Path(__file__).parents[2] / "op_host" / "transport" / "hccl" / "library.h"
+    text = header.read_text().partition("ALLTOALLV_CANN_OPTIONAL")[0]
+    return [part.partition(")")[0] for part in text.split(f"X({library}, ")[1:]]
+
+
+def test_without_cann_the_error_names_the_library_and_what_to_source(tmp_path: Path) -> None:
+    heard = say(tmp_path)
+    assert heard.startswith("28 ")
+    for part in ("libascendcl.so", "set_env.sh", "LD_LIBRARY_PATH"):
+        assert part in heard
+
+
+def test_a_missing_function_is_named(tmp_path: Path) -> None:
+    make_library(tmp_path, "libascendcl.so", *required("ascendcl"))
+    assert "libhccl.so" in say(tmp_path)
+    make_library(tmp_path, "libhccl.so", *(f for f in required("hccl") if f != "HcclAlltoAllV"))
+    heard = say(tmp_path)
+    assert heard.startswith("28 ")
+    assert "HcclAlltoAllV" in heard
+    assert "libhccl.so" in heard
+
+
+def test_nobody_else_opens_them() -> None:
+    program = """
+import alltoallv
+(comm,) = alltoallv.Communicator.threads(1)
+maps = open("/proc/self/maps").read()
+assert "libhccl" not in maps and "libascendcl" not in maps
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
