@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
+REPORT: list[str] = []  # what the end of the test run says
 
 
 @dataclass

@@ -11,14 +11,15 @@ from mindspore import Tensor
 import alltoallv.mindspore as am
 
 comm = am.init(timeout=60)
-x = Tensor(np.ones(4, np.float32))
-am.all_to_all_v(x, [2, 2], [2, 2])
+two = [2] * comm.size
+x = Tensor(np.ones(2 * comm.size, np.float32))
+am.all_to_all_v(x, two, two)
 begin = time.monotonic()
 try:
     if comm.rank == 1:
         if sys.argv[1] == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        x = Tensor(np.ones(5, np.float32))
-    out = am.all_to_all_v(x, [2, 2] if comm.rank == 0 else [3, 2], [2, 2])
+        am.all_to_all_v(Tensor(np.ones(2 * comm.size + 1, np.float32)), [3, *two[1:]], two)
+    am.all_to_all_v(x, two, two)
 finally:
     print(f"ended after {time.monotonic() - begin:.2f} s", flush=True)

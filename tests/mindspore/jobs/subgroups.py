@@ -1,0 +1,38 @@
+"""Three ranks, groups of two and three of them by our names and by MindSpore's, in use at the same time."""
+
+import numpy as np
+from mindspore import Tensor, mint, ops
+from mindspore.communication import create_group
+from mindspore.communication import init as mindspore_init
+
+import alltoallv.mindspore as am
+from alltoallv.errors import InvalidParamError
+
+mindspore_init()
+comm = am.init(timeout=60)
+rank = comm.rank
+x = Tensor(np.array([rank + 1], np.float32))
+members = {am.new_group([2, 0]): [0, 2], am.new_group([0, 1]): [0, 1], am.new_group(): [0, 1, 2]}
+if rank in (0, 2):  # MindSpore's own are made by their members
+    create_group("outer", [0, 2])
+    members["outer"] = [0, 2]
+if rank in (1, 2):
+    members[mint.distributed.new_group([1, 2], backend="mccl")] = [1, 2]
+for name, ranks in members.items():
+    if rank not in ranks:
+        try:
+            am.all_gather_into_tensor(ops.zeros((len(ranks),)), x, group=name)
+            raise SystemExit(f"rank {rank} is not in {name}, and was let in")
+        except InvalidParamError:
+            continue
+    for _ in range(3):
+        out = ops.zeros((len(ranks),))
+        handle = am.all_gather_into_tensor(out, x, group=name, async_op=True)
+        assert handle.wait() is None
+        assert out.asnumpy().tolist() == [r + 1 for r in ranks], name
+        # Rank i of the group sends i + 1 elements to everyone.
+        mine = ranks.index(rank) + 1
+        got = am.all_to_all_v(ops.ones((mine * len(ranks),)) * rank, [mine] * len(ranks), group=name)
+        assert got.asnumpy().tolist() == [r for i, r in enumerate(ranks) for _ in range(i + 1)], name
+am.exchange_counts([0] * 3)
+print("groups agree", flush=True)
