@@ -24,8 +24,18 @@ inline constexpr aclError acl_error_invalid_device = 200002;
 inline constexpr aclError acl_error_invalid_resource_handle = 200005;
 inline constexpr aclError acl_error_internal_error = 500000;
 inline constexpr aclError acl_error_failure = 500001;
+inline constexpr aclError acl_error_rt_param_invalid = 107000;
+inline constexpr aclError acl_error_rt_invalid_deviceid = 107001;
+inline constexpr aclError acl_error_rt_context_null = 107002;
+inline constexpr aclError acl_error_rt_stream_context = 107003;
+inline constexpr aclError acl_error_rt_event_timestamp_invalid = 107006;
+inline constexpr aclError acl_error_rt_task_timeout = 107020;
+inline constexpr aclError acl_error_rt_feature_not_support = 207000;
+inline constexpr aclError acl_error_rt_memory_allocation = 207001;
+inline constexpr aclError acl_error_rt_report_timeout = 507012;
 inline constexpr aclError acl_error_rt_stream_sync_timeout = 507046;
 inline constexpr aclError acl_error_rt_event_sync_timeout = 507047;
+inline constexpr aclError acl_error_rt_suspect_remote_error = 507057;
 
 // Flags of aclrtCreateEventWithFlag.
 inline constexpr uint32_t acl_event_sync = 0x1;
@@ -113,6 +123,33 @@ enum aclDeviceInfo {
     ACL_DEVICE_INFO_L2_SIZE = 2,
 };
 
+enum aclCannAttr {
+    ACL_CANN_ATTR_UNDEFINED = -1,
+    ACL_CANN_ATTR_INF_NAN = 0,
+    ACL_CANN_ATTR_BF16 = 1,
+    ACL_CANN_ATTR_JIT_COMPILE = 2,
+};
+
+enum aclCompileOpt {
+    ACL_PRECISION_MODE = 0,
+    ACL_OP_JIT_COMPILE = 10,
+    ACL_OP_DEBUG_OPTION = 16,
+};
+
+enum aclCANNPackageName {
+    ACL_PKG_NAME_CANN = 0,
+    ACL_PKG_NAME_DRIVER = 7,
+};
+
+struct aclCANNPackageVersion {
+    char version[128];
+    char majorVersion[64];
+    char minorVersion[64];
+    char releaseVersion[64];
+    char patchVersion[64];
+    char reserved[128];
+};
+
 enum aclrtDevAttr {
     ACL_DEV_ATTR_AICORE_CORE_NUM = 101,
     ACL_DEV_ATTR_CUBE_CORE_NUM = 102,
@@ -150,6 +187,7 @@ struct aclrtUtilizationInfo {
 using aclrtCallback = void (*)(void* userData);
 using aclrtHostFunc = void (*)(void* args);
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 // --- process and devices ---
@@ -159,7 +197,10 @@ const char* aclGetRecentErrMsg();
 void aclAppLog(aclLogLevel logLevel, const char* func, const char* file, uint32_t line, const char* fmt, ...);
 const char* aclrtGetSocName();
 aclError aclrtGetVersion(int32_t* majorVersion, int32_t* minorVersion, int32_t* patchVersion);
+aclError aclsysGetCANNVersion(aclCANNPackageName name, aclCANNPackageVersion* version);
 aclError aclsysGetVersionStr(char* pkgName, char* versionStr);
+aclError aclGetCannAttributeList(const aclCannAttr** cannAttrList, size_t* num);
+aclError aclGetCannAttribute(aclCannAttr cannAttr, int32_t* value);
 aclError aclrtGetRunMode(aclrtRunMode* runMode);
 aclError aclrtGetDeviceCount(uint32_t* count);
 aclError aclrtSetDevice(int32_t deviceId);
@@ -244,4 +285,10 @@ aclError aclrtEventGetTimestamp(aclrtEvent event, uint64_t* timestamp);
 aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event);
 aclError aclrtStreamWaitEventWithTimeout(aclrtStream stream, aclrtEvent event, int32_t timeout);
 
+// --- options of the operators' compiler (libacl_op_compiler.so) ---
+aclError aclSetCompileopt(aclCompileOpt opt, const char* value);
+size_t aclGetCompileoptSize(aclCompileOpt opt);
+aclError aclGetCompileopt(aclCompileOpt opt, char* value, size_t length);
+
 }  // extern "C"
+#pragma GCC visibility pop

@@ -1,5 +1,5 @@
 /// \file hccl.h
-/// \brief The C ABI of HCCL (libhccl.so): what the package calls and what the emulator implements.
+/// \brief The C ABI of HCCL (libhccl.so): communicators, collectives, send and receive.
 ///
 /// Declarations of our own, from facts about the interface; tests/emulator compares them with the headers that the
 /// torch_npu wheel ships. Counts and displacements are host arrays of uint64, in elements.
@@ -147,6 +147,7 @@ struct HcclSendRecvItem {
     uint32_t remoteRank;
 };
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 // --- communicators ---
@@ -209,3 +210,4 @@ HcclResult HcclGroupStart();
 HcclResult HcclGroupEnd();
 
 }  // extern "C"
+#pragma GCC visibility pop

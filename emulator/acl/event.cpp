@@ -1,0 +1,116 @@
+// ACL functions about events.
+#include "runtime/event.h"
+
+#include "acl/arguments.h"
+#include "runtime/device.h"
+#include "runtime/stream.h"
+
+using namespace alltoallv::emulator;
+
+namespace {
+
+void create(aclrtEvent* event) {
+    check_pointer("event", event);
+    (void)current_device();
+    *event = add_event();
+}
+
+/// The latest recording; throws if there is none.
+std::shared_ptr<Record> recorded(aclrtEvent event) {
+    std::shared_ptr<Record> record = event_of(event)->latest();
+    if (!record) throw Failure(acl_error_rt_param_invalid, "event has not been recorded");
+    return record;
+}
+
+bool complete(aclrtEvent event) {
+    const std::shared_ptr<Record> record = event_of(event)->latest();
+    return record && record->done();
+}
+
+void synchronize(aclrtEvent event, double seconds) {
+    const std::shared_ptr<Record> record = recorded(event);
+    if (!record->wait(seconds))
+        throw Failure(acl_error_rt_event_sync_timeout, "event is not complete after " + std::to_string(seconds) + " s");
+    if (record->failure() != 0) throw Failure(record->failure(), "a task before the event has failed, see above");
+}
+
+Record::Time time_of(aclrtEvent event, const char* name) {
+    const std::shared_ptr<Record> record = recorded(event);
+    if (!record->done())
+        throw Failure(acl_error_rt_event_timestamp_invalid, std::string(name) + " is not complete yet");
+    return record->time();
+}
+
+}  // namespace
+
+aclError aclrtCreateEvent(aclrtEvent* event) {
+    ACL_FUNCTION(create(event););
+}
+
+aclError aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t) {
+    ACL_FUNCTION(create(event););
+}
+
+aclError aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t) {
+    ACL_FUNCTION(create(event););
+}
+
+aclError aclrtDestroyEvent(aclrtEvent event) {
+    ACL_FUNCTION(remove_event(event););
+}
+
+aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
+    ACL_FUNCTION(const EventPtr found = event_of(event); stream_of(stream)->record(found->renew()););
+}
+
+/// Nothing to do: whoever waits, waits for the latest recording, and the next one is a new one.
+aclError aclrtResetEvent(aclrtEvent event, aclrtStream stream) {
+    ACL_FUNCTION((void)event_of(event); (void)stream_of(stream););
+}
+
+aclError aclrtQueryEvent(aclrtEvent event, aclrtEventStatus* status) {
+    ACL_FUNCTION(give("status", status, complete(event) ? ACL_EVENT_STATUS_COMPLETE : ACL_EVENT_STATUS_NOT_READY););
+}
+
+aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus* status) {
+    ACL_FUNCTION(give("status", status,
+                      complete(event) ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY););
+}
+
+aclError aclrtQueryEventWaitStatus(aclrtEvent event, aclrtEventWaitStatus* status) {
+    ACL_FUNCTION(
+        give("status", status, complete(event) ? ACL_EVENT_WAIT_STATUS_COMPLETE : ACL_EVENT_WAIT_STATUS_NOT_READY););
+}
+
+aclError aclrtSynchronizeEvent(aclrtEvent event) {
+    ACL_FUNCTION(synchronize(event, -1););
+}
+
+aclError aclrtSynchronizeEventWithTimeout(aclrtEvent event, int32_t timeout) {
+    ACL_FUNCTION(synchronize(event, timeout < 0 ? -1 : timeout / 1e3););
+}
+
+aclError aclrtEventElapsedTime(float* ms, aclrtEvent startEvent, aclrtEvent endEvent) {
+    ACL_FUNCTION({
+        const Record::Time start = time_of(startEvent, "startEvent"), end = time_of(endEvent, "endEvent");
+        give("ms", ms, std::chrono::duration<double, std::milli>(end - start).count());
+    });
+}
+
+/// Microseconds of a clock that never goes back.
+aclError aclrtEventGetTimestamp(aclrtEvent event, uint64_t* timestamp) {
+    ACL_FUNCTION({
+        const auto time = time_of(event, "event").time_since_epoch();
+        give("timestamp", timestamp, std::chrono::duration_cast<std::chrono::microseconds>(time).count());
+    });
+}
+
+/// An event that was never recorded holds nobody up.
+aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
+    ACL_FUNCTION(const StreamPtr waiting = stream_of(stream);
+                 if (auto record = event_of(event)->latest()) waiting->wait(std::move(record)););
+}
+
+aclError aclrtStreamWaitEventWithTimeout(aclrtStream stream, aclrtEvent event, int32_t) {
+    return aclrtStreamWaitEvent(stream, event);
+}

@@ -1,0 +1,54 @@
+// libacl_op_compiler: keeps the options of a compiler that is not there. To compile an operator fails.
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "acl/arguments.h"
+
+using namespace alltoallv::emulator;
+
+namespace {
+
+struct Options {
+    std::mutex mutex;
+    std::map<int, std::string> values;
+};
+
+Options& options() {
+    static auto* instance = new Options;
+    return *instance;
+}
+
+/// "disable" until it is set.
+std::string value_of(aclCompileOpt opt) {
+    const std::lock_guard lock(options().mutex);
+    const auto found = options().values.find(opt);
+    return found == options().values.end() ? "disable" : found->second;
+}
+
+}  // namespace
+
+aclError aclSetCompileopt(aclCompileOpt opt, const char* value) {
+    ACL_FUNCTION({
+        check_pointer("value", value);
+        const std::lock_guard lock(options().mutex);
+        options().values[opt] = value;
+    });
+}
+
+/// The terminating zero is counted.
+size_t aclGetCompileoptSize(aclCompileOpt opt) {
+    return value_of(opt).size() + 1;
+}
+
+aclError aclGetCompileopt(aclCompileOpt opt, char* value, size_t length) {
+    ACL_FUNCTION({
+        check_pointer("value", value);
+        const std::string text = value_of(opt);
+        if (length < text.size() + 1)
+            throw Failure(acl_error_invalid_param, "length is " + std::to_string(length) + ", expected at least " +
+                                                       std::to_string(text.size() + 1));
+        std::memcpy(value, text.c_str(), text.size() + 1);
+    });
+}

@@ -1,0 +1,161 @@
+// ACL functions about streams, and host functions that run on them.
+#include "runtime/stream.h"
+
+#include <map>
+#include <set>
+
+#include "acl/arguments.h"
+#include "runtime/device.h"
+
+using namespace alltoallv::emulator;
+
+namespace {
+
+/// Throws the failure of a task, or the timeout.
+void synchronize(Stream& stream, double seconds) {
+    if (!stream.synchronize(seconds))
+        throw Failure(acl_error_rt_stream_sync_timeout,
+                      "stream " + std::to_string(stream.id()) + " is not done after " + std::to_string(seconds) + " s");
+    if (const int code = stream.take_failure(); code != 0)
+        throw Failure(code, "a task of stream " + std::to_string(stream.id()) + " has failed, see above");
+}
+
+void create(aclrtStream* stream) {
+    check_pointer("stream", stream);
+    *stream = add_stream(current_device());
+}
+
+/// Callbacks of streams that have subscribed run on the thread they name, inside aclrtProcessReport.
+struct Reports {
+    std::mutex mutex;
+    std::condition_variable arrived;
+    std::map<uint64_t, std::deque<std::function<void()>>> queues;  // by thread
+    std::map<Stream*, uint64_t> subscribed;
+};
+
+Reports& reports() {
+    static auto* instance = new Reports;
+    return *instance;
+}
+
+}  // namespace
+
+aclError aclrtCreateStream(aclrtStream* stream) {
+    ACL_FUNCTION(create(stream););
+}
+
+/// Priorities and flags change when and how fast tasks run on a device, not what they mean.
+aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t, uint32_t) {
+    ACL_FUNCTION(create(stream););
+}
+
+aclError aclrtDestroyStream(aclrtStream stream) {
+    ACL_FUNCTION(check_pointer("stream", stream); remove_stream(stream)->synchronize(-1););
+}
+
+aclError aclrtDestroyStreamForce(aclrtStream stream) {
+    return aclrtDestroyStream(stream);
+}
+
+aclError aclrtSynchronizeStream(aclrtStream stream) {
+    ACL_FUNCTION(synchronize(*stream_of(stream), -1););
+}
+
+/// `timeout` in milliseconds, -1: none.
+aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t timeout) {
+    ACL_FUNCTION(if (timeout < -1) throw Failure(acl_error_rt_param_invalid, "timeout is " + std::to_string(timeout));
+                 synchronize(*stream_of(stream), timeout < 0 ? -1 : timeout / 1e3););
+}
+
+aclError aclrtStreamQuery(aclrtStream stream, aclrtStreamStatus* status) {
+    ACL_FUNCTION(
+        give("status", status, stream_of(stream)->idle() ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY););
+}
+
+aclError aclrtStreamGetId(aclrtStream stream, int32_t* streamId) {
+    ACL_FUNCTION(give("streamId", streamId, stream_of(stream)->id()););
+}
+
+// A stream runs on after a failure and reports it when it is synchronized; operators that overflow do not exist.
+aclError aclrtSetStreamFailureMode(aclrtStream stream, uint64_t) {
+    ACL_FUNCTION((void)stream_of(stream););
+}
+
+aclError aclrtSetStreamOverflowSwitch(aclrtStream stream, uint32_t) {
+    ACL_FUNCTION((void)stream_of(stream););
+}
+
+aclError aclrtGetStreamOverflowSwitch(aclrtStream stream, uint32_t* flag) {
+    ACL_FUNCTION((void)stream_of(stream); give("flag", flag, 0););
+}
+
+aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc fn, void* args) {
+    ACL_FUNCTION({
+        check_pointer("fn", reinterpret_cast<void*>(fn));
+        stream_of(stream)->enqueue([=] {
+            fn(args);
+            return 0;
+        });
+    });
+}
+
+aclError aclrtSubscribeReport(uint64_t threadId, aclrtStream stream) {
+    ACL_FUNCTION({
+        const StreamPtr found = stream_of(stream);
+        const std::lock_guard lock(reports().mutex);
+        reports().subscribed[found.get()] = threadId;
+    });
+}
+
+aclError aclrtUnSubscribeReport(uint64_t, aclrtStream stream) {
+    ACL_FUNCTION({
+        const StreamPtr found = stream_of(stream);
+        const std::lock_guard lock(reports().mutex);
+        reports().subscribed.erase(found.get());
+    });
+}
+
+aclError aclrtLaunchCallback(aclrtCallback fn, void* userData, aclrtCallbackBlockType blockType, aclrtStream stream) {
+    ACL_FUNCTION({
+        check_pointer("fn", reinterpret_cast<void*>(fn));
+        const StreamPtr found = stream_of(stream);
+        uint64_t thread;
+        {
+            const std::lock_guard lock(reports().mutex);
+            const auto subscription = reports().subscribed.find(found.get());
+            if (subscription == reports().subscribed.end())
+                throw Failure(100034, "no thread has subscribed to the stream: call aclrtSubscribeReport");
+            thread = subscription->second;
+        }
+        found->enqueue([=] {
+            const auto done = std::make_shared<Record>();
+            {
+                const std::lock_guard lock(reports().mutex);
+                reports().queues[thread].push_back([=] {
+                    fn(userData);
+                    done->complete(0);
+                });
+            }
+            reports().arrived.notify_all();
+            if (blockType == ACL_CALLBACK_BLOCK) done->wait(-1);
+            return 0;
+        });
+    });
+}
+
+/// Runs one callback of this thread; `timeout` in milliseconds, -1: none.
+aclError aclrtProcessReport(int32_t timeout) {
+    Reports& r = reports();
+    std::unique_lock lock(r.mutex);
+    auto& queue = r.queues[pthread_self()];
+    const auto ready = [&] { return !queue.empty(); };
+    if (timeout < 0)
+        r.arrived.wait(lock, ready);
+    else if (!r.arrived.wait_for(lock, std::chrono::milliseconds(timeout), ready))
+        return acl_error_rt_report_timeout;  // ordinary: the caller asks again
+    const auto callback = std::move(queue.front());
+    queue.pop_front();
+    lock.unlock();
+    callback();
+    return 0;
+}

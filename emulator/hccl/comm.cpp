@@ -1,0 +1,150 @@
+#include "hccl/comm.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "comm/hooks.h"
+#include "runtime/handles.h"
+#include "runtime/settings.h"
+#include "transport/shm/shm_communicator.h"
+
+namespace alltoallv::emulator {
+namespace {
+
+constexpr double forever = 1e9;
+
+Handles<Comm>& comms() {
+    static auto* instance = new Handles<Comm>("comm", 0xC0DE, HCCL_E_PARA);
+    return *instance;
+}
+
+/// Seconds from one of HCCL's variables, within HCCL's limits.
+double seconds_of(const char* variable, double standard, double least, double most) {
+    const char* text = std::getenv(variable);
+    if (text == nullptr || *text == 0) return standard;
+    char* end = nullptr;
+    const double value = std::strtod(text, &end);
+    if (*end != 0 || value < least || value > most)
+        throw Failure(HCCL_E_PARA, std::string(variable) + " is '" + text + "', expected " +
+                                       std::to_string(static_cast<int>(least)) + " to " +
+                                       std::to_string(static_cast<int>(most)));
+    return value;
+}
+
+double connect_timeout() {
+    const double chosen = settings().connect_timeout;
+    return chosen >= 0 ? chosen : seconds_of("HCCL_CONNECT_TIMEOUT", 120, 120, 7200);
+}
+
+CommunicatorPtr connect(const CommSpec& spec, const std::string& domain, int rank, int size, double timeout) {
+    hooks().warn = [](const std::string& text) { std::fprintf(stderr, "[alltoallv emulator] %s\n", text.c_str()); };
+    CommunicatorOptions options;
+    options.rank = rank;
+    options.size = size;
+    options.domain = domain;
+    options.job = spec.job;
+    options.threads = spec.threads;
+    options.timeout = timeout;
+    try {
+        return make_shm_communicator(options);
+    } catch (const Error& error) {
+        throw Failure(result_of(error), error.what());
+    }
+}
+
+/// Peers shall see that this process has left in good order, not that it was lost.
+void leave_at_exit() {
+    static const int once = std::atexit([] {
+        for (const CommPtr& comm : comms().all())
+            if (comm->pending == 0) comm->destroy();
+    });
+    (void)once;
+}
+
+}  // namespace
+
+Comm::Comm(const CommSpec& spec) : spec_(spec) {
+    core_ = connect(spec, spec.name, spec.rank, spec.size, connect_timeout());
+    leave_at_exit();  // after the core's own statics exist, which are to go later
+}
+
+Comm::~Comm() {
+    destroy();
+}
+
+double Comm::exec_timeout() const {
+    const double chosen = settings().exec_timeout;
+    if (chosen >= 0) return chosen;
+    if (spec_.exec_timeout >= 0) return spec_.exec_timeout;
+    const double seconds = seconds_of("HCCL_EXEC_TIMEOUT", 1836, 0, 2147483647);
+    return seconds == 0 ? forever : seconds;
+}
+
+Communicator& Comm::channel(int from, int to) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (const auto found = channels_.find({from, to}); found != channels_.end()) return *found->second;
+    }
+    const std::string domain = spec_.name + "/" + std::to_string(from) + ">" + std::to_string(to);
+    CommunicatorPtr made = connect(spec_, domain, rank() == from ? 0 : 1, 2, exec_timeout());
+    const std::lock_guard lock(mutex_);
+    return *channels_.emplace(std::pair{from, to}, std::move(made)).first->second;
+}
+
+void Comm::fail(HcclResult result) {
+    int none = HCCL_SUCCESS;
+    failed_.compare_exchange_strong(none, result);
+}
+
+void Comm::destroy() {
+    const std::lock_guard lock(mutex_);
+    core_->destroy();
+    for (const auto& entry : channels_) entry.second->destroy();
+}
+
+HcclComm add_comm(CommPtr comm) {
+    return comms().add(std::move(comm));
+}
+
+CommPtr comm_of(HcclComm handle) {
+    if (handle == nullptr) throw Failure(HCCL_E_PTR, "comm is null");
+    return comms().get(handle);
+}
+
+void remove_comm(HcclComm handle) {
+    comms().remove(handle);
+}
+
+HcclResult result_of(const Error& error) {
+    switch (error.kind()) {
+        case ErrorClass::invalid_param:
+        case ErrorClass::invalid_tensor:
+        case ErrorClass::peer_mismatch:
+            return HCCL_E_PARA;
+        case ErrorClass::peer_lost:
+            return HCCL_E_REMOTE;
+        case ErrorClass::comm_timeout:
+            return HCCL_E_TIMEOUT;
+        default:
+            return HCCL_E_INTERNAL;
+    }
+}
+
+HcclResult guarded_hccl(const char* function, const std::function<void()>& body) {
+    int code = HCCL_SUCCESS;
+    try {
+        code = apply_at_call(function, fault_of(function));
+        if (code == HCCL_SUCCESS) body();
+    } catch (const Failure& failure) {
+        // What the runtime finds wrong with a stream or a buffer is a wrong argument here.
+        const bool own = failure.code() <= HCCL_E_RESERVED;
+        code = report(function, own ? failure.code() : HCCL_E_PARA, failure.what());
+    } catch (const Error& error) {
+        code = report(function, result_of(error), error.what());
+    } catch (const std::exception& error) {
+        code = report(function, HCCL_E_INTERNAL, error.what());
+    }
+    return static_cast<HcclResult>(code);
+}
+
+}  // namespace alltoallv::emulator

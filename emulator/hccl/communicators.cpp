@@ -1,0 +1,352 @@
+// HCCL's functions that make, name, ask and end communicators, and those that it has and the emulator has not.
+#include <sys/random.h>
+
+#include <array>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "hccl/launch.h"
+#include "hccl/rank_table.h"
+#include "runtime/device.h"
+
+using namespace alltoallv;
+using namespace alltoallv::emulator;
+
+namespace {
+
+constexpr char root_magic[] = "alltoallv emulator root 1 ";  // before the job's name, in an HcclRootInfo
+
+std::string unique_job() {
+    std::array<unsigned char, 16> bytes{};
+    if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
+        throw Failure(HCCL_E_SYSCALL, "getrandom has failed");
+    std::string text;
+    for (const unsigned char byte : bytes) {
+        text += "0123456789abcdef"[byte >> 4];
+        text += "0123456789abcdef"[byte & 15];
+    }
+    return text;
+}
+
+std::string job_of(const HcclRootInfo* info) {
+    check_given("rootInfo", info);
+    const std::string text(info->internal, strnlen(info->internal, sizeof info->internal));
+    if (text.rfind(root_magic, 0) != 0)
+        throw Failure(HCCL_E_PARA, "rootInfo was not made by HcclGetRootInfo of this library");
+    return text.substr(sizeof root_magic - 1);
+}
+
+/// Takes from a configuration what matters here, after checking that it was initialized.
+void configure(CommSpec& spec, const HcclCommConfig* config) {
+    if (config == nullptr) return;
+    HcclCommConfigInfo info;
+    std::memcpy(&info, config->reserved, sizeof info);
+    if (info.magic != hccl_comm_config_magic || info.size == 0 || info.size > sizeof(HcclCommConfig))
+        throw Failure(HCCL_E_PARA, "config has not been initialized by HcclCommConfigInit");
+    if (config->hcclBufferSize == 0) throw Failure(HCCL_E_PARA, "hcclBufferSize is 0, expected at least 1 MB");
+    const std::string name(config->hcclCommName, strnlen(config->hcclCommName, sizeof config->hcclCommName));
+    if (name.size() >= hccl_comm_name_bytes) throw Failure(HCCL_E_PARA, "hcclCommName is longer than 127 bytes");
+    if (!name.empty()) spec.name = name;
+    const auto exec_timeout = static_cast<uint32_t>(config->hcclExecTimeOut);
+    if (exec_timeout != hccl_config_not_set && exec_timeout > 0) spec.exec_timeout = exec_timeout;
+}
+
+void check_rank(uint32_t rank, uint32_t size) {
+    if (size == 0) throw Failure(HCCL_E_PARA, "the communicator has 0 ranks, expected at least 1");
+    if (rank >= size)
+        throw Failure(HCCL_E_PARA, "rank is " + std::to_string(rank) + ", expected less than " + std::to_string(size));
+}
+
+void init_root(uint32_t nRanks, const HcclRootInfo* rootInfo, uint32_t rank, const HcclCommConfig* config,
+               HcclComm* comm) {
+    check_given("comm", comm);
+    check_rank(rank, nRanks);
+    (void)current_device();
+    CommSpec spec;
+    spec.job = job_of(rootInfo);
+    spec.name = "group_" + spec.job.substr(0, 12);
+    spec.rank = static_cast<int>(rank);
+    spec.size = static_cast<int>(nRanks);
+    configure(spec, config);
+    *comm = add_comm(std::make_shared<Comm>(spec));
+}
+
+void init_cluster(const char* clusterInfo, uint32_t rank, const HcclCommConfig* config, HcclComm* comm) {
+    check_given("clusterInfo", clusterInfo);
+    check_given("comm", comm);
+    (void)current_device();
+    std::ifstream file(clusterInfo);
+    if (!file)
+        throw Failure(HCCL_E_OPEN_FILE_FAILURE, "the rank table '" + std::string(clusterInfo) + "' cannot be read");
+    std::ostringstream text;
+    text << file.rdbuf();
+    const uint32_t size = ranks_of_table(text.str());
+    check_rank(rank, size);
+    CommSpec spec;
+    const char* user_job = std::getenv("ALLTOALLV_JOB_ID");
+    spec.job = "table-" + std::to_string(std::hash<std::string>{}(text.str())) + (user_job ? user_job : "");
+    spec.name = "hccl_world_group";
+    spec.rank = static_cast<int>(rank);
+    spec.size = static_cast<int>(size);
+    configure(spec, config);
+    *comm = add_comm(std::make_shared<Comm>(spec));
+}
+
+}  // namespace
+
+HcclResult HcclGetRootInfo(HcclRootInfo* rootInfo) {
+    return guarded_hccl(__func__, [&] {
+        check_given("rootInfo", rootInfo);
+        (void)current_device();
+        *rootInfo = HcclRootInfo{};
+        const std::string text = root_magic + unique_job();
+        std::memcpy(rootInfo->internal, text.data(), text.size());
+    });
+}
+
+HcclResult HcclCommInitRootInfo(uint32_t nRanks, const HcclRootInfo* rootInfo, uint32_t rank, HcclComm* comm) {
+    return guarded_hccl(__func__, [&] { init_root(nRanks, rootInfo, rank, nullptr, comm); });
+}
+
+HcclResult HcclCommInitRootInfoConfig(uint32_t nRanks, const HcclRootInfo* rootInfo, uint32_t rank,
+                                      const HcclCommConfig* config, HcclComm* comm) {
+    return guarded_hccl(__func__, [&] {
+        check_given("config", config);
+        init_root(nRanks, rootInfo, rank, config, comm);
+    });
+}
+
+HcclResult HcclCommInitClusterInfo(const char* clusterInfo, uint32_t rank, HcclComm* comm) {
+    return guarded_hccl(__func__, [&] { init_cluster(clusterInfo, rank, nullptr, comm); });
+}
+
+HcclResult HcclCommInitClusterInfoConfig(const char* clusterInfo, uint32_t rank, HcclCommConfig* config,
+                                         HcclComm* comm) {
+    return guarded_hccl(__func__, [&] {
+        check_given("config", config);
+        init_cluster(clusterInfo, rank, config, comm);
+    });
+}
+
+/// The ranks are devices of this process.
+HcclResult HcclCommInitAll(uint32_t ndev, int32_t* devices, HcclComm* comms) {
+    return guarded_hccl(__func__, [&] {
+        check_given("devices", devices);
+        check_given("comms", comms);
+        if (ndev == 0) throw Failure(HCCL_E_PARA, "ndev is 0, expected at least 1");
+        for (uint32_t i = 0; i < ndev; ++i) check_device(devices[i]);
+        CommSpec common;
+        common.job = unique_job();
+        common.name = "group_" + common.job.substr(0, 12);
+        common.size = static_cast<int>(ndev);
+        common.threads = true;
+        std::vector<std::exception_ptr> errors(ndev);
+        std::vector<std::thread> threads;
+        for (uint32_t i = 0; i < ndev; ++i)
+            threads.emplace_back([&, i] {
+                try {
+                    CommSpec spec = common;
+                    spec.rank = static_cast<int>(i);
+                    comms[i] = add_comm(std::make_shared<Comm>(spec));
+                } catch (...) {
+                    errors[i] = std::current_exception();
+                }
+            });
+        for (std::thread& thread : threads) thread.join();
+        for (const std::exception_ptr& error : errors)
+            if (error) std::rethrow_exception(error);
+    });
+}
+
+/// Called by all ranks of `comm`; those that are not among `rankIds` pass none and get a null communicator.
+HcclResult HcclCreateSubCommConfig(HcclComm* comm, uint32_t rankNum, uint32_t* rankIds, uint64_t subCommId,
+                                   uint32_t subCommRankId, HcclCommConfig* config, HcclComm* subComm) {
+    return guarded_hccl(__func__, [&] {
+        check_given("comm", comm);
+        check_given("subComm", subComm);
+        const CommPtr parent = comm_of(*comm);
+        if (rankIds == nullptr) {
+            if (subCommId != hccl_config_not_set) throw Failure(HCCL_E_PTR, "rankIds is null");
+            *subComm = nullptr;
+            return;
+        }
+        check_given("config", config);
+        check_rank(subCommRankId, rankNum);
+        std::string members;
+        for (uint32_t i = 0; i < rankNum; ++i) {
+            check_rank(rankIds[i], static_cast<uint32_t>(parent->size()));
+            for (uint32_t j = 0; j < i; ++j)
+                if (rankIds[i] == rankIds[j])
+                    throw Failure(HCCL_E_PARA, "rankIds names rank " + std::to_string(rankIds[i]) + " twice");
+            members += "-" + std::to_string(rankIds[i]);
+        }
+        if (rankIds[subCommRankId] != static_cast<uint32_t>(parent->rank()))
+            throw Failure(HCCL_E_PARA, "rankIds[" + std::to_string(subCommRankId) + "] is " +
+                                           std::to_string(rankIds[subCommRankId]) + ", but this rank is " +
+                                           std::to_string(parent->rank()));
+        CommSpec spec = parent->spec();
+        spec.name = parent->spec().name + "_sub_" + std::to_string(subCommId);
+        spec.job += "/" + std::to_string(subCommId) + members;
+        spec.rank = static_cast<int>(subCommRankId);
+        spec.size = static_cast<int>(rankNum);
+        configure(spec, config);
+        *subComm = add_comm(std::make_shared<Comm>(spec));
+    });
+}
+
+HcclResult HcclCommDestroy(HcclComm comm) {
+    return guarded_hccl(__func__, [&] {
+        const CommPtr c = comm_of(comm);
+        if (const int pending = c->pending; pending > 0)
+            throw Failure(HCCL_E_AGAIN, std::to_string(pending) + " calls of '" + c->spec().name +
+                                            "' have not finished: synchronize their streams first");
+        remove_comm(comm);
+        c->destroy();
+    });
+}
+
+HcclResult HcclGetCommName(HcclComm comm, char* commName) {
+    return guarded_hccl(__func__, [&] {
+        check_given("commName", commName);
+        const std::string& name = comm_of(comm)->spec().name;
+        std::memcpy(commName, name.c_str(), name.size() + 1);
+    });
+}
+
+HcclResult HcclGetRankSize(HcclComm comm, uint32_t* rankSize) {
+    return guarded_hccl(__func__, [&] {
+        check_given("rankSize", rankSize);
+        *rankSize = static_cast<uint32_t>(comm_of(comm)->size());
+    });
+}
+
+HcclResult HcclGetRankId(HcclComm comm, uint32_t* rank) {
+    return guarded_hccl(__func__, [&] {
+        check_given("rank", rank);
+        *rank = static_cast<uint32_t>(comm_of(comm)->rank());
+    });
+}
+
+/// The first failure of a task of this communicator, for as long as it lives.
+HcclResult HcclGetCommAsyncError(HcclComm comm, HcclResult* asyncError) {
+    return guarded_hccl(__func__, [&] {
+        check_given("asyncError", asyncError);
+        *asyncError = comm_of(comm)->async_error();
+    });
+}
+
+uint32_t HcclGetCommConfigCapability() {
+    return HCCL_COMM_CONFIG_RESERVED;
+}
+
+namespace {
+std::atomic<int> deterministic{1};  // every reduction is
+}
+
+HcclResult HcclSetConfig(HcclConfig config, HcclConfigValue configValue) {
+    return guarded_hccl(__func__, [&] {
+        if (config != HCCL_DETERMINISTIC) throw Failure(HCCL_E_NOT_SUPPORT, "only HCCL_DETERMINISTIC is emulated");
+        deterministic = configValue.value;
+    });
+}
+
+HcclResult HcclGetConfig(HcclConfig config, HcclConfigValue* configValue) {
+    return guarded_hccl(__func__, [&] {
+        check_given("configValue", configValue);
+        if (config != HCCL_DETERMINISTIC) throw Failure(HCCL_E_NOT_SUPPORT, "only HCCL_DETERMINISTIC is emulated");
+        configValue->value = deterministic;
+    });
+}
+
+const char* HcclGetErrorString(HcclResult code) {
+    switch (code) {
+        case HCCL_SUCCESS:
+            return "no error";
+        case HCCL_E_PARA:
+            return "parameter error";
+        case HCCL_E_PTR:
+            return "empty pointer";
+        case HCCL_E_MEMORY:
+            return "memory error";
+        case HCCL_E_INTERNAL:
+            return "internal error";
+        case HCCL_E_NOT_SUPPORT:
+            return "feature not supported";
+        case HCCL_E_NOT_FOUND:
+            return "resource not found";
+        case HCCL_E_UNAVAIL:
+            return "resource unavailable";
+        case HCCL_E_SYSCALL:
+            return "system call error";
+        case HCCL_E_TIMEOUT:
+            return "timeout";
+        case HCCL_E_OPEN_FILE_FAILURE:
+            return "file cannot be opened";
+        case HCCL_E_TCP_CONNECT:
+            return "TCP connect failed";
+        case HCCL_E_ROCE_CONNECT:
+            return "RoCE connect failed";
+        case HCCL_E_TCP_TRANSFER:
+            return "TCP transfer failed";
+        case HCCL_E_ROCE_TRANSFER:
+            return "RoCE transfer failed";
+        case HCCL_E_RUNTIME:
+            return "runtime call failed";
+        case HCCL_E_DRV:
+            return "driver call failed";
+        case HCCL_E_PROFILING:
+            return "profiling call failed";
+        case HCCL_E_CCE:
+            return "CCE call failed";
+        case HCCL_E_NETWORK:
+            return "network call failed";
+        case HCCL_E_AGAIN:
+            return "try again";
+        case HCCL_E_REMOTE:
+            return "remote error";
+        case HCCL_E_SUSPENDING:
+            return "communicator is suspending";
+        case HCCL_E_OPRETRY_FAIL:
+            return "retry of an operator failed";
+        case HCCL_E_OOM:
+            return "out of memory";
+        default:
+            return "unknown error";
+    }
+}
+
+HcclResult HcclGroupStart() {
+    return guarded_hccl(__func__, [] { begin_group(); });
+}
+
+HcclResult HcclGroupEnd() {
+    return guarded_hccl(__func__, [] { end_group(); });
+}
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+#define FAILS(name)                                                                                          \
+    int name();                                                                                              \
+    int name() {                                                                                             \
+        return alltoallv::emulator::report(#name, HCCL_E_NOT_SUPPORT, "is not implemented by the emulator"); \
+    }
+
+FAILS(HcclGetRootInfoScalable)
+FAILS(HcclCommInitRootInfoScalable)
+FAILS(HcclCommSuspend)
+FAILS(HcclCommResume)
+FAILS(HcclCommSetMemoryRange)
+FAILS(HcclCommUnsetMemoryRange)
+FAILS(HcclCommActivateCommMemory)
+FAILS(HcclCommDeactivateCommMemory)
+FAILS(HcclCommWorkingDevNicSet)
+FAILS(HcclSetCommConfig)
+FAILS(HcclGetCommConfig)
+FAILS(HcclCommRegister)
+FAILS(HcclCommDeregister)
+FAILS(HcclCommExchangeMem)
+
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,216 @@
+#include "hccl/launch.h"
+
+#include <chrono>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "runtime/memory.h"
+
+namespace alltoallv::emulator {
+namespace {
+
+/// A call whose arguments are in order.
+struct Checked {
+    CommPtr comm;
+    StreamPtr stream;
+    Launch launch;
+    std::optional<Fault> fault;
+};
+
+/// Calls of this thread that wait for HcclGroupEnd.
+thread_local int group_depth = 0;
+thread_local std::vector<Checked> grouped;
+
+bool overlap(const Region& a, const Region& b) {
+    return a.bytes > 0 && b.bytes > 0 && a.data() < b.data() + b.bytes && b.data() < a.data() + a.bytes;
+}
+
+void check_region(const Region& region) {
+    if (region.bytes == 0) return;
+    if (region.address == nullptr) throw Failure(HCCL_E_PTR, std::string(region.name) + " is null");
+    check_device_range(region.name, region.address, region.bytes);
+}
+
+void check_regions(const Launch& l) {
+    for (const Region& region : l.inputs) check_region(region);
+    for (const Region& region : l.outputs) check_region(region);
+}
+
+/// What a task's failure is to its stream.
+int stream_code(int result) {
+    return result == HCCL_E_TIMEOUT ? acl_error_rt_task_timeout : acl_error_rt_suspect_remote_error;
+}
+
+void work(Comm& comm, const Launch& l, const std::optional<Fault>& fault) {
+    if (fault && fault->action == Action::die) die(l.function);
+    if (fault && fault->action == Action::delay) std::this_thread::sleep_for(std::chrono::milliseconds(fault->number));
+    if (fault && fault->action == Action::skip) return;
+    try {
+        check_regions(l);  // freed since?
+    } catch (const Failure& failure) {
+        if (l.run) comm.core().fail(OpKind::all_gather, invalid_param(failure.what()));
+        throw;
+    }
+    const double timeout = comm.exec_timeout();
+    if (l.run) {
+        Agreed mine;
+        std::strncpy(mine.function, l.function, sizeof mine.function - 1);
+        mine.type = l.type;
+        mine.op = l.op;
+        mine.root = l.root;
+        mine.count = l.count;
+        agree(comm.core(), mine, timeout);
+        l.run(comm, timeout);
+    } else {
+        run_messages(comm, l.messages, timeout);
+    }
+    if (fault && fault->action == Action::zeros)
+        for (const Region& region : l.outputs)
+            if (region.bytes > 0) std::memset(region.data(), 0, region.bytes);
+    if (fault && fault->action == Action::async) throw Failure(fault->number, "fails because a fault was asked for");
+}
+
+int task(Comm& comm, const Launch& l, const std::optional<Fault>& fault) {
+    const auto failed = [&](int result, const char* message) {
+        const int code = result <= HCCL_E_RESERVED ? result : HCCL_E_PARA;
+        comm.fail(static_cast<HcclResult>(code));
+        report(l.function, code,
+               "on rank " + std::to_string(comm.rank()) + " of '" + comm.spec().name + "': " + message);
+        return stream_code(code);
+    };
+    try {
+        work(comm, l, fault);
+        return 0;
+    } catch (const Failure& failure) {
+        return failed(failure.code(), failure.what());
+    } catch (const Error& error) {
+        return failed(result_of(error), error.what());
+    } catch (const std::exception& error) {
+        return failed(HCCL_E_INTERNAL, error.what());
+    }
+}
+
+void enqueue(Checked call) {
+    const StreamPtr stream = call.stream;
+    stream->enqueue([call = std::move(call)] {
+        const int code = task(*call.comm, call.launch, call.fault);
+        --call.comm->pending;
+        return code;
+    });
+}
+
+}  // namespace
+
+void check_count(const char* name, uint64_t count) {
+    if (count > most_elements)
+        throw Failure(HCCL_E_PARA, std::string(name) + " is " + std::to_string(count) + ", expected at most " +
+                                       std::to_string(most_elements));
+}
+
+void check_given(const char* name, const void* pointer) {
+    if (pointer == nullptr) throw Failure(HCCL_E_PTR, std::string(name) + " is null");
+}
+
+void check_apart(const Region& input, const Region& output) {
+    const bool same = input.address == output.address && input.address != nullptr;
+    if (same || overlap(input, output))
+        throw Failure(HCCL_E_PARA, std::string(input.name) + " and " + output.name +
+                                       " share memory, which HCCL does not allow here");
+}
+
+HcclResult launch(const char* function, const std::function<Launch()>& make) {
+    const std::optional<Fault> fault = fault_of(function);
+    if (fault && fault->action == Action::fail)
+        return static_cast<HcclResult>(report(function, fault->number, "fails because a fault was asked for"));
+    try {
+        Launch l = make();
+        const CommPtr comm = comm_of(l.comm);
+        check_given("stream", l.stream);
+        check_count("count", l.count);
+        check_regions(l);
+        if (l.root >= static_cast<uint32_t>(comm->size()))
+            throw Failure(HCCL_E_PARA,
+                          "root is " + std::to_string(l.root) + ", expected less than " + std::to_string(comm->size()));
+        Checked call{comm, stream_of(l.stream), std::move(l), fault};
+        ++comm->pending;
+        if (group_depth > 0)
+            grouped.push_back(std::move(call));
+        else
+            enqueue(std::move(call));
+        return HCCL_SUCCESS;
+    } catch (const Failure& failure) {
+        const int code = failure.code() <= HCCL_E_RESERVED ? failure.code() : HCCL_E_PARA;
+        return static_cast<HcclResult>(report(function, code, failure.what()));
+    } catch (const std::exception& error) {
+        return static_cast<HcclResult>(report(function, HCCL_E_INTERNAL, error.what()));
+    }
+}
+
+HcclResult launch(Launch l) {
+    return launch(l.function, [&] { return std::move(l); });
+}
+
+void agree(Communicator& core, const Agreed& mine, double timeout) {
+    const auto size = static_cast<size_t>(core.size());
+    std::vector<Agreed> all(size);
+    const std::vector<int64_t> counts(size, sizeof(Agreed)), zeros(size);
+    std::vector<int64_t> places(size);
+    for (size_t j = 0; j < size; ++j) places[j] = static_cast<int64_t>(j * sizeof(Agreed));
+    Exchange exchange;
+    exchange.op = OpKind::all_gather;
+    exchange.input = &mine;
+    exchange.output = all.data();
+    exchange.send_counts = exchange.recv_counts = counts;
+    exchange.sdispls = zeros;
+    exchange.rdispls = places;
+    core.exchange(exchange, timeout);
+    const auto differs = [&](size_t j, const std::string& what, const std::string& first, const std::string& other) {
+        throw Failure(HCCL_E_PARA, "the ranks disagree: " + what + " is " + first + " on rank 0 and " + other +
+                                       " on rank " + std::to_string(j));
+    };
+    for (size_t j = 1; j < size; ++j) {
+        const Agreed &a = all[0], &b = all[j];
+        if (std::strcmp(a.function, b.function) != 0) differs(j, "the function", a.function, b.function);
+        if (a.type != b.type)
+            differs(j, "dataType", name_of(static_cast<HcclDataType>(a.type)),
+                    name_of(static_cast<HcclDataType>(b.type)));
+        if (a.op != b.op) differs(j, "op", std::to_string(a.op), std::to_string(b.op));
+        if (a.root != b.root) differs(j, "root", std::to_string(a.root), std::to_string(b.root));
+        if (a.count != b.count) differs(j, "count", std::to_string(a.count), std::to_string(b.count));
+    }
+}
+
+Copied::Copied(const Region& input, const Region& output) : data_(input.address) {
+    if (!overlap(input, output)) return;
+    copy_.assign(input.data(), input.data() + input.bytes);
+    data_ = copy_.data();
+}
+
+void begin_group() {
+    ++group_depth;
+}
+
+void end_group() {
+    if (group_depth == 0) throw Failure(HCCL_E_PARA, "HcclGroupStart has not been called by this thread");
+    if (--group_depth > 0) return;
+    std::vector<Checked> calls = std::exchange(grouped, {});
+    for (size_t i = 0; i < calls.size(); ++i) {
+        Checked& call = calls[i];
+        if (!call.comm) continue;  // merged into one before
+        for (size_t j = i + 1; j < calls.size() && !call.launch.run; ++j) {
+            Checked& other = calls[j];
+            if (other.comm != call.comm || other.stream != call.stream || other.launch.run) continue;
+            const auto append = [](auto& to, auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+            append(call.launch.messages, other.launch.messages);
+            append(call.launch.inputs, other.launch.inputs);
+            append(call.launch.outputs, other.launch.outputs);
+            if (!call.fault) call.fault = other.fault;
+            --other.comm->pending;
+            other.comm = nullptr;
+        }
+        enqueue(std::move(call));
+    }
+}
+
+}  // namespace alltoallv::emulator

@@ -1,0 +1,247 @@
+// HCCL's collectives that move data: each is an exchange with particular counts.
+#include <cstdint>
+#include <limits>
+#include <span>
+
+#include "hccl/launch.h"
+
+using namespace alltoallv;
+using namespace alltoallv::emulator;
+
+namespace {
+
+/// The four arrays of an exchange, which outlive the call that brought them.
+struct Arrays {
+    std::vector<int64_t> send_counts, sdispls, recv_counts, rdispls;
+
+    explicit Arrays(int size)
+        : send_counts(static_cast<size_t>(size)),
+          sdispls(send_counts),
+          recv_counts(send_counts),
+          rdispls(send_counts) {}
+
+    void pack() {
+        for (size_t j = 1; j < send_counts.size(); ++j) {
+            sdispls[j] = sdispls[j - 1] + send_counts[j - 1];
+            rdispls[j] = rdispls[j - 1] + recv_counts[j - 1];
+        }
+    }
+};
+
+/// The entries of a caller's array, checked one by one.
+std::vector<int64_t> entries(const char* name, const void* array, size_t length) {
+    check_given(name, array);
+    const auto* values = static_cast<const uint64_t*>(array);
+    std::vector<int64_t> result(length);
+    for (size_t j = 0; j < length; ++j) {
+        const std::string entry = std::string(name) + "[" + std::to_string(j) + "]";
+        check_count(entry.c_str(), values[j]);
+        result[j] = static_cast<int64_t>(values[j]);
+    }
+    return result;
+}
+
+/// Elements from the buffer's start to the end of the last region that is not empty.
+uint64_t span_of(const std::vector<int64_t>& counts, const std::vector<int64_t>& displs) {
+    int64_t end = 0;
+    for (size_t j = 0; j < counts.size(); ++j)
+        if (counts[j] > 0) end = std::max(end, displs[j] + counts[j]);
+    return static_cast<uint64_t>(end);
+}
+
+void run(Comm& comm, HcclDataType type, const void* input, void* output, const Arrays& arrays, double timeout) {
+    Exchange exchange;
+    exchange.dtype = wire_type(type);
+    exchange.input = input;
+    exchange.output = output;
+    exchange.send_counts = arrays.send_counts;
+    exchange.sdispls = arrays.sdispls;
+    exchange.recv_counts = arrays.recv_counts;
+    exchange.rdispls = arrays.rdispls;
+    comm.core().exchange(exchange, timeout);
+}
+
+/// An all-to-all whose arrays are known.
+Launch all_to_all(const char* function, const void* sendBuf, HcclDataType type, const void* recvBuf, HcclComm comm,
+                  aclrtStream stream, Arrays arrays) {
+    const size_t element = size_of(type);
+    const Region input{"sendBuf", sendBuf, span_of(arrays.send_counts, arrays.sdispls) * element};
+    const Region output{"recvBuf", recvBuf, span_of(arrays.recv_counts, arrays.rdispls) * element};
+    check_apart(input, output);
+    Launch l{function, comm, stream, type};
+    l.inputs = {input};
+    l.outputs = {output};
+    l.run = [=](Comm& c, double timeout) { run(c, type, input.data(), output.data(), arrays, timeout); };
+    return l;
+}
+
+}  // namespace
+
+HcclResult HcclAlltoAll(const void* sendBuf, uint64_t sendCount, HcclDataType sendType, const void* recvBuf,
+                        uint64_t recvCount, HcclDataType recvType, HcclComm comm, aclrtStream stream) {
+    return launch(__func__, [&] {
+        if (sendCount != recvCount || sendType != recvType)
+            throw Failure(HCCL_E_PARA, "sendCount and recvCount, sendType and recvType must be equal");
+        check_count("sendCount", sendCount);
+        Arrays arrays(comm_of(comm)->size());
+        for (int64_t& count : arrays.send_counts) count = static_cast<int64_t>(sendCount);
+        arrays.recv_counts = arrays.send_counts;
+        arrays.pack();
+        Launch l = all_to_all("HcclAlltoAll", sendBuf, sendType, recvBuf, comm, stream, std::move(arrays));
+        l.count = sendCount;
+        return l;
+    });
+}
+
+/// As HCCL: the types are not compared, and between one rank and itself the displacements are ignored.
+HcclResult HcclAlltoAllV(const void* sendBuf, const void* sendCounts, const void* sdispls, HcclDataType sendType,
+                         const void* recvBuf, const void* recvCounts, const void* rdispls, HcclDataType recvType,
+                         HcclComm comm, aclrtStream stream) {
+    return launch(__func__, [&] {
+        const auto size = static_cast<size_t>(comm_of(comm)->size());
+        Arrays arrays(static_cast<int>(size));
+        arrays.send_counts = entries("sendCounts", sendCounts, size);
+        arrays.sdispls = entries("sdispls", sdispls, size);
+        arrays.recv_counts = entries("recvCounts", recvCounts, size);
+        arrays.rdispls = entries("rdispls", rdispls, size);
+        (void)size_of(sendType);
+        if (size == 1) {
+            arrays.sdispls[0] = arrays.rdispls[0] = 0;
+            arrays.recv_counts = arrays.send_counts;
+        }
+        return all_to_all("HcclAlltoAllV", sendBuf, recvType, recvBuf, comm, stream, std::move(arrays));
+    });
+}
+
+HcclResult HcclAlltoAllVC(const void* sendBuf, const void* sendCountMatrix, HcclDataType sendType, const void* recvBuf,
+                          HcclDataType recvType, HcclComm comm, aclrtStream stream) {
+    return launch(__func__, [&] {
+        if (sendType != recvType) throw Failure(HCCL_E_PARA, "sendType and recvType must be equal");
+        const CommPtr c = comm_of(comm);
+        const auto size = static_cast<size_t>(c->size()), rank = static_cast<size_t>(c->rank());
+        const std::vector<int64_t> matrix = entries("sendCountMatrix", sendCountMatrix, size * size);
+        Arrays arrays(c->size());
+        for (size_t j = 0; j < size; ++j) {
+            arrays.send_counts[j] = matrix[rank * size + j];
+            arrays.recv_counts[j] = matrix[j * size + rank];
+        }
+        arrays.pack();
+        return all_to_all("HcclAlltoAllVC", sendBuf, sendType, recvBuf, comm, stream, std::move(arrays));
+    });
+}
+
+namespace {
+
+/// Every rank sends the same elements to all.
+Launch gather(const char* function, const void* sendBuf, uint64_t sendCount, const void* recvBuf, HcclDataType type,
+              HcclComm comm, aclrtStream stream, Arrays arrays) {
+    const size_t element = size_of(type);
+    check_count("sendCount", sendCount);
+    for (int64_t& count : arrays.send_counts) count = static_cast<int64_t>(sendCount);
+    const Region input{"sendBuf", sendBuf, sendCount * element};
+    const Region output{"recvBuf", recvBuf, span_of(arrays.recv_counts, arrays.rdispls) * element};
+    const auto own = static_cast<size_t>(comm_of(comm)->rank());
+    const bool in_place = input.data() == output.data() + static_cast<size_t>(arrays.rdispls[own]) * element;
+    if (!in_place) check_apart(input, output);  // at its own place in recvBuf a rank's part may lie already
+    Launch l{function, comm, stream, type};
+    l.inputs = {input};
+    l.outputs = {output};
+    l.run = [=](Comm& c, double timeout) {
+        const Copied copied(input, output);
+        run(c, type, copied.data(), output.data(), arrays, timeout);
+    };
+    return l;
+}
+
+}  // namespace
+
+HcclResult HcclAllGather(void* sendBuf, void* recvBuf, uint64_t sendCount, HcclDataType dataType, HcclComm comm,
+                         aclrtStream stream) {
+    return launch(__func__, [&] {
+        check_count("sendCount", sendCount);
+        Arrays arrays(comm_of(comm)->size());
+        for (size_t j = 0; j < arrays.recv_counts.size(); ++j) {
+            arrays.recv_counts[j] = static_cast<int64_t>(sendCount);
+            arrays.rdispls[j] = static_cast<int64_t>(j * sendCount);
+        }
+        Launch l = gather("HcclAllGather", sendBuf, sendCount, recvBuf, dataType, comm, stream, std::move(arrays));
+        l.count = sendCount;
+        return l;
+    });
+}
+
+HcclResult HcclAllGatherV(void* sendBuf, uint64_t sendCount, void* recvBuf, const void* recvCounts,
+                          const void* recvDispls, HcclDataType dataType, HcclComm comm, aclrtStream stream) {
+    return launch(__func__, [&] {
+        const CommPtr c = comm_of(comm);
+        Arrays arrays(c->size());
+        arrays.recv_counts = entries("recvCounts", recvCounts, arrays.recv_counts.size());
+        arrays.rdispls = entries("recvDispls", recvDispls, arrays.rdispls.size());
+        if (const auto own = arrays.recv_counts[static_cast<size_t>(c->rank())];
+            static_cast<uint64_t>(own) != sendCount)
+            throw Failure(HCCL_E_PARA, "sendCount is " + std::to_string(sendCount) + ", but recvCounts[" +
+                                           std::to_string(c->rank()) + "], for this rank, is " + std::to_string(own));
+        return gather("HcclAllGatherV", sendBuf, sendCount, recvBuf, dataType, comm, stream, std::move(arrays));
+    });
+}
+
+HcclResult HcclBroadcast(void* buf, uint64_t count, HcclDataType dataType, uint32_t root, HcclComm comm,
+                         aclrtStream stream) {
+    return launch(__func__, [&] {
+        const bool is_root = static_cast<uint32_t>(comm_of(comm)->rank()) == root;
+        check_count("count", count);
+        const Region buffer{"buf", buf, count * size_of(dataType)};
+        Launch l{"HcclBroadcast", comm, stream, dataType};
+        l.count = count;
+        l.root = root;
+        (is_root ? l.inputs : l.outputs) = {buffer};
+        l.run = [=](Comm& c, double timeout) {
+            Arrays arrays(c.size());
+            const auto elements = static_cast<int64_t>(count);
+            if (is_root)
+                for (size_t j = 0; j < arrays.send_counts.size(); ++j) arrays.send_counts[j] = j == root ? 0 : elements;
+            else
+                arrays.recv_counts[root] = elements;
+            run(c, dataType, is_root ? buffer.data() : nullptr, is_root ? nullptr : buffer.data(), arrays, timeout);
+        };
+        return l;
+    });
+}
+
+HcclResult HcclScatter(void* sendBuf, void* recvBuf, uint64_t recvCount, HcclDataType dataType, uint32_t root,
+                       HcclComm comm, aclrtStream stream) {
+    return launch(__func__, [&] {
+        const CommPtr c = comm_of(comm);
+        const bool is_root = static_cast<uint32_t>(c->rank()) == root;
+        check_count("recvCount", recvCount);
+        const uint64_t bytes = recvCount * size_of(dataType);
+        const Region input{"sendBuf", sendBuf, is_root ? bytes * static_cast<uint64_t>(c->size()) : 0};
+        const Region output{"recvBuf", recvBuf, bytes};
+        const bool in_place = is_root && input.data() + root * bytes == output.data();
+        if (is_root && !in_place) check_apart(input, output);
+        Launch l{"HcclScatter", comm, stream, dataType};
+        l.count = recvCount;
+        l.root = root;
+        l.inputs = {input};
+        l.outputs = {output};
+        l.run = [=](Comm& comm_, double timeout) {
+            Arrays arrays(comm_.size());
+            const auto elements = static_cast<int64_t>(recvCount);
+            if (is_root)
+                for (size_t j = 0; j < arrays.send_counts.size(); ++j) {
+                    arrays.send_counts[j] = elements;
+                    arrays.sdispls[j] = static_cast<int64_t>(j) * elements;
+                }
+            arrays.recv_counts[root] = elements;
+            const Copied copied(input, output);
+            run(comm_, dataType, copied.data(), output.data(), arrays, timeout);
+        };
+        return l;
+    });
+}
+
+HcclResult HcclBarrier(HcclComm comm, aclrtStream stream) {
+    Launch l{"HcclBarrier", comm, stream};
+    l.run = [](Comm&, double) {};  // the agreement is one
+    return launch(std::move(l));
+}

@@ -1,0 +1,121 @@
+// Sending and receiving: every ordered pair of ranks has a one-way channel, a communicator of two ranks, in which
+// messages meet in the order in which they are queued. A batch uses its channels at the same time.
+#include <map>
+#include <thread>
+#include <utility>
+
+#include "hccl/launch.h"
+
+using namespace alltoallv;
+using namespace alltoallv::emulator;
+
+namespace {
+
+/// One message through its channel; both ends must have given the same count and type.
+void transfer(Comm& comm, const Message& m, double timeout) {
+    const int from = m.sends ? comm.rank() : m.peer, to = m.sends ? m.peer : comm.rank();
+    Communicator& channel = comm.channel(from, to);
+    Agreed mine;
+    std::strncpy(mine.function, "a message", sizeof mine.function - 1);
+    mine.type = m.type;
+    mine.count = m.count;
+    agree(channel, mine, timeout);
+    const auto count = static_cast<int64_t>(m.count);
+    const std::vector<int64_t> zeros(2), to_second{0, m.sends ? count : 0}, from_first{m.sends ? 0 : count, 0};
+    Exchange exchange;
+    exchange.dtype = wire_type(m.type);
+    exchange.input = m.sends ? m.buffer.data() : nullptr;
+    exchange.output = m.sends ? nullptr : m.buffer.data();
+    exchange.send_counts = to_second;
+    exchange.recv_counts = from_first;
+    exchange.sdispls = exchange.rdispls = zeros;
+    channel.exchange(exchange, timeout);
+}
+
+/// From this rank to itself: the sends in their order meet the receives in theirs.
+void copy_to_self(const std::vector<Message>& sent, const std::vector<Message>& received) {
+    if (sent.size() != received.size())
+        throw Failure(HCCL_E_PARA, "the rank sends " + std::to_string(sent.size()) +
+                                       " messages to itself and receives " + std::to_string(received.size()));
+    for (size_t i = 0; i < sent.size(); ++i) {
+        if (sent[i].count != received[i].count || sent[i].type != received[i].type)
+            throw Failure(HCCL_E_PARA, "a message of the rank to itself has two counts or types");
+        if (sent[i].buffer.bytes > 0)
+            std::memmove(received[i].buffer.data(), sent[i].buffer.data(), sent[i].buffer.bytes);
+    }
+}
+
+}  // namespace
+
+void alltoallv::emulator::run_messages(Comm& comm, const std::vector<Message>& messages, double timeout) {
+    std::map<std::pair<bool, int>, std::vector<Message>> by_channel;
+    for (const Message& m : messages) by_channel[{m.sends, m.peer}].push_back(m);
+    copy_to_self(by_channel[{true, comm.rank()}], by_channel[{false, comm.rank()}]);
+    std::vector<std::exception_ptr> errors(by_channel.size());
+    std::vector<std::thread> threads;
+    for (const auto& [channel, queue] : by_channel) {
+        if (channel.second == comm.rank()) continue;
+        threads.emplace_back([&comm, &queue = queue, &error = errors[threads.size()], timeout] {
+            try {
+                for (const Message& m : queue) transfer(comm, m, timeout);
+            } catch (...) {
+                error = std::current_exception();
+            }
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const std::exception_ptr& error : errors)
+        if (error) std::rethrow_exception(error);
+}
+
+namespace {
+
+Launch batch(const char* function, std::vector<Message> messages, HcclComm comm, aclrtStream stream) {
+    const CommPtr c = comm_of(comm);
+    Launch l{function, comm, stream};
+    for (const Message& m : messages) {
+        if (m.peer < 0 || m.peer >= c->size())
+            throw Failure(HCCL_E_PARA, "the peer is " + std::to_string(m.peer) + ", expected less than " +
+                                           std::to_string(c->size()));
+        check_count("count", m.count);
+        (m.sends ? l.inputs : l.outputs).push_back(m.buffer);
+    }
+    l.messages = std::move(messages);
+    return l;
+}
+
+Message message(bool sends, const char* name, void* buffer, uint64_t count, HcclDataType type, uint32_t peer) {
+    return {sends, {name, buffer, count * size_of(type)}, count, type, static_cast<int>(peer)};
+}
+
+}  // namespace
+
+HcclResult HcclSend(void* sendBuf, uint64_t count, HcclDataType dataType, uint32_t destRank, HcclComm comm,
+                    aclrtStream stream) {
+    return launch(__func__, [&] {
+        return batch("HcclSend", {message(true, "sendBuf", sendBuf, count, dataType, destRank)}, comm, stream);
+    });
+}
+
+HcclResult HcclRecv(void* recvBuf, uint64_t count, HcclDataType dataType, uint32_t srcRank, HcclComm comm,
+                    aclrtStream stream) {
+    return launch(__func__, [&] {
+        return batch("HcclRecv", {message(false, "recvBuf", recvBuf, count, dataType, srcRank)}, comm, stream);
+    });
+}
+
+HcclResult HcclBatchSendRecv(HcclSendRecvItem* sendRecvInfo, uint32_t itemNum, HcclComm comm, aclrtStream stream) {
+    return launch(__func__, [&] {
+        check_given("sendRecvInfo", sendRecvInfo);
+        if (itemNum == 0) throw Failure(HCCL_E_PARA, "itemNum is 0");
+        std::vector<Message> messages;
+        for (uint32_t i = 0; i < itemNum; ++i) {
+            const HcclSendRecvItem& item = sendRecvInfo[i];
+            if (item.sendRecvType != HCCL_SEND && item.sendRecvType != HCCL_RECV)
+                throw Failure(HCCL_E_PARA, "sendRecvType is " + std::to_string(item.sendRecvType));
+            messages.push_back(
+                message(item.sendRecvType == HCCL_SEND, "buf", item.buf, item.count, item.dataType, item.remoteRank));
+        }
+        return batch("HcclBatchSendRecv", std::move(messages), comm, stream);
+    });
+}

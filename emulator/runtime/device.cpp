@@ -1,0 +1,105 @@
+#include "runtime/device.h"
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "abi/acl.h"
+#include "runtime/handles.h"
+#include "runtime/settings.h"
+
+namespace alltoallv::emulator {
+namespace {
+
+struct Context {
+    int device;
+};
+
+struct State {
+    std::mutex mutex;
+    bool initialized = false;
+    std::map<int, void*> primary;  // contexts, by device
+    Handles<Context> contexts{"context", 0xC0E0, acl_error_rt_context_null};
+};
+
+State& state() {
+    static auto* instance = new State;
+    return *instance;
+}
+
+thread_local void* current = nullptr;
+
+}  // namespace
+
+void initialize() {
+    const std::lock_guard lock(state().mutex);
+    if (state().initialized) throw Failure(acl_error_repeat_initialize, "called twice");
+    state().initialized = true;
+}
+
+void finalize() {
+    const std::lock_guard lock(state().mutex);
+    if (!state().initialized) throw Failure(acl_error_uninitialize, "aclInit has not been called");
+    state().initialized = false;
+}
+
+void check_device(int64_t device) {
+    const int count = settings().devices;
+    if (device >= 0 && device < count) return;
+    throw Failure(acl_error_rt_invalid_deviceid, "device is " + std::to_string(device) + ", there are " +
+                                                     std::to_string(count) + " (ALLTOALLV_EMULATOR_DEVICES)");
+}
+
+void set_device(int device) {
+    check_device(device);
+    State& s = state();
+    const std::lock_guard lock(s.mutex);
+    void*& primary = s.primary[device];
+    if (primary == nullptr) primary = s.contexts.add(std::make_shared<Context>(Context{device}));
+    current = primary;
+}
+
+int current_device() {
+    if (current == nullptr)
+        throw Failure(acl_error_rt_context_null, "this thread has no device: aclrtSetDevice has not been called");
+    return state().contexts.get(current)->device;
+}
+
+bool device_active(int device) {
+    State& s = state();
+    const std::lock_guard lock(s.mutex);
+    return s.primary.count(device) != 0;
+}
+
+void* current_context() {
+    (void)current_device();
+    return current;
+}
+
+void* current_context_or_null() {
+    return current;
+}
+
+void set_context(void* context) {
+    (void)state().contexts.get(context);
+    current = context;
+}
+
+void* add_context(int device) {
+    check_device(device);
+    current = state().contexts.add(std::make_shared<Context>(Context{device}));
+    return current;
+}
+
+void remove_context(void* context) {
+    State& s = state();
+    const std::lock_guard lock(s.mutex);
+    for (const auto& entry : s.primary)
+        if (entry.second == context)
+            throw Failure(acl_error_rt_param_invalid, "the context belongs to the device, it was not created");
+    s.contexts.remove(context);
+    if (current == context) current = nullptr;
+}
+
+}  // namespace alltoallv::emulator

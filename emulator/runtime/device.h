@@ -1,0 +1,29 @@
+/// \file device.h
+/// \brief Devices, contexts, and which of them a thread uses.
+#pragma once
+
+#include <cstdint>
+
+namespace alltoallv::emulator {
+
+/// aclInit has been called, and aclFinalize has not.
+void initialize();
+void finalize();
+
+/// This thread's device. Throws Failure when it has chosen none.
+int current_device();
+void set_device(int device);
+
+/// Throws Failure unless 0 <= device < settings().devices.
+void check_device(int64_t device);
+
+/// True once a thread has used the device.
+bool device_active(int device);
+
+void* current_context();
+void* current_context_or_null();
+void set_context(void* context);
+void* add_context(int device);
+void remove_context(void* context);
+
+}  // namespace alltoallv::emulator

@@ -1,0 +1,55 @@
+/// \file event.h
+/// \brief Events: what a stream passes by, for others to wait for.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+namespace alltoallv::emulator {
+
+/// One recording of an event. Waiting for an event means waiting for its latest recording.
+class Record {
+  public:
+    using Time = std::chrono::steady_clock::time_point;
+
+    void complete(int failure);
+
+    /// False if it does not complete within `seconds` (negative: no limit).
+    bool wait(double seconds);
+
+    bool done() const;
+    int failure() const;  // of the stream, at that point
+    Time time() const;    // when it completed
+
+  private:
+    mutable std::mutex mutex_;
+    std::condition_variable completed_;
+    bool done_ = false;
+    int failure_ = 0;
+    Time time_;
+};
+
+class Event {
+  public:
+    /// A new recording, which replaces the one before.
+    std::shared_ptr<Record> renew();
+
+    /// The latest recording; null before the first.
+    std::shared_ptr<Record> latest() const;
+
+  private:
+    mutable std::mutex mutex_;
+    std::shared_ptr<Record> latest_;
+};
+
+using EventPtr = std::shared_ptr<Event>;
+
+/// Handles as ACL gives them out. Throws Failure for a handle that is none.
+void* add_event();
+EventPtr event_of(void* handle);
+void remove_event(void* handle);
+
+}  // namespace alltoallv::emulator

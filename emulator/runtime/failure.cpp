@@ -1,0 +1,46 @@
+#include "runtime/failure.h"
+
+#include <cstdio>
+#include <mutex>
+
+#include "runtime/settings.h"
+
+namespace alltoallv::emulator {
+namespace {
+
+struct Recent {
+    std::mutex mutex;
+    std::string message;
+};
+
+Recent& recent() {
+    static auto* instance = new Recent;
+    return *instance;
+}
+
+}  // namespace
+
+int& last_code() {
+    thread_local int code = 0;
+    return code;
+}
+
+int report(const char* function, int code, const std::string& message) {
+    const std::string text = std::string(function) + ": " + message + " (" + std::to_string(code) + ")";
+    {
+        Recent& r = recent();
+        const std::lock_guard lock(r.mutex);
+        r.message = text;
+    }
+    last_code() = code;
+    if (settings().verbose) std::fprintf(stderr, "[alltoallv emulator] %s\n", text.c_str());
+    return code;
+}
+
+std::string take_recent_message() {
+    Recent& r = recent();
+    const std::lock_guard lock(r.mutex);
+    return std::move(r.message);
+}
+
+}  // namespace alltoallv::emulator

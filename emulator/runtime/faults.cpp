@@ -1,0 +1,124 @@
+#include "runtime/faults.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <mutex>
+#include <sstream>
+#include <stdexcept>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "runtime/failure.h"
+#include "runtime/settings.h"
+
+namespace alltoallv::emulator {
+namespace {
+
+struct Rule {
+    std::string function;  // may end in '*'
+    int rank = -1;         // any
+    int call = 0;          // any
+    Fault fault;
+
+    bool matches(const std::string& name, int of_rank, int of_call) const {
+        const bool open = function.back() == '*';
+        const bool named =
+            open ? name.compare(0, function.size() - 1, function, 0, function.size() - 1) == 0 : name == function;
+        return named && (rank < 0 || rank == of_rank) && (call == 0 || call == of_call);
+    }
+};
+
+struct State {
+    std::mutex mutex;
+    std::vector<Rule> rules;
+    std::unordered_map<std::string, int> calls;
+};
+
+State& state() {
+    static auto* instance = new State;
+    return *instance;
+}
+
+Rule parse(const std::string& text) {
+    const auto wrong = [&](const std::string& why) {
+        return std::invalid_argument("fault '" + text + "': " + why +
+                                     "; expected FUNCTION[@RANK][#CALL]=fail:N|async:N|delay:MS|zeros|skip|die");
+    };
+    const size_t equal = text.find('=');
+    if (equal == std::string::npos) throw wrong("there is no '='");
+    Rule rule;
+    rule.function = text.substr(0, text.find_first_of("@#="));
+    if (rule.function.empty()) throw wrong("there is no function");
+    try {
+        const std::string head = text.substr(0, equal);
+        if (const size_t at = head.find('@'); at != std::string::npos) rule.rank = std::stoi(head.substr(at + 1));
+        if (const size_t at = head.find('#'); at != std::string::npos) rule.call = std::stoi(head.substr(at + 1));
+        const std::string action = text.substr(equal + 1);
+        const size_t colon = action.find(':');
+        const std::string name = action.substr(0, colon);
+        const bool has_number = colon != std::string::npos;
+        if (has_number) rule.fault.number = std::stoi(action.substr(colon + 1));
+        if (name == "zeros" || name == "skip" || name == "die") {
+            rule.fault.action = name == "zeros" ? Action::zeros : name == "skip" ? Action::skip : Action::die;
+        } else if (name == "fail" || name == "async" || name == "delay") {
+            if (!has_number || rule.fault.number == 0) throw wrong("'" + name + "' needs a number other than 0");
+            rule.fault.action = name == "fail" ? Action::fail : name == "async" ? Action::async : Action::delay;
+        } else {
+            throw wrong("'" + name + "' is no action");
+        }
+        const bool on_stream = name == "zeros" || name == "skip" || name == "async";
+        if (on_stream && rule.function.rfind("Hccl", 0) != 0) throw wrong("'" + name + "' is for HCCL's collectives");
+    } catch (const std::out_of_range&) {
+        throw wrong("a number is too large");
+    } catch (const std::invalid_argument& error) {
+        if (std::string(error.what()).rfind("fault", 0) == 0) throw;
+        throw wrong("a number is missing");
+    }
+    return rule;
+}
+
+}  // namespace
+
+void set_faults(const std::string& rules) {
+    std::vector<Rule> parsed;
+    std::istringstream stream(rules);
+    for (std::string text; std::getline(stream, text, ';');)
+        if (!text.empty()) parsed.push_back(parse(text));
+    State& s = state();
+    const std::lock_guard lock(s.mutex);
+    if (parsed.empty()) s.rules.clear();
+    s.rules.insert(s.rules.end(), parsed.begin(), parsed.end());
+    s.calls.clear();
+}
+
+std::optional<Fault> fault_of(const char* function) {
+    (void)settings();  // reads the rules of the environment
+    State& s = state();
+    const std::lock_guard lock(s.mutex);
+    if (s.rules.empty()) return std::nullopt;
+    const int call = ++s.calls[function];
+    const int rank = process_rank();
+    for (const Rule& rule : s.rules)
+        if (rule.matches(function, rank, call)) return rule.fault;
+    return std::nullopt;
+}
+
+int apply_at_call(const char* function, const std::optional<Fault>& fault) {
+    if (!fault) return 0;
+    if (fault->action == Action::die) die(function);
+    if (fault->action == Action::delay) std::this_thread::sleep_for(std::chrono::milliseconds(fault->number));
+    if (fault->action != Action::fail) return 0;
+    return report(function, fault->number, "fails because a fault was asked for");
+}
+
+void die(const char* function) {
+    std::fprintf(stderr, "[alltoallv emulator] %s: the process dies because a fault was asked for\n", function);
+    kill(getpid(), SIGKILL);
+    for (;;) pause();
+}
+
+}  // namespace alltoallv::emulator

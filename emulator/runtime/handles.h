@@ -1,0 +1,68 @@
+/// \file handles.h
+/// \brief Opaque handles: never null, never a pointer to anything, never given out twice.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "runtime/failure.h"
+
+namespace alltoallv::emulator {
+
+/// The objects of one kind. Thread-safe.
+template <class Object>
+class Handles {
+  public:
+    /// `kind` is for messages; `tag` tells the kinds' handles apart; `code` is the number of the failure.
+    Handles(const char* kind, uint64_t tag, int code) : kind_(kind), code_(code), next_((tag << 32) + 0x10) {}
+
+    void* add(std::shared_ptr<Object> object) {
+        const std::lock_guard lock(mutex_);
+        next_ += 0x10;
+        objects_.emplace(next_, std::move(object));
+        return reinterpret_cast<void*>(next_);
+    }
+
+    std::shared_ptr<Object> get(void* handle) const {
+        const std::lock_guard lock(mutex_);
+        const auto found = objects_.find(reinterpret_cast<uint64_t>(handle));
+        if (found == objects_.end()) throw none(handle);
+        return found->second;
+    }
+
+    std::shared_ptr<Object> remove(void* handle) {
+        const std::lock_guard lock(mutex_);
+        const auto found = objects_.find(reinterpret_cast<uint64_t>(handle));
+        if (found == objects_.end()) throw none(handle);
+        auto object = std::move(found->second);
+        objects_.erase(found);
+        return object;
+    }
+
+    std::vector<std::shared_ptr<Object>> all() const {
+        const std::lock_guard lock(mutex_);
+        std::vector<std::shared_ptr<Object>> objects;
+        for (const auto& entry : objects_) objects.push_back(entry.second);
+        return objects;
+    }
+
+  private:
+    Failure none(void* handle) const {
+        const bool known = reinterpret_cast<uint64_t>(handle) >> 32 == next_ >> 32 && handle != nullptr;
+        return {code_, std::string(kind_) + (handle == nullptr ? " is null"
+                                             : known           ? " has been destroyed"
+                                                               : " is no handle of this library")};
+    }
+
+    const char* kind_;
+    int code_;
+    mutable std::mutex mutex_;
+    uint64_t next_;
+    std::unordered_map<uint64_t, std::shared_ptr<Object>> objects_;
+};
+
+}  // namespace alltoallv::emulator

@@ -1,0 +1,143 @@
+#include "runtime/memory.h"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <sstream>
+
+#include "abi/acl.h"
+#include "runtime/failure.h"
+#include "runtime/settings.h"
+
+namespace alltoallv::emulator {
+namespace {
+
+constexpr unsigned char fresh = 0xA5;
+
+struct Registry {
+    std::mutex mutex;
+    std::map<uintptr_t, Allocation> allocations;
+    std::map<int, size_t> used;  // bytes per device
+};
+
+Registry& registry() {
+    static auto* instance = new Registry;
+    return *instance;
+}
+
+std::string hex(const void* address) {
+    std::ostringstream text;
+    text << address;
+    return text.str();
+}
+
+const Allocation* find(const Registry& r, const void* address) {
+    const auto key = reinterpret_cast<uintptr_t>(address);
+    auto after = r.allocations.upper_bound(key);
+    if (after == r.allocations.begin()) return nullptr;
+    const Allocation& candidate = std::prev(after)->second;
+    return key < reinterpret_cast<uintptr_t>(candidate.address) + candidate.bytes ? &candidate : nullptr;
+}
+
+void check_end(const char* what, const Allocation& allocation, const void* address, size_t bytes) {
+    const size_t offset = static_cast<size_t>(static_cast<const char*>(address) - allocation.address);
+    if (bytes <= allocation.bytes - offset) return;
+    throw Failure(acl_error_rt_param_invalid, std::string(what) + " is byte " + std::to_string(offset) +
+                                                  " of an allocation of " + std::to_string(allocation.bytes) +
+                                                  " bytes, and " + std::to_string(bytes) +
+                                                  " bytes from there leave it");
+}
+
+}  // namespace
+
+void* allocate(MemoryKind kind, int device, size_t bytes) {
+    if (bytes == 0) throw Failure(acl_error_rt_param_invalid, "size is 0, expected at least 1");
+    Registry& r = registry();
+    const std::lock_guard lock(r.mutex);
+    if (kind == MemoryKind::device) {
+        const size_t total = static_cast<size_t>(settings().memory_mb) << 20;
+        size_t& used = r.used[device];
+        if (bytes > total - used)
+            throw Failure(acl_error_rt_memory_allocation,
+                          "device " + std::to_string(device) + " has " + std::to_string(total - used) + " of " +
+                              std::to_string(total) + " bytes free, asked for " + std::to_string(bytes));
+        used += bytes;
+    }
+    void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (address == MAP_FAILED) {
+        if (kind == MemoryKind::device) r.used[device] -= bytes;
+        throw Failure(acl_error_rt_memory_allocation, "the host has no " + std::to_string(bytes) + " bytes left");
+    }
+    if (kind == MemoryKind::device) std::memset(address, fresh, bytes);
+    r.allocations[reinterpret_cast<uintptr_t>(address)] = {static_cast<char*>(address), bytes, kind, device, false};
+    return address;
+}
+
+void register_host(void* address, size_t bytes) {
+    Registry& r = registry();
+    const std::lock_guard lock(r.mutex);
+    if (address == nullptr || bytes == 0) throw Failure(acl_error_rt_param_invalid, "ptr is null or size is 0");
+    if (find(r, address) != nullptr)
+        throw Failure(acl_error_rt_param_invalid, "ptr " + hex(address) + " is registered or allocated already");
+    r.allocations[reinterpret_cast<uintptr_t>(address)] = {static_cast<char*>(address), bytes, MemoryKind::host, -1,
+                                                           true};
+}
+
+void free_memory(MemoryKind kind, void* address) {
+    Registry& r = registry();
+    const std::lock_guard lock(r.mutex);
+    const auto found = r.allocations.find(reinterpret_cast<uintptr_t>(address));
+    if (found == r.allocations.end() || found->second.kind != kind || found->second.registered)
+        throw Failure(acl_error_rt_param_invalid, hex(address) + " is no allocation of this kind, or was freed before");
+    if (kind == MemoryKind::device) r.used[found->second.device] -= found->second.bytes;
+    munmap(address, found->second.bytes);
+    r.allocations.erase(found);
+}
+
+void unregister_host(void* address) {
+    Registry& r = registry();
+    const std::lock_guard lock(r.mutex);
+    const auto found = r.allocations.find(reinterpret_cast<uintptr_t>(address));
+    if (found == r.allocations.end() || !found->second.registered)
+        throw Failure(acl_error_rt_param_invalid, hex(address) + " is not registered");
+    r.allocations.erase(found);
+}
+
+std::optional<Allocation> find_allocation(const void* address) {
+    Registry& r = registry();
+    const std::lock_guard lock(r.mutex);
+    const Allocation* found = find(r, address);
+    return found == nullptr ? std::nullopt : std::optional(*found);
+}
+
+void check_device_range(const char* what, const void* address, size_t bytes) {
+    if (bytes == 0) return;
+    const std::optional<Allocation> found = find_allocation(address);
+    if (!found || found->kind != MemoryKind::device)
+        throw Failure(acl_error_rt_param_invalid, std::string(what) + " " + hex(address) + " is no device memory" +
+                                                      (found ? " but host memory" : ", or was freed"));
+    check_end(what, *found, address, bytes);
+}
+
+void check_host_range(const char* what, const void* address, size_t bytes) {
+    if (bytes == 0) return;
+    if (address == nullptr) throw Failure(acl_error_rt_param_invalid, std::string(what) + " is null");
+    const std::optional<Allocation> found = find_allocation(address);
+    if (!found) return;  // pageable memory, whose bounds are unknown
+    if (found->kind == MemoryKind::device)
+        throw Failure(acl_error_rt_param_invalid, std::string(what) + " " + hex(address) +
+                                                      " is device memory, expected host memory for this kind of copy");
+    check_end(what, *found, address, bytes);
+}
+
+Usage memory_usage(int device) {
+    Registry& r = registry();
+    const std::lock_guard lock(r.mutex);
+    const size_t total = static_cast<size_t>(settings().memory_mb) << 20;
+    return {total - r.used[device], total};
+}
+
+}  // namespace alltoallv::emulator

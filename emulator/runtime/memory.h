@@ -1,0 +1,44 @@
+/// \file memory.h
+/// \brief Memory of the emulated devices and pinned host memory: host memory whose bounds are known.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+
+namespace alltoallv::emulator {
+
+enum class MemoryKind { device, host };
+
+struct Allocation {
+    char* address;
+    size_t bytes;
+    MemoryKind kind;
+    int device;       // of device memory
+    bool registered;  // host memory of the caller's
+};
+
+/// Fresh device memory is filled with 0xA5, so that nothing passes for initialized. Throws Failure when the device is
+/// full.
+void* allocate(MemoryKind kind, int device, size_t bytes);
+void register_host(void* address, size_t bytes);
+
+/// Throws Failure for an address that `allocate` or `register_host` has not returned.
+void free_memory(MemoryKind kind, void* address);
+void unregister_host(void* address);
+
+/// The allocation that holds the address.
+std::optional<Allocation> find_allocation(const void* address);
+
+/// Throws Failure unless the range lies in one allocation of device memory. `what` names the argument.
+void check_device_range(const char* what, const void* address, size_t bytes);
+
+/// Throws Failure if the range begins in device memory, or leaves the pinned allocation it begins in.
+void check_host_range(const char* what, const void* address, size_t bytes);
+
+struct Usage {
+    size_t free, total;
+};
+Usage memory_usage(int device);
+
+}  // namespace alltoallv::emulator

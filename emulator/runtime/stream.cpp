@@ -1,0 +1,151 @@
+#include "runtime/stream.h"
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "abi/acl.h"
+#include "runtime/device.h"
+#include "runtime/handles.h"
+#include "runtime/settings.h"
+
+namespace alltoallv::emulator {
+namespace {
+
+struct Streams {
+    Handles<Stream> handles{"stream", 0x57E0, acl_error_rt_param_invalid};
+    std::mutex mutex;
+    std::map<int, StreamPtr> defaults;  // by device
+};
+
+Streams& streams() {
+    static auto* instance = new Streams;  // never destroyed: at exit, threads are still in them
+    return *instance;
+}
+
+int next_id() {
+    static std::atomic<int> next{0};
+    return next++;
+}
+
+}  // namespace
+
+Stream::Stream(int device) : device_(device), id_(next_id()), thread_([this] { run(); }) {}
+
+Stream::~Stream() {
+    {
+        const std::lock_guard lock(mutex_);
+        closing_ = true;
+    }
+    queued_.notify_all();
+    if (thread_.get_id() == std::this_thread::get_id())
+        thread_.detach();  // the last owner was a task
+    else
+        thread_.join();
+}
+
+void Stream::enqueue(Task task, bool delayed) {
+    {
+        const std::lock_guard lock(mutex_);
+        items_.push_back({std::move(task), delayed});
+        ++enqueued_;
+    }
+    queued_.notify_one();
+}
+
+void Stream::record(std::shared_ptr<Record> record) {
+    const auto complete = [this, record = std::move(record)] {
+        int failure;
+        {
+            const std::lock_guard lock(mutex_);
+            failure = failure_;
+        }
+        record->complete(failure);
+        return 0;
+    };
+    enqueue(complete, false);
+}
+
+void Stream::wait(std::shared_ptr<Record> record) {
+    const auto wait = [record = std::move(record)] {
+        record->wait(-1);
+        return record->failure();
+    };
+    enqueue(wait, false);
+}
+
+bool Stream::synchronize(double seconds) {
+    std::unique_lock lock(mutex_);
+    const auto done = [this, target = enqueued_] { return finished_ >= target; };
+    if (seconds >= 0) return progressed_.wait_for(lock, std::chrono::duration<double>(seconds), done);
+    progressed_.wait(lock, done);
+    return true;
+}
+
+int Stream::take_failure() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(failure_, 0);
+}
+
+bool Stream::idle() const {
+    const std::lock_guard lock(mutex_);
+    return finished_ == enqueued_;
+}
+
+void Stream::run() {
+    set_device(device_);
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        queued_.wait(lock, [this] { return closing_ || !items_.empty(); });
+        if (items_.empty()) return;
+        Item item = std::move(items_.front());
+        items_.pop_front();
+        lock.unlock();
+        const int64_t delay = item.delayed ? settings().task_delay_us.load() : 0;
+        if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));
+        const int code = item.task();
+        item = {};  // what the task holds goes before others learn that it is done
+        lock.lock();
+        if (failure_ == 0) failure_ = code;
+        ++finished_;
+        progressed_.notify_all();
+    }
+}
+
+void* add_stream(int device) {
+    return streams().handles.add(std::make_shared<Stream>(device));
+}
+
+StreamPtr stream_of(void* handle) {
+    const int device = current_device();
+    if (handle == nullptr) {
+        Streams& s = streams();
+        const std::lock_guard lock(s.mutex);
+        StreamPtr& stream = s.defaults[device];
+        if (!stream) stream = std::make_shared<Stream>(device);
+        return stream;
+    }
+    StreamPtr stream = streams().handles.get(handle);
+    if (stream->device() != device)
+        throw Failure(acl_error_rt_stream_context, "stream belongs to device " + std::to_string(stream->device()) +
+                                                       ", this thread uses device " + std::to_string(device));
+    return stream;
+}
+
+StreamPtr remove_stream(void* handle) {
+    return streams().handles.remove(handle);
+}
+
+std::vector<StreamPtr> streams_of_device(int device) {
+    Streams& s = streams();
+    std::vector<StreamPtr> found;
+    for (StreamPtr& stream : s.handles.all())
+        if (stream->device() == device) found.push_back(std::move(stream));
+    const std::lock_guard lock(s.mutex);
+    if (const auto it = s.defaults.find(device); it != s.defaults.end()) found.push_back(it->second);
+    return found;
+}
+
+}  // namespace alltoallv::emulator

@@ -1,0 +1,245 @@
+// Streams, events, memory and faults of the emulated ACL.
+#include <atomic>
+#include <chrono>
+
+#include "emulator_fixture.h"
+#include "runtime/faults.h"
+
+using namespace testing;
+
+namespace {
+
+constexpr int milliseconds = 1000;
+
+void sleep_ms(int ms) {
+    usleep(static_cast<useconds_t>(ms) * milliseconds);
+}
+
+struct Slow {
+    std::vector<int>* order;
+    int number;
+};
+
+void slow_task(void* argument) {
+    auto* slow = static_cast<Slow*>(argument);
+    sleep_ms(20);
+    slow->order->push_back(slow->number);
+}
+
+void streams_run_in_order_and_later() {
+    const aclrtStream stream = new_stream();
+    std::vector<int> order;
+    std::vector<Slow> tasks;
+    for (int i = 0; i < 5; ++i) tasks.push_back({&order, i});
+    for (Slow& task : tasks) CHECK_EQ(aclrtLaunchHostFunc(stream, slow_task, &task), 0);
+    aclrtStreamStatus status;
+    CHECK_EQ(aclrtStreamQuery(stream, &status), 0);
+    CHECK_EQ(status, ACL_STREAM_STATUS_NOT_READY);
+    CHECK_EQ(aclrtSynchronizeStreamWithTimeout(stream, 1), acl_error_rt_stream_sync_timeout);
+    CHECK_EQ(aclrtSynchronizeStream(stream), 0);
+    CHECK(order == (std::vector<int>{0, 1, 2, 3, 4}));
+    CHECK_EQ(aclrtStreamQuery(stream, &status), 0);
+    CHECK_EQ(status, ACL_STREAM_STATUS_COMPLETE);
+    CHECK_EQ(aclrtDestroyStream(stream), 0);
+    CHECK_EQ(aclrtSynchronizeStream(stream), acl_error_rt_param_invalid);
+    check_message("stream has been destroyed");
+}
+
+/// A copy on one stream, then another on a second stream, with or without the event between them.
+std::vector<int> copy_across_streams(bool synchronized) {
+    const std::vector<int> values{1, 2, 3, 4};
+    const DeviceArray<int> first(std::vector<int>(4, -1)), second(std::vector<int>(4, -2)), source(values);
+    const aclrtStream a = new_stream(), b = new_stream();
+    aclrtEvent event;
+    CHECK_EQ(aclrtCreateEvent(&event), 0);
+    std::vector<int> order;
+    Slow slow{&order, 0};
+    CHECK_EQ(aclrtLaunchHostFunc(a, slow_task, &slow), 0);
+    const auto copy = [&](const DeviceArray<int>& to, const DeviceArray<int>& from, aclrtStream stream) {
+        CHECK_EQ(
+            aclrtMemcpyAsync(to.data(), to.bytes(), from.data(), from.bytes(), ACL_MEMCPY_DEVICE_TO_DEVICE, stream), 0);
+    };
+    copy(first, source, a);
+    CHECK_EQ(aclrtRecordEvent(event, a), 0);
+    if (synchronized) CHECK_EQ(aclrtStreamWaitEvent(b, event), 0);
+    copy(second, first, b);
+    CHECK_EQ(aclrtSynchronizeStream(b), 0);
+    const std::vector<int> result = second.values();
+    CHECK_EQ(aclrtSynchronizeStream(a), 0);
+    CHECK_EQ(aclrtDestroyEvent(event), 0);
+    CHECK_EQ(aclrtDestroyStream(a), 0);
+    CHECK_EQ(aclrtDestroyStream(b), 0);
+    return result;
+}
+
+void events_order_streams() {
+    CHECK(copy_across_streams(true) == (std::vector<int>{1, 2, 3, 4}));
+}
+
+void a_missing_wait_is_seen() {
+    CHECK(copy_across_streams(false) == (std::vector<int>{-1, -1, -1, -1}));
+}
+
+void a_synchronous_copy_waits_for_no_stream() {
+    const DeviceArray<int> target(std::vector<int>{7}), source(std::vector<int>{8});
+    const aclrtStream stream = new_stream();
+    option("task_delay_us", "50000");
+    CHECK_EQ(aclrtMemcpyAsync(target.data(), 4, source.data(), 4, ACL_MEMCPY_DEVICE_TO_DEVICE, stream), 0);
+    CHECK_EQ(target.values()[0], 7);
+    CHECK_EQ(aclrtSynchronizeStream(stream), 0);
+    option("task_delay_us", "0");
+    CHECK_EQ(target.values()[0], 8);
+    CHECK_EQ(aclrtDestroyStream(stream), 0);
+}
+
+void events_tell_when() {
+    const aclrtStream stream = new_stream();
+    aclrtEvent start, end;
+    CHECK_EQ(aclrtCreateEventWithFlag(&start, acl_event_time_line), 0);
+    CHECK_EQ(aclrtCreateEventExWithFlag(&end, acl_event_time_line), 0);
+    float ms = 0;
+    CHECK_EQ(aclrtEventElapsedTime(&ms, start, end), acl_error_rt_param_invalid);
+    check_message("has not been recorded");
+    CHECK_EQ(aclrtRecordEvent(start, stream), 0);
+    std::vector<int> order;
+    Slow slow{&order, 0};
+    CHECK_EQ(aclrtLaunchHostFunc(stream, slow_task, &slow), 0);
+    CHECK_EQ(aclrtRecordEvent(end, stream), 0);
+    aclrtEventRecordedStatus status;
+    CHECK_EQ(aclrtQueryEventStatus(end, &status), 0);
+    CHECK_EQ(status, ACL_EVENT_RECORDED_STATUS_NOT_READY);
+    CHECK_EQ(aclrtSynchronizeEvent(end), 0);
+    CHECK_EQ(aclrtQueryEventStatus(end, &status), 0);
+    CHECK_EQ(status, ACL_EVENT_RECORDED_STATUS_COMPLETE);
+    CHECK_EQ(aclrtEventElapsedTime(&ms, start, end), 0);
+    CHECK(ms >= 20 && ms < 20000);
+    CHECK_EQ(aclrtDestroyEvent(start), 0);
+    CHECK_EQ(aclrtDestroyEvent(end), 0);
+    CHECK_EQ(aclrtDestroyStream(stream), 0);
+}
+
+void memory_knows_its_bounds() {
+    const DeviceArray<char> device(100);
+    char host[200] = {};
+    CHECK_EQ(aclrtMemcpy(device.data(), 200, host, 101, ACL_MEMCPY_HOST_TO_DEVICE), acl_error_rt_param_invalid);
+    check_message("dst is byte 0 of an allocation of 100 bytes");
+    CHECK_EQ(aclrtMemcpy(host, 50, device.data(), 51, ACL_MEMCPY_DEVICE_TO_HOST), acl_error_rt_param_invalid);
+    check_message("destMax only 50");
+    CHECK_EQ(aclrtMemcpy(host, 200, host + 100, 10, ACL_MEMCPY_HOST_TO_DEVICE), acl_error_rt_param_invalid);
+    check_message("is no device memory");
+    CHECK_EQ(aclrtMemcpy(device.data(), 100, host, 10, ACL_MEMCPY_HOST_TO_HOST), acl_error_rt_param_invalid);
+    check_message("dst");
+    CHECK_EQ(aclrtMemset(static_cast<char*>(device.data()) + 90, 20, 0, 20), acl_error_rt_param_invalid);
+    CHECK_EQ(aclrtFree(host), acl_error_rt_param_invalid);
+    void* freed = nullptr;
+    CHECK_EQ(aclrtMalloc(&freed, 10, ACL_MEM_MALLOC_HUGE_FIRST), 0);
+    CHECK_EQ(aclrtFree(freed), 0);
+    CHECK_EQ(aclrtFree(freed), acl_error_rt_param_invalid);
+    CHECK_EQ(static_cast<int>(device.values()[0]), static_cast<int>(static_cast<char>(0xA5)));
+    aclrtPtrAttributes attributes;
+    CHECK_EQ(aclrtPointerGetAttributes(device.data(), &attributes), 0);
+    CHECK_EQ(attributes.location.type, ACL_MEM_LOCATION_TYPE_DEVICE);
+}
+
+void a_device_can_be_full() {
+    size_t free_before = 0, free_after = 0, total = 0;
+    CHECK_EQ(aclrtGetMemInfo(ACL_HBM_MEM, &free_before, &total), 0);
+    void* memory = nullptr;
+    CHECK_EQ(aclrtMalloc(&memory, total + 1, ACL_MEM_MALLOC_HUGE_FIRST), acl_error_rt_memory_allocation);
+    CHECK_EQ(aclrtMalloc(&memory, 1000, ACL_MEM_MALLOC_HUGE_FIRST), 0);
+    CHECK_EQ(aclrtGetMemInfo(ACL_HBM_MEM, &free_after, &total), 0);
+    CHECK_EQ(free_before - free_after, size_t{1000});
+    CHECK_EQ(aclrtFree(memory), 0);
+}
+
+void memory_freed_too_early_is_an_error_of_the_stream() {
+    void* memory = nullptr;
+    CHECK_EQ(aclrtMalloc(&memory, 100, ACL_MEM_MALLOC_HUGE_FIRST), 0);
+    const aclrtStream stream = new_stream();
+    option("task_delay_us", "50000");
+    CHECK_EQ(aclrtMemsetAsync(memory, 100, 0, 100, stream), 0);
+    CHECK_EQ(aclrtFree(memory), 0);
+    CHECK_EQ(aclrtSynchronizeStream(stream), acl_error_rt_param_invalid);
+    option("task_delay_us", "0");
+    CHECK_EQ(aclrtSynchronizeStream(stream), 0);  // reported once
+    CHECK_EQ(aclrtDestroyStream(stream), 0);
+}
+
+void failures_travel_with_events() {
+    void* memory = nullptr;
+    CHECK_EQ(aclrtMalloc(&memory, 100, ACL_MEM_MALLOC_HUGE_FIRST), 0);
+    const aclrtStream broken = new_stream(), other = new_stream();
+    aclrtEvent event;
+    CHECK_EQ(aclrtCreateEvent(&event), 0);
+    option("task_delay_us", "20000");
+    CHECK_EQ(aclrtMemsetAsync(memory, 100, 0, 100, broken), 0);
+    CHECK_EQ(aclrtFree(memory), 0);
+    CHECK_EQ(aclrtRecordEvent(event, broken), 0);
+    CHECK_EQ(aclrtStreamWaitEvent(other, event), 0);
+    CHECK_EQ(aclrtSynchronizeStream(other), acl_error_rt_param_invalid);
+    option("task_delay_us", "0");
+    CHECK_EQ(aclrtSynchronizeEvent(event), acl_error_rt_param_invalid);
+    CHECK_EQ(aclrtSynchronizeDevice(), acl_error_rt_param_invalid);
+    CHECK_EQ(aclrtDestroyEvent(event), 0);
+    CHECK_EQ(aclrtDestroyStream(broken), 0);
+    CHECK_EQ(aclrtDestroyStream(other), 0);
+}
+
+void threads_choose_their_device() {
+    std::thread([] {
+        void* memory = nullptr;
+        CHECK_EQ(aclrtMalloc(&memory, 1, ACL_MEM_MALLOC_HUGE_FIRST), acl_error_rt_context_null);
+        check_message("aclrtSetDevice has not been called");
+        CHECK_EQ(aclrtSetDevice(99), acl_error_rt_invalid_deviceid);
+        CHECK_EQ(aclrtSetDevice(1), 0);
+        const aclrtStream stream = new_stream();
+        CHECK_EQ(aclrtSetDevice(0), 0);
+        CHECK_EQ(aclrtSynchronizeStream(stream), acl_error_rt_stream_context);
+        CHECK_EQ(aclrtSetDevice(1), 0);
+        CHECK_EQ(aclrtDestroyStream(stream), 0);
+    }).join();
+}
+
+void faults_hit_the_call_they_name() {
+    void* memory = nullptr;
+    option("faults", "aclrtMalloc#2=fail:207001");
+    CHECK_EQ(aclrtMalloc(&memory, 10, ACL_MEM_MALLOC_HUGE_FIRST), 0);
+    CHECK_EQ(aclrtFree(memory), 0);
+    CHECK_EQ(aclrtMalloc(&memory, 10, ACL_MEM_MALLOC_HUGE_FIRST), 207001);
+    check_message("aclrtMalloc: fails because a fault was asked for");
+    CHECK_EQ(aclrtMalloc(&memory, 10, ACL_MEM_MALLOC_HUGE_FIRST), 0);
+    CHECK_EQ(aclrtFree(memory), 0);
+    option("faults", "");
+    for (const char* wrong : {"aclrtMalloc", "=die", "aclrtMalloc=explode", "aclrtMalloc=fail", "aclrtMalloc=zeros",
+                              "aclrtMalloc@x=die", "aclrtMalloc#99999999999=die"})
+        CHECK_EQ(AlltoallvEmulatorSet("faults", wrong), -1);
+    CHECK_EQ(AlltoallvEmulatorSet("no such setting", "1"), -1);
+    CHECK_EQ(AlltoallvEmulatorSet("devices", "many"), -1);
+}
+
+extern "C" int aclmdlLoadFromFile();
+
+void what_is_not_implemented_says_so() {
+    CHECK_EQ(aclmdlLoadFromFile(), acl_error_rt_feature_not_support);
+    check_message("aclmdlLoadFromFile: is not implemented");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    option("verbose", "0");
+    aclrtSetDevice(0);
+    return run_all(argc, argv,
+                   {{"streams run in order and later", streams_run_in_order_and_later},
+                    {"events order streams", events_order_streams},
+                    {"a missing wait is seen", a_missing_wait_is_seen},
+                    {"a synchronous copy waits for no stream", a_synchronous_copy_waits_for_no_stream},
+                    {"events tell when", events_tell_when},
+                    {"memory knows its bounds", memory_knows_its_bounds},
+                    {"a device can be full", a_device_can_be_full},
+                    {"memory freed too early", memory_freed_too_early_is_an_error_of_the_stream},
+                    {"failures travel with events", failures_travel_with_events},
+                    {"threads choose their device", threads_choose_their_device},
+                    {"faults hit the call they name", faults_hit_the_call_they_name},
+                    {"what is not implemented says so", what_is_not_implemented_says_so}});
+}

@@ -1,0 +1,60 @@
+/// \file emulator_fixture.h
+/// \brief What the self-tests of the emulator share: device memory, streams, communicators.
+#pragma once
+
+#include <unistd.h>
+
+#include <cstring>
+
+#include "abi/hccl.h"
+#include "check.h"
+#include "runtime/settings.h"
+
+namespace testing {
+
+inline void option(const char* name, const std::string& value) {
+    CHECK_EQ(AlltoallvEmulatorSet(name, value.c_str()), 0);
+}
+
+/// Device memory that holds values of one type.
+template <class T>
+class DeviceArray {
+  public:
+    explicit DeviceArray(size_t count) : count_(count) {
+        CHECK_EQ(aclrtMalloc(&data_, std::max<size_t>(1, count * sizeof(T)), ACL_MEM_MALLOC_HUGE_FIRST), 0);
+    }
+    DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
+        CHECK_EQ(aclrtMemcpy(data_, count_ * sizeof(T), values.data(), count_ * sizeof(T), ACL_MEMCPY_HOST_TO_DEVICE),
+                 0);
+    }
+    ~DeviceArray() { aclrtFree(data_); }
+    DeviceArray(const DeviceArray&) = delete;
+    DeviceArray& operator=(const DeviceArray&) = delete;
+
+    void* data() const { return data_; }
+    size_t bytes() const { return count_ * sizeof(T); }
+    std::vector<T> values() const {
+        std::vector<T> values(count_);
+        CHECK_EQ(aclrtMemcpy(values.data(), bytes(), data_, bytes(), ACL_MEMCPY_DEVICE_TO_HOST), 0);
+        return values;
+    }
+
+  private:
+    size_t count_;
+    void* data_ = nullptr;
+};
+
+inline aclrtStream new_stream() {
+    aclrtStream stream = nullptr;
+    CHECK_EQ(aclrtCreateStream(&stream), 0);
+    return stream;
+}
+
+/// The message reported last must contain `part`.
+inline void check_message(const std::string& part) {
+    const std::string message = aclGetRecentErrMsg();
+    if (message.find(part) == std::string::npos)
+        throw std::runtime_error("expected '" + part + "' in '" + message + "'");
+}
+
+}  // namespace testing
