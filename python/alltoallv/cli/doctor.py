@@ -5,42 +5,59 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import platform
 from itertools import groupby
 from typing import Any
 
 from alltoallv import __version__
-from alltoallv.doctor import Check, machine, selftest, software
+from alltoallv.doctor import Check, machine, npu_selftest, selftest, software
 
 _EPILOG = """\
 A line per check: ok; no: does not work, with what to do; -: absent or of no consequence. The last ones
 exchange data between two processes over each data path, and say which path "auto" takes.
 
-The exit code is 0 if the shm backend works here, 1 otherwise.
+--selftest also runs one process on every NPU, over HCCL, against what the definitions say, and writes everything to a
+file to send back (docs/ascend.md).
+
+The exit code is 0 if the shm backend works here and, with --selftest, the NPUs pass; 1 otherwise.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``doctor``."""
     parser.epilog = _EPILOG
+    parser.add_argument("--selftest", action="store_true", help=f"test all NPUs and write {npu_selftest.REPORT}")
+    parser.add_argument("--devices", type=int, help="with --selftest: only so many NPUs")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
 
 
 def main(args: argparse.Namespace) -> int:
     """Runs the checks and prints them; returns the exit code."""
     checks, measured = examine()
+    on_npu: list[Check] = []
+    npu: dict[str, Any] = {}
+    if args.selftest:
+        on_npu, npu = npu_selftest.run(args.devices)
+        checks += on_npu
     works = all(check.status != "no" for check in checks if check.required)
+    document = {
+        "alltoallv": __version__,
+        "works": works,
+        "checks": [dataclasses.asdict(check) for check in checks],
+        "self_test": measured,
+    }
+    if args.selftest:
+        document |= {"machine": platform.platform(), "npu": npu}
+        with open(npu_selftest.REPORT, "w", encoding="utf-8") as file:
+            json.dump(document, file, indent=2)
     if args.json:
-        document = {
-            "alltoallv": __version__,
-            "works": works,
-            "checks": [dataclasses.asdict(check) for check in checks],
-            "self_test": measured,
-        }
         print(json.dumps(document, indent=2))
     else:
         print(f"alltoallv {__version__}\n{as_lines(checks)}\n")
         print(f"The shm backend {'works' if works else 'does not work'} here.")
-    return 0 if works else 1
+        if args.selftest:
+            print(f"Everything is in {npu_selftest.REPORT}: please send it back (docs/ascend.md).")
+    return 0 if works and all(check.status != "no" for check in on_npu) else 1
 
 
 def examine() -> tuple[list[Check], dict[str, Any]]:

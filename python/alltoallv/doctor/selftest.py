@@ -23,11 +23,11 @@ def run() -> tuple[list[Check], dict[str, Any]]:
         return [_failure(str(error))], {}
     lines = [line for line in result.stdout.splitlines() if line.startswith("{")]
     if not lines:
-        return [_failure(" | ".join(_reasons(result.stderr)) or f"exit status {result.returncode}")], {}
+        return [_failure(" | ".join(reasons(result.stderr)) or f"exit status {result.returncode}")], {}
     measured: dict[str, Any] = json.loads(lines[-1])
     checks = [judge(name, case) for name, case in measured.items()]
     if result.returncode != 0:
-        checks.append(_failure(" | ".join(_reasons(result.stderr)) or "a rank received wrong bytes"))
+        checks.append(_failure(" | ".join(reasons(result.stderr)) or "a rank received wrong bytes"))
     return checks, measured
 
 
@@ -54,7 +54,7 @@ _ADVICE = {
 }
 
 
-def _reasons(stderr: str) -> list[str]:
+def reasons(stderr: str) -> list[str]:
     """The lines that say what went wrong, without tracebacks' frames."""
     lines = [line for line in stderr.splitlines() if line and not line.startswith((" ", "Traceback"))]
     return list(dict.fromkeys(lines))[:3]
