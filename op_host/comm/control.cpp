@@ -55,6 +55,7 @@ ControlPlane::ControlPlane(const Options& options, std::shared_ptr<Mapping> memo
       memory_(std::move(memory)),
       layout_(options.size, options.inline_bytes),
       doorbell_(layout_.header(memory_->data())),
+      crowd_(options.size),
       spins_(options.size <= usable_cpus() ? 100 : 0) {
     start_clock(-1);
     memory_->populate(layout_.hot());

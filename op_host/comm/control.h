@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/mapping.h"
+#include "comm/crowd.h"
 #include "comm/hooks.h"
 #include "comm/layout.h"
 #include "comm/wait.h"
@@ -75,13 +76,12 @@ class ControlPlane {
             if (ready()) return;
             cpu_pause();
         }
+        if (ready()) return;
         WaitState state;
+        if (crowd_.present()) state.rounds = yields_before_sleep;
         while (!ready()) {
             if (++state.rounds <= yields_before_sleep) {
-                // A yield that lasts means that somebody else has the processor: a sleeper gets it back sooner.
-                const auto before = Clock::now();
-                sched_yield();
-                if (Clock::now() - before > crowded) state.rounds = yields_before_sleep;
+                if (crowd_.yield()) state.rounds = yields_before_sleep;
                 if (state.rounds % yields_per_step != 0) continue;
             } else if (doorbell_.sleep(ready, sleep_ms)) {
                 return;
@@ -142,7 +142,6 @@ class ControlPlane {
 
     static constexpr uint64_t yields_per_step = 32;
     static constexpr uint64_t yields_before_sleep = 4096;
-    static constexpr auto crowded = std::chrono::microseconds(500);
     static constexpr int sleep_ms = 50;
 
     ControlHeader& header() const { return layout_.header(memory_->data()); }
@@ -161,6 +160,7 @@ class ControlPlane {
     std::shared_ptr<Mapping> memory_;
     Layout layout_;
     Doorbell doorbell_;
+    Crowd crowd_;
     int spins_;
     uint64_t seq_ = 0;
     bool settled_ = true;  // all rows of seq_ have been seen
