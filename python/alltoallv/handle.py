@@ -65,3 +65,20 @@ class Handle:
         except Exception as error:
             return error
         return None
+
+
+class Ended:
+    """Before a kind of `Handle` among the bases: that of a call which was not asynchronous after all."""
+
+    def __init__(self, output: Any) -> None:
+        self._result = output
+
+    def _wait(self, timeout: float | None = None) -> Any:
+        return self._result
+
+    def is_completed(self) -> bool:
+        """True."""
+        return True
+
+    def exception(self) -> None:
+        """None."""

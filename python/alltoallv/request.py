@@ -50,16 +50,25 @@ class Sends:
         displs = packed(counts) if sdispls is None else scaled(as_counts("sdispls", sdispls, size), row)
         return cls(counts, displs, row, tuple(shape[1:]) if unit == "row" else ())
 
-    def check_learning(self, rdispls: object, out: object) -> None:
-        """Refuses what a call that learns its receive counts cannot have."""
+    def check_without_receives(self, rdispls: object, out: object) -> None:
+        """Refuses what a call without receive counts cannot have."""
         for name, value in (("rdispls", rdispls), ("out", out)):
             if value is not None:
                 raise InvalidParamError(f"{name} is given but recv_counts is None, expected recv_counts with {name}")
 
-    def check_rows_to_learn(self) -> None:
-        """Rows without elements leave no trace in an exchange of elements."""
-        if self.row == 0:
+    def check_learning(self, numel: int, rdispls: object, out: object, *, gradient_later: bool) -> None:
+        """Refuses what a call that learns its receive counts cannot have; ``numel`` is the input's.
+
+        ``gradient_later`` says that the call is asynchronous and its input wants a gradient.
+        """
+        self.check_without_receives(rdispls, out)
+        if self.row == 0:  # rows without elements leave no trace in an exchange of elements
             raise InvalidParamError("input has rows without elements, expected recv_counts to be given for it")
+        if gradient_later:
+            raise InvalidParamError(
+                "async_op is True for an input that wants a gradient and recv_counts is None, expected recv_counts"
+            )
+        _core.check_send(numel, self.counts, self.displs, len(self.counts))
 
     def with_receives(self, recv_counts: Counts, rdispls: Counts | None) -> Request:
         """The whole request."""

@@ -82,6 +82,13 @@ def check_gradient_of_given_outputs(comm: Communicator) -> None:
         am.all_to_all_single(out, x * 1, group=comm)
         return (out**3).sum()
 
+    def single_waited(x):
+        out = ops.zeros((4,))
+        handle = am.all_to_all_single(out, x * 1, group=comm, async_op=True)
+        assert handle.wait() is None
+        assert handle.is_completed()
+        return (out**3).sum()
+
     def several(x):
         outs = [ops.zeros((2, 1)), ops.zeros((1, 2))]
         am.all_to_all(outs, [x[:2], x[2:]], group=comm)
@@ -97,7 +104,7 @@ def check_gradient_of_given_outputs(comm: Communicator) -> None:
         handle.wait()
         return (out**3).sum()
 
-    for function in (single, several, into, waited):
+    for function in (single, single_waited, several, into, waited):
         near(ms.grad(function)(x), 3 * x.asnumpy() ** 2)
         near(ms.grad(lambda x, f=function: ms.grad(f)(x).sum())(x), 6 * x.asnumpy())
 

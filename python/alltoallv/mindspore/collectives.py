@@ -25,10 +25,10 @@ from alltoallv.mindspore.autograd import (
     list_plan,
     tracks,
 )
-from alltoallv.mindspore.exchange import Done, check_async, enter, exchange
+from alltoallv.mindspore.exchange import check_async, enter, exchange
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import check_apart, check_output, check_tensor, core_name, region, row_size, settle
-from alltoallv.mindspore.work import CommHandle
+from alltoallv.mindspore.work import CommHandle, Done
 from alltoallv.regions import check_lists_apart
 
 

@@ -9,10 +9,9 @@ import numpy as np
 from mindspore import Tensor, ops
 from mindspore.graph import jit_trace
 
-from alltoallv import _core, experts
+from alltoallv import experts
 from alltoallv.communicator import Communicator
 from alltoallv.counts import Counts, Unit, packed
-from alltoallv.errors import InvalidParamError
 from alltoallv.guard import guard
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.autograd import AsyncExchange, Exchange, LearningExchange, TensorTransfer, assign, tracks
@@ -26,7 +25,7 @@ from alltoallv.mindspore.tensors import (
     from_block,
     settle,
 )
-from alltoallv.mindspore.work import CommHandle
+from alltoallv.mindspore.work import CommHandle, Done
 from alltoallv.request import Request, Sends, check_unit
 from alltoallv.transfer import packing
 
@@ -109,13 +108,7 @@ def all_to_all_v(
         wants_grad = tracks(input)
         sends = Sends.read(input.shape, send_counts, sdispls, unit, comm.size)
         if recv_counts is None:
-            sends.check_learning(rdispls, out)
-            sends.check_rows_to_learn()
-            if async_op and wants_grad:
-                raise InvalidParamError(
-                    "async_op is True inside a gradient function and recv_counts are not given, expected recv_counts"
-                )
-            _core.check_send(input.size, sends.counts, sends.displs, comm.size)
+            sends.check_learning(input.size, rdispls, out, gradient_later=async_op and wants_grad)
             request = Request((sends.counts, sends.displs, [], []), sends.row, sends.tail, 0)
         else:
             request = sends.with_receives(recv_counts, rdispls)
@@ -179,23 +172,6 @@ def _kept(transfer: TensorTransfer, out: Tensor) -> Any:
     for begin, count in zip(rdispls, recvs, strict=True):
         kept[begin : begin + count] = False
     return kept
-
-
-class Done(CommHandle):
-    """The handle of a call that was not asynchronous after all."""
-
-    def __init__(self, output: Any) -> None:
-        self._result = output
-
-    def wait(self) -> None:
-        """Returns at once."""
-
-    def is_completed(self) -> bool:
-        """True."""
-        return True
-
-    def exception(self) -> None:
-        """None."""
 
 
 def _submit_learning(input: Tensor, transfer: TensorTransfer, tail: tuple[int, ...]) -> tuple[None, CommHandle]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from alltoallv.handle import Handle
+from alltoallv.handle import Ended, Handle
 
 
 class CommHandle(Handle):
@@ -25,3 +25,7 @@ class CommHandle(Handle):
         """The output, after a wait."""
         self.wait()
         return self._result
+
+
+class Done(Ended, CommHandle):
+    """The handle of a call that was not asynchronous after all."""

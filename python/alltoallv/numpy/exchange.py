@@ -136,7 +136,7 @@ def all_to_all_v(
         dtype = core_name(x.dtype)
         sends = Sends.read(x.shape, send_counts, sdispls, unit, comm.size, "array")
         if recv_counts is None:
-            sends.check_learning(rdispls, out)
+            sends.check_without_receives(rdispls, out)
         learns = recv_counts is None and sends.row > 0
         if learns:
             _core.check_send(x.size, sends.counts, sends.displs, comm.size)

@@ -111,13 +111,7 @@ def all_to_all_v(
             raise InvalidParamError("out is given for an input that wants a gradient, expected one or the other")
         sends = Sends.read(input.shape, send_counts, sdispls, unit, comm.size)
         if recv_counts is None:
-            sends.check_learning(rdispls, out)
-            sends.check_rows_to_learn()
-            if async_op and wants_grad:
-                raise InvalidParamError(
-                    "async_op is True for an input that wants a gradient and recv_counts is None, expected recv_counts"
-                )
-            _core.check_send(input.size, sends.counts, sends.displs, comm.size)
+            sends.check_learning(input.size, rdispls, out, gradient_later=async_op and wants_grad)
             request = Request((sends.counts, sends.displs, [], []), sends.row, sends.tail, 0)
         else:
             request = sends.with_receives(recv_counts, rdispls)

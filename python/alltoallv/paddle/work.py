@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from alltoallv.handle import Handle
+from alltoallv.handle import Ended, Handle
 
 
 class Task(Handle):
@@ -37,22 +37,9 @@ class Task(Handle):
         return self._result
 
 
-class Done(Task):
+class Done(Ended, Task):
     """The handle of a call with ``sync_op=True``."""
-
-    def __init__(self, output: Any) -> None:
-        self._result = output
-
-    def _wait(self, timeout: float | None = None) -> Any:
-        return self._result
-
-    def is_completed(self) -> bool:
-        """True."""
-        return True
 
     def is_sync(self) -> bool:
         """True."""
         return True
-
-    def exception(self) -> None:
-        """None."""

@@ -116,13 +116,7 @@ def all_to_all_v(
             raise InvalidParamError("out is given for an input that requires grad, expected one or the other")
         sends = Sends.read(x.shape, send_counts, sdispls, unit, comm.size)
         if recv_counts is None:
-            sends.check_learning(rdispls, out)
-            sends.check_rows_to_learn()
-            if async_op and wants_grad:
-                raise InvalidParamError(
-                    "async_op is True for an input that requires grad and recv_counts is None, expected recv_counts"
-                )
-            _core.check_send(x.numel(), sends.counts, sends.displs, comm.size)
+            sends.check_learning(x.numel(), rdispls, out, gradient_later=async_op and wants_grad)
         else:
             request = sends.with_receives(recv_counts, rdispls)
             if out is not None:
