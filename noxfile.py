@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nox
 
-FRAMEWORKS = ("torch", "triton", "mindspore", "paddle")
+FRAMEWORKS = ("torch", "triton", "mindspore", "npu", "paddle")
 nox.options.sessions = ["lint", "cpp", "tests", *FRAMEWORKS, "sanitize", "tsan", "aarch64", "wheel"]
 
 ROOT = Path(__file__).resolve().parent
@@ -89,6 +89,12 @@ def mindspore(session: nox.Session) -> None:
 def paddle(session: nox.Session) -> None:
     """The tests of alltoallv.paddle."""
     framework_tests(session, "tests/paddle", "paddlepaddle==3.3.*")
+
+
+@nox.session
+def npu(session: nox.Session) -> None:
+    """Tensors on emulated NPUs, with the torch_npu of PyPI."""
+    framework_tests(session, "tests/npu", "torch==2.13.*", "torch_npu==2.13.*")
 
 
 @nox.session

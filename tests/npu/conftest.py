@@ -1,0 +1,36 @@
+"""Emulated NPUs for the ranks; where torch_npu or the emulator is missing these tests are left out, and say so."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+from alltoallv import emulator
+
+
+def missing() -> str:
+    """What the tests need and this environment has not."""
+    for module in ("torch", "torch_npu"):
+        if importlib.util.find_spec(module) is None:
+            return f"{module} is not installed (pip install torch==2.13.* torch_npu==2.13.0)"
+    try:
+        emulator.library_folder()
+    except FileNotFoundError as error:
+        return str(error)
+    return ""
+
+
+reason = missing()
+if reason:
+    collect_ignore_glob = ["test_*.py"]
+
+    def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.write_line(f"tests/npu left out: {reason}", yellow=True)
+
+else:
+    # The ranks inherit this. Here it comes too late for the loader: this process uses no device.
+    os.environ.update(emulator.environment())
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,0 +1,90 @@
+"""What a rank of the NPU tests does first and last, and tensors with given bits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from alltoallv import Communicator, emulator
+from alltoallv.testing import golden
+
+#: ATB's seven, and dtypes that HCCL has under other names or not at all.
+ATB_DTYPES = ("float16", "float32", "int8", "int32", "int16", "int64", "bfloat16")
+DTYPES = (*ATB_DTYPES, "bool", "uint8", "float64", "complex64", "complex128", "float8_e5m2")
+
+
+def use_device(rank: int) -> torch.device:
+    """Device ``rank``; imports torch_npu."""
+    import torch_npu  # noqa: F401
+
+    device = torch.device(f"npu:{rank}")
+    torch.npu.set_device(device)
+    return device
+
+
+@contextlib.contextmanager
+def communicator(rank: int, **options: Any) -> Iterator[tuple[Communicator, torch.device]]:
+    """Of all ranks, over HCCL."""
+    device = use_device(rank)
+    with Communicator.from_env(**{"backend": "hccl", "timeout": 30.0} | options) as comm:
+        yield comm, device
+
+
+@contextlib.contextmanager
+def group(rank: int, size: int, file: str, backend: str = "hccl") -> Iterator[tuple[dist.ProcessGroup, torch.device]]:
+    """The default group of torch_npu's own HCCL; the ranks meet in ``file``, which no group has used before."""
+    device = use_device(rank)
+    store = dist.FileStore(file, size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    made = dist.group.WORLD
+    assert made is not None
+    try:
+        yield made, device
+    finally:
+        torch.npu.synchronize()
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def emulated(**options: Any) -> Iterator[None]:
+    """Settings of the emulator for a while, in this process."""
+    usual = {"task_delay_us": 0, "faults": "", "exec_timeout": -1, "connect_timeout": -1}
+    for name, value in options.items():
+        emulator.set_option(name, value)
+    try:
+        yield
+    finally:
+        for name in options:
+            emulator.set_option(name, usual[name])
+
+
+def on(device: torch.device, array: npt.NDArray[Any]) -> Tensor:
+    """A copy with the same bits; ml_dtypes' dtypes too."""
+    dtype = getattr(torch, array.dtype.name)
+    if not array.size:
+        return torch.empty(array.shape, dtype=dtype).to(device)
+    data = torch.from_numpy(np.frombuffer(array.tobytes(), np.uint8).copy())
+    return data.view(dtype).view(array.shape).to(device)
+
+
+def bits(tensor: Tensor) -> npt.NDArray[Any]:
+    """The values, in host memory."""
+    data = tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return data.view(golden.dtype_of(str(tensor.dtype).removeprefix("torch."))).reshape(tensor.shape)
+
+
+def caught(call: Callable[[], object]) -> Exception:
+    """What the call raises."""
+    try:
+        call()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")

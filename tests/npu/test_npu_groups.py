@@ -1,0 +1,124 @@
+"""Groups of torch.distributed with torch_npu's own ProcessGroupHCCL, which is also an independent oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from npu_ranks import DTYPES, bits, group, on
+
+import alltoallv.torch as at
+from alltoallv.errors import InvalidParamError, PeerMismatchError
+from alltoallv.testing import Ranks
+from alltoallv.testing.golden import assert_bits_equal, random_case
+
+
+def test_the_same_bits_as_torch_npu(ranks: Ranks, tmp_path: Path) -> None:
+    def check(rank: int, size: int, file: str) -> None:
+        rng = np.random.default_rng(1)
+        with group(rank, size, file) as (_, device):
+            for dtype in ("float16", "float32", "int8", "int64", "bfloat16"):
+                case = random_case(rng, size, dtype, gaps=False, permuted=False, max_count=200)
+                sends, recvs = case.send_counts[rank].tolist(), case.recv_counts[rank].tolist()
+                x = on(device, case.inputs[rank])
+                ours, theirs = (on(device, case.outputs[rank]) for _ in range(2))
+                at.all_to_all_single(ours, x, recvs, sends)
+                dist.all_to_all_single(theirs, x, recvs, sends)
+                torch.npu.synchronize()
+                assert_bits_equal(bits(ours), case.expected[rank], dtype)
+                assert_bits_equal(bits(theirs), case.expected[rank], dtype)
+
+    ranks(4, communicator=False)(check, str(tmp_path / "store"))
+
+
+def test_regions_async_and_learnt_counts(ranks: Ranks, tmp_path: Path) -> None:
+    def check(rank: int, size: int, file: str) -> None:
+        rng = np.random.default_rng(2)
+        with group(rank, size, file) as (world, device):
+            for n, dtype in enumerate(DTYPES):
+                case = random_case(rng, size, dtype)
+                x, out = on(device, case.inputs[rank]), on(device, case.outputs[rank])
+                result: Any = at.all_to_all_v(
+                    x,
+                    case.send_counts[rank],
+                    case.recv_counts[rank],
+                    sdispls=case.sdispls[rank],
+                    rdispls=case.rdispls[rank],
+                    out=out,
+                    async_op=n % 2 == 0,
+                )
+                if n % 2 == 0:
+                    result[1].wait()
+                assert_bits_equal(bits(out), case.expected[rank], dtype)
+            for async_op in (False, True):
+                case = random_case(rng, size, "float32", gaps=False, permuted=False)
+                result = at.all_to_all_v(on(device, case.inputs[rank]), case.send_counts[rank], async_op=async_op)
+                assert_bits_equal(bits(result[1].result() if async_op else result), case.expected[rank])
+            comm = at.from_group(world, device="npu")
+            assert comm.backend == "hccl"
+            assert comm.check == "first"
+
+    ranks(2, communicator=False)(check, str(tmp_path / "store"))
+
+
+def test_subgroups(ranks: Ranks, tmp_path: Path) -> None:
+    def check(rank: int, size: int, file: str) -> None:
+        with group(rank, size, file) as (_, device):
+            groups = [dist.new_group([0, 2]), dist.new_group([3, 1, 0])]
+            for made in groups:
+                members = dist.get_process_group_ranks(made)
+                if rank not in members:
+                    continue
+                place, w = dist.get_rank(made), len(members)
+                x = (torch.arange(2.0 * w) + 100 * rank).to(device)
+                y = at.all_to_all_v(x, [2] * w, [2] * w, group=made)
+                expected = [100.0 * j + 2 * place + k for j in members for k in range(2)]
+                assert y.cpu().tolist() == expected
+
+    ranks(4, communicator=False)(check, str(tmp_path / "store"))
+
+
+def test_the_communicator_of_torch_npu_is_used(ranks: Ranks, tmp_path: Path) -> None:
+    def check(rank: int, size: int, file: str) -> None:
+        from alltoallv.backends.hccl import handle_of
+
+        with group(rank, size, file) as (world, device):
+            theirs = torch.ones(2).to(device)
+            dist.all_reduce(theirs)
+            handle = handle_of(world, rank, device)
+            assert handle != 0
+            assert handle == world._get_backend(torch.device("npu")).get_hccl_comm(rank)
+            y = at.all_to_all_v(torch.full((2,), float(rank)).to(device), [1, 1], [1, 1])
+            assert y.cpu().tolist() == [0, 1]
+
+    ranks(2, communicator=False)(check, str(tmp_path / "store"))
+
+
+def test_a_group_without_hccl_gets_a_communicator_of_our_own(ranks: Ranks, tmp_path: Path) -> None:
+    def check(rank: int, size: int, file: str) -> None:
+        with group(rank, size, file, backend="gloo") as (world, device):
+            for n in range(3):
+                y = at.all_to_all_v(torch.full((2,), 1.0 * rank + n).to(device), [1, 1], [1, 1], group=world)
+                assert y.cpu().tolist() == [n, 1.0 + n]
+
+    ranks(2, communicator=False)(check, str(tmp_path / "store"))
+
+
+def test_disagreement_and_use_after_the_end(ranks: Ranks, tmp_path: Path) -> None:
+    def check(rank: int, size: int, file: str) -> None:
+        with group(rank, size, file) as (world, device):
+            x = torch.zeros(4).to(device)
+            with pytest.raises(PeerMismatchError, match="rank 1 sends 1 elements to rank 0, which expects 2"):
+                at.all_to_all_v(x, [2 - rank, 2], [2, 2])
+            with pytest.raises(InvalidParamError):
+                at.all_to_all_v(x, [9, 2] if rank else [2, 2], [2, 2])
+            at.all_to_all_v(x, [2, 2], [2, 2])
+            comm = at.from_group(world, device="npu")
+        with pytest.raises(InvalidParamError, match="destroyed"):
+            at.all_to_all_v(x, [2, 2], [2, 2], group=comm)
+
+    ranks(2, communicator=False)(check, str(tmp_path / "store"))
