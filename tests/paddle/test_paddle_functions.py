@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import alltoallv.paddle as ap
 from alltoallv import Communicator
-from alltoallv.paddle.tensors import _NAMES, allocate, region
+from alltoallv.paddle.tensors import _NAMES, allocate, as_input, region
 from alltoallv.regions import as_bytes
 from alltoallv.testing import Ranks, reference
 
@@ -151,6 +151,14 @@ def test_views_and_scalars(ranks: Ranks) -> None:
         assert [t.tolist() for t in outs] == ([0, [[1]]] if comm.rank == 0 else [10, [[11]]])
 
     ranks(2)(check)
+
+
+def test_tensors_are_read_where_they_lie() -> None:
+    x = paddle.ones([4, 3])
+    x.stop_gradient = False
+    assert as_input("x", x).data_ptr() == x.data_ptr()
+    assert as_input("x", x[1:]).data_ptr() == x.data_ptr() + 12
+    assert as_input("x", x.T).data_ptr() != x.data_ptr()
 
 
 def test_dropped_tasks_keep_their_tensors(ranks: Ranks) -> None:

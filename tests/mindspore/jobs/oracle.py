@@ -59,6 +59,12 @@ for _ in range(5):
     a, b = timed("ours sum", lambda: sum_ours(big)), timed("ops.AllReduce", lambda: reduce(big).asnumpy())
     np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
+# Ours behind a pending collective of MindSpore's, and one of MindSpore's behind ours.
+for step in range(40):
+    pending = reduce(Tensor(np.full(4096, step + rank, np.float32)))
+    ours = am.all_to_all_v(pending, [2048] * size, [2048] * size)
+    assert (reduce(ours).asnumpy() == size * (size * step + 1)).all(), step
+
 # Names of MindSpore's groups are groups of ours.
 theirs = mint.distributed.new_group([0, 1], backend="mccl")
 create_group("mine", [0, 1])
