@@ -14,6 +14,7 @@ from alltoallv.counts import packed
 COLLECTIVES = ("alltoallv", "allgather", "allreduce", "quantized")
 PATTERNS = ("uniform", "uneven", "skewed", "sparse", "moe")
 OUTPUTS = ("allocated", "empty", "private")
+APIS = ("numpy", "plan", "core", "torch", "torch-plan", "mindspore")  # of ours
 VARIANTS = ("plain", "rewritten", "consumed", "cycle")
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -54,7 +55,7 @@ class Case:
     """One measurement.
 
     Attributes:
-        collective: one of `COLLECTIVES`.
+        collective: one of `COLLECTIVES`, or ``overhead``: an exchange by every interface.
         nbytes: what a rank sends (alltoallv), contributes (allgather) or reduces (allreduce, quantized).
         dtype: as NumPy names it.
         pattern: how an exchange's payload divides over the peers.

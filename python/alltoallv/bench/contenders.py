@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from alltoallv.bench import environments
 from alltoallv.bench.cases import Case
 
 Array = npt.NDArray[Any]
@@ -74,6 +75,9 @@ def contenders_of(party: str, case: Case) -> tuple[str, ...]:
         names: tuple[str, ...] = ("ours",)
         if case.collective == "quantized":
             names += ("ours-full", "ours-fp32")
+        if case.collective == "overhead":
+            frameworks = ("ours-torch-plan", "ours-torch") if environments.has_here("torch") else ()
+            return (*names, "ours-plan", "ours-numpy", *frameworks)
         if case.collective == "alltoallv" and case.pattern == "sparse":
             names += ("full",)
         return (*names, "copy", "copy-nt")

@@ -192,7 +192,7 @@ class Jobs:
 def environment_of(party: str, api: str) -> str | None:
     """The environment that a party runs in; None is this interpreter."""
     if party == "ours":
-        return api if api in ("torch", "mindspore") else None
+        return {"torch": "torch", "torch-plan": "torch", "mindspore": "mindspore"}.get(api)
     return "torch" if party == "gloo" else party
 
 

@@ -10,12 +10,10 @@ import numpy as np
 import alltoallv
 import alltoallv.numpy as an
 from alltoallv import _core
-from alltoallv.bench.cases import Case
+from alltoallv.bench.cases import APIS, Case
 from alltoallv.bench.contenders import Array, Contender, Prepared
 from alltoallv.communicator import Communicator
 from alltoallv.counts import packed
-
-APIS = ("numpy", "plan", "torch", "mindspore")
 
 
 class OurParty:
@@ -39,11 +37,15 @@ class OurParty:
 
 def interface(api: str, comm: Communicator) -> Contender:
     """The contender of one of `APIS`."""
-    if api == "torch":
-        return TorchInterface(comm)
-    if api == "mindspore":
-        return MindSporeInterface(comm)
-    return PlanInterface(comm) if api == "plan" else NumpyInterface(comm)
+    makers: dict[str, Callable[[Communicator], Contender]] = {
+        "numpy": NumpyInterface,
+        "plan": PlanInterface,
+        "core": CoreInterface,
+        "torch": TorchInterface,
+        "torch-plan": TorchPlanInterface,
+        "mindspore": MindSporeInterface,
+    }
+    return makers[api](comm)
 
 
 class Lazy:
@@ -85,20 +87,31 @@ class NumpyInterface:
 
 
 class PlanInterface(NumpyInterface):
-    """A plan of the extension, made once and called on the same buffers; other collectives have none."""
+    """alltoallv.numpy.Plan, made once; other collectives have none."""
 
     def prepare(self, case: Case) -> Prepared:
-        if case.collective != "alltoallv":
+        if case.collective not in ("alltoallv", "overhead"):
             return super().prepare(case)
         comm, x = self._comm, case.input(self._comm.rank)
         sends, recvs = case.layout(comm.rank, comm.size)
         out = make_output(case, sum(recvs))
-        if out is None:
-            out = alltoallv.empty(sum(recvs), case.dtype)
-        result = out
+        plan = an.Plan(sends, recvs, case.dtype, group=comm)
+        return Prepared(lambda: plan(x, out), np.ravel, x, output=out)
+
+
+class CoreInterface(NumpyInterface):
+    """A plan of the extension on addresses, without checks of arrays, always into the same output."""
+
+    def prepare(self, case: Case) -> Prepared:
+        if case.collective not in ("alltoallv", "overhead"):
+            return super().prepare(case)
+        comm, x = self._comm, case.input(self._comm.rank)
+        sends, recvs = case.layout(comm.rank, comm.size)
+        out = make_output(case, sum(recvs))
+        result = alltoallv.empty(sum(recvs), case.dtype) if out is None else out
         plan = _core.Plan(comm.core, "all_to_all_v", case.dtype, sends, packed(sends), recvs, packed(recvs))
-        run, source, target = plan.run, x.ctypes.data, out.ctypes.data
-        return Prepared(lambda: run(source, target), lambda _: result, x, output=out)
+        run, source, target = plan.run, x.ctypes.data, result.ctypes.data
+        return Prepared(lambda: run(source, target), lambda _: result, x, output=result)
 
 
 class TorchInterface:
@@ -133,6 +146,25 @@ class TorchInterface:
         return Prepared(
             lambda: at.all_to_all_v(x, sends, recvs, out=out, group=comm), lambda y: y.numpy(), source, output=target
         )
+
+
+class TorchPlanInterface(TorchInterface):
+    """alltoallv.torch.Plan, made once; other collectives have none."""
+
+    def prepare(self, case: Case) -> Prepared:
+        if case.collective not in ("alltoallv", "overhead"):
+            return super().prepare(case)
+        import torch
+
+        import alltoallv.torch as at
+
+        comm, source = self._comm, case.input(self._comm.rank)
+        x = torch.from_numpy(source)
+        sends, recvs = case.layout(comm.rank, comm.size)
+        target = make_output(case, sum(recvs))
+        out = None if target is None else torch.from_numpy(target)
+        plan = at.Plan(sends, recvs, x.dtype, group=comm)
+        return Prepared(lambda: plan(x, out), lambda y: y.numpy(), source, output=target)
 
 
 class MindSporeInterface:

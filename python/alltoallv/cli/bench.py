@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from alltoallv.bench import environments, report
-from alltoallv.bench.cases import COLLECTIVES, OUTPUTS, PATTERNS, VARIANTS, Case, parse_bytes
+from alltoallv.bench.cases import APIS, COLLECTIVES, OUTPUTS, PATTERNS, VARIANTS, Case, parse_bytes
 from alltoallv.bench.jobs import Job, Jobs, PartyError
 from alltoallv.bench.peers import PEERS, SUPPORTED
 from alltoallv.bench.turns import columns_of, measure
 
-APIS = ("numpy", "plan", "torch", "mindspore")
 SUBJECTS = (*COLLECTIVES, "kernels", "overhead")
 
 _EPILOG = """\
@@ -59,6 +58,8 @@ def main(args: argparse.Namespace) -> int:
             from alltoallv.bench import kernels
 
             return kernels.main(args)
+        if args.collective == "overhead":
+            args.api = "core"  # the others are columns
         sizes, cases = _sizes(args), _cases(args)
         peers = _peers(args)
         if args.plot and importlib.util.find_spec("matplotlib") is None:

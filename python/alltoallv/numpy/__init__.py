@@ -16,10 +16,12 @@ from alltoallv.numpy.exchange import (
     exchange_counts,
 )
 from alltoallv.numpy.moe import global_gather, global_scatter
+from alltoallv.numpy.plan import Plan
 from alltoallv.numpy.reduce import all_reduce, reduce_scatter
 from alltoallv.numpy.work import Work
 
 __all__ = [
+    "Plan",
     "Work",
     "all_gather",
     "all_gather_into_tensor",

@@ -26,11 +26,13 @@ from alltoallv.torch.functions import (
 from alltoallv.torch.group import from_group
 from alltoallv.torch.moe import global_gather, global_scatter
 from alltoallv.torch.operation import AllToAllVOperation
+from alltoallv.torch.plan import Plan
 from alltoallv.torch.tensors import empty
 from alltoallv.torch.work import Work
 
 __all__ = [
     "AllToAllVOperation",
+    "Plan",
     "Work",
     "all_gather_into_tensor",
     "all_to_all",

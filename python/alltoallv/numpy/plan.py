@@ -1,0 +1,91 @@
+"""An exchange that repeats: counts are read and checked once, a call checks only its two arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from alltoallv import _core, memory
+from alltoallv.communicator import Communicator
+from alltoallv.counts import Counts
+from alltoallv.dtypes import core_name
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.guard import guard
+from alltoallv.numpy.arrays import Array, address, check_apart, check_output, resolve, seconds
+from alltoallv.request import Sends
+
+
+class Plan:
+    """`all_to_all_v` with counts that are given once.
+
+    Making a plan talks to no peer; calling it is collective. A peer may use the function of the same name instead: the
+    two are the same operator.
+    """
+
+    def __init__(
+        self,
+        send_counts: Counts,
+        recv_counts: Counts,
+        dtype: npt.DTypeLike = np.float32,
+        *,
+        sdispls: Counts | None = None,
+        rdispls: Counts | None = None,
+        group: Communicator | None = None,
+    ) -> None:
+        """Arguments as of `all_to_all_v`, in elements.
+
+        Raises:
+            InvalidParamError, InvalidTensorError: an argument; the peers' next call raises it, too.
+        """
+        self._communicator = comm = resolve(group)
+        with guard(comm, "all_to_all_v"):
+            self.dtype = np.dtype(dtype)
+            request = Sends.read((), send_counts, sdispls, "element", comm.size).with_receives(recv_counts, rdispls)
+            sends, sdispl, recvs, _ = request.layout
+            ends = [begin + count for begin, count in zip(sdispl, sends, strict=True) if count]
+            self.input_size = max(ends, default=0)
+            (self.output_size,) = request.check(self.input_size)
+            self._gaps = sum(recvs) < self.output_size
+            self._run = _core.Plan(comm.core, "all_to_all_v", core_name(self.dtype), *request.layout).run
+
+    def __call__(self, input: Array, out: Array | None = None, *, timeout: float | None = None) -> Array:
+        """Exchanges ``input``.
+
+        Args:
+            input: Contiguous array of the plan's dtype, of at least ``input_size`` elements, taken flat.
+            out: Where to receive: contiguous, of the plan's dtype, at least ``output_size`` elements, apart from
+                ``input`` in memory. Elements that no region covers keep their value. Left out, a flat array of
+                ``output_size`` elements is allocated in shared memory, gaps zero.
+            timeout: Seconds to wait for the peers; default: the communicator's.
+
+        Returns:
+            The output.
+
+        Raises:
+            As `all_to_all_v`.
+        """
+        with guard(self._communicator, "all_to_all_v"):
+            self._check_input(input)
+            if out is None:
+                out = memory.empty(self.output_size, self.dtype)
+                if self._gaps:
+                    out.view(np.uint8)[...] = 0
+            else:
+                check_output("out", out, self.dtype)
+                if out.size < self.output_size:
+                    raise InvalidParamError(f"out has {out.size} elements, expected at least {self.output_size}")
+                check_apart(out, input)
+            source, target = address(input), address(out)
+            limit = -1.0 if timeout is None else seconds(timeout)
+        self._run(source, target, limit)
+        return out
+
+    def _check_input(self, input: Array) -> None:
+        if not isinstance(input, np.ndarray):
+            raise InvalidTensorError(f"input is a {type(input).__name__}, expected a NumPy array", 5)
+        if input.dtype != self.dtype:
+            raise InvalidTensorError(f"input has dtype {input.dtype}, expected {self.dtype}, that of the plan", 13)
+        if not input.flags.c_contiguous:
+            raise InvalidTensorError("input is not contiguous, expected a contiguous array")
+        if input.size < self.input_size:
+            raise InvalidParamError(f"input has {input.size} elements, expected at least {self.input_size}")

@@ -1,0 +1,110 @@
+"""An exchange that repeats: counts are read and checked once, a call checks only its two tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from alltoallv import _core
+from alltoallv.communicator import Communicator
+from alltoallv.counts import Counts
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.guard import guard
+from alltoallv.request import Sends
+from alltoallv.torch import calls, profile
+from alltoallv.torch import group as groups
+from alltoallv.torch.group import Group
+from alltoallv.torch.tensors import check_apart, check_output, check_tensor, core_name
+
+
+class Plan:
+    """`all_to_all_v` with counts that are given once, without gradients.
+
+    Making a plan talks to no peer, except that the first use of a ProcessGroup is collective. Calling it is collective.
+    A peer may use the function of the same name instead: the two are the same operator.
+    """
+
+    def __init__(
+        self,
+        send_counts: Counts,
+        recv_counts: Counts,
+        dtype: torch.dtype = torch.float32,
+        *,
+        sdispls: Counts | None = None,
+        rdispls: Counts | None = None,
+        group: Group = None,
+        device: str = "cpu",
+    ) -> None:
+        """Arguments as of `all_to_all_v`, in elements; ``device`` is the kind of device that the tensors lie on.
+
+        Raises:
+            InvalidParamError, InvalidTensorError: an argument; the peers' next call raises it, too.
+        """
+        comm = groups.resolve(group, device)
+        if comm is None:
+            raise InvalidParamError("group is one that this rank is not a member of, expected a group with this rank")
+        self._communicator = comm
+        with guard(comm, "all_to_all_v"):
+            self.dtype = dtype
+            request = Sends.read((), send_counts, sdispls, "element", comm.size).with_receives(recv_counts, rdispls)
+            self._layout = request.layout
+            sends, sdispl, recvs, _ = request.layout
+            ends = [begin + count for begin, count in zip(sdispl, sends, strict=True) if count]
+            self.input_size = max(ends, default=0)
+            (self.output_size,) = request.check(self.input_size)
+            self._gaps = sum(recvs) < self.output_size
+            self._run: Callable[[int, int], None] | None = None
+            if isinstance(comm, Communicator):
+                self._run = _core.Plan(comm.core, "all_to_all_v", core_name(dtype), *request.layout).run
+
+    def __call__(self, input: Tensor, out: Tensor | None = None) -> Tensor:
+        """Exchanges ``input``.
+
+        Args:
+            input: Contiguous tensor of the plan's dtype, of at least ``input_size`` elements, taken flat.
+            out: Where to receive: contiguous, of the plan's dtype, at least ``output_size`` elements, apart from
+                ``input`` in memory. Elements that no region covers keep their value. Left out, a flat tensor of
+                ``output_size`` elements is allocated, in shared memory where that moves the data, gaps zero.
+
+        Returns:
+            The output, without gradient.
+
+        Raises:
+            As `all_to_all_v`; InvalidParamError for an input that requires grad while gradients are recorded.
+        """
+        comm = self._communicator
+        with guard(comm, "all_to_all_v"):
+            self._check_input(input)
+            if out is None:
+                out = calls.new_output(comm, self.output_size, input)
+                if self._gaps:
+                    out.zero_()
+            else:
+                check_output("out", out, self.dtype)
+                if out.numel() < self.output_size:
+                    raise InvalidParamError(f"out has {out.numel()} elements, expected at least {self.output_size}")
+                check_apart(out, input)
+            if self._run is None:
+                call = calls.exchange(comm, "all_to_all_v", out, input, self._layout)
+            else:
+                calls.check_place(comm, input, out)
+        if self._run is None:
+            call.run()
+            return out
+        sends, _, recvs, _ = self._layout
+        with profile.span("all_to_all_v", comm, self.dtype.itemsize, sends, recvs):
+            self._run(input.data_ptr(), out.data_ptr())
+        return out
+
+    def _check_input(self, input: Tensor) -> None:
+        check_tensor("input", input)
+        if input.dtype != self.dtype:
+            raise InvalidTensorError(f"input has dtype {input.dtype}, expected {self.dtype}, that of the plan", 13)
+        if not input.is_contiguous() or input.is_conj() or input.is_neg():
+            raise InvalidTensorError("input is not contiguous, expected a contiguous tensor")
+        if input.numel() < self.input_size:
+            raise InvalidParamError(f"input has {input.numel()} elements, expected at least {self.input_size}")
+        if input.requires_grad and torch.is_grad_enabled():
+            raise InvalidParamError("input requires grad, which a plan does not follow: use all_to_all_v")

@@ -1,0 +1,55 @@
+"""A plan on tensors is the exchange of the same counts, over shared memory and over a group's own engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from backend_groups import joined
+
+import alltoallv.torch as at
+from alltoallv import Communicator
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.testing import Ranks
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("engine", ["shm", "gloo"])
+def test_a_plan_repeats_the_exchange(ranks: Ranks, size: int, engine: str, tmp_path: Path) -> None:
+    def program(comm: Communicator, file: str) -> None:
+        rank = comm.rank
+        with joined(rank, comm.size, file, backend="gloo") as world:
+            group = at.from_group(world, backend=engine)
+            sends = [(rank + j) % 3 for j in range(size)]
+            plan = at.Plan(sends, sends, torch.int32, rdispls=[4 * j for j in range(size)], group=group)
+            for step in range(3):
+                x = torch.arange(sum(sends), dtype=torch.int32) + 100 * rank + 1000 * step
+                out = torch.full((4 * size,), -1, dtype=torch.int32)
+                assert plan(x, out) is out
+                expected = at.all_to_all_v(
+                    x, sends, sends, rdispls=[4 * j for j in range(size)], out=torch.full_like(out, -1), group=group
+                )
+                assert torch.equal(out, expected)
+                made = plan(x)
+                assert torch.equal(made, torch.where(out == -1, 0, out)[: made.numel()])
+
+    ranks(size)(program, str(tmp_path / "store"))
+
+
+def test_what_it_refuses() -> None:
+    (comm,) = Communicator.threads(1)
+    plan = at.Plan([2], [2], group=comm)
+    with pytest.raises(InvalidTensorError, match="dtype"):
+        plan(torch.zeros(2, dtype=torch.float64))
+    with pytest.raises(InvalidTensorError, match="not contiguous"):
+        plan(torch.zeros(4)[::2])
+    with pytest.raises(InvalidParamError, match="at least 2"):
+        plan(torch.zeros(1))
+    with pytest.raises(InvalidParamError, match="requires grad"):
+        plan(torch.zeros(2, requires_grad=True))
+    with pytest.raises(InvalidParamError, match="out has 1 elements"):
+        plan(torch.zeros(2), torch.zeros(1))
+    with torch.no_grad():
+        assert plan(torch.ones(2, requires_grad=True)).tolist() == [1, 1]
+    comm.destroy()
