@@ -89,6 +89,12 @@ aclError aclrtGetStreamOverflowSwitch(aclrtStream stream, uint32_t* flag) {
     ACL_FUNCTION((void)stream_of(stream); give("flag", flag, 0););
 }
 
+/// No stream is ever captured: to begin it fails.
+aclError aclmdlRICaptureGetInfo(aclrtStream stream, aclmdlRICaptureStatus* status, aclmdlRI* modelRI) {
+    ACL_FUNCTION((void)stream_of(stream); give("status", status, ACL_MODEL_RI_CAPTURE_STATUS_NONE);
+                 if (modelRI != nullptr)* modelRI = nullptr;);
+}
+
 aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc fn, void* args) {
     ACL_FUNCTION({
         check_pointer("fn", reinterpret_cast<void*>(fn));

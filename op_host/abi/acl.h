@@ -12,6 +12,7 @@ using aclError = int;
 using aclrtStream = void*;
 using aclrtEvent = void*;
 using aclrtContext = void*;
+using aclmdlRI = void*;
 
 inline constexpr aclError acl_success = 0;
 inline constexpr aclError acl_error_invalid_param = 100000;
@@ -167,6 +168,10 @@ enum aclrtLastErrLevel {
     ACL_RT_THREAD_LEVEL = 0,
 };
 
+enum aclmdlRICaptureStatus {
+    ACL_MODEL_RI_CAPTURE_STATUS_NONE = 0,
+};
+
 enum aclLogLevel {
     ACL_DEBUG = 0,
     ACL_INFO = 1,
@@ -262,6 +267,7 @@ aclError aclrtStreamGetId(aclrtStream stream, int32_t* streamId);
 aclError aclrtSetStreamFailureMode(aclrtStream stream, uint64_t mode);
 aclError aclrtSetStreamOverflowSwitch(aclrtStream stream, uint32_t flag);
 aclError aclrtGetStreamOverflowSwitch(aclrtStream stream, uint32_t* flag);
+aclError aclmdlRICaptureGetInfo(aclrtStream stream, aclmdlRICaptureStatus* status, aclmdlRI* modelRI);
 aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc fn, void* args);
 aclError aclrtLaunchCallback(aclrtCallback fn, void* userData, aclrtCallbackBlockType blockType, aclrtStream stream);
 aclError aclrtSubscribeReport(uint64_t threadId, aclrtStream stream);

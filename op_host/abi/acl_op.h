@@ -1,0 +1,91 @@
+/// \file acl_op.h
+/// \brief The part of ACL's C ABI with which programs run single operators: descriptions of tensors, buffers,
+/// attributes, and the call itself (libacl_op_compiler.so). Only the emulator uses it.
+#pragma once
+
+#include "abi/acl.h"
+
+enum aclDataType {
+    ACL_DT_UNDEFINED = -1,
+    ACL_FLOAT = 0,
+    ACL_FLOAT16 = 1,
+    ACL_INT8 = 2,
+    ACL_INT32 = 3,
+    ACL_UINT8 = 4,
+    ACL_INT16 = 6,
+    ACL_UINT16 = 7,
+    ACL_UINT32 = 8,
+    ACL_INT64 = 9,
+    ACL_UINT64 = 10,
+    ACL_DOUBLE = 11,
+    ACL_BOOL = 12,
+    ACL_COMPLEX64 = 16,
+    ACL_COMPLEX128 = 17,
+    ACL_BF16 = 27,
+};
+
+enum aclFormat {
+    ACL_FORMAT_UNDEFINED = -1,
+    ACL_FORMAT_NCHW = 0,
+    ACL_FORMAT_ND = 2,
+};
+
+enum aclMemType {
+    ACL_MEMTYPE_DEVICE = 0,
+    ACL_MEMTYPE_HOST = 1,
+};
+
+enum aclopEngineType {
+    ACL_ENGINE_SYS = 0,
+};
+
+enum aclopCompileType {
+    ACL_COMPILE_SYS = 0,
+};
+
+struct aclTensorDesc;
+struct aclDataBuffer;
+struct aclopAttr;
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+aclTensorDesc* aclCreateTensorDesc(aclDataType dataType, int numDims, const int64_t* dims, aclFormat format);
+void aclDestroyTensorDesc(const aclTensorDesc* desc);
+void aclSetTensorDescName(aclTensorDesc* desc, const char* name);
+aclError aclSetTensorFormat(aclTensorDesc* desc, aclFormat format);
+aclError aclSetTensorShape(aclTensorDesc* desc, int numDims, const int64_t* dims);
+aclError aclSetTensorPlaceMent(aclTensorDesc* desc, aclMemType memType);
+aclDataType aclGetTensorDescType(const aclTensorDesc* desc);
+aclFormat aclGetTensorDescFormat(const aclTensorDesc* desc);
+size_t aclGetTensorDescNumDims(const aclTensorDesc* desc);
+aclError aclGetTensorDescDimV2(const aclTensorDesc* desc, size_t index, int64_t* dimSize);
+
+aclDataBuffer* aclCreateDataBuffer(void* data, size_t size);
+aclError aclDestroyDataBuffer(const aclDataBuffer* dataBuffer);
+
+aclopAttr* aclopCreateAttr();
+void aclopDestroyAttr(const aclopAttr* attr);
+aclError aclopSetAttrBool(aclopAttr* attr, const char* attrName, uint8_t attrValue);
+aclError aclopSetAttrDataType(aclopAttr* attr, const char* attrName, aclDataType attrValue);
+aclError aclopSetAttrFloat(aclopAttr* attr, const char* attrName, float attrValue);
+aclError aclopSetAttrInt(aclopAttr* attr, const char* attrName, int64_t attrValue);
+aclError aclopSetAttrListBool(aclopAttr* attr, const char* attrName, int numValues, const uint8_t* values);
+aclError aclopSetAttrListFloat(aclopAttr* attr, const char* attrName, int numValues, const float* values);
+aclError aclopSetAttrListInt(aclopAttr* attr, const char* attrName, int numValues, const int64_t* values);
+aclError aclopSetAttrListListInt(aclopAttr* attr, const char* attrName, int numLists, const int* numValues,
+                                 const int64_t* const values[]);
+aclError aclopSetAttrString(aclopAttr* attr, const char* attrName, const char* attrValue);
+
+aclError aclopCompileAndExecute(const char* opType, int numInputs, const aclTensorDesc* const inputDesc[],
+                                const aclDataBuffer* const inputs[], int numOutputs,
+                                const aclTensorDesc* const outputDesc[], aclDataBuffer* const outputs[],
+                                const aclopAttr* attr, aclopEngineType engineType, aclopCompileType compileFlag,
+                                const char* opPath, aclrtStream stream);
+aclError aclopCompileAndExecuteV2(const char* opType, int numInputs, aclTensorDesc* inputDesc[],
+                                  aclDataBuffer* inputs[], int numOutputs, aclTensorDesc* outputDesc[],
+                                  aclDataBuffer* outputs[], aclopAttr* attr, aclopEngineType engineType,
+                                  aclopCompileType compileFlag, const char* opPath, aclrtStream stream);
+
+}  // extern "C"
+#pragma GCC visibility pop
