@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from alltoallv._processes import Guard, child_setup, describe_exit, kill_group
@@ -36,17 +36,23 @@ interrupts all ranks and waits up to 5 seconds; a second Ctrl-C kills them. 124:
 examples:
   python -m alltoallv run -n 4 train.py --epochs 3
   python -m alltoallv run -n 2 -m package.module
+  python -m alltoallv run --emulate-npu -n 4 train_npu.py
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``run``."""
-    parser.usage = "%(prog)s -n N [--timeout SECONDS] [--no-prefix] (script.py | -m module) [argument ...]"
+    parser.usage = (
+        "%(prog)s -n N [--timeout SECONDS] [--no-prefix] [--emulate-npu] (script.py | -m module) [argument ...]"
+    )
     parser.epilog = _EPILOG
     parser.add_argument("-n", "--nprocs", type=_positive_int, required=True, metavar="N", help="number of ranks")
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module, as in python -m")
     parser.add_argument("--timeout", type=_positive_float, metavar="SECONDS", help="end the job after this long")
     parser.add_argument("--no-prefix", action="store_true", help='leave out the "[rank] " before every line')
+    parser.add_argument(
+        "--emulate-npu", action="store_true", help="run a torch_npu program on emulated devices (docs/ascend.md)"
+    )
     parser.add_argument("program", help="Python script, or module with -m")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
 
@@ -54,13 +60,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Runs the job; returns its exit code."""
     if args.module:
-        command = [sys.executable, "-m", args.program, *args.arguments]
+        program = ["-m", args.program, *args.arguments]
     else:
         if not os.path.exists(args.program):
             _say(f"script {args.program!r} does not exist in {os.getcwd()!r}")
             return 2
-        command = [sys.executable, args.program, *args.arguments]
-    return Job(command, args.nprocs, timeout=args.timeout, prefix=not args.no_prefix).run()
+        program = [args.program, *args.arguments]
+    variables = None
+    if args.emulate_npu:
+        from alltoallv import emulator  # only then: it asks for libraries that a build may lack
+
+        try:
+            variables = emulator.environment(devices=max(args.nprocs, emulator.DEFAULT_DEVICES))
+        except FileNotFoundError as error:
+            _say(str(error))
+            return 2
+        program = ["-m", "alltoallv.emulator.program", *program]
+    command = [sys.executable, *program]
+    return Job(command, args.nprocs, timeout=args.timeout, prefix=not args.no_prefix, variables=variables).run()
 
 
 @dataclass(eq=False)
@@ -76,11 +93,20 @@ class _Rank:
 class Job:
     """N processes of one command with the environment of N ranks."""
 
-    def __init__(self, command: list[str], size: int, *, timeout: float | None = None, prefix: bool = True) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        size: int,
+        *,
+        timeout: float | None = None,
+        prefix: bool = True,
+        variables: Mapping[str, str] | None = None,  # the environment to start from, by default this process's
+    ) -> None:
         self._command = command
         self._size = size
         self._timeout = timeout
         self._prefix = prefix
+        self._variables = os.environ if variables is None else variables
         self._ranks: list[_Rank] = []
         self._selector = selectors.DefaultSelector()
         self._signals: list[int] = []
@@ -143,7 +169,7 @@ class Job:
 
     def _environment(self) -> dict[str, str]:
         # An outer torchrun's store is not for these ranks.
-        env = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+        env = {name: value for name, value in self._variables.items() if not name.startswith("TORCHELASTIC_")}
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]

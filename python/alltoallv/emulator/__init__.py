@@ -16,8 +16,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["LIBRARY_NAMES", "environment", "library_folder", "set_option"]
+__all__ = ["DEFAULT_DEVICES", "LIBRARY_NAMES", "environment", "library_folder", "set_option"]
 
+DEFAULT_DEVICES = 8
 LIBRARY_NAMES = (
     "libascendcl.so",
     "libhccl.so",
@@ -55,7 +56,7 @@ def environment(
 
     Args:
         base: Variables to start from; by default this process's.
-        devices: How many devices there are (8).
+        devices: How many devices there are (:data:`DEFAULT_DEVICES`).
         memory_mb: Memory of each, in MB (8192).
         task_delay_us: Microseconds by which every task of a stream comes late: makes missing synchronization visible.
         connect_timeout: Seconds for the ranks of a communicator to arrive; by default HCCL_CONNECT_TIMEOUT decides.

@@ -1,8 +1,8 @@
 """Aten operators on emulated npu tensors: computed by the CPU's kernels, on the same memory.
 
-torch_npu's wheel gives an npu tensor its memory, streams, events, copies and views; what it computes with are kernels of
-CANN, which do not exist here. :func:`install` puts in their place, for every operator that has a CPU kernel: wait for
-the current stream, make CPU tensors over the memory of the npu tensors, run the operator on them, and give a fresh
+torch_npu's wheel gives an npu tensor its memory, streams, events, copies and views; what it computes with are kernels
+of CANN, which do not exist here. :func:`install` puts in their place, for every operator that has a CPU kernel: wait
+for the current stream, make CPU tensors over the memory of the npu tensors, run the operator on them, and give a fresh
 result memory of the npu's own. The results are therefore the CPU's, bit for bit. What has no CPU kernel keeps
 torch_npu's and fails in the emulator with an error that names it.
 
@@ -43,7 +43,9 @@ def install() -> None:
             library.impl(name, kernel, "PrivateUse1")
     for name, _ in _operators(registered["AutogradPrivateUse1"]):
         library.impl(name, _like_cpu(name), "AutogradPrivateUse1", with_keyset=True)
-    library.impl("copy_", _copy(torch.library.get_kernel("aten::copy_", "PrivateUse1")), "PrivateUse1", with_keyset=True)
+    library.impl(
+        "copy_", _copy(torch.library.get_kernel("aten::copy_", "PrivateUse1")), "PrivateUse1", with_keyset=True
+    )
     _install_npu_operators()
 
 
