@@ -51,6 +51,7 @@ enum class ErrorClass : uint8_t {
     comm_timeout,
     hccl,
     backend_unavailable,
+    value_overflow,
 };
 
 /// Every failure of the core. `what()` is one sentence for a person.
@@ -85,6 +86,10 @@ inline Error peer_lost(const std::string& message) {
 
 inline Error comm_timeout(const std::string& message) {
     return {ErrorClass::comm_timeout, ErrorType::HCCL_FAIL, message};
+}
+
+inline Error value_overflow(const std::string& message) {
+    return {ErrorClass::value_overflow, ErrorType::INTERNAL_ERROR, message};
 }
 
 inline Error backend_unavailable(const std::string& message) {

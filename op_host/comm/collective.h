@@ -26,6 +26,9 @@ enum class OpKind : uint32_t {
     barrier,
     all_reduce,
     reduce_scatter,
+    quantized_all_reduce,
+    quantized_reduce_scatter,
+    quantized_all_to_all,
 };
 
 inline constexpr std::string_view op_names[] = {
@@ -42,10 +45,22 @@ inline constexpr std::string_view op_names[] = {
     "barrier",
     "all_reduce",
     "reduce_scatter",
+    "quantized_all_reduce",
+    "quantized_reduce_scatter",
+    "quantized_all_to_all",
 };
 
 constexpr std::string_view name_of(OpKind op) {
     return op_names[static_cast<size_t>(op)];
+}
+
+constexpr bool is_quantized_reduction(OpKind op) {
+    return op == OpKind::quantized_all_reduce || op == OpKind::quantized_reduce_scatter;
+}
+
+/// Adds up whole vectors: rows say how many elements. Others say how many elements make a row.
+constexpr bool is_reduction(OpKind op) {
+    return op == OpKind::all_reduce || op == OpKind::reduce_scatter || is_quantized_reduction(op);
 }
 
 enum class ReduceOp : uint8_t { sum, avg, min, max, prod };
@@ -67,7 +82,7 @@ struct Exchange {
     std::span<const int64_t> send_counts, sdispls, recv_counts, rdispls;
     /// Displacements count bytes instead: the regions are tensors of their own, seen from the lowest address.
     bool byte_displs = false;
-    int64_t root = 0;  // of a broadcast; equal on all ranks
+    int64_t root = 0;  // of a broadcast, or what makes rows of quantized_all_to_all codes; equal on all ranks
     int64_t row = 1;   // elements per unit of the caller's counts, for messages; equal on all ranks
     /// Set when `recv_counts` is empty: learn them from the peers. Called once with the W counts learnt; returns
     /// the output that holds them packed in rank order (may be null when all are zero).

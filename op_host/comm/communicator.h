@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "comm/call_queue.h"
 #include "comm/collective.h"
+#include "comm/quant_reduction.h"
 
 namespace alltoallv {
 
@@ -33,6 +34,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// `timeout` in seconds; negative: the communicator's own.
     virtual void exchange(const Exchange& exchange, double timeout) = 0;
     virtual void reduce(const Reduction& reduction, double timeout) = 0;
+
+    /// Throws value_overflow, on every rank, for a value that does not fit while the request says `raise`.
+    virtual void quant_reduce(const QuantReduction& reduction, double /*timeout*/) {
+        throw backend_unavailable("backend '" + backend() + "' has no " + std::string(name_of(reduction.op)));
+    }
 
     /// Uses up this rank's next sequence number with a failure, which every peer then raises too. Does not wait.
     virtual void fail(OpKind op, const Error& error) = 0;

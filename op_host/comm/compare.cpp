@@ -4,6 +4,7 @@
 #include <string>
 
 #include "comm/control.h"
+#include "comm/quant_terms.h"
 
 namespace alltoallv {
 namespace {
@@ -15,8 +16,7 @@ std::string rank_text(int rank) {
 /// Names the first pair whose counts differ; empty if all agree.
 std::string first_difference(const ControlPlane& control) {
     const int size = control.size();
-    const bool reduces = control.row(0).op == OpKind::all_reduce || control.row(0).op == OpKind::reduce_scatter;
-    const int64_t unit = reduces ? 1 : std::max<int64_t>(control.row(0).count, 1);
+    const int64_t unit = is_reduction(control.row(0).op) ? 1 : std::max<int64_t>(control.row(0).count, 1);
     for (int to = 0; to < size; ++to) {
         const Row& receiver = control.row(to);
         if (receiver.flags & row_learns) continue;
@@ -31,7 +31,10 @@ std::string first_difference(const ControlPlane& control) {
     return {};
 }
 
-std::string row_difference(const Row& a, int rank_a, const Row& b, int rank_b) {
+/// Between ranks 0 and `rank_b`; empty if there is none.
+std::string row_difference(const ControlPlane& control, int rank_b) {
+    constexpr int rank_a = 0;
+    Row &a = control.row(rank_a), &b = control.row(rank_b);
     const auto both = [&](const std::string& of_a, const std::string& of_b) {
         return rank_text(rank_a) + " " + of_a + ", " + rank_text(rank_b) + " " + of_b;
     };
@@ -43,8 +46,7 @@ std::string row_difference(const Row& a, int rank_a, const Row& b, int rank_b) {
                     "reduces with " + std::string(name_of(b.reduce_op)));
     if (a.root != b.root) return both("has root " + std::to_string(a.root), "has root " + std::to_string(b.root));
     if (a.count != b.count) {
-        const char* what =
-            a.op == OpKind::all_reduce || a.op == OpKind::reduce_scatter ? "has elements: " : "has elements per row: ";
+        const char* what = is_reduction(a.op) ? "has elements: " : "has elements per row: ";
         return both(what + std::to_string(a.count), what + std::to_string(b.count));
     }
     return {};
@@ -87,7 +89,7 @@ void ControlPlane::compare_rows() const {
     if (!options_.check) return;
     if (!equal) {
         for (int j = 1; j < size(); ++j) {
-            const std::string difference = row_difference(first, 0, row(j), j);
+            const std::string difference = row_difference(*this, j);
             if (!difference.empty())
                 throw peer_mismatch("operator #" + std::to_string(seq_) + " of domain '" + domain() +
                                     "': " + difference);

@@ -59,7 +59,7 @@ struct alignas(cache_line) Row {
     Location input;
     Location output;
     int64_t count;  // elements of a reduction, or of one row of an exchange; equal on all ranks
-    int64_t root;   // of a broadcast, else 0; equal on all ranks
+    int64_t root;   // of a broadcast, or a digest of other terms (quant_terms.h), else 0; equal on all ranks
 
     Pair* pairs() { return reinterpret_cast<Pair*>(this + 1); }
     uint64_t input_address() const { return input.offset(); }  // of a private input

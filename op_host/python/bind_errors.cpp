@@ -11,9 +11,9 @@ namespace nb = nanobind;
 namespace alltoallv {
 namespace {
 
-constexpr const char* class_names[] = {"InvalidParamError",      "InvalidTensorError", "PeerMismatchError",
-                                       "PeerLostError",          "CommTimeoutError",   "HcclError",
-                                       "BackendUnavailableError"};
+constexpr const char* class_names[] = {"InvalidParamError",       "InvalidTensorError", "PeerMismatchError",
+                                       "PeerLostError",           "CommTimeoutError",   "HcclError",
+                                       "BackendUnavailableError", "ValueOverflowError"};
 
 void translate(const std::exception_ptr& pointer, void*) {
     try {
@@ -46,7 +46,13 @@ void bind_errors(nb::module_& m) {
             return;
         }
         const nb::gil_scoped_acquire gil;
-        nb::module_::import_("logging").attr("getLogger")("alltoallv").attr("warning")("%s", message);
+        try {
+            nb::module_::import_("logging").attr("getLogger")("alltoallv").attr("warning")("%s", message);
+        } catch (nb::python_error& error) {
+            // A broken handler must not end the operator; Ctrl-C must.
+            if (error.matches(PyExc_KeyboardInterrupt)) throw;
+            error.discard_as_unraisable("the warning of a late peer");
+        }
     };
     nb::list names;
     for (const char* name : class_names) names.append(name);

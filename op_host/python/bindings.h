@@ -19,6 +19,7 @@ void bind_plan(nanobind::module_& m);
 void bind_operation(nanobind::module_& m);
 void bind_hccl(nanobind::module_& m);
 void bind_kernels(nanobind::module_& m);
+void bind_quant(nanobind::module_& m);
 
 /// Throw `Error` for a name that does not exist.
 DType dtype_from_name(const std::string& name);

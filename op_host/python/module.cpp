@@ -50,6 +50,7 @@ NB_MODULE(_core, m) {
     alltoallv::bind_plan(m);
     alltoallv::bind_operation(m);
     alltoallv::bind_kernels(m);
+    alltoallv::bind_quant(m);
     nb::dict sizes;
     for (const auto& dtype : alltoallv::dtype_table) sizes[nb::str(dtype.name.data(), dtype.name.size())] = dtype.size;
     m.attr("dtype_sizes") = sizes;

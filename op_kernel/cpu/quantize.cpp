@@ -112,8 +112,9 @@ ALLTOALLV_CLONES(pack, pack_groups, (const Bytes* codes, size_t count, size_t gr
 /// One call of quantize(), with its scratch of 26 KiB.
 class Quantizer {
   public:
+    /// `error_in` and `error_out` may be the same.
     Quantizer(const QuantFormat& format, DType dtype, Isa isa, const void* input, void* codes, float* scales,
-              float* error)
+              const float* error_in, float* error_out)
         : format_(format),
           dtype_(dtype),
           isa_(isa),
@@ -121,7 +122,8 @@ class Quantizer {
           input_(input),
           codes_(static_cast<Bytes*>(codes)),
           scales_(scales),
-          error_(error) {}
+          error_in_(error_in),
+          error_out_(error_out) {}
 
     void run(size_t count) {
         if (format_.group_size <= block) {
@@ -135,28 +137,45 @@ class Quantizer {
             return;
         }
         for (size_t group = 0; group < format_.groups(count); ++group) {  // read twice
-            magnitudes_[0] = 0;
-            each_part(format_, count, group, [this](const Piece& piece) {
-                largest[i_](values(piece), piece.count, piece.count, magnitudes_ + 1);
-                magnitudes_[0] = std::max(magnitudes_[0], magnitudes_[1]);
-            });
+            magnitudes_[0] = magnitude(count, group);
             scale[i_](magnitudes_, 1, format_.bits, scales_ + group, inverses_);
-            each_part(format_, count, group, [this](const Piece& piece) { write(piece, values(piece)); });
+            write_group(count, group);
         }
     }
 
+    uint32_t magnitude(size_t count, size_t group) {
+        uint32_t most = 0;
+        each_part(format_, count, group, [this, &most](const Piece& piece) {
+            largest[i_](values(piece), piece.count, piece.count, magnitudes_);
+            most = std::max(most, magnitudes_[0]);
+        });
+        return most;
+    }
+
+    /// The only group, by a scale that is given.
+    void run_scaled(size_t count, float given) {
+        const uint32_t magnitude = magnitude_of(given);
+        inverses_[0] = magnitude == 0 || magnitude >= infinity_bits ? 0.0f : 1.0f / given;
+        scales_ = &given;
+        write_group(count, 0);
+    }
+
   private:
+    void write_group(size_t count, size_t group) {
+        each_part(format_, count, group, [this](const Piece& piece) { write(piece, values(piece)); });
+    }
+
     const void* values(const Piece& piece) {
         const void* x = widened(dtype_, isa_, input_, piece.first, piece.count, values_);
-        if (error_ == nullptr) return x;
-        add_error[i_](x, error_ + piece.first, piece.count, values_);
+        if (error_in_ == nullptr) return x;
+        add_error[i_](x, error_in_ + piece.first, piece.count, values_);
         return values_;
     }
 
     void write(const Piece& piece, const void* x) {
         Bytes* codes = format_.bits == 8 ? codes_ + piece.code : unpacked_;
         const float* scales = scales_ + piece.group;
-        float* error = error_ == nullptr ? nullptr : error_ + piece.first;
+        float* error = error_out_ == nullptr ? nullptr : error_out_ + piece.first;
         encode[i_](x, piece.count, piece.group_size, inverses_, codes);
         if (error != nullptr) lose[i_](x, piece.count, piece.group_size, scales, codes, error);
         each_group(piece.count, piece.group_size, [=, this](size_t begin, size_t n, size_t g) {
@@ -184,7 +203,8 @@ class Quantizer {
     const void* input_;
     Bytes* codes_;
     float* scales_;
-    float* error_;
+    const float* error_in_;
+    float* error_out_;
     alignas(64) float values_[block];
     alignas(64) uint32_t magnitudes_[block];
     alignas(64) float inverses_[block];
@@ -202,7 +222,27 @@ void quantize(const QuantFormat& format, DType dtype, const void* input, size_t 
               float* error, Isa isa) {
     format.check();
     check_float(dtype);
-    Quantizer(format, dtype, isa, input, codes, scales, error).run(count);
+    Quantizer(format, dtype, isa, input, codes, scales, error, error).run(count);
+}
+
+uint32_t largest_magnitude(DType dtype, const void* input, size_t count, const float* error, Isa isa) {
+    check_float(dtype);
+    if (count == 0) return 0;
+    return Quantizer({8, count}, dtype, isa, input, nullptr, nullptr, error, nullptr).magnitude(count, 0);
+}
+
+float scale_of(int bits, uint32_t magnitude) {
+    float scale_value = 0, inverse = 0;
+    scale[0](&magnitude, 1, bits, &scale_value, &inverse);
+    return scale_value;
+}
+
+void encode_group(int bits, DType dtype, const void* input, size_t count, float scale_value, void* codes,
+                  const float* error_in, float* error_out, Isa isa) {
+    const QuantFormat format{bits, std::max<size_t>(count, 1)};
+    format.check();
+    check_float(dtype);
+    Quantizer(format, dtype, isa, input, codes, nullptr, error_in, error_out).run_scaled(count, scale_value);
 }
 
 }  // namespace alltoallv::kernel

@@ -40,6 +40,13 @@ enum class Overflow : uint8_t { saturate, raise, infinity };
 void quantize(const QuantFormat& format, DType dtype, const void* input, size_t count, void* codes, float* scales,
               float* error, Isa isa = best_isa());
 
+/// quantize() in two steps, for a group that is never in one place: the largest magnitude of its pieces gives its
+/// scale, by which pieces are encoded. Magnitudes are the bits of a float32 without sign.
+uint32_t largest_magnitude(DType dtype, const void* input, size_t count, const float* error, Isa isa = best_isa());
+float scale_of(int bits, uint32_t magnitude);
+void encode_group(int bits, DType dtype, const void* input, size_t count, float scale, void* codes,
+                  const float* error_in, float* error_out, Isa isa = best_isa());
+
 /// out[k] = code * scale in float32, then cast() to `dtype` (float32, float16, bfloat16).
 /// Returns false if a value did not fit and `overflow` is raise.
 bool dequantize(const QuantFormat& format, DType dtype, const void* codes, const float* scales, size_t count,

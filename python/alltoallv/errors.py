@@ -61,3 +61,11 @@ class BackendUnavailableError(AllToAllVError):
     """A backend cannot be used here; the message says what is missing and how to get it."""
 
     code = 28
+
+
+class ValueOverflowError(AllToAllVError, OverflowError):
+    """A value does not fit the output's dtype, and ``overflow`` is "raise". Raised on every rank; the output is
+    undefined, the communicator stays usable.
+    """
+
+    code = 3

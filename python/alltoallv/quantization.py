@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
+import numpy.typing as npt
+
 from alltoallv.errors import InvalidParamError
 
 Gather = Literal["full", "quantized"]
@@ -54,3 +57,42 @@ class Quantization:
             return count
         whole, rest = divmod(count, self.group_size)
         return whole * ((self.group_size + 1) // 2) + (rest + 1) // 2
+
+    def part(self, count: int, size: int, rank: int) -> tuple[int, int]:
+        """First element and length of the part of ``count`` elements that a rank reduces in an all-reduce.
+
+        Equal shares of groups, fewer for the last ranks. The error feedback of the gather is of this part.
+        """
+        share = -(-self.groups(count) // size) * self.group_size
+        begin = min(rank * share, count)
+        return begin, min(share, count - begin)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedReduction:
+    """A quantized reduction as every engine takes it, checked; equal on all ranks.
+
+    Attributes:
+        operator: ``"quantized_all_reduce"`` or ``"quantized_reduce_scatter"``.
+        dtype: Of the input, by the core's name: float32, float16, bfloat16; int8 with a shared scale.
+        out_dtype: Of the output: float32, float16 or bfloat16.
+        counts: reduce_scatter: elements of every rank's part; all_reduce: one entry, all elements.
+        quantization: The dynamic mode; with scales only ``overflow`` counts.
+        scale: A shared scale: one value, or one per entry of the last axis. With ``scale_2`` the first of two.
+        scale_2: The second of two shared scales, as many as ``scale``.
+        offset: Added to every rank's codes, with a shared scale.
+    """
+
+    operator: str
+    dtype: str
+    out_dtype: str
+    counts: tuple[int, ...]
+    quantization: Quantization
+    scale: npt.NDArray[np.float32] | None = None
+    scale_2: npt.NDArray[np.float32] | None = None
+    offset: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """Elements of the input."""
+        return sum(self.counts)

@@ -21,6 +21,8 @@
 
 namespace alltoallv {
 
+class QuantCodec;
+
 /// How the bytes of one pair of ranks travel.
 enum class Path : uint8_t {
     self,     // within this rank
@@ -45,6 +47,7 @@ class ShmCommunicator final : public Communicator {
 
     void exchange(const Exchange& exchange, double timeout) override;
     void reduce(const Reduction& reduction, double timeout) override;
+    void quant_reduce(const QuantReduction& reduction, double timeout) override;
     void fail(OpKind op, const Error& error) override;
     WorkPtr submit(std::function<void()> call) override;
     void abort(const std::string& reason) override;
@@ -117,9 +120,16 @@ class ShmCommunicator final : public Communicator {
     uint64_t reduce_in_turn(const Reduction& reduction, Row& mine);
     uint64_t reduce_small(const Reduction& reduction, Row& mine);
     uint64_t reduce_two_shot(const Reduction& reduction, Row& mine);
+    void announce_parts(std::span<const int64_t> counts, Row& mine);
     void cut_parts(size_t total, size_t unit);
     template <class Stages>
     void two_shot(Stages& stages, const struct TwoShotShape& shape);
+
+    // quant_reduce.cpp
+    uint64_t quant_reduce_in_turn(const QuantReduction& reduction, Row& mine);
+    void quant_reduce_by(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts, Row& mine);
+    void quant_reduce_small(const QuantReduction& q, QuantCodec& codec, const std::vector<QuantPart>& parts, Row& mine);
+    void quant_reduce_two_shot(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts, Row& mine);
 
     CommunicatorOptions options_;
     uint32_t generation_;
@@ -138,6 +148,7 @@ class ShmCommunicator final : public Communicator {
     std::vector<Part> parts_;
     std::vector<const char*> inputs_, slots_;
     std::vector<const void*> sources_;
+    std::vector<char> result_;  // of a part of a small quantized reduction
     std::array<std::atomic<uint64_t>, path_names.size()> bytes_by_path_{};
     std::atomic<uint64_t> operators_{0}, failed_{0};
     std::string final_record_;  // of the flight recorder, once destroyed

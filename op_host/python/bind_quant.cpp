@@ -1,0 +1,171 @@
+// Quantized reductions, and the rows of quantized exchanges, on raw addresses.
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/quant_terms.h"
+#include "op_kernel/cpu/quantize.h"
+#include "python/bindings.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace alltoallv {
+namespace {
+
+Overflow overflow_from_name(const std::string& name) {
+    if (name == "saturate") return Overflow::saturate;
+    if (name == "raise") return Overflow::raise;
+    if (name == "infinity") return Overflow::infinity;
+    throw invalid_param("overflow is '" + name + "', expected saturate, raise or infinity");
+}
+
+std::vector<float> floats_at(uintptr_t address, size_t count) {
+    const auto* first = pointer<const float>(address);
+    return {first, first + count};
+}
+
+/// All but the addresses of a call; pending calls share it with the plan and need no Python to drop it.
+class QuantPlanData {
+  public:
+    QuantPlanData(const std::string& op, const std::string& dtype, const std::string& out_dtype,
+                  std::vector<int64_t> counts, int bits, int64_t group_size, bool requantizes, bool average,
+                  const std::string& overflow, uintptr_t scale, size_t scales, uintptr_t scale_2, float offset)
+        : counts_(std::move(counts)),
+          scale_(floats_at(scale, scales)),
+          scale_2_(floats_at(scale_2, scale_2 == 0 ? 0 : scales)) {
+        request_.op = op_from_name(op);
+        request_.mode = scale_2 != 0 ? QuantMode::two_scales
+                        : scale != 0 ? QuantMode::shared_scale
+                                     : QuantMode::dynamic;
+        request_.dtype = dtype_from_name(dtype);
+        request_.out_dtype = dtype_from_name(out_dtype);
+        request_.overflow = overflow_from_name(overflow);
+        request_.average = average;
+        request_.requantizes = requantizes;
+        request_.bits = bits;
+        request_.group_size = group_size;
+        request_.offset = offset;
+        request_.counts = counts_;
+        request_.scale = scale_;
+        request_.scale_2 = scale_2_;
+    }
+    QuantPlanData(const QuantPlanData&) = delete;  // the spans point into this object
+    QuantPlanData& operator=(const QuantPlanData&) = delete;
+
+    void run(Communicator& communicator, uintptr_t input, uintptr_t output, uintptr_t error, uintptr_t gather_error,
+             double timeout) const {
+        QuantReduction request = request_;
+        request.input = pointer(input);
+        request.output = pointer(output);
+        request.error = pointer<float>(error);
+        request.gather_error = pointer<float>(gather_error);
+        communicator.quant_reduce(request, timeout);
+    }
+
+  private:
+    std::vector<int64_t> counts_;
+    std::vector<float> scale_, scale_2_;
+    QuantReduction request_;
+};
+
+struct QuantPlan {
+    CommunicatorPtr communicator;
+    std::shared_ptr<const QuantPlanData> data;
+};
+
+/// Bytes of a quantized row: its scales, its codes, and padding, so that the next row's scales are aligned.
+size_t row_bytes(const kernel::QuantFormat& format, size_t length) {
+    format.check();
+    return (format.groups(length) * sizeof(float) + format.code_bytes(length) + 3) / 4 * 4;
+}
+
+void bind_rows(nb::module_& m) {
+    m.def(
+        "quantized_row_bytes",
+        [](size_t length, int bits, size_t group_size) { return row_bytes({bits, group_size}, length); }, "length"_a,
+        "bits"_a, "group_size"_a, "Bytes of a row of `length` elements: float32 scales, codes, padding to 4 bytes.");
+    m.def("quantized_row_terms", &row_terms, "bits"_a, "group_size"_a,
+          "What peers agree on beside the bytes of a row, for `root` of an exchange.");
+    m.def(
+        "quantize_rows",
+        [](int bits, size_t group_size, const std::string& dtype, uintptr_t input, size_t rows, size_t length,
+           uintptr_t out) {
+            const kernel::QuantFormat format{bits, group_size};
+            const DType type = dtype_from_name(dtype);
+            const size_t stride = row_bytes(format, length), codes = format.groups(length) * sizeof(float);
+            const size_t used = codes + format.code_bytes(length);
+            const char* from = pointer<const char>(input);
+            char* to = pointer<char>(out);
+            for (size_t r = 0; r < rows; ++r, from += length * size_of(type), to += stride) {
+                kernel::quantize(format, type, from, length, to + codes, reinterpret_cast<float*>(to), nullptr);
+                std::fill(to + used, to + stride, char{0});
+            }
+        },
+        "bits"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "out"_a,
+        nb::call_guard<nb::gil_scoped_release>(), "`out` is aligned to 4 bytes.");
+    m.def(
+        "dequantize_rows",
+        [](int bits, size_t group_size, const std::string& dtype, uintptr_t input, size_t rows, size_t length,
+           const std::string& overflow, uintptr_t out) {
+            const kernel::QuantFormat format{bits, group_size};
+            const DType type = dtype_from_name(dtype);
+            const auto handling = static_cast<kernel::Overflow>(overflow_from_name(overflow));
+            const size_t stride = row_bytes(format, length), codes = format.groups(length) * sizeof(float);
+            const char* from = pointer<const char>(input);
+            char* to = pointer<char>(out);
+            bool fits = true;
+            for (size_t r = 0; r < rows; ++r, from += stride, to += length * size_of(type))
+                fits &= kernel::dequantize(format, type, from + codes, reinterpret_cast<const float*>(from), length,
+                                           handling, to);
+            return fits;
+        },
+        "bits"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "overflow"_a, "out"_a,
+        nb::call_guard<nb::gil_scoped_release>(), "False: a value did not fit and overflow is raise.");
+}
+
+}  // namespace
+
+void bind_quant(nb::module_& m) {
+    nb::class_<QuantPlan>(m, "QuantPlan", "A quantized reduction, ready to run on any buffers that fit it.")
+        .def(
+            "__init__",
+            [](QuantPlan* self, CommunicatorPtr communicator, const std::string& op, const std::string& dtype,
+               const std::string& out_dtype, std::vector<int64_t> counts, int bits, int64_t group_size,
+               bool requantizes, bool average, const std::string& overflow, uintptr_t scale, size_t scales,
+               uintptr_t scale_2, float offset) {
+                new (self) QuantPlan{
+                    std::move(communicator),
+                    std::make_shared<QuantPlanData>(op, dtype, out_dtype, std::move(counts), bits, group_size,
+                                                    requantizes, average, overflow, scale, scales, scale_2, offset)};
+            },
+            "communicator"_a, "op"_a, "dtype"_a, "out_dtype"_a, "counts"_a, "bits"_a = 8, "group_size"_a = 128,
+            "requantizes"_a = false, "average"_a = false, "overflow"_a = "saturate", "scale"_a = 0, "scales"_a = 0,
+            "scale_2"_a = 0, "offset"_a = 0.0f,
+            "counts: of every rank for a reduce_scatter, else one entry. scale and scale_2: addresses of `scales` "
+            "float32 each, copied.")
+        .def(
+            "run",
+            [](const QuantPlan& self, uintptr_t input, uintptr_t output, uintptr_t error, uintptr_t gather_error,
+               double timeout) {
+                const nb::gil_scoped_release release;
+                self.data->run(*self.communicator, input, output, error, gather_error, timeout);
+            },
+            "input"_a, "output"_a, "error"_a = 0, "gather_error"_a = 0, "timeout"_a = -1.0)
+        .def(
+            "submit",
+            [](const QuantPlan& self, uintptr_t input, uintptr_t output, uintptr_t error, uintptr_t gather_error,
+               double timeout) {
+                return self.communicator->submit(
+                    [data = self.data, communicator = self.communicator.get(), input, output, error, gather_error,
+                     timeout] { data->run(*communicator, input, output, error, gather_error, timeout); });
+            },
+            "input"_a, "output"_a, "error"_a = 0, "gather_error"_a = 0, "timeout"_a = -1.0);
+    bind_rows(m);
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,267 @@
+// Quantized reductions: small ones in one shot from the mailboxes, larger ones in two shots through scratch. Every
+// piece is quantized straight into scratch, reduced straight from the peers' scratch, and decoded straight into the
+// outputs.
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "comm/quant_terms.h"
+#include "transport/shm/operator_scope.h"
+#include "transport/shm/quant_codecs.h"
+#include "transport/shm/two_shot.h"
+
+namespace alltoallv {
+namespace {
+
+constexpr size_t flag_bytes = cache_line;  // behind a reduced piece: 1 if a value of it did not fit
+
+/// The parts of the vector, in elements, and how steps cut them.
+struct QuantGrid {
+    std::vector<QuantPart> parts;
+    size_t span = 0;   // pieces begin anew at its multiples; 0: they do not
+    size_t piece = 1;  // elements
+
+    size_t longest() const {
+        int64_t most = 0;
+        for (const QuantPart& part : parts) most = std::max(most, part.count);
+        return static_cast<size_t>(most);
+    }
+    size_t steps_per_span() const { return (span + piece - 1) / piece; }
+    size_t steps() const {
+        const size_t count = longest();
+        if (span == 0) return (count + piece - 1) / piece;
+        return count / span * steps_per_span() + (count % span + piece - 1) / piece;
+    }
+    QuantRange range(size_t part, size_t step) const {
+        const auto count = static_cast<size_t>(parts[part].count);
+        size_t begin = step * piece, end = begin + piece;
+        if (span != 0) {
+            const size_t base = step / steps_per_span() * span;
+            begin = base + step % steps_per_span() * piece;
+            end = std::min(begin + piece, base + span);
+        }
+        begin = std::min(begin, count);
+        return {part, static_cast<size_t>(parts[part].begin) + begin, std::min(end, count) - begin};
+    }
+};
+
+/// The first piece with a value that does not fit: the same on all ranks, since all see the same flags.
+struct Misfit {
+    std::optional<QuantRange> first;
+
+    void note(const QuantRange& range) {
+        if (!first || range.first < first->first) first = range;
+    }
+    void raise(const QuantReduction& q, const std::string& what) const {
+        if (!first || q.overflow != Overflow::raise) return;
+        throw value_overflow(what + ": elements " + std::to_string(first->first) + " to " +
+                             std::to_string(first->first + first->count - 1) + " of the result hold a value that " +
+                             std::string(name_of(q.out_dtype)) + " cannot");
+    }
+};
+
+/// Where a piece of the output lies in this rank's.
+char* output_at(const QuantReduction& q, const QuantGrid& grid, const QuantRange& range) {
+    const bool scatters = q.op == OpKind::quantized_reduce_scatter;
+    const size_t first = scatters ? range.first - static_cast<size_t>(grid.parts[range.part].begin) : range.first;
+    return static_cast<char*>(q.output) + first * size_of(q.out_dtype);
+}
+
+struct QuantStages {
+    const QuantReduction& request;
+    QuantCodec& codec;
+    const QuantGrid& grid;
+    Misfit& misfit;
+    size_t me, result_bytes;
+    bool scatters;
+
+    void encode(size_t part, size_t step, char* slot) const {
+        const QuantRange range = grid.range(part, step);
+        if (range.count > 0) codec.encode(range, slot);
+    }
+    void reduce(size_t step, const std::vector<const char*>& slots, char* result) const {
+        const QuantRange range = grid.range(me, step);
+        bool fits = true;
+        if (range.count > 0) fits = codec.reduce(range, slots, scatters ? output_at(request, grid, range) : result);
+        const uint64_t flag = fits ? 0 : 1;
+        std::memcpy(result + result_bytes, &flag, sizeof flag);
+    }
+    void decode(size_t part, size_t step, const char* result) const {
+        const QuantRange range = grid.range(part, step);
+        if (range.count == 0) return;
+        uint64_t flag = 0;
+        std::memcpy(&flag, result + result_bytes, sizeof flag);
+        const bool fits = scatters || codec.decode(range, result, output_at(request, grid, range));
+        if (flag != 0 || !fits) misfit.note(range);
+    }
+};
+
+/// The sweep that measures the sums of cut groups.
+struct MeasureStages {
+    QuantCodec& codec;
+    const QuantGrid& grid;
+    size_t me;
+
+    void encode(size_t part, size_t step, char* slot) const {
+        const QuantRange range = grid.range(part, step);
+        if (range.count > 0) codec.encode_for_measure(range, slot);
+    }
+    void reduce(size_t step, const std::vector<const char*>& slots, char*) const {
+        const QuantRange range = grid.range(me, step);
+        if (range.count > 0) codec.measure(range, slots);
+    }
+    void decode(size_t, size_t, const char*) const {}
+};
+
+/// The largest piece of which two buffers fit the scratch, in elements; 0: not even one unit does.
+size_t largest_piece(const QuantCodec& codec, size_t ranks) {
+    const auto fits = [&](size_t units) {
+        const size_t n = units * codec.unit();
+        return ranks * round_up(codec.slot_bytes(n), cache_line) + round_up(codec.result_bytes(n), cache_line) +
+                   flag_bytes <=
+               Layout::scratch_bytes / 2;
+    };
+    size_t most = 0;
+    for (size_t step = Layout::scratch_bytes; step > 0; step /= 2)
+        if (most + step <= Layout::scratch_bytes / codec.unit() && fits(most + step)) most += step;
+    return most * codec.unit();
+}
+
+}  // namespace
+
+void ShmCommunicator::quant_reduce(const QuantReduction& q, double timeout) {
+    try {
+        check(q);
+    } catch (const Error& error) {
+        fail(q.op, error);
+        throw;
+    }
+    run(q.op, q.dtype, timeout, [&](Row& mine) { return quant_reduce_in_turn(q, mine); });
+}
+
+uint64_t ShmCommunicator::quant_reduce_in_turn(const QuantReduction& q, Row& mine) {
+    const bool scatters = q.op == OpKind::quantized_reduce_scatter;
+    const QuantTerms terms = terms_of(q);
+    std::memcpy(control_->payload(mine), &terms, sizeof terms);
+    mine.root = digest(terms);
+    mine.reduce_op = q.average ? ReduceOp::avg : ReduceOp::sum;
+    mine.count = total_count(q);
+    if (scatters) announce_parts(q.counts, mine);
+
+    std::vector<QuantPart> parts;
+    const int64_t unit = q.mode == QuantMode::dynamic ? q.group_size : static_cast<int64_t>(cache_line);
+    for (int j = 0; j < size(); ++j) {
+        const int64_t begin = parts.empty() ? 0 : parts.back().begin + parts.back().count;
+        parts.push_back(scatters ? QuantPart{begin, q.counts[static_cast<size_t>(j)]}
+                                 : quant_part(mine.count, unit, size(), j));
+    }
+    const int64_t kept = scatters ? parts[static_cast<size_t>(rank())].count : mine.count;
+    if (q.mode == QuantMode::shared_scale) {
+        SharedScaleCodec codec(q);
+        quant_reduce_by(q, codec, std::move(parts), mine);
+    } else if (q.mode == QuantMode::two_scales) {
+        TwoScaleCodec codec(q);
+        quant_reduce_by(q, codec, std::move(parts), mine);
+    } else {
+        const std::vector<QuantPart> parts_of_codec = parts;
+        DynamicCodec codec(q, static_cast<size_t>(size()), parts_of_codec);
+        quant_reduce_by(q, codec, std::move(parts), mine);
+    }
+    return static_cast<uint64_t>(kept) * size_of(q.out_dtype);
+}
+
+void ShmCommunicator::quant_reduce_by(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts,
+                                      Row& mine) {
+    size_t bytes = sizeof(QuantTerms);
+    for (const QuantPart& part : parts)
+        bytes += round_up(codec.slot_bytes(static_cast<size_t>(part.count)), cache_line);
+    // The second quantization's feedback is known to the owner of a part alone.
+    const bool small = allows(Path::inlined) && bytes <= control_->layout().inline_bytes() && codec.span() == 0 &&
+                       q.gather_error == nullptr;
+    if (small)
+        quant_reduce_small(q, codec, parts, mine);
+    else
+        quant_reduce_two_shot(q, codec, std::move(parts), mine);
+}
+
+void ShmCommunicator::quant_reduce_small(const QuantReduction& q, QuantCodec& codec,
+                                         const std::vector<QuantPart>& parts, Row& mine) {
+    const bool scatters = q.op == OpKind::quantized_reduce_scatter;
+    QuantGrid grid{parts};
+    grid.piece = std::max<size_t>(grid.longest(), 1);
+    std::vector<size_t> places{sizeof(QuantTerms)};
+    for (size_t p = 0; p < parts.size(); ++p)
+        places.push_back(places.back() + round_up(codec.slot_bytes(grid.range(p, 0).count), cache_line));
+    codec.defer_feedback();
+    for (size_t p = 0; p < parts.size(); ++p)
+        if (parts[p].count > 0) codec.encode(grid.range(p, 0), control_->payload(mine) + places[p]);
+    mine.flags |= row_inline;
+    control_->publish(mine);
+    control_->agree();
+    codec.commit_feedback();
+
+    Misfit misfit;
+    slots_.resize(parts.size());
+    for (size_t p = 0; p < parts.size(); ++p) {
+        const bool mine_alone = scatters && p != static_cast<size_t>(rank());
+        if (parts[p].count == 0 || (mine_alone && q.overflow != Overflow::raise)) continue;
+        for (int j = 0; j < size(); ++j)
+            slots_[static_cast<size_t>(j)] = control_->payload(control_->row(j)) + places[p];
+        const QuantRange range = grid.range(p, 0);
+        result_.resize(std::max(codec.result_bytes(range.count), range.count * size_of(q.out_dtype)));
+        char* out = output_at(q, grid, range);
+        bool fits = codec.reduce(range, slots_, scatters && !mine_alone ? out : result_.data());
+        if (!scatters) fits &= codec.decode(range, result_.data(), out);
+        if (!fits) misfit.note(range);
+    }
+    const auto n = static_cast<size_t>(scatters ? parts[static_cast<size_t>(rank())].count : mine.count);
+    count(Path::inlined, n * size_of(q.out_dtype));
+    misfit.raise(q, control_->describe_op());
+}
+
+void ShmCommunicator::quant_reduce_two_shot(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts,
+                                            Row& mine) {
+    const auto ranks = static_cast<size_t>(size());
+    const auto me = static_cast<size_t>(rank());
+    const bool scatters = q.op == OpKind::quantized_reduce_scatter;
+    if (codec.reads_inputs())
+        mine.input = Arena::instance().locate(q.input, static_cast<size_t>(mine.count) * size_of(q.dtype));
+    control_->publish(mine);
+    control_->agree();
+    copying_ = true;
+
+    bool in_place = allows(Path::pull);
+    for (int j = 0; j < size(); ++j) in_place &= control_->row(j).input.segment() != 0;
+    if (in_place)
+        for (int j = 0; j < size(); ++j) codec.inputs.push_back(address_of(j, control_->row(j).input));
+
+    QuantGrid grid{std::move(parts)};
+    grid.piece = largest_piece(codec, ranks);
+    if (grid.piece == 0) {
+        codec.cut();
+        grid.piece = largest_piece(codec, ranks);
+    }
+    grid.span = codec.span();
+    codec.find_scales();
+    TwoShotShape shape;
+    shape.steps = grid.steps();
+    shape.slot_bytes = round_up(codec.slot_bytes(grid.piece), cache_line);
+    const size_t result_bytes = scatters ? 0 : round_up(codec.result_bytes(grid.piece), cache_line);
+    shape.result_bytes = result_bytes + flag_bytes;
+    shape.stages_input = !in_place;
+    if (codec.measures_sums()) {
+        MeasureStages measure{codec, grid, me};
+        shape.gathers = false;
+        two_shot(measure, shape);
+    }
+    Misfit misfit;
+    shape.gathers = !scatters || q.overflow == Overflow::raise;
+    QuantStages stages{q, codec, grid, misfit, me, result_bytes, scatters};
+    two_shot(stages, shape);
+    copying_ = false;  // everybody is done: an error that all ranks raise leaves the communicator usable
+    const auto n = static_cast<size_t>(scatters ? grid.parts[me].count : mine.count);
+    count(in_place ? Path::pull : Path::staged, n * size_of(q.out_dtype));
+    misfit.raise(q, control_->describe_op());
+}
+
+}  // namespace alltoallv
