@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from alltoallv import _core
 from alltoallv.errors import InvalidTensorError
@@ -26,3 +27,19 @@ def core_name(dtype: np.dtype[Any]) -> str:
         known = ", ".join(_core.dtype_sizes)
         raise InvalidTensorError(f"dtype is {dtype.name}, expected one of {known}", _INI_MATCH)
     return dtype.name
+
+
+def numpy_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """``numpy.dtype``, with ml_dtypes' names.
+
+    Raises:
+        InvalidTensorError: no such dtype, or one of ml_dtypes, which is not installed.
+    """
+    try:
+        if isinstance(dtype, str) and dtype.startswith(("bfloat", "float8")):
+            import ml_dtypes
+
+            dtype = getattr(ml_dtypes, dtype)
+        return np.dtype(dtype)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise InvalidTensorError(f"dtype is {dtype!r}, which is none here ({error})", _INI_MATCH) from error

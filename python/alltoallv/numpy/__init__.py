@@ -17,11 +17,18 @@ from alltoallv.numpy.exchange import (
 )
 from alltoallv.numpy.moe import global_gather, global_scatter
 from alltoallv.numpy.plan import Plan
+from alltoallv.numpy.quantized import (
+    ErrorFeedback,
+    quantized_all_reduce,
+    quantized_all_to_all,
+    quantized_reduce_scatter,
+)
 from alltoallv.numpy.reduce import all_reduce, reduce_scatter
 from alltoallv.numpy.work import Work
 
 __all__ = [
     "Plan",
+    "ErrorFeedback",
     "Work",
     "all_gather",
     "all_gather_into_tensor",
@@ -34,5 +41,8 @@ __all__ = [
     "exchange_counts",
     "global_gather",
     "global_scatter",
+    "quantized_all_reduce",
+    "quantized_all_to_all",
+    "quantized_reduce_scatter",
     "reduce_scatter",
 ]

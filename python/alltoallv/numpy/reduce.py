@@ -52,7 +52,7 @@ def all_reduce(
         if out is None:
             out = memory.empty(x.shape, x.dtype)
         check_output("out", out, x.dtype, x.size)
-        _check_same_or_apart(out, x)
+        check_same_or_apart(out, x)
         counts = [x.size // comm.size + (j < x.size % comm.size) for j in range(comm.size)]
         args = ("all_reduce", dtype, op, address(x), address(out), counts, seconds(timeout))
     if async_op:
@@ -111,6 +111,7 @@ def reduce_scatter(
     return out
 
 
-def _check_same_or_apart(out: Array, x: Array) -> None:
+def check_same_or_apart(out: Array, x: Array) -> None:
+    """In place, or elsewhere."""
     if np.may_share_memory(out, x) and address(out) != address(x):
         raise InvalidParamError("out and input overlap in memory without being the same, expected one or the other")

@@ -110,7 +110,7 @@ def codes_of(quantized: Quantized) -> Codes:
 
 def dequantize(quantized: Quantized, dtype: str | npt.DTypeLike = "float32", overflow: Overflow = "saturate") -> Array:
     """The product code * scale for every element, rounded to ``dtype``."""
-    scales = np.repeat(quantized.scales, quantized.group_size)[: quantized.count]
+    scales = np.repeat(quantized.scales, min(quantized.group_size, max(quantized.count, 1)))[: quantized.count]
     with np.errstate(all="ignore"):
         return cast(codes_of(quantized).astype(_F32) * scales, dtype, overflow)
 

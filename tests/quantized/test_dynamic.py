@@ -1,0 +1,177 @@
+"""The dynamic mode: every rank gets the bits of the NumPy reference, whatever the sizes; errors within their limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from quantized_cases import DTYPES, F32, Array, Launch, check_all_reduce, digest, normal
+
+from alltoallv import Communicator
+from alltoallv import numpy as av
+from alltoallv.errors import ValueOverflowError
+from alltoallv.testing import quantized as reference
+from alltoallv.testing import run_ranks
+from alltoallv.testing.golden import assert_bits_equal
+
+SCRATCH = 1 << 20  # bytes per rank
+INLINE = 16384
+KINDS = [(bits, gather, op) for bits in (8, 4) for gather in ("full", "quantized") for op in ("sum", "avg")]
+
+
+def reduce_sizes(communicator: Communicator, sizes: list[tuple[int, int]], dtype: str, out_dtype: str) -> list[str]:
+    """Every kind in every size; feedback, and arrays in the arena, with every other."""
+    digests = []
+    rng = np.random.default_rng(len(sizes))
+    for i, (n, group_size) in enumerate(sizes):
+        inputs = normal(rng, communicator.size, n, dtype)
+        for k, (bits, gather, op) in enumerate(KINDS):
+            arguments = {"bits": bits, "gather": gather, "op": op, "group_size": group_size, "out_dtype": out_dtype}
+            feedback = (i + k + bits // 4) % 2 == 0
+            digests.append(check_all_reduce(communicator, inputs, feedback, shared=k % 3 == 0, **arguments))
+    return digests
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype"), [("float32", "float16"), ("bfloat16", "float32"), ("float16", "bfloat16")]
+)
+def test_small_sizes(launch: Launch, dtype: str, out_dtype: str) -> None:
+    """In one shot from the mailboxes, and around their limit."""
+    sizes = [(0, 128), (1, 128), (3, 1), (127, 128), (129, 128), (1000, 7), (INLINE - 200, 32), (INLINE + 1, 4000)]
+    for size in (1, 3):
+        for digests in (results := launch(size, reduce_sizes, sizes, dtype, out_dtype)):
+            assert digests == results[0]
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype"), [("float32", "float32"), ("bfloat16", "bfloat16")])
+def test_several_pieces(launch: Launch, dtype: str, out_dtype: str) -> None:
+    """More than the scratch holds; parts of which some are empty; groups as long as a piece and longer."""
+    sizes = [(400_001, 128), (250_003, 5000), (150_000, 16384), (150_001, 16385), (500_001, 200_000), (90_000, 1 << 62)]
+    for size in (2, 4):
+        for digests in (
+            results := launch(size, reduce_sizes, sizes[:: 1 if size == 2 else 3], dtype, out_dtype, False)
+        ):
+            assert digests == results[0]
+
+
+@settings(max_examples=60)
+@given(
+    size=st.integers(1, 5),
+    n=st.one_of(st.integers(0, 600), st.integers(600, 40_000)),
+    group_size=st.one_of(st.integers(1, 300), st.integers(300, 50_000)),
+    kind=st.sampled_from(KINDS),
+    dtype=st.sampled_from(sorted(DTYPES)),
+    out_dtype=st.sampled_from(sorted(DTYPES)),
+    feedback=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+    path=st.sampled_from(["auto", "staged"]),
+)
+def test_any_reduction_on_threads(
+    size: int, n: int, group_size: int, kind: Any, dtype: str, out_dtype: str, feedback: bool, seed: int, path: str
+) -> None:
+    n = min(n, 100 * group_size * size)  # the reference goes group by group
+    inputs = normal(np.random.default_rng(seed), size, n, dtype)
+    bits, gather, op = kind
+    arguments = {"bits": bits, "gather": gather, "op": op, "group_size": group_size, "out_dtype": out_dtype}
+
+    def reduce(communicator: Communicator) -> str:
+        return check_all_reduce(communicator, inputs, feedback, **arguments)
+
+    assert len(set(run_ranks(size, reduce, threads=True, path=path))) == 1
+
+
+def special_vector(dtype: str, n: int) -> Array:
+    """Groups of 32: NaN, infinities, zeros, subnormals, one value, the largest values, ordinary ones."""
+    x = np.random.default_rng(3).normal(size=n).astype(F32)
+    largest = {"float16": 65504.0, "bfloat16": 3.38e38, "float32": 3.4028234e38}[dtype]
+    x[5], x[40], x[70:72] = np.nan, np.inf, (-np.inf, np.nan)
+    x[96:128], x[128:160], x[160:192], x[192:224] = 0, 1e-41, 0.3, largest
+    x[224], x[256:288] = -largest, -0.0
+    return x.astype(DTYPES[dtype])
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("n", [320, 50_000])
+def test_special_values(launch: Launch, dtype: str, n: int) -> None:
+    """NaN and inf stay in their group, finite values beyond the output's range do what is asked."""
+
+    def reduce(communicator: Communicator) -> list[str]:
+        r, size = communicator.rank, communicator.size
+        inputs = [special_vector(dtype, n)] + [special_vector(dtype, n)[::-1].copy() for _ in range(size - 1)]
+        digests = []
+        for bits, gather, op in KINDS:
+            for overflow in ("saturate", "infinity"):
+                how = {"bits": bits, "gather": gather, "op": op, "overflow": overflow, "group_size": 32}
+                [wanted, *_] = reference.quantized_all_reduce(inputs, dtype="float16", **how)
+                result = av.quantized_all_reduce(inputs[r], out_dtype="float16", group=communicator, **how)
+                assert_bits_equal(result, wanted)
+                assert np.isnan(result[:32]).all()
+                assert not np.isnan(result[96:128]).any()
+                digests.append(digest(result))
+        return digests
+
+    for digests in (results := launch(2, reduce)):
+        assert digests == results[0]
+
+
+@pytest.mark.parametrize("gather", ["full", "quantized"])
+@pytest.mark.parametrize("n", [1000, 200_000])
+def test_overflow_raises_on_every_rank(launch: Launch, gather: str, n: int) -> None:
+    """Only the last element overflows, in the part of one rank; afterwards everything works."""
+
+    def reduce(communicator: Communicator) -> str:
+        x = np.ones(n, F32)
+        x[-1] = 40_000
+        how: dict[str, Any] = {"gather": gather, "out_dtype": "float16", "group": communicator}
+        with pytest.raises(
+            ValueOverflowError, match=rf"quantized_all_reduce.*to {n - 1} of .*float16 cannot"
+        ) as caught:
+            av.quantized_all_reduce(x, overflow="raise", **how)
+        assert isinstance(caught.value, OverflowError)
+        assert av.quantized_all_reduce(x, overflow="saturate", **how)[-1] == 65504
+        assert av.quantized_all_reduce(x, overflow="infinity", **how)[-1] == np.inf
+        parts = [n // 2, n - n // 2, *[0] * (communicator.size - 2)]
+        with pytest.raises(ValueOverflowError, match="quantized_reduce_scatter"):
+            av.quantized_reduce_scatter(x, parts, overflow="raise", out_dtype="float16", group=communicator)
+        x[-1] = 20_000
+        assert av.quantized_all_reduce(x, overflow="raise", **how)[-1] == pytest.approx(
+            20_000 * communicator.size, 0.01
+        )
+        return str(caught.value)
+
+    assert len(set(launch(3, reduce))) == 1
+
+
+LIMITS = [  # bits, group size, gather, relative L2 error
+    (8, 128, "full", 6.6e-3),
+    (8, 128, "quantized", 9.3e-3),
+    (8, 32, "full", 5.4e-3),
+    (8, 32, "quantized", 7.6e-3),
+    (4, 32, "quantized", 0.14),
+]
+
+
+def test_error_limits() -> None:
+    """N(0, 1) times a log-normal scale per rank, 8 ranks: mean relative L2 error of the sum over several draws."""
+
+    def reduce(communicator: Communicator, draws: int, n: int) -> list[float]:
+        found = np.zeros((draws, len(LIMITS)))
+        for draw in range(draws):
+            inputs = normal(np.random.default_rng(draw), communicator.size, n)
+            exact = np.sum([x.astype(np.float64) for x in inputs], axis=0)
+            for i, (bits, group_size, gather, _) in enumerate(LIMITS):
+                result = av.quantized_all_reduce(
+                    inputs[communicator.rank], bits=bits, group_size=group_size, gather=gather, group=communicator
+                )
+                found[draw, i] = np.linalg.norm(result - exact) / np.linalg.norm(exact)
+        means: list[float] = found.mean(axis=0).tolist()
+        return means
+
+    results = run_ranks(8, reduce, 8, 1 << 16, threads=True)
+    print("relative L2 errors", results[0])
+    assert all(result == results[0] for result in results)
+    for error, (*_, limit) in zip(results[0], LIMITS, strict=True):
+        assert error <= limit, (error, limit)
