@@ -44,6 +44,11 @@ std::string row_difference(const ControlPlane& control, int rank_b) {
     if (a.reduce_op != b.reduce_op)
         return both("reduces with " + std::string(name_of(a.reduce_op)),
                     "reduces with " + std::string(name_of(b.reduce_op)));
+    if (a.root != b.root && is_quantized_reduction(a.op))
+        return difference(*reinterpret_cast<const QuantTerms*>(control.payload(a)), rank_a,
+                          *reinterpret_cast<const QuantTerms*>(control.payload(b)), rank_b);
+    if (a.root != b.root && a.op == OpKind::quantized_all_to_all)
+        return both("has " + describe_row_terms(a.root), "has " + describe_row_terms(b.root));
     if (a.root != b.root) return both("has root " + std::to_string(a.root), "has root " + std::to_string(b.root));
     if (a.count != b.count) {
         const char* what = is_reduction(a.op) ? "has elements: " : "has elements per row: ";
