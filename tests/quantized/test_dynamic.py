@@ -181,7 +181,6 @@ LIMITS = [  # bits, group size, gather, relative L2 error
 
 def test_error_limits() -> None:
     """N(0, 1) times a log-normal scale per rank, 8 ranks: mean relative L2 error of the sum over several draws."""
-
     draws = [normal(np.random.default_rng(draw), 8, 1 << 16) for draw in range(6)]
     sums = [np.sum([x.astype(np.float64) for x in inputs], axis=0) for inputs in draws]
 

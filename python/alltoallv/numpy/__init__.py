@@ -27,8 +27,8 @@ from alltoallv.numpy.reduce import all_reduce, reduce_scatter
 from alltoallv.numpy.work import Work
 
 __all__ = [
-    "Plan",
     "ErrorFeedback",
+    "Plan",
     "Work",
     "all_gather",
     "all_gather_into_tensor",
