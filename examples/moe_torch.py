@@ -9,6 +9,7 @@ are made in another order.
     pip install torch scikit-learn
     python -m alltoallv run -n 4 examples/moe_torch.py
     torchrun --nproc-per-node 4 examples/moe_torch.py
+    python -m alltoallv run --emulate-npu -n 4 examples/moe_torch.py --device npu  # pip install torch_npu
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.nn import functional as F
 import alltoallv
 import alltoallv.torch as at
 from alltoallv import Communicator
+from alltoallv.launch import detect
 
 EXPERTS, TOP_K, WIDTH, HIDDEN, CLASSES = 8, 2, 64, 64, 10
 TOLERANCE = 1e-9
@@ -96,25 +98,37 @@ def train(group: Communicator, options: argparse.Namespace, say: bool) -> list[f
     return losses
 
 
+def use_npu() -> str:
+    """This rank's device, with torch_npu imported."""
+    import torch_npu  # noqa: F401
+
+    device = f"npu:{detect().local_rank}"
+    torch.npu.set_device(device)
+    return device
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch", type=int, default=128, help="digits per step, of all ranks together")
     parser.add_argument("--lr", type=float, default=0.3)
-    parser.add_argument("--device", default="cpu", choices=["cpu"], help="shared memory carries tensors of the cpu")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "npu"], help="where every rank computes")
     parser.add_argument("--dtype", default="float64", choices=["float64", "float32"])
     options = parser.parse_args()
     torch.set_num_threads(1)
 
-    group = alltoallv.Communicator.from_env(timeout=120)
+    if options.device == "npu":
+        options.device = use_npu()
+    group = alltoallv.Communicator.from_env(timeout=120, backend="hccl" if options.device != "cpu" else "auto")
     first = group.rank == 0
     if first:
         print(f"{group.size} ranks, {EXPERTS} experts, {options.epochs} epochs of 1,797 digits", flush=True)
     start = time.perf_counter()
     losses = train(group, options, first)
     if first:
-        print(f"{time.perf_counter() - start:.1f} s; now the same in one process", flush=True)
+        print(f"{time.perf_counter() - start:.1f} s; now the same in one process on the cpu", flush=True)
         (alone,) = Communicator.threads(1)
+        options.device = "cpu"
         expected = train(alone, options, True)
         apart = max(abs(a - b) for a, b in zip(losses, expected, strict=True))
         tolerance = TOLERANCE if options.dtype == "float64" else 1e-3

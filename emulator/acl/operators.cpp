@@ -24,30 +24,7 @@ struct Call {
 };
 
 size_t size_of(aclDataType type) {
-    switch (type) {
-        case ACL_INT8:
-        case ACL_UINT8:
-        case ACL_BOOL:
-            return 1;
-        case ACL_FLOAT16:
-        case ACL_BF16:
-        case ACL_INT16:
-        case ACL_UINT16:
-            return 2;
-        case ACL_FLOAT:
-        case ACL_INT32:
-        case ACL_UINT32:
-            return 4;
-        case ACL_INT64:
-        case ACL_UINT64:
-        case ACL_DOUBLE:
-        case ACL_COMPLEX64:
-            return 8;
-        case ACL_COMPLEX128:
-            return 16;
-        case ACL_DT_UNDEFINED:
-            break;
-    }
+    if (const size_t size = aclDataTypeSize(type); size > 0) return size;
     throw Failure(acl_error_rt_feature_not_support, "dataType " + std::to_string(type) + " is not emulated");
 }
 

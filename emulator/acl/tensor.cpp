@@ -2,6 +2,7 @@
 #include "acl/tensor.h"
 
 #include "acl/arguments.h"
+#include "op_kernel/cpu/half.h"
 
 using namespace alltoallv::emulator;
 
@@ -23,6 +24,42 @@ aclError set(const char* function, aclopAttr* attr, const char* name, const std:
 }
 
 }  // namespace
+
+/// Bytes of an element; 0 for types that are not emulated.
+size_t aclDataTypeSize(aclDataType dataType) {
+    switch (dataType) {
+        case ACL_INT8:
+        case ACL_UINT8:
+        case ACL_BOOL:
+            return 1;
+        case ACL_FLOAT16:
+        case ACL_BF16:
+        case ACL_INT16:
+        case ACL_UINT16:
+            return 2;
+        case ACL_FLOAT:
+        case ACL_INT32:
+        case ACL_UINT32:
+            return 4;
+        case ACL_INT64:
+        case ACL_UINT64:
+        case ACL_DOUBLE:
+        case ACL_COMPLEX64:
+            return 8;
+        case ACL_COMPLEX128:
+            return 16;
+        default:
+            return 0;
+    }
+}
+
+float aclFloat16ToFloat(aclFloat16 value) {
+    return alltoallv::kernel::float16_to_float(value);
+}
+
+aclFloat16 aclFloatToFloat16(float value) {
+    return alltoallv::kernel::float_to_float16(value);
+}
 
 aclTensorDesc* aclCreateTensorDesc(aclDataType dataType, int numDims, const int64_t* dims, aclFormat format) {
     return new aclTensorDesc{dataType, format, {dims, dims + numDims}, ""};

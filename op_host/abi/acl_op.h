@@ -5,6 +5,8 @@
 
 #include "abi/acl.h"
 
+using aclFloat16 = uint16_t;
+
 enum aclDataType {
     ACL_DT_UNDEFINED = -1,
     ACL_FLOAT = 0,
@@ -49,6 +51,10 @@ struct aclopAttr;
 
 #pragma GCC visibility push(default)
 extern "C" {
+
+size_t aclDataTypeSize(aclDataType dataType);
+float aclFloat16ToFloat(aclFloat16 value);
+aclFloat16 aclFloatToFloat16(float value);
 
 aclTensorDesc* aclCreateTensorDesc(aclDataType dataType, int numDims, const int64_t* dims, aclFormat format);
 void aclDestroyTensorDesc(const aclTensorDesc* desc);

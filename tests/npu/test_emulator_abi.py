@@ -1,0 +1,205 @@
+"""Our declarations of ACL and HCCL, and the emulator's symbols, against the headers in torch_npu's wheel.
+
+A generated program includes the wheel's headers in a namespace, with every function renamed, and ours outside of it,
+and compares: values of constants and enumerators, sizes and offsets of structures, results and arguments of functions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from alltoallv import emulator
+
+ROOT = Path(__file__).resolve().parents[2]
+ABI = ROOT / "op_host" / "abi"
+UNIMPLEMENTED = sorted((ROOT / "emulator" / "acl").glob("unimplemented_*.inc"))
+OURS = ("acl.h", "acl_op.h", "hccl.h")
+# Of our own making: what they describe has no name in the wheel's headers, or a name without rule.
+NOT_IN_THE_WHEEL = {"HcclCommConfigInfo"}
+CONSTANTS = {
+    "hccl_root_info_bytes": "HCCL_ROOT_INFO_BYTES",
+    "hccl_comm_name_bytes": "COMM_NAME_MAX_LENGTH",
+    "hccl_comm_config_magic": "HCCL_COMM_CONFIG_MAGIC_WORD",
+    "hccl_comm_config_version": "HCCL_COMM_CONFIG_VERSION",
+    "hccl_config_not_set": "HCCL_COMM_BUFFSIZE_CONFIG_NOT_SET",
+}
+
+COMPARE = r"""
+template <class A, class B> constexpr bool same();
+template <class A, class B> struct Same {
+    static constexpr bool value = [] {
+        if constexpr (std::is_enum_v<A> && std::is_enum_v<B>) return sizeof(A) == sizeof(B);
+        else if constexpr (std::is_class_v<A>) return std::is_class_v<B>;
+        else if constexpr (std::is_union_v<A>) return std::is_union_v<B>;
+        else return std::is_same_v<A, B>;
+    }();
+};
+template <class A, class B> struct Same<A*, B*> { static constexpr bool value = same<A, B>(); };
+template <class R, class... A, class S, class... B> struct Same<R(A...), S(B...)> {
+    static constexpr bool value = [] {
+        if constexpr (sizeof...(A) != sizeof...(B)) return false;
+        else return (same<R, S>() && ... && same<A, B>());
+    }();
+};
+template <class R, class... A, class S, class... B> struct Same<R(A..., ...), S(B..., ...)> {
+    static constexpr bool value = Same<R(A...), S(B...)>::value;
+};
+template <class A, class B> constexpr bool same() {
+    return std::is_const_v<A> == std::is_const_v<B> && Same<std::remove_cv_t<A>, std::remove_cv_t<B>>::value;
+}
+template <class F> struct Result;
+template <class R, class... A> struct Result<R(A...)> { using type = R; };
+template <class R, class... A> struct Result<R(A..., ...)> { using type = R; };
+"""
+
+CONFIG = r"""
+int main() {  // what HcclCommConfigInit writes in front of the fields
+    wheel::HcclCommConfig theirs;
+    std::memset(&theirs, 0x55, sizeof theirs);
+    wheel::HcclCommConfigInit(&theirs);
+    HcclCommConfigInfo info;
+    std::memcpy(&info, theirs.reserved, sizeof info);
+    const bool good = info.size == sizeof(HcclCommConfig) && info.magic == hccl_comm_config_magic &&
+        info.version == hccl_comm_config_version && info.reserved == 0 && theirs.hcclBufferSize == hccl_config_not_set;
+    return good ? 0 : 1;
+}
+"""
+
+
+def wheel_include() -> Path:
+    spec = importlib.util.find_spec("torch_npu")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "include"
+
+
+def without_comments(text: str) -> str:
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    return re.sub(r"//[^\n]*", "", text)
+
+
+def declared_by_the_wheel() -> set[str]:
+    """Every function that acl/*.h and hccl.h declare."""
+    folder = wheel_include() / "third_party"
+    names = set()
+    for header in [*(folder / "acl/inc/acl").glob("*.h"), folder / "hccl/inc/hccl/hccl.h"]:
+        text = re.sub(
+            r"^\s*#(.*\\\n)*.*$", "", without_comments(header.read_text(errors="replace")), flags=re.MULTILINE
+        )
+        text = re.sub(r"typedef[^;{]*;", "", text)
+        text = re.sub(r"inline[^;{]*\{", "{", text)
+        names |= set(re.findall(r"\b((?:acl|Hccl)\w+)\s*\([^;{}]*?\)\s*;", text))
+    return {name for name in names if not name.startswith("HcclCommConfigInit")}
+
+
+def program(ours: dict[str, str]) -> str:
+    """The comparison with these texts of our headers, by file name."""
+    text = without_comments("\n".join(ours.values()))
+    functions = re.findall(r"\b((?:acl|Hccl)\w+)\([^;{}]*\);", text)
+    enumerators = re.findall(r"^\s+([A-Z][A-Z0-9_]+) = ", text, flags=re.MULTILINE)
+    constants = {name: name.upper() for name in re.findall(r"constexpr \w+ (acl_\w+) =", text)} | CONSTANTS
+    structs = dict(re.findall(r"^struct (\w+) \{\n(.*?)^\};", text, flags=re.MULTILINE | re.DOTALL))
+    assert len(functions) > 120
+    assert len(enumerators) > 120
+    assert len(structs) > 6
+    unimplemented = re.findall(
+        r"^(FAILS|EMPTY)\(((?!rt)\w+)\)", "\n".join(path.read_text() for path in UNIMPLEMENTED), flags=re.MULTILINE
+    )
+    all_functions = [*functions, *(name for _, name in unimplemented)]
+    # Overloads for C++ call functions of the global namespace.
+    lines = ["#define INC_EXTERNAL_ACL_ACL_RT_API_H_"]
+    lines += [f"#include <{name}>" for name in ("cstddef", "cstdint", "cstring", "type_traits", "stdbool.h")]
+    lines += [f"#define {name} wheel_{name}" for name in all_functions]
+    lines += ["namespace wheel {"]
+    headers = ("acl", "acl_op", "acl_op_compiler", "acl_prof", "acl_tdt", "acl_tdt_queue", "acl_dump", "acl_platform")
+    headers += ("acl_rt_memory_soma",)
+    lines += [f'#include "acl/{name}.h"' for name in headers]
+    lines += ['#include "acl/super_kernel.h"', '#include "hccl/hccl.h"']
+    compared = [*enumerators, *constants.values()]
+    lines += [f"constexpr long value_of_{name} = static_cast<long>({name});" for name in compared]
+    lines += ["}"]
+    lines += [f"#undef {name}" for name in [*all_functions, *compared]]
+    lines += [re.sub(r'#pragma once|#include "abi/.*', "", ours[name]) for name in OURS]
+    lines += [COMPARE]
+    pairs = {**{name: name for name in enumerators}, **constants}
+    for name, theirs in pairs.items():
+        lines.append(f'static_assert(static_cast<long>(::{name}) == wheel::value_of_{theirs}, "{name}");')
+    for name, body in structs.items():
+        if name in NOT_IN_THE_WHEEL:
+            continue
+        lines.append(f'static_assert(sizeof(::{name}) == sizeof(wheel::{name}), "size of {name}");')
+        for field in re.findall(r"(\w+)(?:\[\w+\])?;", body):
+            for what in (f"offsetof(::{name}, {field})", f"sizeof(::{name}::{field})"):
+                lines.append(f'static_assert({what} == {what.replace("::" + name, "wheel::" + name, 1)}, "{what}");')
+    for name in functions:
+        lines.append(f'static_assert(same<decltype(::{name}), decltype(wheel::wheel_{name})>(), "{name}");')
+    for kind, name in unimplemented:
+        result = f"Result<decltype(wheel::wheel_{name})>::type"
+        test = f"std::is_same_v<{result}, int>" if kind == "FAILS" else f"!std::is_same_v<{result}, int>"
+        lines.append(f'static_assert({test} && !std::is_floating_point_v<{result}>, "result of {name}");')
+    return "\n".join([*lines, CONFIG])
+
+
+def compiled(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    source = folder / "abi.cpp"
+    source.write_text(text)
+    include = wheel_include()
+    folders = (include, include / "third_party/acl/inc", include / "third_party/hccl/inc")
+    command = [os.environ.get("CXX", "c++"), "-std=c++20", "-w", *(f"-I{path}" for path in folders)]
+    command += [str(source), "-o", str(folder / "abi")]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def our_headers() -> dict[str, str]:
+    return {name: (ABI / name).read_text() for name in OURS}
+
+
+def test_declarations_are_the_wheels(tmp_path: Path) -> None:
+    result = compiled(program(our_headers()), tmp_path)
+    assert result.returncode == 0, "\n".join(line for line in result.stderr.splitlines() if "error" in line)[:4000]
+    subprocess.run([str(tmp_path / "abi")], check=True)
+
+
+@pytest.mark.parametrize(
+    ("header", "right", "wrong", "message"),
+    [
+        ("hccl.h", "HCCL_E_TIMEOUT = 9", "HCCL_E_TIMEOUT = 10", "HCCL_E_TIMEOUT"),
+        ("hccl.h", "uint8_t aclGraphZeroCopyEnable", "uint64_t aclGraphZeroCopyEnable", "HcclCommConfig"),
+        ("hccl.h", "uint64_t recvCount, HcclDataType dataType, HcclReduceOp op, HcclComm comm",
+         "uint32_t recvCount, HcclDataType dataType, HcclReduceOp op, HcclComm comm", "HcclReduceScatter"),
+        ("acl.h", "aclrtMalloc(void** devPtr, size_t size", "aclrtMalloc(void* devPtr, size_t size", "aclrtMalloc"),
+        ("acl.h", "acl_error_rt_context_null = 107002", "acl_error_rt_context_null = 107003", "acl_error_rt_context"),
+    ],
+)  # fmt: skip
+def test_a_wrong_declaration_is_found(header: str, right: str, wrong: str, message: str, tmp_path: Path) -> None:
+    headers = our_headers()
+    assert right in headers[header]
+    headers[header] = headers[header].replace(right, wrong, 1)
+    result = compiled(program(headers), tmp_path)
+    assert result.returncode != 0
+    assert message in result.stderr
+
+
+def test_every_function_exists() -> None:
+    libraries = [ctypes.CDLL(str(emulator.library_folder() / name)) for name in emulator.LIBRARY_NAMES]
+    names = declared_by_the_wheel()
+    assert len(names) > 650
+    missing = [name for name in sorted(names) if not any(hasattr(library, name) for library in libraries)]
+    assert missing == []
+
+
+def test_what_has_no_meaning_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    library = ctypes.CDLL(str(emulator.library_folder() / "libascendcl.so"))
+    library.aclGetRecentErrMsg.restype = ctypes.c_char_p
+    assert library.aclmdlLoadFromFile() == 207000
+    message = "aclmdlLoadFromFile: is not implemented by the emulator"
+    assert library.aclGetRecentErrMsg().decode().startswith(message)
+    assert library.aclGetRecentErrMsg() == b""
+    assert message in capfd.readouterr().err
