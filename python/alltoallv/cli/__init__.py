@@ -15,6 +15,7 @@ _COMMANDS = {
     "run": ("alltoallv.cli.run", "start N ranks of a Python program on this host"),
     "demo": ("alltoallv.cli.demo", "route real data between 4 ranks and check every bit"),
     "bench": ("alltoallv.cli.bench", "measure the collectives against peers"),
+    "plan": ("alltoallv.cli.plan", "predict times on clusters that are not at hand"),
     "doctor": ("alltoallv.cli.doctor", "say what works on this machine and what is missing"),
 }
 

@@ -1,0 +1,192 @@
+"""Machines as the model sees them: nested groups of ranks, each with a class of links."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from alltoallv.errors import InvalidParamError
+
+
+@dataclass(frozen=True)
+class Level:
+    """The links between ranks that share this group and no smaller one.
+
+    Attributes:
+        name: of the group, such as ``server``.
+        ranks: in one group; 0 for the outermost, which holds all.
+        alpha_us: microseconds from the start of a message until its first byte arrives.
+        port_gbps: GB/s (10^9 bytes per second) that a rank can send, and at once receive, over all links of the class.
+        pair_gbps: GB/s that one pair of ranks can use; below ``port_gbps`` where every peer has a link of its own.
+        curve: points (bytes that a rank moves, GB/s) where the rate depends on the size, as caches make it; between
+            them it is interpolated in logarithms. Replaces the two rates.
+        workers: groups with fewer processors than ranks share the rate: ranks that can move data at a time; 0: all.
+    """
+
+    name: str
+    ranks: int
+    alpha_us: float
+    port_gbps: float
+    pair_gbps: float = 0.0
+    curve: tuple[tuple[float, float], ...] = ()
+    workers: int = 0
+
+    def pair(self, nbytes: float, ranks: int) -> float:
+        """GB/s of one pair when a rank moves ``nbytes`` in all."""
+        rate = self.port(nbytes, ranks)
+        return min(rate, self.pair_gbps) if self.pair_gbps else rate
+
+    def port(self, nbytes: float, ranks: int) -> float:
+        """GB/s of a rank to all its peers when it moves ``nbytes`` in all."""
+        share = min(1.0, self.workers / ranks) if self.workers else 1.0
+        return share * (interpolate(self.curve, nbytes) if self.curve else self.port_gbps)
+
+
+def interpolate(curve: Sequence[tuple[float, float]], at: float) -> float:
+    """Linear in the logarithms of both; constant beyond the ends."""
+    points = sorted(curve)
+    if at <= points[0][0]:
+        return points[0][1]
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if at <= x1:
+            part = math.log(at / x0) / math.log(x1 / x0)
+            return math.exp(math.log(y0) + part * math.log(y1 / y0))
+    return points[-1][1]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A machine.
+
+    Attributes:
+        name: as the table shows it.
+        levels: from the innermost group outwards.
+        message_us: microseconds of a rank's processor or engine per peer that gets a message.
+        start_us: microseconds of every collective that no message explains: launch, agreement.
+        memory_gbps: GB/s at which a rank's kernels read and write its memory.
+        kernel_us: microseconds of a kernel that its bytes do not explain.
+        source: where the numbers come from.
+    """
+
+    name: str
+    levels: tuple[Level, ...]
+    message_us: float = 0.0
+    start_us: float = 0.0
+    memory_gbps: float = 1000.0
+    kernel_us: float = 0.0
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        sizes = [level.ranks for level in self.levels]
+        if not sizes or sizes[-1] != 0 or any(size <= 0 for size in sizes[:-1]):
+            raise InvalidParamError(
+                f"the levels of topology {self.name!r} have ranks {sizes}, expected numbers above 0, and 0 for the last"
+            )
+        for inner, outer in pairwise(sizes[:-1]):
+            if outer % inner:
+                raise InvalidParamError(f"a group of {outer} ranks does not divide into groups of {inner}")
+        for level in self.levels:
+            if level.alpha_us < 0 or (level.port_gbps <= 0 and not level.curve):
+                raise InvalidParamError(f"level {level.name!r} has {level}, expected alpha_us >= 0 and a rate above 0")
+
+    def used(self, size: int) -> list[tuple[Level, int]]:
+        """The levels that ``size`` ranks fill, innermost first, and how many peers a rank has over each."""
+        result, inside = [], 1
+        for level in self.levels:
+            group = min(level.ranks, size) if level.ranks else size
+            if group > inside:
+                result.append((level, group - inside))
+                inside = group
+        return result
+
+    @classmethod
+    def read(cls, source: str | Path) -> Topology:
+        """A preset by name, or a JSON file of the form that `write` makes.
+
+        Raises:
+            InvalidParamError: neither, or a file of another form.
+        """
+        if str(source) in PRESETS:
+            return PRESETS[str(source)]
+        try:
+            fields: dict[str, Any] = json.loads(Path(source).read_text())
+            levels = tuple(
+                Level(**{**level, "curve": tuple((x, y) for x, y in level.get("curve", ()))})
+                for level in fields.pop("levels")
+            )
+            return cls(levels=levels, **fields)
+        except OSError as error:
+            known = ", ".join(PRESETS)
+            raise InvalidParamError(
+                f"topology is {str(source)!r}, expected one of {known}, or a file: {error}"
+            ) from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidParamError(f"topology {str(source)!r} is not as docs/plan.md describes: {error}") from error
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+
+# Rates are per direction, published peaks times 0.8, what large transfers reach of them; latencies are those of one
+# message on an idle link. docs/plan.md cites every number.
+_REACHED = 0.8
+
+PRESETS = {
+    topology.name: topology
+    for topology in (
+        Topology(
+            "atlas-a2",
+            (
+                Level("server", 8, 5.0, 196 * _REACHED, 28 * _REACHED),
+                Level("network", 0, 10.0, 25 * _REACHED),
+            ),
+            message_us=0.5,
+            start_us=20.0,
+            memory_gbps=1600 * _REACHED,
+            kernel_us=5.0,
+            source="8 NPUs in a full mesh of HCCS links of 56 GB/s both ways; one 200 Gbit/s RoCE port per NPU",
+        ),
+        Topology(
+            "atlas-a3",
+            (
+                Level("superpod", 384, 3.0, 196 * _REACHED),
+                Level("network", 0, 10.0, 25 * _REACHED),
+            ),
+            message_us=0.5,
+            start_us=20.0,
+            memory_gbps=1600 * _REACHED,
+            kernel_us=5.0,
+            source="CloudMatrix384: 392 GB/s per chip of two NPUs one way over UB, 400 Gbit/s RoCE per chip",
+        ),
+        Topology(
+            "h100",
+            (
+                Level("node", 8, 3.0, 450 * _REACHED),
+                Level("network", 0, 6.0, 50 * _REACHED),
+            ),
+            message_us=0.3,
+            start_us=15.0,
+            memory_gbps=3350 * _REACHED,
+            kernel_us=3.0,
+            source="NVLink 4, 900 GB/s both ways per GPU over NVSwitch; one 400 Gbit/s NDR port per GPU",
+        ),
+        Topology(
+            "h200",
+            (
+                Level("node", 8, 3.0, 450 * _REACHED),
+                Level("network", 0, 6.0, 50 * _REACHED),
+            ),
+            message_us=0.3,
+            start_us=15.0,
+            memory_gbps=4800 * _REACHED,
+            kernel_us=3.0,
+            source="links as h100; memory of 4.8 TB/s against 3.35",
+        ),
+    )
+}
