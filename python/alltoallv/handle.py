@@ -44,6 +44,10 @@ class Handle:
             self._let_go()
         return self._result
 
+    def then(self, finish: Callable[[], Any]) -> None:
+        """``finish`` makes the output, at the first wait that succeeds."""
+        self._finish = finish
+
     def _waiting(self) -> contextlib.AbstractContextManager[Any]:
         """Entered for every wait."""
         return contextlib.nullcontext()

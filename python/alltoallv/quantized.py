@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core
-from alltoallv.backends.protocol import Member
 from alltoallv.communicator import Communicator
 from alltoallv.counts import packed, scaled
 from alltoallv.errors import InvalidParamError, InvalidTensorError
@@ -23,10 +22,9 @@ Floats = npt.NDArray[np.float32]
 WORTHWHILE_FROM: dict[str, float] = {"shm": math.inf}
 
 
-def may_skip(comm: Member, request: QuantizedReduction) -> bool:
-    """Whether a caller that allows an unquantized all-reduce is better served by it."""
-    floats = request.scale is None
-    return floats and (comm.size == 1 or request.count < WORTHWHILE_FROM.get(comm.backend, 1 << 16))
+def is_slower(backend: str, size: int, count: int) -> bool:
+    """Whether a caller that allows an unquantized all-reduce of ``count`` elements is better served by it."""
+    return size == 1 or count < WORTHWHILE_FROM.get(backend, 1 << 16)
 
 
 def all_reduce_request(

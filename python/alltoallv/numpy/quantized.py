@@ -112,7 +112,8 @@ def quantized_all_reduce(
         check_same_or_apart(out, x)
         if out.dtype.itemsize != x.dtype.itemsize:
             check_apart(out, x)
-        unquantized = allow_unquantized and quantized.may_skip(comm, request) and dtype == x.dtype
+        unquantized = allow_unquantized and request.scale is None and dtype == x.dtype
+        unquantized = unquantized and quantized.is_slower(comm.backend, comm.size, request.count)
     if unquantized and error_feedback is None:
         return all_reduce(x, op, out=out, group=comm, async_op=async_op, timeout=timeout)
     return _reduce(comm, request, x, out, error_feedback, async_op, timeout)

@@ -27,12 +27,17 @@ from alltoallv.torch.group import from_group
 from alltoallv.torch.moe import global_gather, global_scatter
 from alltoallv.torch.operation import AllToAllVOperation
 from alltoallv.torch.plan import Plan
+from alltoallv.torch.quantized import quantized_all_reduce, quantized_all_to_all, quantized_reduce_scatter
+from alltoallv.torch.quantized_calls import ErrorFeedback
+from alltoallv.torch.quantized_hook import QuantizedCommHook
 from alltoallv.torch.tensors import empty
 from alltoallv.torch.work import Work
 
 __all__ = [
     "AllToAllVOperation",
+    "ErrorFeedback",
     "Plan",
+    "QuantizedCommHook",
     "Work",
     "all_gather_into_tensor",
     "all_to_all",
@@ -45,4 +50,7 @@ __all__ = [
     "global_gather",
     "global_scatter",
     "nn",
+    "quantized_all_reduce",
+    "quantized_all_to_all",
+    "quantized_reduce_scatter",
 ]

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alltoallv import _core
+from alltoallv import _core, quantized
 from alltoallv.backends.hccl import DeviceCall, DeviceMember
 from alltoallv.backends.torch_group import GroupCall, TorchGroupCommunicator
 from alltoallv.communicator import Communicator
 from alltoallv.counts import Layout
-from alltoallv.errors import InvalidTensorError
+from alltoallv.errors import BackendUnavailableError, InvalidTensorError
 from alltoallv.guard import guard
+from alltoallv.quantization import QuantizedReduction
 from alltoallv.regions import lowest
 from alltoallv.torch import profile
 from alltoallv.torch.group import AnyCommunicator as AnyCommunicator
@@ -30,7 +31,7 @@ class SharedCall:
     """Over shared memory: addresses, and a plan of the core."""
 
     communicator: Communicator
-    plan: _core.Plan
+    plan: _core.Plan | _QuantizedPlan
     about: About
     input: Any  # kept alive with the addresses
     output: Any
@@ -75,12 +76,17 @@ class EngineCall:
 Call = SharedCall | EngineCall
 
 
-def exchange(comm: AnyCommunicator, operator: str, output: Tensor, input: Tensor, layout: Layout, row: int = 1) -> Call:
-    """The exchange of a checked layout in elements; ``row`` elements make a unit of the caller's counts."""
+def exchange(
+    comm: AnyCommunicator, operator: str, output: Tensor, input: Tensor, layout: Layout, row: int = 1, root: int = 0
+) -> Call:
+    """The exchange of a checked layout in elements; ``row`` elements make a unit of the caller's counts.
+
+    ``root``: terms that ranks sharing memory must agree on, of quantized rows.
+    """
     about = (operator, input.itemsize, layout[0], layout[2])
     check_place(comm, input, output)
     if isinstance(comm, Communicator):
-        plan = _core.Plan(comm.core, operator, core_name(input.dtype), *layout, 0, row)
+        plan = _core.Plan(comm.core, operator, core_name(input.dtype), *layout, root, row)
         return SharedCall(comm, plan, about, input, output, input.data_ptr(), output.data_ptr())
     call = comm.exchange(operator, core_name(input.dtype), output, input, layout, row)
     return EngineCall(comm, call, about, input, output, input.is_cuda)
@@ -137,14 +143,20 @@ class Learning:
 
 
 def learn(
-    comm: AnyCommunicator, operator: str, input: Tensor, sends: list[int], sdispls: list[int], row: int = 1
+    comm: AnyCommunicator,
+    operator: str,
+    input: Tensor,
+    sends: list[int],
+    sdispls: list[int],
+    row: int = 1,
+    root: int = 0,
 ) -> Learning:
-    """An exchange of checked send counts and displacements in elements."""
+    """An exchange of checked send counts and displacements in elements; for ``root`` see `exchange`."""
     check_place(comm, input)
     dtype = core_name(input.dtype)
     call: _core.Plan | GroupCall | DeviceCall
     if isinstance(comm, Communicator):
-        call = _core.Plan(comm.core, operator, dtype, sends, sdispls, [], [], 0, row)
+        call = _core.Plan(comm.core, operator, dtype, sends, sdispls, [], [], root, row)
     else:
         call = comm.learn(operator, dtype, input, sends, sdispls, row)
     return Learning(comm, call, operator, input, sends)
@@ -160,6 +172,44 @@ def reduce(comm: AnyCommunicator, operator: str, output: Tensor, input: Tensor, 
             comm.core.reduce(operator, dtype, op, input.data_ptr(), output.data_ptr(), counts)
         else:
             comm.reduce(operator, dtype, output, input, op, counts).run()
+
+
+@dataclass(slots=True)
+class _QuantizedPlan:
+    """A plan with the addresses of its error feedback."""
+
+    plan: _core.QuantPlan
+    errors: tuple[int, int]
+
+    def run(self, input: int, output: int) -> None:
+        self.plan.run(input, output, *self.errors)
+
+    def submit(self, input: int, output: int) -> _core.Work:
+        return self.plan.submit(input, output, *self.errors)
+
+
+def quantized_reduce(
+    comm: AnyCommunicator,
+    request: QuantizedReduction,
+    output: Tensor,
+    input: Tensor,
+    error: Tensor | None = None,
+    gather_error: Tensor | None = None,
+) -> Call:
+    """A quantized reduction; to be called under the guard."""
+    given = [tensor for tensor in (error, gather_error) if tensor is not None]
+    check_place(comm, input, output, *given)
+    about = (request.operator, input.itemsize, request.counts, [output.numel()])
+    kept = (input, *given)
+    if isinstance(comm, Communicator):
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (error, gather_error)]
+        plan = _QuantizedPlan(quantized.plan(comm, request), (addresses[0], addresses[1]))
+        return SharedCall(comm, plan, about, kept, output, input.data_ptr(), output.data_ptr())
+    engine: Any = comm
+    if not hasattr(engine, "quantized_reduce"):
+        raise BackendUnavailableError(f"backend {comm.backend!r} has no {request.operator}, expected shm")
+    call = engine.quantized_reduce(request, output, input, error, gather_error)
+    return EngineCall(comm, call, about, kept, output, input.is_cuda)
 
 
 def new_output(comm: AnyCommunicator, shape: int | Sequence[int], like: Tensor) -> Tensor:

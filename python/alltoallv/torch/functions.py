@@ -20,7 +20,7 @@ from alltoallv.torch import group as groups
 from alltoallv.torch import ops as ops
 from alltoallv.torch.calls import AnyCommunicator, Call
 from alltoallv.torch.group import Group, device_of
-from alltoallv.torch.tensors import as_input, check_apart, check_output, region, row_size
+from alltoallv.torch.tensors import as_input, check_apart, check_output, needs_grad, region, row_size
 from alltoallv.torch.work import Work
 
 
@@ -29,10 +29,6 @@ def _finish(call: Call, async_op: bool) -> Work | None:
         return call.submit()
     call.run()
     return None
-
-
-def _wants_grad(*tensors: Any) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
 
 @overload
@@ -111,7 +107,7 @@ def all_to_all_v(
     with guard(comm, "all_to_all_v"):
         check_unit(unit)
         x = as_input("input", input)
-        wants_grad = _wants_grad(input)
+        wants_grad = needs_grad(input)
         if out is not None and wants_grad:
             raise InvalidParamError("out is given for an input that requires grad, expected one or the other")
         sends = Sends.read(x.shape, send_counts, sdispls, unit, comm.size)

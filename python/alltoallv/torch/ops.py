@@ -27,7 +27,8 @@ from alltoallv.torch.calls import AnyCommunicator
 from alltoallv.torch.tensors import as_input
 
 
-def _carrier(group: str, tensor: Tensor) -> AnyCommunicator:
+def carrier(group: str, tensor: Tensor) -> AnyCommunicator:
+    """The communicator that a graph names, for a tensor."""
     return groups.by_name(group, groups.device_of(tensor))
 
 
@@ -46,7 +47,7 @@ def _exchange(comm: AnyCommunicator, operator: str, x: Tensor, layout: Layout, n
     return out
 
 
-def _fake(operator: Any) -> Callable[[Callable[..., Any]], Any]:
+def fake(operator: Any) -> Callable[[Callable[..., Any]], Any]:
     """Registers a fake implementation. Its first call, when a graph first has the operator, tells Inductor of it."""
 
     def register(function: Callable[..., Any]) -> Any:
@@ -63,10 +64,10 @@ def _fake(operator: Any) -> Callable[[Callable[..., Any]], Any]:
 @torch.library.custom_op("alltoallv::all_to_all_v", mutates_args=())
 def all_to_all_v(input: Tensor, layout: Tensor, numel_out: int, row: int, operator: str, group: str) -> Tensor:
     """Exchange into a new tensor of shape ``[numel_out]``; -1 sizes it by the layout."""
-    return _exchange(_carrier(group, input), operator, input, cast(Layout, tuple(layout.tolist())), numel_out, row)
+    return _exchange(carrier(group, input), operator, input, cast(Layout, tuple(layout.tolist())), numel_out, row)
 
 
-@_fake(all_to_all_v)
+@fake(all_to_all_v)
 def _(input: Tensor, layout: Tensor, numel_out: int, row: int, operator: str, group: str) -> Tensor:
     if isinstance(numel_out, int) and numel_out < 0:
         numel_out = torch.library.get_ctx().new_dynamic_size()
@@ -76,7 +77,7 @@ def _(input: Tensor, layout: Tensor, numel_out: int, row: int, operator: str, gr
 @torch.library.custom_op("alltoallv::all_to_all_v_transpose", mutates_args=())
 def all_to_all_v_transpose(grad: Tensor, layout: Tensor, numel_in: int, row: int, operator: str, group: str) -> Tensor:
     """From the gradient of the output to that of the input, of shape ``[numel_in]``."""
-    comm = _carrier(group, grad)
+    comm = carrier(group, grad)
     sends, sdispls, recvs, rdispls = layout.tolist()
     if not overlap(sends, sdispls):
         return _exchange(comm, operator, grad, (recvs, rdispls, sends, sdispls), numel_in, row)
@@ -88,7 +89,7 @@ def all_to_all_v_transpose(grad: Tensor, layout: Tensor, numel_in: int, row: int
     return total
 
 
-@_fake(all_to_all_v_transpose)
+@fake(all_to_all_v_transpose)
 def _(grad: Tensor, layout: Tensor, numel_in: int, row: int, operator: str, group: str) -> Tensor:
     return grad.new_empty((numel_in,))
 
@@ -99,7 +100,7 @@ def all_to_all_v_learn(input: Tensor, sends: Tensor, row: int, operator: str, gr
 
     They are a list since Inductor (torch 2.13) does not find sizes that only the run tells in a tuple.
     """
-    comm = _carrier(group, input)
+    comm = carrier(group, input)
     with guard(comm, operator):
         x = as_input("input", input)
         counts, displs = sends.tolist()
@@ -111,7 +112,7 @@ def all_to_all_v_learn(input: Tensor, sends: Tensor, row: int, operator: str, gr
     return [out, layout]
 
 
-@_fake(all_to_all_v_learn)
+@fake(all_to_all_v_learn)
 def _(input: Tensor, sends: Tensor, row: int, operator: str, group: str) -> list[Tensor]:
     numel_out = torch.library.get_ctx().new_dynamic_size()
     return [input.new_empty((numel_out,)), sends.new_empty((4, sends.shape[1]))]
@@ -167,13 +168,13 @@ all_to_all_v_learn.register_autograd(_learn_backward, setup_context=_setup_learn
 @torch.library.custom_op("alltoallv::all_gather", mutates_args=())
 def all_gather(input: Tensor, size: int, group: str) -> Tensor:
     """The inputs of all ``size`` ranks concatenated along dimension 0."""
-    comm = _carrier(group, input)
+    comm = carrier(group, input)
     n = input.numel()
     out = _exchange(comm, "all_gather_into_tensor", input, gather_layout(comm.size, n), n * comm.size, 1)
     return out.view(size * input.shape[0], *input.shape[1:])
 
 
-@_fake(all_gather)
+@fake(all_gather)
 def _(input: Tensor, size: int, group: str) -> Tensor:
     return input.new_empty((size * input.shape[0], *input.shape[1:]))
 
@@ -181,7 +182,7 @@ def _(input: Tensor, size: int, group: str) -> Tensor:
 @torch.library.custom_op("alltoallv::reduce_scatter", mutates_args=())
 def reduce_scatter(input: Tensor, size: int, group: str) -> Tensor:
     """The sum of all ranks' inputs; rank j keeps the j-th of ``size`` equal parts of dimension 0."""
-    comm = _carrier(group, input)
+    comm = carrier(group, input)
     with guard(comm, "reduce_scatter"):
         x = as_input("input", input)
         out = calls.new_output(comm, (x.shape[0] // size, *x.shape[1:]), x)
@@ -190,7 +191,7 @@ def reduce_scatter(input: Tensor, size: int, group: str) -> Tensor:
     return out
 
 
-@_fake(reduce_scatter)
+@fake(reduce_scatter)
 def _(input: Tensor, size: int, group: str) -> Tensor:
     return input.new_empty((input.shape[0] // size, *input.shape[1:]))
 
@@ -198,7 +199,7 @@ def _(input: Tensor, size: int, group: str) -> Tensor:
 @torch.library.custom_op("alltoallv::all_reduce", mutates_args=())
 def all_reduce(input: Tensor, group: str) -> Tensor:
     """The sum of all ranks' inputs, in the order of ranks; over NCCL in the engine's order."""
-    comm = _carrier(group, input)
+    comm = carrier(group, input)
     with guard(comm, "all_reduce"):
         x = as_input("input", input)
         out = calls.new_output(comm, x.shape, x)
@@ -207,7 +208,7 @@ def all_reduce(input: Tensor, group: str) -> Tensor:
     return out
 
 
-@_fake(all_reduce)
+@fake(all_reduce)
 def _(input: Tensor, group: str) -> Tensor:
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 

@@ -41,6 +41,11 @@ def as_input(name: str, tensor: Tensor) -> Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
+def needs_grad(*tensors: object) -> bool:
+    """Whether autograd records what is made of these."""
+    return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
+
+
 def check_output(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
     """Refuses a tensor that the operator cannot write into."""
     check_tensor(name, tensor)

@@ -1,0 +1,242 @@
+"""Quantized collectives on torch tensors: the reference's bits, gradients, graphs, DDP's hook."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from backend_groups import joined
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import alltoallv.torch as at
+from alltoallv import Communicator
+from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError, ValueOverflowError
+from alltoallv.testing import Ranks
+from alltoallv.testing import quantized as reference
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+BACKENDS = pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+
+
+def vectors(size: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [(torch.randn(shape) * (r + 1)).to(dtype) for r in range(size)]
+
+
+def as_numpy(tensor: Tensor) -> Any:
+    if tensor.dtype is not torch.bfloat16:
+        return tensor.numpy()
+    import ml_dtypes
+
+    return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+
+
+def same(actual: Tensor, wanted: Any) -> bool:
+    return bool(np.array_equal(as_numpy(actual).view(np.uint8), wanted.view(np.uint8)))
+
+
+def test_all_reduce(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        for dtype in DTYPES:
+            for shape in ((0,), (3, 50), (400, 700)):
+                xs = vectors(comm.size, shape, dtype)
+                x = xs[comm.rank]
+                for bits, gather, op in ((8, "full", "sum"), (4, "quantized", "avg")):
+                    how: dict[str, Any] = {"bits": bits, "gather": gather, "op": op, "group_size": 64}
+                    wanted = reference.quantized_all_reduce([as_numpy(v) for v in xs], **how)[0]
+                    result = at.quantized_all_reduce(x, group=comm, **how)
+                    assert result.dtype == dtype
+                    assert same(result, wanted)
+                    out = torch.full(shape, 7, dtype=dtype)
+                    result, work = at.quantized_all_reduce(x, out=out, group=comm, async_op=True, **how)
+                    assert work.wait()
+                    assert result is out
+                    assert same(out, wanted)
+                    strided = torch.stack([x, x], dim=-1)[..., 0]
+                    assert same(at.quantized_all_reduce(strided, group=comm, **how), wanted)
+
+    ranks(3)(check)
+
+
+def test_shared_scales(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        codes = [torch.randint(-100, 101, (135, 16), dtype=torch.int8) for _ in range(comm.size)]
+        torch.manual_seed(1)
+        codes = [torch.randint(-100, 101, (135, 16), dtype=torch.int8) for _ in range(comm.size)]
+        scale = torch.rand(16).half()
+        result = at.quantized_all_reduce(codes[comm.rank], scale=scale, offset=0.5, group=comm)
+        wanted = reference.shared_scale_all_reduce([c.numpy() for c in codes], scale.numpy(), 0.5)[0]
+        assert result.dtype is torch.float16
+        assert same(result, wanted)
+        xs = vectors(comm.size, (40, 8), torch.bfloat16)
+        one, two = torch.tensor(0.05).bfloat16(), torch.rand(8).bfloat16() / 10 + 0.1
+        how = {"comm_quant_scale_1": one, "comm_quant_scale_2": two}
+        wanted = reference.two_scale_all_reduce([as_numpy(x) for x in xs], as_numpy(one), as_numpy(two))[0]
+        assert same(at.quantized_all_reduce(xs[comm.rank], group=comm, **how), wanted)
+        with pytest.raises(InvalidTensorError, match=r"scale has dtype torch\.float64"):
+            at.quantized_all_reduce(codes[0], scale=scale.double(), group=comm)
+
+    ranks(2)(check)
+
+
+def test_scatter_and_rows(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        r, size = comm.rank, comm.size
+        xs = vectors(size, (9, 33), torch.bfloat16)
+        counts = [4, 0, 5]
+        wanted = reference.quantized_reduce_scatter([as_numpy(x) for x in xs], counts)[r]
+        assert same(at.quantized_reduce_scatter(xs[r], counts, group=comm), wanted)
+        result, work = at.quantized_reduce_scatter(xs[r], torch.tensor(counts), group=comm, async_op=True)
+        assert same(work.result(), wanted)
+        sends = [[1, 0, 8], [3, 3, 3], [9, 0, 0]]
+        recvs = [row[r] for row in sends]
+        wanted = reference.quantized_all_to_all([as_numpy(x) for x in xs], sends, dtype="float32")[r]
+        for told in (recvs, None, torch.tensor(recvs)):
+            how: dict[str, Any] = {"out_dtype": torch.float32, "group": comm}
+            result = at.quantized_all_to_all(xs[r], sends[r], told, **how)
+            assert result.shape == (sum(recvs), 33)
+            assert same(result, wanted.reshape(result.shape))
+            result, work = at.quantized_all_to_all(xs[r], sends[r], told, async_op=True, **how)
+            assert same(work.result(), wanted.reshape(-1, 33))
+            assert (result is None) == (told is None)
+
+    ranks(3)(check)
+
+
+def test_feedback_and_errors(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        xs = vectors(comm.size, (5000,))
+        states, arrays = at.ErrorFeedback(), [np.zeros(5000, np.float32) for _ in xs]
+        gather_error = np.zeros(5000, np.float32)
+        for step in range(3):
+            how: dict[str, Any] = {"bits": 4, "gather": "quantized", "op": "avg"}
+            wanted = reference.quantized_all_reduce(
+                [x.numpy() for x in xs], errors=arrays, gather_error=gather_error, **how
+            )[0]
+            result = at.quantized_all_reduce(xs[comm.rank], error_feedback=states, group=comm, **how)
+            assert same(result, wanted), step
+            loaded = at.ErrorFeedback()
+            loaded.load_state_dict(states.state_dict())
+            states = loaded
+        with pytest.raises(PeerMismatchError, match="rank 0 has bits 8, rank 1 has bits 4"):
+            at.quantized_all_reduce(xs[0], bits=8 - 4 * comm.rank, group=comm)
+        with pytest.raises(ValueOverflowError):
+            at.quantized_all_reduce(xs[0] * 1e9, out_dtype=torch.float16, overflow="raise", group=comm)
+        for wrong in ({"error_feedback": {}}, {"out": xs[0].double()}, {"bits": 3}):
+            with pytest.raises((InvalidParamError, InvalidTensorError)):
+                at.quantized_all_reduce(xs[0], group=comm, **wrong)
+        leaf = xs[0].clone().requires_grad_()
+        with pytest.raises(InvalidParamError, match="requires grad"):
+            at.quantized_all_reduce(leaf, error_feedback=states, group=comm)
+        assert at.quantized_all_reduce(xs[0], allow_unquantized=True, group=comm).equal(xs[0] * comm.size)
+
+    ranks(2)(check)
+
+
+def test_gradients_pass_straight_through(ranks: Ranks) -> None:
+    """As if nothing were rounded: sums of what all ranks want."""
+
+    def check(comm: Communicator) -> None:
+        r, size = comm.rank, comm.size
+        weights = [torch.arange(6.0).view(3, 2) + j for j in range(size)]
+        total = torch.stack(weights).sum(0)
+        for op, wanted in (("sum", total), ("avg", total / size)):
+            x = torch.randn(3, 2).requires_grad_()
+            (at.quantized_all_reduce(x, op=op, group=comm) * weights[r]).sum().backward()
+            assert x.grad is not None
+            assert torch.equal(x.grad, wanted)
+        x = torch.randn(3, 2, requires_grad=True)
+        part = at.quantized_reduce_scatter(x, [1, 2], group=comm)
+        (part * (r + 1)).sum().backward()
+        assert torch.equal(x.grad, torch.tensor([[1.0, 1], [2, 2], [2, 2]]))
+        for told in ([1 + r, 2 - r], None):
+            x = torch.randn(3, 2, requires_grad=True)
+            sends = [[1, 2], [2, 1]][r]
+            rows = at.quantized_all_to_all(x, sends, [[1, 2], [2, 1]][r] if told else None, group=comm)
+            (rows * (r + 1)).sum().backward()
+            scale = torch.tensor([1.0] * sends[0] + [2.0] * sends[1]).view(-1, 1)
+            assert torch.equal(x.grad, scale.expand(3, 2))
+        y = torch.randn(4, dtype=torch.bfloat16, requires_grad=True)
+        at.quantized_all_reduce(y, out_dtype=torch.float32, group=comm).sum().backward()
+        assert torch.equal(y.grad, torch.full((4,), float(size), dtype=torch.bfloat16))
+
+    ranks(2)(check)
+
+
+@BACKENDS
+def test_compile(ranks: Ranks, backend: str) -> None:
+    def check(comm: Communicator) -> None:
+        def function(x: Tensor, sends: list[int], recvs: list[int]) -> Tensor:
+            a = at.quantized_all_reduce(x * 2, gather="quantized", group=comm)
+            b = at.quantized_reduce_scatter(a.sin(), [1, 3], bits=4, group=comm)
+            c = at.quantized_all_to_all(a * 3, sends, recvs, group=comm)
+            return torch.cat([b.view(-1), c.view(-1)])
+
+        torch._dynamo.reset()
+        compiled = torch.compile(function, fullgraph=True, backend=backend)
+        sends = [[1, 3], [2, 2]]
+        recvs = [row[comm.rank] for row in sends]
+        for seed in range(2):
+            torch.manual_seed(seed)
+            leaves = [torch.randn(4, 8, generator=torch.Generator().manual_seed(seed)) for _ in range(2)]
+            results = []
+            for call, leaf in zip((function, compiled), leaves, strict=True):
+                leaf.requires_grad_()
+                y = call(leaf, sends[comm.rank], recvs)
+                (y * torch.arange(1.0, y.numel() + 1)).sum().backward()
+                results.append((y.detach(), leaf.grad))
+            assert torch.equal(results[0][0], results[1][0])
+            assert torch.equal(results[0][1], results[1][1])
+
+    ranks(2, timeout=200, comm_timeout=150)(check)
+
+
+def train(group: Any, rank: int, hook: at.QuantizedCommHook | None, steps: int = 30) -> list[float]:
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    ddp = DistributedDataParallel(model, process_group=group)
+    if hook is not None:
+        ddp.register_comm_hook(None, hook)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    generator = torch.Generator().manual_seed(rank)
+    losses = []
+    for _ in range(steps):
+        x = torch.randn(32, 20, generator=generator)
+        loss = ((ddp(x) - x[:, :1] * x[:, 1:2]) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    flat = torch.cat([p.detach().view(-1) for p in model.parameters()])
+    everyone = [torch.empty_like(flat) for _ in range(group.size())]
+    dist.all_gather(everyone, flat, group=group)
+    assert all(torch.equal(one, flat) for one in everyone), "the ranks' models drift apart"
+    return losses
+
+
+def test_ddp_hook(ranks: Ranks, tmp_path: Path) -> None:
+    """The models stay equal on all ranks, and learn as with float32 gradients."""
+
+    def check(rank: int, size: int, file: str) -> None:
+        with joined(rank, size, file) as group:
+            plain = train(group, rank, None)
+            for bits in (8, 4):
+                hook = at.QuantizedCommHook(group, bits=bits, group_size=32)
+                losses = train(group, rank, hook)
+                assert abs(np.mean(losses[-5:]) - np.mean(plain[-5:])) < (0.02 if bits == 8 else 0.2)
+                saved = hook.state_dict()
+                assert saved
+                copy = at.QuantizedCommHook(group, bits=bits, group_size=32)
+                copy.load_state_dict(saved)
+                assert torch.equal(copy.state_dict()[0]["error"], saved[0]["error"])
+            gc.collect()
+
+    ranks(3, communicator=False)(check, str(tmp_path / "store"))
+    with pytest.raises(InvalidParamError, match="bits is 3"):
+        at.QuantizedCommHook(bits=3)
