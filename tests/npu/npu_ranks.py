@@ -22,9 +22,12 @@ DTYPES = (*ATB_DTYPES, "bool", "uint8", "float64", "complex64", "complex128", "f
 
 
 def use_device(rank: int) -> torch.device:
-    """Device ``rank``; imports torch_npu."""
+    """Device ``rank``; imports torch_npu, and installs what computes on the emulator."""
     import torch_npu  # noqa: F401
 
+    from alltoallv.emulator import aten
+
+    aten.install()
     device = torch.device(f"npu:{rank}")
     torch.npu.set_device(device)
     return device

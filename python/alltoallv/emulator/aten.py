@@ -50,6 +50,10 @@ def install() -> None:
 
 
 _KEYS = ("PrivateUse1", "CPU", "AutogradPrivateUse1")
+# That compute an operator of CPU tensors.
+_KERNELS = (
+    "CPU", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd",
+)  # fmt: skip
 
 
 def _operators(names: set[str]) -> Iterator[tuple[str, Any]]:
@@ -66,8 +70,8 @@ def _operators(names: set[str]) -> Iterator[tuple[str, Any]]:
 def _replacement(name: str, operator: Any) -> Callable[..., Any] | None:
     if name in _KEPT:
         return None
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    if has(operator.name(), "CompositeImplicitAutograd"):
+    kernels = [key for key in _KERNELS if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)]
+    if "CompositeImplicitAutograd" in kernels and "CPU" not in kernels:
         return operator.decompose  # into operators that are here
     if any(r.alias_info is not None and not r.alias_info.is_write for r in operator._schema.returns):
         return None  # a view
@@ -75,13 +79,7 @@ def _replacement(name: str, operator: Any) -> Callable[..., Any] | None:
         kernel = torch.library.get_kernel("aten::_to_copy", "CPU")
         keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
         return lambda *args, **kwargs: kernel.call_boxed(keys, *args, **kwargs)
-    return _on_host(operator) if has(operator.name(), "CPU") or _is_explicit(operator) else None
-
-
-def _is_explicit(operator: Any) -> bool:
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    kinds = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
-    return any(has(operator.name(), kind) for kind in kinds)
+    return _on_host(operator) if kernels else None
 
 
 def _like_cpu(name: str) -> Callable[..., Any]:

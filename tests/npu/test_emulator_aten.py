@@ -1,0 +1,146 @@
+"""Aten operators on emulated npu tensors: the CPU's bits, in the npu's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from npu_ranks import caught, emulated, use_device
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from alltoallv.testing import Ranks
+
+Case = Callable[[Tensor, Tensor, Tensor], object]
+
+
+def cases() -> dict[str, Case]:
+    """Each gets floats of shape [6, 4], another of them, and indices 0..5 of shape [5]; differentiable ones first."""
+    return {
+        "arithmetic": lambda x, y, i: (x + y) * 2 - y / (x.abs() + 1),
+        "matmul": lambda x, y, i: x @ y.t() + (x @ y[:4]).sum(),
+        "bmm, einsum": lambda x, y, i: torch.einsum("ab,cb->ac", x, y) + torch.bmm(x[None], y.t()[None])[0],
+        "softmax": lambda x, y, i: x.softmax(-1) + y.log_softmax(0),
+        "norms": lambda x, y, i: F.layer_norm(x, (4,)) + F.normalize(y),
+        "activations": lambda x, y, i: F.gelu(x) + F.relu(y) + F.silu(x) + torch.sigmoid(y) + F.softplus(x),
+        "topk": lambda x, y, i: x.topk(2, -1)[0].sum() + y.sort(-1)[0][:, 0].sum(),
+        "indexing": lambda x, y, i: x[i].sum() + y[1:5:2, ::2].sum() + x.gather(1, i[:4, None] % 4).sum(),
+        "scatter": lambda x, y, i: y.index_add(0, i, x[:5]) + x.scatter_add(0, i[:, None].expand(5, 4), y[:5]),
+        "embedding": lambda x, y, i: F.embedding(i, x) * 3,
+        "cross entropy": lambda x, y, i: F.cross_entropy(x, i[[0, 1, 2, 3, 4, 0]] % 4),
+        "losses": lambda x, y, i: F.mse_loss(x, y) + F.smooth_l1_loss(x, y) + F.binary_cross_entropy_with_logits(x, y),
+        "reductions": lambda x, y, i: x.mean(0) + y.sum(0) + x.var(0) + y.amax(0) + x.prod(0) + y.logsumexp(0),
+        "shapes": lambda x, y, i: torch.cat([x.t().contiguous().view(6, 4), y.reshape(4, 6).t()]).flip(0).roll(1, 0),
+        "where": lambda x, y, i: torch.where(x > y, x, y * 2).masked_fill(x > 1, 0.5),
+        "cumulative": lambda x, y, i: x.cumsum(0) + y.tril() + F.pad(x, (1, 0))[:, :4],
+        "convolution": lambda x, y, i: F.conv1d(x[None], y[None, :, :3].transpose(0, 1).repeat(1, 6, 1)),
+        "attention": lambda x, y, i: F.scaled_dot_product_attention(x[None], y[None], x[None]),
+        # Not differentiable.
+        "casts": lambda x, y, i: (x.to(torch.float16), x.int(), x.bool(), i.float(), x.to(torch.bfloat16).double()),
+        "comparisons": lambda x, y, i: (x == y, x.isnan().any(), torch.equal(x, x), torch.allclose(x, y), x.argmax(1)),
+        "sizes by value": lambda x, y, i: (x.nonzero(), i.unique(), x[x > 0], i.bincount(), i.repeat_interleave(2)),
+        "factories": lambda x, y, i: (
+            torch.arange(5, device=x.device), torch.eye(3, device=x.device), torch.full((2,), 7, device=x.device),
+            torch.zeros_like(x), torch.ones(2, 2, device=x.device), torch.linspace(0, 1, 5, device=x.device),
+            torch.tensor([1, 2], device=x.device), torch.zeros(0, 3, device=x.device).sum(),
+        ),
+        "in place": lambda x, y, i: (
+            x.clone().add_(y).mul_(2).clamp_(-1, 1), y.clone().t().copy_(x.t()), y.clone().zero_(),
+            x.clone().index_fill_(0, i, 2.0), y.clone().index_copy_(0, i[:2], x[:2]), x.clone().fill_diagonal_(9),
+        ),
+        "out": lambda x, y, i: (
+            torch.add(x, y, out=torch.empty(0, device=x.device)),
+            torch.mm(x, y.t(), out=torch.empty(6, 6, device=x.device)),
+            torch.sort(x, out=(torch.empty(0, device=x.device), torch.empty(0, dtype=torch.long, device=x.device))),
+        ),
+        "lists": lambda x, y, i: (torch._foreach_add([x, y], 1.0), torch.stack([x, y]).unbind(), x.split(2)),
+        "items": lambda x, y, i: (x.sum().item(), x.tolist(), bool((x == x).all()), x.numel(), len(x)),
+    }  # fmt: skip
+
+
+def inputs(device: torch.device | str) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    x, y = torch.randn(6, 4, generator=generator), torch.randn(6, 4, generator=generator)
+    return x.to(device), y.to(device), torch.tensor([5, 0, 3, 1, 2], device=device)
+
+
+def flat(result: object) -> list[object]:
+    if isinstance(result, (tuple, list)):
+        return [one for part in result for one in flat(part)]
+    return [result]
+
+
+def same(result: object, expected: object) -> bool:
+    if not isinstance(expected, Tensor):
+        return result == expected
+    assert isinstance(result, Tensor)
+    assert result.device.type == "npu"
+    back = result.cpu()
+    both_nan = expected.isnan() & back.isnan()
+    return back.dtype == expected.dtype and back.shape == expected.shape and bool(((back == expected) | both_nan).all())
+
+
+def test_operators_give_the_bits_of_the_cpu(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        device = use_device(rank)
+        for name, case in cases().items():
+            results, expected = flat(case(*inputs(device))), flat(case(*inputs("cpu")))
+            assert len(results) == len(expected), name
+            assert all(same(a, b) for a, b in zip(results, expected, strict=True)), name
+            if len(expected) > 1 or not isinstance(expected[0], Tensor):
+                continue
+            gradients = []
+            for where in (device, "cpu"):
+                x, y, i = inputs(where)
+                result = case(x.requires_grad_(), y.requires_grad_(), i)
+                assert isinstance(result, Tensor)
+                (result * result).sum().backward()
+                gradients.append([t.grad for t in (x, y)])
+            for a, b in zip(*gradients, strict=True):
+                assert (a is None) == (b is None), name
+                assert b is None or same(a, b), f"gradients of {name}"
+
+    ranks(1, communicator=False)(check)
+
+
+def test_models_train_as_on_the_cpu(ranks: Ranks) -> None:
+    def train(device: torch.device | str) -> list[object]:
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Embedding(10, 8), nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Dropout(0.2), nn.Linear(16, 5)
+        ).to(device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        tokens, classes = torch.randint(0, 10, (32,)), torch.randint(0, 5, (32,))
+        losses = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(tokens.to(device)), classes.to(device))
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            losses.append(loss.item())
+        return [*losses, *(parameter.detach() for parameter in model.parameters())]
+
+    def check(rank: int, size: int) -> None:
+        device = use_device(rank)
+        for delay in (0, 2000):  # compute waits for what is under way in the stream
+            with emulated(task_delay_us=delay):
+                assert all(same(a, b) for a, b in zip(train(device), train("cpu"), strict=True))
+
+    ranks(1, communicator=False)(check)
+
+
+def test_what_has_no_cpu_kernel_fails_by_name(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        import torch_npu
+
+        device = use_device(rank)
+        x = torch.ones(4, 8, device=device)
+
+        def call() -> None:
+            torch_npu.npu_rms_norm(x, x[0])
+            torch.npu.synchronize()
+
+        assert "RmsNorm" in str(caught(call))
+
+    ranks(1, communicator=False)(check)

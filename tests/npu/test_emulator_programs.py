@@ -1,0 +1,71 @@
+"""``python -m alltoallv run --emulate-npu``: programs for torch_npu, unchanged, and the ends that failures come to."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from alltoallv import emulator
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def run(*arguments: str, ranks: int = 2, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program with the environment that a user would have: no library of the emulator in it."""
+    env = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"} | variables
+    env.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
+    command = [sys.executable, "-m", "alltoallv", "run", "--emulate-npu", "-n", str(ranks), "--timeout", "120"]
+    return subprocess.run([*command, *arguments], env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_program_for_torch_npu_runs() -> None:
+    result = run(str(PROGRAMS / "plain_torch_npu.py"), "--flag", "x y")
+    assert result.returncode == 0, result.stderr
+    lines = re.findall(r"^\[(\d)\] arguments (.*) name (\w+) loss (\d\.\d{4})$", result.stdout, flags=re.MULTILINE)
+    assert sorted(rank for rank, *_ in lines) == ["0", "1"]
+    assert {rest for _, *rest in map(tuple, lines) for rest in [tuple(rest)]} == {
+        ("['--flag', 'x y']", "__main__", lines[0][3])
+    }
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("", "the ranks disagree: count is 4 on rank 0 and 5 on rank 1"),
+        ("HcclAllReduce@1=die", "the process dies because a fault was asked for"),
+        ("HcclAllReduce=fail:4", "HcclAllReduce: fails because a fault was asked for (4)"),
+        ("HcclCommInitRootInfoConfig@1=die", "after 3.0 s rank 1 of 2 had not joined"),
+        ("aclrtMalloc*=fail:207001", "aclrtMallocAlign32: fails because a fault was asked for (207001)"),
+    ],
+)
+def test_a_failure_ends_the_program(fault: str, message: str) -> None:
+    """No rank prints a sum, none hangs."""
+    settings = {"connect_timeout": 3.0, "exec_timeout": 10.0, "faults": fault or None}
+    variables = emulator.environment({}, **settings)  # type: ignore[arg-type]
+    del variables["LD_LIBRARY_PATH"]
+    result = run(str(PROGRAMS / "disagreement.py"), **variables)
+    assert result.returncode not in (0, 124)
+    assert "the sum is" not in result.stdout
+    assert message in result.stderr + result.stdout
+
+
+def test_the_program_needs_the_environment() -> None:
+    env = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    command = [sys.executable, "-m", "alltoallv.emulator.program", str(PROGRAMS / "disagreement.py")]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "LD_LIBRARY_PATH lacks" in result.stderr
+
+
+def test_a_setting_that_is_none_ends_the_process() -> None:
+    env = emulator.environment(faults="HcclAllReduce=explode")
+    code = "import ctypes; ctypes.CDLL('libascendcl.so').aclInit(None)"
+    result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "environment variable ALLTOALLV_EMULATOR_FAULTS" in result.stderr
+    assert "'explode' is no action" in result.stderr
