@@ -1,115 +1,156 @@
-"""Writes docs/performance.md and its plot: runs the benchmarks and puts their tables in. Needs torch and matplotlib.
+"""Measures everything that docs/performance.md shows, and writes it, with plots. About a quarter of an hour.
 
-python docs/measure.py [--quick]
+python docs/measure.py            what has not been measured yet, then the page
+python docs/measure.py --fresh    all of it anew
+python docs/measure.py --quick    short blocks, to try the script
+python docs/measure.py --report   only the page, from what is there
+
+Results lie in docs/measured/, one JSON file per run, written when the run is complete: interrupted, the script goes on
+where it was. Needs this package with matplotlib; pip makes the peers' environments (docs/bench.md).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
-import tempfile
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from performance_page import write_page
+
+from alltoallv.bench import environments, report
+
 DOCS = Path(__file__).resolve().parent
+MEASURED = DOCS / "measured"
+MPI = "mpich,openmpi,impi"
 
-RUNS: list[tuple[str, str, list[str]]] = [
-    (
-        "Overhead of a call: 1 KiB through alltoallv.torch",
-        "Output allocated by the operator, counts given as lists.",
-        ["alltoallv", "--api", "torch", "--np", "2,4", "--bytes", "0,1K,16K"],
+
+@dataclass(frozen=True)
+class Run:
+    """One call of ``bench``; ``environment`` is that of the interpreter, where it matters."""
+
+    name: str
+    arguments: tuple[str, ...]
+    peers: str = ""
+    seconds: float = 2.0
+    environment: str = ""
+    lines: int = 1
+    needs: tuple[str, ...] = field(default=())
+
+
+SIZES = "1K,16K,256K,4M,16M,64M"
+RUNS = (
+    Run("overhead", ("overhead", "--np", "1,2,4"), environment="torch", lines=3),
+    Run("float32", ("alltoallv", "--api", "plan", "--np", "2,4,8", "--bytes", SIZES), MPI, 3.0, lines=18),
+    Run(
+        "int8",
+        ("alltoallv", "--api", "plan", "--np", "2,4,8", "--bytes", SIZES, "--dtype", "int8"),
+        MPI,
+        3.0,
+        lines=18,
     ),
-    (
-        "all_to_all_v through alltoallv.torch",
-        "float32, uneven counts, output allocated by the operator.",
-        ["alltoallv", "--api", "torch", "--np", "2,4,8", "--bytes", "1K..64M"],
+    Run("gloo", ("alltoallv", "--api", "torch", "--np", "2,4,8", "--bytes", SIZES), "gloo", 2.0, lines=18),
+    Run(
+        "private",
+        ("alltoallv", "--api", "torch-plan", "--np", "2,4,8", "--bytes", f"{SIZES},64K,128K", "--output", "private"),
+        f"gloo,{MPI}",
+        2.5,
+        lines=24,
     ),
-    (
-        "all_to_all_v, a plan that is reused",
-        "The same with a plan that is made once, called on the same buffers.",
-        ["alltoallv", "--api", "plan", "--np", "2,4,8", "--bytes", "1K..64M"],
+    Run(
+        "cycle",
+        ("alltoallv", "--api", "plan", "--np", "2", "--bytes", f"{SIZES},64K,128K,1M", "--variant", "cycle"),
+        MPI,
+        3.0,
+        lines=9,
     ),
-    (
-        "all_to_all_v into ordinary memory",
-        "The output is private: the receiver reads the sender's memory (path cma).",
-        ["alltoallv", "--api", "torch", "--np", "2,4", "--bytes", "1K..64M", "--output", "private"],
+    Run("allreduce", ("allreduce", "--np", "2,4", "--bytes", "1M,16M,64M"), f"gloo,{MPI}", 3.0, lines=6),
+    Run("quantized", ("quantized", "--np", "2,4", "--bytes", "1M,16M,64M"), f"gloo,{MPI}", 3.0, lines=6),
+    Run("sparse", ("alltoallv", "--api", "plan", "--np", "8", "--bytes", "256K", "--pattern", "sparse"), lines=1),
+    Run(
+        "mindspore-gather",
+        ("allgather", "--api", "mindspore", "--np", "2", "--bytes", "64000000"),
+        "mindspore",
+        6.0,
+        lines=1,
+        needs=("mindspore",),
     ),
-    (
-        "all_reduce of float32",
-        "Sum in the order of ranks; gloo reduces in place, which costs it one copy here.",
-        ["allreduce", "--api", "torch", "--np", "2,4", "--bytes", "1K..64M"],
-    ),
-]
+    Run("fit", ("alltoallv", "--api", "plan", "--np", "2,4", "--bytes", "1K..64M"), lines=18),
+    Run("kernels", ("kernels",), seconds=1.0, lines=12),
+)
 
 
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
+def measure(run: Run, quick: bool) -> str:
+    """Runs it; returns why it failed, or nothing."""
+    try:
+        python = environments.find_or_make(run.environment, say) if run.environment else Path(sys.executable)
+        for name in run.needs:
+            environments.find_or_make(name, say)
+    except environments.Unavailable as error:
+        return str(error)
+    partial = MEASURED / f"{run.name}.partial"
+    command = [str(python), "-m", "alltoallv", "bench", *run.arguments, "--json", str(partial)]
+    command += ["--seconds", str(0.2 if quick else run.seconds)]
+    if run.arguments[0] != "kernels":
+        command += ["--peers", run.peers]
+    code = subprocess.run(command, check=False, env=environment()).returncode
+    if code == 130:
+        raise KeyboardInterrupt
+    if not partial.exists():
+        return f"bench ended with code {code}"
+    partial.rename(MEASURED / f"{run.name}.json")
+    return "" if code == 0 else f"bench ended with code {code}: a result is wrong, or lines are missing"
 
 
-def measure(arguments: list[str], quick: bool, plot: Path | None) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "out.json")
-        command = [sys.executable, "-m", "alltoallv", "bench", *arguments, "--peers", "gloo", "--json", str(path)]
-        command += ["--seconds", "0.3" if quick else "2"]
-        if plot:
-            command += ["--plot", str(plot)]
-        subprocess.run(command, check=True)
-        document: dict[str, Any] = json.loads(path.read_text())
-        return document
+def environment() -> dict[str, str]:
+    """The package as it lies here, for interpreters of other environments too."""
+    import os
+
+    packages = MEASURED / "package"
+    packages.mkdir(exist_ok=True)
+    return {**os.environ, "PYTHONPATH": str(environments.own_package(packages))}
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        "| ranks | bytes | ours us (min, p90) | algbw GB/s | #wrong | gloo us | gloo / ours | one copy us |",
-        "|---:|---:|---|---:|---:|---:|---:|---:|",
-    ]
-    for row in rows:
-        ours, gloo, limit = (row["times"][name] for name in ("ours", "gloo", "limit"))
-        lines.append(
-            f"| {row['np']} | {row['nbytes']} | {ours['median_us']:.1f} ({ours['min_us']:.1f}, {ours['p90_us']:.1f}) "
-            f"| {row['algbw']:.2f} | {sum(t['wrong'] for t in row['times'].values())} | {gloo['median_us']:.1f} "
-            f"| {gloo['median_us'] / ours['median_us']:.1f} | {limit['median_us']:.1f} |"
-        )
-    return "\n".join(lines)
+def say(text: str) -> None:
+    print(f"# {text}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="short runs, to try the script")
-    parser.add_argument("--runs", type=int, default=len(RUNS), metavar="N", help="only the first N tables")
+    parser.add_argument("--fresh", action="store_true", help="measure again what is there")
+    parser.add_argument("--quick", action="store_true", help="short blocks, to try the script")
+    parser.add_argument("--report", action="store_true", help="write the page only")
+    parser.add_argument("--only", help="comma-separated names of runs")
     args = parser.parse_args()
-    quick = args.quick
-    load = os.getloadavg()[0]
-    text = [
-        "# Performance",
-        "",
-        "Written by `python docs/measure.py`; what the columns mean stands in [bench.md](bench.md). Ours, gloo and the "
-        "copy are measured in turns in one run; compare ratios. Medians of the slowest rank.",
-        "",
-    ]
-    for number, (title, about, arguments) in enumerate(RUNS[: args.runs]):
-        plot = DOCS / "performance.png" if number == 1 else None
-        document = measure(arguments, quick, plot)
-        if number == 0:
-            machine = document["machine"]
-            text += [
-                f"Machine: {processor()}, {machine['cpus']} processors, Linux {machine['kernel']}; load "
-                f"average {load:.1f} when the measurement began.",
-                "",
-            ]
-            text += ["With more ranks than processors, ranks share them and wait for each other's turn.", ""]
-        text += [f"## {title}", "", about, "", f"`python -m alltoallv bench {' '.join(arguments)} --peers gloo`", ""]
-        text += [table(document["rows"]), ""]
-        if plot:
-            text += [f"![time over size]({plot.name})", ""]
-    (DOCS / "performance.md").write_text("\n".join(text))
+    MEASURED.mkdir(exist_ok=True)
+    chosen = [run for run in RUNS if args.only is None or run.name in args.only.split(",")]
+    if args.fresh:
+        for run in chosen:
+            (MEASURED / f"{run.name}.json").unlink(missing_ok=True)
+    todo = [] if args.report else [run for run in chosen if not (MEASURED / f"{run.name}.json").exists()]
+    bar = report.Progress(sum(run.lines for run in todo))
+    started = time.monotonic()
+    for run in todo:
+        say(f"{run.name}: bench {' '.join(run.arguments)}, {time.monotonic() - started:.0f} s so far")
+        bar.step(run.name, done=False)
+        if reason := measure(run, args.quick):
+            say(f"{run.name}: {reason}")
+        for _ in range(run.lines):
+            bar.step(run.name)
+    bar.clear()
+    documents: dict[str, Any] = {}
+    commands: dict[str, str] = {}
+    for run in RUNS:
+        path = MEASURED / f"{run.name}.json"
+        commands[run.name] = f"bench {' '.join(run.arguments)}" + (f" --peers {run.peers}" if run.peers else "")
+        if path.exists():
+            documents[run.name] = json.loads(path.read_text())
+    write_page(DOCS, documents, commands)
+    say(f"docs/performance.md is written; {time.monotonic() - started:.0f} s")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -56,10 +57,13 @@ ControlPlane::ControlPlane(const Options& options, std::shared_ptr<Mapping> memo
       layout_(options.size, options.inline_bytes),
       doorbell_(layout_.header(memory_->data())),
       crowd_(options.size),
-      spins_(options.size <= usable_cpus() ? 100 : 0) {
+      spins_(options.size <= usable_cpus() ? spins_with_room : 0) {
     start_clock(-1);
     memory_->populate(layout_.hot());
-    status(rank()).pid.store(static_cast<uint32_t>(getpid()), std::memory_order_relaxed);
+    RankStatus& mine = status(rank());
+    mine.pid.store(static_cast<uint32_t>(getpid()), std::memory_order_relaxed);
+    const CpuSet cpus = affinity();
+    for (size_t i = 0; i < cpus.size(); ++i) mine.cpus[i].store(cpus[i], std::memory_order_relaxed);
 }
 
 void ControlPlane::enter_state(RankState state) {
@@ -72,6 +76,20 @@ void ControlPlane::enter_state(RankState state) {
         return ranks;
     };
     wait([&] { return missing().empty(); }, missing);
+    count_cpus();
+}
+
+/// Ranks that a launcher has bound to a processor each are as many as their processors together.
+void ControlPlane::count_cpus() {
+    int together = 0;
+    for (size_t i = 0; i < CpuSet{}.size(); ++i) {
+        uint64_t bits = 0;
+        for (int j = 0; j < size(); ++j) bits |= status(j).cpus[i].load(std::memory_order_relaxed);
+        together += std::popcount(bits);
+    }
+    const int cpus = std::min(together, quota_cpus());
+    spins_ = size() <= cpus ? spins_with_room : 0;
+    crowd_.set_cpus(cpus);
 }
 
 void ControlPlane::start_clock(double timeout) {

@@ -140,12 +140,14 @@ class ControlPlane {
         Clock::time_point next_step{};
     };
 
+    static constexpr int spins_with_room = 100;  // pauses, where every rank has a processor
     static constexpr uint64_t yields_per_step = 32;
     static constexpr uint64_t yields_before_sleep = 4096;
     static constexpr int sleep_ms = 50;
 
     ControlHeader& header() const { return layout_.header(memory_->data()); }
     void start_clock(double timeout);
+    void count_cpus();
     bool step_due(WaitState& state) const;
     void step(const std::function<std::vector<int>()>& missing);
     [[noreturn]] void throw_timeout(const std::vector<int>& missing);

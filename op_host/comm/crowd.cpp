@@ -22,7 +22,7 @@ int runnable_threads() {
 
 bool Crowd::lost_slice() {
     // It may have been a peer at work. The count is of the whole host: of no use where this job has a share of it only.
-    const bool whole_host = usable_cpus() >= static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+    const bool whole_host = cpus_ >= static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
     if (const int runnable = runnable_threads(); whole_host && runnable > 0 && runnable <= ranks_) return false;
     period_ = tried_ < 2 * period_ ? std::min(2 * period_, most) : fewest;  // still crowded, or again
     sleeps_ = period_;

@@ -14,7 +14,10 @@ namespace alltoallv {
 /// What one rank has found out by yielding. Not thread-safe.
 class Crowd {
   public:
-    explicit Crowd(int ranks) : ranks_(ranks) {}
+    explicit Crowd(int ranks) : ranks_(ranks), cpus_(usable_cpus()) {}
+
+    /// Processors that the ranks have together.
+    void set_cpus(int cpus) { cpus_ = cpus; }
 
     /// Asked once per wait: true if it is better slept than yielded away. Now and then yielding is tried again.
     bool present() { return sleeps_ > 0 && --sleeps_ > 0; }
@@ -35,7 +38,7 @@ class Crowd {
 
     bool lost_slice();
 
-    int ranks_;
+    int ranks_, cpus_;
     int sleeps_ = 0;       // waits until yielding is tried again
     int period_ = fewest;  // of sleeps_
     int tried_ = 0;        // yields since

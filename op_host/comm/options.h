@@ -18,7 +18,9 @@ struct CommunicatorOptions {
     bool check = true;               ///< compare the rows of all ranks before moving data
     std::string path = "auto";  ///< "auto", or one of inline, push, pull, cma, staged: use no other where it can serve
     size_t inline_bytes = 16384;  ///< largest payload of a rank that travels with its row
-    double warn_after = 10.0;     ///< seconds of waiting until a warning names the late ranks
+    /// Bytes of a mailbox: payload for a private output travels with the row up to this.
+    size_t mailbox_bytes() const { return 4 * inline_bytes; }
+    double warn_after = 10.0;  ///< seconds of waiting until a warning names the late ranks
 };
 
 }  // namespace alltoallv

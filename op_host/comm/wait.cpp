@@ -8,16 +8,15 @@
 #include <climits>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <fstream>
 #include <string>
 
 namespace alltoallv {
 
-int usable_cpus() {
+int quota_cpus() {
     int cpus = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-    cpu_set_t mask;
-    if (sched_getaffinity(0, sizeof mask, &mask) == 0) cpus = std::min(cpus, CPU_COUNT(&mask));
     std::ifstream quota_file("/sys/fs/cgroup/cpu.max");
     std::string quota;
     double period = 0;
@@ -26,6 +25,20 @@ int usable_cpus() {
         if (share > 0) cpus = std::min(cpus, static_cast<int>(std::ceil(share)));
     }
     return std::max(cpus, 1);
+}
+
+int usable_cpus() {
+    cpu_set_t mask;
+    if (sched_getaffinity(0, sizeof mask, &mask) != 0) return quota_cpus();
+    return std::max(1, std::min(quota_cpus(), CPU_COUNT(&mask)));
+}
+
+CpuSet affinity() {
+    CpuSet result{};
+    cpu_set_t mask;
+    static_assert(sizeof mask == sizeof result);
+    if (sched_getaffinity(0, sizeof mask, &mask) == 0) std::memcpy(result.data(), &mask, sizeof mask);
+    return result;
 }
 
 // The futexes are shared between processes, hence without FUTEX_PRIVATE_FLAG.

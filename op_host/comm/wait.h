@@ -4,6 +4,7 @@
 
 #include <sched.h>
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -25,6 +26,15 @@ inline void cpu_pause() {
 
 /// Processors this process may use: its affinity mask, further limited by the cgroup's CPU quota.
 int usable_cpus();
+
+/// The limit of the cgroup's CPU quota and of the host alone.
+int quota_cpus();
+
+/// A set of processors, bit by bit.
+using CpuSet = std::array<uint64_t, 16>;
+
+/// This process's affinity mask.
+CpuSet affinity();
 
 /// Sleeping and waking over the control segment's one doorbell.
 class Doorbell {

@@ -28,7 +28,7 @@ for nbytes in map(int, sys.argv[1:]):
     half = [nbytes // 2, nbytes - nbytes // 2]
     recvs = [half[dist.get_rank()]] * 2
     y, times = torch.empty(sum(recvs), dtype=torch.uint8), []
-    for _ in range(6):
+    for _ in range(200 if nbytes <= 2 else 6):
         dist.barrier()
         start = time.perf_counter()
         at.all_to_all_v(x, half, recvs, out=y)

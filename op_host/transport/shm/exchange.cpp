@@ -56,7 +56,9 @@ void ShmCommunicator::announce_output(const void* output, size_t bytes, Row& min
 void ShmCommunicator::pack_inline(const Exchange& x, Row& mine) {
     if (!allows(Path::inlined)) return;
     const size_t element = size_of(x.dtype);
-    const size_t capacity = control_->layout().inline_bytes();
+    // Into private memory the alternatives are a system call per pair or a ring: the mailbox pays for longer.
+    const bool stretch = options_.path == "auto" && mine.output.segment() == 0 && (mine.flags & row_learns) == 0;
+    const size_t capacity = stretch ? control_->layout().inline_bytes() : options_.inline_bytes;
     const auto same_as_previous = [&](const Pair& pair, const Pair* previous) {
         return previous != nullptr && previous->source == pair.source && previous->send_count == pair.send_count;
     };

@@ -26,7 +26,7 @@ uint64_t ShmCommunicator::reduce_in_turn(const Reduction& r, Row& mine) {
         return 0;
     }
     const size_t bytes = static_cast<size_t>(mine.count) * size_of(r.dtype);
-    const bool small = allows(Path::inlined) && bytes <= control_->layout().inline_bytes();
+    const bool small = allows(Path::inlined) && bytes <= options_.inline_bytes;
     return small ? reduce_small(r, mine) : reduce_two_shot(r, mine);
 }
 

@@ -81,7 +81,7 @@ ShmCommunicator::~ShmCommunicator() {
 }
 
 void ShmCommunicator::connect() {
-    const Layout layout(size(), options_.inline_bytes);
+    const Layout layout(size(), options_.mailbox_bytes());
     BootstrapOptions bootstrap;
     bootstrap.job = options_.job;
     bootstrap.domain = options_.domain;
@@ -100,7 +100,7 @@ void ShmCommunicator::connect() {
     control.domain = options_.domain;
     control.timeout = options_.timeout;
     control.check = options_.check;
-    control.inline_bytes = options_.inline_bytes;
+    control.inline_bytes = options_.mailbox_bytes();
     control.warn_after = options_.warn_after;
     peers_.resize(static_cast<size_t>(size()));
     for (size_t j = 0; j < peers_.size(); ++j) peers_[j].pid = membership.peers[j].pid;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from alltoallv.bench.cases import APIS, Case
 from alltoallv.bench.contenders import Array, Contender, Prepared
 from alltoallv.communicator import Communicator
 from alltoallv.counts import packed
+from alltoallv.quantization import Gather
 
 
 class OurParty:
@@ -26,6 +28,8 @@ class OurParty:
         self.contenders: Mapping[str, Contender] = {
             "ours": ours,
             "full": Full(ours, self.size),
+            "ours-full": QuantizedSum(self._comm, "full"),
+            "ours-fp32": QuantizedSum(self._comm, None),
             "copy": Copy(),
             "copy-nt": StreamingCopy(),
             **{f"ours-{name}": Lazy(name, self._comm) for name in APIS},  # overhead compares them in one run
@@ -78,6 +82,8 @@ class NumpyInterface:
         if case.collective == "allgather":
             out = make_output(case, x.size * comm.size)
             return Prepared(lambda: an.all_gather(x, out=out, group=comm), np.ravel, x, output=out)
+        if case.collective == "quantized":
+            return QuantizedSum(comm, "quantized").prepare(case)
         if case.collective == "allreduce":
             out = make_output(case, x.size)
             return Prepared(lambda: an.all_reduce(x, out=out, group=comm), np.ravel, x, output=out)
@@ -190,6 +196,21 @@ class MindSporeInterface:
             raise ValueError(f"alltoallv.mindspore has no {case.collective}")
         sends, recvs = case.layout(comm.rank, comm.size)
         return Prepared(lambda: am.all_to_all_v(x, sends, recvs, group=comm), lambda y: y.asnumpy(), source)
+
+
+class QuantizedSum:
+    """The int8 sum with groups of 128, gathered quantized or in full; or, with None, the sum in float32."""
+
+    def __init__(self, comm: Communicator, gather: Gather | None) -> None:
+        self._comm, self._gather = comm, gather
+
+    def prepare(self, case: Case) -> Prepared:
+        comm, gather, x = self._comm, self._gather, case.input(self._comm.rank)
+        out = make_output(case, x.size)
+        if gather is None:
+            return Prepared(lambda: an.all_reduce(x, out=out, group=comm), np.ravel, x, output=out)
+        call = partial(an.quantized_all_reduce, x, gather=gather, out=out, group=comm)
+        return Prepared(call, np.ravel, x, output=out)
 
 
 class Full:
