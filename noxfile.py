@@ -171,7 +171,8 @@ for name in ("torch", "mindspore", "paddle"):
     assert name not in sys.modules, f"import alltoallv brings {name}"
 for name in ("py.typed", "_core.pyi"):
     assert (r.files(alltoallv) / name).is_file(), f"the wheel lacks {name}"
-import alltoallv._core
+import alltoallv._core, alltoallv.emulator
+print("the emulator lies in", alltoallv.emulator.library_folder())
 print("the wheel imports from", alltoallv.__file__)
 """
 

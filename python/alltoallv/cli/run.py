@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=_positive_float, metavar="SECONDS", help="end the job after this long")
     parser.add_argument("--no-prefix", action="store_true", help='leave out the "[rank] " before every line')
     parser.add_argument(
-        "--emulate-npu", action="store_true", help="run a torch_npu program on emulated devices (docs/ascend.md)"
+        "--emulate-npu", action="store_true", help="run a torch_npu program on emulated devices (docs/emulator.md)"
     )
     parser.add_argument("program", help="Python script, or module with -m")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")

@@ -5,7 +5,7 @@ on it when the loader finds these libraries first::
 
     subprocess.run([sys.executable, "train.py"], env=alltoallv.emulator.environment())
 
-``python -m alltoallv run --emulate-npu -n 4 train.py`` does that for every rank. docs/ascend.md says what is emulated
+``python -m alltoallv run --emulate-npu -n 4 train.py`` does that for every rank. docs/emulator.md says what is emulated
 and what is refused.
 """
 
@@ -61,7 +61,7 @@ def environment(
         task_delay_us: Microseconds by which every task of a stream comes late: makes missing synchronization visible.
         connect_timeout: Seconds for the ranks of a communicator to arrive; by default HCCL_CONNECT_TIMEOUT decides.
         exec_timeout: Seconds for a collective; by default HCCL_EXEC_TIMEOUT decides.
-        faults: Misbehaviour on request, ``FUNCTION[@RANK][#CALL]=ACTION`` separated by ``;``: docs/ascend.md.
+        faults: Misbehaviour on request, ``FUNCTION[@RANK][#CALL]=ACTION`` separated by ``;``: docs/emulator.md.
     """
     env = dict(os.environ if base is None else base)
     path = env.get("LD_LIBRARY_PATH")
