@@ -5,60 +5,21 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <new>
 #include <string>
 #include <string_view>
 #include <utility>
+
+#include "operation/tensor_checks.h"
 
 namespace alltoallv {
 namespace {
 
 constexpr int64_t int64_max = std::numeric_limits<int64_t>::max();
-constexpr size_t max_dims = 8;
-constexpr uint64_t max_tensor_bytes = uint64_t{256} << 30;
 constexpr std::array atb_dtypes{DType::float16, DType::float32, DType::int8,    DType::int32,
                                 DType::int16,   DType::int64,   DType::bfloat16};
 
-std::string text_of(std::span<const int64_t> shape) {
-    std::string text = "[";
-    for (size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-    return text + "]";
-}
-
-void check_tensor_count(std::string_view what, size_t count) {
-    if (count == 1) return;
-    throw invalid_tensor(ErrorType::INVALID_IN_TENSOR_NUM,
-                         "the number of " + std::string(what) + " is " + std::to_string(count) + ", expected 1");
-}
-
-/// Dimensions and bytes; returns the elements.
-int64_t check_shape(std::string_view name, const TensorDesc& desc) {
-    if (desc.shape.empty() || desc.shape.size() > max_dims) {
-        throw invalid_tensor(
-            ErrorType::INVALID_TENSOR_DIM,
-            "the " + std::string(name) + " has " + std::to_string(desc.shape.size()) + " dimensions, expected 1 to 8");
-    }
-    uint64_t bytes = size_of(desc.dtype);
-    bool is_in_range = true;
-    for (const int64_t dim : desc.shape) {
-        // Dividing instead of multiplying: the product may not fit 64 bits.
-        is_in_range = is_in_range && dim > 0 && static_cast<uint64_t>(dim) <= max_tensor_bytes / bytes;
-        if (is_in_range) bytes *= static_cast<uint64_t>(dim);
-    }
-    if (!is_in_range) {
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_SIZE, "the " + std::string(name) + " has shape " +
-                                                                 text_of(desc.shape) + " of " +
-                                                                 std::string(name_of(desc.dtype)) +
-                                                                 ", expected positive dimensions and at most 256 GiB");
-    }
-    return static_cast<int64_t>(bytes / size_of(desc.dtype));
-}
-
 void check_dtype_and_format(std::string_view name, const TensorDesc& desc) {
-    if (desc.format != Format::nd) {
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_INI_MATCH,
-                             "the format of the " + std::string(name) + " is not nd, the only one supported");
-    }
+    check_nd(name, desc);
     if (std::ranges::find(atb_dtypes, desc.dtype) == atb_dtypes.end()) {
         throw invalid_tensor(ErrorType::INVALID_TENSOR_INI_MATCH,
                              "the dtype of the " + std::string(name) + " is " + std::string(name_of(desc.dtype)) +
@@ -116,24 +77,11 @@ int64_t check_counts(const AllToAllVParam& param, int64_t numel) {
     return total;
 }
 
-bool overlaps(const Buffer& a, const Buffer& b) {
-    const auto start_a = reinterpret_cast<uintptr_t>(a.data), start_b = reinterpret_cast<uintptr_t>(b.data);
-    return start_a < start_b ? start_b - start_a < a.bytes : start_a - start_b < b.bytes;
-}
-
-void check_buffer(std::string_view name, const Buffer& buffer, uint64_t bytes) {
-    if (buffer.data == nullptr) throw invalid_param("the " + std::string(name) + " has a null address");
-    if (buffer.bytes != bytes) {
-        throw invalid_param("the " + std::string(name) + " has " + std::to_string(buffer.bytes) +
-                            " bytes, expected the " + std::to_string(bytes) + " of setup");
-    }
-}
-
 }  // namespace
 
 TensorDesc infer_shape(const AllToAllVParam& param, std::span<const TensorDesc> inputs, const DeviceInfo* device) {
     check_arrays(param);  // the loops below rely on equal lengths and signs
-    check_tensor_count("inputs", inputs.size());
+    check_tensor_count("inputs", inputs.size(), 1);
     const TensorDesc& input = inputs[0];
     const int64_t numel = check_shape("input", input);
     check_dtype_and_format("input", input);
@@ -142,25 +90,12 @@ TensorDesc infer_shape(const AllToAllVParam& param, std::span<const TensorDesc> 
 }
 
 AllToAllVOperation::AllToAllVOperation(AllToAllVParam param, std::optional<DeviceInfo> device, Connect connect)
-    : param_(std::move(param)), device_(std::move(device)), connect_(std::move(connect)) {
+    : param_(std::move(param)), device_(std::move(device)), member_(OpKind::all_to_all_v, param_, std::move(connect)) {
     check_create(param_, device_ ? &*device_ : nullptr);
 }
 
-template <typename Checks>
-auto AllToAllVOperation::guard(Checks&& checks) {
-    try {
-        return checks();
-    } catch (const Error& error) {
-        announce(error);
-        throw;
-    } catch (const std::bad_alloc&) {
-        announce({ErrorClass::invalid_param, ErrorType::OUT_OF_HOST_MEMORY, "out of host memory"});
-        throw;
-    }
-}
-
 TensorDesc AllToAllVOperation::infer_shape(std::span<const TensorDesc> inputs) {
-    return guard([&] { return alltoallv::infer_shape(param_, inputs, device_ ? &*device_ : nullptr); });
+    return member_.guard([&] { return alltoallv::infer_shape(param_, inputs, device_ ? &*device_ : nullptr); });
 }
 
 void AllToAllVOperation::setup(std::span<const TensorDesc> inputs, std::span<const TensorDesc> outputs) {
@@ -168,9 +103,9 @@ void AllToAllVOperation::setup(std::span<const TensorDesc> inputs, std::span<con
         const std::lock_guard lock(planning_);
         plan_ = {};  // a failed setup leaves nothing to execute
     }
-    Plan plan = guard([&] {
-        check_tensor_count("inputs", inputs.size());
-        check_tensor_count("outputs", outputs.size());
+    Plan plan = member_.guard([&] {
+        check_tensor_count("inputs", inputs.size(), 1);
+        check_tensor_count("outputs", outputs.size(), 1);
         const TensorDesc &input = inputs[0], &output = outputs[0];
         const auto numel_in = static_cast<uint64_t>(check_shape("input", input));
         const auto numel_out = static_cast<uint64_t>(check_shape("output", output));
@@ -189,15 +124,15 @@ void AllToAllVOperation::setup(std::span<const TensorDesc> inputs, std::span<con
         return Plan{nullptr, input.dtype, numel_in * size_of(input.dtype), numel_out * size_of(input.dtype)};
     });
     // Outside the guard: without a communicator there is no way to tell anyone.
-    plan.communicator = connected();
-    guard([&] { check_membership(*plan.communicator); });
+    plan.communicator = member_.connected();
+    member_.guard([&] { member_.check(*plan.communicator); });
     const std::lock_guard lock(planning_);
     plan_ = std::move(plan);
 }
 
 void AllToAllVOperation::execute(std::span<const Buffer> inputs, std::span<const Buffer> outputs, double timeout,
                                  void* stream) {
-    const Plan plan = guard([&] { return check_execute(inputs, outputs); });
+    const Plan plan = member_.guard([&] { return check_execute(inputs, outputs); });
     Exchange exchange;
     exchange.op = OpKind::all_to_all_v;
     exchange.dtype = plan.dtype;
@@ -219,37 +154,12 @@ AllToAllVOperation::Plan AllToAllVOperation::check_execute(std::span<const Buffe
         plan = plan_;
     }
     if (plan.communicator == nullptr) throw invalid_param("execute was called before setup had succeeded");
-    check_tensor_count("inputs", inputs.size());
-    check_tensor_count("outputs", outputs.size());
+    check_tensor_count("inputs", inputs.size(), 1);
+    check_tensor_count("outputs", outputs.size(), 1);
     check_buffer("input", inputs[0], plan.input_bytes);
     check_buffer("output", outputs[0], plan.output_bytes);
     if (overlaps(inputs[0], outputs[0])) throw invalid_param("the input and the output overlap in memory");
     return plan;
-}
-
-void AllToAllVOperation::announce(const Error& error) {
-    try {
-        connected()->fail(OpKind::all_to_all_v, error);
-    } catch (const std::exception&) {
-        throw Error(error.kind(), error.code(), std::string(error.what()) + " (the peers could not be told)");
-    }
-}
-
-CommunicatorPtr AllToAllVOperation::connected() {
-    const std::lock_guard lock(connecting_);
-    if (communicator_ != nullptr) return communicator_;
-    if (connect_) communicator_ = connect_(param_);
-    if (communicator_ != nullptr) return communicator_;
-    throw backend_unavailable("the operation has no communicator, expected one, or a function that connects");
-}
-
-void AllToAllVOperation::check_membership(const Communicator& communicator) const {
-    // With an external communicator or a rank table nothing has compared these before.
-    if (communicator.size() == param_.rank_size && communicator.rank() == param_.rank) return;
-    throw invalid_param("rank and rank_size are " + std::to_string(param_.rank) + " and " +
-                        std::to_string(param_.rank_size) + ", expected " + std::to_string(communicator.rank()) +
-                        " and " + std::to_string(communicator.size()) + ", as in the communicator \"" +
-                        communicator.domain() + "\"");
 }
 
 }  // namespace alltoallv

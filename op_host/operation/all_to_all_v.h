@@ -11,7 +11,8 @@
 #include "base/tensor_view.h"
 #include "operation/all_to_all_v_param.h"
 #include "operation/checks.h"
-#include "operation/connect.h"
+#include "operation/member.h"
+#include "operation/tensor_checks.h"
 
 namespace alltoallv {
 
@@ -19,12 +20,6 @@ namespace alltoallv {
 /// peer. Throws `Error` with ATB's codes in ATB's order: 5, 8, 9, 13, 6 (only with `device`), then 1.
 TensorDesc infer_shape(const AllToAllVParam& param, std::span<const TensorDesc> inputs,
                        const DeviceInfo* device = nullptr);
-
-/// Memory of one tensor at execution.
-struct Buffer {
-    void* data = nullptr;
-    uint64_t bytes = 0;
-};
 
 /// A plan: made once, set up once per input shape, executed often. A failure of this rank's own checks is announced to
 /// the peers, which then fail too instead of waiting; for that, infer_shape and setup are collective where they fail.
@@ -52,7 +47,7 @@ class AllToAllVOperation {
                  void* stream = nullptr);
 
     /// Tells the peers that this rank fails its next call, for checks that only a front end can make.
-    void announce(const Error& error);
+    void announce(const Error& error) { member_.announce(error); }
 
   private:
     struct Plan {
@@ -62,19 +57,11 @@ class AllToAllVOperation {
         uint64_t output_bytes = 0;
     };
 
-    CommunicatorPtr connected();
-    void check_membership(const Communicator& communicator) const;
     Plan check_execute(std::span<const Buffer> inputs, std::span<const Buffer> outputs);
-
-    /// Runs this rank's own checks; what they throw is announced to the peers and thrown on.
-    template <typename Checks>
-    auto guard(Checks&& checks);
 
     const AllToAllVParam param_;
     const std::optional<DeviceInfo> device_;
-    const Connect connect_;
-    std::mutex connecting_;
-    CommunicatorPtr communicator_;  ///< under connecting_
+    Member member_;
     std::mutex planning_;
     Plan plan_;  ///< under planning_
 };

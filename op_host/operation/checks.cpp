@@ -167,6 +167,12 @@ void check_create(const AllToAllVParam& param, const DeviceInfo* device) {
     check_arrays(param);
 }
 
+void check_group(const AllToAllVParam& param, const DeviceInfo* device) {
+    check_reserved(param);
+    if (device != nullptr) check_soc(*device);
+    check_communicator(param, device);
+}
+
 void check_arrays(const AllToAllVParam& param) {
     check_length("send_counts", param.send_counts, param.rank_size);
     check_length("sdispls", param.sdispls, param.rank_size);

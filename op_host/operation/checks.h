@@ -33,6 +33,9 @@ Domain parse_domain(std::string_view text);
 /// ATB's CreateOperation checks, in ATB's order (docs/compatibility.md). Throws invalid_param, code 1.
 void check_create(const AllToAllVParam& param, const DeviceInfo* device = nullptr);
 
+/// Those of them that concern the group and the device: reserved bytes, family, comm_mode, domain, rank table, ranks.
+void check_group(const AllToAllVParam& param, const DeviceInfo* device = nullptr);
+
 /// The last two of them: every array has rank_size entries, none negative.
 void check_arrays(const AllToAllVParam& param);
 

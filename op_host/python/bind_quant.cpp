@@ -1,14 +1,21 @@
 // Quantized reductions, and the rows of quantized exchanges, on raw addresses.
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
 #include "comm/quant_terms.h"
 #include "op_kernel/cpu/quantize.h"
+#include "operation/quant_all_reduce.h"
 #include "python/bindings.h"
 
 namespace nb = nanobind;
@@ -128,6 +135,61 @@ void bind_rows(nb::module_& m) {
         nb::call_guard<nb::gil_scoped_release>(), "False: a value did not fit and overflow is raise.");
 }
 
+using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
+using Descs = std::vector<TensorDesc>;
+
+Buffer buffer(std::pair<uintptr_t, uint64_t> place) {
+    return {pointer(place.first), place.second};
+}
+
+void bind_quant_operation(nb::module_& m) {
+    using Operation = QuantAllReduceOperation;
+    using Place = std::pair<uintptr_t, uint64_t>;
+    nb::class_<QuantAllReduceParam>(m, "QuantAllReduceParam", "ATB's quantized AllReduce; `group` has no counts.")
+        .def(
+            "__init__",
+            [](QuantAllReduceParam* self, const AllToAllVParam& group, std::string all_reduce_type, int quant_type,
+               int out_data_type) {
+                auto* param = new (self) QuantAllReduceParam;
+                param->group = group;
+                param->all_reduce_type = std::move(all_reduce_type);
+                param->quant_type = static_cast<QuantType>(quant_type);
+                param->out_data_type = out_data_type;
+            },
+            "group"_a, "all_reduce_type"_a, "quant_type"_a, "out_data_type"_a);
+    nb::class_<Operation>(m, "QuantAllReduceOperation", "The ATB-shaped operator on raw addresses.")
+        .def(
+            "__init__",
+            [](Operation* self, const QuantAllReduceParam& param, std::optional<DeviceInfo> device,
+               CommunicatorPtr communicator, Connect connect) {
+                if (communicator != nullptr) connect = [communicator](const AllToAllVParam&) { return communicator; };
+                new (self) Operation(param, std::move(device), std::move(connect));
+            },
+            "param"_a, "device"_a = nb::none(), "communicator"_a = nb::none(), "connect"_a = nb::none())
+        .def(
+            "infer_shape", [](Operation& self, const Descs& inputs) { return self.infer_shape(inputs); }, "inputs"_a,
+            ReleaseGil())
+        .def(
+            "setup", [](Operation& self, const Descs& inputs, const Descs& outputs) { self.setup(inputs, outputs); },
+            "inputs"_a, "outputs"_a, ReleaseGil())
+        .def("workspace_size", &Operation::workspace_size)
+        .def(
+            "execute",
+            [](Operation& self, const std::vector<Place>& inputs, Place output, double timeout) {
+                std::vector<Buffer> buffers;
+                for (const Place& place : inputs) buffers.push_back(buffer(place));
+                const Buffer out = buffer(output);
+                self.execute(buffers, {&out, 1}, timeout);
+            },
+            "inputs"_a, "output"_a, "timeout"_a = -1.0, ReleaseGil(), "Pairs of address and bytes.")
+        .def(
+            "announce",
+            [](Operation& self, int code, const std::string& message) {
+                self.announce({ErrorClass::invalid_tensor, static_cast<ErrorType>(code), message});
+            },
+            "code"_a, "message"_a, ReleaseGil(), "Tells the peers that this rank fails its next call.");
+}
+
 }  // namespace
 
 void bind_quant(nb::module_& m) {
@@ -166,6 +228,7 @@ void bind_quant(nb::module_& m) {
             },
             "input"_a, "output"_a, "error"_a = 0, "gather_error"_a = 0, "timeout"_a = -1.0);
     bind_rows(m);
+    bind_quant_operation(m);
 }
 
 }  // namespace alltoallv

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from alltoallv.operations import AllToAllVOperation as AllToAllVOperation
     from alltoallv.params import AllToAllVParam as AllToAllVParam
     from alltoallv.params import CommMode as CommMode
+    from alltoallv.quant_operations import QuantAllReduceOperation as QuantAllReduceOperation
+    from alltoallv.quant_params import QuantAllReduceParam as QuantAllReduceParam
+    from alltoallv.quant_params import QuantType as QuantType
 
 __version__ = "0.1.0"
 
@@ -24,9 +27,21 @@ _HOMES = {
     "AllToAllVOperation": "operations",
     "AllToAllVParam": "params",
     "CommMode": "params",
+    "QuantAllReduceOperation": "quant_operations",
+    "QuantAllReduceParam": "quant_params",
+    "QuantType": "quant_params",
 }
 
-__all__ = ["AllToAllVOperation", "AllToAllVParam", "CommMode", "Communicator", "empty"]
+__all__ = [
+    "AllToAllVOperation",
+    "AllToAllVParam",
+    "CommMode",
+    "Communicator",
+    "QuantAllReduceOperation",
+    "QuantAllReduceParam",
+    "QuantType",
+    "empty",
+]
 
 
 def __getattr__(name: str) -> Any:

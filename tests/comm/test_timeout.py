@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import sys
 import time
 
 import numpy as np
@@ -197,6 +198,49 @@ def test_warning_names_late_ranks(ranks, threads, monkeypatch):
     assert 2 <= len(of_rank_0) <= 3  # each waits twice as long as the one before
     assert "rank 2" not in of_rank_0[-1], of_rank_0  # it has come meanwhile
     assert not [text for text in found[1][1] if text.startswith("rank 1 ")]  # nobody was later than it
+
+
+class Broken(logging.Handler):
+    """Raises what it is told."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise self.error
+
+
+def test_a_broken_handler_of_the_warning(ranks):
+    """It is reported as an exception that nobody can catch, and the operator goes on; Ctrl-C ends it."""
+
+    def work(comm, error, ends):
+        logger, handler = logging.getLogger("alltoallv"), Broken(error)
+        reported = []
+        sys.unraisablehook = lambda unraisable: reported.append(type(unraisable.exc_value).__name__)
+        logger.addHandler(handler)
+        try:
+            barrier(group=comm)
+            if comm.rank == LATE:
+                time.sleep(0.8)
+            barrier(group=comm)
+            outcome = ""
+        except (KeyboardInterrupt, alltoallv.errors.PeerLostError) as caught:
+            outcome = type(caught).__name__
+        finally:
+            logger.removeHandler(handler)
+            sys.unraisablehook = sys.__unraisablehook__
+        if not ends:
+            assert all_reduce([comm.rank], group=comm).tolist() == [1]
+        return outcome, reported
+
+    env = {"ALLTOALLV_WARN_AFTER": "0.3"}
+    found = ranks(2, env=env)(work, RuntimeError("no space left"), False)
+    assert found[0][0] == ""
+    assert set(found[0][1]) == {"RuntimeError"}
+    assert found[1] == ("", [])
+    found = ranks(2, env=env)(work, KeyboardInterrupt(), True)
+    assert [name for name, _ in found] == ["KeyboardInterrupt", "PeerLostError"]
 
 
 def test_warning_of_asynchronous_calls_goes_to_stderr(ranks):

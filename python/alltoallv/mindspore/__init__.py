@@ -22,16 +22,18 @@ from alltoallv.mindspore.exchange import all_to_all_v, exchange_counts
 from alltoallv.mindspore.graph import AllToAllV
 from alltoallv.mindspore.group import init, new_group
 from alltoallv.mindspore.moe import global_gather, global_scatter
+from alltoallv.mindspore.quantized import ErrorFeedback, quantized_all_reduce
 from alltoallv.mindspore.tensors import empty
 from alltoallv.mindspore.work import CommHandle
 
 # A graph cannot hold these functions: MindSpore then says so instead of reading their source.
-for _module in ("collectives", "exchange", "group", "moe", "tensors"):
+for _module in ("collectives", "exchange", "group", "moe", "quantized", "tensors"):
     _forbid(f"{__name__}.{_module}")
 
 __all__ = [
     "AllToAllV",
     "CommHandle",
+    "ErrorFeedback",
     "all_gather_into_tensor",
     "all_to_all",
     "all_to_all_single",
@@ -42,4 +44,5 @@ __all__ = [
     "global_scatter",
     "init",
     "new_group",
+    "quantized_all_reduce",
 ]
