@@ -71,6 +71,14 @@ def test_a_plan_and_a_sparse_pattern(tmp_path: Path) -> None:
     check_row(json.loads(path.read_text())["rows"][0], {"ours", "full", "copy", "copy-nt"})
 
 
+def test_quantized(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    done = bench("quantized", *QUICK, "--bytes", "100K,3M", "--json", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for row in json.loads(path.read_text())["rows"]:
+        check_row(row, {"ours", "ours-full", "ours-fp32", "copy", "copy-nt"})
+
+
 def test_kernels(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     done = bench("kernels", "--bytes", "64K", "--seconds", "0.05", "--json", str(path))
