@@ -10,35 +10,73 @@ import triton
 import triton.language as tl
 
 from alltoallv.triton_kernels.numbers import BELOW_INF, RAISE, narrowed, one_nan
-from alltoallv.triton_kernels.quantize import store_quantized
-from alltoallv.triton_kernels.tiles import load_codes, load_tile, store_tile
+from alltoallv.triton_kernels.quantize import store_quantized, store_quantized_pairs
+from alltoallv.triton_kernels.tiles import (
+    code_bytes,
+    halves,
+    joined,
+    load_flat,
+    load_tile,
+    store_flat,
+    store_tile,
+    unpacked,
+)
 
 
 @triton.jit
-def load_term(
-    codes, scales, rows_left, left,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr,
-):  # fmt: skip
-    """Code times scale of ``left`` elements in ``rows_left`` groups."""
+def load_scales(scales, rows_left, ROWS: tl.constexpr):
+    """Of the groups of a tile, [ROWS, 1]."""
     rows = tl.arange(0, ROWS)
-    scale = tl.load(scales + rows, mask=rows < rows_left, other=0.0)
-    return load_codes(codes, left, GROUP, ROWS, WIDTH, BITS) * scale[:, None]
+    return tl.load(scales + rows, mask=rows < rows_left, other=0.0)[:, None]
 
 
 @triton.jit
 def load_sum(
     codes, scales, sources, code_stride, scale_stride, rows_left, left,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, AVERAGE: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, AVERAGE: tl.constexpr,
 ):  # fmt: skip
-    """The terms of all sources, added in float32 in the order of the sources."""
-    total = load_term(codes, scales, rows_left, left, GROUP, ROWS, WIDTH, BITS)
+    """Code times scale of ``left`` elements in ``rows_left`` groups, added in float32 in the order of the sources."""
+    total = load_tile(codes, left, GROUP, ROWS, WIDTH).to(tl.float32) * load_scales(scales, rows_left, ROWS)
     for _ in range(1, sources):
         codes += code_stride
         scales += scale_stride
-        total += load_term(codes, scales, rows_left, left, GROUP, ROWS, WIDTH, BITS)
+        total += load_tile(codes, left, GROUP, ROWS, WIDTH).to(tl.float32) * load_scales(scales, rows_left, ROWS)
+    return mean_or_sum(total, sources, AVERAGE)
+
+
+@triton.jit
+def load_sum_of_pairs(
+    codes, scales, sources, code_stride, scale_stride, rows_left, left,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, AVERAGE: tl.constexpr,
+):  # fmt: skip
+    """The same with codes of 4 bits: of the even and of the odd elements."""
+    size = code_bytes(left, GROUP, 4)
+    low, high = unpacked(load_tile(codes, size, (GROUP + 1) // 2, ROWS, WIDTH // 2))
+    scale = load_scales(scales, rows_left, ROWS)
+    even = low * scale
+    odd = high * scale
+    for _ in range(1, sources):
+        codes += code_stride
+        scales += scale_stride
+        low, high = unpacked(load_tile(codes, size, (GROUP + 1) // 2, ROWS, WIDTH // 2))
+        scale = load_scales(scales, rows_left, ROWS)
+        even += low * scale
+        odd += high * scale
+    return mean_or_sum(even, sources, AVERAGE), mean_or_sum(odd, sources, AVERAGE)
+
+
+@triton.jit
+def mean_or_sum(total, sources, AVERAGE: tl.constexpr):
     if AVERAGE:
-        total = tl.div_rn(total, tl.zeros([ROWS, WIDTH], tl.float32) + sources)
+        total = tl.div_rn(total, tl.zeros(total.shape, tl.float32) + sources)
     return one_nan(total)
+
+
+@triton.jit
+def note_misfit(misfits, found):
+    """``misfits`` becomes 1 where ``found`` is."""
+    if found > 0:
+        tl.store(misfits, 1)
 
 
 @triton.jit
@@ -50,8 +88,7 @@ def store_narrowed(
     result, exceeded = narrowed(values, limit, DTYPE, OVERFLOW)
     store_tile(out, result, left, STRIDE, ROWS, WIDTH)
     if OVERFLOW == RAISE:
-        any_misfit = tl.max(tl.max(exceeded.to(tl.int32), axis=1), axis=0)
-        tl.store(misfits, 1, mask=any_misfit > 0)
+        note_misfit(misfits, tl.max(tl.max(exceeded.to(tl.int32), axis=1), axis=0))
 
 
 @triton.jit
@@ -70,21 +107,28 @@ def dequantize_groups(
         within = tl.cast(tile % tiles, tl.int64)
         first = record * part + within * span
         left = tl.minimum(tl.minimum(count - first, part - within * span), span).to(tl.int32)
-        values = load_sum(
-            codes + (record * part_code_stride + within * span_bytes),
-            scales + (record * part_scale_stride + within * ROWS),
-            sources, code_stride, scale_stride, tl.cdiv(left, GROUP), left, GROUP, ROWS, WIDTH, BITS, AVERAGE,
-        )  # fmt: skip
+        its_codes = codes + (record * part_code_stride + within * span_bytes)
+        its_scales = scales + (record * part_scale_stride + within * ROWS)
+        rows_left = tl.cdiv(left, GROUP)
+        if BITS == 8:
+            values = load_sum(
+                its_codes, its_scales, sources, code_stride, scale_stride, rows_left, left, GROUP, ROWS, WIDTH, AVERAGE
+            )
+        else:
+            even, odd = load_sum_of_pairs(
+                its_codes, its_scales, sources, code_stride, scale_stride, rows_left, left, GROUP, ROWS, WIDTH, AVERAGE
+            )
+            values = joined(even, odd, ROWS, WIDTH)
         store_narrowed(out + first, values, BELOW_INF, left, misfits, GROUP, ROWS, WIDTH, DTYPE, OVERFLOW)
 
 
 @triton.jit
-def dequantize_long_groups(
+def dequantize_pieces(
     codes, scales, out, misfits, count, part, group, part_code_stride, part_scale_stride,
     sources, code_stride, scale_stride,
     WIDTH: tl.constexpr, BITS: tl.constexpr, AVERAGE: tl.constexpr, DTYPE: tl.constexpr, OVERFLOW: tl.constexpr,
 ):  # fmt: skip
-    """Groups longer than a tile: every tile is a piece of one group."""
+    """Any group: every tile is a piece of one."""
     pieces = tl.cdiv(group, WIDTH)
     tiles = tl.cdiv(part, group) * pieces
     group_bytes = group if BITS == 8 else (group + 1) // 2
@@ -97,11 +141,30 @@ def dequantize_long_groups(
         left = tl.minimum(tl.minimum(count - first, part - within * group), group) - begin
         left = tl.maximum(tl.minimum(left, WIDTH), 0).to(tl.int32)
         at = record * part_code_stride + within * group_bytes + (begin if BITS == 8 else begin // 2)
-        values = load_sum(
-            codes + at, scales + (record * part_scale_stride + within),
-            sources, code_stride, scale_stride, 1, left, WIDTH, 1, WIDTH, BITS, AVERAGE,
-        )  # fmt: skip
-        store_narrowed(out + (first + begin), values, BELOW_INF, left, misfits, WIDTH, 1, WIDTH, DTYPE, OVERFLOW)
+        scale_at = record * part_scale_stride + within
+        if BITS == 8:
+            values = load_flat(codes + at, left, WIDTH).to(tl.float32) * tl.load(scales + scale_at)
+            for source in range(1, sources):
+                step = tl.cast(source, tl.int64)
+                term = load_flat(codes + (at + step * code_stride), left, WIDTH).to(tl.float32)
+                values += term * tl.load(scales + (scale_at + step * scale_stride))
+        else:
+            low, high = unpacked(load_flat(codes + at, (left + 1) // 2, WIDTH // 2))
+            scale = tl.load(scales + scale_at)
+            even = low * scale
+            odd = high * scale
+            for source in range(1, sources):
+                step = tl.cast(source, tl.int64)
+                low, high = unpacked(load_flat(codes + (at + step * code_stride), (left + 1) // 2, WIDTH // 2))
+                scale = tl.load(scales + (scale_at + step * scale_stride))
+                even += low * scale
+                odd += high * scale
+            values = tl.reshape(tl.join(even, odd), [WIDTH])
+        values = mean_or_sum(values, sources, AVERAGE)
+        result, exceeded = narrowed(values, BELOW_INF, DTYPE, OVERFLOW)
+        store_flat(out + (first + begin), result, left, WIDTH)
+        if OVERFLOW == RAISE:
+            note_misfit(misfits, tl.max(exceeded.to(tl.int32), axis=0))
 
 
 @triton.jit
@@ -117,13 +180,28 @@ def requantize_groups(
         at = tl.cast(tile, tl.int64)
         first = at * span
         left = tl.minimum(count - first, span).to(tl.int32)
-        values = load_sum(
-            codes + at * span_bytes, scales + at * ROWS,
-            sources, code_stride, scale_stride, tl.cdiv(left, GROUP), left, GROUP, ROWS, WIDTH, BITS, AVERAGE,
-        )  # fmt: skip
-        if FEEDBACK:
-            values += load_tile(error + first, left, GROUP, ROWS, WIDTH)
-        store_quantized(
-            values, left, new_codes + at * span_bytes, new_scales + at * ROWS, error + first,
-            GROUP, ROWS, WIDTH, BITS, FEEDBACK,
-        )  # fmt: skip
+        its_codes = codes + at * span_bytes
+        its_scales = scales + at * ROWS
+        rows_left = tl.cdiv(left, GROUP)
+        if BITS == 8:
+            values = load_sum(
+                its_codes, its_scales, sources, code_stride, scale_stride, rows_left, left, GROUP, ROWS, WIDTH, AVERAGE
+            )
+            if FEEDBACK:
+                values += load_tile(error + first, left, GROUP, ROWS, WIDTH)
+            store_quantized(
+                values, left, new_codes + at * span_bytes, new_scales + at * ROWS, error + first,
+                GROUP, ROWS, WIDTH, FEEDBACK,
+            )  # fmt: skip
+        else:
+            even, odd = load_sum_of_pairs(
+                its_codes, its_scales, sources, code_stride, scale_stride, rows_left, left, GROUP, ROWS, WIDTH, AVERAGE
+            )
+            if FEEDBACK:
+                more_even, more_odd = halves(load_tile(error + first, left, GROUP, ROWS, WIDTH), ROWS, WIDTH)
+                even += more_even
+                odd += more_odd
+            store_quantized_pairs(
+                even, odd, left, new_codes + at * span_bytes, new_scales + at * ROWS, error + first,
+                GROUP, ROWS, WIDTH, FEEDBACK,
+            )  # fmt: skip

@@ -29,19 +29,23 @@ class Tiling:
 
     Attributes:
         elements: Of a tile, a power of two; longer groups are taken piece by piece.
+        packed_elements: The same where codes are 4 bits, which take more room.
+        ragged: Whether tiles may have rows that are not full, or only one row. Else such groups go piece by piece.
         programs: At most so many are launched; each takes several tiles where there are more.
         warps: Per program, on a GPU.
     """
 
     elements: int
+    packed_elements: int
     programs: int
+    ragged: bool = True
     warps: int = 4
 
 
 TILINGS = {
-    "cuda": Tiling(4096, 1 << 30, 8),
-    "npu": Tiling(4096, 48),  # vector cores of an Ascend 910B
-    "cpu": Tiling(1 << 15, 1 << 30),  # interpreted: the fewer the faster
+    "cuda": Tiling(4096, 4096, 1 << 30, warps=8),
+    "npu": Tiling(4096, 2048, 48, ragged=False),  # an Ascend 910B has 48 vector cores of 192 KiB
+    "cpu": Tiling(1 << 15, 1 << 15, 1 << 30),  # interpreted: the fewer the faster
 }
 
 
@@ -49,10 +53,14 @@ def tiling(device: torch.device) -> Tiling:
     return TILINGS.get(device.type, TILINGS["cuda"])
 
 
-def rows_and_width(columns: int, elements: int) -> tuple[int, int]:
-    """A tile of whole rows of at most ``elements``."""
-    width = triton.next_power_of_2(max(columns, 2))
-    return max(elements // width, 1), width
+def tile_for(how: Quantization, fit: Tiling) -> tuple[int, int]:
+    """Rows and width of a tile of groups; no rows where groups go piece by piece, ``width`` elements at a time."""
+    elements = fit.elements if how.bits == 8 else fit.packed_elements
+    width = triton.next_power_of_2(max(how.group_size, 2))
+    rows = elements // width
+    if fit.ragged or (width == how.group_size and rows >= 2):
+        return (rows, width) if rows else (0, elements)
+    return 0, min(width, elements)
 
 
 def _launch(kernel: Any, tiles: int, tiles_of: Tiling, *arguments: Any, **constants: Any) -> None:
@@ -77,20 +85,20 @@ def quantize(
         return
     part = part or count
     fit = tiling(x.device)
-    rows, width = rows_and_width(how.group_size, fit.elements)
+    rows, width = tile_for(how, fit)
     feedback = error is not None
     pointers = (x, x if error is None else error, codes.view(torch.int8), scales)
     strides = (codes.stride(0), scales.stride(0))
     parts = triton.cdiv(count, part)
-    if width <= fit.elements:
+    if rows:
         _launch(
             _quantize.quantize_groups, triton.cdiv(part, rows * how.group_size) * parts, fit, *pointers, count, part,
             *strides, GROUP=how.group_size, ROWS=rows, WIDTH=width, BITS=how.bits, FEEDBACK=feedback,
         )  # fmt: skip
     else:
         _launch(
-            _quantize.quantize_long_groups, how.groups(part) * parts, fit, *pointers, count, part, how.group_size,
-            *strides, WIDTH=fit.elements, BITS=how.bits, FEEDBACK=feedback,
+            _quantize.quantize_pieces, how.groups(part) * parts, fit, *pointers, count, part, how.group_size,
+            *strides, WIDTH=width, BITS=how.bits, FEEDBACK=feedback,
         )  # fmt: skip
 
 
@@ -122,7 +130,7 @@ def _sums(
     if count == 0:
         return misfits
     fit = tiling(out.device)
-    rows, width = rows_and_width(how.group_size, fit.elements)
+    rows, width = tile_for(how, fit)
     parts = triton.cdiv(count, part)
     code_stride, scale_stride = codes.stride(0), scales.stride(0)
     pointers = (codes.view(torch.int8), scales, _bits(out), _bits(out) if misfits is None else misfits)
@@ -133,16 +141,16 @@ def _sums(
         "OVERFLOW": OVERFLOWS[how.overflow],
     }
     places = (code_stride, scale_stride, sources, code_stride, scale_stride)
-    if width <= fit.elements:
+    if rows:
         _launch(
             _dequantize.dequantize_groups, triton.cdiv(part, rows * how.group_size) * parts, fit, *pointers, count,
             part, *places, GROUP=how.group_size, ROWS=rows, WIDTH=width, **constants,
         )  # fmt: skip
     else:
-        pieces = triton.cdiv(how.group_size, fit.elements)
+        pieces = triton.cdiv(how.group_size, width)
         _launch(
-            _dequantize.dequantize_long_groups, how.groups(part) * pieces * parts, fit, *pointers, count, part,
-            how.group_size, *places, WIDTH=fit.elements, **constants,
+            _dequantize.dequantize_pieces, how.groups(part) * pieces * parts, fit, *pointers, count, part,
+            how.group_size, *places, WIDTH=width, **constants,
         )  # fmt: skip
     return misfits
 
@@ -168,8 +176,8 @@ def requantize(
     if count == 0:
         return
     fit = tiling(codes.device)
-    rows, width = rows_and_width(how.group_size, fit.elements)
-    if width > fit.elements:
+    rows, width = tile_for(how, fit)
+    if not rows:
         total = torch.empty(count, dtype=torch.float32, device=codes.device)
         _sums(
             codes,
@@ -231,9 +239,9 @@ def _launch_channels(kernel: Any, count: int, scales: Tensor, arguments: tuple[A
     fit = tiling(scales.device)
     uniform = scales.numel() == 1
     channels = count if uniform else scales.numel()
-    width = min(triton.next_power_of_2(max(channels, 2)), fit.elements)
     lines = count // channels
-    rows = 1 if lines == 1 else fit.elements // width
+    width = fit.elements if uniform else min(triton.next_power_of_2(max(channels, 2)), fit.elements // 4)
+    rows = fit.elements // width
     tiles = triton.cdiv(lines, rows) * triton.cdiv(channels, width)
     _launch(kernel, tiles, fit, *arguments, lines, channels, ROWS=rows, WIDTH=width, UNIFORM=uniform, **constants)
 

@@ -97,7 +97,7 @@ def narrowed(x, limit, DTYPE: tl.constexpr, OVERFLOW: tl.constexpr):
     magnitude = bits & SIGN_CLEAR
     exceeded = (magnitude >= too_large) & (magnitude <= limit)
     if OVERFLOW != INFINITY:
-        bits = tl.where(exceeded, largest | (bits - magnitude), bits)
+        bits = tl.where(exceeded, (bits - magnitude) | largest, bits)
     if DTYPE == tl.float16:
         half = bits.to(tl.float32, bitcast=True).to(tl.float16).to(tl.int16, bitcast=True)
         result = tl.where(magnitude > INF, 0x7E00, half.to(tl.int32)).to(tl.int16)

@@ -11,24 +11,64 @@ import triton
 import triton.language as tl
 
 from alltoallv.triton_kernels.numbers import INF, codes_of, magnitude_of, scale_of
-from alltoallv.triton_kernels.tiles import load_tile, store_codes, store_tile
+from alltoallv.triton_kernels.tiles import (
+    code_bytes,
+    halves,
+    joined,
+    load_flat,
+    load_tile,
+    packed,
+    store_flat,
+    store_tile,
+)
+
+LANES = tl.constexpr(8)
+
+
+@triton.jit
+def store_scales(scales, scale, left, GROUP: tl.constexpr, ROWS: tl.constexpr):
+    rows = tl.arange(0, ROWS)
+    # A bound, not a product: triton-ascend would read, merge and write whole tiles, also behind the last scale.
+    tl.store(scales + rows, scale, mask=rows < tl.cdiv(left, GROUP))
+
+
+@triton.jit
+def lost_by(values, codes, largest, scale):
+    """What codes do not hold; nothing where the group is not finite."""
+    return tl.where(largest < INF, values - codes.to(tl.float32) * scale, 0.0)
 
 
 @triton.jit
 def store_quantized(
-    values, left, codes, scales, error,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, FEEDBACK: tl.constexpr,
+    values, left, codes, scales, error, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    FEEDBACK: tl.constexpr,
 ):  # fmt: skip
-    """Codes, scales and lost parts of a tile of whole groups, ``left`` elements of them."""
+    """Codes of 8 bits, scales and lost parts of a tile of whole groups, ``left`` elements of them."""
     largest = tl.max(magnitude_of(values), axis=1)
-    scale, inverse = scale_of(largest, BITS)
-    rows = tl.arange(0, ROWS)
-    tl.store(scales + rows, scale, mask=rows * GROUP < left)
-    quotients = codes_of(values, largest[:, None], inverse[:, None], BITS)
-    store_codes(codes, quotients, left, GROUP, ROWS, WIDTH, BITS)
+    scale, inverse = scale_of(largest, 8)
+    store_scales(scales, scale, left, GROUP, ROWS)
+    quotients = codes_of(values, largest[:, None], inverse[:, None], 8)
+    store_tile(codes, quotients.to(tl.int8), left, GROUP, ROWS, WIDTH)
     if FEEDBACK:
-        lost = values - quotients.to(tl.float32) * scale[:, None]
-        store_tile(error, tl.where(largest[:, None] < INF, lost, 0.0), left, GROUP, ROWS, WIDTH)
+        store_tile(error, lost_by(values, quotients, largest[:, None], scale[:, None]), left, GROUP, ROWS, WIDTH)
+
+
+@triton.jit
+def store_quantized_pairs(
+    even, odd, left, codes, scales, error, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    FEEDBACK: tl.constexpr,
+):  # fmt: skip
+    """The same with codes of 4 bits, of a tile's even and odd elements."""
+    largest = tl.max(tl.maximum(magnitude_of(even), magnitude_of(odd)), axis=1)
+    scale, inverse = scale_of(largest, 4)
+    store_scales(scales, scale, left, GROUP, ROWS)
+    low = codes_of(even, largest[:, None], inverse[:, None], 4)
+    high = codes_of(odd, largest[:, None], inverse[:, None], 4)
+    store_tile(codes, packed(low, high), code_bytes(left, GROUP, 4), (GROUP + 1) // 2, ROWS, WIDTH // 2)
+    if FEEDBACK:
+        even = lost_by(even, low, largest[:, None], scale[:, None])
+        odd = lost_by(odd, high, largest[:, None], scale[:, None])
+        store_tile(error, joined(even, odd, ROWS, WIDTH), left, GROUP, ROWS, WIDTH)
 
 
 @triton.jit
@@ -48,18 +88,29 @@ def quantize_groups(
         values = load_tile(x + first, left, GROUP, ROWS, WIDTH).to(tl.float32)
         if FEEDBACK:
             values += load_tile(error + first, left, GROUP, ROWS, WIDTH)
-        store_quantized(
-            values, left, codes + (record * code_stride + within * span_bytes),
-            scales + (record * scale_stride + within * ROWS), error + first, GROUP, ROWS, WIDTH, BITS, FEEDBACK,
-        )  # fmt: skip
+        its_codes = codes + (record * code_stride + within * span_bytes)
+        its_scales = scales + (record * scale_stride + within * ROWS)
+        if BITS == 8:
+            store_quantized(values, left, its_codes, its_scales, error + first, GROUP, ROWS, WIDTH, FEEDBACK)
+        else:
+            even, odd = halves(values, ROWS, WIDTH)
+            store_quantized_pairs(even, odd, left, its_codes, its_scales, error + first, GROUP, ROWS, WIDTH, FEEDBACK)
 
 
 @triton.jit
-def quantize_long_groups(
+def load_values(x, error, left, WIDTH: tl.constexpr, FEEDBACK: tl.constexpr):
+    values = load_flat(x, left, WIDTH).to(tl.float32)
+    if FEEDBACK:
+        values += load_flat(error, left, WIDTH)
+    return values
+
+
+@triton.jit
+def quantize_pieces(
     x, error, codes, scales, count, part, group, code_stride, scale_stride,
     WIDTH: tl.constexpr, BITS: tl.constexpr, FEEDBACK: tl.constexpr,
 ):  # fmt: skip
-    """Groups longer than a tile: read once for the largest magnitude, again for the codes."""
+    """Any group, one at a time: read in pieces for the largest magnitude, and again for the codes."""
     groups = tl.cdiv(part, group)
     group_bytes = group if BITS == 8 else (group + 1) // 2
     for item in range(tl.program_id(0), groups * tl.cdiv(count, part), tl.num_programs(0)):
@@ -67,23 +118,24 @@ def quantize_long_groups(
         within = tl.cast(item % groups, tl.int64)
         first = record * part + within * group
         left = tl.minimum(tl.minimum(count - first, part - within * group), group).to(tl.int32)
-        largest = tl.zeros([1], tl.int32)
+        lanes = tl.zeros([LANES], tl.int32)
         for begin in range(0, left, WIDTH):
-            values = load_tile(x + first + begin, left - begin, WIDTH, 1, WIDTH).to(tl.float32)
-            if FEEDBACK:
-                values += load_tile(error + first + begin, left - begin, WIDTH, 1, WIDTH)
-            largest = tl.maximum(largest, tl.max(magnitude_of(values), axis=1))
-        scale, inverse = scale_of(largest, BITS)
-        only = tl.arange(0, 1)
-        tl.store(scales + (record * scale_stride + within) + only, scale, mask=only < left)
+            values = load_values(x + first + begin, error + first + begin, left - begin, WIDTH, FEEDBACK)
+            lanes = tl.maximum(lanes, tl.max(tl.reshape(magnitude_of(values), [LANES, WIDTH // LANES]), axis=1))
+        largest = tl.max(lanes, axis=0)
+        # The same in every lane; triton-ascend has no exact division of a scalar.
+        scales_of_lanes, inverses = scale_of(tl.maximum(lanes, largest), BITS)
+        store_flat(scales + (record * scale_stride + within), scales_of_lanes, tl.minimum(left, 1), LANES)
+        scale = tl.max(scales_of_lanes, axis=0)
+        inverse = tl.max(inverses, axis=0)
         for begin in range(0, left, WIDTH):
-            values = load_tile(x + first + begin, left - begin, WIDTH, 1, WIDTH).to(tl.float32)
-            if FEEDBACK:
-                values += load_tile(error + first + begin, left - begin, WIDTH, 1, WIDTH)
-            quotients = codes_of(values, largest[:, None], inverse[:, None], BITS)
+            values = load_values(x + first + begin, error + first + begin, left - begin, WIDTH, FEEDBACK)
             at = record * code_stride + within * group_bytes + (begin if BITS == 8 else begin // 2)
-            store_codes(codes + at, quotients, left - begin, WIDTH, 1, WIDTH, BITS)
+            quotients = codes_of(values, largest, inverse, BITS)
+            if BITS == 8:
+                store_flat(codes + at, quotients.to(tl.int8), left - begin, WIDTH)
+            else:
+                low, high = tl.split(tl.reshape(quotients, [WIDTH // 2, 2]))
+                store_flat(codes + at, packed(low, high), (left - begin + 1) // 2, WIDTH // 2)
             if FEEDBACK:
-                lost = values - quotients.to(tl.float32) * scale[:, None]
-                lost = tl.where(largest[:, None] < INF, lost, 0.0)
-                store_tile(error + first + begin, lost, left - begin, WIDTH, 1, WIDTH)
+                store_flat(error + first + begin, lost_by(values, quotients, largest, scale), left - begin, WIDTH)

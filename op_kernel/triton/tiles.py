@@ -1,4 +1,9 @@
-"""Tiles: ROWS groups of WIDTH columns, of which the last row and the last columns may be empty."""
+"""Tiles: ROWS groups of WIDTH columns, of which the last row and the last columns may be empty; and flat pieces.
+
+Masks are bounds of a range (``index < end``), which triton-ascend turns into regions. Others it turns into
+read-modify-writes, which reach beyond what the tile owns; so `launch` uses rows that are not full (STRIDE < WIDTH) on
+GPUs only.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,23 @@ import triton.language as tl
 
 
 @triton.jit
+def load_flat(pointer, left, WIDTH: tl.constexpr):
+    """``left`` elements, then zeros. Shape [WIDTH]."""
+    at = tl.arange(0, WIDTH)
+    return tl.load(pointer + at, mask=at < left, other=0)
+
+
+@triton.jit
+def store_flat(pointer, values, left, WIDTH: tl.constexpr):
+    at = tl.arange(0, WIDTH)
+    tl.store(pointer + at, values, mask=at < left)
+
+
+@triton.jit
 def load_tile(pointer, left, STRIDE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Rows of STRIDE elements, ``left`` elements in all; zeros elsewhere. Shape [ROWS, WIDTH]."""
     if STRIDE == WIDTH:
-        flat = tl.arange(0, ROWS * WIDTH)
-        return tl.reshape(tl.load(pointer + flat, mask=flat < left, other=0), [ROWS, WIDTH])
+        return tl.reshape(load_flat(pointer, left, ROWS * WIDTH), [ROWS, WIDTH])
     else:
         columns = tl.arange(0, WIDTH)[None, :]
         at = tl.arange(0, ROWS)[:, None] * STRIDE + columns
@@ -22,8 +39,7 @@ def load_tile(pointer, left, STRIDE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl
 def store_tile(pointer, values, left, STRIDE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """What `load_tile` reads."""
     if STRIDE == WIDTH:
-        flat = tl.arange(0, ROWS * WIDTH)
-        tl.store(pointer + flat, tl.reshape(values, [ROWS * WIDTH]), mask=flat < left)
+        store_flat(pointer, tl.reshape(values, [ROWS * WIDTH]), left, ROWS * WIDTH)
     else:
         columns = tl.arange(0, WIDTH)[None, :]
         at = tl.arange(0, ROWS)[:, None] * STRIDE + columns
@@ -40,22 +56,30 @@ def code_bytes(count, GROUP: tl.constexpr, BITS: tl.constexpr):
 
 
 @triton.jit
-def store_codes(pointer, codes, left, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr):
-    """Int32 codes of ``left`` elements, as bytes; the even element of a pair in the low half."""
-    if BITS == 8:
-        store_tile(pointer, codes.to(tl.int8), left, GROUP, ROWS, WIDTH)
-    else:
-        low, high = tl.split(tl.reshape(codes, [ROWS, WIDTH // 2, 2]))
-        packed = (high * 16 + (low & 15)).to(tl.int8)  # high is at least -7, so this is one signed byte
-        store_tile(pointer, packed, code_bytes(left, GROUP, BITS), (GROUP + 1) // 2, ROWS, WIDTH // 2)
+def halves(values, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """The even and the odd elements of rows of WIDTH: each [ROWS, WIDTH // 2].
+
+    Of what was loaded as it lies: triton-ascend has room only for two dimensions here, of which one is the pair.
+    """
+    even, odd = tl.split(tl.reshape(values, [ROWS * WIDTH // 2, 2]))
+    return tl.reshape(even, [ROWS, WIDTH // 2]), tl.reshape(odd, [ROWS, WIDTH // 2])
 
 
 @triton.jit
-def load_codes(pointer, left, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr):
-    """Float32 values of the codes that `store_codes` has stored."""
-    if BITS == 8:
-        return load_tile(pointer, left, GROUP, ROWS, WIDTH).to(tl.float32)
-    else:
-        byte = load_tile(pointer, code_bytes(left, GROUP, BITS), (GROUP + 1) // 2, ROWS, WIDTH // 2).to(tl.int32)
-        pair = tl.join((((byte & 15) ^ 8) - 8).to(tl.float32), (byte >> 4).to(tl.float32))
-        return tl.reshape(pair, [ROWS, WIDTH])
+def joined(even, odd, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """What `halves` has taken apart."""
+    size: tl.constexpr = ROWS * WIDTH // 2
+    return tl.reshape(tl.join(tl.reshape(even, [size]), tl.reshape(odd, [size])), [ROWS, WIDTH])
+
+
+@triton.jit
+def packed(even, odd):
+    """Two int32 codes of 4 bits in one signed byte, the even element's in the low half."""
+    return (odd * 16 + (even & 15)).to(tl.int8)
+
+
+@triton.jit
+def unpacked(byte):
+    """Float32 values of the two codes in a byte."""
+    pair = byte.to(tl.int32)
+    return (((pair & 15) ^ 8) - 8).to(tl.float32), (pair >> 4).to(tl.float32)

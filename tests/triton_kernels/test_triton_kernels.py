@@ -178,7 +178,7 @@ def test_parts(bits, group_size, part, parts, name, long_tile, seed):
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("group_size", [129, 250])
 def test_groups_longer_than_a_tile(monkeypatch, bits, group_size):
-    monkeypatch.setitem(launch.TILINGS, DEVICE, launch.Tiling(128, 1 << 30))
+    monkeypatch.setitem(launch.TILINGS, DEVICE, launch.Tiling(128, 128, 1 << 30))
     rng = np.random.default_rng(3)
     how = Quantization(bits, group_size)
     xs = [some_values(rng, 2 * group_size + 77, "float32", 0, False) for _ in range(3)]
