@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nox
 
-FRAMEWORKS = ("torch", "triton", "mindspore", "paddle")
+FRAMEWORKS = ("torch", "triton", "triton_ascend", "mindspore", "paddle")
 nox.options.sessions = ["lint", "cpp", "tests", *FRAMEWORKS, "sanitize", "tsan", "aarch64", "wheel"]
 
 ROOT = Path(__file__).resolve().parent
@@ -77,6 +77,16 @@ def torch(session: nox.Session) -> None:
 def triton(session: nox.Session) -> None:
     """The Triton kernels, interpreted where there is no GPU."""
     framework_tests(session, "tests/triton_kernels", "torch==2.13.*", "triton>=3.4,<4")
+
+
+@nox.session
+def triton_ascend(session: nox.Session) -> None:
+    """The Triton kernels through Ascend's compiler, up to the assembler that only CANN has.
+
+    Lowered kernels and their use of the unified buffer are printed; ``-- --ascend-table=FILE`` writes the table.
+    """
+    requirements = ("torch==2.13.*", "triton-ascend==3.2.0", "ascendnpu-ir==1.2.0", "pybind11")
+    framework_tests(session, "tests/triton_ascend", *requirements)
 
 
 @nox.session

@@ -74,21 +74,9 @@ def mean_or_sum(total, sources, AVERAGE: tl.constexpr):
 
 @triton.jit
 def note_misfit(misfits, found):
-    """``misfits`` becomes 1 where ``found`` is."""
+    """``misfits`` becomes 1 if anything is found that does not fit."""
     if found > 0:
         tl.store(misfits, 1)
-
-
-@triton.jit
-def store_narrowed(
-    out, values, limit, left, misfits,
-    STRIDE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, DTYPE: tl.constexpr, OVERFLOW: tl.constexpr,
-):  # fmt: skip
-    """``out`` points to integers of DTYPE's size; ``misfits`` becomes 1 if a value did not fit and that matters."""
-    result, exceeded = narrowed(values, limit, DTYPE, OVERFLOW)
-    store_tile(out, result, left, STRIDE, ROWS, WIDTH)
-    if OVERFLOW == RAISE:
-        note_misfit(misfits, tl.max(tl.max(exceeded.to(tl.int32), axis=1), axis=0))
 
 
 @triton.jit
@@ -114,12 +102,18 @@ def dequantize_groups(
             values = load_sum(
                 its_codes, its_scales, sources, code_stride, scale_stride, rows_left, left, GROUP, ROWS, WIDTH, AVERAGE
             )
+            result, exceeded = narrowed(values, BELOW_INF, DTYPE, OVERFLOW)
         else:
             even, odd = load_sum_of_pairs(
                 its_codes, its_scales, sources, code_stride, scale_stride, rows_left, left, GROUP, ROWS, WIDTH, AVERAGE
             )
-            values = joined(even, odd, ROWS, WIDTH)
-        store_narrowed(out + first, values, BELOW_INF, left, misfits, GROUP, ROWS, WIDTH, DTYPE, OVERFLOW)
+            low, low_exceeded = narrowed(even, BELOW_INF, DTYPE, OVERFLOW)
+            high, high_exceeded = narrowed(odd, BELOW_INF, DTYPE, OVERFLOW)
+            result = joined(low, high, ROWS, WIDTH)
+            exceeded = low_exceeded | high_exceeded
+        store_tile(out + first, result, left, GROUP, ROWS, WIDTH)
+        if OVERFLOW == RAISE:
+            note_misfit(misfits, tl.max(tl.max(exceeded.to(tl.int32), axis=1), axis=0))
 
 
 @triton.jit
@@ -148,6 +142,7 @@ def dequantize_pieces(
                 step = tl.cast(source, tl.int64)
                 term = load_flat(codes + (at + step * code_stride), left, WIDTH).to(tl.float32)
                 values += term * tl.load(scales + (scale_at + step * scale_stride))
+            result, exceeded = narrowed(mean_or_sum(values, sources, AVERAGE), BELOW_INF, DTYPE, OVERFLOW)
         else:
             low, high = unpacked(load_flat(codes + at, (left + 1) // 2, WIDTH // 2))
             scale = tl.load(scales + scale_at)
@@ -159,9 +154,10 @@ def dequantize_pieces(
                 scale = tl.load(scales + (scale_at + step * scale_stride))
                 even += low * scale
                 odd += high * scale
-            values = tl.reshape(tl.join(even, odd), [WIDTH])
-        values = mean_or_sum(values, sources, AVERAGE)
-        result, exceeded = narrowed(values, BELOW_INF, DTYPE, OVERFLOW)
+            low, low_exceeded = narrowed(mean_or_sum(even, sources, AVERAGE), BELOW_INF, DTYPE, OVERFLOW)
+            high, high_exceeded = narrowed(mean_or_sum(odd, sources, AVERAGE), BELOW_INF, DTYPE, OVERFLOW)
+            result = tl.reshape(tl.join(low, high), [WIDTH])
+            exceeded = low_exceeded | high_exceeded
         store_flat(out + (first + begin), result, left, WIDTH)
         if OVERFLOW == RAISE:
             note_misfit(misfits, tl.max(exceeded.to(tl.int32), axis=0))

@@ -30,7 +30,7 @@ class Tiling:
     Attributes:
         elements: Of a tile, a power of two; longer groups are taken piece by piece.
         packed_elements: The same where codes are 4 bits, which take more room.
-        ragged: Whether tiles may have rows that are not full, or only one row. Else such groups go piece by piece.
+        ragged: Whether tiles may have rows that are not full, or few rows. Else such groups go piece by piece.
         programs: At most so many are launched; each takes several tiles where there are more.
         warps: Per program, on a GPU.
     """
@@ -58,7 +58,7 @@ def tile_for(how: Quantization, fit: Tiling) -> tuple[int, int]:
     elements = fit.elements if how.bits == 8 else fit.packed_elements
     width = triton.next_power_of_2(max(how.group_size, 2))
     rows = elements // width
-    if fit.ragged or (width == how.group_size and rows >= 2):
+    if fit.ragged or (width == how.group_size and rows >= 16):
         return (rows, width) if rows else (0, elements)
     return 0, min(width, elements)
 
@@ -240,7 +240,7 @@ def _launch_channels(kernel: Any, count: int, scales: Tensor, arguments: tuple[A
     uniform = scales.numel() == 1
     channels = count if uniform else scales.numel()
     lines = count // channels
-    width = fit.elements if uniform else min(triton.next_power_of_2(max(channels, 2)), fit.elements // 4)
+    width = fit.elements if uniform else min(triton.next_power_of_2(max(channels, 2)), fit.elements // 16)
     rows = fit.elements // width
     tiles = triton.cdiv(lines, rows) * triton.cdiv(channels, width)
     _launch(kernel, tiles, fit, *arguments, lines, channels, ROWS=rows, WIDTH=width, UNIFORM=uniform, **constants)

@@ -123,7 +123,9 @@ def lower(one: Launch, target: str) -> Lowered:
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         output = (done.stdout + done.stderr).splitlines()
         diagnostics = [line for line in output if re.search(r"error|warning|ERROR|WARNING", line)]
-        found = tuple(line for line in diagnostics if not any(text in line for text in EXPECTED)) + read_back(one, linalg)
+        found = tuple(line for line in diagnostics if not any(text in line for text in EXPECTED)) + read_back(
+            one, linalg
+        )
         planned = Path(folder, "module.hivm.opt.mlir")
         if not planned.exists():
             return Lowered(None, found or ("no plan was written", *output[:5]))
@@ -132,7 +134,9 @@ def lower(one: Launch, target: str) -> Lowered:
 
 def planned_bytes(plan: str) -> int:
     """The end of the last buffer in the unified buffer."""
-    buffers = re.findall(r"pointer_cast\(%c(\d+)_i64\)[^:]*: memref<([0-9x]*)x([a-z0-9]+), #hivm.address_space<ub>>", plan)
+    buffers = re.findall(
+        r"pointer_cast\(%c(\d+)_i64\)[^:]*: memref<([0-9x]*)x([a-z0-9]+), #hivm.address_space<ub>>", plan
+    )
     ends = [0]
     for begin, shape, kind in buffers:
         bits = int(re.sub(r"\D", "", kind) or 16)
