@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,8 @@ FAILED, LEARNS = 1, 2
 NOTE_BYTES = 1280  # of a note, which says in words what a row only hashes
 _TEXT_BYTES = 495  # of an error in it, as in the core
 
+REDUCTIONS = ("all_reduce", "reduce_scatter", "quantized_all_reduce", "quantized_reduce_scatter")
+
 Rows = npt.NDArray[np.int64]
 
 
@@ -38,6 +41,7 @@ class Proposal:
         count: Elements per row of an exchange, or all elements of a reduction; equal on all ranks.
         root: Of a broadcast, else 0.
         failure: Class and code of the error that this rank announces instead, and its text.
+        terms: More that must be equal: what stands before the first rank's value, before another's, and the value.
     """
 
     operator: str
@@ -48,10 +52,11 @@ class Proposal:
     root: int = 0
     count: int = 1
     failure: tuple[int, int, str] | None = None
+    terms: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def reduces(self) -> bool:
-        return self.operator in ("all_reduce", "reduce_scatter")
+        return self.operator in REDUCTIONS
 
 
 def announcement(operator: str, size: int, error: BaseException) -> Proposal:
@@ -84,7 +89,7 @@ class Agreement:
         row[SEQ] = seq
         row[FLAGS] = (FAILED if proposal.failure else 0) | (LEARNS if proposal.recv_counts is None else 0)
         row[SIGNATURE] = _signature(
-            proposal.operator, proposal.dtype, proposal.reduce_op, proposal.root, proposal.count
+            proposal.operator, proposal.dtype, proposal.reduce_op, proposal.root, proposal.count, proposal.terms
         )
         expected = [0] * self.size if proposal.recv_counts is None else list(proposal.recv_counts)
         row[SENT], row[EXPECTED] = self._digests([*proposal.send_counts, *expected])
@@ -167,7 +172,7 @@ class Agreement:
 
 
 @lru_cache(maxsize=4096)
-def _signature(*parts: str | int) -> int:
+def _signature(*parts: object) -> int:
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
@@ -181,6 +186,7 @@ def note(proposal: Proposal) -> bytes:
             "reduce_op": proposal.reduce_op,
             "root": proposal.root,
             "count": proposal.count,
+            "terms": proposal.terms,
         }
     else:
         kind, code, text = proposal.failure
@@ -190,16 +196,16 @@ def note(proposal: Proposal) -> bytes:
     return json.dumps(told, ensure_ascii=False).encode().ljust(NOTE_BYTES, b"\0")
 
 
-def _difference(a: dict[str, object], b: dict[str, object], rank: int) -> str:
+def _difference(a: dict[str, Any], b: dict[str, Any], rank: int) -> str:
     """In the core's order and words; ``a`` is rank 0's note."""
-    reduces = a["operator"] in ("all_reduce", "reduce_scatter")
-    for key, text in (
-        ("operator", "calls "),
-        ("dtype", "has dtype "),
-        ("reduce_op", "reduces with "),
-        ("root", "has root "),
-        ("count", "has elements: " if reduces else "has elements per row: "),
-    ):
+    reduces = a["operator"] in REDUCTIONS
+    for key, text in (("operator", "calls "), ("dtype", "has dtype "), ("reduce_op", "reduces with "), ("root", "has root ")):
         if a[key] != b[key]:
             return f"rank 0 {text}{a[key]}, rank {rank} {text}{b[key]}"
+    for (text, other, value), (_, _, another) in zip(a["terms"], b["terms"], strict=False):
+        if value != another:
+            return f"rank 0 has {text}{value}, rank {rank} has {other}{another}"
+    if a["count"] != b["count"]:
+        text = "has elements: " if reduces else "has elements per row: "
+        return f"rank 0 {text}{a['count']}, rank {rank} {text}{b['count']}"
     return ""

@@ -22,14 +22,17 @@ import torch
 from torch import Tensor
 
 from alltoallv.backends.agreement import Proposal
+from alltoallv.backends.quantized_reduction import CHUNK, HostWire, MoverWire, Wire, reduce_quantized
+from alltoallv.backends.quantized_terms import terms_of
 from alltoallv.backends.reduction import check_reduction, reduce_in_order
 from alltoallv.backends.torch_calls import GroupCall as GroupCall
 from alltoallv.backends.torch_membership import FIRST as FIRST
 from alltoallv.backends.torch_membership import Membership
 from alltoallv.backends.torch_membership import by_name as by_name
-from alltoallv.backends.torch_movers import DeviceMover, as_bytes, in_bytes
+from alltoallv.backends.torch_movers import DeviceMover, HostMover, as_bytes, in_bytes
 from alltoallv.counts import Layout, packed
 from alltoallv.errors import InvalidParamError
+from alltoallv.quantization import QuantizedReduction
 
 
 class TorchGroupCommunicator(Membership):
@@ -112,6 +115,40 @@ class TorchGroupCommunicator(Membership):
             return None, work
 
         return GroupCall(self, proposal, move, output, input)
+
+    def quantized_reduce(
+        self,
+        request: QuantizedReduction,
+        output: Tensor,
+        input: Tensor,
+        error: Tensor | None = None,
+        gather_error: Tensor | None = None,
+    ) -> GroupCall:
+        """See `alltoallv.backends.protocol.QuantizedEngine`."""
+        counts = list(request.counts) if request.operator == "quantized_reduce_scatter" else [0] * self.size
+        proposal = Proposal(
+            request.operator,
+            request.dtype,
+            counts,
+            [counts[self.rank]] * self.size,
+            reduce_op=request.quantization.op,
+            count=request.count,
+            terms=terms_of(request, error is not None, gather_error is not None),
+        )
+
+        def move(told: list[int] | None, wait: bool) -> tuple[None, None]:
+            flat = [None if x is None else x.detach().view(-1) for x in (output, input, error, gather_error)]
+            reduce_quantized(self._wire(input), self.rank, self.size, request, *flat)
+            self._stats[f"bytes_{self.backend}"] += output.nbytes
+            return None, None
+
+        tensors = [x for x in (output, input, error, gather_error) if x is not None]
+        return GroupCall(self, proposal, move, *tensors)
+
+    def _wire(self, tensor: Tensor) -> Wire:
+        if isinstance(self._mover, HostMover) and self.size > 1 and tensor.is_cpu:
+            return HostWire(self._engine, self._watch.work, self.backend == "gloo", CHUNK)
+        return MoverWire(self._mover)
 
     def broadcast(self, dtype: str, tensor: Tensor, root: int) -> GroupCall:
         """The tensor of rank ``root`` on all ranks."""

@@ -1,0 +1,234 @@
+"""What travels in a quantized reduction, by mode: elements become messages, sums become messages again, then results.
+
+A message is a row of bytes. Its layout follows from the number of elements of a part, so that the messages of one
+exchange have one length; the last part may have fewer elements.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from alltoallv.backends.quantized_kernels import Kernels, kernels_for
+from alltoallv.quantization import Overflow, QuantizedReduction
+
+
+class Codec(Protocol):
+    """Of one rank's call.
+
+    Attributes:
+        unit: Parts and chunks begin at multiples of so many elements.
+        misfits: int32 tensors, 1 where a value did not fit and that is an error.
+    """
+
+    unit: int
+    misfits: list[Tensor]
+
+    def sent_bytes(self, part: int) -> int:
+        """Of a message of ``part`` elements."""
+
+    def gathered_bytes(self, part: int) -> int: ...
+
+    def encode(self, messages: Tensor, first: int, count: int, part: int) -> None:
+        """``count`` elements of the input from ``first`` on become a message for every part of them."""
+
+    def combine(self, messages: Tensor, first: int, count: int, part: int, gathered: Tensor, held: int) -> None:
+        """The sum of every rank's message. ``held``: elements of this rank's part before ``first``."""
+
+    def decode(self, gathered: Tensor, first: int, count: int, part: int) -> None:
+        """What has been gathered becomes ``count`` elements of the output from ``first`` on."""
+
+    def finish(self, messages: Tensor, count: int, part: int, place: int) -> None:
+        """The sum of every rank's message becomes the output from ``place`` on: of a reduce-scatter."""
+
+
+def codec_for(
+    request: QuantizedReduction, output: Tensor, input: Tensor, error: Tensor | None, gather_error: Tensor | None
+) -> Codec:
+    """Tensors are flat."""
+    if request.scale is None:
+        return Dynamic(request, output, input, error, gather_error)
+    return SharedScale(request, output, input) if request.scale_2 is None else TwoScales(request, output, input)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 16) * 16
+
+
+class Dynamic:
+    """Scales, then codes, each aligned to 16 bytes; gathered likewise, or in the output's dtype."""
+
+    def __init__(
+        self,
+        request: QuantizedReduction,
+        output: Tensor,
+        input: Tensor,
+        error: Tensor | None,
+        gather_error: Tensor | None,
+    ) -> None:
+        self.how = request.quantization
+        self.unit = self.how.group_size
+        self.misfits: list[Tensor] = []
+        self._kernels = kernels_for(input.device.type)
+        self._output, self._input, self._error, self._gather_error = output, input, error, gather_error
+        self._full = self.how.gather == "full"
+        self._average = self.how.op == "avg"
+
+    def sent_bytes(self, part: int) -> int:
+        return _aligned(4 * self.how.groups(part)) + _aligned(self.how.code_bytes(part))
+
+    def gathered_bytes(self, part: int) -> int:
+        return part * self._output.itemsize if self._full else self.sent_bytes(part)
+
+    def _views(self, messages: Tensor, part: int) -> tuple[Tensor, Tensor]:
+        """Codes and scales, one row per message."""
+        scales = 4 * self.how.groups(part)
+        begin = _aligned(scales)
+        codes = messages[:, begin : begin + self.how.code_bytes(part)]
+        return codes, messages[:, :scales].view(torch.float32)
+
+    def encode(self, messages: Tensor, first: int, count: int, part: int) -> None:
+        its = slice(first, first + count)
+        error = None if self._error is None else self._error[its]
+        self._kernels.quantize(self._input[its], self.how, *self._views(messages, part), error, part)
+
+    def combine(self, messages: Tensor, first: int, count: int, part: int, gathered: Tensor, held: int) -> None:
+        if self._full:
+            size = count * self._output.itemsize
+            self._sum(messages, part, gathered[0, :size].view(self._output.dtype))
+            return
+        error = None if self._gather_error is None else self._gather_error[held : held + count]
+        self._kernels.requantize(
+            *self._views(messages, part),
+            self.how,
+            count,
+            *self._views(gathered, part),
+            average=self._average,
+            error=error,
+        )
+
+    def decode(self, gathered: Tensor, first: int, count: int, part: int) -> None:
+        target = self._output[first : first + count]
+        if self._full:
+            copy_parts(gathered.view(self._output.dtype), target, part)
+            return
+        misfits = self._kernels.dequantize(*self._views(gathered, part), self.how, target, part)
+        self._note(misfits)
+
+    def finish(self, messages: Tensor, count: int, part: int, place: int) -> None:
+        self._sum(messages, part, self._output[place : place + count])
+
+    def _sum(self, messages: Tensor, part: int, out: Tensor) -> None:
+        self._note(self._kernels.dequantize_sum(*self._views(messages, part), self.how, out, average=self._average))
+
+    def _note(self, misfits: Tensor | None) -> None:
+        if misfits is not None:
+            self.misfits.append(misfits)
+
+
+class Scales:
+    """One value, or one per entry of the last axis of the flat vector.
+
+    Kernels take scales for whole rows, so a part that begins or ends within a row gets its own copy.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        self._values, self._channels = values, values.numel()
+
+    def unit(self, count: int, size: int) -> int:
+        """Parts of whole rows, where there are enough."""
+        return self._channels if count // max(self._channels, 1) >= 4 * size else 1
+
+    def of(self, first: int, count: int) -> Tensor:
+        at = first % self._channels
+        if self._channels == 1 or (at == 0 and count % self._channels == 0):
+            return self._values
+        if at + count <= self._channels:
+            return self._values[at : at + count]
+        index = torch.arange(first, first + count, device=self._values.device) % self._channels
+        return self._values[index]
+
+
+class SharedScale:
+    """int8 as it lies; the output's dtype is gathered."""
+
+    def __init__(self, request: QuantizedReduction, output: Tensor, input: Tensor) -> None:
+        device = input.device
+        self._kernels: Kernels = kernels_for(device.type)
+        self._scales = Scales(torch.from_numpy(request.scale).to(device))
+        self._offset = torch.tensor([request.offset], dtype=torch.float32, device=device)
+        self._overflow: Overflow = request.quantization.overflow
+        self._output, self._input = output, input
+        self.unit = self._scales.unit(request.count, 8)
+        self.misfits: list[Tensor] = []
+
+    def sent_bytes(self, part: int) -> int:
+        return part
+
+    def gathered_bytes(self, part: int) -> int:
+        return part * self._output.itemsize
+
+    def encode(self, messages: Tensor, first: int, count: int, part: int) -> None:
+        source = self._input[first : first + count]
+        for row, begin in enumerate(range(0, count, part)):
+            messages[row, : min(part, count - begin)] = source[begin : begin + part].view(torch.uint8)
+
+    def combine(self, messages: Tensor, first: int, count: int, part: int, gathered: Tensor, held: int) -> None:
+        out = gathered[0, : count * self._output.itemsize].view(self._output.dtype)
+        self._scaled(messages, self._scales, self._offset, first, count, out)
+
+    def decode(self, gathered: Tensor, first: int, count: int, part: int) -> None:
+        copy_parts(gathered.view(self._output.dtype), self._output[first : first + count], part)
+
+    def finish(self, messages: Tensor, count: int, part: int, place: int) -> None:
+        raise NotImplementedError("a reduce-scatter has no shared scale")
+
+    def _scaled(
+        self, messages: Tensor, scales: Scales, offset: Tensor, first: int, count: int, out: Tensor
+    ) -> None:
+        integers = messages[:, :count].view(torch.int8)
+        misfits = self._kernels.sum_shared_scale(integers, scales.of(first, count), offset, out, self._overflow)
+        if misfits is not None:
+            self.misfits.append(misfits)
+
+
+class TwoScales(SharedScale):
+    """Codes by the first scale, their sum in codes by the second."""
+
+    def __init__(self, request: QuantizedReduction, output: Tensor, input: Tensor) -> None:
+        super().__init__(request, output, input)
+        device = input.device
+        first, second = torch.from_numpy(request.scale), torch.from_numpy(request.scale_2)
+        self._ratios = Scales((first / second).to(device))
+        self._seconds = Scales(second.to(device))
+        self._offset.zero_()
+
+    def gathered_bytes(self, part: int) -> int:
+        return part
+
+    def encode(self, messages: Tensor, first: int, count: int, part: int) -> None:
+        for row, begin in enumerate(range(first, first + count, part)):
+            n = min(part, first + count - begin)
+            codes = messages[row, :n].view(torch.int8)
+            self._kernels.quantize_scaled(self._input[begin : begin + n], self._scales.of(begin, n), codes)
+
+    def combine(self, messages: Tensor, first: int, count: int, part: int, gathered: Tensor, held: int) -> None:
+        codes = gathered[0, :count].view(torch.int8)
+        self._kernels.requantize_sum(messages[:, :count].view(torch.int8), self._ratios.of(first, count), codes)
+
+    def decode(self, gathered: Tensor, first: int, count: int, part: int) -> None:
+        for row, begin in enumerate(range(first, first + count, part)):
+            n = min(part, first + count - begin)
+            out = self._output[begin : begin + n]
+            self._scaled(gathered[row : row + 1], self._seconds, self._offset, begin, n, out)
+
+
+def copy_parts(rows: Tensor, target: Tensor, part: int) -> None:
+    """Row r becomes part r of the target; the last one may be shorter."""
+    whole = target.numel() // part
+    if whole:
+        target[: whole * part].view(whole, part).copy_(rows[:whole, :part])
+    if rest := target.numel() - whole * part:
+        target[whole * part :].copy_(rows[whole, :rest])
