@@ -199,7 +199,12 @@ def note(proposal: Proposal) -> bytes:
 def _difference(a: dict[str, Any], b: dict[str, Any], rank: int) -> str:
     """In the core's order and words; ``a`` is rank 0's note."""
     reduces = a["operator"] in REDUCTIONS
-    for key, text in (("operator", "calls "), ("dtype", "has dtype "), ("reduce_op", "reduces with "), ("root", "has root ")):
+    for key, text in (
+        ("operator", "calls "),
+        ("dtype", "has dtype "),
+        ("reduce_op", "reduces with "),
+        ("root", "has root "),
+    ):
         if a[key] != b[key]:
             return f"rank 0 {text}{a[key]}, rank {rank} {text}{b[key]}"
     for (text, other, value), (_, _, another) in zip(a["terms"], b["terms"], strict=False):

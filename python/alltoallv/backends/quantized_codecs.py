@@ -185,9 +185,7 @@ class SharedScale:
     def finish(self, messages: Tensor, count: int, part: int, place: int) -> None:
         raise NotImplementedError("a reduce-scatter has no shared scale")
 
-    def _scaled(
-        self, messages: Tensor, scales: Scales, offset: Tensor, first: int, count: int, out: Tensor
-    ) -> None:
+    def _scaled(self, messages: Tensor, scales: Scales, offset: Tensor, first: int, count: int, out: Tensor) -> None:
         integers = messages[:, :count].view(torch.int8)
         misfits = self._kernels.sum_shared_scale(integers, scales.of(first, count), offset, out, self._overflow)
         if misfits is not None:

@@ -91,7 +91,9 @@ def sum_shared_scale(
     offsets = offset * len(inputs)
     total = inputs.sum(0, dtype=torch.int32).float()
     values = (total.view(-1, scales.numel()) + offsets) * scales
-    return _narrow(values.view(-1), out, overflow, (scales.isfinite() & offsets.isfinite()).expand_as(values).reshape(-1))
+    return _narrow(
+        values.view(-1), out, overflow, (scales.isfinite() & offsets.isfinite()).expand_as(values).reshape(-1)
+    )
 
 
 def quantize_scaled(x: Tensor, scales: Tensor, codes: Tensor) -> None:

@@ -26,7 +26,9 @@ Wait = Callable[[], None]
 class Wire(Protocol):
     """Starts a transfer of bytes, and returns what waits for it."""
 
-    chunk: int | None
+    @property
+    def chunk(self) -> int | None:
+        """Elements of a part that travel at a time; None: all."""
 
     def exchange(self, output: Tensor, input: Tensor, recvs: Sequence[int], sends: Sequence[int]) -> Wait: ...
     def gather(self, output: Tensor, input: Tensor) -> Wait: ...
@@ -53,13 +55,12 @@ class MoverWire:
 class HostWire:
     """Over gloo or MPI, whose works run on threads of their own."""
 
-    def __init__(self, engine: Any, wait: Callable[[Any], None], based: bool, chunk: int) -> None:
-        self._engine, self._wait, self._based, self.chunk = engine, wait, based, chunk
+    def __init__(self, engine: Any, wait: Callable[[Any], None], based: bool) -> None:
+        self._engine, self._wait, self._based, self.chunk = engine, wait, based, CHUNK
 
     def exchange(self, output: Tensor, input: Tensor, recvs: Sequence[int], sends: Sequence[int]) -> Wait:
-        equal = len({*recvs, *sends}) == 1
-        splits = ([], []) if equal else (list(recvs), list(sends))
-        work = self._engine.alltoall_base(output.view(-1), input.view(-1), *splits)
+        # Splits always: without them gloo gives every exchange the same tag, and two under way meet each other.
+        work = self._engine.alltoall_base(output.view(-1), input.view(-1), list(recvs), list(sends))
         return lambda: self._wait(work)
 
     def gather(self, output: Tensor, input: Tensor) -> Wait:
@@ -100,7 +101,8 @@ class _AllReduce:
     def __init__(self, wire: Wire, rank: int, size: int, count: int, codec: Codec, device: torch.device) -> None:
         self._wire, self._rank, self._size, self._count, self._codec = wire, rank, size, count, codec
         self._device = device
-        self._share = -(-(-(-count // codec.unit)) // size) * codec.unit
+        units = -(-count // codec.unit)
+        self._share = -(-units // size) * codec.unit
         chunk = wire.chunk or self._share
         self._step = min(max(chunk // codec.unit, 1) * codec.unit, self._share)
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from alltoallv.backends.agreement import Proposal
-from alltoallv.backends.quantized_reduction import CHUNK, HostWire, MoverWire, Wire, reduce_quantized
+from alltoallv.backends.quantized_reduction import HostWire, MoverWire, Wire, reduce_quantized
 from alltoallv.backends.quantized_terms import terms_of
 from alltoallv.backends.reduction import check_reduction, reduce_in_order
 from alltoallv.backends.torch_calls import GroupCall as GroupCall
@@ -147,7 +147,7 @@ class TorchGroupCommunicator(Membership):
 
     def _wire(self, tensor: Tensor) -> Wire:
         if isinstance(self._mover, HostMover) and self.size > 1 and tensor.is_cpu:
-            return HostWire(self._engine, self._watch.work, self.backend == "gloo", CHUNK)
+            return HostWire(self._engine, self._watch.work, self.backend == "gloo")
         return MoverWire(self._mover)
 
     def broadcast(self, dtype: str, tensor: Tensor, root: int) -> GroupCall:

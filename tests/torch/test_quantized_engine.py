@@ -1,0 +1,196 @@
+"""Quantized reductions over gloo: the oracle's bits on every rank, in chunks, and what the ranks disagree about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_groups import caught, engine, to_numpy, to_torch, views
+
+from alltoallv.backends import quantized_kernels, quantized_operators, quantized_reduction
+from alltoallv.errors import PeerMismatchError, ValueOverflowError
+from alltoallv.quantization import Quantization, QuantizedReduction
+from alltoallv.testing import quantized as q
+from alltoallv.testing.golden import assert_bits_equal, dtype_of
+
+F32 = np.float32
+
+
+@pytest.fixture
+def file(tmp_path: Any) -> str:
+    return str(tmp_path / "meet")
+
+
+def inputs_of(seed: int, ranks: int, count: int, name: str) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    xs = [(rng.normal(size=count) * np.exp(rng.normal())).astype(dtype_of(name)) for _ in range(ranks)]
+    if count > 40:
+        xs[0][count // 2] = np.inf
+        xs[-1][7] = np.nan
+    return xs
+
+
+def feedback(seed: int, ranks: int, count: int) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    return [(rng.normal(size=count) * 0.01).astype(F32) for _ in range(ranks)]
+
+
+def all_reduce_cases(comm: Any) -> int:
+    """Every mode, with parts that are empty, short and longer than a chunk."""
+    done, rank, size = 0, comm.rank, comm.size
+    for number, count in enumerate((0, 1, 33, 1000, 5003)):
+        for bits, group, gather, name, out_name, op, feeds in (
+            (8, 128, "full", "float32", "float16", "sum", False),
+            (8, 32, "quantized", "bfloat16", "bfloat16", "avg", True),
+            (4, 33, "quantized", "float16", "float32", "sum", True),
+            (4, 64, "full", "float32", "float32", "avg", True),
+        ):
+            xs = inputs_of(number, size, count, name)
+            errors = feedback(number, size, count) if feeds else None
+            gather_error = feedback(99, 1, count)[0] if feeds and gather == "quantized" else None
+            how = Quantization(bits, group, gather, op)  # type: ignore[arg-type]
+            request = QuantizedReduction("quantized_all_reduce", name, out_name, (count,), how)
+            mine = None if errors is None else to_torch(errors[rank])
+            begin, length = how.part(count, size, rank)
+            held = None if gather_error is None else to_torch(gather_error[begin : begin + length].copy())
+            out = torch.full((count,), 3.0, dtype=getattr(torch, out_name))
+            comm.quantized_reduce(request, out, to_torch(xs[rank]), mine, held).run()
+            expected = q.quantized_all_reduce(
+                xs, group_size=group, bits=bits, gather=gather, op=op, dtype=out_name, errors=errors,
+                gather_error=gather_error,
+            )[rank]  # fmt: skip
+            assert_bits_equal(to_numpy(out), expected, f"{count} {bits} {group} {gather}")
+            if errors is not None:
+                assert_bits_equal(to_numpy(mine), errors[rank], "error feedback")
+            if gather_error is not None:
+                assert_bits_equal(to_numpy(held), gather_error[begin : begin + length], "error feedback of the gather")
+            done += 1
+    return done
+
+
+def shared_scale_cases(comm: Any) -> None:
+    rank, size = comm.rank, comm.size
+    for shape, channels in (((7, 5), 1), ((7, 5), 5), ((200, 16), 16), ((0, 4), 4), ((1, 3000), 3000), ((11,), 1)):
+        rng = np.random.default_rng(channels)
+        codes = [rng.integers(-128, 128, shape).astype(np.int8) for _ in range(size)]
+        scale = rng.uniform(0.01, 1, channels).astype(F32)
+        count = codes[0].size
+        how = Quantization()
+        request = QuantizedReduction("quantized_all_reduce", "int8", "float16", (count,), how, scale=scale, offset=0.5)
+        out = torch.empty(shape, dtype=torch.float16)
+        comm.quantized_reduce(request, out, to_torch(codes[rank])).run()
+        assert_bits_equal(to_numpy(out), q.shared_scale_all_reduce(codes, scale, 0.5)[rank])
+
+        xs = [rng.normal(size=shape).astype(F32) for _ in range(size)]
+        second = (scale * F32(1.7)).astype(F32)
+        request = QuantizedReduction(
+            "quantized_all_reduce", "float32", "float32", (count,), how, scale=scale, scale_2=second
+        )
+        out = torch.empty(shape)
+        comm.quantized_reduce(request, out, to_torch(xs[rank])).run()
+        assert_bits_equal(to_numpy(out), q.two_scale_all_reduce(xs, scale, second)[rank])
+
+
+def reduce_scatter_cases(comm: Any) -> None:
+    rank, size = comm.rank, comm.size
+    uneven = [700, *[0] * (size - 2), 41][-size:]
+    for counts in ([0] * size, [5] * size, uneven):
+        xs = inputs_of(4, size, sum(counts), "float32")
+        errors = feedback(5, size, sum(counts))
+        mine = to_torch(errors[rank])
+        how = Quantization(8, 32)
+        request = QuantizedReduction("quantized_reduce_scatter", "float32", "bfloat16", tuple(counts), how)
+        out = torch.empty(counts[rank], dtype=torch.bfloat16)
+        comm.quantized_reduce(request, out, to_torch(xs[rank]), mine).run()
+        expected = q.quantized_reduce_scatter(xs, counts, group_size=32, dtype="bfloat16", errors=errors)
+        assert_bits_equal(to_numpy(out), expected[rank])
+        assert_bits_equal(to_numpy(mine), errors[rank])
+
+
+def every_case(comm: Any) -> int:
+    done = all_reduce_cases(comm)
+    shared_scale_cases(comm)
+    reduce_scatter_cases(comm)
+    return done
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_over_gloo(ranks: Any, file: str, size: int) -> None:
+    def run(rank: int, size: int) -> int:
+        with engine(rank, size, file) as comm:
+            done = every_case(comm)
+            quantized_reduction.CHUNK = 300  # several chunks, the last one shorter
+            return done + every_case(comm)
+
+    assert ranks(size, communicator=False)(run) == [40] * size
+
+
+def test_as_on_an_accelerator(ranks: Any, file: str) -> None:
+    """In one chunk, over the mover of NCCL, with torch operators as kernels."""
+
+    def run(rank: int, size: int) -> int:
+        quantized_kernels.kernels_for.cache_clear()
+        quantized_kernels.CoreKernels = lambda: quantized_operators  # type: ignore[misc,assignment]
+        with views(rank, size, file) as comm, np.errstate(all="ignore"):
+            return every_case(comm)
+
+    assert ranks(2, communicator=False)(run) == [20] * 2
+
+
+def test_overflow_raises_everywhere(ranks: Any, file: str) -> None:
+    """Also on ranks whose part fits; the communicator stays usable. Asynchronous calls tell it when waited for."""
+
+    def run(rank: int, size: int) -> None:
+        with engine(rank, size, file) as comm:
+            x = torch.zeros(1000)
+            x[3] = 60000.0
+            for gather in ("full", "quantized"):
+                how = Quantization(gather=gather, overflow="raise")  # type: ignore[arg-type]
+                request = QuantizedReduction("quantized_all_reduce", "float32", "float16", (1000,), how)
+                out = torch.empty(1000, dtype=torch.float16)
+                error = caught(comm.quantized_reduce(request, out, x).run)
+                assert isinstance(error, ValueOverflowError), error
+                pending = comm.quantized_reduce(request, out, x).submit()
+                assert isinstance(caught(pending.wait), ValueOverflowError)
+            comm.quantized_reduce(request, out, x * 0).run()
+            assert (out == 0).all()
+
+    ranks(2, communicator=False)(run)
+
+
+def test_disagreement(ranks: Any, file: str) -> None:
+    """Named in words, before anything is written."""
+
+    def run(rank: int, size: int) -> list[str]:
+        told = []
+        with engine(rank, size, file) as comm:
+            x, out = torch.ones(256), torch.full((256,), -1.0)
+            base = {"bits": 8, "group_size": 128, "gather": "full", "op": "sum", "overflow": "saturate"}
+            for other in ({"bits": 4}, {"group_size": 64}, {"gather": "quantized"}, {"op": "avg"}):
+                how = Quantization(**(base | other if rank else base))
+                request = QuantizedReduction("quantized_all_reduce", "float32", "float32", (256,), how)
+                error = caught(comm.quantized_reduce(request, out, x).run)
+                assert isinstance(error, PeerMismatchError)
+                told.append(str(error).split(": ", 1)[1])
+                assert (out == -1).all()
+            how = Quantization()
+            scale = np.array([0.5 + rank], F32)
+            request = QuantizedReduction("quantized_all_reduce", "int8", "float32", (256,), how, scale=scale)
+            told.append(str(caught(comm.quantized_reduce(request, out, x.to(torch.int8)).run)).split(": ", 1)[1])
+            assert (out == -1).all()
+        return told
+
+    told = ranks(2, communicator=False)(run)
+    assert (
+        told[0]
+        == told[1]
+        == [
+            "rank 0 has bits 8, rank 1 has bits 4",
+            "rank 0 has group_size 128, rank 1 has group_size 64",
+            "rank 0 has gather full, rank 1 has quantized",
+            "rank 0 reduces with sum, rank 1 reduces with avg",
+            "rank 0 has scale 0.5, rank 1 has scale 1.5",
+        ]
+    )
