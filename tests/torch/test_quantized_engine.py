@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from engine_groups import caught, engine, to_numpy, to_torch, views
 
-from alltoallv.backends import quantized_kernels, quantized_operators, quantized_reduction
+from alltoallv.backends import quantized_codecs, quantized_operators, quantized_reduction
 from alltoallv.errors import PeerMismatchError, ValueOverflowError
 from alltoallv.quantization import Quantization, QuantizedReduction
 from alltoallv.testing import quantized as q
@@ -121,8 +122,8 @@ def test_over_gloo(ranks: Any, file: str, size: int) -> None:
     def run(rank: int, size: int) -> int:
         with engine(rank, size, file) as comm:
             done = every_case(comm)
-            quantized_reduction.CHUNK = 300  # several chunks, the last one shorter
-            return done + every_case(comm)
+            with mock.patch.object(quantized_reduction, "CHUNK", 300):  # several chunks, the last one shorter
+                return done + every_case(comm)
 
     assert ranks(size, communicator=False)(run) == [40] * size
 
@@ -131,9 +132,8 @@ def test_as_on_an_accelerator(ranks: Any, file: str) -> None:
     """In one chunk, over the mover of NCCL, with torch operators as kernels."""
 
     def run(rank: int, size: int) -> int:
-        quantized_kernels.kernels_for.cache_clear()
-        quantized_kernels.CoreKernels = lambda: quantized_operators  # type: ignore[misc,assignment]
-        with views(rank, size, file) as comm, np.errstate(all="ignore"):
+        operators = mock.patch.object(quantized_codecs, "kernels_for", return_value=quantized_operators)
+        with views(rank, size, file) as comm, np.errstate(all="ignore"), operators:
             return every_case(comm)
 
     assert ranks(2, communicator=False)(run) == [20] * 2

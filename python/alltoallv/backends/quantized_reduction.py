@@ -59,7 +59,6 @@ class HostWire:
         self._engine, self._wait, self._based, self.chunk = engine, wait, based, CHUNK
 
     def exchange(self, output: Tensor, input: Tensor, recvs: Sequence[int], sends: Sequence[int]) -> Wait:
-        # Splits always: without them gloo gives every exchange the same tag, and two under way meet each other.
         work = self._engine.alltoall_base(output.view(-1), input.view(-1), list(recvs), list(sends))
         return lambda: self._wait(work)
 
