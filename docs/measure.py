@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -79,6 +80,14 @@ RUNS = (
         lines=1,
         needs=("mindspore",),
     ),
+    Run(
+        "mindspore-reduce",
+        ("allreduce", "--np", "2", "--bytes", "64000000"),
+        "mindspore",
+        8.0,
+        lines=1,
+        needs=("mindspore",),
+    ),
     Run("fit", ("alltoallv", "--api", "plan", "--np", "2,4", "--bytes", "1K..64M"), lines=18),
     Run("kernels", ("kernels",), seconds=1.0, lines=12),
 )
@@ -108,8 +117,6 @@ def measure(run: Run, quick: bool) -> str:
 
 def environment() -> dict[str, str]:
     """The package as it lies here, for interpreters of other environments too."""
-    import os
-
     packages = MEASURED / "package"
     packages.mkdir(exist_ok=True)
     return {**os.environ, "PYTHONPATH": str(environments.own_package(packages))}
@@ -154,4 +161,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        say("interrupted; the same command goes on from here")
+        sys.exit(130)
