@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstring>
 
 #include "acl/arguments.h"
 #include "runtime/memory.h"
@@ -103,6 +104,16 @@ aclError aclrtDeviceEnablePeerAccess(int32_t peerDeviceId, uint32_t) {
 
 aclError aclrtDeviceGetBareTgid(int32_t* pid) {
     ACL_FUNCTION(give("pid", pid, getpid()););
+}
+
+/// Equal in all processes, different between devices.
+aclError aclrtDeviceGetUuid(int32_t deviceId, aclrtUuid* uuid) {
+    ACL_FUNCTION({
+        check_device(deviceId);
+        check_pointer("uuid", uuid);
+        *uuid = aclrtUuid{"emulated npu"};
+        std::memcpy(uuid->bytes + 12, &deviceId, sizeof deviceId);
+    });
 }
 
 aclError aclrtGetLogicDevIdByUserDevId(const int32_t userDevid, int32_t* const logicDevId) {

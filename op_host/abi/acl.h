@@ -103,6 +103,10 @@ struct aclrtPtrAttributes {
     uint32_t rsv[4];
 };
 
+struct aclrtUuid {
+    char bytes[16];
+};
+
 enum aclrtHostRegisterType {
     ACL_HOST_REGISTER_MAPPED = 0,
 };
@@ -222,6 +226,7 @@ aclError aclrtGetPrimaryCtxState(int32_t deviceId, uint32_t* flags, int32_t* act
 aclError aclrtDeviceCanAccessPeer(int32_t* canAccessPeer, int32_t deviceId, int32_t peerDeviceId);
 aclError aclrtDeviceEnablePeerAccess(int32_t peerDeviceId, uint32_t flags);
 aclError aclrtDeviceGetBareTgid(int32_t* pid);
+aclError aclrtDeviceGetUuid(int32_t deviceId, aclrtUuid* uuid);
 aclError aclrtGetLogicDevIdByUserDevId(const int32_t userDevid, int32_t* const logicDevId);
 aclError aclGetDeviceCapability(uint32_t deviceId, aclDeviceInfo deviceInfo, int64_t* value);
 aclError aclrtGetDeviceInfo(uint32_t deviceId, aclrtDevAttr attr, int64_t* value);

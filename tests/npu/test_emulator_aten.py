@@ -130,6 +130,45 @@ def test_models_train_as_on_the_cpu(ranks: Ranks) -> None:
     ranks(1, communicator=False)(check)
 
 
+def test_random_numbers_follow_their_seed(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        device = use_device(rank)
+        torch.manual_seed(1)
+        drawn = torch.rand(3, device=device)
+        torch.manual_seed(1)
+        assert torch.equal(drawn.cpu(), torch.rand(3))
+        generator = torch.Generator(device=device)
+        rows = []
+        for seed in (5, None, 5, 6):
+            if seed is not None:
+                generator.manual_seed(seed)
+            rows.append(torch.randn(3, device=device, generator=generator))
+        assert torch.equal(rows[0], rows[2])
+        assert not torch.equal(rows[0], rows[1])
+        assert not torch.equal(rows[0], rows[3])
+
+    ranks(1, communicator=False)(check)
+
+
+def test_devices_and_their_memory(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        device = use_device(rank)
+        x = torch.ones(3, device="npu:1")
+        assert x.device.index == 1
+        assert (x.to(device) + torch.ones(3, device=device)).tolist() == [2.0] * 3
+        assert "out of memory" in str(caught(lambda: torch.empty(10**11, device=device)))
+        pinned = torch.arange(4.0).pin_memory()
+        assert pinned.is_pinned()
+        side = torch.npu.Stream()
+        with emulated(task_delay_us=20000):
+            with torch.npu.stream(side):
+                y = torch.empty(4, device=device).copy_(pinned, non_blocking=True)
+            torch.npu.current_stream().wait_stream(side)
+            assert (y + 1).tolist() == [1.0, 2.0, 3.0, 4.0]
+
+    ranks(1, communicator=False)(check)
+
+
 def test_what_has_no_cpu_kernel_fails_by_name(ranks: Ranks) -> None:
     def check(rank: int, size: int) -> None:
         import torch_npu

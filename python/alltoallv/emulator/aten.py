@@ -27,7 +27,7 @@ _KEPT = {
 }  # fmt: skip
 
 _libraries: list[Any] = []  # registrations live as long as these
-_generators: dict[int, tuple[torch.Generator, torch.Generator]] = {}
+_generators: dict[int, tuple[torch.Generator, tuple[int, int]]] = {}  # by the npu generator's id
 
 
 def install() -> None:
@@ -101,7 +101,11 @@ def _is_npu(value: object) -> bool:
 
 
 def _synchronize(device: torch.device) -> None:
-    torch.npu.current_stream(device).synchronize()
+    if device.index == torch.npu.current_device():
+        torch.npu.current_stream().synchronize()
+    else:
+        with torch.npu.device(device):  # also sets it up where it has not been used before
+            torch.npu.current_stream().synchronize()
 
 
 def _device_of(values: list[Any]) -> torch.device:
@@ -116,12 +120,18 @@ def _device_of(values: list[Any]) -> torch.device:
 
 
 def _host_generator(generator: torch.Generator) -> torch.Generator:
-    """A CPU generator that goes on from the npu generator's seed."""
-    entry = _generators.get(id(generator))
-    if entry is None or entry[1].initial_seed() != generator.initial_seed():
-        entry = generator, torch.Generator().manual_seed(generator.initial_seed())
-        _generators[id(generator)] = entry
-    return entry[1]
+    """The CPU generator that draws for an npu generator: from its seed on, anew whenever that has been seeded."""
+    state = generator.get_state()  # seed and offset, 8 bytes each
+    seed, offset = state.view(torch.int64).tolist()
+    known = _generators.get(id(generator))
+    if known is None or known[1] != (seed, offset):
+        host = torch.Generator().manual_seed((seed + offset) % 2**63)
+    else:
+        host = known[0]
+    state.view(torch.int64)[1] = offset + 4  # so that a seed set again, or a state, is seen
+    generator.set_state(state)
+    _generators[id(generator)] = host, (seed, offset + 4)
+    return host
 
 
 def _on_host(operator: Any) -> Callable[..., Any]:
