@@ -37,7 +37,11 @@ double connect_timeout() {
 }
 
 CommunicatorPtr connect(const CommSpec& spec, const std::string& domain, int rank, int size, double timeout) {
-    hooks().warn = [](const std::string& text) { std::fprintf(stderr, "[alltoallv emulator] %s\n", text.c_str()); };
+    static const bool once = [] {  // before the first communicator of the process, whichever thread makes it
+        hooks().warn = [](const std::string& text) { std::fprintf(stderr, "[alltoallv emulator] %s\n", text.c_str()); };
+        return true;
+    }();
+    (void)once;
     CommunicatorOptions options;
     options.rank = rank;
     options.size = size;
