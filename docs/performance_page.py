@@ -156,7 +156,7 @@ def write_page(docs: Path, documents: Documents, commands: dict[str, str]) -> No
     """docs/performance.md and the plots beside it."""
     lines = ["# Performance", ""]
     lines += [
-        "Written by `python docs/measure.py`; [bench.md](bench.md) says what the columns mean and how is measured."
+        "Written by `python docs/measure.py`; [bench.md](bench.md) says what the columns mean and how it is measured."
     ]
     lines += [
         "Times are medians of blocks, in microseconds; in brackets how many times ours. Ratios within a run count."
