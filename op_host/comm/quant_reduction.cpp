@@ -41,7 +41,7 @@ void check(const QuantReduction& r) {
     if (r.mode == QuantMode::two_scales && r.scale_2.size() != r.scale.size())
         throw invalid_param("scale_2 has " + std::to_string(r.scale_2.size()) + " values, expected " +
                             std::to_string(r.scale.size()) + ", as many as scale");
-    if (r.error != nullptr || r.gather_error != nullptr)
+    if (r.feeds_back || r.gather_feeds_back)
         throw invalid_param("error feedback is given with a shared scale, expected the dynamic mode");
 }
 

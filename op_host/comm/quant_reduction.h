@@ -42,9 +42,12 @@ struct QuantReduction {
     float offset = 0;                ///< added to the codes of every rank; not with two scales
 
     const void* input = nullptr;
-    void* output = nullptr;         ///< all elements, or this rank's part of a reduce_scatter
-    float* error = nullptr;         ///< error feedback, one per element of the input, replaced; may be null
-    float* gather_error = nullptr;  ///< of the second quantization, one per element of quant_part(); may be null
+    void* output = nullptr;  ///< all elements, or this rank's part of a reduce_scatter
+
+    /// Error feedback, on all ranks or none: float32, replaced. The pointer may be null where there are no elements.
+    bool feeds_back = false, gather_feeds_back = false;
+    float* error = nullptr;         ///< one per element of the input
+    float* gather_error = nullptr;  ///< of the second quantization, one per element of quant_part()
 };
 
 /// Throws invalid_param for a request that has no meaning.

@@ -58,7 +58,7 @@ QuantTerms terms_of(const QuantReduction& r) {
     if (r.mode == QuantMode::dynamic) {
         terms.bits = static_cast<uint8_t>(r.bits);
         terms.requantizes = r.requantizes;
-        terms.feeds_back = static_cast<uint8_t>((r.error != nullptr) | (r.gather_error != nullptr) << 1);
+        terms.feeds_back = static_cast<uint8_t>(r.feeds_back | r.gather_feeds_back << 1);
         terms.group_size = r.group_size;
         return terms;
     }

@@ -31,6 +31,9 @@ Overflow overflow_from_name(const std::string& name) {
     throw invalid_param("overflow is '" + name + "', expected saturate, raise or infinity");
 }
 
+/// Of an array that may be left out; one without elements may lie at 0.
+using Address = std::optional<uintptr_t>;
+
 std::vector<float> floats_at(uintptr_t address, size_t count) {
     const auto* first = pointer<const float>(address);
     return {first, first + count};
@@ -64,13 +67,15 @@ class QuantPlanData {
     QuantPlanData(const QuantPlanData&) = delete;  // the spans point into this object
     QuantPlanData& operator=(const QuantPlanData&) = delete;
 
-    void run(Communicator& communicator, uintptr_t input, uintptr_t output, uintptr_t error, uintptr_t gather_error,
+    void run(Communicator& communicator, uintptr_t input, uintptr_t output, Address error, Address gather_error,
              double timeout) const {
         QuantReduction request = request_;
         request.input = pointer(input);
         request.output = pointer(output);
-        request.error = pointer<float>(error);
-        request.gather_error = pointer<float>(gather_error);
+        request.feeds_back = error.has_value();
+        request.gather_feeds_back = gather_error.has_value();
+        request.error = pointer<float>(error.value_or(0));
+        request.gather_error = pointer<float>(gather_error.value_or(0));
         communicator.quant_reduce(request, timeout);
     }
 
@@ -212,21 +217,21 @@ void bind_quant(nb::module_& m) {
             "float32 each, copied.")
         .def(
             "run",
-            [](const QuantPlan& self, uintptr_t input, uintptr_t output, uintptr_t error, uintptr_t gather_error,
+            [](const QuantPlan& self, uintptr_t input, uintptr_t output, Address error, Address gather_error,
                double timeout) {
                 const nb::gil_scoped_release release;
                 self.data->run(*self.communicator, input, output, error, gather_error, timeout);
             },
-            "input"_a, "output"_a, "error"_a = 0, "gather_error"_a = 0, "timeout"_a = -1.0)
+            "input"_a, "output"_a, "error"_a = nb::none(), "gather_error"_a = nb::none(), "timeout"_a = -1.0)
         .def(
             "submit",
-            [](const QuantPlan& self, uintptr_t input, uintptr_t output, uintptr_t error, uintptr_t gather_error,
+            [](const QuantPlan& self, uintptr_t input, uintptr_t output, Address error, Address gather_error,
                double timeout) {
                 return self.communicator->submit(
                     [data = self.data, communicator = self.communicator.get(), input, output, error, gather_error,
                      timeout] { data->run(*communicator, input, output, error, gather_error, timeout); });
             },
-            "input"_a, "output"_a, "error"_a = 0, "gather_error"_a = 0, "timeout"_a = -1.0);
+            "input"_a, "output"_a, "error"_a = nb::none(), "gather_error"_a = nb::none(), "timeout"_a = -1.0);
     bind_rows(m);
     bind_quant_operation(m);
 }

@@ -177,7 +177,7 @@ void ShmCommunicator::quant_reduce_by(const QuantReduction& q, QuantCodec& codec
         bytes += round_up(codec.slot_bytes(static_cast<size_t>(part.count)), cache_line);
     // The second quantization's feedback is known to the owner of a part alone.
     const bool small =
-        allows(Path::inlined) && bytes <= options_.inline_bytes && codec.span() == 0 && q.gather_error == nullptr;
+        allows(Path::inlined) && bytes <= options_.inline_bytes && codec.span() == 0 && !q.gather_feeds_back;
     if (small)
         quant_reduce_small(q, codec, parts, mine);
     else

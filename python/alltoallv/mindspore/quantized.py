@@ -104,7 +104,7 @@ def quantized_all_reduce(
                 )
             errors = error_feedback.arrays(request, comm.size, comm.rank, x)
         plan = quantized.plan(comm, request)
-        addresses = [0 if array is None else array.ctypes.data for array in errors]
+        addresses = [None if array is None else array.ctypes.data for array in errors]
         settle()
     if async_op:
         work = plan.submit(region(x)[0], region(out)[0], addresses[0], addresses[1])

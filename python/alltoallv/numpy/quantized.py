@@ -270,7 +270,7 @@ def _reduce(
                 )
             error, gather_error = feedback.arrays(request, comm.size, comm.rank, x)
         plan = quantized.plan(comm, request)
-        errors = [0 if array is None else address(array) for array in (error, gather_error)]
+        errors = [None if array is None else address(array) for array in (error, gather_error)]
         limit = seconds(timeout)
     if async_op:
         return out, Work(

@@ -179,7 +179,7 @@ class _QuantizedPlan:
     """A plan with the addresses of its error feedback."""
 
     plan: _core.QuantPlan
-    errors: tuple[int, int]
+    errors: tuple[int | None, int | None]
 
     def run(self, input: int, output: int) -> None:
         self.plan.run(input, output, *self.errors)
@@ -202,7 +202,7 @@ def quantized_reduce(
     about = (request.operator, input.itemsize, request.counts, [output.numel()])
     kept = (input, *given)
     if isinstance(comm, Communicator):
-        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (error, gather_error)]
+        addresses = [None if tensor is None else tensor.data_ptr() for tensor in (error, gather_error)]
         plan = _QuantizedPlan(quantized.plan(comm, request), (addresses[0], addresses[1]))
         return SharedCall(comm, plan, about, kept, output, input.data_ptr(), output.data_ptr())
     engine: Any = comm
