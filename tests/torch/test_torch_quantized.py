@@ -222,11 +222,12 @@ def train(group: Any, rank: int, hook: at.QuantizedCommHook | None, steps: int =
     return losses
 
 
-def test_ddp_hook(ranks: Ranks, tmp_path: Path) -> None:
-    """The models stay equal on all ranks, and learn as with float32 gradients."""
+@pytest.mark.parametrize("engine", ["shm", "gloo"])
+def test_ddp_hook(ranks: Ranks, tmp_path: Path, engine: str) -> None:
+    """The models stay equal on all ranks, and learn as with float32 gradients; over shared memory and over gloo."""
 
     def check(rank: int, size: int, file: str) -> None:
-        with joined(rank, size, file) as group:
+        with joined(rank, size, file, backend="alltoallv" if engine == "shm" else "gloo") as group:
             plain = train(group, rank, None)
             for bits in (8, 4):
                 hook = at.QuantizedCommHook(group, bits=bits, group_size=32)
@@ -239,6 +240,7 @@ def test_ddp_hook(ranks: Ranks, tmp_path: Path) -> None:
                 assert torch.equal(copy.state_dict()[0]["error"], saved[0]["error"])
             gc.collect()
 
-    ranks(3, communicator=False)(check, str(tmp_path / "store"))
+    env = {"ALLTOALLV_TORCH_BACKEND": engine}
+    ranks(3, communicator=False, env=env)(check, str(tmp_path / "store"))
     with pytest.raises(InvalidParamError, match="bits is 3"):
         at.QuantizedCommHook(bits=3)
