@@ -17,7 +17,7 @@ from alltoallv.backends.torch_movers import Mover
 from alltoallv.errors import ValueOverflowError
 from alltoallv.quantization import QuantizedReduction
 
-CHUNK = 1 << 18  # elements of a part that travel at a time, between hosts
+CHUNK = 1 << 17  # elements of a part that travel at a time, between hosts
 AHEAD = 2  # exchanges under way while a chunk is summed
 
 Wait = Callable[[], None]

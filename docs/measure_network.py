@@ -1,0 +1,165 @@
+"""Quantized all-reduce between two hosts against gloo: two network namespaces, one rank in each, a veth pair with tbf.
+
+    sudo python docs/measure_network.py --rate 1gbit 10gbit --mib 1 16 64
+
+Needs root, iproute2 (ip, tc), util-linux (nsenter) and torch. All contenders take turns within one run; the table
+gives medians and how often each is faster than gloo's float32 all_reduce. The namespaces go when the script ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+RANK = "_ALLTOALLV_NETWORK_RANK"
+
+
+@contextlib.contextmanager
+def two_hosts(rate: str) -> Iterator[list[tuple[str, str, str]]]:
+    """Namespace, interface and address of each host."""
+    tag = f"a2q{os.getpid()}"
+    hosts = [(f"{tag}-{i}", f"{tag[-8:]}q{i}", f"10.87.124.{i + 1}") for i in range(2)]
+
+    def ip(*arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True)
+
+    try:
+        for name, _, _ in hosts:
+            ip("netns", "add", name)
+        (a, at_a, _), (b, at_b, _) = hosts
+        ip("link", "add", at_a, "netns", a, "type", "veth", "peer", "name", at_b, "netns", b)
+        for name, interface, address in hosts:
+            ip("-n", name, "address", "add", f"{address}/24", "dev", interface)
+            ip("-n", name, "link", "set", interface, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+            shape = ["tbf", "rate", rate, "burst", "256kb", "latency", "100ms"]
+            subprocess.run(["tc", "-n", name, "qdisc", "add", "dev", interface, "root", *shape], check=True)
+        yield hosts
+    finally:
+        for name, _, _ in hosts:  # takes the wire along
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+def contenders() -> dict[str, Callable[[object], object]]:
+    """Each takes a float32 vector and reduces it."""
+    import torch
+    import torch.distributed as dist
+
+    import alltoallv.torch as at
+
+    comm = at.from_group(dist.group.WORLD, backend="gloo")
+
+    def gloo_bfloat16(x: torch.Tensor) -> torch.Tensor:
+        half = x.bfloat16()
+        dist.all_reduce(half)
+        return half.float()
+
+    def composed(x: torch.Tensor) -> torch.Tensor:
+        """int8 in groups of 128 from torch operators, all_to_all_single and all_gather."""
+        size = dist.get_world_size()
+
+        def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            scales = rows.abs().amax(-1, keepdim=True) / 127
+            return torch.round(rows / scales.clamp_min(1e-30)).to(torch.int8), scales
+
+        codes, scales = quantize(x.view(size, -1, 128))
+        heard, with_scales = torch.empty_like(codes), torch.empty_like(scales)
+        dist.all_to_all_single(heard, codes)
+        dist.all_to_all_single(with_scales, scales)
+        codes, scales = quantize((heard * with_scales).sum(0))
+        everything, all_scales = ([torch.empty_like(y) for _ in range(size)] for y in (codes, scales))
+        dist.all_gather(everything, codes)
+        dist.all_gather(all_scales, scales)
+        return (torch.stack(everything) * torch.stack(all_scales)).view(-1)
+
+    def ours(bits: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: at.quantized_all_reduce(x, bits=bits, gather="quantized", group=comm)
+
+    return {
+        "gloo float32": lambda x: dist.all_reduce(x.clone()),
+        "gloo bfloat16": gloo_bfloat16,
+        "int8 of torch operators": composed,
+        "alltoallv int8": ours(8),
+        "alltoallv int4": ours(4),
+    }
+
+
+def run_rank(sizes: list[int], seconds: float) -> None:
+    """Prints a JSON line: by size and contender the seconds of every turn."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    calls = contenders()
+    told: dict[int, dict[str, list[float]]] = {}
+    for mib in sizes:
+        x = torch.randn(mib << 18)
+        told[mib] = {name: [] for name in calls}
+        for call in calls.values():
+            call(x)
+        end, more = time.monotonic() + seconds, torch.ones(1)
+        while more.item():
+            for name, call in calls.items():
+                dist.barrier()
+                begin = time.perf_counter()
+                call(x)
+                told[mib][name].append(time.perf_counter() - begin)
+            more = torch.tensor([float(time.monotonic() < end)])
+            dist.broadcast(more, 0)
+    if dist.get_rank() == 0:
+        print(json.dumps(told), flush=True)
+    dist.barrier()
+    os._exit(0)  # gloo's threads would be waited for
+
+
+def measure(rate: str, arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
+    with two_hosts(rate) as hosts, contextlib.ExitStack() as stack:
+        processes = []
+        for rank, (name, interface, _) in enumerate(hosts):
+            env = os.environ | {
+                RANK: str(rank),
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": hosts[0][2],
+                "MASTER_PORT": "29511",
+                "GLOO_SOCKET_IFNAME": interface,
+                "OMP_NUM_THREADS": "1",
+            }
+            command = ["nsenter", f"--net=/run/netns/{name}", sys.executable, *sys.argv]
+            process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE if rank == 0 else None, text=True)
+            stack.callback(process.kill)
+            processes.append(process)
+        limit = 120 + 3 * arguments.seconds * len(arguments.mib)
+        output, _ = processes[0].communicate(timeout=limit)
+        return json.loads(output.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", nargs="+", default=["1gbit", "10gbit"], help="of tc")
+    parser.add_argument("--mib", nargs="+", type=int, default=[1, 16, 64], help="float32 payload")
+    parser.add_argument("--seconds", type=float, default=10, help="per size, at least one turn of each")
+    arguments = parser.parse_args()
+    if RANK in os.environ:
+        return run_rank(arguments.mib, arguments.seconds)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    for rate in arguments.rate:
+        for mib, times in measure(rate, arguments).items():
+            medians = {name: statistics.median(values) for name, values in times.items()}
+            base, turns = medians["gloo float32"], len(times["gloo float32"])
+            print(f"\n{rate}, {mib} MiB, {turns} turns\n\n| | ms | × gloo float32 |\n|---|---|---|")
+            for name, median in medians.items():
+                print(f"| {name} | {median * 1e3:.1f} | {base / median:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
