@@ -65,12 +65,20 @@ def kernels_for(device: str) -> Kernels:
     """The kernels for a kind of device."""
     if device == "cpu":
         return CoreKernels()
-    if importlib.util.find_spec("triton") is not None:
+    if _has_triton(device):
         from alltoallv.triton_kernels import launch
 
         return launch
-    _log.info("quantized collectives on %s use torch operators; `pip install triton` makes them faster", device)
+    _log.info("quantized collectives on %s use torch operators; Triton for it makes them faster", device)
     return quantized_operators
+
+
+def _has_triton(device: str) -> bool:
+    needed = {"cuda": "triton", "npu": "triton.backends.ascend"}.get(device)  # triton-ascend takes triton's name
+    try:
+        return needed is not None and importlib.util.find_spec(needed) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 class CoreKernels:
