@@ -17,6 +17,7 @@ from alltoallv.triton_kernels.tiles import (
     joined,
     load_flat,
     load_tile,
+    only_elements,
     store_flat,
     store_tile,
     unpacked,
@@ -183,6 +184,7 @@ def requantize_groups(
             values = load_sum(
                 its_codes, its_scales, sources, code_stride, scale_stride, rows_left, left, GROUP, ROWS, WIDTH, AVERAGE
             )
+            values = only_elements(values, left, 0, 1, GROUP, ROWS, WIDTH)
             if FEEDBACK:
                 values += load_tile(error + first, left, GROUP, ROWS, WIDTH)
             store_quantized(
@@ -193,6 +195,8 @@ def requantize_groups(
             even, odd = load_sum_of_pairs(
                 its_codes, its_scales, sources, code_stride, scale_stride, rows_left, left, GROUP, ROWS, WIDTH, AVERAGE
             )
+            even = only_elements(even, left, 0, 2, GROUP, ROWS, WIDTH // 2)
+            odd = only_elements(odd, left, 1, 2, GROUP, ROWS, WIDTH // 2)
             if FEEDBACK:
                 more_even, more_odd = halves(load_tile(error + first, left, GROUP, ROWS, WIDTH), ROWS, WIDTH)
                 even += more_even

@@ -47,6 +47,19 @@ def store_tile(pointer, values, left, STRIDE: tl.constexpr, ROWS: tl.constexpr, 
 
 
 @triton.jit
+def only_elements(
+    values, left, first, STEP: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Zeros where the tile holds no element: a code of 0 times an infinite scale is NaN there.
+
+    Column c of the values is column ``first + c * STEP`` of rows of STRIDE.
+    """
+    columns = tl.arange(0, WIDTH)[None, :] * STEP + first
+    at = tl.arange(0, ROWS)[:, None] * STRIDE + columns
+    return tl.where((columns < STRIDE) & (at < left), values, 0.0)
+
+
+@triton.jit
 def code_bytes(count, GROUP: tl.constexpr, BITS: tl.constexpr):
     """Bytes of the codes of ``count`` elements that begin with a group."""
     if BITS == 8:
