@@ -76,6 +76,9 @@ void bind_hccl(nb::module_& m) {
             return nb::bytes(info.data(), info.size());
         },
         "device"_a = -1, "What rank 0 hands to all ranks, 4108 bytes; HCCL is listening from then on.");
+    m.def(
+        "hccl_comm_name", [](uintptr_t comm) { return name_of(static_cast<HcclComm>(pointer(comm))); }, "comm"_a,
+        "HCCL's name of a communicator: equal on all of its ranks.");
     m.attr("root_info_bytes") = hccl_root_info_bytes;
     m.def(
         "npu_current_device",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from alltoallv import _core, root_info
+from alltoallv import _core, launch, root_info
 from alltoallv.errors import BackendUnavailableError, InvalidParamError
 from alltoallv.launch import Launch
 from alltoallv.rank_table import RankTable
@@ -60,8 +60,10 @@ def from_param(param: _core.AllToAllVParam, options: _core.CommunicatorOptions) 
     hccl = _options(options, None, device=param.rank)
     hccl.rank, hccl.size, hccl.comm = param.rank, param.rank_size, param.hccl_comm
     if hccl.comm:
-        # Where its ranks run is not known: they are taken at their word, as ATB does.
-        return _core.hccl_communicator(hccl)
+        options.job += f"/{_core.hccl_comm_name(hccl.comm)}"
+        if not shares_host(param.rank_size):
+            return _core.hccl_communicator(hccl)  # its ranks are taken at their word, as ATB does
+        return _core.hccl_communicator_on_host(hccl, options)
     if param.rank_table_file:
         return _from_table(hccl, options, param.rank_table_file)
     return _core.hccl_communicator_on_host(hccl, options)
@@ -93,6 +95,12 @@ def _options(options: _core.CommunicatorOptions, check: str | None, device: int)
     current = _core.npu_current_device()
     hccl.device = current if current >= 0 else device
     return hccl
+
+
+def shares_host(size: int) -> bool:
+    """Whether ``size`` ranks are all of this job, or of one parent, and run on this host."""
+    job = launch.detect()
+    return job.launcher == "single" or job.local_size == job.size == size
 
 
 def devices() -> tuple[str, int]:

@@ -83,6 +83,12 @@ std::string make_root_info() {
     return {info.internal, sizeof info.internal};
 }
 
+std::string name_of(HcclComm comm) {
+    char name[hccl_comm_name_bytes + 1] = {};
+    check_hccl(cann().HcclGetCommName(comm, name), "HcclGetCommName", "a communicator of the caller");
+    return name;
+}
+
 HcclGroup::HcclGroup(const HcclOptions& options, const Device& device, const std::function<void()>& poll)
     : size_(static_cast<size_t>(options.size)) {
     if (options.comm != nullptr) {

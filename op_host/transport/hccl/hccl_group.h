@@ -33,6 +33,9 @@ using WireLayout = std::vector<uint64_t>;
 /// HcclGetRootInfo on the current device.
 std::string make_root_info();
 
+/// HCCL's name of a communicator: equal on all of its ranks.
+std::string name_of(HcclComm comm);
+
 class HcclGroup {
   public:
     /// Blocks until all ranks have come; `poll` is called meanwhile and may throw.

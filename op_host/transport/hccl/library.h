@@ -30,6 +30,7 @@
     X(hccl, HcclCommInitClusterInfo)               \
     X(hccl, HcclCommDestroy)                       \
     X(hccl, HcclGetRankSize)                       \
+    X(hccl, HcclGetCommName)                       \
     X(hccl, HcclGetRankId)                         \
     X(hccl, HcclGetErrorString)                    \
     X(hccl, HcclAlltoAllV)                         \

@@ -1,0 +1,213 @@
+"""How communicators over HCCL come about: launchers, rank tables, several hosts; and what goes wrong then."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from npu_ranks import caught, communicator, use_device
+
+import alltoallv.torch as at
+from alltoallv import Communicator
+from alltoallv.errors import (
+    AllToAllVError,
+    CommTimeoutError,
+    HcclError,
+    InvalidParamError,
+    PeerLostError,
+)
+from alltoallv.testing import Ranks
+
+
+def exchange_works(comm: Communicator, device: torch.device) -> None:
+    x = torch.full((comm.size,), float(comm.rank)).to(device)
+    y = at.all_to_all_v(x, [1] * comm.size, [1] * comm.size, group=comm)
+    assert y.cpu().tolist() == list(range(comm.size))
+
+
+def write_table(path: Path, servers: list[int], version: str = "1.0", **more: Any) -> str:
+    """A rank table of so many devices on each server."""
+    ranks = iter(range(sum(servers)))
+    table = {
+        "status": "completed",
+        "version": version,
+        "server_count": str(len(servers)),
+        "server_list": [
+            {
+                "server_id": f"10.0.0.{i}",
+                "device": [
+                    {
+                        "device_id": str(rank if version == "1.0" else rank),
+                        "device_ip": f"10.1.0.{rank}",
+                        "rank_id": str(rank),
+                    }
+                    for rank in (next(ranks) for _ in range(n))
+                ],
+            }
+            for i, n in enumerate(servers)
+        ],
+    } | more
+    if version == "1.2":
+        members = [{"server_id": f"10.0.0.{i}"} for i in range(len(servers))]
+        table["super_pod_list"] = [{"super_pod_id": "0", "server_list": members}]
+        for server in table["server_list"]:
+            for device in server["device"]:
+                device["super_device_id"] = device["rank_id"]
+    path.write_text(json.dumps(table))
+    return str(path)
+
+
+OWN = ("RANK", "WORLD_SIZE", "JOB_ID", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RESTART_COUNT")
+
+
+def forget_launcher() -> None:
+    """Takes away what the test's own pool says of this rank."""
+    import os
+
+    for name in OWN:
+        os.environ.pop(f"ALLTOALLV_{name}", None)
+
+
+def test_started_by_msrun(ranks: Ranks) -> None:
+    def check(rank: int, size: int, port: int) -> None:
+        import os
+
+        forget_launcher()
+        os.environ.update(
+            {"RANK_ID": str(rank), "RANK_SIZE": str(size), "DEVICE_ID": str(rank), "MS_WORKER_NUM": str(size)}
+        )
+        os.environ.update({"MS_ROLE": "MS_WORKER", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(port)})
+        # No set_device: the launcher's number of the device counts.
+        with Communicator.from_env(backend="hccl", timeout=30) as comm:
+            assert (comm.rank, comm.size, comm.backend) == (rank, size, "hccl")
+            exchange_works(comm, torch.device(f"npu:{rank}"))
+
+    ranks(4, communicator=False, fresh=True)(check, free_port())
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_on_several_hosts_the_launchers_address_carries_root_info(ranks: Ranks) -> None:
+    """Two "hosts" of two ranks each, as msrun would start them."""
+
+    def check(rank: int, size: int, port: int) -> None:
+        import os
+
+        forget_launcher()
+        device = use_device(rank)
+        os.environ.update({"RANK_ID": str(rank), "RANK_SIZE": str(size), "MS_ROLE": "MS_WORKER"})
+        os.environ.update({"MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(port - 1), "MS_WORKER_NUM": str(size)})
+        os.environ["ALLTOALLV_LOCAL_WORLD_SIZE"] = "2"
+        for domain in ("one", "two"):
+            with Communicator.from_env(domain, backend="hccl", timeout=30) as comm:
+                assert comm.core.control is None
+                for _ in range(2):
+                    exchange_works(comm, device)
+
+    # ALLTOALLV_LOCAL_WORLD_SIZE alone would be our own launcher's.
+    ranks(4, communicator=False, fresh=True)(check, free_port())
+
+
+@pytest.mark.parametrize(("servers", "version"), [([4], "1.0"), ([2, 2], "1.0"), ([2, 2], "1.2")])
+def test_started_with_a_rank_table(ranks: Ranks, tmp_path: Path, servers: list[int], version: str) -> None:
+    def check(rank: int, size: int, table: str, hosts: int) -> None:
+        import os
+
+        forget_launcher()
+        device = use_device(rank)
+        os.environ.update({"RANK_TABLE_FILE": table, "RANK_ID": str(rank)})
+        with Communicator.from_env(backend="hccl", timeout=30) as comm:
+            assert (comm.core.control is None) == (hosts > 1)
+            exchange_works(comm, device)
+
+    path = write_table(tmp_path / "table.json", servers, version)
+    ranks(4, communicator=False)(check, path, len(servers))
+
+
+def test_a_rank_table_that_is_wrong_is_refused_before_hccl_sees_it(ranks: Ranks, tmp_path: Path) -> None:
+    def check(rank: int, size: int, table: str, expected: str) -> None:
+        import os
+
+        forget_launcher()
+        use_device(rank)
+        os.environ.update({"RANK_TABLE_FILE": table, "RANK_ID": str(rank)})
+        with pytest.raises(InvalidParamError, match=expected):
+            Communicator.from_env(backend="hccl", timeout=30)
+
+    for number, (more, expected) in enumerate(
+        [({"status": "initializing"}, "status"), ({"server_count": "3"}, "server_count"), ({"version": "9"}, "version")]
+    ):
+        path = write_table(tmp_path / f"table-{number}.json", [2], **more)
+        ranks(2, communicator=False)(check, path, expected)
+
+
+def test_rank_0_fails_and_all_hear_why(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> Exception:
+        use_device(rank)
+        return caught(lambda: Communicator.from_env(backend="hccl", timeout=20))
+
+    env = {"ALLTOALLV_EMULATOR_FAULTS": "HcclGetRootInfo=fail:15"}
+    errors = ranks(2, communicator=False, fresh=True, env=env)(check)
+    for error in errors:
+        assert isinstance(error, HcclError)
+        for part in ("HcclGetRootInfo", "15", "HCCL_E_RUNTIME"):
+            assert part in str(error)
+
+
+def test_init_fails_on_one_rank(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> Exception:
+        use_device(rank)
+        return caught(lambda: Communicator.from_env(backend="hccl", timeout=20))
+
+    env = {"ALLTOALLV_EMULATOR_FAULTS": "HcclCommInitRootInfoConfig@1=fail:24"}
+    first, second = ranks(2, communicator=False, fresh=True, env=env)(check)
+    assert isinstance(second, HcclError)
+    assert second.code == 26  # ATB's out of device memory
+    assert "HCCL_E_OOM" in str(second)
+    assert "HCCL_BUFFSIZE" in str(second)
+    assert isinstance(first, AllToAllVError)
+    assert "rank 1" in str(first)
+
+
+def test_a_rank_dies_in_init(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> Exception:
+        use_device(rank)
+        return caught(lambda: Communicator.from_env(backend="hccl", timeout=20))
+
+    env = {"ALLTOALLV_EMULATOR_FAULTS": "HcclCommInitRootInfoConfig@1=die"}
+    outcomes = ranks(2, communicator=False, fresh=True, outcomes=True, env=env)(check)
+    error = outcomes[0].result
+    assert isinstance(error, PeerLostError | HcclError), outcomes[0]
+    assert "rank 1" in str(error)
+
+
+def test_a_rank_that_does_not_come(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        use_device(rank)
+        if rank == 0:
+            with pytest.raises(CommTimeoutError, match="rank 1"):
+                Communicator.from_env(backend="hccl", timeout=1.0)
+
+    ranks(2, communicator=False)(check)
+
+
+def test_asked_for_twice_it_is_the_same(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        with communicator(rank) as (comm, device):
+            again = Communicator.from_env(backend="hccl", timeout=30)
+            assert again.core is comm.core
+            other = Communicator.from_env("default", timeout=30)  # shared memory has domains of its own
+            assert other.backend == "shm"
+            other.destroy()
+            exchange_works(again, device)
+
+    ranks(2, communicator=False)(check)
