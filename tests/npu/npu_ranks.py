@@ -22,7 +22,7 @@ DTYPES = (*ATB_DTYPES, "bool", "uint8", "float64", "complex64", "complex128", "f
 
 
 def use_device(rank: int) -> torch.device:
-    """Device ``rank``; imports torch_npu, and installs what computes on the emulator."""
+    """Device ``rank``, with torch_npu and compute on it."""
     import torch_npu  # noqa: F401
 
     from alltoallv.emulator import aten

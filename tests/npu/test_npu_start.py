@@ -41,7 +41,7 @@ def write_table(path: Path, servers: list[int], version: str = "1.0", **more: An
                 "server_id": f"10.0.0.{i}",
                 "device": [
                     {
-                        "device_id": str(rank if version == "1.0" else rank),
+                        "device_id": str(rank),
                         "device_ip": f"10.1.0.{rank}",
                         "rank_id": str(rank),
                     }
@@ -84,6 +84,8 @@ def test_started_by_msrun(ranks: Ranks) -> None:
         # No set_device: the launcher's number of the device counts.
         with Communicator.from_env(backend="hccl", timeout=30) as comm:
             assert (comm.rank, comm.size, comm.backend) == (rank, size, "hccl")
+            import torch_npu  # noqa: F401  # behind us: it finds ACL set up
+
             exchange_works(comm, torch.device(f"npu:{rank}"))
 
     ranks(4, communicator=False, fresh=True)(check, free_port())

@@ -1,0 +1,54 @@
+"""Whole programs on four emulated NPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from alltoallv import emulator
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: str, ranks: int = 4, **environ: str) -> str:
+    """What the program prints on the emulator."""
+    env = {**os.environ, "ALLTOALLV_EMULATOR_VERBOSE": "0"} | environ
+    env.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
+    line = [sys.executable, "-m", "alltoallv", "run", "--emulate-npu", "--no-prefix", "-n", str(ranks), *command]
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-5000:]
+    return done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_a_mixture_of_experts_gets_the_losses_of_the_cpu() -> None:
+    said = run(str(ROOT / "examples" / "moe_torch.py"), "--device", "npu", "--epochs", "1", "--batch", "256")
+    assert "same losses" in said
+
+
+@pytest.mark.timeout(300)
+def test_torch_npus_own_exchange_in_its_place_gives_the_same_bits() -> None:
+    lines = dict(line.split(" ", 1) for line in run(str(ROOT / "tests" / "npu" / "moe_exchanges.py")).splitlines())
+    assert lines["ours"]
+    assert lines["ours"] == lines["theirs"]
+
+
+@pytest.mark.timeout(300)
+def test_doctor_writes_a_report(tmp_path: Path) -> None:
+    env = emulator.environment()
+    env.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
+    command = [sys.executable, "-m", "alltoallv", "doctor", "--selftest", "--devices", "2"]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    assert "alltoallv-npu-report.json" in done.stdout, done.stdout + done.stderr
+    report = json.loads((tmp_path / "alltoallv-npu-report.json").read_text())["npu"]
+    assert report["soc"].startswith("Ascend910")
+    assert not report["falls_back"]
+    wrong = {name: case for name, case in report["cases"].items() if not case["ok"]}
+    assert not wrong, report["stderr"]
+    assert len(report["cases"]) > 15
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,268 @@
+"""Every misbehaviour of HCCL that the emulator knows: the right error on every rank, or the right result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from npu_ranks import bits, caught, communicator, emulated, group, on, use_device
+
+import alltoallv.torch as at
+from alltoallv import Communicator
+from alltoallv.errors import CommTimeoutError, HcclError, PeerLostError
+from alltoallv.testing import Ranks
+from alltoallv.testing.golden import assert_bits_equal, random_case
+
+FAULTS = "ALLTOALLV_EMULATOR_FAULTS"
+
+
+def exchange(comm: Any, device: torch.device) -> list[float]:
+    size = comm.size
+    x = torch.full((size,), float(comm.rank)).to(device)
+    result: list[float] = at.all_to_all_v(x, [1] * size, [1] * size, group=comm).cpu().tolist()
+    return result
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_success_with_zeros_is_noticed_and_gone_round(ranks: Ranks, size: int) -> None:
+    """Some CANN releases do that; the data then go through HcclAllGather."""
+
+    def check(rank: int, size: int) -> None:
+        rng = np.random.default_rng(0)
+        with communicator(rank) as (comm, device):
+            assert comm.stats()["falls_back"] == 1
+            for dtype in ("float32", "int8", "complex64"):
+                for async_op in (False, True):
+                    case = random_case(rng, size, dtype)
+                    x, out = on(device, case.inputs[rank]), on(device, case.outputs[rank])
+                    result: Any = at.all_to_all_v(
+                        x,
+                        case.send_counts[rank],
+                        case.recv_counts[rank],
+                        sdispls=case.sdispls[rank],
+                        rdispls=case.rdispls[rank],
+                        out=out,
+                        group=comm,
+                        async_op=async_op,
+                    )
+                    if async_op:
+                        result[1].wait()
+                    assert_bits_equal(bits(out), case.expected[rank], dtype)
+
+    outcomes = ranks(size, communicator=False, fresh=True, outcomes=True, env={FAULTS: "HcclAlltoAllV=zeros"})(check)
+    for outcome in outcomes:
+        assert outcome.error is None, outcome
+    assert "HcclAlltoAllV returned success and did not move the data" in outcomes[0].output
+
+
+def test_zeros_on_one_rank_only(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        with communicator(rank) as (comm, device):
+            assert comm.stats()["falls_back"] == 1  # on all alike
+            assert exchange(comm, device) == [0.0, 1.0, 2.0]
+
+    ranks(3, communicator=False, fresh=True, env={FAULTS: "HcclAlltoAllV@1=zeros"})(check)
+
+
+def test_zeros_from_all_gather_too_is_an_error(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        use_device(rank)
+        with pytest.raises(HcclError, match="HcclAllGather returned success and did not move the data"):
+            Communicator.from_env(backend="hccl", timeout=20)
+
+    ranks(2, communicator=False, fresh=True, env={FAULTS: "Hccl*=zeros"})(check)
+
+
+def test_late_tasks_change_nothing(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        with communicator(rank) as (comm, device), emulated(faults="HcclAlltoAllV=delay:200"):
+            works = []
+            for n in range(3):
+                x = torch.full((size,), 10.0 * n + rank).to(device)
+                works.append(at.all_to_all_v(x, [1] * size, [1] * size, group=comm, async_op=True))
+            for n, (y, work) in enumerate(works):
+                work.wait()
+                assert y.cpu().tolist() == [10.0 * n + j for j in range(size)]
+            assert exchange(comm, device) == list(range(size))
+
+    ranks(2, communicator=False)(check)
+
+
+def zeros(size: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(size).to(device)
+
+
+@pytest.mark.parametrize(("number", "name", "code"), [(1, "PARA", 1), (4, "INTERNAL", 25), (24, "OOM", 26)])
+def test_a_call_that_fails_ends_the_communicator_for_all(ranks: Ranks, number: int, name: str, code: int) -> None:
+    """On rank 1; the others have launched and learn of it at their next call at the latest."""
+
+    def check(rank: int, size: int, number: int, name: str, code: int) -> None:
+        device = use_device(rank)
+        comm = Communicator.from_env(backend="hccl", timeout=20)
+        assert exchange(comm, device) == list(range(size))
+        if rank == 1:
+            with emulated(faults=f"HcclAlltoAllV=fail:{number}"):
+                error = caught(lambda: exchange(comm, device))
+            assert isinstance(error, HcclError)
+            assert error.code == code
+            for part in ("operator #2 all_to_all_v", "HcclAlltoAllV", str(number), f"HCCL_E_{name}"):
+                assert part in str(error)
+            if name == "OOM":
+                assert "HCCL_BUFFSIZE" in str(error)
+        else:
+            # Launched into the void: HCCL's own time must pass before the device gives up.
+            try_to(lambda: at.all_to_all_v(zeros(size, device), [1] * size, [1] * size, group=comm))
+        time.sleep(0.2)
+        error = caught(lambda: at.all_to_all_v(zeros(size, device), [1] * size, [1] * size, group=comm))
+        assert isinstance(error, PeerLostError | HcclError)
+        assert "rank 1" in str(error) or rank == 1
+        assert not comm.usable
+        comm.destroy()
+
+    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})(check, number, name, code)
+
+
+def try_to(call: Callable[[], object]) -> None:
+    """Whatever comes of it is printed."""
+    try:
+        call()
+    except Exception as error:
+        print(type(error).__name__, error)
+
+
+def test_an_error_behind_the_call_is_asked_for(ranks: Ranks) -> None:
+    """HcclGetCommAsyncError, before the next launch."""
+
+    def check(rank: int, size: int) -> None:
+        device = use_device(rank)
+        comm = Communicator.from_env(backend="hccl", timeout=20)
+        exchange(comm, device)
+        with emulated(faults="HcclAlltoAllV=async:21"):
+            caught(lambda: exchange(comm, device))  # the copy back meets torch_npu's error
+            error = caught(lambda: at.all_to_all_v(torch.zeros(size).to(device), [1] * size, [1] * size, group=comm))
+            assert isinstance(error, HcclError | PeerLostError | RuntimeError)
+            if isinstance(error, HcclError):
+                assert "HCCL_E_REMOTE" in str(error)
+
+    ranks(2, communicator=False, fresh=True)(check)
+
+
+def test_a_rank_dies_while_data_move(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> str:
+        device = use_device(rank)
+        comm = Communicator.from_env(backend="hccl", timeout=20)
+        exchange(comm, device)
+        if rank == 1:
+            from alltoallv import emulator
+
+            emulator.set_option("faults", "HcclAlltoAllV=die")
+        start = time.monotonic()
+        try_to(lambda: exchange(comm, device))
+        time.sleep(0.3)
+        error = caught(lambda: exchange(comm, device))
+        assert time.monotonic() - start < 15
+        assert not comm.usable
+        return f"{type(error).__name__}: {error}"
+
+    outcomes = ranks(3, communicator=False, fresh=True, outcomes=True, env={"HCCL_EXEC_TIMEOUT": "3"})(check)
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.error is None, outcome
+        assert "rank 1" in outcome.result
+
+
+def test_a_rank_that_comes_too_late_is_a_timeout_that_names_it(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        device = use_device(rank)
+        comm = Communicator.from_env(backend="hccl", timeout=1.0)
+        if rank == 0:
+            with pytest.raises(CommTimeoutError, match="rank 1"):
+                exchange(comm, device)
+        else:
+            time.sleep(2.0)
+            with pytest.raises((CommTimeoutError, PeerLostError)):
+                exchange(comm, device)
+        comm.destroy()
+
+    ranks(2, communicator=False)(check)
+
+
+def test_a_rank_leaves_out_a_call_after_the_checked_ones(ranks: Ranks) -> None:
+    """Nothing is compared then: HCCL's time limit ends it."""
+
+    def check(rank: int, size: int) -> None:
+        device = use_device(rank)
+        comm = Communicator.from_env(backend="hccl", timeout=20)
+        for _ in range(8):
+            exchange(comm, device)
+        if rank == 0:
+            error = caught(lambda: exchange(comm, device))
+            assert not isinstance(error, AssertionError)
+            assert not comm.usable or "507" in str(error) or "HCCL" in str(error)
+        else:
+            time.sleep(4)
+        comm.destroy()
+
+    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})(check)
+
+
+def test_own_checks_fail_after_the_checked_calls(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        device = use_device(rank)
+        comm = Communicator.from_env(backend="hccl", timeout=20)
+        for _ in range(8):
+            exchange(comm, device)
+        if rank == 1:
+            with pytest.raises(ValueError, match="send_counts"):
+                at.all_to_all_v(torch.zeros(2).to(device), [3, 1], [1, 1], group=comm)
+        else:
+            time.sleep(0.5)
+            with pytest.raises(PeerLostError, match="send_counts"):
+                exchange(comm, device)
+        comm.destroy()
+
+    ranks(2, communicator=False)(check)
+
+
+def test_a_failing_call_in_a_group(ranks: Ranks, tmp_path: Path) -> None:
+    def check(rank: int, size: int, file: str) -> None:
+        with group(rank, size, file, backend="gloo") as (world, device):
+            comm = at.from_group(world, device="npu", timeout=20)
+            exchange(comm, device)
+            if rank == 1:
+                with emulated(faults="HcclAlltoAllV=fail:4"), pytest.raises(HcclError, match="HCCL_E_INTERNAL"):
+                    exchange(comm, device)
+            else:
+                try_to(lambda: exchange(comm, device))
+            dist.barrier()
+            with pytest.raises(PeerLostError, match="rank 1"):
+                exchange(comm, device)
+
+    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})(check, str(tmp_path / "store"))
+
+
+def test_abort_and_use_after_destroy(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        device = use_device(rank)
+        comm = Communicator.from_env(backend="hccl", timeout=20)
+        exchange(comm, device)
+        if rank == 0:
+            comm.abort("enough")
+        else:
+            time.sleep(0.5)
+        with pytest.raises(PeerLostError, match="enough"):
+            exchange(comm, device)
+        comm.destroy()
+        with pytest.raises(ValueError, match="destroyed"):
+            exchange(comm, device)
+        with communicator(rank) as (fresh, _):
+            assert exchange(fresh, device) == list(range(size))
+        record = comm.flight_record()["ranks"][0]["operators"]
+        assert [entry["operator"] for entry in record][:1] == ["all_to_all_v"]
+
+    ranks(2, communicator=False)(check)
