@@ -220,7 +220,7 @@ void HcclCommunicator::exchange(const Exchange& x, double timeout) {
             if (learns && !control_)
                 throw invalid_param(where(x.op) + " learns its receive counts, expected them to be given where the " +
                                     "ranks have no communicator in host memory");
-            if (!learns && !agrees(seq_)) return;
+            if (!learns && !agrees(seq_)) return look_at_control();
             Exchange announced = x;
             announced.input = nullptr;
             announced.output = nullptr;
@@ -303,7 +303,7 @@ void HcclCommunicator::reduce(const Reduction& r, double timeout) {
     run(
         r.op, r.dtype,
         [&] {
-            if (!agrees(seq_)) return;
+            if (!agrees(seq_)) return look_at_control();
             Reduction announced = r;
             announced.stream = nullptr;
             announced.moves = false;
@@ -331,10 +331,6 @@ void HcclCommunicator::reduce(const Reduction& r, double timeout) {
 
 /// HCCL may read the counts when the device comes to the call, not when it is made.
 void HcclCommunicator::keep(std::unique_ptr<WireLayout> layout, aclrtStream stream, const std::string& where) {
-    if (!synchronizes("count-arrays")) {
-        if (layout) std::fill(layout->begin(), layout->end(), ~uint64_t{0});
-        return;
-    }
     forget_completed();
     aclrtEvent event = nullptr;
     if (events_.empty()) {

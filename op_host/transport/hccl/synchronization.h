@@ -6,8 +6,8 @@
 
 namespace alltoallv {
 
-/// False for what ALLTOALLV_TEST_WITHOUT lists, separated by commas. Names: "agreement", "device-wait", "count-arrays".
-/// The Python side has its own (alltoallv/torch/npu.py). Read once.
+/// False for what ALLTOALLV_TEST_WITHOUT lists, separated by commas. Names: "agreement", "device-wait".
+/// The Python side has its own (alltoallv/backends/npu.py). Read once.
 bool synchronizes(std::string_view name);
 
 }  // namespace alltoallv
