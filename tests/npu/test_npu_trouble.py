@@ -106,6 +106,7 @@ def test_a_call_that_fails_ends_the_communicator_for_all(ranks: Ranks, number: i
         device = use_device(rank)
         comm = Communicator.from_env(backend="hccl", timeout=20)
         assert exchange(comm, device) == list(range(size))
+        x = zeros(size, device)  # now: torch refuses a device whose stream has failed
         if rank == 1:
             with emulated(faults=f"HcclAlltoAllV=fail:{number}"):
                 error = caught(lambda: exchange(comm, device))
@@ -117,9 +118,9 @@ def test_a_call_that_fails_ends_the_communicator_for_all(ranks: Ranks, number: i
                 assert "HCCL_BUFFSIZE" in str(error)
         else:
             # Launched into the void: HCCL's own time must pass before the device gives up.
-            try_to(lambda: at.all_to_all_v(zeros(size, device), [1] * size, [1] * size, group=comm))
+            try_to(lambda: at.all_to_all_v(x, [1] * size, [1] * size, group=comm))
         time.sleep(0.2)
-        error = caught(lambda: at.all_to_all_v(zeros(size, device), [1] * size, [1] * size, group=comm))
+        error = caught(lambda: at.all_to_all_v(x, [1] * size, [1] * size, group=comm))
         assert isinstance(error, PeerLostError | HcclError)
         assert "rank 1" in str(error) or rank == 1
         assert not comm.usable
@@ -198,13 +199,14 @@ def test_a_rank_leaves_out_a_call_after_the_checked_ones(ranks: Ranks) -> None:
     def check(rank: int, size: int) -> None:
         device = use_device(rank)
         comm = Communicator.from_env(backend="hccl", timeout=20)
+        x = zeros(size, device)
         for _ in range(8):
             exchange(comm, device)
         if rank == 0:
             error = caught(lambda: exchange(comm, device))
             assert not isinstance(error, AssertionError)
             with pytest.raises(HcclError, match="HCCL_E_"):
-                exchange(comm, device)
+                at.all_to_all_v(x, [1] * size, [1] * size, group=comm)
             assert not comm.usable
         else:
             time.sleep(4)

@@ -399,7 +399,12 @@ void HcclCommunicator::destroy() {
     const CallQueue::Turn turn(*queue_);
     if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;
     device_.bind();
-    drain(deadline(farewell_seconds));
+    bool waits = false;  // what is behind a failure on the device may never be done
+    {
+        const std::lock_guard lock(records_);
+        waits = !ended_;
+    }
+    drain(deadline(waits ? farewell_seconds : 0));
     for (const Launch& launch : launched_) cann().aclrtDestroyEvent(launch.event);
     for (aclrtEvent event : events_) cann().aclrtDestroyEvent(event);
     if (launched_.empty()) {
