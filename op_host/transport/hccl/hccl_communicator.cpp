@@ -22,7 +22,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t first_calls = 8;  ///< that check="first" compares
 constexpr size_t flight_length = 64;
-constexpr double farewell_seconds = 10;  ///< for what is still on the device when the communicator is destroyed
+constexpr double farewell_seconds = 2;  ///< for what is still on the device when the communicator is destroyed
 
 int64_t now_ns() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();

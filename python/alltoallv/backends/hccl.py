@@ -145,7 +145,8 @@ class HcclMover(DeviceMover):
                 options.root_info = self._share("hccl", mine)[0]
             with npu().device(device):
                 self._launches = Launches(_core.hccl_communicator(options))
-            weakref.finalize(self, self._launches.core.destroy)
+            _cores.add(self._launches.core)
+            end_before_torch_npu()
         if (device.index or 0) != self._device:
             raise InvalidTensorError(f"the tensors lie on {device}, expected npu:{self._device} as in the first call")
         return self._launches
@@ -291,4 +292,13 @@ class _MemberMover(DeviceMover):
 @lru_cache
 def end_before_torch_npu() -> None:
     """At exit HCCL goes first: torch_npu, imported before this is called, gives the devices back."""
-    atexit.register(_core.destroy_all)
+    atexit.register(_end_all)
+
+
+_cores: weakref.WeakSet[_core.Communicator] = weakref.WeakSet()  # of groups; the core itself knows the others
+
+
+def _end_all() -> None:
+    for core in list(_cores):
+        core.destroy()
+    _core.destroy_all()
