@@ -397,13 +397,9 @@ void HcclCommunicator::abort(const std::string& reason) {
 void HcclCommunicator::destroy() {
     if (pid_ != getpid()) return;
     const CallQueue::Turn turn(*queue_);
+    const bool waits = usable();  // what is behind a failure on the device may never be done
     if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;
     device_.bind();
-    bool waits = false;  // what is behind a failure on the device may never be done
-    {
-        const std::lock_guard lock(records_);
-        waits = !ended_;
-    }
     drain(deadline(waits ? farewell_seconds : 0));
     for (const Launch& launch : launched_) cann().aclrtDestroyEvent(launch.event);
     for (aclrtEvent event : events_) cann().aclrtDestroyEvent(event);
