@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nox
 
-FRAMEWORKS = ("torch", "triton", "triton_ascend", "mindspore", "paddle")
+FRAMEWORKS = ("torch", "triton", "triton_ascend", "mindspore", "npu", "paddle")
 nox.options.sessions = ["lint", "cpp", "tests", *FRAMEWORKS, "sanitize", "tsan", "aarch64", "wheel"]
 
 ROOT = Path(__file__).resolve().parent
