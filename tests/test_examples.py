@@ -50,6 +50,7 @@ def check_digits_dispatch(size: int, tmp_path: Path) -> None:
 CHECKS = {"hello.py": check_hello, "digits_dispatch.py": check_digits_dispatch}
 OF_FRAMEWORKS = {  # run where the framework is
     "moe_torch.py": "torch/test_torch_examples.py",
+    "ddp_digits.py": "torch/test_torch_examples.py",
     "tensor_parallel_minilm.py": "torch/test_torch_examples.py",
     "moe_mindspore.py": "mindspore/test_mindspore_jobs.py",
     "moe_paddle.py": "paddle/test_paddle_jobs.py",

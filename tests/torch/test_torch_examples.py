@@ -66,3 +66,35 @@ def test_tensor_parallel_minilm(size: int, tmp_path: Path) -> None:
     assert 0.95 <= median["int4"] < median["int8"] < 1  # and the codes do travel
     assert lines[-1] == f"as a picture: {picture}"
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("backend", ["alltoallv", pytest.param("gloo", marks=pytest.mark.slow)])
+@pytest.mark.skipif(not find_spec("matplotlib"), reason="needs matplotlib, which the nox session installs")
+def test_ddp_digits(backend: str, tmp_path: Path) -> None:
+    size, launcher = (4, [*LAUNCHERS["alltoallv"], "4"]) if backend == "alltoallv" else (2, [])
+    picture = tmp_path / "losses.png"
+    arguments = (
+        "--np",
+        str(size),
+        "--backend",
+        backend,
+        "--seeds",
+        "2",
+        "--epochs",
+        "6",
+        "--lr",
+        "0.1",
+        "--plot",
+        str(picture),
+    )
+    lines = run(*launcher, str(EXAMPLES / "ddp_digits.py"), *arguments)
+    assert lines[0].startswith(f"{size} ranks, backend {backend}, ")
+    rows = {words[0]: [float(word.rstrip("%")) for word in words[1:]] for words in map(str.split, lines[3:7])}
+    assert list(rows) == ["float32", "int8", "int4", "int4-no-feedback"]
+    loss, off, apart, recognized = zip(*rows.values(), strict=True)
+    assert loss[0] < 0.4  # it learns, from log(10) = 2.3
+    assert min(recognized) >= 85
+    assert abs(off[1]) <= 1  # int8 is within the noise
+    assert all(0 < value < 0.1 for value in apart[1:])  # the codes do travel, and bend the curve little
+    assert lines[-1] == f"as a picture: {picture}"
+    assert picture.read_bytes().startswith(b"\x89PNG")
