@@ -17,6 +17,7 @@ from alltoallv.errors import CommTimeoutError, PeerLostError
 
 _STEP = 0.5  # seconds between looks at the store while a rank waits
 _VERDICT_SECONDS = 4.0  # for the rank that finds out what is wrong
+_IN_FLIGHT_SECONDS = 3.0  # for data that a rank has sent before it left, and the group's store with it
 _log = logging.getLogger("alltoallv")
 
 
@@ -72,6 +73,8 @@ class Watch:
             try:
                 if ready(max(0.0, min(_STEP, end - time.monotonic()))):
                     return
+                if missing is None and self._is_silent() and ready(_IN_FLIGHT_SECONDS):
+                    return
             except PeerLostError as error:  # the store
                 self._set("lost", str(error))
             except RuntimeError as error:
@@ -89,6 +92,16 @@ class Watch:
                 self._next_warning = now + (now - self._started)
                 late = self._describe((missing or self._call_roll)()) or "its peers' data"
                 _log.warning("rank %d has waited %.1f s in %s for %s", self._rank, now - self._started, self._op, late)
+
+    def _is_silent(self) -> bool:
+        """Whether the store has stopped answering: its keeper is gone, lost or after its last call."""
+        if self._store is None or self._poison is not None:
+            return False
+        try:
+            self._store.peek("poison")
+        except PeerLostError:
+            return True
+        return False
 
     def work(self, work: Any) -> None:
         """Waits for a work of torch.distributed."""
