@@ -176,7 +176,7 @@ def test_compile(ranks: Ranks, backend: str) -> None:
     def check(comm: Communicator) -> None:
         def function(x: Tensor, sends: list[int], recvs: list[int]) -> Tensor:
             a = at.quantized_all_reduce(x * 2, gather="quantized", group=comm)
-            b = at.quantized_reduce_scatter(a.sin(), [1, 3], bits=4, group=comm)
+            b = at.quantized_reduce_scatter(a.abs(), [1, 3], bits=4, group=comm)
             c = at.quantized_all_to_all(a * 3, sends, recvs, group=comm)
             return torch.cat([b.view(-1), c.view(-1)])
 
@@ -194,7 +194,7 @@ def test_compile(ranks: Ranks, backend: str) -> None:
                 (y * torch.arange(1.0, y.numel() + 1)).sum().backward()
                 results.append((y.detach(), leaf.grad))
             assert torch.equal(results[0][0], results[1][0])
-            assert torch.equal(results[0][1], results[1][1])
+            torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-6, atol=0)  # may be fused
 
     ranks(2, timeout=200, comm_timeout=150)(check)
 
