@@ -101,6 +101,8 @@ def expect_result(
 def test_quantize(bits, group_size, count, name, feedback, special, exponent, seed):
     rng = np.random.default_rng(seed)
     how = Quantization(bits, group_size)
+    if feedback:  # of two subnormal terms a processor that flushes makes nothing, another a normal sum
+        exponent = max(exponent, -90)
     x = some_values(rng, count, name, exponent, special)
     error = some_values(rng, count, "float32", exponent - 8, False) if feedback else None
     expected_error = None if error is None else error.copy()
