@@ -103,6 +103,7 @@ void bind_rows(nb::module_& m) {
         "bits"_a, "group_size"_a, "Bytes of a row of `length` elements: float32 scales, codes, padding to 4 bytes.");
     m.def("quantized_row_terms", &row_terms, "bits"_a, "group_size"_a,
           "What peers agree on beside the bytes of a row, for `root` of an exchange.");
+    m.def("describe_row_terms", &describe_row_terms, "terms"_a, "These terms in words.");
     m.def(
         "quantize_rows",
         [](int bits, size_t group_size, const std::string& dtype, uintptr_t input, size_t rows, size_t length,

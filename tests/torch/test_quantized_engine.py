@@ -10,6 +10,7 @@ import pytest
 import torch
 from engine_groups import caught, engine, to_numpy, to_torch, views
 
+import alltoallv.torch as at
 from alltoallv.backends import quantized_codecs, quantized_operators, quantized_reduction
 from alltoallv.errors import PeerMismatchError, ValueOverflowError
 from alltoallv.quantization import Quantization, QuantizedReduction
@@ -122,10 +123,91 @@ def test_over_gloo(ranks: Any, file: str, size: int) -> None:
     def run(rank: int, size: int) -> int:
         with engine(rank, size, file) as comm:
             done = every_case(comm)
-            with mock.patch.object(quantized_reduction, "CHUNK", 300):  # several chunks, the last one shorter
+            with mock.patch.object(quantized_reduction, "CHUNKS", (300, 300)):  # several chunks, the last one shorter
                 return done + every_case(comm)
 
     assert ranks(size, communicator=False)(run) == [40] * size
+
+
+def scattered(comm: Any, counts: list[int], tail: tuple[int, ...], **how: Any) -> None:
+    """``quantized_reduce_scatter`` as a user calls it, twice with one error feedback."""
+    rank, size = comm.rank, comm.size
+    xs = [x.reshape(-1, *tail) for x in inputs_of(8, size, sum(counts) * int(np.prod(tail)), "bfloat16")]
+    errors = [np.zeros(x.shape, F32) for x in xs]
+    state = at.ErrorFeedback()
+    for _ in range(2):
+        wanted = q.quantized_reduce_scatter(xs, counts, dtype="float32", errors=errors, **how)[rank]
+        out = torch.full(wanted.shape, 5.0)
+        told = {"out": out, "out_dtype": torch.float32, "error_feedback": state, "group": comm} | how
+        assert at.quantized_reduce_scatter(to_torch(xs[rank]), counts, **told) is out
+        assert_bits_equal(to_numpy(out), wanted)
+
+
+def dispatched(comm: Any, counts: list[list[int]], tail: tuple[int, ...], **how: Any) -> None:
+    """``quantized_all_to_all`` as a user calls it, with counts told and learnt, at once and later."""
+    rank = comm.rank
+    rng = np.random.default_rng(6)
+    xs = [rng.normal(size=(sum(row), *tail)).astype(dtype_of("bfloat16")) for row in counts]
+    wanted = q.quantized_all_to_all(xs, counts, dtype="float32", **how)[rank]
+    recvs = [row[rank] for row in counts]
+    told = {"out_dtype": torch.float32, "group": comm} | how
+    for known in (recvs, None):
+        rows = at.quantized_all_to_all(to_torch(xs[rank]), counts[rank], known, **told)
+        assert rows.shape == (sum(recvs), *tail)
+        assert_bits_equal(to_numpy(rows).reshape(-1), wanted.reshape(-1))
+        _, work = at.quantized_all_to_all(to_torch(xs[rank]), counts[rank], known, async_op=True, **told)
+        assert_bits_equal(to_numpy(work.result()).reshape(-1), wanted.reshape(-1))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_parts_and_rows_over_gloo(ranks: Any, file: str, size: int) -> None:
+    """Uneven counts, ranks that send or get nothing, rows that are empty; whole and in chunks."""
+    parts = [[0] * size, [4, 0, 5][-size:], [901, 1, 300][:size]]
+    rows = ([[1, 0, 8], [3, 3, 3], [9, 0, 0]], [[0, 0, 0], [0, 70, 1], [5, 0, 0]], [[0] * 3] * 3)
+
+    def run(rank: int, size: int) -> None:
+        with engine(rank, size, file) as comm:
+            for chunk in (1 << 18, 200):
+                with mock.patch.object(quantized_reduction, "CHUNKS", (chunk, chunk)):
+                    for counts in parts:
+                        scattered(comm, counts, (33,), group_size=32)
+                        scattered(comm, counts, (3, 5), bits=4, op="avg", group_size=1 << 40)
+            for sends in rows:
+                sends = [row[:size] for row in sends[:size]]
+                for tail, bits, group in (((33,), 8, None), ((3, 5), 4, 7), ((), 8, 16), ((0,), 4, None)):
+                    dispatched(comm, sends, tail, bits=bits, group_size=group)
+
+    ranks(size, communicator=False)(run)
+
+
+def test_disagreement_about_rows(ranks: Any, file: str) -> None:
+    """Of rows and of parts, over gloo; what does not fit is told everywhere, and the communicator stays usable."""
+
+    def run(rank: int, size: int) -> list[str]:
+        with engine(rank, size, file) as comm:
+            x, to = torch.ones(2, 64), {"group": comm}
+            told = [
+                caught(lambda: at.quantized_all_to_all(x, [1, 1], group_size=32 if rank else None, **to)),
+                caught(lambda: at.quantized_all_to_all(x, [1, 1], [1, 1], group_size=40 - 8 * rank, **to)),
+                caught(lambda: at.quantized_all_to_all(x, [1, 1] if rank else [0, 2], [rank, 1], **to)),
+                caught(lambda: at.quantized_reduce_scatter(x, [1, 1] if rank else [2, 0], **to)),
+            ]
+            assert [type(error) for error in told] == [PeerMismatchError] * 4, told
+            y = x * (1e6 if rank else 1)
+            for call in (
+                lambda: at.quantized_all_to_all(y, [1, 1], overflow="raise", out_dtype=torch.float16, **to),
+                lambda: at.quantized_reduce_scatter(y, overflow="raise", out_dtype=torch.float16, **to),
+            ):
+                assert isinstance(caught(call), ValueOverflowError)
+            assert at.quantized_reduce_scatter(x, **to).eq(2).all()
+            return [str(error) for error in told]
+
+    told = ranks(2, communicator=False)(run)
+    assert told[0] == told[1]
+    assert "rank 0 has codes of 8 bits in groups of 64, rank 1 has codes of 8 bits in groups of 32" in told[0][0]
+    assert "rank 0 has codes of 8 bits in groups of 40, rank 1 has codes of 8 bits in groups of 32" in told[0][1]
+    assert "rank 0 sends 2 rows to rank 1, which expects 1" in told[0][2]
+    assert "quantized_reduce_scatter" in told[0][3]
 
 
 def test_as_on_an_accelerator(ranks: Any, file: str) -> None:

@@ -39,7 +39,7 @@ class Proposal:
         send_counts: Elements for every rank.
         recv_counts: Elements expected from every rank; None: learnt from the peers.
         count: Elements per row of an exchange, or all elements of a reduction; equal on all ranks.
-        root: Of a broadcast, else 0.
+        root: Of a broadcast, or the terms of quantized rows; else 0.
         failure: Class and code of the error that this rank announces instead, and its text.
         terms: More that must be equal: what stands before the first rank's value, before another's, and the value.
     """
@@ -206,7 +206,10 @@ def _difference(a: dict[str, Any], b: dict[str, Any], rank: int) -> str:
         ("root", "has root "),
     ):
         if a[key] != b[key]:
-            return f"rank 0 {text}{a[key]}, rank {rank} {text}{b[key]}"
+            values = [told[key] for told in (a, b)]
+            if (key, a["operator"]) == ("root", "quantized_all_to_all"):
+                text, values = "has ", [_core.describe_row_terms(value) for value in values]
+            return f"rank 0 {text}{values[0]}, rank {rank} {text}{values[1]}"
     for (text, other, value), (_, _, another) in zip(a["terms"], b["terms"], strict=False):
         if value != another:
             return f"rank 0 has {text}{value}, rank {rank} has {other}{another}"

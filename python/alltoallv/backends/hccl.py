@@ -37,9 +37,17 @@ class Launches:
         self.core = core
 
     def exchange(
-        self, operator: str, dtype: str, output: Tensor, input: Tensor, layout: Layout, row: int, wait: bool
+        self,
+        operator: str,
+        dtype: str,
+        output: Tensor,
+        input: Tensor,
+        layout: Layout,
+        row: int,
+        wait: bool,
+        root: int = 0,
     ) -> StreamWork | None:
-        plan = _core.Plan(self.core, operator, dtype, *layout, 0, row)
+        plan = _core.Plan(self.core, operator, dtype, *layout, root, row)
 
         def start(stream: int) -> None:
             plan.run(input.data_ptr(), output.data_ptr(), -1.0, stream)
@@ -64,9 +72,17 @@ class Launches:
         return on_stream(inputs[0].device, start, wait, lambda: (*outputs, *inputs))
 
     def learn(
-        self, operator: str, dtype: str, input: Tensor, sends: list[int], sdispls: list[int], row: int, wait: bool
+        self,
+        operator: str,
+        dtype: str,
+        input: Tensor,
+        sends: list[int],
+        sdispls: list[int],
+        row: int,
+        wait: bool,
+        root: int = 0,
     ) -> tuple[tuple[Tensor, list[int]], StreamWork | None]:
-        plan = _core.Plan(self.core, operator, dtype, sends, sdispls, [], [], 0, row)
+        plan = _core.Plan(self.core, operator, dtype, sends, sdispls, [], [], root, row)
         made: list[Any] = []
         current = npu().current_stream(input.device)
 
@@ -232,10 +248,10 @@ class DeviceMember:
         return Communicator(control)
 
     def exchange(
-        self, operator: str, dtype: str, output: Tensor, input: Tensor, layout: Layout, row: int = 1
+        self, operator: str, dtype: str, output: Tensor, input: Tensor, layout: Layout, row: int = 1, root: int = 0
     ) -> DeviceCall:
         return DeviceCall(
-            lambda wait: (None, self._launches.exchange(operator, dtype, output, input, layout, row, wait))
+            lambda wait: (None, self._launches.exchange(operator, dtype, output, input, layout, row, wait, root))
         )
 
     def exchange_lists(
@@ -244,9 +260,16 @@ class DeviceMember:
         return DeviceCall(lambda wait: (None, self._launches.exchange_lists(operator, dtype, outputs, inputs, wait)))
 
     def learn(
-        self, operator: str, dtype: str, input: Tensor, sends: list[int], sdispls: list[int], row: int = 1
+        self,
+        operator: str,
+        dtype: str,
+        input: Tensor,
+        sends: list[int],
+        sdispls: list[int],
+        row: int = 1,
+        root: int = 0,
     ) -> DeviceCall:
-        return DeviceCall(lambda wait: self._launches.learn(operator, dtype, input, sends, sdispls, row, wait))
+        return DeviceCall(lambda wait: self._launches.learn(operator, dtype, input, sends, sdispls, row, wait, root))
 
     def reduce(
         self, operator: str, dtype: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int]

@@ -17,7 +17,8 @@ from alltoallv.backends.torch_movers import Mover
 from alltoallv.errors import ValueOverflowError
 from alltoallv.quantization import QuantizedReduction
 
-CHUNK = 1 << 17  # elements of a part that travel at a time, between hosts
+PIECES = 4  # chunks of a part, between hosts, as far as the limits allow; docs/quantization.md has what was measured
+CHUNKS = (1 << 18, 1 << 20)  # elements of the smallest and the largest chunk
 AHEAD = 2  # exchanges under way while a chunk is summed
 
 Wait = Callable[[], None]
@@ -26,9 +27,8 @@ Wait = Callable[[], None]
 class Wire(Protocol):
     """Starts a transfer of bytes, and returns what waits for it."""
 
-    @property
-    def chunk(self) -> int | None:
-        """Elements of a part that travel at a time; None: all."""
+    def chunk(self, part: int) -> int:
+        """How many of a part's elements travel at a time."""
 
     def exchange(self, output: Tensor, input: Tensor, recvs: Sequence[int], sends: Sequence[int]) -> Wait: ...
     def gather(self, output: Tensor, input: Tensor) -> Wait: ...
@@ -37,10 +37,11 @@ class Wire(Protocol):
 class MoverWire:
     """Over a mover, without overlap: an accelerator's engine, whose transfers lie in the order of the stream."""
 
-    chunk = None
-
     def __init__(self, mover: Mover) -> None:
         self._mover = mover
+
+    def chunk(self, part: int) -> int:
+        return part
 
     def exchange(self, output: Tensor, input: Tensor, recvs: Sequence[int], sends: Sequence[int]) -> Wait:
         layout = (list(sends), _displs(sends), list(recvs), _displs(recvs))
@@ -56,7 +57,11 @@ class HostWire:
     """Over gloo or MPI, whose works run on threads of their own."""
 
     def __init__(self, engine: Any, wait: Callable[[Any], None], based: bool) -> None:
-        self._engine, self._wait, self._based, self.chunk = engine, wait, based, CHUNK
+        self._engine, self._wait, self._based = engine, wait, based
+
+    def chunk(self, part: int) -> int:
+        smallest, largest = CHUNKS
+        return min(max(part // PIECES, smallest), largest)
 
     def exchange(self, output: Tensor, input: Tensor, recvs: Sequence[int], sends: Sequence[int]) -> Wait:
         work = self._engine.alltoall_base(output.view(-1), input.view(-1), list(recvs), list(sends))
@@ -102,8 +107,7 @@ class _AllReduce:
         self._device = device
         units = -(-count // codec.unit)
         self._share = -(-units // size) * codec.unit
-        chunk = wire.chunk or self._share
-        self._step = min(max(chunk // codec.unit, 1) * codec.unit, self._share)
+        self._step = min(max(wire.chunk(self._share) // codec.unit, 1) * codec.unit, self._share)
 
     def run(self) -> None:
         steps = range(-(-self._share // self._step))
@@ -178,7 +182,7 @@ class _AllReduce:
 def _reduce_scatter(wire: Wire, rank: int, counts: Sequence[int], codec: Codec, device: torch.device) -> None:
     """Rank j's part has ``counts[j]`` elements; chunks are those of the longest part."""
     unit, longest, starts = codec.unit, max(counts), _displs(counts)
-    step = min(max((wire.chunk or longest) // unit, 1) * unit, max(longest, 1))
+    step = min(max(wire.chunk(longest) // unit, 1) * unit, max(longest, 1))
 
     def start(begin: int) -> tuple[Tensor, Wait]:
         lengths = [max(min(step, count - begin), 0) for count in counts]

@@ -42,9 +42,14 @@ class TorchGroupCommunicator(Membership):
     """
 
     def exchange(
-        self, operator: str, dtype: str, output: Tensor, input: Tensor, layout: Layout, row: int = 1
+        self, operator: str, dtype: str, output: Tensor, input: Tensor, layout: Layout, row: int = 1, root: int = 0
     ) -> GroupCall:
-        """The exchange of a layout in elements. ``row``: elements per unit of the caller's counts, for messages."""
+        """The exchange of a layout in elements.
+
+        Args:
+            row: Elements per unit of the caller's counts, for messages.
+            root: What ranks that exchange quantized rows must agree on beside the bytes of a row.
+        """
 
         def move(told: list[int] | None, wait: bool) -> tuple[None, Any]:
             if operator == "all_gather_into_tensor":
@@ -54,7 +59,9 @@ class TorchGroupCommunicator(Membership):
             self._count(layout[2], input.itemsize)
             return None, work
 
-        return GroupCall(self, Proposal(operator, dtype, layout[0], layout[2], count=row), move, output, input)
+        return GroupCall(
+            self, Proposal(operator, dtype, layout[0], layout[2], count=row, root=root), move, output, input
+        )
 
     def exchange_lists(
         self, operator: str, dtype: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
@@ -70,7 +77,14 @@ class TorchGroupCommunicator(Membership):
         return GroupCall(self, Proposal(operator, dtype, sends, recvs), move, *outputs, *inputs)
 
     def learn(
-        self, operator: str, dtype: str, input: Tensor, sends: list[int], sdispls: list[int], row: int = 1
+        self,
+        operator: str,
+        dtype: str,
+        input: Tensor,
+        sends: list[int],
+        sdispls: list[int],
+        row: int = 1,
+        root: int = 0,
     ) -> GroupCall:
         """An exchange whose receive counts the peers tell. Result: the flat output and the counts."""
 
@@ -82,7 +96,7 @@ class TorchGroupCommunicator(Membership):
             self._count(recvs, input.itemsize)
             return (output, recvs), work
 
-        return GroupCall(self, Proposal(operator, dtype, sends, None, count=row), move, input)
+        return GroupCall(self, Proposal(operator, dtype, sends, None, count=row, root=root), move, input)
 
     def reduce(
         self, operator: str, dtype: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int]

@@ -81,14 +81,14 @@ def exchange(
 ) -> Call:
     """The exchange of a checked layout in elements; ``row`` elements make a unit of the caller's counts.
 
-    ``root``: terms that ranks sharing memory must agree on, of quantized rows.
+    ``root``: terms that the ranks must agree on, of quantized rows.
     """
     about = (operator, input.itemsize, layout[0], layout[2])
     check_place(comm, input, output)
     if isinstance(comm, Communicator):
         plan = _core.Plan(comm.core, operator, core_name(input.dtype), *layout, root, row)
         return SharedCall(comm, plan, about, input, output, input.data_ptr(), output.data_ptr())
-    call = comm.exchange(operator, core_name(input.dtype), output, input, layout, row)
+    call = comm.exchange(operator, core_name(input.dtype), output, input, layout, row, root)
     return EngineCall(comm, call, about, input, output, input.is_cuda)
 
 
@@ -158,7 +158,7 @@ def learn(
     if isinstance(comm, Communicator):
         call = _core.Plan(comm.core, operator, dtype, sends, sdispls, [], [], root, row)
     else:
-        call = comm.learn(operator, dtype, input, sends, sdispls, row)
+        call = comm.learn(operator, dtype, input, sends, sdispls, row, root)
     return Learning(comm, call, operator, input, sends)
 
 
