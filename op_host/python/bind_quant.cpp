@@ -155,14 +155,20 @@ void bind_quant_operation(nb::module_& m) {
         .def(
             "__init__",
             [](QuantAllReduceParam* self, const AllToAllVParam& group, std::string all_reduce_type, int quant_type,
-               int out_data_type) {
+               int out_data_type, int bits, int64_t group_size, bool requantizes, const std::string& overflow) {
+                const Overflow handling = overflow_from_name(overflow);
                 auto* param = new (self) QuantAllReduceParam;
                 param->group = group;
                 param->all_reduce_type = std::move(all_reduce_type);
                 param->quant_type = static_cast<QuantType>(quant_type);
                 param->out_data_type = out_data_type;
+                param->bits = bits;
+                param->group_size = group_size;
+                param->requantizes = requantizes;
+                param->overflow = handling;
             },
-            "group"_a, "all_reduce_type"_a, "quant_type"_a, "out_data_type"_a);
+            "group"_a, "all_reduce_type"_a, "quant_type"_a, "out_data_type"_a, "bits"_a = 8, "group_size"_a = 128,
+            "requantizes"_a = false, "overflow"_a = "saturate");
     nb::class_<Operation>(m, "QuantAllReduceOperation", "The ATB-shaped operator on raw addresses.")
         .def(
             "__init__",
@@ -181,13 +187,13 @@ void bind_quant_operation(nb::module_& m) {
         .def("workspace_size", &Operation::workspace_size)
         .def(
             "execute",
-            [](Operation& self, const std::vector<Place>& inputs, Place output, double timeout) {
-                std::vector<Buffer> buffers;
-                for (const Place& place : inputs) buffers.push_back(buffer(place));
-                const Buffer out = buffer(output);
-                self.execute(buffers, {&out, 1}, timeout);
+            [](Operation& self, const std::vector<Place>& inputs, const std::vector<Place>& outputs, double timeout) {
+                std::vector<Buffer> ins, outs;
+                for (const Place& place : inputs) ins.push_back(buffer(place));
+                for (const Place& place : outputs) outs.push_back(buffer(place));
+                self.execute(ins, outs, timeout);
             },
-            "inputs"_a, "output"_a, "timeout"_a = -1.0, ReleaseGil(), "Pairs of address and bytes.")
+            "inputs"_a, "outputs"_a, "timeout"_a = -1.0, ReleaseGil(), "Pairs of address and bytes.")
         .def(
             "announce",
             [](Operation& self, int code, const std::string& message) {

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quantized_cases import Launch
+from quantized_cases import DTYPES, F32, Launch, normal
 
 from alltoallv import Communicator, QuantAllReduceOperation, QuantAllReduceParam, QuantType
-from alltoallv.errors import AllToAllVError, InvalidParamError, PeerMismatchError
+from alltoallv import numpy as av
+from alltoallv.errors import AllToAllVError, InvalidParamError, PeerMismatchError, ValueOverflowError
 from alltoallv.testing import quantized as reference
 from alltoallv.testing.golden import assert_bits_equal
 
@@ -44,12 +45,22 @@ def test_accuracy_data(launch: Launch, quant_type: QuantType) -> None:
         launch(size, reduce)
 
 
+DYNAMIC: dict[str, Any] = {"quant_type": QuantType.DYNAMIC}
 CREATE: list[tuple[dict[str, Any], str]] = [
     ({"backend": "hccl"}, 'backend is "hccl", expected "lccl"'),
     ({"all_reduce_type": "max"}, 'all_reduce_type is "max", expected "sum"'),
-    ({"quant_type": QuantType.UNQUANT}, "quant_type is 0, expected 1"),
+    ({"quant_type": QuantType.UNQUANT}, "quant_type is 0, expected 1.* or 16"),
     ({"quant_type": QuantType.MAX}, "quant_type is 3, expected 1"),
     ({"out_data_type": 27}, r"out_data_type is 27, expected 1 \(float16\)"),
+    ({"bits": 4}, "bits, group_size, gather and overflow are set, expected them only with quant_type 16"),
+    ({"overflow": "raise"}, "expected them only with quant_type 16"),
+    (DYNAMIC | {"all_reduce_type": "max"}, 'all_reduce_type is "max", expected "sum" or "avg"'),
+    (DYNAMIC | {"out_data_type": 2}, r"out_data_type is 2, expected -1 .* 27 \(bfloat16\)"),
+    (DYNAMIC | {"bits": 3}, "bits is 3, expected 4 or 8"),
+    (DYNAMIC | {"group_size": 0}, "group_size is 0, expected an integer of at least 1"),
+    (DYNAMIC | {"gather": "half"}, "gather is 'half', expected full or quantized"),
+    (DYNAMIC | {"overflow": "wrap"}, "overflow is 'wrap', expected saturate, raise or infinity"),
+    (DYNAMIC | {"backend": "hccl"}, 'backend is "hccl", expected "lccl"'),
     ({"rank": 2}, "rank is 2, expected 0 to 1 for rank_size 2"),
     ({"rank_size": 0}, "rank_size is 0, expected at least 1"),
     ({"comm_mode": 7}, "comm_mode is 7"),
@@ -82,6 +93,96 @@ REFUSED: list[tuple[int, dict[str, Any], int, str]] = [
     (1, {"offset": (2,)}, 8, r"the offset has shape \[2\], expected \[1\]"),
 ]
 
+ACL = {"float32": 0, "float16": 1, "bfloat16": 27}
+
+
+@pytest.mark.parametrize(("bits", "gather"), [(8, "full"), (8, "quantized"), (4, "full"), (4, "quantized")])
+def test_dynamic(launch: Launch, bits: int, gather: str) -> None:
+    """The reference's bits for every dtype and size, allocated, into an output, in place, and with error feedback."""
+
+    def reduce(communicator: Communicator) -> None:
+        r, size = communicator.rank, communicator.size
+        rng = np.random.default_rng(bits)
+        for name, out_name, group_size, op in (
+            ("float32", None, 128, "sum"),
+            ("bfloat16", "float32", 33, "avg"),
+            ("float16", "bfloat16", 1 << 40, "sum"),
+        ):
+            fields = DYNAMIC | {"bits": bits, "gather": gather, "group_size": group_size, "all_reduce_type": op}
+            number = -1 if out_name is None else ACL[out_name]
+            operation = QuantAllReduceOperation(param(communicator, out_data_type=number, **fields), communicator)
+            how = {"bits": bits, "gather": gather, "group_size": group_size, "op": op, "dtype": out_name or name}
+            for shape in ((0, 3), (1,), (5, 7), (40_007,), (5, 7)):
+                inputs = [x.reshape(shape) for x in normal(rng, size, int(np.prod(shape)), name)]
+                x = inputs[r].copy()
+                wanted = reference.quantized_all_reduce(inputs, **how)[0]
+                result = operation(x)
+                assert result.dtype == DTYPES[out_name or name]
+                assert_bits_equal(result, wanted)
+                out = np.full(shape, 3, result.dtype)
+                assert operation(x, out=out) is out
+                assert_bits_equal(out, wanted)
+                state = av.ErrorFeedback()
+                errors = [np.zeros(shape, F32) for _ in inputs]
+                gather_error = np.zeros(shape, F32) if gather == "quantized" else None
+                for _ in range(2):
+                    wanted = reference.quantized_all_reduce(inputs, errors=errors, gather_error=gather_error, **how)[0]
+                    assert_bits_equal(operation(x, error_feedback=state), wanted)
+                assert_bits_equal(state.state_dict()["error"], errors[r].reshape(-1))
+                if out_name is None:
+                    wanted = reference.quantized_all_reduce(inputs, **how)[0]
+                    assert operation(x, out=x) is x
+                    assert_bits_equal(x, wanted)
+
+    for size in (1, 3):
+        launch(size, reduce)
+
+
+def test_dynamic_refused(launch: Launch) -> None:
+    """One rank's mistake on every rank, and what the ranks disagree about; then the same operation works."""
+
+    def reduce(communicator: Communicator) -> None:
+        r = communicator.rank
+        operation = QuantAllReduceOperation(param(communicator, **DYNAMIC), communicator)
+        x, one, memory = np.ones(64, F32), np.ones(1, F16), np.ones(96, F32)
+        state, other = av.ErrorFeedback(), av.ErrorFeedback()
+        operation(np.ones(7, F32), error_feedback=other)
+        wrong: list[tuple[tuple[Any, ...], dict[str, Any], int, str]] = [
+            ((x.astype(np.int8),), {}, 13, "the dtype of the input is int8, expected float32, float16 or bfloat16"),
+            ((x, one, one), {}, 5, "the number of inputs is 3, expected 1"),
+            ((x,), {"out": np.ones(64, F16)}, 13, "the dtype of the output is float16, expected float32"),
+            ((x,), {"out": np.ones(32, F32)}, 8, r"the output has shape \[32\], expected \[64\]"),
+            ((np.array(1, F32),), {}, 8, "0 dimensions, expected 1 to 8"),
+            ((memory[:64],), {"out": memory[32:]}, 1, "the input and the output overlap in memory"),
+            ((x,), {"error_feedback": {}}, 1, "error_feedback is a dict"),
+            ((x,), {"error_feedback": other}, 1, "the error feedback's error has 7 elements, expected 64"),
+        ]
+        for arguments, more, code, message in wrong:
+            with pytest.raises(AllToAllVError, match=message) as caught:
+                operation(*(arguments if r == 0 else (x,)), **(more if r == 0 else {}))
+            assert caught.value.code == code, message
+            assert operation(x, error_feedback=state).tolist() == [2.0] * 64
+        with pytest.raises(PeerMismatchError, match="rank 0 has error feedback, rank 1 has no error feedback"):
+            operation(x, error_feedback=None if r else state)
+        for fields in ({"bits": 4}, {"group_size": 64}, {"gather": "quantized"}, {"all_reduce_type": "avg"}):
+            differing = QuantAllReduceOperation(param(communicator, **DYNAMIC, **(fields if r else {})), communicator)
+            with pytest.raises(PeerMismatchError, match=r"rank 0 .*rank 1"):
+                differing(x)
+        shared = QuantAllReduceOperation(param(communicator), communicator)
+        codes = np.ones(64, np.int8)
+        with pytest.raises(PeerMismatchError, match=r"rank 0 .*, rank 1 "):
+            _ = operation(x) if r else shared(codes, one, one)
+        with pytest.raises(InvalidParamError, match="error_feedback is given with a shared scale"):
+            shared(codes, one, one, error_feedback=state)
+        raising = QuantAllReduceOperation(
+            param(communicator, **DYNAMIC, out_data_type=ACL["float16"], overflow="raise"), communicator
+        )
+        with pytest.raises(ValueOverflowError):
+            raising(x * F32(1e6 if r else 1))
+        assert raising(x).tolist() == [2.0] * 64
+
+    launch(2, reduce)
+
 
 def test_refused_tensors(launch: Launch) -> None:
     """One rank's mistake, with ATB's code, on every rank; then the same operation works."""
@@ -110,6 +211,12 @@ def test_json() -> None:
     assert (made.rank, made.rank_size, made.quant_type, made.backend) == (1, 4, 2, "lccl")
     assert QuantAllReduceParam.from_json(made.to_json()) == made
     assert json.loads(made.to_json())["quantType"] == 2
+    assert "bits" not in made.to_json()
+    assert json.loads(QuantAllReduceParam(0, 1).to_json())["outDataType"] == 1
+    ours = QuantAllReduceParam(0, 2, **DYNAMIC, bits=4, group_size=32, gather="quantized", overflow="raise")
+    assert QuantAllReduceParam.from_json(ours.to_json()) == ours
+    with pytest.raises(InvalidParamError, match="gather is 3, expected a string"):
+        QuantAllReduceParam.from_json({"rank": 0, "rankSize": 1, "gather": 3})
     with pytest.raises(InvalidParamError, match="rankSize is missing"):
         QuantAllReduceParam.from_json({"rank": 0})
     with pytest.raises(InvalidParamError, match="quantType is 'int8', expected an integer"):
