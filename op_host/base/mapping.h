@@ -1,5 +1,5 @@
 /// \file mapping.h
-/// \brief A shared mapping of a memfd, unmapped on destruction.
+/// \brief A mapping, shared (of a memfd) or private to this process, unmapped on destruction.
 #pragma once
 
 #include <sys/mman.h>
@@ -17,14 +17,11 @@ namespace alltoallv {
 class Mapping {
   public:
     Mapping() = default;
-    Mapping(int fd, size_t bytes) : bytes_(bytes) {
-        data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (data_ == MAP_FAILED) {
-            data_ = nullptr;
-            throw Error(ErrorClass::backend_unavailable, ErrorType::OUT_OF_HOST_MEMORY,
-                        "mapping " + std::to_string(bytes) + " bytes of shared memory failed: " + strerror(errno));
-        }
-    }
+    Mapping(int fd, size_t bytes) : Mapping(fd, bytes, MAP_SHARED) {}
+
+    /// Zero-filled memory of this process alone.
+    static Mapping of_this_process(size_t bytes) { return {-1, bytes, MAP_PRIVATE | MAP_ANONYMOUS}; }
+
     Mapping(Mapping&& other) noexcept
         : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
     Mapping& operator=(Mapping&& other) noexcept {
@@ -46,6 +43,15 @@ class Mapping {
     }
 
   private:
+    Mapping(int fd, size_t bytes, int flags) : bytes_(bytes) {
+        data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+        if (data_ == MAP_FAILED) {
+            data_ = nullptr;
+            throw Error(ErrorClass::backend_unavailable, ErrorType::OUT_OF_HOST_MEMORY,
+                        "mapping " + std::to_string(bytes) + " bytes of memory failed: " + strerror(errno));
+        }
+    }
+
     void* data_ = nullptr;
     size_t bytes_ = 0;
 };

@@ -1,6 +1,7 @@
 // Agreement: every rank compares the same rows and so comes to the same verdict, in the same words.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <string>
 
 #include "comm/control.h"
@@ -11,24 +12,6 @@ namespace {
 
 std::string rank_text(int rank) {
     return "rank " + std::to_string(rank);
-}
-
-/// Names the first pair whose counts differ; empty if all agree.
-std::string first_difference(const ControlPlane& control) {
-    const int size = control.size();
-    const int64_t unit = is_reduction(control.row(0).op) ? 1 : std::max<int64_t>(control.row(0).count, 1);
-    for (int to = 0; to < size; ++to) {
-        const Row& receiver = control.row(to);
-        if (receiver.flags & row_learns) continue;
-        for (int from = 0; from < size; ++from) {
-            const int64_t sent = control.row(from).pairs()[to].send_count;
-            const int64_t expected = receiver.pairs()[from].recv_count;
-            if (sent != expected)
-                return rank_text(from) + " sends " + std::to_string(sent / unit) + (unit > 1 ? " rows" : " elements") +
-                       " to " + rank_text(to) + ", which expects " + std::to_string(expected / unit);
-        }
-    }
-    return {};
 }
 
 /// Between ranks 0 and `rank_b`; empty if there is none.
@@ -58,6 +41,50 @@ std::string row_difference(const ControlPlane& control, int rank_b) {
 }
 
 }  // namespace
+
+void digest_pairs(Row& mine, int rank, int size) {
+    uint64_t sent = 0, expected = 0;
+    for (int j = 0; j < size; ++j) {
+        sent += pair_hash(rank, j, mine.pairs()[j].send_count);
+        expected += pair_hash(j, rank, mine.pairs()[j].recv_count);
+    }
+    mine.send_digest = sent;
+    mine.recv_digest = expected;
+}
+
+void announce_parts(Row& mine, int rank, std::span<const int64_t> counts) {
+    const int64_t own = counts[static_cast<size_t>(rank)];
+    for (size_t j = 0; j < counts.size(); ++j) mine.pairs()[j] = {counts[j], 0, own, 0};
+    digest_pairs(mine, rank, static_cast<int>(counts.size()));
+}
+
+void announce(Row& mine, int rank, const Reduction& r) {
+    mine.reduce_op = r.reduce_op;
+    mine.count = std::accumulate(r.counts.begin(), r.counts.end(), int64_t{0});
+    announce_parts(mine, rank, r.counts);
+}
+
+void announce(Row& mine, char* payload, int rank, const QuantReduction& q) {
+    const QuantTerms terms = terms_of(q);
+    std::memcpy(payload, &terms, sizeof terms);
+    mine.root = digest(terms);
+    mine.reduce_op = q.average ? ReduceOp::avg : ReduceOp::sum;
+    mine.count = total_count(q);
+    if (q.op == OpKind::quantized_reduce_scatter) announce_parts(mine, rank, q.counts);
+}
+
+std::optional<PairDifference> first_difference(const Layout& layout, char* base, int size, uint64_t seq) {
+    for (int to = 0; to < size; ++to) {
+        const Row& receiver = layout.row(base, to, seq);
+        if (receiver.flags & row_learns) continue;
+        for (int from = 0; from < size; ++from) {
+            const int64_t sent = layout.row(base, from, seq).pairs()[to].send_count;
+            const int64_t expected = receiver.pairs()[from].recv_count;
+            if (sent != expected) return PairDifference{from, to, sent, expected};
+        }
+    }
+    return {};
+}
 
 uint64_t pair_hash(int from, int to, int64_t count) {
     if (count == 0) return 0;
@@ -102,8 +129,12 @@ void ControlPlane::compare_rows() const {
     }
     // With some ranks learning their counts the digests cannot balance, so the others are compared pair by pair.
     if (all_learn || (!any_learns && sent == expected)) return;
-    const std::string difference = first_difference(*this);
-    if (!difference.empty()) throw peer_mismatch(describe_op() + ": " + difference);
+    const auto pair = first_difference(layout_, memory_->data(), size(), seq_);
+    if (!pair) return;
+    const int64_t unit = is_reduction(first.op) ? 1 : std::max<int64_t>(first.count, 1);
+    throw peer_mismatch(describe_op() + ": " + rank_text(pair->from) + " sends " + std::to_string(pair->sent / unit) +
+                        (unit > 1 ? " rows" : " elements") + " to " + rank_text(pair->to) + ", which expects " +
+                        std::to_string(pair->expected / unit));
 }
 
 }  // namespace alltoallv

@@ -125,6 +125,7 @@ Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
 }
 
 void ControlPlane::publish(Row& mine) {
+    if (on_publish) return on_publish(mine, seq_);
     mine.seq.store(seq_, std::memory_order_release);
     doorbell_.ring();
 }
@@ -217,13 +218,18 @@ void ControlPlane::throw_timeout(const std::vector<int>& missing) {
     throw_poison();
 }
 
-void ControlPlane::throw_poison() const {
+ControlPlane::Poison ControlPlane::poison_told() const {
     const uint64_t poison = header().poison.load(std::memory_order_acquire);
-    const auto kind = static_cast<PoisonKind>(poison >> 32);
-    const RankStatus& by = status(static_cast<int>(poison & 0xffffffff) - 1);
-    const std::string reason(by.reason, strnlen(by.reason, sizeof by.reason));
-    if (kind == PoisonKind::timeout) throw comm_timeout(reason);
-    throw peer_lost(describe_op() + ": " + reason);
+    const int by = static_cast<int>(poison & 0xffffffff) - 1;
+    const RankStatus& teller = status(by);
+    return {static_cast<PoisonKind>(poison >> 32), by,
+            std::string(teller.reason, strnlen(teller.reason, sizeof teller.reason))};
+}
+
+void ControlPlane::throw_poison() const {
+    const Poison poison = poison_told();
+    if (poison.kind == PoisonKind::timeout) throw comm_timeout(poison.reason);
+    throw peer_lost(describe_op() + ": " + poison.reason);
 }
 
 void ControlPlane::poison(PoisonKind kind, const std::string& reason) {
@@ -238,6 +244,24 @@ void ControlPlane::poison(PoisonKind kind, const std::string& reason) {
     }
     doorbell_.ring();
     if (on_poison) on_poison();
+}
+
+void ControlPlane::hear_poison(PoisonKind kind, int by, const std::string& reason) {
+    {
+        const std::lock_guard lock(poison_mutex_);
+        if (poisoned()) return;
+        RankStatus& teller = status(by);
+        copy_text(teller.reason, sizeof teller.reason, reason);
+        header().poison.store(static_cast<uint64_t>(kind) << 32 | (static_cast<uint64_t>(by) + 1),
+                              std::memory_order_seq_cst);
+    }
+    doorbell_.ring();
+    if (on_poison) on_poison();
+}
+
+void ControlPlane::hear_left(int peer) {
+    status(peer).state.store(RankState::left, std::memory_order_release);
+    doorbell_.ring();
 }
 
 void ControlPlane::lost(int peer, const std::string& how) {
@@ -263,8 +287,10 @@ std::string ControlPlane::describe_op(OpKind op) const {
 std::string ControlPlane::describe_rank(int peer) const {
     const RankStatus& peer_status = status(peer);
     const uint32_t pid = peer_status.pid.load(std::memory_order_relaxed);
-    const char* state = has_left(peer) ? "left" : process_state(pid);
-    std::string text = "rank " + std::to_string(peer) + " (pid " + std::to_string(pid) + ", " + state;
+    const std::string host(peer_status.host, strnlen(peer_status.host, sizeof peer_status.host));
+    const std::string state = has_left(peer) ? "left" : host.empty() ? process_state(pid) : "on another host";
+    std::string text = "rank " + std::to_string(peer) + " (pid " + std::to_string(pid) +
+                       (host.empty() ? "" : " of " + host) + ", " + state;
     uint64_t last = 0, what = 0;
     for (const FlightEntry& entry : peer_status.flight) {
         const uint64_t seq = entry.seq.load(std::memory_order_relaxed);

@@ -8,6 +8,8 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include "comm/crowd.h"
 #include "comm/hooks.h"
 #include "comm/layout.h"
+#include "comm/quant_reduction.h"
 #include "comm/wait.h"
 
 namespace alltoallv {
@@ -122,6 +125,16 @@ class ControlPlane {
     /// Promises to write to no peer again, unless an operator runs now (it promises when it closes).
     void acknowledge_if_idle();
     void leave();
+    /// From a transport whose ranks do not see one segment: what it has heard of the others.
+    void hear_poison(PoisonKind kind, int by, const std::string& reason);
+    void hear_left(int rank);
+    struct Poison {
+        PoisonKind kind;
+        int by;
+        std::string reason;
+    };
+    Poison poison_told() const;
+    void ring() { doorbell_.ring(); }
     bool has_left(int rank) const { return status(rank).state.load(std::memory_order_acquire) == RankState::left; }
 
     std::string describe_rank(int rank) const;
@@ -133,6 +146,7 @@ class ControlPlane {
     std::shared_ptr<Mapping> memory() const { return memory_; }
 
     std::function<void()> on_poison;
+    std::function<void(Row&, uint64_t seq)> on_publish;  ///< where the peers do not see this segment: in its place
 
   private:
     struct WaitState {
@@ -175,5 +189,23 @@ class ControlPlane {
 
 /// Sum over j of a hash of (from, to, count), zero counts contributing nothing.
 uint64_t pair_hash(int from, int to, int64_t count);
+
+/// The digests of a row's pairs.
+void digest_pairs(Row& row, int rank, int size);
+
+/// What a reduction says in rank's row: of the counts, rank i gives counts_i[j] elements to the part of rank j, which
+/// has counts_j[j].
+void announce_parts(Row& row, int rank, std::span<const int64_t> counts);
+void announce(Row& row, int rank, const Reduction& reduction);
+void announce(Row& row, char* payload, int rank, const QuantReduction& reduction);
+
+/// Two ranks that disagree about a count.
+struct PairDifference {
+    int32_t from, to;
+    int64_t sent, expected;
+};
+
+/// The first such pair of operator `seq`, by receiver, then by sender. Rows that learn their counts agree with all.
+std::optional<PairDifference> first_difference(const Layout& layout, char* base, int size, uint64_t seq);
 
 }  // namespace alltoallv

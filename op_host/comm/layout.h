@@ -103,6 +103,7 @@ struct alignas(cache_line) RankStatus {
     std::atomic<uint64_t> probe;      // address of a word that peers try to read with process_vm_readv
     std::atomic<uint32_t> reads_all;  // 1 if this rank could read every peer
     std::atomic<uint64_t> cpus[16];   // the processors it may use, bit by bit
+    char host[64];                    // its name, where it is not this one
     char reason[1024];                // why this rank poisoned the communicator
     FlightEntry flight[flight_length];
 };

@@ -41,6 +41,7 @@ struct QuantReduction {
     std::span<const float> scale_2;  ///< as many as `scale`
     float offset = 0;                ///< added to the codes of every rank; not with two scales
 
+    bool moves = true;  ///< false: compare the ranks' rows, and no more; as in Exchange
     const void* input = nullptr;
     void* output = nullptr;  ///< all elements, or this rank's part of a reduce_scatter
 

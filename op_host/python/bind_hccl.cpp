@@ -7,6 +7,7 @@
 #include "transport/hccl/hccl_communicator.h"
 #include "transport/hccl/library.h"
 #include "transport/shm/shm_communicator.h"
+#include "transport/tcp/tcp_communicator.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -14,16 +15,33 @@ using namespace nb::literals;
 namespace alltoallv {
 namespace {
 
-/// Ranks of one host agree over shared memory of a domain of their own.
-CommunicatorPtr make_on_one_host(const HcclOptions& hccl, CommunicatorOptions options) {
+/// Ranks agree in a domain of their own: over shared memory, or between hosts over TCP.
+CommunicatorPtr find_or_make(const HcclOptions& hccl, CommunicatorOptions options, const CommunicatorFactory& make) {
     options.job += "/hccl";
     options.domain = hccl.domain;
     options.rank = hccl.rank;
     options.size = hccl.size;
     options.budget_mb = 0;
-    return find_or_make_communicator(options, [&hccl](const CommunicatorOptions& control) -> CommunicatorPtr {
+    return find_or_make_communicator(options, [&](const CommunicatorOptions& control) {
         cann();  // before the peers are kept waiting
+        return make(control);
+    });
+}
+
+CommunicatorPtr make_on_one_host(const HcclOptions& hccl, const CommunicatorOptions& options) {
+    return find_or_make(hccl, options, [&hccl](const CommunicatorOptions& control) {
         return std::make_shared<HcclCommunicator>(hccl, make_shm_communicator(control));
+    });
+}
+
+CommunicatorPtr make_across_hosts(const HcclOptions& hccl, const CommunicatorOptions& options,
+                                  const TcpAddress& rank_0) {
+    return find_or_make(hccl, options, [&](const CommunicatorOptions& control) {
+        if (!rank_0.host.empty())
+            return std::make_shared<HcclCommunicator>(hccl, make_tcp_communicator(control, rank_0));
+        return std::make_shared<HcclCommunicator>(hccl, nullptr, [&](const GatherBytes& gather, std::string& failure) {
+            return make_tcp_communicator(control, gather, failure);
+        });
     });
 }
 
@@ -64,6 +82,15 @@ void bind_hccl(nb::module_& m) {
         "options"_a, "control"_a,
         "The communicator over HCCL of a domain whose ranks share this host and agree over shared memory, made if need "
         "be; `control` gives job, timeout and warn_after.");
+    m.def(
+        "hccl_communicator_across_hosts",
+        [](const HcclOptions& options, const CommunicatorOptions& control, const std::string& host, int port) {
+            const nb::gil_scoped_release release;
+            return make_across_hosts(options, control, {host, port});
+        },
+        "options"_a, "control"_a, "host"_a = "", "port"_a = 0,
+        "The same for ranks that agree over TCP, with rank 0 listening on that port of that host. Without a host the "
+        "options name an HcclComm or a rank table, and HCCL carries rank 0's addresses.");
     m.def(
         "hccl_root_info",
         [](int device) {

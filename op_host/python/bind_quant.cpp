@@ -79,6 +79,14 @@ class QuantPlanData {
         communicator.quant_reduce(request, timeout);
     }
 
+    void compare(Communicator& communicator, bool feeds_back, bool gather_feeds_back) const {
+        QuantReduction request = request_;
+        request.moves = false;
+        request.feeds_back = feeds_back;
+        request.gather_feeds_back = gather_feeds_back;
+        communicator.quant_reduce(request, -1);
+    }
+
   private:
     std::vector<int64_t> counts_;
     std::vector<float> scale_, scale_2_;
@@ -230,6 +238,13 @@ void bind_quant(nb::module_& m) {
                 self.data->run(*self.communicator, input, output, error, gather_error, timeout);
             },
             "input"_a, "output"_a, "error"_a = nb::none(), "gather_error"_a = nb::none(), "timeout"_a = -1.0)
+        .def(
+            "compare",
+            [](const QuantPlan& self, bool feeds_back, bool gather_feeds_back) {
+                const nb::gil_scoped_release release;
+                self.data->compare(*self.communicator, feeds_back, gather_feeds_back);
+            },
+            "feeds_back"_a, "gather_feeds_back"_a, "The ranks' agreement alone, for who moves the data by other means.")
         .def(
             "submit",
             [](const QuantPlan& self, uintptr_t input, uintptr_t output, Address error, Address gather_error,

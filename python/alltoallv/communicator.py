@@ -63,7 +63,6 @@ class Communicator:
             timeout: Seconds that a rank waits for its peers, here and in every operator.
             check: ``"always"`` (the default in shared memory) compares operator, dtype and counts of all ranks before
                 any data move; ``"first"`` (hccl, its default there) does so for the first 8 calls; ``"off"`` does not.
-                Over HCCL on several hosts no call is compared.
             path: For tests and measurements: ``"auto"``, or the only way payload shall travel where it can:
                 ``"inline"``, ``"push"``, ``"pull"``, ``"cma"``, ``"staged"``. Default: ``ALLTOALLV_PATH``, or auto.
 

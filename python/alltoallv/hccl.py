@@ -1,23 +1,20 @@
 """How a communicator over HCCL comes about: which device, and how the ranks find each other.
 
-On one host they meet over shared memory, which also carries root info and, later, what the ranks agree about. On
-several hosts a rank table says who they are, or rank 0 hands root info to the others at the launcher's address
-(`alltoallv.root_info`); there is then no agreement before a launch: groups of torch.distributed have one.
+The ranks agree about calls over a control plane of their own. On one host that is shared memory; between hosts it is
+TCP to rank 0, which listens at the launcher's address. Where there is none, for a rank table or the caller's HcclComm,
+HCCL itself carries rank 0's addresses. The control plane carries root info, too.
 """
 
 from __future__ import annotations
 
 import os
 
-from alltoallv import _core, launch, root_info
+from alltoallv import _core, launch
 from alltoallv.errors import BackendUnavailableError, InvalidParamError
 from alltoallv.launch import Launch
 from alltoallv.rank_table import RankTable
 
 CHECKS = ("first", "always", "off")
-
-_across_hosts: dict[tuple[str, str], _core.Communicator] = {}
-
 
 def from_launch(job: Launch, options: _core.CommunicatorOptions, check: str | None) -> _core.Communicator:
     """The communicator of all ranks of a job; found again while it is usable.
@@ -33,25 +30,13 @@ def from_launch(job: Launch, options: _core.CommunicatorOptions, check: str | No
         return _from_table(hccl, options, job.rank_table)
     if job.local_size in (None, job.size):
         return _core.hccl_communicator_on_host(hccl, options)
-    key = (options.job, options.domain)
-    made = _across_hosts.get(key)
-    if made is None or not made.usable:
-        if not (job.master_addr and job.master_port):
-            raise BackendUnavailableError(
-                f"the job has {job.size} ranks, {job.local_size} of them on this host, and launcher {job.launcher!r} "
-                "gives no address of rank 0: set RANK_TABLE_FILE, or use a group of torch.distributed"
-            )
-        port = int(os.environ.get("ALLTOALLV_ROOT_PORT", job.master_port + 1))
-        hccl.root_info = root_info.share(
-            lambda: _core.hccl_root_info(hccl.device),
-            job.rank,
-            job.size,
-            (job.master_addr, port),
-            name=f"{options.job}/{options.domain}",
-            timeout=options.timeout,
+    if not (job.master_addr and job.master_port):
+        raise BackendUnavailableError(
+            f"the job has {job.size} ranks, {job.local_size} of them on this host, and launcher {job.launcher!r} "
+            "gives no address of rank 0: set RANK_TABLE_FILE, or use a group of torch.distributed"
         )
-        made = _across_hosts[key] = _core.hccl_communicator(hccl)
-    return made
+    port = int(os.environ.get("ALLTOALLV_ROOT_PORT", job.master_port + 1))
+    return _core.hccl_communicator_across_hosts(hccl, options, job.master_addr, port)
 
 
 def from_param(param: _core.AllToAllVParam, options: _core.CommunicatorOptions) -> _core.Communicator:
@@ -62,7 +47,7 @@ def from_param(param: _core.AllToAllVParam, options: _core.CommunicatorOptions) 
     if hccl.comm:
         options.job += f"/{_core.hccl_comm_name(hccl.comm)}"
         if not shares_host(param.rank_size):
-            return _core.hccl_communicator(hccl)  # its ranks are taken at their word, as ATB does
+            return _core.hccl_communicator_across_hosts(hccl, options)
         return _core.hccl_communicator_on_host(hccl, options)
     if param.rank_table_file:
         return _from_table(hccl, options, param.rank_table_file)
@@ -79,11 +64,8 @@ def _from_table(hccl: _core.HcclOptions, options: _core.CommunicatorOptions, pat
         hccl.device = next(device.device for device in here.devices if device.rank == hccl.rank)
     if len(table.servers) == 1:
         return _core.hccl_communicator_on_host(hccl, options)
-    key = (f"{options.job}/{table.digest}", options.domain)
-    made = _across_hosts.get(key)
-    if made is None or not made.usable:
-        made = _across_hosts[key] = _core.hccl_communicator(hccl)
-    return made
+    options.job += f"/{table.digest}"
+    return _core.hccl_communicator_across_hosts(hccl, options)
 
 
 def _options(options: _core.CommunicatorOptions, check: str | None, device: int) -> _core.HcclOptions:

@@ -111,9 +111,12 @@ def test_on_several_hosts_the_launchers_address_carries_root_info(ranks: Ranks) 
         os.environ["ALLTOALLV_LOCAL_WORLD_SIZE"] = "2"
         for domain in ("one", "two"):
             with Communicator.from_env(domain, backend="hccl", timeout=30) as comm:
-                assert comm.core.control is None
+                assert comm.core.control is not None
+                assert comm.core.control.backend == "tcp"
                 for _ in range(2):
                     exchange_works(comm, device)
+                assert comm.stats()["agreed_operators"] == 2
+                assert Communicator.from_env(domain, backend="hccl", timeout=30).core is comm.core
 
     # ALLTOALLV_LOCAL_WORLD_SIZE alone would be our own launcher's.
     ranks(4, communicator=False, fresh=True)(check, free_port())
@@ -128,7 +131,8 @@ def test_started_with_a_rank_table(ranks: Ranks, tmp_path: Path, servers: list[i
         device = use_device(rank)
         os.environ.update({"RANK_TABLE_FILE": table, "RANK_ID": str(rank)})
         with Communicator.from_env(backend="hccl", timeout=30) as comm:
-            assert (comm.core.control is None) == (hosts > 1)
+            assert comm.core.control is not None
+            assert comm.core.control.backend == ("tcp" if hosts > 1 else "shm")
             exchange_works(comm, device)
 
     path = write_table(tmp_path / "table.json", servers, version)

@@ -43,7 +43,7 @@ void check_wire_counts(const Exchange& x, int64_t per_element) {
 
 }  // namespace
 
-HcclCommunicator::HcclCommunicator(HcclOptions options, CommunicatorPtr control)
+HcclCommunicator::HcclCommunicator(HcclOptions options, CommunicatorPtr control, const Meet& meet)
     : options_(std::move(options)), control_(std::move(control)), pid_(getpid()), device_(options_.device) {
     if (options_.size < 1) throw invalid_param("size is " + std::to_string(options_.size) + ", expected at least 1");
     if (options_.rank < 0 || options_.rank >= options_.size)
@@ -54,6 +54,7 @@ HcclCommunicator::HcclCommunicator(HcclOptions options, CommunicatorPtr control)
     try {
         if (options_.comm == nullptr && options_.rank_table.empty() && options_.root_info.empty()) share_root_info();
         comm_ = std::make_unique<HcclGroup>(options_, device_, [this] { look_at_control(); });
+        if (options_.size > 1 && meet) find_control(meet);
         if (options_.size > 1) check_data_path();
     } catch (const Error& error) {
         if (control_) control_->abort(joining + " failed: " + error.what());
@@ -104,6 +105,29 @@ void HcclCommunicator::share_root_info() {
     exchange.sdispls = exchange.rdispls = places;
     control_->exchange(exchange, options_.timeout);
     options_.root_info = heard;
+}
+
+/// Over HcclAllGather, where the ranks have nothing else in common.
+void HcclCommunicator::find_control(const Meet& meet) {
+    const std::string where = "the ranks of domain '" + domain() + "' meeting";
+    const auto gather = [&](const std::string& mine) {
+        const size_t bytes = mine.size(), ranks = static_cast<size_t>(size());
+        std::string all(ranks * bytes, '\0');
+        const DeviceMemory input(bytes, where), output(ranks * bytes, where);
+        Device::copy(input.data(), mine.data(), bytes, ACL_MEMCPY_HOST_TO_DEVICE, where);
+        Device::copy(output.data(), all.data(), all.size(), ACL_MEMCPY_HOST_TO_DEVICE, where);
+        comm_->all_gather(input.data(), output.data(), bytes, HCCL_DATA_TYPE_UINT8, device_.stream(), where);
+        wait(device_.stream(), deadline(-1), where);
+        Device::copy(all.data(), output.data(), all.size(), ACL_MEMCPY_DEVICE_TO_HOST, where);
+        std::vector<std::string> parts;
+        for (size_t j = 0; j < ranks; ++j) parts.push_back(all.substr(j * bytes, bytes));
+        return parts;
+    };
+    std::string failure;
+    control_ = meet(gather, failure);
+    if (!control_ && hooks().warn)
+        hooks().warn(where + ": no connection to rank 0 (" + failure +
+                     "); calls are not compared, and a rank's failure reaches the others as HCCL's timeout");
 }
 
 void HcclCommunicator::check_usable() const {
@@ -327,6 +351,18 @@ void HcclCommunicator::reduce(const Reduction& r, double timeout) {
             bytes_.fetch_add(bytes, std::memory_order_relaxed);
             if (r.stream == nullptr) wait(stream, limit, where);
         });
+}
+
+void HcclCommunicator::quant_reduce(const QuantReduction& q, double timeout) {
+    if (q.moves) return Communicator::quant_reduce(q, timeout);
+    run(
+        q.op, q.dtype,
+        [&] {
+            if (!agrees(seq_)) return look_at_control();
+            control_->quant_reduce(q, timeout);
+            agreed_.fetch_add(1, std::memory_order_relaxed);
+        },
+        [](const std::string&) {});
 }
 
 /// HCCL may read the counts when the device comes to the call, not when it is made.

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -24,12 +25,16 @@ namespace alltoallv {
 /// Calls with a stream are enqueued on it and return; calls without block until the data have arrived.
 ///
 /// Before the launch the ranks agree on operator, dtype and counts over `control`, a communicator of the same ranks in
-/// host memory, as often as `check` says. Without one (ranks on several hosts) whoever made it must agree by other
-/// means.
+/// host memory or over TCP, as often as `check` says. Without one whoever made it must agree by other means.
 class HcclCommunicator final : public Communicator {
   public:
-    /// Collective: blocks until all ranks have come.
-    HcclCommunicator(HcclOptions options, CommunicatorPtr control);
+    /// Hands every rank what all ranks give, of one length.
+    using GatherBytes = std::function<std::vector<std::string>(const std::string&)>;
+    /// Makes `control` once there is an HCCL communicator to find the peers with; null: there is none, and why.
+    using Meet = std::function<CommunicatorPtr(const GatherBytes& gather, std::string& failure)>;
+
+    /// Collective: blocks until all ranks have come. With `meet` there is no `control` to begin with.
+    HcclCommunicator(HcclOptions options, CommunicatorPtr control, const Meet& meet = {});
     ~HcclCommunicator() override;
 
     int rank() const override { return options_.rank; }
@@ -40,6 +45,8 @@ class HcclCommunicator final : public Communicator {
 
     void exchange(const Exchange& exchange, double timeout) override;
     void reduce(const Reduction& reduction, double timeout) override;
+    /// With `moves` false only: the data are for kernels, which front ends have (alltoallv/backends).
+    void quant_reduce(const QuantReduction& reduction, double timeout) override;
     void fail(OpKind op, const Error& error) override;
     WorkPtr submit(std::function<void()> call) override;
     void abort(const std::string& reason) override;
@@ -65,6 +72,7 @@ class HcclCommunicator final : public Communicator {
     using TimePoint = std::chrono::steady_clock::time_point;
 
     void share_root_info();
+    void find_control(const Meet& meet);
     void check_usable() const;
     bool agrees(uint64_t seq) const;
     std::string where(OpKind op) const;

@@ -141,12 +141,12 @@ void ShmCommunicator::quant_reduce(const QuantReduction& q, double timeout) {
 
 uint64_t ShmCommunicator::quant_reduce_in_turn(const QuantReduction& q, Row& mine) {
     const bool scatters = q.op == OpKind::quantized_reduce_scatter;
-    const QuantTerms terms = terms_of(q);
-    std::memcpy(control_->payload(mine), &terms, sizeof terms);
-    mine.root = digest(terms);
-    mine.reduce_op = q.average ? ReduceOp::avg : ReduceOp::sum;
-    mine.count = total_count(q);
-    if (scatters) announce_parts(q.counts, mine);
+    announce(mine, control_->payload(mine), rank(), q);
+    if (!q.moves) {
+        control_->publish(mine);
+        control_->agree();
+        return 0;
+    }
 
     std::vector<QuantPart> parts;
     const int64_t unit = q.mode == QuantMode::dynamic ? q.group_size : static_cast<int64_t>(cache_line);

@@ -8,18 +8,8 @@
 #include "transport/shm/two_shot.h"
 
 namespace alltoallv {
-namespace {
-
-size_t total_count(const Reduction& r) {
-    return static_cast<size_t>(std::accumulate(r.counts.begin(), r.counts.end(), int64_t{0}));
-}
-
-}  // namespace
-
 uint64_t ShmCommunicator::reduce_in_turn(const Reduction& r, Row& mine) {
-    mine.reduce_op = r.reduce_op;
-    mine.count = static_cast<int64_t>(total_count(r));
-    announce_parts(r.counts, mine);
+    announce(mine, rank(), r);
     if (!r.moves) {
         control_->publish(mine);
         control_->agree();
@@ -28,20 +18,6 @@ uint64_t ShmCommunicator::reduce_in_turn(const Reduction& r, Row& mine) {
     const size_t bytes = static_cast<size_t>(mine.count) * size_of(r.dtype);
     const bool small = allows(Path::inlined) && bytes <= options_.inline_bytes;
     return small ? reduce_small(r, mine) : reduce_two_shot(r, mine);
-}
-
-/// Rank i gives counts_i[j] elements to the part of rank j, which has counts_j[j].
-void ShmCommunicator::announce_parts(std::span<const int64_t> counts, Row& mine) {
-    const int64_t own = counts[static_cast<size_t>(rank())];
-    uint64_t sent = 0, expected = 0;
-    for (int j = 0; j < size(); ++j) {
-        const int64_t theirs = counts[static_cast<size_t>(j)];
-        mine.pairs()[j] = {theirs, 0, own, 0};
-        sent += pair_hash(rank(), j, theirs);
-        expected += pair_hash(j, rank(), own);
-    }
-    mine.send_digest = sent;
-    mine.recv_digest = expected;
 }
 
 uint64_t ShmCommunicator::reduce_small(const Reduction& r, Row& mine) {

@@ -120,7 +120,6 @@ class ShmCommunicator final : public Communicator {
     uint64_t reduce_in_turn(const Reduction& reduction, Row& mine);
     uint64_t reduce_small(const Reduction& reduction, Row& mine);
     uint64_t reduce_two_shot(const Reduction& reduction, Row& mine);
-    void announce_parts(std::span<const int64_t> counts, Row& mine);
     void cut_parts(size_t total, size_t unit);
     template <class Stages>
     void two_shot(Stages& stages, const struct TwoShotShape& shape);

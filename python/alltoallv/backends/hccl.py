@@ -1,8 +1,8 @@
 """Tensors on an NPU over the core's transport hccl.
 
 Two ways lead here. A ProcessGroup gets a `TorchGroupCommunicator` with an `HcclMover`: the ranks agree through the
-group's store, on any number of hosts. A `Communicator` over HCCL (``Communicator.from_env(backend="hccl")``) gets a
-`DeviceMember`: its ranks share a host and agree over shared memory.
+group's store. A `Communicator` over HCCL (``Communicator.from_env(backend="hccl")``) gets a `DeviceMember`: its ranks
+agree over shared memory, or between hosts over TCP.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from alltoallv import _core
+from alltoallv import _core, quantized
 from alltoallv.backends.npu import StreamWork, handle, npu, on_stream
+from alltoallv.backends.quantized_reduction import MoverWire, reduce_quantized
 from alltoallv.backends.reduction import reduce_in_order
 from alltoallv.backends.torch_calls import DeviceWork
 from alltoallv.backends.torch_movers import DeviceMover
 from alltoallv.communicator import Communicator
 from alltoallv.counts import Layout, packed
 from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.quantization import QuantizedReduction
 
 _REDUCED = ("int8", "int16", "int32", "int64", "float16", "bfloat16", "float32")
 _FLOATS = ("float16", "bfloat16", "float32")
@@ -243,7 +245,7 @@ class DeviceMember:
     def on_host(self) -> Communicator:
         """The communicator of the same ranks for tensors in host memory."""
         control = self.communicator.core.control
-        if control is None:
+        if control is None or control.backend != "shm":
             raise InvalidParamError(f"domain '{self.domain}' has no communicator in host memory, expected npu tensors")
         return Communicator(control)
 
@@ -279,6 +281,26 @@ class DeviceMember:
             if native(operator, dtype, op, counts):
                 return None, self._launches.reduce(operator, dtype, flat, x, op, counts, wait)
             reduce_in_order(_MemberMover(self, operator), self.rank, operator, flat, x, op, counts)
+            return None, None
+
+        return DeviceCall(run)
+
+    def quantized_reduce(
+        self,
+        request: QuantizedReduction,
+        output: Tensor,
+        input: Tensor,
+        error: Tensor | None = None,
+        gather_error: Tensor | None = None,
+    ) -> DeviceCall:
+        """See `alltoallv.backends.protocol.QuantizedEngine`. Always on the current stream."""
+        plan = quantized.plan(self.communicator, request)
+
+        def run(wait: bool) -> tuple[None, None]:
+            plan.compare(error is not None, gather_error is not None)
+            flat = [None if x is None else x.detach().view(-1) for x in (output, input, error, gather_error)]
+            wire = MoverWire(_MemberMover(self, request.operator))
+            reduce_quantized(wire, self.rank, self.size, request, *flat)
             return None, None
 
         return DeviceCall(run)

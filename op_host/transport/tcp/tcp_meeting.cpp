@@ -1,0 +1,200 @@
+#include "transport/tcp/tcp_meeting.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include "base/error.h"
+
+namespace alltoallv {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint32_t magic = 0xa2a70001;  // and the version of these messages
+constexpr auto pause = std::chrono::milliseconds(50);
+constexpr double patience = 3.0;  // seconds for an address to answer, and for who has connected to say who it is
+
+/// What a rank says of itself. All ranks run the same build.
+struct Hello {
+    uint32_t magic = 0;
+    int32_t rank = 0, size = 0;
+    uint32_t pid = 0;
+    char token[64] = {};
+    char boot[40] = {};  // tells hosts apart, whatever their names
+    char host[64] = {};
+};
+
+/// Rank 0's answer: then a Hello of every rank, or the text of an error.
+struct Answer {
+    uint32_t magic = 0;
+    uint32_t kind = 0;  // 0: welcome; else ErrorClass + 1
+    uint32_t bytes = 0;
+};
+
+template <size_t N>
+void set_text(char (&to)[N], const std::string& text) {
+    std::memcpy(to, text.data(), std::min(text.size(), N - 1));
+}
+
+template <size_t N>
+std::string text_of(const char (&from)[N]) {
+    return {from, strnlen(from, N)};
+}
+
+Hello introduce(const TcpMeetingOptions& options) {
+    Hello hello;
+    hello.magic = magic;
+    hello.rank = options.rank;
+    hello.size = options.size;
+    hello.pid = static_cast<uint32_t>(getpid());
+    set_text(hello.token, options.token);
+    std::string boot;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+    set_text(hello.boot, boot);
+    (void)::gethostname(hello.host, sizeof hello.host - 1);
+    return hello;
+}
+
+std::vector<TcpPeer> peers_of(const std::vector<Hello>& all, int rank) {
+    const std::string boot = text_of(all[static_cast<size_t>(rank)].boot);
+    std::vector<TcpPeer> peers;
+    for (const Hello& hello : all) peers.push_back({hello.pid, text_of(hello.boot) == boot, text_of(hello.host)});
+    return peers;
+}
+
+Clock::time_point after(double seconds) {
+    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+std::string seconds_text(double seconds) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.1f s", seconds);
+    return text;
+}
+
+/// Tells those who have come why it came to nothing.
+[[noreturn]] void refuse(const TcpMembership& membership, const Error& error) {
+    const std::string text = error.what();
+    const Answer answer{magic, static_cast<uint32_t>(error.kind()) + 1, static_cast<uint32_t>(text.size())};
+    for (const UniqueFd& socket : membership.sockets)
+        if (socket && send_all(socket.get(), &answer, sizeof answer))
+            (void)send_all(socket.get(), text.data(), text.size());
+    throw error;
+}
+
+std::string absent(const TcpMembership& membership) {
+    std::string names;
+    for (size_t j = 1; j < membership.sockets.size(); ++j)
+        if (!membership.sockets[j]) names += (names.empty() ? "rank " : ", rank ") + std::to_string(j);
+    return names;
+}
+
+}  // namespace
+
+UniqueFd listen_when_free(int port, const TcpMeetingOptions& options) {
+    const auto deadline = after(options.timeout);
+    for (;;) {
+        if (UniqueFd listener = listen_tcp(port)) return listener;
+        if (Clock::now() >= deadline)
+            throw comm_timeout("rank 0 could not listen on port " + std::to_string(port) + " within " +
+                               seconds_text(options.timeout) + ": it is in use; ALLTOALLV_ROOT_PORT chooses another");
+        if (options.poll) options.poll();
+        std::this_thread::sleep_for(pause);
+    }
+}
+
+TcpMembership receive_ranks(const UniqueFd& listener, const TcpMeetingOptions& options) {
+    const auto deadline = after(options.timeout);
+    std::vector<Hello> hellos(static_cast<size_t>(options.size));
+    hellos[0] = introduce(options);
+    TcpMembership membership;
+    membership.sockets.resize(hellos.size());
+    for (int waiting = options.size - 1; waiting > 0;) {
+        pollfd ready{listener.get(), POLLIN, 0};
+        if (::poll(&ready, 1, static_cast<int>(pause.count())) <= 0) {
+            if (options.poll) options.poll();
+            if (Clock::now() < deadline) continue;
+            refuse(membership, comm_timeout("rank 0 waited " + seconds_text(options.timeout) + " for " +
+                                            absent(membership) + " to join domain '" + options.domain + "' at port " +
+                                            std::to_string(port_of(listener.get()))));
+        }
+        UniqueFd socket = accept_tcp(listener.get());
+        Hello hello;
+        if (!socket || !receive_all(socket.get(), &hello, sizeof hello, after(patience))) continue;
+        if (hello.magic != magic || text_of(hello.token) != text_of(hellos[0].token)) continue;  // it will try again
+        if (hello.size != options.size || hello.rank < 1 || hello.rank >= options.size) {
+            membership.sockets.push_back(std::move(socket));
+            refuse(membership, invalid_param("rank " + std::to_string(hello.rank) + " of " +
+                                             std::to_string(hello.size) + " came to domain '" + options.domain +
+                                             "', which has " + std::to_string(options.size) + " ranks"));
+        }
+        if (!send_all(socket.get(), &magic, sizeof magic)) continue;
+        UniqueFd& place = membership.sockets[static_cast<size_t>(hello.rank)];
+        if (!place) --waiting;  // else it has tried again
+        place = std::move(socket);
+        hellos[static_cast<size_t>(hello.rank)] = hello;
+    }
+    const Answer welcome{magic, 0, static_cast<uint32_t>(hellos.size() * sizeof(Hello))};
+    for (const UniqueFd& socket : membership.sockets)
+        if (socket && send_all(socket.get(), &welcome, sizeof welcome))
+            (void)send_all(socket.get(), hellos.data(), welcome.bytes);
+    membership.peers = peers_of(hellos, 0);
+    return membership;
+}
+
+TcpMembership join_rank_0(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options) {
+    const auto deadline = after(options.timeout);
+    const Hello hello = introduce(options);
+    for (;;) {
+        for (const TcpAddress& address : addresses) {
+            TcpMembership membership;
+            membership.sockets.push_back(connect_tcp(address, patience));
+            const int socket = membership.sockets[0].get();
+            if (socket < 0 || !send_all(socket, &hello, sizeof hello)) continue;
+            uint32_t known = 0;  // who is not rank 0 of this domain hangs up, or says something else
+            if (!receive_all(socket, &known, sizeof known, after(2 * patience)) || known != magic) continue;
+            Answer answer;
+            bool heard = false;
+            for (pollfd ready{socket, POLLIN, 0}; Clock::now() < deadline + std::chrono::seconds(2);) {
+                if (options.poll) options.poll();
+                if (::poll(&ready, 1, static_cast<int>(pause.count())) <= 0) continue;
+                heard = receive_all(socket, &answer, sizeof answer, after(patience));
+                break;
+            }
+            if (!heard || answer.magic != magic) continue;
+            if (answer.kind != 0) {
+                std::string text(std::min<size_t>(answer.bytes, 4096), '\0');
+                if (!receive_all(socket, text.data(), text.size(), after(patience))) continue;
+                throw Error(static_cast<ErrorClass>(answer.kind - 1),
+                            answer.kind - 1 == static_cast<uint32_t>(ErrorClass::invalid_param)
+                                ? ErrorType::INVALID_PARAM
+                                : ErrorType::HCCL_FAIL,
+                            text);
+            }
+            std::vector<Hello> all(static_cast<size_t>(options.size));
+            if (answer.bytes != all.size() * sizeof(Hello) ||
+                !receive_all(socket, all.data(), answer.bytes, after(patience)))
+                continue;
+            membership.peers = peers_of(all, options.rank);
+            return membership;
+        }
+        if (Clock::now() >= deadline) {
+            std::string tried;
+            for (const TcpAddress& address : addresses)
+                tried += (tried.empty() ? "" : ", ") + address.host + ":" + std::to_string(address.port);
+            throw comm_timeout("rank " + std::to_string(options.rank) + " waited " + seconds_text(options.timeout) +
+                               " for rank 0 of domain '" + options.domain + "' at " + tried);
+        }
+        if (options.poll) options.poll();
+        std::this_thread::sleep_for(pause);
+    }
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,47 @@
+/// \file tcp_meeting.h
+/// \brief How ranks on several hosts find each other: rank 0 listens, every other rank connects to it once.
+///
+/// Who knows the token is let in: the network between the hosts is trusted, as HCCL's own is.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "transport/tcp/tcp_socket.h"
+
+namespace alltoallv {
+
+struct TcpMeetingOptions {
+    int rank = 0;
+    int size = 1;
+    std::string domain;
+    std::string token;           ///< equal on all ranks of one communicator, different for others
+    double timeout = 600.0;      ///< seconds
+    std::function<void()> poll;  ///< called about every 50 ms; may throw
+};
+
+/// A rank as the others see it.
+struct TcpPeer {
+    uint32_t pid = 0;
+    bool same_host = false;
+    std::string host;  ///< its name
+};
+
+struct TcpMembership {
+    std::vector<UniqueFd> sockets;  ///< of rank 0: to every rank, its own empty; of the others: one, to rank 0
+    std::vector<TcpPeer> peers;     ///< by rank
+};
+
+/// Rank 0's part. Throws comm_timeout, which names the ranks that have not come, on all that have.
+TcpMembership receive_ranks(const UniqueFd& listener, const TcpMeetingOptions& options);
+
+/// Every other rank's part: tries the addresses in turn until one of them is rank 0.
+TcpMembership join_rank_0(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options);
+
+/// A listener on `port`, which another communicator may still be using.
+UniqueFd listen_when_free(int port, const TcpMeetingOptions& options);
+
+}  // namespace alltoallv

@@ -1,0 +1,308 @@
+// Ranks on several hosts agree over TCP: here they are threads, or processes where one is lost.
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "transport/tcp/tcp_communicator.h"
+
+using namespace alltoallv;
+
+namespace {
+
+using Body = std::function<void(Communicator&)>;
+
+int free_port() {
+    const UniqueFd listener = listen_tcp(0);
+    return port_of(listener.get());
+}
+
+CommunicatorOptions options_of(int rank, int size, double timeout = 20) {
+    CommunicatorOptions options;
+    options.rank = rank;
+    options.size = size;
+    options.domain = "hosts";
+    options.job = "tcp-test";
+    options.timeout = timeout;
+    return options;
+}
+
+/// Runs `body` on every rank; what it throws fails the test, unless it is caught inside.
+void on_ranks(int size, const Body& body, double timeout = 20) {
+    const int port = free_port();
+    testing::all_pass(testing::run_threads(size, [&](int rank) {
+        const CommunicatorPtr comm =
+            make_tcp_communicator(options_of(rank, size, timeout), TcpAddress{"localhost", port});
+        body(*comm);
+        comm->destroy();
+    }));
+}
+
+/// Compares counts: `sends` and `recvs` by rank; empty `recvs` are learnt, and returned.
+std::vector<int64_t> compare(Communicator& comm, std::vector<int64_t> sends, std::vector<int64_t> recvs,
+                             OpKind op = OpKind::all_to_all_v, int64_t row = 1) {
+    const std::vector<int64_t> places(sends.size(), 0);
+    std::vector<int64_t> learnt = recvs;
+    Exchange x;
+    x.op = op;
+    x.row = row;
+    x.moves = false;
+    x.send_counts = sends;
+    x.recv_counts = recvs;
+    x.sdispls = x.rdispls = places;
+    x.allocate = [&](std::span<const int64_t> counts) -> void* {
+        learnt.assign(counts.begin(), counts.end());
+        return nullptr;
+    };
+    comm.exchange(x, -1);
+    return learnt;
+}
+
+std::string message_of(const std::function<void()>& call, ErrorClass kind) {
+    try {
+        call();
+    } catch (const Error& error) {
+        CHECK(error.kind() == kind);
+        return error.what();
+    }
+    CHECK(!"nothing was thrown");
+    return {};
+}
+
+bool contains(const std::string& text, const std::string& part) {
+    if (text.find(part) != std::string::npos) return true;
+    std::fprintf(stderr, "'%s' is not in: %s\n", part.c_str(), text.c_str());
+    return false;
+}
+
+int64_t count_of(int from, int to) {
+    return (from * 7 + to * 3) % 5;
+}
+
+std::vector<int64_t> sends_of(const Communicator& comm) {
+    std::vector<int64_t> counts;
+    for (int j = 0; j < comm.size(); ++j) counts.push_back(count_of(comm.rank(), j));
+    return counts;
+}
+
+std::vector<int64_t> recvs_of(const Communicator& comm) {
+    std::vector<int64_t> counts;
+    for (int j = 0; j < comm.size(); ++j) counts.push_back(count_of(j, comm.rank()));
+    return counts;
+}
+
+void test_agreement() {
+    on_ranks(4, [](Communicator& comm) {
+        for (int n = 0; n < 50; ++n) {
+            compare(comm, sends_of(comm), recvs_of(comm));
+            CHECK(compare(comm, sends_of(comm), {}) == recvs_of(comm));
+            // Some learn, some know.
+            CHECK(compare(comm, sends_of(comm), comm.rank() % 2 == 0 ? std::vector<int64_t>{} : recvs_of(comm)) ==
+                  recvs_of(comm));
+        }
+    });
+}
+
+/// Whoever is concerned, all ranks name the same pair; the communicator stays usable.
+void test_counts_that_differ() {
+    for (int size : {2, 3, 5})
+        for (int wrong = 0; wrong < size; ++wrong)
+            for (int of = 0; of < size; ++of)
+                on_ranks(size, [wrong, of](Communicator& comm) {
+                    compare(comm, sends_of(comm), recvs_of(comm));
+                    std::vector<int64_t> recvs = recvs_of(comm);
+                    if (comm.rank() == wrong) recvs[static_cast<size_t>(of)] += 9;
+                    const std::string text =
+                        message_of([&] { compare(comm, sends_of(comm), recvs); }, ErrorClass::peer_mismatch);
+                    const int64_t sent = count_of(of, wrong);
+                    CHECK(contains(text, "operator #2 all_to_all_v of domain 'hosts': rank " + std::to_string(of) +
+                                             " sends " + std::to_string(sent) + " elements to rank " +
+                                             std::to_string(wrong) + ", which expects " + std::to_string(sent + 9)));
+                    compare(comm, sends_of(comm), recvs_of(comm));
+                    CHECK(comm.usable());
+                });
+}
+
+/// Some learn, so that no sum tells: the pair is found all the same, the first of several.
+void test_counts_that_differ_beside_learners() {
+    on_ranks(4, [](Communicator& comm) {
+        std::vector<int64_t> recvs = recvs_of(comm);
+        if (comm.rank() == 1) recvs.clear();
+        if (comm.rank() == 2) recvs[3] += 1;
+        if (comm.rank() == 3) recvs[0] += 2;
+        const std::string text = message_of([&] { compare(comm, sends_of(comm), recvs); }, ErrorClass::peer_mismatch);
+        CHECK(contains(text, "rank 3 sends " + std::to_string(count_of(3, 2)) + " elements to rank 2"));
+    });
+}
+
+void test_calls_that_differ() {
+    on_ranks(3, [](Communicator& comm) {
+        const OpKind op = comm.rank() == 2 ? OpKind::all_to_all : OpKind::all_to_all_v;
+        std::string text =
+            message_of([&] { compare(comm, sends_of(comm), recvs_of(comm), op); }, ErrorClass::peer_mismatch);
+        CHECK(contains(text, "rank 0 calls all_to_all_v, rank 2 calls all_to_all"));
+
+        std::vector<int64_t> counts(3, 4);
+        Reduction reduction;
+        reduction.moves = false;
+        reduction.counts = counts;
+        comm.reduce(reduction, -1);
+        reduction.reduce_op = comm.rank() == 1 ? ReduceOp::max : ReduceOp::sum;
+        text = message_of([&] { comm.reduce(reduction, -1); }, ErrorClass::peer_mismatch);
+        CHECK(contains(text, "rank 0 reduces with sum, rank 1 reduces with max"));
+
+        const float scale = comm.rank() == 1 ? 0.5f : 0.25f;
+        QuantReduction quant;
+        quant.mode = QuantMode::shared_scale;
+        quant.dtype = DType::int8;
+        quant.moves = false;
+        quant.counts = {counts.data(), 1};
+        quant.scale = {&scale, 1};
+        text = message_of([&] { comm.quant_reduce(quant, -1); }, ErrorClass::peer_mismatch);
+        CHECK(contains(text, "rank 0 has scale 0.25, rank 1 has scale 0.5"));
+    });
+}
+
+void test_failure_of_one() {
+    on_ranks(3, [](Communicator& comm) {
+        for (int n = 0; n < 3; ++n) {
+            if (comm.rank() == n) {
+                comm.fail(OpKind::all_to_all_v, invalid_param("sdispls is wrong"));
+            } else {
+                const std::string text =
+                    message_of([&] { compare(comm, sends_of(comm), recvs_of(comm)); }, ErrorClass::invalid_param);
+                CHECK(contains(text, "failed on rank " + std::to_string(n) + ": sdispls is wrong"));
+            }
+        }
+        compare(comm, sends_of(comm), recvs_of(comm));
+    });
+}
+
+/// As HCCL's root info travels.
+void test_a_small_broadcast() {
+    on_ranks(3, [](Communicator& comm) {
+        const std::string text(4108, 'x');
+        std::string heard(4108, '.');
+        const std::vector<int64_t> places(3, 0);
+        std::vector<int64_t> sends(places), recvs(places);
+        if (comm.rank() == 1) sends.assign(3, 4108);
+        recvs[1] = 4108;
+        Exchange x;
+        x.op = OpKind::broadcast;
+        x.input = text.data();
+        x.output = heard.data();
+        x.send_counts = sends;
+        x.recv_counts = recvs;
+        x.sdispls = x.rdispls = places;
+        comm.exchange(x, -1);
+        CHECK(heard == text);
+    });
+}
+
+void test_a_late_rank_is_named() {
+    std::atomic<int> timeouts{0};
+    on_ranks(
+        3,
+        [&](Communicator& comm) {
+            if (comm.rank() == 1) {
+                while (timeouts < 2) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+                // It meets the failure at once.
+                CHECK(contains(
+                    message_of([&] { compare(comm, sends_of(comm), recvs_of(comm)); }, ErrorClass::comm_timeout),
+                    "for rank 1"));
+                return;
+            }
+            const std::string text =
+                message_of([&] { compare(comm, sends_of(comm), recvs_of(comm)); }, ErrorClass::comm_timeout);
+            CHECK(contains(text, "rank 1 (pid "));
+            CHECK(!comm.usable());
+            ++timeouts;
+        },
+        0.5);
+}
+
+void test_abort_and_departure() {
+    on_ranks(3, [](Communicator& comm) {
+        compare(comm, sends_of(comm), recvs_of(comm));
+        if (comm.rank() == 2) return comm.abort("enough");
+        CHECK(contains(message_of([&] { compare(comm, sends_of(comm), recvs_of(comm)); }, ErrorClass::peer_lost),
+                       "rank 2 aborted: enough"));
+    });
+    for (int leaver = 0; leaver < 3; ++leaver)
+        on_ranks(3, [leaver](Communicator& comm) {
+            if (comm.rank() == leaver) return comm.destroy();
+            CHECK(contains(message_of([&] { compare(comm, sends_of(comm), recvs_of(comm)); }, ErrorClass::peer_lost),
+                           "rank " + std::to_string(leaver) + " has left domain 'hosts'"));
+        });
+}
+
+/// Rank `victim` is a process that is killed.
+void test_loss() {
+    for (int victim = 0; victim < 3; ++victim) {
+        const int port = free_port();
+        std::vector<int> expected(3, 0);
+        expected[static_cast<size_t>(victim)] = 128 + SIGKILL;
+        const std::vector<int> statuses = testing::run_processes(3, [&](int rank) {
+            const CommunicatorPtr comm = make_tcp_communicator(options_of(rank, 3), TcpAddress{"127.0.0.1", port});
+            compare(*comm, sends_of(*comm), recvs_of(*comm));
+            if (rank == victim) raise(SIGKILL);
+            const std::string text =
+                message_of([&] { compare(*comm, sends_of(*comm), recvs_of(*comm)); }, ErrorClass::peer_lost);
+            CHECK(contains(text, "rank " + std::to_string(victim) + " was lost"));
+            comm->destroy();
+        });
+        CHECK(statuses == expected);
+    }
+}
+
+void test_ranks_that_do_not_come() {
+    const int port = free_port();
+    std::vector<std::thread> threads;
+    for (int rank : {0, 2})
+        threads.emplace_back([rank, port] {
+            const std::string text =
+                message_of([&] { make_tcp_communicator(options_of(rank, 4, 0.5), TcpAddress{"127.0.0.1", port}); },
+                           ErrorClass::comm_timeout);
+            CHECK(contains(text, "rank 1, rank 3 to join domain 'hosts'"));
+        });
+    for (std::thread& thread : threads) thread.join();
+    CHECK(contains(message_of([&] { make_tcp_communicator(options_of(1, 2, 0.3), TcpAddress{"127.0.0.1", port}); },
+                              ErrorClass::comm_timeout),
+                   "rank 1 waited 0.3 s for rank 0 of domain 'hosts' at 127.0.0.1:" + std::to_string(port)));
+}
+
+/// Two domains at one port, in opposite order of arrival: each meets its own.
+void test_domains_share_a_port() {
+    const int port = free_port();
+    testing::all_pass(testing::run_threads(4, [port](int thread) {
+        CommunicatorOptions options = options_of(thread / 2, 2);
+        options.domain = thread % 2 == 0 ? "one" : "two";
+        const CommunicatorPtr comm = make_tcp_communicator(options, TcpAddress{"127.0.0.1", port});
+        compare(*comm, sends_of(*comm), recvs_of(*comm));
+        comm->destroy();
+    }));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    alarm(120);
+    return testing::run_all(argc, argv,
+                            {{"loss", test_loss},
+                             {"agreement", test_agreement},
+                             {"counts that differ", test_counts_that_differ},
+                             {"counts that differ beside learners", test_counts_that_differ_beside_learners},
+                             {"calls that differ", test_calls_that_differ},
+                             {"failure of one", test_failure_of_one},
+                             {"a small broadcast", test_a_small_broadcast},
+                             {"a late rank is named", test_a_late_rank_is_named},
+                             {"abort and departure", test_abort_and_departure},
+                             {"ranks that do not come", test_ranks_that_do_not_come},
+                             {"domains share a port", test_domains_share_a_port}});
+}
