@@ -16,6 +16,7 @@ from alltoallv.rank_table import RankTable
 
 CHECKS = ("first", "always", "off")
 
+
 def from_launch(job: Launch, options: _core.CommunicatorOptions, check: str | None) -> _core.Communicator:
     """The communicator of all ranks of a job; found again while it is usable.
 

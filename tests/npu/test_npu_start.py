@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from npu_ranks import caught, communicator, use_device
+from npu_starts import forget_launcher, free_port, write_table
 
 import alltoallv.torch as at
 from alltoallv import Communicator
@@ -29,49 +27,6 @@ def exchange_works(comm: Communicator, device: torch.device) -> None:
     assert y.cpu().tolist() == list(range(comm.size))
 
 
-def write_table(path: Path, servers: list[int], version: str = "1.0", **more: Any) -> str:
-    """A rank table of so many devices on each server."""
-    ranks = iter(range(sum(servers)))
-    table = {
-        "status": "completed",
-        "version": version,
-        "server_count": str(len(servers)),
-        "server_list": [
-            {
-                "server_id": f"10.0.0.{i}",
-                "device": [
-                    {
-                        "device_id": str(rank),
-                        "device_ip": f"10.1.0.{rank}",
-                        "rank_id": str(rank),
-                    }
-                    for rank in (next(ranks) for _ in range(n))
-                ],
-            }
-            for i, n in enumerate(servers)
-        ],
-    } | more
-    if version == "1.2":
-        members = [{"server_id": f"10.0.0.{i}"} for i in range(len(servers))]
-        table["super_pod_list"] = [{"super_pod_id": "0", "server_list": members}]
-        for server in table["server_list"]:
-            for device in server["device"]:
-                device["super_device_id"] = device["rank_id"]
-    path.write_text(json.dumps(table))
-    return str(path)
-
-
-OWN = ("RANK", "WORLD_SIZE", "JOB_ID", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RESTART_COUNT")
-
-
-def forget_launcher() -> None:
-    """Takes away what the test's own pool says of this rank."""
-    import os
-
-    for name in OWN:
-        os.environ.pop(f"ALLTOALLV_{name}", None)
-
-
 def test_started_by_msrun(ranks: Ranks) -> None:
     def check(rank: int, size: int, port: int) -> None:
         import os
@@ -89,13 +44,6 @@ def test_started_by_msrun(ranks: Ranks) -> None:
             exchange_works(comm, torch.device(f"npu:{rank}"))
 
     ranks(4, communicator=False, fresh=True)(check, free_port())
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_on_several_hosts_the_launchers_address_carries_root_info(ranks: Ranks) -> None:

@@ -1,0 +1,219 @@
+"""Ranks on several hosts, which share no memory: they agree over TCP, however they were started.
+
+The hosts are processes here; nothing but the names of the launcher's variables tells them that they share one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from npu_ranks import bits, caught, emulated, on, use_device
+from npu_starts import forget_launcher, free_port, write_table
+
+import alltoallv.torch as at
+from alltoallv import AllToAllVParam, Communicator, emulator
+from alltoallv.communicator import connect
+from alltoallv.errors import CommTimeoutError, InvalidParamError, InvalidTensorError, PeerLostError, PeerMismatchError
+from alltoallv.testing import Ranks
+from alltoallv.testing.golden import assert_bits_equal, random_case
+
+SIZE = 4  # on two hosts
+START = ("launcher", "rank table", "the caller's HcclComm")
+
+Place = tuple[str, str, int]  # how they start, the rank table, the port of rank 0
+
+
+def join(rank: int, size: int, place: Place, timeout: float = 30.0, domain: str = "hosts") -> Communicator:
+    start, table, port = place
+    forget_launcher()
+    use_device(rank)
+    os.environ.update({"RANK_ID": str(rank), "RANK_SIZE": str(size), "MS_ROLE": "MS_WORKER"})
+    os.environ.update({"MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(port - 1), "MS_WORKER_NUM": str(size)})
+    os.environ["ALLTOALLV_LOCAL_WORLD_SIZE"] = "2" if size > 2 else "1"
+    if start == "the caller's HcclComm":
+        library = ctypes.CDLL(str(emulator.library_folder() / "libhccl.so"))
+        handle = ctypes.c_void_p()
+        assert library.HcclCommInitClusterInfo(table.encode(), rank, ctypes.byref(handle)) == 0
+        param = AllToAllVParam(rank=rank, rank_size=size, hccl_comm=handle.value, comm_domain=domain)
+        comm = Communicator(connect(param, npu=True))
+    else:
+        if start == "rank table":
+            os.environ["RANK_TABLE_FILE"] = table
+        comm = Communicator.from_env(domain, backend="hccl", timeout=timeout)
+    assert comm.core.control is not None
+    assert comm.core.control.backend == "tcp"
+    return comm
+
+
+@pytest.fixture(params=START)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return request.param, write_table(tmp_path / "table.json", [2, 2]), free_port()
+
+
+def device_of(comm: Communicator) -> torch.device:
+    return torch.device(f"npu:{comm.rank}")
+
+
+def exchange(comm: Communicator, sends: list[int], recvs: list[int] | None = None) -> torch.Tensor:
+    x = torch.full((max(sum(sends), 1),), float(comm.rank)).to(device_of(comm))[: sum(sends)]
+    y: torch.Tensor = at.all_to_all_v(x, sends, recvs, group=comm).cpu()
+    return y
+
+
+def works(comm: Communicator) -> None:
+    assert exchange(comm, [1] * comm.size, [1] * comm.size).tolist() == list(range(comm.size))
+
+
+def test_what_ranks_disagree_about_is_an_error_on_all(ranks: Ranks, place: Place) -> None:
+    """Before anything is launched: the communicator stays usable."""
+
+    def check(rank: int, size: int, place: Place) -> list[str]:
+        comm = join(rank, size, place)
+        told = []
+
+        def refused(kind: type[Exception], call: Callable[[], object]) -> None:
+            error = caught(call)
+            assert isinstance(error, kind), repr(error)
+            told.append(str(error))
+
+        recvs = [1] * size
+        if rank == 2:
+            recvs[1] = 3
+        refused(PeerMismatchError, lambda: exchange(comm, [1] * size, recvs))
+        assert "rank 1 sends 1 elements to rank 2, which expects 3" in told[-1]
+
+        x = torch.zeros(size, dtype=torch.float16 if rank == 3 else torch.float32).to(device_of(comm))
+        refused(PeerMismatchError, lambda: at.all_to_all_v(x, [1] * size, [1] * size, group=comm))
+        assert "rank 0 has dtype float32, rank 3 has dtype float16" in told[-1]
+
+        y = torch.zeros(size).to(device_of(comm))
+        call = at.all_to_all_v if rank else lambda x, *_, group: at.all_to_all_single(x.clone(), x, group=group)
+        refused(PeerMismatchError, lambda: call(y, [1] * size, [1] * size, group=comm))
+        assert "rank 0 calls all_to_all_single, rank 1 calls all_to_all_v" in told[-1]
+
+        sends = [1] * size if rank != 1 else [-1] * size
+        refused(InvalidParamError, lambda: at.all_to_all_v(y, sends, [1] * size, group=comm))
+        if rank != 1:
+            assert "failed on rank 1" in told[-1]
+        works(comm)
+        assert comm.usable
+        comm.destroy()
+        return told[:3]
+
+    texts = ranks(SIZE, communicator=False)(check, place)
+    assert all(text == texts[0] for text in texts)
+
+
+def test_values_and_learnt_counts(ranks: Ranks, place: Place) -> None:
+    def check(rank: int, size: int, place: Place) -> None:
+        comm = join(rank, size, place)
+        device = device_of(comm)
+        for seed, dtype in enumerate(("float32", "bool", "bfloat16")):
+            case = random_case(np.random.default_rng(seed), size, dtype)
+            x, out = on(device, case.inputs[rank]), on(device, case.outputs[rank])
+            layout = {"sdispls": case.sdispls[rank], "rdispls": case.rdispls[rank]}
+            at.all_to_all_v(x, case.send_counts[rank], case.recv_counts[rank], out=out, group=comm, **layout)
+            assert_bits_equal(bits(out), case.expected[rank], dtype)
+        # Nobody says what it expects: the peers tell, also beyond the calls that are compared.
+        for n in range(8):
+            sends = [(rank + j + n) % 3 for j in range(size)]
+            expected = [float(j) for j in range(size) for _ in range((rank + j + n) % 3)]
+            assert exchange(comm, sends).tolist() == expected
+        comm.destroy()
+
+    ranks(SIZE, communicator=False)(check, place)
+
+
+def test_a_failure_beyond_the_compared_calls_reaches_all(ranks: Ranks, place: Place) -> None:
+    def check(rank: int, size: int, place: Place) -> None:
+        comm = join(rank, size, place)
+        for _ in range(8):
+            works(comm)
+        if rank == 3:
+            with pytest.raises(ValueError, match="send_counts"):
+                exchange(comm, [-1] * size, [1] * size)
+        else:
+            caught(lambda: wait_for_the_end(comm))
+            with pytest.raises(PeerLostError, match=r"rank 3 aborted: .*send_counts"):
+                works(comm)
+        comm.destroy()
+
+    ranks(SIZE, communicator=False)(check, place)
+
+
+def test_hccl_refuses_on_one_rank(ranks: Ranks) -> None:
+    """The others have launched, and HCCL gives up in time: they learn why with their next call."""
+
+    def check(rank: int, size: int, place: Place) -> None:
+        comm = join(rank, size, place)
+        x = torch.zeros(size).to(device_of(comm))
+        torch.npu.synchronize()
+        with emulated(faults="HcclAlltoAllV=fail:4" if rank == 1 else ""):
+            error = caught(lambda: (at.all_to_all_v(x, [1] * size, [1] * size, group=comm), wait_for_the_end(comm)))
+        if rank == 1:
+            assert "HCCL_E_INTERNAL" in str(error)
+        with pytest.raises(PeerLostError, match="HCCL_E_INTERNAL"):
+            at.all_to_all_v(x, [1] * size, [1] * size, group=comm)
+        comm.destroy()
+
+    env = {"HCCL_EXEC_TIMEOUT": "2"}
+    ranks(3, communicator=False, fresh=True, env=env)(check, ("launcher", "", free_port()))
+
+
+def wait_for_the_end(comm: Communicator) -> None:
+    end = time.monotonic() + 20
+    while comm.usable and time.monotonic() < end:
+        time.sleep(0.01)
+    raise TimeoutError("is the communicator usable?") if comm.usable else PeerLostError("it has ended")
+
+
+def test_a_late_rank_is_named(ranks: Ranks, tmp_path: Path) -> None:
+    def check(rank: int, size: int, place: Place) -> None:
+        join(rank, size, place, domain="all are here").destroy()
+        comm = join(rank, size, place, timeout=2.0)
+        if rank == 1:
+            time.sleep(3)
+        with pytest.raises(CommTimeoutError, match=r"rank 1 \(pid"):
+            works(comm)
+        assert not comm.usable
+        comm.destroy()
+
+    ranks(2, communicator=False)(check, ("launcher", "", free_port()))
+
+
+def test_a_rank_dies(ranks: Ranks) -> None:
+    """After the calls that are compared: the others know at once, without HCCL's timeout."""
+
+    def check(rank: int, size: int, place: Place) -> str:
+        comm = join(rank, size, place)
+        for _ in range(8):
+            works(comm)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        caught(lambda: wait_for_the_end(comm))
+        error = caught(lambda: works(comm))
+        return f"{type(error).__name__}: {error}"
+
+    outcomes = ranks(3, communicator=False, fresh=True, outcomes=True)(check, ("launcher", "", free_port()))
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.error is None, outcome
+        assert outcome.result.startswith("PeerLostError")
+        assert "rank 1 was lost" in outcome.result
+
+
+def test_host_memory_is_not_shared(ranks: Ranks) -> None:
+    def check(rank: int, size: int, place: Place) -> None:
+        comm = join(rank, size, place)
+        with pytest.raises(InvalidTensorError, match="expected a device of hccl"):
+            at.all_to_all_v(torch.zeros(size), [1] * size, [1] * size, group=comm)
+        comm.destroy()
+
+    ranks(2, communicator=False)(check, ("launcher", "", free_port()))
