@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from functools import lru_cache
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +48,16 @@ class Quantization:
             if value not in known:
                 raise InvalidParamError(f"{name} is {value!r}, expected {', '.join(known[:-1])} or {known[-1]}")
 
+    @staticmethod
+    def checked(bits: int, group_size: int, gather: Gather, op: SumOp, overflow: Overflow) -> Quantization:
+        """One that has passed `check`; those of earlier calls are remembered."""
+        try:
+            return _checked(bits, group_size, gather, op, overflow)
+        except TypeError:  # a value that cannot be remembered has no meaning either, and check says so
+            made = Quantization(bits, group_size, gather, op, overflow)
+            made.check()
+            return made
+
     def groups(self, count: int) -> int:
         """Scales of ``count`` elements."""
         return -(-count // self.group_size)
@@ -66,6 +77,13 @@ class Quantization:
         share = -(-self.groups(count) // size) * self.group_size
         begin = min(rank * share, count)
         return begin, min(share, count - begin)
+
+
+@lru_cache(maxsize=256, typed=True)
+def _checked(*fields: Any) -> Quantization:
+    made = Quantization(*fields)
+    made.check()
+    return made
 
 
 @dataclass(frozen=True, slots=True, eq=False)

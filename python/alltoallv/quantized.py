@@ -48,8 +48,7 @@ def all_reduce_request(
     Raises:
         InvalidParamError, InvalidTensorError: an argument, or two that do not go together.
     """
-    quantization = Quantization(bits, group_size, gather, op, overflow)
-    quantization.check()
+    quantization = Quantization.checked(bits, group_size, gather, op, overflow)
     two = (comm_quant_scale_1, comm_quant_scale_2)
     if (two[0] is None) != (two[1] is None):
         missing = "comm_quant_scale_1" if two[0] is None else "comm_quant_scale_2"
@@ -96,8 +95,7 @@ def reduce_scatter_request(
     overflow: Overflow,
 ) -> QuantizedReduction:
     """The request of a quantized_reduce_scatter of ``counts[j]`` elements for rank j."""
-    quantization = Quantization(bits, group_size, "full", op, overflow)
-    quantization.check()
+    quantization = Quantization.checked(bits, group_size, "full", op, overflow)
     _check_float(dtype)
     out = out_dtype or dtype
     check_output_dtype(out)

@@ -2,13 +2,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "op_kernel/cpu/copy.h"
 #include "transport/shm/shm_communicator.h"
 
 namespace alltoallv {
 namespace {
-
-/// Streaming stores pay once the data outgrow the caches.
-constexpr size_t stream_from = size_t{32} << 20;
 
 /// One past the last byte that the non-empty regions cover; displacements in units of `unit` bytes.
 size_t extent(std::span<const int64_t> counts, std::span<const int64_t> displs, int64_t element, int64_t unit) {
@@ -140,7 +138,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
     uint64_t moved = 0;
     int64_t sends = 0;
     for (int j = 0; j < size(); ++j) sends += pairs[j].send_count;
-    const bool stream = static_cast<size_t>(sends) * element >= stream_from;
+    const bool stream = static_cast<size_t>(sends) * element >= kernel::streaming_from;
 
     if (const size_t bytes = static_cast<size_t>(pairs[rank()].recv_count) * element; bytes > 0) {
         copy_checked(output + pairs[rank()].target, input + pairs[rank()].source, bytes, stream);

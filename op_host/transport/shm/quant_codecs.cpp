@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "op_kernel/cpu/copy.h"
+
 namespace alltoallv {
 namespace {
 
@@ -17,6 +19,10 @@ kernel::Scales scales_from(std::span<const float> values, size_t first) {
 }
 
 }  // namespace
+
+void QuantCodec::copy_out(char* out, const char* result, size_t count) const {
+    kernel::copy_piece(out, result, out_bytes(count), out_bytes(static_cast<size_t>(total_count(request_))));
+}
 
 DynamicCodec::DynamicCodec(const QuantReduction& request, size_t ranks, const std::vector<QuantPart>& parts)
     : QuantCodec(request), parts_(parts), error_(request.error), codes_(ranks), scales_at_(ranks) {
@@ -142,7 +148,7 @@ bool DynamicCodec::reduce(const QuantRange& range, const std::vector<const char*
 
 bool DynamicCodec::decode(const QuantRange& range, const char* result, char* out) {
     if (!request_.requantizes) {
-        std::memcpy(out, result, out_bytes(range.count));
+        copy_out(out, result, range.count);
         return true;
     }
     return kernel::dequantize(format_for(range.count), request_.out_dtype, result + scale_bytes(range.count),
@@ -161,7 +167,7 @@ bool SharedScaleCodec::reduce(const QuantRange& range, const std::vector<const c
 }
 
 bool SharedScaleCodec::decode(const QuantRange& range, const char* result, char* out) {
-    std::memcpy(out, result, out_bytes(range.count));
+    copy_out(out, result, range.count);
     return true;
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "op_kernel/cpu/copy.h"
 #include "transport/shm/two_shot.h"
 
 namespace alltoallv {
@@ -68,7 +69,8 @@ struct ReduceStages {
     }
     void decode(size_t part, size_t step, const char* result) const {
         if (const size_t n = parts[part].piece_bytes(step, piece))
-            std::memcpy(static_cast<char*>(reduction.output) + parts[part].begin + step * piece, result, n);
+            kernel::copy_piece(static_cast<char*>(reduction.output) + parts[part].begin + step * piece, result, n,
+                               parts.back().begin + parts.back().bytes);
     }
 };
 
