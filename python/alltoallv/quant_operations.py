@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any, ParamSpec, TypeVar
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,16 +24,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class QuantAllReduceOperation:
-    """A quantized all-reduce as a plan, set up once per shape.
+A = TypeVar("A")  # array or tensor
 
-    With a shared scale, int8 to float16: ``(sum of x of all ranks + rank_size * offset) * scale``. The sum is exact,
-    then one multiplication and one rounding to float16, half to even; what does not fit becomes the largest float16.
-    With ``QuantType.DYNAMIC`` what `alltoallv.numpy.quantized_all_reduce` does without a scale.
 
-    Every rank gets the same bits. A call blocks until the output is complete. Calls are collective; when a rank's own
-    checks fail, the call fails on every rank.
-    """
+class QuantOperation(ABC, Generic[A]):
+    """What the operator does with arrays of any kind; a front end says how it sees one."""
 
     def __init__(
         self,
@@ -47,9 +44,97 @@ class QuantAllReduceOperation:
         """
         core = None if communicator is None else communicator.core
         self._param = param
-        self._core = _core.QuantAllReduceOperation(param.core(), device, core, connect)
+        self._core = _core.QuantAllReduceOperation(param.core(), device, core, self._connect)
         self._plan: Hashable = None  # shapes that are set up for
         self._expected: _core.TensorDesc | None = None  # the output that is set up for
+
+    def _reduce(
+        self,
+        x: A,
+        scale: A | None,
+        offset: A | None,
+        out: A | None,
+        feedback: Feedback[A] | None,
+        timeout: float | None,
+    ) -> A:
+        given = [(name, a) for name, a in (("x", x), ("scale", scale), ("offset", offset)) if a is not None]
+        inputs = [self._checked(self._as_input, name, a) for name, a in given]
+        states = [] if feedback is None else self._checked(self._states, feedback, inputs[0])
+        if out is not None:
+            self._checked(self._check_output, out)
+        shapes = tuple(self._key(a) for a in (*inputs, *states))
+        key = (*shapes, len(states), None if out is None else self._key(out))
+        if key != self._plan or self._expected is None:
+            self._plan = None
+            descs = [self._describe(a) for a in inputs]
+            self._expected = self._core.infer_shape(descs)
+            outputs = [self._expected if out is None else self._describe(out), *map(self._describe, states)]
+            self._core.setup(descs, outputs)
+            self._plan = key
+        if out is None:
+            out = self._checked(self._allocate, inputs[0], self._expected.dtype)
+        self._execute(inputs, [out, *states], -1.0 if timeout is None else timeout)
+        return out
+
+    def _states(self, feedback: Feedback[A], x: A) -> list[A]:
+        """The arrays of the error feedback, which are replaced."""
+        param = self._param
+        if param.quant_type != QuantType.DYNAMIC:
+            raise InvalidParamError("error_feedback is given with a shared scale, expected quant_type 16 (DYNAMIC)")
+        if not isinstance(feedback, Feedback):
+            raise InvalidParamError(f"error_feedback is a {type(feedback).__name__}, expected an ErrorFeedback")
+        desc = self._describe(x)
+        counts = (math.prod(desc.shape),)
+        request = QuantizedReduction("quantized_all_reduce", desc.dtype, desc.dtype, counts, param.quantization)
+        return [a for a in feedback.arrays(request, param.rank_size, param.rank, x) if a is not None]
+
+    def _checked(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls `function`; what it raises the peers raise too."""
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            code = 27 if isinstance(error, MemoryError) else getattr(error, "code", 3)
+            self._core.announce(code, str(error))
+            raise
+
+    def _connect(self, param: _core.AllToAllVParam) -> _core.Communicator:
+        """Makes or finds the communicator that the param describes."""
+        return connect(param)
+
+    @abstractmethod
+    def _as_input(self, name: str, x: A) -> A:
+        """``x``, or a contiguous copy; refuses what is none."""
+
+    @abstractmethod
+    def _check_output(self, out: A) -> None:
+        """Refuses what cannot be written into."""
+
+    @abstractmethod
+    def _key(self, x: A) -> Hashable:
+        """With another key the operation is set up anew."""
+
+    @abstractmethod
+    def _describe(self, x: A) -> _core.TensorDesc: ...
+
+    @abstractmethod
+    def _allocate(self, like: A, dtype: str) -> A:
+        """An output in the shape of ``like``."""
+
+    @abstractmethod
+    def _execute(self, inputs: Sequence[A], outputs: Sequence[A], timeout: float) -> None:
+        """``outputs``: the result, then the states of the error feedback."""
+
+
+class QuantAllReduceOperation(QuantOperation[Array]):
+    """A quantized all-reduce as a plan, set up once per shape.
+
+    With a shared scale, int8 to float16: ``(sum of x of all ranks + rank_size * offset) * scale``. The sum is exact,
+    then one multiplication and one rounding to float16, half to even; what does not fit becomes the largest float16.
+    With ``QuantType.DYNAMIC`` what `alltoallv.numpy.quantized_all_reduce` does without a scale.
+
+    Every rank gets the same bits. A call blocks until the output is complete. Calls are collective; when a rank's own
+    checks fail, the call fails on every rank.
+    """
 
     def __call__(
         self,
@@ -80,57 +165,27 @@ class QuantAllReduceOperation:
             ValueOverflowError: with ``overflow="raise"``, on every rank.
             PeerLostError, CommTimeoutError: a rank died, left, or did not arrive.
         """
-        given = [(name, a) for name, a in (("x", x), ("scale", scale), ("offset", offset)) if a is not None]
-        inputs = [self._checked(_contiguous, name, a) for name, a in given]
-        states = [] if error_feedback is None else self._checked(self._states, error_feedback, inputs[0])
-        if out is not None:
-            self._checked(_check_output, out)
-        shapes = tuple((a.shape, a.dtype.name) for a in (*inputs, *states))
-        key = (*shapes, len(states), None if out is None else (out.shape, out.dtype.name))
-        if key != self._plan or self._expected is None:
-            self._plan = None
-            descs = [_describe(a) for a in inputs]
-            self._expected = self._core.infer_shape(descs)
-            self._core.setup(descs, [self._expected if out is None else _describe(out), *map(_describe, states)])
-            self._plan = key
-        if out is None:
-            out = self._checked(memory.empty, inputs[0].shape, numpy_dtype(self._expected.dtype))
-        places, targets = ([(a.ctypes.data, a.nbytes) for a in arrays] for arrays in (inputs, [out, *states]))
-        self._core.execute(places, targets, -1.0 if timeout is None else timeout)
-        return out
+        return self._reduce(x, scale, offset, out, error_feedback, timeout)
 
-    def _states(self, feedback: Feedback[Array], x: Array) -> list[Array]:
-        """The arrays of the error feedback, which are replaced."""
-        param = self._param
-        if param.quant_type != QuantType.DYNAMIC:
-            raise InvalidParamError("error_feedback is given with a shared scale, expected quant_type 16 (DYNAMIC)")
-        if not isinstance(feedback, Feedback):
-            raise InvalidParamError(f"error_feedback is a {type(feedback).__name__}, expected an ErrorFeedback")
-        name = x.dtype.name
-        request = QuantizedReduction("quantized_all_reduce", name, name, (x.size,), param.quantization)
-        return [a for a in feedback.arrays(request, param.rank_size, param.rank, x) if a is not None]
+    def _as_input(self, name: str, x: Array) -> Array:
+        if not isinstance(x, np.ndarray):
+            raise InvalidTensorError(f"{name} is a {type(x).__name__}, expected a NumPy array", 5)
+        return np.asarray(x, order="C")
 
-    def _checked(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls `function`; what it raises the peers raise too."""
-        try:
-            return function(*args, **kwargs)
-        except Exception as error:
-            code = 27 if isinstance(error, MemoryError) else getattr(error, "code", 3)
-            self._core.announce(code, str(error))
-            raise
+    def _check_output(self, out: Array) -> None:
+        self._as_input("out", out)
+        if not (out.flags.c_contiguous and out.flags.writeable):
+            raise InvalidParamError("out is not contiguous and writable, expected both")
 
+    def _key(self, x: Array) -> Hashable:
+        return x.shape, x.dtype.name
 
-def _contiguous(name: str, array: Array) -> Array:
-    if not isinstance(array, np.ndarray):
-        raise InvalidTensorError(f"{name} is a {type(array).__name__}, expected a NumPy array", 5)
-    return np.asarray(array, order="C")
+    def _describe(self, x: Array) -> _core.TensorDesc:
+        return _core.TensorDesc(x.shape, x.dtype.name)
 
+    def _allocate(self, like: Array, dtype: str) -> Array:
+        return memory.empty(like.shape, numpy_dtype(dtype))
 
-def _check_output(out: Array) -> None:
-    _contiguous("out", out)
-    if not (out.flags.c_contiguous and out.flags.writeable):
-        raise InvalidParamError("out is not contiguous and writable, expected both")
-
-
-def _describe(array: Array) -> _core.TensorDesc:
-    return _core.TensorDesc(array.shape, array.dtype.name)
+    def _execute(self, inputs: Sequence[Array], outputs: Sequence[Array], timeout: float) -> None:
+        places, targets = ([(a.ctypes.data, a.nbytes) for a in arrays] for arrays in (inputs, outputs))
+        self._core.execute(places, targets, timeout)

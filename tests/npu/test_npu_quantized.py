@@ -1,15 +1,22 @@
-"""The shared-scale pipeline on emulated NPUs: int8 moves, the sum is exact, so the bits are those of NumPy."""
+"""Quantized reductions on emulated NPUs: the bits of NumPy with a shared scale, else those of the CPU's kernels."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from npu_ranks import bits, group, on
+from npu_ranks import bits, caught, communicator, group, on
+from torch import Tensor
 
 import alltoallv.torch as at
+from alltoallv import Communicator, QuantAllReduceParam, QuantType
+from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError, ValueOverflowError
 from alltoallv.testing import Ranks
+from alltoallv.testing import quantized as reference
 from alltoallv.testing.golden import assert_bits_equal
 
 
@@ -29,3 +36,147 @@ def test_shared_scale_over_a_group(ranks: Ranks, tmp_path: Path) -> None:
             assert float((y.cpu() - size * x.cpu()).abs().max()) < 0.05 * size
 
     ranks(2, communicator=False)(check, str(tmp_path / "store"))
+
+
+def normal(rank: int, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def codes(rank: int, *shape: int) -> Tensor:
+    return torch.randint(-128, 128, shape, generator=torch.Generator().manual_seed(rank), dtype=torch.int8)
+
+
+Reduce = Callable[[Tensor, Any], Tensor]  # of an input and a communicator
+
+CASES: list[tuple[str, Callable[[int], Tensor], Reduce]] = [
+    ("shared scale", lambda r: codes(r, 5003), lambda x, c: at.quantized_all_reduce(x, scale=0.0125, group=c)),
+    (
+        "shared scales of channels",
+        lambda r: codes(r, 30, 48),
+        lambda x, c: at.quantized_all_reduce(
+            x, scale=torch.linspace(-1, 1, 48), offset=2.5, out_dtype=torch.bfloat16, group=c
+        ),
+    ),
+    (
+        "two scales",
+        lambda r: normal(r, 4097),
+        lambda x, c: at.quantized_all_reduce(x, comm_quant_scale_1=0.03, comm_quant_scale_2=0.05, group=c),
+    ),
+    ("dynamic", lambda r: normal(r, 5003), lambda x, c: at.quantized_all_reduce(x, group=c)),
+    (
+        "4 bits, quantized twice",
+        lambda r: normal(r, 3001, torch.float16),
+        lambda x, c: at.quantized_all_reduce(x, bits=4, group_size=32, gather="quantized", op="avg", group=c),
+    ),
+    (
+        "error feedback",
+        lambda r: normal(r, 3001),
+        lambda x, c: at.quantized_all_reduce(x, gather="quantized", error_feedback=at.ErrorFeedback(), group=c),
+    ),
+    ("reduce-scatter", lambda r: normal(r, 600).view(20, 30), lambda x, c: at.quantized_reduce_scatter(x, group=c)),
+    ("empty", lambda r: normal(r, 0), lambda x, c: at.quantized_all_reduce(x, group=c)),
+    ("one element", lambda r: normal(r, 1), lambda x, c: at.quantized_all_reduce(x, group=c)),
+]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_over_a_communicator_the_bits_are_those_of_the_cpu(ranks: Ranks, size: int) -> None:
+    def check(rank: int, size: int) -> None:
+        with communicator(rank) as (npus, _), Communicator.from_env("host", backend="shm", timeout=30) as host:
+            for name, make, call in CASES:
+                x = make(rank)
+                wanted = call(x, host)
+                y = call(x.to(f"npu:{rank}"), npus)
+                assert y.device == torch.device(f"npu:{rank}")
+                assert (y.shape, y.dtype) == (wanted.shape, wanted.dtype)
+                assert_bits_equal(bits(y), bits(wanted), name)
+
+    ranks(size, communicator=False)(check)
+
+
+def test_states_of_error_feedback_are_those_of_the_cpu(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        with communicator(rank) as (npus, device), Communicator.from_env("host", backend="shm", timeout=30) as host:
+            states = {}
+            for comm, place in ((host, "cpu"), (npus, str(device))):
+                feedback = states[place] = at.ErrorFeedback()
+                for step in range(3):
+                    x = normal(10 * step + rank, 1000).to(place)
+                    at.quantized_all_reduce(x, gather="quantized", bits=4, error_feedback=feedback, group=comm)
+            there, here = states[str(device)].state_dict(), states["cpu"].state_dict()
+            assert there.keys() == here.keys()
+            for key, value in here.items():
+                if isinstance(value, Tensor):
+                    assert_bits_equal(bits(there[key]), bits(value), key)
+
+    ranks(2, communicator=False)(check)
+
+
+def test_disagreement_and_misfits_are_errors_on_all(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        with communicator(rank, check="always") as (comm, device):
+            x = codes(rank, 64).to(device)
+            error = caught(lambda: at.quantized_all_reduce(x, scale=0.5 if rank else 0.25, group=comm))
+            assert isinstance(error, PeerMismatchError)
+            assert "rank 0 has scale 0.25, rank 1 has scale 0.5" in str(error)
+            y = normal(rank, 64).to(device)
+            error = caught(lambda: at.quantized_all_reduce(y, bits=8 if rank else 4, group=comm))
+            assert "rank 0 has bits 4, rank 1 has bits 8" in str(error)
+            large = torch.full((100,), 6e4).to(device)
+            error = caught(
+                lambda: at.quantized_all_reduce(large, out_dtype=torch.float16, overflow="raise", group=comm)
+            )
+            assert isinstance(error, ValueOverflowError)
+            error = caught(lambda: at.quantized_all_reduce(y, group_size=0 if rank else 128, group=comm))
+            assert isinstance(error, InvalidParamError)
+            assert "group_size" in str(error)
+            at.quantized_all_reduce(y, group=comm)
+            assert comm.usable
+
+    ranks(2, communicator=False)(check)
+
+
+@pytest.mark.parametrize("quant_type", [QuantType.PER_TENSOR, QuantType.PER_CHANNEL])
+def test_the_operation_of_atb(ranks: Ranks, quant_type: QuantType) -> None:
+    """Also with the communicator that the param describes."""
+
+    def check(rank: int, size: int, quant_type: QuantType) -> None:
+        with communicator(rank, check="always") as (comm, device):
+            param = QuantAllReduceParam(rank=rank, rank_size=size, quant_type=quant_type)
+            operations = [at.QuantAllReduceOperation(param, comm), at.QuantAllReduceOperation(param)]
+            rng = np.random.default_rng(1)
+            for shape in [(135, 16), (2, 3, 48), (30, 4096)]:
+                inputs = [rng.integers(-100, 101, shape).astype(np.int8) for _ in range(size)]
+                scale = rng.uniform(-1, 1, 1 if quant_type == QuantType.PER_TENSOR else shape[-1]).astype(np.float16)
+                offset = rng.uniform(-1, 1, 1).astype(np.float16)
+                wanted = reference.shared_scale_all_reduce(inputs, scale, float(offset[0]))[0]
+                given = [on(device, array) for array in (inputs[rank], scale, offset)]
+                for operation in operations:
+                    y = operation(*given)
+                    assert y.device == device
+                    assert_bits_equal(bits(y), wanted)
+                    out = torch.full_like(y, 3)
+                    assert operation(*given, out=out) is out
+                    assert_bits_equal(bits(out), wanted)
+            with pytest.raises(InvalidTensorError, match="expected npu"):
+                operations[0](given[0].cpu(), *given[1:])
+            error = caught(lambda: operations[0](given[0][:, : 8 if rank else 16], *given[1:]))
+            assert isinstance(error, InvalidTensorError)  # on rank 0 too, which has no fault
+            assert_bits_equal(bits(operations[0](*given)), wanted)
+
+    ranks(2, communicator=False)(check, quant_type)
+
+
+def test_the_operation_finds_scales_itself(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        with communicator(rank) as (comm, device), Communicator.from_env("host", backend="shm", timeout=30) as host:
+            param = QuantAllReduceParam(rank=rank, rank_size=size, quant_type=QuantType.DYNAMIC, gather="quantized")
+            results = []
+            for place, member in (("cpu", host), (device, comm)):
+                operation, feedback = at.QuantAllReduceOperation(param, member), at.ErrorFeedback()
+                for step in range(2):
+                    y = operation(normal(10 * step + rank, 1500).to(place), error_feedback=feedback)
+                results.append(bits(y))
+            assert_bits_equal(results[1], results[0])
+
+    ranks(2, communicator=False)(check)

@@ -27,6 +27,7 @@ from alltoallv.torch.group import from_group
 from alltoallv.torch.moe import global_gather, global_scatter
 from alltoallv.torch.operation import AllToAllVOperation
 from alltoallv.torch.plan import Plan
+from alltoallv.torch.quant_operation import QuantAllReduceOperation
 from alltoallv.torch.quantized import quantized_all_reduce, quantized_all_to_all, quantized_reduce_scatter
 from alltoallv.torch.quantized_calls import ErrorFeedback
 from alltoallv.torch.quantized_hook import QuantizedCommHook
@@ -37,6 +38,7 @@ __all__ = [
     "AllToAllVOperation",
     "ErrorFeedback",
     "Plan",
+    "QuantAllReduceOperation",
     "QuantizedCommHook",
     "Work",
     "all_gather_into_tensor",
