@@ -1,9 +1,11 @@
 // HCCL's collectives that move data: each is an exchange with particular counts.
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <span>
 
 #include "hccl/launch.h"
+#include "runtime/settings.h"
 
 using namespace alltoallv;
 using namespace alltoallv::emulator;
@@ -39,6 +41,12 @@ std::vector<int64_t> entries(const char* name, const void* array, size_t length)
         result[j] = static_cast<int64_t>(values[j]);
     }
     return result;
+}
+
+/// HCCL does not say when it reads the counts: they must be there until the call has run.
+void check_unchanged(const char* name, const void* array, const std::vector<int64_t>& before) {
+    if (std::memcmp(array, before.data(), before.size() * sizeof(int64_t)) != 0)
+        throw Failure(HCCL_E_PARA, std::string(name) + " was changed or freed before the call had run");
 }
 
 /// Elements from the buffer's start to the end of the last region that is not empty.
@@ -109,7 +117,16 @@ HcclResult HcclAlltoAllV(const void* sendBuf, const void* sendCounts, const void
             arrays.sdispls[0] = arrays.rdispls[0] = 0;
             arrays.recv_counts = arrays.send_counts;
         }
-        return all_to_all("HcclAlltoAllV", sendBuf, recvType, recvBuf, comm, stream, std::move(arrays));
+        Launch l = all_to_all("HcclAlltoAllV", sendBuf, recvType, recvBuf, comm, stream, arrays);
+        if (!settings().late_counts || size == 1) return l;
+        l.run = [=, run = l.run](Comm& c, double timeout) {
+            check_unchanged("sendCounts", sendCounts, arrays.send_counts);
+            check_unchanged("sdispls", sdispls, arrays.sdispls);
+            check_unchanged("recvCounts", recvCounts, arrays.recv_counts);
+            check_unchanged("rdispls", rdispls, arrays.rdispls);
+            run(c, timeout);
+        };
+        return l;
     });
 }
 

@@ -10,8 +10,8 @@
 namespace alltoallv::emulator {
 namespace {
 
-constexpr const char* names[] = {"devices",      "memory_mb", "task_delay_us", "connect_timeout",
-                                 "exec_timeout", "verbose",   "faults"};
+constexpr const char* names[] = {"devices",      "memory_mb",   "task_delay_us", "connect_timeout",
+                                 "exec_timeout", "late_counts", "verbose",       "faults"};
 
 double number(const std::string& name, const std::string& text) {
     char* end = nullptr;
@@ -35,6 +35,8 @@ void assign(Settings& settings, const std::string& name, const std::string& valu
         settings.connect_timeout = number(name, value);
     } else if (name == "exec_timeout") {
         settings.exec_timeout = number(name, value);
+    } else if (name == "late_counts") {
+        settings.late_counts = number(name, value) != 0;
     } else if (name == "verbose") {
         settings.verbose = number(name, value) != 0;
     } else {

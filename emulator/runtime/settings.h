@@ -15,6 +15,7 @@ struct Settings {
     std::atomic<int64_t> task_delay_us{0};    ///< before every task of a stream: shows a missing synchronization
     std::atomic<double> connect_timeout{-1};  ///< seconds; negative: HCCL_CONNECT_TIMEOUT decides
     std::atomic<double> exec_timeout{-1};     ///< seconds; negative: HCCL_EXEC_TIMEOUT decides
+    std::atomic<bool> late_counts{false};     ///< HcclAlltoAllV looks at the caller's counts again when it runs
     std::atomic<bool> verbose{true};          ///< failures are reported on standard error, too
 };
 

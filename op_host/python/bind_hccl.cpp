@@ -1,11 +1,13 @@
 // Communicators over HCCL; libhccl and libascendcl are opened when the first of these functions needs them.
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 
 #include "comm/registry.h"
 #include "python/bindings.h"
 #include "transport/hccl/hccl_communicator.h"
 #include "transport/hccl/library.h"
+#include "transport/hccl/synchronization.h"
 #include "transport/shm/shm_communicator.h"
 #include "transport/tcp/tcp_communicator.h"
 
@@ -106,6 +108,8 @@ void bind_hccl(nb::module_& m) {
     m.def(
         "hccl_comm_name", [](uintptr_t comm) { return name_of(static_cast<HcclComm>(pointer(comm))); }, "comm"_a,
         "HCCL's name of a communicator: equal on all of its ranks.");
+    m.def("leave_out_synchronizations", &leave_out_synchronizations, "names"_a,
+          "For tests: names separated by commas, see op_host/transport/hccl/synchronization.h.");
     m.attr("root_info_bytes") = hccl_root_info_bytes;
     m.def(
         "npu_current_device",

@@ -60,6 +60,7 @@ def group(rank: int, size: int, file: str, backend: str = "hccl") -> Iterator[tu
 def emulated(**options: Any) -> Iterator[None]:
     """Settings of the emulator for a while, in this process."""
     usual = {"devices": 8, "task_delay_us": 0, "faults": "", "exec_timeout": -1, "connect_timeout": -1}
+    usual["late_counts"] = 0
     for name, value in options.items():
         emulator.set_option(name, value)
     try:

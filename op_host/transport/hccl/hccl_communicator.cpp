@@ -375,6 +375,7 @@ void HcclCommunicator::keep(std::unique_ptr<WireLayout> layout, aclrtStream stre
         event = events_.back();
         events_.pop_back();
     }
+    if (!synchronizes("kept-counts")) layout.reset();
     launched_.push_back({event, std::move(layout)});
     check_acl(cann().aclrtRecordEvent(event, stream), "aclrtRecordEvent", where);
 }
@@ -392,6 +393,7 @@ void HcclCommunicator::forget_completed() {
 
 /// Waits for what is still on the device, on whichever stream.
 void HcclCommunicator::drain(TimePoint deadline) {
+    if (!synchronizes("drain")) return;
     for (forget_completed(); !launched_.empty() && Clock::now() < deadline; forget_completed()) usleep(500);
 }
 

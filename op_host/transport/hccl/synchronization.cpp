@@ -1,16 +1,33 @@
 #include "transport/hccl/synchronization.h"
 
 #include <cstdlib>
-#include <string>
+#include <mutex>
 
 namespace alltoallv {
+namespace {
+
+std::string from_environment() {
+    const char* text = std::getenv("ALLTOALLV_TEST_WITHOUT");
+    return text != nullptr ? text : "";
+}
+
+std::mutex mutex;  // guards `without`
+
+std::string& without() {
+    static std::string names = from_environment();
+    return names;
+}
+
+}  // namespace
 
 bool synchronizes(std::string_view name) {
-    static const std::string without = [] {
-        const char* text = std::getenv("ALLTOALLV_TEST_WITHOUT");
-        return "," + std::string(text != nullptr ? text : "") + ",";
-    }();
-    return without.find("," + std::string(name) + ",") == std::string::npos;
+    const std::lock_guard lock(mutex);
+    return ("," + without() + ",").find("," + std::string(name) + ",") == std::string::npos;
+}
+
+void leave_out_synchronizations(std::string_view names) {
+    const std::lock_guard lock(mutex);
+    without() = names;
 }
 
 }  // namespace alltoallv

@@ -2,12 +2,16 @@
 /// \brief A switch for tests: takes a synchronization out, so that a test can show that it is needed.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 namespace alltoallv {
 
-/// False for what ALLTOALLV_TEST_WITHOUT lists, separated by commas. Names: "agreement", "device-wait".
-/// The Python side has its own (alltoallv/backends/npu.py). Read once.
+/// False for what has been left out: "agreement", "device-wait", "kept-counts", "drain"; the Python side has its own
+/// (alltoallv/backends/npu.py).
 bool synchronizes(std::string_view name);
+
+/// Names, separated by commas, instead of those of ALLTOALLV_TEST_WITHOUT, with which a process begins.
+void leave_out_synchronizations(std::string_view names);
 
 }  // namespace alltoallv

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from alltoallv import _core
 from alltoallv.errors import BackendUnavailableError
 
 _side_streams: dict[int, Any] = {}
 
 
-@lru_cache
+_left_out = frozenset(os.environ.get("ALLTOALLV_TEST_WITHOUT", "").split(","))
+
+
 def synchronizes(name: str) -> bool:
-    """False for what ALLTOALLV_TEST_WITHOUT lists: tests show that each synchronization is needed.
+    """False for what tests have left out, to show that each synchronization is needed.
 
     Here ``"input-event"``, ``"output-event"``, ``"record-stream"``, ``"task-queue"``; the core has more.
     """
-    return name not in os.environ.get("ALLTOALLV_TEST_WITHOUT", "").split(",")
+    return name not in _left_out
+
+
+def leave_out_synchronizations(names: str) -> None:
+    """Names, separated by commas, instead of those of ALLTOALLV_TEST_WITHOUT, with which a process begins."""
+    global _left_out
+    _left_out = frozenset(names.split(","))
+    _core.leave_out_synchronizations(names)
 
 
 def npu() -> Any:

@@ -82,7 +82,8 @@ def set_option(name: str, value: str | int | float) -> None:
     """Changes a setting in this process, which must have been started with :func:`environment`.
 
     Args:
-        name: ``devices``, ``memory_mb``, ``task_delay_us``, ``connect_timeout``, ``exec_timeout``, ``verbose`` or
+        name: ``devices``, ``memory_mb``, ``task_delay_us``, ``connect_timeout``, ``exec_timeout``,
+            ``late_counts``, ``verbose`` or
             ``faults`` (adds rules; an empty text removes all).
         value: The new value.
 
