@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from npu_ranks import caught, communicator, use_device
+from npu_ranks import caught, communicator, emulated, use_device
 from npu_starts import forget_launcher, free_port, write_table
 
 import alltoallv.torch as at
@@ -104,13 +104,21 @@ def test_a_rank_table_that_is_wrong_is_refused_before_hccl_sees_it(ranks: Ranks,
         ranks(2, communicator=False)(check, path, expected)
 
 
-def test_rank_0_fails_and_all_hear_why(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> Exception:
-        use_device(rank)
-        return caught(lambda: Communicator.from_env(backend="hccl", timeout=20))
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_rank_0_fails_and_all_hear_why(ranks: Ranks, hosts: int) -> None:
+    def check(rank: int, size: int, port: int) -> Exception:
+        import os
 
-    env = {"ALLTOALLV_EMULATOR_FAULTS": "HcclGetRootInfo=fail:15"}
-    errors = ranks(2, communicator=False, fresh=True, env=env)(check)
+        use_device(rank)
+        if port:
+            forget_launcher()
+            os.environ.update({"RANK_ID": str(rank), "RANK_SIZE": str(size), "MS_ROLE": "MS_WORKER"})
+            os.environ.update({"MS_SCHED_HOST": "localhost", "MS_SCHED_PORT": str(port), "MS_WORKER_NUM": str(size)})
+            os.environ.update({"ALLTOALLV_LOCAL_WORLD_SIZE": "1", "ALLTOALLV_ROOT_PORT": str(port)})
+        with emulated(faults="HcclGetRootInfo=fail:15"):
+            return caught(lambda: Communicator.from_env(backend="hccl", timeout=20))
+
+    errors = ranks(2, communicator=False)(check, free_port() if hosts > 1 else 0)
     for error in errors:
         assert isinstance(error, HcclError)
         for part in ("HcclGetRootInfo", "15", "HCCL_E_RUNTIME"):
@@ -120,10 +128,10 @@ def test_rank_0_fails_and_all_hear_why(ranks: Ranks) -> None:
 def test_init_fails_on_one_rank(ranks: Ranks) -> None:
     def check(rank: int, size: int) -> Exception:
         use_device(rank)
-        return caught(lambda: Communicator.from_env(backend="hccl", timeout=20))
+        with emulated(faults="HcclCommInitRootInfoConfig=fail:24" if rank == 1 else "", connect_timeout=5):
+            return caught(lambda: Communicator.from_env(backend="hccl", timeout=20))
 
-    env = {"ALLTOALLV_EMULATOR_FAULTS": "HcclCommInitRootInfoConfig@1=fail:24"}
-    first, second = ranks(2, communicator=False, fresh=True, env=env)(check)
+    first, second = ranks(2, communicator=False)(check)
     assert isinstance(second, HcclError)
     assert second.code == 26  # ATB's out of device memory
     assert "HCCL_E_OOM" in str(second)

@@ -19,8 +19,6 @@ from alltoallv.errors import CommTimeoutError, HcclError, PeerLostError
 from alltoallv.testing import Ranks
 from alltoallv.testing.golden import assert_bits_equal, random_case
 
-FAULTS = "ALLTOALLV_EMULATOR_FAULTS"
-
 
 def exchange(comm: Any, device: torch.device) -> list[float]:
     size = comm.size
@@ -35,7 +33,8 @@ def test_success_with_zeros_is_noticed_and_gone_round(ranks: Ranks, size: int) -
 
     def check(rank: int, size: int) -> None:
         rng = np.random.default_rng(0)
-        with communicator(rank) as (comm, device):
+        use_device(rank)
+        with emulated(faults="HcclAlltoAllV=zeros"), communicator(rank) as (comm, device):
             assert comm.stats()["falls_back"] == 1
             for dtype in ("float32", "int8", "complex64"):
                 for async_op in (False, True):
@@ -55,7 +54,7 @@ def test_success_with_zeros_is_noticed_and_gone_round(ranks: Ranks, size: int) -
                         result[1].wait()
                     assert_bits_equal(bits(out), case.expected[rank], dtype)
 
-    outcomes = ranks(size, communicator=False, fresh=True, outcomes=True, env={FAULTS: "HcclAlltoAllV=zeros"})(check)
+    outcomes = ranks(size, communicator=False, outcomes=True)(check)
     for outcome in outcomes:
         assert outcome.error is None, outcome
     assert "HcclAlltoAllV returned success and did not move the data" in outcomes[0].output
@@ -63,20 +62,25 @@ def test_success_with_zeros_is_noticed_and_gone_round(ranks: Ranks, size: int) -
 
 def test_zeros_on_one_rank_only(ranks: Ranks) -> None:
     def check(rank: int, size: int) -> None:
-        with communicator(rank) as (comm, device):
+        use_device(rank)
+        faults = "HcclAlltoAllV=zeros" if rank == 1 else ""
+        with emulated(faults=faults), communicator(rank) as (comm, device):
             assert comm.stats()["falls_back"] == 1  # on all alike
             assert exchange(comm, device) == [0.0, 1.0, 2.0]
 
-    ranks(3, communicator=False, fresh=True, env={FAULTS: "HcclAlltoAllV@1=zeros"})(check)
+    ranks(3, communicator=False)(check)
 
 
 def test_zeros_from_all_gather_too_is_an_error(ranks: Ranks) -> None:
     def check(rank: int, size: int) -> None:
         use_device(rank)
-        with pytest.raises(HcclError, match="HcclAllGather returned success and did not move the data"):
+        with (
+            emulated(faults="Hccl*=zeros"),
+            pytest.raises(HcclError, match="HcclAllGather returned success and did not move the data"),
+        ):
             Communicator.from_env(backend="hccl", timeout=20)
 
-    ranks(2, communicator=False, fresh=True, env={FAULTS: "Hccl*=zeros"})(check)
+    ranks(2, communicator=False)(check)
 
 
 def test_late_tasks_change_nothing(ranks: Ranks) -> None:
@@ -98,15 +102,18 @@ def zeros(size: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(size).to(device)
 
 
-@pytest.mark.parametrize(("number", "name", "code"), [(1, "PARA", 1), (4, "INTERNAL", 25), (24, "OOM", 26)])
-def test_a_call_that_fails_ends_the_communicator_for_all(ranks: Ranks, number: int, name: str, code: int) -> None:
+def test_a_call_that_fails_ends_the_communicator_for_all(ranks: Ranks) -> None:
     """On rank 1; the others have launched and learn of it at their next call at the latest."""
 
-    def check(rank: int, size: int, number: int, name: str, code: int) -> None:
-        device = use_device(rank)
+    def check(rank: int, size: int, numbers: list[tuple[int, str, int]]) -> None:
+        for turn, (number, name, code) in enumerate(numbers):
+            # Another device: torch refuses one whose stream has failed.
+            check_one(rank, size, use_device(rank + size * turn), number, name, code)
+
+    def check_one(rank: int, size: int, device: torch.device, number: int, name: str, code: int) -> None:
         comm = Communicator.from_env(backend="hccl", timeout=20)
         assert exchange(comm, device) == list(range(size))
-        x = zeros(size, device)  # now: torch refuses a device whose stream has failed
+        x = zeros(size, device)
         if rank == 1:
             with emulated(faults=f"HcclAlltoAllV=fail:{number}"):
                 error = caught(lambda: exchange(comm, device))
@@ -126,7 +133,8 @@ def test_a_call_that_fails_ends_the_communicator_for_all(ranks: Ranks, number: i
         assert not comm.usable
         comm.destroy()
 
-    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})(check, number, name, code)
+    numbers = [(1, "PARA", 1), (4, "INTERNAL", 25), (24, "OOM", 26)]
+    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})(check, numbers)
 
 
 def try_to(call: Callable[[], object]) -> None:

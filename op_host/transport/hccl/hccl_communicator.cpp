@@ -51,8 +51,8 @@ HcclCommunicator::HcclCommunicator(HcclOptions options, CommunicatorPtr control,
                             std::to_string(options_.size));
     if (options_.size == 1 && options_.comm == nullptr) return;
     const std::string joining = "rank " + std::to_string(rank()) + " joining domain '" + domain() + "'";
+    if (options_.comm == nullptr && options_.rank_table.empty() && options_.root_info.empty()) share_root_info();
     try {
-        if (options_.comm == nullptr && options_.rank_table.empty() && options_.root_info.empty()) share_root_info();
         comm_ = std::make_unique<HcclGroup>(options_, device_, [this] { look_at_control(); });
         if (options_.size > 1 && meet) find_control(meet);
         if (options_.size > 1) check_data_path();
@@ -87,6 +87,7 @@ void HcclCommunicator::share_root_info() {
             info = make_root_info();
         } catch (const Error& error) {
             control_->fail(OpKind::broadcast, error);
+            control_->fail(OpKind::broadcast, error);  // comes after all have met the first, so that none finds us gone
             throw;
         }
     }
