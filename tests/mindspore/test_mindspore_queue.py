@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from msrun_jobs import HERE, msrun
+
+from alltoallv import emulator
 
 
 @pytest.mark.slow
@@ -16,6 +20,17 @@ def test_exchange_in_mindspores_queue(tmp_path: Path) -> None:
     for rank in range(2):
         lines = job.logs[f"worker_{rank}.log"].splitlines()
         said = [line for line in lines if " has waited " not in line]  # for the compiler
-        assert said[:3] == ["float32 wrong 0", "bfloat16 wrong 0", "view True"], job.logs[f"worker_{rank}.log"][-4000:]
-        assert said[3].startswith("PeerMismatchError: "), said[3]
+        expected = ["float32 wrong 0", "bfloat16 wrong 0", "view True", "gaps True", "learnt True", "gradient True"]
+        assert said[:6] == expected, job.logs[f"worker_{rank}.log"][-4000:]
+        assert said[6].startswith("PeerMismatchError: "), said[6]
     assert job.code == 0, job.output
+
+
+def test_the_exchange_goes_to_the_stream_that_mindspore_hands_over() -> None:
+    """On emulated NPUs: the operator's C function, called as its kernel calls it on Ascend."""
+    command = [sys.executable, "-m", "alltoallv", "run", "-n", "2", str(HERE / "run_device_stream.py")]
+    done = subprocess.run(command, env=emulator.environment(), capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        assert f"[{rank}] enqueued, then right" in done.stdout
+        assert f"[{rank}] PeerMismatchError: operator #" in done.stdout

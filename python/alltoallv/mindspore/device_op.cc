@@ -44,13 +44,27 @@ ms::Tensor exchange(const ms::Tensor& input, const std::vector<int64_t>& shape, 
     return output;
 }
 
+/// The same into a contiguous tensor, which keeps the values that no region covers.
+ms::Tensor exchange_into(const ms::Tensor& input, const ms::Tensor& output, uint64_t entry, uint64_t context) {
+    const ms::Tensor packed = input.is_contiguous() ? input : input.contiguous();
+    const auto run = std::make_shared<Exchange>(reinterpret_cast<Entry>(entry), reinterpret_cast<void*>(context));
+    run->Run({packed}, {output});
+    return output;
+}
+
 py::object call(const ms::Tensor& input, const std::vector<int64_t>& shape, uint64_t entry, uint64_t context) {
     return ms::pynative::PyboostRunner::Call<1>(exchange, input, shape, entry, context);
+}
+
+py::object call_into(const ms::Tensor& input, const ms::Tensor& output, uint64_t entry, uint64_t context) {
+    return ms::pynative::PyboostRunner::Call<1>(exchange_into, input, output, entry, context);
 }
 
 }  // namespace alltoallv_mindspore
 
 PYBIND11_MODULE(MS_EXTENSION_NAME, m) {
     m.def("exchange", &alltoallv_mindspore::call, pybind11::arg("input"), pybind11::arg("shape"),
+          pybind11::arg("entry"), pybind11::arg("context"));
+    m.def("exchange_into", &alltoallv_mindspore::call_into, pybind11::arg("input"), pybind11::arg("output"),
           pybind11::arg("entry"), pybind11::arg("context"));
 }

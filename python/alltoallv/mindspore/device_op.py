@@ -1,8 +1,9 @@
 """The exchange as an operator in MindSpore's own queue: the way to tensors on a device.
 
 MindSpore runs it among its kernels and hands over device pointers and the stream; ``device_op.cc`` passes them on to a
-C function. With backend "CPU" the stream is null and the function is a callback into this process's core; that is how
-the path is tested without an NPU. It is not the way that tensors on CPU go: those are exchanged at the call.
+C function, a callback into this process's core, which enqueues the exchange on that stream. With backend "CPU" the
+stream is null and the exchange runs at once; that is how the path is tested without an NPU. It is not the way that
+tensors on CPU go: those are exchanged at the call.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mindspore import Tensor, ops
 
 from alltoallv import _core
 from alltoallv.errors import BackendUnavailableError
-from alltoallv.mindspore.tensors import settle
+from alltoallv.mindspore.tensors import settle, target
 
 Entry = ctypes.CFUNCTYPE(
     *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
@@ -43,21 +44,23 @@ def build(backend: str = "CPU", folder: str | None = None) -> Any:
 
 
 class DeviceExchange:
-    """A plan that runs in MindSpore's queue. Calls of all ranks must come in the same order.
+    """A plan that runs in MindSpore's queue, on the stream that MindSpore hands over.
+
+    Calls of all ranks must come in the same order.
 
     Args:
-        plan: Which regions go where.
-        shape: Of the output, all of which the plan must write.
+        plan: Which regions go where; over HCCL where the tensors lie on NPUs.
         module: What `build` has given back.
     """
 
-    def __init__(self, plan: _core.Plan, shape: Sequence[int], module: Any) -> None:
-        self._shape = list(shape)
+    def __init__(self, plan: _core.Plan, module: Any) -> None:
         self._module = module
+        self._ended = False
 
-        def run(_context: int, input: int, output: int, _stream: int, message: int, capacity: int) -> int:
+        def run(_context: int, input: int, output: int, stream: int, message: int, capacity: int) -> int:
+            self._ended = True
             try:
-                plan.run(input or 0, output or 0)
+                plan.run(input or 0, output or 0, -1.0, stream or 0)
             except Exception as error:
                 text = f"{type(error).__name__}: {error}".encode()[: capacity - 1] + b"\0"
                 ctypes.memmove(message, text, len(text))
@@ -66,14 +69,36 @@ class DeviceExchange:
 
         self._entry = Entry(run)
 
-    def __call__(self, input: Tensor) -> Tensor:
-        """The exchange's output, complete.
+    @property
+    def entry(self) -> int:
+        """Address of the C function that runs or enqueues the exchange."""
+        return ctypes.cast(self._entry, ctypes.c_void_p).value or 0
+
+    def __call__(self, input: Tensor, output: Tensor | Sequence[int]) -> Tensor:
+        """The exchange's output: on CPU complete, on an NPU in the order of MindSpore's stream.
+
+        Args:
+            output: Contiguous; what no region covers keeps its value. Or the shape of a new one, all of which the plan
+                must write.
 
         Raises:
             RuntimeError: with the class and text of the exchange's error; MindSpore keeps no more of it.
         """
-        address = ctypes.cast(self._entry, ctypes.c_void_p).value
-        output = self._module.exchange(input, self._shape, address, 0)
-        # On CPU a built-in consumer may otherwise read the output before it is written.
-        settle()
-        return output
+        self._ended = False
+        _pending[:] = [call for call in _pending if not call._ended]
+        _pending.append(self)  # until MindSpore has come to it
+        if isinstance(output, Tensor):
+            made = self._module.exchange_into(input, output, self.entry, 0)
+        else:
+            made = self._module.exchange(input, list(output), self.entry, 0)
+        if target() == "CPU":
+            settle()  # a built-in consumer may otherwise read the output before it is written
+        return made
+
+
+_pending: list[DeviceExchange] = []
+
+
+def run(plan: _core.Plan, input: Tensor, output: Tensor | Sequence[int]) -> Tensor:
+    """A call of the operator for this process's device."""
+    return DeviceExchange(plan, build(target()))(input, output)

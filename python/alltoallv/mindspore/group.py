@@ -9,7 +9,8 @@ from typing import Any
 
 from alltoallv import launch, subgroups
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError
+from alltoallv.errors import BackendUnavailableError, InvalidParamError
+from alltoallv.mindspore.tensors import target
 
 Group = Any  # str | Communicator | None
 
@@ -41,7 +42,7 @@ def init(*, timeout: float = 600.0) -> Communicator:
     made = _made.get("")
     if made is None or not made.usable:
         _timeout = timeout  # of sub-groups too
-        made = _made[""] = Communicator.from_env(timeout=timeout)
+        made = _made[""] = Communicator.from_env(backend="hccl" if target() == "Ascend" else "auto", timeout=timeout)
     return made
 
 
@@ -87,6 +88,8 @@ def resolve(group: Group) -> Communicator:
     made = _made.get(group)
     if made is None or not made.usable:
         members = _members(group)
+        if target() == "Ascend":
+            raise BackendUnavailableError(f"group is {group!r}, expected that of all ranks on Ascend")
         domain = f"group-{len(members)}-{subgroups.digest(members)}"
         made = _made[group] = subgroups.connect(group, domain, members, _timeout)
     return made

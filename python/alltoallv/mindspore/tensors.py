@@ -36,12 +36,25 @@ def settle() -> None:
     Before memory is read: MindSpore may not have written it yet. Before memory is written: MindSpore may not have read
     or initialized it yet.
     """
-    if mindspore.get_context("device_target") != "CPU":
+    if target() != "CPU":
         raise BackendUnavailableError(
-            f"device_target is {mindspore.get_context('device_target')!r}, which this release does not serve for "
-            "MindSpore tensors: use mindspore.set_device('CPU')"
+            f"device_target is {target()!r}, where only all_to_all_v and what is made of it takes tensors: "
+            "use mindspore.set_device('CPU')"
         )
     executor.sync()
+
+
+def target() -> str:
+    """Where MindSpore computes: "CPU", "Ascend", "GPU"."""
+    return str(mindspore.get_context("device_target"))
+
+
+queued = False  # for tests: on CPU too
+
+
+def in_queue() -> bool:
+    """Whether exchanges run in MindSpore's queue, on its stream, rather than when Python calls them."""
+    return queued or target() == "Ascend"
 
 
 def core_name(dtype: Any) -> str:

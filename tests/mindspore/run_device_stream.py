@@ -1,0 +1,64 @@
+"""Run by ``alltoallv run`` on emulated NPUs: what MindSpore's operator does with device memory and a stream."""
+
+import ctypes
+
+import numpy as np
+
+from alltoallv import Communicator, _core, emulator
+from alltoallv.mindspore.device_op import DeviceExchange
+
+HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
+COUNT = 1000
+
+comm = Communicator.from_env(backend="hccl", timeout=60)
+rank, size = comm.rank, comm.size
+acl = ctypes.CDLL("libascendcl.so")
+
+
+def done(result: int) -> None:
+    assert result == 0, result
+
+
+def memory(array: np.ndarray) -> ctypes.c_void_p:
+    """A copy on the device."""
+    address = ctypes.c_void_p()
+    done(acl.aclrtMalloc(ctypes.byref(address), ctypes.c_size_t(array.nbytes), 0))
+    bytes_ = ctypes.c_size_t(array.nbytes)
+    done(acl.aclrtMemcpy(address, bytes_, array.ctypes.data_as(ctypes.c_void_p), bytes_, HOST_TO_DEVICE))
+    return address
+
+
+def values(address: ctypes.c_void_p, count: int) -> np.ndarray:
+    """What lies there now, whatever the streams are doing."""
+    array = np.empty(count, np.float32)
+    bytes_ = ctypes.c_size_t(array.nbytes)
+    done(acl.aclrtMemcpy(array.ctypes.data_as(ctypes.c_void_p), bytes_, address, bytes_, DEVICE_TO_HOST))
+    return array
+
+
+def launch(layout: list[list[int]]) -> str:
+    """As LaunchKernel of device_op.cc; returns the error's text."""
+    exchange = DeviceExchange(_core.Plan(comm.core, "all_to_all_v", "float32", *layout), None)
+    entry = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5, ctypes.c_uint64)(exchange.entry)
+    message = ctypes.create_string_buffer(1024)
+    failed = entry(None, source, target, stream, ctypes.addressof(message), len(message))
+    assert (failed != 0) == (message.value != b"")
+    return message.value.decode()
+
+
+source = memory(np.full(size * COUNT, 1.0 + rank, np.float32))
+target = memory(np.full(size * COUNT, -1.0, np.float32))
+stream = ctypes.c_void_p()
+done(acl.aclrtCreateStream(ctypes.byref(stream)))
+counts, places = [COUNT] * size, [COUNT * j for j in range(size)]
+emulator.set_option("task_delay_us", 300_000)
+assert launch([counts, places, counts, places]) == ""
+early = values(target, size * COUNT)
+done(acl.aclrtSynchronizeStream(stream))
+late = values(target, size * COUNT)
+assert (early == -1).all(), "the call has waited for the data, or used another stream"
+assert (late.reshape(size, -1) == np.arange(1, size + 1)[:, None]).all()
+print("enqueued, then right", flush=True)
+wrong = [COUNT - rank] * size
+print(launch([counts, places, wrong, places]), flush=True)
+comm.destroy()
