@@ -51,4 +51,6 @@ def test_doctor_writes_a_report(tmp_path: Path) -> None:
     wrong = {name: case for name, case in report["cases"].items() if not case["ok"]}
     assert not wrong, report["stderr"]
     assert len(report["cases"]) > 15
+    assert {"quantized", "hosts", "mismatch"} <= report["cases"].keys()
+    assert report["emulated"]
     assert done.returncode == 0, done.stdout

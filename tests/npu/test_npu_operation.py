@@ -14,7 +14,7 @@ from npu_ranks import ATB_DTYPES, bits, communicator, emulated, on, use_device
 
 import alltoallv.torch as at
 from alltoallv import AllToAllVParam, emulator
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import HcclError, InvalidParamError, InvalidTensorError
 from alltoallv.testing import Ranks
 from alltoallv.testing.golden import Case, assert_bits_equal, random_case
 
@@ -94,6 +94,8 @@ def test_an_hccl_comm_that_the_caller_owns(ranks: Ranks, tmp_path: Path) -> None
         named = ctypes.create_string_buffer(128)
         assert library.HcclGetCommName(comm, named) == 0  # still the caller's
         assert library.HcclCommDestroy(comm) == 0
+        with pytest.raises(HcclError, match="HCCL_E_PARA"):  # on every rank, and no rank waits
+            operation(on(device, case.inputs[rank]))
 
     table = {
         "status": "completed",

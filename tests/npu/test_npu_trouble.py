@@ -241,6 +241,50 @@ def test_own_checks_fail_after_the_checked_calls(ranks: Ranks) -> None:
     ranks(2, communicator=False)(check)
 
 
+def test_the_third_call_fails(ranks: Ranks) -> None:
+    """The two before are right, on all ranks; those behind are errors, on all."""
+
+    def check(rank: int, size: int) -> None:
+        device = use_device(rank)
+        comm = Communicator.from_env(backend="hccl", timeout=20)
+        with emulated(faults="HcclAlltoAllV#3=fail:4" if rank == 1 else ""):
+            for _ in range(2):
+                assert exchange(comm, device) == list(range(size))
+            x = zeros(size, device)
+            errors = [caught(lambda: (at.all_to_all_v(x, [1] * size, [1] * size, group=comm), ended(comm)))]
+            errors.append(caught(lambda: at.all_to_all_v(x, [1] * size, [1] * size, group=comm)))
+        assert isinstance(errors[0], HcclError if rank == 1 else PeerLostError), errors
+        assert isinstance(errors[1], PeerLostError)
+        assert "HCCL_E_INTERNAL" in str(errors[1])
+
+    def ended(comm: Communicator) -> None:
+        end = time.monotonic() + 20
+        while comm.usable and time.monotonic() < end:
+            time.sleep(0.01)
+        raise PeerLostError("it has ended") if not comm.usable else TimeoutError("it is still usable")
+
+    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})(check)
+
+
+def test_counts_that_nobody_compares(ranks: Ranks) -> None:
+    """HCCL refuses or gives up: an error on every rank, and then for good."""
+
+    def check(rank: int, size: int) -> None:
+        device = use_device(rank)
+        comm = Communicator.from_env(backend="hccl", timeout=20, check="off")
+        x = zeros(2 * size, device)
+        torch.npu.synchronize()
+        recvs = [2] * size if rank else [1] * size
+        with pytest.raises((HcclError, PeerLostError, RuntimeError)):
+            at.all_to_all_v(x, [2] * size, recvs, group=comm).cpu()
+        with pytest.raises((HcclError, PeerLostError)):
+            at.all_to_all_v(x, [2] * size, [2] * size, group=comm)
+        assert not comm.usable
+        comm.destroy()
+
+    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})(check)
+
+
 def test_a_failing_call_in_a_group(ranks: Ranks, tmp_path: Path) -> None:
     def check(rank: int, size: int, file: str) -> None:
         with group(rank, size, file, backend="gloo") as (world, device):

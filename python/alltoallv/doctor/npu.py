@@ -6,7 +6,9 @@ Started by `npu_selftest`, one process per device; rank 0 prints one line of JSO
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
+import os
 import random
 import statistics
 import sys
@@ -20,10 +22,11 @@ import torch_npu  # type: ignore[import-not-found, unused-ignore]
 from torch import Tensor
 
 import alltoallv.torch as at
-from alltoallv import AllToAllVParam, Communicator, hccl, launch
+from alltoallv import AllToAllVParam, Communicator, QuantAllReduceParam, hccl, launch
 from alltoallv.errors import PeerMismatchError
 
 TIMEOUT = 120.0
+LOCAL_SIZE = "ALLTOALLV_LOCAL_WORLD_SIZE"
 DTYPES = ("float16", "float32", "int8", "int32", "int16", "int64", "bfloat16", "bool", "uint8", "float64", "complex64")
 SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20)  # bytes to each peer
 WARM_UP, REPETITIONS = 3, 20
@@ -111,20 +114,58 @@ def check_gradient(comm: Communicator, device: torch.device) -> None:
     same(x.grad, torch.arange(1.0, comm.size + 1))
 
 
+def check_quantized(comm: Communicator, device: torch.device) -> None:
+    """With a shared scale, as functions and as ATB's operator, and with scales found on the device."""
+    codes = [(torch.arange(160 * 16) * 37 % 251 - 125 + j).to(torch.int8).view(160, 16) for j in range(comm.size)]
+    total = torch.stack(codes).sum(0, dtype=torch.int32).float()
+    scale, offset = torch.full((1,), 0.25, dtype=torch.float16), torch.full((1,), 2.0, dtype=torch.float16)
+    expected = ((total + comm.size * 2.0) * 0.25).half()
+    x = codes[comm.rank].to(device)
+    same(at.quantized_all_reduce(x, scale=0.25, offset=2.0, group=comm), expected)
+    operation = at.QuantAllReduceOperation(QuantAllReduceParam(rank=comm.rank, rank_size=comm.size), comm)
+    same(operation(x, scale.to(device), offset.to(device)), expected)
+    ones = torch.full((1000,), 1.0 + comm.rank)  # whose codes are exact
+    same(at.quantized_all_reduce(ones.to(device), group=comm), torch.full((1000,), comm.size * (comm.size + 1) / 2))
+
+
+def check_hosts(comm: Communicator, device: torch.device) -> None:
+    """The same ranks as if each had a host of its own: they agree over TCP."""
+    if comm.size < 2:
+        return
+    before = os.environ.get(LOCAL_SIZE)
+    os.environ[LOCAL_SIZE] = "1"
+    try:
+        with Communicator.from_env("doctor hosts", backend="hccl", timeout=TIMEOUT) as apart:
+            control = apart.core.control
+            assert control is not None
+            assert control.backend == "tcp", control.backend
+            Exchanges(apart, device).check(torch.float32)
+            disagree(apart, device)
+    finally:
+        if before is None:
+            del os.environ[LOCAL_SIZE]
+        else:
+            os.environ[LOCAL_SIZE] = before
+
+
 def check_mismatch(comm: Communicator, device: torch.device) -> None:
     """Counts that disagree are an error on every rank; the communicator stays usable."""
     if comm.size < 2:
         return
     with Communicator.from_env("doctor mismatch", backend="hccl", timeout=TIMEOUT) as fresh:
-        x = torch.zeros(2 * comm.size).to(device)
-        recvs = [2] * comm.size if comm.rank else [1] * comm.size
-        try:
-            at.all_to_all_v(x, [2] * comm.size, recvs, group=fresh)
-        except PeerMismatchError:
-            pass
-        else:
-            raise AssertionError("no PeerMismatchError for counts that disagree")
-        at.all_to_all_v(x, [2] * comm.size, [2] * comm.size, group=fresh)
+        disagree(fresh, device)
+
+
+def disagree(comm: Communicator, device: torch.device) -> None:
+    x = torch.zeros(2 * comm.size).to(device)
+    recvs = [2] * comm.size if comm.rank else [1] * comm.size
+    try:
+        at.all_to_all_v(x, [2] * comm.size, recvs, group=comm)
+    except PeerMismatchError:
+        pass
+    else:
+        raise AssertionError("no PeerMismatchError for counts that disagree")
+    at.all_to_all_v(x, [2] * comm.size, [2] * comm.size, group=comm)
 
 
 def speeds(comm: Communicator, device: torch.device, exchange: Callable[[Tensor, Tensor], Any]) -> dict[str, float]:
@@ -150,6 +191,11 @@ def main() -> int:
     torch.npu.set_device(device)
     report: dict[str, Any] = {"torch": torch.__version__, "torch_npu": torch_npu.__version__, "cases": {}}
     report["soc"], report["devices"] = hccl.devices()
+    report["emulated"] = hasattr(ctypes.CDLL("libascendcl.so"), "AlltoallvEmulatorSet")
+    if report["emulated"]:
+        from alltoallv.emulator import aten
+
+        aten.install()  # the operators of quantization
     failed = False
 
     @contextlib.contextmanager
@@ -175,7 +221,10 @@ def main() -> int:
                 exchanges.check(getattr(torch, name))
         with case("all_to_all_v async"):
             exchanges.check(torch.float32, async_op=True)
-        for function in (check_reductions, check_operator, check_gradient, check_mismatch):
+        checks = [check_reductions, check_quantized, check_operator, check_gradient, check_mismatch]
+        if job.master_addr:
+            checks.append(check_hosts)
+        for function in checks:
             with case(function.__name__.removeprefix("check_")):
                 function(comm, device)
         with case("speed of all_to_all_single"):
