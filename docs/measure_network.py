@@ -92,7 +92,7 @@ def contenders() -> dict[str, Callable[[object], object]]:
     }
 
 
-def run_rank(sizes: list[int], seconds: float) -> None:
+def run_rank(sizes: list[float], seconds: float) -> None:
     """Prints a JSON line: by size and contender the seconds of every turn."""
     import torch
     import torch.distributed as dist
@@ -100,9 +100,9 @@ def run_rank(sizes: list[int], seconds: float) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     calls = contenders()
-    told: dict[int, dict[str, list[float]]] = {}
+    told: dict[float, dict[str, list[float]]] = {}
     for mib in sizes:
-        x = torch.randn(mib << 18)
+        x = torch.randn(int(mib * (1 << 18)))
         told[mib] = {name: [] for name in calls}
         for call in calls.values():
             call(x)
@@ -146,7 +146,7 @@ def measure(rate: str, arguments: argparse.Namespace) -> dict[str, dict[str, lis
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", nargs="+", default=["1gbit", "10gbit"], help="of tc")
-    parser.add_argument("--mib", nargs="+", type=int, default=[1, 16, 64], help="float32 payload")
+    parser.add_argument("--mib", nargs="+", type=float, default=[1, 16, 64], help="float32 payload")
     parser.add_argument("--seconds", type=float, default=10, help="per size, at least one turn of each")
     arguments = parser.parse_args()
     if RANK in os.environ:
@@ -156,7 +156,7 @@ def main() -> None:
         for mib, times in measure(rate, arguments).items():
             medians = {name: statistics.median(values) for name, values in times.items()}
             base, turns = medians["gloo float32"], len(times["gloo float32"])
-            print(f"\n{rate}, {mib} MiB, {turns} turns\n\n| | ms | × gloo float32 |\n|---|---|---|")
+            print(f"\n{rate}, {float(mib):g} MiB, {turns} turns\n\n| | ms | × gloo float32 |\n|---|---|---|")
             for name, median in medians.items():
                 print(f"| {name} | {median * 1e3:.1f} | {base / median:.2f} |", flush=True)
 

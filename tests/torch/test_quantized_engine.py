@@ -124,9 +124,24 @@ def test_over_gloo(ranks: Any, file: str, size: int) -> None:
         with engine(rank, size, file) as comm:
             done = every_case(comm)
             with mock.patch.object(quantized_reduction, "CHUNKS", (300, 300)):  # several chunks, the last one shorter
-                return done + every_case(comm)
+                for shot in (True, False):
+                    with mock.patch.object(quantized_reduction.HostWire, "in_one_shot", return_value=shot):
+                        done += every_case(comm)
+            return done
 
-    assert ranks(size, communicator=False)(run) == [40] * size
+    assert ranks(size, communicator=False)(run) == [60] * size
+
+
+def test_shots() -> None:
+    """One where it moves fewer bytes, or few."""
+    wire = quantized_reduction.HostWire(None, lambda work: None, True)
+    n = 1 << 20
+    assert wire.in_one_shot(2, n, n)
+    assert wire.in_one_shot(4, n, 4 * n)
+    assert not wire.in_one_shot(3, n, n)
+    assert not wire.in_one_shot(6, n, 4 * n)
+    assert wire.in_one_shot(8, 8192, 8192)
+    assert not wire.in_one_shot(9, 8192, 8192)
 
 
 def scattered(comm: Any, counts: list[int], tail: tuple[int, ...], **how: Any) -> None:

@@ -1,7 +1,8 @@
-"""Quantized reductions over an engine that moves bytes: exchange, sum, gather, in chunks that overlap.
+"""Quantized reductions over an engine that moves bytes, in chunks that overlap.
 
-While one chunk travels, this rank quantizes the next and sums the one before. On an accelerator there is one chunk and
-one launch of a kernel for each step, in the order of the stream.
+Two shots: exchange, sum, gather. One shot, where that moves fewer bytes or few bytes: everybody gets everything and
+sums it all. While one chunk travels, this rank quantizes the next and sums the one before. On an accelerator there are
+two shots, one chunk and one launch of a kernel for each step, in the order of the stream.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from alltoallv.quantization import QuantizedReduction
 
 PIECES = 4  # chunks of a part, between hosts, as far as the limits allow; docs/quantization.md has what was measured
 CHUNKS = (1 << 18, 1 << 20)  # elements of the smallest and the largest chunk
+SMALL = 1 << 16  # bytes that a rank receives in one shot without much ado
 AHEAD = 2  # exchanges under way while a chunk is summed
 
 Wait = Callable[[], None]
@@ -29,6 +31,9 @@ class Wire(Protocol):
 
     def chunk(self, part: int) -> int:
         """How many of a part's elements travel at a time."""
+
+    def in_one_shot(self, size: int, sent: int, gathered: int) -> bool:
+        """Whether all shall go to all, in ``sent`` bytes; the shots of two are as large as that, and ``gathered``."""
 
     def exchange(self, output: Tensor, input: Tensor, recvs: Sequence[int], sends: Sequence[int]) -> Wait: ...
     def gather(self, output: Tensor, input: Tensor) -> Wait: ...
@@ -42,6 +47,9 @@ class MoverWire:
 
     def chunk(self, part: int) -> int:
         return part
+
+    def in_one_shot(self, size: int, sent: int, gathered: int) -> bool:
+        return False
 
     def exchange(self, output: Tensor, input: Tensor, recvs: Sequence[int], sends: Sequence[int]) -> Wait:
         layout = (list(sends), _displs(sends), list(recvs), _displs(recvs))
@@ -62,6 +70,9 @@ class HostWire:
     def chunk(self, part: int) -> int:
         smallest, largest = CHUNKS
         return min(max(part // PIECES, smallest), largest)
+
+    def in_one_shot(self, size: int, sent: int, gathered: int) -> bool:
+        return size * sent <= max(sent + gathered, SMALL)
 
     def exchange(self, output: Tensor, input: Tensor, recvs: Sequence[int], sends: Sequence[int]) -> Wait:
         work = self._engine.alltoall_base(output.view(-1), input.view(-1), list(recvs), list(sends))
@@ -93,6 +104,12 @@ def reduce_quantized(
     codec = codec_for(request, output, input, error, gather_error)
     if request.operator == "quantized_reduce_scatter":
         _reduce_scatter(wire, rank, request.counts, codec, input.device)
+    elif (
+        request.count
+        and gather_error is None
+        and wire.in_one_shot(size, codec.sent_bytes(request.count), codec.gathered_bytes(request.count))
+    ):
+        _sum_everywhere(wire, size, request.count, codec, input.device)
     elif request.count:
         _AllReduce(wire, rank, size, request.count, codec, input.device).run()
     if request.quantization.overflow == "raise":
@@ -177,6 +194,31 @@ class _AllReduce:
             first, count = self._piece(j, step)
             if count:
                 self._codec.decode(everything[j : j + 1], first, count, length)
+
+
+def _sum_everywhere(wire: Wire, size: int, count: int, codec: Codec, device: torch.device) -> None:
+    """In one shot. The error feedback of a gather would be known to one rank alone, so there is none."""
+    step = min(max(wire.chunk(-(-count // size)) // codec.unit, 1) * codec.unit, count)
+    sums = torch.empty((1, codec.gathered_bytes(step)), dtype=torch.uint8, device=device)
+
+    def start(first: int) -> tuple[int, Tensor, Wait]:
+        length = min(step, count - first)
+        mine, everything = (
+            torch.empty((rows, codec.sent_bytes(length)), dtype=torch.uint8, device=device) for rows in (1, size)
+        )
+        codec.encode(mine, first, length, length)
+        return length, everything, wire.gather(everything, mine)
+
+    begins = range(0, count, step)
+    ahead = [start(first) for first in begins[:AHEAD]]
+    for number, first in enumerate(begins):
+        length, everything, wait = ahead.pop(0)
+        wait()
+        if number + AHEAD < len(begins):
+            ahead.append(start(begins[number + AHEAD]))
+        mine = sums[:, : codec.gathered_bytes(length)]
+        codec.combine(everything, first, length, length, mine, first)
+        codec.decode(mine, first, length, length)
 
 
 def _reduce_scatter(wire: Wire, rank: int, counts: Sequence[int], codec: Codec, device: torch.device) -> None:
