@@ -68,7 +68,18 @@ def learnt():
     return am.all_to_all_v(x, sends, unit="row"), y
 
 
-for call in (gaps, learnt, gradient):
+def others():
+    x = Tensor(np.arange(8, dtype=np.float32).reshape(4, 2) + 100 * comm.rank)
+    split, gathered = (Tensor(np.zeros((n, 2), np.float32)) for n in (4, 8))
+    am.all_to_all_single(split, x)
+    am.all_gather_into_tensor(gathered, x)
+    local = [1, 1, 2, 0] if comm.rank == 0 else [0, 2, 1, 1]  # rows for expert e of card j
+    received = [1, 1, 0, 2] if comm.rank == 0 else [2, 0, 1, 1]
+    scattered = am.global_scatter(x, local, received)
+    return split + 0, gathered + 0, scattered, am.global_gather(scattered, local, received), am.exchange_counts([1, 2])
+
+
+for call in (gaps, learnt, gradient, others):
     print(call.__name__, both(call), flush=True)
 tensors.queued = False
 try:

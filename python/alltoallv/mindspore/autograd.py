@@ -18,9 +18,10 @@ from mindspore.common._grad_function import _Function
 from alltoallv import _core, experts
 from alltoallv.communicator import Communicator
 from alltoallv.counts import gather_layout
-from alltoallv.errors import BackendUnavailableError, InvalidTensorError
+from alltoallv.errors import InvalidTensorError
 from alltoallv.guard import guard
 from alltoallv.mindspore import tensors
+from alltoallv.mindspore.group import on_host
 from alltoallv.mindspore.tensors import as_input, core_name, empty, executor, from_block, region, settle, zeros
 from alltoallv.mindspore.work import CommHandle, Done
 from alltoallv.regions import as_bytes, lowest
@@ -64,16 +65,6 @@ class TensorTransfer(Transfer):
         x, out, plan = self.prepare(input, output)
         work = plan.submit(x.data_ptr(), out.data_ptr())
         return out, CommHandle(self.communicator, work, (x, out), lambda: out)
-
-
-def on_host(comm: Communicator) -> Communicator:
-    """The communicator of the same ranks in host memory."""
-    if comm.backend == "shm":
-        return comm
-    control = comm.core.control
-    if control is None or control.backend != "shm":
-        raise BackendUnavailableError("recv_counts is None, expected counts where the ranks are on several hosts")
-    return Communicator(control)
 
 
 def tracks(*tensors: Any) -> bool:

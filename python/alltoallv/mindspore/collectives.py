@@ -27,7 +27,7 @@ from alltoallv.mindspore.autograd import (
 )
 from alltoallv.mindspore.exchange import check_async, enter, exchange
 from alltoallv.mindspore.group import Group
-from alltoallv.mindspore.tensors import check_apart, check_output, check_tensor, core_name, region, row_size, settle
+from alltoallv.mindspore.tensors import check_output, check_tensor, core_name, region, row_size, settle, settle_apart
 from alltoallv.mindspore.work import CommHandle, Done
 from alltoallv.regions import check_lists_apart
 
@@ -55,8 +55,7 @@ def all_to_all_single(
             )
         sends = _splits("input", input_split_sizes, input.shape[0], comm.size)
         recvs = _splits("output", output_split_sizes, output.shape[0], comm.size)
-        settle()
-        check_apart(output, input)
+        settle_apart(output, input)
         arrays = split_layout(sends, recvs, row)
         _core.check_exchange(input.size, output.size, *arrays, comm.size)
         transfer = TensorTransfer(comm, "all_to_all_single", arrays, tuple(input.shape), tuple(output.shape), row)
@@ -101,8 +100,7 @@ def all_gather_into_tensor(
                 f"for {comm.size} ranks and inputs of shape {shape}",
                 9,
             )
-        settle()
-        check_apart(output_tensor, input_tensor)
+        settle_apart(output_tensor, input_tensor)
     if tracks(input_tensor, output_tensor):
         values = Gather.apply(input_tensor, comm)
         assign("output_tensor", output_tensor, values)

@@ -16,15 +16,14 @@ from alltoallv.guard import guard
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore import tensors
 from alltoallv.mindspore.autograd import AsyncExchange, Exchange, LearningExchange, TensorTransfer, assign, tracks
-from alltoallv.mindspore.group import Group
+from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import (
     as_input,
-    check_apart,
     check_output,
     check_tensor,
     core_name,
     from_block,
-    settle,
+    settle_apart,
 )
 from alltoallv.mindspore.work import CommHandle, Done
 from alltoallv.request import Request, Sends, check_unit
@@ -116,9 +115,7 @@ def all_to_all_v(
             if out is not None:
                 check_output("out", out, input.dtype)
                 request.check_out(out.shape)
-                if not tensors.in_queue():  # there nobody knows yet where they will lie
-                    settle()
-                    check_apart(out, input)
+                settle_apart(out, input)
             shape = request.check(input.size, -1 if out is None else out.size)
         layout = request.layout
         index = packing(*layout[:2]) if wants_grad else None
@@ -193,4 +190,4 @@ def _submit_learning(input: Tensor, transfer: TensorTransfer, tail: tuple[int, .
 
 def exchange_counts(send_counts: Counts, group: Group = None) -> Tensor:
     """What every rank will send to this one: entry j is rank j's ``send_counts[rank]``. int64, shape ``[W]``."""
-    return Tensor.from_numpy(experts.tell_counts(enter(group), send_counts))
+    return Tensor.from_numpy(experts.tell_counts(on_host(enter(group)), send_counts))

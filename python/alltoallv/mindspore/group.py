@@ -95,6 +95,16 @@ def resolve(group: Group) -> Communicator:
     return made
 
 
+def on_host(comm: Communicator) -> Communicator:
+    """The communicator of the same ranks in host memory."""
+    if comm.backend == "shm":
+        return comm
+    control = comm.core.control
+    if control is None or control.backend != "shm":
+        raise BackendUnavailableError("recv_counts is None, expected counts where the ranks are on several hosts")
+    return Communicator(control)
+
+
 def _members(group: str) -> list[int]:
     if group in _ranks:
         return _ranks[group]

@@ -10,7 +10,7 @@ from alltoallv.counts import Counts
 from alltoallv.experts import Matrix
 from alltoallv.guard import guard
 from alltoallv.mindspore.exchange import all_to_all_v, enter
-from alltoallv.mindspore.group import Group
+from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import check_tensor
 
 
@@ -60,7 +60,7 @@ def _checked(
     with guard(comm, operator):
         check_tensor("x", x)
         local, global_ = experts.read(comm.size, x.shape, local_count, global_count, rows_of_x)
-    experts.agree(comm, operator, local, global_)
+    experts.agree(on_host(comm), operator, local, global_)
     return local, global_
 
 

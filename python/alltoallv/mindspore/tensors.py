@@ -104,6 +104,13 @@ def check_apart(output: Tensor, input: Tensor) -> None:
     regions.check_apart(region(output), region(input))
 
 
+def settle_apart(output: Tensor, input: Tensor) -> None:
+    """The same, after `settle`, where Python already knows where tensors lie."""
+    if not in_queue():
+        settle()
+        check_apart(output, input)
+
+
 def row_size(tensor: Tensor) -> int:
     """Elements per row of dimension 0."""
     return request.row_size(tensor.shape)
