@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <functional>
 #include <string>
@@ -289,6 +290,34 @@ void test_domains_share_a_port() {
     }));
 }
 
+/// Rank 0's addresses travel by other means, such as HcclAllGather. All ranks get a communicator, or none does.
+void test_addresses_from_elsewhere() {
+    for (const bool spoilt : {false, true}) {
+        std::vector<std::string> parts(3);
+        std::barrier barrier(3);
+        testing::all_pass(testing::run_threads(3, [&](int rank) {
+            const GatherBytes gather = [&](const std::string& mine) {
+                parts[static_cast<size_t>(rank)] = mine;
+                barrier.arrive_and_wait();
+                std::vector<std::string> all = parts;
+                barrier.arrive_and_wait();
+                if (spoilt && rank == 1 && all[0].size() > 1)
+                    all[0] = std::string("1 token 127.0.0.1\0", 18);  // nobody listens there
+                return all;
+            };
+            std::string failure;
+            const CommunicatorPtr comm = make_tcp_communicator(options_of(rank, 3, spoilt ? 0.5 : 20), gather, failure);
+            CHECK((comm == nullptr) == spoilt);
+            if (spoilt) {
+                CHECK(contains(failure, rank == 1 ? "for rank 0 of domain 'hosts' at 127.0.0.1:1" : "for rank 1 to"));
+                return;
+            }
+            compare(*comm, sends_of(*comm), recvs_of(*comm));
+            comm->destroy();
+        }));
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -304,5 +333,6 @@ int main(int argc, char** argv) {
                              {"a late rank is named", test_a_late_rank_is_named},
                              {"abort and departure", test_abort_and_departure},
                              {"ranks that do not come", test_ranks_that_do_not_come},
-                             {"domains share a port", test_domains_share_a_port}});
+                             {"domains share a port", test_domains_share_a_port},
+                             {"addresses from elsewhere", test_addresses_from_elsewhere}});
 }
