@@ -80,14 +80,15 @@ def contenders() -> dict[str, Callable[[object], object]]:
         dist.all_gather(all_scales, scales)
         return (torch.stack(everything) * torch.stack(all_scales)).view(-1)
 
-    def ours(bits: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        return lambda x: at.quantized_all_reduce(x, bits=bits, gather="quantized", group=comm)
+    def ours(bits: int, gather: str = "quantized") -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: at.quantized_all_reduce(x, bits=bits, gather=gather, group=comm)
 
     return {
         "gloo float32": lambda x: dist.all_reduce(x.clone()),
         "gloo bfloat16": gloo_bfloat16,
         "int8 of torch operators": composed,
         "alltoallv int8": ours(8),
+        "alltoallv int8, full": ours(8, "full"),
         "alltoallv int4": ours(4),
     }
 

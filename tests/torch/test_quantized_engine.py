@@ -136,7 +136,8 @@ def test_shots() -> None:
     """One where it moves fewer bytes, or few."""
     wire = quantized_reduction.HostWire(None, lambda work: None, True)
     n = 1 << 20
-    assert wire.in_one_shot(2, n, n)
+    assert wire.in_one_shot(2, n // 2, n // 2)
+    assert not wire.in_one_shot(2, n, n)
     assert wire.in_one_shot(4, n, 4 * n)
     assert not wire.in_one_shot(3, n, n)
     assert not wire.in_one_shot(6, n, 4 * n)

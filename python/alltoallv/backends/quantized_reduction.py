@@ -21,7 +21,8 @@ from alltoallv.quantization import QuantizedReduction
 PIECES = 4  # chunks of a part, between hosts, as far as the limits allow; docs/quantization.md has what was measured
 CHUNKS = (1 << 18, 1 << 20)  # elements of the smallest and the largest chunk
 SMALL = 1 << 16  # bytes that a rank receives in one shot without much ado
-AHEAD = 2  # exchanges under way while a chunk is summed
+EVEN = 1 << 19  # bytes that a rank sends to each: up to here one shot of as many bytes as two is faster
+AHEAD = 3  # exchanges under way while a chunk is summed
 
 Wait = Callable[[], None]
 
@@ -72,7 +73,8 @@ class HostWire:
         return min(max(part // PIECES, smallest), largest)
 
     def in_one_shot(self, size: int, sent: int, gathered: int) -> bool:
-        return size * sent <= max(sent + gathered, SMALL)
+        received, in_two = size * sent, sent + gathered
+        return received <= SMALL or received < in_two or (received == in_two and sent <= EVEN)
 
     def exchange(self, output: Tensor, input: Tensor, recvs: Sequence[int], sends: Sequence[int]) -> Wait:
         work = self._engine.alltoall_base(output.view(-1), input.view(-1), list(recvs), list(sends))
