@@ -82,10 +82,9 @@ void ControlPlane::enter_state(RankState state) {
 /// Ranks that a launcher has bound to a processor each are as many as their processors together.
 void ControlPlane::count_cpus() {
     int together = 0;
-    for (size_t i = 0; i < CpuSet{}.size(); ++i) {
-        uint64_t bits = 0;
-        for (int j = 0; j < size(); ++j) bits |= status(j).cpus[i].load(std::memory_order_relaxed);
-        together += std::popcount(bits);
+    for (size_t i = 0; i < cpus_.size(); ++i) {
+        for (int j = 0; j < size(); ++j) cpus_[i] |= status(j).cpus[i].load(std::memory_order_relaxed);
+        together += std::popcount(cpus_[i]);
     }
     const int cpus = std::min(together, quota_cpus());
     spins_ = size() <= cpus ? spins_with_room : 0;

@@ -45,6 +45,8 @@ class ControlPlane {
     int size() const { return options_.size; }
     const std::string& domain() const { return options_.domain; }
     const Layout& layout() const { return layout_; }
+    /// The processors that the ranks may use, together; complete once all have joined.
+    const CpuSet& cpus() const { return cpus_; }
 
     /// --- one operator, in this order -----------------------------------------------------------------------
     /// Starts the next operator and returns this rank's row to fill. Throws when poisoned. `timeout` < 0: the default.
@@ -58,7 +60,8 @@ class ControlPlane {
     void fail(OpKind op, const Error& error);
 
     uint64_t seq() const { return seq_; }
-    Row& row(int rank) const { return layout_.row(memory_->data(), rank, seq_); }
+    Row& row(int rank) const { return row(rank, seq_); }
+    Row& row(int rank, uint64_t seq) const { return layout_.row(memory_->data(), rank, seq); }  // this one, or the last
     char* payload(Row& row) const { return layout_.payload(row); }
     Flags& flags(int rank) const { return layout_.flags(memory_->data(), rank); }
     Flags& my_flags() const { return flags(rank()); }
@@ -177,6 +180,7 @@ class ControlPlane {
     Layout layout_;
     Doorbell doorbell_;
     Crowd crowd_;
+    CpuSet cpus_{};
     int spins_;
     uint64_t seq_ = 0;
     bool settled_ = true;  // all rows of seq_ have been seen

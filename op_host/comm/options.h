@@ -2,6 +2,7 @@
 /// \brief What a communicator is made from.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 
@@ -19,7 +20,10 @@ struct CommunicatorOptions {
     std::string path = "auto";  ///< "auto", or one of inline, push, pull, cma, staged: use no other where it can serve
     size_t inline_bytes = 16384;  ///< largest payload of a rank that travels with its row
     /// Bytes of a mailbox: payload for a private output travels with the row up to this.
-    size_t mailbox_bytes() const { return 4 * inline_bytes; }
+    size_t mailbox_bytes() const {
+        const size_t share = (size_t{4} << 20) / static_cast<size_t>(size);
+        return std::clamp(share, 4 * inline_bytes, 16 * inline_bytes);
+    }
     double warn_after = 10.0;  ///< seconds of waiting until a warning names the late ranks
 };
 

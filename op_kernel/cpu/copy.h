@@ -13,12 +13,9 @@ namespace alltoallv::kernel {
 /// release store that follows publishes the data. Any alignment; the two must not overlap.
 void copy_streaming(void* to, const void* from, size_t bytes);
 
-/// Bytes from which on data outgrow the cache so far that streaming pays.
-constexpr size_t streaming_from = size_t{32} << 20;
-
-/// Copies a piece of data that are `total` bytes: streaming if they are many, else as memcpy does.
-inline void copy_piece(void* to, const void* from, size_t bytes, size_t total) {
-    if (total >= streaming_from) {
+/// Copies like copy_streaming() or like memcpy.
+inline void copy(void* to, const void* from, size_t bytes, bool streams) {
+    if (streams) {
         copy_streaming(to, from, bytes);
     } else {
         std::memcpy(to, from, bytes);

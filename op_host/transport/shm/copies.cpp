@@ -16,19 +16,28 @@ constexpr size_t checked_chunk = size_t{1} << 20;
 
 }  // namespace
 
-void ShmCommunicator::copy_checked(char* to, const char* from, size_t bytes, bool stream) {
+void ShmCommunicator::copy_checked(char* to, const char* from, size_t bytes, Stores stores) {
     for (size_t at = 0; at < bytes; at += checked_chunk) {
         control_->throw_if_poisoned();
         const size_t chunk = std::min(checked_chunk, bytes - at);
-        if (stream) {
-            kernel::copy_streaming(to + at, from + at, chunk);
-        } else {
-            std::memcpy(to + at, from + at, chunk);
+        switch (stores) {
+            case Stores::ordinary:
+                std::memcpy(to + at, from + at, chunk);
+                break;
+            case Stores::streaming:
+                kernel::copy_streaming(to + at, from + at, chunk);
+                break;
+            case Stores::to_peer:
+                peer_writer_.copy(to + at, from + at, chunk);
         }
     }
 }
 
 void ShmCommunicator::read_peer(int peer, char* to, uint64_t from, size_t bytes) {
+    reads_.time(bytes, [&] { read_peer_untimed(peer, to, from, bytes); });
+}
+
+void ShmCommunicator::read_peer_untimed(int peer, char* to, uint64_t from, size_t bytes) {
     while (bytes > 0) {
         const size_t chunk = std::min(bytes, size_t{64} << 20);
         const iovec local{to, chunk};
@@ -52,7 +61,7 @@ size_t ShmCommunicator::pump_out(Stream& stream) {
     const size_t at = produced % capacity;
     const size_t chunk = std::min({stream.left, capacity - (produced - consumed), capacity - at, capacity / 4});
     if (chunk == 0) return 0;
-    std::memcpy(reinterpret_cast<char*>(stream.ring + 1) + at, stream.local, chunk);
+    peer_writer_.copy(reinterpret_cast<char*>(stream.ring + 1) + at, stream.local, chunk);
     control_->signal(stream.ring->produced, produced + chunk);
     return chunk;
 }

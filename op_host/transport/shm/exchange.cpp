@@ -2,11 +2,20 @@
 #include <algorithm>
 #include <cstring>
 
-#include "op_kernel/cpu/copy.h"
 #include "transport/shm/shm_communicator.h"
 
 namespace alltoallv {
 namespace {
+
+/// Elements that a rank reads, regions that several peers get counted once, and writes.
+int64_t footprint(const Pair* pairs, int size) {
+    int64_t total = 0;
+    for (int j = 0; j < size; ++j) {
+        const bool again = j > 0 && pairs[j].source == pairs[j - 1].source;
+        total += (again ? 0 : pairs[j].send_count) + pairs[j].recv_count;
+    }
+    return total;
+}
 
 /// One past the last byte that the non-empty regions cover; displacements in units of `unit` bytes.
 size_t extent(std::span<const int64_t> counts, std::span<const int64_t> displs, int64_t element, int64_t unit) {
@@ -35,6 +44,7 @@ void ShmCommunicator::fill_pairs(const Exchange& x, Row& mine) {
     mine.recv_digest = expected;
     mine.root = x.root;
     mine.count = x.row;
+    if (reads_.slow()) mine.flags |= row_slow_reads;
     mine.input = Arena::instance().locate(x.input, extent(x.send_counts, x.sdispls, element, unit));
     if (learns) {
         mine.flags |= row_learns;
@@ -50,13 +60,21 @@ void ShmCommunicator::announce_output(const void* output, size_t bytes, Row& min
     output_bytes_ = bytes;
 }
 
+/// Into private memory the alternatives are a system call per pair or a ring: the mailbox pays for longer, and longer
+/// still for peers whose last reads were slow.
+size_t ShmCommunicator::inline_capacity(const Row& mine) const {
+    const bool to_private = mine.output.segment() == 0 && (mine.flags & row_learns) == 0;  // as the peers', supposedly
+    if (options_.path != "auto" || !to_private) return options_.inline_bytes;
+    bool slow = false;  // by the rows of the last operator
+    for (int j = 0; j < size(); ++j) slow |= (control_->row(j, control_->seq() - 1).flags & row_slow_reads) != 0;
+    return slow ? control_->layout().inline_bytes() : 4 * options_.inline_bytes;
+}
+
 /// Small payloads travel with the row. Peers that get the same region (all_gather) share one copy of it.
 void ShmCommunicator::pack_inline(const Exchange& x, Row& mine) {
     if (!allows(Path::inlined)) return;
     const size_t element = size_of(x.dtype);
-    // Into private memory the alternatives are a system call per pair or a ring: the mailbox pays for longer.
-    const bool stretch = options_.path == "auto" && mine.output.segment() == 0 && (mine.flags & row_learns) == 0;
-    const size_t capacity = stretch ? control_->layout().inline_bytes() : options_.inline_bytes;
+    const size_t capacity = inline_capacity(mine);
     const auto same_as_previous = [&](const Pair& pair, const Pair* previous) {
         return previous != nullptr && previous->source == pair.source && previous->send_count == pair.send_count;
     };
@@ -77,7 +95,7 @@ void ShmCommunicator::pack_inline(const Exchange& x, Row& mine) {
         if (j == rank() || pairs[j].send_count == 0) continue;
         if (!same_as_previous(pairs[j], &last)) {
             const size_t bytes = static_cast<size_t>(pairs[j].send_count) * element;
-            std::memcpy(payload + used, static_cast<const char*>(x.input) + pairs[j].source, bytes);
+            peer_writer_.copy(payload + used, static_cast<const char*>(x.input) + pairs[j].source, bytes);
             last_offset = static_cast<int64_t>(used);
             used += bytes;
         }
@@ -136,12 +154,11 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
     const Pair* pairs = mine.pairs();
     const uint64_t seq = control_->seq();
     uint64_t moved = 0;
-    int64_t sends = 0;
-    for (int j = 0; j < size(); ++j) sends += pairs[j].send_count;
-    const bool stream = static_cast<size_t>(sends) * element >= kernel::streaming_from;
+    const bool outgrows = outgrows_caches(static_cast<size_t>(footprint(pairs, size())) * element);
+    const Stores own = outgrows ? Stores::streaming : Stores::ordinary;
 
     if (const size_t bytes = static_cast<size_t>(pairs[rank()].recv_count) * element; bytes > 0) {
-        copy_checked(output + pairs[rank()].target, input + pairs[rank()].source, bytes, stream);
+        copy_checked(output + pairs[rank()].target, input + pairs[rank()].source, bytes, own);
         count(Path::self, bytes);
         moved += bytes;
     }
@@ -160,7 +177,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
             switch (path_of(mine, receiver)) {
                 case Path::push:
                     copy_checked(address_of(to, receiver.output) + receiver.pairs()[rank()].target, source, bytes,
-                                 stream);
+                                 outgrows ? Stores::streaming : Stores::to_peer);
                     count(Path::push, bytes);
                     touched = true;
                     break;
@@ -183,7 +200,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
                     std::memcpy(target, control_->payload(sender) + source, bytes);
                     break;
                 case Path::pull:
-                    copy_checked(target, address_of(from, sender.input) + source, bytes, stream);
+                    copy_checked(target, address_of(from, sender.input) + source, bytes, own);
                     touched = true;
                     break;
                 case Path::cma:

@@ -21,7 +21,7 @@ kernel::Scales scales_from(std::span<const float> values, size_t first) {
 }  // namespace
 
 void QuantCodec::copy_out(char* out, const char* result, size_t count) const {
-    kernel::copy_piece(out, result, out_bytes(count), out_bytes(static_cast<size_t>(total_count(request_))));
+    kernel::copy(out, result, out_bytes(count), streams);
 }
 
 DynamicCodec::DynamicCodec(const QuantReduction& request, size_t ranks, const std::vector<QuantPart>& parts)

@@ -42,6 +42,7 @@ class QuantCodec {
     /// Whether `reduce` can read the inputs of the peers, given in `inputs`, instead of slots.
     virtual bool reads_inputs() const { return false; }
     std::vector<const char*> inputs;
+    bool streams = false;  ///< whether results that are the output's elements already go past the caches
 
     /// --- cut groups: their scales are found before the pieces are encoded ---
     virtual void find_scales() {}

@@ -44,33 +44,44 @@ uint64_t ShmCommunicator::reduce_small(const Reduction& r, Row& mine) {
 
 namespace {
 
-/// Whole elements; pieces are cut at the same places in every part.
+/// Whole elements; pieces are cut at the same places in every part. A rank's own part needs no slot: it is reduced from
+/// the input itself.
 struct ReduceStages {
     const Reduction& reduction;
     const std::vector<ShmCommunicator::Part>& parts;
-    const std::vector<const char*>& inputs;  // of all ranks in place, or empty
+    const std::vector<const char*>& inputs;   // of all ranks in place, or empty
+    const std::vector<const char*>& outputs;  // likewise, from which the peers take the results
     std::vector<const void*>& sources;
+    PeerWriter& writer;
     size_t me, piece;
-    bool gathers;
+    bool gathers, streams;
+
+    size_t at(size_t part, size_t step) const { return parts[part].begin + step * piece; }
+    const char* input() const { return static_cast<const char*>(reduction.input); }
+    char* output() const { return static_cast<char*>(reduction.output); }
 
     void encode(size_t part, size_t step, char* slot) const {
-        if (const size_t n = parts[part].piece_bytes(step, piece))
-            std::memcpy(slot, static_cast<const char*>(reduction.input) + parts[part].begin + step * piece, n);
+        const size_t n = parts[part].piece_bytes(step, piece);
+        if (n > 0 && part != me) writer.copy(slot, input() + at(part, step), n);
     }
     void reduce(size_t step, const std::vector<const char*>& slots, char* result) const {
         const size_t n = parts[me].piece_bytes(step, piece);
         if (n == 0) return;
         sources.clear();
         for (size_t j = 0; j < slots.size(); ++j)
-            sources.push_back(inputs.empty() ? slots[j] : inputs[j] + parts[me].begin + step * piece);
-        kernel::reduce(reduction.dtype, static_cast<kernel::Reduce>(reduction.reduce_op),
-                       gathers ? result : static_cast<char*>(reduction.output) + step * piece, sources.data(),
+            sources.push_back(j == me ? input() + at(me, step) : inputs.empty() ? slots[j] : inputs[j] + at(me, step));
+        if (!gathers) result = output() + step * piece;
+        char* const shared = gathers && !outputs.empty() ? output() + at(me, step) : nullptr;
+        const bool by_way = shared != nullptr && writer.streams();  // of scratch that no peer reads
+        if (shared != nullptr && !by_way) result = shared;
+        kernel::reduce(reduction.dtype, static_cast<kernel::Reduce>(reduction.reduce_op), result, sources.data(),
                        sources.size(), n / size_of(reduction.dtype));
+        if (by_way) kernel::copy_streaming(shared, result, n);
     }
     void decode(size_t part, size_t step, const char* result) const {
-        if (const size_t n = parts[part].piece_bytes(step, piece))
-            kernel::copy_piece(static_cast<char*>(reduction.output) + parts[part].begin + step * piece, result, n,
-                               parts.back().begin + parts.back().bytes);
+        const size_t n = parts[part].piece_bytes(step, piece);
+        if (n == 0 || (!outputs.empty() && part == me)) return;
+        kernel::copy(output() + at(part, step), outputs.empty() ? result : outputs[part] + at(part, step), n, streams);
     }
 };
 
@@ -82,6 +93,7 @@ uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& mine) {
     const auto ranks = static_cast<size_t>(size());
     const bool gathers = r.op != OpKind::reduce_scatter;
     mine.input = Arena::instance().locate(r.input, bytes);
+    if (gathers) mine.output = Arena::instance().locate(r.output, bytes);
     control_->publish(mine);
     control_->agree();
     copying_ = true;
@@ -96,21 +108,41 @@ uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& mine) {
             begin += parts_.back().bytes;
         }
     }
-    // Peers read inputs in place when all of them lie in arenas, else a copy in scratch.
-    bool in_place = allows(Path::pull);
-    for (int j = 0; j < size(); ++j) in_place &= control_->row(j).input.segment() != 0;
-    inputs_.clear();
-    if (in_place)
-        for (int j = 0; j < size(); ++j) inputs_.push_back(address_of(j, control_->row(j).input));
+    // Peers read inputs and results in place when all of them lie in arenas, else a copy in scratch.
+    const bool in_place = find_all(inputs_, &Row::input);
+    const bool shares_results = gathers && find_all(outputs_, &Row::output);
 
     const size_t piece = TwoShotShape::piece_bytes(ranks);
     size_t longest = 0;
     for (const Part& part : parts_) longest = std::max(longest, part.bytes);
-    ReduceStages stages{r, parts_, inputs_, sources_, static_cast<size_t>(rank()), piece, gathers};
-    two_shot(stages, {(longest + piece - 1) / piece, piece, piece, !in_place, gathers});
+    ReduceStages stages{r,
+                        parts_,
+                        inputs_,
+                        outputs_,
+                        sources_,
+                        scratch_writer_,
+                        static_cast<size_t>(rank()),
+                        piece,
+                        gathers,
+                        outgrows_caches(2 * bytes)};
+    two_shot(stages, {.steps = (longest + piece - 1) / piece,
+                      .slot_bytes = piece,
+                      .result_bytes = piece,
+                      .stages_input = !in_place,
+                      .gathers = gathers,
+                      .shares_results = shares_results});
     const size_t moved = gathers ? bytes : parts_[static_cast<size_t>(rank())].bytes;
     count(in_place ? Path::pull : Path::staged, moved);
     return moved;
+}
+
+/// After agreement: where this memory of every rank lies; empty, and false, unless all of it can be reached.
+bool ShmCommunicator::find_all(std::vector<const char*>& addresses, Location Row::* where) {
+    addresses.clear();
+    bool reachable = allows(Path::pull);
+    for (int j = 0; j < size(); ++j) reachable &= (control_->row(j).*where).segment() != 0;
+    for (int j = 0; reachable && j < size(); ++j) addresses.push_back(address_of(j, control_->row(j).*where));
+    return reachable;
 }
 
 /// Equal parts of `total`, each a multiple of `unit` but for the last that is not empty.

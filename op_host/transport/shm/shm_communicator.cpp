@@ -11,6 +11,7 @@
 #include <fstream>
 
 #include "base/abandon.h"
+#include "comm/caches.h"
 #include "op_kernel/cpu/reduce.h"
 #include "transport/shm/operator_scope.h"
 
@@ -115,6 +116,7 @@ void ShmCommunicator::connect() {
         if (const auto alive = links.lock()) alive->announce_poison();
     };
     probe_peers();
+    cache_bytes_ = last_level_cache_bytes(control_->cpus());
     awaited_.resize(peers_.size());
     outgoing_.reserve(peers_.size());
     incoming_.reserve(peers_.size());

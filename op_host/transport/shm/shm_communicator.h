@@ -18,6 +18,7 @@
 #include "comm/options.h"
 #include "transport/shm/arena.h"
 #include "transport/shm/links.h"
+#include "transport/shm/pace.h"
 
 namespace alltoallv {
 
@@ -96,6 +97,7 @@ class ShmCommunicator final : public Communicator {
     // exchange.cpp
     uint64_t exchange_in_turn(const Exchange& exchange, Row& mine);
     void fill_pairs(const Exchange& exchange, Row& mine);
+    size_t inline_capacity(const Row& mine) const;
     void pack_inline(const Exchange& exchange, Row& mine);
     uint64_t tell_counts(const Exchange& exchange);
     char* learn_counts(const Exchange& exchange, Row& mine);
@@ -110,8 +112,12 @@ class ShmCommunicator final : public Communicator {
     }
 
     // copies.cpp
-    void copy_checked(char* to, const char* from, size_t bytes, bool stream);
+    /// Whether ranks that read and write so much each outgrow the caches, so that streaming stores pay.
+    bool outgrows_caches(size_t bytes) const { return bytes >= cache_bytes_ / static_cast<size_t>(size()); }
+    enum class Stores : uint8_t { ordinary, streaming, to_peer };
+    void copy_checked(char* to, const char* from, size_t bytes, Stores stores);
     void read_peer(int peer, char* to, uint64_t from, size_t bytes);
+    void read_peer_untimed(int peer, char* to, uint64_t from, size_t bytes);
     void run_staged();
     size_t pump_out(Stream& stream);
     size_t pump_in(Stream& stream);
@@ -120,6 +126,7 @@ class ShmCommunicator final : public Communicator {
     uint64_t reduce_in_turn(const Reduction& reduction, Row& mine);
     uint64_t reduce_small(const Reduction& reduction, Row& mine);
     uint64_t reduce_two_shot(const Reduction& reduction, Row& mine);
+    bool find_all(std::vector<const char*>& addresses, Location Row::* where);
     void cut_parts(size_t total, size_t unit);
     template <class Stages>
     void two_shot(Stages& stages, const struct TwoShotShape& shape);
@@ -136,16 +143,20 @@ class ShmCommunicator final : public Communicator {
     std::shared_ptr<Links> links_;
     std::vector<PeerState> peers_;
     unsigned allowed_ = 0;          // bit per Path
+    size_t cache_bytes_ = 0;        // of all ranks' processors
     uint64_t probe_word_ = 0;       // private memory that peers try to read
     bool copying_ = false;          // this operator has begun to move data
     const void* output_ = nullptr;  // of this operator, once peers may know where it lies in the arena
     size_t output_bytes_ = 0;
-    uint64_t steps_ = 0;  // of two-shot reductions so far, equal on all ranks
+    uint64_t steps_ = 0;              // of two-shot reductions so far, equal on all ranks
+    PeerWriter peer_writer_{10.0};    // about what streaming stores reach
+    PeerWriter scratch_writer_{4.0};  // less than reading an input takes that lies in no cache
+    Pace reads_{7.0};  // of private memory, in bytes per nanosecond: between both hands of a mailbox and one
     std::vector<Stream> outgoing_, incoming_;
     std::vector<uint8_t> awaited_;
     std::vector<int64_t> learnt_;
     std::vector<Part> parts_;
-    std::vector<const char*> inputs_, slots_;
+    std::vector<const char*> inputs_, outputs_, slots_;
     std::vector<const void*> sources_;
     std::vector<char> result_;  // of a part of a small quantized reduction
     std::array<std::atomic<uint64_t>, path_names.size()> bytes_by_path_{};

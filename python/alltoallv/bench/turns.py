@@ -11,8 +11,11 @@ from alltoallv.bench.cases import Case, bus_factor, moved_bytes
 from alltoallv.bench.contenders import contenders_of
 from alltoallv.bench.jobs import Job, PartyError, Reply
 
-BLOCK_SECONDS = 2e-3  # of a block, if that is three calls or more
+# Long enough that ranks which outnumber the processors have settled on them, short enough that the turns of all
+# contenders meet the same slow spells. The warm calls before a block are not timed.
+BLOCK_SECONDS, WARM_SECONDS = 20e-3, 5e-3
 MIN_ROUNDS, MAX_ROUNDS = 5, 400
+MAX_CALLS = 20_000
 
 
 @dataclass
@@ -86,15 +89,20 @@ def measure(jobs: dict[str, Job], case: Case, seconds: float, columns: dict[str,
 
 def _prepare(job: Job, name: str, case: Case, size: int) -> Turn:
     replies = job.ask(do="prepare", contender=name, case=case.asdict())
-    once = max(reply["once"] for reply in replies)
-    shortest = 3 if once < 5e-3 else 1
-    calls = max(shortest, min(1000, int(BLOCK_SECONDS / max(once, 1e-7))))
-    turn = Turn(job, name, calls, 1 if once < 5e-3 else 0, sum(reply["wrong"] for reply in replies), [])
-    if turn.calls > shortest:  # the first calls were slow: look again
-        each = turn.play() / turn.calls
-        turn.calls = max(shortest, min(1000, int(BLOCK_SECONDS / max(each, 1e-7))))
-        turn.samples.clear()
+    wrong = sum(reply["wrong"] for reply in replies)
+    turn = Turn(job, name, *_block(max(reply["once"] for reply in replies)), wrong, [])
+    for _ in range(2):  # the first calls were slow: look again
+        if turn.calls == 1:
+            break
+        turn.calls, turn.warm = _block(turn.play() / turn.calls)
+    turn.samples.clear()
     return turn
+
+
+def _block(seconds: float) -> tuple[int, int]:
+    """Timed and warm calls of a block, for calls of this length."""
+    seconds = max(seconds, 1e-7)
+    return min(MAX_CALLS, max(1, int(BLOCK_SECONDS / seconds))), min(MAX_CALLS, int(WARM_SECONDS / seconds))
 
 
 def _statistics(turn: Turn) -> dict[str, Any]:

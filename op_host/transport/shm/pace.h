@@ -1,0 +1,74 @@
+/// \file pace.h
+/// \brief Copies between ranks by the way that is quicker at present, found out by timing them.
+///
+/// An ordinary store has to take each line away from the processor that read it last. Where the two share a cache that
+/// costs little and leaves the data at hand; between caches, sockets or the processors of a virtual machine that its
+/// host moves about, it costs hundreds of nanoseconds per line, and streaming stores are several times quicker. Which
+/// of the two holds is not to be learnt from the topology alone. Nor is how long a peer's private memory takes to read.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+
+#include "comm/wait.h"
+#include "op_kernel/cpu/copy.h"
+
+namespace alltoallv {
+
+/// Whether copies of one kind have been slow of late. Not thread-safe.
+class Pace {
+  public:
+    /// `enough`: bytes per nanosecond of a copy that is not slow.
+    explicit Pace(double enough) : enough_(enough) {}
+
+    /// Asked once per copy: true if another way is better taken. Now and then it is false, for the next try.
+    bool slow() { return others_left_ > 0 && others_left_-- > 0; }
+
+    int others_left() const { return others_left_; }
+
+    template <class Copy>
+    void time(size_t bytes, Copy&& copy) {
+        const auto start = Clock::now();
+        copy();
+        const std::chrono::duration<double, std::nano> took = Clock::now() - start;
+        in_a_row_ = static_cast<double>(bytes) < took.count() * enough_ ? in_a_row_ + 1 : 0;
+        if (in_a_row_ < convincing) return;
+        in_a_row_ = convincing - 1;
+        others_left_ = others;
+    }
+
+  private:
+    static constexpr int convincing = 2;  // slow copies in a row; one may have been interrupted
+    static constexpr int others = 64;     // copies by the other way until this one is tried again
+
+    double enough_;
+    int in_a_row_ = 0;
+    int others_left_ = 0;
+};
+
+/// Writes what a peer reads: with ordinary stores, or past the caches while those are slow.
+class PeerWriter {
+  public:
+    /// `enough`: bytes per nanosecond with which ordinary stores are kept to.
+    explicit PeerWriter(double enough) : pace_(enough) {}
+
+    /// Whether the next copies go past the caches.
+    bool streams() const { return pace_.others_left() > 0; }
+
+    void copy(void* to, const void* from, size_t bytes) {
+        if (bytes < timed_from) {
+            if (bytes > 0) std::memcpy(to, from, bytes);
+        } else if (pace_.slow()) {
+            kernel::copy_streaming(to, from, bytes);
+        } else {
+            pace_.time(bytes, [=] { std::memcpy(to, from, bytes); });
+        }
+    }
+
+  private:
+    static constexpr size_t timed_from = 4096;
+
+    Pace pace_;
+};
+
+}  // namespace alltoallv
