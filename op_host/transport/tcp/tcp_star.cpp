@@ -118,9 +118,9 @@ void TcpStar::watch() {
 void TcpStar::publish(Row& mine, uint64_t seq) {
     const std::lock_guard lock(mutex_);
     if (is_root()) {
+        relay(mine, 0, seq);
         mine.seq.store(seq, std::memory_order_release);
-        control_.ring();
-        return relay(mine, 0);
+        return control_.ring();
     }
     // It counts as published when rank 0 sends it back: all rows are here then only once its finding is, too.
     const WireRow head = head_of(mine);
@@ -131,11 +131,10 @@ void TcpStar::publish(Row& mine, uint64_t seq) {
     send(0, {row_of_one, control_.rank(), seq}, body);
 }
 
-/// Rank 0 hands every rank what concerns it.
-void TcpStar::relay(Row& from, int rank) {
-    const uint64_t seq = from.seq.load(std::memory_order_relaxed);
+/// Rank 0 hands every rank what concerns it, before it goes by that row itself: it may end at once.
+void TcpStar::relay(Row& from, int rank, uint64_t seq) {
     WireRow head = head_of(from);
-    head.difference = find_difference(seq);
+    head.difference = find_difference(rank, seq);
     for (size_t i = 1; i < wires_.size(); ++i) {
         std::string body;
         append(body, &head, 1);
@@ -145,14 +144,15 @@ void TcpStar::relay(Row& from, int rank) {
     }
 }
 
-/// The first pair that disagrees, once all rows have come; from < 0: none.
-PairDifference TcpStar::find_difference(uint64_t seq) const {
+/// The first pair that disagrees, once all rows have come, the last of them from `newest`; from < 0: none.
+PairDifference TcpStar::find_difference(int newest, uint64_t seq) const {
     constexpr PairDifference none{-1, -1, 0, 0};
     uint64_t sent = 0, expected = 0;
     int learning = 0;
     for (int j = 0; j < control_.size(); ++j) {
         const Row& other = row(j, seq);
-        if (other.seq.load(std::memory_order_acquire) != seq || (other.flags & row_failed) != 0) return none;
+        const bool here = j == newest || other.seq.load(std::memory_order_acquire) == seq;
+        if (!here || (other.flags & row_failed) != 0) return none;
         learning += (other.flags & row_learns) != 0;
         sent += other.send_digest;
         expected += other.recv_digest;
@@ -194,9 +194,9 @@ void TcpStar::hear_row(const Message& message, const char* body) {
         row(found.from, message.seq).pairs()[found.to].send_count = found.sent;
         row(found.to, message.seq).pairs()[found.from].recv_count = found.expected;
     }
+    if (is_root()) relay(target, rank, message.seq);
     target.seq.store(message.seq, std::memory_order_release);
     control_.ring();
-    if (is_root()) relay(target, rank);
 }
 
 void TcpStar::tell_poison() {

@@ -49,8 +49,8 @@ class TcpStar : public std::enable_shared_from_this<TcpStar> {
     void on_message(size_t wire, const Message& message, const char* body);
     void on_end(size_t wire);
     void hear_row(const Message& message, const char* body);
-    void relay(Row& row, int rank);
-    PairDifference find_difference(uint64_t seq) const;
+    void relay(Row& row, int rank, uint64_t seq);
+    PairDifference find_difference(int newest, uint64_t seq) const;
     void send(size_t wire, Message message, const std::string& body);
     Row& row(int rank, uint64_t seq) const { return control_.layout().row(base_, rank, seq); }
     friend struct TcpStars;
