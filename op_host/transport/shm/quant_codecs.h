@@ -39,6 +39,9 @@ class QuantCodec {
     /// From a gathered piece to `out`. False: a value did not fit.
     virtual bool decode(const QuantRange& range, const char* result, char* out) = 0;
 
+    /// Whether a gathered piece is the output's elements.
+    virtual bool gathers_elements() const { return false; }
+
     /// Whether `reduce` can read the inputs of the peers, given in `inputs`, instead of slots.
     virtual bool reads_inputs() const { return false; }
     std::vector<const char*> inputs;
@@ -80,6 +83,7 @@ class DynamicCodec final : public QuantCodec {
     bool reduce(const QuantRange& range, const std::vector<const char*>& slots, char* result) override;
     bool decode(const QuantRange& range, const char* result, char* out) override;
     void find_scales() override;
+    bool gathers_elements() const override { return !request_.requantizes; }
     bool measures_sums() const override { return cuts_groups_ && request_.requantizes; }
     void encode_for_measure(const QuantRange& range, char* slot) override { encode_piece(range, slot, nullptr); }
     void measure(const QuantRange& range, const std::vector<const char*>& slots) override;
@@ -117,6 +121,7 @@ class SharedScaleCodec final : public QuantCodec {
     using QuantCodec::QuantCodec;
 
     bool reads_inputs() const override { return true; }
+    bool gathers_elements() const override { return true; }
     size_t slot_bytes(size_t count) const override { return count; }
     size_t result_bytes(size_t count) const override { return out_bytes(count); }
     void encode(const QuantRange& range, char* slot) override;

@@ -72,6 +72,7 @@ struct QuantStages {
     QuantCodec& codec;
     const QuantGrid& grid;
     Misfit& misfit;
+    const std::vector<const char*>& outputs;  // of all ranks, from which the peers take the results, or empty
     size_t me, result_bytes;
     bool scatters;
 
@@ -82,7 +83,8 @@ struct QuantStages {
     void reduce(size_t step, const std::vector<const char*>& slots, char* result) const {
         const QuantRange range = grid.range(me, step);
         bool fits = true;
-        if (range.count > 0) fits = codec.reduce(range, slots, scatters ? output_at(request, grid, range) : result);
+        const bool in_output = scatters || !outputs.empty();
+        if (range.count > 0) fits = codec.reduce(range, slots, in_output ? output_at(request, grid, range) : result);
         const uint64_t flag = fits ? 0 : 1;
         std::memcpy(result + result_bytes, &flag, sizeof flag);
     }
@@ -91,7 +93,9 @@ struct QuantStages {
         if (range.count == 0) return;
         uint64_t flag = 0;
         std::memcpy(&flag, result + result_bytes, sizeof flag);
-        const bool fits = scatters || codec.decode(range, result, output_at(request, grid, range));
+        const bool in_place = scatters || (!outputs.empty() && part == me);
+        if (!outputs.empty()) result = outputs[part] + range.first * size_of(request.out_dtype);
+        const bool fits = in_place || codec.decode(range, result, output_at(request, grid, range));
         if (flag != 0 || !fits) misfit.note(range);
     }
 };
@@ -227,14 +231,15 @@ void ShmCommunicator::quant_reduce_two_shot(const QuantReduction& q, QuantCodec&
     const bool scatters = q.op == OpKind::quantized_reduce_scatter;
     if (codec.reads_inputs())
         mine.input = Arena::instance().locate(q.input, static_cast<size_t>(mine.count) * size_of(q.dtype));
+    if (!scatters)
+        mine.output = Arena::instance().locate(q.output, static_cast<size_t>(mine.count) * size_of(q.out_dtype));
     control_->publish(mine);
     control_->agree();
     copying_ = true;
 
-    bool in_place = allows(Path::pull);
-    for (int j = 0; j < size(); ++j) in_place &= control_->row(j).input.segment() != 0;
-    if (in_place)
-        for (int j = 0; j < size(); ++j) codec.inputs.push_back(address_of(j, control_->row(j).input));
+    const bool in_place = find_all(codec.inputs, &Row::input);
+    outputs_.clear();
+    const bool shares_results = !scatters && codec.gathers_elements() && find_all(outputs_, &Row::output);
 
     QuantGrid grid{std::move(parts)};
     grid.piece = largest_piece(codec, ranks);
@@ -257,7 +262,8 @@ void ShmCommunicator::quant_reduce_two_shot(const QuantReduction& q, QuantCodec&
     }
     Misfit misfit;
     shape.gathers = !scatters || q.overflow == Overflow::raise;
-    QuantStages stages{q, codec, grid, misfit, me, result_bytes, scatters};
+    shape.shares_results = shares_results;
+    QuantStages stages{q, codec, grid, misfit, outputs_, me, result_bytes, scatters};
     two_shot(stages, shape);
     copying_ = false;  // everybody is done: an error that all ranks raise leaves the communicator usable
     const auto n = static_cast<size_t>(scatters ? grid.parts[me].count : mine.count);

@@ -20,8 +20,9 @@ struct TwoShotShape {
     size_t result_bytes = 0;   ///< of one reduced piece
     bool stages_input = true;  ///< false: `reduce` reads the inputs of the peers in place
     bool gathers = true;       ///< false: every rank keeps its own part only, and `decode` is not called
-    bool shares_results =
-        false;  ///< true: `reduce` leaves results where the peers' `decode` finds them, not in scratch
+    /// `reduce` leaves results in the outputs, where the peers' `decode` finds them.
+    bool shares_results = false;
+    bool reads_scratch = true;  ///< false: `decode` reads none
 
     /// Largest piece such that two buffers of `ranks` slots and one result fit the scratch, with `extra` bytes to
     /// spare in each of them.
@@ -59,7 +60,7 @@ void ShmCommunicator::two_shot(Stages& stages, const TwoShotShape& shape) {
             control_->signal(mine.staged, step + 1);
             control_->wait_flags(staged, step + 1, all);
         }
-        if (shape.gathers && !shape.shares_results && step >= 2) control_->wait_flags(copied, step - 1, all);
+        if (shape.gathers && shape.reads_scratch && step >= 2) control_->wait_flags(copied, step - 1, all);
         for (size_t j = 0; j < ranks; ++j) slots_[j] = buffer(j, step) + me * shape.slot_bytes;
         stages.reduce(i, slots_, buffer(me, step) + ranks * shape.slot_bytes);
         if (!shape.stages_input) control_->throw_if_poisoned();  // a peer that gave up may have changed its input
