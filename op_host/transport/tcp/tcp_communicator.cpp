@@ -130,9 +130,10 @@ TcpCommunicator::TcpCommunicator(const CommunicatorOptions& options, TcpMembersh
         if (!peer.same_host)
             std::memcpy(status.host, peer.host.data(), std::min(peer.host.size(), sizeof status.host - 1));
     }
-    star_ = TcpStar::start(std::move(membership.sockets), *control_);
+    star_ = TcpStar::make(std::move(membership.sockets), *control_);
     control_->on_publish = [this](Row& row, uint64_t seq) { star_->publish(row, seq); };
     control_->on_poison = [this] { star_->tell_poison(); };
+    star_->watch();
     queue_->on_interrupt = [this] { abort("interrupted while waiting for its turn"); };
 }
 

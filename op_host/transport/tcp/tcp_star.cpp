@@ -85,10 +85,8 @@ struct TcpStars {
     }
 };
 
-std::shared_ptr<TcpStar> TcpStar::start(std::vector<UniqueFd> sockets, ControlPlane& control) {
-    std::shared_ptr<TcpStar> star(new TcpStar(std::move(sockets), control));
-    star->watch();
-    return star;
+std::shared_ptr<TcpStar> TcpStar::make(std::vector<UniqueFd> sockets, ControlPlane& control) {
+    return std::shared_ptr<TcpStar>(new TcpStar(std::move(sockets), control));
 }
 
 TcpStar::TcpStar(std::vector<UniqueFd> sockets, ControlPlane& control)

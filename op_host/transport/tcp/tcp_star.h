@@ -19,9 +19,12 @@ namespace alltoallv {
 
 class TcpStar : public std::enable_shared_from_this<TcpStar> {
   public:
-    /// Begins to listen to the peers; `control` outlives the star, or its `stop`.
-    static std::shared_ptr<TcpStar> start(std::vector<UniqueFd> sockets, ControlPlane& control);
+    /// `control` outlives the star, or its `stop`.
+    static std::shared_ptr<TcpStar> make(std::vector<UniqueFd> sockets, ControlPlane& control);
     ~TcpStar();
+
+    /// Begins to listen to the peers, once the control plane's functions are in place.
+    void watch();
 
     /// The control plane's on_publish and on_poison.
     void publish(Row& row, uint64_t seq);
@@ -40,7 +43,6 @@ class TcpStar : public std::enable_shared_from_this<TcpStar> {
     struct Message;
 
     TcpStar(std::vector<UniqueFd> sockets, ControlPlane& control);
-    void watch();
     bool is_root() const { return control_.rank() == 0; }
     int rank_of(size_t wire) const { return is_root() ? static_cast<int>(wire) : 0; }
     size_t most_bytes() const;
