@@ -139,6 +139,7 @@ TITLES = {
     "overhead": "What a call costs",
     "float32": "all_to_all_v, float32",
     "int8": "all_to_all_v, int8",
+    "allocated": "all_to_all_v, float32, into outputs that the operator allocates",
     "gloo": "alltoallv.torch against gloo",
     "private": "Private outputs",
     "cycle": "Rewritten send buffer, consumed output",
@@ -161,7 +162,11 @@ def write_page(docs: Path, documents: Documents, commands: dict[str, str]) -> No
     lines += [
         "Times are medians of blocks, in microseconds; in brackets how many times ours. Ratios within a run count."
     ]
-    lines += ["What was tried and did not win stands in [tuning.md](tuning.md).", ""]
+    lines += [
+        "What was tried and did not win stands in [tuning.md](tuning.md), and why figures move between runs where a host",
+        "moves a virtual machine's processors about.",
+        "",
+    ]
     if documents:
         loads = [document["machine"]["load"] for document in documents.values()]
         machine = next(iter(documents.values()))["machine"]
