@@ -163,7 +163,7 @@ def write_page(docs: Path, documents: Documents, commands: dict[str, str]) -> No
         "Times are medians of blocks, in microseconds; in brackets how many times ours. Ratios within a run count."
     ]
     lines += [
-        "What was tried and did not win stands in [tuning.md](tuning.md), and why figures move between runs where a host",
+        "What was tried and did not win stands in [tuning.md](tuning.md), and why figures move where a host",
         "moves a virtual machine's processors about.",
         "",
     ]
