@@ -123,7 +123,7 @@ def dequantize_pieces(
     sources, code_stride, scale_stride,
     WIDTH: tl.constexpr, BITS: tl.constexpr, AVERAGE: tl.constexpr, DTYPE: tl.constexpr, OVERFLOW: tl.constexpr,
 ):  # fmt: skip
-    """Any group: every tile is a piece of one."""
+    """Any group of at most ``part``: every tile is a piece of one."""
     pieces = tl.cdiv(group, WIDTH)
     tiles = tl.cdiv(part, group) * pieces
     group_bytes = group if BITS == 8 else (group + 1) // 2

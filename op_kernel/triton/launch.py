@@ -97,8 +97,8 @@ def quantize(
         )  # fmt: skip
     else:
         _launch(
-            _quantize.quantize_pieces, how.groups(part) * parts, fit, *pointers, count, part, how.group_size,
-            *strides, WIDTH=width, BITS=how.bits, FEEDBACK=feedback,
+            _quantize.quantize_pieces, how.groups(part) * parts, fit, *pointers, count, part,
+            min(how.group_size, part), *strides, WIDTH=width, BITS=how.bits, FEEDBACK=feedback,
         )  # fmt: skip
 
 
@@ -147,10 +147,11 @@ def _sums(
             part, *places, GROUP=how.group_size, ROWS=rows, WIDTH=width, **constants,
         )  # fmt: skip
     else:
-        pieces = triton.cdiv(how.group_size, width)
+        group = min(how.group_size, part)
+        pieces = triton.cdiv(group, width)
         _launch(
-            _dequantize.dequantize_pieces, how.groups(part) * pieces * parts, fit, *pointers, count, part,
-            how.group_size, *places, WIDTH=width, **constants,
+            _dequantize.dequantize_pieces, how.groups(part) * pieces * parts, fit, *pointers, count, part, group,
+            *places, WIDTH=width, **constants,
         )  # fmt: skip
     return misfits
 

@@ -110,32 +110,37 @@ def quantize_pieces(
     x, error, codes, scales, count, part, group, code_stride, scale_stride,
     WIDTH: tl.constexpr, BITS: tl.constexpr, FEEDBACK: tl.constexpr,
 ):  # fmt: skip
-    """Any group, one at a time: read in pieces for the largest magnitude, and again for the codes."""
+    """Any group of at most ``part``, one at a time: read in pieces for the largest magnitude, and again for codes."""
     groups = tl.cdiv(part, group)
     group_bytes = group if BITS == 8 else (group + 1) // 2
     for item in range(tl.program_id(0), groups * tl.cdiv(count, part), tl.num_programs(0)):
         record = tl.cast(item // groups, tl.int64)
         within = tl.cast(item % groups, tl.int64)
         first = record * part + within * group
-        left = tl.minimum(tl.minimum(count - first, part - within * group), group).to(tl.int32)
+        length = tl.minimum(tl.minimum(count - first, part - within * group), group)
+        pieces = tl.cdiv(length, WIDTH).to(tl.int32)
         lanes = tl.zeros([LANES], tl.int32)
-        for begin in range(0, left, WIDTH):
-            values = load_values(x + first + begin, error + first + begin, left - begin, WIDTH, FEEDBACK)
+        for piece in range(0, pieces):
+            begin = tl.cast(piece, tl.int64) * WIDTH
+            left = tl.minimum(length - begin, WIDTH).to(tl.int32)
+            values = load_values(x + first + begin, error + first + begin, left, WIDTH, FEEDBACK)
             lanes = tl.maximum(lanes, tl.max(tl.reshape(magnitude_of(values), [LANES, WIDTH // LANES]), axis=1))
         largest = tl.max(lanes, axis=0)
         # The same in every lane; triton-ascend has no exact division of a scalar.
         scales_of_lanes, inverses = scale_of(tl.maximum(lanes, largest), BITS)
-        store_flat(scales + (record * scale_stride + within), scales_of_lanes, tl.minimum(left, 1), LANES)
+        store_flat(scales + (record * scale_stride + within), scales_of_lanes, tl.minimum(pieces, 1), LANES)
         scale = tl.max(scales_of_lanes, axis=0)
         inverse = tl.max(inverses, axis=0)
-        for begin in range(0, left, WIDTH):
-            values = load_values(x + first + begin, error + first + begin, left - begin, WIDTH, FEEDBACK)
+        for piece in range(0, pieces):
+            begin = tl.cast(piece, tl.int64) * WIDTH
+            left = tl.minimum(length - begin, WIDTH).to(tl.int32)
+            values = load_values(x + first + begin, error + first + begin, left, WIDTH, FEEDBACK)
             at = record * code_stride + within * group_bytes + (begin if BITS == 8 else begin // 2)
             quotients = codes_of(values, largest, inverse, BITS)
             if BITS == 8:
-                store_flat(codes + at, quotients.to(tl.int8), left - begin, WIDTH)
+                store_flat(codes + at, quotients.to(tl.int8), left, WIDTH)
             else:
                 low, high = tl.split(tl.reshape(quotients, [WIDTH // 2, 2]))
-                store_flat(codes + at, packed(low, high), (left - begin + 1) // 2, WIDTH // 2)
+                store_flat(codes + at, packed(low, high), (left + 1) // 2, WIDTH // 2)
             if FEEDBACK:
-                store_flat(error + first + begin, lost_by(values, quotients, largest, scale), left - begin, WIDTH)
+                store_flat(error + first + begin, lost_by(values, quotients, largest, scale), left, WIDTH)

@@ -25,7 +25,7 @@ SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 1e-39, 2.0**-126, 65504, 6
 SLACK = 5  # elements and bytes around what a kernel may write
 
 bits = st.sampled_from([8, 4])
-group_sizes = st.one_of(st.integers(1, 40), st.sampled_from([64, 127, 128, 2048, 3000]))
+group_sizes = st.one_of(st.integers(1, 40), st.sampled_from([64, 127, 128, 2048, 3000, 1 << 40]))
 counts = st.one_of(st.integers(0, 300), st.integers(301, 7000))
 names = st.sampled_from(NAMES)
 overflows = st.sampled_from(["saturate", "raise", "infinity"])
@@ -159,8 +159,8 @@ def test_requantize(bits, group_size, count, ranks, average, feedback, exponent,
 
 
 @settings(max_examples=50)
-@given(bits, st.integers(1, 70), st.integers(1, 300), st.integers(1, 7), names, st.booleans(), seeds)
-def test_parts(bits, group_size, part, parts, name, long_tile, seed):
+@given(bits, group_sizes, st.integers(1, 300), st.integers(1, 7), names, seeds)
+def test_parts(bits, group_size, part, parts, name, seed):
     """Every part is quantized as a vector of its own, in records that lie apart; and comes back."""
     rng = np.random.default_rng(seed)
     how = Quantization(bits, group_size)
@@ -205,6 +205,47 @@ def test_groups_longer_than_a_tile(monkeypatch, bits, group_size):
     again = q.quantize(total, group_size, bits)
     assert_bits_equal(to_numpy(codes), again.codes)
     assert_bits_equal(to_numpy(scales), again.scales)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_grids_are_bounded_by_the_vector(monkeypatch, bits):
+    """Groups that are longer than the vector are no more work."""
+    grids: list[int] = []
+    launched = launch._launch
+
+    def noted(kernel: Any, tiles: int, *arguments: Any, **constants: Any) -> None:
+        grids.append(tiles)
+        launched(kernel, tiles, *arguments, **constants)
+
+    monkeypatch.setattr(launch, "_launch", noted)
+    how = Quantization(bits, 1 << 40)
+    x = some_values(np.random.default_rng(5), 500, "float32", 0, False)
+    source = quantize(x, how)
+    out = torch.empty(500, device=DEVICE)
+    launch.dequantize_sum(*stacked([source, source]), how, out)
+    codes, scales = torch.zeros((1, 500), dtype=torch.uint8, device=DEVICE), torch.zeros((1, 1), device=DEVICE)
+    launch.requantize(*stacked([source, source]), how, 500, codes, scales)
+    assert grids == [1] * 4
+    assert_bits_equal(to_numpy(out), q.dequantize_sum([source, source]))
+
+
+@pytest.mark.skipif(
+    DEVICE == "cpu" or torch.cuda.get_device_properties(0).total_memory < 16 << 30, reason="needs a GPU with 16 GiB"
+)
+@pytest.mark.parametrize("group_size", [128, 1 << 40])
+def test_more_than_an_int32_counts(group_size):
+    count = (1 << 31) + 77
+    x = torch.zeros(count, dtype=torch.float16, device=DEVICE)
+    x[0], x[-1] = -0.5, 1.0
+    how = Quantization(8, group_size)
+    codes = torch.full((1, count), 3, dtype=torch.uint8, device=DEVICE)
+    scales = torch.empty((1, how.groups(count)), device=DEVICE)
+    launch.quantize(x, how, codes, scales)
+    x.fill_(7)
+    launch.dequantize(codes, scales, how, x)
+    assert x[-1] == 1
+    assert abs(x[0] + 0.5) < 0.005
+    assert not x[1:-1].any()
 
 
 @settings(max_examples=60)
