@@ -120,19 +120,10 @@ def kernels(document: dict[str, Any]) -> list[str]:
 
 
 def fitted(document: dict[str, Any]) -> list[str]:
-    known, held = fit.split(document["rows"])
     try:
-        topology = fit.shared_memory(known, document["machine"]["cpus"])
+        return list(fit.fit(document).table())
     except InvalidParamError as error:
         return [f"Not fitted: {error}."]
-    lines = ["| ranks | bytes | measured us | predicted us | error |", "|---:|---:|---:|---:|---:|"]
-    checks = fit.check(topology, held)
-    for each in checks:
-        lines.append(
-            f"| {each.size} | {human(each.nbytes)} | {each.measured:.1f} | {each.predicted:.1f} | {each.error:+.0%} |"
-        )
-    within = sum(abs(each.error) <= 0.25 for each in checks)
-    return [*lines, "", f"Within 25 %: {within} of {len(checks)}."]
 
 
 TITLES = {

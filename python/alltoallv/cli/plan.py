@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,17 @@ from alltoallv.planner.topology import PRESETS, Topology
 
 MAX_RANKS = 100_000
 
+_NP, _TOPOLOGY, _PATTERN, _BYTES = "8,64,512,4096", "atlas-a2", "uniform", "64K..256M"
+_PLOTTED = f"2..{MAX_RANKS}"
+
 _EPILOG = """\
-Times are microseconds, from the model of docs/plan.md. NP and sizes may be lists and ranges.
+Times are microseconds, from the model of docs/plan.md. NP and BYTES may be lists and ranges: 8..64 ranks are
+8,16,32,64, and 64K..1M bytes are 64K,256K,1M.
 
 examples:
   python -m alltoallv plan --np 8,64,1024 --topology atlas-a2
   python -m alltoallv plan --np 100000 --topology atlas-a3 --pattern moe --bytes 16M
+  python -m alltoallv plan --plot wins.svg
   python -m alltoallv bench alltoallv --np 2,4 --json measured.json
   python -m alltoallv plan --fit measured.json --out here.json
 """
@@ -30,13 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``plan``."""
     parser.epilog = _EPILOG
     parser.add_argument(
-        "--np", default="8,64,512,4096", help=f"numbers of ranks, 2 to {MAX_RANKS} (default: %(default)s)"
+        "--np", help=f"numbers of ranks, 2 to {MAX_RANKS} (default: {_NP}; in the plot of --plot: {_PLOTTED})"
     )
     parser.add_argument(
-        "--topology", default="atlas-a2", help=f"{', '.join(PRESETS)}, or a JSON file (default: %(default)s)"
+        "--topology",
+        help=f"{', '.join(PRESETS)}, or a JSON file (default: {_TOPOLOGY}; in the plot of --plot: all of them)",
     )
-    parser.add_argument("--pattern", default="uniform", choices=patterns.NAMES, help="(default: %(default)s)")
-    parser.add_argument("--bytes", default="64K..256M", help="payload of a rank (default: %(default)s)")
+    parser.add_argument("--pattern", choices=patterns.NAMES, help=f"of all_to_all_v (default: {_PATTERN})")
+    parser.add_argument("--bytes", help=f"payload of a rank (default: {_BYTES})")
     parser.add_argument("--fit", type=Path, metavar="FILE", help="fit a topology to what `bench --json` wrote")
     parser.add_argument("--out", type=Path, metavar="FILE", help="with --fit: write the topology there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the predictions there")
@@ -44,29 +53,65 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Prints the predictions."""
+    """Prints the predictions, or with --fit what was fitted."""
     try:
+        _check(args)
         if args.fit:
             return _fit(args.fit, args.out)
-        topology = Topology.read(args.topology)
-        sizes = _sizes(args.np)
-        rows = [predict(topology, size, nbytes, args.pattern) for size in sizes for nbytes in parse_bytes(args.bytes)]
+        topology = Topology.read(args.topology or _TOPOLOGY)
+        pattern = args.pattern or _PATTERN
+        sizes = _sizes(args.np or _NP)
+        payloads = _payloads(args.bytes or _BYTES)
+        rows = [predict(topology, size, nbytes, pattern) for size in sizes for nbytes in payloads]
+        _print(topology, pattern, rows, sizes)
+        if args.json:
+            args.json.write_text(json.dumps({"schema": 1, "topology": asdict(topology), "rows": rows}, indent=1) + "\n")
+        if args.plot:
+            plot(args.plot, [topology] if args.topology else list(PRESETS.values()), _sizes(args.np or _PLOTTED))
     except (InvalidParamError, ValueError, OSError) as error:
         print(f"plan: {error}", file=sys.stderr)
         return 2
-    _print(topology, args.pattern, rows, sizes)
-    if args.json:
-        args.json.write_text(json.dumps({"schema": 1, "topology": topology.name, "rows": rows}, indent=1) + "\n")
-    if args.plot:
-        plot(args.plot)
     return 0
 
 
+def _check(args: argparse.Namespace) -> None:
+    """What can be refused before anything is computed."""
+    for name in ("np", "topology", "pattern", "bytes", "json", "plot"):
+        if args.fit and getattr(args, name) is not None:
+            raise ValueError(f"--{name} is given with --fit, which takes --out only")
+    if args.out and not args.fit:
+        raise ValueError("--out is given without --fit, expected both")
+    for name in ("out", "json", "plot"):
+        path = getattr(args, name)
+        if path and not path.parent.is_dir():
+            raise ValueError(f"--{name} is {path}, expected a file in a folder that exists")
+    if args.plot and importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib: pip install matplotlib")
+    if args.plot and args.plot.suffix not in (".png", ".svg"):
+        raise ValueError(f"--plot is {args.plot}, expected a file whose name ends in .png or .svg")
+
+
 def _sizes(text: str) -> list[int]:
-    sizes = [int(part) for part in text.split(",")]
-    if min(sizes) < 2 or max(sizes) > MAX_RANKS:
-        raise ValueError(f"--np is {text!r}, expected numbers from 2 to {MAX_RANKS}")
+    sizes: list[int] = []
+    for part in text.split(","):
+        ends = part.split("..")
+        if len(ends) > 2 or not all(end.strip().isdecimal() for end in ends):
+            raise ValueError(f"--np is {text!r}, expected numbers such as 8,64 or a range such as 8..64")
+        size, last = int(ends[0]), int(ends[-1])
+        if size < 2 or last > MAX_RANKS or size > last:
+            raise ValueError(f"--np is {text!r}, expected numbers from 2 to {MAX_RANKS}, the smaller one first")
+        while size < last:
+            sizes.append(size)
+            size *= 2
+        sizes.append(last)
     return sizes
+
+
+def _payloads(text: str) -> list[int]:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise ValueError(f"--bytes is {text!r}: {error}") from None
 
 
 def predict(topology: Topology, size: int, nbytes: int, pattern: str) -> dict[str, Any]:
@@ -85,7 +130,8 @@ def _print(topology: Topology, pattern: str, rows: list[dict[str, Any]], sizes: 
     for level in topology.levels:
         ranks = f"groups of {level.ranks}" if level.ranks else "all"
         pair = f", {level.pair_gbps:g} per pair" if level.pair_gbps else ""
-        print(f"#   {level.name}, {ranks}: {level.alpha_us:g} us, {level.port_gbps:g} GB/s per rank{pair}")
+        curve = ", by size" if level.curve else ""
+        print(f"#   {level.name}, {ranks}: {level.alpha_us:g} us, {level.port_gbps:g} GB/s per rank{pair}{curve}")
     print(f"# microseconds; all_to_all_v {pattern}: payload of a rank; all_reduce: bytes of the vector in float32")
     first = rows[0]
     names = [*first["all_to_all_v"], *first["all_reduce"]]
@@ -102,40 +148,45 @@ def _print(topology: Topology, pattern: str, rows: list[dict[str, Any]], sizes: 
 
 
 def _fit(source: Path, out: Path | None) -> int:
-    document = json.loads(source.read_text())
-    known, held = fit.split(document["rows"])
-    topology = fit.shared_memory(known, document["machine"]["cpus"])
-    print(f"# start {topology.start_us:.2f} us, per peer {topology.message_us:.2f} us, GB/s by payload:")
-    for nbytes, rate in topology.levels[0].curve:
-        print(f"#   {int(nbytes):>10} {rate:.2f}")
-    print(f"{'np':>3} {'size(B)':>10} {'measured':>12} {'predicted':>12} {'error':>7}")
-    checks = fit.check(topology, held)
-    for each in checks:
-        print(f"{each.size:>3} {each.nbytes:>10} {each.measured:>12.1f} {each.predicted:>12.1f} {each.error:>6.0%}")
-    if checks:
-        within = sum(abs(each.error) <= 0.25 for each in checks)
-        print(f"# {within} of {len(checks)} sizes that were not used for the fit are predicted within 25 %")
+    try:
+        fitted = fit.fit(json.loads(source.read_text()))
+    except ValueError as error:  # InvalidParamError is one, and so is what json raises
+        raise ValueError(f"--fit is {source}: {error}") from None
+    (host,) = fitted.topology.levels
+    print("# ranks wait for each other: " + ", ".join(f"{us:.1f} us where {int(n)}" for n, us in host.waits))
+    print("# bytes that all ranks send, and GB/s of one with a processor to itself:")
+    for nbytes, rate in host.curve:
+        print(f"#   {int(nbytes):>11} {rate:.2f}")
+    print(*fitted.table(), sep="\n")
     if out:
-        topology.write(out)
+        fitted.topology.write(out)
     return 0
 
 
-def plot(path: Path) -> None:
-    """By number of ranks: the size from which int8 beats float16, for every preset and algorithm."""
+def plot(path: Path, topologies: Sequence[Topology] = tuple(PRESETS.values()), sizes: Sequence[int] = ()) -> None:
+    """By number of ranks: the size from which int8 beats float16, for every topology and algorithm.
+
+    Args:
+        path: PNG or SVG.
+        topologies: one line each.
+        sizes: numbers of ranks; none: from 2 to `MAX_RANKS`.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "alltoallv"
     import matplotlib.pyplot as plt
 
-    sizes = [2**k for k in range(1, 17)] + [MAX_RANKS]
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
     for axis, algorithm in zip(axes, model.REDUCTIONS, strict=True):
-        for name, topology in PRESETS.items():
-            points = [(size, model.quantizing_wins_from(topology, size, algorithm)) for size in sizes]
-            shown = [(size, nbytes) for size, nbytes in points if nbytes is not None]
-            if shown:
-                axis.loglog(*zip(*shown, strict=True), "o-", markersize=3, label=name)
+        for topology in topologies:
+            points = [
+                (size, nbytes)
+                for size in sizes or _sizes(_PLOTTED)
+                if (nbytes := model.quantizing_wins_from(topology, size, algorithm)) is not None
+            ]
+            # Where int8 never wins, a topology has a name without a line.
+            axis.loglog(*(zip(*points, strict=True) if points else ([], [])), "o-", markersize=3, label=topology.name)
         axis.set_title(f"{algorithm}: int8 is quicker than float16 above the line", fontsize=10)
         axis.set_xlabel("ranks")
         axis.grid(True, which="both", alpha=0.3)

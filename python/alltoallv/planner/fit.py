@@ -1,27 +1,30 @@
-"""Parameters of a topology from measurements: the rows of ``bench --json``."""
+"""Parameters of a topology from measurements, the rows of ``bench --json``, and how well it foretells other rows.
+
+The fastest block of a row counts: a topology describes a machine that does nothing else, and a busy one only adds.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from alltoallv.errors import InvalidParamError
 from alltoallv.planner.model import all_to_all_v
 from alltoallv.planner.topology import Level, Topology
 
 Row = dict[str, Any]
+TOLERANCE = 0.25  # what a prediction may be off, of the measured time
 
 
 @dataclass(frozen=True)
 class Check:
-    """A row that was not used for the fit, and what the fit says about it; microseconds."""
+    """A row and what a topology says about it; microseconds."""
 
     size: int
     nbytes: int
+    pattern: str
     measured: float
     predicted: float
 
@@ -31,44 +34,84 @@ class Check:
         return self.predicted / self.measured - 1
 
 
-def shared_memory(rows: Sequence[Row], cpus: int, name: str = "fitted") -> Topology:
-    """The topology of one host.
+@dataclass(frozen=True)
+class Fit:
+    """A topology, and checks by rows that it was not fitted to."""
 
-    The start is the time of the smallest payload at the smallest number of ranks; what more ranks add is per message;
-    the rate at every size comes from the rest of the time.
+    topology: Topology
+    checks: list[Check]
+
+    @property
+    def within(self) -> int:
+        """Checks that are off by `TOLERANCE` at most."""
+        return sum(abs(each.error) <= TOLERANCE for each in self.checks)
+
+    def table(self) -> Iterator[str]:
+        """The checks in Markdown."""
+        yield "| ranks | bytes | pattern | measured us | predicted us | error |"
+        yield "|---:|---:|---|---:|---:|---:|"
+        for each in self.checks:
+            times = f"{each.measured:.1f} | {each.predicted:.1f} | {each.error:+.0%}"
+            yield f"| {each.size} | {each.nbytes} | {each.pattern} | {times} |"
+        yield ""
+        share = f"{self.within} of {len(self.checks)} sizes that were not used for the fit"
+        yield f"{share} are predicted within {TOLERANCE:.0%}."
+
+
+def fit(document: Any) -> Fit:
+    """Fits a host to every second size of what ``bench alltoallv --json`` wrote, and checks it with the others.
+
+    Raises:
+        InvalidParamError: a document of another kind, or too few rows.
+    """
+    try:
+        cpus = int(document["machine"]["cpus"])
+        rows = [row for row in exchanges(document["rows"]) if _time(row) > 0 and row["nbytes"] > 0]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise InvalidParamError("this is not what `bench alltoallv --json` writes, see docs/bench.md") from None
+    known, held = split(rows)
+    topology = shared_memory(known, cpus)
+    return Fit(topology, check(topology, held))
+
+
+def exchanges(rows: Sequence[Row]) -> list[Row]:
+    """The complete rows of alltoallv between two ranks or more."""
+    return [row for row in rows if row.get("collective") == "alltoallv" and row["np"] > 1 and "ours" in row["times"]]
+
+
+def shared_memory(rows: Sequence[Row], cpus: int, name: str = "fitted") -> Topology:
+    """The topology of one host whose ranks share ``cpus`` processors.
+
+    The shortest time at each number of ranks is what they wait for each other; the rest of longer times is that of
+    memory, by how many bytes the ranks send together.
 
     Raises:
         InvalidParamError: too few rows.
     """
-    rows = [row for row in rows if row["collective"] == "alltoallv" and row["np"] > 1 and "ours" in row["times"]]
-    sizes = sorted({row["np"] for row in rows})
-    if len(rows) < 2 or len({row["nbytes"] for row in rows}) < 2:
+    rows = exchanges(rows)
+    if len({row["nbytes"] for row in rows}) < 2:
         raise InvalidParamError(f"there are {len(rows)} rows of alltoallv, expected two sizes at least")
-    times = {(row["np"], row["nbytes"]): float(row["times"]["ours"]["median_us"]) for row in rows}
-    smallest = min(nbytes for _, nbytes in times)
-    floor = {size: times[size, smallest] for size in sizes if (size, smallest) in times}
-    first = min(floor)
-    message = 0.0
-    if len(floor) > 1:
-        peers = np.array([size - 1 for size in floor], float)
-        message = max(0.0, float(np.polyfit(peers, np.array(list(floor.values())), 1)[0]))
-    start = max(0.05, floor[first] - message * (first - 1))
-    points: dict[float, list[float]] = {}
-    for (size, nbytes), time in times.items():
-        rest = time - start - message * (size - 1)
-        if nbytes > smallest and rest > 0.1 * time:
-            share = min(1.0, cpus / size)
-            points.setdefault(nbytes, []).append(_moved(nbytes, size) / rest / 1e3 / share)
+    waits: dict[int, float] = {}
+    for row in rows:
+        waits[row["np"]] = min(waits.get(row["np"], math.inf), _time(row))
+    host = Level("host", 0, min(waits.values()), 0.0, waits=tuple(sorted(waits.items())), workers=cpus)
+    points: dict[int, list[float]] = {}
+    for row in rows:
+        size, nbytes, time = row["np"], row["nbytes"], _time(row)
+        rest = time - waits[size]
+        if rest > 0.5 * time:  # less is lost in the spread of the waits
+            points.setdefault(size * nbytes, []).append(nbytes / rest / 1e3 / host.share(size))
     if not points:
-        raise InvalidParamError("no payload takes longer than the start of a call, expected larger ones too")
-    curve = tuple((nbytes, math.exp(float(np.mean(np.log(rates))))) for nbytes, rates in sorted(points.items()))
-    level = Level("host", 0, 0.0, curve[-1][1], curve=curve, workers=cpus)
-    return Topology(name, (level,), message_us=message, start_us=start, source="fitted to bench")
+        raise InvalidParamError("no payload takes twice as long as the smallest, expected larger ones too")
+    curve = tuple((held, math.exp(math.fsum(map(math.log, rates)) / len(rates))) for held, rates in points.items())
+    curve = tuple(sorted(curve))
+    rate = curve[-1][1]
+    host = Level("host", 0, host.alpha_us, rate, curve=curve, waits=host.waits, workers=cpus)
+    return Topology(name, (host,), memory_gbps=2 * rate, source="fitted to bench")  # a copy reads and writes
 
 
-def _moved(nbytes: float, size: int) -> float:
-    """Bytes that a rank sends to others."""
-    return nbytes * (size - 1) / size
+def _time(row: Row) -> float:
+    return float(row["times"]["ours"]["min_us"])
 
 
 def check(topology: Topology, rows: Sequence[Row]) -> list[Check]:
@@ -77,16 +120,16 @@ def check(topology: Topology, rows: Sequence[Row]) -> list[Check]:
         Check(
             row["np"],
             row["nbytes"],
-            float(row["times"]["ours"]["median_us"]),
+            row["pattern"],
+            _time(row),
             all_to_all_v(topology, row["np"], row["nbytes"], row["pattern"]),
         )
-        for row in rows
-        if row["collective"] == "alltoallv" and "ours" in row["times"] and row["np"] > 1
+        for row in exchanges(rows)
     ]
 
 
 def split(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     """Every second payload size for the fit, smallest and largest among them; the others to check it."""
     sizes = sorted({row["nbytes"] for row in rows})
-    kept = {*sizes[::2], sizes[-1]}
+    kept = {*sizes[::2], *sizes[-1:]}
     return [row for row in rows if row["nbytes"] in kept], [row for row in rows if row["nbytes"] not in kept]

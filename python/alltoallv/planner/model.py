@@ -6,7 +6,7 @@ Bytes are float numbers; GB/s times 1000 is bytes per microsecond.
 from __future__ import annotations
 
 from alltoallv.planner.patterns import Load, load
-from alltoallv.planner.topology import Topology
+from alltoallv.planner.topology import Level, Topology
 
 EXCHANGES = ("flat", "pairwise", "hierarchical")
 REDUCTIONS = ("flat", "two-level")
@@ -37,13 +37,26 @@ def all_to_all_v(
 
 def _flat(topology: Topology, size: int, nbytes: float, weights: Load) -> float:
     """Messages of all classes at once: the slowest class counts. The heaviest rank, sending or receiving, sets it."""
-    heaviest = max(1.0, weights.ingress)
     slowest = alpha = 0.0
+    own = 0.0 if weights.single else nbytes / size
     for level, peers in topology.used(size):
-        part = nbytes if weights.single else nbytes * peers / size
-        busy = max(part * heaviest / level.port(nbytes, size), nbytes * weights.largest / level.pair(nbytes, size))
-        slowest, alpha = max(slowest, busy / 1e3), max(alpha, level.alpha_us)
+        sent = nbytes if weights.single else nbytes * peers / size
+        busy = _busy(level, size, nbytes, sent, own, nbytes * weights.largest, weights.ingress)
+        slowest, alpha = max(slowest, busy), max(alpha, level.alpha(size))
     return alpha + topology.message_us * weights.peers + slowest
+
+
+def _busy(
+    level: Level, size: int, nbytes: float, sent: float, own: float, largest: float, ingress: float = 1.0
+) -> float:
+    """Microseconds that a class is busy when ``size`` ranks send ``nbytes`` each, ``sent`` of them over this class.
+
+    Links: the most wanted rank receives ``ingress`` times what it sends, and the ``largest`` part has one pair's link.
+    Shared memory: senders store right into the outputs, so it matters what they send, their ``own`` part too.
+    """
+    if level.curve:
+        return (sent + own) / level.port(nbytes, size) / 1e3
+    return max(sent * max(1.0, ingress) / level.port(nbytes, size), largest / level.pair(nbytes, size)) / 1e3
 
 
 def _pairwise(topology: Topology, size: int, nbytes: float, weights: Load) -> float:
@@ -52,7 +65,7 @@ def _pairwise(topology: Topology, size: int, nbytes: float, weights: Load) -> fl
     Some pair of every step crosses the outermost class in use, so that is the class of all steps.
     """
     level, _ = topology.used(size)[-1]
-    step = level.alpha_us + topology.message_us
+    step = level.alpha(size) + topology.message_us
     moved = nbytes * weights.largest * weights.peers
     return step * (size - 1) + moved / level.pair(nbytes, size) / 1e3
 
@@ -64,17 +77,20 @@ def _hierarchical(topology: Topology, size: int, nbytes: float, weights: Load) -
     per group instead of one per rank.
     """
     total, inside = 0.0, 1
-    spread = max(1.0, weights.ingress)
     for level, peers in topology.used(size):
         group = inside + peers  # ranks up to this level
-        partners = group // inside - 1 if group % inside == 0 else -(-group // inside) - 1
-        part = nbytes * partners / (partners + 1)
-        busy = max(
-            part * spread / level.port(nbytes, size), part * spread / max(partners, 1) / level.pair(nbytes, size)
-        )
-        total += level.alpha_us + topology.message_us * min(partners, max(weights.peers, 1)) + busy / 1e3
+        partners = _partners(group, inside)
+        sent = nbytes * partners / (partners + 1)
+        part = nbytes / (partners + 1)
+        busy = _busy(level, group, nbytes, sent, part, part * max(1.0, weights.ingress), weights.ingress)
+        total += level.alpha(size) + topology.message_us * min(partners, max(weights.peers, 1)) + busy
         inside = group
     return total
+
+
+def _partners(group: int, inside: int) -> int:
+    """Groups of ``inside`` ranks in one of ``group``, less a rank's own."""
+    return -(-group // inside) - 1
 
 
 def all_reduce(
@@ -93,7 +109,7 @@ def all_reduce(
         topology, size: as in `all_to_all_v`.
         nbytes: of the vector in float32.
         algorithm: ``flat``: one exchange between all ranks and one gather. ``two-level``: an exchange and a sum within
-            the innermost groups, the same between groups on what is left, and the gathers back.
+            the innermost groups, the same between groups on what is left, quantized again, and the gathers back.
         bits: of an element on the way to the sum; 32 and 16 are not quantized.
         group_size: elements that share a float32 scale, where bits is 8 or less.
         gather_bits: of an element on the way back; None: as ``bits``.
@@ -103,30 +119,43 @@ def all_reduce(
     there = nbytes * bits / 32 + (nbytes / group_size if bits <= 8 else 0.0)
     back_bits = bits if gather_bits is None else gather_bits
     back = nbytes * back_bits / 32 + (nbytes / group_size if back_bits <= 8 else 0.0)
-    traffic = there + back / size  # the sum reads every rank's part and writes its own
-    launches = 1
-    if bits <= 8:
-        traffic += nbytes + there  # quantize
-        launches += 1
-    if back_bits <= 8:
-        traffic += nbytes + back  # restore
-        launches += 1
-    kernels = launches * topology.kernel_us + traffic / topology.memory_gbps / 1e3
-    uniform = load("uniform", size)
+    first, _ = topology.used(size)[0]
+    memory = topology.memory_gbps * first.share(size)
     if algorithm == "flat":
+        uniform = load("uniform", size)
         shots = _flat(topology, size, there, uniform) + _flat(topology, size, back, uniform)
-        return topology.start_us + shots + kernels
-    total, inside = topology.start_us + kernels, 1
-    left = 1.0  # of the vector, that is still a rank's part
+        stages = [(1.0, 1 / size)]
+    else:
+        shots, stages = _levels(topology, size, there, back)
+    launches, traffic = 0, 0.0
+    for before, after in stages:  # parts of the vector, to sum over a level and when summed
+        if bits <= 8:
+            launches += 1
+            traffic += (nbytes + there) * before  # quantize
+        launches += 1
+        partial = nbytes if bits <= 8 else there  # what the next level quantizes
+        traffic += there * before + (back if (before, after) == stages[-1] else partial) * after  # sum
+    if back_bits <= 8:
+        launches += 1
+        traffic += nbytes + back  # restore
+    return topology.start_us + shots + launches * topology.kernel_us + traffic / memory / 1e3
+
+
+def _levels(topology: Topology, size: int, there: float, back: float) -> tuple[float, list[tuple[float, float]]]:
+    """Exchanges and gathers of a sum level by level, and what part of the vector each level begins and ends with."""
+    total, left, inside = 0.0, 1.0, 1
+    stages = []
     for level, peers in topology.used(size):
         group = inside + peers
-        partners = -(-group // inside) - 1
-        for payload in (there, back):
-            busy = payload * left * partners / (partners + 1) / level.port(payload * left, size)
-            total += level.alpha_us + topology.message_us * partners + busy / 1e3
+        partners = _partners(group, inside)
+        for payload in (there * left, back * left):
+            part = payload / (partners + 1)
+            busy = _busy(level, group, payload, part * partners, part, part)
+            total += level.alpha(size) + topology.message_us * partners + busy
+        stages.append((left, left / (partners + 1)))
         left /= partners + 1
         inside = group
-    return total
+    return total, stages
 
 
 def quantizing_wins_from(

@@ -15,7 +15,7 @@ from alltoallv.errors import InvalidParamError
 
 @dataclass(frozen=True)
 class Level:
-    """The links between ranks that share this group and no smaller one.
+    """The links between ranks that share this group and no smaller one, or the memory that they share.
 
     Attributes:
         name: of the group, such as ``server``.
@@ -23,9 +23,10 @@ class Level:
         alpha_us: microseconds from the start of a message until its first byte arrives.
         port_gbps: GB/s (10^9 bytes per second) that a rank can send, and at once receive, over all links of the class.
         pair_gbps: GB/s that one pair of ranks can use; below ``port_gbps`` where every peer has a link of its own.
-        curve: points (bytes that a rank moves, GB/s) where the rate depends on the size, as caches make it; between
-            them it is interpolated in logarithms. Replaces the two rates.
-        workers: groups with fewer processors than ranks share the rate: ranks that can move data at a time; 0: all.
+        curve: makes the class shared memory: points (bytes that all ranks of a group send together, GB/s of a rank
+            that has a processor to itself), as caches make them. Replaces the two rates.
+        waits: points (ranks of a group, microseconds), where ranks take turns on processors. Replaces ``alpha_us``.
+        workers: processors that the ranks of a group share; 0: each has its own.
     """
 
     name: str
@@ -34,26 +35,40 @@ class Level:
     port_gbps: float
     pair_gbps: float = 0.0
     curve: tuple[tuple[float, float], ...] = ()
+    waits: tuple[tuple[float, float], ...] = ()
     workers: int = 0
 
-    def pair(self, nbytes: float, ranks: int) -> float:
-        """GB/s of one pair when a rank moves ``nbytes`` in all."""
-        rate = self.port(nbytes, ranks)
+    def alpha(self, size: int) -> float:
+        """Microseconds of latency when ``size`` ranks take part in all."""
+        return interpolate(self.waits, self._group(size), extend=True) if self.waits else self.alpha_us
+
+    def pair(self, nbytes: float, size: int) -> float:
+        """GB/s of one pair when each of ``size`` ranks sends ``nbytes`` in all."""
+        rate = self.port(nbytes, size)
         return min(rate, self.pair_gbps) if self.pair_gbps else rate
 
-    def port(self, nbytes: float, ranks: int) -> float:
-        """GB/s of a rank to all its peers when it moves ``nbytes`` in all."""
-        share = min(1.0, self.workers / ranks) if self.workers else 1.0
-        return share * (interpolate(self.curve, nbytes) if self.curve else self.port_gbps)
+    def port(self, nbytes: float, size: int) -> float:
+        """GB/s of a rank to all its peers when each of ``size`` ranks sends ``nbytes`` in all."""
+        return self.share(size) * (
+            interpolate(self.curve, nbytes * self._group(size)) if self.curve else self.port_gbps
+        )
+
+    def share(self, size: int) -> float:
+        """The part of a processor that a rank has."""
+        return min(1.0, self.workers / self._group(size)) if self.workers else 1.0
+
+    def _group(self, size: int) -> int:
+        """Ranks of ``size`` that one group holds."""
+        return min(size, self.ranks or size)
 
 
-def interpolate(curve: Sequence[tuple[float, float]], at: float) -> float:
-    """Linear in the logarithms of both; constant beyond the ends."""
+def interpolate(curve: Sequence[tuple[float, float]], at: float, *, extend: bool = False) -> float:
+    """Linear in the logarithms of both; beyond the ends constant, or with ``extend`` above the last as before it."""
     points = sorted(curve)
-    if at <= points[0][0]:
+    if at <= points[0][0] or len(points) == 1:
         return points[0][1]
     for (x0, y0), (x1, y1) in pairwise(points):
-        if at <= x1:
+        if at <= x1 or (extend and x1 == points[-1][0]):
             part = math.log(at / x0) / math.log(x1 / x0)
             return math.exp(math.log(y0) + part * math.log(y1 / y0))
     return points[-1][1]
@@ -93,6 +108,8 @@ class Topology:
         for level in self.levels:
             if level.alpha_us < 0 or (level.port_gbps <= 0 and not level.curve):
                 raise InvalidParamError(f"level {level.name!r} has {level}, expected alpha_us >= 0 and a rate above 0")
+            if any(x <= 0 or y <= 0 for x, y in (*level.curve, *level.waits)):
+                raise InvalidParamError(f"level {level.name!r} has {level}, expected points above 0")
 
     def used(self, size: int) -> list[tuple[Level, int]]:
         """The levels that ``size`` ranks fill, innermost first, and how many peers a rank has over each."""
@@ -116,7 +133,9 @@ class Topology:
         try:
             fields: dict[str, Any] = json.loads(Path(source).read_text())
             levels = tuple(
-                Level(**{**level, "curve": tuple((x, y) for x, y in level.get("curve", ()))})
+                Level(
+                    **{**level, **{name: tuple((x, y) for x, y in level.get(name, ())) for name in ("curve", "waits")}}
+                )
                 for level in fields.pop("levels")
             )
             return cls(levels=levels, **fields)
@@ -155,7 +174,7 @@ PRESETS = {
         Topology(
             "atlas-a3",
             (
-                Level("superpod", 384, 3.0, 196 * _REACHED),
+                Level("superpod", 768, 3.0, 196 * _REACHED),
                 Level("network", 0, 10.0, 25 * _REACHED),
             ),
             message_us=0.5,
