@@ -1,18 +1,13 @@
-"""Quantized collectives on torch tensors: the reference's bits, gradients, graphs, DDP's hook."""
+"""Quantized collectives on torch tensors: the reference's bits, gradients, graphs."""
 
 from __future__ import annotations
 
-import gc
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from backend_groups import joined
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 import alltoallv.torch as at
 from alltoallv import Communicator
@@ -197,50 +192,3 @@ def test_compile(ranks: Ranks, backend: str) -> None:
             torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-6, atol=0)  # may be fused
 
     ranks(2, timeout=200, comm_timeout=150)(check)
-
-
-def train(group: Any, rank: int, hook: at.QuantizedCommHook | None, steps: int = 30) -> list[float]:
-    torch.manual_seed(3)
-    model = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
-    ddp = DistributedDataParallel(model, process_group=group)
-    if hook is not None:
-        ddp.register_comm_hook(None, hook)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
-    generator = torch.Generator().manual_seed(rank)
-    losses = []
-    for _ in range(steps):
-        x = torch.randn(32, 20, generator=generator)
-        loss = ((ddp(x) - x[:, :1] * x[:, 1:2]) ** 2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    flat = torch.cat([p.detach().view(-1) for p in model.parameters()])
-    everyone = [torch.empty_like(flat) for _ in range(group.size())]
-    dist.all_gather(everyone, flat, group=group)
-    assert all(torch.equal(one, flat) for one in everyone), "the ranks' models drift apart"
-    return losses
-
-
-@pytest.mark.parametrize("engine", ["shm", "gloo"])
-def test_ddp_hook(ranks: Ranks, tmp_path: Path, engine: str) -> None:
-    """The models stay equal on all ranks, and learn as with float32 gradients; over shared memory and over gloo."""
-
-    def check(rank: int, size: int, file: str) -> None:
-        with joined(rank, size, file, backend="alltoallv" if engine == "shm" else "gloo") as group:
-            plain = train(group, rank, None)
-            for bits in (8, 4):
-                hook = at.QuantizedCommHook(group, bits=bits, group_size=32)
-                losses = train(group, rank, hook)
-                assert abs(np.mean(losses[-5:]) - np.mean(plain[-5:])) < (0.02 if bits == 8 else 0.2)
-                saved = hook.state_dict()
-                assert saved
-                copy = at.QuantizedCommHook(group, bits=bits, group_size=32)
-                copy.load_state_dict(saved)
-                assert torch.equal(copy.state_dict()[0]["error"], saved[0]["error"])
-            gc.collect()
-
-    env = {"ALLTOALLV_TORCH_BACKEND": engine}
-    ranks(3, communicator=False, env=env)(check, str(tmp_path / "store"))
-    with pytest.raises(InvalidParamError, match="bits is 3"):
-        at.QuantizedCommHook(bits=3)
