@@ -6,7 +6,9 @@ Formats 1.0 (``server_list``) and 1.2 (the same plus ``super_pod_list``). Number
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +19,16 @@ _VERSIONS = ("1.0", "1.2")
 
 @dataclass(frozen=True)
 class Device:
-    """One rank: its number and its device's number on its server; ``ip`` may be empty on a single server."""
+    """One rank: its number and its device's number on its server.
+
+    ``ip`` may be empty where all devices reach each other otherwise: on one server, in format 1.2 in one super pod.
+    ``super_device`` is the device's number in its super pod, which format 1.2 has.
+    """
 
     rank: int
     device: int
     ip: str = ""
+    super_device: int | None = None
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,8 @@ class Server:
 
 @dataclass(frozen=True)
 class RankTable:
-    """A checked rank table: ranks are 0..size-1, each once, and consecutive on every server.
+    """A checked rank table: ranks are 0..size-1, each once, and consecutive on every server; devices have what HCCL
+    reaches them by, once each; in format 1.2 every server belongs to one super pod.
 
     ``digest`` is a hash of the file's content.
     """
@@ -89,14 +97,16 @@ class RankTable:
         entries = _list(root, "server_list", "the rank table")
         if "server_count" in root and _number(root, "server_count", "the rank table") != len(entries):
             raise InvalidParamError(f"server_count is {root['server_count']!r}, but server_list has {len(entries)}")
-        servers = tuple(_server(entry) for entry in entries)
+        servers = tuple(_server(entry, version) for entry in entries)
         _check(servers)
+        islands = len(servers)
         if version == "1.2":
-            _check_super_pods(root, {server.server_id for server in servers})
+            islands = len(_super_pods(root, servers))
+        _check_addresses(servers, needed=islands > 1)
         return cls(version, servers, hashlib.sha256(content).hexdigest()[:16])
 
 
-def _server(entry: Any) -> Server:
+def _server(entry: Any, version: str) -> Server:
     if not isinstance(entry, dict):
         raise InvalidParamError(f"server_list holds {entry!r}, expected an object")
     name = entry.get("server_id")
@@ -113,7 +123,8 @@ def _server(entry: Any) -> Server:
             Device(
                 _number(item, "rank_id", where),
                 _number(item, "device_id", where),
-                str(item.get("device_ip", "")),
+                _address(item, where),
+                _number(item, "super_device_id", f"rank {item['rank_id']} on {where}") if version == "1.2" else None,
             )
         )
     return Server(name, tuple(sorted(devices, key=lambda device: device.rank)))
@@ -137,12 +148,57 @@ def _check(servers: tuple[Server, ...]) -> None:
             )
 
 
-def _check_super_pods(root: dict[str, Any], names: set[str]) -> None:
-    for pod in _list(root, "super_pod_list", "the rank table"):
-        for member in _list(pod, "server_list", "super_pod_list") if isinstance(pod, dict) else [pod]:
+def _check_addresses(servers: Sequence[Server], needed: bool) -> None:
+    owners: dict[str, str] = {}
+    for server in servers:
+        for device in server.devices:
+            who = f"rank {device.rank} on server {server.server_id!r}"
+            if needed and not device.ip:
+                raise InvalidParamError(f"device_ip of {who} is '', expected its address: other servers need it")
+            if device.ip and owners.setdefault(device.ip, who) != who:
+                raise InvalidParamError(f"device_ip of {who} is {device.ip!r}, which {owners[device.ip]} has, too")
+
+
+def _super_pods(root: dict[str, Any], servers: Sequence[Server]) -> list[str]:
+    """Their names; every server is in one of them, where its devices' numbers are its own."""
+    by_name = {server.server_id: server for server in servers}
+    pods: list[str] = []
+    pod_of: dict[str, str] = {}
+    for entry in _list(root, "super_pod_list", "the rank table"):
+        pod = entry.get("super_pod_id") if isinstance(entry, dict) else None
+        if not isinstance(pod, str) or not pod or pod in pods:
+            raise InvalidParamError(f"super_pod_id is {pod!r}, expected a text that no other super pod has")
+        pods.append(pod)
+        numbers: dict[int | None, str] = {}
+        for member in _list(entry, "server_list", f"super pod {pod!r}"):
             name = member.get("server_id") if isinstance(member, dict) else member
-            if name not in names:
-                raise InvalidParamError(f"super_pod_list names server {name!r}, expected one of {sorted(names)}")
+            if name not in by_name:
+                raise InvalidParamError(f"super pod {pod!r} names server {name!r}, expected one of {sorted(by_name)}")
+            if name in pod_of:
+                raise InvalidParamError(f"server {name!r} is in super pod {pod_of[name]!r} and again in {pod!r}")
+            pod_of[name] = pod
+            for device in by_name[name].devices:
+                who = f"rank {device.rank} on server {name!r}"
+                if numbers.setdefault(device.super_device, who) != who:
+                    raise InvalidParamError(
+                        f"super_device_id of {who} is {device.super_device}, "
+                        f"which {numbers[device.super_device]} of super pod {pod!r} has, too"
+                    )
+    for name in by_name:
+        if name not in pod_of:
+            raise InvalidParamError(f"server {name!r} is in no super pod, expected it in one of {pods}")
+    return pods
+
+
+def _address(item: dict[str, Any], where: str) -> str:
+    """device_ip, which may be missing."""
+    value = item.get("device_ip", "")
+    try:
+        return str(ipaddress.ip_address(value)) if value != "" else ""
+    except ValueError:
+        raise InvalidParamError(
+            f"device_ip of rank {item['rank_id']} on {where} is {value!r}, expected an address such as '10.0.0.1'"
+        ) from None
 
 
 def _list(entry: dict[str, Any], key: str, where: str) -> list[Any]:
