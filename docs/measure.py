@@ -1,12 +1,13 @@
-"""Measures everything that docs/performance.md shows, and writes it, with plots. About a quarter of an hour.
+"""Measures everything that docs/performance.md shows, and writes it, with plots. About half an hour.
 
-python docs/measure.py            what has not been measured yet, then the page
+python docs/measure.py            what has not been measured yet, or otherwise than now, then the page
 python docs/measure.py --fresh    all of it anew
-python docs/measure.py --quick    short blocks, to try the script
 python docs/measure.py --report   only the page, from what is there
+python docs/measure.py --quick    short blocks, to try the script; all that it writes lies in docs/measured/quick/
 
-Results lie in docs/measured/, one JSON file per run, written when the run is complete: interrupted, the script goes on
-where it was. Needs this package with matplotlib; pip makes the peers' environments (docs/bench.md).
+Results lie in docs/measured/, one JSON file per run, written when the run is complete and all its results are right:
+interrupted, the script goes on where it was. Needs this package with matplotlib; pip makes the peers' environments
+(docs/bench.md). Ends with 1 if a run failed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 from performance_page import write_page
 
 from alltoallv.bench import environments, report
+from alltoallv.cli import bench
 
 DOCS = Path(__file__).resolve().parent
 MEASURED = DOCS / "measured"
@@ -41,6 +43,14 @@ class Run:
     environment: str = ""
     lines: int = 1
     needs: tuple[str, ...] = field(default=())
+
+    def argv(self, quick: bool) -> list[str]:
+        """As `bench.given` has it, which its file tells."""
+        peers = () if self.arguments[0] == "kernels" else ("--peers", self.peers)
+        parser = argparse.ArgumentParser()
+        bench.add_arguments(parser)
+        seconds = 0.1 if quick else self.seconds
+        return bench.given(parser.parse_args([*self.arguments, *peers, "--seconds", str(seconds)]))
 
 
 SIZES = "1K,16K,256K,4M,16M,64M"
@@ -84,22 +94,10 @@ RUNS = (
     ),
     Run(
         "cycle",
-        (
-            "alltoallv",
-            "--api",
-            "plan",
-            "--np",
-            "2",
-            "--bytes",
-            f"{SIZES},64K,128K,1M",
-            "--output",
-            "empty",
-            "--variant",
-            "cycle",
-        ),
+        tuple(f"alltoallv --api plan --np 2,4 --bytes {SIZES},64K,128K,1M --output empty --variant cycle".split()),
         MPI,
         3.0,
-        lines=9,
+        lines=18,
     ),
     Run("allreduce", ("allreduce", "--np", "2,4", "--bytes", "1M,16M,64M"), f"gloo,{MPI}", 3.0, lines=6),
     Run("quantized", ("quantized", "--np", "2,4", "--bytes", "1M,16M,64M"), f"gloo,{MPI}", 3.0, lines=6),
@@ -120,12 +118,20 @@ RUNS = (
         lines=1,
         needs=("mindspore",),
     ),
+    Run(
+        "mindspore-quantized",
+        ("quantized", "--api", "mindspore", "--np", "2", "--bytes", "64000000"),
+        "mindspore",
+        8.0,
+        lines=1,
+        needs=("mindspore",),
+    ),
     Run("fit", ("alltoallv", "--api", "plan", "--np", "2,4", "--bytes", "1K..64M"), lines=18),
     Run("kernels", ("kernels",), seconds=1.0, lines=12),
 )
 
 
-def measure(run: Run, quick: bool) -> str:
+def measure(run: Run, home: Path, quick: bool) -> str:
     """Runs it; returns why it failed, or nothing."""
     try:
         python = environments.find_or_make(run.environment, say) if run.environment else Path(sys.executable)
@@ -133,68 +139,72 @@ def measure(run: Run, quick: bool) -> str:
             environments.find_or_make(name, say)
     except environments.Unavailable as error:
         return str(error)
-    partial = MEASURED / f"{run.name}.partial"
-    command = [str(python), "-m", "alltoallv", "bench", *run.arguments, "--json", str(partial)]
-    command += ["--seconds", str(0.2 if quick else run.seconds)]
-    if run.arguments[0] != "kernels":
-        command += ["--peers", run.peers]
-    code = subprocess.run(command, check=False, env=environment()).returncode
+    partial = home / f"{run.name}.partial"
+    command = [str(python), "-m", "alltoallv", "bench", *run.argv(quick), "--json", str(partial)]
+    code = subprocess.run(command, check=False, env=environment(home)).returncode
     if code == 130:
         raise KeyboardInterrupt
-    if not partial.exists():
-        return f"bench ended with code {code}"
-    partial.rename(MEASURED / f"{run.name}.json")
-    return "" if code == 0 else f"bench ended with code {code}: a result is wrong, or lines are missing"
+    if code:
+        return f"bench ended with code {code}: a result is wrong, or lines are missing; see {partial}"
+    partial.rename(home / f"{run.name}.json")
+    return ""
 
 
-def environment() -> dict[str, str]:
+def environment(home: Path) -> dict[str, str]:
     """The package as it lies here, for interpreters of other environments too."""
-    packages = MEASURED / "package"
+    packages = home / "package"
     packages.mkdir(exist_ok=True)
     return {**os.environ, "PYTHONPATH": str(environments.own_package(packages))}
+
+
+def measured(run: Run, home: Path, quick: bool) -> dict[str, Any] | None:
+    """The run's document; None if there is none, or one of other arguments."""
+    try:
+        document: dict[str, Any] = json.loads((home / f"{run.name}.json").read_text())
+    except FileNotFoundError:
+        return None
+    return document if document.get("argv") == run.argv(quick) else None
 
 
 def say(text: str) -> None:
     print(f"# {text}", flush=True)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fresh", action="store_true", help="measure again what is there")
     parser.add_argument("--quick", action="store_true", help="short blocks, to try the script")
     parser.add_argument("--report", action="store_true", help="write the page only")
-    parser.add_argument("--only", help="comma-separated names of runs")
+    parser.add_argument("--only", metavar="NAMES", help=f"of {','.join(run.name for run in RUNS)}")
     args = parser.parse_args()
-    MEASURED.mkdir(exist_ok=True)
-    chosen = [run for run in RUNS if args.only is None or run.name in args.only.split(",")]
-    if args.fresh:
-        for run in chosen:
-            (MEASURED / f"{run.name}.json").unlink(missing_ok=True)
-    todo = [] if args.report else [run for run in chosen if not (MEASURED / f"{run.name}.json").exists()]
+    home = MEASURED / "quick" if args.quick else MEASURED
+    home.mkdir(exist_ok=True)
+    names = [run.name for run in RUNS] if args.only is None else args.only.split(",")
+    if unknown := set(names) - {run.name for run in RUNS}:
+        parser.error(f"--only has {', '.join(sorted(unknown))}")
+    chosen = [] if args.report else [run for run in RUNS if run.name in names]
+    todo = [run for run in chosen if args.fresh or measured(run, home, args.quick) is None]
     bar = report.Progress(sum(run.lines for run in todo))
     started = time.monotonic()
+    failed = False
     for run in todo:
         say(f"{run.name}: bench {' '.join(run.arguments)}, {time.monotonic() - started:.0f} s so far")
         bar.step(run.name, done=False)
-        if reason := measure(run, args.quick):
+        if reason := measure(run, home, args.quick):
             say(f"{run.name}: {reason}")
+            failed = True
         for _ in range(run.lines):
             bar.step(run.name)
     bar.clear()
-    documents: dict[str, Any] = {}
-    commands: dict[str, str] = {}
-    for run in RUNS:
-        path = MEASURED / f"{run.name}.json"
-        commands[run.name] = f"bench {' '.join(run.arguments)}" + (f" --peers {run.peers}" if run.peers else "")
-        if path.exists():
-            documents[run.name] = json.loads(path.read_text())
-    write_page(DOCS, documents, commands)
-    say(f"docs/performance.md is written; {time.monotonic() - started:.0f} s")
+    found = {run.name: measured(run, home, args.quick) for run in RUNS}
+    page = write_page(home if args.quick else DOCS, {name: each for name, each in found.items() if each})
+    say(f"{page} is written; {time.monotonic() - started:.0f} s")
+    return int(failed)
 
 
 if __name__ == "__main__":
     try:
-        main()
+        sys.exit(main())
     except KeyboardInterrupt:
         say("interrupted; the same command goes on from here")
         sys.exit(130)

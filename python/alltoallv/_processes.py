@@ -102,6 +102,14 @@ def kill_group(group: int, number: int = signal.SIGKILL) -> None:
         os.killpg(group, number)
 
 
+def exit_code(pid: int) -> int | None:
+    """How a child has ended, negative for a signal; None while it runs. It is not reaped: its number stays its own."""
+    status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    if status is None:
+        return None
+    return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+
+
 def describe_exit(code: int) -> str:
     """An exit status in words: "exited with code 3" or, for -9, "was killed by SIGKILL"."""
     if code >= 0:

@@ -8,16 +8,20 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from alltoallv.bench import environments
+from alltoallv.bench import environments, report
 from alltoallv.bench import rank as bench_rank
-from alltoallv.bench.cases import Case
+from alltoallv.bench.cases import VARIANTS, Case
 from alltoallv.bench.contenders import Prepared
+from alltoallv.bench.jobs import Job, PartyError
+from alltoallv.bench.turns import measure
+from alltoallv.cli import main as cli
 
 COMMAND = [sys.executable, "-m", "alltoallv", "bench"]
 QUICK = ["--np", "2", "--seconds", "0.05", "--peers", ""]
@@ -32,7 +36,8 @@ def check_row(row: dict[str, Any], contenders: set[str]) -> None:
     assert set(row["times"]) == contenders
     for times in row["times"].values():
         assert times["wrong"] == 0
-        assert 0 < times["min_us"] <= times["median_us"] <= times["p90_us"] <= times["max_us"]
+        assert times["min_us"] <= times["median_us"] <= times["p90_us"] <= times["max_us"]
+        assert times["min_us"] > 0 or row["variant"] != "plain"  # of the others what they do in between is subtracted
     assert row["count"] * np.dtype(row["dtype"]).itemsize == row["nbytes"]
 
 
@@ -46,21 +51,37 @@ def test_table_and_json(collective: str, tmp_path: Path) -> None:
     assert table[0][:7] == ["np", "size(B)", "count", "type", "time", "min", "max"]
     assert [(row[0], row[1]) for row in table[1:]] == [(n, b) for n in ("1", "2") for b in ("0", "1024", "65536")]
     document = json.loads(path.read_text())
-    assert document["schema"] == 2
+    assert document["schema"] == 3
+    assert document["complete"]
+    assert document["argv"] == [collective, *arguments[:4], "--peers", "", "--seconds", "0.05"]
     assert document["machine"]["cpus"] == len(os.sched_getaffinity(0))
     assert len(document["rows"]) == 6
     for row in document["rows"]:
         check_row(row, {"ours", "copy", "copy-nt"})
 
 
-@pytest.mark.parametrize("output", ["allocated", "empty", "private"])
-def test_every_output_in_a_whole_cycle(output: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("output", "variant", "pattern", "dtype", "api"),
+    [
+        ("allocated", "cycle", "uneven", "float32", "numpy"),
+        ("empty", "rewritten", "uniform", "int8", "core"),
+        ("private", "consumed", "skewed", "complex64", "plan"),
+        ("private", "cycle", "moe", "float64", "core"),
+    ],
+)
+def test_outputs_variants_patterns_and_interfaces(
+    output: str, variant: str, pattern: str, dtype: str, api: str, tmp_path: Path
+) -> None:
     path = tmp_path / "out.json"
-    done = bench(*QUICK, "--bytes", "20K", "--output", output, "--variant", "cycle", "--json", str(path))
+    options = {"output": output, "variant": variant, "pattern": pattern, "dtype": dtype}
+    arguments = [text for name, value in options.items() for text in (f"--{name}", value)]
+    done = bench(*QUICK, "--bytes", "20483", "--api", api, *arguments, "--json", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
-    (row,) = json.loads(path.read_text())["rows"]
-    assert row["times"]["ours"]["wrong"] == 0
-    assert row["variant"] == "cycle"
+    document = json.loads(path.read_text())
+    (row,) = document["rows"]
+    check_row(row, {"ours", "copy", "copy-nt"})
+    assert {name: row[name] for name in options} == options
+    assert document["api"] == api
 
 
 def test_a_plan_and_a_sparse_pattern(tmp_path: Path) -> None:
@@ -96,18 +117,40 @@ def test_plot(suffix: str, magic: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--bytes", "many"], ["--np", "two"], ["--np", "0"], ["--peers", "carrier-pigeon"]]
+    ("arguments", "reason"),
+    [
+        ("--bytes many", "'many' is no size"),
+        ("--np two", "--np is 'two', expected numbers of at least 1"),
+        ("--np 0", "--np is '0', expected numbers of at least 1"),
+        ("--peers carrier-pigeon", "--peers has carrier-pigeon"),
+        ("alltoallv --peers mindspore", "mindspore, which has no alltoallv"),
+        ("overhead --peers mindspore", "mindspore, which has no overhead"),
+        ("--dtype nonsense", "--dtype is 'nonsense', expected bool, complex128"),
+        ("--dtype bfloat16", "--dtype is 'bfloat16'"),
+        ("allreduce --dtype complex64", "--dtype is 'complex64'"),
+        ("quantized --dtype float16", "--dtype is 'float16', expected float32 for quantized"),
+        ("allgather --pattern moe", "--pattern has no meaning for allgather"),
+        ("allgather --api plan", "--api is 'plan', which has no allgather"),
+        ("allreduce --api mindspore", "--api is 'mindspore', which has no allreduce"),
+        ("alltoallv --api core --output allocated", "--output is 'allocated', expected empty or private"),
+        ("quantized --api torch --output private", "--output is 'private', expected allocated for quantized"),
+        ("overhead --api plan", "--api has no meaning for overhead"),
+        ("overhead --plot x.svg", "--plot draws times over sizes"),
+        ("kernels --np 2", "--np has no meaning for kernels"),
+        ("kernels --no-bind", "--no-bind has no meaning for kernels"),
+        ("--plot x.foo", "--plot is 'x.foo', expected a name that ends with .png or .svg"),
+        ("--json missing/x.json", "--json is 'missing/x.json', expected a file in a folder that exists"),
+    ],
 )
-def test_bad_arguments_are_named(arguments: list[str]) -> None:
-    done = bench(*arguments)
-    assert done.returncode == 2
-    assert arguments[1].split(",")[0] in done.stderr
-
-
-def test_a_peer_that_has_no_such_collective_is_named() -> None:
-    done = bench("alltoallv", "--peers", "mindspore")
-    assert done.returncode == 2
-    assert "mindspore, which has no alltoallv" in done.stderr
+def test_what_makes_no_sense_is_named(
+    arguments: str, reason: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli(["bench", *arguments.split()]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("bench: ")
+    assert reason in said.err
+    assert said.out == ""
 
 
 def test_a_peer_that_cannot_be_had_is_reported_and_left_out(tmp_path: Path) -> None:
@@ -121,31 +164,83 @@ def test_a_peer_that_cannot_be_had_is_reported_and_left_out(tmp_path: Path) -> N
     assert not environments.is_ready("mpich") or "mpich" not in os.listdir(tmp_path)
 
 
-def test_a_wrong_result_is_counted() -> None:
-    case = Case("alltoallv", 4096)
-    good = case.expected(0, 1)
+class Broken:
+    """A party of one rank with no transport: the first calls are right, the next ones have 3 wrong elements."""
 
-    class Broken:
-        rank, size = 0, 1
+    rank, size = 0, 1
 
-        def __init__(self) -> None:
-            self.contenders = {"ours": self}
+    def __init__(self, right: int) -> None:
+        self.contenders = {"ours": self}
+        self._right = right
 
-        def barrier(self) -> None:
-            pass
+    def barrier(self) -> None:
+        pass
 
-        def prepare(self, case: Case) -> Prepared:
-            return Prepared(lambda: None, lambda _: np.where(np.arange(1024) < 3, -1, good), case.input(0))
-
-    server = bench_rank.Server(Broken())
-    reply = server.answer({"do": "prepare", "contender": "ours", "case": case.asdict()})
-    assert reply["wrong"] == 3
+    def prepare(self, case: Case) -> Prepared:
+        good = case.expected(0, 1)
+        bad = np.where(np.arange(good.size) < 3, -1, good)
+        calls = count()
+        return Prepared(lambda: good if next(calls) < self._right else bad, lambda value: value, case.input(0))
 
 
-def test_interrupt_ends_every_process() -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("right", "before", "after"), [(0, 3, 3), (2, 0, 3), (100, 0, 0)])
+def test_wrong_results_are_counted_before_and_after_the_blocks(
+    variant: str, right: int, before: int, after: int
+) -> None:
+    """Two calls prepare; a block's last result is what is checked after it, whatever the variant does with it."""
+    server = bench_rank.Server(Broken(right))
+    case = Case("alltoallv", 4096, variant=variant)
+    assert server.answer({"do": "prepare", "contender": "ours", "case": case.asdict()})["wrong"] == before
+    reply = server.answer({"do": "run", "contender": "ours", "calls": 4, "warm": 1})
+    assert ("work" in reply) == (variant != "plain")
+    assert server.answer({"do": "check", "contender": "ours"})["wrong"] == after
+
+
+class Scripted(Job):
+    """A job whose ranks are not there; it fails when it is first asked to do ``fails``."""
+
+    def __init__(self, party: str, fails: str = "") -> None:
+        self.party, self.size, self._fails = party, 2, fails
+
+    def ask(self, **request: Any) -> list[dict[str, Any]]:
+        if request["do"] == self._fails:
+            raise PartyError(f"{self.party}: {self._fails}")
+        return {"prepare": [{"wrong": 0, "once": 1.0}] * 2, "run": [{"span": [0.0, 2e-6]}] * 2}.get(
+            request["do"], [{"wrong": 1}] * 2
+        )
+
+
+@pytest.mark.parametrize("fails", ["prepare", "run", "check"])
+def test_a_party_that_fails_is_taken_out_and_the_others_are_kept(fails: str) -> None:
+    jobs: dict[str, Job] = {"ours": Scripted("ours"), "mpich": Scripted("mpich", fails)}
+    row = measure(jobs, Case("alltoallv", 1 << 20), 0, {"ours": ("ours", "copy"), "mpich": ("mpich",)})
+    assert list(jobs) == ["ours"]
+    assert row["failed"] == {"mpich": f"mpich: {fails}"}
+    assert set(row["times"]) == {"ours", "copy"}
+    assert row["times"]["ours"]["median_us"] == pytest.approx(2)
+    assert row["times"]["ours"]["wrong"] == 2
+    assert row["algbw"] == pytest.approx((1 << 20) / 2e-6 / 1e9)
+
+
+def test_ratios_of_the_table() -> None:
+    times = {name: {"median_us": us, "min_us": 1, "max_us": 9, "wrong": 0} for name, us in RATIOS.items()}
+    row = {"np": 2, "nbytes": 1024, "count": 256, "dtype": "float32", "algbw": 1, "busbw": 0.5, "times": times}
+    cells = report.line(row, ["mpich", "impi", "copy"]).split()
+    assert cells[-6:] == ["5.00", "2.50", "-", "-", "1.00", "0.50"]
+    assert report.best_ratio(row, ("mpich", "copy")) == 0.5
+    assert report.best_ratio(row, ("mpich", "impi")) is None
+    assert report.columns([row]) == ["mpich", "copy"]
+
+
+RATIOS = {"ours": 2.0, "mpich": 5.0, "copy": 1.0}
+
+
+def test_interrupt_ends_every_process_and_keeps_what_was_measured(tmp_path: Path) -> None:
     """Ranks are found by their environment, which names the folder that the coordinator made."""
+    path = tmp_path / "out.json"
     bench_run = subprocess.Popen(
-        [*COMMAND, "--np", "2", "--bytes", "1K", "--seconds", "100", "--peers", ""],
+        [*COMMAND, "--np", "2", "--bytes", "1K", "--seconds", "100", "--peers", "", "--json", str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
@@ -175,6 +270,25 @@ def test_interrupt_ends_every_process() -> None:
         time.sleep(0.1)
     assert marked() == []
     assert b"Traceback" not in output
+    document = json.loads(path.read_text())
+    assert (document["complete"], document["rows"]) == (False, [])
+
+
+def test_interrupted_kernels_keep_what_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    command = [*COMMAND, "kernels", "--bytes", "64K", "--seconds", "1", "--json", str(path)]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert run.stdout is not None
+    for line in run.stdout:
+        if "quantize" in line:  # the first row
+            break
+    run.send_signal(signal.SIGINT)
+    output, _ = run.communicate(timeout=60)
+    assert run.returncode == 130, output
+    assert "Traceback" not in output
+    document = json.loads(path.read_text())
+    assert not document["complete"]
+    assert 1 <= len(document["rows"]) < 4
 
 
 @pytest.mark.slow

@@ -10,12 +10,35 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv.counts import packed
+from alltoallv.reductions import FLOATS, OTHERS
 
 COLLECTIVES = ("alltoallv", "allgather", "allreduce", "quantized")
 PATTERNS = ("uniform", "uneven", "skewed", "sparse", "moe")
 OUTPUTS = ("allocated", "empty", "private")
 APIS = ("numpy", "plan", "core", "torch", "torch-plan", "mindspore")  # of ours
 VARIANTS = ("plain", "rewritten", "consumed", "cycle")
+
+
+def dtypes_of(collective: str) -> tuple[str, ...]:
+    """The dtypes of a collective that NumPy, with which results are predicted, has too."""
+    if collective == "quantized":
+        return ("float32",)
+    known = (FLOATS | OTHERS) - {"bfloat16"}
+    return tuple(sorted(known if collective == "allreduce" else known | {"complex64", "complex128"}))
+
+
+def outputs_of(api: str, collective: str) -> tuple[str, ...]:
+    """Where one of our interfaces can put a collective's result, the usual place first; nothing if it lacks it."""
+    if api in ("plan", "core", "torch-plan") and collective != "alltoallv":
+        return ()
+    if api == "mindspore" and collective == "allreduce":
+        return ()
+    if api == "core" or (api == "mindspore" and collective == "allgather"):
+        return ("empty", "private")  # the caller always gives it
+    if api == "torch" and collective in ("allreduce", "quantized"):
+        return ("allocated",)  # so does `alltoallv.torch.functional.all_reduce`, which quantized is compared with
+    return OUTPUTS
+
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -58,7 +81,7 @@ class Case:
         collective: one of `COLLECTIVES`, or ``overhead``: an exchange by every interface.
         nbytes: what a rank sends (alltoallv), contributes (allgather) or reduces (allreduce, quantized).
         dtype: as NumPy names it.
-        pattern: how an exchange's payload divides over the peers.
+        pattern: how an exchange's payload divides over the peers; other collectives are uniform.
         output: where ours puts the result: allocated by the operator, `alltoallv.empty`, or ordinary memory.
         variant: what happens between calls: nothing, the send buffer is rewritten, the output is read, or both.
     """
@@ -83,7 +106,7 @@ class Case:
         ranks = np.arange(size)
         if self.pattern == "uniform":
             weights = np.ones((size, size))
-        elif self.pattern == "uneven":  # every pair differs, all within a factor of 2
+        elif self.pattern == "uneven":  # seven weights, all within a factor of 2
             weights = 1.0 + (ranks[:, None] * 3 + ranks * 5) % 7 / 7
         elif self.pattern == "skewed":  # the first rank gets most
             weights = np.broadcast_to(1.0 / (1 + ranks), (size, size))

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv.bench import environments
-from alltoallv.bench.cases import Case
+from alltoallv.bench.cases import Case, outputs_of
 
 Array = npt.NDArray[Any]
 
@@ -26,7 +26,7 @@ class Prepared:
     Attributes:
         call: what is timed.
         result: from the call's value to the result, a flat array.
-        input: the memory that the call sends, for variants that rewrite it.
+        input: the memory that the call sends, not a copy of it: variants rewrite it.
         exact: False where there is no result to check (the limits).
         output: what the call writes, if it is the same at every call, to be spoilt before the check.
     """
@@ -69,12 +69,12 @@ def join(name: str, api: str) -> Party:
     return peers.MpiParty(name)
 
 
-def contenders_of(party: str, case: Case) -> tuple[str, ...]:
-    """Names of the party's columns for a case."""
+def contenders_of(party: str, case: Case, api: str) -> tuple[str, ...]:
+    """Names of the party's columns for a case; ``api`` is ours."""
     if party == "ours":
         names: tuple[str, ...] = ("ours",)
         if case.collective == "quantized":
-            names += ("ours-full", "ours-fp32")
+            names += ("ours-full", "ours-fp32") if outputs_of(api, "allreduce") else ("ours-full",)
         if case.collective == "overhead":
             frameworks = ("ours-torch-plan", "ours-torch") if environments.has_here("torch") else ()
             return (*names, "ours-plan", "ours-numpy", *frameworks)

@@ -14,11 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from alltoallv._processes import Guard, describe_exit, kill_group
+from alltoallv._processes import Guard, describe_exit, exit_code, kill_group
 from alltoallv.bench import environments
 
 START_SECONDS = 120.0
 ANSWER_SECONDS = 300.0
+LEAVE_SECONDS = 2.0
 
 Reply = dict[str, Any]
 
@@ -96,7 +97,7 @@ class Job:
         return reply
 
     def _check_alive(self) -> None:
-        code = self._process.poll()
+        code = exit_code(self.group)
         if code is not None:
             raise self._failure(f"its job {describe_exit(code)}")
 
@@ -107,16 +108,18 @@ class Job:
                 what += f" ({tail[0][:200]})"
         return PartyError(f"{self.party}: {what}")
 
-    def stop(self) -> None:
-        """Ends all processes of the job."""
+    def stop(self, guard: Guard) -> None:
+        """Ends all processes of the job, which the guard then forgets."""
         for link, lines in self._links.values():
             with contextlib.suppress(OSError):
                 lines.close()
             link.close()
         self._links.clear()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(2.0)
+        end = time.monotonic() + LEAVE_SECONDS
+        while exit_code(self.group) is None and time.monotonic() < end:
+            time.sleep(0.02)
         kill_group(self.group)
+        guard.remove(self.group)
         self._process.wait()
 
 
@@ -184,9 +187,7 @@ class Jobs:
         if job not in self._jobs:
             return
         self._jobs.remove(job)
-        kill = job.group
-        job.stop()
-        self._guard.remove(kill)
+        job.stop(self._guard)
 
 
 def environment_of(party: str, api: str) -> str | None:

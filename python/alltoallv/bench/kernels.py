@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -14,12 +13,12 @@ import numpy as np
 
 from alltoallv import _core
 from alltoallv.bench import report
-from alltoallv.bench.cases import parse_bytes
 from alltoallv.bench.contenders import Array
 
 GROUP = 128
 SOURCES = 4
 ROUNDS = 15
+KERNELS = 4
 
 
 @dataclass
@@ -135,23 +134,18 @@ def measure(kernel: Kernel, nbytes: int, seconds: float) -> report.Row:
     return {"kernel": kernel.name, "nbytes": nbytes, "moved": kernel.moved, "wrong": wrong, "times": times}
 
 
-def main(args: argparse.Namespace) -> int:
-    """Runs ``bench kernels``."""
-    sizes = parse_bytes(args.bytes or "64K,1M,16M")
+def run(sizes: list[int], seconds: float, rows: list[report.Row]) -> None:
+    """Prints the table and adds its rows, those of docs/bench.md."""
     names = [*_core.kernel_isas(), "numpy", "copy"]
     print(f"# float32 input, group {GROUP}, {SOURCES} ranks' codes; us (GB/s of bytes read and written)")
     print(f"{'kernel':>15} {'size(B)':>10} {'#wrong':>6}" + "".join(f" {name:>18}" for name in names))
-    rows = []
-    bar = report.Progress(4 * len(sizes))
+    bar = report.Progress(KERNELS * len(sizes))
     for nbytes in sizes:
         for kernel in kernels_of(nbytes):
-            row = measure(kernel, nbytes, args.seconds)
+            row = measure(kernel, nbytes, seconds)
             rows.append(row)
             bar.clear()
             cells = (f"{t['median_us']:.2f} ({t['GB/s']:.1f})" for t in (row["times"][name] for name in names))
             print(f"{kernel.name:>15} {nbytes:>10} {row['wrong']:>6}" + "".join(f" {c:>18}" for c in cells), flush=True)
             bar.step(kernel.name)
     bar.clear()
-    if args.json:
-        report.write_json(args.json, {"collective": "kernels"}, rows)
-    return int(any(row["wrong"] for row in rows))

@@ -1,10 +1,10 @@
-"""Our own party: alltoallv through one of its interfaces, and the limits that the memory sets."""
+"""Our own party: alltoallv through one of its interfaces."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ import alltoallv.numpy as an
 from alltoallv import _core
 from alltoallv.bench.cases import APIS, Case
 from alltoallv.bench.contenders import Array, Contender, Prepared
+from alltoallv.bench.limits import Copy, Full, StreamingCopy
 from alltoallv.communicator import Communicator
 from alltoallv.counts import packed
 from alltoallv.quantization import Gather
@@ -28,8 +29,8 @@ class OurParty:
         self.contenders: Mapping[str, Contender] = {
             "ours": ours,
             "full": Full(ours, self.size),
-            "ours-full": QuantizedSum(self._comm, "full"),
-            "ours-fp32": QuantizedSum(self._comm, None),
+            "ours-full": OtherSum(ours, "full"),
+            "ours-fp32": OtherSum(ours, None),
             "copy": Copy(),
             "copy-nt": StreamingCopy(),
             **{f"ours-{name}": Lazy(name, self._comm) for name in APIS},  # overhead compares them in one run
@@ -39,9 +40,9 @@ class OurParty:
         an.barrier(group=self._comm)
 
 
-def interface(api: str, comm: Communicator) -> Contender:
+def interface(api: str, comm: Communicator) -> Interface:
     """The contender of one of `APIS`."""
-    makers: dict[str, Callable[[Communicator], Contender]] = {
+    makers: dict[str, Callable[[Communicator], Interface]] = {
         "numpy": NumpyInterface,
         "plan": PlanInterface,
         "core": CoreInterface,
@@ -62,6 +63,16 @@ class Lazy:
         return self._make().prepare(case)
 
 
+class OtherSum:
+    """Beside a quantized sum: the same interface's with another gather; or, with None, its sum in float32."""
+
+    def __init__(self, ours: Interface, gather: Gather | None) -> None:
+        self._ours, self._gather = ours, gather
+
+    def prepare(self, case: Case) -> Prepared:
+        return self._ours.sum(case, self._gather)
+
+
 def make_output(case: Case, elements: int) -> Array | None:
     """Where the result goes; None lets the operator allocate."""
     if case.output == "allocated":
@@ -71,33 +82,57 @@ def make_output(case: Case, elements: int) -> Array | None:
     return np.empty(elements, case.dtype)
 
 
-class NumpyInterface:
-    """alltoallv.numpy, one call at a time."""
+class Interface:
+    """A rank's collectives through one interface; `alltoallv.bench.cases.outputs_of` says which it has."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
 
     def prepare(self, case: Case) -> Prepared:
-        x, comm = case.input(self._comm.rank), self._comm
         if case.collective == "allgather":
-            out = make_output(case, x.size * comm.size)
-            return Prepared(lambda: an.all_gather(x, out=out, group=comm), np.ravel, x, output=out)
-        if case.collective == "quantized":
-            return QuantizedSum(comm, "quantized").prepare(case)
+            return self.gather(case)
         if case.collective == "allreduce":
-            out = make_output(case, x.size)
-            return Prepared(lambda: an.all_reduce(x, out=out, group=comm), np.ravel, x, output=out)
+            return self.sum(case, None)
+        if case.collective == "quantized":
+            return self.sum(case, "quantized")
+        return self.exchange(case)
+
+    def exchange(self, case: Case) -> Prepared:
+        raise NotImplementedError(f"{type(self).__name__} has no {case.collective}")
+
+    def gather(self, case: Case) -> Prepared:
+        raise NotImplementedError(f"{type(self).__name__} has no {case.collective}")
+
+    def sum(self, case: Case, gather: Gather | None) -> Prepared:
+        """The sum of int8 codes in groups of 128, gathered as said; with None that in the case's dtype."""
+        raise NotImplementedError(f"{type(self).__name__} has no {case.collective}")
+
+
+class NumpyInterface(Interface):
+    """alltoallv.numpy, one call at a time."""
+
+    def exchange(self, case: Case) -> Prepared:
+        x, comm = case.input(self._comm.rank), self._comm
         sends, recvs = case.layout(comm.rank, comm.size)
         out = make_output(case, sum(recvs))
         return Prepared(lambda: an.all_to_all_v(x, sends, recvs, out=out, group=comm), np.ravel, x, output=out)
 
+    def gather(self, case: Case) -> Prepared:
+        x, comm = case.input(self._comm.rank), self._comm
+        out = make_output(case, x.size * comm.size)
+        return Prepared(lambda: an.all_gather(x, out=out, group=comm), np.ravel, x, output=out)
 
-class PlanInterface(NumpyInterface):
-    """alltoallv.numpy.Plan, made once; other collectives have none."""
+    def sum(self, case: Case, gather: Gather | None) -> Prepared:
+        x, comm = case.input(self._comm.rank), self._comm
+        out = make_output(case, x.size)
+        call: Callable[..., Any] = an.all_reduce if gather is None else partial(an.quantized_all_reduce, gather=gather)
+        return Prepared(lambda: call(x, out=out, group=comm), np.ravel, x, output=out)
 
-    def prepare(self, case: Case) -> Prepared:
-        if case.collective not in ("alltoallv", "overhead"):
-            return super().prepare(case)
+
+class PlanInterface(Interface):
+    """alltoallv.numpy.Plan, made once."""
+
+    def exchange(self, case: Case) -> Prepared:
         comm, x = self._comm, case.input(self._comm.rank)
         sends, recvs = case.layout(comm.rank, comm.size)
         out = make_output(case, sum(recvs))
@@ -105,12 +140,10 @@ class PlanInterface(NumpyInterface):
         return Prepared(lambda: plan(x, out), np.ravel, x, output=out)
 
 
-class CoreInterface(NumpyInterface):
+class CoreInterface(Interface):
     """A plan of the extension on addresses, without checks of arrays, always into the same output."""
 
-    def prepare(self, case: Case) -> Prepared:
-        if case.collective not in ("alltoallv", "overhead"):
-            return super().prepare(case)
+    def exchange(self, case: Case) -> Prepared:
         comm, x = self._comm, case.input(self._comm.rank)
         sends, recvs = case.layout(comm.rank, comm.size)
         out = make_output(case, sum(recvs))
@@ -120,126 +153,80 @@ class CoreInterface(NumpyInterface):
         return Prepared(lambda: run(source, target), lambda _: result, x, output=result)
 
 
-class TorchInterface:
+class TensorInterface(Interface):
+    """A framework's front end: the same functions on its tensors, which lie over the arrays of the case."""
+
+    def __init__(self, comm: Communicator, front: Any, tensor: Callable[[Array], Any], array: Callable[..., Array]):
+        super().__init__(comm)
+        self._front, self._tensor, self._array = front, tensor, array
+
+    def exchange(self, case: Case) -> Prepared:
+        front, comm, source = self._front, self._comm, case.input(self._comm.rank)
+        x = self._tensor(source)
+        sends, recvs = case.layout(comm.rank, comm.size)
+        out, target = self._output(case, sum(recvs))
+        return Prepared(
+            lambda: front.all_to_all_v(x, sends, recvs, out=out, group=comm), self._array, source, output=target
+        )
+
+    def gather(self, case: Case) -> Prepared:
+        front, comm, source = self._front, self._comm, case.input(self._comm.rank)
+        x = self._tensor(source)
+        out, target = self._output(case, source.size * comm.size)
+        if out is None:
+            return Prepared(lambda: front.functional.all_gather(x, group=comm), self._array, source)
+
+        def call() -> Any:
+            front.all_gather_into_tensor(out, x, group=comm)
+            return out
+
+        return Prepared(call, self._array, source, output=target)
+
+    def sum(self, case: Case, gather: Gather | None) -> Prepared:
+        front, comm, source = self._front, self._comm, case.input(self._comm.rank)
+        x = self._tensor(source)
+        if gather is None:
+            return Prepared(lambda: front.functional.all_reduce(x, group=comm), self._array, source)
+        out, target = self._output(case, source.size)
+        call = partial(front.quantized_all_reduce, x, gather=gather, out=out, group=comm)
+        return Prepared(call, self._array, source, output=target)
+
+    def _output(self, case: Case, elements: int) -> tuple[Any, Array | None]:
+        target = make_output(case, elements)
+        return (None if target is None else self._tensor(target)), target
+
+
+class TorchInterface(TensorInterface):
     """alltoallv.torch."""
 
     def __init__(self, comm: Communicator) -> None:
         import torch
 
-        torch.set_num_threads(1)
-        self._comm = comm
-
-    def prepare(self, case: Case) -> Prepared:
-        import torch
-
         import alltoallv.torch as at
 
-        comm, source = self._comm, case.input(self._comm.rank)
-        x = torch.from_numpy(source)
-        if case.collective == "allreduce":
-            return Prepared(lambda: at.functional.all_reduce(x, group=comm), lambda y: y.numpy(), source)
-        if case.collective == "allgather":
-            gathered = at.empty(x.numel() * comm.size, x.dtype)
-            return Prepared(
-                lambda: at.all_gather_into_tensor(gathered, x, group=comm),
-                lambda _: gathered.numpy(),
-                source,
-                output=gathered.numpy(),
-            )
-        sends, recvs = case.layout(comm.rank, comm.size)
-        target = make_output(case, sum(recvs))
-        out = None if target is None else torch.from_numpy(target)
-        return Prepared(
-            lambda: at.all_to_all_v(x, sends, recvs, out=out, group=comm), lambda y: y.numpy(), source, output=target
-        )
+        torch.set_num_threads(1)
+        super().__init__(comm, at, torch.from_numpy, lambda y: y.numpy())
 
 
 class TorchPlanInterface(TorchInterface):
-    """alltoallv.torch.Plan, made once; other collectives have none."""
+    """alltoallv.torch.Plan, made once."""
 
-    def prepare(self, case: Case) -> Prepared:
-        if case.collective not in ("alltoallv", "overhead"):
-            return super().prepare(case)
-        import torch
-
-        import alltoallv.torch as at
-
-        comm, source = self._comm, case.input(self._comm.rank)
-        x = torch.from_numpy(source)
-        sends, recvs = case.layout(comm.rank, comm.size)
-        target = make_output(case, sum(recvs))
-        out = None if target is None else torch.from_numpy(target)
-        plan = at.Plan(sends, recvs, x.dtype, group=comm)
-        return Prepared(lambda: plan(x, out), lambda y: y.numpy(), source, output=target)
+    def exchange(self, case: Case) -> Prepared:
+        source = case.input(self._comm.rank)
+        x = self._tensor(source)
+        sends, recvs = case.layout(self._comm.rank, self._comm.size)
+        out, target = self._output(case, sum(recvs))
+        plan = self._front.Plan(sends, recvs, x.dtype, group=self._comm)
+        return Prepared(lambda: plan(x, out), self._array, source, output=target)
 
 
-class MindSporeInterface:
+class MindSporeInterface(TensorInterface):
     """alltoallv.mindspore."""
 
     def __init__(self, comm: Communicator) -> None:
         import mindspore
 
-        mindspore.set_device("CPU")
-        self._comm = comm
-
-    def prepare(self, case: Case) -> Prepared:
-        import mindspore
-
         import alltoallv.mindspore as am
 
-        comm, source = self._comm, case.input(self._comm.rank)
-        x = mindspore.Tensor(source)
-        if case.collective == "allgather":
-            out = am.empty((x.size * comm.size,), x.dtype)
-            return Prepared(lambda: am.all_gather_into_tensor(out, x, group=comm), lambda _: out.asnumpy(), source)
-        if case.collective != "alltoallv":
-            raise ValueError(f"alltoallv.mindspore has no {case.collective}")
-        sends, recvs = case.layout(comm.rank, comm.size)
-        return Prepared(lambda: am.all_to_all_v(x, sends, recvs, group=comm), lambda y: y.asnumpy(), source)
-
-
-class QuantizedSum:
-    """The int8 sum with groups of 128, gathered quantized or in full; or, with None, the sum in float32."""
-
-    def __init__(self, comm: Communicator, gather: Gather | None) -> None:
-        self._comm, self._gather = comm, gather
-
-    def prepare(self, case: Case) -> Prepared:
-        comm, gather, x = self._comm, self._gather, case.input(self._comm.rank)
-        out = make_output(case, x.size)
-        if gather is None:
-            return Prepared(lambda: an.all_reduce(x, out=out, group=comm), np.ravel, x, output=out)
-        call = partial(an.quantized_all_reduce, x, gather=gather, out=out, group=comm)
-        return Prepared(call, np.ravel, x, output=out)
-
-
-class Full:
-    """Beside a sparse exchange: the same bytes to every peer."""
-
-    def __init__(self, ours: Contender, size: int) -> None:
-        self._ours, self._size = ours, size
-
-    def prepare(self, case: Case) -> Prepared:
-        full = replace(case, nbytes=case.nbytes * self._size, pattern="uniform")
-        prepared = self._ours.prepare(full)
-        prepared.exact = False  # of another case
-        return prepared
-
-
-class Copy:
-    """Each rank copies its own bytes once, with nobody to wait for: what the memory allows."""
-
-    def prepare(self, case: Case) -> Prepared:
-        x = np.ones(case.count, case.dtype)
-        out = np.ones_like(x)
-        return Prepared(lambda: np.copyto(out, x), lambda _: out, x, exact=False)
-
-
-class StreamingCopy:
-    """The same with non-temporal stores."""
-
-    def prepare(self, case: Case) -> Prepared:
-        x = np.ones(case.count, case.dtype)
-        out = np.ones_like(x)
-        copy, target, source, nbytes = _core.kernel_copy_streaming, out.ctypes.data, x.ctypes.data, x.nbytes
-        return Prepared(lambda: copy(target, source, nbytes), lambda _: out, x, exact=False)
+        mindspore.set_device("CPU")
+        super().__init__(comm, am, mindspore.Tensor.from_numpy, lambda y: y.asnumpy())

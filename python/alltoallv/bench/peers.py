@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from alltoallv.bench.cases import Case
+from alltoallv.bench.cases import COLLECTIVES, Case
 from alltoallv.bench.contenders import Contender, Prepared
 
 PEERS = ("gloo", "mpich", "openmpi", "impi", "mindspore")
-SUPPORTED = {  # what a peer can do at all
-    "gloo": ("alltoallv", "allgather", "allreduce", "quantized"),
-    "mpich": ("alltoallv", "allgather", "allreduce", "quantized"),
-    "openmpi": ("alltoallv", "allgather", "allreduce", "quantized"),
-    "impi": ("alltoallv", "allgather", "allreduce", "quantized"),
-    "mindspore": ("allgather", "allreduce"),
+SUPPORTED = {  # what a peer can do at all; quantized reductions are compared with its sum
+    "gloo": (*COLLECTIVES, "overhead"),
+    "mpich": (*COLLECTIVES, "overhead"),
+    "openmpi": (*COLLECTIVES, "overhead"),
+    "impi": (*COLLECTIVES, "overhead"),
+    "mindspore": ("allgather", "allreduce", "quantized"),
 }
 
 
@@ -66,8 +66,8 @@ class GlooParty:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.contenders: Mapping[str, Contender] = {
             "gloo": self,
-            "gloo-bf16": GlooBfloat16(),
-            "composed": Composed(),
+            "gloo-bf16": GlooSum(bfloat16_sum),
+            "composed": GlooSum(composed_sum),
         }
 
     def barrier(self) -> None:
@@ -101,58 +101,51 @@ class GlooParty:
         )
 
 
-class GlooBfloat16:
-    """The sum in bfloat16: half the bytes, three digits."""
+class GlooSum:
+    """Another way of summing over gloo: a function of a float32 tensor."""
+
+    def __init__(self, reduce: Callable[[Any], Any]) -> None:
+        self._reduce = reduce
 
     def prepare(self, case: Case) -> Prepared:
         import torch
         import torch.distributed as dist
 
         source = case.input(dist.get_rank())
-        x = torch.from_numpy(source)
-
-        def reduce() -> Any:
-            short = x.to(torch.bfloat16)
-            dist.all_reduce(short)
-            return short.to(torch.float32)
-
-        return Prepared(reduce, lambda y: y.numpy(), source)
+        x, reduce = torch.from_numpy(source), self._reduce
+        return Prepared(lambda: reduce(x), lambda y: y.numpy(), source)
 
 
-class Composed:
-    """The quantized sum that a user would put together from torch operators and gloo collectives, group 128."""
+def bfloat16_sum(x: Any) -> Any:
+    """The sum of all ranks' float32 ``x`` in bfloat16: half the bytes, three digits."""
+    import torch
+    import torch.distributed as dist
 
-    GROUP = 128
+    short = x.to(torch.bfloat16)
+    dist.all_reduce(short)
+    return short.to(torch.float32)
 
-    def prepare(self, case: Case) -> Prepared:
-        import torch
-        import torch.distributed as dist
 
-        source, size = case.input(dist.get_rank()), dist.get_world_size()
-        x = torch.from_numpy(source)
-        part = -(-x.numel() // (size * self.GROUP)) * self.GROUP
-        padded = torch.zeros(part * size)
+def composed_sum(x: Any, group: int = 128) -> Any:
+    """The quantized sum of all ranks' vectors ``x`` that a user would put together from torch operators and gloo."""
+    import torch
+    import torch.distributed as dist
 
-        def quantize(values: Any) -> tuple[Any, Any]:
-            groups = values.view(-1, self.GROUP)
-            scales = groups.abs().amax(1, keepdim=True).div_(127).clamp_(min=1e-30)
-            return groups.div(scales).round_().to(torch.int8), scales
+    size = dist.get_world_size()
 
-        def reduce() -> Any:
-            padded[: x.numel()] = x
-            codes, scales = quantize(padded)
-            got, factors = torch.empty_like(codes), torch.empty_like(scales)
-            dist.all_to_all_single(got, codes)
-            dist.all_to_all_single(factors, scales)
-            total = (got.float() * factors).view(size, -1).sum(0)
-            codes, scales = quantize(total)
-            every = torch.empty(part * size // self.GROUP, self.GROUP, dtype=torch.int8)
-            factors = torch.empty(part * size // self.GROUP, 1)
-            dist.all_gather_into_tensor(every, codes)
-            dist.all_gather_into_tensor(factors, scales)
-            return (every.float() * factors).view(-1)[: x.numel()]
+    def quantize(values: Any) -> tuple[Any, Any]:
+        groups = values.view(-1, group)
+        scales = groups.abs().amax(1, keepdim=True).div_(127).clamp_(min=1e-30)
+        return groups.div(scales).round_().to(torch.int8), scales
 
-        return Prepared(reduce, lambda y: y.numpy(), source)
+    codes, scales = quantize(torch.nn.functional.pad(x, (0, -x.numel() % (size * group))))
+    got, factors = torch.empty_like(codes), torch.empty_like(scales)
+    dist.all_to_all_single(got, codes)
+    dist.all_to_all_single(factors, scales)
+    codes, scales = quantize((got.float() * factors).view(size, -1).sum(0))
+    dist.all_gather_into_tensor(got, codes)
+    dist.all_gather_into_tensor(factors, scales)
+    return (got.float() * factors).view(-1)[: x.numel()]
 
 
 class MindSporeParty:
@@ -176,7 +169,7 @@ class MindSporeParty:
         import mindspore
 
         source = case.input(self.rank)
-        x = mindspore.Tensor(source)
+        x = mindspore.Tensor.from_numpy(source)  # the same memory
         operator = mindspore.ops.AllGather() if case.collective == "allgather" else mindspore.ops.AllReduce()
         # Its result is not computed before it is read.
         return Prepared(lambda: operator(x).asnumpy(), np.ravel, source)

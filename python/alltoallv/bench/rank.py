@@ -76,10 +76,8 @@ class Server:
         """
         prepared = self._prepared[contender]
         assert self._case is not None
-        for _ in range(warm):
-            prepared.call()
         if self._case.variant == "plain":
-            return {"span": self._time(contender, calls, prepared.call)}
+            return {"span": self._time(contender, warm, calls, prepared.call)}
         before, after = _work(self._case.variant, prepared)
 
         def cycle() -> Any:
@@ -88,18 +86,21 @@ class Server:
             after(value)
             return value
 
+        span = self._time(contender, warm, calls, cycle)
         value = self._last[contender]
 
-        def work() -> Any:
+        def work() -> Any:  # hands the last result on, to be checked
             before()
             after(value)
             return value
 
-        return {"span": self._time(contender, calls, cycle), "work": self._time(contender, calls, work)}
+        return {"span": span, "work": self._time(contender, 0, calls, work)}
 
-    def _time(self, contender: str, calls: int, call: Callable[[], Any]) -> list[float]:
+    def _time(self, contender: str, warm: int, calls: int, call: Callable[[], Any]) -> list[float]:
         self._last[contender] = None  # so that the operator may use this memory again
         value = None
+        for _ in range(warm):
+            call()
         self._party.barrier()
         start = time.monotonic()
         for _ in range(calls):

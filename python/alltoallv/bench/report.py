@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SCHEMA = 2
+SCHEMA = 3
 Row = dict[str, Any]
 
 
@@ -66,8 +66,8 @@ def line(row: Row, columns: list[str]) -> str:
 
 
 def wrong(row: Row) -> int:
-    """Wrong elements of all contenders."""
-    return sum(times["wrong"] for times in row["times"].values())
+    """Wrong elements of all contenders; a kernel's row has their number itself."""
+    return int(row["wrong"]) if "wrong" in row else sum(times["wrong"] for times in row["times"].values())
 
 
 def ratio(row: Row, name: str) -> float:
@@ -76,9 +76,10 @@ def ratio(row: Row, name: str) -> float:
 
 
 def best_ratio(row: Row, names: tuple[str, ...]) -> float | None:
-    """The same of the quickest of several contenders; None if none of them was measured."""
-    found = [ratio(row, name) for name in names if name in row["times"]]
-    return min(found, default=None)
+    """The same of the quickest of several contenders; None unless all of them were measured."""
+    if not row["times"].keys() >= {"ours", *names}:
+        return None
+    return min(ratio(row, name) for name in names)
 
 
 def write_json(path: Path, about: dict[str, Any], rows: list[Row]) -> None:
@@ -107,7 +108,12 @@ class Progress:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-def plot(rows: list[Row], columns: list[str], path: Path) -> None:
+def columns(rows: list[Row]) -> list[str]:
+    """Who was measured beside ours."""
+    return list(dict.fromkeys(name for row in rows for name in row["times"] if name != "ours"))
+
+
+def plot(rows: list[Row], path: Path) -> None:
     """Time over size, one panel per world size. The suffix of the path decides the format.
 
     Raises:
@@ -123,7 +129,7 @@ def plot(rows: list[Row], columns: list[str], path: Path) -> None:
     figure, axes = plt.subplots(1, len(sizes), figsize=(4.5 * len(sizes), 4), sharey=True, squeeze=False)
     for axis, size in zip(axes[0], sizes, strict=True):
         mine = [row for row in rows if row["np"] == size and row["nbytes"] > 0]
-        for name in ["ours", *columns]:
+        for name in ["ours", *columns(rows)]:
             style = {"ours": "ko-", "copy": "k:", "copy-nt": "k-."}.get(name, "o-")
             points = [(row["nbytes"], row["times"][name]["median_us"]) for row in mine if name in row["times"]]
             if points:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from alltoallv.bench.cases import Case, bus_factor, moved_bytes
-from alltoallv.bench.contenders import contenders_of
 from alltoallv.bench.jobs import Job, PartyError, Reply
 
 # Long enough that ranks which outnumber the processors have settled on them, short enough that the turns of all
@@ -57,29 +58,34 @@ def measure(jobs: dict[str, Job], case: Case, seconds: float, columns: dict[str,
     """
     failed: dict[str, str] = {}
     turns: list[Turn] = []
+    times: dict[str, dict[str, Any]] = {}
     size = next(iter(jobs.values())).size
-    for party in list(jobs):
+
+    @contextlib.contextmanager
+    def taking_out(party: str) -> Iterator[None]:
         try:
-            turns += [_prepare(jobs[party], name, case, size) for name in columns[party]]
+            yield
         except PartyError as error:
-            turns = [turn for turn in turns if turn.job is not jobs[party]]
             failed[party] = str(error)
             del jobs[party]
+            turns[:] = [turn for turn in turns if turn.job.party != party]
+
+    for party, job in list(jobs.items()):
+        with taking_out(party):
+            for name in columns[party]:
+                turns.append(_prepare(job, name, case))
     end = time.monotonic() + seconds
     rounds = 0
     while turns and rounds < MAX_ROUNDS and (rounds < MIN_ROUNDS or time.monotonic() < end):
         first = rounds % len(turns)
         for turn in turns[first:] + turns[:first]:
-            if turn.job.party in failed:
-                continue
-            try:
-                turn.play()
-            except PartyError as error:
-                failed[turn.job.party] = str(error)
-                del jobs[turn.job.party]
-        turns = [turn for turn in turns if turn.job.party not in failed]
+            if turn.job.party in jobs:
+                with taking_out(turn.job.party):
+                    turn.play()
         rounds += 1
-    times = {turn.name: _statistics(turn) for turn in turns}
+    for party in list(jobs):
+        with taking_out(party):
+            times |= {turn.name: _statistics(turn) for turn in turns if turn.job.party == party}
     row: dict[str, Any] = {"np": size, **case.asdict(), "count": case.count, "times": times, "failed": failed}
     if "ours" in times:
         row["algbw"] = moved_bytes(case, size) / times["ours"]["median_us"] / 1e3  # bytes per microsecond are MB/s
@@ -87,7 +93,7 @@ def measure(jobs: dict[str, Job], case: Case, seconds: float, columns: dict[str,
     return row
 
 
-def _prepare(job: Job, name: str, case: Case, size: int) -> Turn:
+def _prepare(job: Job, name: str, case: Case) -> Turn:
     replies = job.ask(do="prepare", contender=name, case=case.asdict())
     wrong = sum(reply["wrong"] for reply in replies)
     turn = Turn(job, name, *_block(max(reply["once"] for reply in replies)), wrong, [])
@@ -118,8 +124,3 @@ def _statistics(turn: Turn) -> dict[str, Any]:
         "calls": len(us) * turn.calls,
         "wrong": wrong,
     }
-
-
-def columns_of(parties: list[str], case: Case) -> dict[str, tuple[str, ...]]:
-    """The contenders of each party that are measured."""
-    return {party: contenders_of(party, case) for party in parties}

@@ -4,21 +4,51 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from alltoallv.bench import environments, report
-from alltoallv.bench.cases import APIS, COLLECTIVES, OUTPUTS, PATTERNS, VARIANTS, Case, parse_bytes
+import numpy as np
+
+from alltoallv.bench import environments, kernels, report
+from alltoallv.bench.cases import (
+    APIS,
+    COLLECTIVES,
+    OUTPUTS,
+    PATTERNS,
+    VARIANTS,
+    Case,
+    dtypes_of,
+    outputs_of,
+    parse_bytes,
+)
+from alltoallv.bench.contenders import contenders_of
 from alltoallv.bench.jobs import Job, Jobs, PartyError
 from alltoallv.bench.peers import PEERS, SUPPORTED
-from alltoallv.bench.turns import columns_of, measure
+from alltoallv.bench.turns import measure
 
-SUBJECTS = (*COLLECTIVES, "kernels", "overhead")
+# The options that bear on results, in the order of `given`, with the subjects to which each has a meaning.
+_JOBS = (*COLLECTIVES, "overhead")
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "np": _JOBS,
+    "bytes": (*_JOBS, "kernels"),
+    "dtype": COLLECTIVES,
+    "pattern": ("alltoallv",),
+    "api": COLLECTIVES,
+    "output": COLLECTIVES,
+    "variant": COLLECTIVES,
+    "peers": _JOBS,
+    "no-bind": _JOBS,
+}
+_BYTES = {"overhead": "0", "kernels": "64K,1M,16M"}  # unless given; the others: 1K..64M
+_SUFFIXES = (".png", ".svg")
 
 _EPILOG = """\
 Peers run in jobs of their own, each in a Python environment that is made when --peers first names it
-(docs/bench.md). Without --peers those take part whose environment exists. Ctrl-C ends all processes.
+(docs/bench.md). Without --peers those take part whose environment exists. Ctrl-C ends all processes; what has been
+measured until then is kept.
 
 examples:
   python -m alltoallv bench alltoallv --np 2,4 --bytes 1K..64M --api plan --peers mpich,openmpi,impi
@@ -29,20 +59,19 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``bench``."""
     parser.epilog = _EPILOG
-    parser.add_argument("collective", nargs="?", default="alltoallv", choices=SUBJECTS)
+    parser.add_argument("collective", nargs="?", default="alltoallv", choices=(*COLLECTIVES, "kernels", "overhead"))
     parser.add_argument("--np", help="world sizes, such as 2,4,8 (default: 2,4; overhead: 1)")
     parser.add_argument(
         "--bytes", help="payload of a rank: 1K,64K or 1K..64M (default: 1K..64M; overhead: 0; kernels: 64K,1M,16M)"
     )
-    parser.add_argument("--dtype", default="float32", help="as NumPy names it (default: %(default)s)")
-    parser.add_argument("--pattern", default="uneven", choices=PATTERNS, help="how bytes divide (default: %(default)s)")
-    parser.add_argument("--api", default="numpy", choices=APIS, help="our interface (default: %(default)s)")
-    parser.add_argument("--output", default="allocated", choices=OUTPUTS, help="(default: %(default)s)")
+    parser.add_argument("--dtype", help="as NumPy names it (default: float32)")
+    parser.add_argument("--pattern", choices=PATTERNS, help="how alltoallv's bytes divide (default: uneven)")
+    parser.add_argument("--api", choices=APIS, help="our interface (default: numpy)")
+    parser.add_argument("--output", choices=OUTPUTS, help="(default: allocated, where the interface can)")
     parser.add_argument(
         "--variant",
-        default="plain",
         choices=VARIANTS,
-        help="between calls: nothing, the send buffer is rewritten, the output is read, both (default: %(default)s)",
+        help="between calls: nothing, the send buffer is rewritten, the output is read, both (default: plain)",
     )
     parser.add_argument("--peers", help=f"comma-separated, of {', '.join(PEERS)} (default: those at hand)")
     parser.add_argument("--seconds", type=float, default=2.0, help="per line of the table (default: %(default)s)")
@@ -52,58 +81,115 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the benchmark; exits with 1 if any result was wrong or nothing of ours could be measured."""
+    """Runs the benchmark; exits with 1 if any result was wrong or lines are missing, with 130 if interrupted."""
+    rows: list[report.Row] = []
     try:
-        if args.collective == "kernels":
-            from alltoallv.bench import kernels
-
-            return kernels.main(args)
-        if args.collective == "overhead":
-            args.api = "core"  # the others are columns
-        sizes, cases = _sizes(args), _cases(args)
-        peers = _peers(args)
-        if args.plot and importlib.util.find_spec("matplotlib") is None:
-            raise ValueError("--plot needs matplotlib: pip install matplotlib")
+        expected, run = _prepare(args)
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
+    interrupted = False
     try:
-        rows = _run(args, sizes, cases, peers)
+        run(rows)
     except KeyboardInterrupt:
         print("bench: interrupted; all processes have been ended", file=sys.stderr)
-        return 130
-    names = _columns(cases[0], ["ours", *peers])
+        interrupted = True
+    complete = len(rows) == expected
     if args.json:
-        about = {"api": args.api, "bound": not args.no_bind, "collective": args.collective}
+        about = {"collective": args.collective, "argv": given(args), "complete": complete}
+        if args.collective in _JOBS:
+            about |= {"api": _api(args), "bound": not args.no_bind}
         report.write_json(args.json, about, rows)
-    if args.plot:
-        report.plot(rows, names, args.plot)
-    complete = len(rows) == len(sizes) * len(cases)
+    if args.plot and rows:
+        report.plot(rows, args.plot)
+    if interrupted:
+        return 130
     return int(not complete or any(report.wrong(row) for row in rows))
 
 
+def given(args: argparse.Namespace) -> list[str]:
+    """The arguments that bear on the results, as a command line has them."""
+    found = [args.collective]
+    for option in _OPTIONS:
+        value = _value(args, option)
+        if value is not None:
+            found += [f"--{option}"] if value is True else [f"--{option}", value]
+    return [*found, "--seconds", f"{args.seconds:g}"]
+
+
+def _value(args: argparse.Namespace, option: str) -> str | bool | None:
+    """None where the option is not given."""
+    value: str | bool | None = getattr(args, option.replace("-", "_"))
+    return None if value is False else value
+
+
+def _api(args: argparse.Namespace) -> str:
+    return args.api or ("core" if args.collective == "overhead" else "numpy")  # overhead: the others are columns
+
+
+def _prepare(args: argparse.Namespace) -> tuple[int, Callable[[list[report.Row]], None]]:
+    """How many rows there will be, and what measures them.
+
+    Raises:
+        ValueError: an argument, or a combination of them, that makes no sense.
+    """
+    for option, subjects in _OPTIONS.items():
+        if _value(args, option) is not None and args.collective not in subjects:
+            raise ValueError(f"--{option} has no meaning for {args.collective}")
+    _check_file("json", args.json)
+    _check_file("plot", args.plot)
+    payloads = parse_bytes(_BYTES.get(args.collective, "1K..64M") if args.bytes is None else args.bytes)
+    if args.plot:
+        if args.plot.suffix not in _SUFFIXES:
+            raise ValueError(f"--plot is {str(args.plot)!r}, expected a name that ends with {' or '.join(_SUFFIXES)}")
+        if args.collective == "kernels" or not any(payloads):
+            raise ValueError(f"--plot draws times over sizes, which {args.collective} does not have here")
+        if importlib.util.find_spec("matplotlib") is None:
+            raise ValueError("--plot needs matplotlib: pip install matplotlib")
+    if args.collective == "kernels":
+        return len(payloads) * kernels.KERNELS, partial(kernels.run, payloads, args.seconds)
+    sizes, cases, peers = _sizes(args), _cases(args, payloads), _peers(args)
+    return len(sizes) * len(cases), partial(_run, args, sizes, cases, peers)
+
+
+def _check_file(option: str, path: Path | None) -> None:
+    """Before anything is measured, for afterwards it would be lost."""
+    if path and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        raise ValueError(f"--{option} is {str(path)!r}, expected a file in a folder that exists and can be written")
+
+
 def _sizes(args: argparse.Namespace) -> list[int]:
-    text = args.np or ("1" if args.collective == "overhead" else "2,4")
-    sizes = [int(n) for n in text.split(",")]
+    text = ("1" if args.collective == "overhead" else "2,4") if args.np is None else args.np
+    sizes = [int(n) if n.strip().isdecimal() else 0 for n in text.split(",")]
     if min(sizes) < 1:
-        raise ValueError(f"--np is {text!r}, expected numbers of at least 1")
+        raise ValueError(f"--np is {text!r}, expected numbers of at least 1, such as 2,4")
     return sizes
 
 
-def _cases(args: argparse.Namespace) -> list[Case]:
-    text = args.bytes or ("0" if args.collective == "overhead" else "1K..64M")
-    if args.collective == "quantized" and args.dtype != "float32":
-        raise ValueError(f"--dtype is {args.dtype!r}, expected float32 for quantized")
-    return [Case(args.collective, n, args.dtype, args.pattern, args.output, args.variant) for n in parse_bytes(text)]
+def _cases(args: argparse.Namespace, payloads: list[int]) -> list[Case]:
+    dtype, output = args.dtype or "float32", args.output or "allocated"
+    if args.collective in COLLECTIVES:
+        if dtype not in (dtypes := dtypes_of(args.collective)):
+            raise ValueError(f"--dtype is {dtype!r}, expected {', '.join(dtypes)} for {args.collective}")
+        if not (outputs := outputs_of(_api(args), args.collective)):
+            raise ValueError(f"--api is {args.api!r}, which has no {args.collective}")
+        output = args.output or outputs[0]
+        if output not in outputs:
+            places = " or ".join(outputs)
+            raise ValueError(f"--output is {output!r}, expected {places} for {args.collective} by --api {_api(args)}")
+    pattern = args.pattern or ("uneven" if args.collective == "alltoallv" else "uniform")
+    whole = np.dtype(dtype).itemsize  # as nccl-tests, a payload is of whole elements
+    sizes = [nbytes // whole * whole for nbytes in payloads]
+    return [Case(args.collective, n, dtype, pattern, output, args.variant or "plain") for n in sizes]
 
 
 def _peers(args: argparse.Namespace) -> list[str]:
-    able = [name for name in PEERS if args.collective in SUPPORTED[name] or args.collective == "overhead"]
+    able = [name for name in PEERS if args.collective in SUPPORTED[name]]
     if args.peers is None:
         if args.collective == "overhead":
             return []
         return [name for name in able if environments.is_ready("torch" if name == "gloo" else name)]
-    peers = [name for name in args.peers.split(",") if name]
+    peers = list(dict.fromkeys(name for name in args.peers.split(",") if name))
     if unknown := sorted(set(peers) - set(PEERS)):
         raise ValueError(f"--peers has {', '.join(unknown)}, expected {', '.join(PEERS)}")
     if unable := sorted(set(peers) - set(able)):
@@ -111,34 +197,30 @@ def _peers(args: argparse.Namespace) -> list[str]:
     return peers
 
 
-def _columns(case: Case, parties: list[str]) -> list[str]:
-    columns = columns_of(parties, case)
-    return [name for party in [*parties[1:], "ours"] for name in columns[party] if name != "ours"]
-
-
-def _run(args: argparse.Namespace, sizes: list[int], cases: list[Case], peers: list[str]) -> list[report.Row]:
-    rows: list[report.Row] = []
-    names = _columns(cases[0], ["ours", *peers])
-    computer = report.machine()
-    about = f"{args.collective} {args.dtype} {args.pattern} {args.variant}, api {args.api}, output {args.output}; "
-    about += f"{computer['cpus']} cpus {computer['model']}, load {computer['load']}"
-    print(report.header(about, names))
+def _run(
+    args: argparse.Namespace, sizes: list[int], cases: list[Case], peers: list[str], rows: list[report.Row]
+) -> None:
+    """Prints the table and adds its rows."""
+    api, parties = _api(args), ["ours", *peers]
+    columns = {party: contenders_of(party, cases[0], api) for party in parties}
+    names = [name for party in [*peers, "ours"] for name in columns[party] if name != "ours"]
+    print(report.header(_about(cases[0], api), names))
     bar = report.Progress(len(sizes) * len(cases))
 
     def say(text: str) -> None:
         bar.clear()
         print(f"# {text}", file=sys.stderr, flush=True)
 
-    with Jobs(args.api, bind=not args.no_bind, say=say) as jobs:
+    with Jobs(api, bind=not args.no_bind, say=say) as jobs:
         for size in sizes:
             bar.step(f"starting {size} ranks of each", done=False)
-            running = _start(jobs, ["ours", *peers], size, say)
+            running = _start(jobs, parties, size, say)
             if "ours" not in running:
                 break
             for case in cases:
                 bar.step(f"{size} ranks, {case.nbytes} bytes", done=False)
                 before = dict(running)
-                row = measure(running, case, args.seconds, columns_of(list(running), case))
+                row = measure(running, case, args.seconds, columns)
                 for party, reason in row["failed"].items():
                     say(reason)
                     jobs.stop(before[party])
@@ -151,10 +233,17 @@ def _run(args: argparse.Namespace, sizes: list[int], cases: list[Case], peers: l
             for job in running.values():
                 jobs.stop(job)
     bar.clear()
-    return rows
 
 
-def _start(jobs: Jobs, parties: list[str], size: int, say: Any) -> dict[str, Job]:
+def _about(case: Case, api: str) -> str:
+    text = f"{case.collective} {case.dtype}" + (f" {case.pattern}" if case.collective == "alltoallv" else "")
+    if case.collective in COLLECTIVES:
+        text += f" {case.variant}, api {api}, output {case.output}"
+    computer = report.machine()
+    return f"{text}; {computer['cpus']} cpus {computer['model']}, load {computer['load']}"
+
+
+def _start(jobs: Jobs, parties: list[str], size: int, say: Callable[[str], None]) -> dict[str, Job]:
     """The parties that come up; the others are reported and left out."""
     running: dict[str, Job] = {}
     for party in parties:

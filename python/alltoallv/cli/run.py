@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from alltoallv._processes import Guard, child_setup, describe_exit, kill_group
+from alltoallv._processes import Guard, child_setup, describe_exit, exit_code, kill_group
 from alltoallv.cli.streams import OutputClosed, Stream, prefix
 
 FINISH_SECONDS = 5.0  # for the other ranks after one failed, and for all after Ctrl-C
@@ -237,11 +237,10 @@ class Job:
                 entry.streams.remove(stream)
 
     def _ended(self, entry: _Rank) -> None:
-        status = os.waitid(os.P_PID, entry.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        if status is None:
+        entry.code = exit_code(entry.process.pid)
+        if entry.code is None:
             return
         self._selector.unregister(entry.pidfd)
-        entry.code = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
         if entry.code == 0 or entry.ended_by_us:
             return
         others = any(rank.code is None for rank in self._ranks)

@@ -1,0 +1,28 @@
+"""The benchmark's contenders that need MindSpore: ours through alltoallv.mindspore, and its own collectives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from alltoallv.cli import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "others"),
+    [
+        ("alltoallv --output private --variant rewritten --peers ,", set()),
+        ("allgather --variant cycle --peers mindspore", {"mindspore"}),
+        ("quantized --output empty --variant rewritten --peers mindspore", {"mindspore", "ours-full"}),
+    ],
+)
+def test_contenders_of_mindspore(arguments: str, others: set[str], tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    options = ["--api", "mindspore", "--np", "2", "--bytes", "10000", "--seconds", "0", "--json", str(path)]
+    assert main(["bench", *arguments.split(), *options]) == 0
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["failed"] == {}
+    assert set(row["times"]) == {"ours", "copy", "copy-nt"} | others
+    assert not any(times["wrong"] for times in row["times"].values())

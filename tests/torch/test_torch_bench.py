@@ -1,0 +1,38 @@
+"""The benchmark's contenders that need torch: ours through alltoallv.torch, and gloo."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from alltoallv.cli import main
+
+REDUCED = {"ours-full", "ours-fp32", "gloo-bf16", "composed"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "others"),
+    [
+        ("alltoallv --api torch --variant rewritten", set()),
+        ("alltoallv --api torch-plan --output private --variant cycle", set()),
+        ("allgather --api torch --output private --dtype int32", set()),
+        ("quantized --api torch", REDUCED),
+    ],
+)
+def test_contenders_of_torch(arguments: str, others: set[str], tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    options = ["--np", "2", "--bytes", "10000", "--seconds", "0", "--peers", "gloo", "--json", str(path)]
+    assert main(["bench", *arguments.split(), *options]) == 0
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["failed"] == {}
+    assert set(row["times"]) == {"ours", "gloo", "copy", "copy-nt"} | others
+    assert not any(times["wrong"] for times in row["times"].values())
+
+
+def test_overhead_has_columns_of_torch(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    assert main(["bench", "overhead", "--np", "1", "--seconds", "0", "--json", str(path)]) == 0
+    (row,) = json.loads(path.read_text())["rows"]
+    assert set(row["times"]) == {"ours", "ours-plan", "ours-numpy", "ours-torch-plan", "ours-torch"}
