@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,97 +37,52 @@ class Run:
     """One call of ``bench``; ``environment`` is that of the interpreter, where it matters."""
 
     name: str
-    arguments: tuple[str, ...]
+    arguments: str
     peers: str = ""
     seconds: float = 2.0
     environment: str = ""
     lines: int = 1
-    needs: tuple[str, ...] = field(default=())
 
     def argv(self, quick: bool) -> list[str]:
         """As `bench.given` has it, which its file tells."""
-        peers = () if self.arguments[0] == "kernels" else ("--peers", self.peers)
+        peers = [] if self.arguments == "kernels" else ["--peers", self.peers]
         parser = argparse.ArgumentParser()
         bench.add_arguments(parser)
         seconds = 0.1 if quick else self.seconds
-        return bench.given(parser.parse_args([*self.arguments, *peers, "--seconds", str(seconds)]))
+        return bench.given(parser.parse_args([*self.arguments.split(), *peers, "--seconds", str(seconds)]))
 
 
 SIZES = "1K,16K,256K,4M,16M,64M"
+EVERY = f"--np 2,4,8 --bytes {SIZES}"
 RUNS = (
-    Run("overhead", ("overhead", "--np", "1,2,4"), environment="torch", lines=3),
+    Run("overhead", "overhead --np 1,2,4", environment="torch", lines=3),
     # Into `empty()` outputs, as the peers receive into arrays made once; what the operator allocates alternates.
-    Run(
-        "float32",
-        ("alltoallv", "--api", "plan", "--np", "2,4,8", "--bytes", SIZES, "--output", "empty"),
-        MPI,
-        3.0,
-        lines=18,
-    ),
-    Run(
-        "int8",
-        ("alltoallv", "--api", "plan", "--np", "2,4,8", "--bytes", SIZES, "--output", "empty", "--dtype", "int8"),
-        MPI,
-        3.0,
-        lines=18,
-    ),
-    Run(
-        "allocated",
-        ("alltoallv", "--api", "plan", "--np", "2,4,8", "--bytes", SIZES),
-        MPI,
-        2.0,
-        lines=18,
-    ),
-    Run(
-        "gloo",
-        ("alltoallv", "--api", "torch", "--np", "2,4,8", "--bytes", SIZES, "--output", "empty"),
-        "gloo",
-        2.0,
-        lines=18,
-    ),
+    Run("float32", f"alltoallv --api plan {EVERY} --output empty", MPI, 3.0, lines=18),
+    Run("int8", f"alltoallv --api plan {EVERY} --output empty --dtype int8", MPI, 3.0, lines=18),
+    Run("allocated", f"alltoallv --api plan {EVERY}", MPI, lines=18),
+    Run("gloo", f"alltoallv --api torch {EVERY} --output empty", "gloo", lines=18),
     Run(
         "private",
-        ("alltoallv", "--api", "torch-plan", "--np", "2,4,8", "--bytes", f"{SIZES},64K,128K", "--output", "private"),
+        f"alltoallv --api torch-plan {EVERY},64K,128K --output private",
         f"gloo,{MPI}",
         2.5,
         lines=24,
     ),
     Run(
         "cycle",
-        tuple(f"alltoallv --api plan --np 2,4 --bytes {SIZES},64K,128K,1M --output empty --variant cycle".split()),
+        f"alltoallv --api plan --np 2,4 --bytes {SIZES},64K,128K,1M --output empty --variant cycle",
         MPI,
         3.0,
         lines=18,
     ),
-    Run("allreduce", ("allreduce", "--np", "2,4", "--bytes", "1M,16M,64M"), f"gloo,{MPI}", 3.0, lines=6),
-    Run("quantized", ("quantized", "--np", "2,4", "--bytes", "1M,16M,64M"), f"gloo,{MPI}", 3.0, lines=6),
-    Run("sparse", ("alltoallv", "--api", "plan", "--np", "8", "--bytes", "256K", "--pattern", "sparse"), lines=1),
-    Run(
-        "mindspore-gather",
-        ("allgather", "--api", "mindspore", "--np", "2", "--bytes", "64000000"),
-        "mindspore",
-        6.0,
-        lines=1,
-        needs=("mindspore",),
-    ),
-    Run(
-        "mindspore-reduce",
-        ("allreduce", "--np", "2", "--bytes", "64000000"),
-        "mindspore",
-        8.0,
-        lines=1,
-        needs=("mindspore",),
-    ),
-    Run(
-        "mindspore-quantized",
-        ("quantized", "--api", "mindspore", "--np", "2", "--bytes", "64000000"),
-        "mindspore",
-        8.0,
-        lines=1,
-        needs=("mindspore",),
-    ),
-    Run("fit", ("alltoallv", "--api", "plan", "--np", "2,4", "--bytes", "1K..64M"), lines=18),
-    Run("kernels", ("kernels",), seconds=1.0, lines=12),
+    Run("allreduce", "allreduce --np 2,4 --bytes 1M,16M,64M", f"gloo,{MPI}", 3.0, lines=6),
+    Run("quantized", "quantized --np 2,4 --bytes 1M,16M,64M", f"gloo,{MPI}", 3.0, lines=6),
+    Run("sparse", "alltoallv --api plan --np 8 --bytes 256K --pattern sparse"),
+    Run("mindspore-gather", "allgather --api mindspore --np 2 --bytes 64000000", "mindspore", 6.0),
+    Run("mindspore-reduce", "allreduce --np 2 --bytes 64000000", "mindspore", 8.0),
+    Run("mindspore-quantized", "quantized --api mindspore --np 2 --bytes 64000000", "mindspore", 8.0),
+    Run("fit", "alltoallv --api plan --np 2,4 --bytes 1K..64M", lines=18),
+    Run("kernels", "kernels", seconds=1.0, lines=12),
 )
 
 
@@ -135,8 +90,6 @@ def measure(run: Run, home: Path, quick: bool) -> str:
     """Runs it; returns why it failed, or nothing."""
     try:
         python = environments.find_or_make(run.environment, say) if run.environment else Path(sys.executable)
-        for name in run.needs:
-            environments.find_or_make(name, say)
     except environments.Unavailable as error:
         return str(error)
     partial = home / f"{run.name}.partial"
@@ -183,12 +136,15 @@ def main() -> int:
     if unknown := set(names) - {run.name for run in RUNS}:
         parser.error(f"--only has {', '.join(sorted(unknown))}")
     chosen = [] if args.report else [run for run in RUNS if run.name in names]
-    todo = [run for run in chosen if args.fresh or measured(run, home, args.quick) is None]
+    if args.fresh:
+        for run in chosen:
+            (home / f"{run.name}.json").unlink(missing_ok=True)
+    todo = [run for run in chosen if measured(run, home, args.quick) is None]
     bar = report.Progress(sum(run.lines for run in todo))
     started = time.monotonic()
     failed = False
     for run in todo:
-        say(f"{run.name}: bench {' '.join(run.arguments)}, {time.monotonic() - started:.0f} s so far")
+        say(f"{run.name}: bench {run.arguments}, {time.monotonic() - started:.0f} s so far")
         bar.step(run.name, done=False)
         if reason := measure(run, home, args.quick):
             say(f"{run.name}: {reason}")
@@ -206,5 +162,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        say("interrupted; the same command goes on from here")
+        say("interrupted; the same command, without --fresh, goes on from here")
         sys.exit(130)

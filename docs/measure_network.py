@@ -3,7 +3,7 @@
     sudo python docs/measure_network.py --rate 1gbit 10gbit --mib 1 16 64
 
 Needs root, iproute2 (ip, tc), util-linux (nsenter) and torch. All contenders take turns within one run; the table
-gives medians and how often each is faster than gloo's float32 all_reduce. The namespaces go when the script ends.
+gives medians and how many times as fast as gloo's float32 all_reduce each is. The namespaces go when the script ends.
 """
 
 from __future__ import annotations
@@ -54,39 +54,17 @@ def contenders() -> dict[str, Callable[[object], object]]:
     import torch.distributed as dist
 
     import alltoallv.torch as at
+    from alltoallv.bench.peers import bfloat16_sum, composed_sum
 
     comm = at.from_group(dist.group.WORLD, backend="gloo")
-
-    def gloo_bfloat16(x: torch.Tensor) -> torch.Tensor:
-        half = x.bfloat16()
-        dist.all_reduce(half)
-        return half.float()
-
-    def composed(x: torch.Tensor) -> torch.Tensor:
-        """int8 in groups of 128 from torch operators, all_to_all_single and all_gather."""
-        size = dist.get_world_size()
-
-        def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            scales = rows.abs().amax(-1, keepdim=True) / 127
-            return torch.round(rows / scales.clamp_min(1e-30)).to(torch.int8), scales
-
-        codes, scales = quantize(x.view(size, -1, 128))
-        heard, with_scales = torch.empty_like(codes), torch.empty_like(scales)
-        dist.all_to_all_single(heard, codes)
-        dist.all_to_all_single(with_scales, scales)
-        codes, scales = quantize((heard * with_scales).sum(0))
-        everything, all_scales = ([torch.empty_like(y) for _ in range(size)] for y in (codes, scales))
-        dist.all_gather(everything, codes)
-        dist.all_gather(all_scales, scales)
-        return (torch.stack(everything) * torch.stack(all_scales)).view(-1)
 
     def ours(bits: int, gather: str = "quantized") -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda x: at.quantized_all_reduce(x, bits=bits, gather=gather, group=comm)
 
     return {
         "gloo float32": lambda x: dist.all_reduce(x.clone()),
-        "gloo bfloat16": gloo_bfloat16,
-        "int8 of torch operators": composed,
+        "gloo bfloat16": bfloat16_sum,
+        "int8 of torch operators": composed_sum,
         "alltoallv int8": ours(8),
         "alltoallv int8, full": ours(8, "full"),
         "alltoallv int4": ours(4),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,67 +25,97 @@ GOALS = {
     4: {KIB: 2.5, 16 * KIB: 3.0, 256 * KIB: 2.2, 4 * MIB: 1.15, 16 * MIB: 1.15, 64 * MIB: 1.9},
     8: {KIB: 5.0, 16 * KIB: 4.0, 256 * KIB: 3.5, 4 * MIB: 1.3, 16 * MIB: 2.5, 64 * MIB: 2.0},
 }
-Goal = tuple[str, float, float, bool]  # what, figure, goal, whether a smaller figure is better
+PAYLOADS = tuple(GOALS[2])
 
 
-def goals(documents: Documents) -> Iterator[Goal]:
-    """Every target with its figure."""
-    for name in ("float32", "int8"):
-        for row in rows(documents, name):
-            if found := report.best_ratio(row, MPI):
-                yield cell(f"{name}, best MPI / ours", row), found, GOALS[row["np"]][row["nbytes"]], False
-    for row in rows(documents, "float32"):
-        if row["nbytes"] >= 4 * MIB and (found := report.best_ratio(row, ("copy", "copy-nt"))):
-            yield cell("float32, the quicker copy / ours", row), found, 0.85, False
-    for row in rows(documents, "gloo"):
-        goal = {2: 12.0, 4: 50.0}.get(row["np"], 5.0) if row["nbytes"] == KIB else 5.0
-        if found := report.best_ratio(row, ("gloo",)):
-            yield cell("alltoallv.torch, gloo / ours", row), found, goal, False
-    for row in rows(documents, "private"):
-        if found := report.best_ratio(row, MPI):
-            yield cell("private output, best MPI / ours", row), found, 0.95, False
-        if found := report.best_ratio(row, ("gloo",)):
-            yield cell("private output, gloo / ours", row), found, 3.0, False
-    for row in rows(documents, "cycle"):
-        if found := report.best_ratio(row, MPI):
-            yield cell("rewritten and consumed buffers, best MPI / ours", row), found, 0.95, False
-    for row in rows(documents, "allreduce"):
-        if row["nbytes"] >= 16 * MIB and (found := report.best_ratio(row, MPI)):
-            yield cell("all_reduce float32, best MPI / ours", row), found, 1.5, False
-    for row in rows(documents, "quantized"):
-        goal = {MIB: 20.0, 64 * MIB: 4.0}.get(row["nbytes"])
-        if goal and (found := report.best_ratio(row, ("gloo",))):
-            yield cell("int8 all-reduce, gloo float32 / ours", row), found, goal, False
-        if found := report.best_ratio(row, MPI):
-            yield cell("int8 all-reduce, best MPI float32 / ours", row), found, 1.0, False
-    for row in rows(documents, "mindspore-gather"):
-        if found := report.best_ratio(row, ("mindspore",)):
-            yield cell("alltoallv.mindspore, MindSpore's own all_gather / ours", row), found, 20.0, False
-    for row in rows(documents, "mindspore-reduce"):
-        if found := report.best_ratio(row, ("mindspore",)):
-            yield cell("alltoallv.numpy's all_reduce, MindSpore's own / ours", row), found, 20.0, False
-    for row in rows(documents, "sparse"):
-        if "full" in row["times"]:
-            yield cell("sparse, ours / the full exchange", row), 1 / report.ratio(row, "full"), 0.25, True
-    for row in rows(documents, "overhead"):
-        if row["np"] == 1:
-            for column, what, goal in (
-                ("ours", "extension", 1.0),
-                ("ours-plan", "NumPy", 3.0),
-                ("ours-torch-plan", "torch", 6.0),
-            ):
-                if column in row["times"]:
-                    us = row["times"][column]["median_us"]
-                    yield f"a reused plan of nothing, W=1, through {what}, us", us, goal, True
+@dataclass(frozen=True)
+class Target:
+    """A figure that was asked for; None where it has not been measured."""
+
+    what: str
+    figure: float | None
+    goal: float
+    smaller: bool = False  # is better
+
+    def __str__(self) -> str:
+        figure, verdict = "-", "not measured"
+        if self.figure is not None:
+            figure = f"{self.figure:.2f}"
+            verdict = "met" if self.met else "**not met**"
+        return f"| {self.what} | {figure} | {'<=' if self.smaller else '>='} {self.goal:g} | {verdict} |"
+
+    @property
+    def met(self) -> bool:
+        if self.figure is None:
+            return False
+        return self.figure <= self.goal if self.smaller else self.figure >= self.goal
 
 
-def rows(documents: Documents, name: str) -> list[Row]:
-    """Complete rows of a run."""
-    return [row for row in documents.get(name, {"rows": []})["rows"] if "ours" in row["times"]]
+@dataclass(frozen=True)
+class Cell:
+    """A line of a run; ``row`` is None where there is none."""
+
+    size: int
+    nbytes: int
+    row: Row | None
+
+    def against(self, what: str, names: tuple[str, ...], goal: float) -> Target:
+        """The quickest of the contenders over ours; all of them must have been there."""
+        figure = self.row and report.best_ratio(self.row, names)
+        return Target(f"{what} / ours, W={self.size}, {human(self.nbytes)}", figure, goal)
 
 
-def cell(what: str, row: Row) -> str:
-    return f"{what}, W={row['np']}, {human(row['nbytes'])}"
+def targets(documents: Documents) -> Iterator[Target]:
+    """Every target, whether there is a figure or not."""
+
+    def cells(run: str, sizes: Iterable[int], payloads: Iterable[int]) -> Iterator[Cell]:
+        rows = {(row["np"], row["nbytes"]): row for row in documents.get(run, {"rows": []})["rows"]}
+        for size, nbytes in itertools.product(sizes, payloads):
+            yield Cell(size, nbytes, rows.get((size, nbytes)))
+
+    for dtype in ("float32", "int8"):
+        for each in cells(dtype, GOALS, PAYLOADS):
+            yield each.against(f"{dtype}, best MPI", MPI, GOALS[each.size][each.nbytes])
+    for run, what in (
+        ("float32", "float32 into empty()"),
+        ("int8", "int8 into empty()"),
+        ("allocated", "float32, allocated by the operator"),
+    ):
+        for each in cells(run, GOALS, (4 * MIB, 16 * MIB, 64 * MIB)):
+            yield each.against(f"{what}, the quicker copy", ("copy", "copy-nt"), 0.85)
+    for each in cells("gloo", GOALS, PAYLOADS):
+        goal = {2: 12.0, 4: 50.0}.get(each.size, 5.0) if each.nbytes == KIB else 5.0
+        yield each.against("alltoallv.torch into empty(), gloo", ("gloo",), goal)
+    for each in cells("private", GOALS, sorted((*PAYLOADS, 64 * KIB, 128 * KIB))):
+        yield each.against("private output, best MPI", MPI, 0.95)
+        yield each.against("private output, gloo", ("gloo",), 3.0)
+    for each in cells("cycle", (2, 4), sorted((*PAYLOADS, 64 * KIB, 128 * KIB, MIB))):
+        yield each.against("rewritten and consumed buffers, best MPI", MPI, 0.95)
+    for each in cells("allreduce", (2, 4), (16 * MIB, 64 * MIB)):
+        yield each.against("all_reduce float32, best MPI", MPI, 1.5)
+    for each in cells("quantized", (2, 4), (MIB, 16 * MIB, 64 * MIB)):
+        if goal := {MIB: 20.0, 64 * MIB: 4.0}.get(each.nbytes):
+            yield each.against("int8 all-reduce, gloo float32", ("gloo",), goal)
+        yield each.against("int8 all-reduce, best MPI float32", MPI, 1.0)
+    for run, what in (
+        ("mindspore-gather", "alltoallv.mindspore's all_gather_into_tensor, MindSpore's all_gather"),
+        ("mindspore-quantized", "alltoallv.mindspore's quantized_all_reduce, MindSpore's all_reduce"),
+        ("mindspore-reduce", "alltoallv.numpy's all_reduce (alltoallv.mindspore has none), MindSpore's"),
+    ):
+        for each in cells(run, (2,), (64_000_000,)):
+            yield each.against(what, ("mindspore",), 20.0)
+    for each in cells("sparse", (8,), (256 * KIB,)):
+        full = each.row and report.best_ratio(each.row, ("full",))
+        yield Target("sparse, ours / the full exchange, W=8, 256 KiB", full and 1 / full, 0.25, smaller=True)
+    for each in cells("overhead", (1,), (0,)):
+        for column, what, goal in (
+            ("ours", "the extension", 1.0),
+            ("ours-plan", "NumPy", 3.0),
+            ("ours-torch-plan", "torch", 6.0),
+        ):
+            times = each.row["times"].get(column) if each.row else None
+            us = times and times["median_us"]
+            yield Target(f"a reused plan of nothing, W=1, through {what}, us", us, goal, smaller=True)
 
 
 def human(nbytes: int) -> str:
@@ -94,12 +127,10 @@ def human(nbytes: int) -> str:
 def table(document: dict[str, Any]) -> list[str]:
     """Microseconds with their spread, and every other contender's time with its ratio."""
     found = document["rows"]
-    columns = list(dict.fromkeys(name for row in found for name in row["times"] if name != "ours"))
+    columns = report.columns(found)
     lines = ["| ranks | bytes | ours us (min, max) | GB/s | #wrong | " + " | ".join(columns) + " |"]
     lines.append("|---:|---:|---|---:|---:|" + "---:|" * len(columns))
     for row in sorted(found, key=lambda row: (row["np"], row["nbytes"])):
-        if "ours" not in row["times"]:
-            continue
         ours = row["times"]["ours"]
         text = f"| {row['np']} | {human(row['nbytes'])} | {ours['median_us']:.2f} ({ours['min_us']:.2f}, "
         text += f"{ours['max_us']:.0f}) | {row['algbw']:.2f} | {report.wrong(row)} |"
@@ -139,13 +170,14 @@ TITLES = {
     "sparse": "One non-empty peer of seven",
     "mindspore-gather": "alltoallv.mindspore: all_gather_into_tensor",
     "mindspore-reduce": "MindSpore's own all_reduce; alltoallv.mindspore has none, ours is that of NumPy",
+    "mindspore-quantized": "alltoallv.mindspore: quantized_all_reduce",
     "fit": "The planner's model against this machine",
     "kernels": "CPU kernels, GB/s read and written",
 }
 
 
-def write_page(docs: Path, documents: Documents, commands: dict[str, str]) -> None:
-    """docs/performance.md and the plots beside it."""
+def write_page(folder: Path, documents: Documents) -> Path:
+    """performance.md and the plots beside it; returns where the page is."""
     lines = ["# Performance", ""]
     lines += [
         "Written by `python docs/measure.py`; [bench.md](bench.md) says what the columns mean and how it is measured."
@@ -167,27 +199,23 @@ def write_page(docs: Path, documents: Documents, commands: dict[str, str]) -> No
             f"Python {machine['python']}; load average {min(loads)} to {max(loads)} at the ends of the runs.",
             "",
         ]
-    found = list(goals(documents))
-    met = [figure <= goal if smaller else figure >= goal for _, figure, goal, smaller in found]
-    lines += ["## Targets", "", f"{sum(met)} of {len(met)} met.", ""]
-    lines += ["| target | figure | goal | |", "|---|---:|---:|---|"]
-    for (what, figure, goal, smaller), good in zip(found, met, strict=True):
-        lines.append(
-            f"| {what} | {figure:.2f} | {'<=' if smaller else '>='} {goal:g} | {'met' if good else '**not met**'} |"
-        )
-    missing = [TITLES[name] for name in TITLES if name not in documents]
-    if missing:
-        lines += ["", f"Not measured: {', '.join(missing)}."]
+    found = list(targets(documents))
+    met, unknown = sum(target.met for target in found), sum(target.figure is None for target in found)
+    lines += ["## Targets", "", f"{met} of {len(found)} met" + (f", {unknown} not measured." if unknown else "."), ""]
+    lines += ["| target | figure | goal | |", "|---|---:|---:|---|", *map(str, found)]
+    if missing := [title for name, title in TITLES.items() if name not in documents]:
+        lines += ["", f"Not measured: {'; '.join(missing)}."]
     for name, document in documents.items():
-        lines += ["", f"## {TITLES[name]}", "", f"`python -m alltoallv {commands[name]}`", ""]
+        lines += ["", f"## {TITLES[name]}", "", f"`python -m alltoallv bench {shlex.join(document['argv'])}`", ""]
         lines += {"kernels": kernels, "fit": fitted}.get(name, table)(document)
         failed = {party: why for row in document["rows"] for party, why in row.get("failed", {}).items()}
         lines += [f"\n{party} failed: {why}" for party, why in failed.items()]
         if name in ("float32", "gloo", "private", "quantized"):
-            columns = list(dict.fromkeys(c for row in document["rows"] for c in row["times"] if c != "ours"))
-            report.plot(sorted(document["rows"], key=lambda r: r["nbytes"]), columns, docs / f"performance-{name}.svg")
+            report.plot(sorted(document["rows"], key=lambda r: r["nbytes"]), folder / f"performance-{name}.svg")
             lines += ["", f"![time over size](performance-{name}.svg)"]
-    plot_plan(docs / "performance-plan.svg")
+    plot_plan(folder / "performance-plan.svg")
     lines += ["", "## Where quantizing starts to win", "", "By the model of [plan.md](plan.md), not measured.", ""]
     lines += ["![size from which int8 is quicker](performance-plan.svg)"]
-    (docs / "performance.md").write_text("\n".join(lines) + "\n")
+    page = folder / "performance.md"
+    page.write_text("\n".join(lines) + "\n")
+    return page
