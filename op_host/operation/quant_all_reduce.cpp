@@ -145,6 +145,12 @@ QuantAllReduceOperation::QuantAllReduceOperation(QuantAllReduceParam param, std:
     check_create(param_, device ? &*device : nullptr);
 }
 
+TensorDesc QuantAllReduceOperation::check(std::span<const TensorDesc> inputs,
+                                          std::span<const TensorDesc> outputs) const {
+    if (!outputs.empty()) check_setup(inputs, outputs);
+    return alltoallv::infer_shape(param_, inputs);
+}
+
 TensorDesc QuantAllReduceOperation::infer_shape(std::span<const TensorDesc> inputs) {
     return member_.guard([&] { return alltoallv::infer_shape(param_, inputs); });
 }

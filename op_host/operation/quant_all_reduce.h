@@ -58,6 +58,9 @@ class QuantAllReduceOperation {
     QuantAllReduceOperation(QuantAllReduceParam param, std::optional<DeviceInfo> device, Connect connect);
 
     const QuantAllReduceParam& param() const { return param_; }
+    /// The output of these inputs, after the checks of infer_shape, with outputs also those of setup. Connects to
+    /// nobody and tells nobody: for callers that move the data themselves.
+    TensorDesc check(std::span<const TensorDesc> inputs, std::span<const TensorDesc> outputs) const;
     TensorDesc infer_shape(std::span<const TensorDesc> inputs);
     void setup(std::span<const TensorDesc> inputs, std::span<const TensorDesc> outputs);
     uint64_t workspace_size() const { return 0; }

@@ -187,6 +187,12 @@ void bind_quant_operation(nb::module_& m) {
             },
             "param"_a, "device"_a = nb::none(), "communicator"_a = nb::none(), "connect"_a = nb::none())
         .def(
+            "check",
+            [](const Operation& self, const Descs& inputs, const Descs& outputs) {
+                return self.check(inputs, outputs);
+            },
+            "inputs"_a, "outputs"_a, "The output, after the checks of infer_shape and setup; the peers hear nothing.")
+        .def(
             "infer_shape", [](Operation& self, const Descs& inputs) { return self.infer_shape(inputs); }, "inputs"_a,
             ReleaseGil())
         .def(

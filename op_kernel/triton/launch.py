@@ -53,19 +53,23 @@ def tiling(device: torch.device) -> Tiling:
     return TILINGS.get(device.type, TILINGS["cuda"])
 
 
-def tile_for(how: Quantization, fit: Tiling) -> tuple[int, int]:
+def tile_for(how: Quantization, part: int, fit: Tiling) -> tuple[int, int]:
     """Rows and width of a tile of groups; no rows where groups go piece by piece, ``width`` elements at a time."""
     elements = fit.elements if how.bits == 8 else fit.packed_elements
     width = triton.next_power_of_2(max(how.group_size, 2))
     rows = elements // width
-    if fit.ragged or (width == how.group_size and rows >= 16):
-        return (rows, width) if rows else (0, elements)
+    if fit.ragged:  # no more rows than a part has groups
+        return (min(rows, triton.next_power_of_2(how.groups(part))), width) if rows else (0, elements)
+    if width == how.group_size and rows >= 16:
+        return rows, width
     return 0, min(width, elements)
 
 
 def _launch(kernel: Any, tiles: int, tiles_of: Tiling, *arguments: Any, **constants: Any) -> None:
+    """``arguments`` begins with a tensor, on whose device it runs."""
     grid = (min(tiles, tiles_of.programs),)
-    kernel[grid](*arguments, **constants, num_warps=tiles_of.warps, enable_fp_fusion=False)
+    with torch.cuda.device_of(arguments[0]):  # nothing unless that is a GPU
+        kernel[grid](*arguments, **constants, num_warps=tiles_of.warps, enable_fp_fusion=False)
 
 
 def quantize(
@@ -85,7 +89,7 @@ def quantize(
         return
     part = part or count
     fit = tiling(x.device)
-    rows, width = tile_for(how, fit)
+    rows, width = tile_for(how, part, fit)
     feedback = error is not None
     pointers = (x, x if error is None else error, codes.view(torch.int8), scales)
     strides = (codes.stride(0), scales.stride(0))
@@ -130,7 +134,7 @@ def _sums(
     if count == 0:
         return misfits
     fit = tiling(out.device)
-    rows, width = tile_for(how, fit)
+    rows, width = tile_for(how, part, fit)
     parts = triton.cdiv(count, part)
     code_stride, scale_stride = codes.stride(0), scales.stride(0)
     pointers = (codes.view(torch.int8), scales, _bits(out), _bits(out) if misfits is None else misfits)
@@ -177,7 +181,7 @@ def requantize(
     if count == 0:
         return
     fit = tiling(codes.device)
-    rows, width = tile_for(how, fit)
+    rows, width = tile_for(how, count, fit)
     if not rows:
         total = torch.empty(count, dtype=torch.float32, device=codes.device)
         _sums(

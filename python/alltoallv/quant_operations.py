@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,14 @@ T = TypeVar("T")
 A = TypeVar("A")  # array or tensor
 
 
+class Checks(Protocol):
+    """As one rank of several: what fails here the peers raise too."""
+
+    def infer_shape(self, inputs: Sequence[_core.TensorDesc]) -> _core.TensorDesc: ...
+    def setup(self, inputs: Sequence[_core.TensorDesc], outputs: Sequence[_core.TensorDesc]) -> None: ...
+    def announce(self, code: int, message: str) -> None: ...
+
+
 class QuantOperation(ABC, Generic[A]):
     """What the operator does with arrays of any kind; a front end says how it sees one."""
 
@@ -45,6 +53,7 @@ class QuantOperation(ABC, Generic[A]):
         core = None if communicator is None else communicator.core
         self._param = param
         self._core = _core.QuantAllReduceOperation(param.core(), device, core, self._connect)
+        self._checks: Checks = self._core
         self._plan: Hashable = None  # shapes that are set up for
         self._expected: _core.TensorDesc | None = None  # the output that is set up for
 
@@ -67,9 +76,9 @@ class QuantOperation(ABC, Generic[A]):
         if key != self._plan or self._expected is None:
             self._plan = None
             descs = [self._describe(a) for a in inputs]
-            self._expected = self._core.infer_shape(descs)
+            self._expected = self._checks.infer_shape(descs)
             outputs = [self._expected if out is None else self._describe(out), *map(self._describe, states)]
-            self._core.setup(descs, outputs)
+            self._checks.setup(descs, outputs)
             self._plan = key
         if out is None:
             out = self._checked(self._allocate, inputs[0], self._expected.dtype)
@@ -94,7 +103,7 @@ class QuantOperation(ABC, Generic[A]):
             return function(*args, **kwargs)
         except Exception as error:
             code = 27 if isinstance(error, MemoryError) else getattr(error, "code", 3)
-            self._core.announce(code, str(error))
+            self._checks.announce(code, str(error))
             raise
 
     def _connect(self, param: _core.AllToAllVParam) -> _core.Communicator:

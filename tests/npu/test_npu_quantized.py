@@ -94,6 +94,49 @@ def test_over_a_communicator_the_bits_are_those_of_the_cpu(ranks: Ranks, size: i
     ranks(size, communicator=False)(check)
 
 
+def dispatch(comm: Any, device: torch.device, rank: int, size: int) -> None:
+    """Rows from ``device``, with counts that are told and learnt, at once and later: the oracle's bits."""
+    sends = [[(3 * r + 2 * j) % 5 for j in range(size)] for r in range(size)]
+    for tail, bits_, group_size in (((48,), 8, None), ((5, 7), 4, 9), ((0,), 8, None)):
+        arrays = [normal(r, sum(row) * int(np.prod(tail))).view(sum(row), *tail).numpy() for r, row in enumerate(sends)]
+        how = {"bits": bits_, "group_size": group_size}
+        wanted = reference.quantized_all_to_all(arrays, sends, dtype="float16", **how)[rank]
+        x, recvs = on(device, arrays[rank]), [row[rank] for row in sends]
+        for known in (recvs, None):
+            told = how | {"out_dtype": torch.float16, "group": comm}
+            rows = at.quantized_all_to_all(x, sends[rank], known, **told)
+            assert rows.device == device
+            assert_bits_equal(bits(rows), wanted.reshape(rows.shape))
+            _, work = at.quantized_all_to_all(x, sends[rank], known, async_op=True, **told)
+            assert_bits_equal(bits(work.result()), wanted.reshape(rows.shape))
+    large = torch.full((size, 64), 7e4).to(device)
+    error = caught(
+        lambda: at.quantized_all_to_all(large, [1] * size, overflow="raise", out_dtype=torch.float16, group=comm)
+    )
+    assert isinstance(error, ValueOverflowError)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_rows_travel_as_codes(ranks: Ranks, tmp_path: Path, size: int) -> None:
+    """Over a communicator and over a group."""
+
+    def check(rank: int, size: int, file: str) -> None:
+        with communicator(rank, check="always") as (comm, device):
+            dispatch(comm, device, rank, size)
+            x = normal(rank, 64 * size).view(size, 64).to(device)
+            ones = [1] * size
+            error = caught(lambda: at.quantized_all_to_all(x, ones, bits=8 if rank else 4, group=comm))
+            assert isinstance(error, PeerMismatchError)
+            x.requires_grad_()
+            at.quantized_all_to_all(x, ones, ones, group=comm).sum().backward()
+            assert x.grad is not None
+            assert x.grad.eq(1).all()
+        with group(rank, size, file) as (own, device):
+            dispatch(own, device, rank, size)
+
+    ranks(size, communicator=False)(check, str(tmp_path / "store"))
+
+
 def test_states_of_error_feedback_are_those_of_the_cpu(ranks: Ranks) -> None:
     def check(rank: int, size: int) -> None:
         with communicator(rank) as (npus, device), Communicator.from_env("host", backend="shm", timeout=30) as host:

@@ -11,11 +11,14 @@ import torch
 from engine_groups import caught, engine, to_numpy, to_torch, views
 
 import alltoallv.torch as at
+from alltoallv import QuantAllReduceParam, QuantType
 from alltoallv.backends import quantized_codecs, quantized_operators, quantized_reduction
-from alltoallv.errors import PeerMismatchError, ValueOverflowError
+from alltoallv.backends.torch_group import TorchGroupCommunicator
+from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError, ValueOverflowError
 from alltoallv.quantization import Quantization, QuantizedReduction
 from alltoallv.testing import quantized as q
 from alltoallv.testing.golden import assert_bits_equal, dtype_of
+from alltoallv.torch import quantized_rows
 
 F32 = np.float32
 
@@ -39,7 +42,7 @@ def feedback(seed: int, ranks: int, count: int) -> list[Any]:
     return [(rng.normal(size=count) * 0.01).astype(F32) for _ in range(ranks)]
 
 
-def all_reduce_cases(comm: Any) -> int:
+def all_reduce_cases(comm: Any, place: str) -> int:
     """Every mode, with parts that are empty, short and longer than a chunk."""
     done, rank, size = 0, comm.rank, comm.size
     for number, count in enumerate((0, 1, 33, 1000, 5003)):
@@ -54,25 +57,27 @@ def all_reduce_cases(comm: Any) -> int:
             gather_error = feedback(99, 1, count)[0] if feeds and gather == "quantized" else None
             how = Quantization(bits, group, gather, op)  # type: ignore[arg-type]
             request = QuantizedReduction("quantized_all_reduce", name, out_name, (count,), how)
-            mine = None if errors is None else to_torch(errors[rank])
+            mine = None if errors is None else to_torch(errors[rank]).to(place)
             begin, length = how.part(count, size, rank)
-            held = None if gather_error is None else to_torch(gather_error[begin : begin + length].copy())
-            out = torch.full((count,), 3.0, dtype=getattr(torch, out_name))
-            comm.quantized_reduce(request, out, to_torch(xs[rank]), mine, held).run()
+            held = None if gather_error is None else to_torch(gather_error[begin : begin + length].copy()).to(place)
+            out = torch.full((count,), 3.0, dtype=getattr(torch, out_name), device=place)
+            comm.quantized_reduce(request, out, to_torch(xs[rank]).to(place), mine, held).run()
             expected = q.quantized_all_reduce(
                 xs, group_size=group, bits=bits, gather=gather, op=op, dtype=out_name, errors=errors,
                 gather_error=gather_error,
             )[rank]  # fmt: skip
-            assert_bits_equal(to_numpy(out), expected, f"{count} {bits} {group} {gather}")
+            assert_bits_equal(to_numpy(out.cpu()), expected, f"{count} {bits} {group} {gather}")
             if errors is not None:
-                assert_bits_equal(to_numpy(mine), errors[rank], "error feedback")
+                assert_bits_equal(to_numpy(mine.cpu()), errors[rank], "error feedback")
             if gather_error is not None:
-                assert_bits_equal(to_numpy(held), gather_error[begin : begin + length], "error feedback of the gather")
+                assert_bits_equal(
+                    to_numpy(held.cpu()), gather_error[begin : begin + length], "error feedback of the gather"
+                )
             done += 1
     return done
 
 
-def shared_scale_cases(comm: Any) -> None:
+def shared_scale_cases(comm: Any, place: str) -> None:
     rank, size = comm.rank, comm.size
     for shape, channels in (((7, 5), 1), ((7, 5), 5), ((200, 16), 16), ((0, 4), 4), ((1, 3000), 3000), ((11,), 1)):
         rng = np.random.default_rng(channels)
@@ -81,40 +86,105 @@ def shared_scale_cases(comm: Any) -> None:
         count = codes[0].size
         how = Quantization()
         request = QuantizedReduction("quantized_all_reduce", "int8", "float16", (count,), how, scale=scale, offset=0.5)
-        out = torch.empty(shape, dtype=torch.float16)
-        comm.quantized_reduce(request, out, to_torch(codes[rank])).run()
-        assert_bits_equal(to_numpy(out), q.shared_scale_all_reduce(codes, scale, 0.5)[rank])
+        out = torch.empty(shape, dtype=torch.float16, device=place)
+        comm.quantized_reduce(request, out, to_torch(codes[rank]).to(place)).run()
+        assert_bits_equal(to_numpy(out.cpu()), q.shared_scale_all_reduce(codes, scale, 0.5)[rank])
 
         xs = [rng.normal(size=shape).astype(F32) for _ in range(size)]
         second = (scale * F32(1.7)).astype(F32)
         request = QuantizedReduction(
             "quantized_all_reduce", "float32", "float32", (count,), how, scale=scale, scale_2=second
         )
-        out = torch.empty(shape)
-        comm.quantized_reduce(request, out, to_torch(xs[rank])).run()
-        assert_bits_equal(to_numpy(out), q.two_scale_all_reduce(xs, scale, second)[rank])
+        out = torch.empty(shape, device=place)
+        comm.quantized_reduce(request, out, to_torch(xs[rank]).to(place)).run()
+        assert_bits_equal(to_numpy(out.cpu()), q.two_scale_all_reduce(xs, scale, second)[rank])
 
 
-def reduce_scatter_cases(comm: Any) -> None:
+def reduce_scatter_cases(comm: Any, place: str) -> None:
     rank, size = comm.rank, comm.size
     uneven = [700, *[0] * (size - 2), 41][-size:]
     for counts in ([0] * size, [5] * size, uneven):
         xs = inputs_of(4, size, sum(counts), "float32")
         errors = feedback(5, size, sum(counts))
-        mine = to_torch(errors[rank])
+        mine = to_torch(errors[rank]).to(place)
         how = Quantization(8, 32)
         request = QuantizedReduction("quantized_reduce_scatter", "float32", "bfloat16", tuple(counts), how)
-        out = torch.empty(counts[rank], dtype=torch.bfloat16)
-        comm.quantized_reduce(request, out, to_torch(xs[rank]), mine).run()
+        out = torch.empty(counts[rank], dtype=torch.bfloat16, device=place)
+        comm.quantized_reduce(request, out, to_torch(xs[rank]).to(place), mine).run()
         expected = q.quantized_reduce_scatter(xs, counts, group_size=32, dtype="bfloat16", errors=errors)
-        assert_bits_equal(to_numpy(out), expected[rank])
-        assert_bits_equal(to_numpy(mine), errors[rank])
+        assert_bits_equal(to_numpy(out.cpu()), expected[rank])
+        assert_bits_equal(to_numpy(mine.cpu()), errors[rank])
 
 
-def every_case(comm: Any) -> int:
-    done = all_reduce_cases(comm)
-    shared_scale_cases(comm)
-    reduce_scatter_cases(comm)
+def operation_cases(comm: Any, place: str = "cpu") -> None:
+    """The ATB-shaped operation: shared scales, then scales of its own with error feedback."""
+    rank, size = comm.rank, comm.size
+    rng = np.random.default_rng(3)
+    for kind, channels in ((QuantType.PER_TENSOR, 1), (QuantType.PER_CHANNEL, 48)):
+        operation = at.QuantAllReduceOperation(QuantAllReduceParam(rank=rank, rank_size=size, quant_type=kind), comm)
+        for shape in ((135, 48), (2, 3, 48)):
+            inputs = [rng.integers(-128, 128, shape).astype(np.int8) for _ in range(size)]
+            scale = rng.uniform(-1, 1, channels).astype(np.float16)
+            offset = rng.uniform(-1, 1, 1).astype(np.float16)
+            wanted = q.shared_scale_all_reduce(inputs, scale, float(offset[0]))[0]
+            given = [to_torch(array).to(place) for array in (inputs[rank], scale, offset)]
+            for out in (None, torch.full(shape, 3.0, dtype=torch.float16, device=place)):
+                y = operation(*given, out=out)
+                assert out in (None, y)
+                assert y.device == given[0].device
+                assert_bits_equal(to_numpy(y.cpu()), wanted)
+    param = QuantAllReduceParam(rank=rank, rank_size=size, quant_type=QuantType.DYNAMIC, gather="quantized")
+    operation, state = at.QuantAllReduceOperation(param, comm), at.ErrorFeedback()
+    errors, gather_error = [np.zeros(1500, F32) for _ in range(size)], np.zeros(1500, F32)
+    for step in range(2):
+        xs = [rng.normal(size=1500).astype(F32) for _ in range(size)]
+        wanted = q.quantized_all_reduce(xs, gather="quantized", errors=errors, gather_error=gather_error)[rank]
+        y = operation(to_torch(xs[rank]).to(place), error_feedback=state)
+        assert_bits_equal(to_numpy(y.cpu()), wanted, f"step {step}")
+
+
+def operation_troubles(comm: Any, place: str = "cpu") -> None:
+    """What one rank does wrong all ranks hear, and may go on."""
+    rank, size = comm.rank, comm.size
+    param = QuantAllReduceParam(rank=rank, rank_size=size)
+    operation = at.QuantAllReduceOperation(param, comm)
+    x, scale, offset = (torch.ones(n, dtype=torch.int8, device=place) for n in (32, 1, 1))
+    scale, offset = scale.half(), offset.half()
+    bad = x[: 24 if rank == 0 else 32]
+    told = [
+        caught(lambda: operation(bad, scale, offset)),
+        caught(lambda: operation(x, scale * (rank + 1), offset)),
+        caught(
+            lambda: operation(x, scale, offset, out=torch.empty(16 * (rank + 1), dtype=torch.float16, device=place))
+        ),
+        caught(lambda: at.QuantAllReduceOperation(QuantAllReduceParam(rank=0, rank_size=size), comm)(x, scale, offset)),
+    ]
+    assert "multiple of 16" in str(told[0])
+    assert "has scale 1, rank 1 has scale 2" in str(told[1])
+    assert "output has shape [16], expected [32]" in str(told[2])
+    assert "rank and rank_size are 0 and 2, expected 1 and 2" in str(told[3])
+    assert [type(error) for error in told] == [
+        InvalidTensorError, PeerMismatchError, InvalidTensorError, InvalidParamError
+    ]  # fmt: skip
+    assert operation(x, scale, offset).eq(2 * size).all()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_operation_over_a_group(ranks: Any, file: str, size: int) -> None:
+    def run(rank: int, size: int) -> None:
+        with engine(rank, size, file) as comm:
+            operation_cases(comm)
+            if size == 2:
+                operation_troubles(comm)
+
+    ranks(size, communicator=False)(run)
+
+
+def every_case(comm: Any, place: str = "cpu") -> int:
+    """Reductions of tensors that lie in ``place``."""
+    done = all_reduce_cases(comm, place)
+    shared_scale_cases(comm, place)
+    reduce_scatter_cases(comm, place)
     return done
 
 
@@ -159,7 +229,7 @@ def scattered(comm: Any, counts: list[int], tail: tuple[int, ...], **how: Any) -
         assert_bits_equal(to_numpy(out), wanted)
 
 
-def dispatched(comm: Any, counts: list[list[int]], tail: tuple[int, ...], **how: Any) -> None:
+def dispatched(comm: Any, counts: list[list[int]], tail: tuple[int, ...], place: str, **how: Any) -> None:
     """``quantized_all_to_all`` as a user calls it, with counts told and learnt, at once and later."""
     rank = comm.rank
     rng = np.random.default_rng(6)
@@ -168,18 +238,28 @@ def dispatched(comm: Any, counts: list[list[int]], tail: tuple[int, ...], **how:
     recvs = [row[rank] for row in counts]
     told = {"out_dtype": torch.float32, "group": comm} | how
     for known in (recvs, None):
-        rows = at.quantized_all_to_all(to_torch(xs[rank]), counts[rank], known, **told)
+        rows = at.quantized_all_to_all(to_torch(xs[rank]).to(place), counts[rank], known, **told)
         assert rows.shape == (sum(recvs), *tail)
-        assert_bits_equal(to_numpy(rows).reshape(-1), wanted.reshape(-1))
-        _, work = at.quantized_all_to_all(to_torch(xs[rank]), counts[rank], known, async_op=True, **told)
-        assert_bits_equal(to_numpy(work.result()).reshape(-1), wanted.reshape(-1))
+        assert_bits_equal(to_numpy(rows.cpu()).reshape(-1), wanted.reshape(-1))
+        _, work = at.quantized_all_to_all(to_torch(xs[rank]).to(place), counts[rank], known, async_op=True, **told)
+        assert_bits_equal(to_numpy(work.result().cpu()).reshape(-1), wanted.reshape(-1))
+
+
+ROWS = ([[1, 0, 8], [3, 3, 3], [9, 0, 0]], [[0, 0, 0], [0, 70, 1], [5, 0, 0]], [[0] * 3] * 3)  # sent, by rank
+
+
+def rows_cases(comm: Any, place: str = "cpu") -> None:
+    """Ranks that send or get nothing, rows that are empty, groups that do not divide a row."""
+    for rows in ROWS:
+        sends = [row[: comm.size] for row in rows[: comm.size]]
+        for tail, bits, group in (((33,), 8, None), ((3, 5), 4, 7), ((), 8, 16), ((0,), 4, None)):
+            dispatched(comm, sends, tail, place, bits=bits, group_size=group)
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_parts_and_rows_over_gloo(ranks: Any, file: str, size: int) -> None:
     """Uneven counts, ranks that send or get nothing, rows that are empty; whole and in chunks."""
     parts = [[0] * size, [4, 0, 5][-size:], [901, 1, 300][:size]]
-    rows = ([[1, 0, 8], [3, 3, 3], [9, 0, 0]], [[0, 0, 0], [0, 70, 1], [5, 0, 0]], [[0] * 3] * 3)
 
     def run(rank: int, size: int) -> None:
         with engine(rank, size, file) as comm:
@@ -188,10 +268,7 @@ def test_parts_and_rows_over_gloo(ranks: Any, file: str, size: int) -> None:
                     for counts in parts:
                         scattered(comm, counts, (33,), group_size=32)
                         scattered(comm, counts, (3, 5), bits=4, op="avg", group_size=1 << 40)
-            for sends in rows:
-                sends = [row[:size] for row in sends[:size]]
-                for tail, bits, group in (((33,), 8, None), ((3, 5), 4, 7), ((), 8, 16), ((0,), 4, None)):
-                    dispatched(comm, sends, tail, bits=bits, group_size=group)
+            rows_cases(comm)
 
     ranks(size, communicator=False)(run)
 
@@ -230,9 +307,23 @@ def test_as_on_an_accelerator(ranks: Any, file: str) -> None:
     """In one chunk, over the mover of NCCL, with torch operators as kernels."""
 
     def run(rank: int, size: int) -> int:
-        operators = mock.patch.object(quantized_codecs, "kernels_for", return_value=quantized_operators)
-        with views(rank, size, file) as comm, np.errstate(all="ignore"), operators:
-            return every_case(comm)
+        operators = [
+            mock.patch.object(module, "kernels_for", return_value=quantized_operators)
+            for module in (quantized_codecs, quantized_rows)
+        ]
+        rows = mock.patch.object(
+            quantized_rows, "HostRows", lambda *how: quantized_rows.DeviceRows(*how, torch.device("cpu"))
+        )
+        host = mock.patch.object(TorchGroupCommunicator, "reaches_host", True)
+        with views(rank, size, file) as comm, np.errstate(all="ignore"), operators[0], operators[1], rows, host:
+            done = every_case(comm)
+            rows_cases(comm)
+            large = torch.full((2, 40), 7e4)
+            error = caught(
+                lambda: at.quantized_all_to_all(large, [1, 1], overflow="raise", out_dtype=torch.float16, group=comm)
+            )
+            assert isinstance(error, ValueOverflowError)
+            return done
 
     assert ranks(2, communicator=False)(run) == [20] * 2
 

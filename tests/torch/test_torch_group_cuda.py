@@ -13,9 +13,11 @@ import torch
 import torch.distributed as dist
 from backend_groups import joined
 from engine_groups import DTYPES, caught, to_numpy, to_torch
+from test_quantized_engine import every_case, operation_cases, operation_troubles, rows_cases
 from test_torch_group import random_cases
 
 import alltoallv.torch as at
+from alltoallv import QuantAllReduceParam, QuantType
 from alltoallv.backends.torch_group import FIRST
 from alltoallv.errors import InvalidTensorError, PeerMismatchError
 from alltoallv.testing import Ranks, golden, reference
@@ -136,3 +138,34 @@ def test_several_ranks_on_one_gpu(ranks: Ranks, file: str) -> None:
                     golden.assert_bits_equal(to_numpy(total.cpu()), expected, f"{op} of {name}")
 
     ranks(2, communicator=False, timeout=120)(run, random_cases(2, 24))
+
+
+def quantized_cases(comm: Any) -> None:
+    every_case(comm, "cuda")
+    rows_cases(comm, "cuda")
+    operation_cases(comm, "cuda")
+
+
+@needs_nccl
+def test_quantized_over_nccl_alone(ranks: Ranks, file: str) -> None:
+    def run(rank: int, size: int) -> None:
+        with on_gpu(rank, size, file, "cpu:gloo,cuda:nccl") as group, np.errstate(all="ignore"):
+            comm = at.from_group(group, device="cuda")
+            quantized_cases(comm)
+            x = torch.linspace(-1, 1, 1000, device="cuda")
+            param = QuantAllReduceParam(rank=rank, rank_size=size, quant_type=QuantType.DYNAMIC)
+            assert torch.equal(at.QuantAllReduceOperation(param)(x), at.quantized_all_reduce(x))
+            error = caught(lambda: at.QuantAllReduceOperation(param, comm)(x.cpu()))
+            assert isinstance(error, InvalidTensorError)
+
+    ranks(1, communicator=False, timeout=300)(run)
+
+
+def test_quantized_by_several_ranks_on_one_gpu(ranks: Ranks, file: str) -> None:
+    def run(rank: int, size: int) -> None:
+        with on_gpu(rank, size, file, "gloo") as group, np.errstate(all="ignore"):
+            comm = at.from_group(group, device="cuda")
+            quantized_cases(comm)
+            operation_troubles(comm, "cuda")
+
+    ranks(2, communicator=False, timeout=300)(run)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from alltoallv.backends.quantized_kernels import Kernels, kernels_for
+from alltoallv.backends.quantized_records import record_bytes, record_views
 from alltoallv.quantization import Overflow, QuantizedReduction
 
 
@@ -53,12 +54,8 @@ def codec_for(
     return SharedScale(request, output, input) if request.scale_2 is None else TwoScales(request, output, input)
 
 
-def _aligned(size: int) -> int:
-    return -(-size // 16) * 16
-
-
 class Dynamic:
-    """Scales, then codes, each aligned to 16 bytes; gathered likewise, or in the output's dtype."""
+    """Scales and codes; gathered likewise, or in the output's dtype."""
 
     def __init__(
         self,
@@ -77,17 +74,14 @@ class Dynamic:
         self._average = self.how.op == "avg"
 
     def sent_bytes(self, part: int) -> int:
-        return _aligned(4 * self.how.groups(part)) + _aligned(self.how.code_bytes(part))
+        return record_bytes(self.how, part)
 
     def gathered_bytes(self, part: int) -> int:
         return part * self._output.itemsize if self._full else self.sent_bytes(part)
 
     def _views(self, messages: Tensor, part: int) -> tuple[Tensor, Tensor]:
         """Codes and scales, one row per message."""
-        scales = 4 * self.how.groups(part)
-        begin = _aligned(scales)
-        codes = messages[:, begin : begin + self.how.code_bytes(part)]
-        return codes, messages[:, :scales].view(torch.float32)
+        return record_views(messages, self.how, part)
 
     def encode(self, messages: Tensor, first: int, count: int, part: int) -> None:
         its = slice(first, first + count)

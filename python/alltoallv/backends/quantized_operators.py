@@ -5,6 +5,7 @@ The rules of docs/quantization.md, one float32 operation at a time.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -23,23 +24,33 @@ _TOO_LARGE = {torch.float16: 0x477FF000, torch.bfloat16: 0x7F7F8000, torch.float
 def quantize(
     x: Tensor, how: Quantization, codes: Tensor, scales: Tensor, error: Tensor | None = None, part: int | None = None
 ) -> None:
-    count = x.numel()
+    for rows, elements, length in _in_parts(x.numel(), part):
+        state = None if error is None else error[elements].view(-1, length)
+        _quantize(x[elements].view(-1, length), how, codes[rows], scales[rows], state)
+
+
+def _in_parts(count: int, part: int | None) -> Iterator[tuple[slice, slice, int]]:
+    """Rows, elements and elements per row: of all whole parts, then of a shorter last one."""
     part = part or max(count, 1)
-    for row, first in enumerate(range(0, count, part)):
-        end = min(first + part, count)
-        _quantize(x[first:end], how, codes[row], scales[row], None if error is None else error[first:end])
+    whole = count // part
+    if whole:
+        yield slice(0, whole), slice(0, whole * part), part
+    if rest := count % part:
+        yield slice(whole, whole + 1), slice(whole * part, count), rest
 
 
 def _quantize(x: Tensor, how: Quantization, codes: Tensor, scales: Tensor, error: Tensor | None) -> None:
-    count, groups = x.numel(), how.groups(x.numel())
-    how = _fitted(how, count)
+    """Every row of ``x`` a vector of its own."""
+    length = x.shape[1]
+    groups, size = how.groups(length), how.code_bytes(length)
+    how = _fitted(how, length)
     values = x.float()
     if error is not None:
         values = values + error
     table = _grouped(values, how.group_size)
     bits = table.view(torch.int32)
     magnitudes = bits & 0x7FFFFFFF
-    largest = magnitudes.amax(1, keepdim=True)
+    largest = magnitudes.amax(2, keepdim=True)
     usual = (largest >= 0x00800000) & (largest < _INF)
     scale = torch.where(usual, largest, 0).view(torch.float32) / _MOST[how.bits]
     scale = scale.clamp(2.0**-125, _LARGEST_SCALE[how.bits])
@@ -49,11 +60,11 @@ def _quantize(x: Tensor, how: Quantization, codes: Tensor, scales: Tensor, error
     extreme = (magnitudes == _INF) * torch.where(bits < 0, -_MOST[how.bits], _MOST[how.bits])
     finite = torch.where(largest < _INF, torch.round(table * inverse), 0.0).to(torch.int32)
     quotients = torch.where(largest == _INF, extreme, finite).to(torch.int8)
-    scales[:groups] = scale.view(-1)
-    codes[: how.code_bytes(count)] = _packed(quotients, how, count).view(codes.dtype)
+    scales[:, :groups] = scale.view(-1, groups)
+    codes[:, :size] = _packed(quotients, how)[:, :size].view(codes.dtype)
     if error is not None:
         lost = torch.where(largest < _INF, table - quotients * scale, 0.0)
-        error.copy_(lost.view(-1)[:count])
+        error.copy_(lost.flatten(1)[:, :length])
 
 
 def dequantize_sum(
@@ -64,9 +75,9 @@ def dequantize_sum(
 
 def dequantize(codes: Tensor, scales: Tensor, how: Quantization, out: Tensor, part: int | None = None) -> Tensor | None:
     misfits = None
-    part = part or max(out.numel(), 1)
-    for row, first in enumerate(range(0, out.numel(), part)):
-        found = dequantize_sum(codes[row : row + 1], scales[row : row + 1], how, out[first : first + part])
+    for rows, elements, length in _in_parts(out.numel(), part):
+        values = _one_nan(_values(codes[rows], scales[rows], how, length)).view(-1)
+        found = _narrow(values, out[elements], how.overflow)
         misfits = found if misfits is None or found is None else misfits | found
     return misfits
 
@@ -111,39 +122,46 @@ def _fitted(how: Quantization, count: int) -> Quantization:
 
 
 def _grouped(values: Tensor, group_size: int) -> Tensor:
-    """One row per group, zeros behind the last element."""
-    short = -values.numel() % group_size
-    return torch.nn.functional.pad(values, (0, short)).view(-1, group_size)
+    """[rows, elements] as [rows, groups, elements], zeros behind the last element."""
+    short = -values.shape[1] % group_size
+    return torch.nn.functional.pad(values, (0, short)).view(len(values), -1, group_size)
 
 
-def _packed(codes: Tensor, how: Quantization, count: int) -> Tensor:
+def _packed(codes: Tensor, how: Quantization) -> Tensor:
+    """One row of bytes for the groups of each row."""
     if how.bits == 8:
-        return codes.view(-1)[:count]
-    pairs = torch.nn.functional.pad(codes, (0, codes.shape[1] % 2)).view(len(codes), -1, 2).to(torch.int32)
-    packed = (pairs[..., 0] & 15 | (pairs[..., 1] & 15) << 4).to(torch.uint8)
-    return packed.view(-1)[: how.code_bytes(count)]
+        return codes.flatten(1)
+    pairs = torch.nn.functional.pad(codes, (0, codes.shape[2] % 2)).view(len(codes), -1, 2).to(torch.int32)
+    return (pairs[..., 0] & 15 | (pairs[..., 1] & 15) << 4).to(torch.uint8)
 
 
 def _sum(codes: Tensor, scales: Tensor, how: Quantization, count: int, average: bool) -> Tensor:
-    groups = how.groups(count)
-    how = _fitted(how, count)
-    total = None
-    for row in range(len(codes)):
-        term = _unpacked(codes[row], how, count) * scales[row, :groups, None]
-        total = term if total is None else total + term
-    assert total is not None
+    total = _values(codes[:1], scales[:1], how, count)
+    for row in range(1, len(codes)):
+        total = total + _values(codes[row : row + 1], scales[row : row + 1], how, count)
     if average:
         total = total / len(codes)
-    return torch.where(total.isnan(), float("nan"), total).view(-1)[:count]
+    return _one_nan(total).view(-1)
 
 
-def _unpacked(codes: Tensor, how: Quantization, count: int) -> Tensor:
-    size = how.code_bytes(count)
+def _values(codes: Tensor, scales: Tensor, how: Quantization, length: int) -> Tensor:
+    """Code times scale: [rows, length]."""
+    groups, size = how.groups(length), how.code_bytes(length)
+    how = _fitted(how, length)
+    terms = _unpacked(codes[:, :size], how) * scales[:, :groups, None]
+    return terms.flatten(1)[:, :length].contiguous()
+
+
+def _one_nan(values: Tensor) -> Tensor:
+    return torch.where(values.isnan(), float("nan"), values)
+
+
+def _unpacked(codes: Tensor, how: Quantization) -> Tensor:
+    """The codes of every row's groups."""
     if how.bits == 8:
-        return _grouped(codes[:size].view(torch.int8).float(), how.group_size)
-    width = (how.group_size + 1) // 2
-    pairs = _grouped(codes[:size].view(torch.uint8), width).to(torch.int32)
-    nibbles = torch.stack([pairs & 15, pairs >> 4], -1).view(len(pairs), -1)[:, : how.group_size]
+        return _grouped(codes.view(torch.int8).float(), how.group_size)
+    pairs = _grouped(codes.view(torch.uint8), (how.group_size + 1) // 2).to(torch.int32)
+    nibbles = torch.stack([pairs & 15, pairs >> 4], -1).flatten(2)[..., : how.group_size]
     return ((nibbles ^ 8) - 8).float()
 
 

@@ -16,7 +16,8 @@ from alltoallv.torch import functional, quantized_calls
 from alltoallv.torch import group as groups
 from alltoallv.torch import quantized_ops as quantized_ops
 from alltoallv.torch.group import Group, device_of
-from alltoallv.torch.quantized_calls import ErrorFeedback, RowExchange
+from alltoallv.torch.quantized_calls import ErrorFeedback
+from alltoallv.torch.quantized_rows import RowExchange
 from alltoallv.torch.tensors import as_input, core_name, needs_grad, row_size
 
 Scale: TypeAlias = Tensor | float | None
@@ -176,8 +177,8 @@ def quantized_all_to_all(
 ) -> Any:
     """Sends rows to every rank as codes with their float32 scales, in one exchange; a MoE dispatch.
 
-    Arguments and errors are those of `alltoallv.numpy.quantized_all_to_all`, with tensors in host memory. With
-    ``async_op=True`` and learnt counts ``work.result()`` is the output. Differentiable without ``async_op``: gradients
+    Arguments and errors are those of `alltoallv.numpy.quantized_all_to_all`, with tensors. With ``async_op=True`` and
+    learnt counts ``work.result()`` is the output. Differentiable without ``async_op``: gradients
     go back as they are, not quantized.
     """
     if torch.compiler.is_compiling() or (needs_grad(input) and not async_op):

@@ -17,6 +17,7 @@ from alltoallv.guard import guard
 from alltoallv.quantization import Gather, Overflow, SumOp
 from alltoallv.torch import quantized_calls
 from alltoallv.torch.ops import carrier, fake
+from alltoallv.torch.quantized_rows import RowExchange
 from alltoallv.torch.tensors import as_input
 
 
@@ -138,7 +139,7 @@ def quantized_all_to_all(
     comm = carrier(group, input)
     with guard(comm, "quantized_all_to_all"):
         known = None if recvs is None else recvs.tolist()
-        exchange = quantized_calls.RowExchange(
+        exchange = RowExchange(
             comm, as_input("input", input), sends.tolist(), known, bits, group_size, out_dtype, cast(Overflow, overflow)
         )
     out, counts = exchange.run()
