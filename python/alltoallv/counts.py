@@ -21,7 +21,7 @@ def as_counts(name: str, values: Counts, size: int) -> list[int]:
     if hasattr(values, "tolist"):
         values = values.tolist()
     try:
-        counts = [_integer(value) for value in values]
+        counts = [integer(value) for value in values]
     except TypeError:
         raise InvalidParamError(f"{name} is {values!r}, expected {size} integers, one per rank") from None
     if len(counts) != size:
@@ -31,7 +31,8 @@ def as_counts(name: str, values: Counts, size: int) -> list[int]:
     return counts
 
 
-def _integer(value: SupportsIndex) -> int:
+def integer(value: SupportsIndex) -> int:
+    """What any integer type holds; TypeError for everything else."""
     if isinstance(value, bool):
         raise TypeError("a bool is no count")
     return operator.index(value)
@@ -58,10 +59,16 @@ def even_split(name: str, length: int, size: int) -> list[int]:
 
 
 def split_sizes(name: str, sizes: Counts | None, tensor: str, rows: int, size: int) -> list[int]:
-    """Split sizes in rows of dimension 0; equal parts if none are given."""
-    if sizes is None or (hasattr(sizes, "__len__") and len(sizes) == 0):
+    """Split sizes in rows of dimension 0; equal parts if none are given, or an empty list."""
+    none = sizes is None or (hasattr(sizes, "__len__") and len(sizes) == 0)
+    return shares(name, None if none else sizes, tensor, rows, size)
+
+
+def shares(name: str, counts: Counts | None, tensor: str, rows: int, size: int) -> list[int]:
+    """How the rows of dimension 0 are divided among the ranks; equally, if no counts are given."""
+    if counts is None:
         return even_split(tensor, rows, size)
-    counts = as_counts(name, sizes, size)
+    counts = as_counts(name, counts, size)
     if min(counts) < 0 or sum(counts) != rows:
         raise InvalidParamError(
             f"{name} is {counts}, expected entries >= 0 whose sum is {rows}, dimension 0 of {tensor}"

@@ -90,12 +90,11 @@ class QuantOperation(ABC, Generic[A]):
         param = self._param
         if param.quant_type != QuantType.DYNAMIC:
             raise InvalidParamError("error_feedback is given with a shared scale, expected quant_type 16 (DYNAMIC)")
-        if not isinstance(feedback, Feedback):
-            raise InvalidParamError(f"error_feedback is a {type(feedback).__name__}, expected an ErrorFeedback")
         desc = self._describe(x)
         counts = (math.prod(desc.shape),)
         request = QuantizedReduction("quantized_all_reduce", desc.dtype, desc.dtype, counts, param.quantization)
-        return [a for a in feedback.arrays(request, param.rank_size, param.rank, x) if a is not None]
+        arrays = Feedback.arrays_of(feedback, request, param.rank_size, param.rank, x)
+        return [a for a in arrays if a is not None]
 
     def _checked(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls `function`; what it raises the peers raise too."""

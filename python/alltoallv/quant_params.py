@@ -69,9 +69,9 @@ class QuantAllReduceParam:
 
     @property
     def quantization(self) -> Quantization:
-        """Of the dynamic mode."""
+        """Of the dynamic mode, checked."""
         op: SumOp = "avg" if self.all_reduce_type == "avg" else "sum"
-        return Quantization(self.bits, self.group_size, self.gather, op, self.overflow)
+        return Quantization.checked(self.bits, self.group_size, self.gather, op, self.overflow)
 
     def core(self) -> _core.QuantAllReduceParam:
         """What the core takes.
@@ -79,17 +79,17 @@ class QuantAllReduceParam:
         Raises:
             InvalidParamError: ``bits``, ``group_size``, ``gather`` or ``overflow`` has no meaning.
         """
-        self.quantization.check()
+        how = self.quantization
         group = AllToAllVParam(**{name: getattr(self, name) for name in _GROUP.values()})
         return _core.QuantAllReduceParam(
             group,
             self.all_reduce_type,
             int(self.quant_type),
             self.out_data_type,
-            self.bits,
-            self.group_size,
-            self.gather == "quantized",
-            self.overflow,
+            how.bits,
+            how.group_size,
+            how.gather == "quantized",
+            how.overflow,
         )
 
     @classmethod

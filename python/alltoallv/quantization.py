@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from alltoallv.counts import integer
 from alltoallv.errors import InvalidParamError
 
 Gather = Literal["full", "quantized"]
@@ -37,26 +38,19 @@ class Quantization:
     op: SumOp = "sum"
     overflow: Overflow = "saturate"
 
-    def check(self) -> None:
-        """Raises InvalidParamError for a value that has no meaning."""
-        if self.bits not in (4, 8):
-            raise InvalidParamError(f"bits is {self.bits!r}, expected 4 or 8")
-        if not isinstance(self.group_size, int) or self.group_size < 1:
-            raise InvalidParamError(f"group_size is {self.group_size!r}, expected an integer of at least 1")
-        for name, kind in (("gather", Gather), ("op", SumOp), ("overflow", Overflow)):
-            value, known = getattr(self, name), get_args(kind)
-            if value not in known:
-                raise InvalidParamError(f"{name} is {value!r}, expected {', '.join(known[:-1])} or {known[-1]}")
-
     @staticmethod
-    def checked(bits: int, group_size: int, gather: Gather, op: SumOp, overflow: Overflow) -> Quantization:
-        """One that has passed `check`; those of earlier calls are remembered."""
+    def checked(
+        bits: int, group_size: int, gather: Gather = "full", op: SumOp = "sum", overflow: Overflow = "saturate"
+    ) -> Quantization:
+        """One whose values have a meaning; those of earlier calls are remembered.
+
+        Raises:
+            InvalidParamError: a value that has none.
+        """
         try:
+            return _remembered(bits, group_size, gather, op, overflow)
+        except TypeError:  # a value that cannot be remembered has no meaning either
             return _checked(bits, group_size, gather, op, overflow)
-        except TypeError:  # a value that cannot be remembered has no meaning either, and check says so
-            made = Quantization(bits, group_size, gather, op, overflow)
-            made.check()
-            return made
 
     def groups(self, count: int) -> int:
         """Scales of ``count`` elements."""
@@ -79,11 +73,27 @@ class Quantization:
         return begin, min(share, count - begin)
 
 
-@lru_cache(maxsize=256, typed=True)
-def _checked(*fields: Any) -> Quantization:
-    made = Quantization(*fields)
-    made.check()
-    return made
+def _checked(bits: Any, group_size: Any, *texts: Any) -> Quantization:
+    if _integer(bits) not in (4, 8):
+        raise InvalidParamError(f"bits is {bits!r}, expected 4 or 8")
+    if not 1 <= _integer(group_size) < 2**63:
+        raise InvalidParamError(f"group_size is {group_size!r}, expected an integer of at least 1, below 2**63")
+    for name, value, kind in zip(("gather", "op", "overflow"), texts, (Gather, SumOp, Overflow), strict=True):
+        known = get_args(kind)
+        if not isinstance(value, str) or value not in known:
+            raise InvalidParamError(f"{name} is {value!r}, expected {', '.join(known[:-1])} or {known[-1]}")
+    return Quantization(integer(bits), integer(group_size), *texts)
+
+
+_remembered = lru_cache(maxsize=256, typed=True)(_checked)
+
+
+def _integer(value: Any) -> int:
+    """0 for what is none."""
+    try:
+        return integer(value)
+    except TypeError:
+        return 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,21 +12,41 @@ import numpy.typing as npt
 
 from alltoallv import _core
 from alltoallv.communicator import Communicator
-from alltoallv.counts import packed, scaled
+from alltoallv.counts import Counts, as_counts, packed, scaled, shares
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization import FLOATS, Gather, Overflow, Quantization, QuantizedReduction, SumOp
 
 Floats = npt.NDArray[np.float32]
 
-# Elements from which on an engine's quantized all-reduce has been measured to be faster than its float32 all-reduce.
-# Shared memory moves bytes as fast as it quantizes them. Between hosts 1 MiB pays over 1 Gbit/s, 16 MiB over 10 Gbit/s;
-# docs/quantization.md has the figures.
-WORTHWHILE_FROM: dict[str, float] = {"shm": math.inf, "gloo": 1 << 18}
+# Elements below which an engine's quantized all-reduce has been measured to be slower than its own unquantized one.
+# Shared memory moves bytes as fast as it quantizes them. Between hosts 4 MiB of float32 are quicker over 1 and over 10
+# Gbit/s, 1 MiB is not over 10; docs/quantization.md has the figures. Other engines have not been measured.
+WORTHWHILE_FROM: dict[str, float] = {"shm": math.inf, "gloo": 1 << 20}
 
 
-def is_slower(backend: str, size: int, count: int) -> bool:
-    """Whether a caller that allows an unquantized all-reduce of ``count`` elements is better served by it."""
-    return size == 1 or count < WORTHWHILE_FROM.get(backend, 1 << 16)
+def skips(request: QuantizedReduction, backend: str, size: int, allowed: bool, has_feedback: bool) -> bool:
+    """Whether an ordinary all-reduce serves a caller better that allows one.
+
+    Only where it keeps what was asked: the input's dtype, and what becomes of values that do not fit (ordinary sums
+    become inf, as float32 sums do here too). With error feedback codes are what the caller wants.
+    """
+    if not allowed or has_feedback or request.scale is not None or request.out_dtype != request.dtype:
+        return False
+    if request.out_dtype != "float32" and request.quantization.overflow != "infinity":
+        return False
+    return size == 1 or request.count < WORTHWHILE_FROM.get(backend, 0)
+
+
+def exclude(why: str, out: object, async_op: bool, error_feedback: object) -> None:
+    """Refuses what a differentiable call cannot have.
+
+    Raises:
+        InvalidParamError: names what was given.
+    """
+    given = {"out": out is not None, "async_op": async_op, "error_feedback": error_feedback is not None}
+    names = [name for name, present in given.items() if present]
+    if names:
+        raise InvalidParamError(f"{why}, expected a call without {' and '.join(names)}")
 
 
 def all_reduce_request(
@@ -57,7 +78,7 @@ def all_reduce_request(
     if scale is not None and two[0] is not None:
         raise InvalidParamError("scale and comm_quant_scale_1 are both given, expected one form or the other")
     if offset is not None and scale is None:
-        raise InvalidParamError(f"offset is {offset!r} but scale is None, expected an offset only with a shared scale")
+        raise InvalidParamError(f"offset is {offset} but scale is None, expected an offset only with a shared scale")
     first = scale if scale is not None else two[0]
     if first is not None:
         _check_shared(quantization, has_feedback, two[0] is not None)
@@ -81,7 +102,7 @@ def all_reduce_request(
     out = out_dtype or ("float16" if scale is not None else dtype)
     check_output_dtype(out)
     counts = (math.prod(shape),)
-    offset = 0.0 if offset is None else float(np.float32(offset))
+    offset = 0.0 if offset is None else _float32("offset", offset)
     return QuantizedReduction("quantized_all_reduce", dtype, out, counts, quantization, first, second, offset)
 
 
@@ -105,26 +126,67 @@ def reduce_scatter_request(
 
 def row_quantization(bits: int, group_size: int | None, overflow: Overflow, length: int, dtype: str) -> Quantization:
     """How rows of ``length`` elements become codes; the default group is the row."""
-    quantization = Quantization(bits, max(length, 1) if group_size is None else group_size, overflow=overflow)
-    quantization.check()
+    length = max(length, 1)
+    quantization = Quantization.checked(bits, length if group_size is None else group_size, overflow=overflow)
     _check_float(dtype)
-    if quantization.group_size > max(length, 1):  # the same codes, and the same terms on all ranks
-        quantization = Quantization(bits, max(length, 1), overflow=overflow)
+    if quantization.group_size > length:  # the same codes, and the same terms on all ranks
+        quantization = replace(quantization, group_size=length)
     return quantization
 
 
-def as_scale(name: str, values: npt.ArrayLike) -> Floats:
-    """One value, or one per channel, as float32 (exact for the dtypes allowed).
+def row_counts(
+    send_counts: Counts, recv_counts: Counts | None, rows: int, size: int
+) -> tuple[list[int], list[int] | None]:
+    """Rows for every rank, and from every rank if the caller says; ``rows`` are dimension 0 of the input."""
+    sends = shares("send_counts", as_counts("send_counts", send_counts, size), "input", rows, size)
+    recvs = None if recv_counts is None else as_counts("recv_counts", recv_counts, size)
+    if recvs is not None and min(recvs) < 0:
+        raise InvalidParamError(f"recv_counts is {recvs}, expected entries >= 0")
+    return sends, recvs
+
+
+def as_scale(name: str, values: npt.ArrayLike | None, dtype: str | None = None) -> Floats | None:
+    """One value, or one per channel, as float32 (exact for the dtypes allowed); None stays None.
+
+    Args:
+        dtype: The core's name of the dtype that the values had in the caller's tensor, if they came from one.
 
     Raises:
+        InvalidParamError: a number that float32 cannot hold.
         InvalidTensorError: not a scalar, ``[n]`` or ``[1, n]`` of float16, bfloat16 or float32.
     """
+    if values is None:
+        return None
+    if isinstance(values, float | int):
+        return np.array([_float32(name, values)], np.float32)
     array = np.asarray(values)
-    if not isinstance(values, float | int) and array.dtype.name not in FLOATS:
-        raise InvalidTensorError(f"{name} has dtype {array.dtype}, expected {', '.join(FLOATS)}", 13)
+    dtype = dtype or array.dtype.name
+    if dtype not in FLOATS:
+        raise InvalidTensorError(f"{name} has dtype {dtype}, expected {', '.join(FLOATS)}", 13)
     if array.ndim > 2 or (array.ndim == 2 and array.shape[0] != 1):
         raise InvalidTensorError(f"{name} has shape {array.shape}, expected one value, [n] or [1, n]")
     return np.ascontiguousarray(array.reshape(-1), np.float32)
+
+
+class UnquantizedPlan:
+    """An ordinary all-reduce with the calls of a `_core.QuantPlan`, for a request that `skips`."""
+
+    __slots__ = ("_arguments", "_core")
+
+    def __init__(self, comm: Communicator, request: QuantizedReduction) -> None:
+        self._core = comm.core
+        share, rest = divmod(request.count, comm.size)
+        self._arguments = request.dtype, request.quantization.op, [share + (j < rest) for j in range(comm.size)]
+
+    def run(self, input: int, output: int, error: None = None, gather_error: None = None, timeout: float = -1) -> None:
+        dtype, op, counts = self._arguments
+        self._core.reduce("all_reduce", dtype, op, input, output, counts, timeout)
+
+    def submit(
+        self, input: int, output: int, error: None = None, gather_error: None = None, timeout: float = -1
+    ) -> _core.Work:
+        dtype, op, counts = self._arguments
+        return self._core.submit_reduce("all_reduce", dtype, op, input, output, counts, timeout)
 
 
 def plan(comm: Communicator, request: QuantizedReduction) -> _core.QuantPlan:
@@ -171,6 +233,20 @@ def row_exchange(
 
 def _address(values: Floats | None) -> int:
     return 0 if values is None else values.ctypes.data
+
+
+def _float32(name: str, value: Any) -> float:
+    """A number as float32, which neither makes inf of it nor 0."""
+    try:
+        number = math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = float(np.float32(number))
+    if math.isnan(number) or math.isinf(rounded) != math.isinf(number) or (rounded == 0) != (number == 0):
+        shown = repr(value) if isinstance(value, float | int | str) else f"a {type(value).__name__}"
+        raise InvalidParamError(f"{name} is {shown}, expected a number that float32 holds: 0, or 1.4e-45 to 3.4e38")
+    return rounded
 
 
 def _check_float(dtype: Any) -> None:

@@ -11,7 +11,13 @@ from quantized_cases import DTYPES, F32, Launch, check_all_reduce, normal
 
 from alltoallv import Communicator, memory
 from alltoallv import numpy as av
-from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerLostError, PeerMismatchError
+from alltoallv.errors import (
+    InvalidParamError,
+    InvalidTensorError,
+    PeerLostError,
+    PeerMismatchError,
+    ValueOverflowError,
+)
 from alltoallv.testing import Ranks
 from alltoallv.testing import quantized as reference
 from alltoallv.testing.golden import assert_bits_equal
@@ -76,11 +82,28 @@ def test_differences(launch: Launch, n: int) -> None:
 
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"bits": 5}, InvalidParamError, "bits is 5, expected 4 or 8"),
+    ({"bits": 8.0}, InvalidParamError, "bits is 8.0, expected 4 or 8"),
+    ({"group_size": True}, InvalidParamError, "group_size is True, expected an integer of at least 1"),
+    ({"group_size": 2**63}, InvalidParamError, r"group_size is 9223372036854775808, expected .* below 2\*\*63"),
     ({"group_size": 0}, InvalidParamError, "group_size is 0, expected an integer of at least 1"),
     ({"gather": "none"}, InvalidParamError, "gather is 'none', expected full or quantized"),
     ({"op": "max"}, InvalidParamError, "op is 'max', expected sum or avg"),
     ({"overflow": "wrap"}, InvalidParamError, "overflow is 'wrap', expected saturate, raise or infinity"),
+    ({"op": ["sum"]}, InvalidParamError, r"op is \['sum'\], expected sum or avg"),
     ({"offset": 1.0}, InvalidParamError, "offset is 1.0 but scale is None"),
+    ({"dtype": "int8", "scale": 1.0, "offset": "a"}, InvalidParamError, "offset is 'a', expected a number"),
+    (
+        {"dtype": "int8", "scale": 1.0, "offset": np.ones(2)},
+        InvalidParamError,
+        "offset is a ndarray, expected",
+    ),
+    ({"dtype": "int8", "scale": 1.0, "offset": 1e39}, InvalidParamError, r"offset is 1e\+39, expected a number that"),
+    ({"dtype": "int8", "scale": 1e39}, InvalidParamError, r"scale is 1e\+39, expected a number that float32 holds"),
+    ({"dtype": "int8", "scale": 1e-50}, InvalidParamError, "scale is 1e-50, expected a number that float32 holds"),
+    ({"comm_quant_scale_1": 1.0, "comm_quant_scale_2": 1e40}, InvalidParamError, r"comm_quant_scale_2 is 1e\+40"),
+    ({"allow_unquantized": True, "bits": 3}, InvalidParamError, "bits is 3"),
+    ({"out": np.empty((2, 4), F32)}, InvalidTensorError, r"out has shape \(2, 4\), expected \(8,\)"),
+    ({"dtype": "int8", "scale": 1.0, "out": np.empty(8, F32)}, InvalidTensorError, "float32, expected float16$"),
     ({"scale": 1.0}, InvalidTensorError, "input has dtype float32, expected int8 with a shared scale"),
     ({"dtype": "int8"}, InvalidTensorError, "input has dtype int8, expected .* or int8 with a scale"),
     ({"dtype": "float64"}, InvalidTensorError, "input has dtype float64"),
@@ -93,7 +116,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"out_dtype": "int8"}, InvalidParamError, "out_dtype is int8"),
     ({"out": np.empty(8, np.float16)}, InvalidTensorError, "out has dtype float16, expected float32"),
     ({"error_feedback": "wrong size"}, InvalidParamError, "error has 3 elements, expected 8"),
-    ({"error_feedback": 1}, InvalidParamError, "error_feedback is a int, expected"),
+    ({"error_feedback": 1}, InvalidParamError, "error_feedback is a int, expected alltoallv.numpy.ErrorFeedback"),
 ]
 
 
@@ -140,15 +163,65 @@ def test_asynchronous_calls(launch: Launch) -> None:
 
 
 def test_one_rank_does_what_was_asked() -> None:
-    """Quantizes and dequantizes; unless the caller allows otherwise."""
+    """Quantizes and dequantizes; unless the caller allows otherwise. Integers may be of any integer type."""
     [communicator] = Communicator.threads(1)
     with communicator:
         x = np.random.default_rng(0).normal(size=1000).astype(F32)
         result: Any = av.quantized_all_reduce(x, bits=4, group=communicator)
         assert_bits_equal(result, reference.dequantize(reference.quantize(x, bits=4)))
         assert np.abs(result - x).max() > 0.01
+        same: Any = av.quantized_all_reduce(x, bits=np.int8(4), group_size=np.int64(128), group=communicator)
+        assert_bits_equal(same, result)
         result = av.quantized_all_reduce(x, bits=4, allow_unquantized=True, group=communicator)
         assert_bits_equal(result, x)
+
+
+def test_an_ordinary_sum_keeps_the_promises(launch: Launch) -> None:
+    """Allowed, it comes where nothing else that was asked is broken by it: dtype, what does not fit, feedback."""
+
+    def reduce(communicator: Communicator) -> None:
+        size, to = communicator.size, {"group": communicator, "allow_unquantized": True}
+        inputs = normal(np.random.default_rng(2), size, 3000)
+        exact: Any = av.all_reduce(inputs[communicator.rank], "avg", group=communicator)
+        out = np.full(3000, 7, F32)
+        ordinary: Any = av.quantized_all_reduce(inputs[communicator.rank], op="avg", out=out, **to)
+        assert ordinary is out
+        assert_bits_equal(ordinary, exact)
+        out[:] = 7
+        _, work = av.quantized_all_reduce(inputs[communicator.rank], op="avg", out=out, async_op=True, **to)
+        assert_bits_equal(work.wait(), exact)
+        for how in ({"out_dtype": "float16"}, {"out_dtype": "bfloat16"}, {"error_feedback": av.ErrorFeedback()}):
+            quantized: Any = av.quantized_all_reduce(inputs[communicator.rank], **how, **to)
+            dtype = DTYPES[str(how.get("out_dtype", "float32"))]
+            assert_bits_equal(quantized, reference.quantized_all_reduce(inputs, dtype=dtype)[0])
+        x = np.full(500, 60_000, np.float16)
+        assert (av.quantized_all_reduce(x, **to) == 65504).all()
+        with pytest.raises(ValueOverflowError):
+            av.quantized_all_reduce(x, overflow="raise", **to)
+        assert np.isinf(av.quantized_all_reduce(x, overflow="infinity", **to)).all()
+        x[1:] = np.random.default_rng(3).normal(size=499)  # which codes would change
+        assert_bits_equal(av.quantized_all_reduce(x, op="avg", overflow="infinity", **to), x)
+
+    launch(2, reduce)
+
+
+def test_loading_feedback() -> None:
+    """Of any float dtype; what is none is refused, and says so."""
+    state = av.ErrorFeedback()
+    for dtype in (np.float64, np.float16, DTYPES["bfloat16"]):
+        state.load_state_dict({"error": np.array([[0.5, -2.0], [0.0, 8.0]], dtype), "gather_error": [1.0]})
+        saved = state.state_dict()
+        assert_bits_equal(saved["error"], np.array([0.5, -2, 0, 8], F32))
+        assert_bits_equal(saved["gather_error"], np.ones(1, F32))
+    for wrong, message in (
+        (None, "the state is a NoneType, expected a dict of error, gather_error"),
+        ({"error": None}, r"the state has the keys \['error'\], expected"),
+        ({"error": "abc", "gather_error": None}, "the state's error is 'abc', expected an array of numbers or None"),
+        ({"error": None, "gather_error": [[1], [2, 3]]}, "the state's gather_error is a list, expected an array"),
+    ):
+        with pytest.raises(InvalidParamError, match=message):
+            state.load_state_dict(wrong)  # type: ignore[arg-type]
+    assert_bits_equal(state.state_dict()["error"], np.array([0.5, -2, 0, 8], F32))
 
 
 def test_in_place_and_overlapping(launch: Launch) -> None:
@@ -211,18 +284,27 @@ def resident(what: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "kind", [(8, "full", 128), (8, "quantized", 128), (4, "quantized", 8192), (8, "full", 1 << 22)]
+    "how",
+    [
+        {},
+        {"gather": "quantized"},
+        {"bits": 4, "gather": "quantized", "group_size": 8192},
+        {"group_size": 1 << 22},
+        {"scale": 1.0, "out_dtype": "float32"},
+        {"comm_quant_scale_1": 1.0, "comm_quant_scale_2": 1.0},
+    ],
+    ids=lambda how: "-".join(map(str, how.values())) or "default",
 )
-def test_scratch_is_small(ranks: Ranks, kind: tuple[int, Any, int]) -> None:
+def test_scratch_is_small(ranks: Ranks, how: dict[str, Any]) -> None:
     """At most 2 MiB per rank beside scales, however long the vector: a rank also sees its peers' scratch."""
 
-    def reduce(communicator: Communicator, bits: int, gather: Any, group_size: int) -> None:
+    def reduce(communicator: Communicator, how: dict[str, Any]) -> None:
         n = 8 << 20
-        x = np.ones(n, F32)
+        x = np.ones(n, np.int8 if "scale" in how else F32)
         # Results in the arena are read where they lie, which maps them: no scratch, but resident.
-        out = np.empty(n, F32) if gather == "full" else memory.empty(n, F32)
+        out = memory.empty(n, F32) if how.get("gather") == "quantized" else np.empty(n, F32)
         out[:] = 0
-        how: dict[str, Any] = {"bits": bits, "gather": gather, "group_size": group_size, "group": communicator}
+        how["group"] = communicator
         communicator.stats()
         Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
         before = resident("VmRSS")
@@ -231,4 +313,4 @@ def test_scratch_is_small(ranks: Ranks, kind: tuple[int, Any, int]) -> None:
         assert np.allclose(out, communicator.size)
         assert grown <= communicator.size * (2 << 20), f"{grown >> 10} KiB"
 
-    ranks(2, fresh=True)(reduce, *kind)
+    ranks(2, fresh=True)(reduce, how)

@@ -12,6 +12,7 @@ from torch import Tensor
 import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError, ValueOverflowError
+from alltoallv.quantization import Quantization, QuantizedReduction
 from alltoallv.testing import Ranks
 from alltoallv.testing import quantized as reference
 
@@ -74,7 +75,7 @@ def test_shared_scales(ranks: Ranks) -> None:
         how = {"comm_quant_scale_1": one, "comm_quant_scale_2": two}
         wanted = reference.two_scale_all_reduce([as_numpy(x) for x in xs], as_numpy(one), as_numpy(two))[0]
         assert same(at.quantized_all_reduce(xs[comm.rank], group=comm, **how), wanted)
-        with pytest.raises(InvalidTensorError, match=r"scale has dtype torch\.float64"):
+        with pytest.raises(InvalidTensorError, match="scale has dtype float64, expected float32"):
             at.quantized_all_reduce(codes[0], scale=scale.double(), group=comm)
 
     ranks(2)(check)
@@ -131,7 +132,52 @@ def test_feedback_and_errors(ranks: Ranks) -> None:
         leaf = xs[0].clone().requires_grad_()
         with pytest.raises(InvalidParamError, match="requires grad"):
             at.quantized_all_reduce(leaf, error_feedback=states, group=comm)
-        assert at.quantized_all_reduce(xs[0], allow_unquantized=True, group=comm).equal(xs[0] * comm.size)
+        states.load_state_dict({"error": xs[0].double(), "gather_error": None})
+        request = QuantizedReduction("quantized_all_reduce", "float32", "float32", (5000,), Quantization())
+        error, _ = states.arrays(request, 2, 0, xs[0])
+        assert error.dtype is torch.float32
+        assert torch.equal(error, xs[0])
+        assert states.arrays(request, 2, 0, xs[0].to("meta"))[0].device.type == "meta"  # where the vector is
+
+    ranks(2)(check)
+
+
+def test_an_ordinary_sum_where_it_is_allowed(ranks: Ranks) -> None:
+    """With all that a quantized one takes, and the same promises about what does not fit."""
+
+    def check(comm: Communicator) -> None:
+        to: dict[str, Any] = {"allow_unquantized": True, "group": comm}
+        xs = vectors(comm.size, (700,))
+        x, exact = xs[comm.rank], xs[0] + xs[1]
+        assert at.quantized_all_reduce(x, **to).equal(exact)
+        out = torch.full((700,), 7.0)
+        assert at.quantized_all_reduce(x, out=out, **to) is out
+        assert out.equal(exact)
+        assert at.quantized_all_reduce(x, op="avg", async_op=True, **to)[1].result().equal(exact / 2)
+        leaf = x.clone().requires_grad_()
+        y = at.quantized_all_reduce(leaf, **to)
+        (y * xs[0]).sum().backward()
+        assert y.equal(exact)
+        torch.testing.assert_close(leaf.grad, xs[0] * 2)
+        compiled = torch.compile(lambda x: at.quantized_all_reduce(x * 2, **to), fullgraph=True, backend="aot_eager")
+        assert compiled(x).equal(exact * 2)
+        state = at.ErrorFeedback()
+        wanted = reference.quantized_all_reduce([v.numpy() for v in xs])[0]
+        assert same(at.quantized_all_reduce(x, error_feedback=state, **to), wanted)
+        half = torch.full((500,), 60_000.0, dtype=torch.float16)
+        assert (at.quantized_all_reduce(half, **to) == 65504).all()
+        with pytest.raises(ValueOverflowError):
+            at.quantized_all_reduce(half, overflow="raise", **to)
+        assert at.quantized_all_reduce(half, overflow="infinity", **to).isinf().all()
+        assert at.quantized_all_reduce(half, op="avg", overflow="infinity", **to).equal(half)
+        for wrong in ({"bits": 3}, {"group_size": 0}, {"gather": "none"}):
+            for given in (x, leaf):
+                with pytest.raises(InvalidParamError, match=f"{next(iter(wrong))} is"):
+                    at.quantized_all_reduce(given, **wrong, **to)
+        for extra, names in (({"out": out, "async_op": True}, "out and async_op"), ({"out": out}, "out")):
+            for function in (at.quantized_all_reduce, at.quantized_reduce_scatter):
+                with pytest.raises(InvalidParamError, match=f"requires grad, expected a call without {names}$"):
+                    function(leaf, group=comm, **extra)
 
     ranks(2)(check)
 

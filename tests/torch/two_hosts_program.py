@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from engine_groups import caught, logged
 from replicated import check_gradients
+from test_quantized_engine import dispatched, every_case, scattered
 from test_torch_group import random_cases, run_case
 
 import alltoallv.torch as at
@@ -100,6 +101,18 @@ def breaches(comm: TorchGroupCommunicator) -> None:
     assert out.tolist() == [10.0 * j + 2 * comm.rank + k for j in range(4) for k in range(2)]
 
 
+def quantized(comm: TorchGroupCommunicator) -> None:
+    """Every mode with the oracle's bits; parts and rows as a user calls them; and more than one chunk."""
+    every_case(comm)
+    scattered(comm, [4, 0, 1, 9], (33,), group_size=32)
+    dispatched(comm, [[1, 2, 0, 1], [0, 0, 3, 1], [1, 1, 1, 1], [0, 0, 0, 0]], (3, 5), bits=4, group_size=7)
+    n = 255 * 20_000  # whole groups
+    x = torch.arange(n, dtype=torch.float32).remainder_(255).sub_(127) * (comm.rank + 1)
+    for gather in ("full", "quantized"):
+        total = at.quantized_all_reduce(x, group_size=255, gather=gather)  # codes and their sums are exact
+        assert torch.equal(total, x / (comm.rank + 1) * 10), gather
+
+
 def other_front_end(comm: TorchGroupCommunicator) -> None:
     """Backend alltoallv of torch.distributed, which finds itself on two hosts."""
     with warnings.catch_warnings():
@@ -131,7 +144,7 @@ def main() -> None:
     group = dist.group.WORLD
     assert group is not None
     comm = who_carries_what(group)
-    for part in (exchanges, gradients, experts, breaches, other_front_end, loss):
+    for part in (exchanges, gradients, experts, breaches, quantized, other_front_end, loss):
         begin = time.monotonic()
         part(comm)
         print(

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore
-import numpy as np
 from mindspore import Tensor
 from mindspore.common._grad_function import _Function
 
-from alltoallv import _core, quantized
+from alltoallv import quantized
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.feedback import Feedback
+from alltoallv.errors import InvalidTensorError
+from alltoallv.feedback import Feedback, HostFeedback
 from alltoallv.guard import guard
 from alltoallv.mindspore.autograd import tracks
 from alltoallv.mindspore.exchange import check_async, enter
@@ -24,17 +23,9 @@ from alltoallv.quantization import Gather, Overflow, SumOp
 OPERATOR = "quantized_all_reduce"
 
 
-class ErrorFeedback(Feedback[Any]):
+class ErrorFeedback(HostFeedback):
     __doc__ = f"{Feedback.__doc__}\n    The arrays are NumPy's."
-
-    def _zeros(self, count: int, like: Any) -> Any:
-        return np.zeros(count, np.float32)
-
-    def _copy(self, value: Any) -> Any:
-        return np.array(value, np.float32).reshape(-1)
-
-    def _count(self, array: Any) -> int:
-        return int(array.size)
+    _title = "alltoallv.mindspore.ErrorFeedback"
 
 
 def quantized_all_reduce(
@@ -51,6 +42,7 @@ def quantized_all_reduce(
     overflow: Overflow = "saturate",
     comm_quant_scale_1: Tensor | float | None = None,
     comm_quant_scale_2: Tensor | float | None = None,
+    allow_unquantized: bool = False,
     out: Tensor | None = None,
     group: Group = None,
     async_op: bool = False,
@@ -87,8 +79,8 @@ def quantized_all_reduce(
         dtype = getattr(mindspore, request.out_dtype)
         simple = out is None and not async_op and error_feedback is None
         wants_grad = tracks(input) and request.dtype != "int8"
-        if wants_grad and not simple and getattr(input, "_requires_grad", False):
-            raise InvalidParamError("input requires grad, which out, async_op and error_feedback exclude")
+        if wants_grad and getattr(input, "_requires_grad", False):
+            quantized.exclude("input requires grad", out, async_op, error_feedback)
         if out is None:
             out = empty(tuple(x.shape), dtype)
         check_output("out", out, dtype)
@@ -96,14 +88,9 @@ def quantized_all_reduce(
             raise InvalidTensorError(f"out has shape {tuple(out.shape)}, expected {tuple(x.shape)}")
         if region(out) != region(x):
             check_apart(out, x)
-        errors: tuple[Any, Any] = (None, None)
-        if error_feedback is not None:
-            if not isinstance(error_feedback, ErrorFeedback):
-                raise InvalidParamError(
-                    f"error_feedback is a {type(error_feedback).__name__}, expected alltoallv.mindspore.ErrorFeedback"
-                )
-            errors = error_feedback.arrays(request, comm.size, comm.rank, x)
-        plan = quantized.plan(comm, request)
+        errors: tuple[Any, Any] = ErrorFeedback.arrays_of(error_feedback, request, comm.size, comm.rank, x)
+        skips = quantized.skips(request, comm.backend, comm.size, allow_unquantized, error_feedback is not None)
+        plan: Any = quantized.UnquantizedPlan(comm, request) if skips else quantized.plan(comm, request)
         addresses = [None if array is None else array.ctypes.data for array in errors]
         settle()
     if async_op:
@@ -119,11 +106,10 @@ class _Reduce(_Function):
     """Straight through: the gradient is that of a sum."""
 
     @staticmethod
-    def forward(
-        ctx: Any, input: Tensor, comm: Communicator, plan: _core.QuantPlan, out: Tensor, average: bool
-    ) -> Tensor:
+    def forward(ctx: Any, input: Tensor, comm: Communicator, plan: Any, out: Tensor, average: bool) -> Tensor:
         ctx.comm, ctx.average, ctx.dtype = comm, average, input.dtype
-        plan.run(region(as_input(input))[0], region(out)[0])
+        x = as_input(input)  # may be a copy, which must live until the end
+        plan.run(region(x)[0], region(out)[0])
         return out
 
     @staticmethod
@@ -141,7 +127,5 @@ class _Reduce(_Function):
 
 def _scale(name: str, value: Any) -> Any:
     if not isinstance(value, Tensor):
-        return None if value is None else quantized.as_scale(name, value)
-    if value.dtype not in (mindspore.float32, mindspore.float16, mindspore.bfloat16):
-        raise InvalidTensorError(f"{name} has dtype {value.dtype}, expected float32, float16, bfloat16", 13)
-    return quantized.as_scale(name, value.astype(mindspore.float32).asnumpy())
+        return quantized.as_scale(name, value)
+    return quantized.as_scale(name, value.astype(mindspore.float32).asnumpy(), core_name(value.dtype))

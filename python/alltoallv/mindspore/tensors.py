@@ -89,7 +89,7 @@ def check_output(name: str, tensor: Any, dtype: Any) -> None:
     """Refuses a tensor that the operator cannot write into."""
     check_tensor(name, tensor)
     if tensor.dtype != dtype:
-        raise InvalidTensorError(f"{name} has dtype {tensor.dtype}, expected {dtype}, that of the input", 13)
+        raise InvalidTensorError(f"{name} has dtype {tensor.dtype}, expected {dtype}", 13)
     if not tensor.is_contiguous():
         raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor")
 

@@ -44,7 +44,7 @@ def check_output(name: str, array: object, dtype: np.dtype[Any] | None = None, s
     if not array.flags.c_contiguous or not array.flags.writeable:
         raise InvalidTensorError(f"{name} is not contiguous and writable, expected both")
     if dtype is not None and array.dtype != dtype:
-        raise InvalidTensorError(f"{name} has dtype {array.dtype}, expected {dtype}, that of the input", 13)
+        raise InvalidTensorError(f"{name} has dtype {array.dtype}, expected {dtype}", 13)
     if size is not None and array.size != size:
         raise InvalidTensorError(f"{name} has {array.size} elements, expected {size}", 9)
     return array

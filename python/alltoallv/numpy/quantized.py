@@ -10,28 +10,20 @@ import numpy.typing as npt
 
 from alltoallv import _core, memory, quantized
 from alltoallv.communicator import Communicator
-from alltoallv.counts import Counts, as_counts, even_split, scaled
+from alltoallv.counts import Counts, scaled, shares
 from alltoallv.dtypes import core_name, numpy_dtype
-from alltoallv.errors import InvalidParamError, InvalidTensorError, ValueOverflowError
-from alltoallv.feedback import Feedback
+from alltoallv.errors import InvalidTensorError, ValueOverflowError
+from alltoallv.feedback import Feedback, HostFeedback
 from alltoallv.guard import guard
 from alltoallv.numpy.arrays import Array, address, as_input, check_apart, check_output, resolve, row_size, seconds
-from alltoallv.numpy.reduce import all_reduce, check_same_or_apart
+from alltoallv.numpy.reduce import check_same_or_apart
 from alltoallv.numpy.work import Work
 from alltoallv.quantization import Gather, Overflow, Quantization, QuantizedReduction, SumOp
 
 
-class ErrorFeedback(Feedback[Array]):
+class ErrorFeedback(HostFeedback):
     __doc__ = Feedback.__doc__
-
-    def _zeros(self, count: int, like: Array) -> Array:
-        return np.zeros(count, np.float32)
-
-    def _copy(self, value: Any) -> Array:
-        return np.array(value, np.float32).reshape(-1)
-
-    def _count(self, array: Array) -> int:
-        return array.size
+    _title = "alltoallv.numpy.ErrorFeedback"
 
 
 def quantized_all_reduce(
@@ -74,8 +66,9 @@ def quantized_all_reduce(
         overflow: What a finite value becomes that the output's dtype cannot hold: ``"saturate"``: its largest;
             ``"raise"``: ValueOverflowError on every rank; ``"infinity"``.
         comm_quant_scale_1, comm_quant_scale_2: As ``scale``, both or neither.
-        allow_unquantized: Permit an ordinary all-reduce where quantizing has been measured to be slower; equal on all
-            ranks. The default does what was asked.
+        allow_unquantized: Permit an ordinary all-reduce where quantizing has been measured to be slower, or cannot win;
+            equal on all ranks. Only for an output of the input's dtype without ``error_feedback``, of float32 or with
+            ``overflow="infinity"``: an ordinary sum becomes inf. The default does what was asked.
         out: Where the result goes; may be the input itself if the dtypes agree. Left out, it is allocated.
         group, async_op, timeout: As for `alltoallv.numpy.all_to_all_v`.
 
@@ -93,10 +86,10 @@ def quantized_all_reduce(
         request = quantized.all_reduce_request(
             x.shape,
             core_name(x.dtype),
-            scale=_scale("scale", scale),
+            scale=quantized.as_scale("scale", scale),
             offset=offset,
-            comm_quant_scale_1=_scale("comm_quant_scale_1", comm_quant_scale_1),
-            comm_quant_scale_2=_scale("comm_quant_scale_2", comm_quant_scale_2),
+            comm_quant_scale_1=quantized.as_scale("comm_quant_scale_1", comm_quant_scale_1),
+            comm_quant_scale_2=quantized.as_scale("comm_quant_scale_2", comm_quant_scale_2),
             bits=bits,
             group_size=group_size,
             gather=gather,
@@ -108,15 +101,12 @@ def quantized_all_reduce(
         dtype = numpy_dtype(request.out_dtype)
         if out is None:
             out = memory.empty(x.shape, dtype)
-        check_output("out", out, dtype, x.size)
+        _check_output(out, dtype, x.shape)
         check_same_or_apart(out, x)
         if out.dtype.itemsize != x.dtype.itemsize:
             check_apart(out, x)
-        unquantized = allow_unquantized and request.scale is None and dtype == x.dtype
-        unquantized = unquantized and quantized.is_slower(comm.backend, comm.size, request.count)
-    if unquantized and error_feedback is None:
-        return all_reduce(x, op, out=out, group=comm, async_op=async_op, timeout=timeout)
-    return _reduce(comm, request, x, out, error_feedback, async_op, timeout)
+        skips = quantized.skips(request, comm.backend, comm.size, allow_unquantized, error_feedback is not None)
+    return _reduce(comm, request, x, out, error_feedback, async_op, timeout, skips)
 
 
 def quantized_reduce_scatter(
@@ -150,13 +140,7 @@ def quantized_reduce_scatter(
     with guard(comm, "quantized_reduce_scatter"):
         x = as_input("input", input)
         row = row_size(x)
-        rows = even_split("input", x.shape[0], comm.size) if recv_counts is None else None
-        if rows is None:
-            rows = as_counts("recv_counts", recv_counts, comm.size)
-            if min(rows) < 0 or sum(rows) != x.shape[0]:
-                raise InvalidParamError(
-                    f"recv_counts is {rows}, expected entries >= 0 whose sum is {x.shape[0]}, dimension 0 of input"
-                )
+        rows = shares("recv_counts", recv_counts, "input", x.shape[0], comm.size)
         request = quantized.reduce_scatter_request(
             scaled(rows, row),
             core_name(x.dtype),
@@ -170,9 +154,7 @@ def quantized_reduce_scatter(
         dtype = numpy_dtype(request.out_dtype)
         if out is None:
             out = memory.empty(shape, dtype)
-        check_output("out", out, dtype)
-        if out.shape != shape:
-            raise InvalidTensorError(f"out has shape {out.shape}, expected {shape}")
+        _check_output(out, dtype, shape)
         check_apart(out, x)
     return _reduce(comm, request, x, out, error_feedback, async_op, timeout)
 
@@ -219,14 +201,7 @@ def quantized_all_to_all(
         dtype = x.dtype if out_dtype is None else numpy_dtype(out_dtype)
         quantized.check_output_dtype(core_name(dtype))
         limit = seconds(timeout)
-        sends = as_counts("send_counts", send_counts, comm.size)
-        recvs = None if recv_counts is None else as_counts("recv_counts", recv_counts, comm.size)
-        if min(sends) < 0 or sum(sends) != x.shape[0]:
-            raise InvalidParamError(
-                f"send_counts is {sends}, expected entries >= 0 whose sum is {x.shape[0]}, dimension 0 of input"
-            )
-        if recvs is not None and min(recvs) < 0:
-            raise InvalidParamError(f"recv_counts is {recvs}, expected entries >= 0")
+        sends, recvs = quantized.row_counts(send_counts, recv_counts, x.shape[0], comm.size)
         stride = max(_core.quantized_row_bytes(length, how.bits, how.group_size), 4)
         coded = memory.empty((x.shape[0], stride), np.uint8)
         quantized.encode_rows(how, core_name(x.dtype), address(x), x.shape[0], length, address(coded))
@@ -260,16 +235,11 @@ def _reduce(
     feedback: ErrorFeedback | None,
     async_op: bool,
     timeout: float | None,
+    skips: bool = False,
 ) -> Array | tuple[Array, Work]:
     with guard(comm, request.operator):
-        error, gather_error = None, None
-        if feedback is not None:
-            if not isinstance(feedback, ErrorFeedback):
-                raise InvalidParamError(
-                    f"error_feedback is a {type(feedback).__name__}, expected alltoallv.numpy.ErrorFeedback"
-                )
-            error, gather_error = feedback.arrays(request, comm.size, comm.rank, x)
-        plan = quantized.plan(comm, request)
+        error, gather_error = ErrorFeedback.arrays_of(feedback, request, comm.size, comm.rank, x)
+        plan: Any = quantized.UnquantizedPlan(comm, request) if skips else quantized.plan(comm, request)
         errors = [None if array is None else address(array) for array in (error, gather_error)]
         limit = seconds(timeout)
     if async_op:
@@ -283,8 +253,10 @@ def _reduce(
     return out
 
 
-def _scale(name: str, value: npt.ArrayLike | None) -> quantized.Floats | None:
-    return None if value is None else quantized.as_scale(name, value)
+def _check_output(out: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    check_output("out", out, dtype)
+    if out.shape != shape:
+        raise InvalidTensorError(f"out has shape {out.shape}, expected {shape}")
 
 
 def _rows(stride: int, block: _core.Block, counts: list[int]) -> Array:

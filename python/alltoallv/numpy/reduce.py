@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from alltoallv import memory
 from alltoallv.communicator import Communicator
-from alltoallv.counts import Counts, as_counts, even_split, scaled
+from alltoallv.counts import Counts, scaled, shares
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.guard import guard
@@ -87,14 +87,7 @@ def reduce_scatter(
         dtype = core_name(x.dtype)
         check_reduction(op, dtype)
         row = row_size(x)
-        if recv_counts is None:
-            rows = even_split("input", x.shape[0], comm.size)
-        else:
-            rows = as_counts("recv_counts", recv_counts, comm.size)
-            if min(rows) < 0 or sum(rows) != x.shape[0]:
-                raise InvalidParamError(
-                    f"recv_counts is {rows}, expected entries >= 0 whose sum is {x.shape[0]}, dimension 0 of input"
-                )
+        rows = shares("recv_counts", recv_counts, "input", x.shape[0], comm.size)
         shape = (rows[comm.rank], *x.shape[1:])
         if out is None:
             out = memory.empty(shape, x.dtype)

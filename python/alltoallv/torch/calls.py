@@ -178,14 +178,15 @@ def reduce(comm: AnyCommunicator, operator: str, output: Tensor, input: Tensor, 
 class _QuantizedPlan:
     """A plan with the addresses of its error feedback."""
 
-    plan: _core.QuantPlan
+    plan: Any  # of the core, or an UnquantizedPlan
     errors: tuple[int | None, int | None]
 
     def run(self, input: int, output: int) -> None:
         self.plan.run(input, output, *self.errors)
 
     def submit(self, input: int, output: int) -> _core.Work:
-        return self.plan.submit(input, output, *self.errors)
+        work: _core.Work = self.plan.submit(input, output, *self.errors)
+        return work
 
 
 def quantized_reduce(
@@ -195,16 +196,24 @@ def quantized_reduce(
     input: Tensor,
     error: Tensor | None = None,
     gather_error: Tensor | None = None,
+    *,
+    skips: bool = False,
 ) -> Call:
-    """A quantized reduction; to be called under the guard."""
+    """A quantized reduction, or with ``skips`` the ordinary one in its place; to be called under the guard."""
     given = [tensor for tensor in (error, gather_error) if tensor is not None]
     check_place(comm, input, output, *given)
     about = (request.operator, input.itemsize, request.counts, [output.numel()])
     kept = (input, *given)
     if isinstance(comm, Communicator):
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in (error, gather_error)]
-        plan = _QuantizedPlan(quantized.plan(comm, request), (addresses[0], addresses[1]))
+        made = quantized.UnquantizedPlan(comm, request) if skips else quantized.plan(comm, request)
+        plan = _QuantizedPlan(made, (addresses[0], addresses[1]))
         return SharedCall(comm, plan, about, kept, output, input.data_ptr(), output.data_ptr())
+    if skips:
+        share, rest = divmod(request.count, comm.size)
+        counts = [share + (j < rest) for j in range(comm.size)]
+        plain = comm.reduce("all_reduce", request.dtype, output, input, request.quantization.op, counts)
+        return EngineCall(comm, plain, about, kept, output, input.is_cuda)
     engine: Any = comm
     if not hasattr(engine, "quantized_reduce"):
         raise BackendUnavailableError(f"backend {comm.backend!r} has no {request.operator}, expected shm")

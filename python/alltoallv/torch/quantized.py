@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from alltoallv import quantized
-from alltoallv.counts import Counts, as_counts, even_split
+from alltoallv.counts import Counts, shares
 from alltoallv.errors import InvalidParamError
 from alltoallv.guard import guard
-from alltoallv.quantization import FLOATS, Gather, Overflow, SumOp
-from alltoallv.torch import functional, quantized_calls
+from alltoallv.quantization import Gather, Overflow, Quantization, SumOp
 from alltoallv.torch import group as groups
+from alltoallv.torch import quantized_calls
 from alltoallv.torch import quantized_ops as quantized_ops
 from alltoallv.torch.group import Group, device_of
 from alltoallv.torch.quantized_calls import ErrorFeedback
 from alltoallv.torch.quantized_rows import RowExchange
-from alltoallv.torch.tensors import as_input, core_name, needs_grad, row_size
+from alltoallv.torch.tensors import as_input, needs_grad, row_size
 
 Scale: TypeAlias = Tensor | float | None
 
@@ -52,49 +52,45 @@ def quantized_all_reduce(
         ``out``, ``async_op`` nor ``error_feedback`` is given: the gradient passes straight through the rounding, it is
         the sum (or average) of all ranks' gradients, not quantized.
     """
-    differentiates = out is None and not async_op and error_feedback is None
-    if torch.compiler.is_compiling() or (differentiates and needs_grad(input)):
-        if not differentiates:
-            raise InvalidParamError("out, async_op and error_feedback have no place in a compiled graph")
-        if not torch.compiler.is_compiling() and groups.resolve(group, device_of(input)) is None:
-            return None
-        scales = [_as_tensor(s) for s in (scale, comm_quant_scale_1, comm_quant_scale_2)]
+    scales = (scale, comm_quant_scale_1, comm_quant_scale_2)
+    compiling = torch.compiler.is_compiling()
+    if compiling:
+        quantized.exclude("this is in a compiled graph", out, async_op, error_feedback)
+    else:
+        comm = groups.resolve(group, device_of(input))
+        if comm is None:
+            return (None, None) if async_op else None
+        with guard(comm, "quantized_all_reduce"):
+            if needs_grad(input):
+                quantized.exclude("input requires grad", out, async_op, error_feedback)
+                how = Quantization.checked(bits, group_size, gather, op, overflow)
+                bits, group_size = how.bits, how.group_size
+                for name, value in zip(("scale", "comm_quant_scale_1", "comm_quant_scale_2"), scales, strict=True):
+                    quantized_calls.as_scale(name, value)
+            else:
+                call = quantized_calls.all_reduce(
+                    comm,
+                    as_input("input", input),
+                    out,
+                    scale=scale,
+                    offset=offset,
+                    comm_quant_scale_1=comm_quant_scale_1,
+                    comm_quant_scale_2=comm_quant_scale_2,
+                    bits=bits,
+                    group_size=group_size,
+                    gather=gather,
+                    op=op,
+                    out_dtype=out_dtype,
+                    overflow=overflow,
+                    feedback=error_feedback,
+                    allow_unquantized=allow_unquantized,
+                )
+    if compiling or needs_grad(input):
+        first, second, third = map(_as_tensor, scales)
         return torch.ops.alltoallv.quantized_all_reduce(
-            input, scales[0], offset, scales[1], scales[2], bits, group_size, gather, op, out_dtype, overflow,
+            input, first, offset, second, third, bits, group_size, gather, op, out_dtype, overflow, allow_unquantized,
             groups.name_of(group),
         )  # fmt: skip
-    comm = groups.resolve(group, device_of(input))
-    if comm is None:
-        return (None, None) if async_op else None
-    with guard(comm, "quantized_all_reduce"):
-        if needs_grad(input):
-            raise InvalidParamError("input requires grad, which out, async_op and error_feedback exclude")
-        x = as_input("input", input)
-        skips = allow_unquantized and differentiates and scale is None and comm_quant_scale_1 is None
-        if skips and out_dtype in (None, x.dtype) and quantized.is_slower(comm.backend, comm.size, x.numel()):
-            skips = core_name(x.dtype) in FLOATS
-        else:
-            skips = False
-        if not skips:
-            call = quantized_calls.all_reduce(
-                comm,
-                x,
-                out,
-                scale=scale,
-                offset=offset,
-                comm_quant_scale_1=comm_quant_scale_1,
-                comm_quant_scale_2=comm_quant_scale_2,
-                bits=bits,
-                group_size=group_size,
-                gather=gather,
-                op=op,
-                out_dtype=out_dtype,
-                overflow=overflow,
-                feedback=error_feedback,
-            )
-    if skips:
-        total = functional.all_reduce(x, comm)
-        return total / comm.size if op == "avg" else total
     if async_op:
         return call.output, call.submit()
     call.run()
@@ -124,22 +120,14 @@ def quantized_reduce_scatter(
     if comm is None:
         return (None, None) if async_op else None
     operator = "quantized_reduce_scatter"
-    differentiates = out is None and not async_op and error_feedback is None
-    traced = torch.compiler.is_compiling() or (differentiates and needs_grad(input))
+    traced = torch.compiler.is_compiling() or needs_grad(input)
     with guard(comm, operator):
-        if (traced and not differentiates) or (needs_grad(input) and not traced):
-            raise InvalidParamError("out, async_op and error_feedback are not for compiled graphs nor with gradients")
+        if traced:
+            why = "this is in a compiled graph" if torch.compiler.is_compiling() else "input requires grad"
+            quantized.exclude(why, out, async_op, error_feedback)
         if input.dim() == 0:
             row_size(input)
-        rows = (
-            even_split("input", input.shape[0], comm.size)
-            if recv_counts is None
-            else as_counts("recv_counts", recv_counts, comm.size)
-        )
-        if min(rows) < 0 or sum(rows) != input.shape[0]:
-            raise InvalidParamError(
-                f"recv_counts is {rows}, expected entries >= 0 whose sum is {input.shape[0]}, dimension 0 of input"
-            )
+        rows = shares("recv_counts", recv_counts, "input", input.shape[0], comm.size)
     if traced:
         return torch.ops.alltoallv.quantized_reduce_scatter(
             input, rows, comm.rank, bits, group_size, op, out_dtype, overflow, groups.name_of(group)

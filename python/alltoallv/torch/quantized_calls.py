@@ -10,7 +10,7 @@ from torch import Tensor
 
 from alltoallv import quantized
 from alltoallv.counts import scaled
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import InvalidTensorError
 from alltoallv.feedback import Feedback
 from alltoallv.quantization import Gather, Overflow, QuantizedReduction, SumOp
 from alltoallv.torch import calls
@@ -20,6 +20,10 @@ from alltoallv.torch.tensors import check_apart, check_output, core_name, row_si
 
 class ErrorFeedback(Feedback[Tensor]):
     __doc__ = Feedback.__doc__
+    _title = "alltoallv.torch.ErrorFeedback"
+
+    def _placed(self, array: Tensor, like: Tensor) -> Tensor:
+        return array.to(like.device)
 
     def _zeros(self, count: int, like: Tensor) -> Tensor:
         return torch.zeros(count, dtype=torch.float32, device=like.device)
@@ -47,15 +51,16 @@ def all_reduce(
     out_dtype: torch.dtype | None,
     overflow: Overflow,
     feedback: ErrorFeedback | None,
+    allow_unquantized: bool,
 ) -> Call:
     """A quantized_all_reduce of a contiguous tensor; to be called under the guard."""
     request = quantized.all_reduce_request(
         x.shape,
         core_name(x.dtype),
-        scale=_scale("scale", scale),
+        scale=as_scale("scale", scale),
         offset=offset,
-        comm_quant_scale_1=_scale("comm_quant_scale_1", comm_quant_scale_1),
-        comm_quant_scale_2=_scale("comm_quant_scale_2", comm_quant_scale_2),
+        comm_quant_scale_1=as_scale("comm_quant_scale_1", comm_quant_scale_1),
+        comm_quant_scale_2=as_scale("comm_quant_scale_2", comm_quant_scale_2),
         bits=bits,
         group_size=group_size,
         gather=gather,
@@ -67,7 +72,8 @@ def all_reduce(
     out = _output(comm, request, x.shape, x, out)
     if out.data_ptr() != x.data_ptr() or out.itemsize != x.itemsize:
         check_apart(out, x)
-    return _call(comm, request, out, x, feedback)
+    skips = quantized.skips(request, comm.backend, comm.size, allow_unquantized, feedback is not None)
+    return _call(comm, request, out, x, feedback, skips)
 
 
 def reduce_scatter(
@@ -98,14 +104,11 @@ def reduce_scatter(
     return _call(comm, request, out, x, feedback)
 
 
-def _scale(name: str, value: Tensor | float | None) -> quantized.Floats | None:
-    if value is None:
-        return None
+def as_scale(name: str, value: Tensor | float | None) -> quantized.Floats | None:
+    """See `alltoallv.quantized.as_scale`."""
     if not isinstance(value, Tensor):
         return quantized.as_scale(name, value)
-    if value.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise InvalidTensorError(f"{name} has dtype {value.dtype}, expected float32, float16, bfloat16", 13)
-    return quantized.as_scale(name, value.detach().to("cpu", torch.float32).numpy())
+    return quantized.as_scale(name, value.detach().to("cpu", torch.float32).numpy(), core_name(value.dtype))
 
 
 def _output(
@@ -121,12 +124,12 @@ def _output(
 
 
 def _call(
-    comm: AnyCommunicator, request: QuantizedReduction, out: Tensor, x: Tensor, feedback: ErrorFeedback | None
+    comm: AnyCommunicator,
+    request: QuantizedReduction,
+    out: Tensor,
+    x: Tensor,
+    feedback: ErrorFeedback | None,
+    skips: bool = False,
 ) -> Call:
-    if feedback is None:
-        return calls.quantized_reduce(comm, request, out, x)
-    if not isinstance(feedback, ErrorFeedback):
-        raise InvalidParamError(
-            f"error_feedback is a {type(feedback).__name__}, expected alltoallv.torch.ErrorFeedback"
-        )
-    return calls.quantized_reduce(comm, request, out, x, *feedback.arrays(request, comm.size, comm.rank, x))
+    errors = ErrorFeedback.arrays_of(feedback, request, comm.size, comm.rank, x)
+    return calls.quantized_reduce(comm, request, out, x, *errors, skips=skips)

@@ -34,6 +34,7 @@ def quantized_all_reduce(
     op: str,
     out_dtype: torch.dtype | None,
     overflow: str,
+    allow_unquantized: bool,
     group: str,
 ) -> Tensor:
     """The sum of all ranks' inputs in the input's shape."""
@@ -54,6 +55,7 @@ def quantized_all_reduce(
             out_dtype=out_dtype,
             overflow=cast(Overflow, overflow),
             feedback=None,
+            allow_unquantized=allow_unquantized,
         )
     call.run()
     return cast(Tensor, call.output)
@@ -72,6 +74,7 @@ def _(
     op: str,
     out_dtype: torch.dtype | None,
     overflow: str,
+    allow_unquantized: bool,
     group: str,
 ) -> Tensor:
     default = torch.float16 if scale is not None else input.dtype
@@ -162,14 +165,14 @@ def _(
 
 
 def _setup_all_reduce(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.dtype, ctx.average, ctx.group = inputs[0].dtype, inputs[8] == "avg", inputs[11]
+    ctx.dtype, ctx.average, ctx.group = inputs[0].dtype, inputs[8] == "avg", inputs[12]
 
 
 def _all_reduce_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     back = torch.ops.alltoallv.all_reduce(grad.to(ctx.dtype), ctx.group)
     if ctx.average:
         back = back / carrier(ctx.group, grad).size
-    return back, *[None] * 11
+    return back, *[None] * 12
 
 
 def _setup_reduce_scatter(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

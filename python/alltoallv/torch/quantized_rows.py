@@ -11,8 +11,8 @@ from torch import Tensor
 from alltoallv import _core, quantized
 from alltoallv.backends.quantized_kernels import kernels_for
 from alltoallv.backends.quantized_records import record_bytes, record_views
-from alltoallv.counts import Counts, as_counts, packed, scaled
-from alltoallv.errors import InvalidParamError, ValueOverflowError
+from alltoallv.counts import Counts, packed, scaled
+from alltoallv.errors import ValueOverflowError
 from alltoallv.quantization import Overflow, Quantization
 from alltoallv.torch import calls
 from alltoallv.torch.calls import AnyCommunicator
@@ -94,14 +94,7 @@ class RowExchange:
         self._comm, self._tail, self._like = comm, x.shape[1:], x.new_empty(0, dtype=out_dtype or x.dtype)
         how = quantized.row_quantization(bits, group_size, overflow, length, core_name(x.dtype))
         quantized.check_output_dtype(core_name(self._like.dtype))
-        sends = as_counts("send_counts", send_counts, comm.size)
-        self._recvs = None if recv_counts is None else as_counts("recv_counts", recv_counts, comm.size)
-        if min(sends) < 0 or sum(sends) != x.shape[0]:
-            raise InvalidParamError(
-                f"send_counts is {sends}, expected entries >= 0 whose sum is {x.shape[0]}, dimension 0 of input"
-            )
-        if self._recvs is not None and min(self._recvs) < 0:
-            raise InvalidParamError(f"recv_counts is {self._recvs}, expected entries >= 0")
+        sends, self._recvs = quantized.row_counts(send_counts, recv_counts, x.shape[0], comm.size)
         self._rows = rows_for(x.device, how, length)
         self._stride = stride = self._rows.stride
         bytes_like = x.new_empty(0, dtype=torch.uint8)
