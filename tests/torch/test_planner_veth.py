@@ -80,7 +80,7 @@ dist.destroy_process_group()
 FRAME = 1448 / 1514  # of the bytes that the filter counts are payload: Ethernet, IP and TCP headers with timestamps
 BUCKET_US = 30_000  # what the filter lets through at once after a pause, in time: softirqs of a busy machine are late
 MIB = 1 << 20
-REPEATS = 5
+REPEATS = 8
 WORK = [  # half a second each at 40 Mbit/s; as long where the wire is quicker
     ("pair", 4 * MIB),
     ("flat", 2 * MIB),
