@@ -154,9 +154,9 @@ def _fit(source: Path, out: Path | None) -> int:
         raise ValueError(f"--fit is {source}: {error}") from None
     (host,) = fitted.topology.levels
     print("# ranks wait for each other: " + ", ".join(f"{us:.1f} us where {int(n)}" for n, us in host.waits))
-    print("# bytes that all ranks send, and GB/s of one with a processor to itself:")
-    for nbytes, rate in host.curve:
-        print(f"#   {int(nbytes):>11} {rate:.2f}")
+    print("# ranks, bytes that they send together, and GB/s of one with a processor to itself:")
+    for ranks, nbytes, rate in host.curve:
+        print(f"# {int(ranks):>5} {int(nbytes):>11} {rate:.2f}")
     print(*fitted.table(), sep="\n")
     if out:
         fitted.topology.write(out)

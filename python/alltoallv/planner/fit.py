@@ -83,7 +83,7 @@ def shared_memory(rows: Sequence[Row], cpus: int, name: str = "fitted") -> Topol
     """The topology of one host whose ranks share ``cpus`` processors.
 
     The shortest time at each number of ranks is what they wait for each other; the rest of longer times is that of
-    memory, by how many bytes the ranks send together.
+    memory, by how many bytes those ranks send together.
 
     Raises:
         InvalidParamError: too few rows.
@@ -95,17 +95,18 @@ def shared_memory(rows: Sequence[Row], cpus: int, name: str = "fitted") -> Topol
     for row in rows:
         waits[row["np"]] = min(waits.get(row["np"], math.inf), _time(row))
     host = Level("host", 0, min(waits.values()), 0.0, waits=tuple(sorted(waits.items())), workers=cpus)
-    points: dict[int, list[float]] = {}
+    points: dict[tuple[int, int], list[float]] = {}
     for row in rows:
-        size, nbytes, time = row["np"], row["nbytes"], _time(row)
+        size, nbytes = row["np"], row["nbytes"]
+        # More bytes take no less: a longer time than theirs is that of a disturbance.
+        time = min(_time(other) for other in rows if other["np"] == size and other["nbytes"] >= nbytes)
         rest = time - waits[size]
         if rest > 0.5 * time:  # less is lost in the spread of the waits
-            points.setdefault(size * nbytes, []).append(nbytes / rest / 1e3 / host.share(size))
+            points.setdefault((size, size * nbytes), []).append(nbytes / rest / 1e3 / host.share(size))
     if not points:
         raise InvalidParamError("no payload takes twice as long as the smallest, expected larger ones too")
-    curve = tuple((held, math.exp(math.fsum(map(math.log, rates)) / len(rates))) for held, rates in points.items())
-    curve = tuple(sorted(curve))
-    rate = curve[-1][1]
+    curve = tuple((*at, math.exp(math.fsum(map(math.log, rates)) / len(rates))) for at, rates in sorted(points.items()))
+    rate = max(curve, key=lambda point: point[1])[2]  # where the caches are of no use
     host = Level("host", 0, host.alpha_us, rate, curve=curve, waits=host.waits, workers=cpus)
     return Topology(name, (host,), memory_gbps=2 * rate, source="fitted to bench")  # a copy reads and writes
 

@@ -23,7 +23,7 @@ class Level:
         alpha_us: microseconds from the start of a message until its first byte arrives.
         port_gbps: GB/s (10^9 bytes per second) that a rank can send, and at once receive, over all links of the class.
         pair_gbps: GB/s that one pair of ranks can use; below ``port_gbps`` where every peer has a link of its own.
-        curve: makes the class shared memory: points (bytes that all ranks of a group send together, GB/s of a rank
+        curve: makes the class shared memory: points (ranks of a group, bytes that they send together, GB/s of a rank
             that has a processor to itself), as caches make them. Replaces the two rates.
         waits: points (ranks of a group, microseconds), where ranks take turns on processors. Replaces ``alpha_us``.
         workers: processors that the ranks of a group share; 0: each has its own.
@@ -34,7 +34,7 @@ class Level:
     alpha_us: float
     port_gbps: float
     pair_gbps: float = 0.0
-    curve: tuple[tuple[float, float], ...] = ()
+    curve: tuple[tuple[float, float, float], ...] = ()
     waits: tuple[tuple[float, float], ...] = ()
     workers: int = 0
 
@@ -49,9 +49,14 @@ class Level:
 
     def port(self, nbytes: float, size: int) -> float:
         """GB/s of a rank to all its peers when each of ``size`` ranks sends ``nbytes`` in all."""
-        return self.share(size) * (
-            interpolate(self.curve, nbytes * self._group(size)) if self.curve else self.port_gbps
-        )
+        return self.share(size) * (self._memory(nbytes, self._group(size)) if self.curve else self.port_gbps)
+
+    def _memory(self, nbytes: float, ranks: int) -> float:
+        """GB/s on the curve: by bytes for each number of ranks that it has, then between those."""
+        curves: dict[float, list[tuple[float, float]]] = {}
+        for at, held, rate in self.curve:
+            curves.setdefault(at, []).append((held, rate))
+        return interpolate([(at, interpolate(curve, nbytes * ranks)) for at, curve in curves.items()], ranks)
 
     def share(self, size: int) -> float:
         """The part of a processor that a rank has."""
@@ -108,7 +113,7 @@ class Topology:
         for level in self.levels:
             if level.alpha_us < 0 or (level.port_gbps <= 0 and not level.curve):
                 raise InvalidParamError(f"level {level.name!r} has {level}, expected alpha_us >= 0 and a rate above 0")
-            if any(x <= 0 or y <= 0 for x, y in (*level.curve, *level.waits)):
+            if any(number <= 0 for point in (*level.curve, *level.waits) for number in point):
                 raise InvalidParamError(f"level {level.name!r} has {level}, expected points above 0")
 
     def used(self, size: int) -> list[tuple[Level, int]]:
@@ -133,9 +138,7 @@ class Topology:
         try:
             fields: dict[str, Any] = json.loads(Path(source).read_text())
             levels = tuple(
-                Level(
-                    **{**level, **{name: tuple((x, y) for x, y in level.get(name, ())) for name in ("curve", "waits")}}
-                )
+                Level(**{**level, **{name: tuple(map(tuple, level.get(name, ()))) for name in ("curve", "waits")}})
                 for level in fields.pop("levels")
             )
             return cls(levels=levels, **fields)
