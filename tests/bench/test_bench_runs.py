@@ -137,6 +137,7 @@ def test_plot(suffix: str, magic: bytes, tmp_path: Path) -> None:
         ("overhead --api plan", "--api has no meaning for overhead"),
         ("overhead --plot x.svg", "--plot draws times over sizes"),
         ("kernels --np 2", "--np has no meaning for kernels"),
+        ("alltoallv --device cpu", "--device has no meaning for alltoallv"),
         ("kernels --no-bind", "--no-bind has no meaning for kernels"),
         ("--plot x.foo", "--plot is 'x.foo', expected a name that ends with .png or .svg"),
         ("--json missing/x.json", "--json is 'missing/x.json', expected a file in a folder that exists"),

@@ -6,12 +6,13 @@ exchange have one length; the last part may have fewer elements.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from alltoallv.backends.quantized_kernels import Kernels, kernels_for
+from alltoallv.backends.quantized_kernels import CoreKernels, Kernels, kernels_for
 from alltoallv.backends.quantized_records import record_bytes, record_views
 from alltoallv.quantization import Overflow, QuantizedReduction
 
@@ -21,10 +22,12 @@ class Codec(Protocol):
 
     Attributes:
         unit: Parts and chunks begin at multiples of so many elements.
+        result: The output as bytes, where a sum is gathered as it will lie there; None where it must be decoded.
         misfits: int32 tensors, 1 where a value did not fit and that is an error.
     """
 
     unit: int
+    result: Tensor | None
     misfits: list[Tensor]
 
     def sent_bytes(self, part: int) -> int:
@@ -46,12 +49,18 @@ class Codec(Protocol):
 
 
 def codec_for(
-    request: QuantizedReduction, output: Tensor, input: Tensor, error: Tensor | None, gather_error: Tensor | None
+    request: QuantizedReduction,
+    size: int,
+    output: Tensor,
+    input: Tensor,
+    error: Tensor | None,
+    gather_error: Tensor | None,
 ) -> Codec:
     """Tensors are flat."""
     if request.scale is None:
         return Dynamic(request, output, input, error, gather_error)
-    return SharedScale(request, output, input) if request.scale_2 is None else TwoScales(request, output, input)
+    kind = SharedScale if request.scale_2 is None else TwoScales
+    return kind(request, size, output, input)
 
 
 class Dynamic:
@@ -72,6 +81,7 @@ class Dynamic:
         self._output, self._input, self._error, self._gather_error = output, input, error, gather_error
         self._full = self.how.gather == "full"
         self._average = self.how.op == "avg"
+        self.result = output.view(torch.uint8) if self._full else None
 
     def sent_bytes(self, part: int) -> int:
         return record_bytes(self.how, part)
@@ -125,37 +135,43 @@ class Dynamic:
 class Scales:
     """One value, or one per entry of the last axis of the flat vector.
 
-    Kernels take scales for whole rows, so a part that begins or ends within a row gets its own copy.
+    The C++ kernels take the channel of the first element. Others take scales for whole rows, so a part that begins or
+    ends within a row gets its own copy.
     """
 
-    def __init__(self, values: Tensor) -> None:
+    def __init__(self, values: Tensor, kernels: Kernels) -> None:
         self._values, self._channels = values, values.numel()
+        self._anywhere = isinstance(kernels, CoreKernels)
 
     def unit(self, count: int, size: int) -> int:
         """Parts of whole rows, where there are enough."""
         return self._channels if count // max(self._channels, 1) >= 4 * size else 1
 
-    def of(self, first: int, count: int) -> Tensor:
+    def of(self, first: int, count: int) -> tuple[Tensor, int]:
+        """Scales, and the channel at which ``count`` elements from ``first`` on begin."""
         at = first % self._channels
+        if self._anywhere:
+            return self._values, at
         if self._channels == 1 or (at == 0 and count % self._channels == 0):
-            return self._values
+            return self._values, 0
         if at + count <= self._channels:
-            return self._values[at : at + count]
+            return self._values[at : at + count], 0
         index = torch.arange(first, first + count, device=self._values.device) % self._channels
-        return self._values[index]
+        return self._values[index], 0
 
 
 class SharedScale:
     """int8 as it lies; the output's dtype is gathered."""
 
-    def __init__(self, request: QuantizedReduction, output: Tensor, input: Tensor) -> None:
+    def __init__(self, request: QuantizedReduction, size: int, output: Tensor, input: Tensor) -> None:
         device = input.device
         self._kernels: Kernels = kernels_for(device.type)
-        self._scales = Scales(torch.from_numpy(request.scale).to(device))
+        self._scales = Scales(torch.from_numpy(request.scale).to(device), self._kernels)
         self._offset = torch.tensor([request.offset], dtype=torch.float32, device=device)
         self._overflow: Overflow = request.quantization.overflow
         self._output, self._input = output, input
-        self.unit = self._scales.unit(request.count, 8)
+        self.unit = self._scales.unit(request.count, size)
+        self.result: Tensor | None = output.view(torch.uint8)
         self.misfits: list[Tensor] = []
 
     def sent_bytes(self, part: int) -> int:
@@ -165,9 +181,9 @@ class SharedScale:
         return part * self._output.itemsize
 
     def encode(self, messages: Tensor, first: int, count: int, part: int) -> None:
-        source = self._input[first : first + count]
-        for row, begin in enumerate(range(0, count, part)):
-            messages[row, : min(part, count - begin)] = source[begin : begin + part].view(torch.uint8)
+        source = self._input[first : first + count].view(torch.uint8)
+        for row, piece in _paired(messages, source, part):
+            row.copy_(piece)
 
     def combine(self, messages: Tensor, first: int, count: int, part: int, gathered: Tensor, held: int) -> None:
         out = gathered[0, : count * self._output.itemsize].view(self._output.dtype)
@@ -181,7 +197,8 @@ class SharedScale:
 
     def _scaled(self, messages: Tensor, scales: Scales, offset: Tensor, first: int, count: int, out: Tensor) -> None:
         integers = messages[:, :count].view(torch.int8)
-        misfits = self._kernels.sum_shared_scale(integers, scales.of(first, count), offset, out, self._overflow)
+        values, channel = scales.of(first, count)
+        misfits = self._kernels.sum_shared_scale(integers, values, offset, out, self._overflow, channel)
         if misfits is not None:
             self.misfits.append(misfits)
 
@@ -189,12 +206,13 @@ class SharedScale:
 class TwoScales(SharedScale):
     """Codes by the first scale, their sum in codes by the second."""
 
-    def __init__(self, request: QuantizedReduction, output: Tensor, input: Tensor) -> None:
-        super().__init__(request, output, input)
+    def __init__(self, request: QuantizedReduction, size: int, output: Tensor, input: Tensor) -> None:
+        super().__init__(request, size, output, input)
+        self.result = None
         device = input.device
         first, second = torch.from_numpy(request.scale), torch.from_numpy(request.scale_2)
-        self._ratios = Scales((first / second).to(device))
-        self._seconds = Scales(second.to(device))
+        self._ratios = Scales((first / second).to(device), self._kernels)
+        self._seconds = Scales(second.to(device), self._kernels)
         self._offset.zero_()
 
     def gathered_bytes(self, part: int) -> int:
@@ -204,11 +222,13 @@ class TwoScales(SharedScale):
         for row, begin in enumerate(range(first, first + count, part)):
             n = min(part, first + count - begin)
             codes = messages[row, :n].view(torch.int8)
-            self._kernels.quantize_scaled(self._input[begin : begin + n], self._scales.of(begin, n), codes)
+            values, channel = self._scales.of(begin, n)
+            self._kernels.quantize_scaled(self._input[begin : begin + n], values, codes, channel)
 
     def combine(self, messages: Tensor, first: int, count: int, part: int, gathered: Tensor, held: int) -> None:
         codes = gathered[0, :count].view(torch.int8)
-        self._kernels.requantize_sum(messages[:, :count].view(torch.int8), self._ratios.of(first, count), codes)
+        values, channel = self._ratios.of(first, count)
+        self._kernels.requantize_sum(messages[:, :count].view(torch.int8), values, codes, channel)
 
     def decode(self, gathered: Tensor, first: int, count: int, part: int) -> None:
         for row, begin in enumerate(range(first, first + count, part)):
@@ -219,8 +239,14 @@ class TwoScales(SharedScale):
 
 def copy_parts(rows: Tensor, target: Tensor, part: int) -> None:
     """Row r becomes part r of the target; the last one may be shorter."""
-    whole = target.numel() // part
+    for row, piece in _paired(rows, target, part):
+        piece.copy_(row)
+
+
+def _paired(rows: Tensor, flat: Tensor, part: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows beside the parts of a flat tensor: all whole ones at once, then a shorter last one."""
+    whole = flat.numel() // part
     if whole:
-        target[: whole * part].view(whole, part).copy_(rows[:whole, :part])
-    if rest := target.numel() - whole * part:
-        target[whole * part :].copy_(rows[whole, :rest])
+        yield rows[:whole, :part], flat[: whole * part].view(whole, part)
+    if rest := flat.numel() % part:
+        yield rows[whole, :rest], flat[whole * part :]

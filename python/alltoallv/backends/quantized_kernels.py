@@ -23,6 +23,7 @@ _log = logging.getLogger("alltoallv")
 class Kernels(Protocol):
     """Flat tensors; codes and scales have one row per part or source, rows may lie apart.
 
+    ``first``: the channel of the first element, with a scale per channel; only `CoreKernels` take another than 0.
     Where ``overflow`` is "raise" a function returns an int32 tensor, 1 if a value did not fit; else None.
     """
 
@@ -54,10 +55,16 @@ class Kernels(Protocol):
         error: Tensor | None = None,
     ) -> None: ...
     def sum_shared_scale(
-        self, inputs: Tensor, scales: Tensor, offset: Tensor, out: Tensor, overflow: Overflow = "saturate"
+        self,
+        inputs: Tensor,
+        scales: Tensor,
+        offset: Tensor,
+        out: Tensor,
+        overflow: Overflow = "saturate",
+        first: int = 0,
     ) -> Tensor | None: ...
-    def quantize_scaled(self, x: Tensor, scales: Tensor, codes: Tensor) -> None: ...
-    def requantize_sum(self, inputs: Tensor, ratios: Tensor, codes: Tensor) -> None: ...
+    def quantize_scaled(self, x: Tensor, scales: Tensor, codes: Tensor, first: int = 0) -> None: ...
+    def requantize_sum(self, inputs: Tensor, ratios: Tensor, codes: Tensor, first: int = 0) -> None: ...
 
 
 @lru_cache(None)
@@ -156,7 +163,13 @@ class CoreKernels:
         self.quantize(total, how, new_codes, new_scales, error)
 
     def sum_shared_scale(
-        self, inputs: Tensor, scales: Tensor, offset: Tensor, out: Tensor, overflow: Overflow = "saturate"
+        self,
+        inputs: Tensor,
+        scales: Tensor,
+        offset: Tensor,
+        out: Tensor,
+        overflow: Overflow = "saturate",
+        first: int = 0,
     ) -> Tensor | None:
         sources = [_row(inputs, row) for row in range(len(inputs))]
         fits = _core.kernel_sum_shared_scale(
@@ -165,21 +178,21 @@ class CoreKernels:
             out.numel(),
             scales.data_ptr(),
             scales.numel(),
-            0,
+            first,
             float(offset),
             overflow,
             out.data_ptr(),
         )
         return _misfits(fits, overflow)
 
-    def quantize_scaled(self, x: Tensor, scales: Tensor, codes: Tensor) -> None:
+    def quantize_scaled(self, x: Tensor, scales: Tensor, codes: Tensor, first: int = 0) -> None:
         _core.kernel_quantize_scaled(
-            _name(x), x.data_ptr(), x.numel(), scales.data_ptr(), scales.numel(), 0, codes.data_ptr()
+            _name(x), x.data_ptr(), x.numel(), scales.data_ptr(), scales.numel(), first, codes.data_ptr()
         )
 
-    def requantize_sum(self, inputs: Tensor, ratios: Tensor, codes: Tensor) -> None:
+    def requantize_sum(self, inputs: Tensor, ratios: Tensor, codes: Tensor, first: int = 0) -> None:
         sources = [_row(inputs, row) for row in range(len(inputs))]
-        _core.kernel_requantize_sum(sources, codes.numel(), ratios.data_ptr(), ratios.numel(), 0, codes.data_ptr())
+        _core.kernel_requantize_sum(sources, codes.numel(), ratios.data_ptr(), ratios.numel(), first, codes.data_ptr())
 
 
 def _row(tensor: Tensor, row: int) -> int:

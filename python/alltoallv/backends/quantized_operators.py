@@ -97,8 +97,9 @@ def requantize(
 
 
 def sum_shared_scale(
-    inputs: Tensor, scales: Tensor, offset: Tensor, out: Tensor, overflow: Overflow = "saturate"
+    inputs: Tensor, scales: Tensor, offset: Tensor, out: Tensor, overflow: Overflow = "saturate", first: int = 0
 ) -> Tensor | None:
+    assert first == 0
     offsets = offset * len(inputs)
     total = inputs.sum(0, dtype=torch.int32).float()
     values = (total.view(-1, scales.numel()) + offsets) * scales
@@ -107,11 +108,13 @@ def sum_shared_scale(
     )
 
 
-def quantize_scaled(x: Tensor, scales: Tensor, codes: Tensor) -> None:
+def quantize_scaled(x: Tensor, scales: Tensor, codes: Tensor, first: int = 0) -> None:
+    assert first == 0
     codes.copy_(_saturated(x.float().view(-1, scales.numel()) * (1.0 / scales)).view(-1))
 
 
-def requantize_sum(inputs: Tensor, ratios: Tensor, codes: Tensor) -> None:
+def requantize_sum(inputs: Tensor, ratios: Tensor, codes: Tensor, first: int = 0) -> None:
+    assert first == 0
     total = inputs.sum(0, dtype=torch.int32).float()
     codes.copy_(_saturated(total.view(-1, ratios.numel()) * ratios).view(-1))
 

@@ -103,7 +103,7 @@ def reduce_quantized(
     Raises:
         ValueOverflowError: on every rank, if on any a value did not fit and ``overflow`` is "raise".
     """
-    codec = codec_for(request, output, input, error, gather_error)
+    codec = codec_for(request, size, output, input, error, gather_error)
     if request.operator == "quantized_reduce_scatter":
         _reduce_scatter(wire, rank, request.counts, codec, input.device)
     elif (
@@ -127,6 +127,8 @@ class _AllReduce:
         units = -(-count // codec.unit)
         self._share = -(-units // size) * codec.unit
         self._step = min(max(wire.chunk(self._share) // codec.unit, 1) * codec.unit, self._share)
+        # Equal parts in one step are gathered where they shall lie.
+        self._result = codec.result if self._whole() and size * self._share == count else None
 
     def run(self) -> None:
         steps = range(-(-self._share // self._step))
@@ -178,7 +180,8 @@ class _AllReduce:
     def _gather(self, step: int, inbox: Tensor) -> tuple[Tensor, Wait]:
         length = self._length(step)
         size = self._codec.gathered_bytes(length)
-        mine, everything = self._bytes(1, size), self._bytes(self._size, size)
+        mine = self._bytes(1, size)
+        everything = self._bytes(self._size, size) if self._result is None else self._result.view(self._size, size)
         first, count = self._piece(self._rank, step)
         if count:
             self._codec.combine(inbox, first, count, length, mine, step * self._step)
@@ -188,6 +191,8 @@ class _AllReduce:
         everything, wait = gathers[step]
         gathers[step] = (everything[:0], wait)
         wait()
+        if self._result is not None:
+            return
         length = self._length(step)
         if self._whole():
             self._codec.decode(everything, 0, self._count, length)

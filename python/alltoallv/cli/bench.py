@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
@@ -41,6 +42,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "variant": COLLECTIVES,
     "peers": _JOBS,
     "no-bind": _JOBS,
+    "device": ("kernels",),
 }
 _BYTES = {"overhead": "0", "kernels": "64K,1M,16M"}  # unless given; the others: 1K..64M
 _SUFFIXES = (".png", ".svg")
@@ -74,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="between calls: nothing, the send buffer is rewritten, the output is read, both (default: plain)",
     )
     parser.add_argument("--peers", help=f"comma-separated, of {', '.join(PEERS)} (default: those at hand)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="of kernels: C++ or Triton (default: cpu)")
     parser.add_argument("--seconds", type=float, default=2.0, help="per line of the table (default: %(default)s)")
     parser.add_argument("--no-bind", action="store_true", help="do not bind ranks to processors where there are enough")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, schema in docs/bench.md")
@@ -146,10 +149,23 @@ def _prepare(args: argparse.Namespace) -> tuple[int, Callable[[list[report.Row]]
             raise ValueError(f"--plot draws times over sizes, which {args.collective} does not have here")
         if importlib.util.find_spec("matplotlib") is None:
             raise ValueError("--plot needs matplotlib: pip install matplotlib")
+    if args.device == "cuda":
+        gpu_kernels = _gpu_kernels()
+        return len(payloads) * gpu_kernels.KERNELS, partial(gpu_kernels.run, payloads)
     if args.collective == "kernels":
         return len(payloads) * kernels.KERNELS, partial(kernels.run, payloads, args.seconds)
     sizes, cases, peers = _sizes(args), _cases(args, payloads), _peers(args)
     return len(sizes) * len(cases), partial(_run, args, sizes, cases, peers)
+
+
+def _gpu_kernels() -> ModuleType:
+    if importlib.util.find_spec("torch") is None:
+        raise ValueError("--device is 'cuda', expected cpu: torch is not installed")
+    from alltoallv.bench import gpu_kernels
+
+    if reason := gpu_kernels.reason_against():
+        raise ValueError(f"--device is 'cuda', expected cpu: {reason}")
+    return gpu_kernels
 
 
 def _check_file(option: str, path: Path | None) -> None:
