@@ -75,7 +75,7 @@ struct Scales {
 bool sum_shared_scale(DType dtype, const void* const* inputs, size_t n_sources, size_t count, const Scales& scales,
                       float offset, Overflow overflow, void* out, Isa isa = best_isa());
 
-/// codes[k] = input / scale, where the scale is given: rounded half to even, saturated to +-127; NaN becomes 0.
+/// codes[k] = input * (1 / scale), where the scale is given: rounded half to even, saturated to +-127; NaN becomes 0.
 void quantize_scaled(DType dtype, const void* input, size_t count, const Scales& scales, void* codes,
                      Isa isa = best_isa());
 

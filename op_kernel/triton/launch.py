@@ -230,7 +230,7 @@ def sum_shared_scale(
 
 
 def quantize_scaled(x: Tensor, scales: Tensor, codes: Tensor, first: int = 0) -> None:
-    """Codes of x / scale, int8; scales as in `sum_shared_scale`."""
+    """Codes of x * (1 / scale), int8; scales as in `sum_shared_scale`."""
     assert first == 0
     if x.numel():
         _launch_channels(_shared.quantize_scaled, x.numel(), scales, (x, scales, codes))

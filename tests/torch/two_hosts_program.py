@@ -105,7 +105,7 @@ def quantized(comm: TorchGroupCommunicator) -> None:
     """Every mode with the oracle's bits; parts and rows as a user calls them; and more than one chunk."""
     every_case(comm)
     scattered(comm, [4, 0, 1, 9], (33,), group_size=32)
-    dispatched(comm, [[1, 2, 0, 1], [0, 0, 3, 1], [1, 1, 1, 1], [0, 0, 0, 0]], (3, 5), bits=4, group_size=7)
+    dispatched(comm, [[1, 2, 0, 1], [0, 0, 3, 1], [1, 1, 1, 1], [0, 0, 0, 0]], (3, 5), "cpu", bits=4, group_size=7)
     n = 255 * 20_000  # whole groups
     x = torch.arange(n, dtype=torch.float32).remainder_(255).sub_(127) * (comm.rank + 1)
     for gather in ("full", "quantized"):

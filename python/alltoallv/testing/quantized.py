@@ -195,7 +195,7 @@ def two_scale_all_reduce(
 ) -> list[Array]:
     """The form of ``npu_mm_all_reduce_base`` with ``comm_quant_scale_1`` and ``_2``; results in the inputs' dtype.
 
-    q1 = x / scale_1, sums exactly, q2 = Σ q1 · (scale_1 / scale_2), result = q2 · scale_2.
+    q1 = x · (1 / scale_1), sums exactly, q2 = Σ q1 · (scale_1 / scale_2), result = q2 · scale_2.
 
     Args:
         inputs: W float32, float16 or bfloat16 arrays of one shape.
