@@ -53,8 +53,13 @@ aclError aclrtDestroyStream(aclrtStream stream) {
     ACL_FUNCTION(check_pointer("stream", stream); remove_stream(stream)->synchronize(-1););
 }
 
+/// Does not wait: what has not begun never will, and what runs ends by itself.
 aclError aclrtDestroyStreamForce(aclrtStream stream) {
-    return aclrtDestroyStream(stream);
+    ACL_FUNCTION({
+        check_pointer("stream", stream);
+        const auto* kept = new StreamPtr(remove_stream(stream));  // never destroyed: that would wait for its thread
+        (*kept)->discard();
+    });
 }
 
 aclError aclrtSynchronizeStream(aclrtStream stream) {

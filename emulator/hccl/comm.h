@@ -48,6 +48,9 @@ class Comm {
     /// Tasks that are queued or run.
     std::atomic<int> pending{0};
 
+    /// Collectives that have been called, and those that are done: HCCL needs them in order, on whichever streams.
+    std::atomic<uint64_t> called{0}, finished{0};
+
     /// Wakes whatever waits and leaves the group.
     void destroy();
 

@@ -16,6 +16,7 @@ struct Checked {
     StreamPtr stream;
     Launch launch;
     std::optional<Fault> fault;
+    uint64_t ticket = 0;  ///< of a collective
 };
 
 /// Calls of this thread that wait for HcclGroupEnd.
@@ -71,7 +72,17 @@ void work(Comm& comm, const Launch& l, const std::optional<Fault>& fault) {
     if (fault && fault->action == Action::async) throw Failure(fault->number, "fails because a fault was asked for");
 }
 
-int task(Comm& comm, const Launch& l, const std::optional<Fault>& fault) {
+/// A collective must not begin before those called earlier in its communicator are done.
+void check_order(Comm& comm, uint64_t ticket) {
+    const uint64_t finished = comm.finished;
+    if (ticket == finished) return;
+    const std::string text = "call " + std::to_string(ticket + 1) + " of the communicator begins when " +
+                             std::to_string(finished) + " are done: nothing orders their streams";
+    comm.core().fail(OpKind::all_gather, invalid_param(text));
+    throw Failure(HCCL_E_PARA, text);
+}
+
+int task(Comm& comm, const Launch& l, const std::optional<Fault>& fault, uint64_t ticket) {
     const auto failed = [&](int result, const char* message) {
         const int code = result <= HCCL_E_RESERVED ? result : HCCL_E_PARA;
         comm.fail(static_cast<HcclResult>(code));
@@ -80,6 +91,7 @@ int task(Comm& comm, const Launch& l, const std::optional<Fault>& fault) {
         return stream_code(code);
     };
     try {
+        if (l.run) check_order(comm, ticket);
         work(comm, l, fault);
         return 0;
     } catch (const Failure& failure) {
@@ -93,9 +105,12 @@ int task(Comm& comm, const Launch& l, const std::optional<Fault>& fault) {
 
 void enqueue(Checked call) {
     const StreamPtr stream = call.stream;
-    stream->enqueue([call = std::move(call)] {
-        const int code = task(*call.comm, call.launch, call.fault);
-        --call.comm->pending;
+    if (call.launch.run) call.ticket = call.comm->called++;
+    // Also when a stream forgets the task.
+    std::shared_ptr<void> pending(nullptr, [comm = call.comm](void*) { --comm->pending; });
+    stream->enqueue([call = std::move(call), pending = std::move(pending)] {
+        const int code = task(*call.comm, call.launch, call.fault, call.ticket);
+        if (call.launch.run) ++call.comm->finished;
         return code;
     });
 }

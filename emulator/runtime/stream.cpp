@@ -47,16 +47,20 @@ Stream::~Stream() {
 }
 
 void Stream::enqueue(Task task, bool delayed) {
+    enqueue(Item{std::move(task), delayed, nullptr});
+}
+
+void Stream::enqueue(Item item) {
     {
         const std::lock_guard lock(mutex_);
-        items_.push_back({std::move(task), delayed});
+        items_.push_back(std::move(item));
         ++enqueued_;
     }
     queued_.notify_one();
 }
 
 void Stream::record(std::shared_ptr<Record> record) {
-    const auto complete = [this, record = std::move(record)] {
+    const auto complete = [this, record] {
         int failure;
         {
             const std::lock_guard lock(mutex_);
@@ -65,7 +69,19 @@ void Stream::record(std::shared_ptr<Record> record) {
         record->complete(failure);
         return 0;
     };
-    enqueue(complete, false);
+    enqueue(Item{complete, false, record});
+}
+
+void Stream::discard() {
+    std::deque<Item> items;
+    {
+        const std::lock_guard lock(mutex_);
+        items.swap(items_);
+        finished_ += items.size();
+    }
+    progressed_.notify_all();
+    for (const Item& item : items)
+        if (item.record) item.record->complete(acl_error_rt_suspect_remote_error);
 }
 
 void Stream::wait(std::shared_ptr<Record> record) {

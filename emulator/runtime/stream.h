@@ -33,6 +33,9 @@ class Stream {
     /// Holds the stream until the record completes; takes over its failure.
     void wait(std::shared_ptr<Record> record);
 
+    /// Forgets the tasks that have not begun. Whoever waits for an event among them goes on, with a failure.
+    void discard();
+
     /// Waits until all that is queued now has run. False if it has not within `seconds` (negative: no limit).
     bool synchronize(double seconds);
 
@@ -47,7 +50,10 @@ class Stream {
     struct Item {
         Task task;
         bool delayed;
+        std::shared_ptr<Record> record;  ///< what it completes, or null
     };
+
+    void enqueue(Item item);
 
     void run();
 

@@ -18,16 +18,24 @@ namespace alltoallv {
 namespace {
 
 /// Ranks agree in a domain of their own: over shared memory, or between hosts over TCP.
+/// One over an HcclComm that the caller has replaced since, under the same name, is left.
 CommunicatorPtr find_or_make(const HcclOptions& hccl, CommunicatorOptions options, const CommunicatorFactory& make) {
     options.job += "/hccl";
     options.domain = hccl.domain;
     options.rank = hccl.rank;
     options.size = hccl.size;
     options.budget_mb = 0;
-    return find_or_make_communicator(options, [&](const CommunicatorOptions& control) {
-        cann();  // before the peers are kept waiting
-        return make(control);
-    });
+    const auto find = [&] {
+        return find_or_make_communicator(options, [&](const CommunicatorOptions& control) {
+            cann();  // before the peers are kept waiting
+            return make(control);
+        });
+    };
+    const CommunicatorPtr found = find();
+    const auto* over_hccl = dynamic_cast<const HcclCommunicator*>(found.get());
+    if (over_hccl == nullptr || over_hccl->borrowed() == hccl.comm) return found;
+    found->destroy();
+    return find();
 }
 
 CommunicatorPtr make_on_one_host(const HcclOptions& hccl, const CommunicatorOptions& options) {

@@ -36,7 +36,7 @@ def from_launch(job: Launch, options: _core.CommunicatorOptions, check: str | No
             f"the job has {job.size} ranks, {job.local_size} of them on this host, and launcher {job.launcher!r} "
             "gives no address of rank 0: set RANK_TABLE_FILE, or use a group of torch.distributed"
         )
-    port = int(os.environ.get("ALLTOALLV_ROOT_PORT", job.master_port + 1))
+    port = launch.port("ALLTOALLV_ROOT_PORT", job.master_port + 1)
     return _core.hccl_communicator_across_hosts(hccl, options, job.master_addr, port)
 
 

@@ -302,6 +302,19 @@ def _optional(env: Environ, name: str) -> int | None:
     return _integer(env, name, 0) if name in env else None
 
 
+def port(name: str, default: int) -> int:
+    """A port's number from the environment.
+
+    Raises:
+        InvalidParamError: it, or ``default`` in its place, is not in 1..65535.
+    """
+    number = _integer(os.environ, name, default)
+    if not 1 <= number <= 65535:
+        given = "is" if name in os.environ else "is not set, which means"
+        raise InvalidParamError(f"{name} {given} {number}, expected a port, 1 to 65535")
+    return number
+
+
 def _integer(env: Environ, name: str, default: int) -> int:
     text = env.get(name)
     if text is None:

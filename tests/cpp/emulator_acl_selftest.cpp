@@ -45,6 +45,24 @@ void streams_run_in_order_and_later() {
     check_message("stream has been destroyed");
 }
 
+void a_stream_destroyed_by_force_forgets_its_tasks() {
+    const aclrtStream stream = new_stream(), other = new_stream();
+    std::vector<int> order;
+    std::vector<Slow> tasks;
+    for (int i = 0; i < 5; ++i) tasks.push_back({&order, i});
+    for (Slow& task : tasks) CHECK_EQ(aclrtLaunchHostFunc(stream, slow_task, &task), 0);
+    aclrtEvent event;
+    CHECK_EQ(aclrtCreateEvent(&event), 0);
+    CHECK_EQ(aclrtRecordEvent(event, stream), 0);
+    CHECK_EQ(aclrtStreamWaitEvent(other, event), 0);
+    CHECK_EQ(aclrtDestroyStreamForce(stream), 0);
+    CHECK(aclrtSynchronizeStream(other) != 0);  // not for ever, and not as if the tasks had run
+    sleep_ms(150);
+    CHECK(order.size() < tasks.size());
+    CHECK_EQ(aclrtDestroyStream(other), 0);
+    CHECK_EQ(aclrtDestroyEvent(event), 0);
+}
+
 /// A copy on one stream, then another on a second stream, with or without the event between them.
 std::vector<int> copy_across_streams(bool synchronized) {
     const std::vector<int> values{1, 2, 3, 4};
@@ -231,6 +249,7 @@ int main(int argc, char** argv) {
     aclrtSetDevice(0);
     return run_all(argc, argv,
                    {{"streams run in order and later", streams_run_in_order_and_later},
+                    {"a stream destroyed by force forgets its tasks", a_stream_destroyed_by_force_forgets_its_tasks},
                     {"events order streams", events_order_streams},
 #ifndef __SANITIZE_THREAD__  // they race on purpose
                     {"a missing wait is seen", a_missing_wait_is_seen},

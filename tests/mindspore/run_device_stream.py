@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 
 from alltoallv import Communicator, _core, emulator
-from alltoallv.mindspore.device_op import DeviceExchange
+from alltoallv.mindspore.device_op import ENTRY, ticket_for
 
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
 COUNT = 1000
@@ -38,10 +38,10 @@ def values(address: ctypes.c_void_p, count: int) -> np.ndarray:
 
 def launch(layout: list[list[int]]) -> str:
     """As LaunchKernel of device_op.cc; returns the error's text."""
-    exchange = DeviceExchange(_core.Plan(comm.core, "all_to_all_v", "float32", *layout), None)
-    entry = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5, ctypes.c_uint64)(exchange.entry)
+    ticket = ticket_for(_core.Plan(comm.core, "all_to_all_v", "float32", *layout))
+    entry = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5, ctypes.c_uint64)(ENTRY)
     message = ctypes.create_string_buffer(1024)
-    failed = entry(None, source, target, stream, ctypes.addressof(message), len(message))
+    failed = entry(ticket, source, target, stream, ctypes.addressof(message), len(message))
     assert (failed != 0) == (message.value != b"")
     return message.value.decode()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from npu_ranks import DTYPES, bits, group, on
+from npu_ranks import DTYPES, bits, emulated, group, on
 
 import alltoallv.torch as at
 from alltoallv.errors import InvalidParamError, PeerMismatchError
@@ -89,13 +89,74 @@ def test_the_communicator_of_torch_npu_is_used(ranks: Ranks, tmp_path: Path) -> 
         with group(rank, size, file) as (world, device):
             theirs = torch.ones(2).to(device)
             dist.all_reduce(theirs)
-            handle = handle_of(world, rank, device)
+            handle = handle_of(world, device)
             assert handle != 0
             assert handle == world._get_backend(torch.device("npu")).get_hccl_comm(rank)
             y = at.all_to_all_v(torch.full((2,), float(rank)).to(device), [1, 1], [1, 1])
             assert y.cpu().tolist() == [0, 1]
 
     ranks(2, communicator=False)(check, str(tmp_path / "store"))
+
+
+def test_the_communicator_of_a_subgroup_is_that_of_the_device(ranks: Ranks, tmp_path: Path) -> None:
+    """Not of the device whose number is the rank in the group."""
+
+    def check(rank: int, size: int, file: str) -> None:
+        with group(rank, size, file) as (_, device):
+            made = dist.new_group([1, 2])
+            if rank == 0:
+                return
+            dist.all_reduce(torch.ones(2).to(device), group=made)
+            with emulated(faults="HcclCommInit*=fail:4"):  # there is one already
+                y = at.all_to_all_v(torch.full((2,), 1.0 * rank).to(device), [1, 1], [1, 1], group=made)
+            assert y.cpu().tolist() == [1, 2]
+
+    ranks(3, communicator=False)(check, str(tmp_path / "store"))
+
+
+def test_calls_of_torch_npu_and_ours_run_in_their_order(ranks: Ranks, tmp_path: Path) -> None:
+    """They share a communicator, in which HCCL can do one thing after the other only."""
+
+    def check(rank: int, size: int, file: str) -> None:
+        with group(rank, size, file) as (_, device):
+            x = torch.full((size,), 1.0 + rank).to(device)
+            others = [1.0 + j for j in range(size)]
+            for async_op in (False, True):
+                with emulated(task_delay_us=20_000):
+                    total, theirs = x.clone(), []
+                    theirs.append(dist.all_reduce(total, async_op=True))
+                    result: Any = at.all_to_all_v(x, [1] * size, [1] * size, async_op=async_op)
+                    again = x.clone()
+                    theirs.append(dist.all_reduce(again, async_op=True))
+                    y = result[1].result() if async_op else result
+                    for work in theirs:
+                        work.wait()
+                    assert y.cpu().tolist() == others
+                    assert total.cpu().tolist() == again.cpu().tolist() == [sum(others)] * size
+
+    ranks(2, communicator=False, fresh=True)(check, str(tmp_path / "store"))
+
+
+@pytest.mark.parametrize("backend", ["hccl", "gloo"])
+def test_groups_used_in_another_order_on_each_rank(ranks: Ranks, tmp_path: Path, backend: str) -> None:
+    """Asynchronous calls that the ranks do not compare: every communicator has a stream of its own."""
+
+    def check(rank: int, size: int, file: str, backend: str) -> None:
+        with group(rank, size, file, backend) as (world, device):
+            groups = [world, dist.new_group(list(range(size)), backend=backend)]
+            x = torch.full((size,), 1.0 + rank).to(device)
+            for made in groups:
+                for _ in range(8):
+                    at.all_to_all_v(x, [1] * size, [1] * size, group=made)
+            for _ in range(3):
+                mine = groups if rank == 0 else groups[::-1]
+                calls = [at.all_to_all_v(x, [1] * size, [1] * size, group=g, async_op=True) for g in mine]
+                for y, work in calls:
+                    work.wait()
+                    assert y.cpu().tolist() == [1.0 + j for j in range(size)]
+
+    env = {"HCCL_EXEC_TIMEOUT": "10"}
+    ranks(2, communicator=False, fresh=True, env=env)(check, str(tmp_path / "store"), backend)
 
 
 def test_a_group_without_hccl_gets_a_communicator_of_our_own(ranks: Ranks, tmp_path: Path) -> None:

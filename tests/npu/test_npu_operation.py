@@ -97,6 +97,30 @@ def test_an_hccl_comm_that_the_caller_owns(ranks: Ranks, tmp_path: Path) -> None
         with pytest.raises(HcclError, match="HCCL_E_PARA"):  # on every rank, and no rank waits
             operation(on(device, case.inputs[rank]))
 
+    ranks(2, communicator=False, fresh=True)(check, str(table_of_one_server(tmp_path)))
+
+
+def test_an_hccl_comm_that_the_caller_has_replaced(ranks: Ranks, tmp_path: Path) -> None:
+    """Under the same name, while an operation still has the old one."""
+
+    def check(rank: int, size: int, table: str) -> None:
+        device = use_device(rank)
+        library = ctypes.CDLL(str(emulator.library_folder() / "libhccl.so"))
+        case = some_case(3, size, "int16")
+        kept = []
+        for _ in range(2):
+            comm = ctypes.c_void_p()
+            assert library.HcclCommInitClusterInfo(table.encode(), rank, ctypes.byref(comm)) == 0
+            operation = at.AllToAllVOperation(param_of(case, rank, hccl_comm=comm.value, comm_domain="theirs"))
+            assert_bits_equal(bits(operation(on(device, case.inputs[rank])))[0], case.expected[rank])
+            kept.append(operation)
+            torch.npu.synchronize()
+            assert library.HcclCommDestroy(comm) == 0
+
+    ranks(2, communicator=False, fresh=True)(check, str(table_of_one_server(tmp_path)))
+
+
+def table_of_one_server(folder: Path) -> Path:
     table = {
         "status": "completed",
         "version": "1.0",
@@ -109,9 +133,9 @@ def test_an_hccl_comm_that_the_caller_owns(ranks: Ranks, tmp_path: Path) -> None
         ],
     }
 
-    path = tmp_path / "table.json"
+    path = folder / "table.json"
     path.write_text(json.dumps(table))
-    ranks(2, communicator=False, fresh=True)(check, str(path))
+    return path
 
 
 def test_refused_on_every_rank(ranks: Ranks) -> None:

@@ -10,7 +10,7 @@ from npu_ranks import caught, communicator, emulated, use_device
 from npu_starts import forget_launcher, free_port, write_table
 
 import alltoallv.torch as at
-from alltoallv import Communicator
+from alltoallv import Communicator, launch
 from alltoallv.errors import (
     AllToAllVError,
     CommTimeoutError,
@@ -85,6 +85,30 @@ def test_started_with_a_rank_table(ranks: Ranks, tmp_path: Path, servers: list[i
 
     path = write_table(tmp_path / "table.json", servers, version)
     ranks(4, communicator=False)(check, path, len(servers))
+
+
+@pytest.mark.parametrize("text", ["many", "0", "70000"])
+def test_a_port_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("ALLTOALLV_ROOT_PORT", text)
+    with pytest.raises(InvalidParamError, match="ALLTOALLV_ROOT_PORT is '?" + text):
+        launch.port("ALLTOALLV_ROOT_PORT", 29501)
+
+
+def test_hosts_may_have_the_rank_table_at_different_paths(ranks: Ranks, tmp_path: Path) -> None:
+    """HCCL's name for the communicator, which must be equal on all ranks, comes from its content."""
+
+    def check(rank: int, size: int, tables: list[str]) -> None:
+        import os
+
+        forget_launcher()
+        device = use_device(rank)
+        os.environ.update({"RANK_TABLE_FILE": tables[rank], "RANK_ID": str(rank)})
+        with emulated(connect_timeout=20), Communicator.from_env(backend="hccl", timeout=30) as comm:
+            exchange_works(comm, device)
+
+    for host in "ab":
+        (tmp_path / host).mkdir()
+    ranks(2, communicator=False)(check, [write_table(tmp_path / host / "table.json", [1, 1]) for host in "ab"])
 
 
 def test_a_rank_table_that_is_wrong_is_refused_before_hccl_sees_it(ranks: Ranks, tmp_path: Path) -> None:

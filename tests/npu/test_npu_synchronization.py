@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from npu_ranks import caught, communicator, emulated
+import torch.distributed as dist
+from npu_ranks import caught, communicator, emulated, group
 
 import alltoallv.torch as at
 from alltoallv import _core
@@ -140,6 +143,36 @@ def counts_of_async(rank: int, size: int, without: str) -> bool:
             return caught_or(lambda: out.cpu().tolist()) == [1.0 + j for j in range(size)]
 
 
+def sync_behind_async(rank: int, size: int, without: str) -> bool:
+    """Calls of one communicator run in their order, whichever streams they are on."""
+    with communicator(rank) as (comm, device):
+        x = torch.full((size,), 1.0 + rank).to(device)
+        torch.npu.synchronize()
+        with left_out(without):
+            with emulated(faults="HcclAlltoAllV=delay:200" if rank == 0 else ""):
+                first, work = at.all_to_all_v(x, [1] * size, [1] * size, group=comm, async_op=True)
+            second = at.all_to_all_v(-x, [1] * size, [1] * size, group=comm)
+            work.wait()
+            seen = caught_or(lambda: (first.cpu().tolist(), second.cpu().tolist()))
+        ranks = [1.0 + j for j in range(size)]
+        return seen == (ranks, [-j for j in ranks])
+
+
+def first_behind_the_owners(rank: int, size: int, without: str) -> bool:
+    """torch_npu's communicator may be busy when our first call makes its self-check on a stream of its own."""
+    file = Path(tempfile.gettempdir()) / f"alltoallv-{os.environ['ALLTOALLV_JOB_ID']}"
+    with group(rank, size, str(file)) as (_, device):
+        x = torch.full((size,), 1.0 + rank).to(device)
+        total = x.clone()
+        dist.all_reduce(x.clone())  # makes it
+        torch.npu.synchronize()
+        with emulated(faults="HcclAllReduce=delay:1000"), left_out(without):
+            work = dist.all_reduce(total, async_op=True)
+            y = at.all_to_all_v(x, [1] * size, [1] * size)
+            work.wait()
+            return bool(y.cpu().sum() == total.cpu()[0])
+
+
 def destroyed_while_data_move(rank: int, size: int, without: str) -> bool:
     """HCCL refuses to free a communicator in use for longer than it is asked again."""
     with communicator(rank) as (comm, device):
@@ -178,8 +211,11 @@ SCENES: dict[str, Scene] = {
     "drain": destroyed_while_data_move,
     "kept-counts": counts_of_async,
     "agreement": agreement,
+    "launch-order": sync_behind_async,
+    "owner-wait": first_behind_the_owners,
 }
-BREAKS_THE_DEVICE = ("kept-counts", "agreement")  # torch_npu uses none whose stream has failed
+# torch_npu uses no device whose stream has failed.
+BREAKS_THE_DEVICE = ("kept-counts", "agreement", "launch-order", "owner-wait")
 
 
 def test_every_switch_has_a_scene() -> None:

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from npu_ranks import bits, caught, communicator, emulated, group, on, use_device
 
 import alltoallv.torch as at
-from alltoallv import Communicator
-from alltoallv.errors import CommTimeoutError, HcclError, PeerLostError
+from alltoallv import Communicator, _core
+from alltoallv.errors import BackendUnavailableError, CommTimeoutError, HcclError, InvalidTensorError, PeerLostError
 from alltoallv.testing import Ranks
 from alltoallv.testing.golden import assert_bits_equal, random_case
 
@@ -69,6 +69,43 @@ def test_zeros_on_one_rank_only(ranks: Ranks) -> None:
             assert exchange(comm, device) == [0.0, 1.0, 2.0]
 
     ranks(3, communicator=False)(check)
+
+
+def test_a_rank_that_skips_the_self_check(ranks: Ranks) -> None:
+    """All ranks alike: gone round. One alone: an error on every rank."""
+
+    def check(rank: int, size: int) -> None:
+        use_device(rank)
+        with emulated(faults="HcclAlltoAllV=skip"), communicator(rank) as (comm, device):
+            assert comm.stats()["falls_back"] == 1
+            assert exchange(comm, device) == list(range(size))
+        with emulated(faults="HcclAlltoAllV=skip" if rank == 1 else ""), pytest.raises((HcclError, PeerLostError)):
+            Communicator.from_env("another", backend="hccl", timeout=20)
+
+    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "3"})(check)
+
+
+@pytest.mark.parametrize("fault", ["zeros", "skip"])
+def test_reductions_that_do_nothing(ranks: Ranks, fault: str) -> None:
+    """A tiny one before the first of a kind tells; parts then go to their owners, who add them."""
+
+    def check(rank: int, size: int, fault: str) -> None:
+        with communicator(rank) as (comm, device):
+            x = torch.arange(float(2 * size)).to(device) + rank
+            total = torch.arange(float(2 * size)) * size + size * (size - 1) / 2
+            with emulated(faults=f"HcclAllReduce={fault};HcclReduceScatter={fault}"):
+                for _ in range(2):
+                    assert at.functional.all_reduce(x, comm).cpu().tolist() == total.tolist()
+                    assert (
+                        at.functional.reduce_scatter(x, comm).cpu().tolist() == total[2 * rank : 2 * rank + 2].tolist()
+                    )
+            assert comm.stats()["all_reduce_falls_back"] == comm.stats()["reduce_scatter_falls_back"] == 1
+            assert comm.usable
+
+    outcomes = ranks(2, communicator=False, outcomes=True)(check, fault)
+    for outcome in outcomes:
+        assert outcome.error is None, outcome
+    assert "HCCL's all_reduce returned success and did not reduce the data" in outcomes[0].output
 
 
 def test_zeros_from_all_gather_too_is_an_error(ranks: Ranks) -> None:
@@ -293,6 +330,92 @@ def test_a_failing_call_in_a_group(ranks: Ranks, tmp_path: Path) -> None:
             if rank == 1:
                 with emulated(faults="HcclAlltoAllV=fail:4"), pytest.raises(HcclError, match="HCCL_E_INTERNAL"):
                     exchange(comm, device)
+            else:
+                try_to(lambda: exchange(comm, device))
+            dist.barrier()
+            with pytest.raises(PeerLostError, match="rank 1"):
+                exchange(comm, device)
+
+    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})(check, str(tmp_path / "store"))
+
+
+def test_destroyed_with_much_left_to_do(ranks: Ranks) -> None:
+    """Longer than HCCL's refusal is met with patience: what is healthy is waited for."""
+
+    def check(rank: int, size: int) -> None:
+        device = use_device(rank)
+        comm = Communicator.from_env(backend="hccl", timeout=30)
+        x = torch.full((size,), 1.0 + rank).to(device)
+        torch.npu.synchronize()
+        with emulated(task_delay_us=6_000_000):
+            y = at.all_to_all_v(x, [1] * size, [1] * size, group=comm)
+        comm.destroy()
+        assert y.cpu().tolist() == [1.0 + j for j in range(size)]
+
+    ranks(2, communicator=False)(check)
+
+
+def test_what_is_stuck_on_the_device_is_left_there(ranks: Ranks) -> None:
+    """To free its stream would mean to wait for HCCL's own time limit."""
+
+    def check(rank: int, size: int) -> None:
+        device = use_device(rank)
+        comm = Communicator.from_env(backend="hccl", timeout=20, check="off")
+        x, y = zeros(size, device), zeros(size, device)
+        torch.npu.synchronize()
+        plan = _core.Plan(comm.core, "all_to_all_v", "float32", *([1] * size, list(range(size))) * 2)
+        if rank == 0:
+            with pytest.raises(CommTimeoutError):
+                plan.run(x.data_ptr(), y.data_ptr(), 1.0)
+            start = time.monotonic()
+            try_to(comm.destroy)
+            del plan, comm
+            assert time.monotonic() - start < 10
+        else:
+            time.sleep(8)
+
+    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "20"})(check)
+
+
+def test_a_forked_child_leaves_it_alone(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        import gc
+        import os
+        import signal
+
+        device = use_device(rank)
+        comm = Communicator.from_env(backend="hccl", timeout=20)
+        exchange(comm, device)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(15)  # ends it if it hangs
+            told = ""
+            try:
+                comm.core.reduce("all_reduce", "float32", "sum", 0, 0, [0])
+            except BackendUnavailableError as error:
+                told = str(error)
+            usable = comm.usable
+            del comm
+            gc.collect()
+            os._exit(0 if "before fork" in told and not usable else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert exchange(comm, device) == list(range(size))
+        comm.destroy()
+
+    ranks(2, communicator=False, fresh=True)(check)
+
+
+def test_a_group_whose_call_fails_after_the_agreement_ends(ranks: Ranks, tmp_path: Path) -> None:
+    """Whatever the failure: the peers have launched."""
+
+    def check(rank: int, size: int, file: str) -> None:
+        with group(rank, size, file, backend="gloo") as (world, device):
+            comm = at.from_group(world, device="npu", timeout=20)
+            exchange(comm, device)
+            if rank == 1:
+                other = use_device(rank + size)  # the communicator was made for another
+                with pytest.raises(InvalidTensorError, match="expected npu:1"):
+                    exchange(comm, other)
             else:
                 try_to(lambda: exchange(comm, device))
             dist.barrier()

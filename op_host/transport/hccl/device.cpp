@@ -11,6 +11,19 @@ namespace {
 
 constexpr int slice_ms = 20;
 
+/// Calls `synchronize`, which waits for a slice of time, until it has succeeded. False: `deadline` has passed.
+template <class Synchronize>
+bool wait_until(Synchronize&& synchronize, const char* call, std::chrono::steady_clock::time_point deadline,
+                const std::string& where, const std::function<void()>& poll) {
+    while (true) {
+        const aclError result = synchronize();
+        if (result == 0) return true;
+        if (result != acl_error_rt_stream_sync_timeout) throw acl_error(result, call, where);
+        poll();
+        if (std::chrono::steady_clock::now() >= deadline) return false;
+    }
+}
+
 }  // namespace
 
 DeviceQuery query_devices() {
@@ -54,17 +67,26 @@ aclrtStream Device::stream() {
     return stream_;
 }
 
+void Device::abandon(aclrtStream stream) {
+    if (stream == stream_) stream_ = nullptr;
+}
+
 bool Device::wait(aclrtStream stream, std::chrono::steady_clock::time_point deadline, const std::string& where,
                   const std::function<void()>& poll) {
     if (!synchronizes("device-wait")) return true;
-    while (true) {
-        const aclError result = cann().aclrtSynchronizeStreamWithTimeout(stream, slice_ms);
-        if (result == 0) return true;
-        if (result != acl_error_rt_stream_sync_timeout)
-            throw acl_error(result, "aclrtSynchronizeStreamWithTimeout", where);
-        poll();
-        if (std::chrono::steady_clock::now() >= deadline) return false;
+    const auto synchronize = [stream] { return cann().aclrtSynchronizeStreamWithTimeout(stream, slice_ms); };
+    return wait_until(synchronize, "aclrtSynchronizeStreamWithTimeout", deadline, where, poll);
+}
+
+bool Device::wait_for_all(std::chrono::steady_clock::time_point deadline, const std::string& where,
+                          const std::function<void()>& poll) {
+    if (!synchronizes("owner-wait")) return true;
+    if (cann().aclrtSynchronizeDeviceWithTimeout == nullptr) {
+        check_acl(cann().aclrtSynchronizeDevice(), "aclrtSynchronizeDevice", where);
+        return true;
     }
+    const auto synchronize = [] { return cann().aclrtSynchronizeDeviceWithTimeout(slice_ms); };
+    return wait_until(synchronize, "aclrtSynchronizeDeviceWithTimeout", deadline, where, poll);
 }
 
 void Device::copy(void* to, const void* from, size_t bytes, aclrtMemcpyKind kind, const std::string& where) {
@@ -82,7 +104,7 @@ DeviceMemory::DeviceMemory(size_t bytes, const std::string& where) {
 }
 
 DeviceMemory::~DeviceMemory() {
-    cann().aclrtFree(data_);
+    if (std::uncaught_exceptions() <= exceptions_) cann().aclrtFree(data_);
 }
 
 }  // namespace alltoallv

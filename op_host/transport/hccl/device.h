@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <string>
 
@@ -35,10 +36,17 @@ class Device {
     /// A stream of our own, made at first use. Only in the communicator's turn.
     aclrtStream stream();
 
+    /// Leaves `stream` as it is, if it is ours: to destroy one means to wait for what is on it.
+    void abandon(aclrtStream stream);
+
     /// Waits until everything on `stream` is done; calls `poll` about every 20 ms, which may throw to give up.
     /// False when `deadline` has passed first. Throws `Error` for what failed on the device.
     static bool wait(aclrtStream stream, std::chrono::steady_clock::time_point deadline, const std::string& where,
                      const std::function<void()>& poll);
+
+    /// The same for everything on the calling thread's device, whoever has enqueued it.
+    static bool wait_for_all(std::chrono::steady_clock::time_point deadline, const std::string& where,
+                             const std::function<void()>& poll);
 
     static void copy(void* to, const void* from, size_t bytes, aclrtMemcpyKind kind, const std::string& where);
     static void copy_async(void* to, const void* from, size_t bytes, aclrtStream stream, const std::string& where);
@@ -49,7 +57,8 @@ class Device {
     aclrtStream stream_ = nullptr;
 };
 
-/// Memory on the current device.
+/// Memory on the current device. When an exception takes it down it is not freed: what nobody has waited for may use
+/// it.
 class DeviceMemory {
   public:
     DeviceMemory(size_t bytes, const std::string& where);
@@ -61,6 +70,7 @@ class DeviceMemory {
 
   private:
     void* data_ = nullptr;
+    int exceptions_ = std::uncaught_exceptions();
 };
 
 }  // namespace alltoallv

@@ -1,5 +1,6 @@
-// Some CANN releases return success from HcclAlltoAllV and move nothing. A tiny exchange with a known result, made once
-// for every communicator, finds them; the data then go through HcclAllGather, of which every rank keeps its slices.
+// Some CANN releases return success and move nothing. A tiny call with a known result finds them: of HcclAlltoAllV when
+// a communicator is made, of a reduction before the first one. The data then go through HcclAllGather, of which every
+// rank keeps its slices; front ends reduce by exchanges.
 #include <algorithm>
 #include <numeric>
 
@@ -30,37 +31,80 @@ void HcclCommunicator::check_data_path() {
     WireLayout layout(4 * ranks, 1);
     std::iota(layout.begin() + static_cast<ptrdiff_t>(ranks), layout.begin() + static_cast<ptrdiff_t>(2 * ranks), 0);
     std::iota(layout.begin() + static_cast<ptrdiff_t>(3 * ranks), layout.end(), 0);
-    const TimePoint limit = deadline(-1);
-    comm_->all_to_all_v(input.data(), output.data(), layout, HCCL_DATA_TYPE_INT32, device_.stream(), where, bytes);
-    wait(device_.stream(), limit, where);
+    comm_->all_to_all_v(input.data(), output.data(), layout, HCCL_DATA_TYPE_INT32, device_->stream(), where, bytes);
+    wait(device_->stream(), deadline(-1), where);
     Device::copy(heard.data(), output.data(), bytes, ACL_MEMCPY_DEVICE_TO_HOST, where);
-    int32_t verdict = passed;
-    for (int j = 0; j < size(); ++j)
-        if (heard[static_cast<size_t>(j)] != token(j, rank(), size())) verdict = failed;
-
-    // All ranks must come to one decision.
-    Device::copy(input.data(), &verdict, sizeof verdict, ACL_MEMCPY_HOST_TO_DEVICE, where);
-    comm_->all_gather(input.data(), output.data(), 1, HCCL_DATA_TYPE_INT32, device_.stream(), where);
-    wait(device_.stream(), limit, where);
-    Device::copy(heard.data(), output.data(), bytes, ACL_MEMCPY_DEVICE_TO_HOST, where);
-    for (const int32_t other : heard) {
-        if (other != passed && other != failed)
-            throw Error(ErrorClass::hccl, ErrorType::HCCL_FAIL,
-                        where + ": HcclAllGather returned success and did not move the data; use another CANN release");
-        falls_back_ = falls_back_ || other == failed;
-    }
+    bool right = true;
+    for (int j = 0; j < size(); ++j) right = right && heard[static_cast<size_t>(j)] == token(j, rank(), size());
+    falls_back_ = !all_saw(right, where);
     if (falls_back_ && rank() == 0 && hooks().warn)
         hooks().warn("domain '" + domain() +
                      "': HcclAlltoAllV returned success and did not move the data, as some CANN releases do; "
                      "exchanges go through HcclAllGather, which moves more and takes more memory");
 }
 
+/// All ranks must come to one decision.
+bool HcclCommunicator::all_saw(bool right, const std::string& where) {
+    const auto ranks = static_cast<size_t>(size());
+    const int32_t verdict = right ? passed : failed;
+    std::vector<int32_t> heard(ranks, -1);
+    const size_t bytes = ranks * sizeof(int32_t);
+    const DeviceMemory input(sizeof verdict, where), output(bytes, where);
+    Device::copy(input.data(), &verdict, sizeof verdict, ACL_MEMCPY_HOST_TO_DEVICE, where);
+    Device::copy(output.data(), heard.data(), bytes, ACL_MEMCPY_HOST_TO_DEVICE, where);
+    comm_->all_gather(input.data(), output.data(), 1, HCCL_DATA_TYPE_INT32, device_->stream(), where);
+    wait(device_->stream(), deadline(-1), where);
+    Device::copy(heard.data(), output.data(), bytes, ACL_MEMCPY_DEVICE_TO_HOST, where);
+    for (const int32_t other : heard)
+        if (other != passed && other != failed)
+            throw Error(ErrorClass::hccl, ErrorType::HCCL_FAIL,
+                        where + ": HcclAllGather returned success and did not move the data; use another CANN release");
+    return std::ranges::count(heard, failed) == 0;
+}
+
+/// Before the first reduction of a kind: a tiny one with a known result. Throws where it has not come.
+void HcclCommunicator::check_reduction(OpKind op) {
+    if (!comm_) return;
+    const std::string where = "the self-check of domain '" + domain() + "'", name(name_of(op));
+    const bool first = !reduces_.contains(op);
+    try {
+        if (first) reduces_[op] = reduces_rightly(op, where);
+    } catch (const Error& error) {
+        end(error);
+        throw;
+    }
+    if (reduces_.at(op)) return;
+    (op == OpKind::all_reduce ? all_reduce_falls_back_ : reduce_scatter_falls_back_) = true;
+    const std::string text = where + ": HCCL's " + name + " returned success and did not reduce the data";
+    if (first && rank() == 0 && hooks().warn)
+        hooks().warn(text + "; alltoallv.torch gathers them and adds them itself, which moves more");
+    throw Error(ErrorClass::hccl, ErrorType::HCCL_FAIL, text + "; use another CANN release");
+}
+
+bool HcclCommunicator::reduces_rightly(OpKind op, const std::string& where) {
+    const bool scatters = op == OpKind::reduce_scatter;
+    const auto ranks = static_cast<size_t>(size());
+    std::vector<int32_t> mine(scatters ? ranks : 1);
+    std::iota(mine.begin(), mine.end(), 1 + rank());
+    int32_t expected = 0, heard = -1;
+    for (int i = 0; i < size(); ++i) expected += 1 + i + (scatters ? rank() : 0);
+    const DeviceMemory input(mine.size() * sizeof(int32_t), where), output(sizeof heard, where);
+    wait_for_owner(where);
+    begin_launch(device_->stream(), where);
+    Device::copy(input.data(), mine.data(), mine.size() * sizeof(int32_t), ACL_MEMCPY_HOST_TO_DEVICE, where);
+    Device::copy(output.data(), &heard, sizeof heard, ACL_MEMCPY_HOST_TO_DEVICE, where);
+    const auto reduce = scatters ? &HcclGroup::reduce_scatter : &HcclGroup::all_reduce;
+    (*comm_.*reduce)(input.data(), output.data(), 1, HCCL_DATA_TYPE_INT32, HCCL_REDUCE_SUM, device_->stream(), where);
+    wait(device_->stream(), deadline(-1), where);
+    Device::copy(&heard, output.data(), sizeof heard, ACL_MEMCPY_DEVICE_TO_HOST, where);
+    return all_saw(heard == expected, where);
+}
+
 void HcclCommunicator::gather_and_slice(const Exchange& x, void* output, std::span<const int64_t> recv_counts,
-                                        std::span<const int64_t> rdispls, aclrtStream stream,
+                                        std::span<const int64_t> rdispls, aclrtStream stream, TimePoint limit,
                                         const std::string& where) {
     const auto ranks = static_cast<size_t>(size()), mine = static_cast<size_t>(rank());
     const size_t element = size_of(x.dtype), unit = x.byte_displs ? 1 : element;
-    const TimePoint limit = deadline(-1);
 
     // Every rank's send counts, then every rank's packed input, padded to the longest.
     const size_t row_bytes = ranks * sizeof(int64_t);

@@ -22,7 +22,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t first_calls = 8;  ///< that check="first" compares
 constexpr size_t flight_length = 64;
-constexpr double farewell_seconds = 2;  ///< for what is still on the device when the communicator is destroyed
 
 int64_t now_ns() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
@@ -44,7 +43,10 @@ void check_wire_counts(const Exchange& x, int64_t per_element) {
 }  // namespace
 
 HcclCommunicator::HcclCommunicator(HcclOptions options, CommunicatorPtr control, const Meet& meet)
-    : options_(std::move(options)), control_(std::move(control)), pid_(getpid()), device_(options_.device) {
+    : options_(std::move(options)),
+      control_(std::move(control)),
+      pid_(getpid()),
+      device_(std::make_unique<Device>(options_.device)) {
     if (options_.size < 1) throw invalid_param("size is " + std::to_string(options_.size) + ", expected at least 1");
     if (options_.rank < 0 || options_.rank >= options_.size)
         throw invalid_param("rank is " + std::to_string(options_.rank) + ", expected 0 <= rank < " +
@@ -53,7 +55,8 @@ HcclCommunicator::HcclCommunicator(HcclOptions options, CommunicatorPtr control,
     const std::string joining = "rank " + std::to_string(rank()) + " joining domain '" + domain() + "'";
     if (options_.comm == nullptr && options_.rank_table.empty() && options_.root_info.empty()) share_root_info();
     try {
-        comm_ = std::make_unique<HcclGroup>(options_, device_, [this] { look_at_control(); });
+        comm_ = std::make_unique<HcclGroup>(options_, *device_, [this] { look_at_control(); });
+        wait_for_owner(joining);
         if (options_.size > 1 && meet) find_control(meet);
         if (options_.size > 1) check_data_path();
     } catch (const Error& error) {
@@ -65,6 +68,7 @@ HcclCommunicator::HcclCommunicator(HcclOptions options, CommunicatorPtr control,
 HcclCommunicator::~HcclCommunicator() {
     if (pid_ != getpid()) {
         abandon(std::move(comm_));
+        abandon(std::move(device_));
         abandon(std::move(queue_));
         return;
     }
@@ -117,8 +121,8 @@ void HcclCommunicator::find_control(const Meet& meet) {
         const DeviceMemory input(bytes, where), output(ranks * bytes, where);
         Device::copy(input.data(), mine.data(), bytes, ACL_MEMCPY_HOST_TO_DEVICE, where);
         Device::copy(output.data(), all.data(), all.size(), ACL_MEMCPY_HOST_TO_DEVICE, where);
-        comm_->all_gather(input.data(), output.data(), bytes, HCCL_DATA_TYPE_UINT8, device_.stream(), where);
-        wait(device_.stream(), deadline(-1), where);
+        comm_->all_gather(input.data(), output.data(), bytes, HCCL_DATA_TYPE_UINT8, device_->stream(), where);
+        wait(device_->stream(), deadline(-1), where);
         Device::copy(all.data(), output.data(), all.size(), ACL_MEMCPY_DEVICE_TO_HOST, where);
         std::vector<std::string> parts;
         for (size_t j = 0; j < ranks; ++j) parts.push_back(all.substr(j * bytes, bytes));
@@ -184,7 +188,13 @@ HcclCommunicator::TimePoint HcclCommunicator::deadline(double timeout) const {
 
 void HcclCommunicator::wait(aclrtStream stream, TimePoint deadline, const std::string& where) {
     const auto begin = Clock::now();
-    if (Device::wait(stream, deadline, where, [&] { poll(where); })) return;
+    try {
+        if (Device::wait(stream, deadline, where, [&] { poll(where); })) return;
+    } catch (...) {
+        device_->abandon(stream);
+        throw;
+    }
+    device_->abandon(stream);
     const double waited = std::chrono::duration<double>(Clock::now() - begin).count();
     char text[32];
     std::snprintf(text, sizeof text, "%.1f s", waited);
@@ -192,12 +202,28 @@ void HcclCommunicator::wait(aclrtStream stream, TimePoint deadline, const std::s
                        ": a rank is late or gone; HCCL itself waits for HCCL_EXEC_TIMEOUT seconds");
 }
 
+/// Before a call of ours on our own stream: what the owner of a borrowed HcclComm has enqueued comes first.
+void HcclCommunicator::wait_for_owner(const std::string& where) {
+    if (options_.comm == nullptr) return;
+    if (!Device::wait_for_all(deadline(-1), where, [&] { poll(where); }))
+        throw comm_timeout(where + ": what was on the device before was not done in time");
+}
+
+/// The peers have launched, or will: this communicator is out of step for good.
+void HcclCommunicator::end(const Error& error) {
+    {
+        const std::lock_guard lock(records_);
+        if (!ended_) ended_ = peer_lost("domain '" + domain() + "' has ended: " + error.what());
+    }
+    if (control_) control_->abort("it failed in " + std::string(error.what()));
+}
+
 template <class Agree, class Body>
 void HcclCommunicator::run(OpKind op, DType dtype, Agree&& agree, Body&& body) {
     check_usable();
     const CallQueue::Turn turn(*queue_);
     check_usable();
-    device_.bind();
+    device_->bind();
     ++seq_;
     {
         const std::lock_guard lock(records_);
@@ -219,14 +245,7 @@ void HcclCommunicator::run(OpKind op, DType dtype, Agree&& agree, Body&& body) {
     } catch (const Error& error) {
         failed_.fetch_add(1, std::memory_order_relaxed);
         record("failed");
-        // The peers have launched, or will: this communicator is out of step for good.
-        if (launching) {
-            {
-                const std::lock_guard lock(records_);
-                if (!ended_) ended_ = peer_lost("domain '" + domain() + "' has ended: " + error.what());
-            }
-            if (control_) control_->abort("it failed in " + std::string(error.what()));
-        }
+        if (launching) end(error);
         throw;
     } catch (...) {
         failed_.fetch_add(1, std::memory_order_relaxed);
@@ -272,18 +291,19 @@ void HcclCommunicator::exchange(const Exchange& x, double timeout) {
                 output = x.allocate(learnt);
             }
             const TimePoint limit = deadline(timeout);
-            aclrtStream stream = x.stream != nullptr ? x.stream : device_.stream();
-            if (comm_) comm_->check_async_error(where);
-            move(x, output, recv_counts, rdispls, stream, where);
+            aclrtStream stream = x.stream != nullptr ? x.stream : device_->stream();
+            begin_launch(stream, where);
+            move(x, output, recv_counts, rdispls, stream, limit, where);
             bytes_.fetch_add(bytes_of(recv_counts, x.dtype), std::memory_order_relaxed);
             if (x.stream == nullptr) wait(stream, limit, where);
         });
 }
 
 void HcclCommunicator::move(const Exchange& x, void* output, std::span<const int64_t> recv_counts,
-                            std::span<const int64_t> rdispls, aclrtStream stream, const std::string& where) {
+                            std::span<const int64_t> rdispls, aclrtStream stream, TimePoint limit,
+                            const std::string& where) {
     if (size() == 1) return copy_own(x, output, stream, where);
-    if (falls_back_) return gather_and_slice(x, output, recv_counts, rdispls, stream, where);
+    if (falls_back_) return gather_and_slice(x, output, recv_counts, rdispls, stream, limit, where);
     // Byte displacements need not be multiples of the element.
     const WireType wire =
         x.byte_displs ? WireType{HCCL_DATA_TYPE_UINT8, static_cast<int64_t>(size_of(x.dtype))} : wire_type(x.dtype);
@@ -328,19 +348,23 @@ void HcclCommunicator::reduce(const Reduction& r, double timeout) {
     run(
         r.op, r.dtype,
         [&] {
-            if (!agrees(seq_)) return look_at_control();
-            Reduction announced = r;
-            announced.stream = nullptr;
-            announced.moves = false;
-            control_->reduce(announced, timeout);
-            agreed_.fetch_add(1, std::memory_order_relaxed);
+            if (agrees(seq_)) {
+                Reduction announced = r;
+                announced.stream = nullptr;
+                announced.moves = false;
+                control_->reduce(announced, timeout);
+                agreed_.fetch_add(1, std::memory_order_relaxed);
+            } else {
+                look_at_control();
+            }
+            check_reduction(r.op);
         },
         [&](const std::string& where) {
             const TimePoint limit = deadline(timeout);
-            aclrtStream stream = r.stream != nullptr ? r.stream : device_.stream();
+            aclrtStream stream = r.stream != nullptr ? r.stream : device_->stream();
             const size_t bytes = bytes_of(r.counts, r.dtype);
             const auto total = static_cast<uint64_t>(bytes / size_of(r.dtype));
-            if (comm_) comm_->check_async_error(where);
+            begin_launch(stream, where);
             if (size() == 1) {
                 Device::copy_async(r.output, r.input, bytes, stream, where);
             } else if (total > 0 && r.op == OpKind::reduce_scatter) {
@@ -366,9 +390,17 @@ void HcclCommunicator::quant_reduce(const QuantReduction& q, double timeout) {
         [](const std::string&) {});
 }
 
+/// HCCL runs the calls of a communicator in their order, on every rank alike: a stream waits for the one before.
+void HcclCommunicator::begin_launch(aclrtStream stream, const std::string& where) {
+    if (!comm_) return;
+    comm_->check_async_error(where);
+    forget_completed();
+    if (launched_.empty() || launched_.back().stream == stream || !synchronizes("launch-order")) return;
+    check_acl(cann().aclrtStreamWaitEvent(stream, launched_.back().event), "aclrtStreamWaitEvent", where);
+}
+
 /// HCCL may read the counts when the device comes to the call, not when it is made.
 void HcclCommunicator::keep(std::unique_ptr<WireLayout> layout, aclrtStream stream, const std::string& where) {
-    forget_completed();
     aclrtEvent event = nullptr;
     if (events_.empty()) {
         check_acl(cann().aclrtCreateEvent(&event), "aclrtCreateEvent", where);
@@ -377,25 +409,30 @@ void HcclCommunicator::keep(std::unique_ptr<WireLayout> layout, aclrtStream stre
         events_.pop_back();
     }
     if (!synchronizes("kept-counts")) layout.reset();
-    launched_.push_back({event, std::move(layout)});
+    launched_.push_back({event, stream, std::move(layout)});
     check_acl(cann().aclrtRecordEvent(event, stream), "aclrtRecordEvent", where);
 }
 
 void HcclCommunicator::forget_completed() {
     while (!launched_.empty()) {
         aclrtEventRecordedStatus status = ACL_EVENT_RECORDED_STATUS_NOT_READY;
-        if (cann().aclrtQueryEventStatus(launched_.front().event, &status) == 0 &&
-            status != ACL_EVENT_RECORDED_STATUS_COMPLETE)
-            return;
+        const aclError result = cann().aclrtQueryEventStatus(launched_.front().event, &status);
+        if (result != 0 || status != ACL_EVENT_RECORDED_STATUS_COMPLETE) return;
         events_.push_back(launched_.front().event);
         launched_.pop_front();
     }
 }
 
-/// Waits for what is still on the device, on whichever stream.
+/// Waits for what is still on the device, on whichever stream; not behind a failure, where it may never be done.
 void HcclCommunicator::drain(TimePoint deadline) {
     if (!synchronizes("drain")) return;
-    for (forget_completed(); !launched_.empty() && Clock::now() < deadline; forget_completed()) usleep(500);
+    forget_completed();
+    for (useconds_t pause = 500; !launched_.empty() && Clock::now() < deadline; pause = std::min(2 * pause, 20'000U)) {
+        if (!usable() || (comm_ && comm_->async_error() != HCCL_SUCCESS)) return;
+        if (hooks().poll) hooks().poll();
+        usleep(pause);
+        forget_completed();
+    }
 }
 
 void HcclCommunicator::fail(OpKind op, const Error& error) {
@@ -436,19 +473,22 @@ void HcclCommunicator::abort(const std::string& reason) {
 void HcclCommunicator::destroy() {
     if (pid_ != getpid()) return;
     const CallQueue::Turn turn(*queue_);
-    const bool waits = usable();  // what is behind a failure on the device may never be done
-    if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;
-    device_.bind();
-    drain(deadline(waits ? farewell_seconds : 0));
-    for (const Launch& launch : launched_) cann().aclrtDestroyEvent(launch.event);
+    if (destroyed_.load(std::memory_order_acquire)) return;
+    device_->bind();
+    drain(deadline(-1));
+    destroyed_.store(true, std::memory_order_release);
     for (aclrtEvent event : events_) cann().aclrtDestroyEvent(event);
-    if (launched_.empty()) {
-        events_.clear();
-    } else {
-        abandon(std::make_unique<std::deque<Launch>>(std::move(launched_)));  // HCCL may still read the counts
+    events_.clear();
+    if (!launched_.empty())  // HCCL may still read the counts
+        abandon(std::make_unique<std::deque<Launch>>(std::exchange(launched_, {})));
+    std::optional<Error> failure;
+    try {
+        if (comm_) comm_->destroy();
+    } catch (const Error& error) {
+        failure = error;
     }
-    if (comm_) comm_->destroy();
     if (control_) control_->destroy();
+    if (failure) throw *failure;
 }
 
 Stats HcclCommunicator::stats() const {
@@ -456,7 +496,9 @@ Stats HcclCommunicator::stats() const {
             {"failed_operators", failed_.load(std::memory_order_relaxed)},
             {"agreed_operators", agreed_.load(std::memory_order_relaxed)},
             {"bytes_hccl", bytes_.load(std::memory_order_relaxed)},
-            {"falls_back", falls_back_ ? 1 : 0}};
+            {"falls_back", falls_back_ ? 1 : 0},
+            {"all_reduce_falls_back", all_reduce_falls_back_ ? 1 : 0},
+            {"reduce_scatter_falls_back", reduce_scatter_falls_back_ ? 1 : 0}};
 }
 
 std::string HcclCommunicator::flight_record() const {

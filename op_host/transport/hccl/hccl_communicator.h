@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -43,7 +44,12 @@ class HcclCommunicator final : public Communicator {
     std::string backend() const override { return "hccl"; }
     CommunicatorPtr control() const override { return control_; }
 
+    /// The caller's, or null.
+    HcclComm borrowed() const { return options_.comm; }
+
     void exchange(const Exchange& exchange, double timeout) override;
+    /// Where HCCL returns success and does nothing, which the first call of an operator finds out, an error of class
+    /// hccl on every rank; the communicator stays usable, and `stats()` has "<operator>_falls_back".
     void reduce(const Reduction& reduction, double timeout) override;
     /// With `moves` false only: the data are for kernels, which front ends have (alltoallv/backends).
     void quant_reduce(const QuantReduction& reduction, double timeout) override;
@@ -60,6 +66,7 @@ class HcclCommunicator final : public Communicator {
     /// A launch that the device may not have finished: what it reads on the host stays until then.
     struct Launch {
         aclrtEvent event;
+        aclrtStream stream;
         std::unique_ptr<WireLayout> layout;
     };
     struct FlightEntry {
@@ -79,6 +86,7 @@ class HcclCommunicator final : public Communicator {
     void poll(const std::string& where) const;
     void look_at_control() const;
     void wait(aclrtStream stream, TimePoint deadline, const std::string& where);
+    void wait_for_owner(const std::string& where);
     TimePoint deadline(double timeout) const;
 
     /// Runs one operator in its turn; what fails after the agreement ends the communicator for all ranks.
@@ -86,23 +94,31 @@ class HcclCommunicator final : public Communicator {
     void run(OpKind op, DType dtype, Agree&& agree, Body&& body);
 
     void move(const Exchange& exchange, void* output, std::span<const int64_t> recv_counts,
-              std::span<const int64_t> rdispls, aclrtStream stream, const std::string& where);
+              std::span<const int64_t> rdispls, aclrtStream stream, TimePoint limit, const std::string& where);
     void copy_own(const Exchange& exchange, void* output, aclrtStream stream, const std::string& where);
+    void end(const Error& error);
+    void begin_launch(aclrtStream stream, const std::string& where);
     void keep(std::unique_ptr<WireLayout> layout, aclrtStream stream, const std::string& where);
     void forget_completed();
     void drain(TimePoint deadline);
 
     // fallback.cpp
     void check_data_path();
+    void check_reduction(OpKind op);
+    bool reduces_rightly(OpKind op, const std::string& where);
+    bool all_saw(bool right, const std::string& where);
     void gather_and_slice(const Exchange& exchange, void* output, std::span<const int64_t> recv_counts,
-                          std::span<const int64_t> rdispls, aclrtStream stream, const std::string& where);
+                          std::span<const int64_t> rdispls, aclrtStream stream, TimePoint limit,
+                          const std::string& where);
 
     HcclOptions options_;
     CommunicatorPtr control_;  ///< may be null
     pid_t pid_;
-    Device device_;
+    std::unique_ptr<Device> device_;
     std::unique_ptr<HcclGroup> comm_;  ///< null in a world of one rank, and once destroyed
     bool falls_back_ = false;          ///< HcclAlltoAllV moves no data here; equal on all ranks
+    std::map<OpKind, bool> reduces_;   ///< whether HCCL does this reduction here, once that is known; likewise
+    std::atomic<bool> all_reduce_falls_back_{false}, reduce_scatter_falls_back_{false};
     uint64_t seq_ = 0;
     std::deque<Launch> launched_;
     std::vector<aclrtEvent> events_;  ///< free

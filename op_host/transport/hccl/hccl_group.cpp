@@ -5,7 +5,9 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <memory>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -27,10 +29,18 @@ void check_borrowed(const HcclOptions& options) {
                         ", expected rank " + std::to_string(options.rank) + " of " + std::to_string(options.size));
 }
 
+std::string content_of(const std::string& path) {
+    std::ostringstream text;
+    text << std::ifstream(path, std::ios::binary).rdbuf();
+    return text.str();
+}
+
 /// Equal on all ranks and different for every communicator: the domain, and a hash of what the ranks have in common.
+/// Of a rank table that is the content; hosts may have it at different paths.
 std::string name_of(const HcclOptions& options) {
     uint64_t hash = 0xcbf29ce484222325;
-    for (const char c : options.root_info + options.rank_table) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
+    const std::string common = options.rank_table.empty() ? options.root_info : content_of(options.rank_table);
+    for (const char c : options.domain + '\0' + common) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
     char suffix[24];
     std::snprintf(suffix, sizeof suffix, "-%016llx", static_cast<unsigned long long>(hash));
     return options.domain.substr(0, 90) + suffix;
@@ -100,31 +110,38 @@ HcclGroup::HcclGroup(const HcclOptions& options, const Device& device, const std
         throw invalid_param("root_info has " + std::to_string(options.root_info.size()) + " bytes, expected " +
                             std::to_string(hccl_root_info_bytes));
     // HCCL waits for all ranks and cannot be interrupted: it does so on a thread that can be left behind.
+    enum class State : uint8_t { running, done, abandoned };
     struct Call {
         HcclOptions options;
         HcclComm comm = nullptr;
         const char* name = "HcclCommInitRootInfo";
+        aclError set_device = 0;
         HcclResult result = HCCL_SUCCESS;
-        std::atomic<bool> done{false};
+        std::atomic<State> state{State::running};
     };
     const auto call = std::make_shared<Call>();
     call->options = options;
     std::thread thread([call, index = device.index()] {
-        cann().aclrtSetDevice(index);
-        call->result = init(call->options, call->name, &call->comm);
-        call->done.store(true, std::memory_order_release);
+        call->set_device = cann().aclrtSetDevice(index);
+        if (call->set_device == 0) call->result = init(call->options, call->name, &call->comm);
+        if (call->state.exchange(State::done) == State::abandoned && call->comm != nullptr)
+            cann().HcclCommDestroy(call->comm);
     });
     try {
-        for (auto pause = std::chrono::microseconds(200); !call->done.load(std::memory_order_acquire);) {
+        for (auto pause = std::chrono::microseconds(200); call->state.load() == State::running;) {
             std::this_thread::sleep_for(pause);
             pause = std::min(pause * 2, std::chrono::microseconds(20000));
             poll();
         }
     } catch (...) {
+        // Whoever comes second destroys what has been made after all.
+        if (call->state.exchange(State::abandoned) == State::done && call->comm != nullptr)
+            cann().HcclCommDestroy(call->comm);
         thread.detach();
         throw;
     }
     thread.join();
+    check_acl(call->set_device, "aclrtSetDevice", "device " + std::to_string(device.index()));
     if (call->result != HCCL_SUCCESS)
         throw hccl_error(call->result, call->name,
                          "rank " + std::to_string(options.rank) + " of domain '" + options.domain + "'");
@@ -141,14 +158,15 @@ HcclGroup::~HcclGroup() {
 }
 
 void HcclGroup::destroy() {
-    HcclComm comm = std::exchange(comm_, nullptr);
-    if (comm == nullptr || !std::exchange(owned_, false)) return;
+    if (!owned_) comm_ = nullptr;
+    if (comm_ == nullptr) return;
     HcclResult result = HCCL_SUCCESS;
     for (int i = 0; i < destroy_attempts; ++i) {
-        result = cann().HcclCommDestroy(comm);
+        result = cann().HcclCommDestroy(comm_);
         if (result != HCCL_E_AGAIN) break;
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
+    if (result != HCCL_E_AGAIN) comm_ = nullptr;
     check_hccl(result, "HcclCommDestroy", "leaving a domain");
 }
 
@@ -178,11 +196,14 @@ void HcclGroup::reduce_scatter(const void* input, void* output, uint64_t count, 
                "HcclReduceScatter", where);
 }
 
-void HcclGroup::check_async_error(const std::string& where) const {
-    if (cann().HcclGetCommAsyncError == nullptr) return;
+HcclResult HcclGroup::async_error() const {
     HcclResult error = HCCL_SUCCESS;
-    if (cann().HcclGetCommAsyncError(comm_, &error) == HCCL_SUCCESS && error != HCCL_SUCCESS)
-        throw hccl_error(error, "HcclGetCommAsyncError", where);
+    if (cann().HcclGetCommAsyncError == nullptr) return error;
+    return cann().HcclGetCommAsyncError(comm_, &error) == HCCL_SUCCESS ? error : HCCL_SUCCESS;
+}
+
+void HcclGroup::check_async_error(const std::string& where) const {
+    check_hccl(async_error(), "HcclGetCommAsyncError", where);
 }
 
 }  // namespace alltoallv

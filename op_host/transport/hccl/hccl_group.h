@@ -44,7 +44,7 @@ class HcclGroup {
     HcclGroup(const HcclGroup&) = delete;
     HcclGroup& operator=(const HcclGroup&) = delete;
 
-    /// Frees it, if it is ours; waits up to 2 s while HCCL says that it is in use.
+    /// Frees it, if it is ours; waits up to 2 s while HCCL says that it is in use, and may then be called again.
     void destroy();
 
     /// Enqueue on `stream`; `where` begins the message of an error.
@@ -57,7 +57,10 @@ class HcclGroup {
     void reduce_scatter(const void* input, void* output, uint64_t count, HcclDataType type, HcclReduceOp op,
                         aclrtStream stream, const std::string& where) const;
 
-    /// Throws what HCCL has found out behind the calls.
+    /// What HCCL has found out behind the calls; HCCL_SUCCESS where it cannot be asked.
+    HcclResult async_error() const;
+
+    /// Throws it.
     void check_async_error(const std::string& where) const;
 
   private:

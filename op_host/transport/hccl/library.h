@@ -17,10 +17,12 @@
     X(ascendcl, aclrtCreateStream)                 \
     X(ascendcl, aclrtDestroyStream)                \
     X(ascendcl, aclrtSynchronizeStreamWithTimeout) \
+    X(ascendcl, aclrtSynchronizeDevice)            \
     X(ascendcl, aclrtCreateEvent)                  \
     X(ascendcl, aclrtDestroyEvent)                 \
     X(ascendcl, aclrtRecordEvent)                  \
     X(ascendcl, aclrtQueryEventStatus)             \
+    X(ascendcl, aclrtStreamWaitEvent)              \
     X(ascendcl, aclrtMalloc)                       \
     X(ascendcl, aclrtFree)                         \
     X(ascendcl, aclrtMemcpy)                       \
@@ -38,10 +40,11 @@
     X(hccl, HcclAllReduce)                         \
     X(hccl, HcclReduceScatter)
 
-#define ALLTOALLV_CANN_OPTIONAL(X)      \
-    X(ascendcl, aclGetRecentErrMsg)     \
-    X(hccl, HcclGetCommAsyncError)      \
-    X(hccl, HcclCommInitRootInfoConfig) \
+#define ALLTOALLV_CANN_OPTIONAL(X)                 \
+    X(ascendcl, aclGetRecentErrMsg)                \
+    X(ascendcl, aclrtSynchronizeDeviceWithTimeout) \
+    X(hccl, HcclGetCommAsyncError)                 \
+    X(hccl, HcclCommInitRootInfoConfig)            \
     X(hccl, HcclCommInitClusterInfoConfig)
 
 namespace alltoallv {

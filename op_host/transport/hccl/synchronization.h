@@ -7,7 +7,8 @@
 
 namespace alltoallv {
 
-/// False for what has been left out: "agreement", "device-wait", "kept-counts", "drain"; the Python side has its own
+/// False for what has been left out: "agreement", "device-wait", "kept-counts", "drain",
+/// "launch-order", "owner-wait"; the Python side has its own
 /// (alltoallv/backends/npu.py).
 bool synchronizes(std::string_view name);
 

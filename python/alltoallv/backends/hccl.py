@@ -18,14 +18,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv import _core, quantized
-from alltoallv.backends.npu import StreamWork, handle, npu, on_stream
+from alltoallv.backends.npu import Streams, StreamWork, handle, npu, synchronizes
 from alltoallv.backends.quantized_reduction import MoverWire, reduce_quantized
 from alltoallv.backends.reduction import reduce_in_order
 from alltoallv.backends.torch_calls import DeviceWork
 from alltoallv.backends.torch_movers import DeviceMover
 from alltoallv.communicator import Communicator
 from alltoallv.counts import Layout, packed
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import HcclError, InvalidParamError, InvalidTensorError
 from alltoallv.quantization import QuantizedReduction
 
 _REDUCED = ("int8", "int16", "int32", "int64", "float16", "bfloat16", "float32")
@@ -33,10 +33,12 @@ _FLOATS = ("float16", "bfloat16", "float32")
 
 
 class Launches:
-    """Collectives of one communicator of the core on torch's streams. ``wait``: see `on_stream`."""
+    """Collectives of one communicator of the core on torch's streams. ``shared``, ``wait``: see `Streams`."""
 
-    def __init__(self, core: _core.Communicator) -> None:
+    def __init__(self, core: _core.Communicator, shared: Any = None) -> None:
         self.core = core
+        self._streams = Streams(shared)
+        self._does: dict[str, bool] = {}  # by reduction, once it is known
 
     def exchange(
         self,
@@ -54,7 +56,7 @@ class Launches:
         def start(stream: int) -> None:
             plan.run(input.data_ptr(), output.data_ptr(), -1.0, stream)
 
-        return on_stream(input.device, start, wait, lambda: (output, input))
+        return self._streams.launch(input.device, start, wait, lambda: (output, input))
 
     def exchange_lists(
         self, operator: str, dtype: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool
@@ -71,7 +73,7 @@ class Launches:
             for out, part in zip(outputs, target.split(recvs), strict=True):
                 out.copy_(part.view_as(out))
 
-        return on_stream(inputs[0].device, start, wait, lambda: (*outputs, *inputs))
+        return self._streams.launch(inputs[0].device, start, wait, lambda: (*outputs, *inputs))
 
     def learn(
         self,
@@ -97,13 +99,18 @@ class Launches:
         def start(stream: int) -> None:
             plan.run_learning_into(input.data_ptr(), allocate, -1.0, stream)
 
-        work = on_stream(input.device, start, wait, lambda: (input, made[0]))
+        work = self._streams.launch(input.device, start, wait, lambda: (input, made[0]))
         return (made[0], made[1]), work
 
     def reduce(
         self, operator: str, dtype: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
-    ) -> StreamWork | None:
-        """HCCL's own reduction, in its own order of additions; see `native`."""
+    ) -> tuple[bool, StreamWork | None]:
+        """HCCL's own reduction, in its own order of additions; see `native`.
+
+        Returns:
+            Whether it does it: some CANN releases return success and do nothing, which all ranks find out at the first
+            call. And the work.
+        """
 
         def start(stream: int) -> None:
             native_op = "sum" if op == "avg" else op
@@ -113,7 +120,19 @@ class Launches:
             if op == "avg":
                 output.div_(self.core.size)
 
-        return on_stream(input.device, start, wait, lambda: (output, input))
+        if operator not in self._does:
+            self._streams.settle(input.device)  # before the core's self-check on a stream of its own
+        elif not self._does[operator]:
+            return False, None
+        try:
+            work = self._streams.launch(input.device, start, wait, lambda: (output, input))
+        except HcclError:
+            self._does[operator] = not self.core.stats()[f"{operator}_falls_back"]
+            if self._does[operator]:
+                raise
+            return False, None
+        self._does[operator] = True
+        return True, work
 
 
 def native(operator: str, dtype: str, op: str, counts: Sequence[int]) -> bool:
@@ -147,6 +166,14 @@ class HcclMover(DeviceMover):
         self._launches: Launches | None = None
         self._device: int | None = None
 
+    def close(self) -> None:
+        if self._launches is not None:
+            self._launches.core.destroy()
+
+    def abandon(self) -> None:
+        if self._launches is not None:
+            self._launches.core.abort("the group's communicator has ended")
+
     def launches(self, device: torch.device) -> Launches:
         """Made at the first call, which is collective: only then is it known which device this rank uses."""
         group = self.group()
@@ -157,12 +184,15 @@ class HcclMover(DeviceMover):
             options.rank, options.size, options.domain = self._rank, self._size, self._domain
             options.timeout, options.check = self._timeout, "off"  # the membership has compared the calls
             options.device = self._device = device.index or 0
-            options.comm = handle_of(group, self._rank, device)
-            if not options.comm and self._size > 1:
-                mine = _core.hccl_root_info(options.device) if self._rank == 0 else bytes(_core.root_info_bytes)
-                options.root_info = self._share("hccl", mine)[0]
+            options.comm = handle_of(group, device)
+            if options.comm and synchronizes("owner-wait"):
+                npu().synchronize(device)  # what torch_npu has queued for it comes before the core's self-check
             with npu().device(device):
-                self._launches = Launches(_core.hccl_communicator(options))
+                if not options.comm and self._size > 1:
+                    mine = _core.hccl_root_info(options.device) if self._rank == 0 else bytes(_core.root_info_bytes)
+                    options.root_info = self._share("hccl", mine)[0]
+                shared = stream_of(group, device) if options.comm else None
+                self._launches = Launches(_core.hccl_communicator(options), shared)
             _cores.add(self._launches.core)
             end_before_torch_npu()
         if (device.index or 0) != self._device:
@@ -193,7 +223,9 @@ class HcclMover(DeviceMover):
     def reduce(self, operator: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool) -> Any:
         name = str(input.dtype).removeprefix("torch.")
         if native(operator, name, op, counts):
-            return self.launches(input.device).reduce(operator, name, output, input, op, counts, wait)
+            done, work = self.launches(input.device).reduce(operator, name, output, input, op, counts, wait)
+            if done:
+                return work
         reduce_in_order(self, self._rank, operator, output, input, op, counts)
         return None
 
@@ -206,7 +238,7 @@ def gather_layout(n: int, size: int) -> Layout:
     return counts, [0] * size, counts, packed(counts)
 
 
-def handle_of(group: dist.ProcessGroup, rank: int, device: torch.device) -> int:
+def handle_of(group: dist.ProcessGroup, device: torch.device) -> int:
     """The HcclComm that torch_npu's ProcessGroupHCCL uses for this device; 0 where there is none to be had."""
     try:
         backend = group._get_backend(torch.device("npu"))
@@ -216,7 +248,19 @@ def handle_of(group: dist.ProcessGroup, rank: int, device: torch.device) -> int:
     if get is None:
         return 0
     with npu().device(device):
-        return int(get(rank))
+        return int(get(device.index or 0))  # it takes the number of a device, whatever its argument is called
+
+
+def stream_of(group: dist.ProcessGroup, device: torch.device) -> Any:
+    """The stream on which torch_npu runs the group's own collectives; None where it does not tell."""
+    get = getattr(group._get_backend(torch.device("npu")), "_get_stream_id", None)
+    if get is None:
+        return None
+    with npu().device(device):
+        current, number = npu().current_stream(device), get()
+    if number < 0:
+        return None
+    return npu().Stream(stream_id=number, device_index=current.device_index, device_type=current.device_type)
 
 
 class DeviceMember:
@@ -279,7 +323,9 @@ class DeviceMember:
         def run(wait: bool) -> tuple[None, Any]:
             flat, x = output.view(-1), input.view(-1)
             if native(operator, dtype, op, counts):
-                return None, self._launches.reduce(operator, dtype, flat, x, op, counts, wait)
+                done, work = self._launches.reduce(operator, dtype, flat, x, op, counts, wait)
+                if done:
+                    return None, work
             reduce_in_order(_MemberMover(self, operator), self.rank, operator, flat, x, op, counts)
             return None, None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,9 +13,7 @@ from torch import Tensor
 from alltoallv import _core
 from alltoallv.errors import BackendUnavailableError
 
-_side_streams: dict[int, Any] = {}
-
-
+_POOL = 32
 _left_out = frozenset(os.environ.get("ALLTOALLV_TEST_WITHOUT", "").split(","))
 
 
@@ -41,34 +40,69 @@ def npu() -> Any:
     return module
 
 
-def on_stream(
-    device: torch.device, start: Callable[[int], Any], wait: bool, keep: Callable[[], Iterable[Tensor]]
-) -> StreamWork | None:
-    """Calls ``start`` with the raw handle of a stream, on which it launches; nothing here waits on the host.
+class Streams:
+    """Where the calls of one communicator are launched; nothing here waits on the host.
 
     Args:
-        device: Of the tensors.
-        start: Runs with that stream as torch's current one.
-        wait: Launch on the current stream, behind all that torch has been told before. Otherwise on a stream of our
-            own, which waits for the current one; the work that is returned lets the current stream wait in turn.
-        keep: The tensors in use: their memory is not handed out again before the launch is done.
+        shared: A stream on which others use the same HcclComm. All launches then go there, behind theirs; otherwise
+            calls that are waited for go to the current stream, and the core orders the two.
     """
-    with npu().device(device):
-        current = npu().current_stream(device)
-        if wait:
-            start(handle(current))
-            return None
-        side = _side_streams.setdefault(device.index or 0, None) or npu().Stream(device)
-        _side_streams[device.index or 0] = side
-        if synchronizes("input-event"):
-            side.wait_stream(current)
-        with npu().stream(side):
-            start(handle(side))
-        done = side.record_event()
-        if synchronizes("record-stream"):
-            for tensor in keep():
-                tensor.record_stream(side)
-        return StreamWork(device, done)
+
+    def __init__(self, shared: Any = None) -> None:
+        self._shared, self._side = shared, shared
+
+    def launch(
+        self, device: torch.device, start: Callable[[int], Any], wait: bool, keep: Callable[[], Iterable[Tensor]]
+    ) -> StreamWork | None:
+        """Calls ``start`` with the raw handle of a stream, on which it launches.
+
+        Args:
+            device: Of the tensors.
+            start: Runs with that stream as torch's current one.
+            wait: The current stream goes on when the launch is done. Otherwise the work that is returned lets it wait.
+            keep: The tensors in use: their memory is not handed out again before the launch is done.
+        """
+        with npu().device(device):
+            current = npu().current_stream(device)
+            if wait and self._shared is None:
+                start(handle(current))
+                return None
+            if self._side is None:
+                self._side = _unused_stream(device)
+            side = self._side
+            if synchronizes("input-event"):
+                side.wait_stream(current)
+            with npu().stream(side):
+                start(handle(side))
+            work = StreamWork(device, side.record_event())
+            if wait:
+                work.wait()
+                return None
+            if synchronizes("record-stream"):
+                for tensor in keep():
+                    tensor.record_stream(side)
+            return work
+
+    def settle(self, device: torch.device) -> None:
+        """The host waits for what others have enqueued for the same HcclComm."""
+        if self._shared is not None and synchronizes("owner-wait"):
+            npu().synchronize(device)
+
+
+_in_use: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _unused_stream(device: torch.device) -> Any:
+    """One that no other communicator has, so that none waits for another's peers.
+
+    torch_npu hands out the same 32 of a device in turn; with more communicators than that, some share one.
+    """
+    for _ in range(_POOL):
+        stream = npu().Stream(device)
+        if stream not in _in_use:
+            break
+    _in_use.add(stream)
+    return stream
 
 
 _handles: dict[Any, int] = {}

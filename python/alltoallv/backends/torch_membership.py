@@ -27,7 +27,7 @@ from alltoallv.backends.torch_calls import DeviceWork, Move, PendingResult
 from alltoallv.backends.torch_movers import DeviceMover, HostMover, Mover, as_bytes
 from alltoallv.backends.watch import Watch
 from alltoallv.communicator import Communicator
-from alltoallv.errors import AllToAllVError, BackendUnavailableError, HcclError, InvalidParamError
+from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError, ValueOverflowError
 
 FIRST = 8  # calls that check="first" compares
 HOST_ENGINES = ("gloo", "mpi")
@@ -87,7 +87,8 @@ class Membership:
             if store is None:
                 raise BackendUnavailableError(f"the group has no store, expected one for backend {backend!r}")
             self._plane = StorePlane(store, self._watch.wait)
-            self._mover = self._device_mover(group)
+            self._mover = mover = self._device_mover(group)
+            self._watch.on_poison = mover.abandon
         self._agreement = Agreement(self.rank, self.size, domain)
         self._queue = CallQueue(domain)
         self._seq = 0
@@ -159,13 +160,15 @@ class Membership:
         self._check_usable()
         self._seq += 1
         entry = self._record(proposal)
+        agreed = False
         try:
             self._watch.begin(self._seq, proposal.operator)
             told = self._agree(proposal)
+            agreed = True
             outcome = move(told, wait)
         except AllToAllVError as error:
             self._stats["failed_operators"] += 1
-            if isinstance(error, HcclError):  # the peers have launched, or will
+            if agreed and not isinstance(error, ValueOverflowError):  # the peers move their data, or will
                 self._watch.poison("lost", f"{proposal.operator} failed on rank {self.rank}: {error}")
             raise
         except BaseException as error:
@@ -256,6 +259,8 @@ class Membership:
             self._queue.close()
             self._finalizer()
             self._watch.on_poison = _nothing
+            if isinstance(self._mover, DeviceMover):
+                self._mover.close()
             self._engine = self._mover = self._plane = None  # type: ignore[assignment]  # closes its connections
 
     def settle(self, seconds: float) -> None:

@@ -129,6 +129,12 @@ class DeviceMover:
             raise InvalidParamError("the process group has been destroyed, expected one in use")
         return group
 
+    def close(self) -> None:
+        """The communicator is destroyed: what is the mover's own goes, after what is under way."""
+
+    def abandon(self) -> None:
+        """The communicator has ended: what is under way may never be done. From any thread."""
+
     def exchange(self, output: Tensor, input: Tensor, layout: Layout, wait: bool = True) -> Any:
         if self._size == 1:
             return copy_parts(output, input, layout)

@@ -9,6 +9,7 @@ tensors on CPU go: those are exchanged at the call.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -20,10 +21,34 @@ from alltoallv import _core
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.mindspore.tensors import settle, target
 
-Entry = ctypes.CFUNCTYPE(
+_tickets = itertools.count(1)
+_waiting: dict[int, _core.Plan] = {}  # by ticket, until MindSpore has come to the call
+
+
+@ctypes.CFUNCTYPE(
     *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
     *(ctypes.c_void_p, ctypes.c_uint64),
 )
+def _run(ticket: int, input: int, output: int, stream: int, message: int, capacity: int) -> int:
+    """On MindSpore's thread. Lives as long as the module: it may be called, and be running, at any time."""
+    try:
+        _waiting.pop(ticket).run(input or 0, output or 0, -1.0, stream or 0)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".encode()[: capacity - 1] + b"\0"
+        ctypes.memmove(message, text, len(text))
+        return 1
+    return 0
+
+
+#: Address of the C function that runs or enqueues the exchange of a ticket.
+ENTRY = ctypes.cast(_run, ctypes.c_void_p).value or 0
+
+
+def ticket_for(plan: _core.Plan) -> int:
+    """For one run of the plan, as the context of `ENTRY`."""
+    ticket = next(_tickets)
+    _waiting[ticket] = plan
+    return ticket
 
 
 @lru_cache
@@ -54,25 +79,7 @@ class DeviceExchange:
     """
 
     def __init__(self, plan: _core.Plan, module: Any) -> None:
-        self._module = module
-        self._ended = False
-
-        def run(_context: int, input: int, output: int, stream: int, message: int, capacity: int) -> int:
-            self._ended = True
-            try:
-                plan.run(input or 0, output or 0, -1.0, stream or 0)
-            except Exception as error:
-                text = f"{type(error).__name__}: {error}".encode()[: capacity - 1] + b"\0"
-                ctypes.memmove(message, text, len(text))
-                return 1
-            return 0
-
-        self._entry = Entry(run)
-
-    @property
-    def entry(self) -> int:
-        """Address of the C function that runs or enqueues the exchange."""
-        return ctypes.cast(self._entry, ctypes.c_void_p).value or 0
+        self._plan, self._module = plan, module
 
     def __call__(self, input: Tensor, output: Tensor | Sequence[int]) -> Tensor:
         """The exchange's output: on CPU complete, on an NPU in the order of MindSpore's stream.
@@ -84,19 +91,14 @@ class DeviceExchange:
         Raises:
             RuntimeError: with the class and text of the exchange's error; MindSpore keeps no more of it.
         """
-        self._ended = False
-        _pending[:] = [call for call in _pending if not call._ended]
-        _pending.append(self)  # until MindSpore has come to it
+        ticket = ticket_for(self._plan)
         if isinstance(output, Tensor):
-            made = self._module.exchange_into(input, output, self.entry, 0)
+            made = self._module.exchange_into(input, output, ENTRY, ticket)
         else:
-            made = self._module.exchange(input, list(output), self.entry, 0)
+            made = self._module.exchange(input, list(output), ENTRY, ticket)
         if target() == "CPU":
             settle()  # a built-in consumer may otherwise read the output before it is written
         return made
-
-
-_pending: list[DeviceExchange] = []
 
 
 def run(plan: _core.Plan, input: Tensor, output: Tensor | Sequence[int]) -> Tensor:

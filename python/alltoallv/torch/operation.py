@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from alltoallv import _core, hccl
-from alltoallv.backends.npu import on_stream
+from alltoallv.backends.npu import Streams
 from alltoallv.communicator import Communicator, connect
 from alltoallv.errors import InvalidTensorError
 from alltoallv.operations import Operation
@@ -76,6 +76,6 @@ class AllToAllVOperation(Operation[Tensor]):
             self._core.execute(x.data_ptr(), x.nbytes, out.data_ptr(), out.nbytes, timeout, stream)
 
         if self._npu:
-            on_stream(x.device, start, True, lambda: ())
+            Streams().launch(x.device, start, True, lambda: ())
         else:
             start(0)
