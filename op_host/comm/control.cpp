@@ -86,9 +86,9 @@ void ControlPlane::count_cpus() {
         for (int j = 0; j < size(); ++j) cpus_[i] |= status(j).cpus[i].load(std::memory_order_relaxed);
         together += std::popcount(cpus_[i]);
     }
-    const int cpus = std::min(together, quota_cpus());
-    spins_ = size() <= cpus ? spins_with_room : 0;
-    crowd_.set_cpus(cpus);
+    processors_ = std::min(together, quota_cpus());
+    spins_ = size() <= processors_ ? spins_with_room : 0;
+    crowd_.set_cpus(processors_);
 }
 
 void ControlPlane::start_clock(double timeout) {

@@ -47,6 +47,8 @@ class ControlPlane {
     const Layout& layout() const { return layout_; }
     /// The processors that the ranks may use, together; complete once all have joined.
     const CpuSet& cpus() const { return cpus_; }
+    /// Their number, as far as the quota lets them use them.
+    int processors() const { return processors_; }
 
     /// --- one operator, in this order -----------------------------------------------------------------------
     /// Starts the next operator and returns this rank's row to fill. Throws when poisoned. `timeout` < 0: the default.
@@ -181,6 +183,7 @@ class ControlPlane {
     Doorbell doorbell_;
     Crowd crowd_;
     CpuSet cpus_{};
+    int processors_ = 1;
     int spins_;
     uint64_t seq_ = 0;
     bool settled_ = true;  // all rows of seq_ have been seen

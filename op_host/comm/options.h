@@ -24,6 +24,7 @@ struct CommunicatorOptions {
         const size_t share = (size_t{4} << 20) / static_cast<size_t>(size);
         return std::clamp(share, 4 * inline_bytes, 16 * inline_bytes);
     }
+    int copy_threads = 0;      ///< with which a rank makes a large copy; 0: those that fit the processors
     double warn_after = 10.0;  ///< seconds of waiting until a warning names the late ranks
 };
 

@@ -247,6 +247,7 @@ def make_options(
     options.timeout = float(timeout)
     options.check = check != "off"
     options.path = path or os.environ.get("ALLTOALLV_PATH", "auto")
+    options.copy_threads = launch.integer(os.environ, "ALLTOALLV_COPY_THREADS", 0)
     if "ALLTOALLV_WARN_AFTER" in os.environ:
         options.warn_after = float(os.environ["ALLTOALLV_WARN_AFTER"])
     return options

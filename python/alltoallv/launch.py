@@ -86,7 +86,7 @@ def detect(environ: Environ | None = None) -> Launch:
         if launch is not None:
             return launch
     for size, rank in (("WORLD_SIZE", "RANK"), ("RANK_SIZE", "RANK_ID")):
-        if _integer(env, size, 1) > 1:
+        if integer(env, size, 1) > 1:
             raise InvalidParamError(f"{size} is {env[size]!r} but {rank} is not set: expected both or neither")
     return Launch("single", 0, 1, 0, f"single:{process_id(os.getpid())}", local_size=1, rank_table=_table(env))
 
@@ -105,12 +105,12 @@ def _own(env: Environ) -> Launch | None:
         "alltoallv",
         rank,
         size,
-        _integer(env, "ALLTOALLV_LOCAL_RANK", rank),
+        integer(env, "ALLTOALLV_LOCAL_RANK", rank),
         f"alltoallv:{job}",
-        _integer(env, "ALLTOALLV_RESTART_COUNT", 0),
+        integer(env, "ALLTOALLV_RESTART_COUNT", 0),
         _optional(env, "ALLTOALLV_LOCAL_WORLD_SIZE"),
         env.get("MASTER_ADDR", ""),
-        _integer(env, "MASTER_PORT", 0),
+        integer(env, "MASTER_PORT", 0),
         _table(env),
     )
 
@@ -119,16 +119,16 @@ def _torchrun(env: Environ) -> Launch | None:
     if "RANK" not in env:  # WORLD_SIZE alone is common in job scripts whose ranks come from srun or mpirun
         return None
     rank, size = _required(env, "RANK"), _required(env, "WORLD_SIZE")
-    address, port = env.get("MASTER_ADDR", ""), _integer(env, "MASTER_PORT", 0)
+    address, port = env.get("MASTER_ADDR", ""), integer(env, "MASTER_PORT", 0)
     run = env.get("TORCHELASTIC_RUN_ID", "")
     job = f"{run}@{address}:{port}" if run or (address and port) else launcher_process("RANK")
     return Launch(
         "torchrun",
         rank,
         size,
-        _integer(env, "LOCAL_RANK", rank),
+        integer(env, "LOCAL_RANK", rank),
         f"torchrun:{job}",
-        _integer(env, "TORCHELASTIC_RESTART_COUNT", 0),
+        integer(env, "TORCHELASTIC_RESTART_COUNT", 0),
         _optional(env, "LOCAL_WORLD_SIZE"),
         address,
         port,
@@ -143,19 +143,19 @@ def _msrun(env: Environ) -> Launch | None:
     if not cluster and ("RANK_ID" not in env or "RANK_TABLE_FILE" in env):
         return None
     rank = _required(env, "RANK_ID")
-    sizes = {name: _integer(env, name, 0) for name in ("RANK_SIZE", "MS_WORKER_NUM") if name in env}
+    sizes = {name: integer(env, name, 0) for name in ("RANK_SIZE", "MS_WORKER_NUM") if name in env}
     if not sizes:
         raise InvalidParamError(f"RANK_ID is {env['RANK_ID']!r} but neither RANK_SIZE nor MS_WORKER_NUM is set")
     if len(set(sizes.values())) > 1:
         raise InvalidParamError(
             f"RANK_SIZE is {env['RANK_SIZE']!r} but MS_WORKER_NUM is {env['MS_WORKER_NUM']!r}: expected equal values"
         )
-    address, port = env.get("MS_SCHED_HOST", ""), _integer(env, "MS_SCHED_PORT", 0)
+    address, port = env.get("MS_SCHED_HOST", ""), integer(env, "MS_SCHED_PORT", 0)
     return Launch(
         "msrun",
         rank,
         next(iter(sizes.values())),
-        _integer(env, "DEVICE_ID", rank),
+        integer(env, "DEVICE_ID", rank),
         f"msrun:{address}:{port}" if port else f"msrun:{launcher_process('RANK_ID')}",
         local_size=_optional(env, "ALLTOALLV_LOCAL_WORLD_SIZE"),  # msrun does not say
         master_addr=address,
@@ -179,7 +179,7 @@ def _paddle(env: Environ) -> Launch | None:
         "paddle",
         rank,
         size,
-        _integer(env, "PADDLE_LOCAL_RANK", _integer(env, "PADDLE_RANK_IN_NODE", rank)),
+        integer(env, "PADDLE_LOCAL_RANK", integer(env, "PADDLE_RANK_IN_NODE", rank)),
         f"paddle:{root}" if root else f"paddle:{launcher_process('PADDLE_TRAINER_ID')}",
         local_size=_optional(env, "PADDLE_LOCAL_SIZE"),
         master_addr=address,
@@ -198,7 +198,7 @@ def _openmpi(env: Environ) -> Launch | None:
         "openmpi",
         rank,
         size,
-        _integer(env, "OMPI_COMM_WORLD_LOCAL_RANK", rank),
+        integer(env, "OMPI_COMM_WORLD_LOCAL_RANK", rank),
         f"openmpi:{job}:{pid_namespace()}",
         local_size=_optional(env, "OMPI_COMM_WORLD_LOCAL_SIZE"),
         rank_table=_table(env),
@@ -220,7 +220,7 @@ def _pmi(env: Environ) -> Launch | None:
         "pmi",
         rank,
         size,
-        _integer(env, "MPI_LOCALRANKID", rank),
+        integer(env, "MPI_LOCALRANKID", rank),
         f"pmi:{job}",
         local_size=_optional(env, "MPI_LOCALNRANKS"),
         rank_table=_table(env),
@@ -269,7 +269,7 @@ def _slurm(env: Environ) -> Launch | None:
         "slurm",
         rank,
         _required(env, "SLURM_STEP_NUM_TASKS"),
-        _integer(env, "SLURM_LOCALID", rank),
+        integer(env, "SLURM_LOCALID", rank),
         f"slurm:{env.get('SLURM_JOB_ID', '')}.{env['SLURM_STEP_ID']}",
         master_addr=env.get("SLURM_LAUNCH_NODE_IPADDR", ""),
         rank_table=_table(env),
@@ -295,11 +295,11 @@ def _table(env: Environ) -> str:
 def _required(env: Environ, name: str) -> int:
     if name not in env:
         raise InvalidParamError(f"{name} is not set, expected an integer: the launcher's other variables are set")
-    return _integer(env, name, 0)
+    return integer(env, name, 0)
 
 
 def _optional(env: Environ, name: str) -> int | None:
-    return _integer(env, name, 0) if name in env else None
+    return integer(env, name, 0) if name in env else None
 
 
 def port(name: str, default: int) -> int:
@@ -308,14 +308,15 @@ def port(name: str, default: int) -> int:
     Raises:
         InvalidParamError: it, or ``default`` in its place, is not in 1..65535.
     """
-    number = _integer(os.environ, name, default)
+    number = integer(os.environ, name, default)
     if not 1 <= number <= 65535:
         given = "is" if name in os.environ else "is not set, which means"
         raise InvalidParamError(f"{name} {given} {number}, expected a port, 1 to 65535")
     return number
 
 
-def _integer(env: Environ, name: str, default: int) -> int:
+def integer(env: Environ, name: str, default: int) -> int:
+    """A variable that holds an integer of at least 0."""
     text = env.get(name)
     if text is None:
         return default

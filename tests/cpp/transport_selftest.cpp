@@ -90,10 +90,12 @@ void mixed(const Mode& mode, int size) {
     }));
 }
 
-/// Beyond the caches, where the copies use streaming stores.
+/// Beyond the caches, where the copies use streaming stores; with threads that help, on however few processors.
 void streaming(const Mode& mode) {
     all_pass(mode.run(2, [&](int rank) {
-        const CommunicatorPtr communicator = communicator_of(mode, rank, 2, "push");
+        CommunicatorOptions options = options_of(mode, rank, 2, "push");
+        options.copy_threads = 3;
+        const CommunicatorPtr communicator = make_shm_communicator(options);
         Plan plan;
         plan.seed = 7;
         plan.send = {{0, 33554432}, {33554445, 3}};

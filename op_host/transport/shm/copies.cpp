@@ -13,10 +13,32 @@ namespace {
 
 /// A sender looks at the poison at least this often, which bounds what a late writer can touch.
 constexpr size_t checked_chunk = size_t{1} << 20;
+/// What a thread copies at least: less takes no longer than waking it.
+constexpr size_t least_share = size_t{1} << 20;
 
 }  // namespace
 
 void ShmCommunicator::copy_checked(char* to, const char* from, size_t bytes, Stores stores) {
+    if (crew_ && bytes >= crew_->hands() * least_share) {
+        copy_together(to, from, bytes, stores);
+    } else {
+        copy_alone(to, from, bytes, stores);
+    }
+}
+
+void ShmCommunicator::copy_together(char* to, const char* from, size_t bytes, Stores stores) {
+    const size_t share = round_up((bytes + crew_->hands() - 1) / crew_->hands(), 4096);
+    const bool streams = stores == Stores::streaming || (stores == Stores::to_peer && peer_writer_.streams());
+    crew_->run([&](size_t hand) {
+        const size_t begin = std::min(hand * share, bytes), end = std::min(begin + share, bytes);
+        if (hand == 0) return copy_alone(to, from, end, stores);
+        for (size_t at = begin; at < end && !control_->poisoned(); at += checked_chunk)
+            kernel::copy(to + at, from + at, std::min(checked_chunk, end - at), streams);
+    });
+    control_->throw_if_poisoned();  // a helper may have stopped
+}
+
+void ShmCommunicator::copy_alone(char* to, const char* from, size_t bytes, Stores stores) {
     for (size_t at = 0; at < bytes; at += checked_chunk) {
         control_->throw_if_poisoned();
         const size_t chunk = std::min(checked_chunk, bytes - at);

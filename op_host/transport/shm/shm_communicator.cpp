@@ -20,6 +20,9 @@ namespace {
 
 static_assert(static_cast<int>(ReduceOp::prod) == static_cast<int>(kernel::Reduce::prod));
 
+/// Threads of a rank that copy: a few fill the memory's bandwidth.
+constexpr int most_copy_threads = 4;
+
 constexpr uint64_t probe_pattern = 0x616c6c746f616c6c;
 
 unsigned allowed_paths(const std::string& path) {
@@ -56,6 +59,8 @@ ShmCommunicator::ShmCommunicator(const CommunicatorOptions& options)
     if (options.rank < 0 || options.rank >= options.size)
         throw invalid_param("rank is " + std::to_string(options.rank) + ", expected 0 <= rank < " +
                             std::to_string(options.size));
+    if (options.copy_threads < 0)
+        throw invalid_param("copy_threads is " + std::to_string(options.copy_threads) + ", expected at least 1, or 0");
     Arena::instance().add_budget(options.budget_mb << 20);
     try {
         connect();
@@ -71,6 +76,7 @@ ShmCommunicator::~ShmCommunicator() {
     if (generation_ != fork_generation()) {
         abandon(std::move(links_));
         abandon(std::move(queue_));
+        abandon(std::move(crew_));
         return;
     }
     try {
@@ -117,6 +123,9 @@ void ShmCommunicator::connect() {
     };
     probe_peers();
     cache_bytes_ = last_level_cache_bytes(control_->cpus());
+    const int hands = options_.copy_threads > 0 ? options_.copy_threads
+                                                : std::min(control_->processors() / size(), most_copy_threads);
+    if (hands > 1) crew_ = std::make_unique<CopyCrew>(static_cast<size_t>(hands - 1));
     awaited_.resize(peers_.size());
     outgoing_.reserve(peers_.size());
     incoming_.reserve(peers_.size());
@@ -214,6 +223,7 @@ void ShmCommunicator::destroy() {
     if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;
     control_->leave();
     links_->stop();
+    crew_.reset();
     for (PeerState& peer : peers_) {
         peer.memory.reset();
         peer.segments.clear();

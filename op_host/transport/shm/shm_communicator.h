@@ -17,6 +17,7 @@
 #include "comm/control.h"
 #include "comm/options.h"
 #include "transport/shm/arena.h"
+#include "transport/shm/copy_crew.h"
 #include "transport/shm/links.h"
 #include "transport/shm/pace.h"
 
@@ -116,6 +117,8 @@ class ShmCommunicator final : public Communicator {
     bool outgrows_caches(size_t bytes) const { return bytes >= cache_bytes_ / static_cast<size_t>(size()); }
     enum class Stores : uint8_t { ordinary, streaming, to_peer };
     void copy_checked(char* to, const char* from, size_t bytes, Stores stores);
+    void copy_together(char* to, const char* from, size_t bytes, Stores stores);
+    void copy_alone(char* to, const char* from, size_t bytes, Stores stores);
     void read_peer(int peer, char* to, uint64_t from, size_t bytes);
     void read_peer_untimed(int peer, char* to, uint64_t from, size_t bytes);
     void run_staged();
@@ -152,6 +155,7 @@ class ShmCommunicator final : public Communicator {
     PeerWriter peer_writer_{10.0};    // about what streaming stores reach
     PeerWriter scratch_writer_{4.0};  // less than reading an input takes that lies in no cache
     Pace reads_{7.0};  // of private memory, in bytes per nanosecond: between both hands of a mailbox and one
+    std::unique_ptr<CopyCrew> crew_;  // none where ranks need all processors
     std::vector<Stream> outgoing_, incoming_;
     std::vector<uint8_t> awaited_;
     std::vector<int64_t> learnt_;

@@ -81,7 +81,13 @@ def environment() -> list[Check]:
     return [_launcher(), Check("environment", "switches", "-", set_ or f"none of {', '.join(_SWITCHES)} is set")]
 
 
-_SWITCHES = ("ALLTOALLV_FLIGHT_DIR", "ALLTOALLV_PATH", "ALLTOALLV_POOL", "ALLTOALLV_WARN_AFTER")
+_SWITCHES = (
+    "ALLTOALLV_COPY_THREADS",
+    "ALLTOALLV_FLIGHT_DIR",
+    "ALLTOALLV_PATH",
+    "ALLTOALLV_POOL",
+    "ALLTOALLV_WARN_AFTER",
+)
 
 
 def _launcher() -> Check:

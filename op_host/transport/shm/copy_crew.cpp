@@ -1,0 +1,73 @@
+#include "transport/shm/copy_crew.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <exception>
+
+#include "comm/wait.h"
+
+namespace alltoallv {
+namespace {
+
+/// Pauses before a helper sleeps: the copies of one exchange follow each other, and a wake-up takes as long as a copy
+/// of half a MiB.
+constexpr int spins = 2000;
+
+}  // namespace
+
+CopyCrew::~CopyCrew() {
+    {
+        const std::lock_guard lock(mutex_);
+        closing_.store(true);
+    }
+    called_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+}
+
+void CopyCrew::start() {
+    sigset_t all, before;  // signals belong to the program's own threads
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (size_t i = 1; i <= helpers_; ++i) {
+        threads_.emplace_back([this, i] { help(i); });
+        pthread_setname_np(threads_.back().native_handle(), "alltoallv-copy");
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void CopyCrew::run(const std::function<void(size_t)>& share) {
+    if (threads_.empty()) start();
+    share_ = &share;
+    busy_.store(helpers_, std::memory_order_relaxed);
+    {
+        const std::lock_guard lock(mutex_);
+        call_.fetch_add(1, std::memory_order_release);
+    }
+    called_.notify_all();
+    std::exception_ptr error;
+    try {
+        share(0);
+    } catch (...) {
+        error = std::current_exception();
+    }
+    while (busy_.load(std::memory_order_acquire) > 0) sched_yield();  // they write where the caller lets them
+    if (error) std::rethrow_exception(error);
+}
+
+void CopyCrew::help(size_t which) {
+    for (uint64_t seen = 0;; ++seen) {
+        const auto due = [&] { return call_.load(std::memory_order_acquire) != seen || closing_.load(); };
+        for (int i = 0; i < spins && !due(); ++i) cpu_pause();
+        if (!due()) {
+            std::unique_lock lock(mutex_);
+            called_.wait(lock, due);
+        }
+        if (closing_.load()) return;
+        (*share_)(which);
+        busy_.fetch_sub(1, std::memory_order_release);
+    }
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,44 @@
+/// \file copy_crew.h
+/// \brief Threads that help a rank with large copies, where processors outnumber ranks.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace alltoallv {
+
+/// Used by one thread at a time. The helpers are started by the first copy, and sleep between copies.
+class CopyCrew {
+  public:
+    explicit CopyCrew(size_t helpers) : helpers_(helpers) {}
+    ~CopyCrew();
+    CopyCrew(const CopyCrew&) = delete;
+    CopyCrew& operator=(const CopyCrew&) = delete;
+
+    size_t hands() const { return helpers_ + 1; }
+
+    /// Calls `share(0)` here and `share(1)` to `share(helpers)` in threads, which must not throw, all at once. Returns,
+    /// or throws what `share(0)` threw, after all have ended.
+    void run(const std::function<void(size_t)>& share);
+
+  private:
+    void start();
+    void help(size_t which);
+
+    size_t helpers_;
+    std::vector<std::thread> threads_;
+    std::mutex mutex_;
+    std::condition_variable called_;
+    const std::function<void(size_t)>* share_ = nullptr;
+    std::atomic<uint64_t> call_{0};  // number of the present one
+    std::atomic<size_t> busy_{0};    // helpers that have not ended it
+    std::atomic<bool> closing_{false};
+};
+
+}  // namespace alltoallv
