@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,12 @@ def copy_threads() -> int:
     """Those of this process that are alive."""
     tasks = Path("/proc/self/task").iterdir()
     return sum((task / "comm").read_text().strip() == "alltoallv-copy" for task in tasks)
+
+
+def has_quota() -> bool:
+    """Whether a cgroup limits this process to fewer processors than it may run on."""
+    path = Path("/sys/fs/cgroup/cpu.max")
+    return path.exists() and not path.read_text().startswith("max")
 
 
 def exchange(comm: Communicator, threads: int, path: str) -> int:
@@ -64,6 +71,13 @@ def test_bytes_arrive(ranks: Ranks, size: int, threads: int, path: str) -> None:
 def test_one_thread_needs_no_help(ranks: Ranks) -> None:
     run = ranks(2, fresh=True, env={"ALLTOALLV_COPY_THREADS": "1"})
     assert run(exchange, 1, "push") == [0, 0]
+
+
+def test_by_default_spare_processors_help(ranks: Ranks) -> None:
+    run = ranks(1, fresh=True, env={"ALLTOALLV_COPY_THREADS": "0"})
+    (helpers,) = run(exchange, 4, "push")
+    most = min(len(os.sched_getaffinity(0)), 4) - 1
+    assert helpers == most or (has_quota() and 0 <= helpers < most)
 
 
 def test_a_number_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
