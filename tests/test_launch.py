@@ -265,7 +265,7 @@ def test_rank_table_version_1_2(tmp_path):
     env = write(tmp_path, table(*devices, version="1.2", super_pod_list=pods)) | {"RANK_ID": "1"}
     assert (detect(env).rank, detect(env).size, detect(env).local_rank) == (1, 2, 0)
     pods[0]["server_list"][1]["server_id"] = "other"
-    with pytest.raises(InvalidParamError, match="super_pod_list names server 'other'"):
+    with pytest.raises(InvalidParamError, match="super pod '0' names server 'other', expected one of"):
         detect(write(tmp_path, table(*devices, version="1.2", super_pod_list=pods)) | env)
 
 
