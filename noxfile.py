@@ -91,6 +91,17 @@ def triton_ascend(session: nox.Session) -> None:
 
     Lowered kernels and their use of the unified buffer are printed; ``-- --ascend-table=FILE`` writes the table.
     """
+    triton_ascend_tests(session)
+
+
+@nox.session
+def triton_ascend_all(session: nox.Session) -> None:
+    """The same for every combination of tile, dtype, overflow, average and error feedback: hours."""
+    os.environ["ALLTOALLV_ASCEND_ALL"] = "1"
+    triton_ascend_tests(session)
+
+
+def triton_ascend_tests(session: nox.Session) -> None:
     requirements = ("torch==2.13.*", "triton-ascend==3.2.0", "ascendnpu-ir==1.2.0", "pybind11")
     framework_tests(session, "tests/triton_ascend", *requirements)
 

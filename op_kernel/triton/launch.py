@@ -31,6 +31,7 @@ class Tiling:
         elements: Of a tile, a power of two; longer groups are taken piece by piece.
         packed_elements: The same where codes are 4 bits, which take more room.
         ragged: Whether tiles may have rows that are not full, or few rows. Else such groups go piece by piece.
+        least_row: A row of a tile takes the room of at least so many elements, however short it is.
         programs: At most so many are launched; each takes several tiles where there are more.
         warps: Per program, on a GPU.
     """
@@ -39,12 +40,13 @@ class Tiling:
     packed_elements: int
     programs: int
     ragged: bool = True
+    least_row: int = 1
     warps: int = 4
 
 
 TILINGS = {
     "cuda": Tiling(4096, 4096, 1 << 30, warps=8),
-    "npu": Tiling(4096, 2048, 48, ragged=False),  # an Ascend 910B has 48 vector cores of 192 KiB
+    "npu": Tiling(4096, 2048, 48, ragged=False, least_row=16),  # an Ascend 910B has 48 vector cores of 192 KiB
     "cpu": Tiling(1 << 15, 1 << 15, 1 << 30),  # interpreted: the fewer the faster
 }
 
@@ -57,7 +59,7 @@ def tile_for(how: Quantization, part: int, fit: Tiling) -> tuple[int, int]:
     """Rows and width of a tile of groups; no rows where groups go piece by piece, ``width`` elements at a time."""
     elements = fit.elements if how.bits == 8 else fit.packed_elements
     width = triton.next_power_of_2(max(how.group_size, 2))
-    rows = elements // width
+    rows = elements // max(width, fit.least_row)
     if fit.ragged:  # no more rows than a part has groups
         return (min(rows, triton.next_power_of_2(how.groups(part))), width) if rows else (0, elements)
     if width == how.group_size and rows >= 16:
@@ -250,7 +252,7 @@ def _launch_channels(kernel: Any, count: int, scales: Tensor, arguments: tuple[A
     channels = count if uniform else scales.numel()
     lines = count // channels
     width = fit.elements if uniform else min(triton.next_power_of_2(max(channels, 2)), fit.elements // 16)
-    rows = fit.elements // width
+    rows = fit.elements // max(width, fit.least_row)
     tiles = triton.cdiv(lines, rows) * triton.cdiv(channels, width)
     _launch(kernel, tiles, fit, *arguments, lines, channels, ROWS=rows, WIDTH=width, UNIFORM=uniform, **constants)
 

@@ -28,9 +28,10 @@ from alltoallv.triton_kernels import launch
 COMPILER = Path(ascendnpuir.__file__).parent / "bin" / "bishengir-compile"
 UNIFIED_BUFFER = 192 * 1024  # bytes per vector core of an Ascend 910B
 READ_AND_WRITTEN = ("error",)  # arguments of kernels
-# The assembler that CANN brings; every other diagnostic is a finding.
+# The assembler that CANN brings, and what follows from its absence; every other diagnostic is a finding.
+STOP = "Cannot find hivmc"
 EXPECTED = (
-    "Cannot find hivmc",
+    STOP,
     "Failed to run `hivmc --version`",
     "Failed to detect hivmc version",
     "External hivmc run fails",
@@ -126,25 +127,39 @@ def lower(one: Launch, target: str) -> Lowered:
         found = tuple(line for line in diagnostics if not any(text in line for text in EXPECTED)) + read_back(
             one, linalg
         )
+        if done.returncode <= 0 or not any(STOP in line for line in output):
+            found += (f"the compiler ended with {done.returncode} before it asked for hivmc", *output[-5:])
         planned = Path(folder, "module.hivm.opt.mlir")
         if not planned.exists():
             return Lowered(None, found or ("no plan was written", *output[:5]))
-        return Lowered(planned_bytes(planned.read_text()), found)
+        used, unread = planned_bytes(planned.read_text())
+        return Lowered(used, found + unread)
 
 
-def planned_bytes(plan: str) -> int:
-    """The end of the last buffer in the unified buffer."""
-    buffers = re.findall(
-        r"pointer_cast\(%c(\d+)_i64\)[^:]*: memref<([0-9x]*)x([a-z0-9]+), #hivm.address_space<ub>>", plan
-    )
-    ends = [0]
-    for begin, shape, kind in buffers:
-        bits = int(re.sub(r"\D", "", kind) or 16)
+def planned_bytes(plan: str) -> tuple[int, tuple[str, ...]]:
+    """The end of the last buffer in the unified buffer, and lines about buffers that this function cannot read.
+
+    A buffer has several addresses where the compiler doubles it to copy and compute at the same time.
+    """
+    end, unread = 0, []
+    for line in plan.splitlines():
+        if "pointer_cast" not in line or "address_space<ub>" not in line:
+            continue
+        found = re.search(
+            r"pointer_cast\(([^)]*)\)[^:]*: memref<((?:\d+x)*)([a-z]+)(\d*), #hivm.address_space<ub>>", line
+        )
+        addresses = (
+            [re.fullmatch(r"%c(\d+)_i64(?:_\d+)?", text.strip()) for text in found[1].split(",")] if found else []
+        )
+        bits = int(found[4] or 0) if found and found[3] in ("f", "bf", "i") else 0
+        if not bits or not addresses or not all(addresses):
+            unread.append(f"a buffer that is not understood: {line.strip()}")
+            continue
         elements = 1
-        for extent in shape.split("x"):
+        for extent in found[2].split("x")[:-1]:
             elements *= int(extent)
-        ends.append(int(begin) + (elements * bits + 7) // 8)
-    return max(ends)
+        end = max([end, *(int(one[1]) + (elements * bits + 7) // 8 for one in addresses if one)])
+    return end, tuple(unread)
 
 
 def read_back(one: Launch, linalg: str) -> tuple[str, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 import lowering
@@ -11,13 +13,19 @@ import torch
 import triton
 import triton.language as tl
 
-from alltoallv.quantization import Quantization
+from alltoallv.quantization import Overflow, Quantization
 from alltoallv.triton_kernels import launch
 
 #: Ascend 910B, and its successor, two of which make a 910C (A3).
 TARGETS = ("Ascend910B1", "Ascend910_9391")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-GROUPS = (32, 128, 512, 100, 7168)  # tiles of groups, then those that go piece by piece
+OVERFLOWS: tuple[Overflow, ...] = ("saturate", "raise", "infinity")
+#: Groups: a representative of every way to tile them, in full; then one of every other tile.
+GROUPS = {8: (128, 512), 4: (128, 512)}
+WIDTHS = {8: (2, 4, 8, 16, 32, 64, 256), 4: (2, 4, 8, 16, 32, 64)}
+PIECES = {8: (1, 3, 7, 12, 25, 50, 100, 200, 1024, 2048, 7168), 4: (1, 3, 7, 12, 25, 50, 100, 256, 1024, 7168)}
+SOME_PIECES = (1, 100, 7168)
+CHANNELS = (1, 2, 16, 48, 4096)
 COUNT = 1 << 17
 
 
@@ -32,59 +40,98 @@ def values(dtype: torch.dtype = torch.float32, rows: int = 1) -> torch.Tensor:
 Case = tuple[str, Callable[[], object]]
 
 
-def of_groups(bits: int, group_size: int) -> Iterator[Case]:
-    how = Quantization(bits, group_size)
-    what = f"int{bits}, groups of {group_size}"
-    dtypes = FLOATS if group_size == 128 else FLOATS[:1]
-    for dtype in dtypes:
-        name = str(dtype).removeprefix("torch.")
-        for error in (None, values()[0]):
-            feedback = "" if error is None else ", error feedback"
-            yield (
-                f"{what}, {name}{feedback}",
-                lambda dtype=dtype, error=error: launch.quantize(values(dtype)[0], how, codes(1), values(), error),
-            )
-        for overflow in ("saturate", "raise"):
-            asked = Quantization(bits, group_size, overflow=overflow)
-            yield (
-                f"{what}, to {name}, {overflow}",
-                lambda dtype=dtype, asked=asked: launch.dequantize_sum(
-                    codes(4), values(rows=4), asked, values(dtype)[0], average=True
-                ),
-            )
-    for error in (None, values()[0]):
-        yield (
-            f"{what}{'' if error is None else ', error feedback'}",
-            lambda error=error: launch.requantize(
-                codes(4), values(rows=4), how, COUNT, codes(1), values(), error=error
-            ),
-        )
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
-def of_shared_scales() -> Iterator[Case]:
-    for channels in (1, 16, 4096):
-        scales = torch.empty(channels)
-        what = "one scale" if channels == 1 else f"{channels} channels"
-        for dtype in FLOATS:
-            name = str(dtype).removeprefix("torch.")
-            yield (
-                f"{what}, to {name}, raise",
-                lambda dtype=dtype, scales=scales: launch.sum_shared_scale(
-                    codes(4), scales, torch.empty(1), values(dtype)[0], "raise"
-                ),
-            )
-            yield (
-                f"{what}, {name}",
-                lambda dtype=dtype, scales=scales: launch.quantize_scaled(values(dtype)[0], scales, codes(1)[0]),
-            )
-        yield what, lambda scales=scales: launch.requantize_sum(codes(4), scales, codes(1)[0])
+def quantizations(bits: int, group_size: int, dtype: torch.dtype, feedback: bool) -> Case:
+    how, error = Quantization(bits, group_size), values()[0] if feedback else None
+    what = f"int{bits}, groups of {group_size}, {name_of(dtype)}{', error feedback' if feedback else ''}"
+    return what, lambda: launch.quantize(values(dtype)[0], how, codes(1), values(), error)
 
 
-def launches() -> dict[tuple[str, str], lowering.Launch]:
+def sums(bits: int, group_size: int, dtype: torch.dtype, overflow: Overflow, average: bool) -> Case:
+    how = Quantization(bits, group_size, overflow=overflow)
+    what = f"int{bits}, groups of {group_size}, to {name_of(dtype)}, {overflow}{', average' if average else ''}"
+    return what, lambda: launch.dequantize_sum(codes(4), values(rows=4), how, values(dtype)[0], average=average)
+
+
+def requantizations(bits: int, group_size: int, feedback: bool, average: bool) -> Case:
+    how, error = Quantization(bits, group_size), values()[0] if feedback else None
+    what = f"int{bits}, groups of {group_size}{', error feedback' if feedback else ''}{', average' if average else ''}"
+    return what, lambda: launch.requantize(
+        codes(4), values(rows=4), how, COUNT, codes(1), values(), average=average, error=error
+    )
+
+
+def shared_sums(channels: int, dtype: torch.dtype, overflow: Overflow) -> Case:
+    scales = torch.empty(channels)
+    return f"{channel_text(channels)}, to {name_of(dtype)}, {overflow}", lambda: launch.sum_shared_scale(
+        codes(4), scales, torch.empty(1), values(dtype)[0], overflow
+    )
+
+
+def scaled(channels: int, dtype: torch.dtype) -> Case:
+    scales = torch.empty(channels)
+    return f"{channel_text(channels)}, {name_of(dtype)}", lambda: launch.quantize_scaled(
+        values(dtype)[0], scales, codes(1)[0]
+    )
+
+
+def requantized_sums(channels: int) -> Case:
+    scales = torch.empty(channels)
+    return channel_text(channels), lambda: launch.requantize_sum(codes(4), scales, codes(1)[0])
+
+
+def channel_text(channels: int) -> str:
+    return "one scale" if channels == 1 else f"{channels} channels"
+
+
+def every_case() -> Iterator[Case]:
+    """All combinations of tile, dtype, overflow, average and error feedback."""
+    for bits in (8, 4):
+        for size in (*GROUPS[bits], *WIDTHS[bits], *PIECES[bits]):
+            yield from (quantizations(bits, size, *rest) for rest in product(FLOATS, (False, True)))
+            yield from (sums(bits, size, *rest) for rest in product(FLOATS, OVERFLOWS, (False, True)))
+            yield from (requantizations(bits, size, *rest) for rest in product((False, True), (False, True)))
+    for channels in (*CHANNELS, *(4, 8, 32, 64, 128)):
+        yield from (shared_sums(channels, *rest) for rest in product(FLOATS, OVERFLOWS))
+        yield from (scaled(channels, dtype) for dtype in FLOATS)
+        yield requantized_sums(channels)
+
+
+def few_cases() -> Iterator[Case]:
+    """Every value of every constant at some tile."""
+    for bits in (8, 4):
+        for size in GROUPS[bits]:
+            yield from (quantizations(bits, size, dtype, True) for dtype in FLOATS)
+            yield quantizations(bits, size, torch.float32, False)
+            for overflow, average in zip(OVERFLOWS, (True, False, True), strict=True):
+                yield sums(bits, size, torch.bfloat16 if average else torch.float16, overflow, average)
+            yield requantizations(bits, size, True, True)
+            yield requantizations(bits, size, False, False)
+    yield from (shared_sums(1, dtype, overflow) for dtype, overflow in zip(FLOATS, OVERFLOWS, strict=True))
+
+
+def some_cases() -> Iterator[Case]:
+    """Those, and every tile of groups, ends of the range of pieces and of channels, with what takes most room there."""
+    yield from few_cases()
+    for bits in (8, 4):
+        for size in (*WIDTHS[bits], *SOME_PIECES):
+            yield quantizations(bits, size, torch.float32, True)
+            yield sums(bits, size, torch.float32, "raise", True)
+            if size in WIDTHS[bits]:
+                yield requantizations(bits, size, True, True)
+    for channels in CHANNELS:
+        yield from (shared_sums(channels, torch.float32, overflow) for overflow in OVERFLOWS)
+        yield from (scaled(channels, dtype) for dtype in FLOATS)
+        yield requantized_sums(channels)
+
+
+def launches(cases: Iterator[Case]) -> dict[tuple[str, str], lowering.Launch]:
     """By kernel and case, each once."""
     found: dict[tuple[str, str], lowering.Launch] = {}
-    cases = [case for bits in (8, 4) for size in GROUPS for case in of_groups(bits, size)]
-    for what, call in [*cases, *of_shared_scales()]:
+    for what, call in cases:
         with lowering.recorded() as noted:
             call()
         for one in noted:
@@ -93,13 +140,21 @@ def launches() -> dict[tuple[str, str], lowering.Launch]:
     return found
 
 
-LAUNCHES = launches()
+LAUNCHES = launches(every_case() if os.environ.get("ALLTOALLV_ASCEND_ALL") else some_cases())
+FEW = launches(few_cases())
 _lowered: dict[tuple[str, str, str], lowering.Lowered] = {}
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("kernel", "what"), sorted(LAUNCHES))
-def test_lowers(target: str, kernel: str, what: str) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "what", "target"),
+    [
+        (*name, target)
+        for name in sorted(LAUNCHES)
+        for target in TARGETS
+        if target == TARGETS[0] or LAUNCHES[name] in FEW.values() or os.environ.get("ALLTOALLV_ASCEND_ALL")
+    ],
+)
+def test_lowers(kernel: str, what: str, target: str) -> None:
     lowered = lowering.lower(LAUNCHES[kernel, what], target)
     _lowered[kernel, what, target] = lowered
     assert not lowered.diagnostics, "\n".join(lowered.diagnostics)
