@@ -58,7 +58,7 @@ def main() -> None:
     device = torch.device(f"npu:{launch.detect().local_rank}")
     torch.npu.set_device(device)
     dist.init_process_group("hccl")
-    options = argparse.Namespace(epochs=1, batch=256, lr=0.3, device="npu", dtype="float32")
+    options = argparse.Namespace(epochs=3, batch=256, lr=0.3, device="npu", dtype="float32")
     with Communicator.from_env(backend="hccl", timeout=120) as group:
         for way in ("ours", "theirs"):
             if way == "theirs":

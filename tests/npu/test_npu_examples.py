@@ -27,7 +27,7 @@ def run(*command: str, ranks: int = 4, **environ: str) -> str:
 
 @pytest.mark.timeout(300)
 def test_a_mixture_of_experts_gets_the_losses_of_the_cpu() -> None:
-    said = run(str(ROOT / "examples" / "moe_torch.py"), "--device", "npu", "--epochs", "1", "--batch", "256")
+    said = run(str(ROOT / "examples" / "moe_torch.py"), "--device", "npu", "--epochs", "3", "--batch", "256")
     assert "same losses" in said
 
 
@@ -51,6 +51,20 @@ def test_doctor_writes_a_report(tmp_path: Path) -> None:
     wrong = {name: case for name, case in report["cases"].items() if not case["ok"]}
     assert not wrong, report["stderr"]
     assert len(report["cases"]) > 15
-    assert {"quantized", "hosts", "mismatch"} <= report["cases"].keys()
+    assert {"quantized", "hosts", "mismatch", "lists", "group"} <= report["cases"].keys()
+    assert "running" not in report
     assert report["emulated"]
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_doctor_keeps_what_it_has_found_when_rank_0_dies(tmp_path: Path) -> None:
+    env = emulator.environment() | {"ALLTOALLV_EMULATOR_FAULTS": "HcclAllReduce@0=die"}
+    env.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
+    command = [sys.executable, "-m", "alltoallv", "doctor", "--selftest", "--devices", "2"]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 1, done.stdout
+    report = json.loads((tmp_path / "alltoallv-npu-report.json").read_text())["npu"]
+    assert report["cases"]["all_to_all_v float32"]["ok"]
+    assert report["running"] == "reductions"
+    assert "rank 0 did not come to its end" in done.stdout

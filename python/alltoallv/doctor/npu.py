@@ -1,6 +1,7 @@
 """The self-test on NPUs: every rank on a device of its own, over HCCL, against what the definitions say.
 
-Started by `npu_selftest`, one process per device; rank 0 prints one line of JSON. Needs torch and torch_npu.
+Started by `npu_selftest`, one process per device. Rank 0 prints its report, a line of JSON, whenever a case begins or
+ends: what it has found outlives it. Needs torch and torch_npu.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor
 
 import alltoallv.torch as at
 from alltoallv import AllToAllVParam, Communicator, QuantAllReduceParam, hccl, launch
+from alltoallv.backends.hccl import handle_of
 from alltoallv.errors import PeerMismatchError
 
 TIMEOUT = 120.0
@@ -35,7 +37,7 @@ WARM_UP, REPETITIONS = 3, 20
 class Exchanges:
     """Random exchanges that all ranks draw alike; element k of rank i's input tells i and k."""
 
-    def __init__(self, comm: Communicator, device: torch.device) -> None:
+    def __init__(self, comm: Any, device: torch.device) -> None:
         self.comm, self.device, self.size = comm, device, comm.size
         self.random = random.Random(0)
 
@@ -84,7 +86,7 @@ def same(got: Tensor, expected: Tensor) -> None:
         )
 
 
-def check_reductions(comm: Communicator, device: torch.device) -> None:
+def check_reductions(comm: Any, device: torch.device) -> None:
     x = torch.arange(8 * comm.size, dtype=torch.int32) + comm.rank
     total = sum(torch.arange(8 * comm.size, dtype=torch.int32) + j for j in range(comm.size))
     assert isinstance(total, Tensor)
@@ -96,13 +98,43 @@ def check_reductions(comm: Communicator, device: torch.device) -> None:
     )
 
 
-def check_operator(comm: Communicator, device: torch.device) -> None:
+def check_lists(comm: Communicator, device: torch.device) -> None:
+    w, r = comm.size, comm.rank
+    inputs = [(torch.arange(j + 2 * r + 1) + 1000 * r).to(device) for j in range(w)]
+    outs = [torch.zeros(r + 2 * j + 1, dtype=torch.int64).to(device) for j in range(w)]
+    at.all_to_all(outs, inputs, comm)
+    for j in range(w):
+        same(outs[j], torch.arange(r + 2 * j + 1) + 1000 * j)
+
+
+def check_group(comm: Communicator, device: torch.device) -> None:
+    """Over the process group's own HcclComm, beside torch_npu's own calls; and ATB's operator with that HcclComm."""
+    world = dist.group.WORLD
+    assert world is not None
+    member = at.from_group(world, device="npu")
+    exchanges = Exchanges(member, device)
+    for dtype in (torch.float32, torch.int8):
+        exchanges.check(dtype)
+    exchanges.check(torch.float16, async_op=True)
+    x = (torch.arange(4 * comm.size, dtype=torch.int32) + 100 * comm.rank).to(device)
+    ours, theirs = torch.zeros_like(x), torch.zeros_like(x)
+    at.all_to_all_single(ours, x, group=member)
+    dist.all_to_all_single(theirs, x)
+    same(ours, theirs.cpu())
+    check_reductions(member, device)
+    handle = handle_of(world, comm.rank, device)
+    if handle:
+        check_operator(comm, device, hccl_comm=handle, comm_domain="doctor borrowed")
+
+
+def check_operator(comm: Communicator, device: torch.device, **own: Any) -> None:
     """The ATB-shaped one; also the family and the number of devices."""
     w, r = comm.size, comm.rank
     counts, places = [3] * w, [3 * j for j in range(w)]
-    param = AllToAllVParam(rank=r, rank_size=w, send_counts=counts, sdispls=places, recv_counts=counts, rdispls=places)
+    arrays: dict[str, Any] = {"send_counts": counts, "sdispls": places, "recv_counts": counts, "rdispls": places}
+    param = AllToAllVParam(rank=r, rank_size=w, **arrays, **own)
     x = torch.arange(3 * w, dtype=torch.float16) + 100 * r
-    y = at.AllToAllVOperation(param, comm)(x.to(device))
+    y = at.AllToAllVOperation(param, *([] if own else [comm]))(x.to(device))
     same(y, torch.cat([torch.arange(3 * r, 3 * r + 3) + 100 * j for j in range(w)]).half().view(1, -1))
 
 
@@ -202,6 +234,8 @@ def main() -> int:
     def case(name: str) -> Iterator[None]:
         nonlocal failed
         begin = time.perf_counter()
+        report["running"] = name
+        tell()
         try:
             yield
             report["cases"][name] = {"ok": True, "seconds": time.perf_counter() - begin}
@@ -209,6 +243,12 @@ def main() -> int:
             failed = True
             report["cases"][name] = {"ok": False, "error": f"{type(error).__name__}: {error}"}
             print(f"rank {job.rank}: {name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        del report["running"]
+        tell()
+
+    def tell() -> None:
+        if job.rank == 0:
+            print(json.dumps(report), flush=True)
 
     comm = None
     with case("communicator"):
@@ -221,9 +261,10 @@ def main() -> int:
                 exchanges.check(getattr(torch, name))
         with case("all_to_all_v async"):
             exchanges.check(torch.float32, async_op=True)
-        checks = [check_reductions, check_quantized, check_operator, check_gradient, check_mismatch]
+        checks = [check_reductions, check_lists, check_quantized, check_operator, check_gradient, check_mismatch]
         if job.master_addr:
-            checks.append(check_hosts)
+            dist.init_process_group("hccl")
+            checks += [check_hosts, check_group]
         for function in checks:
             with case(function.__name__.removeprefix("check_")):
                 function(comm, device)
@@ -231,12 +272,11 @@ def main() -> int:
             report["seconds"] = speeds(comm, device, lambda out, x: at.all_to_all_single(out, x, group=comm) and None)
         if not failed and job.master_addr:
             with case("speed of torch_npu's all_to_all_single"):
-                dist.init_process_group("hccl")
                 report["seconds_torch_npu"] = speeds(comm, device, lambda out, x: dist.all_to_all_single(out, x))
-                dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         comm.destroy()
-    if job.rank == 0:
-        print(json.dumps(report), flush=True)
+    tell()
     return 1 if failed else 0
 
 

@@ -37,16 +37,37 @@ def run(devices: int | None = None) -> tuple[list[Check], dict[str, Any]]:
     command += ["-m", "alltoallv.doctor.npu"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS + 60, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        status, out, errors = result.returncode, result.stdout, result.stderr
+    except subprocess.TimeoutExpired as late:
+        status, out, errors = -1, _text(late.stdout), _text(late.stderr) + f"\n{late}"
+    except OSError as error:
         return [Check(SECTION, "ranks", "no", str(error))], {}
-    lines = [line for line in result.stdout.splitlines() if line.startswith("{")]
-    found: dict[str, Any] = json.loads(lines[-1]) if lines else {"cases": {}}
-    found |= {"ranks": ranks, "exit_status": result.returncode, "stderr": result.stderr[-20000:]}
+    found = last_report(out)
+    found |= {"ranks": ranks, "exit_status": status, "stderr": errors[-20000:]}
     checks = [
         Check(SECTION, name, "ok" if case["ok"] else "no", case.get("error") or f"{case['seconds']:.2f} s")
         for name, case in found["cases"].items()
     ]
-    if not lines or (result.returncode != 0 and all(check.status == "ok" for check in checks)):
-        reason = " | ".join(reasons(result.stderr)) or f"exit status {result.returncode}"
+    if "running" in found:
+        checks.append(Check(SECTION, found["running"], "no", "rank 0 did not come to its end"))
+    if not found["cases"] or (status != 0 and all(check.status == "ok" for check in checks)):
+        reason = " | ".join(reasons(errors)) or f"exit status {status}"
         checks.append(Check(SECTION, "ranks", "no", reason))
     return checks, found
+
+
+def last_report(out: str) -> dict[str, Any]:
+    """What rank 0 has told last; the line that it was writing when it died is left out."""
+    for line in reversed(out.splitlines()):
+        if line.startswith("{"):
+            try:
+                report: dict[str, Any] = json.loads(line)
+            except ValueError:
+                continue
+            return report
+    return {"cases": {}}
+
+
+def _text(output: Any) -> str:
+    """Of a process that was ended: bytes, or nothing."""
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
