@@ -1,6 +1,8 @@
 // ACL functions about events.
 #include "runtime/event.h"
 
+#include <atomic>
+
 #include "acl/arguments.h"
 #include "runtime/device.h"
 #include "runtime/stream.h"
@@ -105,12 +107,27 @@ aclError aclrtEventGetTimestamp(aclrtEvent event, uint64_t* timestamp) {
     });
 }
 
+namespace {
+std::atomic<uint32_t> wait_limit{0};  // seconds that a stream waits for an event where nobody says otherwise; 0: no end
+
 /// An event that was never recorded holds nobody up.
+void stream_wait(aclrtStream stream, aclrtEvent event, double seconds) {
+    const StreamPtr waiting = stream_of(stream);
+    if (auto record = event_of(event)->latest()) waiting->wait(std::move(record), seconds);
+}
+}  // namespace
+
 aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
-    ACL_FUNCTION(const StreamPtr waiting = stream_of(stream);
-                 if (auto record = event_of(event)->latest()) waiting->wait(std::move(record)););
+    ACL_FUNCTION(const uint32_t limit = wait_limit; stream_wait(stream, event, limit == 0 ? -1 : limit););
 }
 
-aclError aclrtStreamWaitEventWithTimeout(aclrtStream stream, aclrtEvent event, int32_t) {
-    return aclrtStreamWaitEvent(stream, event);
+/// `timeout` in milliseconds, -1: none.
+aclError aclrtStreamWaitEventWithTimeout(aclrtStream stream, aclrtEvent event, int32_t timeout) {
+    ACL_FUNCTION(if (timeout < -1) throw Failure(acl_error_rt_param_invalid, "timeout is " + std::to_string(timeout));
+                 stream_wait(stream, event, timeout < 0 ? -1 : timeout / 1e3););
+}
+
+/// In seconds; 0: none. For waits from now on.
+aclError aclrtSetOpWaitTimeout(uint32_t timeout) {
+    ACL_FUNCTION(wait_limit = timeout;);
 }

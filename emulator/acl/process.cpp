@@ -120,11 +120,7 @@ aclError aclrtCtxSetSysParamOpt(aclSysParamOpt opt, int64_t value) {
     return aclrtSetSysParamOpt(opt, value);
 }
 
-// There are no operators whose time could be limited: accepted, and of no effect.
-aclError aclrtSetOpWaitTimeout(uint32_t) {
-    ACL_FUNCTION();
-}
-
+// No operator of the emulator runs for as long as a second: the limit is accepted, and never reached.
 aclError aclrtSetOpExecuteTimeOut(uint32_t) {
     ACL_FUNCTION();
 }

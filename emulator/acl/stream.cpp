@@ -81,11 +81,12 @@ aclError aclrtStreamGetId(aclrtStream stream, int32_t* streamId) {
     ACL_FUNCTION(give("streamId", streamId, stream_of(stream)->id()););
 }
 
-// A stream runs on after a failure and reports it when it is synchronized; operators that overflow do not exist.
+// A stream runs on after a failure, whatever the mode, and reports it when it is synchronized: docs/emulator.md.
 aclError aclrtSetStreamFailureMode(aclrtStream stream, uint64_t) {
     ACL_FUNCTION((void)stream_of(stream););
 }
 
+// Operators that overflow do not exist.
 aclError aclrtSetStreamOverflowSwitch(aclrtStream stream, uint32_t) {
     ACL_FUNCTION((void)stream_of(stream););
 }

@@ -17,6 +17,12 @@ extern "C" {
         alltoallv::emulator::report(#name, 207000, "is not implemented by the emulator"); \
         return 0;                                                                         \
     }
+#define UNDEFINED(name)                                                                   \
+    long name();                                                                          \
+    long name() {                                                                         \
+        alltoallv::emulator::report(#name, 207000, "is not implemented by the emulator"); \
+        return -1;                                                                        \
+    }
 #include ALLTOALLV_UNIMPLEMENTED
 
 }  // extern "C"

@@ -18,8 +18,8 @@ Handles<Comm>& comms() {
     return *instance;
 }
 
-/// Seconds from one of HCCL's variables, within HCCL's limits.
-double seconds_of(const char* variable, double standard, double least, double most) {
+/// One of HCCL's variables, within HCCL's limits.
+double number_of(const char* variable, double standard, double least, double most) {
     const char* text = std::getenv(variable);
     if (text == nullptr || *text == 0) return standard;
     char* end = nullptr;
@@ -33,7 +33,7 @@ double seconds_of(const char* variable, double standard, double least, double mo
 
 double connect_timeout() {
     const double chosen = settings().connect_timeout;
-    return chosen >= 0 ? chosen : seconds_of("HCCL_CONNECT_TIMEOUT", 120, 120, 7200);
+    return chosen >= 0 ? chosen : number_of("HCCL_CONNECT_TIMEOUT", 120, 120, 7200);
 }
 
 CommunicatorPtr connect(const CommSpec& spec, const std::string& domain, int rank, int size, double timeout) {
@@ -68,6 +68,13 @@ void leave_at_exit() {
 }  // namespace
 
 Comm::Comm(const CommSpec& spec) : spec_(spec) {
+    const double megabytes = spec.buffer_mb > 0 ? spec.buffer_mb : number_of("HCCL_BUFFSIZE", 200, 1, 2147483647);
+    try {
+        buffers_.emplace(spec.device, static_cast<size_t>(megabytes) << 21);
+    } catch (const Failure& failure) {
+        throw Failure(HCCL_E_OOM, "twice " + std::to_string(static_cast<int64_t>(megabytes)) + " MB for '" + spec.name +
+                                      "': " + failure.what());
+    }
     core_ = connect(spec, spec.name, spec.rank, spec.size, connect_timeout());
     leave_at_exit();  // after the core's own statics exist, which are to go later
 }
@@ -80,7 +87,7 @@ double Comm::exec_timeout() const {
     const double chosen = settings().exec_timeout;
     if (chosen >= 0) return chosen;
     if (spec_.exec_timeout >= 0) return spec_.exec_timeout;
-    const double seconds = seconds_of("HCCL_EXEC_TIMEOUT", 1836, 0, 2147483647);
+    const double seconds = number_of("HCCL_EXEC_TIMEOUT", 1836, 0, 2147483647);
     return seconds == 0 ? forever : seconds;
 }
 
@@ -103,6 +110,7 @@ void Comm::fail(HcclResult result) {
 void Comm::destroy() {
     const std::lock_guard lock(mutex_);
     core_->destroy();
+    buffers_.reset();
     for (const auto& entry : channels_) entry.second->destroy();
 }
 

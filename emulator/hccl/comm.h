@@ -6,11 +6,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "abi/hccl.h"
 #include "comm/communicator.h"
+#include "runtime/memory.h"
 
 namespace alltoallv::emulator {
 
@@ -20,6 +22,8 @@ struct CommSpec {
     std::string name;
     int rank = 0;
     int size = 1;
+    int device = 0;            ///< whose memory its buffers take
+    uint32_t buffer_mb = 0;    ///< of each of its two buffers; 0: HCCL_BUFFSIZE
     bool threads = false;      ///< the ranks are devices of this process
     double exec_timeout = -1;  ///< seconds; negative: HCCL_EXEC_TIMEOUT
 };
@@ -56,6 +60,7 @@ class Comm {
 
   private:
     CommSpec spec_;
+    std::optional<Reserved> buffers_;
     CommunicatorPtr core_;
     std::mutex mutex_;
     std::map<std::pair<int, int>, CommunicatorPtr> channels_;

@@ -45,6 +45,7 @@ void configure(CommSpec& spec, const HcclCommConfig* config) {
     if (info.magic != hccl_comm_config_magic || info.size == 0 || info.size > sizeof(HcclCommConfig))
         throw Failure(HCCL_E_PARA, "config has not been initialized by HcclCommConfigInit");
     if (config->hcclBufferSize == 0) throw Failure(HCCL_E_PARA, "hcclBufferSize is 0, expected at least 1 MB");
+    if (config->hcclBufferSize != hccl_config_not_set) spec.buffer_mb = config->hcclBufferSize;
     const std::string name(config->hcclCommName, strnlen(config->hcclCommName, sizeof config->hcclCommName));
     if (name.size() >= hccl_comm_name_bytes) throw Failure(HCCL_E_PARA, "hcclCommName is longer than 127 bytes");
     if (!name.empty()) spec.name = name;
@@ -62,8 +63,8 @@ void init_root(uint32_t nRanks, const HcclRootInfo* rootInfo, uint32_t rank, con
                HcclComm* comm) {
     check_given("comm", comm);
     check_rank(rank, nRanks);
-    (void)current_device();
     CommSpec spec;
+    spec.device = current_device();
     spec.job = job_of(rootInfo);
     spec.name = "group_" + spec.job.substr(0, 12);
     spec.rank = static_cast<int>(rank);
@@ -75,7 +76,7 @@ void init_root(uint32_t nRanks, const HcclRootInfo* rootInfo, uint32_t rank, con
 void init_cluster(const char* clusterInfo, uint32_t rank, const HcclCommConfig* config, HcclComm* comm) {
     check_given("clusterInfo", clusterInfo);
     check_given("comm", comm);
-    (void)current_device();
+    const int device = current_device();
     std::ifstream file(clusterInfo);
     if (!file)
         throw Failure(HCCL_E_OPEN_FILE_FAILURE, "the rank table '" + std::string(clusterInfo) + "' cannot be read");
@@ -84,6 +85,7 @@ void init_cluster(const char* clusterInfo, uint32_t rank, const HcclCommConfig* 
     const uint32_t size = ranks_of_table(text.str());
     check_rank(rank, size);
     CommSpec spec;
+    spec.device = device;
     const char* user_job = std::getenv("ALLTOALLV_JOB_ID");
     spec.job = "table-" + std::to_string(std::hash<std::string>{}(text.str())) + (user_job ? user_job : "");
     spec.name = "hccl_world_group";
@@ -148,6 +150,7 @@ HcclResult HcclCommInitAll(uint32_t ndev, int32_t* devices, HcclComm* comms) {
                 try {
                     CommSpec spec = common;
                     spec.rank = static_cast<int>(i);
+                    spec.device = devices[i];
                     comms[i] = add_comm(std::make_shared<Comm>(spec));
                 } catch (...) {
                     errors[i] = std::current_exception();
@@ -347,6 +350,8 @@ FAILS(HcclGetCommConfig)
 FAILS(HcclCommRegister)
 FAILS(HcclCommDeregister)
 FAILS(HcclCommExchangeMem)
+FAILS(HcclCommSymWinRegister)
+FAILS(HcclCommSymWinDeregister)
 
 }  // extern "C"
 #pragma GCC visibility pop

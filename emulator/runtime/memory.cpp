@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -51,21 +52,36 @@ void check_end(const char* what, const Allocation& allocation, const void* addre
                                                   " bytes from there leave it");
 }
 
+void take(Registry& r, int device, size_t bytes) {
+    const size_t total = static_cast<size_t>(settings().memory_mb) << 20;
+    size_t& used = r.used[device];
+    const size_t left = total - std::min(used, total);  // the setting may have been lowered meanwhile
+    if (bytes > left)
+        throw Failure(acl_error_rt_memory_allocation, "device " + std::to_string(device) + " has " +
+                                                          std::to_string(left) + " of " + std::to_string(total) +
+                                                          " bytes free, asked for " + std::to_string(bytes));
+    used += bytes;
+}
+
 }  // namespace
+
+Reserved::Reserved(int device, size_t bytes) : device_(device), bytes_(bytes) {
+    Registry& r = registry();
+    const std::lock_guard lock(r.mutex);
+    take(r, device, bytes);
+}
+
+Reserved::~Reserved() {
+    Registry& r = registry();
+    const std::lock_guard lock(r.mutex);
+    r.used[device_] -= bytes_;
+}
 
 void* allocate(MemoryKind kind, int device, size_t bytes) {
     if (bytes == 0) throw Failure(acl_error_rt_param_invalid, "size is 0, expected at least 1");
     Registry& r = registry();
     const std::lock_guard lock(r.mutex);
-    if (kind == MemoryKind::device) {
-        const size_t total = static_cast<size_t>(settings().memory_mb) << 20;
-        size_t& used = r.used[device];
-        if (bytes > total - used)
-            throw Failure(acl_error_rt_memory_allocation,
-                          "device " + std::to_string(device) + " has " + std::to_string(total - used) + " of " +
-                              std::to_string(total) + " bytes free, asked for " + std::to_string(bytes));
-        used += bytes;
-    }
+    if (kind == MemoryKind::device) take(r, device, bytes);
     void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (address == MAP_FAILED) {
         if (kind == MemoryKind::device) r.used[device] -= bytes;
@@ -137,7 +153,7 @@ Usage memory_usage(int device) {
     Registry& r = registry();
     const std::lock_guard lock(r.mutex);
     const size_t total = static_cast<size_t>(settings().memory_mb) << 20;
-    return {total - r.used[device], total};
+    return {total - std::min(r.used[device], total), total};
 }
 
 }  // namespace alltoallv::emulator

@@ -36,6 +36,20 @@ void check_device_range(const char* what, const void* address, size_t bytes);
 /// Throws Failure if the range begins in device memory, or leaves the pinned allocation it begins in.
 void check_host_range(const char* what, const void* address, size_t bytes);
 
+/// Device memory that is taken, and never touched: it costs the host nothing.
+class Reserved {
+  public:
+    /// Throws Failure when the device is full.
+    Reserved(int device, size_t bytes);
+    ~Reserved();
+    Reserved(const Reserved&) = delete;
+    Reserved& operator=(const Reserved&) = delete;
+
+  private:
+    int device_;
+    size_t bytes_;
+};
+
 struct Usage {
     size_t free, total;
 };

@@ -8,6 +8,7 @@
 
 #include "abi/acl.h"
 #include "runtime/device.h"
+#include "runtime/failure.h"
 #include "runtime/handles.h"
 #include "runtime/settings.h"
 
@@ -84,10 +85,11 @@ void Stream::discard() {
         if (item.record) item.record->complete(acl_error_rt_suspect_remote_error);
 }
 
-void Stream::wait(std::shared_ptr<Record> record) {
-    const auto wait = [record = std::move(record)] {
-        record->wait(-1);
-        return record->failure();
+void Stream::wait(std::shared_ptr<Record> record, double seconds) {
+    const auto wait = [id = id_, record = std::move(record), seconds] {
+        if (record->wait(seconds)) return record->failure();
+        return report("aclrtStreamWaitEvent", acl_error_rt_task_timeout,
+                      "stream " + std::to_string(id) + " has waited " + std::to_string(seconds) + " s for an event");
     };
     enqueue(wait, false);
 }

@@ -30,8 +30,9 @@ class Stream {
     /// Completes `record` when the stream gets there, with the stream's failure if it has one.
     void record(std::shared_ptr<Record> record);
 
-    /// Holds the stream until the record completes; takes over its failure.
-    void wait(std::shared_ptr<Record> record);
+    /// Holds the stream until the record completes, and takes over its failure; that of a timeout after `seconds`
+    /// (negative: no limit).
+    void wait(std::shared_ptr<Record> record, double seconds);
 
     /// Forgets the tasks that have not begun. Whoever waits for an event among them goes on, with a failure.
     void discard();

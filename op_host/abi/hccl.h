@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "abi/acl.h"
 
@@ -109,6 +110,21 @@ struct HcclCommConfigInfo {
     uint32_t version;
     uint64_t reserved;
 };
+
+/// What HcclCommConfigInit of HCCL's header writes: by these values HCCL knows what is left to its defaults.
+inline HcclCommConfig hccl_default_config() {
+    HcclCommConfig config{};
+    const HcclCommConfigInfo info{sizeof config, hccl_comm_config_magic, hccl_comm_config_version, 0};
+    std::memcpy(config.reserved, &info, sizeof info);
+    config.hcclBufferSize = hccl_config_not_set;
+    config.hcclDeterministic = hccl_config_not_set;
+    config.hcclRdmaTrafficClass = hccl_config_not_set;
+    config.hcclRdmaServiceLevel = hccl_config_not_set;
+    config.hcclExecTimeOut = -1;
+    config.hcclQos = hccl_config_not_set;
+    config.hcclSymWinMaxMemSizePerRank = 16;
+    return config;
+}
 
 enum HcclCommConfigCapability {
     HCCL_COMM_CONFIG_BUFFER_SIZE = 0,

@@ -52,6 +52,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// Leaves the group and frees what the communicator holds. Idempotent.
     virtual void destroy() = 0;
 
+    /// Throws what is known to have failed behind calls that were enqueued on a device. `done`: they have ended, so
+    /// that trouble of the peers no longer matters. From any thread.
+    virtual void check_enqueued(bool /*done*/) {}
+
     /// False once poisoned, destroyed, or inherited through fork.
     virtual bool usable() const = 0;
 

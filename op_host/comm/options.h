@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <string>
 
 namespace alltoallv {
@@ -11,14 +12,15 @@ namespace alltoallv {
 struct CommunicatorOptions {
     int rank = 0;
     int size = 1;
-    std::string domain = "default";  ///< name, without budget
-    size_t budget_mb = 200;          ///< shared memory per rank for outputs, in MB
-    bool threads = false;            ///< ranks are threads of this process
-    std::string job;                 ///< tells concurrent jobs of one user apart
-    double timeout = 600.0;          ///< seconds
-    bool check = true;               ///< compare the rows of all ranks before moving data
+    std::string domain = "default";   ///< name, without budget
+    std::optional<size_t> budget_mb;  ///< shared memory per rank for outputs, in MB; as the domain says, else 200
+    bool threads = false;             ///< ranks are threads of this process
+    std::string job;                  ///< tells concurrent jobs of one user apart
+    double timeout = 600.0;           ///< seconds
+    bool check = true;                ///< compare the rows of all ranks before moving data
     std::string path = "auto";  ///< "auto", or one of inline, push, pull, cma, staged: use no other where it can serve
     size_t inline_bytes = 16384;  ///< largest payload of a rank that travels with its row
+    size_t budget_bytes() const { return budget_mb.value_or(200) << 20; }
     /// Bytes of a mailbox: payload for a private output travels with the row up to this.
     size_t mailbox_bytes() const {
         const size_t share = (size_t{4} << 20) / static_cast<size_t>(size);

@@ -145,7 +145,7 @@ Domain parse_domain(std::string_view text) {
                             std::to_string(max_domain_bytes));
     }
     const size_t colon = text.rfind(':');
-    if (colon == std::string_view::npos) return {std::string(text), default_domain_megabytes};
+    if (colon == std::string_view::npos) return {std::string(text), std::nullopt};
     const std::string_view digits = text.substr(colon + 1);
     int64_t megabytes = 0;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), megabytes);

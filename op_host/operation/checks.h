@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,10 +21,9 @@ struct DeviceInfo {
 /// A communication domain: "name" or "name:MB".
 struct Domain {
     std::string name;
-    int64_t megabytes;  ///< buffer budget per rank
+    std::optional<int64_t> megabytes;  ///< buffer budget per rank, where the text says it
 };
 
-inline constexpr int64_t default_domain_megabytes = 200;
 inline constexpr int64_t min_domain_megabytes = 200;
 inline constexpr size_t max_domain_bytes = 128;
 

@@ -1,6 +1,7 @@
 // Communicators, reductions, pending calls.
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -90,6 +91,8 @@ void bind_communicator(nb::module_& m) {
         .def_prop_ro("size", &Communicator::size)
         .def_prop_ro("domain", &Communicator::domain)
         .def_prop_ro("backend", &Communicator::backend)
+        .def("check_enqueued", &Communicator::check_enqueued, nb::arg("done"), nb::call_guard<nb::gil_scoped_release>(),
+             "Raises what is known to have failed behind calls enqueued on a device; `done`: they have ended.")
         .def_prop_ro("usable", &Communicator::usable)
         .def_prop_ro("control", &Communicator::control, nb::sig("def control(self, /) -> Communicator | None"),
                      "Of ranks on devices: the communicator of the same ranks in host memory.")

@@ -1,4 +1,6 @@
 // Communicators over HCCL; libhccl and libascendcl are opened when the first of these functions needs them.
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -70,6 +72,7 @@ void bind_hccl(nb::module_& m) {
         .def_prop_rw(
             "comm", [](const HcclOptions& self) { return reinterpret_cast<uintptr_t>(self.comm); },
             [](HcclOptions& self, uintptr_t comm) { self.comm = pointer(comm); })
+        .def_rw("poll", &HcclOptions::poll)
         .def_rw("rank_table", &HcclOptions::rank_table)
         .def_prop_rw(
             "root_info",

@@ -194,8 +194,8 @@ void bind_checks(nb::module_& m) {
             const Domain domain = parse_domain(text);
             return nb::make_tuple(domain.name, domain.megabytes);
         },
-        "text"_a, nb::sig("def parse_domain(text: str) -> tuple[str, int]"),
-        "Name and buffer budget in MB of a comm_domain.");
+        "text"_a, nb::sig("def parse_domain(text: str) -> tuple[str, int | None]"),
+        "Name of a comm_domain, and its buffer budget in MB where it says one.");
 }
 
 /// The owner's communicator, or its function, or neither: then the first need of one is an error.

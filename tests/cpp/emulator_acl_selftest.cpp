@@ -203,6 +203,32 @@ void failures_travel_with_events() {
     CHECK_EQ(aclrtDestroyStream(other), 0);
 }
 
+void a_stream_waits_for_an_event_only_so_long() {
+    const aclrtStream late = new_stream(), other = new_stream();
+    aclrtEvent event;
+    CHECK_EQ(aclrtCreateEvent(&event), 0);
+    std::atomic<bool> go{false};
+    const auto held = [](void* argument) {
+        while (!*static_cast<std::atomic<bool>*>(argument)) sleep_ms(1);
+    };
+    CHECK_EQ(aclrtLaunchHostFunc(late, held, &go), 0);
+    CHECK_EQ(aclrtRecordEvent(event, late), 0);
+    CHECK_EQ(aclrtStreamWaitEventWithTimeout(other, event, -2), acl_error_rt_param_invalid);
+    CHECK_EQ(aclrtStreamWaitEventWithTimeout(other, event, 20), 0);
+    CHECK_EQ(aclrtSynchronizeStream(other), acl_error_rt_task_timeout);
+    CHECK_EQ(aclrtSetOpWaitTimeout(1), 0);
+    CHECK_EQ(aclrtStreamWaitEvent(other, event), 0);
+    CHECK_EQ(aclrtSetOpWaitTimeout(0), 0);
+    CHECK_EQ(aclrtSynchronizeStream(other), acl_error_rt_task_timeout);
+    CHECK_EQ(aclrtStreamWaitEventWithTimeout(other, event, 60000), 0);
+    CHECK_EQ(aclrtStreamWaitEventWithTimeout(other, event, -1), 0);
+    go = true;
+    CHECK_EQ(aclrtSynchronizeStream(other), 0);
+    CHECK_EQ(aclrtDestroyEvent(event), 0);
+    CHECK_EQ(aclrtDestroyStream(late), 0);
+    CHECK_EQ(aclrtDestroyStream(other), 0);
+}
+
 void threads_choose_their_device() {
     std::thread([] {
         void* memory = nullptr;
@@ -260,6 +286,7 @@ int main(int argc, char** argv) {
                     {"a device can be full", a_device_can_be_full},
                     {"memory freed too early", memory_freed_too_early_is_an_error_of_the_stream},
                     {"failures travel with events", failures_travel_with_events},
+                    {"a stream waits only so long", a_stream_waits_for_an_event_only_so_long},
                     {"threads choose their device", threads_choose_their_device},
                     {"faults hit the call they name", faults_hit_the_call_they_name},
                     {"what is not implemented says so", what_is_not_implemented_says_so}});

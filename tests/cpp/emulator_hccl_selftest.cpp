@@ -196,11 +196,7 @@ void messages(Group& g) {
 }
 
 void sub_communicators(Group& g) {
-    HcclCommConfig config{};
-    const HcclCommConfigInfo info{sizeof config, hccl_comm_config_magic, hccl_comm_config_version, 0};
-    std::memcpy(config.reserved, &info, sizeof info);
-    config.hcclBufferSize = config.hcclDeterministic = hccl_config_not_set;
-    config.hcclExecTimeOut = -1;
+    HcclCommConfig config = hccl_default_config();
     std::strcpy(config.hcclCommName, "reversed");
     std::vector<uint32_t> ranks;
     for (int j = g.size - 1; j >= 0; --j) ranks.push_back(static_cast<uint32_t>(j));
@@ -389,6 +385,36 @@ void one_rank(Group& g) {
     messages(g);
 }
 
+/// Twice what the configuration says, or HCCL_BUFFSIZE, until the communicator is destroyed.
+void buffers_take_device_memory(Group&) {
+    const auto free_mb = [] {
+        size_t left = 0, total = 0;
+        CHECK_EQ(aclrtGetMemInfo(ACL_HBM_MEM, &left, &total), 0);
+        return static_cast<int64_t>(left >> 20);
+    };
+    HcclRootInfo info;
+    CHECK_EQ(HcclGetRootInfo(&info), 0);
+    HcclCommConfig config = hccl_default_config();
+    for (const auto& [configured, variable, taken] :
+         {std::tuple{hccl_config_not_set, "", 400}, {hccl_config_not_set, "100", 200}, {300u, "100", 600}}) {
+        CHECK_EQ(setenv("HCCL_BUFFSIZE", variable, 1), 0);
+        config.hcclBufferSize = configured;
+        const int64_t before = free_mb();
+        HcclComm comm = nullptr;
+        CHECK_EQ(HcclCommInitRootInfoConfig(1, &info, 0, &config, &comm), 0);
+        CHECK_EQ(before - free_mb(), int64_t{taken});
+        CHECK_EQ(HcclCommDestroy(comm), 0);
+        CHECK_EQ(free_mb(), before);
+    }
+    HcclComm none = nullptr;
+    config.hcclBufferSize = static_cast<uint32_t>(free_mb() / 2 + 1);
+    CHECK_EQ(HcclCommInitRootInfoConfig(1, &info, 0, &config, &none), HCCL_E_OOM);
+    check_message("bytes free");
+    CHECK_EQ(setenv("HCCL_BUFFSIZE", "many", 1), 0);
+    CHECK_EQ(HcclCommInitRootInfo(1, &info, 0, &none), HCCL_E_PARA);
+    check_message("HCCL_BUFFSIZE is 'many'");
+}
+
 /// The ranks are devices of one process.
 void one_process() {
     HcclComm comms[3] = {};
@@ -463,6 +489,7 @@ int main(int argc, char** argv) {
                     {"faults", faults},
                     {"deaths", deaths},
                     {"one rank", group(1, one_rank)},
+                    {"buffers take device memory", group(1, buffers_take_device_memory)},
                     {"rank table", rank_table},
                     {"one process", one_process}});  // last: it leaves threads in this process
 }

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -15,36 +16,18 @@ using namespace alltoallv;  // NOLINT
 
 namespace {
 
-size_t bytes_of(HcclDataType type) {
-    switch (type) {
-        case HCCL_DATA_TYPE_INT8:
-        case HCCL_DATA_TYPE_UINT8:
-            return 1;
-        case HCCL_DATA_TYPE_INT16:
-        case HCCL_DATA_TYPE_UINT16:
-        case HCCL_DATA_TYPE_FP16:
-        case HCCL_DATA_TYPE_BFP16:
-            return 2;
-        case HCCL_DATA_TYPE_INT32:
-        case HCCL_DATA_TYPE_UINT32:
-        case HCCL_DATA_TYPE_FP32:
-            return 4;
-        case HCCL_DATA_TYPE_INT64:
-        case HCCL_DATA_TYPE_UINT64:
-        case HCCL_DATA_TYPE_FP64:
-            return 8;
-        default:
-            return 0;
-    }
-}
-
 /// Views of the same bytes, and the types themselves where HCCL has them.
 void wire_types_have_the_bytes_of_the_dtype() {
     for (size_t i = 0; i < dtype_table.size(); ++i) {
         const auto dtype = static_cast<DType>(i);
         const WireType wire = wire_type(dtype);
-        CHECK_EQ(bytes_of(wire.type) * static_cast<size_t>(wire.per_element), size_of(dtype));
+        CHECK_EQ(static_cast<size_t>(bytes_of(wire.type)) * static_cast<size_t>(wire.per_element), size_of(dtype));
     }
+    for (const auto& [type, bytes] : {std::pair{HCCL_DATA_TYPE_INT8, 1},
+                                      {HCCL_DATA_TYPE_FP16, 2},
+                                      {HCCL_DATA_TYPE_FP32, 4},
+                                      {HCCL_DATA_TYPE_FP64, 8}})
+        CHECK_EQ(bytes_of(type), static_cast<uint64_t>(bytes));
     CHECK(wire_type(DType::bfloat16).type == HCCL_DATA_TYPE_BFP16);
     CHECK(wire_type(DType::float16).type == HCCL_DATA_TYPE_FP16);
     CHECK(wire_type(DType::float32).type == HCCL_DATA_TYPE_FP32);

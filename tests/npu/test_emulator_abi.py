@@ -60,15 +60,18 @@ template <class R, class... A> struct Result<R(A..., ...)> { using type = R; };
 """
 
 CONFIG = r"""
-int main() {  // what HcclCommConfigInit writes in front of the fields
-    wheel::HcclCommConfig theirs;
-    std::memset(&theirs, 0x55, sizeof theirs);
+int main() {  // what HcclCommConfigInit writes, and hccl_default_config
+    wheel::HcclCommConfig theirs{};
     wheel::HcclCommConfigInit(&theirs);
-    HcclCommConfigInfo info;
-    std::memcpy(&info, theirs.reserved, sizeof info);
-    const bool good = info.size == sizeof(HcclCommConfig) && info.magic == hccl_comm_config_magic &&
-        info.version == hccl_comm_config_version && info.reserved == 0 && theirs.hcclBufferSize == hccl_config_not_set;
-    return good ? 0 : 1;
+    const HcclCommConfig ours = hccl_default_config();
+    int wrong = 0;
+    const auto compare = [&](const char* name, const void* a, const void* b, size_t bytes) {
+        if (std::memcmp(a, b, bytes) == 0) return;
+        std::fprintf(stderr, "%s differs\n", name);
+        wrong = 1;
+    };
+FIELDS
+    return wrong;
 }
 """
 
@@ -110,12 +113,14 @@ def program(ours: dict[str, str]) -> str:
     assert len(enumerators) > 120
     assert len(structs) > 6
     unimplemented = re.findall(
-        r"^(FAILS|EMPTY)\(((?!rt)\w+)\)", "\n".join(path.read_text() for path in UNIMPLEMENTED), flags=re.MULTILINE
+        r"^(FAILS|EMPTY|UNDEFINED)\(((?!rt)\w+)\)",
+        "\n".join(path.read_text() for path in UNIMPLEMENTED),
+        flags=re.MULTILINE,
     )
     all_functions = [*functions, *(name for _, name in unimplemented)]
     # Overloads for C++ call functions of the global namespace.
     lines = ["#define INC_EXTERNAL_ACL_ACL_RT_API_H_"]
-    lines += [f"#include <{name}>" for name in ("cstddef", "cstdint", "cstring", "type_traits", "stdbool.h")]
+    lines += [f"#include <{name}>" for name in ("cstddef", "cstdint", "cstdio", "cstring", "type_traits", "stdbool.h")]
     lines += [f"#define {name} wheel_{name}" for name in all_functions]
     lines += ["namespace wheel {"]
     headers = ("acl", "acl_op", "acl_op_compiler", "acl_prof", "acl_tdt", "acl_tdt_queue", "acl_dump", "acl_platform")
@@ -142,9 +147,15 @@ def program(ours: dict[str, str]) -> str:
         lines.append(f'static_assert(same<decltype(::{name}), decltype(wheel::wheel_{name})>(), "{name}");')
     for kind, name in unimplemented:
         result = f"Result<decltype(wheel::wheel_{name})>::type"
-        test = f"std::is_same_v<{result}, int>" if kind == "FAILS" else f"!std::is_same_v<{result}, int>"
-        lines.append(f'static_assert({test} && !std::is_floating_point_v<{result}>, "result of {name}");')
-    return "\n".join([*lines, CONFIG])
+        test = {
+            "FAILS": f"std::is_same_v<{result}, int>",
+            "EMPTY": f"!std::is_same_v<{result}, int> && !std::is_enum_v<{result}>",
+            "UNDEFINED": f"std::is_enum_v<{result}> || std::is_same_v<{result}, uint32_t>",
+        }[kind]
+        lines.append(f'static_assert(({test}) && !std::is_floating_point_v<{result}>, "result of {name}");')
+    fields = re.findall(r"(\w+)(?:\[\w+\])?;", structs["HcclCommConfig"])
+    compare = [f'    compare("{name}", &theirs.{name}, &ours.{name}, sizeof ours.{name});' for name in fields]
+    return "\n".join([*lines, CONFIG.replace("FIELDS", "\n".join(compare))])
 
 
 def compiled(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -187,6 +198,38 @@ def test_a_wrong_declaration_is_found(header: str, right: str, wrong: str, messa
     assert message in result.stderr
 
 
+@pytest.mark.parametrize(
+    "field", ["hcclBufferSize = hccl_config_not_set", "hcclExecTimeOut = -1", "hcclSymWinMaxMemSizePerRank = 16"]
+)
+def test_a_wrong_default_is_found(field: str, tmp_path: Path) -> None:
+    headers = our_headers()
+    name = field.split()[0]
+    assert f"config.{field};" in headers["hccl.h"]
+    headers["hccl.h"] = headers["hccl.h"].replace(f"config.{field};", f"config.{name} = 7;")
+    assert compiled(program(headers), tmp_path).returncode == 0
+    done = subprocess.run([str(tmp_path / "abi")], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == f"{name} differs\n"
+
+
+def test_what_torch_npu_looks_up_by_name_exists() -> None:
+    """Beyond its headers: names in its library, of functions that it asks the loader for."""
+    spec = importlib.util.find_spec("torch_npu")
+    assert spec is not None
+    assert spec.origin is not None
+    content = (Path(spec.origin).parent / "lib" / "libtorch_npu.so").read_bytes()
+    found = re.findall(rb"(?<=\0)(?:Hccl[A-Z]|aclrt[A-Z]|aclmdl[A-Z]|acltdt[A-Z])[A-Za-z0-9]+(?=\0)", content)
+    # Names of torch_npu's own: of its operators, its classes, and "…Face" of its wrappers.
+    own = {"HcclAllgather", "HcclAllgatherBase", "HcclAllgatherTogather", "HcclAllreduce", "HcclReduceScatterBase"}
+    names = {name.decode() for name in found} - own - {"HcclCommList"}
+    names = {name for name in names if not name.endswith("Face")}
+    assert len(names) > 80
+    assert {"HcclCommSymWinRegister", "HcclAlltoAllV", "aclrtSynchronizeStream"} <= names
+    libraries = [ctypes.CDLL(str(emulator.library_folder() / name)) for name in emulator.LIBRARY_NAMES]
+    missing = [name for name in sorted(names) if not any(hasattr(library, name) for library in libraries)]
+    assert missing == []
+
+
 def test_every_function_exists() -> None:
     libraries = [ctypes.CDLL(str(emulator.library_folder() / name)) for name in emulator.LIBRARY_NAMES]
     names = declared_by_the_wheel()
@@ -203,3 +246,5 @@ def test_what_has_no_meaning_says_so(capfd: pytest.CaptureFixture[str]) -> None:
     assert library.aclGetRecentErrMsg().decode().startswith(message)
     assert library.aclGetRecentErrMsg() == b""
     assert message in capfd.readouterr().err
+    library.aclmdlGetInputDataType.restype = ctypes.c_int
+    assert library.aclmdlGetInputDataType() == -1  # ACL_DT_UNDEFINED: 0 is a type

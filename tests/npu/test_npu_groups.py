@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,36 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from npu_ranks import DTYPES, bits, emulated, group, on
+from npu_ranks import DTYPES, bits, caught, emulated, group, on
 
 import alltoallv.torch as at
-from alltoallv.errors import InvalidParamError, PeerMismatchError
+from alltoallv.errors import HcclError, InvalidParamError, PeerLostError, PeerMismatchError
 from alltoallv.testing import Ranks
 from alltoallv.testing.golden import assert_bits_equal, random_case
+
+
+@pytest.mark.parametrize("fault", ["die", "fail:24"])
+def test_a_rank_is_lost_while_it_joins(ranks: Ranks, tmp_path: Path, fault: str) -> None:
+    """In HCCL, which knows of it only after HCCL_CONNECT_TIMEOUT."""
+
+    def check(rank: int, size: int, file: str, fault: str) -> str:
+        with group(rank, size, file, backend="gloo") as (world, device):
+            comm = at.from_group(world, device="npu", timeout=60)
+            x = torch.zeros(size).to(device)
+            start = time.monotonic()
+            with emulated(faults=f"HcclCommInitRootInfoConfig={fault}" if rank == 1 else "", connect_timeout=6):
+                error = caught(lambda: at.all_to_all_v(x, [1] * size, [1] * size, group=comm))
+            assert time.monotonic() - start < 45
+            assert isinstance(error, PeerLostError if rank != 1 else HcclError)
+            return str(error)
+
+    path = str(tmp_path / "store")
+    first, second, third = ranks(3, communicator=False, fresh=True, outcomes=True)(check, path, fault)
+    for outcome in (first, third):
+        assert outcome.error is None, outcome
+        assert "rank 1" in outcome.result
+        assert ("HCCL_E_OOM" if fault != "die" else "gone") in outcome.result
+    assert (second.error is None) == (fault != "die")
 
 
 def test_the_same_bits_as_torch_npu(ranks: Ranks, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from torch import Tensor
 
 import alltoallv.torch as at
 from alltoallv import Communicator, QuantAllReduceParam, QuantType
+from alltoallv.backends import quantized_operators
+from alltoallv.backends.quantized_kernels import kernels_for
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError, ValueOverflowError
 from alltoallv.testing import Ranks
 from alltoallv.testing import quantized as reference
@@ -135,6 +138,33 @@ def test_rows_travel_as_codes(ranks: Ranks, tmp_path: Path, size: int) -> None:
             dispatch(own, device, rank, size)
 
     ranks(size, communicator=False)(check, str(tmp_path / "store"))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_triton_kernels_interpreted_on_the_tensors(ranks: Ranks) -> None:
+    """In place of torch's operators, which must not be used then."""
+
+    def check(rank: int, size: int) -> None:
+        from alltoallv.emulator.kernels import InterpretedKernels
+
+        with communicator(rank) as (npus, device), Communicator.from_env("host", backend="shm", timeout=30) as host:
+            kernels = kernels_for("npu")
+            assert isinstance(kernels, InterpretedKernels)
+            for name in ("quantize", "dequantize_sum", "dequantize", "requantize", "sum_shared_scale"):
+                assert getattr(quantized_operators, name)
+                setattr(quantized_operators, name, None)
+            for name, make, call in CASES:
+                x = make(rank)
+                wanted, y = call(x, host), call(x.to(device), npus)
+                assert y.device == device
+                assert_bits_equal(bits(y), bits(wanted), name)
+            large = torch.full((100,), 6e4).to(device)
+            error = caught(
+                lambda: at.quantized_all_reduce(large, out_dtype=torch.float16, overflow="raise", group=npus)
+            )
+            assert isinstance(error, ValueOverflowError)
+
+    ranks(2, communicator=False, fresh=True, env={"TRITON_INTERPRET": "1"})(check)
 
 
 def test_states_of_error_feedback_are_those_of_the_cpu(ranks: Ranks) -> None:

@@ -183,18 +183,53 @@ def try_to(call: Callable[[], object]) -> None:
 
 
 def test_an_error_behind_the_call_is_asked_for(ranks: Ranks) -> None:
-    """HcclGetCommAsyncError, before the next launch."""
+    """HcclGetCommAsyncError: before the next launch, by a work, and where the host waits for its own stream."""
 
     def check(rank: int, size: int) -> None:
-        device = use_device(rank)
-        comm = Communicator.from_env(backend="hccl", timeout=20)
-        exchange(comm, device)
-        with emulated(faults="HcclAlltoAllV=async:21"):
-            caught(lambda: exchange(comm, device))  # the copy back meets torch_npu's error
-            error = caught(lambda: at.all_to_all_v(torch.zeros(size).to(device), [1] * size, [1] * size, group=comm))
-            assert isinstance(error, HcclError | PeerLostError | RuntimeError)
-            if isinstance(error, HcclError):
-                assert "HCCL_E_REMOTE" in str(error)
+        ways = {"launch": next_launch, "work": asynchronous, "future": future, "host": on_the_host}
+        for turn, (name, way) in enumerate(ways.items()):
+            device = use_device(rank + size * turn)  # torch refuses one whose stream has failed
+            comm = Communicator.from_env(name, backend="hccl", timeout=20)
+            exchange(comm, device)
+            x = zeros(size, device)
+            torch.npu.synchronize()
+            with emulated(faults="HcclAlltoAllV=async:21"):
+                text = str(way(comm, x))
+            assert "HcclGetCommAsyncError returned 21 (HCCL_E_REMOTE" in text, (name, text)
+            if name == "host":
+                assert not comm.usable
+            comm.destroy()
+
+    def next_launch(comm: Communicator, x: torch.Tensor) -> Exception:
+        ones = [1] * comm.size
+        at.all_to_all_v(x, ones, ones, group=comm)
+        time.sleep(0.5)
+        error = caught(lambda: at.all_to_all_v(x, ones, ones, group=comm))
+        assert isinstance(error, HcclError | PeerLostError)  # the latter where a peer has told of its own
+        return error
+
+    def asynchronous(comm: Communicator, x: torch.Tensor) -> Exception:
+        ones = [1] * comm.size
+        _, work = at.all_to_all_v(x, ones, ones, group=comm, async_op=True)
+        error = caught(lambda: work.wait(10))
+        assert isinstance(error, HcclError | PeerLostError)
+        assert work.is_completed()
+        assert not work.is_success()
+        assert "HCCL_E_REMOTE" in str(work.exception())
+        return error
+
+    def future(comm: Communicator, x: torch.Tensor) -> Exception:
+        ones = [1] * comm.size
+        _, work = at.all_to_all_v(x, ones, ones, group=comm, async_op=True)
+        return caught(lambda: work.get_future().wait())
+
+    def on_the_host(comm: Communicator, x: torch.Tensor) -> Exception:
+        ones, places = [1] * comm.size, list(range(comm.size))
+        plan = _core.Plan(comm.core, "all_to_all_v", "float32", ones, places, ones, places)
+        out = torch.empty_like(x)
+        error = caught(lambda: plan.run(x.data_ptr(), out.data_ptr()))
+        assert isinstance(error, HcclError)
+        return error
 
     ranks(2, communicator=False, fresh=True)(check)
 

@@ -150,8 +150,8 @@ def test_the_largest_span_passes() -> None:
 
 
 def test_parse_domain() -> None:
-    assert _core.parse_domain("") == ("", 200)
-    assert _core.parse_domain("ep") == ("ep", 200)
+    assert _core.parse_domain("") == ("", None)
+    assert _core.parse_domain("ep") == ("ep", None)
     assert _core.parse_domain("0:400") == ("0", 400)
     assert _core.parse_domain("a:b:0300") == ("a:b", 300)
     assert _core.parse_domain(f"x:{2**43 - 1}") == ("x", 2**43 - 1)

@@ -31,7 +31,7 @@ void HcclCommunicator::check_data_path() {
     WireLayout layout(4 * ranks, 1);
     std::iota(layout.begin() + static_cast<ptrdiff_t>(ranks), layout.begin() + static_cast<ptrdiff_t>(2 * ranks), 0);
     std::iota(layout.begin() + static_cast<ptrdiff_t>(3 * ranks), layout.end(), 0);
-    comm_->all_to_all_v(input.data(), output.data(), layout, HCCL_DATA_TYPE_INT32, device_->stream(), where, bytes);
+    comm_->all_to_all_v(input.data(), output.data(), layout, HCCL_DATA_TYPE_INT32, device_->stream(), where);
     wait(device_->stream(), deadline(-1), where);
     Device::copy(heard.data(), output.data(), bytes, ACL_MEMCPY_DEVICE_TO_HOST, where);
     bool right = true;

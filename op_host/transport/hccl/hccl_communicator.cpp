@@ -40,6 +40,18 @@ void check_wire_counts(const Exchange& x, int64_t per_element) {
                                     ", what HCCL moves of dtype " + std::string(name_of(x.dtype)) + " to one rank");
 }
 
+/// Elements that every rank gives to all, where HcclAllGather can do it; else 0. Equal on all ranks: what they receive
+/// is equal in an all-gather, and no front end places the parts of one rank otherwise than those of another.
+uint64_t gathered_from_each(const Exchange& x, std::span<const int64_t> recv_counts, std::span<const int64_t> rdispls) {
+    if (x.op != OpKind::all_gather && x.op != OpKind::all_gather_into_tensor) return 0;
+    const int64_t count = recv_counts[0], unit = x.byte_displs ? static_cast<int64_t>(size_of(x.dtype)) : 1;
+    for (size_t j = 0; j < recv_counts.size(); ++j) {
+        if (x.send_counts[j] != count || recv_counts[j] != count || x.sdispls[j] != x.sdispls[0]) return 0;
+        if (rdispls[j] != rdispls[0] + static_cast<int64_t>(j) * count * unit) return 0;
+    }
+    return static_cast<uint64_t>(count);
+}
+
 }  // namespace
 
 HcclCommunicator::HcclCommunicator(HcclOptions options, CommunicatorPtr control, const Meet& meet)
@@ -55,7 +67,11 @@ HcclCommunicator::HcclCommunicator(HcclOptions options, CommunicatorPtr control,
     const std::string joining = "rank " + std::to_string(rank()) + " joining domain '" + domain() + "'";
     if (options_.comm == nullptr && options_.rank_table.empty() && options_.root_info.empty()) share_root_info();
     try {
-        comm_ = std::make_unique<HcclGroup>(options_, *device_, [this] { look_at_control(); });
+        comm_ = std::make_unique<HcclGroup>(options_, *device_, [this] {
+            look_at_control();
+            if (options_.poll) options_.poll();
+        });
+        options_.poll = nullptr;
         wait_for_owner(joining);
         if (options_.size > 1 && meet) find_control(meet);
         if (options_.size > 1) check_data_path();
@@ -190,6 +206,10 @@ void HcclCommunicator::wait(aclrtStream stream, TimePoint deadline, const std::s
     const auto begin = Clock::now();
     try {
         if (Device::wait(stream, deadline, where, [&] { poll(where); })) return;
+    } catch (const Error&) {
+        device_->abandon(stream);
+        if (comm_) comm_->check_async_error(where);  // HCCL knows more than the stream
+        throw;
     } catch (...) {
         device_->abandon(stream);
         throw;
@@ -216,6 +236,17 @@ void HcclCommunicator::end(const Error& error) {
         if (!ended_) ended_ = peer_lost("domain '" + domain() + "' has ended: " + error.what());
     }
     if (control_) control_->abort("it failed in " + std::string(error.what()));
+}
+
+void HcclCommunicator::check_enqueued(bool done) {
+    if (pid_ != getpid() || destroyed_.load(std::memory_order_acquire)) return;
+    if (!done) look_at_control();
+    try {
+        if (comm_) comm_->check_async_error("a call of domain '" + domain() + "' that was enqueued before");
+    } catch (const Error& error) {
+        end(error);
+        throw;
+    }
 }
 
 template <class Agree, class Body>
@@ -303,6 +334,7 @@ void HcclCommunicator::move(const Exchange& x, void* output, std::span<const int
                             std::span<const int64_t> rdispls, aclrtStream stream, TimePoint limit,
                             const std::string& where) {
     if (size() == 1) return copy_own(x, output, stream, where);
+    if (gathered_from_each(x, recv_counts, rdispls) > 0) return gather(x, output, rdispls, stream, where);
     if (falls_back_) return gather_and_slice(x, output, recv_counts, rdispls, stream, limit, where);
     // Byte displacements need not be multiples of the element.
     const WireType wire =
@@ -318,9 +350,19 @@ void HcclCommunicator::move(const Exchange& x, void* output, std::span<const int
     append(x.sdispls, displ_unit);
     append(recv_counts, wire.per_element);
     append(rdispls, displ_unit);
-    const size_t bytes = std::max(bytes_of(x.send_counts, x.dtype), bytes_of(recv_counts, x.dtype));
-    comm_->all_to_all_v(x.input, output, *layout, wire.type, stream, where, bytes);
+    comm_->all_to_all_v(x.input, output, *layout, wire.type, stream, where);
     keep(std::move(layout), stream, where);
+}
+
+void HcclCommunicator::gather(const Exchange& x, void* output, std::span<const int64_t> rdispls, aclrtStream stream,
+                              const std::string& where) {
+    const WireType wire = wire_type(x.dtype);
+    check_wire_counts(x, wire.per_element);
+    const size_t unit = x.byte_displs ? 1 : size_of(x.dtype);
+    comm_->all_gather(static_cast<const char*>(x.input) + static_cast<size_t>(x.sdispls[0]) * unit,
+                      static_cast<char*>(output) + static_cast<size_t>(rdispls[0]) * unit,
+                      static_cast<uint64_t>(x.send_counts[0] * wire.per_element), wire.type, stream, where);
+    keep(nullptr, stream, where);
 }
 
 /// A world of one rank: HCCL would copy from the start of both buffers, whatever the displacements.

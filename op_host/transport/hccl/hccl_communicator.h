@@ -57,6 +57,7 @@ class HcclCommunicator final : public Communicator {
     WorkPtr submit(std::function<void()> call) override;
     void abort(const std::string& reason) override;
     void destroy() override;
+    void check_enqueued(bool done) override;
     bool usable() const override;
     bool busy() const override { return queue_->busy(); }
     Stats stats() const override;
@@ -95,6 +96,9 @@ class HcclCommunicator final : public Communicator {
 
     void move(const Exchange& exchange, void* output, std::span<const int64_t> recv_counts,
               std::span<const int64_t> rdispls, aclrtStream stream, TimePoint limit, const std::string& where);
+    /// HcclAllGather; see gathered_from_each.
+    void gather(const Exchange& exchange, void* output, std::span<const int64_t> rdispls, aclrtStream stream,
+                const std::string& where);
     void copy_own(const Exchange& exchange, void* output, aclrtStream stream, const std::string& where);
     void end(const Error& error);
     void begin_launch(aclrtStream stream, const std::string& where);

@@ -7,12 +7,14 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <numeric>
 #include <sstream>
 #include <thread>
 #include <utility>
 
 #include "transport/hccl/library.h"
 #include "transport/hccl/result.h"
+#include "transport/hccl/wire_type.h"
 
 namespace alltoallv {
 namespace {
@@ -46,24 +48,18 @@ std::string name_of(const HcclOptions& options) {
     return options.domain.substr(0, 90) + suffix;
 }
 
-/// The values by which HCCL knows what is left to its defaults.
-HcclCommConfig default_config() {
-    HcclCommConfig config{};
-    const HcclCommConfigInfo info{sizeof config, hccl_comm_config_magic, hccl_comm_config_version, 0};
-    std::memcpy(config.reserved, &info, sizeof info);
-    config.hcclDeterministic = hccl_config_not_set;
-    config.hcclRdmaTrafficClass = hccl_config_not_set;
-    config.hcclRdmaServiceLevel = hccl_config_not_set;
-    config.hcclExecTimeOut = -1;
-    config.hcclQos = hccl_config_not_set;
-    config.hcclSymWinMaxMemSizePerRank = 16;
-    return config;
+/// What the user can change, with its value.
+std::string buffer_of(const HcclOptions& options) {
+    if (options.comm != nullptr) return buffer_variable() + ", or what the maker of hccl_comm has given it";
+    if (!options.buffer_mb) return buffer_variable();
+    return "MB of domain=\"name:MB\" (now \"" + options.domain + ":" + std::to_string(*options.buffer_mb) +
+           "\"; without it HCCL_BUFFSIZE counts)";
 }
 
 HcclResult init(const HcclOptions& options, const char*& call, HcclComm* comm) {
     const HcclLibrary& hccl = cann();
-    HcclCommConfig config = default_config();
-    config.hcclBufferSize = static_cast<uint32_t>(options.buffer_mb);
+    HcclCommConfig config = hccl_default_config();
+    config.hcclBufferSize = static_cast<uint32_t>(options.buffer_mb.value_or(hccl_config_not_set));
     const std::string name = name_of(options);
     std::memcpy(config.hcclCommName, name.c_str(), std::min(name.size(), sizeof config.hcclCommName - 1));
     const auto rank = static_cast<uint32_t>(options.rank), size = static_cast<uint32_t>(options.size);
@@ -100,7 +96,10 @@ std::string name_of(HcclComm comm) {
 }
 
 HcclGroup::HcclGroup(const HcclOptions& options, const Device& device, const std::function<void()>& poll)
-    : size_(static_cast<size_t>(options.size)) {
+    : size_(static_cast<size_t>(options.size)), buffer_(buffer_of(options)) {
+    if (options.buffer_mb.value_or(0) >= hccl_config_not_set)
+        throw invalid_param("comm_domain asks for " + std::to_string(*options.buffer_mb) + " MB, expected less than " +
+                            std::to_string(hccl_config_not_set) + " for HCCL's buffer");
     if (options.comm != nullptr) {
         check_borrowed(options);
         comm_ = options.comm;
@@ -121,6 +120,7 @@ HcclGroup::HcclGroup(const HcclOptions& options, const Device& device, const std
     };
     const auto call = std::make_shared<Call>();
     call->options = options;
+    call->options.poll = nullptr;  // the thread may outlive whoever it belongs to
     std::thread thread([call, index = device.index()] {
         call->set_device = cann().aclrtSetDevice(index);
         if (call->set_device == 0) call->result = init(call->options, call->name, &call->comm);
@@ -144,7 +144,7 @@ HcclGroup::HcclGroup(const HcclOptions& options, const Device& device, const std
     check_acl(call->set_device, "aclrtSetDevice", "device " + std::to_string(device.index()));
     if (call->result != HCCL_SUCCESS)
         throw hccl_error(call->result, call->name,
-                         "rank " + std::to_string(options.rank) + " of domain '" + options.domain + "'");
+                         "rank " + std::to_string(options.rank) + " of domain '" + options.domain + "'", {buffer_, 0});
     comm_ = call->comm;
     owned_ = true;
 }
@@ -170,30 +170,35 @@ void HcclGroup::destroy() {
     check_hccl(result, "HcclCommDestroy", "leaving a domain");
 }
 
+void HcclGroup::check(HcclResult result, const char* call, const std::string& where, uint64_t bytes) const {
+    if (result != HCCL_SUCCESS) throw hccl_error(result, call, where, {buffer_, bytes});
+}
+
 void HcclGroup::all_to_all_v(const void* input, void* output, const WireLayout& layout, HcclDataType type,
-                             aclrtStream stream, const std::string& where, size_t bytes) const {
-    const uint64_t* counts = layout.data();
-    const HcclResult result = cann().HcclAlltoAllV(input, counts, counts + size_, type, output, counts + 2 * size_,
-                                                   counts + 3 * size_, type, comm_, stream);
-    if (result != HCCL_SUCCESS) throw hccl_error(result, "HcclAlltoAllV", where, bytes);
+                             aclrtStream stream, const std::string& where) const {
+    const uint64_t *sends = layout.data(), *recvs = sends + 2 * size_;
+    const HcclResult result =
+        cann().HcclAlltoAllV(input, sends, sends + size_, type, output, recvs, recvs + size_, type, comm_, stream);
+    const auto total = [&](const uint64_t* counts) { return std::accumulate(counts, counts + size_, uint64_t{0}); };
+    check(result, "HcclAlltoAllV", where, std::max(total(sends), total(recvs)) * bytes_of(type));
 }
 
 void HcclGroup::all_gather(const void* input, void* output, uint64_t count, HcclDataType type, aclrtStream stream,
                            const std::string& where) const {
-    check_hccl(cann().HcclAllGather(const_cast<void*>(input), output, count, type, comm_, stream), "HcclAllGather",
-               where);
+    check(cann().HcclAllGather(const_cast<void*>(input), output, count, type, comm_, stream), "HcclAllGather", where,
+          count * size_ * bytes_of(type));
 }
 
 void HcclGroup::all_reduce(const void* input, void* output, uint64_t count, HcclDataType type, HcclReduceOp op,
                            aclrtStream stream, const std::string& where) const {
-    check_hccl(cann().HcclAllReduce(const_cast<void*>(input), output, count, type, op, comm_, stream), "HcclAllReduce",
-               where);
+    check(cann().HcclAllReduce(const_cast<void*>(input), output, count, type, op, comm_, stream), "HcclAllReduce",
+          where, count * bytes_of(type));
 }
 
 void HcclGroup::reduce_scatter(const void* input, void* output, uint64_t count, HcclDataType type, HcclReduceOp op,
                                aclrtStream stream, const std::string& where) const {
-    check_hccl(cann().HcclReduceScatter(const_cast<void*>(input), output, count, type, op, comm_, stream),
-               "HcclReduceScatter", where);
+    check(cann().HcclReduceScatter(const_cast<void*>(input), output, count, type, op, comm_, stream),
+          "HcclReduceScatter", where, count * size_ * bytes_of(type));
 }
 
 HcclResult HcclGroup::async_error() const {

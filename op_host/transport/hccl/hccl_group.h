@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,13 +19,14 @@ struct HcclOptions {
     int rank = 0;
     int size = 1;
     std::string domain = "default";
-    size_t buffer_mb = 200;       ///< HCCL's buffer of this communicator
-    double timeout = 600.0;       ///< seconds
-    std::string check = "first";  ///< "first": the first 8 calls; "always"; "off"
-    int device = -1;              ///< < 0: the current one
-    HcclComm comm = nullptr;      ///< the caller's, not owned
-    std::string rank_table;       ///< path; checked by the caller (alltoallv/rank_table.py)
-    std::string root_info;        ///< HcclRootInfo, 4108 bytes
+    std::optional<size_t> buffer_mb;  ///< HCCL's buffer of this communicator; unset: HCCL_BUFFSIZE decides
+    double timeout = 600.0;           ///< seconds
+    std::string check = "first";      ///< "first": the first 8 calls; "always"; "off"
+    int device = -1;                  ///< < 0: the current one
+    HcclComm comm = nullptr;          ///< the caller's, not owned
+    std::string rank_table;           ///< path; checked by the caller (alltoallv/rank_table.py)
+    std::string root_info;            ///< HcclRootInfo, 4108 bytes
+    std::function<void()> poll;       ///< called while HCCL waits for the ranks, where there is no control; may throw
 };
 
 /// Send counts, send displacements, receive counts, receive displacements, W each, in units of the wire type.
@@ -49,7 +51,7 @@ class HcclGroup {
 
     /// Enqueue on `stream`; `where` begins the message of an error.
     void all_to_all_v(const void* input, void* output, const WireLayout& layout, HcclDataType type, aclrtStream stream,
-                      const std::string& where, size_t bytes) const;
+                      const std::string& where) const;
     void all_gather(const void* input, void* output, uint64_t count, HcclDataType type, aclrtStream stream,
                     const std::string& where) const;
     void all_reduce(const void* input, void* output, uint64_t count, HcclDataType type, HcclReduceOp op,
@@ -64,9 +66,13 @@ class HcclGroup {
     void check_async_error(const std::string& where) const;
 
   private:
+    /// `bytes`: what the call moves per rank.
+    void check(HcclResult result, const char* call, const std::string& where, uint64_t bytes) const;
+
     HcclComm comm_ = nullptr;
     size_t size_ = 0;
     bool owned_ = false;
+    std::string buffer_;  ///< what decides HCCL's buffer, for advice
 };
 
 }  // namespace alltoallv

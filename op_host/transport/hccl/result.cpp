@@ -48,15 +48,16 @@ bool is_init(const std::string& call) {
     return call.find("Init") != std::string::npos || call == "HcclGetRootInfo";
 }
 
-std::string advice(HcclResult result, const std::string& call, size_t buffer_bytes) {
+std::string advice(HcclResult result, const std::string& call, const BufferAdvice& buffer) {
     switch (result) {
         case HCCL_E_MEMORY:
         case HCCL_E_OOM: {
-            std::string text = "free device memory, or lower " + setting("HCCL_BUFFSIZE", "200") +
+            std::string text = "free device memory, or lower " +
+                               (buffer.setting.empty() ? buffer_variable() : buffer.setting) +
                                ": every communicator takes twice that many MB";
-            if (buffer_bytes > 0)
-                text += "; this call moves " + std::to_string((buffer_bytes + (size_t{1} << 20) - 1) >> 20) +
-                        " MB per rank, which HCCL_BUFFSIZE need not exceed";
+            if (buffer.bytes > 0)
+                text += "; this call moves " + std::to_string((buffer.bytes + (uint64_t{1} << 20) - 1) >> 20) +
+                        " MB per rank: that is the size needed for full speed, HCCL does with less";
             return text;
         }
         case HCCL_E_TIMEOUT:
@@ -106,12 +107,16 @@ std::string hccl_name(HcclResult result) {
     return "HcclResult " + std::to_string(result);
 }
 
-Error hccl_error(HcclResult result, const std::string& call, const std::string& where, size_t buffer_bytes) {
+std::string buffer_variable() {
+    return setting("HCCL_BUFFSIZE", "200");
+}
+
+Error hccl_error(HcclResult result, const std::string& call, const std::string& where, const BufferAdvice& buffer) {
     const char* text = cann().HcclGetErrorString(result);
     return {ErrorClass::hccl, code_of(result),
             where + ": " + call + " returned " + std::to_string(result) + " (" + hccl_name(result) +
                 (text != nullptr && *text != 0 ? std::string(", ") + text : "") + ")" + recent_message() + "; " +
-                advice(result, call, buffer_bytes)};
+                advice(result, call, buffer)};
 }
 
 Error acl_error(aclError result, const std::string& call, const std::string& where) {

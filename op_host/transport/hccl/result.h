@@ -15,9 +15,17 @@ ErrorType code_of(HcclResult result);
 /// "HCCL_E_PARA", or "HcclResult 99".
 std::string hccl_name(HcclResult result);
 
-/// The error of a call that returned `result`. `call` is the function's name, `where` the operator or domain,
-/// `buffer_bytes` the data of one rank, for advice about HCCL_BUFFSIZE (0: none).
-Error hccl_error(HcclResult result, const std::string& call, const std::string& where, size_t buffer_bytes = 0);
+/// What decides the size of a communicator's buffer in HCCL, for advice where memory is short.
+struct BufferAdvice {
+    std::string setting;  ///< empty: HCCL_BUFFSIZE
+    uint64_t bytes = 0;   ///< that the call moves per rank; 0: unknown
+};
+
+/// HCCL_BUFFSIZE with its value.
+std::string buffer_variable();
+
+/// The error of a call that returned `result`. `call` is the function's name, `where` the operator or domain.
+Error hccl_error(HcclResult result, const std::string& call, const std::string& where, const BufferAdvice& buffer = {});
 
 Error acl_error(aclError result, const std::string& call, const std::string& where);
 

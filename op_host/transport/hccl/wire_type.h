@@ -18,6 +18,26 @@ struct WireType {
     int64_t per_element;  ///< units of `type` in one element
 };
 
+/// Bytes of an element of the types below.
+constexpr uint64_t bytes_of(HcclDataType type) {
+    switch (type) {
+        case HCCL_DATA_TYPE_INT8:
+        case HCCL_DATA_TYPE_UINT8:
+            return 1;
+        case HCCL_DATA_TYPE_INT16:
+        case HCCL_DATA_TYPE_UINT16:
+        case HCCL_DATA_TYPE_FP16:
+        case HCCL_DATA_TYPE_BFP16:
+            return 2;
+        case HCCL_DATA_TYPE_INT32:
+        case HCCL_DATA_TYPE_UINT32:
+        case HCCL_DATA_TYPE_FP32:
+            return 4;
+        default:
+            return 8;
+    }
+}
+
 /// For moving data, any dtype.
 constexpr WireType wire_type(DType dtype) {
     switch (dtype) {

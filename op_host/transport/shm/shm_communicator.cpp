@@ -61,12 +61,12 @@ ShmCommunicator::ShmCommunicator(const CommunicatorOptions& options)
                             std::to_string(options.size));
     if (options.copy_threads < 0)
         throw invalid_param("copy_threads is " + std::to_string(options.copy_threads) + ", expected at least 1, or 0");
-    Arena::instance().add_budget(options.budget_mb << 20);
+    Arena::instance().add_budget(options.budget_bytes());
     try {
         connect();
     } catch (...) {
         if (links_) links_->stop();
-        Arena::instance().remove_budget(options.budget_mb << 20);
+        Arena::instance().remove_budget(options.budget_bytes());
         throw;
     }
     queue_->on_interrupt = [this] { abort("interrupted while waiting for its turn"); };
@@ -233,7 +233,7 @@ void ShmCommunicator::destroy() {
         final_record_ = control_->flight_record();
         control_.reset();
     }
-    Arena::instance().remove_budget(options_.budget_mb << 20);
+    Arena::instance().remove_budget(options_.budget_bytes());
 }
 
 /// The peers that have seen where this rank's output lies may still write there: keep it from being reused.

@@ -37,7 +37,7 @@ class Launches:
 
     def __init__(self, core: _core.Communicator, shared: Any = None) -> None:
         self.core = core
-        self._streams = Streams(shared)
+        self._streams = Streams(core, shared)
         self._does: dict[str, bool] = {}  # by reduction, once it is known
 
     def exchange(
@@ -150,6 +150,7 @@ class HcclMover(DeviceMover):
     Args:
         share: Collective: every rank's bytes, of one length; carries rank 0's root info.
         domain, timeout: Of the communicator.
+        look: Raises what has become of the peers; called while HCCL waits for them.
     """
 
     def __init__(
@@ -160,9 +161,11 @@ class HcclMover(DeviceMover):
         share: Callable[[str, bytes], list[bytes]],
         domain: str,
         timeout: float,
+        look: Callable[[], None],
     ) -> None:
         super().__init__(group, size)
         self._rank, self._share, self._domain, self._timeout = rank, share, domain, timeout
+        self._look = look
         self._launches: Launches | None = None
         self._device: int | None = None
 
@@ -183,6 +186,7 @@ class HcclMover(DeviceMover):
             options = _core.HcclOptions()
             options.rank, options.size, options.domain = self._rank, self._size, self._domain
             options.timeout, options.check = self._timeout, "off"  # the membership has compared the calls
+            options.poll = self._look
             options.device = self._device = device.index or 0
             options.comm = handle_of(group, device)
             if options.comm and synchronizes("owner-wait"):
@@ -377,7 +381,8 @@ class _MemberMover(DeviceMover):
         return self._member.exchange(self._operator, "uint8", output, input, layout).run()
 
     def gather(self, output: Tensor, input: Tensor, wait: bool = True) -> Any:
-        return self.exchange(output, input, gather_layout(input.numel(), self._member.size))
+        layout = gather_layout(input.numel(), self._member.size)
+        return self._member.exchange("all_gather_into_tensor", "uint8", output, input, layout).run()
 
 
 @lru_cache

@@ -44,12 +44,13 @@ class Streams:
     """Where the calls of one communicator are launched; nothing here waits on the host.
 
     Args:
+        core: The communicator; None for calls that are all waited for.
         shared: A stream on which others use the same HcclComm. All launches then go there, behind theirs; otherwise
             calls that are waited for go to the current stream, and the core orders the two.
     """
 
-    def __init__(self, shared: Any = None) -> None:
-        self._shared, self._side = shared, shared
+    def __init__(self, core: _core.Communicator | None = None, shared: Any = None) -> None:
+        self._core, self._shared, self._side = core, shared, shared
 
     def launch(
         self, device: torch.device, start: Callable[[int], Any], wait: bool, keep: Callable[[], Iterable[Tensor]]
@@ -74,7 +75,7 @@ class Streams:
                 side.wait_stream(current)
             with npu().stream(side):
                 start(handle(side))
-            work = StreamWork(device, side.record_event())
+            work = StreamWork(self._core, device, side.record_event())
             if wait:
                 work.wait()
                 return None
@@ -121,13 +122,21 @@ def handle(stream: Any) -> int:
 class StreamWork:
     """A launch on a stream of our own, with what `DeviceWork` asks of an engine's work."""
 
-    def __init__(self, device: torch.device, done: Any) -> None:
-        self._device, self._done = device, done
+    def __init__(self, core: _core.Communicator | None, device: torch.device, done: Any) -> None:
+        self._core, self._device, self._done = core, device, done
+        self._succeeded = False
 
     def wait(self) -> None:
-        """The current stream waits; the host does not."""
+        """The current stream waits; the host does not. Raises what is known to have failed."""
+        self.is_completed()
         if synchronizes("output-event"):
             npu().current_stream(self._device).wait_event(self._done)
 
     def is_completed(self) -> bool:
-        return bool(self._done.query())
+        """Raises what has failed: an event is also complete behind a launch that HCCL has given up."""
+        if not self._succeeded:
+            done = bool(self._done.query())
+            if self._core is not None:
+                self._core.check_enqueued(done)
+            self._succeeded = done
+        return self._succeeded

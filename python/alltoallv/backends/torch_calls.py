@@ -10,6 +10,7 @@ from torch import Tensor
 
 from alltoallv.backends.agreement import Proposal
 from alltoallv.backends.call_queue import QueuedCall
+from alltoallv.errors import AllToAllVError
 
 # What moves the data of one call: told the receive counts if they are learnt, and whether to wait; returns the result
 # and, if it has not waited, the engine's work.
@@ -59,7 +60,11 @@ class DeviceWork:
         return True
 
     def done(self) -> bool:
-        return self._work is None or bool(self._work.is_completed())
+        """True, too, once it has failed: the next wait raises that."""
+        try:
+            return self._work is None or bool(self._work.is_completed())
+        except AllToAllVError:
+            return True
 
 
 PendingResult = QueuedCall | DeviceWork

@@ -122,9 +122,10 @@ class Membership:
     def _device_mover(self, group: dist.ProcessGroup) -> DeviceMover:
         if self.backend != "hccl":
             return DeviceMover(group, self.size)
+        look = self._watch.look_for_losses
         from alltoallv.backends.hccl import HcclMover  # torch_npu is there only where this is needed
 
-        return HcclMover(group, self.rank, self.size, self._plane.gather, self.domain, self.timeout)
+        return HcclMover(group, self.rank, self.size, self._plane.gather, self.domain, self.timeout, look)
 
     # --- order and agreement ----------------------------------------------------------------------------------------
 

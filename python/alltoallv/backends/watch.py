@@ -126,6 +126,15 @@ class Watch:
         if self._poison is not None:
             self._raise_poison()
 
+    def look_for_losses(self) -> None:
+        """`look`; also ends the communicator where a rank of this host is gone, which no engine would notice."""
+        self.look()
+        for j in range(len(self._who)):
+            about = describe_rank(j, self._who[j], False)
+            if j != self._rank and about.endswith("gone)"):
+                self.poison("lost", f"rank {j} was lost: {about}")
+                self._raise_poison()
+
     def poison(self, kind: str, reason: str) -> None:
         """Ends the communicator for every rank. The first cause counts. From any thread."""
         with self._lock:

@@ -122,7 +122,7 @@ def check_group(comm: Communicator, device: torch.device) -> None:
     dist.all_to_all_single(theirs, x)
     same(ours, theirs.cpu())
     check_reductions(member, device)
-    handle = handle_of(world, comm.rank, device)
+    handle = handle_of(world, device)
     if handle:
         check_operator(comm, device, hccl_comm=handle, comm_domain="doctor borrowed")
 

@@ -100,7 +100,7 @@ def _is_npu(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == "npu"
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     if device.index == torch.npu.current_device():
         torch.npu.current_stream().synchronize()
     else:
@@ -144,7 +144,7 @@ def _on_host(operator: Any) -> Callable[..., Any]:
         device = _device_of([*values, *tree_flatten(targets)[0]])
         devices = {value.device for value in values if _is_npu(value)} | {device}
         for used in devices:
-            _synchronize(used)
+            synchronize(used)
         views: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by the view's id: view, npu tensor
 
         def to_host(value: Any) -> Any:
@@ -217,7 +217,7 @@ def _copy(native: Any) -> Callable[..., Any]:
             return native.call_boxed(keys, target, source, non_blocking)
         sides = [tensor for tensor in (target, source) if _is_npu(tensor)]
         for device in {tensor.device for tensor in sides}:
-            _synchronize(device)
+            synchronize(device)
         host_target, host_source = (host_view(t) if _is_npu(t) else t for t in (target, source))
         host_target.copy_(host_source)
         return target
