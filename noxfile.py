@@ -121,7 +121,7 @@ def paddle(session: nox.Session) -> None:
 @nox.session
 def npu(session: nox.Session) -> None:
     """Tensors on emulated NPUs, with the torch_npu of PyPI."""
-    framework_tests(session, "tests/npu", "torch==2.13.*", "torch_npu==2.13.*")
+    framework_tests(session, "tests/npu", "torch==2.13.*", "torch_npu==2.13.*", "triton>=3.4,<4")
 
 
 @nox.session
