@@ -79,9 +79,14 @@ RUNS = (
     Run("quantized", "quantized --np 2,4 --bytes 1M,16M,64M", f"gloo,{MPI}", 3.0, lines=6),
     Run("sparse", "alltoallv --api plan --np 8 --bytes 256K --pattern sparse"),
     Run("mindspore-gather", "allgather --api mindspore --np 2 --bytes 64000000", "mindspore", 6.0),
-    Run("mindspore-reduce", "allreduce --np 2 --bytes 64000000", "mindspore", 8.0),
+    Run("mindspore-reduce", "allreduce --api mindspore --np 2 --bytes 64000000", "mindspore", 8.0),
     Run("mindspore-quantized", "quantized --api mindspore --np 2 --bytes 64000000", "mindspore", 8.0),
-    Run("fit", "alltoallv --api plan --np 2,4 --bytes 1K..64M", lines=18),
+    Run(
+        "fit",
+        "alltoallv --api plan --np 2,4,8 --bytes 2K,8K,32K,128K,512K,1M,2M,4M,8M,16M,32M,64M "
+        "--pattern uniform --output empty",
+        lines=36,
+    ),
     Run("kernels", "kernels", seconds=1.0, lines=12),
 )
 

@@ -64,6 +64,11 @@ def split_sizes(name: str, sizes: Counts | None, tensor: str, rows: int, size: i
     return shares(name, None if none else sizes, tensor, rows, size)
 
 
+def even_parts(length: int, size: int) -> list[int]:
+    """Parts of any length, as equal as they can be; the longer ones first."""
+    return [length // size + (j < length % size) for j in range(size)]
+
+
 def shares(name: str, counts: Counts | None, tensor: str, rows: int, size: int) -> list[int]:
     """How the rows of dimension 0 are divided among the ranks; equally, if no counts are given."""
     if counts is None:

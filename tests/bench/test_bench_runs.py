@@ -131,7 +131,6 @@ def test_plot(suffix: str, magic: bytes, tmp_path: Path) -> None:
         ("quantized --dtype float16", "--dtype is 'float16', expected float32 for quantized"),
         ("allgather --pattern moe", "--pattern has no meaning for allgather"),
         ("allgather --api plan", "--api is 'plan', which has no allgather"),
-        ("allreduce --api mindspore", "--api is 'mindspore', which has no allreduce"),
         ("alltoallv --api core --output allocated", "--output is 'allocated', expected empty or private"),
         ("quantized --api torch --output private", "--output is 'private', expected allocated for quantized"),
         ("overhead --api plan", "--api has no meaning for overhead"),

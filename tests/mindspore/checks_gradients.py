@@ -9,7 +9,7 @@ from mindspore import Tensor, nn, ops
 
 import alltoallv.mindspore as am
 from alltoallv import Communicator
-from alltoallv.errors import InvalidTensorError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 
 def inputs(comm: Communicator, n: int = 6) -> Tensor:
@@ -130,6 +130,23 @@ def check_gradient_of_all_gather(comm: Communicator) -> None:
     total = sum(w.asnumpy() for w in weights)[3 * comm.rank : 3 * comm.rank + 3]
     near(ms.grad(loss)(x), 3 * x.asnumpy() ** 2 * total)
     near(ms.grad(lambda x: ms.grad(loss)(x).sum())(x), 6 * x.asnumpy() * total)
+
+
+def check_gradient_of_all_reduce(comm: Communicator) -> None:
+    """What each rank's loss makes of the sum comes back to every rank."""
+    x = inputs(comm, 3)
+    weights = [Tensor(np.arange(3, dtype=np.float32) + j) for j in range(2)]
+    total = sum(w.asnumpy() for w in weights)
+
+    def loss(x, op="sum"):
+        y = x * 1
+        am.all_reduce(y, op, group=comm)
+        return (y * weights[comm.rank]).sum()
+
+    near(ms.grad(loss)(x), total)
+    near(ms.grad(lambda x: loss(x, "avg"))(x), total / 2)
+    with pytest.raises(InvalidParamError, match="op is 'max', expected 'sum' or 'avg' for a tensor with a gradient"):
+        ms.grad(lambda x: loss(x, "max"))(x)
 
 
 def check_gradient_of_scatter_and_gather(comm: Communicator) -> None:

@@ -15,7 +15,8 @@ from alltoallv.cli import main
     [
         ("alltoallv --output private --variant rewritten --peers ,", set()),
         ("allgather --variant cycle --peers mindspore", {"mindspore"}),
-        ("quantized --output empty --variant rewritten --peers mindspore", {"mindspore", "ours-full"}),
+        ("allreduce --output private --variant cycle --peers mindspore", {"mindspore"}),
+        ("quantized --output empty --variant rewritten --peers mindspore", {"mindspore", "ours-full", "ours-fp32"}),
     ],
 )
 def test_contenders_of_mindspore(arguments: str, others: set[str], tmp_path: Path) -> None:

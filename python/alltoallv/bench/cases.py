@@ -31,9 +31,7 @@ def outputs_of(api: str, collective: str) -> tuple[str, ...]:
     """Where one of our interfaces can put a collective's result, the usual place first; nothing if it lacks it."""
     if api in ("plan", "core", "torch-plan") and collective != "alltoallv":
         return ()
-    if api == "mindspore" and collective == "allreduce":
-        return ()
-    if api == "core" or (api == "mindspore" and collective == "allgather"):
+    if api == "core" or (api == "mindspore" and collective in ("allgather", "allreduce")):
         return ("empty", "private")  # the caller always gives it
     if api == "torch" and collective in ("allreduce", "quantized"):
         return ("allocated",)  # so does `alltoallv.torch.functional.all_reduce`, which quantized is compared with

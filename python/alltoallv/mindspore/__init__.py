@@ -17,7 +17,7 @@ dtypes are not supported.
 
 from mindspore.graph._utils.check_jit_forbidden_api import add_jit_forbidden_module as _forbid
 
-from alltoallv.mindspore.collectives import all_gather_into_tensor, all_to_all, all_to_all_single
+from alltoallv.mindspore.collectives import all_gather_into_tensor, all_reduce, all_to_all, all_to_all_single
 from alltoallv.mindspore.exchange import all_to_all_v, exchange_counts
 from alltoallv.mindspore.graph import AllToAllV
 from alltoallv.mindspore.group import init, new_group
@@ -35,6 +35,7 @@ __all__ = [
     "CommHandle",
     "ErrorFeedback",
     "all_gather_into_tensor",
+    "all_reduce",
     "all_to_all",
     "all_to_all_single",
     "all_to_all_v",

@@ -17,7 +17,7 @@ from mindspore.common._grad_function import _Function
 
 from alltoallv import _core, experts
 from alltoallv.communicator import Communicator
-from alltoallv.counts import gather_layout
+from alltoallv.counts import even_parts, gather_layout
 from alltoallv.errors import InvalidTensorError
 from alltoallv.guard import guard
 from alltoallv.mindspore import tensors
@@ -153,6 +153,24 @@ class ReduceScatter(_Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         return Gather.apply(grad, ctx.comm), None, None
+
+
+class AllReduce(_Function):
+    """The sum or average of all ranks' inputs, into a new tensor; it is its own transpose."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, comm: Communicator, op: str) -> Tensor:
+        ctx.comm, ctx.op = comm, op
+        with guard(comm, "all_reduce"):
+            x = as_input(input)
+            out = empty(tuple(x.shape), x.dtype)
+            args = ("all_reduce", core_name(x.dtype), op, region(x)[0], region(out)[0], even_parts(x.size, comm.size))
+        comm.core.reduce(*args)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return AllReduce.apply(grad, ctx.comm, ctx.op), None, None
 
 
 def gather_transfer(comm: Communicator, shape_in: Sequence[int], shape_out: Sequence[int]) -> TensorTransfer:

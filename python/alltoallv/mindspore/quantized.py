@@ -13,7 +13,7 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidTensorError
 from alltoallv.feedback import Feedback, HostFeedback
 from alltoallv.guard import guard
-from alltoallv.mindspore.autograd import tracks
+from alltoallv.mindspore.autograd import AllReduce, tracks
 from alltoallv.mindspore.exchange import check_async, enter
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import as_input, check_apart, check_output, core_name, empty, region, settle
@@ -114,15 +114,8 @@ class _Reduce(_Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        comm = ctx.comm
-        with guard(comm, "all_reduce"):
-            x = as_input(grad.astype(ctx.dtype))
-            out = empty(tuple(x.shape), x.dtype)
-            count = int(x.size)
-            counts = [count // comm.size + (j < count % comm.size) for j in range(comm.size)]
         op = "avg" if ctx.average else "sum"
-        comm.core.reduce("all_reduce", core_name(x.dtype), op, region(x)[0], region(out)[0], counts)
-        return out, None, None, None, None
+        return AllReduce.apply(grad.astype(ctx.dtype), ctx.comm, op), None, None, None, None
 
 
 def _scale(name: str, value: Any) -> Any:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from alltoallv import memory
 from alltoallv.communicator import Communicator
-from alltoallv.counts import Counts, scaled, shares
+from alltoallv.counts import Counts, even_parts, scaled, shares
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.guard import guard
@@ -53,7 +53,7 @@ def all_reduce(
             out = memory.empty(x.shape, x.dtype)
         check_output("out", out, x.dtype, x.size)
         check_same_or_apart(out, x)
-        counts = [x.size // comm.size + (j < x.size % comm.size) for j in range(comm.size)]
+        counts = even_parts(x.size, comm.size)
         args = ("all_reduce", dtype, op, address(x), address(out), counts, seconds(timeout))
     if async_op:
         return out, Work(comm, comm.core.submit_reduce(*args), (x, out), lambda: out)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv.counts import Layout, gather_layout, overlap
+from alltoallv.counts import Layout, even_parts, gather_layout, overlap
 from alltoallv.guard import guard
 from alltoallv.torch import calls, inductor
 from alltoallv.torch import group as groups
@@ -203,7 +203,7 @@ def all_reduce(input: Tensor, group: str) -> Tensor:
     with guard(comm, "all_reduce"):
         x = as_input("input", input)
         out = calls.new_output(comm, x.shape, x)
-        counts = [x.numel() // comm.size + (j < x.numel() % comm.size) for j in range(comm.size)]
+        counts = even_parts(x.numel(), comm.size)
     calls.reduce(comm, "all_reduce", out, x, "sum", counts)
     return out
 
