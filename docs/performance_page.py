@@ -116,6 +116,12 @@ def targets(documents: Documents) -> Iterator[Target]:
             times = each.row["times"].get(column) if each.row else None
             us = times and times["median_us"]
             yield Target(f"a reused plan of nothing, W=1, through {what}, us", us, goal, smaller=True)
+    what = "planner: share of the sizes it was not fitted to that it predicts within 25 %"
+    try:
+        model = fit.fit(documents["fit"])
+        yield Target(what, model.within / len(model.checks), 1.0)
+    except (KeyError, InvalidParamError):
+        yield Target(what, None, 1.0)
 
 
 def human(nbytes: int) -> str:
@@ -180,12 +186,8 @@ def write_page(folder: Path, documents: Documents) -> Path:
     """performance.md and the plots beside it; returns where the page is."""
     lines = ["# Performance", ""]
     lines += [
-        "Written by `python docs/measure.py`; [bench.md](bench.md) says what the columns mean and how it is measured."
-    ]
-    lines += [
-        "Times are medians of blocks, in microseconds; in brackets how many times ours. Ratios within a run count."
-    ]
-    lines += [
+        "Written by `python docs/measure.py`; [bench.md](bench.md) says what the columns mean and how it is measured.",
+        "Times are medians of blocks, in microseconds; in brackets how many times ours. Ratios within a run count.",
         "What was tried and did not win stands in [tuning.md](tuning.md), and why figures move where a host",
         "moves a virtual machine's processors about.",
         "",

@@ -18,7 +18,8 @@ import performance_page as page
 
 def row(size: int, nbytes: int, times: dict[str, float]) -> dict[str, Any]:
     figures = {name: {"median_us": us, "min_us": us, "max_us": us, "wrong": 0} for name, us in times.items()}
-    return {"np": size, "nbytes": nbytes, "algbw": 1.0, "times": figures, "failed": {}}
+    kind = {"collective": "alltoallv", "pattern": "uniform"}
+    return {"np": size, "nbytes": nbytes, **kind, "algbw": 1.0, "times": figures, "failed": {}}
 
 
 def verdicts(documents: dict[str, Any]) -> dict[str, str]:
@@ -29,8 +30,8 @@ def verdicts(documents: dict[str, Any]) -> dict[str, str]:
 def test_without_results_every_target_is_listed_as_not_measured() -> None:
     found = verdicts({})
     assert set(found.values()) == {"not measured"}
-    # table, limit, gloo, private, cycle, all_reduce, quantized, MindSpore, sparse, overhead
-    assert len(found) == 2 * 18 + 3 * 9 + 18 + 2 * 24 + 18 + 4 + (4 + 6) + 3 + 1 + 3
+    # table, limit, gloo, private, cycle, all_reduce, quantized, MindSpore, sparse, overhead, planner
+    assert len(found) == 2 * 18 + 3 * 9 + 18 + 2 * 24 + 18 + 4 + (4 + 6) + 3 + 1 + 3 + 1
 
 
 def test_the_runs_measure_all_that_the_targets_ask_for() -> None:
@@ -46,7 +47,8 @@ def test_the_runs_measure_all_that_the_targets_ask_for() -> None:
         names += ["ours-torch-plan"] * (run.environment == "torch")
         sizes = [int(size) for size in options["--np"].split(",")]
         payloads = parse_bytes(options.get("--bytes", "0"))
-        documents[run.name] = {"rows": [row(n, b, dict.fromkeys(names, 1.0)) for n in sizes for b in payloads]}
+        rows = [row(n, b, dict.fromkeys(names, 1.0 + b)) for n in sizes for b in payloads]
+        documents[run.name] = {"machine": {"cpus": 2}, "rows": rows}
     assert [what for what, verdict in verdicts(documents).items() if verdict == "not measured"] == []
 
 
