@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
+SHELL := /bin/bash
+
 .DEFAULT_GOAL := help
 .PHONY: help demo bench test test-core lint format build clean
 
@@ -24,7 +26,12 @@ bench: build
 # The sessions of noxfile.py; `nox -s tsan` from the environment runs one. Warnings are errors from here on.
 test: export CMAKE_ARGS += -DALLTOALLV_TESTS=ON -DALLTOALLV_WERROR=ON
 test: build
-	nox
+	nox -t first
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-core-lane test-frameworks-lane
+
+# Two at a time: much of what tests do is wait. Every line says whose it is.
+test-%-lane:
+	@set -o pipefail; nox -t $* 2>&1 | sed -u 's/^/[$*] /'
 
 test-core: build
 	pytest -m "not slow"

@@ -1,4 +1,4 @@
-"""The checks that ``make test`` runs, one session each.
+"""The checks that ``make test`` runs, one session each; two tags of them at a time, after those of the tag ``first``.
 
 The first three use the environment that nox was started from, normally ``.venv`` (``make test`` or
 ``.venv/bin/nox -s tests``); the others make their own, or a build of their own under ``build/``.
@@ -43,7 +43,7 @@ ASAN = "strict_string_checks=1:detect_stack_use_after_return=1:abort_on_error=0"
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
-@nox.session(venv_backend="none")
+@nox.session(venv_backend="none", tags=["first"])
 def lint(session: nox.Session) -> None:
     """Style and types, in both languages."""
     session.run("ruff", "check")
@@ -53,7 +53,7 @@ def lint(session: nox.Session) -> None:
     session.run("mypy")
 
 
-@nox.session(venv_backend="none")
+@nox.session(venv_backend="none", tags=["first"])
 def cpp(session: nox.Session) -> None:
     """tests/cpp on the build that the Python tests use."""
     tag = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
@@ -63,13 +63,13 @@ def cpp(session: nox.Session) -> None:
     ctest(session, build)
 
 
-@nox.session(venv_backend="none")
+@nox.session(venv_backend="none", tags=["core"])
 def tests(session: nox.Session) -> None:
     """The Python tests, slow ones too. Arguments after ``--`` go to pytest."""
     session.run("pytest", *RERUN, *session.posargs)
 
 
-@nox.session
+@nox.session(tags=["frameworks"])
 def torch(session: nox.Session) -> None:
     """The tests of alltoallv.torch, on the extension that the Python tests use."""
     if not has_debian(session, ("ip", "tc", "nsenter"), HOSTS_PACKAGES):
@@ -79,13 +79,13 @@ def torch(session: nox.Session) -> None:
     framework_tests(session, "tests/torch", "torch==2.13.*", *MODEL_READERS, "matplotlib>=3.8")
 
 
-@nox.session
+@nox.session(tags=["frameworks"])
 def triton(session: nox.Session) -> None:
     """The Triton kernels, interpreted where there is no GPU."""
     framework_tests(session, "tests/triton_kernels", "torch==2.13.*", "triton>=3.4,<4")
 
 
-@nox.session
+@nox.session(tags=["frameworks"])
 def triton_ascend(session: nox.Session) -> None:
     """The Triton kernels through Ascend's compiler, up to the assembler that only CANN has.
 
@@ -106,25 +106,25 @@ def triton_ascend_tests(session: nox.Session) -> None:
     framework_tests(session, "tests/triton_ascend", *requirements)
 
 
-@nox.session
+@nox.session(tags=["core"])
 def mindspore(session: nox.Session) -> None:
     """The tests of alltoallv.mindspore; MindSpore's wheel is built for NumPy 1."""
     framework_tests(session, "tests/mindspore", "mindspore==2.10.*", "numpy<2")
 
 
-@nox.session
+@nox.session(tags=["core"])
 def paddle(session: nox.Session) -> None:
     """The tests of alltoallv.paddle."""
     framework_tests(session, "tests/paddle", "paddlepaddle==3.3.*")
 
 
-@nox.session
+@nox.session(tags=["frameworks"])
 def npu(session: nox.Session) -> None:
     """Tensors on emulated NPUs, with the torch_npu of PyPI."""
     framework_tests(session, "tests/npu", "torch==2.13.*", "torch_npu==2.13.*", "triton>=3.4,<4")
 
 
-@nox.session
+@nox.session(tags=["core"])
 def sanitize(session: nox.Session) -> None:
     """Address and undefined-behaviour sanitizers: tests/cpp, then the tests of transport and communicator."""
     build = ROOT / "build" / "sanitize"
@@ -154,7 +154,7 @@ def sanitize(session: nox.Session) -> None:
         session.error("the sanitizers have something to report")
 
 
-@nox.session(venv_backend="none")
+@nox.session(venv_backend="none", tags=["core"])
 def tsan(session: nox.Session) -> None:
     """Thread sanitizer: what has threads in tests/cpp, thread ranks among them."""
     build = configure_core(session, "tsan", "-DALLTOALLV_SANITIZE=thread")
@@ -163,7 +163,7 @@ def tsan(session: nox.Session) -> None:
     ctest(session, build, "-E", "kernel|half|quantize", runner=runner)  # those have one thread
 
 
-@nox.session(venv_backend="none")
+@nox.session(venv_backend="none", tags=["core"])
 def aarch64(session: nox.Session) -> None:
     """Cross-compile the core and run its self-tests under qemu-user."""
     if platform.machine() == "aarch64":
@@ -174,7 +174,7 @@ def aarch64(session: nox.Session) -> None:
     ctest(session, build, "-R", "selftest|kernel|half|quantize")
 
 
-@nox.session
+@nox.session(tags=["core"])
 def wheel(session: nox.Session) -> None:
     """Source distribution, wheel from it, and that wheel in a clean environment."""
     out = Path(session.create_tmp()) / "dist"
