@@ -84,6 +84,7 @@ def test_who_decides_the_buffer_is_named_where_memory_is_short(ranks: Ranks) -> 
                     "HcclAlltoAllV": lambda comm=comm: at.all_to_all_v(x, counts, counts, group=comm),
                     "HcclAllReduce": lambda comm=comm: at.functional.all_reduce(x, comm),
                 }
+                calls[function]()  # with the check that comes before the first
                 with emulated(faults=f"{function}=fail:24"):
                     error = caught(calls[function])
                 assert isinstance(error, HcclError)
