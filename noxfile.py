@@ -65,8 +65,15 @@ def cpp(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", tags=["core"])
 def tests(session: nox.Session) -> None:
-    """The Python tests, slow ones too. Arguments after ``--`` go to pytest."""
-    session.run("pytest", *RERUN, *session.posargs)
+    """The Python tests. Arguments after ``--`` go to pytest."""
+    session.run("pytest", *RERUN, *selected(session))
+
+
+@nox.session(venv_backend="none")
+def full(session: nox.Session) -> None:
+    """All tests of all environments, those too that are marked slow: an hour more."""
+    for name in ("tests", *FRAMEWORKS, "sanitize"):
+        session.notify(name, posargs=["-m", "slow or not slow"])
 
 
 @nox.session(tags=["frameworks"])
@@ -144,8 +151,7 @@ def sanitize(session: nox.Session) -> None:
         "PYTHONMALLOC": "malloc",
     }
     try:
-        arguments = session.posargs or ("-m", "not slow")
-        session.run("python", "-m", "pytest", *RERUN, "tests/transport", "tests/comm", *arguments, env=env)
+        session.run("python", "-m", "pytest", *RERUN, "tests/transport", "tests/comm", *selected(session), env=env)
     finally:
         reports = [report.read_text(errors="replace") for report in build.glob("report.*")]
         print(*reports, sep="\n")
@@ -219,7 +225,12 @@ def framework_tests(session: nox.Session, folder: str, *requirements: str) -> No
     names = ("alltoallv.testing.plugin", "pytest_timeout", "pytest_rerunfailures", "_hypothesis_pytestplugin")
     plugins = [f"-p{name}" for name in names]
     env = {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    session.run("python", "-m", "pytest", *plugins, *RERUN, folder, *session.posargs, env=env)
+    session.run("python", "-m", "pytest", *plugins, *RERUN, folder, *selected(session), env=env)
+
+
+def selected(session: nox.Session) -> tuple[str, ...]:
+    """Arguments for pytest: those given, else what leaves out the slow tests, which the session `full` runs."""
+    return tuple(session.posargs) or ("-m", "not slow")
 
 
 def configure_core(session: nox.Session, name: str, *arguments: str) -> Path:

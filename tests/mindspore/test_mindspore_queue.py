@@ -13,7 +13,6 @@ from msrun_jobs import HERE, msrun
 from alltoallv import emulator
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not all(map(shutil.which, ("g++", "ninja"))), reason="needs g++ and ninja to compile the operator")
 def test_exchange_in_mindspores_queue(tmp_path: Path) -> None:
     job = msrun(tmp_path, 2, HERE / "run_device_op.py", str(tmp_path / "build"), timeout=250)

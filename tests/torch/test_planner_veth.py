@@ -105,8 +105,7 @@ def predict(name: str, nbytes: int, wire_gbps: float, latency: float) -> float:
     }[name]()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("megabits", [40, 100])
+@pytest.mark.parametrize("megabits", [100, pytest.param(40, marks=pytest.mark.slow)])
 def test_predictions_on_a_rate_limited_wire(megabits: int, tmp_path: Path) -> None:
     """Only the latency is measured, with a payload of four bytes; the rate is that of the filter.
 
