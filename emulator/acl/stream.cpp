@@ -5,6 +5,7 @@
 #include <set>
 
 #include "acl/arguments.h"
+#include "base/abandon.h"
 #include "runtime/device.h"
 
 using namespace alltoallv::emulator;
@@ -57,8 +58,9 @@ aclError aclrtDestroyStream(aclrtStream stream) {
 aclError aclrtDestroyStreamForce(aclrtStream stream) {
     ACL_FUNCTION({
         check_pointer("stream", stream);
-        const auto* kept = new StreamPtr(remove_stream(stream));  // never destroyed: that would wait for its thread
-        (*kept)->discard();
+        const StreamPtr kept = remove_stream(stream);
+        kept->discard();
+        alltoallv::abandon(kept);  // its end would wait for its thread
     });
 }
 
