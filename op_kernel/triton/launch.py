@@ -64,7 +64,7 @@ def tile_for(how: Quantization, part: int, fit: Tiling) -> tuple[int, int]:
         return (min(rows, triton.next_power_of_2(how.groups(part))), width) if rows else (0, elements)
     if width == how.group_size and rows >= 16:
         return rows, width
-    return 0, min(width, elements)
+    return 0, min(max(width, fit.least_row), elements)
 
 
 def _launch(kernel: Any, tiles: int, tiles_of: Tiling, *arguments: Any, **constants: Any) -> None:
