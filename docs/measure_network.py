@@ -2,7 +2,7 @@
 
     sudo python docs/measure_network.py --rate 1gbit 10gbit --mib 1 16 64
 
-Needs root, iproute2 (ip, tc), util-linux (nsenter) and torch. All contenders take turns within one run; the table
+Needs what alltoallv.testing.hosts needs, and torch. All contenders take turns within one run; the table
 gives medians and how many times as fast as gloo's float32 all_reduce each is. The namespaces go when the script ends.
 """
 
@@ -17,35 +17,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+
+from alltoallv.testing.hosts import gloo_environment, joined_hosts
 
 RANK = "_ALLTOALLV_NETWORK_RANK"
-
-
-@contextlib.contextmanager
-def two_hosts(rate: str) -> Iterator[list[tuple[str, str, str]]]:
-    """Namespace, interface and address of each host."""
-    tag = f"a2q{os.getpid()}"
-    hosts = [(f"{tag}-{i}", f"{tag[-8:]}q{i}", f"10.87.124.{i + 1}") for i in range(2)]
-
-    def ip(*arguments: str) -> None:
-        subprocess.run(["ip", *arguments], check=True)
-
-    try:
-        for name, _, _ in hosts:
-            ip("netns", "add", name)
-        (a, at_a, _), (b, at_b, _) = hosts
-        ip("link", "add", at_a, "netns", a, "type", "veth", "peer", "name", at_b, "netns", b)
-        for name, interface, address in hosts:
-            ip("-n", name, "address", "add", f"{address}/24", "dev", interface)
-            ip("-n", name, "link", "set", interface, "up")
-            ip("-n", name, "link", "set", "lo", "up")
-            shape = ["tbf", "rate", rate, "burst", "256kb", "latency", "100ms"]
-            subprocess.run(["tc", "-n", name, "qdisc", "add", "dev", interface, "root", *shape], check=True)
-        yield hosts
-    finally:
-        for name, _, _ in hosts:  # takes the wire along
-            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
 
 def contenders() -> dict[str, Callable[[object], object]]:
@@ -101,19 +77,13 @@ def run_rank(sizes: list[float], seconds: float) -> None:
 
 
 def measure(rate: str, arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
-    with two_hosts(rate) as hosts, contextlib.ExitStack() as stack:
+    with joined_hosts() as hosts, contextlib.ExitStack() as stack:
+        for host in hosts:
+            host.limit(rate, "256kb", "100ms")
         processes = []
-        for rank, (name, interface, _) in enumerate(hosts):
-            env = os.environ | {
-                RANK: str(rank),
-                "RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": hosts[0][2],
-                "MASTER_PORT": "29511",
-                "GLOO_SOCKET_IFNAME": interface,
-                "OMP_NUM_THREADS": "1",
-            }
-            command = ["nsenter", f"--net=/run/netns/{name}", sys.executable, *sys.argv]
+        for rank, host in enumerate(hosts):
+            env = gloo_environment(hosts, rank, len(hosts), 29511) | {RANK: str(rank)}
+            command = host.command(sys.executable, *sys.argv)
             process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE if rank == 0 else None, text=True)
             stack.callback(process.kill)
             processes.append(process)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+from collections.abc import Callable, Iterator
 
 import pytest
+
+from alltoallv.errors import BackendUnavailableError
+from alltoallv.testing.hosts import Host, joined_hosts
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the ranks are as many as the cores, or more
 
@@ -20,3 +25,19 @@ if not _installed("torch"):
 
     def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line("tests/torch left out: torch is not installed (pip install torch)", yellow=True)
+
+
+@pytest.fixture
+def two_hosts() -> Callable[[], contextlib.AbstractContextManager[list[Host]]]:
+    """`joined_hosts`; skips where the machine forbids them."""
+
+    @contextlib.contextmanager
+    def joined_or_skipped() -> Iterator[list[Host]]:
+        with contextlib.ExitStack() as stack:
+            try:
+                hosts = stack.enter_context(joined_hosts())
+            except BackendUnavailableError as error:
+                pytest.skip(str(error))
+            yield hosts
+
+    return joined_or_skipped

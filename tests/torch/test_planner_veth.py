@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from test_two_hosts import Host, joined_hosts
 
+from alltoallv.errors import BackendUnavailableError
 from alltoallv.planner import model
 from alltoallv.planner.topology import Level, Topology
+from alltoallv.testing.hosts import Host, gloo_environment
 
 PROGRAM = """
 import json, sys, time
@@ -106,20 +107,23 @@ def predict(name: str, nbytes: int, wire_gbps: float, latency: float) -> float:
 
 
 @pytest.mark.parametrize("megabits", [100, pytest.param(40, marks=pytest.mark.slow)])
-def test_predictions_on_a_rate_limited_wire(megabits: int, tmp_path: Path) -> None:
+def test_predictions_on_a_rate_limited_wire(
+    two_hosts: Callable[[], AbstractContextManager[list[Host]]], megabits: int, tmp_path: Path
+) -> None:
     """Only the latency is measured, with a payload of four bytes; the rate is that of the filter.
 
     The fastest of a few calls is within 25 % of the prediction: at these rates the wire is slower than processors that
     have much else to do.
     """
-    if shutil.which("tc") is None:
-        pytest.skip("needs tc (Debian, Ubuntu: apt-get install iproute2)")
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     work = [(name, nbytes * megabits // 40) for name, nbytes in WORK]
-    with joined_hosts() as hosts:
-        for host in hosts:
-            limit(host, megabits)
+    with two_hosts() as hosts:
+        try:
+            for host in hosts:  # drops nothing
+                host.limit(f"{megabits}mbit", f"{megabits * BUCKET_US // 8}b", "4s")
+        except BackendUnavailableError as error:
+            pytest.skip(str(error))
         measured = run(hosts, script, work)
     wire = megabits / 8e3 * FRAME
     errors = {}
@@ -131,30 +135,12 @@ def test_predictions_on_a_rate_limited_wire(megabits: int, tmp_path: Path) -> No
     assert max(abs(error) for error in errors.values()) <= 0.25, errors
 
 
-def limit(host: Host, megabits: int) -> None:
-    """Sends no faster from now on; nothing is dropped."""
-    bucket = megabits * BUCKET_US // 8  # bytes
-    rate = ["rate", f"{megabits}mbit", "burst", f"{bucket}b", "latency", "4s"]
-    command = ["tc", "-n", host.name, "qdisc", "add", "dev", host.interface, "root", "tbf", *rate]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    if made.returncode != 0:
-        pytest.skip(f"this machine has no tbf: {made.stderr.strip()}")
-
-
 def run(hosts: list[Host], script: Path, work: list[tuple[str, int]]) -> dict[str, float]:
     """What rank 0 of two ranks on each host prints."""
     processes = []
     for rank in range(4):
         host = hosts[rank // 2]
-        env = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("ALLTOALLV")},
-            "RANK": str(rank),
-            "WORLD_SIZE": "4",
-            "MASTER_ADDR": hosts[0].address,
-            "MASTER_PORT": "29512",
-            "GLOO_SOCKET_IFNAME": host.interface,
-            "OMP_NUM_THREADS": "1",
-        }
+        env = gloo_environment(hosts, rank, 4, 29512)
         command = host.command(sys.executable, str(script), json.dumps(work), str(REPEATS))
         processes.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
     try:

@@ -1,68 +1,22 @@
-"""Two hosts: two network namespaces joined by a cable (a veth pair), two ranks in each, everything over gloo.
-
-Needs root, and iproute2 and util-linux (``ip``, ``nsenter``); where they are missing the test is skipped and says so.
-"""
+"""Two hosts (alltoallv.testing.hosts), two ranks on each, everything over gloo."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from alltoallv.testing.hosts import Host, gloo_environment
+
 FOLDER = Path(__file__).parent
 SECONDS = 100  # for all ranks
-
-
-@dataclass
-class Host:
-    """A network namespace: its own interfaces, addresses and abstract sockets."""
-
-    name: str
-    interface: str
-    address: str
-
-    def command(self, *arguments: str) -> list[str]:
-        return ["nsenter", f"--net=/run/netns/{self.name}", *arguments]
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
-
-
-@contextlib.contextmanager
-def joined_hosts() -> Iterator[list[Host]]:
-    """Two hosts on one wire; gone afterwards, whatever happens. Skips where the machine forbids them."""
-    missing = [tool for tool in ("ip", "nsenter") if not shutil.which(tool)]
-    if missing:
-        pytest.skip(f"needs {' and '.join(missing)} (Debian, Ubuntu: apt-get install iproute2 util-linux)")
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to make network namespaces")
-    tag = f"a2av{os.getpid()}"
-    hosts = [Host(f"{tag}-{i}", f"{tag[-8:]}e{i}", f"10.87.123.{i + 1}") for i in range(2)]
-    with contextlib.ExitStack() as stack:
-        try:
-            for host in hosts:
-                ip("netns", "add", host.name)
-                # Takes the wire along.
-                stack.callback(subprocess.run, ["ip", "netns", "delete", host.name], capture_output=True)
-            a, b = hosts
-            wire = ("link", "add", a.interface, "netns", a.name, "type", "veth")
-            ip(*wire, "peer", "name", b.interface, "netns", b.name)
-            for host in hosts:
-                ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", host.interface)
-                ip("-n", host.name, "link", "set", host.interface, "up")
-                ip("-n", host.name, "link", "set", "lo", "up")
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"this machine forbids network namespaces: {' '.join(error.cmd)}: {error.stderr.strip()}")
-        yield hosts
+TwoHosts = Callable[[], AbstractContextManager[list[Host]]]
 
 
 def namespaces() -> set[str]:
@@ -70,24 +24,16 @@ def namespaces() -> set[str]:
     return {line.split()[0] for line in listed.splitlines()}
 
 
-def test_two_hosts(tmp_path: Path) -> None:
+def test_two_hosts(two_hosts: TwoHosts, tmp_path: Path) -> None:
     """All parts of two_hosts_program.py on 2 + 2 ranks; the namespaces are gone afterwards."""
     processes: list[subprocess.Popen[bytes]] = []
     logs = [tmp_path / f"rank{rank}.log" for rank in range(4)]
-    with joined_hosts() as hosts:
+    with two_hosts() as hosts:
         try:
             for rank, log in enumerate(logs):
                 host = hosts[rank // 2]
-                env = {
-                    **{name: value for name, value in os.environ.items() if not name.startswith("ALLTOALLV")},
-                    "RANK": str(rank),
-                    "WORLD_SIZE": "4",
-                    "MASTER_ADDR": hosts[0].address,
-                    "MASTER_PORT": "29500",
-                    "GLOO_SOCKET_IFNAME": host.interface,
-                    "OMP_NUM_THREADS": "1",
-                    "PYTHONPATH": os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]),
-                }
+                env = gloo_environment(hosts, rank, len(logs), 29500)
+                env["PYTHONPATH"] = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
                 command = host.command(sys.executable, str(FOLDER / "two_hosts_program.py"))
                 with log.open("wb") as output:
                     processes.append(subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT))
@@ -108,11 +54,11 @@ def test_two_hosts(tmp_path: Path) -> None:
     assert not names & namespaces()
 
 
-def test_namespaces_are_removed_after_a_failure() -> None:
+def test_namespaces_are_removed_after_a_failure(two_hosts: TwoHosts) -> None:
     names: set[str] = set()
 
     def fail() -> None:
-        with joined_hosts() as hosts:
+        with two_hosts() as hosts:
             names.update(host.name for host in hosts)
             assert names <= namespaces()
             raise RuntimeError("on purpose")

@@ -3,6 +3,7 @@
 * :mod:`alltoallv.testing.reference`: what every operator computes, in NumPy, for all ranks at once.
 * :mod:`alltoallv.testing.golden`: random exchanges, comparison of bits, files.
 * :func:`run_ranks` and the pytest fixture ``ranks``: a function on n processes or threads.
+* :mod:`alltoallv.testing.hosts`: two hosts on one machine, for ranks that meet over TCP.
 """
 
 from __future__ import annotations

@@ -1,0 +1,104 @@
+"""Two hosts on one machine: network namespaces joined by a cable, a veth pair.
+
+Each has its own interfaces, addresses and abstract Unix sockets, so ranks on different hosts meet over TCP only. Needs
+root, iproute2 (``ip``, ``tc``) and util-linux (``nsenter``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from alltoallv.errors import BackendUnavailableError
+
+_PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Host:
+    """A network namespace."""
+
+    name: str
+    interface: str  # the end of the cable
+    address: str
+
+    def command(self, *arguments: str) -> list[str]:
+        """What runs a program there."""
+        return ["nsenter", f"--net=/run/netns/{self.name}", *arguments]
+
+    def limit(self, rate: str, burst: str, latency: str) -> None:
+        """Sends no faster from now on, by ``tbf``, a token bucket.
+
+        Args:
+            rate: of the wire, as tc writes it, such as "10gbit".
+            burst: what goes at once after a pause, such as "256kb".
+            latency: how long data wait for tokens before they are dropped, such as "100ms".
+
+        Raises:
+            BackendUnavailableError: tc is missing or the kernel has no tbf.
+        """
+        bucket = ["tbf", "rate", rate, "burst", burst, "latency", latency]
+        _run("tc", "-n", self.name, "qdisc", "add", "dev", self.interface, "root", *bucket)
+
+
+@contextlib.contextmanager
+def joined_hosts() -> Iterator[list[Host]]:
+    """Two hosts on one wire; gone afterwards, whatever happens.
+
+    Raises:
+        BackendUnavailableError: the machine lacks a program or forbids namespaces.
+    """
+    if os.geteuid() != 0:
+        raise BackendUnavailableError("network namespaces need root")
+    tag = f"alltoallv-{os.getpid()}-{next(_numbers)}"
+    hosts = [Host(f"{tag}-{i}", "eth0", f"10.87.123.{i + 1}") for i in range(2)]
+    a, b = hosts
+    _find("nsenter")
+    with contextlib.ExitStack() as stack:
+        for host in hosts:
+            _run("ip", "netns", "add", host.name)
+            # Takes the wire along.
+            stack.callback(subprocess.run, ["ip", "netns", "delete", host.name], capture_output=True)
+        wire = ("link", "add", a.interface, "netns", a.name, "type", "veth")
+        _run("ip", *wire, "peer", "name", b.interface, "netns", b.name)
+        for host in hosts:
+            _run("ip", "-n", host.name, "address", "add", f"{host.address}/24", "dev", host.interface)
+            _run("ip", "-n", host.name, "link", "set", host.interface, "up")
+            _run("ip", "-n", host.name, "link", "set", "lo", "up")
+        yield hosts
+
+
+def gloo_environment(hosts: Sequence[Host], rank: int, size: int, port: int) -> dict[str, str]:
+    """What ``torch.distributed.init_process_group("gloo")`` of a rank reads; as many ranks on every host, in order.
+
+    It has this process's variables but those of our own, which tests may have set for one host.
+    """
+    host = hosts[rank * len(hosts) // size]
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("ALLTOALLV")},
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": hosts[0].address,
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": host.interface,
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _find(program: str) -> None:
+    if shutil.which(program) is None:
+        package = _PACKAGES[program]
+        raise BackendUnavailableError(f"{program} is missing (Debian, Ubuntu: apt-get install {package})")
+
+
+def _run(*command: str) -> None:
+    _find(command[0])
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode != 0:
+        raise BackendUnavailableError(f"this machine forbids `{' '.join(command)}`: {ended.stderr.strip()}")
