@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from alltoallv.bench.figure import panels
+
 SCHEMA = 3
 Row = dict[str, Any]
 
@@ -119,26 +121,15 @@ def plot(rows: list[Row], path: Path) -> None:
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "alltoallv"  # equal data, equal file
-    import matplotlib.pyplot as plt
-
     sizes = sorted({row["np"] for row in rows})
-    figure, axes = plt.subplots(1, len(sizes), figsize=(4.5 * len(sizes), 4), sharey=True, squeeze=False)
-    for axis, size in zip(axes[0], sizes, strict=True):
-        mine = [row for row in rows if row["np"] == size and row["nbytes"] > 0]
-        for name in ["ours", *columns(rows)]:
-            style = {"ours": "ko-", "copy": "k:", "copy-nt": "k-."}.get(name, "o-")
-            points = [(row["nbytes"], row["times"][name]["median_us"]) for row in mine if name in row["times"]]
-            if points:
-                axis.loglog(*zip(*points, strict=True), style, label=name, markersize=3, linewidth=1.2)
-        axis.set_title(f"{size} rank{'s' if size > 1 else ''}")
-        axis.set_xlabel("payload of a rank (bytes)")
-        axis.grid(True, which="both", alpha=0.3)
-    axes[0][0].set_ylabel("time of a call (us)")
-    axes[0][0].legend()
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(figure)
+    with panels(path, len(sizes), (4.5 * len(sizes), 4)) as axes:
+        for axis, size in zip(axes, sizes, strict=True):
+            mine = [row for row in rows if row["np"] == size and row["nbytes"] > 0]
+            for name in ["ours", *columns(rows)]:
+                style = {"ours": "ko-", "copy": "k:", "copy-nt": "k-."}.get(name, "o-")
+                points = [(row["nbytes"], row["times"][name]["median_us"]) for row in mine if name in row["times"]]
+                if points:
+                    axis.loglog(*zip(*points, strict=True), style, label=name, markersize=3, linewidth=1.2)
+            axis.set_title(f"{size} rank{'s' if size > 1 else ''}")
+            axis.set_xlabel("payload of a rank (bytes)")
+        axes[0].set_ylabel("time of a call (us)")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -29,6 +28,7 @@ from alltoallv.bench.contenders import contenders_of
 from alltoallv.bench.jobs import Job, Jobs, PartyError
 from alltoallv.bench.peers import PEERS, SUPPORTED
 from alltoallv.bench.turns import measure
+from alltoallv.cli.outputs import check_file, check_plot
 
 # The options that bear on results, in the order of `given`, with the subjects to which each has a meaning.
 _JOBS = (*COLLECTIVES, "overhead")
@@ -45,7 +45,6 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "device": ("kernels",),
 }
 _BYTES = {"overhead": "0", "kernels": "64K,1M,16M"}  # unless given; the others: 1K..64M
-_SUFFIXES = (".png", ".svg")
 
 _EPILOG = """\
 Peers run in jobs of their own, each in a Python environment that is made when --peers first names it
@@ -139,16 +138,11 @@ def _prepare(args: argparse.Namespace) -> tuple[int, Callable[[list[report.Row]]
     for option, subjects in _OPTIONS.items():
         if _value(args, option) is not None and args.collective not in subjects:
             raise ValueError(f"--{option} has no meaning for {args.collective}")
-    _check_file("json", args.json)
-    _check_file("plot", args.plot)
+    check_file("json", args.json)
+    check_plot(args.plot)
     payloads = parse_bytes(_BYTES.get(args.collective, "1K..64M") if args.bytes is None else args.bytes)
-    if args.plot:
-        if args.plot.suffix not in _SUFFIXES:
-            raise ValueError(f"--plot is {str(args.plot)!r}, expected a name that ends with {' or '.join(_SUFFIXES)}")
-        if args.collective == "kernels" or not any(payloads):
-            raise ValueError(f"--plot draws times over sizes, which {args.collective} does not have here")
-        if importlib.util.find_spec("matplotlib") is None:
-            raise ValueError("--plot needs matplotlib: pip install matplotlib")
+    if args.plot and (args.collective == "kernels" or not any(payloads)):
+        raise ValueError(f"--plot draws times over sizes, which {args.collective} does not have here")
     if args.device == "cuda":
         gpu_kernels = _gpu_kernels()
         return len(payloads) * gpu_kernels.KERNELS, partial(gpu_kernels.run, payloads)
@@ -166,12 +160,6 @@ def _gpu_kernels() -> ModuleType:
     if reason := gpu_kernels.reason_against():
         raise ValueError(f"--device is 'cuda', expected cpu: {reason}")
     return gpu_kernels
-
-
-def _check_file(option: str, path: Path | None) -> None:
-    """Before anything is measured, for afterwards it would be lost."""
-    if path and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-        raise ValueError(f"--{option} is {str(path)!r}, expected a file in a folder that exists and can be written")
 
 
 def _sizes(args: argparse.Namespace) -> list[int]:

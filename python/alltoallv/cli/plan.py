@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 from collections.abc import Sequence
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from alltoallv.bench.cases import parse_bytes
+from alltoallv.bench.figure import panels
+from alltoallv.cli.outputs import check_file, check_plot
 from alltoallv.errors import InvalidParamError
 from alltoallv.planner import fit, model, patterns
 from alltoallv.planner.topology import PRESETS, Topology
@@ -81,14 +82,9 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"--{name} is given with --fit, which takes --out only")
     if args.out and not args.fit:
         raise ValueError("--out is given without --fit, expected both")
-    for name in ("out", "json", "plot"):
-        path = getattr(args, name)
-        if path and not path.parent.is_dir():
-            raise ValueError(f"--{name} is {path}, expected a file in a folder that exists")
-    if args.plot and importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("--plot needs matplotlib: pip install matplotlib")
-    if args.plot and args.plot.suffix not in (".png", ".svg"):
-        raise ValueError(f"--plot is {args.plot}, expected a file whose name ends in .png or .svg")
+    check_file("out", args.out)
+    check_file("json", args.json)
+    check_plot(args.plot)
 
 
 def _sizes(text: str) -> list[int]:
@@ -171,27 +167,17 @@ def plot(path: Path, topologies: Sequence[Topology] = tuple(PRESETS.values()), s
         topologies: one line each.
         sizes: numbers of ranks; none: from 2 to `MAX_RANKS`.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "alltoallv"
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
-    for axis, algorithm in zip(axes, model.REDUCTIONS, strict=True):
-        for topology in topologies:
-            points = [
-                (size, nbytes)
-                for size in sizes or _sizes(_PLOTTED)
-                if (nbytes := model.quantizing_wins_from(topology, size, algorithm)) is not None
-            ]
-            # Where int8 never wins, a topology has a name without a line.
-            axis.loglog(*(zip(*points, strict=True) if points else ([], [])), "o-", markersize=3, label=topology.name)
-        axis.set_title(f"{algorithm}: int8 is quicker than float16 above the line", fontsize=10)
-        axis.set_xlabel("ranks")
-        axis.grid(True, which="both", alpha=0.3)
-    axes[0].set_ylabel("bytes of the vector in float32")
-    axes[0].legend()
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(figure)
+    with panels(path, len(model.REDUCTIONS), (10, 4)) as axes:
+        for axis, algorithm in zip(axes, model.REDUCTIONS, strict=True):
+            for topology in topologies:
+                points = [
+                    (size, nbytes)
+                    for size in sizes or _sizes(_PLOTTED)
+                    if (nbytes := model.quantizing_wins_from(topology, size, algorithm)) is not None
+                ]
+                # Where int8 never wins, a topology has a name without a line.
+                line = zip(*points, strict=True) if points else ([], [])
+                axis.loglog(*line, "o-", markersize=3, label=topology.name)
+            axis.set_title(f"{algorithm}: int8 is quicker than float16 above the line", fontsize=10)
+            axis.set_xlabel("ranks")
+        axes[0].set_ylabel("bytes of the vector in float32")

@@ -1,0 +1,32 @@
+"""The files that commands are to write, checked before anything is computed: afterwards it would be lost."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+_PLOTS = (".png", ".svg")
+
+
+def check_file(option: str, path: Path | None) -> None:
+    """Whether a file can be written.
+
+    Raises:
+        ValueError: its folder is missing or may not be written, or it is a folder itself.
+    """
+    if path and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        raise ValueError(f"--{option} is {str(path)!r}, expected a file in a folder that exists and can be written")
+
+
+def check_plot(path: Path | None) -> None:
+    """The same for --plot.
+
+    Raises:
+        ValueError: the file cannot be written, its suffix names no format of ours, or matplotlib is missing.
+    """
+    check_file("plot", path)
+    if path and path.suffix not in _PLOTS:
+        raise ValueError(f"--plot is {str(path)!r}, expected a name that ends with {' or '.join(_PLOTS)}")
+    if path and importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib: pip install matplotlib")
