@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import os
 import pickle
@@ -58,6 +59,15 @@ def main(descriptor: int, parent: int) -> None:
     for module in ("numpy", "ml_dtypes", "alltoallv"):  # what most functions will want
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
+    serve(connection)
+    # The interpreter looks through all objects several times when it ends: more than a second of work where torch_npu
+    # is loaded, and far longer on a busy machine. Once is enough to end what is garbage.
+    gc.collect()
+    gc.freeze()
+
+
+def serve(connection: Connection[Any, Any]) -> None:
+    """Runs what comes, until the other end closes."""
     environment = dict(os.environ)
     while True:
         try:
