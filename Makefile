@@ -12,8 +12,8 @@ SHELL := /bin/bash
 help:
 	@echo "make demo       route 1,797 handwritten digits over 4 ranks"
 	@echo "make bench      measure the exchanges"
-	@echo "make test       everything: lint, C++ and Python tests, sanitizers, aarch64, wheel"
-	@echo "make test-core  the quick loop: Python tests that are not slow"
+	@echo "make test       all but slow tests: lint, C++ and Python tests, sanitizers, aarch64, wheel"
+	@echo "make test-core  the quick loop: Python tests that need no framework and are not slow"
 	@echo "make lint       ruff, clang-format, mypy        make format   rewrite to the style"
 	@echo "make clean      remove all that was built, .venv too"
 
@@ -40,9 +40,7 @@ lint: build
 	nox -s lint
 
 format: $(VENV)/.installed
-	ruff check --fix-only --quiet
-	ruff format --quiet
-	find $(wildcard op_host op_kernel emulator tests examples) -name '*.h' -o -name '*.cpp' | xargs clang-format -i
+	nox -s format
 
 # Ninja knows what changed: a second or two where nothing did.
 build: $(VENV)/.installed

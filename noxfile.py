@@ -20,17 +20,11 @@ FRAMEWORKS = ("torch", "triton", "triton_ascend", "mindspore", "npu", "paddle")
 nox.options.sessions = ["lint", "cpp", "tests", *FRAMEWORKS, "sanitize", "tsan", "aarch64", "wheel"]
 
 ROOT = Path(__file__).resolve().parent
-CPP_ROOMS = ("op_host", "op_kernel", "emulator", "tests", "examples")
-BUILD_TOOLS = ("setuptools>=77", "nanobind>=2.4,<3", "cmake>=3.25", "ninja")
-TEST_TOOLS = (
-    "pytest>=8",
-    "pytest-timeout>=2.3",
-    "pytest-rerunfailures>=14",
-    "hypothesis>=6.100",
-    "cloudpickle>=3",
-    "ml_dtypes>=0.4",
-    "scikit-learn>=1.3",
-)
+CPP_ROOMS = ("op_host", "op_kernel", "emulator", "tests", "python/alltoallv/mindspore")
+PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
+BUILD_TOOLS = PROJECT["build-system"]["requires"]
+PYTEST_PLUGINS = ("pytest-timeout>=2.3", "pytest-rerunfailures>=14")
+TEST_TOOLS = (*PROJECT["project"]["optional-dependencies"]["testing"], *PYTEST_PLUGINS, "scikit-learn>=1.3")
 MODEL_READERS = ("safetensors>=0.4,<1", "tokenizers>=0.20,<1")
 STRICT = ("-DALLTOALLV_TESTS=ON", "-DALLTOALLV_WERROR=ON")
 # On a shared CI machine a test about seconds may meet a pause of seconds: it is tried twice, and the log says so.
@@ -48,9 +42,16 @@ def lint(session: nox.Session) -> None:
     """Style and types, in both languages."""
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
-    files = [p for room in CPP_ROOMS for p in sorted((ROOT / room).rglob("*")) if p.suffix in {".h", ".cpp"}]
-    session.run("clang-format", "--dry-run", "-Werror", *(str(p.relative_to(ROOT)) for p in files))
+    session.run("clang-format", "--dry-run", "-Werror", *cpp_files())
     session.run("mypy")
+
+
+@nox.session(venv_backend="none")
+def format(session: nox.Session) -> None:
+    """Rewrites what `lint` finds, where that can be done."""
+    session.run("ruff", "check", "--fix-only", "--quiet")
+    session.run("ruff", "format", "--quiet")
+    session.run("clang-format", "-i", *cpp_files())
 
 
 @nox.session(venv_backend="none", tags=["first"])
@@ -136,7 +137,7 @@ def sanitize(session: nox.Session) -> None:
     """Address and undefined-behaviour sanitizers: tests/cpp, then the tests of transport and communicator."""
     build = ROOT / "build" / "sanitize"
     cmake_args = " ".join([*STRICT, "-DALLTOALLV_SANITIZE=address,undefined"])
-    session.install(*BUILD_TOOLS, "pytest-timeout", "pytest-rerunfailures")
+    session.install(*BUILD_TOOLS, *PYTEST_PLUGINS)
     env = {"CMAKE_ARGS": cmake_args, "ALLTOALLV_BUILD_DIR": str(build)}
     session.install("--no-build-isolation", ".[testing]", env=env)
     ctest(session, build, env={"ASAN_OPTIONS": ASAN})
@@ -205,6 +206,12 @@ import alltoallv._core, alltoallv.emulator
 print("the emulator lies in", alltoallv.emulator.library_folder())
 print("the wheel imports from", alltoallv.__file__)
 """
+
+
+def cpp_files() -> list[str]:
+    """All that is C++ in the tree."""
+    files = (path for room in CPP_ROOMS for path in (ROOT / room).rglob("*"))
+    return sorted(str(path.relative_to(ROOT)) for path in files if path.suffix in {".h", ".cpp", ".cc"})
 
 
 def has_debian(session: nox.Session, commands: tuple[str, ...], packages: tuple[str, ...]) -> bool:

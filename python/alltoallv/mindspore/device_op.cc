@@ -1,8 +1,9 @@
 /// \file device_op.cc
 /// \brief An exchange as an operator of MindSpore's runtime: it runs where MindSpore runs its kernels, on their stream.
 ///
-/// Built by `device_op.py` with MindSpore's CustomOpBuilder: C++17, MindSpore's flags, no header of alltoallv's own. The
-/// exchange is reached through a C function, so that the two sides need not share a C++ ABI. On CPU the stream is null.
+/// Built by `device_op.py` with MindSpore's CustomOpBuilder: C++17, MindSpore's flags, no header of alltoallv's own.
+/// The exchange is reached through a C function, so that the two sides need not share a C++ ABI. On CPU the stream is
+/// null.
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
@@ -17,7 +18,7 @@ namespace alltoallv_mindspore {
 using Entry = int (*)(void* context, const void* input, void* output, void* stream, char* message, uint64_t capacity);
 
 class Exchange final : public ms::pynative::PyboostRunner {
-public:
+  public:
     Exchange(Entry entry, void* context) : PyboostRunner("alltoallv_exchange"), entry_(entry), context_(context) {}
 
     void LaunchKernel() override {
@@ -30,7 +31,7 @@ public:
         }
     }
 
-private:
+  private:
     Entry entry_;
     void* context_;
 };
