@@ -104,6 +104,15 @@ WorkPtr CallQueue::submit(std::function<void()> call) {
     return work;
 }
 
+void CallQueue::run_or_submit(const std::function<void()>& call) {
+    if (!on_worker() && busy()) {
+        submit(call);
+        return;
+    }
+    const Turn turn(*this);
+    call();
+}
+
 void CallQueue::run() {
     on_worker_of() = this;
     for (;;) {

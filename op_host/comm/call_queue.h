@@ -61,6 +61,9 @@ class CallQueue {
     /// Runs `call` on the queue's thread in its turn.
     WorkPtr submit(std::function<void()> call);
 
+    /// Runs `call` here in its turn; behind calls that are pending it submits it, so that nobody waits for them.
+    void run_or_submit(const std::function<void()>& call);
+
     /// True while calls are queued or running.
     bool busy() const { return serving_.load() != next_.load(); }
 

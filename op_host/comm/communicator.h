@@ -66,6 +66,17 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
     /// The last operators of every rank, as JSON.
     virtual std::string flight_record() const = 0;
+
+  protected:
+    /// Throws invalid_param unless there is such a rank.
+    static void check_rank(int rank, int size);
+
+    /// What calls after `fork`, in the child, and after `destroy()` throw.
+    Error inherited() const;
+    Error destroyed() const;
+
+    /// For destructors, which cannot report what fails: aborts calls that are pending, then leaves.
+    void destroy_quietly();
 };
 
 using CommunicatorPtr = std::shared_ptr<Communicator>;

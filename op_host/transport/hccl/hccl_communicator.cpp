@@ -59,10 +59,7 @@ HcclCommunicator::HcclCommunicator(HcclOptions options, CommunicatorPtr control,
       control_(std::move(control)),
       pid_(getpid()),
       device_(std::make_unique<Device>(options_.device)) {
-    if (options_.size < 1) throw invalid_param("size is " + std::to_string(options_.size) + ", expected at least 1");
-    if (options_.rank < 0 || options_.rank >= options_.size)
-        throw invalid_param("rank is " + std::to_string(options_.rank) + ", expected 0 <= rank < " +
-                            std::to_string(options_.size));
+    check_rank(options_.rank, options_.size);
     if (options_.size == 1 && options_.comm == nullptr) return;
     const std::string joining = "rank " + std::to_string(rank()) + " joining domain '" + domain() + "'";
     if (options_.comm == nullptr && options_.rank_table.empty() && options_.root_info.empty()) share_root_info();
@@ -88,12 +85,7 @@ HcclCommunicator::~HcclCommunicator() {
         abandon(std::move(queue_));
         return;
     }
-    try {
-        if (queue_->busy()) abort("destroyed while calls were pending");
-        destroy();
-    } catch (const std::exception&) {
-        // Nothing to report it to.
-    }
+    destroy_quietly();
 }
 
 /// Rank 0 makes it; the control communicator carries it.
@@ -152,13 +144,8 @@ void HcclCommunicator::find_control(const Meet& meet) {
 }
 
 void HcclCommunicator::check_usable() const {
-    if (pid_ != getpid())
-        throw backend_unavailable("the communicator of domain '" + domain() +
-                                  "' was made before fork and belongs to the parent process; make a new one in the "
-                                  "child");
-    if (destroyed_.load(std::memory_order_acquire))
-        throw Error(ErrorClass::invalid_param, ErrorType::COMM_EMPTY,
-                    "the communicator of domain '" + domain() + "' has been destroyed; make a new one");
+    if (pid_ != getpid()) throw inherited();
+    if (destroyed_.load(std::memory_order_acquire)) throw destroyed();
     const std::lock_guard lock(records_);
     if (ended_) throw *ended_;
 }
@@ -479,8 +466,8 @@ void HcclCommunicator::drain(TimePoint deadline) {
 
 void HcclCommunicator::fail(OpKind op, const Error& error) {
     check_usable();
-    const auto announce = [this, op, error] {
-        check_usable();
+    queue_->run_or_submit([this, op, error] {
+        check_usable();  // destroyed by now?
         ++seq_;
         failed_.fetch_add(1, std::memory_order_relaxed);
         if (agrees(seq_)) {
@@ -488,13 +475,7 @@ void HcclCommunicator::fail(OpKind op, const Error& error) {
         } else if (size() > 1) {  // the peers do not ask: they can only be told that it is over
             abort(std::string(name_of(op)) + " failed on it: " + error.what());
         }
-    };
-    if (!CallQueue::on_worker() && queue_->busy()) {
-        queue_->submit(announce);
-        return;
-    }
-    const CallQueue::Turn turn(*queue_);
-    announce();
+    });
 }
 
 WorkPtr HcclCommunicator::submit(std::function<void()> call) {

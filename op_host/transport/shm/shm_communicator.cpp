@@ -55,10 +55,7 @@ ShmCommunicator::ShmCommunicator(const CommunicatorOptions& options)
       generation_(fork_generation()),
       allowed_(allowed_paths(options.path)),
       probe_word_(probe_pattern) {
-    if (options.size < 1) throw invalid_param("size is " + std::to_string(options.size) + ", expected at least 1");
-    if (options.rank < 0 || options.rank >= options.size)
-        throw invalid_param("rank is " + std::to_string(options.rank) + ", expected 0 <= rank < " +
-                            std::to_string(options.size));
+    check_rank(options.rank, options.size);
     if (options.copy_threads < 0)
         throw invalid_param("copy_threads is " + std::to_string(options.copy_threads) + ", expected at least 1, or 0");
     Arena::instance().add_budget(options.budget_bytes());
@@ -79,12 +76,7 @@ ShmCommunicator::~ShmCommunicator() {
         abandon(std::move(crew_));
         return;
     }
-    try {
-        if (queue_->busy()) abort("destroyed while calls were pending");
-        destroy();
-    } catch (const std::exception&) {
-        // Nothing to report it to.
-    }
+    destroy_quietly();
 }
 
 void ShmCommunicator::connect() {
@@ -161,13 +153,8 @@ void ShmCommunicator::probe_peers() {
 }
 
 void ShmCommunicator::check_usable() const {
-    if (generation_ != fork_generation())
-        throw Error(ErrorClass::backend_unavailable, ErrorType::COMM_EMPTY,
-                    "the communicator of domain '" + domain() +
-                        "' was made before fork and belongs to the parent process; make a new one in the child");
-    if (destroyed_.load(std::memory_order_acquire))
-        throw Error(ErrorClass::invalid_param, ErrorType::COMM_EMPTY,
-                    "the communicator of domain '" + domain() + "' has been destroyed; make a new one");
+    if (generation_ != fork_generation()) throw inherited();
+    if (destroyed_.load(std::memory_order_acquire)) throw destroyed();
 }
 
 bool ShmCommunicator::usable() const {
@@ -192,17 +179,11 @@ void ShmCommunicator::reduce(const Reduction& reduction, double timeout) {
 
 void ShmCommunicator::fail(OpKind op, const Error& error) {
     check_usable();
-    const auto announce = [this, op, error] {
+    queue_->run_or_submit([this, op, error] {
         check_usable();  // destroyed by now?
         failed_.fetch_add(1, std::memory_order_relaxed);
         control_->fail(op, error);
-    };
-    if (!CallQueue::on_worker() && queue_->busy()) {  // behind what is pending, without waiting for it
-        queue_->submit(announce);
-        return;
-    }
-    const CallQueue::Turn turn(*queue_);
-    announce();
+    });
 }
 
 WorkPtr ShmCommunicator::submit(std::function<void()> call) {

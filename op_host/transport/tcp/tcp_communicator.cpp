@@ -144,22 +144,12 @@ TcpCommunicator::~TcpCommunicator() {
         abandon(std::move(control_));
         return;
     }
-    try {
-        if (queue_->busy()) abort("destroyed while calls were pending");
-        destroy();
-    } catch (const std::exception&) {
-        // Nothing to report it to.
-    }
+    destroy_quietly();
 }
 
 void TcpCommunicator::check_usable() const {
-    if (pid_ != getpid())
-        throw backend_unavailable("the communicator of domain '" + domain() +
-                                  "' was made before fork and belongs to the parent process; make a new one in the "
-                                  "child");
-    if (destroyed_.load(std::memory_order_acquire))
-        throw Error(ErrorClass::invalid_param, ErrorType::COMM_EMPTY,
-                    "the communicator of domain '" + domain() + "' has been destroyed; make a new one");
+    if (pid_ != getpid()) throw inherited();
+    if (destroyed_.load(std::memory_order_acquire)) throw destroyed();
 }
 
 bool TcpCommunicator::usable() const {
@@ -266,17 +256,11 @@ void TcpCommunicator::quant_reduce(const QuantReduction& q, double timeout) {
 
 void TcpCommunicator::fail(OpKind op, const Error& error) {
     check_usable();
-    const auto announce = [this, op, error] {
-        check_usable();
+    queue_->run_or_submit([this, op, error] {
+        check_usable();  // destroyed by now?
         failed_.fetch_add(1, std::memory_order_relaxed);
         control_->fail(op, error);
-    };
-    if (!CallQueue::on_worker() && queue_->busy()) {
-        queue_->submit(announce);
-        return;
-    }
-    const CallQueue::Turn turn(*queue_);
-    announce();
+    });
 }
 
 WorkPtr TcpCommunicator::submit(std::function<void()> call) {
