@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trouble import attempt, check_works, join, process_state, wait_for
+from trouble import attempt, check_works, join, on_threads, process_state, wait_for
 
 from alltoallv import Communicator, _core
 from alltoallv.numpy import all_gather, barrier
@@ -324,11 +324,7 @@ def test_threads_of_one_domain_again_and_again():
     for k in range(20):
         comms = Communicator.threads(3, "again")
         if k % 2:
-            workers = [threading.Thread(target=check_works, args=(comm,)) for comm in comms]
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.join()
+            on_threads(check_works, comms)
         for comm in comms:
             comm.destroy()
 
@@ -371,11 +367,7 @@ def test_threads_with_a_size_that_differs():
     assert failure.name == "InvalidParamError"
     assert "domain 'sizes' is in use by" in failure.text
     assert time.monotonic() - began < 5
-    workers = [threading.Thread(target=check_works, args=(comm,)) for comm in comms]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    on_threads(check_works, comms)
     for comm in comms:
         comm.destroy()
 

@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from trouble import attempt, check_works, join
+from trouble import attempt, check_works, join, on_threads
 
 import alltoallv
 from alltoallv import Communicator
@@ -24,32 +24,22 @@ def test_domains_interleaved_in_different_order(ranks):
 
     def work(rank, size):
         comms = [join(rank, size, domain=f"domain-{k}") for k in range(4)]
-        errors = []
 
         def use(k: int) -> None:
             comm, rng = comms[k], random.Random(100 * k + rank)
-            try:
-                for step in range(60):
-                    if rng.random() < 0.2:
-                        threading.Event().wait(rng.random() / 500)
-                    n = 1 + (7 * step + k) % 900
-                    x = np.full(n * size, 1000 * k + step + rank)
-                    y = all_to_all_v(x, [n] * size, group=comm)
-                    expected = np.repeat([1000 * k + step + source for source in range(size)], n)
-                    np.testing.assert_array_equal(y, expected)
-                    assert all_reduce(np.array([k]), group=comm) == k * size
-            except BaseException as error:
-                errors.append(error)
+            for step in range(60):
+                if rng.random() < 0.2:
+                    threading.Event().wait(rng.random() / 500)
+                n = 1 + (7 * step + k) % 900
+                x = np.full(n * size, 1000 * k + step + rank)
+                y = all_to_all_v(x, [n] * size, group=comm)
+                expected = np.repeat([1000 * k + step + source for source in range(size)], n)
+                np.testing.assert_array_equal(y, expected)
+                assert all_reduce(np.array([k]), group=comm) == k * size
 
         order = list(range(4))
         random.Random(rank).shuffle(order)
-        workers = [threading.Thread(target=use, args=(k,)) for k in order]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        if errors:
-            raise errors[0]
+        on_threads(use, order)
         counts = [comm.stats()["operators"] for comm in comms]
         assert counts == [120] * 4
         for comm in comms:

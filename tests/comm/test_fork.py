@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from trouble import attempt, check_works, held, join, stamp, stamped
+from trouble import attempt, check_works, held, join, on_threads, stamp, stamped
 
 import alltoallv
 from alltoallv import Communicator
@@ -214,11 +214,7 @@ def test_children_make_a_communicator_of_their_own(ranks):
                     y = all_to_all_v(np.ones(200_000 * mine.size), [200_000] * mine.size, group=mine)
                     assert y.sum() == y.size
                 inner = Communicator.threads(2)
-                workers = [threading.Thread(target=check_works, args=(one,)) for one in inner]
-                for worker in workers:
-                    worker.start()
-                for worker in workers:
-                    worker.join()
+                on_threads(check_works, inner)
                 status = 0
             except BaseException as error:
                 os.write(2, f"child of rank {comm.rank}: {type(error).__name__}: {error}\n".encode())

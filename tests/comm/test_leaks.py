@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trouble import attempt, check_works, held, join, wait_for
+from trouble import attempt, check_works, held, join, on_threads, wait_for
 
 import alltoallv
 from alltoallv import Communicator
@@ -120,14 +120,10 @@ def test_nothing_after_use_by_threads():
     before = held()
     for _ in range(3):
         comms = Communicator.threads(3)
-        workers = [threading.Thread(target=exchanges, args=(comm,)) for comm in comms]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        on_threads(exchanges, comms)
         for comm in comms:
             comm.destroy()
-        del comm, comms, workers, worker
+        del comm, comms
     nothing_left(before)
 
 

@@ -11,7 +11,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,12 @@ def check_works(comm: Communicator) -> None:
     total = all_reduce(np.full(7, comm.rank + 1, np.int32), group=comm)
     assert total.tolist() == [comm.size * (comm.size + 1) // 2] * 7
     barrier(group=comm)
+
+
+def on_threads(work: Callable[[Any], object], arguments: Sequence[Any]) -> None:
+    """Calls ``work`` with every argument, each on a thread of its own, and raises what one of them raises."""
+    with ThreadPoolExecutor(len(arguments)) as pool:
+        list(pool.map(work, arguments))
 
 
 def last_seq(comm: Communicator) -> int:
