@@ -110,15 +110,24 @@ void bind_hccl(nb::module_& m) {
             std::string info;
             {
                 const nb::gil_scoped_release release;
+                const KeepDevice keep;
                 const Device bound(device);
                 info = make_root_info();
             }
             return nb::bytes(info.data(), info.size());
         },
-        "device"_a = -1, "What rank 0 hands to all ranks, 4108 bytes; HCCL is listening from then on.");
+        "device"_a = -1,
+        "What rank 0 hands to all ranks, 4108 bytes; HCCL is listening from then on. The thread's device stays.");
     m.def(
         "hccl_comm_name", [](uintptr_t comm) { return name_of(static_cast<HcclComm>(pointer(comm))); }, "comm"_a,
-        "HCCL's name of a communicator: equal on all of its ranks.");
+        "HCCL's name of an HcclComm: equal on all of its ranks.");
+    m.def(
+        "hccl_comm_name",
+        [](const CommunicatorPtr& communicator) {
+            const auto* over_hccl = dynamic_cast<const HcclCommunicator*>(communicator.get());
+            return over_hccl != nullptr ? over_hccl->hccl_name() : std::string();
+        },
+        "communicator"_a, "The same of ours, as HCCL's logs have it; empty where it has no HcclComm.");
     m.def("leave_out_synchronizations", &leave_out_synchronizations, "names"_a,
           "For tests: names separated by commas, see op_host/transport/hccl/synchronization.h.");
     m.attr("root_info_bytes") = hccl_root_info_bytes;

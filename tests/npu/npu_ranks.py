@@ -33,6 +33,11 @@ def use_device(rank: int) -> torch.device:
     return device
 
 
+def meet() -> None:
+    """Returns when all ranks are here: importing torch_npu takes them longer than the times that tests then set."""
+    Communicator.from_env("all are here", timeout=50).destroy()
+
+
 @contextlib.contextmanager
 def communicator(rank: int, **options: Any) -> Iterator[tuple[Communicator, torch.device]]:
     """Of all ranks, over HCCL."""
@@ -60,7 +65,7 @@ def group(rank: int, size: int, file: str, backend: str = "hccl") -> Iterator[tu
 def emulated(**options: Any) -> Iterator[None]:
     """Settings of the emulator for a while, in this process."""
     usual = {"devices": 8, "task_delay_us": 0, "faults": "", "exec_timeout": -1, "connect_timeout": -1}
-    usual["late_counts"] = 0
+    usual |= {"late_counts": 0, "memory_mb": 8192}
     for name, value in options.items():
         emulator.set_option(name, value)
     try:
@@ -68,6 +73,13 @@ def emulated(**options: Any) -> Iterator[None]:
     finally:
         for name in options:
             emulator.set_option(name, usual[name])
+
+
+def memory_used(device: torch.device) -> int:
+    """Bytes of the device's memory, HCCL's buffers among them."""
+    free, total = torch.npu.mem_get_info(device)
+    used: int = total - free
+    return used
 
 
 def on(device: torch.device, array: npt.NDArray[Any]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the tests of starting give the ranks: rank tables, ports, and an environment without the test's own launcher."""
+"""What the tests of starting share: rank tables, ports, an environment without the test's own launcher, an exchange."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import os
 import socket
 from pathlib import Path
 from typing import Any
+
+import torch
+
+import alltoallv.torch as at
+from alltoallv import Communicator
 
 
 def write_table(path: Path, servers: list[int], version: str = "1.0", **more: Any) -> str:
@@ -39,6 +44,12 @@ def write_table(path: Path, servers: list[int], version: str = "1.0", **more: An
                 device["super_device_id"] = device["rank_id"]
     path.write_text(json.dumps(table))
     return str(path)
+
+
+def exchange_works(comm: Communicator, device: torch.device) -> None:
+    x = torch.full((comm.size,), float(comm.rank)).to(device)
+    y = at.all_to_all_v(x, [1] * comm.size, [1] * comm.size, group=comm)
+    assert y.cpu().tolist() == list(range(comm.size))
 
 
 OWN = ("RANK", "WORLD_SIZE", "JOB_ID", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RESTART_COUNT")

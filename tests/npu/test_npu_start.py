@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from npu_ranks import caught, communicator, emulated, use_device
-from npu_starts import forget_launcher, free_port, write_table
+from npu_ranks import caught, communicator, emulated, meet, memory_used, use_device
+from npu_starts import exchange_works, forget_launcher, free_port, write_table
 
-import alltoallv.torch as at
-from alltoallv import Communicator, launch
+from alltoallv import Communicator, _core, launch
 from alltoallv.errors import (
     AllToAllVError,
     CommTimeoutError,
@@ -19,12 +20,6 @@ from alltoallv.errors import (
     PeerLostError,
 )
 from alltoallv.testing import Ranks
-
-
-def exchange_works(comm: Communicator, device: torch.device) -> None:
-    x = torch.full((comm.size,), float(comm.rank)).to(device)
-    y = at.all_to_all_v(x, [1] * comm.size, [1] * comm.size, group=comm)
-    assert y.cpu().tolist() == list(range(comm.size))
 
 
 def test_started_by_msrun(ranks: Ranks) -> None:
@@ -179,6 +174,7 @@ def test_a_rank_dies_in_init(ranks: Ranks) -> None:
 def test_a_rank_that_does_not_come(ranks: Ranks) -> None:
     def check(rank: int, size: int) -> None:
         use_device(rank)
+        meet()
         if rank == 0:
             with pytest.raises(CommTimeoutError, match="rank 1"):
                 Communicator.from_env(backend="hccl", timeout=1.0)
@@ -197,3 +193,62 @@ def test_asked_for_twice_it_is_the_same(ranks: Ranks) -> None:
             exchange_works(again, device)
 
     ranks(2, communicator=False)(check)
+
+
+def test_the_size_of_a_domains_buffer(ranks: Ranks) -> None:
+    """HCCL takes twice that; where it does not fit, every rank hears which size it was."""
+
+    def check(rank: int, size: int) -> tuple[Exception, list[str]]:
+        device = use_device(rank)
+        before, names = memory_used(device), []
+        with emulated(memory_mb=1000):
+            error = caught(lambda: Communicator.from_env("large:600", backend="hccl", timeout=20))
+            assert memory_used(device) == before
+            for name in ("small", "other"):
+                with Communicator.from_env(f"{name}:250", backend="hccl", timeout=20) as comm:
+                    assert memory_used(device) - before == 2 * 250 << 20
+                    exchange_works(comm, device)
+                    names.append(_core.hccl_comm_name(comm.core))
+        return error, names
+
+    outcomes = ranks(2, communicator=False)(check)
+    for error, names in outcomes:
+        assert isinstance(error, HcclError | PeerLostError)
+        assert 'MB of domain="name:MB" (now "large:600"' in str(error)
+        assert names == outcomes[0][1]
+        assert [name.rsplit("-", 1)[0] for name in names] == ["small", "other"]
+    assert any(isinstance(error, HcclError) and error.code == 26 for error, _ in outcomes)
+
+
+def test_what_hccl_makes_when_the_time_is_up_is_destroyed(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        device = use_device(rank)
+        meet()
+        before = memory_used(device)
+        late = ";HcclCommInitRootInfoConfig=delay:3500" if rank == 1 else ""
+        with emulated(faults="HcclCommDestroy=delay:500" + late):
+            with pytest.raises(
+                (CommTimeoutError, PeerLostError), match=r"HcclCommInitRootInfoConfig was not done after"
+            ):
+                Communicator.from_env(backend="hccl", timeout=1.5)
+            wait_until(lambda: memory_used(device) == before + (2 * 200 << 20))  # there it is
+            wait_until(lambda: memory_used(device) == before)
+        with Communicator.from_env(backend="hccl", timeout=30) as comm:
+            exchange_works(comm, device)
+
+    def wait_until(condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    ranks(2, communicator=False)(check)
+
+
+def test_root_info_of_another_device_leaves_the_current_one(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        use_device(2)
+        assert len(_core.hccl_root_info(5)) == _core.root_info_bytes
+        assert _core.npu_current_device() == 2
+
+    ranks(1, communicator=False)(check)

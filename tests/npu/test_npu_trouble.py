@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from npu_ranks import bits, caught, communicator, emulated, group, on, use_device
+from npu_ranks import bits, caught, communicator, emulated, group, meet, on, use_device
 
 import alltoallv.torch as at
 from alltoallv import Communicator, _core
@@ -260,12 +260,13 @@ def test_a_rank_dies_while_data_move(ranks: Ranks) -> None:
 def test_a_rank_that_comes_too_late_is_a_timeout_that_names_it(ranks: Ranks) -> None:
     def check(rank: int, size: int) -> None:
         device = use_device(rank)
-        comm = Communicator.from_env(backend="hccl", timeout=1.0)
+        meet()
+        comm = Communicator.from_env(backend="hccl", timeout=2.0)
         if rank == 0:
             with pytest.raises(CommTimeoutError, match="rank 1"):
                 exchange(comm, device)
         else:
-            time.sleep(2.0)
+            time.sleep(3.0)
             with pytest.raises((CommTimeoutError, PeerLostError)):
                 exchange(comm, device)
         comm.destroy()

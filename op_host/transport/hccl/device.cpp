@@ -99,6 +99,15 @@ void Device::copy_async(void* to, const void* from, size_t bytes, aclrtStream st
               where);
 }
 
+KeepDevice::KeepDevice() {
+    if (cann().aclrtGetDevice(&device_) != 0) device_ = -1;
+}
+
+KeepDevice::~KeepDevice() {
+    int32_t current = -1;
+    if (device_ >= 0 && (cann().aclrtGetDevice(&current) != 0 || current != device_)) cann().aclrtSetDevice(device_);
+}
+
 DeviceMemory::DeviceMemory(size_t bytes, const std::string& where) {
     check_acl(cann().aclrtMalloc(&data_, std::max<size_t>(bytes, 1), ACL_MEM_MALLOC_HUGE_FIRST), "aclrtMalloc", where);
 }

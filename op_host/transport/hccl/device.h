@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <string>
@@ -55,6 +56,18 @@ class Device {
     int index_ = 0;
     aclrtContext context_ = nullptr;
     aclrtStream stream_ = nullptr;
+};
+
+/// Gives the calling thread the device back that it had before; it keeps its new one if it had none.
+class KeepDevice {
+  public:
+    KeepDevice();
+    ~KeepDevice();
+    KeepDevice(const KeepDevice&) = delete;
+    KeepDevice& operator=(const KeepDevice&) = delete;
+
+  private:
+    int32_t device_ = -1;
 };
 
 /// Memory on the current device. When an exception takes it down it is not freed: what nobody has waited for may use

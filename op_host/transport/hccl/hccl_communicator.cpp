@@ -423,9 +423,14 @@ void HcclCommunicator::quant_reduce(const QuantReduction& q, double timeout) {
 void HcclCommunicator::begin_launch(aclrtStream stream, const std::string& where) {
     if (!comm_) return;
     comm_->check_async_error(where);
-    forget_completed();
+    forget_completed(where);
     if (launched_.empty() || launched_.back().stream == stream || !synchronizes("launch-order")) return;
     check_acl(cann().aclrtStreamWaitEvent(stream, launched_.back().event), "aclrtStreamWaitEvent", where);
+}
+
+std::string HcclCommunicator::hccl_name() const {
+    check_usable();
+    return comm_ ? comm_->name() : std::string();
 }
 
 /// HCCL may read the counts when the device comes to the call, not when it is made.
@@ -442,11 +447,11 @@ void HcclCommunicator::keep(std::unique_ptr<WireLayout> layout, aclrtStream stre
     check_acl(cann().aclrtRecordEvent(event, stream), "aclrtRecordEvent", where);
 }
 
-void HcclCommunicator::forget_completed() {
+void HcclCommunicator::forget_completed(const std::string& where) {
     while (!launched_.empty()) {
         aclrtEventRecordedStatus status = ACL_EVENT_RECORDED_STATUS_NOT_READY;
-        const aclError result = cann().aclrtQueryEventStatus(launched_.front().event, &status);
-        if (result != 0 || status != ACL_EVENT_RECORDED_STATUS_COMPLETE) return;
+        check_acl(cann().aclrtQueryEventStatus(launched_.front().event, &status), "aclrtQueryEventStatus", where);
+        if (status != ACL_EVENT_RECORDED_STATUS_COMPLETE) return;
         events_.push_back(launched_.front().event);
         launched_.pop_front();
     }
@@ -455,12 +460,18 @@ void HcclCommunicator::forget_completed() {
 /// Waits for what is still on the device, on whichever stream; not behind a failure, where it may never be done.
 void HcclCommunicator::drain(TimePoint deadline) {
     if (!synchronizes("drain")) return;
-    forget_completed();
-    for (useconds_t pause = 500; !launched_.empty() && Clock::now() < deadline; pause = std::min(2 * pause, 20'000U)) {
-        if (!usable() || (comm_ && comm_->async_error() != HCCL_SUCCESS)) return;
-        if (hooks().poll) hooks().poll();
-        usleep(pause);
-        forget_completed();
+    const std::string where = "leaving domain '" + domain() + "'";
+    try {
+        forget_completed(where);
+        for (useconds_t pause = 500; !launched_.empty() && Clock::now() < deadline;
+             pause = std::min(2 * pause, 20'000U)) {
+            if (!usable() || (comm_ && comm_->async_error() != HCCL_SUCCESS)) return;
+            if (hooks().poll) hooks().poll();
+            usleep(pause);
+            forget_completed(where);
+        }
+    } catch (const Error& error) {  // nobody can tell whether it will ever be done
+        end(error);
     }
 }
 

@@ -46,6 +46,8 @@ class HcclCommunicator final : public Communicator {
 
     /// The caller's, or null.
     HcclComm borrowed() const { return options_.comm; }
+    /// HCCL's name of its HcclComm, empty without one: the domain's, and a hash that makes it unique.
+    std::string hccl_name() const;
 
     void exchange(const Exchange& exchange, double timeout) override;
     /// Where HCCL returns success and does nothing, which the first call of an operator finds out, an error of class
@@ -103,7 +105,7 @@ class HcclCommunicator final : public Communicator {
     void end(const Error& error);
     void begin_launch(aclrtStream stream, const std::string& where);
     void keep(std::unique_ptr<WireLayout> layout, aclrtStream stream, const std::string& where);
-    void forget_completed();
+    void forget_completed(const std::string& where);
     void drain(TimePoint deadline);
 
     // fallback.cpp

@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "comm/hooks.h"
 #include "transport/hccl/library.h"
 #include "transport/hccl/result.h"
 #include "transport/hccl/wire_type.h"
@@ -48,15 +49,21 @@ std::string name_of(const HcclOptions& options) {
     return options.domain.substr(0, 90) + suffix;
 }
 
+/// Whether this HCCL takes a configuration, which has the buffer's size and the name; older releases do not.
+bool configures(const HcclOptions& options) {
+    if (!options.rank_table.empty()) return cann().HcclCommInitClusterInfoConfig != nullptr;
+    return cann().HcclCommInitRootInfoConfig != nullptr;
+}
+
 /// What the user can change, with its value.
 std::string buffer_of(const HcclOptions& options) {
     if (options.comm != nullptr) return buffer_variable() + ", or what the maker of hccl_comm has given it";
-    if (!options.buffer_mb) return buffer_variable();
+    if (!options.buffer_mb || !configures(options)) return buffer_variable();
     return "MB of domain=\"name:MB\" (now \"" + options.domain + ":" + std::to_string(*options.buffer_mb) +
            "\"; without it HCCL_BUFFSIZE counts)";
 }
 
-HcclResult init(const HcclOptions& options, const char*& call, HcclComm* comm) {
+HcclResult init(const HcclOptions& options, std::atomic<const char*>& call, HcclComm* comm) {
     const HcclLibrary& hccl = cann();
     HcclCommConfig config = hccl_default_config();
     config.hcclBufferSize = static_cast<uint32_t>(options.buffer_mb.value_or(hccl_config_not_set));
@@ -64,7 +71,7 @@ HcclResult init(const HcclOptions& options, const char*& call, HcclComm* comm) {
     std::memcpy(config.hcclCommName, name.c_str(), std::min(name.size(), sizeof config.hcclCommName - 1));
     const auto rank = static_cast<uint32_t>(options.rank), size = static_cast<uint32_t>(options.size);
     if (!options.rank_table.empty()) {
-        if (hccl.HcclCommInitClusterInfoConfig != nullptr) {
+        if (configures(options)) {
             call = "HcclCommInitClusterInfoConfig";
             return hccl.HcclCommInitClusterInfoConfig(options.rank_table.c_str(), rank, &config, comm);
         }
@@ -73,12 +80,19 @@ HcclResult init(const HcclOptions& options, const char*& call, HcclComm* comm) {
     }
     HcclRootInfo info;
     std::memcpy(info.internal, options.root_info.data(), sizeof info.internal);
-    if (hccl.HcclCommInitRootInfoConfig != nullptr) {
+    if (configures(options)) {
         call = "HcclCommInitRootInfoConfig";
         return hccl.HcclCommInitRootInfoConfig(size, &info, rank, &config, comm);
     }
     call = "HcclCommInitRootInfo";
     return hccl.HcclCommInitRootInfo(size, &info, rank, comm);
+}
+
+Error late(const std::string& where, const std::string& call, double waited) {
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, "%.1f s", waited);
+    return comm_timeout(where + ": " + call + " was not done after " + seconds +
+                        ": a rank is late or gone; HCCL itself waits for HCCL_CONNECT_TIMEOUT seconds");
 }
 
 }  // namespace
@@ -108,12 +122,18 @@ HcclGroup::HcclGroup(const HcclOptions& options, const Device& device, const std
     if (options.rank_table.empty() && options.root_info.size() != hccl_root_info_bytes)
         throw invalid_param("root_info has " + std::to_string(options.root_info.size()) + " bytes, expected " +
                             std::to_string(hccl_root_info_bytes));
+    if (options.buffer_mb && !configures(options) && options.rank == 0 && hooks().warn)
+        hooks().warn("domain '" + options.domain + ":" + std::to_string(*options.buffer_mb) +
+                     "' asks for a buffer of that many MB, which this HCCL cannot be told (it has no " +
+                     (options.rank_table.empty() ? "HcclCommInitRootInfoConfig" : "HcclCommInitClusterInfoConfig") +
+                     "): " + buffer_variable() + " counts");
     // HCCL waits for all ranks and cannot be interrupted: it does so on a thread that can be left behind.
+    const std::string where = "rank " + std::to_string(options.rank) + " of domain '" + options.domain + "'";
     enum class State : uint8_t { running, done, abandoned };
     struct Call {
         HcclOptions options;
         HcclComm comm = nullptr;
-        const char* name = "HcclCommInitRootInfo";
+        std::atomic<const char*> name{"HcclCommInitRootInfo"};
         aclError set_device = 0;
         HcclResult result = HCCL_SUCCESS;
         std::atomic<State> state{State::running};
@@ -128,10 +148,13 @@ HcclGroup::HcclGroup(const HcclOptions& options, const Device& device, const std
             cann().HcclCommDestroy(call->comm);
     });
     try {
+        const auto begin = std::chrono::steady_clock::now();
         for (auto pause = std::chrono::microseconds(200); call->state.load() == State::running;) {
             std::this_thread::sleep_for(pause);
             pause = std::min(pause * 2, std::chrono::microseconds(20000));
             poll();
+            const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+            if (waited.count() >= options.timeout) throw late(where, call->name.load(), waited.count());
         }
     } catch (...) {
         // Whoever comes second destroys what has been made after all.
@@ -142,9 +165,7 @@ HcclGroup::HcclGroup(const HcclOptions& options, const Device& device, const std
     }
     thread.join();
     check_acl(call->set_device, "aclrtSetDevice", "device " + std::to_string(device.index()));
-    if (call->result != HCCL_SUCCESS)
-        throw hccl_error(call->result, call->name,
-                         "rank " + std::to_string(options.rank) + " of domain '" + options.domain + "'", {buffer_, 0});
+    if (call->result != HCCL_SUCCESS) throw hccl_error(call->result, call->name.load(), where, {buffer_, 0});
     comm_ = call->comm;
     owned_ = true;
 }

@@ -40,7 +40,8 @@ std::string name_of(HcclComm comm);
 
 class HcclGroup {
   public:
-    /// Blocks until all ranks have come; `poll` is called meanwhile and may throw.
+    /// Blocks until all ranks have come, at most for `options.timeout`; `poll` is called meanwhile and may throw.
+    /// What HCCL makes after that is destroyed when it comes.
     HcclGroup(const HcclOptions& options, const Device& device, const std::function<void()>& poll);
     ~HcclGroup();
     HcclGroup(const HcclGroup&) = delete;
@@ -48,6 +49,9 @@ class HcclGroup {
 
     /// Frees it, if it is ours; waits up to 2 s while HCCL says that it is in use, and may then be called again.
     void destroy();
+
+    /// HCCL's name of it.
+    std::string name() const { return name_of(comm_); }
 
     /// Enqueue on `stream`; `where` begins the message of an error.
     void all_to_all_v(const void* input, void* output, const WireLayout& layout, HcclDataType type, aclrtStream stream,

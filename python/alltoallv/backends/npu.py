@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv.errors import BackendUnavailableError
+from alltoallv.errors import AllToAllVError, BackendUnavailableError, HcclError
 
 _POOL = 32
 _left_out = frozenset(os.environ.get("ALLTOALLV_TEST_WITHOUT", "").split(","))
@@ -125,6 +125,7 @@ class StreamWork:
     def __init__(self, core: _core.Communicator | None, device: torch.device, done: Any) -> None:
         self._core, self._device, self._done = core, device, done
         self._succeeded = False
+        self._failure: AllToAllVError | None = None
 
     def wait(self) -> None:
         """The current stream waits; the host does not. Raises what is known to have failed."""
@@ -134,9 +135,25 @@ class StreamWork:
 
     def is_completed(self) -> bool:
         """Raises what has failed: an event is also complete behind a launch that HCCL has given up."""
+        if self._failure is not None:
+            raise self._failure
         if not self._succeeded:
-            done = bool(self._done.query())
+            done = self._query()
             if self._core is not None:
                 self._core.check_enqueued(done)
             self._succeeded = done
         return self._succeeded
+
+    def _query(self) -> bool:
+        try:
+            return bool(self._done.query())
+        except RuntimeError as error:  # torch_npu's: nobody can tell whether the data have come or ever will
+            text = f"the NPU cannot tell whether an asynchronous call is done: {_first_line(error)}"
+        self._failure = HcclError(text)
+        if self._core is not None:
+            self._core.abort(text)
+        raise self._failure
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
