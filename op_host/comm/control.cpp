@@ -126,23 +126,25 @@ Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
 void ControlPlane::publish(Row& mine) {
     if (on_publish) return on_publish(mine, seq_);
     mine.seq.store(seq_, std::memory_order_release);
-    doorbell_.ring();
+    // Everybody waits for all rows: the last of them wakes the sleepers, once.
+    doorbell_.ring_if([&] {
+        for (int j = 0; j < size(); ++j)
+            if (!has_row(j, seq_)) return false;
+        return true;
+    });
 }
 
 void ControlPlane::await_rows(uint64_t seq) {
     int next = 0;
-    const auto arrived = [&](int j) {
-        return layout_.row(memory_->data(), j, seq).seq.load(std::memory_order_acquire) >= seq;
-    };
     wait(
         [&] {
-            while (next < size() && arrived(next)) ++next;
+            while (next < size() && has_row(next, seq)) ++next;
             return next == size();
         },
         [&] {
             std::vector<int> missing;
             for (int j = next; j < size(); ++j)
-                if (!arrived(j)) missing.push_back(j);
+                if (!has_row(j, seq)) missing.push_back(j);
             return missing;
         });
     settled_ = true;

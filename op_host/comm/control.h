@@ -172,6 +172,7 @@ class ControlPlane {
     [[noreturn]] void throw_timeout(const std::vector<int>& missing);
     [[noreturn]] void throw_poison() const;
     void compare_rows() const;
+    bool has_row(int rank, uint64_t seq) const { return row(rank, seq).seq.load(std::memory_order_acquire) >= seq; }
     void await_rows(uint64_t seq);
     std::string describe_ranks(const std::vector<int>& ranks) const;
     void record_start(DType dtype);

@@ -43,11 +43,18 @@ class Doorbell {
 
     /// After a release store that somebody may wait for. Costs one fence when nobody sleeps.
     void ring() {
+        ring_if([] { return true; });
+    }
+
+    /// The same where `completes` says whether anybody's wait ends now. Of several who store at once, the last to get
+    /// here sees what all of them have stored.
+    template <class Completes>
+    void ring_if(Completes&& completes) {
 #if defined(__SANITIZE_THREAD__)  // which knows no fences
-        if (header_.sleepers.fetch_add(0, std::memory_order_seq_cst) > 0) wake();
+        if (header_.sleepers.fetch_add(0, std::memory_order_seq_cst) > 0 && completes()) wake();
 #else
         std::atomic_thread_fence(std::memory_order_seq_cst);
-        if (header_.sleepers.load(std::memory_order_relaxed) > 0) wake();
+        if (header_.sleepers.load(std::memory_order_relaxed) > 0 && completes()) wake();
 #endif
     }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from alltoallv import _core, hccl, launch
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError
+from alltoallv.repeats import Repeats
 
 BACKENDS = ("auto", "shm", "hccl", "nccl", "gloo", "mpi")
 
@@ -38,6 +39,7 @@ class Communicator:
         self.domain: str = core.domain
         self.backend: str = core.backend
         self.name = f"communicator:{self.domain}:{next(_numbers)}"  # of this object, for graphs that cannot hold it
+        self.repeats = Repeats()
         by_name[self.name] = self
 
     @classmethod
@@ -137,6 +139,7 @@ class Communicator:
 
     def destroy(self) -> None:
         """Leaves the domain and frees what it holds; a second call does nothing."""
+        self.repeats = Repeats()
         self.core.destroy()
         _release_completed()
         for backend, made in list(_defaults.items()):

@@ -26,6 +26,7 @@ from alltoallv.numpy.arrays import (
     row_size,
     seconds,
 )
+from alltoallv.numpy.plan import Ready
 from alltoallv.numpy.work import Work
 from alltoallv.regions import check_lists_apart, lowest
 from alltoallv.request import Request, Sends, check_unit
@@ -129,6 +130,12 @@ def all_to_all_v(
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
     comm = resolve(group)
+    key = None
+    if type(send_counts) is list and type(recv_counts) is list and sdispls is rdispls is timeout is None:
+        sizes = tuple(send_counts), tuple(recv_counts), unit, getattr(input, "shape", None), getattr(out, "shape", None)
+        key = None if async_op else ("all_to_all_v", getattr(input, "dtype", None), sizes)
+        if key and (ready := comm.repeats.find(key)) and (result := ready(input, out)) is not None:
+            return result  # type: ignore[no-any-return]
     with guard(comm, "all_to_all_v"):
         check_unit(unit)
         limit = seconds(timeout)
@@ -150,6 +157,8 @@ def all_to_all_v(
         if told is not None:
             recv_counts = _agreed_rows(comm, recv_counts, told.tolist())
         call = _exchange_call(comm, x, sends.with_receives(recv_counts, rdispls), out, limit)
+        if key and told is None:
+            comm.repeats.keep(key, Ready(call.plan, x.size, call.output.shape, x.dtype))
     if async_op:
         return call.result, call.submit()
     output: Array = call.run()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,6 +16,25 @@ from alltoallv.errors import AllToAllVError, InvalidParamError, InvalidTensorErr
 from alltoallv.guard import guard
 from alltoallv.numpy.arrays import Array, address, check_apart, check_output, resolve, seconds
 from alltoallv.request import Sends
+
+
+class Ready:
+    """A checked exchange without gaps, for arrays that need no conversion."""
+
+    __slots__ = ("_dtype", "_nbytes", "_run", "_shape")
+
+    def __init__(self, plan: _core.Plan, input_size: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._shape, self._dtype, self._nbytes = shape, dtype, math.prod(shape) * dtype.itemsize
+        self._run = _core.ArrayPlan(plan, np.ndarray, dtype.char, input_size * dtype.itemsize, self._nbytes).run
+
+    def __call__(self, input: object, out: Array | None) -> Array | None:
+        """Runs it, and returns the output; None if these are no such arrays, with nothing done."""
+        if out is None:
+            try:
+                out = np.ndarray(self._shape, self._dtype, _core.allocate(self._nbytes))  # type: ignore[arg-type]
+            except AllToAllVError:  # for the guard to see
+                return None
+        return out if self._run(input, out) else None
 
 
 class Plan:
@@ -48,9 +70,7 @@ class Plan:
             self._gaps = sum(recvs) < self.output_size
             plan = _core.Plan(comm.core, "all_to_all_v", core_name(self.dtype), *request.layout)
             self._run = plan.run
-            self._nbytes = self.output_size * self.dtype.itemsize
-            input_bytes = self.input_size * self.dtype.itemsize
-            self._try = _core.ArrayPlan(plan, np.ndarray, self.dtype.char, input_bytes, self._nbytes).run
+            self._ready = Ready(plan, self.input_size, (self.output_size,), self.dtype)
 
     def __call__(self, input: Array, out: Array | None = None, *, timeout: float | None = None) -> Array:
         """Exchanges ``input``.
@@ -68,10 +88,8 @@ class Plan:
         Raises:
             As `all_to_all_v`.
         """
-        if timeout is None:
-            result = self._new_output() if out is None else out
-            if result is not None and self._try(input, result):
-                return result
+        if timeout is None and not (self._gaps and out is None) and (result := self._ready(input, out)) is not None:
+            return result
         with guard(self._communicator, "all_to_all_v"):
             self._check_input(input)
             if out is None:
@@ -87,15 +105,6 @@ class Plan:
             limit = -1.0 if timeout is None else seconds(timeout)
         self._run(source, target, limit)
         return out
-
-    def _new_output(self) -> Array | None:
-        """In the common case; None otherwise, or where it fails, for the guard to see."""
-        if self._gaps:
-            return None
-        try:
-            return np.ndarray(self.output_size, self.dtype, _core.allocate(self._nbytes))  # type: ignore[arg-type]
-        except AllToAllVError:
-            return None
 
     def _check_input(self, input: Array) -> None:
         if not isinstance(input, np.ndarray):

@@ -20,6 +20,7 @@ from alltoallv.torch import group as groups
 from alltoallv.torch import ops as ops
 from alltoallv.torch.calls import AnyCommunicator, Call
 from alltoallv.torch.group import Group, device_of
+from alltoallv.torch.ready import again, remember
 from alltoallv.torch.tensors import as_input, check_apart, check_output, needs_grad, region, row_size
 from alltoallv.torch.work import Work
 
@@ -104,6 +105,11 @@ def all_to_all_v(
     comm = groups.resolve(group, device_of(input))
     if comm is None:
         return (None, None) if async_op else None
+    what = None
+    if type(send_counts) is list and type(recv_counts) is list and sdispls is rdispls is None and not async_op:
+        what = ("all_to_all_v", tuple(send_counts), tuple(recv_counts), unit)
+        if (result := again(comm, what, input, out)) is not None:
+            return result
     with guard(comm, "all_to_all_v"):
         check_unit(unit)
         x = as_input("input", input)
@@ -128,11 +134,15 @@ def all_to_all_v(
         name, numel = groups.name_of(comm), math.prod(shape)
         return torch.ops.alltoallv.all_to_all_v(input, layout, numel, row, "all_to_all_v", name).view(shape)
     with guard(comm, "all_to_all_v"):
-        if out is None:
-            out = calls.new_output(comm, shape, x)
+        target = out
+        if target is None:
+            target = calls.new_output(comm, shape, x)
             if request.has_gaps(shape):
-                out.zero_()
-        call = calls.exchange(comm, "all_to_all_v", out, x, request.layout, row)
+                target.zero_()
+        call = calls.exchange(comm, "all_to_all_v", target, x, request.layout, row)
+        if what:
+            remember(call, what, input, out)
+        out = target
     if not async_op:
         call.run()
         return out
@@ -251,6 +261,11 @@ def all_to_all_single(
     comm = groups.resolve(group, device_of(input))
     if comm is None:
         return None
+    splits = output_split_sizes, input_split_sizes
+    repeats = not async_op and all(each is None or type(each) is list for each in splits)
+    what = ("all_to_all_single", *(each and tuple(each) for each in splits)) if repeats else None
+    if what and again(comm, what, input, output) is not None:
+        return None
     with guard(comm, "all_to_all_single"):
         check_tensor_pair(output, input)
         x = as_input("input", input)
@@ -265,6 +280,8 @@ def all_to_all_single(
         args = split_layout(sends, recvs, row)
         _core.check_exchange(x.numel(), output.numel(), *args, comm.size)
         call = calls.exchange(comm, "all_to_all_single", output, x, args, max(row, 1))
+        if what:
+            remember(call, what, input, output)
     return _finish(call, async_op)
 
 
@@ -323,6 +340,8 @@ def all_gather_into_tensor(
     comm = groups.resolve(group, device_of(input_tensor))
     if comm is None:
         return None
+    if not async_op and again(comm, "all_gather_into_tensor", input_tensor, output_tensor) is not None:
+        return None
     with guard(comm, "all_gather_into_tensor"):
         check_tensor_pair(output_tensor, input_tensor)
         x = as_input("input_tensor", input_tensor)
@@ -335,4 +354,5 @@ def all_gather_into_tensor(
         check_apart(output_tensor, x)
         layout = gather_layout(comm.size, x.numel())
         call = calls.exchange(comm, "all_gather_into_tensor", output_tensor, x, layout)
+        remember(call, "all_gather_into_tensor", input_tensor, output_tensor)
     return _finish(call, async_op)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -13,9 +11,10 @@ from alltoallv.counts import Counts
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.guard import guard
 from alltoallv.request import Sends
-from alltoallv.torch import calls, profile
+from alltoallv.torch import calls
 from alltoallv.torch import group as groups
 from alltoallv.torch.group import Group
+from alltoallv.torch.ready import Ready
 from alltoallv.torch.tensors import check_apart, check_output, check_tensor, core_name
 
 
@@ -55,9 +54,10 @@ class Plan:
             self.input_size = max(ends, default=0)
             (self.output_size,) = request.check(self.input_size)
             self._gaps = sum(recvs) < self.output_size
-            self._run: Callable[[int, int], None] | None = None
+            self._ready: Ready | None = None
             if isinstance(comm, Communicator):
-                self._run = _core.Plan(comm.core, "all_to_all_v", core_name(dtype), *request.layout).run
+                plan = _core.Plan(comm.core, "all_to_all_v", core_name(dtype), *request.layout)
+                self._ready = Ready(plan, dtype, self.input_size, self.output_size, (self.output_size,))
 
     def __call__(self, input: Tensor, out: Tensor | None = None) -> Tensor:
         """Exchanges ``input``.
@@ -74,6 +74,8 @@ class Plan:
         Raises:
             As `all_to_all_v`; InvalidParamError for an input that requires grad while gradients are recorded.
         """
+        if self._ready and not (self._gaps and out is None) and (result := self._ready(input, out)) is not None:
+            return result
         comm = self._communicator
         with guard(comm, "all_to_all_v"):
             self._check_input(input)
@@ -86,16 +88,8 @@ class Plan:
                 if out.numel() < self.output_size:
                     raise InvalidParamError(f"out has {out.numel()} elements, expected at least {self.output_size}")
                 check_apart(out, input)
-            if self._run is None:
-                call = calls.exchange(comm, "all_to_all_v", out, input, self._layout)
-            else:
-                calls.check_place(comm, input, out)
-        if self._run is None:
-            call.run()
-            return out
-        sends, _, recvs, _ = self._layout
-        with profile.span("all_to_all_v", comm, self.dtype.itemsize, sends, recvs):
-            self._run(input.data_ptr(), out.data_ptr())
+            call = calls.exchange(comm, "all_to_all_v", out, input, self._layout)
+        call.run()
         return out
 
     def _check_input(self, input: Tensor) -> None:

@@ -1,0 +1,34 @@
+"""Calls that repeat: what the checks of an earlier call have shown is not looked at again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable
+from typing import Any
+
+
+class Repeats:
+    """What a front end has made ready for the latest calls of one communicator.
+
+    The key of a call holds all that its checks depend on, except where the data lie.
+    """
+
+    __slots__ = ("_ready",)
+    limit = 256  # calls; programs whose counts change with every batch repeat none
+
+    def __init__(self) -> None:
+        self._ready: dict[Hashable, Any] = {}
+
+    def find(self, key: Hashable) -> Any:
+        """What `keep` was given with an equal key, or None."""
+        try:
+            return self._ready.get(key)
+        except TypeError:  # counts that are no integers: for the checks to refuse
+            return None
+
+    def keep(self, key: Hashable, ready: Any) -> None:
+        """To be called once the checks have passed."""
+        if len(self._ready) >= self.limit:
+            self._ready.clear()
+        with contextlib.suppress(TypeError):
+            self._ready[key] = ready

@@ -1,0 +1,87 @@
+"""A call whose like has been made before looks at its arrays only; everything else stays as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import alltoallv.numpy as an
+from alltoallv import Communicator
+from alltoallv.errors import AllToAllVError, InvalidParamError, InvalidTensorError, PeerMismatchError
+from alltoallv.memory import is_shared
+from alltoallv.repeats import Repeats
+from alltoallv.testing import Ranks
+
+
+@pytest.mark.parametrize("unit", ["element", "row"])
+def test_repeated_calls_move_the_data_of_each(ranks: Ranks, unit: Any) -> None:
+    def program(comm: Communicator) -> None:
+        tail = (3,) if unit == "row" else ()
+        counts = [[(i + j) % 3 for j in range(comm.size)] for i in range(comm.size)]
+        recvs = [counts[j][comm.rank] for j in range(comm.size)]
+        for step in range(4):
+            inputs = [np.arange(3 * sum(row)).reshape(-1, 3) + 100 * i + 1000 * step for i, row in enumerate(counts)]
+            flat = [x if unit == "row" else x[:, 0].copy() for x in inputs]
+            pieces = [np.split(x, np.cumsum(row))[comm.rank] for x, row in zip(flat, counts, strict=True)]
+            expected = np.concatenate(pieces)
+            out = np.full((sum(recvs), *tail), -1)
+            made = an.all_to_all_v(flat[comm.rank], counts[comm.rank], recvs, unit=unit, group=comm)
+            given = an.all_to_all_v(flat[comm.rank], counts[comm.rank], recvs, unit=unit, out=out, group=comm)
+            assert given is out
+            assert is_shared(made)
+            for got in (made, given):
+                assert got.shape == expected.shape
+                assert np.array_equal(got, expected)
+
+    ranks(3)(program)
+
+
+def test_what_was_refused_is_refused_again() -> None:
+    (comm,) = Communicator.threads(1)
+    x, out, read_only = np.arange(4.0), np.zeros(4), np.zeros(4)
+    read_only.flags.writeable = False
+    for _ in range(3):
+        assert an.all_to_all_v(x, [4], [4], out=out, group=comm) is out
+        with pytest.raises(InvalidParamError, match="overlap"):
+            an.all_to_all_v(x, [4], [4], out=x, group=comm)
+        with pytest.raises(InvalidTensorError, match="dtype"):
+            an.all_to_all_v(x, [4], [4], out=np.zeros(4, np.float32), group=comm)
+        with pytest.raises(InvalidTensorError, match="not contiguous"):
+            an.all_to_all_v(x, [4], [4], out=np.zeros(8)[::2], group=comm)
+        with pytest.raises(InvalidTensorError, match="not contiguous and writable"):
+            an.all_to_all_v(x, [4], [4], out=read_only, group=comm)
+        with pytest.raises(InvalidParamError, match="unit"):
+            an.all_to_all_v(x, [4], [4], unit="byte", group=comm)  # type: ignore[call-overload]
+        with pytest.raises((InvalidParamError, TypeError)):
+            an.all_to_all_v(x, [[4]], [4], group=comm)  # type: ignore[list-item]
+        assert an.all_to_all_v(np.arange(8.0)[::2], [4], [4], group=comm).tolist() == [0, 2, 4, 6]  # copied first
+        assert an.all_to_all_v([5, 6], [2], [2], group=comm).tolist() == [5, 6]
+    comm.destroy()
+    with pytest.raises(AllToAllVError):
+        an.all_to_all_v(x, [4], [4], out=out, group=comm)
+
+
+def test_a_disagreement_after_repeats_is_found(ranks: Ranks) -> None:
+    def program(comm: Communicator) -> None:
+        for sends in ([1, 2], [1, 2], [2, 1]):
+            recvs = [1, 1] if comm.rank == 0 else [2, 2]
+            x = np.arange(3)
+            if sends == [1, 2]:
+                an.all_to_all_v(x, sends, recvs, group=comm)
+            else:
+                with pytest.raises(PeerMismatchError, match="rank"):
+                    an.all_to_all_v(x, sends if comm.rank else [1, 2], recvs, group=comm)
+        assert an.all_to_all_v(np.arange(3), [1, 2], recvs, group=comm).size == sum(recvs)
+
+    ranks(2)(program)
+
+
+def test_what_is_kept_is_bounded() -> None:
+    repeats = Repeats()
+    for key in range(3 * Repeats.limit):
+        repeats.keep(key, str(key))
+        assert repeats.find(key) == str(key)
+    assert sum(repeats.find(key) is not None for key in range(3 * Repeats.limit)) <= Repeats.limit
+    assert repeats.find(([],)) is None

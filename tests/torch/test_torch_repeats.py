@@ -1,0 +1,97 @@
+"""A call whose like has been made before looks at its tensors only; everything else stays as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import alltoallv.torch as at
+from alltoallv import Communicator
+from alltoallv.errors import AllToAllVError, InvalidParamError, InvalidTensorError, PeerMismatchError
+from alltoallv.testing import Ranks
+
+
+@pytest.mark.parametrize("unit", ["element", "row"])
+def test_repeated_exchanges_move_the_data_of_each(ranks: Ranks, unit: Any) -> None:
+    def program(comm: Communicator) -> None:
+        counts = [[(i + j) % 3 for j in range(comm.size)] for i in range(comm.size)]
+        recvs = [counts[j][comm.rank] for j in range(comm.size)]
+        for step in range(4):
+            inputs = [torch.arange(3 * sum(row)).view(-1, 3) + 100 * i + 1000 * step for i, row in enumerate(counts)]
+            flat = [x if unit == "row" else x[:, 0].contiguous() for x in inputs]
+            expected = torch.cat([x.split(row)[comm.rank] for x, row in zip(flat, counts, strict=True)])
+            x, out = flat[comm.rank], torch.full_like(expected, -1)
+            made = at.all_to_all_v(x, counts[comm.rank], recvs, unit=unit, group=comm)
+            assert at.all_to_all_v(x, counts[comm.rank], recvs, unit=unit, out=out, group=comm) is out
+            single = torch.full_like(expected, -1)
+            assert at.all_to_all_single(single, x, recvs, counts[comm.rank], group=comm) is None
+            for got in (made, out, single):
+                assert torch.equal(got, expected)
+
+    ranks(3)(program)
+
+
+def test_repeated_gathers_and_equal_parts(ranks: Ranks) -> None:
+    def program(comm: Communicator) -> None:
+        for step in range(4):
+            inputs = [torch.arange(6.0).view(2, 3) + 10 * i + 100 * step for i in range(comm.size)]
+            whole = torch.full((2 * comm.size, 3), -1.0)
+            at.all_gather_into_tensor(whole, inputs[comm.rank], group=comm)
+            assert torch.equal(whole, torch.cat(inputs))
+            parts = torch.full((2, 3), -1.0)
+            at.all_to_all_single(parts, inputs[comm.rank], group=comm)
+            assert torch.equal(parts, torch.stack([x[comm.rank] for x in inputs]))
+
+    ranks(2)(program)
+
+
+def test_tensors_of_another_kind_take_the_way_that_suits_them() -> None:
+    (comm,) = Communicator.threads(1)
+    x, out = torch.arange(4.0), torch.zeros(4)
+    for _ in range(3):
+        assert at.all_to_all_v(x, [4], [4], out=out, group=comm) is out
+        assert at.all_to_all_v(torch.arange(8.0)[::2], [4], [4], group=comm).tolist() == [0, 2, 4, 6]
+        assert at.all_to_all_v(torch.arange(4.0).neg().to(torch.complex64).conj(), [4], [4], group=comm).tolist() == [
+            0,
+            -1,
+            -2,
+            -3,
+        ]
+        weighed = torch.ones(4, requires_grad=True)
+        at.all_to_all_v(weighed, [4], [4], group=comm).mul(2).sum().backward()
+        assert weighed.grad is not None
+        assert weighed.grad.tolist() == [2, 2, 2, 2]
+        with torch.no_grad():
+            assert not at.all_to_all_v(weighed, [4], [4], group=comm).requires_grad
+        parameter = torch.nn.Parameter(torch.ones(4))
+        assert at.all_to_all_v(parameter, [4], [4], group=comm).requires_grad
+        with pytest.raises(InvalidParamError, match="overlap"):
+            at.all_to_all_v(x, [4], [4], out=x, group=comm)
+        with pytest.raises(InvalidTensorError, match="dtype"):
+            at.all_to_all_v(x, [4], [4], out=torch.zeros(4, dtype=torch.float64), group=comm)
+        with pytest.raises(InvalidTensorError, match="not contiguous"):
+            at.all_to_all_v(x, [4], [4], out=torch.zeros(8)[::2], group=comm)
+        with pytest.raises(InvalidTensorError, match="layout"):
+            at.all_to_all_v(x.to_sparse(), [4], [4], group=comm)
+        with pytest.raises(InvalidParamError, match="unit"):
+            at.all_to_all_v(x, [4], [4], unit="byte", group=comm)  # type: ignore[call-overload]
+        with torch.profiler.profile() as profile:
+            at.all_to_all_v(x, [4], [4], out=out, group=comm)
+        assert any(event.name == "alltoallv.all_to_all_v" for event in profile.events() or ())
+    comm.destroy()
+    with pytest.raises(AllToAllVError):
+        at.all_to_all_v(x, [4], [4], out=out, group=comm)
+
+
+def test_a_disagreement_after_repeats_is_found(ranks: Ranks) -> None:
+    def program(comm: Communicator) -> None:
+        recvs = [1, 1] if comm.rank == 0 else [2, 2]
+        for sends in ([1, 2], [1, 2]):
+            at.all_to_all_v(torch.arange(3), sends, recvs, group=comm)
+        with pytest.raises(PeerMismatchError, match="rank"):
+            at.all_to_all_v(torch.arange(3), [2, 1] if comm.rank else [1, 2], recvs, group=comm)
+        assert at.all_to_all_v(torch.arange(3), [1, 2], recvs, group=comm).numel() == sum(recvs)
+
+    ranks(2)(program)
