@@ -74,7 +74,8 @@ def from_block(block: _core.Block, shape: Sequence[int], dtype: torch.dtype) -> 
     """The tensor of that shape over a block, which lives as long as the tensor's storage."""
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(block, dtype=torch.uint8).view(dtype).view(shape)
+    flat = torch.frombuffer(block, dtype=dtype)
+    return flat if len(shape) == 1 else flat.view(shape)
 
 
 def empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
