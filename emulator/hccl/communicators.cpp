@@ -206,6 +206,8 @@ HcclResult HcclCommDestroy(HcclComm comm) {
                                             "' have not finished: synchronize their streams first");
         remove_comm(comm);
         c->destroy();
+        if (finalized())
+            throw Failure(HCCL_E_RUNTIME, "'" + c->spec().name + "' has outlived ACL: aclFinalize was called before");
     });
 }
 

@@ -18,7 +18,7 @@ struct Context {
 
 struct State {
     std::mutex mutex;
-    bool initialized = false;
+    bool initialized = false, finalized = false;
     std::map<int, void*> primary;  // contexts, by device
     Handles<Context> contexts{"context", 0xC0E0, acl_error_rt_context_null};
 };
@@ -36,12 +36,19 @@ void initialize() {
     const std::lock_guard lock(state().mutex);
     if (state().initialized) throw Failure(acl_error_repeat_initialize, "called twice");
     state().initialized = true;
+    state().finalized = false;
 }
 
 void finalize() {
     const std::lock_guard lock(state().mutex);
     if (!state().initialized) throw Failure(acl_error_uninitialize, "aclInit has not been called");
     state().initialized = false;
+    state().finalized = true;
+}
+
+bool finalized() {
+    const std::lock_guard lock(state().mutex);
+    return state().finalized;
 }
 
 void check_device(int64_t device) {

@@ -10,6 +10,9 @@ namespace alltoallv::emulator {
 void initialize();
 void finalize();
 
+/// aclFinalize has been called, and aclInit has not since.
+bool finalized();
+
 /// This thread's device. Throws Failure when it has chosen none.
 int current_device();
 void set_device(int device);

@@ -6,22 +6,22 @@ back when a scene ends, and a communicator is made before: the ranks are those o
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import re
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
+import npu_waits
 import pytest
 import torch
 import torch.distributed as dist
 from npu_ranks import caught, communicator, emulated, group
+from npu_waits import caught_or, left_out
 
 import alltoallv.torch as at
-from alltoallv import _core
-from alltoallv.backends.npu import leave_out_synchronizations
 from alltoallv.errors import PeerMismatchError
 from alltoallv.testing import Ranks
 from alltoallv.torch import calls
@@ -106,22 +106,6 @@ def memory_of_async(rank: int, size: int, without: str) -> bool:
         return right
 
 
-def blocking_call(rank: int, size: int, without: str) -> bool:
-    """A call without a stream returns when the data are there."""
-    with communicator(rank) as (comm, device):
-        x = torch.full((size,), 1.0 + rank).to(device)
-        out = torch.zeros(size).to(device)
-        torch.npu.synchronize()
-        ones, places = [1] * size, list(range(size))
-        plan = _core.Plan(comm.core, "all_to_all_v", "float32", ones, places, ones, places)
-        with emulated(task_delay_us=DELAY), left_out(without):
-            plan.run(x.data_ptr(), out.data_ptr())
-            seen = torch.empty(size)
-            ctypes.memmove(seen.data_ptr(), out.data_ptr(), 4 * size)  # device memory is the host's here
-            torch.npu.synchronize()
-        return seen.tolist() == [1.0 + j for j in range(size)]
-
-
 def agreement(rank: int, size: int, without: str) -> bool:
     """Counts that disagree are found before anything is launched."""
     with communicator(rank) as (comm, device):
@@ -173,6 +157,23 @@ def first_behind_the_owners(rank: int, size: int, without: str) -> bool:
             return bool(y.cpu().sum() == total.cpu()[0])
 
 
+def first_behind_the_owners_queue(rank: int, size: int, without: str) -> bool:
+    """torch_npu may not yet have handed its own collective to HCCL when our first call makes its self-check."""
+    file = Path(tempfile.gettempdir()) / f"alltoallv-{os.environ['ALLTOALLV_JOB_ID']}"
+    with group(rank, size, str(file)) as (_, device):
+        x = torch.full((size,), 1.0 + rank).to(device)
+        total, other = x.clone(), torch.zeros(ELEMENTS).to(device)
+        dist.all_reduce(x.clone())  # makes it
+        torch.npu.synchronize()
+        with left_out(without if rank == 0 else ""):
+            for _ in range(2000):
+                torch.empty_like(other).copy_(other)
+            work = dist.all_reduce(total, async_op=True)
+            y = at.all_to_all_v(x, [1] * size, [1] * size)
+            work.wait()
+            return bool(y.cpu().sum() == total.cpu()[0])
+
+
 def destroyed_while_data_move(rank: int, size: int, without: str) -> bool:
     """HCCL refuses to free a communicator in use for longer than it is asked again."""
     with communicator(rank) as (comm, device):
@@ -185,49 +186,55 @@ def destroyed_while_data_move(rank: int, size: int, without: str) -> bool:
         return left is None and y.cpu().tolist() == [1.0 + j for j in range(size)]
 
 
-def caught_or(call: Callable[[], object]) -> object:
-    """What the call returns, or raises."""
-    try:
-        return call()
-    except Exception as error:
-        return error
-
-
-@contextlib.contextmanager
-def left_out(names: str) -> Iterator[None]:
-    leave_out_synchronizations(names)
-    try:
-        yield
-    finally:
-        leave_out_synchronizations("")
-
-
 SCENES: dict[str, Scene] = {
     "output-event": output_of_async,
     "input-event": input_of_async,
     "record-stream": memory_of_async,
     "task-queue": launches_behind_the_queue,
-    "device-wait": blocking_call,
-    "drain": destroyed_while_data_move,
+    "owner-queue": first_behind_the_owners_queue,
+    "owner-wait": first_behind_the_owners,
+    "launch-order": sync_behind_async,
     "kept-counts": counts_of_async,
     "agreement": agreement,
-    "launch-order": sync_behind_async,
-    "owner-wait": first_behind_the_owners,
+    "exchange-wait": npu_waits.blocking_exchange,
+    "reduction-wait": npu_waits.blocking_reduction,
+    "check-wait": npu_waits.self_check,
+    "verdict-wait": npu_waits.self_check,
+    "reduction-check-wait": npu_waits.self_check_of_a_reduction,
+    "fallback-counts": npu_waits.gather_and_slice,
+    "fallback-memory": npu_waits.gather_and_slice,
+    "meeting-wait": npu_waits.meeting,
+    "drain": destroyed_while_data_move,
+    "destroy-again": npu_waits.destroyed_behind_a_failure,
 }
 # torch_npu uses no device whose stream has failed.
-BREAKS_THE_DEVICE = ("kept-counts", "agreement", "launch-order", "owner-wait")
+BREAKS_THE_DEVICE = ("kept-counts", "agreement", "launch-order", "owner-wait", "owner-queue")
+BREAKS_THE_DEVICE += ("fallback-counts", "fallback-memory", "meeting-wait", "destroy-again")
 
 
 def test_every_switch_has_a_scene() -> None:
     found = set()
     for folder, suffix in (("op_host/transport/hccl", "*.cpp"), ("python/alltoallv/backends", "*.py")):
         for file in (ROOT / folder).glob(suffix):
-            found |= set(re.findall(r'synchronizes\("([a-z-]+)"\)', file.read_text()))
-    assert found == set(SCENES)
+            found |= set(re.findall(r'\b(?:synchronizes|wait)\("([a-z-]+)"', file.read_text()))
+    assert found == {*SCENES, "end-first"}
+
+
+@pytest.mark.parametrize("without", ["", "end-first"])
+def test_communicators_end_before_torch_npu(without: str) -> None:
+    """HCCL refuses what comes after ACL's end."""
+    env = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    env["ALLTOALLV_TEST_WITHOUT"] = without
+    env.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
+    command = [sys.executable, "-m", "alltoallv", "run", "--emulate-npu", "-n", "2", "--timeout", "120"]
+    program = str(ROOT / "tests/npu/programs/leaves_at_exit.py")
+    result = subprocess.run([*command, program], env=env, capture_output=True, text=True, check=False)
+    assert result.stdout.count("it has [0.0, 1.0]") == 2, result.stderr
+    assert ("HcclCommDestroy" in result.stderr) == bool(without), result.stderr
 
 
 def test_right_with_them(ranks: Ranks) -> None:
-    for scene in SCENES.values():
+    for scene in dict.fromkeys(SCENES.values()):
         assert all(ranks(2, communicator=False)(scene, ""))
 
 

@@ -4,7 +4,6 @@
 
 #include "transport/hccl/library.h"
 #include "transport/hccl/result.h"
-#include "transport/hccl/synchronization.h"
 
 namespace alltoallv {
 namespace {
@@ -73,14 +72,12 @@ void Device::abandon(aclrtStream stream) {
 
 bool Device::wait(aclrtStream stream, std::chrono::steady_clock::time_point deadline, const std::string& where,
                   const std::function<void()>& poll) {
-    if (!synchronizes("device-wait")) return true;
     const auto synchronize = [stream] { return cann().aclrtSynchronizeStreamWithTimeout(stream, slice_ms); };
     return wait_until(synchronize, "aclrtSynchronizeStreamWithTimeout", deadline, where, poll);
 }
 
 bool Device::wait_for_all(std::chrono::steady_clock::time_point deadline, const std::string& where,
                           const std::function<void()>& poll) {
-    if (!synchronizes("owner-wait")) return true;
     if (cann().aclrtSynchronizeDeviceWithTimeout == nullptr) {
         check_acl(cann().aclrtSynchronizeDevice(), "aclrtSynchronizeDevice", where);
         return true;

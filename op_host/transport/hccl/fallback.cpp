@@ -32,11 +32,11 @@ void HcclCommunicator::check_data_path() {
     std::iota(layout.begin() + static_cast<ptrdiff_t>(ranks), layout.begin() + static_cast<ptrdiff_t>(2 * ranks), 0);
     std::iota(layout.begin() + static_cast<ptrdiff_t>(3 * ranks), layout.end(), 0);
     comm_->all_to_all_v(input.data(), output.data(), layout, HCCL_DATA_TYPE_INT32, device_->stream(), where);
-    wait(device_->stream(), deadline(-1), where);
+    wait("check-wait", device_->stream(), deadline(-1), where);
     Device::copy(heard.data(), output.data(), bytes, ACL_MEMCPY_DEVICE_TO_HOST, where);
     bool right = true;
     for (int j = 0; j < size(); ++j) right = right && heard[static_cast<size_t>(j)] == token(j, rank(), size());
-    falls_back_ = !all_saw(right, where);
+    falls_back_ = !all_saw(right, device_->stream(), where);
     if (falls_back_ && rank() == 0 && hooks().warn)
         hooks().warn("domain '" + domain() +
                      "': HcclAlltoAllV returned success and did not move the data, as some CANN releases do; "
@@ -44,7 +44,7 @@ void HcclCommunicator::check_data_path() {
 }
 
 /// All ranks must come to one decision.
-bool HcclCommunicator::all_saw(bool right, const std::string& where) {
+bool HcclCommunicator::all_saw(bool right, aclrtStream stream, const std::string& where) {
     const auto ranks = static_cast<size_t>(size());
     const int32_t verdict = right ? passed : failed;
     std::vector<int32_t> heard(ranks, -1);
@@ -52,8 +52,8 @@ bool HcclCommunicator::all_saw(bool right, const std::string& where) {
     const DeviceMemory input(sizeof verdict, where), output(bytes, where);
     Device::copy(input.data(), &verdict, sizeof verdict, ACL_MEMCPY_HOST_TO_DEVICE, where);
     Device::copy(output.data(), heard.data(), bytes, ACL_MEMCPY_HOST_TO_DEVICE, where);
-    comm_->all_gather(input.data(), output.data(), 1, HCCL_DATA_TYPE_INT32, device_->stream(), where);
-    wait(device_->stream(), deadline(-1), where);
+    comm_->all_gather(input.data(), output.data(), 1, HCCL_DATA_TYPE_INT32, stream, where);
+    wait("verdict-wait", stream, deadline(-1), where);
     Device::copy(heard.data(), output.data(), bytes, ACL_MEMCPY_DEVICE_TO_HOST, where);
     for (const int32_t other : heard)
         if (other != passed && other != failed)
@@ -63,12 +63,12 @@ bool HcclCommunicator::all_saw(bool right, const std::string& where) {
 }
 
 /// Before the first reduction of a kind: a tiny one with a known result. Throws where it has not come.
-void HcclCommunicator::check_reduction(OpKind op) {
+void HcclCommunicator::check_reduction(OpKind op, aclrtStream stream) {
     if (!comm_) return;
     const std::string where = "the self-check of domain '" + domain() + "'", name(name_of(op));
     const bool first = !reduces_.contains(op);
     try {
-        if (first) reduces_[op] = reduces_rightly(op, where);
+        if (first) reduces_[op] = reduces_rightly(op, stream, where);
     } catch (const Error& error) {
         end(error);
         throw;
@@ -81,7 +81,7 @@ void HcclCommunicator::check_reduction(OpKind op) {
     throw Error(ErrorClass::hccl, ErrorType::HCCL_FAIL, text + "; use another CANN release");
 }
 
-bool HcclCommunicator::reduces_rightly(OpKind op, const std::string& where) {
+bool HcclCommunicator::reduces_rightly(OpKind op, aclrtStream stream, const std::string& where) {
     const bool scatters = op == OpKind::reduce_scatter;
     const auto ranks = static_cast<size_t>(size());
     std::vector<int32_t> mine(scatters ? ranks : 1);
@@ -89,15 +89,14 @@ bool HcclCommunicator::reduces_rightly(OpKind op, const std::string& where) {
     int32_t expected = 0, heard = -1;
     for (int i = 0; i < size(); ++i) expected += 1 + i + (scatters ? rank() : 0);
     const DeviceMemory input(mine.size() * sizeof(int32_t), where), output(sizeof heard, where);
-    wait_for_owner(where);
-    begin_launch(device_->stream(), where);
+    begin_launch(stream, where);
     Device::copy(input.data(), mine.data(), mine.size() * sizeof(int32_t), ACL_MEMCPY_HOST_TO_DEVICE, where);
     Device::copy(output.data(), &heard, sizeof heard, ACL_MEMCPY_HOST_TO_DEVICE, where);
     const auto reduce = scatters ? &HcclGroup::reduce_scatter : &HcclGroup::all_reduce;
-    (*comm_.*reduce)(input.data(), output.data(), 1, HCCL_DATA_TYPE_INT32, HCCL_REDUCE_SUM, device_->stream(), where);
-    wait(device_->stream(), deadline(-1), where);
+    (*comm_.*reduce)(input.data(), output.data(), 1, HCCL_DATA_TYPE_INT32, HCCL_REDUCE_SUM, stream, where);
+    wait("reduction-check-wait", stream, deadline(-1), where);
     Device::copy(&heard, output.data(), sizeof heard, ACL_MEMCPY_DEVICE_TO_HOST, where);
-    return all_saw(heard == expected, where);
+    return all_saw(heard == expected, stream, where);
 }
 
 void HcclCommunicator::gather_and_slice(const Exchange& x, void* output, std::span<const int64_t> recv_counts,
@@ -113,7 +112,7 @@ void HcclCommunicator::gather_and_slice(const Exchange& x, void* output, std::sp
         const DeviceMemory row(row_bytes, where), all(ranks * row_bytes, where);
         Device::copy(row.data(), x.send_counts.data(), row_bytes, ACL_MEMCPY_HOST_TO_DEVICE, where);
         comm_->all_gather(row.data(), all.data(), ranks, HCCL_DATA_TYPE_INT64, stream, where);
-        wait(stream, limit, where);
+        wait("fallback-counts", stream, limit, where);
         Device::copy(rows.data(), all.data(), ranks * row_bytes, ACL_MEMCPY_DEVICE_TO_HOST, where);
     }
     size_t longest = 0;
@@ -143,7 +142,7 @@ void HcclCommunicator::gather_and_slice(const Exchange& x, void* output, std::sp
                            all.data() + j * longest + static_cast<size_t>(before) * element,
                            static_cast<size_t>(recv_counts[j]) * element, stream, where);
     }
-    wait(stream, limit, where);  // before the memory goes
+    wait("fallback-memory", stream, limit, where);  // before the memory goes
 }
 
 }  // namespace alltoallv

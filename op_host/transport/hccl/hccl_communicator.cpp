@@ -130,7 +130,7 @@ void HcclCommunicator::find_control(const Meet& meet) {
         Device::copy(input.data(), mine.data(), bytes, ACL_MEMCPY_HOST_TO_DEVICE, where);
         Device::copy(output.data(), all.data(), all.size(), ACL_MEMCPY_HOST_TO_DEVICE, where);
         comm_->all_gather(input.data(), output.data(), bytes, HCCL_DATA_TYPE_UINT8, device_->stream(), where);
-        wait(device_->stream(), deadline(-1), where);
+        wait("meeting-wait", device_->stream(), deadline(-1), where);
         Device::copy(all.data(), output.data(), all.size(), ACL_MEMCPY_DEVICE_TO_HOST, where);
         std::vector<std::string> parts;
         for (size_t j = 0; j < ranks; ++j) parts.push_back(all.substr(j * bytes, bytes));
@@ -189,7 +189,8 @@ HcclCommunicator::TimePoint HcclCommunicator::deadline(double timeout) const {
     return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-void HcclCommunicator::wait(aclrtStream stream, TimePoint deadline, const std::string& where) {
+void HcclCommunicator::wait(const char* name, aclrtStream stream, TimePoint deadline, const std::string& where) {
+    if (!synchronizes(name)) return;
     const auto begin = Clock::now();
     try {
         if (Device::wait(stream, deadline, where, [&] { poll(where); })) return;
@@ -211,7 +212,7 @@ void HcclCommunicator::wait(aclrtStream stream, TimePoint deadline, const std::s
 
 /// Before a call of ours on our own stream: what the owner of a borrowed HcclComm has enqueued comes first.
 void HcclCommunicator::wait_for_owner(const std::string& where) {
-    if (options_.comm == nullptr) return;
+    if (options_.comm == nullptr || !synchronizes("owner-wait")) return;
     if (!Device::wait_for_all(deadline(-1), where, [&] { poll(where); }))
         throw comm_timeout(where + ": what was on the device before was not done in time");
 }
@@ -313,7 +314,7 @@ void HcclCommunicator::exchange(const Exchange& x, double timeout) {
             begin_launch(stream, where);
             move(x, output, recv_counts, rdispls, stream, limit, where);
             bytes_.fetch_add(bytes_of(recv_counts, x.dtype), std::memory_order_relaxed);
-            if (x.stream == nullptr) wait(stream, limit, where);
+            if (x.stream == nullptr) wait("exchange-wait", stream, limit, where);
         });
 }
 
@@ -374,6 +375,7 @@ void HcclCommunicator::reduce(const Reduction& r, double timeout) {
         fail(r.op, error);
         throw error;
     }
+    aclrtStream stream = r.stream;
     run(
         r.op, r.dtype,
         [&] {
@@ -386,11 +388,11 @@ void HcclCommunicator::reduce(const Reduction& r, double timeout) {
             } else {
                 look_at_control();
             }
-            check_reduction(r.op);
+            if (stream == nullptr) stream = device_->stream();
+            check_reduction(r.op, stream);
         },
         [&](const std::string& where) {
             const TimePoint limit = deadline(timeout);
-            aclrtStream stream = r.stream != nullptr ? r.stream : device_->stream();
             const size_t bytes = bytes_of(r.counts, r.dtype);
             const auto total = static_cast<uint64_t>(bytes / size_of(r.dtype));
             begin_launch(stream, where);
@@ -403,7 +405,7 @@ void HcclCommunicator::reduce(const Reduction& r, double timeout) {
             }
             keep(nullptr, stream, where);
             bytes_.fetch_add(bytes, std::memory_order_relaxed);
-            if (r.stream == nullptr) wait(stream, limit, where);
+            if (r.stream == nullptr) wait("reduction-wait", stream, limit, where);
         });
 }
 

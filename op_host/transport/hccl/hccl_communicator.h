@@ -88,7 +88,8 @@ class HcclCommunicator final : public Communicator {
     std::string where(OpKind op) const;
     void poll(const std::string& where) const;
     void look_at_control() const;
-    void wait(aclrtStream stream, TimePoint deadline, const std::string& where);
+    /// The host waits for a stream. `name`: see synchronization.h.
+    void wait(const char* name, aclrtStream stream, TimePoint deadline, const std::string& where);
     void wait_for_owner(const std::string& where);
     TimePoint deadline(double timeout) const;
 
@@ -110,9 +111,9 @@ class HcclCommunicator final : public Communicator {
 
     // fallback.cpp
     void check_data_path();
-    void check_reduction(OpKind op);
-    bool reduces_rightly(OpKind op, const std::string& where);
-    bool all_saw(bool right, const std::string& where);
+    void check_reduction(OpKind op, aclrtStream stream);
+    bool reduces_rightly(OpKind op, aclrtStream stream, const std::string& where);
+    bool all_saw(bool right, aclrtStream stream, const std::string& where);
     void gather_and_slice(const Exchange& exchange, void* output, std::span<const int64_t> recv_counts,
                           std::span<const int64_t> rdispls, aclrtStream stream, TimePoint limit,
                           const std::string& where);

@@ -15,6 +15,7 @@
 #include "comm/hooks.h"
 #include "transport/hccl/library.h"
 #include "transport/hccl/result.h"
+#include "transport/hccl/synchronization.h"
 #include "transport/hccl/wire_type.h"
 
 namespace alltoallv {
@@ -184,7 +185,7 @@ void HcclGroup::destroy() {
     HcclResult result = HCCL_SUCCESS;
     for (int i = 0; i < destroy_attempts; ++i) {
         result = cann().HcclCommDestroy(comm_);
-        if (result != HCCL_E_AGAIN) break;
+        if (result != HCCL_E_AGAIN || !synchronizes("destroy-again")) break;
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     if (result != HCCL_E_AGAIN) comm_ = nullptr;

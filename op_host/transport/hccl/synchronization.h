@@ -7,8 +7,8 @@
 
 namespace alltoallv {
 
-/// False for what has been left out: "agreement", "device-wait", "kept-counts", "drain",
-/// "launch-order", "owner-wait"; the Python side has its own
+/// False for what has been left out. Every synchronization of the transport has a name of its own, and a scene in
+/// tests/npu/test_npu_synchronization.py that goes wrong without it; the Python side has more
 /// (alltoallv/backends/npu.py).
 bool synchronizes(std::string_view name);
 

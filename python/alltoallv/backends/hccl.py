@@ -65,15 +65,15 @@ class Launches:
         sends, recvs = [x.numel() for x in inputs], [out.numel() for out in outputs]
         plan = _core.Plan(self.core, operator, dtype, sends, packed(sends), recvs, packed(recvs))
 
+        source = torch.cat([x.reshape(-1) for x in inputs])
+
         def start(stream: int) -> None:
-            source = torch.cat([x.reshape(-1) for x in inputs])
             target = torch.empty(sum(recvs), dtype=source.dtype, device=source.device)
-            stream = handle(npu().current_stream())  # behind torch.cat
             plan.run(source.data_ptr(), target.data_ptr(), -1.0, stream)
             for out, part in zip(outputs, target.split(recvs), strict=True):
                 out.copy_(part.view_as(out))
 
-        return self._streams.launch(inputs[0].device, start, wait, lambda: (*outputs, *inputs))
+        return self._streams.launch(inputs[0].device, start, wait, lambda: (*outputs, source))
 
     def learn(
         self,
@@ -120,9 +120,7 @@ class Launches:
             if op == "avg":
                 output.div_(self.core.size)
 
-        if operator not in self._does:
-            self._streams.settle(input.device)  # before the core's self-check on a stream of its own
-        elif not self._does[operator]:
+        if not self._does.get(operator, True):
             return False, None
         try:
             work = self._streams.launch(input.device, start, wait, lambda: (output, input))
@@ -189,8 +187,8 @@ class HcclMover(DeviceMover):
             options.poll = self._look
             options.device = self._device = device.index or 0
             options.comm = handle_of(group, device)
-            if options.comm and synchronizes("owner-wait"):
-                npu().synchronize(device)  # what torch_npu has queued for it comes before the core's self-check
+            if options.comm and synchronizes("owner-queue"):
+                handle(npu().current_stream(device))  # torch_npu's queue comes before the core's self-check
             with npu().device(device):
                 if not options.comm and self._size > 1:
                     mine = _core.hccl_root_info(options.device) if self._rank == 0 else bytes(_core.root_info_bytes)
@@ -388,7 +386,8 @@ class _MemberMover(DeviceMover):
 @lru_cache
 def end_before_torch_npu() -> None:
     """At exit HCCL goes first: torch_npu, imported before this is called, gives the devices back."""
-    atexit.register(_end_all)
+    if synchronizes("end-first"):
+        atexit.register(_end_all)
 
 
 _cores: weakref.WeakSet[_core.Communicator] = weakref.WeakSet()  # of groups; the core itself knows the others

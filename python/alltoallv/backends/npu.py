@@ -20,7 +20,7 @@ _left_out = frozenset(os.environ.get("ALLTOALLV_TEST_WITHOUT", "").split(","))
 def synchronizes(name: str) -> bool:
     """False for what tests have left out, to show that each synchronization is needed.
 
-    Here ``"input-event"``, ``"output-event"``, ``"record-stream"``, ``"task-queue"``; the core has more.
+    Every one has a name of its own, and a scene in tests/npu/test_npu_synchronization.py that goes wrong without it.
     """
     return name not in _left_out
 
@@ -50,7 +50,7 @@ class Streams:
     """
 
     def __init__(self, core: _core.Communicator | None = None, shared: Any = None) -> None:
-        self._core, self._shared, self._side = core, shared, shared
+        self._core, self._shared = core, shared
 
     def launch(
         self, device: torch.device, start: Callable[[int], Any], wait: bool, keep: Callable[[], Iterable[Tensor]]
@@ -68,9 +68,7 @@ class Streams:
             if wait and self._shared is None:
                 start(handle(current))
                 return None
-            if self._side is None:
-                self._side = _unused_stream(device)
-            side = self._side
+            side = self._shared or _side_of(self._core, device)
             if synchronizes("input-event"):
                 side.wait_stream(current)
             with npu().stream(side):
@@ -84,13 +82,17 @@ class Streams:
                     tensor.record_stream(side)
             return work
 
-    def settle(self, device: torch.device) -> None:
-        """The host waits for what others have enqueued for the same HcclComm."""
-        if self._shared is not None and synchronizes("owner-wait"):
-            npu().synchronize(device)
 
-
+_sides: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by communicator
 _in_use: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _side_of(core: _core.Communicator | None, device: torch.device) -> Any:
+    """The stream of a communicator's own, whoever launches on it."""
+    side = _sides.get(core)
+    if side is None:
+        side = _sides[core] = _unused_stream(device)
+    return side
 
 
 def _unused_stream(device: torch.device) -> Any:
