@@ -87,7 +87,7 @@ void ControlPlane::count_cpus() {
         together += std::popcount(cpus_[i]);
     }
     processors_ = std::min(together, quota_cpus());
-    spins_ = size() <= processors_ ? spins_with_room : 0;
+    spins_ = has_room() ? spins_with_room : 0;
     crowd_.set_cpus(processors_);
 }
 

@@ -49,6 +49,8 @@ class ControlPlane {
     const CpuSet& cpus() const { return cpus_; }
     /// Their number, as far as the quota lets them use them.
     int processors() const { return processors_; }
+    /// Whether there is one for every rank.
+    bool has_room() const { return size() <= processors_; }
 
     /// --- one operator, in this order -----------------------------------------------------------------------
     /// Starts the next operator and returns this rank's row to fill. Throws when poisoned. `timeout` < 0: the default.

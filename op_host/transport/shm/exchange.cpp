@@ -7,6 +7,9 @@
 namespace alltoallv {
 namespace {
 
+/// Bytes that a rank with a processor of its own sends straight into its peers' outputs.
+constexpr size_t pushed_from = 4096;
+
 /// Elements that a rank reads, regions that several peers get counted once, and writes.
 int64_t footprint(const Pair* pairs, int size) {
     int64_t total = 0;
@@ -60,11 +63,13 @@ void ShmCommunicator::announce_output(const void* output, size_t bytes, Row& min
     output_bytes_ = bytes;
 }
 
-/// Into private memory the alternatives are a system call per pair or a ring: the mailbox pays for longer, and longer
-/// still for peers whose last reads were slow.
+/// Where every rank has a processor, a second look at the peers costs less than a second copy, from a few KiB on. Into
+/// private memory the alternatives are a system call per pair or a ring: the mailbox pays for longer, and longer still
+/// for peers whose last reads were slow.
 size_t ShmCommunicator::inline_capacity(const Row& mine) const {
-    const bool to_private = mine.output.segment() == 0 && (mine.flags & row_learns) == 0;  // as the peers', supposedly
-    if (options_.path != "auto" || !to_private) return options_.inline_bytes;
+    if (options_.path != "auto" || (mine.flags & row_learns) != 0) return options_.inline_bytes;
+    if (mine.output.segment() != 0)  // as the peers', supposedly
+        return control_->has_room() ? std::min(options_.inline_bytes, pushed_from) : options_.inline_bytes;
     bool slow = false;  // by the rows of the last operator
     for (int j = 0; j < size(); ++j) slow |= (control_->row(j, control_->seq() - 1).flags & row_slow_reads) != 0;
     return slow ? control_->layout().inline_bytes() : 4 * options_.inline_bytes;
