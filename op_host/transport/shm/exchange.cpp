@@ -47,7 +47,10 @@ void ShmCommunicator::fill_pairs(const Exchange& x, Row& mine) {
     mine.recv_digest = expected;
     mine.root = x.root;
     mine.count = x.row;
-    if (reads_.slow()) mine.flags |= row_slow_reads;
+    if (reads_.slow()) {
+        mine.flags |= row_slow_reads;
+        reads_.passed(1);
+    }
     mine.input = Arena::instance().locate(x.input, extent(x.send_counts, x.sdispls, element, unit));
     if (learns) {
         mine.flags |= row_learns;

@@ -15,33 +15,50 @@
 
 namespace alltoallv {
 
-/// Whether copies of one kind have been slow of late. Not thread-safe.
+/// Whether copies of one kind have been slow in the operators of late. Not thread-safe.
 class Pace {
   public:
-    /// `enough`: bytes per nanosecond of a copy that is not slow.
+    /// `enough`: bytes per nanosecond of copies that are not slow.
     explicit Pace(double enough) : enough_(enough) {}
 
-    /// Asked once per copy: true if another way is better taken. Now and then it is false, for the next try.
-    bool slow() { return others_left_ > 0 && others_left_-- > 0; }
+    /// Before every operator: judges the last.
+    void begin() {
+        if (bytes_ == 0) return;
+        if (others_left_ > 0) {
+            --others_left_;
+        } else {
+            in_a_row_ = bytes_ < nanoseconds_ * enough_ ? in_a_row_ + 1 : 0;
+            if (in_a_row_ == convincing) {
+                in_a_row_ = convincing - trial;
+                others_left_ = others;
+            }
+        }
+        bytes_ = nanoseconds_ = 0;
+    }
 
-    int others_left() const { return others_left_; }
+    /// True if another way is better taken, throughout this operator. Now and then it is false, for another try.
+    bool slow() const { return others_left_ > 0; }
 
     template <class Copy>
     void time(size_t bytes, Copy&& copy) {
         const auto start = Clock::now();
         copy();
         const std::chrono::duration<double, std::nano> took = Clock::now() - start;
-        in_a_row_ = static_cast<double>(bytes) < took.count() * enough_ ? in_a_row_ + 1 : 0;
-        if (in_a_row_ < convincing) return;
-        in_a_row_ = convincing - 1;
-        others_left_ = others;
+        bytes_ += static_cast<double>(bytes);
+        nanoseconds_ += took.count();
     }
 
+    /// So many bytes went the other way.
+    void passed(size_t bytes) { bytes_ += static_cast<double>(bytes); }
+
   private:
-    static constexpr int convincing = 2;  // slow copies in a row; one may have been interrupted
-    static constexpr int others = 64;     // copies by the other way until this one is tried again
+    // The first copies into memory that no cache holds are slow whoever read it last: they prove nothing.
+    static constexpr int convincing = 3;  // slow operators in a row
+    static constexpr int trial = 2;       // of them, after others
+    static constexpr int others = 64;     // operators by the other way until this one is tried again
 
     double enough_;
+    double bytes_ = 0, nanoseconds_ = 0;  // of this operator
     int in_a_row_ = 0;
     int others_left_ = 0;
 };
@@ -52,14 +69,17 @@ class PeerWriter {
     /// `enough`: bytes per nanosecond with which ordinary stores are kept to.
     explicit PeerWriter(double enough) : pace_(enough) {}
 
-    /// Whether the next copies go past the caches.
-    bool streams() const { return pace_.others_left() > 0; }
+    void begin() { pace_.begin(); }
+
+    /// Whether this operator's copies go past the caches.
+    bool streams() const { return pace_.slow(); }
 
     void copy(void* to, const void* from, size_t bytes) {
         if (bytes < timed_from) {
             if (bytes > 0) std::memcpy(to, from, bytes);
         } else if (pace_.slow()) {
             kernel::copy_streaming(to, from, bytes);
+            pace_.passed(bytes);
         } else {
             pace_.time(bytes, [=] { std::memcpy(to, from, bytes); });
         }

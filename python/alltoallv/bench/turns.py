@@ -97,9 +97,7 @@ def _prepare(job: Job, name: str, case: Case) -> Turn:
     replies = job.ask(do="prepare", contender=name, case=case.asdict())
     wrong = sum(reply["wrong"] for reply in replies)
     turn = Turn(job, name, *_block(max(reply["once"] for reply in replies)), wrong, [])
-    for _ in range(2):  # the first calls were slow: look again
-        if turn.calls == 1:
-            break
+    for _ in range(3):  # the first calls were slow, by much where memory was new: look again
         turn.calls, turn.warm = _block(turn.play() / turn.calls)
     turn.samples.clear()
     return turn
