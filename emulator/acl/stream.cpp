@@ -59,7 +59,7 @@ aclError aclrtDestroyStreamForce(aclrtStream stream) {
     ACL_FUNCTION({
         check_pointer("stream", stream);
         const StreamPtr kept = remove_stream(stream);
-        kept->discard();
+        kept->discard(acl_error_rt_suspect_remote_error);
         alltoallv::abandon(kept);  // its end would wait for its thread
     });
 }
@@ -83,18 +83,26 @@ aclError aclrtStreamGetId(aclrtStream stream, int32_t* streamId) {
     ACL_FUNCTION(give("streamId", streamId, stream_of(stream)->id()););
 }
 
-// A stream runs on after a failure, whatever the mode, and reports it when it is synchronized: docs/emulator.md.
-aclError aclrtSetStreamFailureMode(aclrtStream stream, uint64_t) {
-    ACL_FUNCTION((void)stream_of(stream););
+aclError aclrtSetStreamFailureMode(aclrtStream stream, uint64_t mode) {
+    ACL_FUNCTION({
+        check_pointer("stream", stream);  // the mode of the default stream cannot be set
+        if (mode > acl_stop_on_failure)
+            throw Failure(acl_error_rt_param_invalid,
+                          "mode is " + std::to_string(mode) + ", expected 0 (continue) or 1 (stop)");
+        stream_of(stream)->stop_on_failure(mode == acl_stop_on_failure);
+    });
 }
 
-// Operators that overflow do not exist.
-aclError aclrtSetStreamOverflowSwitch(aclrtStream stream, uint32_t) {
-    ACL_FUNCTION((void)stream_of(stream););
+aclError aclrtSetStreamOverflowSwitch(aclrtStream stream, uint32_t flag) {
+    ACL_FUNCTION({
+        if (flag > 1)
+            throw Failure(acl_error_rt_param_invalid, "flag is " + std::to_string(flag) + ", expected 0 or 1");
+        stream_of(stream)->overflow_switch = flag;
+    });
 }
 
 aclError aclrtGetStreamOverflowSwitch(aclrtStream stream, uint32_t* flag) {
-    ACL_FUNCTION((void)stream_of(stream); give("flag", flag, 0););
+    ACL_FUNCTION(give("flag", flag, stream_of(stream)->overflow_switch.load()););
 }
 
 /// No stream is ever captured: to begin it fails.

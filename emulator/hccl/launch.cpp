@@ -106,12 +106,13 @@ int task(Comm& comm, const Launch& l, const std::optional<Fault>& fault, uint64_
 void enqueue(Checked call) {
     const StreamPtr stream = call.stream;
     if (call.launch.run) call.ticket = call.comm->called++;
-    // Also when a stream forgets the task.
-    std::shared_ptr<void> pending(nullptr, [comm = call.comm](void*) { --comm->pending; });
-    stream->enqueue([call = std::move(call), pending = std::move(pending)] {
-        const int code = task(*call.comm, call.launch, call.fault, call.ticket);
-        if (call.launch.run) ++call.comm->finished;
-        return code;
+    // Also when a stream forgets the task, or does not take it.
+    std::shared_ptr<void> done(nullptr, [comm = call.comm, collective = call.launch.run != nullptr](void*) {
+        if (collective) ++comm->finished;
+        --comm->pending;
+    });
+    stream->enqueue([call = std::move(call), done = std::move(done)] {
+        return task(*call.comm, call.launch, call.fault, call.ticket);
     });
 }
 

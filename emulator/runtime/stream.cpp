@@ -52,10 +52,20 @@ void Stream::enqueue(Task task, bool delayed) {
 }
 
 void Stream::enqueue(Item item) {
+    int stopped = 0;
     {
         const std::lock_guard lock(mutex_);
-        items_.push_back(std::move(item));
-        ++enqueued_;
+        stopped = stopped_;
+        if (stopped != 0) {
+            failure_ = stopped;
+        } else {
+            items_.push_back(std::move(item));
+            ++enqueued_;
+        }
+    }
+    if (stopped != 0) {
+        if (item.record) item.record->complete(stopped);
+        return;
     }
     queued_.notify_one();
 }
@@ -73,7 +83,7 @@ void Stream::record(std::shared_ptr<Record> record) {
     enqueue(Item{complete, false, record});
 }
 
-void Stream::discard() {
+void Stream::discard(int failure) {
     std::deque<Item> items;
     {
         const std::lock_guard lock(mutex_);
@@ -82,7 +92,13 @@ void Stream::discard() {
     }
     progressed_.notify_all();
     for (const Item& item : items)
-        if (item.record) item.record->complete(acl_error_rt_suspect_remote_error);
+        if (item.record) item.record->complete(failure);
+}
+
+void Stream::stop_on_failure(bool stops) {
+    const std::lock_guard lock(mutex_);
+    if (stops_) throw Failure(acl_error_rt_param_invalid, "the failure mode of a stream can be set once");
+    stops_ = stops;
 }
 
 void Stream::wait(std::shared_ptr<Record> record, double seconds) {
@@ -127,6 +143,12 @@ void Stream::run() {
         item = {};  // what the task holds goes before others learn that it is done
         lock.lock();
         if (failure_ == 0) failure_ = code;
+        if (code != 0 && stops_.value_or(false)) {
+            stopped_ = code;
+            lock.unlock();
+            discard(code);
+            lock.lock();
+        }
         ++finished_;
         progressed_.notify_all();
     }

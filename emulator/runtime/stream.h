@@ -2,12 +2,14 @@
 /// \brief Streams: a thread each, which runs tasks one after the other, later than the call that queued them.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -34,8 +36,11 @@ class Stream {
     /// (negative: no limit).
     void wait(std::shared_ptr<Record> record, double seconds);
 
-    /// Forgets the tasks that have not begun. Whoever waits for an event among them goes on, with a failure.
-    void discard();
+    /// Forgets the tasks that have not begun. Whoever waits for an event among them goes on, with this failure.
+    void discard(int failure);
+
+    /// From the next failure on, the stream runs nothing. What is queued then fails with that failure.
+    void stop_on_failure(bool stops);
 
     /// Waits until all that is queued now has run. False if it has not within `seconds` (negative: no limit).
     bool synchronize(double seconds);
@@ -44,6 +49,10 @@ class Stream {
     int take_failure();
 
     bool idle() const;
+
+    /// What aclrtSetStreamOverflowSwitch has set. Nothing here overflows.
+    std::atomic<uint32_t> overflow_switch{0};
+
     int device() const { return device_; }
     int id() const { return id_; }
 
@@ -64,6 +73,8 @@ class Stream {
     std::deque<Item> items_;
     uint64_t enqueued_ = 0, finished_ = 0;
     int failure_ = 0;
+    std::optional<bool> stops_;
+    int stopped_ = 0;  ///< the failure that did it
     bool closing_ = false;
     std::thread thread_;
 };

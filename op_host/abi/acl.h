@@ -42,6 +42,10 @@ inline constexpr aclError acl_error_rt_suspect_remote_error = 507057;
 inline constexpr uint32_t acl_event_sync = 0x1;
 inline constexpr uint32_t acl_event_time_line = 0x8;
 
+// Modes of aclrtSetStreamFailureMode.
+inline constexpr uint32_t acl_continue_on_failure = 0;
+inline constexpr uint32_t acl_stop_on_failure = 1;
+
 enum aclrtMemMallocPolicy {
     ACL_MEM_MALLOC_HUGE_FIRST = 0,
     ACL_MEM_MALLOC_HUGE_ONLY = 1,

@@ -188,6 +188,56 @@ void memory_freed_too_early_is_an_error_of_the_stream() {
     CHECK_EQ(aclrtDestroyStream(stream), 0);
 }
 
+/// A task that fails, and one behind it; then what the stream says. Whether the second has run.
+bool runs_on_after_a_failure(aclrtStream stream) {
+    const DeviceArray<int> value(std::vector<int>{-1});
+    void* freed = nullptr;
+    CHECK_EQ(aclrtMalloc(&freed, 100, ACL_MEM_MALLOC_HUGE_FIRST), 0);
+    option("task_delay_us", "20000");
+    CHECK_EQ(aclrtMemsetAsync(freed, 100, 0, 100, stream), 0);
+    CHECK_EQ(aclrtMemsetAsync(value.data(), value.bytes(), 0, value.bytes(), stream), 0);
+    CHECK_EQ(aclrtFree(freed), 0);
+    CHECK_EQ(aclrtSynchronizeStream(stream), acl_error_rt_param_invalid);
+    option("task_delay_us", "0");
+    return value.values()[0] == 0;
+}
+
+void a_failure_stops_a_stream_that_was_told_so() {
+    const aclrtStream usual = new_stream(), goes_on = new_stream(), stops = new_stream(), other = new_stream();
+    CHECK_EQ(aclrtSetStreamFailureMode(goes_on, acl_continue_on_failure), 0);
+    CHECK_EQ(aclrtSetStreamFailureMode(stops, acl_stop_on_failure), 0);
+    CHECK_EQ(aclrtSetStreamFailureMode(stops, acl_stop_on_failure), acl_error_rt_param_invalid);
+    check_message("can be set once");
+    CHECK_EQ(aclrtSetStreamFailureMode(usual, 2), acl_error_rt_param_invalid);
+    CHECK_EQ(aclrtSetStreamFailureMode(nullptr, acl_stop_on_failure), acl_error_rt_param_invalid);
+    CHECK(runs_on_after_a_failure(usual));
+    CHECK(runs_on_after_a_failure(goes_on));
+    CHECK_EQ(aclrtSynchronizeStream(usual), 0);  // reported once
+
+    aclrtEvent event;
+    CHECK_EQ(aclrtCreateEvent(&event), 0);
+    const DeviceArray<int> value(1);
+    CHECK_EQ(aclrtMemsetAsync(value.data(), value.bytes(), 0, value.bytes(), stops), 0);
+    CHECK_EQ(aclrtSynchronizeStream(stops), 0);
+    void* freed = nullptr;
+    CHECK_EQ(aclrtMalloc(&freed, 100, ACL_MEM_MALLOC_HUGE_FIRST), 0);
+    option("task_delay_us", "20000");
+    CHECK_EQ(aclrtMemsetAsync(freed, 100, 0, 100, stops), 0);
+    CHECK_EQ(aclrtMemsetAsync(value.data(), value.bytes(), 1, value.bytes(), stops), 0);
+    CHECK_EQ(aclrtRecordEvent(event, stops), 0);  // comes too late, and whoever waits for it learns why
+    CHECK_EQ(aclrtStreamWaitEvent(other, event), 0);
+    CHECK_EQ(aclrtFree(freed), 0);
+    CHECK_EQ(aclrtSynchronizeStream(other), acl_error_rt_param_invalid);
+    option("task_delay_us", "0");
+    CHECK_EQ(aclrtSynchronizeStream(stops), acl_error_rt_param_invalid);
+    CHECK_EQ(aclrtSynchronizeStream(stops), 0);  // reported once
+    CHECK_EQ(aclrtMemsetAsync(value.data(), value.bytes(), 1, value.bytes(), stops), 0);
+    CHECK_EQ(aclrtSynchronizeStream(stops), acl_error_rt_param_invalid);  // what comes later is not run either
+    CHECK_EQ(value.values()[0], 0);
+    CHECK_EQ(aclrtDestroyEvent(event), 0);
+    for (const aclrtStream stream : {usual, goes_on, stops, other}) CHECK_EQ(aclrtDestroyStream(stream), 0);
+}
+
 void failures_travel_with_events() {
     void* memory = nullptr;
     CHECK_EQ(aclrtMalloc(&memory, 100, ACL_MEM_MALLOC_HUGE_FIRST), 0);
@@ -290,6 +340,7 @@ int main(int argc, char** argv) {
                     {"memory knows its bounds", memory_knows_its_bounds},
                     {"a device can be full", a_device_can_be_full},
                     {"memory freed too early", memory_freed_too_early_is_an_error_of_the_stream},
+                    {"a failure stops a stream that was told so", a_failure_stops_a_stream_that_was_told_so},
                     {"failures travel with events", failures_travel_with_events},
                     {"a stream waits only so long", a_stream_waits_for_an_event_only_so_long},
                     {"threads choose their device", threads_choose_their_device},
