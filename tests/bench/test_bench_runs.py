@@ -198,7 +198,7 @@ def test_wrong_results_are_counted_before_and_after_the_blocks(
 
 
 class Scripted(Job):
-    """A job whose ranks are not there; it fails when it is first asked to do ``fails``."""
+    """A job whose ranks are not there, whose calls take 2 us but for the first; it fails when asked to do ``fails``."""
 
     def __init__(self, party: str, fails: str = "") -> None:
         self.party, self.size, self._fails = party, 2, fails
@@ -206,9 +206,10 @@ class Scripted(Job):
     def ask(self, **request: Any) -> list[dict[str, Any]]:
         if request["do"] == self._fails:
             raise PartyError(f"{self.party}: {self._fails}")
-        return {"prepare": [{"wrong": 0, "once": 1.0}] * 2, "run": [{"span": [0.0, 2e-6]}] * 2}.get(
-            request["do"], [{"wrong": 1}] * 2
-        )
+        return {
+            "prepare": [{"wrong": 0, "once": 1.0}] * 2,
+            "run": [{"span": [0.0, 2e-6 * request.get("calls", 0)]}] * 2,
+        }.get(request["do"], [{"wrong": 1}] * 2)
 
 
 @pytest.mark.parametrize("fails", ["prepare", "run", "check"])
@@ -219,6 +220,7 @@ def test_a_party_that_fails_is_taken_out_and_the_others_are_kept(fails: str) -> 
     assert row["failed"] == {"mpich": f"mpich: {fails}"}
     assert set(row["times"]) == {"ours", "copy"}
     assert row["times"]["ours"]["median_us"] == pytest.approx(2)
+    assert row["times"]["ours"]["calls"] == 10_000 * row["times"]["ours"]["blocks"]  # 20 ms each
     assert row["times"]["ours"]["wrong"] == 2
     assert row["algbw"] == pytest.approx((1 << 20) / 2e-6 / 1e9)
 

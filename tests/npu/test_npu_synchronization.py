@@ -22,6 +22,7 @@ from npu_ranks import caught, communicator, emulated, group
 from npu_waits import caught_or, left_out
 
 import alltoallv.torch as at
+from alltoallv import Communicator
 from alltoallv.errors import PeerMismatchError
 from alltoallv.testing import Ranks
 from alltoallv.torch import calls
@@ -142,6 +143,34 @@ def sync_behind_async(rank: int, size: int, without: str) -> bool:
         return seen == (ranks, [-j for j in ranks])
 
 
+def learnt_output_of_another_stream(rank: int, size: int, without: str) -> bool:
+    """A learnt output that its stream still reads does not become that of a call from another stream."""
+    with communicator(rank) as (comm, device), Communicator.from_env("second", backend="hccl") as second:
+        late = torch.zeros(ELEMENTS).to(device)
+        read = torch.zeros(size * ELEMENTS).to(device)
+        counts = [ELEMENTS] * size
+        inputs = [torch.full((size * ELEMENTS,), sign * (1.0 + rank)).to(device) for sign in (1, -1)]
+        for group in (comm, second):
+            at.all_to_all_v(inputs[0], counts, counts, group=group)
+        one, other = torch.npu.Stream(), torch.npu.Stream()
+        torch.npu.synchronize()
+        with left_out(without):
+            with torch.npu.stream(one):
+                learnt = at.all_to_all_v(inputs[0], counts, group=comm, async_op=True)[1].result()
+                torch.npu.synchronize()
+            with emulated(task_delay_us=DELAY):
+                with torch.npu.stream(one):
+                    for _ in range(8):
+                        torch.empty_like(late).copy_(late)  # keeps the stream busy
+                    at.all_to_all_v(learnt, counts, counts, out=read, group=second)
+                    del learnt
+                with torch.npu.stream(other):
+                    at.all_to_all_v(inputs[1], counts, group=comm, async_op=True)[1].wait()
+                torch.npu.synchronize()
+        sent = 1.0 + rank  # part r of everybody's output is what rank r has sent it
+        return bool((read.cpu().view(size, -1) == sent).all())
+
+
 def first_behind_the_owners(rank: int, size: int, without: str) -> bool:
     """torch_npu's communicator may be busy when our first call makes its self-check on a stream of its own."""
     file = Path(tempfile.gettempdir()) / f"alltoallv-{os.environ['ALLTOALLV_JOB_ID']}"
@@ -165,9 +194,9 @@ def first_behind_the_owners_queue(rank: int, size: int, without: str) -> bool:
         total, other = x.clone(), torch.zeros(ELEMENTS).to(device)
         dist.all_reduce(x.clone())  # makes it
         torch.npu.synchronize()
-        with left_out(without if rank == 0 else ""):
-            for _ in range(2000):
-                torch.empty_like(other).copy_(other)
+        with left_out(without if rank == 0 else ""), emulated(faults="aclrtMemcpyAsync*=delay:20"):
+            for _ in range(50):
+                torch.empty_like(other).copy_(other)  # keeps torch_npu's thread busy
             work = dist.all_reduce(total, async_op=True)
             y = at.all_to_all_v(x, [1] * size, [1] * size)
             work.wait()
@@ -190,6 +219,7 @@ SCENES: dict[str, Scene] = {
     "output-event": output_of_async,
     "input-event": input_of_async,
     "record-stream": memory_of_async,
+    "learnt-memory": learnt_output_of_another_stream,
     "task-queue": launches_behind_the_queue,
     "owner-queue": first_behind_the_owners_queue,
     "owner-wait": first_behind_the_owners,

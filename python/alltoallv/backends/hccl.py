@@ -8,6 +8,7 @@ agree over shared memory, or between hosts over TCP.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
@@ -91,7 +92,8 @@ class Launches:
         current = npu().current_stream(input.device)
 
         def allocate(counts: Sequence[int]) -> int:
-            with npu().stream(current):  # whose memory it is to the end
+            # Whose memory it is to the end; what is the launches' own is handed out again behind any of them.
+            with npu().stream(current) if synchronizes("learnt-memory") else contextlib.nullcontext():
                 made[:] = [torch.empty(sum(counts), dtype=input.dtype, device=input.device), list(counts)]
             address: int = made[0].data_ptr()
             return address
