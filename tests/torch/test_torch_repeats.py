@@ -77,6 +77,8 @@ def test_tensors_of_another_kind_take_the_way_that_suits_them() -> None:
             at.all_to_all_v(x.to_sparse(), [4], [4], group=comm)
         with pytest.raises(InvalidParamError, match="unit"):
             at.all_to_all_v(x, [4], [4], unit="byte", group=comm)  # type: ignore[call-overload]
+        with pytest.raises(RuntimeError):  # of a tensor that has no memory, and told to the peers
+            torch.func.vmap(lambda row: at.all_to_all_v(row, [4], [4], out=torch.zeros(4), group=comm))(x.view(1, 4))
         with torch.profiler.profile() as profile:
             at.all_to_all_v(x, [4], [4], out=out, group=comm)
         assert any(event.name == "alltoallv.all_to_all_v" for event in profile.events() or ())

@@ -28,21 +28,18 @@ class Ready:
 
     def __call__(self, input: Tensor, out: Tensor | None) -> Tensor | None:
         """Runs it, and returns the output; None if these are no such tensors, with nothing done."""
-        if not self._fits(input, self._input) or (input.requires_grad and is_grad_enabled()) or _profiler_enabled():
-            return None
-        if out is None:
-            try:
+        try:
+            if not self._fits(input, self._input) or (input.requires_grad and is_grad_enabled()) or _profiler_enabled():
+                return None
+            if out is None:
                 out = empty(self._shape, self._dtype)
-            except AllToAllVError:  # for the guard to see
+            elif not self._fits(out, self._output):
                 return None
-            source, target = input.data_ptr(), out.data_ptr()
-        else:
-            if not self._fits(out, self._output):
-                return None
-            source, target = input.data_ptr(), out.data_ptr()
-            size = self._dtype.itemsize
+            source, target, size = input.data_ptr(), out.data_ptr(), self._dtype.itemsize
             if source < target + size * out.numel() and target < source + size * input.numel():
                 return None
+        except (AllToAllVError, RuntimeError):  # no memory, or a tensor without any: for the guard to see
+            return None
         self._run(source, target)
         return out
 
