@@ -180,6 +180,12 @@ void ControlPlane::fail(OpKind op, const Error& error) {
     close(false, 0);
 }
 
+/// Milliseconds: no longer than until the timeout.
+int ControlPlane::sleep_limit() const {
+    const double left = op_timeout_ - seconds_since(started_);
+    return std::clamp(static_cast<int>(std::min(left, 1.0) * 1000) + 1, 1, sleep_ms);
+}
+
 bool ControlPlane::step_due(WaitState& state) const {
     if (poisoned()) return true;
     const auto now = Clock::now();

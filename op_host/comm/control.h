@@ -93,7 +93,7 @@ class ControlPlane {
             if (++state.rounds <= yields_before_sleep) {
                 if (crowd_.yield()) state.rounds = yields_before_sleep;
                 if (state.rounds % yields_per_step != 0) continue;
-            } else if (doorbell_.sleep(ready, sleep_ms)) {
+            } else if (doorbell_.sleep(ready, sleep_limit())) {
                 return;
             }
             if (step_due(state)) step(std::function<std::vector<int>()>(missing));
@@ -169,6 +169,7 @@ class ControlPlane {
     ControlHeader& header() const { return layout_.header(memory_->data()); }
     void start_clock(double timeout);
     void count_cpus();
+    int sleep_limit() const;
     bool step_due(WaitState& state) const;
     void step(const std::function<std::vector<int>()>& missing);
     [[noreturn]] void throw_timeout(const std::vector<int>& missing);

@@ -121,7 +121,8 @@ class Communicator:
         """Counters: ``operators``, ``failed_operators``; bytes per data path as ``bytes_inline``, ``bytes_push``,
         ``bytes_pull``, ``bytes_cma``, ``bytes_staged``, ``bytes_self``, each counted once, by the rank that made the
         last copy; the arena's ``arena_segments``, ``arena_bytes``, ``arena_used_bytes``, ``arena_quarantined_bytes``;
-        ``private_outputs`` and ``private_output_bytes`` for outputs beyond the budget; ``cma_permitted``.
+        ``private_outputs`` and ``private_output_bytes`` for outputs beyond the budget; ``cma_permitted``;
+        ``processors`` that the ranks have together, which take turns if they are more.
         """
         return self.core.stats()
 

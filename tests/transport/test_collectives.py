@@ -36,14 +36,15 @@ from alltoallv.testing import golden, reference
 Moved = tuple[Counters, Counters]
 Body = Callable[[Communicator, str, np.random.Generator], Counters]
 SIZES = range(1, 6)
-INLINE_LIMIT = 16384
+INLINE_LIMIT, LIMIT_WITH_ROOM = 16384, 4096  # bytes; room: a processor for every rank
 SHAPES = [(3,), (), (0,), (2, 0, 3), (4, 5), (1, 1, 7), (3000, 2)]  # the last one is too much to travel with the row
 BIG = SHAPES[-1]
 
 
-def carrier(path: str, payload: int) -> str:
+def carrier(communicator: Communicator, path: str, payload: int) -> str:
     """Which path carries ``payload`` bytes of a rank whose arrays lie where PLACES puts them."""
-    if path in ("inline", "auto") and payload <= INLINE_LIMIT:
+    has_room = communicator.size <= communicator.stats()["processors"]
+    if path in ("inline", "auto") and payload <= (LIMIT_WITH_ROOM if path == "auto" and has_room else INLINE_LIMIT):
         return "inline"
     return {"inline": "staged", "auto": "push"}.get(path, path)
 
@@ -92,7 +93,7 @@ def gather(communicator: Communicator, path: str, rng: np.random.Generator) -> C
         assert av.all_gather(x, out=out, group=communicator) is out
         golden.assert_bits_equal(out, expected, f"all_gather of shape {shape}")
         golden.assert_bits_equal(av.all_gather(x, group=communicator), expected)
-        sent = expected_bytes(carrier(path, x.nbytes), [every_rank(size, x.size)], [dtype.itemsize])
+        sent = expected_bytes(carrier(communicator, path, x.nbytes), [every_rank(size, x.size)], [dtype.itemsize])
         wanted += [sent, sent]
     return total(wanted)
 
@@ -109,7 +110,9 @@ def gather_into_tensor(communicator: Communicator, path: str, rng: np.random.Gen
             out = put(np.zeros_like(expected), PLACES[path][1])
             assert av.all_gather_into_tensor(out, x, communicator) is None
             golden.assert_bits_equal(out, expected, f"all_gather_into_tensor of shape {shape}")
-            wanted.append(expected_bytes(carrier(path, x.nbytes), [every_rank(size, x.size)], [dtype.itemsize]))
+            wanted.append(
+                expected_bytes(carrier(communicator, path, x.nbytes), [every_rank(size, x.size)], [dtype.itemsize])
+            )
     return total(wanted)
 
 
@@ -130,7 +133,7 @@ def single(communicator: Communicator, path: str, rng: np.random.Generator) -> C
             golden.assert_bits_equal(out, expected, f"all_to_all_single of shape {shape}")
             sent = x.nbytes // size * (size - 1)
             counts = every_rank(size, x.size // size)
-            wanted.append(expected_bytes(carrier(path, sent), [counts], [dtype.itemsize]))
+            wanted.append(expected_bytes(carrier(communicator, path, sent), [counts], [dtype.itemsize]))
     return total(wanted)
 
 
@@ -146,7 +149,7 @@ def uneven_single(communicator: Communicator, path: str, rng: np.random.Generato
         out = put(np.zeros_like(expected), PLACES[path][1])
         av.all_to_all_single(out, x, counts[:, r], counts[r].tolist(), communicator)
         golden.assert_bits_equal(out, expected, f"all_to_all_single, splits {counts.tolist()}, rows of {tail}")
-        wanted.append(expected_bytes(carrier(path, 0), [counts], [math.prod(tail) * dtype.itemsize]))
+        wanted.append(expected_bytes(carrier(communicator, path, 0), [counts], [math.prod(tail) * dtype.itemsize]))
     return total(wanted)
 
 
@@ -184,7 +187,7 @@ def lists(communicator: Communicator, path: str, rng: np.random.Generator) -> Co
             counts = np.zeros((size, size), int)
             counts[sender] = [math.prod(shape) for shape in shapes[sender]]
             sent = sum(math.prod(shapes[sender][j]) for j in range(size) if j != sender) * dtype.itemsize
-            wanted.append(expected_bytes(carrier(path, sent), [counts], [dtype.itemsize]))
+            wanted.append(expected_bytes(carrier(communicator, path, sent), [counts], [dtype.itemsize]))
     return total(wanted)
 
 
@@ -203,7 +206,7 @@ def from_every_root(communicator: Communicator, path: str, rng: np.random.Genera
             counts = np.zeros((size, size), int)
             counts[root] = array.size
             counts[root, root] = 0
-            wanted.append(expected_bytes(carrier(path, array.nbytes), [counts], [dtype.itemsize]))
+            wanted.append(expected_bytes(carrier(communicator, path, array.nbytes), [counts], [dtype.itemsize]))
     return total(wanted)
 
 
@@ -247,7 +250,7 @@ def mixture_of_experts(communicator: Communicator, path: str, rng: np.random.Gen
             for sender in range(size):
                 mine = np.where(np.arange(size)[:, None] == sender, counts, 0)
                 sent = int(mine.sum() - mine[sender, sender]) * row
-                wanted.append(expected_bytes(carrier(path, sent), [mine], [row]))
+                wanted.append(expected_bytes(carrier(communicator, path, sent), [mine], [row]))
     return total(wanted)
 
 

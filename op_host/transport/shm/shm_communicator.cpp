@@ -253,6 +253,7 @@ Stats ShmCommunicator::stats() const {
     stats["operators"] = operators_.load(std::memory_order_relaxed);
     stats["failed_operators"] = failed_.load(std::memory_order_relaxed);
     stats["cma_permitted"] = allows(Path::cma) ? 1 : 0;
+    stats["processors"] = static_cast<uint64_t>(control_->processors());
     const ArenaStats arena = Arena::instance().stats();
     stats["arena_segments"] = arena.segments;
     stats["arena_bytes"] = arena.segment_bytes;
