@@ -27,11 +27,11 @@ bench: build
 test: export CMAKE_ARGS += -DALLTOALLV_TESTS=ON -DALLTOALLV_WERROR=ON
 test: build
 	nox -t first
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-core-lane test-frameworks-lane
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-lane-a test-lane-b
 
 # Two at a time: much of what tests do is wait. Every line says whose it is.
-test-%-lane:
-	@set -o pipefail; nox -t $* 2>&1 | sed -u 's/^/[$*] /'
+test-lane-%:
+	@set -o pipefail; nox -t lane-$* 2>&1 | sed -u 's/^/[$*] /'
 
 test-core: build
 	pytest -m "not slow"

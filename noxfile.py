@@ -1,4 +1,5 @@
-"""The checks that ``make test`` runs, one session each; two tags of them at a time, after those of the tag ``first``.
+"""The checks that ``make test`` runs, one session each: those of the tag ``first``, then two lanes side by side, which
+take about as long as each other.
 
 The first three use the environment that nox was started from, normally ``.venv`` (``make test`` or
 ``.venv/bin/nox -s tests``); the others make their own, or a build of their own under ``build/``.
@@ -64,7 +65,7 @@ def cpp(session: nox.Session) -> None:
     ctest(session, build)
 
 
-@nox.session(venv_backend="none", tags=["core"])
+@nox.session(venv_backend="none", tags=["lane-a"])
 def tests(session: nox.Session) -> None:
     """The Python tests. Arguments after ``--`` go to pytest."""
     session.run("pytest", *RERUN, *selected(session))
@@ -77,7 +78,7 @@ def full(session: nox.Session) -> None:
         session.notify(name, posargs=["-m", "slow or not slow"])
 
 
-@nox.session(tags=["frameworks"])
+@nox.session(tags=["lane-b"])
 def torch(session: nox.Session) -> None:
     """The tests of alltoallv.torch, on the extension that the Python tests use."""
     if not has_debian(session, ("ip", "tc", "nsenter"), HOSTS_PACKAGES):
@@ -87,13 +88,13 @@ def torch(session: nox.Session) -> None:
     framework_tests(session, "tests/torch", "torch==2.13.*", *MODEL_READERS, "matplotlib>=3.8")
 
 
-@nox.session(tags=["frameworks"])
+@nox.session(tags=["lane-b"])
 def triton(session: nox.Session) -> None:
     """The Triton kernels, interpreted where there is no GPU."""
     framework_tests(session, "tests/triton_kernels", "torch==2.13.*", "triton>=3.4,<4")
 
 
-@nox.session(tags=["frameworks"])
+@nox.session(tags=["lane-b"])
 def triton_ascend(session: nox.Session) -> None:
     """The Triton kernels through Ascend's compiler, up to the assembler that only CANN has.
 
@@ -114,25 +115,25 @@ def triton_ascend_tests(session: nox.Session) -> None:
     framework_tests(session, "tests/triton_ascend", *requirements)
 
 
-@nox.session(tags=["core"])
+@nox.session(tags=["lane-a"])
 def mindspore(session: nox.Session) -> None:
     """The tests of alltoallv.mindspore; MindSpore's wheel is built for NumPy 1."""
     framework_tests(session, "tests/mindspore", "mindspore==2.10.*", "numpy<2")
 
 
-@nox.session(tags=["core"])
+@nox.session(tags=["lane-b"])
 def paddle(session: nox.Session) -> None:
     """The tests of alltoallv.paddle."""
     framework_tests(session, "tests/paddle", "paddlepaddle==3.3.*")
 
 
-@nox.session(tags=["frameworks"])
+@nox.session(tags=["lane-b"])
 def npu(session: nox.Session) -> None:
     """Tensors on emulated NPUs, with the torch_npu of PyPI."""
     framework_tests(session, "tests/npu", "torch==2.13.*", "torch_npu==2.13.*", "triton>=3.4,<4")
 
 
-@nox.session(tags=["core"])
+@nox.session(tags=["lane-a"])
 def sanitize(session: nox.Session) -> None:
     """Address and undefined-behaviour sanitizers: tests/cpp, then the tests of transport and communicator."""
     build = ROOT / "build" / "sanitize"
@@ -161,7 +162,7 @@ def sanitize(session: nox.Session) -> None:
         session.error("the sanitizers have something to report")
 
 
-@nox.session(venv_backend="none", tags=["core"])
+@nox.session(venv_backend="none", tags=["lane-a"])
 def tsan(session: nox.Session) -> None:
     """Thread sanitizer: what has threads in tests/cpp, thread ranks among them."""
     build = configure_core(session, "tsan", "-DALLTOALLV_SANITIZE=thread")
@@ -170,7 +171,7 @@ def tsan(session: nox.Session) -> None:
     ctest(session, build, "-E", "kernel|half|quantize", runner=runner)  # those have one thread
 
 
-@nox.session(venv_backend="none", tags=["core"])
+@nox.session(venv_backend="none", tags=["lane-b"])
 def aarch64(session: nox.Session) -> None:
     """Cross-compile the core and run its self-tests under qemu-user."""
     if platform.machine() == "aarch64":
@@ -181,7 +182,7 @@ def aarch64(session: nox.Session) -> None:
     ctest(session, build, "-R", "selftest|kernel|half|quantize")
 
 
-@nox.session(tags=["core"])
+@nox.session(tags=["lane-b"])
 def wheel(session: nox.Session) -> None:
     """Source distribution, wheel from it, and that wheel in a clean environment."""
     out = Path(session.create_tmp()) / "dist"
