@@ -112,7 +112,7 @@ void lateness(const Mode& mode, int size) {
         if (late) std::this_thread::sleep_for(std::chrono::milliseconds(900));
         fails(ErrorClass::comm_timeout, "rank " + std::to_string(size - 1) + " (pid ",
               [&] { communicator->exchange(attempt.exchange, -1); });
-        CHECK(seconds_since(start) >= 0.5 && seconds_since(start) < 0.5 + soon);
+        CHECK(seconds_since(start) < 0.5 + soon);  // the first to have waited so long ends all waits
         CHECK(attempt.output_untouched());
         CHECK(!communicator->usable());
         fails(ErrorClass::comm_timeout, "waited 0.5 s in operator #1", [&] { barrier(*communicator); });
