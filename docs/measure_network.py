@@ -77,9 +77,7 @@ def run_rank(sizes: list[float], seconds: float) -> None:
 
 
 def measure(rate: str, arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
-    with joined_hosts() as hosts, contextlib.ExitStack() as stack:
-        for host in hosts:
-            host.limit(rate, "256kb", "100ms")
+    with joined_hosts((rate, "256kb", "100ms")) as hosts, contextlib.ExitStack() as stack:
         processes = []
         for rank, host in enumerate(hosts):
             env = gloo_environment(hosts, rank, len(hosts), 29511) | {RANK: str(rank)}

@@ -28,16 +28,16 @@ if not _installed("torch"):
 
 
 @pytest.fixture
-def two_hosts() -> Callable[[], contextlib.AbstractContextManager[list[Host]]]:
-    """`joined_hosts`; skips where the machine forbids them."""
+def two_hosts() -> Callable[..., contextlib.AbstractContextManager[list[Host]]]:
+    """`joined_hosts`; skips where a program is missing or the machine forbids them, not where a command fails."""
 
     @contextlib.contextmanager
-    def joined_or_skipped() -> Iterator[list[Host]]:
+    def joined_or_skipped(limit: tuple[str, str, str] | None = None) -> Iterator[list[Host]]:
         with contextlib.ExitStack() as stack:
             try:
-                hosts = stack.enter_context(joined_hosts())
+                hosts = stack.enter_context(joined_hosts(limit))
             except BackendUnavailableError as error:
-                pytest.skip(str(error))
+                pytest.skip(f"no two hosts on this machine: {error}")
             yield hosts
 
     return joined_or_skipped

@@ -16,7 +16,7 @@ from alltoallv.testing.hosts import Host, gloo_environment
 
 FOLDER = Path(__file__).parent
 SECONDS = 100  # for all ranks
-TwoHosts = Callable[[], AbstractContextManager[list[Host]]]
+TwoHosts = Callable[..., AbstractContextManager[list[Host]]]
 
 
 def namespaces() -> set[str]:
@@ -66,3 +66,9 @@ def test_namespaces_are_removed_after_a_failure(two_hosts: TwoHosts) -> None:
     with pytest.raises(RuntimeError, match="on purpose"):
         fail()
     assert not names & namespaces()
+
+
+def test_a_command_that_fails_is_no_reason_to_skip(two_hosts: TwoHosts) -> None:
+    """What the machine forbids is one."""
+    with pytest.raises(RuntimeError, match="no rate"), two_hosts(("no rate", "256kb", "100ms")):
+        pass

@@ -17,6 +17,15 @@ from dataclasses import dataclass
 from alltoallv.errors import BackendUnavailableError
 
 _PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
+# What ip and tc say where the machine, not the command, is the reason; the last of a qdisc that the kernel lacks.
+_DENIALS = (
+    "not permitted",
+    "ermission denied",
+    "not supported",
+    "ead-only file system",
+    "nknown device type",
+    "kind is unknown",
+)
 _numbers = itertools.count()
 
 
@@ -48,11 +57,15 @@ class Host:
 
 
 @contextlib.contextmanager
-def joined_hosts() -> Iterator[list[Host]]:
+def joined_hosts(limit: tuple[str, str, str] | None = None) -> Iterator[list[Host]]:
     """Two hosts on one wire; gone afterwards, whatever happens.
 
+    Args:
+        limit: The arguments of `Host.limit`, for both.
+
     Raises:
-        BackendUnavailableError: the machine lacks a program or forbids namespaces.
+        BackendUnavailableError: the machine lacks a program, or forbids namespaces or the limit.
+        RuntimeError: it does neither, and yet a command fails.
     """
     if os.geteuid() != 0:
         raise BackendUnavailableError("network namespaces need root")
@@ -71,6 +84,8 @@ def joined_hosts() -> Iterator[list[Host]]:
             _run("ip", "-n", host.name, "address", "add", f"{host.address}/24", "dev", host.interface)
             _run("ip", "-n", host.name, "link", "set", host.interface, "up")
             _run("ip", "-n", host.name, "link", "set", "lo", "up")
+            if limit is not None:
+                host.limit(*limit)
         yield hosts
 
 
@@ -100,5 +115,9 @@ def _find(program: str) -> None:
 def _run(*command: str) -> None:
     _find(command[0])
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ended.returncode != 0:
-        raise BackendUnavailableError(f"this machine forbids `{' '.join(command)}`: {ended.stderr.strip()}")
+    if ended.returncode == 0:
+        return
+    said = f"`{' '.join(command)}`: {ended.stderr.strip()}"
+    if any(denial in ended.stderr for denial in _DENIALS):
+        raise BackendUnavailableError(f"this machine forbids {said}")
+    raise RuntimeError(f"this failed: {said}")

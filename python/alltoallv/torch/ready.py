@@ -62,7 +62,7 @@ def again(comm: AnyCommunicator, what: Hashable, input: Tensor, out: Tensor | No
     """
     if type(comm) is not Communicator or type(input) is not Tensor or (type(out) is not Tensor and out is not None):
         return None
-    ready = comm.repeats.find((what, input.dtype, input.shape, None if out is None else out.shape))
+    ready = comm.repeats.find(_key(what, input, out))
     return None if ready is None else ready(input, out)
 
 
@@ -71,4 +71,8 @@ def remember(call: Call, what: Hashable, input: Tensor, out: Tensor | None) -> N
     if isinstance(call, SharedCall) and isinstance(call.plan, _core.Plan):
         shape = call.output.shape
         ready = Ready(call.plan, input.dtype, input.numel(), shape.numel(), shape)
-        call.communicator.repeats.keep((what, input.dtype, input.shape, None if out is None else out.shape), ready)
+        call.communicator.repeats.keep(_key(what, input, out), ready)
+
+
+def _key(what: Hashable, input: Tensor, out: Tensor | None) -> Hashable:
+    return what, input.dtype, input.shape, None if out is None else out.shape
