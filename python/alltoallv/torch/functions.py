@@ -263,7 +263,7 @@ def all_to_all_single(
         return None
     splits = output_split_sizes, input_split_sizes
     repeats = not async_op and all(each is None or type(each) is list for each in splits)
-    what = ("all_to_all_single", *(each and tuple(each) for each in splits)) if repeats else None
+    what = ("all_to_all_single", *(None if each is None else tuple(each) for each in splits)) if repeats else None
     if what and again(comm, what, input, output) is not None:
         return None
     with guard(comm, "all_to_all_single"):
