@@ -115,8 +115,9 @@ void ShmCommunicator::connect() {
     };
     probe_peers();
     cache_bytes_ = last_level_cache_bytes(control_->cpus());
-    const int hands = options_.copy_threads > 0 ? options_.copy_threads
-                                                : std::min(control_->processors() / size(), most_copy_threads);
+    processors_ = control_->processors();
+    const int hands =
+        options_.copy_threads > 0 ? options_.copy_threads : std::min(processors_ / size(), most_copy_threads);
     if (hands > 1) crew_ = std::make_unique<CopyCrew>(static_cast<size_t>(hands - 1));
     awaited_.resize(peers_.size());
     outgoing_.reserve(peers_.size());
@@ -253,7 +254,7 @@ Stats ShmCommunicator::stats() const {
     stats["operators"] = operators_.load(std::memory_order_relaxed);
     stats["failed_operators"] = failed_.load(std::memory_order_relaxed);
     stats["cma_permitted"] = allows(Path::cma) ? 1 : 0;
-    stats["processors"] = static_cast<uint64_t>(control_->processors());
+    stats["processors"] = static_cast<uint64_t>(processors_);
     const ArenaStats arena = Arena::instance().stats();
     stats["arena_segments"] = arena.segments;
     stats["arena_bytes"] = arena.segment_bytes;

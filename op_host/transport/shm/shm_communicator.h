@@ -146,7 +146,8 @@ class ShmCommunicator final : public Communicator {
     std::shared_ptr<Links> links_;
     std::vector<PeerState> peers_;
     unsigned allowed_ = 0;          // bit per Path
-    size_t cache_bytes_ = 0;        // of all ranks' processors
+    int processors_ = 0;            // of all ranks together
+    size_t cache_bytes_ = 0;        // of these processors
     uint64_t probe_word_ = 0;       // private memory that peers try to read
     bool copying_ = false;          // this operator has begun to move data
     const void* output_ = nullptr;  // of this operator, once peers may know where it lies in the arena
