@@ -1,14 +1,12 @@
 // The flight recorder: each rank keeps its last operators in the control segment, where every peer can read them.
+#include "comm/flight.h"
+
 #include <algorithm>
-#include <string>
-#include <vector>
 
 #include "comm/control.h"
 
 namespace alltoallv {
 namespace {
-
-enum FlightState : uint64_t { flight_running, flight_done, flight_failed };
 
 constexpr const char* state_names[] = {"running", "done", "failed"};
 
@@ -34,12 +32,47 @@ void append_field(std::string& json, const char* name, uint64_t value) {
     json += std::string(", \"") + name + "\": " + std::to_string(value);
 }
 
+FlightOperator operator_of(const FlightEntry& entry) {
+    const uint64_t what = entry.what.load(std::memory_order_relaxed);
+    return {entry.seq.load(std::memory_order_relaxed),
+            static_cast<OpKind>(what >> 16),
+            static_cast<DType>(what >> 8 & 0xff),
+            std::min(static_cast<FlightState>(what & 0xff), FlightState::failed),
+            entry.bytes.load(std::memory_order_relaxed),
+            entry.start_ns.load(std::memory_order_relaxed),
+            entry.end_ns.load(std::memory_order_relaxed)};
+}
+
 }  // namespace
+
+std::string flight_json(const std::string& domain, int rank, int size, const std::vector<FlightOfRank>& ranks) {
+    std::string json = "{\"domain\": " + quoted(domain) + ", \"rank\": " + std::to_string(rank) +
+                       ", \"size\": " + std::to_string(size) + ", \"ranks\": [";
+    for (size_t j = 0; j < ranks.size(); ++j) {
+        json += (j > 0 ? ", " : "") + std::string("{\"rank\": ") + std::to_string(ranks[j].rank);
+        append_field(json, "pid", ranks[j].pid);
+        json += std::string(", \"left\": ") + (ranks[j].left ? "true" : "false") + ", \"operators\": [";
+        for (size_t i = 0; i < ranks[j].operators.size(); ++i) {
+            const FlightOperator& one = ranks[j].operators[i];
+            json += (i > 0 ? ", " : "") + std::string("{\"seq\": ") + std::to_string(one.seq);
+            json += ", \"operator\": \"" + std::string(name_of(one.op)) + "\"";
+            json += ", \"dtype\": \"" + std::string(name_of(one.dtype)) + "\"";
+            json += std::string(", \"state\": \"") + state_names[static_cast<size_t>(one.state)] + "\"";
+            append_field(json, "bytes", one.bytes);
+            append_field(json, "start_ns", one.start_ns);
+            append_field(json, "end_ns", one.end_ns);
+            json += "}";
+        }
+        json += "]}";
+    }
+    return json + "]}";
+}
 
 void ControlPlane::record_start(DType dtype) {
     FlightEntry& entry = status(rank()).flight[seq_ % flight_length];
     entry.seq.store(seq_, std::memory_order_relaxed);
-    entry.what.store(static_cast<uint64_t>(op_) << 16 | static_cast<uint64_t>(dtype) << 8 | flight_running,
+    entry.what.store(static_cast<uint64_t>(op_) << 16 | static_cast<uint64_t>(dtype) << 8 |
+                         static_cast<uint64_t>(FlightState::running),
                      std::memory_order_relaxed);
     entry.bytes.store(0, std::memory_order_relaxed);
     entry.start_ns.store(nanoseconds(started_), std::memory_order_relaxed);
@@ -50,40 +83,23 @@ void ControlPlane::record_end(bool ok, uint64_t bytes) {
     FlightEntry& entry = status(rank()).flight[seq_ % flight_length];
     if (entry.seq.load(std::memory_order_relaxed) != seq_) return;  // refused before it started
     const uint64_t what = entry.what.load(std::memory_order_relaxed) & ~uint64_t{0xff};
-    entry.what.store(what | (ok ? flight_done : flight_failed), std::memory_order_relaxed);
+    entry.what.store(what | static_cast<uint64_t>(ok ? FlightState::done : FlightState::failed),
+                     std::memory_order_relaxed);
     entry.bytes.store(bytes, std::memory_order_relaxed);
     entry.end_ns.store(nanoseconds(Clock::now()), std::memory_order_relaxed);
 }
 
 std::string ControlPlane::flight_record() const {
-    std::string json = "{\"domain\": " + quoted(domain()) + ", \"rank\": " + std::to_string(rank()) +
-                       ", \"size\": " + std::to_string(size()) + ", \"ranks\": [";
+    std::vector<FlightOfRank> ranks;
     for (int j = 0; j < size(); ++j) {
         const RankStatus& peer = status(j);
-        json += (j > 0 ? ", " : "") + std::string("{\"rank\": ") + std::to_string(j);
-        append_field(json, "pid", peer.pid.load(std::memory_order_relaxed));
-        json += std::string(", \"left\": ") + (has_left(j) ? "true" : "false") + ", \"operators\": [";
-        std::vector<const FlightEntry*> entries;
+        FlightOfRank& one =
+            ranks.emplace_back(FlightOfRank{j, peer.pid.load(std::memory_order_relaxed), has_left(j), {}});
         for (const FlightEntry& entry : peer.flight)
-            if (entry.seq.load(std::memory_order_relaxed) != 0) entries.push_back(&entry);
-        std::sort(entries.begin(), entries.end(), [](const FlightEntry* a, const FlightEntry* b) {
-            return a->seq.load(std::memory_order_relaxed) < b->seq.load(std::memory_order_relaxed);
-        });
-        for (size_t i = 0; i < entries.size(); ++i) {
-            const uint64_t what = entries[i]->what.load(std::memory_order_relaxed);
-            json += (i > 0 ? ", " : "") + std::string("{\"seq\": ") +
-                    std::to_string(entries[i]->seq.load(std::memory_order_relaxed));
-            json += ", \"operator\": \"" + std::string(name_of(static_cast<OpKind>(what >> 16))) + "\"";
-            json += ", \"dtype\": \"" + std::string(name_of(static_cast<DType>(what >> 8 & 0xff))) + "\"";
-            json += std::string(", \"state\": \"") + state_names[std::min<uint64_t>(what & 0xff, flight_failed)] + "\"";
-            append_field(json, "bytes", entries[i]->bytes.load(std::memory_order_relaxed));
-            append_field(json, "start_ns", entries[i]->start_ns.load(std::memory_order_relaxed));
-            append_field(json, "end_ns", entries[i]->end_ns.load(std::memory_order_relaxed));
-            json += "}";
-        }
-        json += "]}";
+            if (entry.seq.load(std::memory_order_relaxed) != 0) one.operators.push_back(operator_of(entry));
+        std::ranges::sort(one.operators, {}, &FlightOperator::seq);
     }
-    return json + "]}";
+    return flight_json(domain(), rank(), size(), ranks);
 }
 
 }  // namespace alltoallv

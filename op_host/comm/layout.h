@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "comm/collective.h"
+#include "comm/flight.h"
 
 namespace alltoallv {
 
@@ -91,10 +92,8 @@ enum class RankState : uint32_t { absent, joined, ready, left };
 
 /// One operator in the flight recorder.
 struct FlightEntry {
-    std::atomic<uint64_t> seq, what, bytes, start_ns, end_ns;  // what: op << 16 | dtype << 8 | state
+    std::atomic<uint64_t> seq, what, bytes, start_ns, end_ns;  // what: op << 16 | dtype << 8 | FlightState
 };
-
-inline constexpr size_t flight_length = 64;
 
 struct alignas(cache_line) RankStatus {
     std::atomic<RankState> state;

@@ -464,7 +464,7 @@ def test_a_group_whose_call_fails_after_the_agreement_ends(ranks: Ranks, tmp_pat
 def test_abort_and_use_after_destroy(ranks: Ranks) -> None:
     def check(rank: int, size: int) -> None:
         device = use_device(rank)
-        comm = Communicator.from_env(backend="hccl", timeout=20)
+        comm = Communicator.from_env('experts "a"', backend="hccl", timeout=20)
         exchange(comm, device)
         if rank == 0:
             comm.abort("enough")
@@ -477,7 +477,10 @@ def test_abort_and_use_after_destroy(ranks: Ranks) -> None:
             exchange(comm, device)
         with communicator(rank) as (fresh, _):
             assert exchange(fresh, device) == list(range(size))
-        record = comm.flight_record()["ranks"][0]["operators"]
-        assert [entry["operator"] for entry in record][:1] == ["all_to_all_v"]
+        record = comm.flight_record()
+        assert record["domain"] == comm.domain
+        first = record["ranks"][0]["operators"][0]
+        assert (first["operator"], first["state"], first["bytes"]) == ("all_to_all_v", "done", size * 4)
+        assert first["start_ns"] <= first["end_ns"]
 
     ranks(2, communicator=False)(check)

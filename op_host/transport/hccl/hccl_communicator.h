@@ -19,7 +19,9 @@
 
 #include "comm/call_queue.h"
 #include "comm/communicator.h"
+#include "comm/flight.h"
 #include "transport/hccl/hccl_group.h"
+#include "transport/hccl/launches.h"
 
 namespace alltoallv {
 
@@ -66,26 +68,12 @@ class HcclCommunicator final : public Communicator {
     std::string flight_record() const override;
 
   private:
-    /// A launch that the device may not have finished: what it reads on the host stays until then.
-    struct Launch {
-        aclrtEvent event;
-        aclrtStream stream;
-        std::unique_ptr<WireLayout> layout;
-    };
-    struct FlightEntry {
-        uint64_t seq;
-        OpKind op;
-        DType dtype;
-        const char* state;
-        int64_t start_ns, end_ns;
-    };
     using TimePoint = std::chrono::steady_clock::time_point;
 
     void share_root_info();
     void find_control(const Meet& meet);
     void check_usable() const;
     bool agrees(uint64_t seq) const;
-    std::string where(OpKind op) const;
     void poll(const std::string& where) const;
     void look_at_control() const;
     /// The host waits for a stream. `name`: see synchronization.h.
@@ -93,6 +81,11 @@ class HcclCommunicator final : public Communicator {
     void wait_for_owner(const std::string& where);
     TimePoint deadline(double timeout) const;
 
+    void end(const Error& error);
+    void drain(TimePoint deadline);
+
+    // operators.cpp
+    std::string where(OpKind op) const;
     /// Runs one operator in its turn; what fails after the agreement ends the communicator for all ranks.
     template <class Agree, class Body>
     void run(OpKind op, DType dtype, Agree&& agree, Body&& body);
@@ -103,11 +96,7 @@ class HcclCommunicator final : public Communicator {
     void gather(const Exchange& exchange, void* output, std::span<const int64_t> rdispls, aclrtStream stream,
                 const std::string& where);
     void copy_own(const Exchange& exchange, void* output, aclrtStream stream, const std::string& where);
-    void end(const Error& error);
     void begin_launch(aclrtStream stream, const std::string& where);
-    void keep(std::unique_ptr<WireLayout> layout, aclrtStream stream, const std::string& where);
-    void forget_completed(const std::string& where);
-    void drain(TimePoint deadline);
 
     // fallback.cpp
     void check_data_path();
@@ -127,11 +116,10 @@ class HcclCommunicator final : public Communicator {
     std::map<OpKind, bool> reduces_;   ///< whether HCCL does this reduction here, once that is known; likewise
     std::atomic<bool> all_reduce_falls_back_{false}, reduce_scatter_falls_back_{false};
     uint64_t seq_ = 0;
-    std::deque<Launch> launched_;
-    std::vector<aclrtEvent> events_;  ///< free
+    Launches launches_;
     std::atomic<uint64_t> operators_{0}, failed_{0}, agreed_{0}, bytes_{0};
     mutable std::mutex records_;  ///< guards flight_ and ended_
-    std::deque<FlightEntry> flight_;
+    std::deque<FlightOperator> flight_;
     std::optional<Error> ended_;  ///< what ended it for good
     std::atomic<bool> destroyed_{false};
     std::unique_ptr<CallQueue> queue_ = std::make_unique<CallQueue>();  // last: its thread ends before the rest

@@ -1,0 +1,47 @@
+#include "transport/hccl/launches.h"
+
+#include <utility>
+
+#include "base/abandon.h"
+#include "transport/hccl/library.h"
+#include "transport/hccl/result.h"
+#include "transport/hccl/synchronization.h"
+
+namespace alltoallv {
+
+void Launches::follow_last(aclrtStream stream, const std::string& where) {
+    if (launched_.empty() || launched_.back().stream == stream || !synchronizes("launch-order")) return;
+    check_acl(cann().aclrtStreamWaitEvent(stream, launched_.back().event), "aclrtStreamWaitEvent", where);
+}
+
+void Launches::add(std::unique_ptr<WireLayout> layout, aclrtStream stream, const std::string& where) {
+    aclrtEvent event = nullptr;
+    if (free_.empty()) {
+        check_acl(cann().aclrtCreateEvent(&event), "aclrtCreateEvent", where);
+    } else {
+        event = free_.back();
+        free_.pop_back();
+    }
+    if (!synchronizes("kept-counts")) layout.reset();
+    launched_.push_back({event, stream, std::move(layout)});
+    check_acl(cann().aclrtRecordEvent(event, stream), "aclrtRecordEvent", where);
+}
+
+bool Launches::forget_completed(const std::string& where) {
+    while (!launched_.empty()) {
+        aclrtEventRecordedStatus status = ACL_EVENT_RECORDED_STATUS_NOT_READY;
+        check_acl(cann().aclrtQueryEventStatus(launched_.front().event, &status), "aclrtQueryEventStatus", where);
+        if (status != ACL_EVENT_RECORDED_STATUS_COMPLETE) return false;
+        free_.push_back(launched_.front().event);
+        launched_.pop_front();
+    }
+    return true;
+}
+
+void Launches::release() {
+    for (aclrtEvent event : free_) cann().aclrtDestroyEvent(event);
+    free_.clear();
+    if (!launched_.empty()) abandon(std::make_unique<std::deque<Launch>>(std::exchange(launched_, {})));
+}
+
+}  // namespace alltoallv
