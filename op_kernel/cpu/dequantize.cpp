@@ -33,36 +33,46 @@ struct Term {
     const void* codes;
     const float* scales;
 };
-ALLTOALLV_INLINE void add_terms(bool begin_sum, const Term& a, const Term& b, size_t count, size_t group_size,
-                                void* sum) {
+/// One group; `scale_b` is 0 without `b`. Finite scales give finite products, whose sums make no NaN and keep the one
+/// that is there.
+template <bool begin_sum, bool finite>
+ALLTOALLV_INLINE void add_group(const Bytes* a, float scale_a, const Bytes* b, float scale_b, size_t n, Bytes* sum) {
+    const auto keep = [=](size_t k, float total) ALLTOALLV_LAMBDA { store(sum, k, finite ? total : one_nan(total)); };
+    const auto with_a = [=](size_t k) ALLTOALLV_LAMBDA {
+        const float first = product(a, k, scale_a);
+        return begin_sum ? first : load<float>(sum, k) + first;
+    };
+    if (b == nullptr) {
+        ALLTOALLV_INDEPENDENT
+        for (size_t k = 0; k < n; ++k) keep(k, with_a(k));
+    } else {
+        ALLTOALLV_INDEPENDENT
+        for (size_t k = 0; k < n; ++k) keep(k, with_a(k) + product(b, k, scale_b));
+    }
+}
+
+template <bool begin_sum>
+ALLTOALLV_INLINE void add_terms(const Term& a, const Term& b, size_t count, size_t group_size, void* sum) {
     with_group_size(group_size, [=](auto size) ALLTOALLV_LAMBDA {
         each_group(count, size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
-            const float scale_a = a.scales[g];
-            if (b.codes == nullptr) {
-                ALLTOALLV_INDEPENDENT
-                for (size_t k = 0; k < n; ++k) {
-                    const float first = product(a.codes, begin + k, scale_a);
-                    const float total = begin_sum ? first : load<float>(sum, begin + k) + first;
-                    store(sum, begin + k, one_nan(total));
-                }
-                return;
-            }
-            const float scale_b = b.scales[g];
-            ALLTOALLV_INDEPENDENT
-            for (size_t k = 0; k < n; ++k) {
-                const float first = product(a.codes, begin + k, scale_a);
-                const float both = begin_sum ? first : load<float>(sum, begin + k) + first;
-                store(sum, begin + k, one_nan(both + product(b.codes, begin + k, scale_b)));
+            const float scale_a = a.scales[g], scale_b = b.codes == nullptr ? 0.0f : b.scales[g];
+            const auto* codes_a = static_cast<const Bytes*>(a.codes) + begin;
+            const auto* codes_b = b.codes == nullptr ? nullptr : static_cast<const Bytes*>(b.codes) + begin;
+            auto* to = static_cast<Bytes*>(sum) + begin * sizeof(float);
+            if (magnitude_of(scale_a) < infinity_bits && magnitude_of(scale_b) < infinity_bits) {
+                add_group<begin_sum, true>(codes_a, scale_a, codes_b, scale_b, n, to);
+            } else {
+                add_group<begin_sum, false>(codes_a, scale_a, codes_b, scale_b, n, to);
             }
         });
     });
 }
 
 ALLTOALLV_INLINE void start_sum(const Term& a, const Term& b, size_t count, size_t group_size, void* sum) {
-    add_terms(true, a, b, count, group_size, sum);
+    add_terms<true>(a, b, count, group_size, sum);
 }
 ALLTOALLV_INLINE void continue_sum(const Term& a, const Term& b, size_t count, size_t group_size, void* sum) {
-    add_terms(false, a, b, count, group_size, sum);
+    add_terms<false>(a, b, count, group_size, sum);
 }
 
 ALLTOALLV_INLINE void divide_all(float* x, size_t count, float divisor) {

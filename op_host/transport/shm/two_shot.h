@@ -55,9 +55,12 @@ void ShmCommunicator::two_shot(Stages& stages, const TwoShotShape& shape) {
         const uint64_t step = steps_ + i;
         if (shape.stages_input) {
             if (step >= 2) control_->wait_flags(reduced, step - 1, all);  // nobody reads this buffer any more
-            for (size_t part = 0; part < ranks; ++part)
+            // Its own part comes last, for which no peer waits.
+            for (size_t k = 1; k <= ranks; ++k) {
+                if (k == ranks) control_->signal(mine.staged, step + 1);
+                const size_t part = (me + k) % ranks;
                 stages.encode(part, i, buffer(me, step) + part * shape.slot_bytes);
-            control_->signal(mine.staged, step + 1);
+            }
             control_->wait_flags(staged, step + 1, all);
         }
         if (shape.gathers && shape.reads_scratch && step >= 2) control_->wait_flags(copied, step - 1, all);
@@ -65,12 +68,10 @@ void ShmCommunicator::two_shot(Stages& stages, const TwoShotShape& shape) {
         stages.reduce(i, slots_, buffer(me, step) + ranks * shape.slot_bytes);
         if (!shape.stages_input) control_->throw_if_poisoned();  // a peer that gave up may have changed its input
         control_->signal(mine.reduced, step + 1);
-        if (shape.gathers) {
-            control_->wait_flags(reduced, step + 1, all);
-            for (size_t k = 0; k < ranks; ++k) {  // begin at home, so that not all read one rank at once
-                const size_t part = (me + k) % ranks;
-                stages.decode(part, i, buffer(part, step) + ranks * shape.slot_bytes);
-            }
+        for (size_t k = 0; shape.gathers && k < ranks; ++k) {  // its own part first, which is there
+            const size_t part = (me + k) % ranks;
+            control_->wait_flags(reduced, step + 1, [&](int j) { return static_cast<size_t>(j) == part; });
+            stages.decode(part, i, buffer(part, step) + ranks * shape.slot_bytes);
         }
         control_->signal(mine.copied, step + 1);
     }
