@@ -17,6 +17,7 @@ void ShmCommunicator::run(OpKind op, DType dtype, double timeout, Body&& body) {
     output_ = nullptr;
     peer_writer_.begin();
     scratch_writer_.begin();
+    codes_writer_.begin();
     reads_.begin();
     const auto give_up = [&] {
         if (output_ != nullptr && control_->poisoned()) quarantine_output(output_, output_bytes_);

@@ -18,22 +18,23 @@ namespace alltoallv {
 /// Whether copies of one kind have been slow in the operators of late. Not thread-safe.
 class Pace {
   public:
-    /// `enough`: bytes per nanosecond of copies that are not slow.
+    /// `enough`: bytes per nanosecond of copies that are not slow, or part of what `compare` has found.
     explicit Pace(double enough) : enough_(enough) {}
 
     /// Before every operator: judges the last.
     void begin() {
-        if (bytes_ == 0) return;
+        if (timed_.bytes == 0) return;
         if (others_left_ > 0) {
             --others_left_;
         } else {
-            in_a_row_ = bytes_ < nanoseconds_ * enough_ ? in_a_row_ + 1 : 0;
+            const double usual = compared_.nanoseconds > 0 ? compared_.bytes / compared_.nanoseconds : 1;
+            in_a_row_ = timed_.bytes < timed_.nanoseconds * enough_ * usual ? in_a_row_ + 1 : 0;
             if (in_a_row_ == convincing) {
                 in_a_row_ = convincing - trial;
                 others_left_ = others;
             }
         }
-        bytes_ = nanoseconds_ = 0;
+        timed_ = compared_ = {};
     }
 
     /// True if another way is better taken, throughout this operator. Now and then it is false, for another try.
@@ -41,15 +42,17 @@ class Pace {
 
     template <class Copy>
     void time(size_t bytes, Copy&& copy) {
-        const auto start = Clock::now();
-        copy();
-        const std::chrono::duration<double, std::nano> took = Clock::now() - start;
-        bytes_ += static_cast<double>(bytes);
-        nanoseconds_ += took.count();
+        timed_.add(bytes, copy);
+    }
+
+    /// The same work to memory that no peer reads.
+    template <class Copy>
+    void compare(size_t bytes, Copy&& copy) {
+        compared_.add(bytes, copy);
     }
 
     /// So many bytes went the other way.
-    void passed(size_t bytes) { bytes_ += static_cast<double>(bytes); }
+    void passed(size_t bytes) { timed_.bytes += static_cast<double>(bytes); }
 
   private:
     // The first copies into memory that no cache holds are slow whoever read it last: they prove nothing.
@@ -57,8 +60,21 @@ class Pace {
     static constexpr int trial = 2;       // of them, after others
     static constexpr int others = 64;     // operators by the other way until this one is tried again
 
+    struct Total {
+        double bytes = 0, nanoseconds = 0;
+
+        template <class Copy>
+        void add(size_t n, Copy&& copy) {
+            const auto start = Clock::now();
+            copy();
+            const std::chrono::duration<double, std::nano> took = Clock::now() - start;
+            bytes += static_cast<double>(n);
+            nanoseconds += took.count();
+        }
+    };
+
     double enough_;
-    double bytes_ = 0, nanoseconds_ = 0;  // of this operator
+    Total timed_, compared_;  // of this operator
     int in_a_row_ = 0;
     int others_left_ = 0;
 };
@@ -66,7 +82,7 @@ class Pace {
 /// Writes what a peer reads: with ordinary stores, or past the caches while those are slow.
 class PeerWriter {
   public:
-    /// `enough`: bytes per nanosecond with which ordinary stores are kept to.
+    /// `enough`: as Pace has it, for ordinary stores to be kept to.
     explicit PeerWriter(double enough) : pace_(enough) {}
 
     void begin() { pace_.begin(); }
@@ -83,6 +99,24 @@ class PeerWriter {
         } else {
             pace_.time(bytes, [=] { std::memcpy(to, from, bytes); });
         }
+    }
+
+    /// `make(at)` computes `bytes`: right at `to`, or into `by_way`, from where they go past the caches.
+    template <class Make>
+    void make(void* to, size_t bytes, char* by_way, Make&& make) {
+        if (pace_.slow()) {
+            make(by_way);
+            kernel::copy_streaming(to, by_way, bytes);
+            pace_.passed(bytes);
+        } else {
+            pace_.time(bytes, [&] { make(static_cast<char*>(to)); });
+        }
+    }
+
+    /// What `make` does for the peers, done for this rank alone.
+    template <class Make>
+    void make_own(size_t bytes, Make&& make) {
+        pace_.compare(bytes, make);
     }
 
   private:

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "comm/quant_terms.h"
+#include "op_kernel/cpu/copy.h"
 #include "transport/shm/operator_scope.h"
 #include "transport/shm/quant_codecs.h"
 #include "transport/shm/two_shot.h"
@@ -72,19 +73,30 @@ struct QuantStages {
     QuantCodec& codec;
     const QuantGrid& grid;
     Misfit& misfit;
+    PeerWriter& writer;
+    char* by_way;                             // a piece
     const std::vector<const char*>& outputs;  // of all ranks, from which the peers take the results, or empty
     size_t me, result_bytes;
     bool scatters;
 
     void encode(size_t part, size_t step, char* slot) const {
         const QuantRange range = grid.range(part, step);
-        if (range.count > 0) codec.encode(range, slot);
+        if (range.count == 0) return;
+        const size_t bytes = codec.slot_bytes(range.count);
+        if (part == me) {
+            writer.make_own(bytes, [&] { codec.encode(range, slot); });
+        } else {
+            writer.make(slot, bytes, by_way, [&](char* at) { codec.encode(range, at); });
+        }
     }
     void reduce(size_t step, const std::vector<const char*>& slots, char* result) const {
         const QuantRange range = grid.range(me, step);
         bool fits = true;
         const bool in_output = scatters || !outputs.empty();
-        if (range.count > 0) fits = codec.reduce(range, slots, in_output ? output_at(request, grid, range) : result);
+        char* const target = in_output ? output_at(request, grid, range) : result;
+        const bool streams = !scatters && writer.streams();
+        if (range.count > 0) fits = codec.reduce(range, slots, streams ? by_way : target);
+        if (streams) kernel::copy_streaming(target, by_way, codec.result_bytes(range.count));
         const uint64_t flag = fits ? 0 : 1;
         std::memcpy(result + result_bytes, &flag, sizeof flag);
     }
@@ -263,7 +275,8 @@ void ShmCommunicator::quant_reduce_two_shot(const QuantReduction& q, QuantCodec&
     Misfit misfit;
     shape.gathers = !scatters || q.overflow == Overflow::raise;
     shape.shares_results = shares_results;
-    QuantStages stages{q, codec, grid, misfit, outputs_, me, result_bytes, scatters};
+    by_way_.resize(std::max(shape.slot_bytes, result_bytes));
+    QuantStages stages{q, codec, grid, misfit, codes_writer_, by_way_.data(), outputs_, me, result_bytes, scatters};
     two_shot(stages, shape);
     copying_ = false;  // everybody is done: an error that all ranks raise leaves the communicator usable
     const auto n = static_cast<size_t>(scatters ? grid.parts[me].count : mine.count);

@@ -69,8 +69,8 @@ void ShmCommunicator::two_shot(Stages& stages, const TwoShotShape& shape) {
         if (!shape.stages_input) control_->throw_if_poisoned();  // a peer that gave up may have changed its input
         control_->signal(mine.reduced, step + 1);
         for (size_t k = 0; shape.gathers && k < ranks; ++k) {  // its own part first, which is there
+            if (k == 1) control_->wait_flags(reduced, step + 1, all);
             const size_t part = (me + k) % ranks;
-            control_->wait_flags(reduced, step + 1, [&](int j) { return static_cast<size_t>(j) == part; });
             stages.decode(part, i, buffer(part, step) + ranks * shape.slot_bytes);
         }
         control_->signal(mine.copied, step + 1);
