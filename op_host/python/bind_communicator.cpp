@@ -11,6 +11,7 @@
 
 #include "comm/communicator.h"
 #include "comm/registry.h"
+#include "python/array_call.h"
 #include "python/bindings.h"
 #include "transport/shm/shm_communicator.h"
 
@@ -125,6 +126,25 @@ void bind_communicator(nb::module_& m) {
             },
             nb::arg("op"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("input"), nb::arg("output"),
             nb::arg("counts"), nb::arg("timeout") = -1.0)
+        .def(
+            "reduce_on_arrays",
+            [](CommunicatorPtr self, const std::string& op, const std::string& dtype, const std::string& reduce_op,
+               std::vector<int64_t> counts, nb::object type, std::string format, size_t input_bytes,
+               size_t output_bytes) {
+                auto owned = std::make_shared<const OwnedReduction>(op, dtype, reduce_op, 0, 0, std::move(counts));
+                const bool in_place = owned->reduction.op == OpKind::all_reduce;
+                return ArrayCall{{std::move(type), format, format, input_bytes, output_bytes, in_place},
+                                 [owned, self](uintptr_t input, uintptr_t output) {
+                                     Reduction reduction = owned->reduction;
+                                     reduction.counts = owned->counts;
+                                     reduction.input = pointer(input);
+                                     reduction.output = pointer(output);
+                                     self->reduce(reduction, -1.0);
+                                 }};
+            },
+            nb::arg("op"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("counts"), nb::arg("type"),
+            nb::arg("format"), nb::arg("input_bytes"), nb::arg("output_bytes"),
+            "`reduce` for arrays of a type and buffer format; an all_reduce may be in place.")
         .def("abort", &Communicator::abort, nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>())
         .def("destroy", &Communicator::destroy, nb::call_guard<nb::gil_scoped_release>())
         .def("stats", &Communicator::stats)

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "python/array_call.h"
 #include "python/bindings.h"
 #include "transport/shm/arena.h"
 
@@ -91,49 +92,6 @@ struct Plan {
     std::shared_ptr<const PlanData> data;
 };
 
-/// A contiguous Python buffer of one element type, held while it is used.
-class HeldBuffer {
-  public:
-    HeldBuffer(nb::handle object, int flags, const std::string& format) {
-        held_ = PyObject_GetBuffer(object.ptr(), &view_, flags | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) == 0;
-        if (!held_) PyErr_Clear();
-        usable_ = held_ && view_.format != nullptr && format == view_.format;
-    }
-    ~HeldBuffer() {
-        if (held_) PyBuffer_Release(&view_);
-    }
-    HeldBuffer(const HeldBuffer&) = delete;
-    HeldBuffer& operator=(const HeldBuffer&) = delete;
-
-    bool holds(size_t bytes) const { return usable_ && static_cast<size_t>(view_.len) >= bytes; }
-    uintptr_t begin() const { return reinterpret_cast<uintptr_t>(view_.buf); }
-    uintptr_t end() const { return begin() + static_cast<size_t>(view_.len); }
-
-  private:
-    Py_buffer view_;
-    bool held_, usable_;
-};
-
-/// What the arrays of a plan must be: the common case is checked here, everything else by the caller, in words.
-struct ArrayPlan {
-    Plan plan;
-    nb::object type;
-    std::string format;
-    size_t input_bytes, output_bytes;
-
-    bool run(nb::handle input, nb::handle output) const {
-        if (Py_TYPE(input.ptr()) != reinterpret_cast<PyTypeObject*>(type.ptr()) ||
-            Py_TYPE(output.ptr()) != reinterpret_cast<PyTypeObject*>(type.ptr()))
-            return false;
-        const HeldBuffer source(input, PyBUF_SIMPLE, format), target(output, PyBUF_WRITABLE, format);
-        if (!source.holds(input_bytes) || !target.holds(output_bytes)) return false;
-        if (source.begin() < target.end() && target.begin() < source.end()) return false;
-        const nb::gil_scoped_release release;
-        plan.data->run(*plan.communicator, source.begin(), target.begin(), -1.0);
-        return true;
-    }
-};
-
 /// An asynchronous call whose output is known only at its end.
 struct LearningWork {
     WorkPtr work;
@@ -209,13 +167,17 @@ void bind_plan(nb::module_& m) {
                                                learnt] { data->run_learning(*communicator, input, timeout, *learnt); });
                 return LearningWork{std::move(work), std::move(learnt)};
             },
-            nb::arg("input"), nb::arg("timeout") = -1.0);
-
-    nb::class_<ArrayPlan>(m, "ArrayPlan", "A plan for arrays of one Python type and buffer format.")
-        .def(nb::init<Plan, nb::object, std::string, size_t, size_t>(), nb::arg("plan"), nb::arg("type"),
-             nb::arg("format"), nb::arg("input_bytes"), nb::arg("output_bytes"))
-        .def("run", &ArrayPlan::run, nb::arg("input"), nb::arg("output"),
-             "Runs if both are such arrays, contiguous, long enough and apart; false if not, with nothing done.");
+            nb::arg("input"), nb::arg("timeout") = -1.0)
+        .def(
+            "on_arrays",
+            [](const Plan& self, nb::object type, std::string format, size_t input_bytes, size_t output_bytes) {
+                return ArrayCall{{std::move(type), format, format, input_bytes, output_bytes, false},
+                                 [plan = self](uintptr_t input, uintptr_t output) {
+                                     plan.data->run(*plan.communicator, input, output, -1.0);
+                                 }};
+            },
+            nb::arg("type"), nb::arg("format"), nb::arg("input_bytes"), nb::arg("output_bytes"),
+            "The same for arrays of a type and buffer format, apart from each other.");
 }
 
 }  // namespace alltoallv

@@ -15,6 +15,7 @@ namespace alltoallv {
 void bind_errors(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
 void bind_communicator(nanobind::module_& m);
+void bind_array_call(nanobind::module_& m);
 void bind_plan(nanobind::module_& m);
 void bind_operation(nanobind::module_& m);
 void bind_hccl(nanobind::module_& m);

@@ -45,6 +45,7 @@ NB_MODULE(_core, m) {
     nb::set_leak_warnings(false);
     alltoallv::bind_errors(m);
     alltoallv::bind_memory(m);
+    alltoallv::bind_array_call(m);
     alltoallv::bind_communicator(m);
     alltoallv::bind_hccl(m);
     alltoallv::bind_plan(m);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,6 +63,71 @@ def test_what_was_refused_is_refused_again() -> None:
     comm.destroy()
     with pytest.raises(AllToAllVError):
         an.all_to_all_v(x, [4], [4], out=out, group=comm)
+
+
+def reductions() -> list[Callable[..., Any]]:
+    return [
+        an.all_reduce,
+        an.quantized_all_reduce,
+        partial(an.quantized_all_reduce, gather="quantized", bits=4),
+        partial(an.quantized_all_reduce, allow_unquantized=True),
+    ]
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 200)])
+def test_repeated_reductions_give_what_first_ones_do(ranks: Ranks, shape: tuple[int, ...]) -> None:
+    def program(comm: Communicator) -> None:
+        for reduce in reductions():
+            for step in range(4):
+                x = np.random.default_rng([comm.rank, step]).standard_normal(shape).astype(np.float32)
+                first = reduce(x, timeout=60, group=comm)  # a timeout is not repeated
+                made = reduce(x, group=comm)
+                out = np.full_like(x, 9)
+                assert reduce(x, out=out, group=comm) is out
+                half = reduce(x.astype(np.float16), group=comm)
+                assert reduce(x, out=x, group=comm) is x
+                assert made.shape == shape
+                assert is_shared(made)
+                assert half.dtype == np.float16
+                for got in (made, out, x):
+                    assert got.tobytes() == first.tobytes()
+
+    ranks(3)(program)
+
+
+def test_reductions_refuse_again_what_they_refused() -> None:
+    (comm,) = Communicator.threads(1)
+    for reduce in reductions():
+        both = np.arange(8, dtype=np.float32)
+        x, over = both[:6], both[2:]
+        for _ in range(3):
+            assert reduce(x, group=comm).shape == (6,)
+            with pytest.raises(InvalidParamError, match="overlap"):
+                reduce(x, out=over, group=comm)
+            with pytest.raises(InvalidTensorError, match="dtype"):
+                reduce(x, out=np.zeros(6), group=comm)
+            with pytest.raises(InvalidTensorError, match="expected"):
+                reduce(x, out=np.zeros(5, np.float32), group=comm)
+            with pytest.raises(InvalidParamError, match="op"):
+                reduce(x, op=["sum"], group=comm)
+            assert reduce(both[::2], group=comm).shape == (4,)  # copied first
+            assert reduce(np.float32(2.5), group=comm).shape == ()
+    comm.destroy()
+    with pytest.raises(AllToAllVError):
+        reduce(x, group=comm)
+
+
+def test_a_disagreement_of_reductions_after_repeats_is_found(ranks: Ranks) -> None:
+    def program(comm: Communicator) -> None:
+        x = np.ones(6, np.float32)
+        for reduce in reductions()[:3]:
+            for _ in range(2):
+                reduce(x, group=comm)
+            with pytest.raises(PeerMismatchError, match="rank"):
+                reduce(x[: 6 - comm.rank], group=comm)
+            reduce(x, group=comm)
+
+    ranks(2)(program)
 
 
 def test_a_disagreement_after_repeats_is_found(ranks: Ranks) -> None:

@@ -26,7 +26,7 @@ from alltoallv.numpy.arrays import (
     row_size,
     seconds,
 )
-from alltoallv.numpy.plan import Ready
+from alltoallv.numpy.ready import ready_exchange
 from alltoallv.numpy.work import Work
 from alltoallv.regions import check_lists_apart, lowest
 from alltoallv.request import Request, Sends, check_unit
@@ -158,7 +158,7 @@ def all_to_all_v(
             recv_counts = _agreed_rows(comm, recv_counts, told.tolist())
         call = _exchange_call(comm, x, sends.with_receives(recv_counts, rdispls), out, limit)
         if key and told is None:
-            comm.repeats.keep(key, Ready(call.plan, x.size, call.output.shape, x.dtype))
+            comm.repeats.keep(key, ready_exchange(call.plan, x.size, call.output.shape, x.dtype))
     if async_op:
         return call.result, call.submit()
     output: Array = call.run()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -12,29 +9,11 @@ from alltoallv import _core, memory
 from alltoallv.communicator import Communicator
 from alltoallv.counts import Counts
 from alltoallv.dtypes import core_name
-from alltoallv.errors import AllToAllVError, InvalidParamError, InvalidTensorError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.guard import guard
 from alltoallv.numpy.arrays import Array, address, check_apart, check_output, resolve, seconds
+from alltoallv.numpy.ready import ready_exchange
 from alltoallv.request import Sends
-
-
-class Ready:
-    """A checked exchange without gaps, for arrays that need no conversion."""
-
-    __slots__ = ("_dtype", "_nbytes", "_run", "_shape")
-
-    def __init__(self, plan: _core.Plan, input_size: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._shape, self._dtype, self._nbytes = shape, dtype, math.prod(shape) * dtype.itemsize
-        self._run = _core.ArrayPlan(plan, np.ndarray, dtype.char, input_size * dtype.itemsize, self._nbytes).run
-
-    def __call__(self, input: object, out: Array | None) -> Array | None:
-        """Runs it, and returns the output; None if these are no such arrays, with nothing done."""
-        if out is None:
-            try:
-                out = np.ndarray(self._shape, self._dtype, _core.allocate(self._nbytes))  # type: ignore[arg-type]
-            except AllToAllVError:  # for the guard to see
-                return None
-        return out if self._run(input, out) else None
 
 
 class Plan:
@@ -70,7 +49,7 @@ class Plan:
             self._gaps = sum(recvs) < self.output_size
             plan = _core.Plan(comm.core, "all_to_all_v", core_name(self.dtype), *request.layout)
             self._run = plan.run
-            self._ready = Ready(plan, self.input_size, (self.output_size,), self.dtype)
+            self._ready = ready_exchange(plan, self.input_size, (self.output_size,), self.dtype)
 
     def __call__(self, input: Array, out: Array | None = None, *, timeout: float | None = None) -> Array:
         """Exchanges ``input``.
