@@ -77,6 +77,15 @@ def test_targets_where_less_is_better() -> None:
     assert found["a reused plan of nothing, W=1, through torch, us"] == "not measured"
 
 
+def test_large_payloads_show_what_a_copy_could_reach() -> None:
+    times = {"ours": 10, "mpich": 20, "openmpi": 18, "impi": 15, "copy": 12, "copy-nt": 9}
+    rows = [row(2, nbytes, dict(times)) for nbytes in (256 << 10, 64 << 20)]
+    found = {target.what: target for target in page.targets({"float32": {"rows": rows}})}
+    assert found["float32, best MPI / ours, W=2, 256 KiB"].copy is None
+    assert found["float32, best MPI / ours, W=2, 64 MiB"].copy == pytest.approx(15 / 9)
+    assert found["float32 into empty(), the quicker copy / ours, W=2, 64 MiB"].copy is None
+
+
 def test_the_page_shows_commands_tables_and_plots(tmp_path: Path) -> None:
     machine = {"model": "a", "cpus": 2, "caches": {"L1": "32K"}, "kernel": "6", "python": "3", "load": 0.5}
     rows = [row(2, nbytes, {"ours": 10, "mpich": 20, "copy": 5}) for nbytes in (1024, 4096)]
@@ -85,7 +94,7 @@ def test_the_page_shows_commands_tables_and_plots(tmp_path: Path) -> None:
     text = path.read_text()
     assert "`python -m alltoallv bench alltoallv --np 2 --peers ''`" in text
     assert "| 2 | 4 KiB | 10.00 (10.00, 10) | 1.00 | 0 | 20.00 (2.00) | 5.00 (0.50) |" in text
-    assert "| float32, best MPI / ours, W=2, 1 KiB | - | >= 1.2 | not measured |" in text
+    assert "| float32, best MPI / ours, W=2, 1 KiB | - | >= 1.2 |  | not measured |" in text
     for name in ("performance-float32.svg", "performance-plan.svg"):
         assert name in text
         assert (tmp_path / name).read_text().startswith("<?xml")
