@@ -26,7 +26,7 @@ from alltoallv.numpy.arrays import (
     row_size,
     seconds,
 )
-from alltoallv.numpy.ready import ready_exchange
+from alltoallv.numpy.ready import again, ready_exchange, remember
 from alltoallv.numpy.work import Work
 from alltoallv.regions import check_lists_apart, lowest
 from alltoallv.request import Request, Sends, check_unit
@@ -130,12 +130,11 @@ def all_to_all_v(
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
     comm = resolve(group)
-    key = None
+    what = None
     if type(send_counts) is list and type(recv_counts) is list and sdispls is rdispls is timeout is None:
-        sizes = tuple(send_counts), tuple(recv_counts), unit, getattr(input, "shape", None), getattr(out, "shape", None)
-        key = None if async_op else ("all_to_all_v", getattr(input, "dtype", None), sizes)
-        if key and (ready := comm.repeats.find(key)) and (result := ready(input, out)) is not None:
-            return result  # type: ignore[no-any-return]
+        what = None if async_op else ("all_to_all_v", tuple(send_counts), tuple(recv_counts), unit)
+        if what and (result := again(comm, what, input, out)) is not None:
+            return result
     with guard(comm, "all_to_all_v"):
         check_unit(unit)
         limit = seconds(timeout)
@@ -157,8 +156,8 @@ def all_to_all_v(
         if told is not None:
             recv_counts = _agreed_rows(comm, recv_counts, told.tolist())
         call = _exchange_call(comm, x, sends.with_receives(recv_counts, rdispls), out, limit)
-        if key and told is None:
-            comm.repeats.keep(key, ready_exchange(call.plan, x.size, call.output.shape, x.dtype))
+        if what and told is None:
+            remember(comm, what, input, out, ready_exchange(call.plan, x.size, call.output.shape, x.dtype))
     if async_op:
         return call.result, call.submit()
     output: Array = call.run()

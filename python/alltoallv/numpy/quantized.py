@@ -16,7 +16,7 @@ from alltoallv.errors import InvalidTensorError, ValueOverflowError
 from alltoallv.feedback import Feedback, HostFeedback
 from alltoallv.guard import guard
 from alltoallv.numpy.arrays import Array, address, as_input, check_apart, check_output, resolve, row_size, seconds
-from alltoallv.numpy.ready import Ready
+from alltoallv.numpy.ready import Ready, again, remember
 from alltoallv.numpy.reduce import check_same_or_apart
 from alltoallv.numpy.work import Work
 from alltoallv.quantization import Gather, Overflow, Quantization, QuantizedReduction, SumOp
@@ -82,14 +82,13 @@ def quantized_all_reduce(
         And as `alltoallv.numpy.all_to_all_v`.
     """
     comm = resolve(group)
-    key = None
+    what = None
     dynamic = scale is None and offset is None and comm_quant_scale_1 is None and comm_quant_scale_2 is None
     if dynamic and error_feedback is None and timeout is None and not async_op:
-        arrays = getattr(input, "dtype", None), getattr(input, "shape", None), getattr(out, "shape", None)
-        how = bits, group_size, gather, op, out_dtype, overflow, allow_unquantized
-        key = "quantized_all_reduce", how, arrays
-        if (ready := comm.repeats.find(key)) and (result := ready(input, out)) is not None:
-            return result  # type: ignore[no-any-return]
+        what = "quantized_all_reduce", bits, group_size, gather, op, out_dtype, overflow, allow_unquantized
+        if (result := again(comm, what, input, out)) is not None:
+            return result
+    given = out
     with guard(comm, "quantized_all_reduce"):
         x = as_input("input", input)
         request = quantized.all_reduce_request(
@@ -116,9 +115,9 @@ def quantized_all_reduce(
             check_apart(out, x)
         skips = quantized.skips(request, comm.backend, comm.size, allow_unquantized, error_feedback is not None)
         plan: Any = quantized.UnquantizedPlan(comm, request) if skips else quantized.plan(comm, request)
-        if key:
+        if what:
             call = plan.on_arrays(np.ndarray, x.dtype.char, dtype.char, x.nbytes, out.nbytes)
-            comm.repeats.keep(key, Ready(call, x.shape, dtype))
+            remember(comm, what, input, given, Ready(call, x.shape, dtype))
     return _reduce(comm, request, plan, x, out, error_feedback, async_op, timeout)
 
 

@@ -14,7 +14,7 @@ from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.guard import guard
 from alltoallv.numpy.arrays import Array, address, as_input, check_output, resolve, row_size, seconds
-from alltoallv.numpy.ready import Ready
+from alltoallv.numpy.ready import Ready, again, remember
 from alltoallv.numpy.work import Work
 from alltoallv.reductions import check_reduction
 
@@ -46,17 +46,10 @@ def all_reduce(
         As `alltoallv.numpy.all_to_all_v`.
     """
     comm = resolve(group)
-    key = None
-    if not async_op and timeout is None:
-        key = (
-            "all_reduce",
-            op,
-            getattr(input, "dtype", None),
-            getattr(input, "shape", None),
-            getattr(out, "shape", None),
-        )
-        if (ready := comm.repeats.find(key)) and (result := ready(input, out)) is not None:
-            return result  # type: ignore[no-any-return]
+    what = None if async_op or timeout is not None else ("all_reduce", op)
+    if what and (result := again(comm, what, input, out)) is not None:
+        return result
+    given = out
     with guard(comm, "all_reduce"):
         x = as_input("input", input)
         dtype = core_name(x.dtype)
@@ -67,9 +60,9 @@ def all_reduce(
         check_same_or_apart(out, x)
         counts = even_parts(x.size, comm.size)
         args = ("all_reduce", dtype, op, address(x), address(out), counts, seconds(timeout))
-        if key:
+        if what:
             call = comm.core.reduce_on_arrays(*args[:3], counts, np.ndarray, x.dtype.char, x.nbytes, out.nbytes)
-            comm.repeats.keep(key, Ready(call, out.shape, x.dtype))
+            remember(comm, what, input, given, Ready(call, out.shape, x.dtype))
     if async_op:
         return out, Work(comm, comm.core.submit_reduce(*args), (x, out), lambda: out)
     comm.core.reduce(*args)
