@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -36,20 +37,45 @@ class Mapping {
     char* data() const { return static_cast<char*>(data_); }
     size_t size() const { return bytes_; }
 
-    /// Makes the first `bytes` resident: a page fault inside an exchange costs more than the exchange.
+    /// Makes the first `bytes` resident: a page fault inside an exchange costs more than the exchange. In huge pages
+    /// where they can be had, which takes a tenth of the time.
     void populate(size_t bytes) const {
         constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, Linux 5.14; older kernels fault lazily
-        if (data_ != nullptr) (void)madvise(data_, bytes, populate_write);
+        constexpr int collapse = 25;        // MADV_COLLAPSE, Linux 6.1; shmem_enabled in sysfs does not forbid it
+        if (data_ == nullptr) return;
+        for (size_t at = 0; at + huge_page <= bytes; at += huge_page) {
+            (void)*static_cast<const volatile char*>(data() + at);  // a range without any page is refused
+            if (madvise(data() + at, huge_page, collapse) != 0) break;
+        }
+        (void)madvise(data_, bytes, populate_write);
     }
 
   private:
+    static constexpr size_t huge_page = size_t{2} << 20;
+
     Mapping(int fd, size_t bytes, int flags) : bytes_(bytes) {
-        data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+        void* place = bytes < huge_page ? nullptr : aligned_place(bytes);
+        data_ = mmap(place, bytes, PROT_READ | PROT_WRITE, flags | (place == nullptr ? 0 : MAP_FIXED), fd, 0);
         if (data_ == MAP_FAILED) {
             data_ = nullptr;
+            const int why = errno;
+            if (place != nullptr) munmap(place, bytes);
             throw Error(ErrorClass::backend_unavailable, ErrorType::OUT_OF_HOST_MEMORY,
-                        "mapping " + std::to_string(bytes) + " bytes of memory failed: " + strerror(errno));
+                        "mapping " + std::to_string(bytes) + " bytes of memory failed: " + strerror(why));
         }
+    }
+
+    /// Addresses that begin at a huge page, reserved for a mapping to take their place; null if there are none.
+    static void* aligned_place(size_t bytes) {
+        constexpr size_t page = 4096;
+        const size_t kept = (bytes + page - 1) / page * page, reserved = kept + huge_page;
+        void* place = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (place == MAP_FAILED) return nullptr;
+        const size_t before = (huge_page - reinterpret_cast<uintptr_t>(place) % huge_page) % huge_page;
+        char* begin = static_cast<char*>(place) + before;
+        if (before > 0) munmap(place, before);
+        if (before < huge_page) munmap(begin + kept, huge_page - before);
+        return begin;
     }
 
     void* data_ = nullptr;

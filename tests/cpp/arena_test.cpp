@@ -4,9 +4,12 @@
 
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <optional>
 #include <random>
 
@@ -71,6 +74,53 @@ void reuses() {
         CHECK(block.data() == first);
     }
     CHECK_EQ(arena().stats().segments, uint64_t{1});
+}
+
+/// Bytes of these addresses that the page tables map by huge pages.
+size_t in_huge_pages(const char* data) {
+    std::ifstream smaps("/proc/self/smaps");
+    bool here = false;
+    for (std::string line; std::getline(smaps, line);) {
+        unsigned long begin = 0, end = 0;
+        if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2)
+            here = begin <= reinterpret_cast<uintptr_t>(data) && reinterpret_cast<uintptr_t>(data) < end;
+        size_t kilobytes = 0;
+        if (here && std::sscanf(line.c_str(), "ShmemPmdMapped: %zu kB", &kilobytes) == 1) return kilobytes << 10;
+    }
+    return 0;
+}
+
+/// Whether this kernel makes a huge page of shared memory that is asked for so (Linux 6.1), found out by asking.
+bool gives_huge_pages() {
+    constexpr size_t bytes = 4 * megabyte;
+    constexpr int collapse = 25;  // MADV_COLLAPSE
+    const UniqueFd fd(memfd_create("huge", MFD_CLOEXEC));
+    if (!fd || ftruncate(fd.get(), bytes) != 0) return false;
+    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+    if (data == MAP_FAILED) return false;
+    std::memset(data, 1, bytes);
+    char* first = static_cast<char*>(data);
+    while (reinterpret_cast<uintptr_t>(first) % (2 * megabyte) != 0) first += 4096;
+    const bool given = madvise(first, 2 * megabyte, collapse) == 0;
+    munmap(data, bytes);
+    return given;
+}
+
+/// Segments lie in huge pages, here and where a peer maps them.
+void takes_huge_pages() {
+    const Block block = arena().allocate(16 * megabyte);
+    const Location at = arena().locate(block.data(), block.bytes());
+    size_t bytes = 0;
+    const int fd = arena().descriptor(at.segment(), &bytes);
+    const Mapping seen_by_a_peer(fd, bytes);
+    seen_by_a_peer.populate(bytes);
+    for (const char* data : {block.data(), seen_by_a_peer.data()}) {
+        CHECK_EQ(reinterpret_cast<uintptr_t>(data) % (2 * megabyte), uintptr_t{0});
+        if (gives_huge_pages())
+            CHECK(in_huge_pages(data) > 0);
+        else
+            std::printf("arena_test: this kernel gives no huge pages of shared memory: not checked\n");
+    }
 }
 
 /// Freed neighbours become one again, in any order of freeing.
@@ -253,6 +303,7 @@ int main(int argc, char** argv) {
     return testing::run_all(argc, argv,
                             {{"hands out", hands_out},
                              {"reuses", reuses},
+                             {"takes huge pages", takes_huge_pages},
                              {"merges", merges},
                              {"keeps to the budget", keeps_to_the_budget},
                              {"outlives communicators", outlives_communicators},
