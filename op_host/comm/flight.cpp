@@ -10,10 +10,6 @@ namespace {
 
 constexpr const char* state_names[] = {"running", "done", "failed"};
 
-uint64_t nanoseconds(Clock::time_point time) {
-    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count());
-}
-
 /// A JSON string; a domain's name may hold any byte.
 std::string quoted(const std::string& text) {
     std::string json = "\"";
@@ -45,6 +41,10 @@ FlightOperator operator_of(const FlightEntry& entry) {
 
 }  // namespace
 
+uint64_t flight_ns(std::chrono::steady_clock::time_point time) {
+    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count());
+}
+
 std::string flight_json(const std::string& domain, int rank, int size, const std::vector<FlightOfRank>& ranks) {
     std::string json = "{\"domain\": " + quoted(domain) + ", \"rank\": " + std::to_string(rank) +
                        ", \"size\": " + std::to_string(size) + ", \"ranks\": [";
@@ -75,7 +75,7 @@ void ControlPlane::record_start(DType dtype) {
                          static_cast<uint64_t>(FlightState::running),
                      std::memory_order_relaxed);
     entry.bytes.store(0, std::memory_order_relaxed);
-    entry.start_ns.store(nanoseconds(started_), std::memory_order_relaxed);
+    entry.start_ns.store(flight_ns(started_), std::memory_order_relaxed);
     entry.end_ns.store(0, std::memory_order_relaxed);
 }
 
@@ -86,7 +86,7 @@ void ControlPlane::record_end(bool ok, uint64_t bytes) {
     entry.what.store(what | static_cast<uint64_t>(ok ? FlightState::done : FlightState::failed),
                      std::memory_order_relaxed);
     entry.bytes.store(bytes, std::memory_order_relaxed);
-    entry.end_ns.store(nanoseconds(Clock::now()), std::memory_order_relaxed);
+    entry.end_ns.store(flight_ns(Clock::now()), std::memory_order_relaxed);
 }
 
 std::string ControlPlane::flight_record() const {

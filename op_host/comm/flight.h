@@ -2,6 +2,7 @@
 /// \brief The flight record: the last operators of ranks, for whoever asks later what each of them was doing.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -30,6 +31,9 @@ struct FlightOfRank {
     bool left = false;
     std::vector<FlightOperator> operators;  ///< by `seq`
 };
+
+/// Nanoseconds of the clock of `start_ns` and `end_ns`.
+uint64_t flight_ns(std::chrono::steady_clock::time_point time);
 
 /// As JSON: what rank `rank` of `size` knows of `ranks`.
 std::string flight_json(const std::string& domain, int rank, int size, const std::vector<FlightOfRank>& ranks);

@@ -10,11 +10,6 @@
 namespace alltoallv {
 namespace {
 
-uint64_t now_ns() {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
-}
-
 uint64_t bytes_of(std::span<const int64_t> counts, DType dtype) {
     return static_cast<uint64_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0})) * size_of(dtype);
 }
@@ -62,14 +57,14 @@ void HcclCommunicator::run(OpKind op, DType dtype, Agree&& agree, Body&& body) {
     ++seq_;
     {
         const std::lock_guard lock(records_);
-        flight_.push_back({seq_, op, dtype, FlightState::running, 0, now_ns(), 0});
+        flight_.push_back({seq_, op, dtype, FlightState::running, 0, flight_ns(std::chrono::steady_clock::now()), 0});
         if (flight_.size() > flight_length) flight_.pop_front();
     }
     const auto record = [&](FlightState state, uint64_t bytes) {
         const std::lock_guard lock(records_);
         flight_.back().state = state;
         flight_.back().bytes = bytes;
-        flight_.back().end_ns = now_ns();
+        flight_.back().end_ns = flight_ns(std::chrono::steady_clock::now());
     };
     bool launching = false;
     try {

@@ -94,11 +94,16 @@ class PeerWriter {
         if (bytes < timed_from) {
             if (bytes > 0) std::memcpy(to, from, bytes);
         } else if (pace_.slow()) {
-            kernel::copy_streaming(to, from, bytes);
-            pace_.passed(bytes);
+            stream(to, from, bytes);
         } else {
             pace_.time(bytes, [=] { std::memcpy(to, from, bytes); });
         }
+    }
+
+    /// Past the caches, where `streams()` says so.
+    void stream(void* to, const void* from, size_t bytes) {
+        kernel::copy_streaming(to, from, bytes);
+        pace_.passed(bytes);
     }
 
     /// `make(at)` computes `bytes`: right at `to`, or into `by_way`, from where they go past the caches.
@@ -106,8 +111,7 @@ class PeerWriter {
     void make(void* to, size_t bytes, char* by_way, Make&& make) {
         if (pace_.slow()) {
             make(by_way);
-            kernel::copy_streaming(to, by_way, bytes);
-            pace_.passed(bytes);
+            stream(to, by_way, bytes);
         } else {
             pace_.time(bytes, [&] { make(static_cast<char*>(to)); });
         }

@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "comm/quant_terms.h"
-#include "op_kernel/cpu/copy.h"
 #include "transport/shm/operator_scope.h"
 #include "transport/shm/quant_codecs.h"
 #include "transport/shm/two_shot.h"
@@ -96,7 +95,7 @@ struct QuantStages {
         char* const target = in_output ? output_at(request, grid, range) : result;
         const bool streams = !scatters && writer.streams();
         if (range.count > 0) fits = codec.reduce(range, slots, streams ? by_way : target);
-        if (streams) kernel::copy_streaming(target, by_way, codec.result_bytes(range.count));
+        if (streams) writer.stream(target, by_way, codec.result_bytes(range.count));
         const uint64_t flag = fits ? 0 : 1;
         std::memcpy(result + result_bytes, &flag, sizeof flag);
     }

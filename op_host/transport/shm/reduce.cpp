@@ -76,7 +76,7 @@ struct ReduceStages {
         if (shared != nullptr && !by_way) result = shared;
         kernel::reduce(reduction.dtype, static_cast<kernel::Reduce>(reduction.reduce_op), result, sources.data(),
                        sources.size(), n / size_of(reduction.dtype));
-        if (by_way) kernel::copy_streaming(shared, result, n);
+        if (by_way) writer.stream(shared, result, n);
     }
     void decode(size_t part, size_t step, const char* result) const {
         const size_t n = parts[part].piece_bytes(step, piece);

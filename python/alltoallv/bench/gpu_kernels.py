@@ -7,7 +7,6 @@ compiled. Triton must give the bits that these operators give uncompiled; a comp
 from __future__ import annotations
 
 import importlib.util
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -134,15 +133,7 @@ def measure(kernel: Kernel, nbytes: int, device: str = "cuda", backend: str = "i
     for _ in range(ROUNDS):
         for name, call in calls.items():
             samples[name].append(_microseconds(call, flush))
-    times = {
-        name: {
-            "median_us": statistics.median(us),
-            "min_us": min(us),
-            "max_us": max(us),
-            "GB/s": kernel.moved / statistics.median(us) / 1e3,
-        }
-        for name, us in samples.items()
-    }
+    times = {name: report.kernel_times(us, kernel.moved) for name, us in samples.items()}
     about = {"kernel": kernel.name, "nbytes": nbytes, "moved": kernel.moved}
     return about | {"wrong": wrong, "compiled_off": off, "times": times}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -122,15 +121,7 @@ def measure(kernel: Kernel, nbytes: int, seconds: float) -> report.Row:
             for _ in range(repeats[name]):
                 call()
             samples[name].append((time.perf_counter() - start) / repeats[name] * 1e6)
-    times = {
-        name: {
-            "median_us": statistics.median(us),
-            "min_us": min(us),
-            "max_us": max(us),
-            "GB/s": kernel.moved / statistics.median(us) / 1e3,
-        }
-        for name, us in samples.items()
-    }
+    times = {name: report.kernel_times(us, kernel.moved) for name, us in samples.items()}
     return {"kernel": kernel.name, "nbytes": nbytes, "moved": kernel.moved, "wrong": wrong, "times": times}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,12 @@ from alltoallv.bench.figure import panels
 
 SCHEMA = 3
 Row = dict[str, Any]
+
+
+def kernel_times(us: list[float], moved: int) -> dict[str, float]:
+    """Of a kernel's calls: microseconds, and GB/s of the bytes that it reads and writes."""
+    median = statistics.median(us)
+    return {"median_us": median, "min_us": min(us), "max_us": max(us), "GB/s": moved / median / 1e3}
 
 
 def machine() -> dict[str, Any]:
