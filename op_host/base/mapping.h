@@ -3,6 +3,7 @@
 #pragma once
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
@@ -43,6 +44,7 @@ class Mapping {
         constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, Linux 5.14; older kernels fault lazily
         constexpr int collapse = 25;        // MADV_COLLAPSE, Linux 6.1; shmem_enabled in sysfs does not forbid it
         if (data_ == nullptr) return;
+        (void)madvise(data_, bytes, MADV_HUGEPAGE);
         for (size_t at = 0; at + huge_page <= bytes; at += huge_page) {
             (void)*static_cast<const volatile char*>(data() + at);  // a range without any page is refused
             if (madvise(data() + at, huge_page, collapse) != 0) break;
@@ -57,17 +59,15 @@ class Mapping {
         void* place = bytes < huge_page ? nullptr : aligned_place(bytes);
         data_ = mmap(place, bytes, PROT_READ | PROT_WRITE, flags | (place == nullptr ? 0 : MAP_FIXED), fd, 0);
         if (data_ == MAP_FAILED) {
-            data_ = nullptr;
-            const int why = errno;
-            if (place != nullptr) munmap(place, bytes);
+            data_ = nullptr;  // and its place is left: by now it may be another thread's
             throw Error(ErrorClass::backend_unavailable, ErrorType::OUT_OF_HOST_MEMORY,
-                        "mapping " + std::to_string(bytes) + " bytes of memory failed: " + strerror(why));
+                        "mapping " + std::to_string(bytes) + " bytes of memory failed: " + strerror(errno));
         }
     }
 
     /// Addresses that begin at a huge page, reserved for a mapping to take their place; null if there are none.
     static void* aligned_place(size_t bytes) {
-        constexpr size_t page = 4096;
+        const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
         const size_t kept = (bytes + page - 1) / page * page, reserved = kept + huge_page;
         void* place = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (place == MAP_FAILED) return nullptr;

@@ -153,7 +153,6 @@ bool Arena::grow(size_t bytes) {
     } catch (const Error&) {
         return false;  // no memory: a private block may still be had
     }
-    (void)madvise(segment->memory.data(), size, MADV_HUGEPAGE);
     segment->memory.populate(size);
     segment->free.emplace(0, size);
     for (size_t i = 0; i < max_segments; ++i) {
