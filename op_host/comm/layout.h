@@ -81,11 +81,9 @@ struct alignas(cache_line) Flag {
 
 /// Progress that peers wait for.
 struct Flags {
-    Flag done;     // sequence number of the last exchange whose copies this rank has finished
-    Flag late;     // sequence number of the last learning row that is complete
-    Flag staged;   // steps of two-shot reductions: input laid out for the peers
-    Flag reduced;  // own part reduced
-    Flag copied;   // peers' parts copied out
+    Flag done;    // sequence number of the last exchange whose copies this rank has finished
+    Flag late;    // sequence number of the last learning row that is complete
+    Flag rounds;  // of two-shot reductions
 };
 
 enum class RankState : uint32_t { absent, joined, ready, left };
@@ -159,7 +157,7 @@ class Layout {
     }
     char* scratch(char* base, int rank) const { return base + scratch_ + static_cast<size_t>(rank) * scratch_bytes; }
 
-    static constexpr size_t scratch_bytes = size_t{1} << 20;  // of a two-shot reduction, per rank
+    static constexpr size_t scratch_bytes = size_t{7} << 18;  // of a two-shot reduction, per rank
 
   private:
     static constexpr size_t ring_budget = size_t{4} << 20;  // per rank, over all its receivers

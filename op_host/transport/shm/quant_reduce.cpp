@@ -75,7 +75,7 @@ struct QuantStages {
     PeerWriter& writer;
     char* by_way;                             // a piece
     const std::vector<const char*>& outputs;  // of all ranks, from which the peers take the results, or empty
-    size_t me, result_bytes;
+    size_t me, flag_at;                       // behind a result
     bool scatters;
 
     void encode(size_t part, size_t step, char* slot) const {
@@ -97,13 +97,13 @@ struct QuantStages {
         if (range.count > 0) fits = codec.reduce(range, slots, streams ? by_way : target);
         if (streams) writer.stream(target, by_way, codec.result_bytes(range.count));
         const uint64_t flag = fits ? 0 : 1;
-        std::memcpy(result + result_bytes, &flag, sizeof flag);
+        std::memcpy(result + flag_at, &flag, sizeof flag);
     }
     void decode(size_t part, size_t step, const char* result) const {
         const QuantRange range = grid.range(part, step);
         if (range.count == 0) return;
         uint64_t flag = 0;
-        std::memcpy(&flag, result + result_bytes, sizeof flag);
+        std::memcpy(&flag, result + flag_at, sizeof flag);
         const bool in_place = scatters || (!outputs.empty() && part == me);
         if (!outputs.empty()) result = outputs[part] + range.first * size_of(request.out_dtype);
         const bool fits = in_place || codec.decode(range, result, output_at(request, grid, range));
@@ -128,13 +128,19 @@ struct MeasureStages {
     void decode(size_t, size_t, const char*) const {}
 };
 
-/// The largest piece of which two buffers fit the scratch, in elements; 0: not even one unit does.
+TwoShotShape shape_of(const QuantCodec& codec, size_t piece) {
+    TwoShotShape shape;
+    shape.slot_bytes = round_up(codec.slot_bytes(piece), cache_line);
+    shape.result_bytes = round_up(codec.result_bytes(piece), cache_line) + flag_bytes;
+    return shape;
+}
+
+/// The largest piece that fits the scratch, in elements; 0: not even one unit does.
 size_t largest_piece(const QuantCodec& codec, size_t ranks) {
     const auto fits = [&](size_t units) {
-        const size_t n = units * codec.unit();
-        return ranks * round_up(codec.slot_bytes(n), cache_line) + round_up(codec.result_bytes(n), cache_line) +
-                   flag_bytes <=
-               Layout::scratch_bytes / 2;
+        const TwoShotShape shape = shape_of(codec, units * codec.unit());
+        const size_t by_way = std::max(shape.slot_bytes, shape.result_bytes);
+        return shape.bytes(ranks) + by_way <= Layout::scratch_bytes;
     };
     size_t most = 0;
     for (size_t step = Layout::scratch_bytes; step > 0; step /= 2)
@@ -260,22 +266,21 @@ void ShmCommunicator::quant_reduce_two_shot(const QuantReduction& q, QuantCodec&
     }
     grid.span = codec.span();
     codec.find_scales();
-    TwoShotShape shape;
+    TwoShotShape shape = shape_of(codec, grid.piece);
     shape.steps = grid.steps();
-    shape.slot_bytes = round_up(codec.slot_bytes(grid.piece), cache_line);
-    const size_t result_bytes = scatters ? 0 : round_up(codec.result_bytes(grid.piece), cache_line);
-    shape.result_bytes = result_bytes + flag_bytes;
+    if (scatters) shape.result_bytes = flag_bytes;
     shape.stages_input = !in_place;
     if (codec.measures_sums()) {
         MeasureStages measure{codec, grid, me};
         shape.gathers = false;
-        two_shot(measure, shape);
+        two_shot(measure, shape);  // the next takes the other buffer first, while peers may read this one's last
     }
     Misfit misfit;
     shape.gathers = !scatters || q.overflow == Overflow::raise;
     shape.shares_results = shares_results;
-    by_way_.resize(std::max(shape.slot_bytes, result_bytes));
-    QuantStages stages{q, codec, grid, misfit, codes_writer_, by_way_.data(), outputs_, me, result_bytes, scatters};
+    char* by_way = control_->scratch(rank()) + shape.bytes(ranks);
+    const size_t flag_at = shape.result_bytes - flag_bytes;
+    QuantStages stages{q, codec, grid, misfit, codes_writer_, by_way, outputs_, me, flag_at, scatters};
     two_shot(stages, shape);
     copying_ = false;  // everybody is done: an error that all ranks raise leaves the communicator usable
     const auto n = static_cast<size_t>(scatters ? grid.parts[me].count : mine.count);

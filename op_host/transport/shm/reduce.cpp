@@ -130,8 +130,7 @@ uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& mine) {
                       .result_bytes = piece,
                       .stages_input = !in_place,
                       .gathers = gathers,
-                      .shares_results = shares_results,
-                      .reads_scratch = !shares_results});
+                      .shares_results = shares_results});
     const size_t moved = gathers ? bytes : parts_[static_cast<size_t>(rank())].bytes;
     count(in_place ? Path::pull : Path::staged, moved);
     return moved;

@@ -152,10 +152,10 @@ class ShmCommunicator final : public Communicator {
     bool copying_ = false;          // this operator has begun to move data
     const void* output_ = nullptr;  // of this operator, once peers may know where it lies in the arena
     size_t output_bytes_ = 0;
-    uint64_t steps_ = 0;              // of two-shot reductions so far, equal on all ranks
-    PeerWriter peer_writer_{10.0};    // about what streaming stores reach
-    PeerWriter scratch_writer_{4.0};  // less than reading an input takes that lies in no cache
-    PeerWriter codes_writer_{0.6};    // of what the own codes take
+    uint64_t steps_ = 0, rounds_ = 0;  // of two-shot reductions so far, equal on all ranks
+    PeerWriter peer_writer_{10.0};     // about what streaming stores reach
+    PeerWriter scratch_writer_{4.0};   // less than reading an input takes that lies in no cache
+    PeerWriter codes_writer_{0.6};     // of what the own codes take
     Pace reads_{7.0};  // of private memory, in bytes per nanosecond: between both hands of a mailbox and one
     std::unique_ptr<CopyCrew> crew_;  // none where ranks need all processors
     std::vector<Stream> outgoing_, incoming_;
@@ -165,7 +165,6 @@ class ShmCommunicator final : public Communicator {
     std::vector<const char*> inputs_, outputs_, slots_;
     std::vector<const void*> sources_;
     std::vector<char> result_;  // of a part of a small quantized reduction
-    std::vector<char> by_way_;  // a piece of a large one
     std::array<std::atomic<uint64_t>, path_names.size()> bytes_by_path_{};
     std::atomic<uint64_t> operators_{0}, failed_{0};
     std::string final_record_;  // of the flight recorder, once destroyed

@@ -1,10 +1,12 @@
 /// \file two_shot.h
 /// \brief The pipeline of every reduction of large vectors: scratch that stays in cache, filled, reduced, copied out.
 ///
-/// The vector is cut into one part per rank and the parts into pieces; step i handles piece i of every part. In each
-/// step a rank lays its pieces out in its own scratch (encode), reduces its own part's piece from everybody's scratch
-/// (reduce), and takes the other parts' results from their owners' scratch (decode). Scratch has two buffers, used in
-/// turn, so a rank is at most one step ahead of the slowest.
+/// The vector is cut into one part per rank and the parts into pieces; step i handles piece i of every part. A rank
+/// lays its pieces out in its own scratch (encode), reduces its own part's piece from everybody's scratch (reduce), and
+/// takes the other parts' results from their owners' scratch (decode). Three steps are under way at once, so that a
+/// round of one, the next and the one after takes a single wait: in round k a rank encodes step k, reduces step k - 1
+/// and decodes step k - 2, and nobody is more than a round ahead. Scratch has two buffers for what is encoded and three
+/// for results.
 #pragma once
 
 #include <vector>
@@ -15,6 +17,8 @@ namespace alltoallv {
 
 /// Sizes of the pipeline, equal on all ranks.
 struct TwoShotShape {
+    static constexpr size_t slot_buffers = 2, result_buffers = 3;
+
     size_t steps = 0;
     size_t slot_bytes = 0;     ///< of one encoded piece
     size_t result_bytes = 0;   ///< of one reduced piece
@@ -22,13 +26,12 @@ struct TwoShotShape {
     bool gathers = true;       ///< false: every rank keeps its own part only, and `decode` is not called
     /// `reduce` leaves results in the outputs, where the peers' `decode` finds them.
     bool shares_results = false;
-    bool reads_scratch = true;  ///< false: `decode` reads none
 
-    /// Largest piece such that two buffers of `ranks` slots and one result fit the scratch, with `extra` bytes to
-    /// spare in each of them.
-    static size_t piece_bytes(size_t ranks, size_t extra = 0) {
-        const size_t slot = Layout::scratch_bytes / 2 / (ranks + 1) / cache_line * cache_line;
-        return slot > extra ? slot - extra : 0;
+    /// Of scratch, from its beginning.
+    size_t bytes(size_t ranks) const { return slot_buffers * ranks * slot_bytes + result_buffers * result_bytes; }
+    /// Largest piece whose slots and results, of the same size, fit the scratch.
+    static size_t piece_bytes(size_t ranks) {
+        return Layout::scratch_bytes / (slot_buffers * ranks + result_buffers) / cache_line * cache_line;
     }
 };
 
@@ -38,48 +41,54 @@ struct TwoShotShape {
 ///     void decode(size_t part, size_t step, const char* result);
 template <class Stages>
 void ShmCommunicator::two_shot(Stages& stages, const TwoShotShape& shape) {
+    if (shape.steps == 0) return;
     const auto ranks = static_cast<size_t>(size());
     const auto me = static_cast<size_t>(rank());
-    const size_t buffer_bytes = ranks * shape.slot_bytes + shape.result_bytes;
-    const auto buffer = [&](size_t owner, uint64_t step) {
-        return control_->scratch(static_cast<int>(owner)) + (step & 1) * buffer_bytes;
+    const auto slot = [&](size_t owner, size_t step, size_t part) {
+        // In turn from one operator to the next as well: lines that a peer has read just now are dear to write.
+        return control_->scratch(static_cast<int>(owner)) +
+               ((steps_ + step) % TwoShotShape::slot_buffers * ranks + part) * shape.slot_bytes;
     };
-    const auto all = [](int) { return true; };
-    const auto staged = [](Flags& f) -> Flag& { return f.staged; };
-    const auto reduced = [](Flags& f) -> Flag& { return f.reduced; };
-    const auto copied = [](Flags& f) -> Flag& { return f.copied; };
-    Flags& mine = control_->my_flags();
+    const auto result = [&](size_t owner, size_t step) {
+        return control_->scratch(static_cast<int>(owner)) + TwoShotShape::slot_buffers * ranks * shape.slot_bytes +
+               step % TwoShotShape::result_buffers * shape.result_bytes;
+    };
+    const auto finish_round = [&] {
+        control_->throw_if_poisoned();  // a peer that gave up may have changed what was read in place
+        control_->signal(control_->my_flags().rounds, ++rounds_);
+    };
+    const auto await_round = [&] {
+        control_->wait_flags([](Flags& flags) -> Flag& { return flags.rounds; }, rounds_, [](int) { return true; });
+    };
     slots_.resize(ranks);
 
-    for (size_t i = 0; i < shape.steps; ++i) {
-        const uint64_t step = steps_ + i;
-        if (shape.stages_input) {
-            if (step >= 2) control_->wait_flags(reduced, step - 1, all);  // nobody reads this buffer any more
-            // Its own part comes last, for which no peer waits.
-            for (size_t k = 1; k <= ranks; ++k) {
-                if (k == ranks) control_->signal(mine.staged, step + 1);
-                const size_t part = (me + k) % ranks;
-                stages.encode(part, i, buffer(me, step) + part * shape.slot_bytes);
-            }
-            control_->wait_flags(staged, step + 1, all);
-        }
-        if (shape.gathers && shape.reads_scratch && step >= 2) control_->wait_flags(copied, step - 1, all);
-        for (size_t j = 0; j < ranks; ++j) slots_[j] = buffer(j, step) + me * shape.slot_bytes;
-        stages.reduce(i, slots_, buffer(me, step) + ranks * shape.slot_bytes);
-        if (!shape.stages_input) control_->throw_if_poisoned();  // a peer that gave up may have changed its input
-        control_->signal(mine.reduced, step + 1);
-        for (size_t k = 0; shape.gathers && k < ranks; ++k) {  // its own part first, which is there
-            if (k == 1) control_->wait_flags(reduced, step + 1, all);
+    const size_t last = shape.steps + (shape.gathers ? 1 : 0);
+    for (size_t round = shape.stages_input ? 0 : 1; round <= last; ++round) {
+        const bool encodes = shape.stages_input && round < shape.steps;
+        const bool reduces = round >= 1 && round <= shape.steps;
+        const bool decodes = shape.gathers && round >= 2;
+        for (size_t k = 1; encodes && k < ranks; ++k) {
             const size_t part = (me + k) % ranks;
-            stages.decode(part, i, buffer(part, step) + ranks * shape.slot_bytes);
+            stages.encode(part, round, slot(me, round, part));
         }
-        control_->signal(mine.copied, step + 1);
+        if (reduces) {
+            for (size_t j = 0; j < ranks; ++j) slots_[j] = slot(j, round - 1, me);
+            stages.reduce(round - 1, slots_, result(me, round - 1));
+        }
+        // The peers need no more of this round: its own part, and what it takes from them, come while they are waited
+        // for.
+        if (round < last) finish_round();
+        if (encodes) stages.encode(me, round, slot(me, round, me));
+        if (reduces && shape.gathers) stages.decode(me, round - 1, result(me, round - 1));
+        for (size_t k = 1; decodes && k < ranks; ++k) {
+            const size_t part = (me + k) % ranks;
+            stages.decode(part, round - 2, result(part, round - 2));
+        }
+        if (round < last) await_round();
     }
-    if (shape.shares_results && shape.steps > 0) {
-        control_->throw_if_poisoned();                            // a peer that gave up may have changed its output
-        control_->wait_flags(copied, steps_ + shape.steps, all);  // peers are done with my output
-    } else if (!shape.stages_input && shape.steps > 0) {
-        control_->wait_flags(reduced, steps_ + shape.steps, all);  // peers are done with my input
+    if (shape.shares_results || !shape.stages_input) {  // until peers are done with my output and input
+        finish_round();
+        await_round();
     }
     steps_ += shape.steps;
 }
