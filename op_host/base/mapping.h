@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -39,21 +40,25 @@ class Mapping {
     size_t size() const { return bytes_; }
 
     /// Makes the first `bytes` resident: a page fault inside an exchange costs more than the exchange. In huge pages
-    /// where they can be had, which takes a tenth of the time.
+    /// where they can be had, which takes a tenth of the time, unless the kernel has to bring together what it makes
+    /// them of: then no longer than page by page.
     void populate(size_t bytes) const {
         constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, Linux 5.14; older kernels fault lazily
         constexpr int collapse = 25;        // MADV_COLLAPSE, Linux 6.1; shmem_enabled in sysfs does not forbid it
         if (data_ == nullptr) return;
         (void)madvise(data_, bytes, MADV_HUGEPAGE);
+        auto patience = std::chrono::steady_clock::now() + std::chrono::milliseconds(10);
         for (size_t at = 0; at + huge_page <= bytes; at += huge_page) {
             (void)*static_cast<const volatile char*>(data() + at);  // a range without any page is refused
             if (madvise(data() + at, huge_page, collapse) != 0) break;
+            if (std::chrono::steady_clock::now() > (patience += as_small_pages)) break;
         }
         (void)madvise(data_, bytes, populate_write);
     }
 
   private:
     static constexpr size_t huge_page = size_t{2} << 20;
+    static constexpr std::chrono::milliseconds as_small_pages{2};  // about what a huge page's bytes take otherwise
 
     Mapping(int fd, size_t bytes, int flags) : bytes_(bytes) {
         void* place = bytes < huge_page ? nullptr : aligned_place(bytes);

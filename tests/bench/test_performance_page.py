@@ -22,6 +22,10 @@ def row(size: int, nbytes: int, times: dict[str, float]) -> dict[str, Any]:
     return {"np": size, "nbytes": nbytes, **kind, "algbw": 1.0, "times": figures, "failed": {}}
 
 
+def document(*rows: dict[str, Any]) -> dict[str, Any]:
+    return {"machine": {"cpus": 2}, "rows": rows}
+
+
 def verdicts(documents: dict[str, Any]) -> dict[str, str]:
     """By target: met, **not met**, not measured."""
     return {target.what: str(target).split("|")[-2].strip() for target in page.targets(documents)}
@@ -48,7 +52,7 @@ def test_the_runs_measure_all_that_the_targets_ask_for() -> None:
         sizes = [int(size) for size in options["--np"].split(",")]
         payloads = parse_bytes(options.get("--bytes", "0"))
         rows = [row(n, b, dict.fromkeys(names, 1.0 + b)) for n in sizes for b in payloads]
-        documents[run.name] = {"machine": {"cpus": 2}, "rows": rows}
+        documents[run.name] = document(*rows)
     assert [what for what, verdict in verdicts(documents).items() if verdict == "not measured"] == []
 
 
@@ -61,14 +65,14 @@ def test_the_runs_measure_all_that_the_targets_ask_for() -> None:
     ],
 )
 def test_the_best_of_all_three_mpis_decides(times: dict[str, float], verdict: str) -> None:
-    found = verdicts({"float32": {"rows": [row(2, 1024, times)]}})
+    found = verdicts({"float32": document(row(2, 1024, times))})
     assert found["float32, best MPI / ours, W=2, 1 KiB"] == verdict
 
 
 def test_targets_where_less_is_better() -> None:
     documents = {
-        "sparse": {"rows": [row(8, 256 << 10, {"ours": 1.0, "full": 4.0})]},
-        "overhead": {"rows": [row(1, 0, {"ours": 1.01, "ours-plan": 2.0})]},
+        "sparse": document(row(8, 256 << 10, {"ours": 1.0, "full": 4.0})),
+        "overhead": document(row(1, 0, {"ours": 1.01, "ours-plan": 2.0})),
     }
     found = verdicts(documents)
     assert found["sparse, ours / the full exchange, W=8, 256 KiB"] == "met"
@@ -77,12 +81,13 @@ def test_targets_where_less_is_better() -> None:
     assert found["a reused plan of nothing, W=1, through torch, us"] == "not measured"
 
 
-def test_large_payloads_show_what_a_copy_could_reach() -> None:
+def test_large_payloads_and_crowded_ranks_show_what_a_copy_could_reach() -> None:
     times = {"ours": 10, "mpich": 20, "openmpi": 18, "impi": 15, "copy": 12, "copy-nt": 9}
-    rows = [row(2, nbytes, dict(times)) for nbytes in (256 << 10, 64 << 20)]
-    found = {target.what: target for target in page.targets({"float32": {"rows": rows}})}
+    rows = [row(size, nbytes, dict(times)) for size in (2, 4) for nbytes in (256 << 10, 64 << 20)]
+    found = {target.what: target for target in page.targets({"float32": document(*rows)})}
     assert found["float32, best MPI / ours, W=2, 256 KiB"].copy is None
-    assert found["float32, best MPI / ours, W=2, 64 MiB"].copy == pytest.approx(15 / 9)
+    for cell in ("W=2, 64 MiB", "W=4, 256 KiB", "W=4, 64 MiB"):
+        assert found[f"float32, best MPI / ours, {cell}"].copy == pytest.approx(15 / 9)
     assert found["float32 into empty(), the quicker copy / ours, W=2, 64 MiB"].copy is None
 
 
