@@ -12,7 +12,7 @@
 namespace alltoallv {
 
 /// Operators as peers compare them and as errors name them. Two ranks must issue the same one.
-enum class OpKind : uint32_t {
+enum class OpKind : uint16_t {
     none,
     all_to_all_v,
     all_to_all_single,

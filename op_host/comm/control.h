@@ -19,6 +19,7 @@
 #include "comm/hooks.h"
 #include "comm/layout.h"
 #include "comm/quant_reduction.h"
+#include "comm/seat.h"
 #include "comm/wait.h"
 
 namespace alltoallv {
@@ -177,6 +178,7 @@ class ControlPlane {
     void compare_rows() const;
     bool has_row(int rank, uint64_t seq) const { return row(rank, seq).seq.load(std::memory_order_acquire) >= seq; }
     void await_rows(uint64_t seq);
+    void level_seats();
     std::string describe_ranks(const std::vector<int>& ranks) const;
     void record_start(DType dtype);
     void record_end(bool ok, uint64_t bytes);
@@ -186,6 +188,8 @@ class ControlPlane {
     Layout layout_;
     Doorbell doorbell_;
     Crowd crowd_;
+    Seat seat_;
+    std::vector<uint16_t> seats_;  // of all ranks
     CpuSet cpus_{};
     int processors_ = 1;
     int spins_;

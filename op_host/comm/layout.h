@@ -56,6 +56,7 @@ struct alignas(cache_line) Row {
     DType dtype;
     ReduceOp reduce_op;
     uint16_t flags;
+    uint16_t seat;         // the processor it runs on
     uint64_t send_digest;  // sums over all ranks are equal exactly when all pairs agree
     uint64_t recv_digest;
     Location input;
