@@ -125,7 +125,7 @@ Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
 
 void ControlPlane::publish(Row& mine) {
     if (on_publish) return on_publish(mine, seq_);
-    if (!has_room()) mine.seat = Seat::current();
+    tell_seat();
     mine.seq.store(seq_, std::memory_order_release);
     // Everybody waits for all rows: the last of them wakes the sleepers, once.
     doorbell_.ring_if([&] {
@@ -154,13 +154,13 @@ void ControlPlane::await_rows(uint64_t seq) {
 void ControlPlane::agree() {
     await_rows(seq_);
     compare_rows();
-    if (!has_room() && !on_publish && seat_.due(started_)) level_seats();
+    level_seats(started_);
 }
 
-void ControlPlane::level_seats() {
+void ControlPlane::look_at_seats(Clock::time_point now) {
     seats_.clear();
-    for (int j = 0; j < size(); ++j) seats_.push_back(row(j).seat);
-    seat_.level(rank(), seats_, cpus_, started_);
+    for (int j = 0; j < size(); ++j) seats_.push_back(flags(j).seat.load(std::memory_order_relaxed));
+    seat_.level(rank(), seats_, cpus_, now);
 }
 
 void ControlPlane::close(bool ok, uint64_t bytes) {

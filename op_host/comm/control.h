@@ -121,6 +121,18 @@ class ControlPlane {
             });
     }
 
+    /// Where ranks outnumber processors: says where this one runs, before peers are told that it has come anywhere.
+    void tell_seat() {
+        if (has_room()) return;
+        auto& seat = my_flags().seat;
+        if (const uint16_t cpu = Seat::current(); seat.load(std::memory_order_relaxed) != cpu)
+            seat.store(cpu, std::memory_order_relaxed);
+    }
+    /// After a wait for the peers: moves this rank if that spreads them better.
+    void level_seats(Clock::time_point now) {
+        if (!has_room() && !on_publish && seat_.due(now)) look_at_seats(now);
+    }
+
     /// --- failure --------------------------------------------------------------------------------------------
     bool poisoned() const { return header().poison.load(std::memory_order_acquire) != 0; }
     void throw_if_poisoned() const {
@@ -178,7 +190,7 @@ class ControlPlane {
     void compare_rows() const;
     bool has_row(int rank, uint64_t seq) const { return row(rank, seq).seq.load(std::memory_order_acquire) >= seq; }
     void await_rows(uint64_t seq);
-    void level_seats();
+    void look_at_seats(Clock::time_point now);
     std::string describe_ranks(const std::vector<int>& ranks) const;
     void record_start(DType dtype);
     void record_end(bool ok, uint64_t bytes);

@@ -56,7 +56,6 @@ struct alignas(cache_line) Row {
     DType dtype;
     ReduceOp reduce_op;
     uint16_t flags;
-    uint16_t seat;         // the processor it runs on
     uint64_t send_digest;  // sums over all ranks are equal exactly when all pairs agree
     uint64_t recv_digest;
     Location input;
@@ -80,11 +79,12 @@ struct alignas(cache_line) Flag {
     std::atomic<uint64_t> value;
 };
 
-/// Progress that peers wait for.
+/// Progress that peers wait for, and the processor that a rank is on.
 struct Flags {
     Flag done;    // sequence number of the last exchange whose copies this rank has finished
     Flag late;    // sequence number of the last learning row that is complete
     Flag rounds;  // of two-shot reductions
+    std::atomic<uint16_t> seat;
 };
 
 enum class RankState : uint32_t { absent, joined, ready, left };
