@@ -14,17 +14,26 @@ namespace alltoallv {
 /// What the arrays of a call must be: of one Python type, contiguous, of these buffer formats and at least so long.
 struct Arrays {
     nanobind::object type;
-    std::string input_format, output_format;
-    size_t input_bytes, output_bytes;
-    bool in_place;  ///< whether the output may be the input
+    std::string input_format;
+    size_t input_bytes;
+    std::string output_format;
+    size_t output_bytes;
+    nanobind::object shape, dtype;  ///< of an output that is made here; shape None: the caller makes it
 };
 
 struct ArrayCall {
     Arrays arrays;
+    bool in_place;  ///< whether the output may be the input
     std::function<void(uintptr_t input, uintptr_t output)> call;
 
-    /// False if these are no such arrays, with nothing done.
-    bool run(nanobind::handle input, nanobind::handle output) const;
+    /// The output, made here if it is None; None if these are no such arrays or there is no memory, with nothing done.
+    nanobind::object run(nanobind::handle input, nanobind::object output) const;
+};
+
+/// One that is called like the plan that derives from it, in Python: no function there is entered on the way, which
+/// would take as long as the rest where ranks outnumber processors.
+struct ArrayPlan {
+    ArrayCall call;
 };
 
 }  // namespace alltoallv

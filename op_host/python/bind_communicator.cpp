@@ -129,12 +129,10 @@ void bind_communicator(nb::module_& m) {
         .def(
             "reduce_on_arrays",
             [](CommunicatorPtr self, const std::string& op, const std::string& dtype, const std::string& reduce_op,
-               std::vector<int64_t> counts, nb::object type, std::string format, size_t input_bytes,
-               size_t output_bytes) {
+               std::vector<int64_t> counts, Arrays arrays) {
                 auto owned = std::make_shared<const OwnedReduction>(op, dtype, reduce_op, 0, 0, std::move(counts));
                 const bool in_place = owned->reduction.op == OpKind::all_reduce;
-                return ArrayCall{{std::move(type), format, format, input_bytes, output_bytes, in_place},
-                                 [owned, self](uintptr_t input, uintptr_t output) {
+                return ArrayCall{std::move(arrays), in_place, [owned, self](uintptr_t input, uintptr_t output) {
                                      Reduction reduction = owned->reduction;
                                      reduction.counts = owned->counts;
                                      reduction.input = pointer(input);
@@ -142,9 +140,8 @@ void bind_communicator(nb::module_& m) {
                                      self->reduce(reduction, -1.0);
                                  }};
             },
-            nb::arg("op"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("counts"), nb::arg("type"),
-            nb::arg("format"), nb::arg("input_bytes"), nb::arg("output_bytes"),
-            "`reduce` for arrays of a type and buffer format; an all_reduce may be in place.")
+            nb::arg("op"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("counts"), nb::arg("arrays"),
+            "`reduce` for such arrays; an all_reduce may be in place.")
         .def("abort", &Communicator::abort, nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>())
         .def("destroy", &Communicator::destroy, nb::call_guard<nb::gil_scoped_release>())
         .def("stats", &Communicator::stats)

@@ -170,14 +170,12 @@ void bind_plan(nb::module_& m) {
             nb::arg("input"), nb::arg("timeout") = -1.0)
         .def(
             "on_arrays",
-            [](const Plan& self, nb::object type, std::string format, size_t input_bytes, size_t output_bytes) {
-                return ArrayCall{{std::move(type), format, format, input_bytes, output_bytes, false},
-                                 [plan = self](uintptr_t input, uintptr_t output) {
+            [](const Plan& self, Arrays arrays) {
+                return ArrayCall{std::move(arrays), false, [plan = self](uintptr_t input, uintptr_t output) {
                                      plan.data->run(*plan.communicator, input, output, -1.0);
                                  }};
             },
-            nb::arg("type"), nb::arg("format"), nb::arg("input_bytes"), nb::arg("output_bytes"),
-            "The same for arrays of a type and buffer format, apart from each other.");
+            nb::arg("arrays"), "The same for such arrays, apart from each other.");
 }
 
 }  // namespace alltoallv

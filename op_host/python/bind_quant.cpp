@@ -263,16 +263,12 @@ void bind_quant(nb::module_& m) {
             "input"_a, "output"_a, "error"_a = nb::none(), "gather_error"_a = nb::none(), "timeout"_a = -1.0)
         .def(
             "on_arrays",
-            [](const QuantPlan& self, nb::object type, std::string input_format, std::string output_format,
-               size_t input_bytes, size_t output_bytes) {
-                return ArrayCall{{std::move(type), std::move(input_format), std::move(output_format), input_bytes,
-                                  output_bytes, true},
-                                 [plan = self](uintptr_t input, uintptr_t output) {
+            [](const QuantPlan& self, Arrays arrays) {
+                return ArrayCall{std::move(arrays), true, [plan = self](uintptr_t input, uintptr_t output) {
                                      plan.data->run(*plan.communicator, input, output, {}, {}, -1.0);
                                  }};
             },
-            "type"_a, "input_format"_a, "output_format"_a, "input_bytes"_a, "output_bytes"_a,
-            "The same, without error feedback, for arrays of a type and buffer formats.");
+            "arrays"_a, "The same, without error feedback, for such arrays.");
     bind_rows(m);
     bind_quant_operation(m);
 }

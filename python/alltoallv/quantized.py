@@ -188,13 +188,9 @@ class UnquantizedPlan:
         dtype, op, counts = self._arguments
         return self._core.submit_reduce("all_reduce", dtype, op, input, output, counts, timeout)
 
-    def on_arrays(
-        self, type: type, input_format: str, output_format: str, input_bytes: int, output_bytes: int
-    ) -> _core.ArrayCall:
+    def on_arrays(self, arrays: _core.Arrays) -> _core.ArrayCall:
         dtype, op, counts = self._arguments
-        return self._core.reduce_on_arrays(
-            "all_reduce", dtype, op, counts, type, input_format, input_bytes, output_bytes
-        )
+        return self._core.reduce_on_arrays("all_reduce", dtype, op, counts, arrays)
 
 
 def plan(comm: Communicator, request: QuantizedReduction) -> _core.QuantPlan:

@@ -97,3 +97,8 @@ def test_plans_that_disagree(launch: Launch) -> None:
         return True
 
     assert launch(2, program) == [True, True]
+
+
+def test_a_plan_that_was_not_made_does_nothing() -> None:
+    with pytest.raises(TypeError, match="has not been initialized"):
+        av.Plan.__new__(av.Plan)(np.zeros(1, np.float32))

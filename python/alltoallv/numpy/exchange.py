@@ -26,7 +26,7 @@ from alltoallv.numpy.arrays import (
     row_size,
     seconds,
 )
-from alltoallv.numpy.ready import again, ready_exchange, remember
+from alltoallv.numpy.ready import again, arrays_of, remember
 from alltoallv.numpy.work import Work
 from alltoallv.regions import check_lists_apart, lowest
 from alltoallv.request import Request, Sends, check_unit
@@ -157,7 +157,8 @@ def all_to_all_v(
             recv_counts = _agreed_rows(comm, recv_counts, told.tolist())
         call = _exchange_call(comm, x, sends.with_receives(recv_counts, rdispls), out, limit)
         if what and told is None:
-            remember(comm, what, input, out, ready_exchange(call.plan, x.size, call.output.shape, x.dtype))
+            arrays = arrays_of(x.dtype, x.size, call.output.shape, x.dtype)
+            remember(comm, what, input, out, call.plan.on_arrays(arrays))
     if async_op:
         return call.result, call.submit()
     output: Array = call.run()

@@ -12,15 +12,28 @@ from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.guard import guard
 from alltoallv.numpy.arrays import Array, address, check_apart, check_output, resolve, seconds
-from alltoallv.numpy.ready import ready_exchange
+from alltoallv.numpy.ready import arrays_of
 from alltoallv.request import Sends
 
 
-class Plan:
+class Plan(_core.ArrayPlan):
     """`all_to_all_v` with counts that are given once.
 
     Making a plan talks to no peer; calling it is collective. A peer may use the function of the same name instead: the
-    two are the same operator.
+    two are the same operator. A call is ``plan(input, out=None, *, timeout=None)``:
+
+    Args:
+        input: Contiguous array of the plan's dtype, of at least ``input_size`` elements, taken flat.
+        out: Where to receive: contiguous, of the plan's dtype, at least ``output_size`` elements, apart from ``input``
+            in memory. Elements that no region covers keep their value. Left out, a flat array of ``output_size``
+            elements is allocated in shared memory, gaps zero.
+        timeout: Seconds to wait for the peers; default: the communicator's.
+
+    Returns:
+        The output.
+
+    Raises:
+        As `all_to_all_v`.
     """
 
     def __init__(
@@ -49,26 +62,12 @@ class Plan:
             self._gaps = sum(recvs) < self.output_size
             plan = _core.Plan(comm.core, "all_to_all_v", core_name(self.dtype), *request.layout)
             self._run = plan.run
-            self._ready = ready_exchange(plan, self.input_size, (self.output_size,), self.dtype)
+            shape, allocates = (self.output_size,), not self._gaps
+            arrays = arrays_of(self.dtype, self.input_size, shape, self.dtype, allocates=allocates)
+            super().__init__(plan.on_arrays(arrays))
 
-    def __call__(self, input: Array, out: Array | None = None, *, timeout: float | None = None) -> Array:
-        """Exchanges ``input``.
-
-        Args:
-            input: Contiguous array of the plan's dtype, of at least ``input_size`` elements, taken flat.
-            out: Where to receive: contiguous, of the plan's dtype, at least ``output_size`` elements, apart from
-                ``input`` in memory. Elements that no region covers keep their value. Left out, a flat array of
-                ``output_size`` elements is allocated in shared memory, gaps zero.
-            timeout: Seconds to wait for the peers; default: the communicator's.
-
-        Returns:
-            The output.
-
-        Raises:
-            As `all_to_all_v`.
-        """
-        if timeout is None and not (self._gaps and out is None) and (result := self._ready(input, out)) is not None:
-            return result
+    def _checked(self, input: Array, out: Array | None, timeout: float | None) -> Array:
+        """A call on arrays of other kinds than nearly all, or on wrong ones."""
         with guard(self._communicator, "all_to_all_v"):
             self._check_input(input)
             if out is None:

@@ -10,34 +10,19 @@ import numpy as np
 
 from alltoallv import _core
 from alltoallv.communicator import Communicator
-from alltoallv.errors import AllToAllVError
 from alltoallv.numpy.arrays import Array
 
 
-class Ready:
-    """A checked call without gaps, for arrays that need no conversion."""
+def arrays_of(
+    input: np.dtype[Any], size: int, shape: tuple[int, ...], dtype: np.dtype[Any], *, allocates: bool = True
+) -> _core.Arrays:
+    """Inputs of at least ``size`` elements, outputs of at least those of ``shape``; neither to be converted.
 
-    __slots__ = ("_dtype", "_nbytes", "_run", "_shape")
-
-    def __init__(self, call: _core.ArrayCall, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """``shape`` and ``dtype`` are the output's."""
-        self._shape, self._dtype, self._nbytes = shape, dtype, math.prod(shape) * dtype.itemsize
-        self._run = call.run
-
-    def __call__(self, input: object, out: Array | None) -> Array | None:
-        """Runs it, and returns the output; None if these are no such arrays, with nothing done."""
-        if out is None:
-            try:
-                out = np.ndarray(self._shape, self._dtype, _core.allocate(self._nbytes))  # type: ignore[arg-type]
-            except AllToAllVError:  # for the guard to see
-                return None
-        return out if self._run(input, out) else None
-
-
-def ready_exchange(plan: _core.Plan, input_size: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Ready:
-    """An exchange of at least ``input_size`` elements."""
+    ``allocates``: whether the call makes an output, of that shape, where it is given none.
+    """
     nbytes = math.prod(shape) * dtype.itemsize
-    return Ready(plan.on_arrays(np.ndarray, dtype.char, input_size * dtype.itemsize, nbytes), shape, dtype)
+    made = shape if allocates else None
+    return _core.Arrays(np.ndarray, input.char, size * input.itemsize, dtype.char, nbytes, made, dtype)
 
 
 def again(comm: Communicator, what: Hashable, input: object, out: object) -> Array | None:
@@ -47,17 +32,17 @@ def again(comm: Communicator, what: Hashable, input: object, out: object) -> Arr
     """
     if type(input) is not np.ndarray or (type(out) is not np.ndarray and out is not None):
         return None
-    ready: Ready | None = comm.repeats.find(_key(what, input, out))
-    return None if ready is None else ready(input, out)
+    call: _core.ArrayCall | None = comm.repeats.find(_key(what, input, out))
+    return None if call is None else call.run(input, out)
 
 
-def remember(comm: Communicator, what: Hashable, input: object, out: object, ready: Ready) -> None:
+def remember(comm: Communicator, what: Hashable, input: object, out: object, call: _core.ArrayCall) -> None:
     """A call without gaps that has passed its checks: `again` finds it by the same arguments.
 
-    Not of dtypes without a buffer format, such as bfloat16, whose arrays `Ready` would refuse.
+    Not of dtypes without a buffer format, such as bfloat16, whose arrays it would refuse.
     """
     if type(input) is np.ndarray and input.dtype.isbuiltin == 1 and (type(out) is np.ndarray or out is None):
-        comm.repeats.keep(_key(what, input, out), ready)
+        comm.repeats.keep(_key(what, input, out), call)
 
 
 def _key(what: Hashable, input: Array, out: Array | None) -> Hashable:
