@@ -27,6 +27,7 @@ class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         import nanobind
         import ninja
+        import numpy
 
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(len(os.sched_getaffinity(0)))
         # fmt: off
@@ -35,6 +36,7 @@ class CMakeBuild(build_ext):
             # Given anew each time: with build isolation they lie in a fresh folder.
             f"-DCMAKE_MAKE_PROGRAM={Path(ninja.BIN_DIR, 'ninja')}",
             f"-DPython_EXECUTABLE={sys.executable}",
+            f"-DPython_NumPy_INCLUDE_DIR={numpy.get_include()}",
             f"-Dnanobind_DIR={nanobind.cmake_dir()}",
             *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         )

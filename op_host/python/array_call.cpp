@@ -1,6 +1,8 @@
 #include "python/array_call.h"
 
-#include <nanobind/stl/string.h>
+#include <numpy/ndarraytypes.h>
+
+#include <vector>
 
 #include "base/error.h"
 #include "python/bindings.h"
@@ -11,73 +13,127 @@ namespace nb = nanobind;
 namespace alltoallv {
 namespace {
 
-/// A contiguous Python buffer of one element type, held while it is used.
-class HeldBuffer {
-  public:
-    HeldBuffer(nb::handle object, int flags, const std::string& format) {
-        held_ = PyObject_GetBuffer(object.ptr(), &view_, flags | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) == 0;
-        if (!held_) PyErr_Clear();
-        usable_ = held_ && view_.format != nullptr && format == view_.format;
-    }
-    ~HeldBuffer() {
-        if (held_) PyBuffer_Release(&view_);
-    }
-    HeldBuffer(const HeldBuffer&) = delete;
-    HeldBuffer& operator=(const HeldBuffer&) = delete;
+/// The type of all arrays; subclasses may mean something else by their elements.
+nb::handle array_type() {
+    static const nb::handle type = nb::object(nb::module_::import_("numpy").attr("ndarray")).release();
+    return type;
+}
 
-    bool holds(size_t bytes) const { return usable_ && static_cast<size_t>(view_.len) >= bytes; }
-    uintptr_t begin() const { return reinterpret_cast<uintptr_t>(view_.buf); }
-    uintptr_t end() const { return begin() + static_cast<size_t>(view_.len); }
+bool is_array(nb::handle object) {
+    return Py_TYPE(object.ptr()) == reinterpret_cast<PyTypeObject*>(array_type().ptr());
+}
+
+/// Whether elements of one dtype may be taken for the other's. Numbers of one type may have dtypes of their own: those
+/// that were pickled, for one.
+bool same(const PyArray_Descr* a, const PyArray_Descr* b) {
+    if (a == b) return true;
+    return a->type_num == b->type_num && a->byteorder == b->byteorder && PyTypeNum_ISNUMBER(a->type_num);
+}
+
+/// An array of one kind. Its fields are read where they lie: to ask for a Python buffer takes as long as an exchange.
+class ArrayView {
+  public:
+    ArrayView(nb::handle object, const ArrayKind& kind, int flags) {
+        if (!is_array(object)) return;
+        auto* const array = reinterpret_cast<PyArrayObject*>(object.ptr());
+        if (!same(PyArray_DESCR(array), reinterpret_cast<PyArray_Descr*>(kind.dtype.ptr()))) return;
+        if (!PyArray_CHKFLAGS(array, flags | NPY_ARRAY_C_CONTIGUOUS)) return;
+        size_t size = 1;
+        for (int i = 0; i < PyArray_NDIM(array); ++i) size *= static_cast<size_t>(PyArray_DIM(array, i));
+        fits_ = size >= kind.size;
+        begin_ = reinterpret_cast<uintptr_t>(PyArray_DATA(array));
+        end_ = begin_ + size * kind.itemsize;
+    }
+
+    bool fits() const { return fits_; }
+    uintptr_t begin() const { return begin_; }
+    uintptr_t end() const { return end_; }
 
   private:
-    Py_buffer view_;
-    bool held_, usable_;
+    bool fits_ = false;
+    uintptr_t begin_ = 0, end_ = 0;
 };
 
-bool fit(const HeldBuffer& source, const HeldBuffer& target, bool in_place) {
-    if (source.begin() >= target.end() || target.begin() >= source.end()) return true;
-    return in_place && source.begin() == target.begin() && source.end() == target.end();
+bool apart(const ArrayView& source, const ArrayView& target) {
+    return source.begin() >= target.end() || target.begin() >= source.end();
+}
+
+bool equal(const ArrayView& source, const ArrayView& target) {
+    return source.begin() == target.begin() && source.end() == target.end();
 }
 
 /// In the arena; None if there is no memory.
 nb::object make_output(const Arrays& arrays) {
     if (arrays.shape.is_none()) return nb::none();
     try {
-        return arrays.type(arrays.shape, arrays.dtype, Block(Arena::instance().allocate(arrays.output_bytes)));
+        Block block(Arena::instance().allocate(arrays.output.size * arrays.output.itemsize));
+        return array_type()(arrays.shape, arrays.output.dtype, std::move(block));
     } catch (const Error&) {
         return nb::none();
     }
 }
 
+/// What two calls have in common that differ in nothing but where the data lie: (what, dtype, shapes); None where
+/// `input` or `output` are no arrays.
+nb::object call_key(nb::handle what, nb::handle input, nb::handle output) {
+    if (!is_array(input) || !(output.is_none() || is_array(output))) return nb::none();
+    auto* const from = reinterpret_cast<PyArrayObject*>(input.ptr());
+    std::vector<npy_intp> shapes(PyArray_DIMS(from), PyArray_DIMS(from) + PyArray_NDIM(from));
+    shapes.push_back(-1);
+    if (!output.is_none()) {
+        auto* const to = reinterpret_cast<PyArrayObject*>(output.ptr());
+        shapes.insert(shapes.end(), PyArray_DIMS(to), PyArray_DIMS(to) + PyArray_NDIM(to));
+        shapes.push_back(-1);
+    }
+    return nb::make_tuple(what, nb::handle(reinterpret_cast<PyObject*>(PyArray_DESCR(from))),
+                          nb::bytes(shapes.data(), shapes.size() * sizeof(npy_intp)));
+}
+
+/// Runs the call that was kept under the same key, if there is one.
+nb::object run_again(nb::dict calls, nb::handle what, nb::handle input, nb::object output) {
+    const nb::object key = call_key(what, input, output);
+    PyObject* const call = PyDict_GetItemWithError(calls.ptr(), key.ptr());
+    if (call != nullptr) return nb::cast<const ArrayCall&>(nb::handle(call)).run(input, std::move(output));
+    if (PyErr_Occurred() == nullptr) return nb::none();
+    if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw nb::python_error();
+    PyErr_Clear();  // counts that are no integers: for the checks to refuse
+    return nb::none();
+}
+
 }  // namespace
 
 nb::object ArrayCall::run(nb::handle input, nb::object output) const {
-    const auto is_one = [type = reinterpret_cast<PyTypeObject*>(arrays.type.ptr())](nb::handle object) {
-        return Py_TYPE(object.ptr()) == type;
-    };
-    if (!is_one(input)) return nb::none();
-    const HeldBuffer source(input, PyBUF_SIMPLE, arrays.input_format);
-    if (!source.holds(arrays.input_bytes)) return nb::none();
+    const ArrayView source(input, arrays.input, 0);
+    if (!source.fits()) return nb::none();
     if (output.is_none()) output = make_output(arrays);
-    if (!is_one(output)) return nb::none();
-    const HeldBuffer target(output, PyBUF_WRITABLE, arrays.output_format);
-    if (!target.holds(arrays.output_bytes) || !fit(source, target, in_place)) return nb::none();
+    const ArrayView target(output, arrays.output, NPY_ARRAY_WRITEABLE);
+    if (!target.fits() || !(apart(source, target) || (in_place && equal(source, target)))) return nb::none();
     const nb::gil_scoped_release release;
     call(source.begin(), target.begin());
     return output;
 }
 
 void bind_array_call(nb::module_& m) {
-    nb::class_<Arrays>(m, "Arrays",
-                       "Two arrays of one Python type, contiguous, of these buffer formats and at least so long; shape "
-                       "and dtype of an output that is not given, None for who makes it.")
-        .def(nb::init<nb::object, std::string, size_t, std::string, size_t, nb::object, nb::object>(), nb::arg("type"),
-             nb::arg("input_format"), nb::arg("input_bytes"), nb::arg("output_format"), nb::arg("output_bytes"),
-             nb::arg("shape").none(), nb::arg("dtype"));
+    nb::class_<Arrays>(m, "Arrays", "Two contiguous NumPy arrays of these dtypes and at least so many elements.")
+        .def(
+            "__init__",
+            [](Arrays* self, nb::object input_dtype, size_t input_size, nb::object output_dtype, size_t output_size,
+               nb::object shape) {
+                new (self) Arrays{
+                    {std::move(input_dtype), input_size}, {std::move(output_dtype), output_size}, std::move(shape)};
+            },
+            nb::arg("input_dtype"), nb::arg("input_size"), nb::arg("output_dtype"), nb::arg("output_size"),
+            nb::arg("shape").none(), "shape: of an output that is not given, None for who makes it.");
     nb::class_<ArrayCall>(m, "ArrayCall", "A call on such arrays, ready to run.")
         .def("run", &ArrayCall::run, nb::arg("input"), nb::arg("output").none(),
              nb::sig("def run(self, input: object, output: object | None) -> typing.Any | None"),
              "The output, made here if it is None; None if these are no such arrays, with nothing done.");
+    m.def("call_key", call_key, nb::arg("what"), nb::arg("input"), nb::arg("output").none(),
+          "Equal for calls that differ in nothing but where the data lie; None where these are no arrays.");
+    m.def("run_again", run_again, nb::arg("calls"), nb::arg("what"), nb::arg("input"), nb::arg("output").none(),
+          nb::sig("def run_again(calls: dict[typing.Any, typing.Any], what: object, input: object, "
+                  "output: object | None) -> typing.Any | None"),
+          "`ArrayCall.run` of the call kept under this `call_key`; None if there is none.");
     nb::class_<ArrayPlan>(m, "ArrayPlan", "What alltoallv.numpy.Plan is a subclass of.")
         .def(
             "__init__", [](ArrayPlan* self, const ArrayCall& call) { new (self) ArrayPlan{call}; }, nb::arg("call"))

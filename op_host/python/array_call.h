@@ -1,24 +1,26 @@
 /// \file array_call.h
-/// \brief A call that repeats on pairs of arrays: the common case is checked here, everything else by the caller, in
-/// words.
+/// \brief A call that repeats on pairs of NumPy arrays: the common case is checked here, everything else by the caller,
+/// in words.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
 #include <functional>
-#include <string>
 
 namespace alltoallv {
 
-/// What the arrays of a call must be: of one Python type, contiguous, of these buffer formats and at least so long.
+/// What an array must be: contiguous, of this dtype and at least so many elements.
+struct ArrayKind {
+    nanobind::object dtype;
+    size_t size;
+    size_t itemsize = nanobind::cast<size_t>(dtype.attr("itemsize"));
+};
+
+/// What the arrays of a call must be.
 struct Arrays {
-    nanobind::object type;
-    std::string input_format;
-    size_t input_bytes;
-    std::string output_format;
-    size_t output_bytes;
-    nanobind::object shape, dtype;  ///< of an output that is made here; shape None: the caller makes it
+    ArrayKind input, output;
+    nanobind::object shape;  ///< of an output that is made here; None: the caller makes it
 };
 
 struct ArrayCall {

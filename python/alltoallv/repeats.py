@@ -13,22 +13,22 @@ class Repeats:
     The key of a call holds all that its checks depend on, except where the data lie.
     """
 
-    __slots__ = ("_ready",)
+    __slots__ = ("calls",)
     limit = 256  # calls; programs whose counts change with every batch repeat none
 
     def __init__(self) -> None:
-        self._ready: dict[Hashable, Any] = {}
+        self.calls: dict[Hashable, Any] = {}
 
     def find(self, key: Hashable) -> Any:
         """What `keep` was given with an equal key, or None."""
         try:
-            return self._ready.get(key)
+            return self.calls.get(key)
         except TypeError:  # counts that are no integers: for the checks to refuse
             return None
 
     def keep(self, key: Hashable, ready: Any) -> None:
         """To be called once the checks have passed."""
-        if len(self._ready) >= self.limit:
-            self._ready.clear()
+        if len(self.calls) >= self.limit:
+            self.calls.clear()
         with contextlib.suppress(TypeError):
-            self._ready[key] = ready
+            self.calls[key] = ready

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -63,6 +65,68 @@ def test_what_was_refused_is_refused_again() -> None:
     comm.destroy()
     with pytest.raises(AllToAllVError):
         an.all_to_all_v(x, [4], [4], out=out, group=comm)
+
+
+def arrays_of_six() -> list[np.ndarray[Any, Any]]:
+    """Six elements each, of dtypes and layouts that a quick look might take for one another's."""
+    plain = np.arange(6, dtype=np.float32)
+    raw = plain.tobytes()
+    return [
+        plain,
+        pickle.loads(pickle.dumps(plain)),  # of a dtype object of its own
+        plain.astype(">f4"),
+        plain.view(np.int32),
+        plain.view(np.uint32),
+        np.frombuffer(2 * raw, "M8[s]"),
+        np.frombuffer(2 * raw, "M8[D]"),
+        np.frombuffer(2 * raw, [("a", "i4"), ("b", "f4")]),
+        np.frombuffer(2 * raw, [("a", "f4"), ("b", "i4")]),
+        np.frombuffer(raw[:12], ml_dtypes.bfloat16),
+        np.frombuffer(raw[:12], np.float16),
+        np.frombuffer(raw, "S4"),
+        np.frombuffer(raw, "V4"),
+        plain.reshape(2, 3),
+        plain.reshape(3, 2).T,
+        plain.reshape(6, 1, 1),
+        np.arange(12, dtype=np.float32)[::2],
+        np.ma.masked_array(plain, plain > 3),
+        plain.view(np.recarray),
+        plain.astype(object),
+        np.zeros((6, 0), np.float32),
+    ]
+
+
+def outcome(call: Callable[[], Any]) -> tuple[Any, ...]:
+    try:
+        got = call()
+    except Exception as error:
+        return type(error), str(error)
+    return type(got), got.dtype, got.shape, got.tobytes()
+
+
+@pytest.mark.parametrize("unit", ["element", "row"])
+def test_arrays_of_every_kind_repeat_what_the_first_call_did(unit: Any) -> None:
+    (comm,) = Communicator.threads(1)
+    kinds = arrays_of_six()
+    for x in kinds + kinds:
+        for counts in ([len(x)], [x.size]):
+            first = outcome(partial(an.all_to_all_v, x, counts, counts, unit=unit, timeout=60, group=comm))
+            for _ in range(2):
+                assert outcome(partial(an.all_to_all_v, x, counts, counts, unit=unit, group=comm)) == first
+
+
+def test_plans_take_arrays_of_their_dtype_only() -> None:
+    (comm,) = Communicator.threads(1)
+    kinds = arrays_of_six()
+    for dtype in (np.float32, np.int32, np.uint32, np.float16, ml_dtypes.bfloat16):
+        plan = an.Plan([6], [6], dtype, group=comm)
+        for x in kinds:
+            got, expected = outcome(partial(plan, x)), outcome(partial(plan, x, timeout=60))  # which takes no short way
+            assert got == expected
+            if x.dtype == dtype and x.flags.c_contiguous and x.size == 6:
+                assert got[1:] == (dtype, (6,), np.asarray(x).tobytes())
+            else:
+                assert issubclass(got[0], AllToAllVError)
 
 
 def reductions() -> list[Callable[..., Any]]:
