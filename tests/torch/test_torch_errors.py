@@ -102,6 +102,11 @@ MISTAKES: dict[str, tuple[Callable[[Communicator], Any], type[Exception], str]] 
         InvalidTensorError,
         "layout torch.sparse_coo",
     ),
+    "zeros without memory": (
+        lambda c: at.all_to_all_v(torch._efficientzerotensor(4), [2, 2], [2, 2], group=c),
+        InvalidTensorError,
+        "is a zero tensor",
+    ),
     "no tensor": (lambda c: at.all_to_all_v([1.0, 2.0], [1, 1], [1, 1], group=c), TypeError, "input is a list"),
     "a tensor on another device": (
         lambda c: at.all_to_all_v(torch.ones(4, device="meta"), [2, 2], [2, 2], group=c),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -97,3 +98,35 @@ def test_a_disagreement_after_repeats_is_found(ranks: Ranks) -> None:
         assert at.all_to_all_v(torch.arange(3), [1, 2], recvs, group=comm).numel() == sum(recvs)
 
     ranks(2)(program)
+
+
+def test_only_plain_tensors_take_the_short_way() -> None:
+    (comm,) = Communicator.threads(1)
+    plan = at.Plan([4], [4], group=comm)
+    x = torch.arange(4.0)
+    assert plan(x).tolist() == at.all_to_all_v(x, [4], [4], group=comm).tolist() == [0, 1, 2, 3]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls these young
+        nested, compressed = torch.nested.nested_tensor([x]), torch.eye(2).to_sparse_csr()
+    with pytest.raises(InvalidTensorError, match="is a nested tensor"):
+        at.all_to_all_v(nested, [4], [4], group=comm)
+    others: list[tuple[torch.Tensor, str]] = [
+        (torch.eye(2).to_sparse(), "layout"),
+        (compressed, "layout"),
+        (x.view(2, 2).to_mkldnn(), "layout"),
+        (torch._efficientzerotensor(4), "is a zero tensor"),
+        (torch._neg_view(x.clone()), "not contiguous"),
+        (torch.arange(8.0)[::2], "not contiguous"),
+        (x.double(), "dtype"),
+        (x.to("meta"), "meta"),
+    ]
+    for tensor, message in others:
+        with pytest.raises(InvalidTensorError, match=message):
+            plan(tensor)
+        with pytest.raises(InvalidTensorError, match=message):
+            plan(x, tensor)
+    pair = at.Plan([4], [4], torch.complex64, group=comm)
+    turned = torch.tensor([1j, 2j, 3j, 4j])
+    assert pair(turned).tolist() == turned.tolist()
+    with pytest.raises(InvalidTensorError, match="not contiguous"):
+        pair(turned.conj())

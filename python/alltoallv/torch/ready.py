@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from torch import Tensor, dtype, is_grad_enabled, strided
+from torch import Tensor, dtype, is_grad_enabled
 from torch.autograd import _profiler_enabled
 
 from alltoallv import _core
@@ -17,7 +17,7 @@ from alltoallv.torch.tensors import empty
 class Ready:
     """A checked exchange without gaps, for tensors that need no conversion."""
 
-    __slots__ = ("_dtype", "_input", "_output", "_run", "_shape")
+    __slots__ = ("_complex", "_dtype", "_input", "_itemsize", "_output", "_run", "_shape")
 
     def __init__(
         self, plan: _core.Plan, dtype: dtype, input_size: int, output_size: int, shape: tuple[int, ...]
@@ -25,33 +25,39 @@ class Ready:
         """At least so many elements on either side; ``shape`` is that of an output that is not given."""
         self._run, self._dtype, self._shape = plan.run, dtype, shape
         self._input, self._output = input_size, output_size
+        self._complex, self._itemsize = dtype.is_complex, dtype.itemsize
 
     def __call__(self, input: Tensor, out: Tensor | None) -> Tensor | None:
         """Runs it, and returns the output; None if these are no such tensors, with nothing done."""
         try:
-            if not self._fits(input, self._input) or (input.requires_grad and is_grad_enabled()) or _profiler_enabled():
+            if not self._is_plain(input) or (input.requires_grad and is_grad_enabled()) or _profiler_enabled():
                 return None
             if out is None:
                 out = empty(self._shape, self._dtype)
-            elif not self._fits(out, self._output):
+            elif not self._is_plain(out):
                 return None
-            source, target, size = input.data_ptr(), out.data_ptr(), self._dtype.itemsize
-            if source < target + size * out.numel() and target < source + size * input.numel():
+            sends, receives, size = input.numel(), out.numel(), self._itemsize
+            if sends < self._input or receives < self._output:
                 return None
-        except (AllToAllVError, RuntimeError):  # no memory, or a tensor without any: for the guard to see
+            source, target = input.data_ptr(), out.data_ptr()
+            if (sends and not source) or (receives and not target):  # no memory
+                return None
+            if source < target + size * receives and target < source + size * sends:
+                return None
+        except (AllToAllVError, RuntimeError):  # out of memory, or a tensor without storage: for the guard to see
             return None
         self._run(source, target)
         return out
 
-    def _fits(self, tensor: Tensor, size: int) -> bool:
+    def _is_plain(self, tensor: Tensor) -> bool:
+        """Whether the elements lie in host memory one after the other. A sparse tensor raises RuntimeError."""
         return (
             type(tensor) is Tensor
             and tensor.dtype is self._dtype
             and tensor.is_cpu
-            and tensor.layout is strided
             and tensor.is_contiguous()
-            and tensor.numel() >= size
-            and not (tensor.is_conj() or tensor.is_neg())
+            and not tensor.is_neg()
+            and not (self._complex and tensor.is_conj())
         )
 
 
@@ -62,7 +68,10 @@ def again(comm: AnyCommunicator, what: Hashable, input: Tensor, out: Tensor | No
     """
     if type(comm) is not Communicator or type(input) is not Tensor or (type(out) is not Tensor and out is not None):
         return None
-    ready = comm.repeats.find(_key(what, input, out))
+    try:
+        ready = comm.repeats.find(_key(what, input, out))
+    except RuntimeError:  # a nested tensor has no shape
+        return None
     return None if ready is None else ready(input, out)
 
 
