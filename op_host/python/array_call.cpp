@@ -13,14 +13,11 @@ namespace nb = nanobind;
 namespace alltoallv {
 namespace {
 
-/// The type of all arrays; subclasses may mean something else by their elements.
-nb::handle array_type() {
-    static const nb::handle type = nb::object(nb::module_::import_("numpy").attr("ndarray")).release();
-    return type;
-}
+nb::handle array_type;  // numpy.ndarray, from the loading of the module on
 
+/// Not one of a subclass, which may mean something else by its elements.
 bool is_array(nb::handle object) {
-    return Py_TYPE(object.ptr()) == reinterpret_cast<PyTypeObject*>(array_type().ptr());
+    return Py_TYPE(object.ptr()) == reinterpret_cast<PyTypeObject*>(array_type.ptr());
 }
 
 /// Whether elements of one dtype may be taken for the other's. Numbers of one type may have dtypes of their own: those
@@ -67,7 +64,7 @@ nb::object make_output(const Arrays& arrays) {
     if (arrays.shape.is_none()) return nb::none();
     try {
         Block block(Arena::instance().allocate(arrays.output.size * arrays.output.itemsize));
-        return array_type()(arrays.shape, arrays.output.dtype, std::move(block));
+        return array_type(arrays.shape, arrays.output.dtype, std::move(block));
     } catch (const Error&) {
         return nb::none();
     }
@@ -92,8 +89,9 @@ nb::object call_key(nb::handle what, nb::handle input, nb::handle output) {
 /// Runs the call that was kept under the same key, if there is one.
 nb::object run_again(nb::dict calls, nb::handle what, nb::handle input, nb::object output) {
     const nb::object key = call_key(what, input, output);
-    PyObject* const call = PyDict_GetItemWithError(calls.ptr(), key.ptr());
-    if (call != nullptr) return nb::cast<const ArrayCall&>(nb::handle(call)).run(input, std::move(output));
+    // Held, since another thread may drop what was kept while this one waits for its peers.
+    const nb::object call = nb::borrow(PyDict_GetItemWithError(calls.ptr(), key.ptr()));
+    if (call.is_valid()) return nb::cast<const ArrayCall&>(call).run(input, std::move(output));
     if (PyErr_Occurred() == nullptr) return nb::none();
     if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw nb::python_error();
     PyErr_Clear();  // counts that are no integers: for the checks to refuse
@@ -114,6 +112,7 @@ nb::object ArrayCall::run(nb::handle input, nb::object output) const {
 }
 
 void bind_array_call(nb::module_& m) {
+    array_type = nb::object(nb::module_::import_("numpy").attr("ndarray")).release();
     nb::class_<Arrays>(m, "Arrays", "Two contiguous NumPy arrays of these dtypes and at least so many elements.")
         .def(
             "__init__",

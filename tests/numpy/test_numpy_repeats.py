@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -207,6 +210,25 @@ def test_a_disagreement_after_repeats_is_found(ranks: Ranks) -> None:
         assert an.all_to_all_v(np.arange(3), [1, 2], recvs, group=comm).size == sum(recvs)
 
     ranks(2)(program)
+
+
+def test_a_call_holds_what_it_found_until_its_end() -> None:
+    waiting, late = Communicator.threads(2)
+    x = np.arange(6)
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            other = pool.submit(an.all_reduce, x, group=waiting)
+            an.all_reduce(x, group=late)
+            other.result()
+        (found,) = waiting.repeats.calls.values()
+        references = sys.getrefcount(found)
+        other = pool.submit(an.all_reduce, x, group=waiting)
+        time.sleep(0.2)  # until it waits
+        during = sys.getrefcount(found)
+        an.all_reduce(x, group=late)
+        assert np.array_equal(other.result(), 2 * x)
+        assert during > references  # else what another thread drops would be gone under its hands
+        assert sys.getrefcount(found) == references
 
 
 def test_what_is_kept_is_bounded() -> None:
