@@ -196,6 +196,26 @@ TITLES = {
 }
 
 
+def describe_machines(documents: dict[str, Any]) -> Iterator[str]:
+    """A paragraph for each machine that measured some of them; where there are several, of which runs it is."""
+    runs: dict[str, list[str]] = {}
+    loads: dict[str, list[float]] = {}
+    for name, document in documents.items():
+        machine = document["machine"]
+        caches = ", ".join(f"{level} {size}" for level, size in machine["caches"].items())
+        text = (
+            f"{machine['model']}, {machine['cpus']} processors, caches {caches}, Linux {machine['kernel']}, "
+            f"Python {machine['python']}"
+        )
+        runs.setdefault(text, []).append(name)
+        loads.setdefault(text, []).append(machine["load"])
+    for text, names in runs.items():
+        whose = f" of {', '.join(names)}" if len(runs) > 1 else ""
+        low, high = min(loads[text]), max(loads[text])
+        yield f"Machine{whose}: {text}; load average {low} to {high} at the ends of the runs."
+        yield ""
+
+
 def write_page(folder: Path, documents: Documents) -> Path:
     """performance.md and the plots beside it; returns where the page is."""
     lines = ["# Performance", ""]
@@ -206,15 +226,7 @@ def write_page(folder: Path, documents: Documents) -> Path:
         "moves a virtual machine's processors about.",
         "",
     ]
-    if documents:
-        loads = [document["machine"]["load"] for document in documents.values()]
-        machine = next(iter(documents.values()))["machine"]
-        caches = ", ".join(f"{level} {size}" for level, size in machine["caches"].items())
-        lines += [
-            f"Machine: {machine['model']}, {machine['cpus']} processors, caches {caches}, Linux {machine['kernel']}, "
-            f"Python {machine['python']}; load average {min(loads)} to {max(loads)} at the ends of the runs.",
-            "",
-        ]
+    lines += describe_machines(documents)
     found = list(targets(documents))
     met, unknown = sum(target.met for target in found), sum(target.figure is None for target in found)
     lines += ["## Targets", "", f"{met} of {len(found)} met" + (f", {unknown} not measured." if unknown else "."), ""]

@@ -17,6 +17,7 @@ class Repeats:
     limit = 256  # calls; programs whose counts change with every batch repeat none
 
     def __init__(self) -> None:
+        # Looked into from the extension as well, which so saves a call: `_core.run_again`.
         self.calls: dict[Hashable, Any] = {}
 
     def find(self, key: Hashable) -> Any:

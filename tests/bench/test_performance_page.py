@@ -105,6 +105,24 @@ def test_the_page_shows_commands_tables_and_plots(tmp_path: Path) -> None:
         assert (tmp_path / name).read_text().startswith("<?xml")
 
 
+def test_the_page_says_which_machine_measured_what() -> None:
+    machine = {"model": "a", "cpus": 2, "caches": {"L1": "32K"}, "kernel": "6", "python": "3", "load": 0.5}
+    runs = {"one": {"machine": machine}, "two": {"machine": {**machine, "load": 2.5}}}
+    end = "caches L1 32K, Linux 6, Python 3; load average"
+    assert list(page.describe_machines({})) == []
+    assert list(page.describe_machines(runs)) == [
+        f"Machine: a, 2 processors, {end} 0.5 to 2.5 at the ends of the runs.",
+        "",
+    ]
+    runs["three"] = {"machine": {**machine, "model": "b"}}
+    assert list(page.describe_machines(runs)) == [
+        f"Machine of one, two: a, 2 processors, {end} 0.5 to 2.5 at the ends of the runs.",
+        "",
+        f"Machine of three: b, 2 processors, {end} 0.5 to 0.5 at the ends of the runs.",
+        "",
+    ]
+
+
 def test_a_run_is_kept_only_if_it_was_right_and_while_its_arguments_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

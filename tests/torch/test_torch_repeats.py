@@ -113,6 +113,7 @@ def test_only_plain_tensors_take_the_short_way() -> None:
     others: list[tuple[torch.Tensor, str]] = [
         (torch.eye(2).to_sparse(), "layout"),
         (compressed, "layout"),
+        (nested, "is a nested tensor"),
         (x.view(2, 2).to_mkldnn(), "layout"),
         (torch._efficientzerotensor(4), "is a zero tensor"),
         (torch._neg_view(x.clone()), "not contiguous"),

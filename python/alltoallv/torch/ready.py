@@ -56,7 +56,7 @@ class Ready:
             and tensor.dtype is self._dtype
             and tensor.is_cpu
             and tensor.is_contiguous()
-            and not tensor.is_neg()
+            and not (tensor.is_neg() or tensor.is_nested)
             and not (self._complex and tensor.is_conj())
         )
 

@@ -33,9 +33,10 @@ def check_tensor(name: str, tensor: object) -> None:
         raise TypeError(f"{name} is a {type(tensor).__name__}, expected a torch.Tensor")
     if tensor.layout is not torch.strided:
         raise InvalidTensorError(f"{name} has layout {tensor.layout}, expected torch.strided", 7)
-    if tensor.is_nested or tensor._is_zerotensor():  # forward-mode gradients may be zeros without memory
-        kind = "nested" if tensor.is_nested else "zero"
-        raise InvalidTensorError(f"{name} is a {kind} tensor, expected one dense block of memory", 7)
+    # Forward-mode gradients may be zeros without memory.
+    for kind, is_one in (("nested", tensor.is_nested), ("zero", tensor._is_zerotensor())):
+        if is_one:
+            raise InvalidTensorError(f"{name} is a {kind} tensor, expected one dense block of memory", 7)
 
 
 def as_input(name: str, tensor: Tensor) -> Tensor:
