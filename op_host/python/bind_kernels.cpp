@@ -78,7 +78,7 @@ void bind_groups(nb::module_& m) {
            const std::string& overflow, uintptr_t out, const std::optional<std::string>& isa) {
             return kernel::dequantize({bits, group_size}, dtype_from_name(dtype), pointer(codes),
                                       pointer<const float>(scales), count, overflow_from_name(overflow), pointer(out),
-                                      isa_from_name(isa));
+                                      false, isa_from_name(isa));
         },
         nb::arg("bits"), nb::arg("group_size"), nb::arg("dtype"), nb::arg("codes"), nb::arg("scales"), nb::arg("count"),
         nb::arg("overflow"), nb::arg("out"), nb::arg("isa") = nb::none(), Release(),

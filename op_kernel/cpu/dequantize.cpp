@@ -1,6 +1,7 @@
 /// \file dequantize.cpp
 /// \brief Values and sums of codes, and their rounding to the output type.
 #include "op_kernel/cpu/half.h"
+#include "op_kernel/cpu/octets.h"
 #include "op_kernel/cpu/quantize.h"
 #include "op_kernel/cpu/quantize_blocks.h"
 
@@ -28,19 +29,19 @@ ALLTOALLV_INLINE float product(const void* codes, size_t k, float scale) {
     return static_cast<float>(load<int8_t>(codes, k)) * scale;
 }
 
-/// sum = a (+ b), or sum += a (+ b); `b` may be null.
+/// One side of a sum; `codes` of the other may be null.
 struct Term {
     const void* codes;
     const float* scales;
 };
 /// One group; `scale_b` is 0 without `b`. Finite scales give finite products, whose sums make no NaN and keep the one
 /// that is there.
-template <bool begin_sum, bool finite>
+template <Sum kind, bool finite>
 ALLTOALLV_INLINE void add_group(const Bytes* a, float scale_a, const Bytes* b, float scale_b, size_t n, Bytes* sum) {
     const auto keep = [=](size_t k, float total) ALLTOALLV_LAMBDA { store(sum, k, finite ? total : one_nan(total)); };
     const auto with_a = [=](size_t k) ALLTOALLV_LAMBDA {
         const float first = product(a, k, scale_a);
-        return begin_sum ? first : load<float>(sum, k) + first;
+        return kind == Sum::resume ? load<float>(sum, k) + first : first;
     };
     if (b == nullptr) {
         ALLTOALLV_INDEPENDENT
@@ -51,7 +52,22 @@ ALLTOALLV_INLINE void add_group(const Bytes* a, float scale_a, const Bytes* b, f
     }
 }
 
-template <bool begin_sum>
+template <Isa isa, Sum kind>
+ALLTOALLV_INLINE void add_finite_group(const Bytes* a, float scale_a, const Bytes* b, float scale_b, size_t n,
+                                       Bytes* sum) {
+    size_t done = 0;
+#if ALLTOALLV_HAS_CLONES
+    if constexpr (isa == Isa::v3 || (isa == Isa::v4 && kind == Sum::stream)) {
+        done = n / 8 * 8;
+        add_octets<kind>(a, scale_a, b, scale_b, done, sum);
+    }
+#endif
+    if (done == n) return;
+    add_group<kind, true>(a + done, scale_a, b == nullptr ? nullptr : b + done, scale_b, n - done,
+                          sum + done * sizeof(float));
+}
+
+template <Isa isa, Sum kind>
 ALLTOALLV_INLINE void add_terms(const Term& a, const Term& b, size_t count, size_t group_size, void* sum) {
     with_group_size(group_size, [=](auto size) ALLTOALLV_LAMBDA {
         each_group(count, size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
@@ -60,19 +76,26 @@ ALLTOALLV_INLINE void add_terms(const Term& a, const Term& b, size_t count, size
             const auto* codes_b = b.codes == nullptr ? nullptr : static_cast<const Bytes*>(b.codes) + begin;
             auto* to = static_cast<Bytes*>(sum) + begin * sizeof(float);
             if (magnitude_of(scale_a) < infinity_bits && magnitude_of(scale_b) < infinity_bits) {
-                add_group<begin_sum, true>(codes_a, scale_a, codes_b, scale_b, n, to);
+                add_finite_group<isa, kind>(codes_a, scale_a, codes_b, scale_b, n, to);
             } else {
-                add_group<begin_sum, false>(codes_a, scale_a, codes_b, scale_b, n, to);
+                add_group<kind, false>(codes_a, scale_a, codes_b, scale_b, n, to);
             }
         });
     });
 }
 
+template <Isa isa>
 ALLTOALLV_INLINE void start_sum(const Term& a, const Term& b, size_t count, size_t group_size, void* sum) {
-    add_terms<true>(a, b, count, group_size, sum);
+    add_terms<isa, Sum::start>(a, b, count, group_size, sum);
 }
-ALLTOALLV_INLINE void continue_sum(const Term& a, const Term& b, size_t count, size_t group_size, void* sum) {
-    add_terms<false>(a, b, count, group_size, sum);
+template <Isa isa>
+ALLTOALLV_INLINE void resume_sum(const Term& a, const Term& b, size_t count, size_t group_size, void* sum) {
+    add_terms<isa, Sum::resume>(a, b, count, group_size, sum);
+}
+/// Values, past the caches; groups of a multiple of 8 elements begin at multiples of 32 bytes.
+template <Isa isa>
+ALLTOALLV_INLINE void stream_values(const Term& a, size_t count, size_t group_size, void* values) {
+    add_terms<isa, Sum::stream>(a, {nullptr, nullptr}, count, group_size, values);
 }
 
 ALLTOALLV_INLINE void divide_all(float* x, size_t count, float divisor) {
@@ -96,10 +119,12 @@ ALLTOALLV_INLINE void limit_all(const float* in, size_t count, const Limit& limi
 
 ALLTOALLV_CLONES(unpack, unpack_groups, (const Bytes* packed, size_t count, size_t group_size, Bytes* codes),
                  (packed, count, group_size, codes))
-ALLTOALLV_CLONES(start, start_sum, (const Term& a, const Term& b, size_t count, size_t group_size, void* sum),
-                 (a, b, count, group_size, sum))
-ALLTOALLV_CLONES(resume, continue_sum, (const Term& a, const Term& b, size_t count, size_t group_size, void* sum),
-                 (a, b, count, group_size, sum))
+ALLTOALLV_CLONES_BY_ISA(start, start_sum, (const Term& a, const Term& b, size_t count, size_t group_size, void* sum),
+                        (a, b, count, group_size, sum))
+ALLTOALLV_CLONES_BY_ISA(resume, resume_sum, (const Term& a, const Term& b, size_t count, size_t group_size, void* sum),
+                        (a, b, count, group_size, sum))
+ALLTOALLV_CLONES_BY_ISA(stream, stream_values, (const Term& a, size_t count, size_t group_size, void* values),
+                        (a, count, group_size, values))
 ALLTOALLV_CLONES(divide, divide_all, (float* x, size_t count, float divisor), (x, count, divisor))
 ALLTOALLV_CLONES(limit, limit_all, (const float* in, size_t count, const Limit& limits, float* out, bool* exceeded),
                  (in, count, limits, out, exceeded))
@@ -136,21 +161,27 @@ void dequantize_sum(const QuantFormat& format, const void* const* codes, const f
 }
 
 bool dequantize(const QuantFormat& format, DType dtype, const void* codes, const float* scales, size_t count,
-                Overflow overflow, void* out, Isa isa) {
+                Overflow overflow, void* out, bool streams, Isa isa) {
     format.check();
     check_float(dtype);
+    const auto i = static_cast<size_t>(isa);
+    const bool rounds = dtype != DType::float32;
+    // Groups have to begin where vectors are aligned.
+    streams = streams && !rounds && reinterpret_cast<uintptr_t>(out) % 32 == 0 && format.group_size % 8 == 0;
     bool fits = true;
-    auto* to = static_cast<Bytes*>(out);
     each_piece(format, count, [=, &fits](const Piece& piece) {
         alignas(64) Bytes unpacked[block];
         alignas(64) float values[block];
         const Term term{codes_of(format, piece, codes, isa, unpacked), scales + piece.group};
-        void* direct = to + piece.first * size_of(dtype);
-        const bool rounds = dtype != DType::float32;
-        start[static_cast<size_t>(isa)](term, {nullptr, nullptr}, piece.count, piece.group_size,
-                                        rounds ? values : direct);
-        if (rounds) fits &= cast(dtype, overflow, values, piece.count, direct, isa);
+        void* direct = static_cast<Bytes*>(out) + piece.first * size_of(dtype);
+        if (streams) {
+            stream[i](term, piece.count, piece.group_size, direct);
+        } else {
+            start[i](term, {nullptr, nullptr}, piece.count, piece.group_size, rounds ? values : direct);
+            if (rounds) fits &= cast(dtype, overflow, values, piece.count, direct, isa);
+        }
     });
+    if (streams) fence_streamed();
     return fits;
 }
 

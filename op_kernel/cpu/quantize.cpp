@@ -3,6 +3,7 @@
 #include "op_kernel/cpu/quantize.h"
 
 #include "op_kernel/cpu/half.h"
+#include "op_kernel/cpu/octets.h"
 #include "op_kernel/cpu/quantize_blocks.h"
 
 namespace alltoallv::kernel {
@@ -57,6 +58,7 @@ struct Ahead {
     size_t bytes_each;
 };
 
+template <Isa isa>
 ALLTOALLV_INLINE void codes_of_groups(const void* x, size_t count, size_t group_size, const float* inverses,
                                       Bytes* codes, const Ahead& ahead) {
     with_group_size(group_size, [=](auto size) ALLTOALLV_LAMBDA {
@@ -64,8 +66,15 @@ ALLTOALLV_INLINE void codes_of_groups(const void* x, size_t count, size_t group_
             const Bytes* next = static_cast<const Bytes*>(ahead.at) + begin * ahead.bytes_each;
             for (size_t at = 0; at < n * ahead.bytes_each; at += 64) __builtin_prefetch(next + at);
             const float inverse = inverses[g];
+            size_t done = 0;
+#if ALLTOALLV_HAS_CLONES
+            if constexpr (isa == Isa::v3) {
+                done = n / 32 * 32;
+                encode_octets(static_cast<const Bytes*>(x) + begin * sizeof(float), inverse, done, codes + begin);
+            }
+#endif
             ALLTOALLV_INDEPENDENT
-            for (size_t k = 0; k < n; ++k) store(codes, begin + k, round_code(load<float>(x, begin + k) * inverse));
+            for (size_t k = done; k < n; ++k) store(codes, begin + k, round_code(load<float>(x, begin + k) * inverse));
         });
     });
 }
@@ -107,10 +116,10 @@ ALLTOALLV_CLONES(largest, largest_of_groups, (const void* x, size_t count, size_
 ALLTOALLV_CLONES(scale, scales_of_groups,
                  (const uint32_t* magnitudes, size_t groups, int bits, float* scales, float* inverses),
                  (magnitudes, groups, bits, scales, inverses))
-ALLTOALLV_CLONES(encode, codes_of_groups,
-                 (const void* x, size_t count, size_t group_size, const float* inverses, Bytes* codes,
-                  const Ahead& ahead),
-                 (x, count, group_size, inverses, codes, ahead))
+ALLTOALLV_CLONES_BY_ISA(encode, codes_of_groups,
+                        (const void* x, size_t count, size_t group_size, const float* inverses, Bytes* codes,
+                         const Ahead& ahead),
+                        (x, count, group_size, inverses, codes, ahead))
 ALLTOALLV_CLONES(lose, errors_of_groups,
                  (const void* x, size_t count, size_t group_size, const float* scales, const Bytes* codes,
                   float* error),

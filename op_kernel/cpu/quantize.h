@@ -48,9 +48,10 @@ void encode_group(int bits, DType dtype, const void* input, size_t count, float 
                   const float* error_in, float* error_out, Isa isa = best_isa());
 
 /// out[k] = code * scale in float32, then cast() to `dtype` (float32, float16, bfloat16).
-/// Returns false if a value did not fit and `overflow` is raise.
+/// With `streams`, float32 goes past the caches where it can, and a store fence comes after. Returns false if a value
+/// did not fit and `overflow` is raise.
 bool dequantize(const QuantFormat& format, DType dtype, const void* codes, const float* scales, size_t count,
-                Overflow overflow, void* out, Isa isa = best_isa());
+                Overflow overflow, void* out, bool streams = false, Isa isa = best_isa());
 
 /// sum[k] = code_0*scale_0 + code_1*scale_1 + ... in float32, in the order of the sources; `average` divides it by
 /// their number.

@@ -193,7 +193,19 @@ void test_sums(const QuantFormat& format, DType dtype, Overflow overflow, size_t
         EXPECT(fits == (all || overflow != Overflow::raise) && out.guard_intact(), "%s: cast", what.c_str());
     }
     Unaligned out(count * size_of(dtype));
-    const bool fits = dequantize(format, dtype, code_pointers[0], scale_pointers[0], count, overflow, out.data(), isa);
+    const bool fits =
+        dequantize(format, dtype, code_pointers[0], scale_pointers[0], count, overflow, out.data(), false, isa);
+    for (const size_t away : {0, 16}) {  // of 64 bytes: where stores past the caches can go, and where not
+        const size_t bytes = count * size_of(dtype), place = 64 + away;
+        std::vector<unsigned char> memory(bytes + 256, 0xA5);
+        const size_t base = place - reinterpret_cast<uintptr_t>(memory.data()) % 64;
+        std::vector<unsigned char> want = memory;
+        std::memcpy(want.data() + base, out.data(), bytes);
+        EXPECT(dequantize(format, dtype, code_pointers[0], scale_pointers[0], count, overflow, memory.data() + base,
+                          true, isa) == fits &&
+                   memory == want,
+               "%s: dequantize past the caches, %zu bytes away", what.c_str(), away);
+    }
     bool all = true;
     for (size_t k = 0; k < count; ++k) {
         const float value = static_cast<float>(code_at(format, codes[0].data(), k)) * scales[0][k / format.group_size];

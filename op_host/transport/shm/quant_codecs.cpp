@@ -152,7 +152,7 @@ bool DynamicCodec::decode(const QuantRange& range, const char* result, char* out
         return true;
     }
     return kernel::dequantize(format_for(range.count), request_.out_dtype, result + scale_bytes(range.count),
-                              reinterpret_cast<const float*>(result), range.count, overflow(), out);
+                              reinterpret_cast<const float*>(result), range.count, overflow(), out, streams);
 }
 
 void SharedScaleCodec::encode(const QuantRange& range, char* slot) {
