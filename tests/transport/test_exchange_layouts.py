@@ -66,7 +66,7 @@ def test_auto_takes_the_quickest_path_for_each_receiver(launch: Launch) -> None:
         )
         return difference(counters(communicator), before)
 
-    n = 10_000
+    n = 40_000  # two of them are more than a mailbox takes
     moved = launch(3, exchange, n)
     wanted = [
         {"bytes_pull": 0, "bytes_cma": 0, "bytes_push": 0, "bytes_staged": 0},  # others write into its output
@@ -78,6 +78,29 @@ def test_auto_takes_the_quickest_path_for_each_receiver(launch: Launch) -> None:
             assert moved[rank][name] == value, f"{name} on rank {rank}"
     for rank, peers in ((1, 2), (2, 1)):
         assert moved[rank]["bytes_cma"] + moved[rank]["bytes_staged"] == peers * 4 * n
+
+
+@pytest.mark.parametrize("n", [20_000, 200_000])  # what a mailbox takes, and what goes through a ring
+def test_private_memory_goes_by_the_quicker_of_two_ways(launch: Launch, cma_permitted: bool, n: int) -> None:
+    """Both are tried, whichever wins, where every rank has a processor."""
+
+    def exchange(communicator: Communicator, n: int) -> tuple[bool, Counters]:
+        before = counters(communicator)
+        for call in range(20):
+            expected = [np.arange(n * 2, dtype=np.int32) + call - 1000 * j for j in range(2)]
+            out = np.full(n * 2 + 2, -7, np.int32)
+            x = expected[communicator.rank]
+            alltoallv.numpy.all_to_all_v(x, [n, n], [n, n], out=out[1:-1], group=communicator)
+            r = slice(n * communicator.rank, n * (communicator.rank + 1))
+            assert np.array_equal(out[1:-1], np.concatenate([each[r] for each in expected])), f"call {call}"
+            assert out[0] == out[-1] == -7
+        return communicator.stats()["processors"] >= 2, difference(counters(communicator), before)
+
+    for has_room, moved in launch(2, exchange, n):
+        read, copied = moved["bytes_cma"], moved["bytes_inline"] + moved["bytes_staged"]
+        assert read + copied == 20 * 4 * n, moved
+        if has_room and moved["bytes_cma"]:  # processes may not read each other's memory everywhere
+            assert min(read, copied) >= 3 * 4 * n, moved
 
 
 def run_rows(communicator: Communicator, path: str, seed: int) -> tuple[Counters, Counters]:

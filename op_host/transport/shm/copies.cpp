@@ -56,10 +56,6 @@ void ShmCommunicator::copy_alone(char* to, const char* from, size_t bytes, Store
 }
 
 void ShmCommunicator::read_peer(int peer, char* to, uint64_t from, size_t bytes) {
-    reads_.time(bytes, [&] { read_peer_untimed(peer, to, from, bytes); });
-}
-
-void ShmCommunicator::read_peer_untimed(int peer, char* to, uint64_t from, size_t bytes) {
     while (bytes > 0) {
         const size_t chunk = std::min(bytes, size_t{64} << 20);
         const iovec local{to, chunk};

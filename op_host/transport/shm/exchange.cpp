@@ -10,6 +10,9 @@ namespace {
 /// Bytes that a rank with a processor of its own sends straight into its peers' outputs.
 constexpr size_t pushed_from = 4096;
 
+/// Bytes up to which two copies may be quicker than the kernel's one.
+constexpr size_t copied_twice = size_t{1} << 20;
+
 /// Elements that a rank reads, regions that several peers get counted once, and writes.
 int64_t footprint(const Pair* pairs, int size) {
     int64_t total = 0;
@@ -19,6 +22,28 @@ int64_t footprint(const Pair* pairs, int size) {
     }
     return total;
 }
+
+/// Measures what lies between `go_on` and `pause`, if at all.
+class Stopwatch {
+  public:
+    explicit Stopwatch(bool runs) : runs_(runs) { go_on(); }
+
+    void go_on() {
+        if (runs_) since_ = Clock::now();
+    }
+    void pause() {
+        if (runs_) total_ += Clock::now() - since_;
+    }
+    double nanoseconds() {
+        pause();
+        return std::chrono::duration<double, std::nano>(total_).count();
+    }
+
+  private:
+    bool runs_;
+    Clock::time_point since_;
+    Clock::duration total_{};
+};
 
 /// One past the last byte that the non-empty regions cover; displacements in units of `unit` bytes.
 size_t extent(std::span<const int64_t> counts, std::span<const int64_t> displs, int64_t element, int64_t unit) {
@@ -47,10 +72,6 @@ void ShmCommunicator::fill_pairs(const Exchange& x, Row& mine) {
     mine.recv_digest = expected;
     mine.root = x.root;
     mine.count = x.row;
-    if (reads_.slow()) {
-        mine.flags |= row_slow_reads;
-        reads_.passed(1);
-    }
     mine.input = Arena::instance().locate(x.input, extent(x.send_counts, x.sdispls, element, unit));
     if (learns) {
         mine.flags |= row_learns;
@@ -66,16 +87,29 @@ void ShmCommunicator::announce_output(const void* output, size_t bytes, Row& min
     output_bytes_ = bytes;
 }
 
+/// What this rank may read from the peers' private memory into its own, if two copies may be quicker and ranks do not
+/// take turns, so that their times mean something; else 0.
+size_t ShmCommunicator::contested_bytes(const Exchange& x, const Row& mine) const {
+    if (options_.path != "auto" || !allows(Path::cma) || !x.moves || !control_->has_room()) return 0;
+    if ((mine.flags & row_learns) != 0 || mine.output.segment() != 0) return 0;
+    int64_t count = 0;
+    for (int j = 0; j < size(); ++j) count += j == rank() ? 0 : mine.pairs()[j].recv_count;
+    const size_t bytes = static_cast<size_t>(count) * size_of(x.dtype);
+    if (bytes <= 4 * options_.inline_bytes || bytes > copied_twice) return 0;
+    return outgrows_caches(static_cast<size_t>(footprint(mine.pairs(), size())) * size_of(x.dtype)) ? 0 : bytes;
+}
+
 /// Where every rank has a processor, a second look at the peers costs less than a second copy, from a few KiB on. Into
 /// private memory the alternatives are a system call per pair or a ring: the mailbox pays for longer, and longer still
-/// for peers whose last reads were slow.
+/// for peers who would rather not read, and where ranks take turns on the processors.
 size_t ShmCommunicator::inline_capacity(const Row& mine) const {
     if (options_.path != "auto" || (mine.flags & row_learns) != 0) return options_.inline_bytes;
+    const bool has_room = control_->has_room();
     if (mine.output.segment() != 0)  // as the peers', supposedly
-        return control_->has_room() ? std::min(options_.inline_bytes, pushed_from) : options_.inline_bytes;
-    bool slow = false;  // by the rows of the last operator
-    for (int j = 0; j < size(); ++j) slow |= (control_->row(j, control_->seq() - 1).flags & row_slow_reads) != 0;
-    return slow ? control_->layout().inline_bytes() : 4 * options_.inline_bytes;
+        return has_room ? std::min(options_.inline_bytes, pushed_from) : options_.inline_bytes;
+    bool avoided = !has_room;  // by the rows of the last operator
+    for (int j = 0; j < size(); ++j) avoided |= (control_->row(j, control_->seq() - 1).flags & row_reads_not) != 0;
+    return avoided ? control_->layout().inline_bytes() : 4 * options_.inline_bytes;
 }
 
 /// Small payloads travel with the row. Peers that get the same region (all_gather) share one copy of it.
@@ -145,16 +179,22 @@ Path ShmCommunicator::path_of(const Row& sender, const Row& receiver) const {
     if (receiver.output.segment() != 0 && allows(Path::push)) return Path::push;
     if (sender.input.segment() != 0 && allows(Path::pull)) return Path::pull;
     // The row of an input in the arena gives no address to read from.
-    return allows(Path::cma) && sender.input.segment() == 0 ? Path::cma : Path::staged;
+    const bool reads = allows(Path::cma) && sender.input.segment() == 0 && (receiver.flags & row_reads_not) == 0;
+    return reads ? Path::cma : Path::staged;
 }
 
 uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
     const size_t element = size_of(x.dtype);
     fill_pairs(x, mine);
+    const size_t contested = contested_bytes(x, mine);
+    if (contested > 0 && reads_.choose(contested) == Contest::other) mine.flags |= row_reads_not;
+    Stopwatch watch(contested > 0);
     if (x.moves) pack_inline(x, mine);
+    watch.pause();
     control_->publish(mine);
     control_->agree();
     if (!x.moves) return tell_counts(x);
+    watch.go_on();
 
     copying_ = true;
     const auto* input = static_cast<const char*>(x.input);
@@ -170,7 +210,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
         count(Path::self, bytes);
         moved += bytes;
     }
-    bool touched = false, awaits = false;  // I use a peer's memory; a peer uses mine
+    bool touched = false, awaits = false, reads = false;  // I use a peer's memory; a peer uses mine; by system calls
     std::fill(awaited_.begin(), awaited_.end(), uint8_t{0});
     outgoing_.clear();
     incoming_.clear();
@@ -213,7 +253,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
                     break;
                 case Path::cma:
                     read_peer(from, target, sender.input_address() + static_cast<uint64_t>(source), bytes);
-                    touched = true;
+                    touched = reads = true;
                     break;
                 case Path::staged:
                     incoming_.push_back({&control_->ring(from, rank()), target, bytes});
@@ -233,6 +273,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
     if (awaits)
         control_->wait_flags([](Flags& flags) -> Flag& { return flags.done; }, seq,
                              [&](int j) { return awaited_[static_cast<size_t>(j)] != 0; });
+    if (contested > 0) reads_.note(contested, reads ? Contest::usual : Contest::other, watch.nanoseconds());
     return moved;
 }
 

@@ -18,7 +18,6 @@ void ShmCommunicator::run(OpKind op, DType dtype, double timeout, Body&& body) {
     peer_writer_.begin();
     scratch_writer_.begin();
     codes_writer_.begin();
-    reads_.begin();
     const auto give_up = [&] {
         if (output_ != nullptr && control_->poisoned()) quarantine_output(output_, output_bytes_);
         failed_.fetch_add(1, std::memory_order_relaxed);

@@ -17,6 +17,7 @@
 #include "comm/control.h"
 #include "comm/options.h"
 #include "transport/shm/arena.h"
+#include "transport/shm/contest.h"
 #include "transport/shm/copy_crew.h"
 #include "transport/shm/links.h"
 #include "transport/shm/pace.h"
@@ -98,6 +99,7 @@ class ShmCommunicator final : public Communicator {
     // exchange.cpp
     uint64_t exchange_in_turn(const Exchange& exchange, Row& mine);
     void fill_pairs(const Exchange& exchange, Row& mine);
+    size_t contested_bytes(const Exchange& exchange, const Row& mine) const;
     size_t inline_capacity(const Row& mine) const;
     void pack_inline(const Exchange& exchange, Row& mine);
     uint64_t tell_counts(const Exchange& exchange);
@@ -120,7 +122,6 @@ class ShmCommunicator final : public Communicator {
     void copy_together(char* to, const char* from, size_t bytes, Stores stores);
     void copy_alone(char* to, const char* from, size_t bytes, Stores stores);
     void read_peer(int peer, char* to, uint64_t from, size_t bytes);
-    void read_peer_untimed(int peer, char* to, uint64_t from, size_t bytes);
     void run_staged();
     size_t pump_out(Stream& stream);
     size_t pump_in(Stream& stream);
@@ -156,8 +157,8 @@ class ShmCommunicator final : public Communicator {
     PeerWriter peer_writer_{10.0};     // about what streaming stores reach
     PeerWriter scratch_writer_{4.0};   // less than reading an input takes that lies in no cache
     PeerWriter codes_writer_{0.6};     // of what the own codes take
-    Pace reads_{7.0};  // of private memory, in bytes per nanosecond: between both hands of a mailbox and one
-    std::unique_ptr<CopyCrew> crew_;  // none where ranks need all processors
+    Contest reads_;                    // of private memory by a system call, and two copies with shared memory between
+    std::unique_ptr<CopyCrew> crew_;   // none where ranks need all processors
     std::vector<Stream> outgoing_, incoming_;
     std::vector<uint8_t> awaited_;
     std::vector<int64_t> learnt_;
