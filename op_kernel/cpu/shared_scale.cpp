@@ -1,5 +1,7 @@
 /// \file shared_scale.cpp
 /// \brief Sums of int8 that share a scale: exact, so that order does not matter.
+#include <cmath>
+
 #include "op_kernel/cpu/half.h"
 #include "op_kernel/cpu/quantize.h"
 #include "op_kernel/cpu/quantize_blocks.h"
@@ -45,6 +47,22 @@ ALLTOALLV_INLINE void scale_sums(const int32_t* sum, size_t count, float offset,
     *exceeded = static_cast<uint32_t>(most) >= limit.too_large;
 }
 
+/// The same where every sum is finite and fits.
+ALLTOALLV_INLINE void scale_fitting_sums(const int32_t* sum, size_t count, float offset, const float* scales,
+                                         void* out) {
+    ALLTOALLV_INDEPENDENT
+    for (size_t k = 0; k < count; ++k) store(out, k, (static_cast<float>(sum[k]) + offset) * scales[k]);
+}
+
+ALLTOALLV_INLINE void largest_scale(const float* scales, size_t count, uint32_t* out) {
+    int32_t most = 0;
+    for (size_t k = 0; k < count; ++k) {
+        const auto magnitude = static_cast<int32_t>(magnitude_of(scales[k]));
+        most = magnitude > most ? magnitude : most;
+    }
+    *out = static_cast<uint32_t>(most);
+}
+
 /// Without comparisons of floats, which not every compiler vectorizes.
 ALLTOALLV_INLINE int8_t saturated_code(float value) {
     constexpr uint32_t largest = 0x42FE0000u;  // 127
@@ -70,6 +88,10 @@ ALLTOALLV_CLONES(scale, scale_sums,
                  (const int32_t* sum, size_t count, float offset, const float* scales, const Limit& limit, float* out,
                   bool* exceeded),
                  (sum, count, offset, scales, limit, out, exceeded))
+ALLTOALLV_CLONES(scale_fitting, scale_fitting_sums,
+                 (const int32_t* sum, size_t count, float offset, const float* scales, void* out),
+                 (sum, count, offset, scales, out))
+ALLTOALLV_CLONES(largest, largest_scale, (const float* scales, size_t count, uint32_t* out), (scales, count, out))
 ALLTOALLV_CLONES(recode, recode_sums, (const int32_t* sum, size_t count, const float* ratios, void* codes),
                  (sum, count, ratios, codes))
 ALLTOALLV_CLONES(encode, encode_scaled, (const void* x, size_t count, const float* scales, void* codes),
@@ -143,14 +165,28 @@ bool sum_shared_scale(DType dtype, const void* const* inputs, size_t n_sources, 
     const float offsets = static_cast<float>(n_sources) * offset;
     const bool limits = overflow != Overflow::infinity;
     const Limit limit = limits ? limit_of(dtype) : Limit{0x7FFFFFFFu, 0x7FFFFFFFu};
+    const auto i = static_cast<size_t>(isa);
+    // Rounding gains less than the factor.
+    const double largest_fitting = 0.999 * from_bits(limit_of(dtype).largest);
+    const double largest_sum = 128.0 * static_cast<double>(n_sources) + std::abs(offsets);
+    const bool few = scales.size < block;
+    uint32_t most = 0;  // of the scales
+    if (few) largest[i](scales.values, scales.size, &most);
     bool fits = true;
     each_sum(inputs, n_sources, count, scales, isa,
-             [=, &fits](size_t first, size_t n, const int32_t* sum, const float* scale_of_each) {
+             [=, &fits, &most](size_t first, size_t n, const int32_t* sum, const float* scale_of_each) {
                  alignas(64) float values[block];
-                 bool exceeded = false;
-                 scale[static_cast<size_t>(isa)](sum, n, offsets, scale_of_each, limit, values, &exceeded);
-                 fits &= !exceeded;
+                 if (!few) largest[i](scale_of_each, n, &most);
+                 const bool all_fit = most < infinity_bits && largest_sum * from_bits(most) <= largest_fitting;
                  void* to = static_cast<Bytes*>(out) + first * size_of(dtype);
+                 if (all_fit) {
+                     scale_fitting[i](sum, n, offsets, scale_of_each, dtype == DType::float32 ? to : values);
+                     if (dtype == DType::float32) return;
+                 } else {
+                     bool exceeded = false;
+                     scale[i](sum, n, offsets, scale_of_each, limit, values, &exceeded);
+                     fits &= !exceeded;
+                 }
                  if (dtype == DType::float32) {
                      std::memcpy(to, values, n * sizeof(float));
                  } else {

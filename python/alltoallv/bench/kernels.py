@@ -45,13 +45,16 @@ def kernels_of(nbytes: int) -> list[Kernel]:
     x = np.random.default_rng(1).standard_normal(count, np.float32)
     codes = np.zeros((SOURCES, count), np.int8)
     scales = np.zeros((SOURCES, count // GROUP), np.float32)
-    for one, scale in zip(codes, scales, strict=True):
-        _core.kernel_quantize(8, GROUP, "float32", _at(x), count, _at(one), _at(scale))
     total, half = np.zeros(count, np.float32), np.zeros(count, np.float16)
     shared = np.array([0.01], np.float32)
+    # Once: NumPy takes a microsecond for each.
+    at_x, at_total, at_half, at_shared = (array.ctypes.data for array in (x, total, half, shared))
+    at_codes, at_scales = [one.ctypes.data for one in codes], [one.ctypes.data for one in scales]
+    for one, scale in zip(at_codes, at_scales, strict=True):
+        _core.kernel_quantize(8, GROUP, "float32", at_x, count, one, scale)
 
     def quantize(isa: str) -> None:
-        _core.kernel_quantize(8, GROUP, "float32", _at(x), count, _at(codes[0]), _at(scales[0]), 0, isa)
+        _core.kernel_quantize(8, GROUP, "float32", at_x, count, at_codes[0], at_scales[0], 0, isa)
 
     def numpy_quantize() -> Array:
         groups = x.reshape(-1, GROUP)
@@ -59,8 +62,7 @@ def kernels_of(nbytes: int) -> list[Kernel]:
         return np.asarray(np.rint(groups / scale).astype(np.int8).ravel())
 
     def sum_groups(isa: str) -> None:
-        addresses = [_at(one) for one in codes], [_at(one) for one in scales]
-        _core.kernel_dequantize_sum(8, GROUP, *addresses, count, False, _at(total), isa)
+        _core.kernel_dequantize_sum(8, GROUP, at_codes, at_scales, count, False, at_total, isa)
 
     def numpy_sum_groups() -> Array:
         result = codes[0].reshape(-1, GROUP) * scales[0][:, None]
@@ -69,16 +71,13 @@ def kernels_of(nbytes: int) -> list[Kernel]:
         return np.asarray(result.ravel())
 
     def sum_shared(isa: str) -> None:
-        addresses = [_at(one) for one in codes]
-        _core.kernel_sum_shared_scale(
-            "float16", addresses, count, _at(shared), 1, 0, 0.0, "saturate", _at(half), isa
-        )  # fmt: skip
+        _core.kernel_sum_shared_scale("float16", at_codes, count, at_shared, 1, 0, 0.0, "saturate", at_half, isa)
 
     def numpy_sum_shared() -> Array:
         return np.asarray((codes.sum(0, dtype=np.int32).astype(np.float32) * shared[0]).astype(np.float16))
 
     def cast(isa: str) -> None:
-        _core.kernel_cast("float16", "saturate", _at(x), count, _at(half), isa)
+        _core.kernel_cast("float16", "saturate", at_x, count, at_half, isa)
 
     return [
         Kernel("quantize", quantize, numpy_quantize, codes[0], 5 * count),
@@ -86,10 +85,6 @@ def kernels_of(nbytes: int) -> list[Kernel]:
         Kernel("sum_shared", sum_shared, numpy_sum_shared, half, (SOURCES + 2) * count),
         Kernel("cast_float16", cast, lambda: x.astype(np.float16), half, 6 * count),
     ]
-
-
-def _at(array: Array) -> int:
-    return array.ctypes.data
 
 
 def measure(kernel: Kernel, nbytes: int, seconds: float) -> report.Row:
