@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# What is imported is compiled then; most of what the frameworks bring never is.
+export PIP_NO_COMPILE := 1
 
 SHELL := /bin/bash
 
