@@ -1,4 +1,4 @@
-"""Quantization of one vector, in NumPy: the rules of docs/quantization.md, one group after the other.
+"""Quantization of one vector, in NumPy: the rules of docs/quantization.md, a row of a matrix for each group.
 
 Values are float32, float16 or bfloat16 (ml_dtypes); arithmetic is float32, one operation at a time.
 """
@@ -49,20 +49,14 @@ def code_bytes(count: int, group_size: int = 128, bits: int = 8) -> int:
     return count if bits == 8 else whole * ((group_size + 1) // 2) + (rest + 1) // 2
 
 
-def scale_of(largest: float, bits: int = 8) -> np.float32:
-    """The scale of a group whose largest magnitude is ``largest``, a float32 that may be NaN."""
-    most = _F32(_largest_code(bits))
-    if np.isnan(largest):
-        return _F32(np.nan)
-    if np.isinf(largest):
-        return _F32(np.inf)
-    if largest < _LEAST_NORMAL:
-        return _F32(0)
-    scale = max(_F32(largest) / most, _LEAST_SCALE)
-    with np.errstate(over="ignore"):
-        while np.isinf(scale * most):
-            scale = np.nextafter(scale, _F32(0))
-    return _F32(scale)
+def scale_of(largest: npt.ArrayLike, bits: int = 8) -> Floats:
+    """The scales of groups whose largest magnitudes are ``largest``: float32 that may be NaN, of any shape."""
+    most, magnitudes = _F32(_largest_code(bits)), np.asarray(largest, _F32)
+    with np.errstate(all="ignore"):
+        scale = np.maximum(magnitudes / most, _LEAST_SCALE)
+        while (too_large := np.isfinite(scale) & np.isinf(scale * most)).any():
+            scale = np.where(too_large, np.nextafter(scale, _F32(0)), scale)
+        return one_nan(np.where(magnitudes < _LEAST_NORMAL, _F32(0), scale))
 
 
 def quantize(x: Array, group_size: int = 128, bits: int = 8, error: Floats | None = None) -> Quantized:
@@ -79,33 +73,25 @@ def quantize(x: Array, group_size: int = 128, bits: int = 8, error: Floats | Non
     with np.errstate(all="ignore"):
         if error is not None:
             values = values + error.reshape(-1)
-        packed, scales = [], []
-        for begin in range(0, values.size, group_size):
-            group = values[begin : begin + group_size]
-            scale = scale_of(np.max(np.abs(group)), bits)
-            codes = _codes(group, scale, bits)
-            if error is not None:
-                lost = group - codes.astype(_F32) * scale
-                error.reshape(-1)[begin : begin + group_size] = lost if np.isfinite(scale) else _F32(0)
-            packed.append(_pack(codes, bits))
-            scales.append(scale)
-    data = np.concatenate([np.zeros(0, np.uint8), *packed])
-    return Quantized(data, np.array(scales, _F32), values.size, group_size, bits)
+        groups = _rows(values, group_size)
+        scales = scale_of(np.max(np.abs(groups), axis=1), bits)
+        codes = _codes(groups, scales[:, None], bits)
+        if error is not None:
+            lost = np.where(np.isfinite(scales)[:, None], groups - codes.astype(_F32) * scales[:, None], _F32(0))
+            error.reshape(-1)[:] = lost.reshape(-1)[: values.size]
+    packed = _pack(codes, bits)[: code_bytes(values.size, group_size, bits)]
+    return Quantized(packed, scales, values.size, group_size, bits)
 
 
 def codes_of(quantized: Quantized) -> Codes:
     """One int8 per element."""
     if quantized.bits == 8:
         return quantized.codes.view(np.int8)
-    parts = [np.zeros(0, np.int8)]
-    position = 0
-    for begin in range(0, quantized.count, quantized.group_size):
-        size = min(quantized.group_size, quantized.count - begin)
-        data = quantized.codes[position : position + (size + 1) // 2]
-        nibbles = np.stack([data & 15, data >> 4], axis=1).reshape(-1)[:size].astype(np.int8)
-        parts.append(np.where(nibbles < 8, nibbles, nibbles - 16).astype(np.int8))
-        position += (size + 1) // 2
-    return np.concatenate(parts)
+    longest = min(quantized.group_size, max(quantized.count, 1))
+    data = _rows(quantized.codes, (longest + 1) // 2)
+    nibbles = np.stack([data & 15, data >> 4], axis=2).astype(np.int8)
+    codes: Codes = np.where(nibbles < 8, nibbles, nibbles - 16).astype(np.int8)
+    return codes.reshape(len(data), 2 * data.shape[1])[:, :longest].reshape(-1)[: quantized.count]
 
 
 def dequantize(quantized: Quantized, dtype: str | npt.DTypeLike = "float32", overflow: Overflow = "saturate") -> Array:
@@ -166,21 +152,24 @@ def widened(x: Array) -> Floats:
         return x.astype(_F32)
 
 
-def _codes(group: Floats, scale: np.float32, bits: int) -> Codes:
-    if np.isnan(scale) or scale == 0:
-        return np.zeros(group.shape, np.int8)
-    if np.isinf(scale):
-        signs: Floats = np.isinf(group) * np.sign(group)
-        return (signs * _F32(_largest_code(bits))).astype(np.int8)
-    quotients: Floats = group * (_F32(1) / scale)
-    return np.rint(quotients).astype(np.int8)
+def _rows(values: Array, length: int) -> Array:
+    """Rows of ``length``, or as many as there are, the last filled up with zeros."""
+    length = min(length, max(values.size, 1))
+    return np.append(values, np.zeros(-values.size % length, values.dtype)).reshape(-1, length)
+
+
+def _codes(groups: Floats, scales: Floats, bits: int) -> Codes:
+    quotients = np.rint(groups * (_F32(1) / scales))
+    signs = np.isinf(groups) * np.sign(groups)
+    wanted = np.where(np.isinf(scales), signs * _F32(_largest_code(bits)), quotients)
+    return np.where(np.isnan(scales) | (scales == 0), _F32(0), wanted).astype(np.int8)
 
 
 def _pack(codes: Codes, bits: int) -> npt.NDArray[np.uint8]:
-    if bits == 8:
-        return codes.view(np.uint8)
-    nibbles = np.append(codes, np.zeros(codes.size % 2, np.int8)).view(np.uint8) & 15
-    return (nibbles[0::2] | nibbles[1::2] << 4).astype(np.uint8)
+    if bits == 4:
+        nibbles = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2))).view(np.uint8) & 15
+        return (nibbles[:, 0::2] | nibbles[:, 1::2] << 4).astype(np.uint8).reshape(-1)
+    return codes.view(np.uint8).reshape(-1)
 
 
 def _largest_code(bits: int) -> int:
