@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-# What is imported is compiled then; most of what the frameworks bring never is.
+# What is imported is compiled then, once; most of what the frameworks bring never is.
 export PIP_NO_COMPILE := 1
+unexport PYTHONDONTWRITEBYTECODE
 
 SHELL := /bin/bash
 

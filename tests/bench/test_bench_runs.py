@@ -64,7 +64,7 @@ def test_table_and_json(collective: str, tmp_path: Path) -> None:
     ("output", "variant", "pattern", "dtype", "api"),
     [
         ("allocated", "cycle", "uneven", "float32", "numpy"),
-        ("empty", "rewritten", "uniform", "int8", "core"),
+        pytest.param("empty", "rewritten", "uniform", "int8", "core", marks=pytest.mark.slow),
         ("private", "consumed", "skewed", "complex64", "plan"),
         ("private", "cycle", "moe", "float64", "core"),
     ],
@@ -108,7 +108,9 @@ def test_kernels(tmp_path: Path) -> None:
     assert not any(row["wrong"] for row in rows)
 
 
-@pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+@pytest.mark.parametrize(
+    ("suffix", "magic"), [("png", b"\x89PNG"), pytest.param("svg", b"<?xml", marks=pytest.mark.slow)]
+)
 def test_plot(suffix: str, magic: bytes, tmp_path: Path) -> None:
     path = tmp_path / f"out.{suffix}"
     done = bench(*QUICK, "--bytes", "1K,4K", "--plot", str(path))
@@ -153,6 +155,7 @@ def test_what_makes_no_sense_is_named(
     assert said.out == ""
 
 
+@pytest.mark.slow
 def test_a_peer_that_cannot_be_had_is_reported_and_left_out(tmp_path: Path) -> None:
     """Pip is told to use an index that is not there."""
     env = {**os.environ, "ALLTOALLV_BENCH_CACHE": str(tmp_path), "PIP_NO_INDEX": "1"}

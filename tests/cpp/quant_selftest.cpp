@@ -12,8 +12,8 @@ using namespace testing;
 
 namespace {
 
-void expect(bool holds, const std::string& what) {
-    if (!holds) throw std::runtime_error(what);
+void is_wrong(const std::string& what) {
+    throw std::runtime_error(what);
 }
 
 /// int8 with scale 1/2: half of the integer sum, exactly.
@@ -37,7 +37,7 @@ void shared_scale(Communicator& communicator, size_t count) {
     for (size_t i = 0; i < count; ++i) {
         int sum = 3 * size;
         for (int r = 0; r < size; ++r) sum += value(r, i);
-        expect(output[i] == static_cast<float>(sum) / 2, "element " + std::to_string(i) + " of a shared scale");
+        if (output[i] != static_cast<float>(sum) / 2) is_wrong("element " + std::to_string(i) + " of a shared scale");
     }
 }
 
@@ -69,9 +69,9 @@ void dynamic(Communicator& communicator, size_t count, int64_t group_size, int b
     const float step = 1.0f / (bits == 8 ? 127.0f : 7.0f);  // of one rank's codes, whose values are at most 1
     const float limit = step * static_cast<float>(size) * (requantizes ? 1.1f : 0.6f);
     for (size_t i = 0; i < count; ++i) {
-        expect(std::abs(vector[i] - wanted[i]) <= limit,
-               "element " + std::to_string(i) + " of groups of " + std::to_string(group_size) + " is off");
-        expect(std::abs(error[i]) <= step * 0.51f, "error feedback " + std::to_string(i));
+        if (!(std::abs(vector[i] - wanted[i]) <= limit))
+            is_wrong("element " + std::to_string(i) + " of groups of " + std::to_string(group_size) + " is off");
+        if (!(std::abs(error[i]) <= step * 0.51f)) is_wrong("error feedback " + std::to_string(i));
     }
     // Adding the feedback of all ranks gives the sum back, where nothing else was lost.
     if (requantizes || count == 0) return;
@@ -85,7 +85,8 @@ void dynamic(Communicator& communicator, size_t count, int64_t group_size, int b
     sum.counts = parts;
     communicator.reduce(sum, -1);
     for (size_t i = 0; i < count; ++i)
-        expect(std::abs(vector[i] + lost[i] - wanted[i]) < 1e-4f, "what was lost of element " + std::to_string(i));
+        if (!(std::abs(vector[i] + lost[i] - wanted[i]) < 1e-4f))
+            is_wrong("what was lost of element " + std::to_string(i));
 }
 
 void disagreement(Communicator& communicator) {

@@ -14,8 +14,10 @@ from alltoallv.cli import main
     ("arguments", "others"),
     [
         ("alltoallv --output private --variant rewritten --peers ,", set()),
-        ("allgather --variant cycle --peers mindspore", {"mindspore"}),
-        ("allreduce --output private --variant cycle --peers mindspore", {"mindspore"}),
+        pytest.param("allgather --variant cycle --peers mindspore", {"mindspore"}, marks=pytest.mark.slow),
+        pytest.param(
+            "allreduce --output private --variant cycle --peers mindspore", {"mindspore"}, marks=pytest.mark.slow
+        ),
         ("quantized --output empty --variant rewritten --peers mindspore", {"mindspore", "ours-full", "ours-fp32"}),
     ],
 )

@@ -105,7 +105,8 @@ def predict(name: str, nbytes: int, wire_gbps: float, latency: float) -> float:
     }[name]()
 
 
-@pytest.mark.parametrize("megabits", [100, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("megabits", [100, 40])
 def test_predictions_on_a_rate_limited_wire(
     two_hosts: Callable[..., AbstractContextManager[list[Host]]], megabits: int, tmp_path: Path
 ) -> None:

@@ -16,8 +16,8 @@ REDUCED = {"ours-full", "ours-fp32", "gloo-bf16", "composed"}
     ("arguments", "others"),
     [
         ("alltoallv --api torch --variant rewritten", set()),
-        ("alltoallv --api torch-plan --output private --variant cycle", set()),
-        ("allgather --api torch --output private --dtype int32", set()),
+        pytest.param("alltoallv --api torch-plan --output private --variant cycle", set(), marks=pytest.mark.slow),
+        pytest.param("allgather --api torch --output private --dtype int32", set(), marks=pytest.mark.slow),
         ("quantized --api torch", REDUCED),
     ],
 )

@@ -142,18 +142,22 @@ def launches(cases: Iterator[Case]) -> dict[tuple[str, str], lowering.Launch]:
 
 LAUNCHES = launches(every_case() if os.environ.get("ALLTOALLV_ASCEND_ALL") else some_cases())
 FEW = launches(few_cases())
+#: Of every kernel one launch.
+FIRST = {kernel: (kernel, what) for kernel, what in sorted(LAUNCHES, reverse=True)}.values()
 _lowered: dict[tuple[str, str, str], lowering.Lowered] = {}
 
 
-@pytest.mark.parametrize(
-    ("kernel", "what", "target"),
-    [
-        (*name, target)
-        for name in sorted(LAUNCHES)
-        for target in TARGETS
-        if target == TARGETS[0] or LAUNCHES[name] in FEW.values() or os.environ.get("ALLTOALLV_ASCEND_ALL")
-    ],
-)
+def lowerings() -> Iterator[object]:
+    """Slow: all that is not among the few, and on the other target all but one of each kernel."""
+    for name in sorted(LAUNCHES):
+        few = LAUNCHES[name] in FEW.values()
+        for target in TARGETS:
+            if target == TARGETS[0] or few or os.environ.get("ALLTOALLV_ASCEND_ALL"):
+                quick = name in FIRST or (few and target == TARGETS[0])
+                yield pytest.param(*name, target, marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("kernel", "what", "target"), lowerings())
 def test_lowers(kernel: str, what: str, target: str) -> None:
     lowered = lowering.lower(LAUNCHES[kernel, what], target)
     _lowered[kernel, what, target] = lowered
