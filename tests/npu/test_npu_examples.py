@@ -31,6 +31,7 @@ def test_a_mixture_of_experts_gets_the_losses_of_the_cpu() -> None:
     assert "same losses" in said
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_torch_npus_own_exchange_in_its_place_gives_the_same_bits() -> None:
     lines = dict(line.split(" ", 1) for line in run(str(ROOT / "tests" / "npu" / "moe_exchanges.py")).splitlines())
@@ -57,6 +58,7 @@ def test_doctor_writes_a_report(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_doctor_keeps_what_it_has_found_when_rank_0_dies(tmp_path: Path) -> None:
     env = emulator.environment() | {"ALLTOALLV_EMULATOR_FAULTS": "HcclAllReduce@0=die"}

@@ -13,7 +13,7 @@ from alltoallv.testing import Ranks
 from alltoallv.torch import group as groups
 from alltoallv.torch import ops as operators  # cloudpickle would take the names torch and ops for torch.ops
 
-SIZES = pytest.mark.parametrize("size", [1, 2, 3, 4])
+SIZES = pytest.mark.parametrize("size", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 
 
 def _counts(size: int) -> list[list[int]]:
