@@ -34,3 +34,8 @@ else:
     os.environ.update(emulator.environment())
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def ranks_preload() -> tuple[str, ...]:
+    return ("torch_npu", "alltoallv.torch", "alltoallv.emulator.aten")

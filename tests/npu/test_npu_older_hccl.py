@@ -53,7 +53,8 @@ def test_without_the_functions_that_take_a_configuration(ranks: Ranks, tmp_path:
             exchange_works(comm, device)
         assert torch.npu.current_device() == rank
 
-    outcomes = ranks(2, communicator=False, fresh=True, outcomes=True)(check, write_table(tmp_path / "table.json", [2]))
+    run = ranks(2, communicator=False, fresh=True, preloaded=False, outcomes=True)
+    outcomes = run(check, write_table(tmp_path / "table.json", [2]))
     for outcome in outcomes:
         assert outcome.error is None, outcome
     assert "'sized:300' asks for a buffer of that many MB, which this HCCL cannot be told" in outcomes[0].output

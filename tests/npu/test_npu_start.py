@@ -165,7 +165,7 @@ def test_a_rank_dies_in_init(ranks: Ranks) -> None:
         return caught(lambda: Communicator.from_env(backend="hccl", timeout=20))
 
     env = {"ALLTOALLV_EMULATOR_FAULTS": "HcclCommInitRootInfoConfig@1=die"}
-    outcomes = ranks(2, communicator=False, fresh=True, outcomes=True, env=env)(check)
+    outcomes = ranks(2, communicator=False, fresh=True, preloaded=False, outcomes=True, env=env)(check)
     error = outcomes[0].result
     assert isinstance(error, PeerLostError | HcclError), outcomes[0]
     assert "rank 1" in str(error)

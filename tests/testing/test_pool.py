@@ -16,6 +16,15 @@ import pytest
 from alltoallv.testing import RankExit, RankFailures, Ranks, RankTimeout, RemoteError, golden, run_ranks
 
 CONSTANT = 7
+PRELOADS = pytest.mark.parametrize("preload", [(), ("alltoallv.numpy",)], ids=["started", "forked"])
+
+
+@pytest.fixture(scope="module", params=[(), ("alltoallv.numpy",)], ids=["started", "forked"])
+def ranks(request):
+    """In place of the plugin's: both kinds of processes."""
+    runner = Ranks(request.param)
+    yield runner
+    runner.close()
 
 
 class OwnError(Exception):
@@ -284,8 +293,9 @@ def test_what_a_rank_started_goes_with_it(ranks):
     assert wait_gone(pids) == []
 
 
-def test_close_ends_the_processes_and_checks_their_exit():
-    own = Ranks()
+@PRELOADS
+def test_close_ends_the_processes_and_checks_their_exit(preload):
+    own = Ranks(preload)
     pids = [result[2] for result in own(2, communicator=False)(place)]
     own.close()
     assert not any(map(is_alive, pids))
@@ -301,8 +311,9 @@ def test_close_ends_the_processes_and_checks_their_exit():
         own.close()
 
 
-def test_death_between_two_calls_is_reported():
-    own = Ranks()
+@PRELOADS
+def test_death_between_two_calls_is_reported(preload):
+    own = Ranks(preload)
 
     def pid(rank, size):
         return os.getpid()
@@ -316,11 +327,12 @@ def test_death_between_two_calls_is_reported():
         own.close()
 
 
-def test_nothing_is_left_behind():
+@PRELOADS
+def test_nothing_is_left_behind(preload):
     descriptors = sorted(os.listdir("/proc/self/fd"))
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     before = set(children.read_text().split())
-    own = Ranks()
+    own = Ranks(preload)
     own(3, communicator=False)(place)
     own(2, communicator=False, fresh=True)(place)
     with pytest.raises(RankFailures):
@@ -331,12 +343,65 @@ def test_nothing_is_left_behind():
     assert set(children.read_text().split()) == before
 
 
-def test_ranks_die_with_a_killed_parent(tmp_path):
+@pytest.fixture
+def forking(tmp_path, monkeypatch):
+    """Ranks forked from a process that has imported a module of this test's; ends them."""
+    (tmp_path / "heavy.py").write_text("import os\nimported_by, word = os.getpid(), os.environ.get('WORD')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = Ranks(["heavy"])
+    yield own
+    own.close()
+
+
+def test_preloaded_modules_are_imported_once(forking, monkeypatch):
+    def look(rank, size):
+        import random
+
+        import heavy
+
+        drawn = float(np.random.random()), random.random()
+        return heavy.imported_by, heavy.word, os.environ.get("WORD"), os.getsid(0) == os.getpid(), drawn
+
+    monkeypatch.setenv("WORD", "first")
+    first = forking(2, communicator=False)(look)
+    monkeypatch.setenv("WORD", "second")
+    second = forking(3, communicator=False, fresh=True)(look)
+    assert len({found[0] for found in first + second}) == 1
+    assert [found[1:4] for found in first] == [("first", "first", True)] * 2
+    assert [found[1:4] for found in second] == [("first", "second", True)] * 3
+    assert len({number for found in first + second for number in found[4]}) == 10
+    new = forking(2, communicator=False, fresh=True, preloaded=False)(look)
+    assert len({found[0] for found in first + new}) == 3
+    assert [found[1:3] for found in new] == [("second", "second")] * 2
+
+
+def test_an_import_that_fails_is_an_error(capfd):
+    own = Ranks(["no_such_module"])
+    try:
+        with pytest.raises(RuntimeError, match="the process that starts ranks has ended"):
+            own(2, communicator=False)(place)
+    finally:
+        own.close()
+    assert "No module named 'no_such_module'" in capfd.readouterr().err
+
+
+def test_ranks_end_with_the_process_that_forked_them(forking):
+    pids = [found[2] for found in forking(2, communicator=False)(place)]
+    server = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    assert server != os.getpid()
+    os.kill(server, signal.SIGKILL)
+    assert wait_gone(pids) == []
+    with pytest.raises(RankFailures, match="SIGKILL"):
+        forking.close()
+
+
+@PRELOADS
+def test_ranks_die_with_a_killed_parent(preload, tmp_path):
     script = tmp_path / "program.py"
     script.write_text(
         """
 import os, subprocess, sys, time
-from alltoallv.testing import run_ranks
+from alltoallv.testing import Ranks
 
 def work(rank, size):
     child = subprocess.Popen(["sh", "-c", "trap '' HUP INT TERM; sleep 100; sleep 100"])
@@ -346,10 +411,10 @@ def work(rank, size):
     os.rename(f"{sys.path[0]}/{rank}", f"{sys.path[0]}/{rank}.done")
     time.sleep(100)
 
-run_ranks(2, work, communicator=False)
+Ranks(sys.argv[1:])(2, communicator=False)(work)
 """
     )
-    process = subprocess.Popen([sys.executable, str(script)])
+    process = subprocess.Popen([sys.executable, str(script), *preload])
     files = [tmp_path / f"{rank}.done" for rank in range(2)]
     end = time.monotonic() + 30
     while not all(file.exists() for file in files) and time.monotonic() < end:
@@ -441,6 +506,8 @@ def test_wrong_arguments(ranks):
         ranks(0)
     with pytest.raises(ValueError, match="threads cannot have"):
         ranks(2, threads=True, fresh=True)
+    with pytest.raises(ValueError, match="preloaded=False is for fresh=True"):
+        ranks(2, preloaded=False)
 
 
 def test_plugin_loads_without_the_extra_packages():

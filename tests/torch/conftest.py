@@ -27,6 +27,11 @@ if not _installed("torch"):
         terminalreporter.write_line("tests/torch left out: torch is not installed (pip install torch)", yellow=True)
 
 
+@pytest.fixture(scope="session")
+def ranks_preload() -> tuple[str, ...]:
+    return ("alltoallv.torch",)
+
+
 @pytest.fixture
 def two_hosts() -> Callable[..., contextlib.AbstractContextManager[list[Host]]]:
     """`joined_hosts`; skips where a program is missing or the machine forbids them, not where a command fails."""

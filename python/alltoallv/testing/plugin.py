@@ -1,8 +1,8 @@
-"""The pytest plugin: registers the fixture ``ranks``, and nothing else."""
+"""The pytest plugin: registers the fixtures ``ranks`` and ``ranks_preload``, and nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +12,15 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Ranks]:
+def ranks_preload() -> Sequence[str]:
+    """Modules that are imported once for all ranks; for a conftest.py to override: see ``preload`` of
+    :class:`alltoallv.testing.Ranks`.
+    """
+    return ()
+
+
+@pytest.fixture(scope="session")
+def ranks(ranks_preload: Sequence[str]) -> Iterator[Ranks]:
     """Runs a function on n ranks: ``ranks(4)(function, *args)`` calls ``function(communicator, *args)`` on
     each.
 
@@ -21,6 +29,6 @@ def ranks() -> Iterator[Ranks]:
     """
     from alltoallv.testing.pool import Ranks
 
-    runner = Ranks()
+    runner = Ranks(ranks_preload)
     yield runner
     runner.close()

@@ -9,12 +9,13 @@ import sys
 import sysconfig
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
 
 from alltoallv._processes import Guard
+from alltoallv.testing.forkserver import ForkServer
 from alltoallv.testing.outcome import Outcome, RankFailures
 from alltoallv.testing.process import Worker, collect
 from alltoallv.testing.threads import run_threads
@@ -30,9 +31,15 @@ class Ranks:
     in rank order. The function and its arguments are pickled by cloudpickle; a function of a test module is
     sent by value. Every call has a new communicator in a domain of its own, which is destroyed afterwards. A
     process whose function failed or left a thread behind is replaced.
+
+    Args:
+        preload: modules, such as ``torch``, that a process imports once; ranks are forked from it. They may start no
+            threads, and what they read from the environment when imported is that of the first call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, preload: Sequence[str] = ()) -> None:
+        self._preload = tuple(preload)
+        self._server: ForkServer | None = None
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._guard: Guard | None = None
@@ -47,6 +54,7 @@ class Ranks:
         size: int,
         *,
         fresh: bool = False,
+        preloaded: bool = True,
         threads: bool = False,
         communicator: bool = True,
         outcomes: bool = False,
@@ -61,13 +69,14 @@ class Ranks:
             size: number of ranks.
             fresh: start new processes and let them end afterwards; their exit statuses count. For functions
                 that kill ranks or change their process.
+            preloaded: False, with ``fresh``: new interpreters, that have imported nothing yet.
             threads: ranks are threads of this process instead.
             communicator: False: the function gets ``rank, size`` instead of a communicator.
             outcomes: return an Outcome for every rank instead of raising; for ranks meant to fail.
             timeout: seconds after which all ranks write their stacks and are killed.
             comm_timeout: the communicators' own timeout in seconds.
             env: environment variables of the ranks for this call. What a library reads only once needs
-                ``fresh``.
+                ``fresh``, and if a preloaded module reads it when imported, ``preloaded=False``.
             **options: further arguments of ``Communicator.from_env`` or ``Communicator.threads``.
 
         The returned function raises:
@@ -77,6 +86,8 @@ class Ranks:
             raise ValueError(f"size is {size}, expected at least 1")
         if threads and (fresh or env):
             raise ValueError("threads cannot have fresh=True or an environment of their own")
+        if not (preloaded or fresh):
+            raise ValueError("preloaded=False is for fresh=True: processes that are kept are all alike")
         call = next(self._calls)
         settings = {"domain": f"ranks-{call}", "timeout": comm_timeout} | options if communicator else None
 
@@ -85,7 +96,7 @@ class Ranks:
                 found = run_threads(size, function, args, settings, timeout)
             else:
                 place = {"ALLTOALLV_JOB_ID": f"{self._id}-{call}-{next(self._calls)}"} | dict(env or {})
-                found = self._run(size, function, args, place, settings, timeout, fresh)
+                found = self._run(size, function, args, place, settings, timeout, fresh, preloaded)
             for outcome in found:
                 if outcome.error is None:
                     for line in outcome.output.splitlines():
@@ -109,6 +120,7 @@ class Ranks:
         with self._lock:
             workers, self._idle = self._idle, []
             guard, self._guard = self._guard, None
+            server, self._server = self._server, None
         try:
             for worker in workers:
                 worker.connection.close()
@@ -119,6 +131,8 @@ class Ranks:
         finally:
             for worker in workers:
                 worker.kill()
+            if server is not None:
+                server.close()
             if guard is not None:
                 guard.close()
         if any(outcome.error is not None for outcome in outcomes):
@@ -133,9 +147,10 @@ class Ranks:
         settings: dict[str, Any] | None,
         timeout: float,
         fresh: bool,
+        preloaded: bool,
     ) -> list[Outcome]:
         payload = _pickle_by_value(function, args)
-        workers = self._take(size, fresh)
+        workers = self._take(size, fresh, preloaded)
         try:
             for rank, worker in enumerate(workers):
                 place = {
@@ -161,11 +176,13 @@ class Ranks:
         self._give_back(workers, fresh)
         return outcomes
 
-    def _take(self, size: int, fresh: bool) -> list[Worker]:
+    def _take(self, size: int, fresh: bool, preloaded: bool) -> list[Worker]:
         with self._lock:
             if self._guard is None:
                 self._guard = Guard()
-            guard = self._guard
+            if self._preload and self._server is None:
+                self._server = ForkServer(self._preload)
+            guard, server = self._guard, self._server if preloaded else None
             workers: list[Worker] = []
             if not fresh:
                 # The longest-serving first, so that a process mostly keeps its rank.
@@ -178,7 +195,7 @@ class Ranks:
             worker.kill()
         try:
             while len(workers) < size:
-                workers.append(Worker(next(self._numbers), guard))
+                workers.append(Worker(next(self._numbers), guard, server))
         except BaseException:
             for worker in workers:
                 worker.kill()

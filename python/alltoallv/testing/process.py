@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from alltoallv._processes import Guard, describe_exit, kill_group
+from alltoallv.testing.forkserver import Forked, ForkServer
 from alltoallv.testing.outcome import OUTPUT_LIMIT, Outcome, RankExit, RankTimeout
 from alltoallv.testing.worker import Reply, Task
 
@@ -30,30 +31,36 @@ main(int(sys.argv[1]), int(sys.argv[2]))
 """
 
 
+def _start(connection: int, output: int) -> subprocess.Popen[bytes]:
+    # The kernel looks at the thread that starts a process; other threads may end too early.
+    parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
+    return subprocess.Popen(
+        [sys.executable, "-u", "-c", _WORKER, str(connection), str(parent), *sys.path],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=[connection],
+        start_new_session=True,
+    )
+
+
 class Worker:
     """A process that runs functions, seen from the parent."""
 
-    def __init__(self, number: int, guard: Guard) -> None:
+    def __init__(self, number: int, guard: Guard, server: ForkServer | None = None) -> None:
         self.number = number
         self.healthy = True
         self._guard = guard
         # One description for both processes: the child appends, the parent reads and empties it.
         self._output = os.memfd_create("rank-output")
         ours, theirs = socket.socketpair()
+        start = _start if server is None else server.start
         with theirs:
-            # The kernel looks at the thread that starts a process; other threads may end too early.
-            in_main_thread = threading.current_thread() is threading.main_thread()
-            parent = os.getpid() if in_main_thread else 0
-            self.process = subprocess.Popen(
-                [sys.executable, "-u", "-c", _WORKER, str(theirs.fileno()), str(parent), *sys.path],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            self.process: subprocess.Popen[bytes] | Forked = start(theirs.fileno(), self._output)
         guard.add(self.process.pid)
         self.connection: Connection[Any, Any] = Connection(ours.detach())
+        with contextlib.suppress(BrokenPipeError, ConnectionError):
+            self.connection.send_bytes(pickle.dumps(dict(os.environ)))
         self.pidfd = os.pidfd_open(self.process.pid)
 
     def send(self, task: Task) -> None:

@@ -56,6 +56,10 @@ def main(descriptor: int, parent: int) -> None:
     faulthandler.enable()  # also what reports where a rank hangs: the parent sends SIGABRT
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     connection: Connection[Any, Any] = Connection(descriptor)
+    with contextlib.suppress(EOFError, ConnectionError):  # `serve` finds that too
+        environment = pickle.loads(connection.recv_bytes())  # of now; a fork server's is older
+        os.environ.clear()
+        os.environ.update(environment)
     for module in ("numpy", "ml_dtypes", "alltoallv"):  # what most functions will want
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
