@@ -117,7 +117,7 @@ def triton_ascend_tests(session: nox.Session) -> None:
     framework_tests(session, "tests/triton_ascend", *requirements)
 
 
-@nox.session(tags=["lane-a"])
+@nox.session(tags=["lane-b"])
 def mindspore(session: nox.Session) -> None:
     """The tests of alltoallv.mindspore; MindSpore's wheel is built for NumPy 1."""
     framework_tests(session, "tests/mindspore", "mindspore==2.10.*", "numpy<2")

@@ -164,7 +164,7 @@ def test_triton_kernels_interpreted_on_the_tensors(ranks: Ranks) -> None:
             )
             assert isinstance(error, ValueOverflowError)
 
-    ranks(2, communicator=False, fresh=True, env={"TRITON_INTERPRET": "1"})(check)
+    ranks(2, communicator=False, fresh=True, preloaded=False, env={"TRITON_INTERPRET": "1"})(check)
 
 
 def test_states_of_error_feedback_are_those_of_the_cpu(ranks: Ranks) -> None:

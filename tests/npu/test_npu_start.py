@@ -211,7 +211,7 @@ def test_the_size_of_a_domains_buffer(ranks: Ranks) -> None:
                     names.append(_core.hccl_comm_name(comm.core))
         return error, names
 
-    outcomes = ranks(2, communicator=False)(check)
+    outcomes = ranks(2, communicator=False, fresh=True)(check)  # whose device holds nothing yet
     for error, names in outcomes:
         assert isinstance(error, HcclError | PeerLostError)
         assert 'MB of domain="name:MB" (now "large:600"' in str(error)
@@ -251,4 +251,4 @@ def test_root_info_of_another_device_leaves_the_current_one(ranks: Ranks) -> Non
         assert len(_core.hccl_root_info(5)) == _core.root_info_bytes
         assert _core.npu_current_device() == 2
 
-    ranks(1, communicator=False)(check)
+    ranks(1, communicator=False, fresh=True)(check)  # whose later tensors torch_npu would have no stream for
