@@ -25,7 +25,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 OPS: tuple[Literal["sum", "avg", "min", "max", "prod"], ...] = ("sum", "avg", "min", "max", "prod")
 KINDS = [(name, op) for name in ("bool", *INTEGERS, *FLOATS) for op in OPS if op != "avg" or name in FLOATS]
 INLINE_LIMIT = 16384
-SCRATCH = 1 << 20  # bytes per rank, for two buffers of one piece per rank and one for the result
+SCRATCH = 7 << 18  # bytes per rank, for two buffers of one piece per rank and three of a result
 SIZES = (1, 2, 3, 5)
 
 
@@ -134,13 +134,14 @@ def test_around_the_inline_limit(launch: Launch, path: str, in_arena: bool) -> N
 @pytest.mark.parametrize("in_arena", [False, True], ids=["private", "arena"])
 @pytest.mark.parametrize("path", ["auto", "staged"])
 def test_several_pieces(launch: Launch, path: str, in_arena: bool) -> None:
-    """More than fits into the scratch memory at once; one operator leaves it to the next with any parity of steps."""
+    """More than fits into the scratch memory at once; one operator leaves it to the next with any number of steps."""
+    several = {2: (("float32", "sum"), ("int16", "min")), 3: (("bfloat16", "avg"), ("float64", "prod"))}
     for size in (2, 3):
-        piece = SCRATCH // 2 // (size + 1) // 64 * 64
-        for name, op in (("float32", "sum"), ("int16", "min"), ("bfloat16", "avg"), ("float64", "prod")):
+        piece = SCRATCH // (2 * size + 3) // 64 * 64
+        for name, op in several[size]:
             itemsize = golden.dtype_of(name).itemsize
             one = piece * size // itemsize  # exactly one piece per rank in an all_reduce
-            lengths = [one, one + 1, 2 * one + 17, one // 2]
+            lengths = [one, one + 1, 4 * one + 17, one // 2]
             kinds = [(name, op)]
             check_ranks_agree(launch(size, reduce_kinds, kinds, lengths, path, in_arena, path=path))
 

@@ -175,19 +175,18 @@ def assert_bits_equal(actual: Array, expected: Array, what: str = "") -> None:
         raise AssertionError(f"{head}dtype is {actual.dtype}, expected {expected.dtype}")
     if actual.shape != expected.shape:
         raise AssertionError(f"{head}shape is {actual.shape}, expected {expected.shape}")
-    width = actual.dtype.itemsize
-    ours = np.frombuffer(actual.tobytes(), np.uint8).reshape(-1, width)
-    theirs = np.frombuffer(expected.tobytes(), np.uint8).reshape(-1, width)
+    if (bits := actual.tobytes()) == (wanted := expected.tobytes()):
+        return
+    ours, theirs = (np.frombuffer(b, np.uint8).reshape(-1, actual.dtype.itemsize) for b in (bits, wanted))
     wrong = np.flatnonzero((ours != theirs).any(axis=1))
-    if wrong.size:
-        first = int(wrong[0])
-        index = tuple(map(int, np.unravel_index(first, actual.shape)))
-        shown = index[0] if len(index) == 1 else index
-        raise AssertionError(
-            f"{head}{wrong.size} of {actual.size} elements differ, first at index {shown}: "
-            f"{_show(actual.reshape(-1)[first], ours[first])}, expected "
-            f"{_show(expected.reshape(-1)[first], theirs[first])}"
-        )
+    first = int(wrong[0])
+    index = tuple(map(int, np.unravel_index(first, actual.shape)))
+    shown = index[0] if len(index) == 1 else index
+    raise AssertionError(
+        f"{head}{wrong.size} of {actual.size} elements differ, first at index {shown}: "
+        f"{_show(actual.reshape(-1)[first], ours[first])}, expected "
+        f"{_show(expected.reshape(-1)[first], theirs[first])}"
+    )
 
 
 def save(path: str | os.PathLike[str], case: Case) -> None:
