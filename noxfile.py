@@ -123,7 +123,7 @@ def mindspore(session: nox.Session) -> None:
     framework_tests(session, "tests/mindspore", "mindspore==2.10.*", "numpy<2")
 
 
-@nox.session(tags=["lane-b"])
+@nox.session(tags=["lane-a"])
 def paddle(session: nox.Session) -> None:
     """The tests of alltoallv.paddle."""
     framework_tests(session, "tests/paddle", "paddlepaddle==3.3.*")
@@ -155,9 +155,8 @@ def sanitize(session: nox.Session) -> None:
         "PYTHONMALLOC": "malloc",
     }
     try:
-        # Ranks that are processes run the code of those that are threads, and tests/cpp has had both; leaks outside of
-        # memory are found without sanitizers; and every
-        # path calls the same kernels, all of which one path has called.
+        # Ranks that are processes run the code of those that are threads, and tests/cpp has had both; what test_leaks
+        # looks for needs no sanitizer; and every path calls the same kernels, all of which one path has called.
         wanted = "not processes and not test_leaks and not (every_operation and (staged or inline))"
         chosen = session.posargs or ("-m", "not slow", "-k", wanted)
         session.run("python", "-m", "pytest", *RERUN, "tests/transport", "tests/comm", *chosen, env=env)
