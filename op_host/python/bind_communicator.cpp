@@ -9,6 +9,7 @@
 #include <exception>
 #include <thread>
 
+#include "comm/caches.h"
 #include "comm/communicator.h"
 #include "comm/registry.h"
 #include "python/array_call.h"
@@ -154,6 +155,10 @@ void bind_communicator(nb::module_& m) {
             return find_or_make_communicator(options, make_shm_communicator);
         },
         nb::arg("options"), "The communicator of a domain, made if need be.");
+    m.def(
+        "cache_bytes", [] { return last_level_cache_bytes(affinity()); },
+        "Bytes of the last-level caches of the processors that this process may use: exchanges that outgrow them write "
+        "past them.");
     m.def("thread_communicators", &make_threads, nb::arg("options"));
     m.def("destroy_all", &destroy_all_communicators, nb::call_guard<nb::gil_scoped_release>());
 }

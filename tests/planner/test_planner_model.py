@@ -113,6 +113,32 @@ def test_a_fit_gives_back_the_topology_that_made_the_rows() -> None:
     assert max(abs(each.error) for each in fit.check(exact, rows)) > 0.5
 
 
+def test_the_rate_breaks_off_where_the_caches_end() -> None:
+    """A fit that knows where foretells the sizes on both sides of it; one that does not, no such size."""
+    curve = tuple((ranks, rate_from, rate) for ranks in (2, 4) for rate_from, rate in ((1e3, 40.0), (1.6e7, 12.0)))
+    made = Topology("made", (Level("host", 0, 1.0, 8.0, curve=curve, cached=1.6e7),))
+    host = made.levels[0]
+    assert [host.port(at / 2, 2) for at in (1, 1.59e7, 1.6e7, 1e9)] == [40, 40, 12, 12]
+    assert [host.port(at / 3, 3) for at in (1.59e7, 1.6e7)] == pytest.approx([40, 12])  # between 2 ranks and 4
+    assert replace(host, cached=0.0).port(1.2e7 / 2, 2) < 20
+    assert replace(host, cached=1.0).port(10, 2) == 40  # no point on this side of it: as if it were not known
+
+    rows = [
+        {
+            "np": size,
+            "nbytes": nbytes,
+            "collective": "alltoallv",
+            "pattern": "uniform",
+            "times": {"ours": {"min_us": model.all_to_all_v(made, size, nbytes)}},
+        }
+        for size in (2, 4)
+        for nbytes in (1024, 10**6, 2 * 10**6, 3 * 10**6, 5 * 10**6, 7 * 10**6, 9 * 10**6, 10**7)
+    ]
+    known = fit.fit({"machine": {"cpus": 4, "cache_bytes": 3.2e7}, "rows": rows})
+    assert known.within == len(known.checks) == 6
+    assert fit.fit({"machine": {"cpus": 4}, "rows": rows}).within < 6
+
+
 @pytest.mark.parametrize("pattern", patterns.NAMES)
 @pytest.mark.parametrize("size", [2, 8, 64])
 def test_closed_forms_equal_the_sums_over_all_pairs(pattern: str, size: int) -> None:
@@ -165,6 +191,8 @@ def test_a_topology_is_read_as_it_was_written(tmp_path: Path) -> None:
         Topology.read(path)
     with pytest.raises(InvalidParamError, match="0 for the last"):
         Topology("x", (Level("a", 8, 1, 1),))
+    with pytest.raises(InvalidParamError, match="cached >= 0"):
+        Topology("x", (Level("a", 0, 1, 1, cached=-1),))
     with pytest.raises(InvalidParamError, match="does not divide"):
         Topology("x", (Level("a", 8, 1, 1), Level("b", 12, 1, 1), Level("c", 0, 1, 1)))
 
@@ -251,7 +279,9 @@ def test_fit_on_measured_rows(tmp_path: Path) -> None:
     done = plan("--fit", str(measured), "--out", str(fitted))
     assert done.returncode == 0, done.stderr
     assert "predicted within 25%" in done.stdout
-    checks = fit.fit(json.loads(measured.read_text())).checks
+    document = json.loads(measured.read_text())
+    assert document["machine"]["cache_bytes"] >= 1 << 18
+    checks = fit.fit(document).checks
     assert len(checks) == 3
     assert 1 / 5 < float(np.median([each.predicted / each.measured for each in checks])) < 5
     assert plan("--np", "2", "--topology", str(fitted)).returncode == 0

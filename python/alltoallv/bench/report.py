@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from alltoallv import _core
 from alltoallv.bench.figure import panels
 
 SCHEMA = 3
@@ -41,6 +42,7 @@ def machine() -> dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)),
         "model": model,
         "caches": caches,
+        "cache_bytes": _core.cache_bytes(),
         "machine": platform.machine(),
         "kernel": platform.release(),
         "python": platform.python_version(),

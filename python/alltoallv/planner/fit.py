@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from alltoallv.errors import InvalidParamError
@@ -66,11 +66,12 @@ def fit(document: Any) -> Fit:
     """
     try:
         cpus = int(document["machine"]["cpus"])
+        cached = int(document["machine"].get("cache_bytes", 0)) / 2  # inputs, and as many bytes of outputs
         rows = [row for row in exchanges(document["rows"]) if _time(row) > 0 and row["nbytes"] > 0]
     except (AttributeError, KeyError, TypeError, ValueError):
         raise InvalidParamError("this is not what `bench alltoallv --json` writes, see docs/bench.md") from None
     known, held = split(rows)
-    topology = shared_memory(known, cpus)
+    topology = shared_memory(known, cpus, cached)
     return Fit(topology, check(topology, held))
 
 
@@ -86,8 +87,8 @@ def exchanges(rows: Sequence[Row]) -> list[Row]:
     return list(fastest.values())
 
 
-def shared_memory(rows: Sequence[Row], cpus: int, name: str = "fitted") -> Topology:
-    """The topology of one host whose ranks share ``cpus`` processors.
+def shared_memory(rows: Sequence[Row], cpus: int, cached: float = 0.0, name: str = "fitted") -> Topology:
+    """The topology of one host whose ranks share ``cpus`` processors, with caches for ``cached`` bytes to be sent.
 
     The shortest time at each number of ranks is what they wait for each other; the rest of longer times is that of
     memory, by how many bytes those ranks send together.
@@ -114,7 +115,7 @@ def shared_memory(rows: Sequence[Row], cpus: int, name: str = "fitted") -> Topol
         raise InvalidParamError("no payload takes twice as long as the smallest, expected larger ones too")
     curve = tuple((*at, math.exp(math.fsum(map(math.log, rates)) / len(rates))) for at, rates in sorted(points.items()))
     rate = max(curve, key=lambda point: point[1])[2]  # where the caches are of no use
-    host = Level("host", 0, host.alpha_us, rate, curve=curve, waits=host.waits, workers=cpus)
+    host = replace(host, port_gbps=rate, curve=curve, cached=cached)
     return Topology(name, (host,), memory_gbps=2 * rate, source="fitted to bench")  # a copy reads and writes
 
 

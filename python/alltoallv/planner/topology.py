@@ -25,6 +25,8 @@ class Level:
         pair_gbps: GB/s that one pair of ranks can use; below ``port_gbps`` where every peer has a link of its own.
         curve: makes the class shared memory: points (ranks of a group, bytes that they send together, GB/s of a rank
             that has a processor to itself), as caches make them. Replaces the two rates.
+        cached: bytes that ranks send together when their inputs and outputs outgrow the caches, so that they are
+            written past them: there the curve breaks off and goes on anew. 0: unknown.
         waits: points (ranks of a group, microseconds), where ranks take turns on processors. Replaces ``alpha_us``.
         workers: processors that the ranks of a group share; 0: each has its own.
     """
@@ -37,6 +39,7 @@ class Level:
     curve: tuple[tuple[float, float, float], ...] = ()
     waits: tuple[tuple[float, float], ...] = ()
     workers: int = 0
+    cached: float = 0.0
 
     def alpha(self, size: int) -> float:
         """Microseconds of latency when ``size`` ranks take part in all."""
@@ -53,10 +56,12 @@ class Level:
 
     def _memory(self, nbytes: float, ranks: int) -> float:
         """GB/s on the curve: by bytes for each number of ranks that it has, then between those."""
+        together = nbytes * ranks
+        side = [point for point in self.curve if (point[1] < self.cached) == (together < self.cached)]
         curves: dict[float, list[tuple[float, float]]] = {}
-        for at, held, rate in self.curve:
+        for at, held, rate in side or self.curve:
             curves.setdefault(at, []).append((held, rate))
-        return interpolate([(at, interpolate(curve, nbytes * ranks)) for at, curve in curves.items()], ranks)
+        return interpolate([(at, interpolate(curve, together)) for at, curve in curves.items()], ranks)
 
     def share(self, size: int) -> float:
         """The part of a processor that a rank has."""
@@ -111,8 +116,10 @@ class Topology:
             if outer % inner:
                 raise InvalidParamError(f"a group of {outer} ranks does not divide into groups of {inner}")
         for level in self.levels:
-            if level.alpha_us < 0 or (level.port_gbps <= 0 and not level.curve):
-                raise InvalidParamError(f"level {level.name!r} has {level}, expected alpha_us >= 0 and a rate above 0")
+            if level.alpha_us < 0 or level.cached < 0 or (level.port_gbps <= 0 and not level.curve):
+                raise InvalidParamError(
+                    f"level {level.name!r} has {level}, expected alpha_us and cached >= 0 and a rate above 0"
+                )
             if any(number <= 0 for point in (*level.curve, *level.waits) for number in point):
                 raise InvalidParamError(f"level {level.name!r} has {level}, expected points above 0")
 
