@@ -26,12 +26,12 @@ ROOT = Path(__file__).resolve().parent
 CPP_ROOMS = ("op_host", "op_kernel", "emulator", "tests", "python/alltoallv/mindspore")
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 BUILD_TOOLS = PROJECT["build-system"]["requires"]
-PYTEST_PLUGINS = ("pytest-timeout>=2.3", "pytest-rerunfailures>=14")
+PYTEST_PLUGINS = ("pytest-timeout>=2.3", "pytest-rerunfailures>=16.7")
 TEST_TOOLS = (*PROJECT["project"]["optional-dependencies"]["testing"], *PYTEST_PLUGINS, "scikit-learn>=1.3")
 MODEL_READERS = ("safetensors>=0.4,<1", "tokenizers>=0.20,<1")
 STRICT = ("-DALLTOALLV_TESTS=ON", "-DALLTOALLV_WERROR=ON")
-# On a shared CI machine a test about seconds may meet a pause of seconds: it is tried twice, and the log says so.
-RERUN = ("--reruns=1",) if os.environ.get("CI") else ()
+# On a shared CI machine a test about seconds may meet a pause of seconds: it is tried twice, and the log says why.
+RERUN = ("--reruns=1", "--rerun-show-tracebacks") if os.environ.get("CI") else ()
 REPEAT = ("--repeat", "until-pass:2") if os.environ.get("CI") else ()
 AARCH64_PACKAGES = ("g++-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user")
 HOSTS_PACKAGES = ("iproute2", "util-linux")  # for network namespaces

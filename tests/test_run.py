@@ -226,8 +226,8 @@ def test_grandchildren_go_with_a_job_that_ends_well(tmp_path):
 def test_ctrl_c_interrupts_the_ranks(tmp_path):
     program = """
 import os, time
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     time.sleep(100)
 except KeyboardInterrupt:
     print("interrupted", flush=True)

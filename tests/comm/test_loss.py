@@ -83,6 +83,7 @@ def test_loss_before_the_call(ranks, tmp_path, prompt):
     def work(comm):
         pids = all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
         if comm.rank == VICTIM:
+            time.sleep(0.3)  # peers may still be in the all_gather
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(1)
         failure = attempt(barrier, group=comm)
