@@ -114,8 +114,8 @@ def test_a_fit_gives_back_the_topology_that_made_the_rows() -> None:
 
 
 def test_the_rate_breaks_off_where_the_caches_end() -> None:
-    """A fit that knows where foretells the sizes on both sides of it; one that does not, no such size."""
-    curve = tuple((ranks, rate_from, rate) for ranks in (2, 4) for rate_from, rate in ((1e3, 40.0), (1.6e7, 12.0)))
+    """A fit that knows where foretells the sizes on both sides of it; one that does not, not all of them."""
+    curve = tuple((ranks, held, rate) for ranks in (2, 4) for held, rate in ((1e3, 40.0), (1.6e7, 12.0)))
     made = Topology("made", (Level("host", 0, 1.0, 8.0, curve=curve, cached=1.6e7),))
     host = made.levels[0]
     assert [host.port(at / 2, 2) for at in (1, 1.59e7, 1.6e7, 1e9)] == [40, 40, 12, 12]

@@ -73,20 +73,7 @@ def test_tensor_parallel_minilm(size: int, tmp_path: Path) -> None:
 def test_ddp_digits(backend: str, tmp_path: Path) -> None:
     launcher = [*LAUNCHERS["alltoallv"], "2"] if backend == "alltoallv" else []
     picture = tmp_path / "losses.png"
-    arguments = (
-        "--np",
-        "2",
-        "--backend",
-        backend,
-        "--seeds",
-        "2",
-        "--epochs",
-        "6",
-        "--lr",
-        "0.1",
-        "--plot",
-        str(picture),
-    )
+    arguments = [*f"--np 2 --backend {backend} --seeds 2 --epochs 6 --lr 0.1 --plot".split(), str(picture)]
     lines = run(*launcher, str(EXAMPLES / "ddp_digits.py"), *arguments)
     assert lines[0].startswith(f"2 ranks, backend {backend}, ")
     rows = {words[0]: [float(word.rstrip("%")) for word in words[1:]] for words in map(str.split, lines[3:7])}

@@ -37,9 +37,9 @@ class Level:
     port_gbps: float
     pair_gbps: float = 0.0
     curve: tuple[tuple[float, float, float], ...] = ()
+    cached: float = 0.0
     waits: tuple[tuple[float, float], ...] = ()
     workers: int = 0
-    cached: float = 0.0
 
     def alpha(self, size: int) -> float:
         """Microseconds of latency when ``size`` ranks take part in all."""
