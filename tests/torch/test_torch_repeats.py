@@ -48,6 +48,81 @@ def test_repeated_gathers_and_equal_parts(ranks: Ranks) -> None:
     ranks(2)(program)
 
 
+QUANTIZED: list[dict[str, Any]] = [
+    {},
+    {"bits": 4, "group_size": 32, "gather": "quantized", "op": "avg"},
+    {"out_dtype": torch.float16},
+    {"allow_unquantized": True},
+]
+
+
+@pytest.mark.parametrize("how", QUANTIZED, ids=str)
+@pytest.mark.parametrize("shape", [(), (5,), (3, 200), (0,)])
+def test_repeated_quantized_reductions_give_what_first_ones_do(
+    ranks: Ranks, shape: tuple[int, ...], how: dict[str, Any]
+) -> None:
+    def program(comm: Communicator) -> None:
+        for step in range(4):
+            torch.manual_seed(100 * step + comm.rank)
+            x = torch.randn(shape)
+            first, work = at.quantized_all_reduce(x, async_op=True, group=comm, **how)  # which is not repeated
+            work.wait()
+            made = at.quantized_all_reduce(x, group=comm, **how)
+            out = torch.full_like(first, 9)
+            assert at.quantized_all_reduce(x, out=out, group=comm, **how) is out
+            half = at.quantized_all_reduce(x.half(), group=comm, **how)
+            assert half.dtype == torch.float16
+            results = [made, out]
+            if first.dtype == x.dtype:
+                assert at.quantized_all_reduce(x, out=x, group=comm, **how) is x
+                results.append(x)
+            for got in results:
+                assert got.dtype == first.dtype
+                assert got.shape == shape
+                assert torch.equal(got, first)
+
+    ranks(3)(program)
+
+
+def test_quantized_reductions_refuse_again_what_they_refused() -> None:
+    (comm,) = Communicator.threads(1)
+    both = torch.arange(8.0)
+    x, over = both[:6], both[2:]
+    for _ in range(3):
+        assert at.quantized_all_reduce(x, group=comm).shape == (6,)
+        assert at.quantized_all_reduce(both[::2], group=comm).shape == (4,)  # copied first
+        half = at.quantized_all_reduce(x, out_dtype=torch.float16, group=comm)
+        with pytest.raises(InvalidParamError, match="overlap"):
+            at.quantized_all_reduce(x, out=over, group=comm)
+        with pytest.raises(InvalidParamError, match="overlap"):  # its elements are not as long
+            at.quantized_all_reduce(x, out_dtype=torch.float16, out=x.view(torch.float16)[:6], group=comm)
+        with pytest.raises(InvalidTensorError, match="dtype"):
+            at.quantized_all_reduce(x, out=half, group=comm)
+        with pytest.raises(InvalidTensorError, match="expected"):
+            at.quantized_all_reduce(x, out=torch.zeros(5), group=comm)
+        with pytest.raises(InvalidParamError, match="op"):
+            at.quantized_all_reduce(x, op=["sum"], group=comm)  # type: ignore[arg-type]
+        weighed = torch.ones(6, requires_grad=True)
+        at.quantized_all_reduce(weighed, group=comm).sum().backward()
+        assert weighed.grad is not None
+        assert weighed.grad.tolist() == [1] * 6
+    comm.destroy()
+    with pytest.raises(AllToAllVError):
+        at.quantized_all_reduce(x, group=comm)
+
+
+def test_a_disagreement_after_repeated_reductions_is_found(ranks: Ranks) -> None:
+    def program(comm: Communicator) -> None:
+        for _ in range(2):
+            at.quantized_all_reduce(torch.ones(6), group=comm)
+        with pytest.raises(PeerMismatchError, match="rank 0 has bits 8, rank 1 has bits 4"):
+            at.quantized_all_reduce(torch.ones(6), bits=8 - 4 * comm.rank, group=comm)
+        assert at.quantized_all_reduce(torch.ones(6), group=comm).tolist() == [comm.size] * 6
+        assert comm.repeats.calls
+
+    ranks(2)(program)
+
+
 def test_tensors_of_another_kind_take_the_way_that_suits_them() -> None:
     (comm,) = Communicator.threads(1)
     x, out = torch.arange(4.0), torch.zeros(4)

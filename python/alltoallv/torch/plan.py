@@ -57,7 +57,7 @@ class Plan:
             self._ready: Ready | None = None
             if isinstance(comm, Communicator):
                 plan = _core.Plan(comm.core, "all_to_all_v", core_name(dtype), *request.layout)
-                self._ready = Ready(plan, dtype, self.input_size, self.output_size, (self.output_size,))
+                self._ready = Ready(plan.run, dtype, self.input_size, dtype, (self.output_size,))
 
     def __call__(self, input: Tensor, out: Tensor | None = None) -> Tensor:
         """Exchanges ``input``.

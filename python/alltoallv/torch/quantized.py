@@ -18,6 +18,7 @@ from alltoallv.torch import quantized_ops as quantized_ops
 from alltoallv.torch.group import Group, device_of
 from alltoallv.torch.quantized_calls import ErrorFeedback
 from alltoallv.torch.quantized_rows import RowExchange
+from alltoallv.torch.ready import again, remember
 from alltoallv.torch.tensors import as_input, needs_grad, row_size
 
 Scale: TypeAlias = Tensor | float | None
@@ -54,12 +55,17 @@ def quantized_all_reduce(
     """
     scales = (scale, comm_quant_scale_1, comm_quant_scale_2)
     compiling = torch.compiler.is_compiling()
+    what = None
     if compiling:
         quantized.exclude("this is in a compiled graph", out, async_op, error_feedback)
     else:
         comm = groups.resolve(group, device_of(input))
         if comm is None:
             return (None, None) if async_op else None
+        if offset is None and error_feedback is None and not async_op and all(each is None for each in scales):
+            what = "quantized_all_reduce", bits, group_size, gather, op, out_dtype, overflow, allow_unquantized
+            if (result := again(comm, what, input, out)) is not None:
+                return result
         with guard(comm, "quantized_all_reduce"):
             if needs_grad(input):
                 quantized.exclude("input requires grad", out, async_op, error_feedback)
@@ -85,6 +91,8 @@ def quantized_all_reduce(
                     feedback=error_feedback,
                     allow_unquantized=allow_unquantized,
                 )
+                if what:
+                    remember(call, what, input, out, in_place=True)
     if compiling or needs_grad(input):
         first, second, third = map(_as_tensor, scales)
         return torch.ops.alltoallv.quantized_all_reduce(
