@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -14,6 +13,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/huge_pages.h"
 
 namespace alltoallv {
 
@@ -44,24 +44,19 @@ class Mapping {
     /// them of: then no longer than page by page.
     void populate(size_t bytes) const {
         constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, Linux 5.14; older kernels fault lazily
-        constexpr int collapse = 25;        // MADV_COLLAPSE, Linux 6.1; shmem_enabled in sysfs does not forbid it
         if (data_ == nullptr) return;
         (void)madvise(data_, bytes, MADV_HUGEPAGE);
-        auto patience = std::chrono::steady_clock::now() + std::chrono::milliseconds(10);
-        for (size_t at = 0; at + huge_page <= bytes; at += huge_page) {
-            (void)*static_cast<const volatile char*>(data() + at);  // a range without any page is refused
-            if (madvise(data() + at, huge_page, collapse) != 0) break;
-            if (std::chrono::steady_clock::now() > (patience += as_small_pages)) break;
+        HugePages pages;
+        for (size_t at = 0; at + HugePages::size <= bytes && pages.worthwhile(); at += HugePages::size) {
+            (void)*static_cast<const volatile char*>(data() + at);
+            if (!pages.gather(data() + at)) break;
         }
         (void)madvise(data_, bytes, populate_write);
     }
 
   private:
-    static constexpr size_t huge_page = size_t{2} << 20;
-    static constexpr std::chrono::milliseconds as_small_pages{2};  // about what a huge page's bytes take otherwise
-
     Mapping(int fd, size_t bytes, int flags) : bytes_(bytes) {
-        void* place = bytes < huge_page ? nullptr : aligned_place(bytes);
+        void* place = bytes < HugePages::size ? nullptr : aligned_place(bytes);
         data_ = mmap(place, bytes, PROT_READ | PROT_WRITE, flags | (place == nullptr ? 0 : MAP_FIXED), fd, 0);
         if (data_ == MAP_FAILED) {
             data_ = nullptr;  // and its place is left: by now it may be another thread's
@@ -73,13 +68,14 @@ class Mapping {
     /// Addresses that begin at a huge page, reserved for a mapping to take their place; null if there are none.
     static void* aligned_place(size_t bytes) {
         const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-        const size_t kept = (bytes + page - 1) / page * page, reserved = kept + huge_page;
+        const size_t kept = (bytes + page - 1) / page * page, reserved = kept + HugePages::size;
         void* place = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (place == MAP_FAILED) return nullptr;
-        const size_t before = (huge_page - reinterpret_cast<uintptr_t>(place) % huge_page) % huge_page;
+        const size_t before =
+            (HugePages::size - reinterpret_cast<uintptr_t>(place) % HugePages::size) % HugePages::size;
         char* begin = static_cast<char*>(place) + before;
         if (before > 0) munmap(place, before);
-        if (before < huge_page) munmap(begin + kept, huge_page - before);
+        if (before < HugePages::size) munmap(begin + kept, HugePages::size - before);
         return begin;
     }
 

@@ -161,7 +161,7 @@ class Layout {
     static constexpr size_t scratch_bytes = size_t{7} << 18;  // of a two-shot reduction, per rank
 
   private:
-    static constexpr size_t ring_budget = size_t{4} << 20;  // per rank, over all its receivers
+    static constexpr size_t ring_budget = size_t{1} << 20;  // per rank, over all its receivers
     static constexpr size_t min_ring = size_t{16} << 10;
     static constexpr size_t max_ring = size_t{256} << 10;
 

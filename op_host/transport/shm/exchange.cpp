@@ -45,11 +45,12 @@ class Stopwatch {
     Clock::duration total_{};
 };
 
-/// One past the last byte that the non-empty regions cover; displacements in units of `unit` bytes.
-size_t extent(std::span<const int64_t> counts, std::span<const int64_t> displs, int64_t element, int64_t unit) {
+/// One past the last byte that the non-empty regions cover; displacements in elements, or where `in_bytes` in bytes.
+size_t extent(std::span<const int64_t> counts, std::span<const int64_t> displs, size_t element, bool in_bytes) {
+    const auto length = static_cast<int64_t>(element), unit = in_bytes ? 1 : length;
     int64_t end = 0;
     for (size_t j = 0; j < counts.size(); ++j)
-        if (counts[j] > 0) end = std::max(end, displs[j] * unit + counts[j] * element);
+        if (counts[j] > 0) end = std::max(end, displs[j] * unit + counts[j] * length);
     return static_cast<size_t>(end);
 }
 
@@ -72,11 +73,11 @@ void ShmCommunicator::fill_pairs(const Exchange& x, Row& mine) {
     mine.recv_digest = expected;
     mine.root = x.root;
     mine.count = x.row;
-    mine.input = Arena::instance().locate(x.input, extent(x.send_counts, x.sdispls, element, unit));
+    mine.input = Arena::instance().locate(x.input, extent(x.send_counts, x.sdispls, size_of(x.dtype), x.byte_displs));
     if (learns) {
         mine.flags |= row_learns;
     } else {
-        announce_output(x.output, extent(x.recv_counts, x.rdispls, element, unit), mine);
+        announce_output(x.output, extent(x.recv_counts, x.rdispls, size_of(x.dtype), x.byte_displs), mine);
     }
 }
 
@@ -87,10 +88,9 @@ void ShmCommunicator::announce_output(const void* output, size_t bytes, Row& min
     output_bytes_ = bytes;
 }
 
-/// What this rank may read from the peers' private memory into its own, if two copies may be quicker and ranks do not
-/// take turns, so that their times mean something; else 0.
+/// What this rank may read from the peers' private memory into its own, if two copies may be quicker; else 0.
 size_t ShmCommunicator::contested_bytes(const Exchange& x, const Row& mine) const {
-    if (options_.path != "auto" || !allows(Path::cma) || !x.moves || !control_->has_room()) return 0;
+    if (options_.path != "auto" || !allows(Path::cma) || !x.moves) return 0;
     if ((mine.flags & row_learns) != 0 || mine.output.segment() != 0) return 0;
     int64_t count = 0;
     for (int j = 0; j < size(); ++j) count += j == rank() ? 0 : mine.pairs()[j].recv_count;
@@ -186,8 +186,9 @@ Path ShmCommunicator::path_of(const Row& sender, const Row& receiver) const {
 uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
     const size_t element = size_of(x.dtype);
     fill_pairs(x, mine);
-    const size_t contested = contested_bytes(x, mine);
-    if (contested > 0 && reads_.choose(contested) == Contest::other) mine.flags |= row_reads_not;
+    // Where ranks take turns their times mean nothing; two copies are quicker there.
+    const size_t rather_not = contested_bytes(x, mine), contested = control_->has_room() ? rather_not : 0;
+    if (contested > 0 ? reads_.choose(contested) == Contest::other : rather_not > 0) mine.flags |= row_reads_not;
     Stopwatch watch(contested > 0);
     if (x.moves) pack_inline(x, mine);
     watch.pause();
@@ -210,7 +211,8 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
         count(Path::self, bytes);
         moved += bytes;
     }
-    bool touched = false, awaits = false, reads = false;  // I use a peer's memory; a peer uses mine; by system calls
+    // I use a peer's memory, or a peer mine; by system calls.
+    bool touched = false, awaits = false, reads = false, is_read = false;
     std::fill(awaited_.begin(), awaited_.end(), uint8_t{0});
     outgoing_.clear();
     incoming_.clear();
@@ -222,7 +224,8 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
             const Row& receiver = control_->row(to);
             if (receiver.flags & row_learns) await_late(to, seq);
             const char* source = input + pairs[to].source;
-            switch (path_of(mine, receiver)) {
+            const Path path = path_of(mine, receiver);
+            switch (path) {
                 case Path::push:
                     copy_checked(address_of(to, receiver.output) + receiver.pairs()[rank()].target, source, bytes,
                                  outgrows ? Stores::streaming : Stores::to_peer);
@@ -235,6 +238,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
                 default:  // the receiver reads my input
                     awaited_[static_cast<size_t>(to)] = 1;
                     awaits = true;
+                    is_read |= path == Path::cma;
             }
         }
         if (const size_t bytes = static_cast<size_t>(pairs[from].recv_count) * element; bytes > 0) {
@@ -274,6 +278,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
         control_->wait_flags([](Flags& flags) -> Flag& { return flags.done; }, seq,
                              [&](int j) { return awaited_[static_cast<size_t>(j)] != 0; });
     if (contested > 0) reads_.note(contested, reads ? Contest::usual : Contest::other, watch.nanoseconds());
+    if (is_read) read_inputs_.note(input, extent(x.send_counts, x.sdispls, element, x.byte_displs));
     return moved;
 }
 

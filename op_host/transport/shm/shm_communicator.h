@@ -21,6 +21,7 @@
 #include "transport/shm/copy_crew.h"
 #include "transport/shm/links.h"
 #include "transport/shm/pace.h"
+#include "transport/shm/read_inputs.h"
 
 namespace alltoallv {
 
@@ -158,7 +159,8 @@ class ShmCommunicator final : public Communicator {
     PeerWriter scratch_writer_{4.0};   // less than reading an input takes that lies in no cache
     PeerWriter codes_writer_{0.6};     // of what the own codes take
     Contest reads_;                    // of private memory by a system call, and two copies with shared memory between
-    std::unique_ptr<CopyCrew> crew_;   // none where ranks need all processors
+    ReadInputs read_inputs_;
+    std::unique_ptr<CopyCrew> crew_;  // none where ranks need all processors
     std::vector<Stream> outgoing_, incoming_;
     std::vector<uint8_t> awaited_;
     std::vector<int64_t> learnt_;

@@ -1,0 +1,36 @@
+#include "transport/shm/read_inputs.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "base/huge_pages.h"
+
+namespace alltoallv {
+namespace {
+
+/// The blocks that lie in the input by half at least: their rest is this process's memory as well, or they stay as they
+/// are.
+void gather(uintptr_t begin, uintptr_t end) {
+    HugePages pages;
+    for (uintptr_t at = begin / HugePages::size * HugePages::size; at < end && pages.worthwhile();
+         at += HugePages::size)
+        if (std::min(end, at + HugePages::size) - std::max(begin, at) >= HugePages::size / 2)
+            (void)pages.gather(reinterpret_cast<char*>(at));
+}
+
+}  // namespace
+
+void ReadInputs::note(const void* input, size_t bytes) {
+    if (bytes < HugePages::size / 2) return;
+    auto found = std::ranges::find_if(latest_, [&](const Input& i) { return i.data == input && i.bytes == bytes; });
+    if (found == latest_.end()) {
+        found = latest_.begin() + static_cast<std::ptrdiff_t>(oldest_++ % latest_.size());
+        *found = {input, bytes, 0};
+    }
+    if (++found->reads < convincing) return;
+    found->reads -= until_next;
+    const auto begin = reinterpret_cast<uintptr_t>(input);
+    gather(begin, begin + bytes);
+}
+
+}  // namespace alltoallv
