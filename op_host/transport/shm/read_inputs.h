@@ -17,7 +17,7 @@ class ReadInputs {
     void note(const void* input, size_t bytes);
 
   private:
-    static constexpr int convincing = 3;    // reads of one input, until when it may have been its only use
+    static constexpr int convincing = 3;    // reads of an input: what has been read twice may never be again
     static constexpr int until_next = 256;  // reads
 
     struct Input {
