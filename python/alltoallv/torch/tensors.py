@@ -91,4 +91,7 @@ def empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> Tenso
     """
     dtype = dtype or torch.get_default_dtype()
     dims = (shape,) if isinstance(shape, int) else tuple(shape)
-    return from_block(_core.allocate(math.prod(dims) * dtype.itemsize), dims, dtype)
+    count = math.prod(dims)
+    if count == 0:
+        return torch.empty(dims, dtype=dtype)
+    return from_block(_core.allocate(count * dtype.itemsize), dims, dtype)
