@@ -1,26 +1,36 @@
 /// \file array_call.h
-/// \brief A call that repeats on pairs of NumPy arrays: the common case is checked here, everything else by the caller,
-/// in words.
+/// \brief A call that repeats on pairs of arrays: the common case is checked here, everything else by the caller, in
+/// words.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
 #include <functional>
+#include <optional>
+
+#include "python/arrays.h"
 
 namespace alltoallv {
 
-/// What an array must be: contiguous, of this dtype and at least so many elements.
+/// What an array must be: contiguous, of this dtype (nothing: none will do) and at least so many elements.
 struct ArrayKind {
-    nanobind::object dtype;
-    size_t size;
-    size_t itemsize = nanobind::cast<size_t>(dtype.attr("itemsize"));
+    std::optional<DTypeCode> dtype;
+    size_t size, itemsize;
 };
 
 /// What the arrays of a call must be.
 struct Arrays {
+    const Framework* framework;
     ArrayKind input, output;
-    nanobind::object shape;  ///< of an output that is made here; None: the caller makes it
+    ArrayMaker make;  ///< of an output that is made here; empty: the caller makes it
+};
+
+/// The arrays that a call is given.
+struct ArrayPair {
+    const Framework* framework;
+    ArrayView input;
+    std::optional<ArrayView> output;  ///< nothing: to be made
 };
 
 struct ArrayCall {
@@ -29,7 +39,7 @@ struct ArrayCall {
     std::function<void(uintptr_t input, uintptr_t output)> call;
 
     /// The output, made here if it is None; None if these are no such arrays or there is no memory, with nothing done.
-    nanobind::object run(nanobind::handle input, nanobind::object output) const;
+    nanobind::object run(const ArrayPair& given, nanobind::object output) const;
 };
 
 /// One that is called like the plan that derives from it, in Python: no function there is entered on the way, which

@@ -232,9 +232,9 @@ def test_a_call_holds_what_it_found_until_its_end() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    repeats = Repeats()
-    for key in range(3 * Repeats.limit):
-        repeats.keep(key, str(key))
-        assert repeats.find(key) == str(key)
-    assert sum(repeats.find(key) is not None for key in range(3 * Repeats.limit)) <= Repeats.limit
-    assert repeats.find(([],)) is None
+    (comm,) = Communicator.threads(1)
+    for length in range(3 * Repeats.limit):
+        x = np.arange(length)
+        for _ in range(2):
+            assert np.array_equal(an.all_to_all_v(x, [length], [length], group=comm), x)
+        assert 1 <= len(comm.repeats.calls) <= Repeats.limit

@@ -6,6 +6,7 @@ import copy
 import gc
 import io
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -26,11 +27,29 @@ def in_arena(tensor: Tensor) -> bool:
     return _core.in_arena(tensor.data_ptr(), tensor.nbytes)
 
 
-def made() -> Tensor:
-    x = at.empty((3, 4))
-    x[:] = torch.arange(12.0).view(3, 4)
-    assert in_arena(x)
+def allocated() -> Tensor:
+    return at.empty((3, 4)).copy_(torch.arange(12.0).view(3, 4))
+
+
+def received() -> Tensor:
+    """The output of a call that repeats, which the core makes."""
+    (comm,) = Communicator.threads(1)
+    try:
+        for _ in range(2):
+            x = at.all_to_all_v(torch.arange(12.0).view(3, 4), [3], [3], unit="row", group=comm)
+    finally:
+        comm.destroy()
     return x
+
+
+@pytest.fixture(params=[allocated, received])
+def made(request: pytest.FixtureRequest) -> Callable[[], Tensor]:
+    def make() -> Tensor:
+        x: Tensor = request.param()
+        assert in_arena(x)
+        return x
+
+    return make
 
 
 def saved(tensor: Tensor) -> Tensor:
@@ -52,7 +71,7 @@ COPIES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("how", COPIES)
-def test_copies_are_ordinary_tensors(how: str) -> None:
+def test_copies_are_ordinary_tensors(made: Callable[[], Tensor], how: str) -> None:
     x = made()
     y = COPIES[how](x)
     assert torch.equal(x, y)
@@ -76,7 +95,7 @@ def test_kind() -> None:
     assert at.empty(()).shape == ()
 
 
-def test_a_parameter_in_the_arena_is_trained() -> None:
+def test_a_parameter_in_the_arena_is_trained(made: Callable[[], Tensor]) -> None:
     parameter = torch.nn.Parameter(made())
     optimizer = torch.optim.SGD([parameter], lr=0.5)
     (parameter * 2).sum().backward()
@@ -85,7 +104,7 @@ def test_a_parameter_in_the_arena_is_trained() -> None:
     assert in_arena(parameter)
 
 
-def test_storage() -> None:
+def test_storage(made: Callable[[], Tensor]) -> None:
     """Shrinking and views work; growing in place, as documented, does not; moving to torch's shared memory does."""
     x = made()
     assert x.untyped_storage().nbytes() == 48
@@ -119,7 +138,7 @@ def test_outputs_of_collectives(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_data_loader_workers_read_them(context: str) -> None:
+def test_data_loader_workers_read_them(made: Callable[[], Tensor], context: str) -> None:
     """Forked workers see the arena itself; for spawned ones torch moves any tensor to shared memory of its own."""
     x = made()
     dataset = TensorDataset(x, torch.arange(3))
@@ -163,6 +182,12 @@ def test_memory_returns(ranks: Ranks) -> None:
         for _ in range(50):  # 400 MB if nothing came back
             at.all_to_all_v(x, [MB, MB], group=comm)
         assert comm.stats()["arena_segments"] <= segments + 1
+        assert used() == before
+        kept = [at.all_to_all_v(x, [MB, MB], [MB, MB], group=comm) for _ in range(2)]
+        assert used() >= before + 16 * MB
+        thread = threading.Thread(target=kept.clear)
+        thread.start()
+        thread.join()
         assert used() == before
         leaf = x.requires_grad_()
         (at.all_to_all_v(leaf, [MB, MB], group=comm) ** 2).sum().backward()

@@ -50,6 +50,8 @@ def test_what_it_refuses() -> None:
         plan(torch.zeros(2, requires_grad=True))
     with pytest.raises(InvalidParamError, match="out has 1 elements"):
         plan(torch.zeros(2), torch.zeros(1))
+    with pytest.raises(TypeError, match="timeout is given"):
+        plan(torch.zeros(2), timeout=1)  # type: ignore[call-arg]
     with torch.no_grad():
         assert plan(torch.ones(2, requires_grad=True)).tolist() == [1, 1]
     comm.destroy()

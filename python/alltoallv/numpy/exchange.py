@@ -26,9 +26,10 @@ from alltoallv.numpy.arrays import (
     row_size,
     seconds,
 )
-from alltoallv.numpy.ready import again, arrays_of, remember
+from alltoallv.numpy.ready import again
 from alltoallv.numpy.work import Work
 from alltoallv.regions import check_lists_apart, lowest
+from alltoallv.repeats import arrays_of
 from alltoallv.request import Request, Sends, check_unit
 
 
@@ -157,8 +158,8 @@ def all_to_all_v(
             recv_counts = _agreed_rows(comm, recv_counts, told.tolist())
         call = _exchange_call(comm, x, sends.with_receives(recv_counts, rdispls), out, limit)
         if what and told is None:
-            arrays = arrays_of(x.dtype, x.size, call.output.shape, x.dtype)
-            remember(comm, what, input, out, call.plan.on_arrays(arrays))
+            arrays = arrays_of(x, x.size, call.output, call.output.shape)
+            comm.repeats.keep(what, input, out, call.plan.on_arrays(arrays))
     if async_op:
         return call.result, call.submit()
     output: Array = call.run()

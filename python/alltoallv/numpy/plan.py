@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 
@@ -12,7 +14,7 @@ from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.guard import guard
 from alltoallv.numpy.arrays import Array, address, check_apart, check_output, resolve, seconds
-from alltoallv.numpy.ready import arrays_of
+from alltoallv.repeats import arrays_of
 from alltoallv.request import Sends
 
 
@@ -62,9 +64,13 @@ class Plan(_core.ArrayPlan):
             self._gaps = sum(recvs) < self.output_size
             plan = _core.Plan(comm.core, "all_to_all_v", core_name(self.dtype), *request.layout)
             self._run = plan.run
-            shape, allocates = (self.output_size,), not self._gaps
-            arrays = arrays_of(self.dtype, self.input_size, shape, self.dtype, allocates=allocates)
+            like, shape = np.empty(0, self.dtype), (self.output_size,)
+            arrays = arrays_of(like, self.input_size, like, shape, allocates=not self._gaps)
             super().__init__(plan.on_arrays(arrays))
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Array, out: Array | None = None, *, timeout: float | None = None) -> Array: ...
 
     def _checked(self, input: Array, out: Array | None, timeout: float | None) -> Array:
         """A call on arrays of other kinds than nearly all, or on wrong ones."""

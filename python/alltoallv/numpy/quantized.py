@@ -16,10 +16,11 @@ from alltoallv.errors import InvalidTensorError, ValueOverflowError
 from alltoallv.feedback import Feedback, HostFeedback
 from alltoallv.guard import guard
 from alltoallv.numpy.arrays import Array, address, as_input, check_apart, check_output, resolve, row_size, seconds
-from alltoallv.numpy.ready import again, arrays_of, remember
+from alltoallv.numpy.ready import again
 from alltoallv.numpy.reduce import check_same_or_apart
 from alltoallv.numpy.work import Work
 from alltoallv.quantization import Gather, Overflow, Quantization, QuantizedReduction, SumOp
+from alltoallv.repeats import arrays_of
 
 
 class ErrorFeedback(HostFeedback):
@@ -116,8 +117,8 @@ def quantized_all_reduce(
         skips = quantized.skips(request, comm.backend, comm.size, allow_unquantized, error_feedback is not None)
         plan: Any = quantized.UnquantizedPlan(comm, request) if skips else quantized.plan(comm, request)
         if what:
-            arrays = arrays_of(x.dtype, x.size, x.shape, dtype)
-            remember(comm, what, input, given, plan.on_arrays(arrays))
+            arrays = arrays_of(x, x.size, out, x.shape)
+            comm.repeats.keep(what, input, given, plan.on_arrays(arrays))
     return _reduce(comm, request, plan, x, out, error_feedback, async_op, timeout)
 
 

@@ -14,9 +14,10 @@ from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.guard import guard
 from alltoallv.numpy.arrays import Array, address, as_input, check_output, resolve, row_size, seconds
-from alltoallv.numpy.ready import again, arrays_of, remember
+from alltoallv.numpy.ready import again
 from alltoallv.numpy.work import Work
 from alltoallv.reductions import check_reduction
+from alltoallv.repeats import arrays_of
 
 Op = Literal["sum", "avg", "min", "max", "prod"]
 
@@ -61,8 +62,8 @@ def all_reduce(
         counts = even_parts(x.size, comm.size)
         args = ("all_reduce", dtype, op, address(x), address(out), counts, seconds(timeout))
         if what:
-            arrays = arrays_of(x.dtype, x.size, out.shape, x.dtype)
-            remember(comm, what, input, given, comm.core.reduce_on_arrays(*args[:3], counts, arrays))
+            arrays = arrays_of(x, x.size, out, out.shape)
+            comm.repeats.keep(what, input, given, comm.core.reduce_on_arrays(*args[:3], counts, arrays))
     if async_op:
         return out, Work(comm, comm.core.submit_reduce(*args), (x, out), lambda: out)
     comm.core.reduce(*args)

@@ -25,7 +25,8 @@ Group = Any  # ProcessGroup | Communicator | TorchGroupCommunicator | None
 AnyCommunicator = Communicator | TorchGroupCommunicator | DeviceMember
 
 _log = logging.getLogger("alltoallv")
-_made: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], AnyCommunicator]] = weakref.WeakKeyDictionary()
+# By group, then by kind of device and backend; the backend None is the default when the group was first used.
+_made: weakref.WeakKeyDictionary[Any, dict[tuple[str, str | None], AnyCommunicator]] = weakref.WeakKeyDictionary()
 _attempts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
@@ -44,18 +45,19 @@ def resolve(group: Group, device: str = "cpu") -> AnyCommunicator | None:
     """
     if isinstance(group, Communicator):
         return _of_tensors(group)
-    if isinstance(group, TorchGroupCommunicator | DeviceMember):
-        return group
     if group is None:
-        if not dist.is_initialized():
-            return _of_tensors(communicator.default("hccl" if device == "npu" else "auto"))
         group = dist.group.WORLD
+        if group is None:
+            return _of_tensors(communicator.default("hccl" if device == "npu" else "auto"))
+    if isinstance(group, dist.ProcessGroup):
+        made = _made.get(group, {}).get((device, None))
+        return made if made is not None and made.usable else from_group(group, device=device)
+    if isinstance(group, (TorchGroupCommunicator, DeviceMember)):
+        return group
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         warnings.warn("this rank is not a member of the group: the call does nothing", stacklevel=3)
         return None
-    if not isinstance(group, dist.ProcessGroup):
-        raise InvalidParamError(f"group is a {type(group).__name__}, expected a ProcessGroup, a Communicator or None")
-    return from_group(group, device=device)
+    raise InvalidParamError(f"group is a {type(group).__name__}, expected a ProcessGroup, a Communicator or None")
 
 
 def _of_tensors(made: Communicator) -> AnyCommunicator:
@@ -82,7 +84,7 @@ def from_group(
         timeout: Seconds that a rank waits for its peers, here and in every operator.
         device: Kind of device of the tensors: ``"cpu"``, ``"cuda"``, ``"npu"``. Every kind has its own communicator.
         backend: ``"auto"``, ``"shm"``, ``"gloo"``, ``"nccl"``, ``"hccl"``, ``"mpi"``; the same on all ranks. Default:
-            ``ALLTOALLV_TORCH_BACKEND``, or auto.
+            ``ALLTOALLV_TORCH_BACKEND`` at the group's first use, or auto.
         check: ``"always"`` (the default in host memory) compares operator, dtype and counts of all ranks before any
             data move, ``"first"`` (the default on a GPU) for the first 8 calls, ``"off"`` never.
 
@@ -93,13 +95,15 @@ def from_group(
         CommTimeoutError: ranks did not come; the message names them.
     """
     wanted = backend or os.environ.get("ALLTOALLV_TORCH_BACKEND", "auto")
-    carrier: Communicator | None = getattr(group, "communicator", None)
-    if carrier is not None and device == "cpu" and wanted in ("auto", "shm"):
-        return carrier
     of_group = _made.setdefault(group, {})
-    made = of_group.get((device, wanted))
-    if made is None or not made.usable:
+    carrier: Communicator | None = getattr(group, "communicator", None)
+    made: AnyCommunicator | None = of_group.get((device, wanted))
+    if carrier is not None and device == "cpu" and wanted in ("auto", "shm"):
+        made = carrier
+    elif made is None or not made.usable:
         of_group[device, wanted] = made = _make(group, timeout, device, wanted, check)
+    if backend is None:
+        of_group[device, None] = made
     return made
 
 

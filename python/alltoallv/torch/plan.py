@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -10,19 +12,32 @@ from alltoallv.communicator import Communicator
 from alltoallv.counts import Counts
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.guard import guard
+from alltoallv.repeats import arrays_of
 from alltoallv.request import Sends
 from alltoallv.torch import calls
 from alltoallv.torch import group as groups
 from alltoallv.torch.group import Group
-from alltoallv.torch.ready import Ready
 from alltoallv.torch.tensors import check_apart, check_output, check_tensor, core_name
 
 
-class Plan:
+class Plan(_core.ArrayPlan):
     """`all_to_all_v` with counts that are given once, without gradients.
 
     Making a plan talks to no peer, except that the first use of a ProcessGroup is collective. Calling it is collective.
-    A peer may use the function of the same name instead: the two are the same operator.
+    A peer may use the function of the same name instead: the two are the same operator. A call is
+    ``plan(input, out=None)``:
+
+    Args:
+        input: Contiguous tensor of the plan's dtype, of at least ``input_size`` elements, taken flat.
+        out: Where to receive: contiguous, of the plan's dtype, at least ``output_size`` elements, apart from ``input``
+            in memory. Elements that no region covers keep their value. Left out, a flat tensor of ``output_size``
+            elements is allocated, in shared memory where that moves the data, gaps zero.
+
+    Returns:
+        The output, without gradient.
+
+    Raises:
+        As `all_to_all_v`; InvalidParamError for an input that requires grad while gradients are recorded.
     """
 
     def __init__(
@@ -54,28 +69,21 @@ class Plan:
             self.input_size = max(ends, default=0)
             (self.output_size,) = request.check(self.input_size)
             self._gaps = sum(recvs) < self.output_size
-            self._ready: Ready | None = None
+            call = None
             if isinstance(comm, Communicator):
                 plan = _core.Plan(comm.core, "all_to_all_v", core_name(dtype), *request.layout)
-                self._ready = Ready(plan.run, dtype, self.input_size, dtype, (self.output_size,))
+                like, shape = torch.empty(0, dtype=dtype), (self.output_size,)
+                call = plan.on_arrays(arrays_of(like, self.input_size, like, shape, allocates=not self._gaps))
+            super().__init__(call)
 
-    def __call__(self, input: Tensor, out: Tensor | None = None) -> Tensor:
-        """Exchanges ``input``.
+    if TYPE_CHECKING:
 
-        Args:
-            input: Contiguous tensor of the plan's dtype, of at least ``input_size`` elements, taken flat.
-            out: Where to receive: contiguous, of the plan's dtype, at least ``output_size`` elements, apart from
-                ``input`` in memory. Elements that no region covers keep their value. Left out, a flat tensor of
-                ``output_size`` elements is allocated, in shared memory where that moves the data, gaps zero.
+        def __call__(self, input: Tensor, out: Tensor | None = None) -> Tensor: ...
 
-        Returns:
-            The output, without gradient.
-
-        Raises:
-            As `all_to_all_v`; InvalidParamError for an input that requires grad while gradients are recorded.
-        """
-        if self._ready and not (self._gaps and out is None) and (result := self._ready(input, out)) is not None:
-            return result
+    def _checked(self, input: Tensor, out: Tensor | None, timeout: None) -> Tensor:
+        """A call on tensors of other kinds than nearly all, or on wrong ones."""
+        if timeout is not None:
+            raise TypeError("timeout is given, expected none: that of the group counts")
         comm = self._communicator
         with guard(comm, "all_to_all_v"):
             self._check_input(input)

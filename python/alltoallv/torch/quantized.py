@@ -92,7 +92,7 @@ def quantized_all_reduce(
                     allow_unquantized=allow_unquantized,
                 )
                 if what:
-                    remember(call, what, input, out, in_place=True)
+                    remember(call, what, input, out)
     if compiling or needs_grad(input):
         first, second, third = map(_as_tensor, scales)
         return torch.ops.alltoallv.quantized_all_reduce(

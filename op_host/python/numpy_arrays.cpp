@@ -1,0 +1,62 @@
+// NumPy's arrays. Their fields are read where they lie: to ask for a Python buffer takes as long as an exchange.
+#include <numpy/ndarraytypes.h>
+
+#include "python/arrays.h"
+
+namespace nb = nanobind;
+
+namespace alltoallv {
+namespace {
+
+PyArrayObject* fields(nb::handle array) {
+    return reinterpret_cast<PyArrayObject*>(array.ptr());
+}
+
+class NumpyArrays : public Framework {
+  public:
+    explicit NumpyArrays(nb::handle type) : type_(type) {}
+
+    /// By the number of its type: equal dtypes may be objects of their own, those that were pickled for one.
+    std::optional<DTypeCode> dtype(nb::handle array) const override {
+        const PyArray_Descr* const dtype = PyArray_DESCR(fields(array));
+        const int number = dtype->type_num;
+        if (!PyTypeNum_ISNUMBER(number) && number != NPY_HALF && number < NPY_USERDEF) return std::nullopt;
+        return static_cast<DTypeCode>(number) << 8 | static_cast<uint8_t>(dtype->byteorder);
+    }
+
+    std::optional<ArrayView> input(nb::handle array) const override { return view(array, NPY_ARRAY_C_CONTIGUOUS); }
+
+    std::optional<ArrayView> output(nb::handle array) const override {
+        return view(array, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_WRITEABLE);
+    }
+
+    ArrayMaker maker(nb::handle like, nb::tuple shape) const override {
+        return [type = type_, shape, dtype = nb::object(like.attr("dtype"))](Block&& block) {
+            return type(shape, dtype, std::move(block));
+        };
+    }
+
+  private:
+    std::optional<ArrayView> view(nb::handle array, int flags) const {
+        PyArrayObject* const it = fields(array);
+        const std::optional<DTypeCode> code = dtype(array);
+        if (!code || !PyArray_CHKFLAGS(it, flags)) return std::nullopt;
+        static_assert(sizeof(npy_intp) == sizeof(int64_t));
+        const std::span shape(reinterpret_cast<const int64_t*>(PyArray_DIMS(it)),
+                              static_cast<size_t>(PyArray_NDIM(it)));
+        size_t size = 1;
+        for (const int64_t length : shape) size *= static_cast<size_t>(length);
+        return ArrayView{*code, shape, size, reinterpret_cast<uintptr_t>(PyArray_DATA(it))};
+    }
+
+    nb::handle type_;
+};
+
+}  // namespace
+
+void bind_numpy_arrays(nb::module_&) {
+    const nb::handle type = nb::object(nb::module_::import_("numpy").attr("ndarray")).release();
+    add_framework(type, *new NumpyArrays(type));
+}
+
+}  // namespace alltoallv
