@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from alltoallv import _core
 from alltoallv.communicator import Communicator
-from alltoallv.counts import Counts, as_counts, packed, scaled, shares
+from alltoallv.counts import Counts, as_counts, even_parts, packed, scaled, shares
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization import FLOATS, Gather, Overflow, Quantization, QuantizedReduction, SumOp
+from alltoallv.reductions import ReductionPlan
 
 Floats = npt.NDArray[np.float32]
 
@@ -168,29 +169,10 @@ def as_scale(name: str, values: npt.ArrayLike | None, dtype: str | None = None) 
     return np.ascontiguousarray(array.reshape(-1), np.float32)
 
 
-class UnquantizedPlan:
-    """An ordinary all-reduce with the calls of a `_core.QuantPlan`, for a request that `skips`."""
-
-    __slots__ = ("_arguments", "_core")
-
-    def __init__(self, comm: Communicator, request: QuantizedReduction) -> None:
-        self._core = comm.core
-        share, rest = divmod(request.count, comm.size)
-        self._arguments = request.dtype, request.quantization.op, [share + (j < rest) for j in range(comm.size)]
-
-    def run(self, input: int, output: int, error: None = None, gather_error: None = None, timeout: float = -1) -> None:
-        dtype, op, counts = self._arguments
-        self._core.reduce("all_reduce", dtype, op, input, output, counts, timeout)
-
-    def submit(
-        self, input: int, output: int, error: None = None, gather_error: None = None, timeout: float = -1
-    ) -> _core.Work:
-        dtype, op, counts = self._arguments
-        return self._core.submit_reduce("all_reduce", dtype, op, input, output, counts, timeout)
-
-    def on_arrays(self, arrays: _core.Arrays) -> _core.ArrayCall:
-        dtype, op, counts = self._arguments
-        return self._core.reduce_on_arrays("all_reduce", dtype, op, counts, arrays)
+def unquantized_plan(comm: Communicator, request: QuantizedReduction) -> ReductionPlan:
+    """An ordinary all-reduce, for a request that `skips`."""
+    op = request.quantization.op
+    return ReductionPlan(comm.core, "all_reduce", request.dtype, op, even_parts(request.count, comm.size))
 
 
 def plan(comm: Communicator, request: QuantizedReduction) -> _core.QuantPlan:

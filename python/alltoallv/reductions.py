@@ -1,7 +1,10 @@
-"""Which reductions are defined for which dtypes: what the kernels know."""
+"""Reductions: which are defined for which dtypes, and plans of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from alltoallv import _core
 from alltoallv.errors import InvalidParamError
 
 OPS = ("sum", "avg", "min", "max", "prod")
@@ -24,3 +27,24 @@ def check_reduction(op: object, dtype: str) -> None:
     if dtype not in FLOATS and (dtype not in OTHERS or op == "avg"):
         known = "float16, bfloat16, float32 or float64" + ("" if op == "avg" else ", bool or an integer")
         raise InvalidParamError(f"op '{op}' is not defined for dtype {dtype}, expected {known}")
+
+
+class ReductionPlan:
+    """A reduction that has passed its checks, with the calls of a `_core.QuantPlan` without error feedback."""
+
+    __slots__ = ("_arguments", "_core", "_counts")
+
+    def __init__(self, core: _core.Communicator, operator: str, dtype: str, op: str, counts: Sequence[int]) -> None:
+        """``"all_reduce"``, or ``"reduce_scatter"`` whose rank j keeps ``counts[j]`` elements."""
+        self._core, self._arguments, self._counts = core, (operator, dtype, op), counts
+
+    def run(self, input: int, output: int, error: None = None, gather_error: None = None, timeout: float = -1) -> None:
+        self._core.reduce(*self._arguments, input, output, self._counts, timeout)
+
+    def submit(
+        self, input: int, output: int, error: None = None, gather_error: None = None, timeout: float = -1
+    ) -> _core.Work:
+        return self._core.submit_reduce(*self._arguments, input, output, self._counts, timeout)
+
+    def on_arrays(self, arrays: _core.Arrays) -> _core.ArrayCall:
+        return self._core.reduce_on_arrays(*self._arguments, self._counts, arrays)

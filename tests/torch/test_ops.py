@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from replicated import check_gradients
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import alltoallv.torch as at
 from alltoallv import Communicator
@@ -42,7 +46,7 @@ def test_opcheck(ranks: Ranks, size: int) -> None:
             (operators.all_reduce, (rows, name)),
         ]
         for op, arguments in calls:
-            results = torch.library.opcheck(op, arguments)
+            results = torch.library.opcheck(op.custom, arguments)
             assert set(results.values()) == {"SUCCESS"}, (op, results)
 
     ranks(size)(check)
@@ -130,3 +134,78 @@ def test_gaps_get_zeros_and_overlaps_add_up(ranks: Ranks) -> None:
 
     # Rank 0 gets back entries 1 and 2 of both outputs, rank 1 entries 4 and 5.
     assert ranks(2)(check) == [[0, 3, 6, 0], [0, 30, 60, 0]]
+
+
+class Log(TorchDispatchMode):
+    """Keeps the names of all operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+CALLS: dict[str, Callable[[Tensor, Communicator], Tensor]] = {
+    "all_to_all_v": lambda x, comm: at.all_to_all_v(x, [2, 2], [2, 2], group=comm),
+    "all_to_all_v_learn": lambda x, comm: at.all_to_all_v(x, [2, 2], group=comm),
+    "all_gather": lambda x, comm: at.functional.all_gather(x, comm),
+    "reduce_scatter": lambda x, comm: at.functional.reduce_scatter(x, comm),
+    "all_reduce": lambda x, comm: at.functional.all_reduce(x, comm),
+    "quantized_all_reduce": lambda x, comm: at.quantized_all_reduce(x, group=comm),
+    "quantized_reduce_scatter": lambda x, comm: at.quantized_reduce_scatter(x, group=comm),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_who_watches_sees_the_operators(ranks: Ranks, name: str) -> None:
+    """With the values and gradients of calls that nobody watches."""
+
+    def check(comm: Communicator) -> None:
+        x = (torch.arange(4.0) + comm.rank).requires_grad_()
+        weight = torch.arange(1.0, 9)
+
+        def run() -> list[Tensor]:
+            y = CALLS[name](x, comm)
+            (grad,) = torch.autograd.grad(y, x, weight[: y.numel()].clone())
+            return [y.detach(), grad]
+
+        expected = run()
+        repeated = run()
+        with Log() as log:
+            logged = run()
+        assert f"alltoallv.{name}.default" in log.names
+        with torch.profiler.profile() as profile:
+            profiled = run()
+        assert any(event.name == f"alltoallv::{name}" for event in profile.events() or ())
+        for results in (repeated, logged, profiled):
+            for result, wanted in zip(results, expected, strict=True):
+                assert torch.equal(result, wanted)
+
+    ranks(2)(check)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_results_may_be_changed_in_place(ranks: Ranks, name: str) -> None:
+    def check(comm: Communicator) -> None:
+        weight = torch.ones((), requires_grad=True)
+        for _ in range(2):  # the second is a call that repeats
+            for x in (torch.ones(4, 3, requires_grad=True), torch.ones(4, 3)):
+                with torch.set_grad_enabled(x.requires_grad):
+                    y = CALLS[name](x, comm)
+                y.mul_(weight).sum().backward()
+                assert (x.grad is not None) == x.requires_grad
+
+    ranks(2)(check)
+
+
+def test_calls_that_nobody_watches_avoid_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    (comm,) = Communicator.threads(1)
+    monkeypatch.setattr(operators.all_reduce, "packet", None)
+    x = torch.ones(3, requires_grad=True)
+    at.functional.all_reduce(x, comm).sum().backward()
+    assert torch.equal(at.functional.all_reduce(torch.ones(3), comm), torch.ones(3))
+    with Log(), pytest.raises(TypeError, match="NoneType"):
+        at.functional.all_reduce(x, comm)

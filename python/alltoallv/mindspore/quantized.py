@@ -90,7 +90,7 @@ def quantized_all_reduce(
             check_apart(out, x)
         errors: tuple[Any, Any] = ErrorFeedback.arrays_of(error_feedback, request, comm.size, comm.rank, x)
         skips = quantized.skips(request, comm.backend, comm.size, allow_unquantized, error_feedback is not None)
-        plan: Any = quantized.UnquantizedPlan(comm, request) if skips else quantized.plan(comm, request)
+        plan: Any = quantized.unquantized_plan(comm, request) if skips else quantized.plan(comm, request)
         addresses = [None if array is None else array.ctypes.data for array in errors]
         settle()
     if async_op:

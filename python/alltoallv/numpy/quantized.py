@@ -115,7 +115,7 @@ def quantized_all_reduce(
         if out.dtype.itemsize != x.dtype.itemsize:
             check_apart(out, x)
         skips = quantized.skips(request, comm.backend, comm.size, allow_unquantized, error_feedback is not None)
-        plan: Any = quantized.UnquantizedPlan(comm, request) if skips else quantized.plan(comm, request)
+        plan: Any = quantized.unquantized_plan(comm, request) if skips else quantized.plan(comm, request)
         if what:
             arrays = arrays_of(x, x.size, out, x.shape)
             comm.repeats.keep(what, input, given, plan.on_arrays(arrays))

@@ -17,6 +17,7 @@ from alltoallv.counts import Layout
 from alltoallv.errors import BackendUnavailableError, InvalidTensorError
 from alltoallv.guard import guard
 from alltoallv.quantization import QuantizedReduction
+from alltoallv.reductions import ReductionPlan
 from alltoallv.regions import lowest
 from alltoallv.torch import profile
 from alltoallv.torch.group import AnyCommunicator as AnyCommunicator
@@ -31,7 +32,7 @@ class SharedCall:
     """Over shared memory: addresses, and a plan of the core."""
 
     communicator: Communicator
-    plan: _core.Plan | _QuantizedPlan
+    plan: _core.Plan | ReductionPlan | _QuantizedPlan
     about: About
     input: Any  # kept alive with the addresses
     output: Any
@@ -162,23 +163,24 @@ def learn(
     return Learning(comm, call, operator, input, sends)
 
 
-def reduce(comm: AnyCommunicator, operator: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int]) -> None:
-    """``"all_reduce"``, or ``"reduce_scatter"`` whose rank j keeps ``counts[j]`` elements; runs at once."""
+def reduce(comm: AnyCommunicator, operator: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int]) -> Call:
+    """``"all_reduce"``, or ``"reduce_scatter"`` whose rank j keeps ``counts[j]`` elements."""
     with guard(comm, operator):
         dtype = core_name(input.dtype)
         check_place(comm, input, output)
-    with profile.span(operator, comm, input.itemsize, counts, [output.numel()], cuda=input.is_cuda):
-        if isinstance(comm, Communicator):
-            comm.core.reduce(operator, dtype, op, input.data_ptr(), output.data_ptr(), counts)
-        else:
-            comm.reduce(operator, dtype, output, input, op, counts).run()
+    about = (operator, input.itemsize, counts, [output.numel()])
+    if isinstance(comm, Communicator):
+        plan = ReductionPlan(comm.core, operator, dtype, op, counts)
+        return SharedCall(comm, plan, about, input, output, input.data_ptr(), output.data_ptr())
+    call = comm.reduce(operator, dtype, output, input, op, counts)  # which tells the peers by itself what it refuses
+    return EngineCall(comm, call, about, input, output, input.is_cuda)
 
 
 @dataclass(slots=True)
 class _QuantizedPlan:
     """A plan with the addresses of its error feedback."""
 
-    plan: Any  # of the core, or an UnquantizedPlan
+    plan: Any  # of the core, or a ReductionPlan
     errors: tuple[int | None, int | None]
 
     def run(self, input: int, output: int) -> None:
@@ -211,7 +213,7 @@ def quantized_reduce(
     kept = (input, *given)
     if isinstance(comm, Communicator):
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in (error, gather_error)]
-        made = quantized.UnquantizedPlan(comm, request) if skips else quantized.plan(comm, request)
+        made = quantized.unquantized_plan(comm, request) if skips else quantized.plan(comm, request)
         plan = _QuantizedPlan(made, (addresses[0], addresses[1]))
         return SharedCall(comm, plan, about, kept, output, input.data_ptr(), output.data_ptr())
     if skips:

@@ -36,7 +36,7 @@ def all_to_all_single(
 
 def all_gather(input: Tensor, group: Group = None) -> Tensor:
     """The inputs of all ranks concatenated along dimension 0; the gradient is a reduce-scatter."""
-    output: Tensor = torch.ops.alltoallv.all_gather(input, world_size(group), groups.name_of(group))
+    output: Tensor = ops.all_gather(input, world_size(group), group)
     return output
 
 
@@ -45,13 +45,13 @@ def reduce_scatter(input: Tensor, group: Group = None) -> Tensor:
     size = world_size(group)
     if input.shape[0] % size:
         raise ValueError(f"input has {input.shape[0]} rows in dimension 0, which {size} ranks cannot share equally")
-    output: Tensor = torch.ops.alltoallv.reduce_scatter(input, size, groups.name_of(group))
+    output: Tensor = ops.reduce_scatter(input, size, group)
     return output
 
 
 def all_reduce(input: Tensor, group: Group = None) -> Tensor:
     """The sum of all ranks' inputs; so is the gradient."""
-    output: Tensor = torch.ops.alltoallv.all_reduce(input, groups.name_of(group))
+    output: Tensor = ops.all_reduce(input, group)
     return output
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, overload
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from alltoallv import _core, experts
 from alltoallv.counts import Counts, Unit, gather_layout, split_layout, split_sizes
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import AllToAllVError, InvalidParamError, InvalidTensorError
 from alltoallv.guard import guard
 from alltoallv.regions import check_lists_apart
 from alltoallv.request import Sends, check_unit
@@ -20,8 +21,9 @@ from alltoallv.torch import group as groups
 from alltoallv.torch import ops as ops
 from alltoallv.torch.calls import AnyCommunicator, Call
 from alltoallv.torch.group import Group, device_of
+from alltoallv.torch.library import is_watched
 from alltoallv.torch.ready import again, remember
-from alltoallv.torch.tensors import as_input, check_apart, check_output, needs_grad, region, row_size
+from alltoallv.torch.tensors import as_input, check_apart, check_output, needs_grad, region, row_size, shaped
 from alltoallv.torch.work import Work
 
 
@@ -110,6 +112,9 @@ def all_to_all_v(
         what = ("all_to_all_v", tuple(send_counts), tuple(recv_counts), unit)
         if (result := again(comm, what, input, out)) is not None:
             return result
+        if out is None and needs_grad(input) and (known := _known(comm, what, input)):
+            layout, row, shape = known
+            return ops.all_to_all_v(input, layout, math.prod(shape), row, "all_to_all_v", comm).view(shape)
     with guard(comm, "all_to_all_v"):
         check_unit(unit)
         x = as_input("input", input)
@@ -131,8 +136,7 @@ def all_to_all_v(
     row = max(request.row, 1)
     if wants_grad and not async_op:
         layout = torch.tensor(request.layout, dtype=torch.int64)
-        name, numel = groups.name_of(comm), math.prod(shape)
-        return torch.ops.alltoallv.all_to_all_v(input, layout, numel, row, "all_to_all_v", name).view(shape)
+        return ops.all_to_all_v(input, layout, math.prod(shape), row, "all_to_all_v", comm).view(shape)
     with guard(comm, "all_to_all_v"):
         target = out
         if target is None:
@@ -149,22 +153,41 @@ def all_to_all_v(
     if wants_grad:
         layout = torch.tensor(request.layout, dtype=torch.int64)
         holder: list[Work] = []
-        result = _AsyncExchange.apply(input, layout, call, row, groups.name_of(comm), holder)
+        result = _AsyncExchange.apply(input, layout, call, row, comm, holder)
         return result, holder[0]
     return out, call.submit()
+
+
+def _known(comm: AnyCommunicator, what: tuple[Any, ...], input: Tensor) -> tuple[Tensor, int, tuple[int, ...]] | None:
+    """What a call with gradients needs, from an earlier one; None where a tracer may watch, or something is wrong."""
+    if is_watched(input):
+        return None
+    try:
+        return _packed(tuple(input.shape), comm.size, *what[1:])
+    except (AllToAllVError, TypeError, RuntimeError):  # counts that are no integers, a nested tensor
+        return None
+
+
+@functools.lru_cache(maxsize=256)
+def _packed(
+    shape: tuple[int, ...], size: int, send_counts: tuple[int, ...], recv_counts: tuple[int, ...], unit: Unit
+) -> tuple[Tensor, int, tuple[int, ...]]:
+    """Of an exchange without displacements: the layout, elements of a unit, and the output's shape."""
+    request = Sends.read(shape, list(send_counts), None, unit, size).with_receives(list(recv_counts), None)
+    made = request.check(math.prod(shape))
+    return torch.tensor(request.layout, dtype=torch.int64), max(request.row, 1), made
 
 
 def _learning(comm: AnyCommunicator, input: Tensor, x: Tensor, sends: Sends, wants_grad: bool, async_op: bool) -> Any:
     if wants_grad:
         layout = torch.tensor([sends.counts, sends.displs], dtype=torch.int64)
-        name = groups.name_of(comm)
-        out, _ = torch.ops.alltoallv.all_to_all_v_learn(input, layout, sends.row, "all_to_all_v", name)
+        out, _ = ops.all_to_all_v_learn(input, layout, sends.row, "all_to_all_v", comm)
         return out.view(-1, *sends.tail) if sends.tail else out
     with guard(comm, "all_to_all_v"):
         learning = calls.learn(comm, "all_to_all_v", x, sends.counts, sends.displs, sends.row)
 
     def finish(output: Tensor, counts: Sequence[int]) -> Tensor:
-        return output.view(sum(counts) // sends.row, *sends.tail)
+        return shaped(output, (sum(counts) // sends.row, *sends.tail))
 
     if not async_op:
         return finish(*learning.run())
@@ -176,10 +199,10 @@ class _AsyncExchange(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, layout: Tensor, call: Call, row: int, group: str, holder: list[Work]
+        ctx: Any, input: Tensor, layout: Tensor, call: Call, row: int, comm: AnyCommunicator, holder: list[Work]
     ) -> Tensor:
         ctx.save_for_backward(layout)
-        ctx.shape, ctx.row, ctx.group = input.shape, row, group
+        ctx.shape, ctx.row, ctx.communicator = input.shape, row, comm
         holder.append(call.submit())
         output: Tensor = call.output
         return output
@@ -188,9 +211,7 @@ class _AsyncExchange(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         (layout,) = ctx.saved_tensors
         flat = grads[0].reshape(-1)
-        back = torch.ops.alltoallv.all_to_all_v_transpose(
-            flat, layout, ctx.shape.numel(), ctx.row, "all_to_all_v", ctx.group
-        )
+        back = ops.all_to_all_v_transpose(flat, layout, ctx.shape.numel(), ctx.row, "all_to_all_v", ctx.communicator)
         return back.view(ctx.shape), None, None, None, None, None
 
 
@@ -219,13 +240,13 @@ def _all_to_all_v_traced(
     sends = as_tensor(send_counts)
     sdispl = displs(sdispls, sends)
     if recv_counts is None:
-        out, _ = torch.ops.alltoallv.all_to_all_v_learn(input, torch.stack([sends, sdispl]), row, "all_to_all_v", name)
+        out, _ = ops.all_to_all_v_learn(input, torch.stack([sends, sdispl]), row, "all_to_all_v", name)
     else:
         recvs = as_tensor(recv_counts)
         packed_list = rdispls is None and not isinstance(recv_counts, Tensor)
         numel = sum(recv_counts) * row if packed_list else -1
         layout = torch.stack([sends, sdispl, recvs, displs(rdispls, recvs)])
-        out = torch.ops.alltoallv.all_to_all_v(input, layout, numel, row, "all_to_all_v", name)
+        out = ops.all_to_all_v(input, layout, numel, row, "all_to_all_v", name)
     return out.view(-1, *input.shape[1:]) if unit == "row" else out
 
 

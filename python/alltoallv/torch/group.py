@@ -196,6 +196,8 @@ def name_of(group: Group) -> str:
     """A name that stands for the group in a compiled graph."""
     if group is None:
         return ""
+    if isinstance(group, str):  # one already
+        return group
     if isinstance(group, Communicator | TorchGroupCommunicator | DeviceMember):
         return group.name
     return f"group:{group.group_name}"

@@ -11,8 +11,7 @@ transpose and each is the gradient of the other, so derivatives of every order e
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Hashable
 from typing import Any, cast
 
 import torch
@@ -20,67 +19,73 @@ from torch import Tensor
 
 from alltoallv import _core
 from alltoallv.counts import Layout, even_parts, gather_layout, overlap
+from alltoallv.errors import InvalidParamError
 from alltoallv.guard import guard
-from alltoallv.torch import calls, inductor
+from alltoallv.torch import calls
 from alltoallv.torch import group as groups
 from alltoallv.torch.calls import AnyCommunicator
-from alltoallv.torch.tensors import as_input
+from alltoallv.torch.group import Group
+from alltoallv.torch.library import Operator
+from alltoallv.torch.ready import again, remember
+from alltoallv.torch.tensors import as_input, shaped
 
 
-def carrier(group: str, tensor: Tensor) -> AnyCommunicator:
-    """The communicator that a graph names, for a tensor."""
-    return groups.by_name(group, groups.device_of(tensor))
+def carrier(group: Group, tensor: Tensor) -> AnyCommunicator:
+    """The communicator that a call gives or a graph names, for a tensor."""
+    device = groups.device_of(tensor)
+    found = groups.by_name(group, device) if isinstance(group, str) else groups.resolve(group, device)
+    if found is None:
+        raise InvalidParamError("group is one that this rank is not a member of, expected a group with this rank")
+    return found
 
 
-def _exchange(comm: AnyCommunicator, operator: str, x: Tensor, layout: Layout, numel_out: int, row: int) -> Tensor:
-    """A checked exchange into a new flat tensor; gaps are zero."""
+def _exchange(
+    comm: AnyCommunicator, operator: str, input: Tensor, layout: Layout, numel_out: int, row: int, what: Hashable = None
+) -> Tensor:
+    """A checked exchange into a new flat tensor; gaps are zero. ``what``: to be found `again` under this."""
     with guard(comm, operator):
-        x = as_input("input", x)
+        x = as_input("input", input)
         needed = _core.check_exchange(x.numel(), numel_out, *layout, comm.size)
         if numel_out < 0:
             numel_out = needed
         out = calls.new_output(comm, numel_out, x)
-        if sum(layout[2]) < numel_out:
+        has_gaps = sum(layout[2]) < numel_out
+        if has_gaps:
             out.zero_()
         call = calls.exchange(comm, operator, out, x, layout, max(row, 1))
+        if what and not has_gaps:
+            remember(call, what, input, None)
     call.run()
     return out
 
 
-def fake(operator: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Registers a fake implementation. Its first call, when a graph first has the operator, tells Inductor of it."""
-
-    def register(function: Callable[..., Any]) -> Any:
-        @functools.wraps(function)
-        def fake(*args: Any) -> Any:
-            inductor.teach(operator._opoverload)
-            return function(*args)
-
-        return operator.register_fake(fake)
-
-    return register
-
-
-@torch.library.custom_op("alltoallv::all_to_all_v", mutates_args=())
+@Operator
 def all_to_all_v(input: Tensor, layout: Tensor, numel_out: int, row: int, operator: str, group: str) -> Tensor:
     """Exchange into a new tensor of shape ``[numel_out]``; -1 sizes it by the layout."""
-    return _exchange(carrier(group, input), operator, input, cast(Layout, tuple(layout.tolist())), numel_out, row)
+    comm = carrier(group, input)
+    what = "op", operator, layout.numpy().tobytes(), numel_out, row
+    if (made := again(comm, what, input, None)) is not None:
+        return made
+    return _exchange(comm, operator, input, cast(Layout, tuple(layout.tolist())), numel_out, row, what)
 
 
-@fake(all_to_all_v)
+@all_to_all_v.fake
 def _(input: Tensor, layout: Tensor, numel_out: int, row: int, operator: str, group: str) -> Tensor:
     if isinstance(numel_out, int) and numel_out < 0:
         numel_out = torch.library.get_ctx().new_dynamic_size()
     return input.new_empty((numel_out,))
 
 
-@torch.library.custom_op("alltoallv::all_to_all_v_transpose", mutates_args=())
+@Operator
 def all_to_all_v_transpose(grad: Tensor, layout: Tensor, numel_in: int, row: int, operator: str, group: str) -> Tensor:
     """From the gradient of the output to that of the input, of shape ``[numel_in]``."""
     comm = carrier(group, grad)
+    what = "transpose", operator, layout.numpy().tobytes(), numel_in, row
+    if (made := again(comm, what, grad, None)) is not None:
+        return made
     sends, sdispls, recvs, rdispls = layout.tolist()
     if not overlap(sends, sdispls):
-        return _exchange(comm, operator, grad, (recvs, rdispls, sends, sdispls), numel_in, row)
+        return _exchange(comm, operator, grad, (recvs, rdispls, sends, sdispls), numel_in, row, what)
     packed = [sum(sends[:j]) for j in range(len(sends))]
     parts = _exchange(comm, operator, grad, (recvs, rdispls, sends, packed), -1, row)
     total = grad.new_zeros(numel_in)
@@ -89,12 +94,12 @@ def all_to_all_v_transpose(grad: Tensor, layout: Tensor, numel_in: int, row: int
     return total
 
 
-@fake(all_to_all_v_transpose)
+@all_to_all_v_transpose.fake
 def _(grad: Tensor, layout: Tensor, numel_in: int, row: int, operator: str, group: str) -> Tensor:
     return grad.new_empty((numel_in,))
 
 
-@torch.library.custom_op("alltoallv::all_to_all_v_learn", mutates_args=())
+@Operator
 def all_to_all_v_learn(input: Tensor, sends: Tensor, row: int, operator: str, group: str) -> list[Tensor]:
     """Exchange whose receive counts the peers tell. ``sends`` is ``[2, W]``; returns output and full layout.
 
@@ -112,7 +117,7 @@ def all_to_all_v_learn(input: Tensor, sends: Tensor, row: int, operator: str, gr
     return [out, layout]
 
 
-@fake(all_to_all_v_learn)
+@all_to_all_v_learn.fake
 def _(input: Tensor, sends: Tensor, row: int, operator: str, group: str) -> list[Tensor]:
     numel_out = torch.library.get_ctx().new_dynamic_size()
     return [input.new_empty((numel_out,)), sends.new_empty((4, sends.shape[1]))]
@@ -131,7 +136,7 @@ def _setup_exchange(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _exchange_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     (layout,) = ctx.saved_tensors
-    back = torch.ops.alltoallv.all_to_all_v_transpose(grad, layout, ctx.numel, ctx.row, ctx.operator, ctx.group)
+    back = all_to_all_v_transpose(grad, layout, ctx.numel, ctx.row, ctx.operator, ctx.group)
     return back.view(ctx.shape), None, None, None, None, None
 
 
@@ -143,7 +148,7 @@ def _setup_transpose(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _transpose_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     (layout,) = ctx.saved_tensors
-    forth = torch.ops.alltoallv.all_to_all_v(grad, layout, ctx.numel, ctx.row, ctx.operator, ctx.group)
+    forth = all_to_all_v(grad, layout, ctx.numel, ctx.row, ctx.operator, ctx.group)
     return forth.view(ctx.shape), None, None, None, None, None
 
 
@@ -156,59 +161,64 @@ def _setup_learn(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> Non
 
 def _learn_backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
     (layout,) = ctx.saved_tensors
-    back = torch.ops.alltoallv.all_to_all_v_transpose(grads[0], layout, ctx.numel, ctx.row, ctx.operator, ctx.group)
+    back = all_to_all_v_transpose(grads[0], layout, ctx.numel, ctx.row, ctx.operator, ctx.group)
     return back.view(ctx.shape), None, None, None, None
 
 
-all_to_all_v.register_autograd(_exchange_backward, setup_context=_setup_exchange)
-all_to_all_v_transpose.register_autograd(_transpose_backward, setup_context=_setup_transpose)
-all_to_all_v_learn.register_autograd(_learn_backward, setup_context=_setup_learn)
+all_to_all_v.differentiate(_exchange_backward, _setup_exchange)
+all_to_all_v_transpose.differentiate(_transpose_backward, _setup_transpose)
+all_to_all_v_learn.differentiate(_learn_backward, _setup_learn)
 
 
-@torch.library.custom_op("alltoallv::all_gather", mutates_args=())
+def _reduce(comm: AnyCommunicator, operator: str, input: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The sum of all ranks' inputs, or an equal part of it, in a new tensor."""
+    if (made := again(comm, operator, input, None)) is not None:
+        return made
+    with guard(comm, operator):
+        x = as_input("input", input)
+        out = calls.new_output(comm, shape, x)
+        n = out.numel()
+        counts = even_parts(n, comm.size) if operator == "all_reduce" else [n] * comm.size
+    call = calls.reduce(comm, operator, out, x, "sum", counts)
+    remember(call, operator, input, None)
+    call.run()
+    return out
+
+
+@Operator
 def all_gather(input: Tensor, size: int, group: str) -> Tensor:
     """The inputs of all ``size`` ranks concatenated along dimension 0."""
     comm = carrier(group, input)
-    n = input.numel()
-    out = _exchange(comm, "all_gather_into_tensor", input, gather_layout(comm.size, n), n * comm.size, 1)
-    return out.view(size * input.shape[0], *input.shape[1:])
+    out = again(comm, "all_gather", input, None)
+    if out is None:
+        n, operator = input.numel(), "all_gather_into_tensor"
+        out = _exchange(comm, operator, input, gather_layout(comm.size, n), n * comm.size, 1, "all_gather")
+    return shaped(out, (size * input.shape[0], *input.shape[1:]))
 
 
-@fake(all_gather)
+@all_gather.fake
 def _(input: Tensor, size: int, group: str) -> Tensor:
     return input.new_empty((size * input.shape[0], *input.shape[1:]))
 
 
-@torch.library.custom_op("alltoallv::reduce_scatter", mutates_args=())
+@Operator
 def reduce_scatter(input: Tensor, size: int, group: str) -> Tensor:
     """The sum of all ranks' inputs; rank j keeps the j-th of ``size`` equal parts of dimension 0."""
-    comm = carrier(group, input)
-    with guard(comm, "reduce_scatter"):
-        x = as_input("input", input)
-        out = calls.new_output(comm, (x.shape[0] // size, *x.shape[1:]), x)
-        counts = [out.numel()] * comm.size
-    calls.reduce(comm, "reduce_scatter", out, x, "sum", counts)
-    return out
+    return _reduce(carrier(group, input), "reduce_scatter", input, (input.shape[0] // size, *input.shape[1:]))
 
 
-@fake(reduce_scatter)
+@reduce_scatter.fake
 def _(input: Tensor, size: int, group: str) -> Tensor:
     return input.new_empty((input.shape[0] // size, *input.shape[1:]))
 
 
-@torch.library.custom_op("alltoallv::all_reduce", mutates_args=())
+@Operator
 def all_reduce(input: Tensor, group: str) -> Tensor:
     """The sum of all ranks' inputs, in the order of ranks; over NCCL in the engine's order."""
-    comm = carrier(group, input)
-    with guard(comm, "all_reduce"):
-        x = as_input("input", input)
-        out = calls.new_output(comm, x.shape, x)
-        counts = even_parts(x.numel(), comm.size)
-    calls.reduce(comm, "all_reduce", out, x, "sum", counts)
-    return out
+    return _reduce(carrier(group, input), "all_reduce", input, input.shape)
 
 
-@fake(all_reduce)
+@all_reduce.fake
 def _(input: Tensor, group: str) -> Tensor:
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 
@@ -217,16 +227,6 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.rest = inputs[1:]
 
 
-all_gather.register_autograd(
-    lambda ctx, grad: (torch.ops.alltoallv.reduce_scatter(grad, *ctx.rest), None, None), setup_context=_keep
-)
-reduce_scatter.register_autograd(
-    lambda ctx, grad: (torch.ops.alltoallv.all_gather(grad, *ctx.rest), None, None), setup_context=_keep
-)
-all_reduce.register_autograd(
-    lambda ctx, grad: (torch.ops.alltoallv.all_reduce(grad, *ctx.rest), None), setup_context=_keep
-)
-
-# Every rank must issue the same collectives in the same order: a compiler may neither drop nor reorder them.
-for _op in (all_to_all_v, all_to_all_v_transpose, all_to_all_v_learn, all_gather, reduce_scatter, all_reduce):
-    torch.library._register_effectful_op(_op._qualname, torch.library.EffectType.ORDERED)
+all_gather.differentiate(lambda ctx, grad: (reduce_scatter(grad, *ctx.rest), None, None), _keep)
+reduce_scatter.differentiate(lambda ctx, grad: (all_gather(grad, *ctx.rest), None, None), _keep)
+all_reduce.differentiate(lambda ctx, grad: (all_reduce(grad, *ctx.rest), None), _keep)

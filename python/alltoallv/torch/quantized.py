@@ -95,9 +95,9 @@ def quantized_all_reduce(
                     remember(call, what, input, out)
     if compiling or needs_grad(input):
         first, second, third = map(_as_tensor, scales)
-        return torch.ops.alltoallv.quantized_all_reduce(
+        return quantized_ops.quantized_all_reduce(
             input, first, offset, second, third, bits, group_size, gather, op, out_dtype, overflow, allow_unquantized,
-            groups.name_of(group),
+            group,
         )  # fmt: skip
     if async_op:
         return call.output, call.submit()
@@ -137,8 +137,8 @@ def quantized_reduce_scatter(
             row_size(input)
         rows = shares("recv_counts", recv_counts, "input", input.shape[0], comm.size)
     if traced:
-        return torch.ops.alltoallv.quantized_reduce_scatter(
-            input, rows, comm.rank, bits, group_size, op, out_dtype, overflow, groups.name_of(group)
+        return quantized_ops.quantized_reduce_scatter(
+            input, rows, comm.rank, bits, group_size, op, out_dtype, overflow, group
         )
     with guard(comm, operator):
         call = quantized_calls.reduce_scatter(
@@ -181,9 +181,7 @@ def quantized_all_to_all(
         if not torch.compiler.is_compiling() and groups.resolve(group, device_of(input)) is None:
             return None
         sends, recvs = torch.as_tensor(send_counts), None if recv_counts is None else torch.as_tensor(recv_counts)
-        rows, _ = torch.ops.alltoallv.quantized_all_to_all(
-            input, sends, recvs, bits, group_size, out_dtype, overflow, groups.name_of(group)
-        )
+        rows, _ = quantized_ops.quantized_all_to_all(input, sends, recvs, bits, group_size, out_dtype, overflow, group)
         return rows
     comm = groups.resolve(group, device_of(input))
     if comm is None:

@@ -78,8 +78,14 @@ def from_block(block: _core.Block, shape: Sequence[int], dtype: torch.dtype) -> 
     """The tensor of that shape over a block, which lives as long as the tensor's storage."""
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=dtype)
-    flat = torch.frombuffer(block, dtype=dtype)
-    return flat if len(shape) == 1 else flat.view(shape)
+    return shaped(torch.frombuffer(block, dtype=dtype), shape)
+
+
+def shaped(new: Tensor, shape: Sequence[int]) -> Tensor:
+    """A new contiguous tensor in that shape. A view of it, made without gradients, could not be changed in place."""
+    if len(shape) == new.dim() == 1:
+        return new
+    return torch.empty(0, dtype=new.dtype, device=new.device).set_(new.untyped_storage(), 0, tuple(shape))
 
 
 def empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
