@@ -46,13 +46,13 @@ nb::object call_key(nb::handle what, nb::handle input, nb::handle output) {
 }
 
 /// Runs the call that was kept under the same key, if there is one.
-nb::object run_again(nb::dict calls, nb::handle what, nb::handle input, nb::object output) {
+nb::object run_again(nb::dict calls, nb::handle what, nb::handle input, nb::object output, double timeout) {
     const std::optional<ArrayPair> given = look(input, output);
     if (!given) return nb::none();
     const nb::object key = key_of(what, *given);
     // Held, since another thread may drop what was kept while this one waits for its peers.
     const nb::object call = nb::borrow(PyDict_GetItemWithError(calls.ptr(), key.ptr()));
-    if (call.is_valid()) return nb::cast<const ArrayCall&>(call).run(*given, std::move(output));
+    if (call.is_valid()) return nb::cast<const ArrayCall&>(call).run(*given, std::move(output), timeout);
     if (PyErr_Occurred() == nullptr) return nb::none();
     if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw nb::python_error();
     PyErr_Clear();  // counts that are no integers: for the checks to refuse
@@ -94,7 +94,7 @@ void add_framework(nb::handle type, const Framework& framework) {
     }
 }
 
-nb::object ArrayCall::run(const ArrayPair& given, nb::object output) const {
+nb::object ArrayCall::run(const ArrayPair& given, nb::object output, double timeout) const {
     const ArrayView& source = given.input;
     if (given.framework != arrays.framework || !fits(source, arrays.input)) return nb::none();
     uintptr_t target = 0;
@@ -118,7 +118,7 @@ nb::object ArrayCall::run(const ArrayPair& given, nb::object output) const {
         if (!output.is_valid()) return nb::none();
     }
     const nb::gil_scoped_release release;
-    call(source.address, target);
+    call(source.address, target, timeout);
     return output;
 }
 
@@ -132,8 +132,9 @@ void bind_array_call(nb::module_& m) {
           "Equal for calls that differ in nothing but where the data lie; None where these are no arrays of one "
           "framework, or arrays that are more than their elements.");
     m.def("run_again", run_again, nb::arg("calls"), nb::arg("what"), nb::arg("input"), nb::arg("output").none(),
+          nb::arg("timeout") = -1.0,
           nb::sig("def run_again(calls: dict[typing.Any, typing.Any], what: object, input: object, "
-                  "output: object | None) -> typing.Any | None"),
+                  "output: object | None, timeout: float = -1.0) -> typing.Any | None"),
           "Runs the call kept under this `call_key`, and returns the output, made here if it is None; None, with "
           "nothing done, if there is none or these are no arrays for it.");
     nb::class_<ArrayPlan>(m, "ArrayPlan", "What the plans of NumPy and torch are subclasses of.")

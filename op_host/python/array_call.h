@@ -36,10 +36,10 @@ struct ArrayPair {
 struct ArrayCall {
     Arrays arrays;
     bool in_place;  ///< whether the output may be the input
-    std::function<void(uintptr_t input, uintptr_t output)> call;
+    std::function<void(uintptr_t input, uintptr_t output, double timeout)> call;
 
     /// The output, made here if it is None; None if these are no such arrays or there is no memory, with nothing done.
-    nanobind::object run(const ArrayPair& given, nanobind::object output) const;
+    nanobind::object run(const ArrayPair& given, nanobind::object output, double timeout = -1.0) const;
 };
 
 /// One that is called like the plan that derives from it, in Python: no function there is entered on the way, which

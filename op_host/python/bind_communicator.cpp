@@ -133,12 +133,13 @@ void bind_communicator(nb::module_& m) {
                std::vector<int64_t> counts, Arrays arrays) {
                 auto owned = std::make_shared<const OwnedReduction>(op, dtype, reduce_op, 0, 0, std::move(counts));
                 const bool in_place = owned->reduction.op == OpKind::all_reduce;
-                return ArrayCall{std::move(arrays), in_place, [owned, self](uintptr_t input, uintptr_t output) {
+                return ArrayCall{std::move(arrays), in_place,
+                                 [owned, self](uintptr_t input, uintptr_t output, double timeout) {
                                      Reduction reduction = owned->reduction;
                                      reduction.counts = owned->counts;
                                      reduction.input = pointer(input);
                                      reduction.output = pointer(output);
-                                     self->reduce(reduction, -1.0);
+                                     self->reduce(reduction, timeout);
                                  }};
             },
             nb::arg("op"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("counts"), nb::arg("arrays"),

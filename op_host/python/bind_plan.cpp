@@ -171,8 +171,9 @@ void bind_plan(nb::module_& m) {
         .def(
             "on_arrays",
             [](const Plan& self, Arrays arrays) {
-                return ArrayCall{std::move(arrays), false, [plan = self](uintptr_t input, uintptr_t output) {
-                                     plan.data->run(*plan.communicator, input, output, -1.0);
+                return ArrayCall{std::move(arrays), false,
+                                 [plan = self](uintptr_t input, uintptr_t output, double timeout) {
+                                     plan.data->run(*plan.communicator, input, output, timeout);
                                  }};
             },
             nb::arg("arrays"), "The same for such arrays, apart from each other.");

@@ -264,8 +264,9 @@ void bind_quant(nb::module_& m) {
         .def(
             "on_arrays",
             [](const QuantPlan& self, Arrays arrays) {
-                return ArrayCall{std::move(arrays), true, [plan = self](uintptr_t input, uintptr_t output) {
-                                     plan.data->run(*plan.communicator, input, output, {}, {}, -1.0);
+                return ArrayCall{std::move(arrays), true,
+                                 [plan = self](uintptr_t input, uintptr_t output, double timeout) {
+                                     plan.data->run(*plan.communicator, input, output, {}, {}, timeout);
                                  }};
             },
             "arrays"_a, "The same, without error feedback, for such arrays.");

@@ -68,6 +68,50 @@ def test_examples_of_all_to_all(ranks: Ranks, file: str, backend: str) -> None:
     ranks(4, communicator=False)(run)
 
 
+DTYPES = [torch.float32, torch.int64, torch.bfloat16, torch.bool, torch.complex64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_calls_that_repeat(ranks: Ranks, file: str, dtype: torch.dtype) -> None:
+    """Each moves its own data, also where tensors lie elsewhere, apart in memory or not."""
+
+    def run(rank: int, size: int) -> None:
+        with joined(rank, size, file) as group:
+            for step in range(4):
+                inputs = [torch.arange(6) % 5 + 2 * r + 10 * step for r in range(size)]
+                if dtype == torch.bool:
+                    inputs = [x % 2 for x in inputs]
+                x, every = inputs[rank].to(dtype), torch.cat(inputs)
+                sums = sum(inputs, torch.zeros(6, dtype=torch.int64)).to(dtype)
+
+                whole = torch.full((6 * size,), 77).to(dtype)
+                dist.all_gather_into_tensor(whole, x)
+                assert torch.equal(whole, every.to(dtype))
+                whole[6 * rank : 6 * rank + 6] = x  # in its place
+                dist.all_gather_into_tensor(whole, whole[6 * rank : 6 * rank + 6])
+                assert torch.equal(whole, every.to(dtype))
+
+                splits = [[1, 5], [5, 1]]  # of what a rank sends, and of what it receives
+                swapped = torch.full((6,), 77).to(dtype)
+                dist.all_to_all_single(swapped, x, splits[rank], splits[rank])
+                expected = torch.cat([inputs[j].split(splits[j])[rank] for j in range(size)])
+                assert torch.equal(swapped, expected.to(dtype))
+                same = x.clone()
+                dist.all_to_all_single(same, same, splits[rank], splits[rank])
+                assert torch.equal(same, expected.to(dtype))
+
+                part = torch.full((3,), 77).to(dtype)
+                dist.reduce_scatter_tensor(part, x)
+                assert torch.equal(part, sums[3 * rank : 3 * rank + 3])
+                dist.all_reduce(x)
+                assert torch.equal(x, sums)
+                with pytest.raises(RuntimeError, match="split"):
+                    dist.all_to_all_single(swapped, x, [1, 5], [2, 5])
+            assert carrier(group).repeats.calls
+
+    ranks(2, communicator=False)(run)
+
+
 def test_examples_of_alltoall_single(ranks: Ranks, file: str) -> None:
     """Paddle's two examples."""
 

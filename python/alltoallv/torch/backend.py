@@ -19,7 +19,7 @@ same communicator. Errors of this rank's arguments are also the RuntimeError tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -40,10 +40,12 @@ from torch._C._distributed_c10d import Work as TorchWork
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.guard import guard
+from alltoallv.repeats import arrays_of
 from alltoallv.torch import backend_calls as calls
 from alltoallv.torch import profile
 from alltoallv.torch.backend_group import NAME, EngineGroup
 from alltoallv.torch.backend_work import BackendWork, WorkList
+from alltoallv.torch.ready import again
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -68,7 +70,12 @@ class AllToAllVGroup(EngineGroup):
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
         opts = opts or AllreduceOptions()
         if len(tensors) == 1 and self._carries(tensors) and calls.reduces(tensors[0], opts.reduceOp):
-            return self._run("all_reduce", opts, lambda c: calls.all_reduce(c, tensors[0], opts.reduceOp))
+            return self._run(
+                "all_reduce",
+                opts,
+                lambda c: calls.all_reduce(c, tensors[0], opts.reduceOp),
+                (opts.reduceOp.op, tensors[0], tensors[0]),
+            )
         return self._hand_over("allreduce", tensors, tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
@@ -93,7 +100,10 @@ class AllToAllVGroup(EngineGroup):
         opts = opts or ReduceScatterOptions()
         if self._carries((output, input)) and calls.reduces(output, opts.reduceOp):
             return self._run(
-                "reduce_scatter", opts, lambda c: calls.reduce_scatter_single(c, output, input, opts.reduceOp)
+                "reduce_scatter",
+                opts,
+                lambda c: calls.reduce_scatter_single(c, output, input, opts.reduceOp),
+                (opts.reduceOp.op, input, output),
             )
         return self._hand_over("_reduce_scatter_base", (output,), output, input, opts)
 
@@ -130,7 +140,12 @@ class AllToAllVGroup(EngineGroup):
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork:
         opts = opts or AllgatherOptions()
         if self._carries((output, input)):
-            return self._run("all_gather_into_tensor", opts, lambda c: calls.all_gather_single(c, output, input))
+            return self._run(
+                "all_gather_into_tensor",
+                opts,
+                lambda c: calls.all_gather_single(c, output, input),
+                (None, input, output),
+            )
         return self._hand_over("_allgather_base", (input,), output, input, opts)
 
     def all_gather_single_coalesced(
@@ -153,7 +168,12 @@ class AllToAllVGroup(EngineGroup):
         opts = opts or AllToAllOptions()
         splits = output_split_sizes, input_split_sizes
         if self._carries((output, input)):
-            return self._run("all_to_all_single", opts, lambda c: calls.all_to_all_single(c, output, input, *splits))
+            return self._run(
+                "all_to_all_single",
+                opts,
+                lambda c: calls.all_to_all_single(c, output, input, *splits),
+                (tuple(map(tuple, splits)), input, output),
+            )
         return self._hand_over("alltoall_base", (input,), output, input, *splits, opts)
 
     def alltoall(self, output_tensors: list[Tensor], input_tensors: list[Tensor], opts: Any = None) -> TorchWork:
@@ -194,9 +214,25 @@ class AllToAllVGroup(EngineGroup):
             for tensor in tensors
         )
 
-    def _run(self, name: str, opts: Any, prepare: Callable[[Communicator], calls.Operation]) -> TorchWork:
+    def _run(
+        self,
+        name: str,
+        opts: Any,
+        prepare: Callable[[Communicator], calls.Operation],
+        repeated: tuple[Hashable, Tensor, Tensor] | None = None,
+    ) -> TorchWork:
+        """``repeated``: what a call depends on beside its one input and one output, and these."""
         comm = self.communicator
         assert comm is not None
+        limit = opts.timeout.total_seconds()
+        if limit <= 0:
+            limit = self._gloo.options._timeout.total_seconds()  # what all ways to set a group's timeout reach
+        async_op = getattr(opts, "asyncOp", True)
+        if repeated and not async_op:
+            values, input, output = repeated
+            what = "backend", name, values
+            if again(comm, what, input, output, limit) is not None:
+                return self._kept(BackendWork((), [output]))
         try:
             with guard(comm, name):
                 operation = prepare(comm)
@@ -204,10 +240,9 @@ class AllToAllVGroup(EngineGroup):
             raise BackendParamError(str(error), error.code) from None
         except InvalidTensorError as error:
             raise BackendTensorError(str(error), error.code) from None
-        limit = opts.timeout.total_seconds()
-        if limit <= 0:
-            limit = self._gloo.options._timeout.total_seconds()  # what all ways to set a group's timeout reach
-        async_op = getattr(opts, "asyncOp", True)
+        if repeated and not async_op and operation.on_arrays and not input.is_complex():
+            arrays = arrays_of(input, input.numel(), output, tuple(output.shape))
+            comm.repeats.keep(what, input, output, operation.on_arrays(arrays))
         with profile.span(name, comm, operation.itemsize, operation.sends, operation.recvs, async_op=async_op):
             if not async_op:
                 operation.run(limit)

@@ -42,6 +42,7 @@ class Operation:
     result: Any
     keep: list[Tensor]
     copies: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # to, from
+    on_arrays: Callable[[_core.Arrays], _core.ArrayCall] | None = None  # the same for others, one input and one output
 
     def finish(self) -> None:
         """Copies to outputs that are not contiguous."""
@@ -196,10 +197,11 @@ def _exchange(
     copies: list[tuple[Tensor, Tensor]],
     source: int | None = None,
 ) -> Operation:
+    on_arrays = plan.on_arrays if source is None else None
     if source is None:
         source = x.data_ptr()
     run, submit = partial(plan.run, source, target), partial(plan.submit, source, target)
-    return Operation(name, run, submit, x.itemsize, sends, recvs, result, keep, copies)
+    return Operation(name, run, submit, x.itemsize, sends, recvs, result, keep, copies, on_arrays)
 
 
 def _reduction(
@@ -214,9 +216,11 @@ def _reduction(
     keep: list[Tensor],
     copies: list[tuple[Tensor, Tensor]],
 ) -> Operation:
-    args = (name, core_name(x.dtype), _REDUCE_OPS[op.op], x.data_ptr(), out.data_ptr(), counts)
+    what = name, core_name(x.dtype), _REDUCE_OPS[op.op]
+    args = (*what, x.data_ptr(), out.data_ptr(), counts)
     run, submit = partial(comm.core.reduce, *args), partial(comm.core.submit_reduce, *args)
-    return Operation(name, run, submit, x.itemsize, counts, recvs, result, keep, copies)
+    on_arrays = partial(comm.core.reduce_on_arrays, *what, counts)
+    return Operation(name, run, submit, x.itemsize, counts, recvs, result, keep, copies, on_arrays)
 
 
 def _reduce_scatter(comm: Communicator, output: Tensor, x: Tensor, counts: list[int], op: Any) -> Operation:

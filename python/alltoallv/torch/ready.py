@@ -16,9 +16,11 @@ from alltoallv.torch.calls import AnyCommunicator, Call, SharedCall
 _core.add_torch(Tensor, torch.is_grad_enabled, _profiler_enabled)
 
 
-def again(comm: AnyCommunicator, what: Hashable, input: Tensor, out: Tensor | None) -> Tensor | None:
+def again(
+    comm: AnyCommunicator, what: Hashable, input: Tensor, out: Tensor | None, timeout: float = -1.0
+) -> Tensor | None:
     """Runs what `remember` was told of an equal call, and returns the output; None if there is no such call."""
-    return _core.run_again(comm.repeats.calls, what, input, out) if type(comm) is Communicator else None
+    return _core.run_again(comm.repeats.calls, what, input, out, timeout) if type(comm) is Communicator else None
 
 
 def remember(call: Call, what: Hashable, input: Tensor, out: Tensor | None) -> None:
