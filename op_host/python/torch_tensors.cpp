@@ -45,13 +45,16 @@ bool ask(const nb::object& method, nb::handle tensor) {
 
 class TorchTensors : public Framework {
   public:
-    TorchTensors(const DLPackExchangeAPI& api, nb::handle type, nb::object records, nb::object profiles)
+    TorchTensors(const DLPackExchangeAPI& api, nb::handle type, nb::object records, nb::object profiles,
+                 nb::object forward)
         : api_(api),
           is_neg_(type.attr("is_neg")),
           is_conj_(type.attr("is_conj")),
           requires_grad_(nb::steal(PyUnicode_InternFromString("requires_grad"))),
           records_(std::move(records)),
-          profiles_(std::move(profiles)) {}
+          profiles_(std::move(profiles)),
+          forward_(std::move(forward)),
+          level_(nb::steal(PyUnicode_InternFromString("_current_level"))) {}
 
     std::optional<DTypeCode> dtype(nb::handle array) const override {
         DLTensor tensor;
@@ -60,7 +63,7 @@ class TorchTensors : public Framework {
     }
 
     std::optional<ArrayView> input(nb::handle array) const override {
-        if (ask(profiles_)) return std::nullopt;
+        if (ask(profiles_) || PyLong_AsLong(nb::getattr(forward_, level_).ptr()) >= 0) return std::nullopt;
         if (is_true(PyObject_GetAttr(array.ptr(), requires_grad_.ptr())) && ask(records_)) return std::nullopt;
         return output(array);
     }
@@ -115,7 +118,7 @@ class TorchTensors : public Framework {
     }
 
     const DLPackExchangeAPI& api_;
-    nb::object is_neg_, is_conj_, requires_grad_, records_, profiles_;
+    nb::object is_neg_, is_conj_, requires_grad_, records_, profiles_, forward_, level_;
 };
 
 /// The table of the major version that abi/dlpack.h declares, or null.
@@ -134,15 +137,17 @@ const DLPackExchangeAPI* table_of(nb::handle type) {
 void bind_torch_tensors(nb::module_& m) {
     m.def(
         "add_torch",
-        [](nb::object type, nb::object records, nb::object profiles) {
+        [](nb::object type, nb::object records, nb::object profiles, nb::object forward) {
             const DLPackExchangeAPI* const api = table_of(type);
             if (api == nullptr) return false;
-            const auto* const tensors = new TorchTensors(*api, type, std::move(records), std::move(profiles));
+            const auto* const tensors =
+                new TorchTensors(*api, type, std::move(records), std::move(profiles), std::move(forward));
             add_framework(type.release(), *tensors);
             return true;
         },
-        nb::arg("type"), nb::arg("records"), nb::arg("profiles"),
-        "Makes calls on torch.Tensor repeatable; `records` and `profiles` say whether autograd does and the profiler. "
+        nb::arg("type"), nb::arg("records"), nb::arg("profiles"), nb::arg("forward"),
+        "Makes calls on torch.Tensor repeatable; `records` and `profiles` say whether autograd does and the profiler, "
+        "`forward` is the module of forward-mode gradients. "
         "False where that type has no DLPack functions: all its calls are looked at in full then.");
 }
 

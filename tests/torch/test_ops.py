@@ -9,10 +9,12 @@ import pytest
 import torch
 from replicated import check_gradients
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import alltoallv.torch as at
 from alltoallv import Communicator
+from alltoallv.errors import InvalidTensorError
 from alltoallv.testing import Ranks
 from alltoallv.torch import group as groups
 from alltoallv.torch import ops as operators  # cloudpickle would take the names torch and ops for torch.ops
@@ -197,6 +199,21 @@ def test_results_may_be_changed_in_place(ranks: Ranks, name: str) -> None:
                     y = CALLS[name](x, comm)
                 y.mul_(weight).sum().backward()
                 assert (x.grad is not None) == x.requires_grad
+
+    ranks(2)(check)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_forward_mode_gradients_are_refused(ranks: Ranks, name: str) -> None:
+    """By one rank: the others hear of it."""
+
+    def check(comm: Communicator) -> None:
+        for needs_grad in (False, True):
+            x = torch.ones(4, requires_grad=needs_grad)
+            for _ in range(2):
+                CALLS[name](x, comm)  # without them it goes on
+            with forward_ad.dual_level(), pytest.raises(InvalidTensorError, match="forward-mode gradient"):
+                CALLS[name](forward_ad.make_dual(x, torch.ones(4)) if comm.rank == 0 else x, comm)
 
     ranks(2)(check)
 

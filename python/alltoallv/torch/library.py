@@ -17,7 +17,7 @@ from torch.nn import Parameter
 
 from alltoallv.torch import group as groups
 from alltoallv.torch import inductor
-from alltoallv.torch.tensors import needs_grad
+from alltoallv.torch.tensors import has_tangent, needs_grad
 
 _PLAIN = Tensor, Parameter
 
@@ -53,7 +53,10 @@ class Operator:
         self.custom.register_autograd(backward, setup_context=setup)
 
     def __call__(self, *args: Any) -> Any:
-        if torch.compiler.is_compiling() or is_watched(args[0]):
+        compiling = torch.compiler.is_compiling()
+        if not compiling and has_tangent(args[0]):
+            return self.run(*args)  # which refuses it, so that all ranks hear of it
+        if compiling or is_watched(args[0]):
             return self.packet(*args[:-1], groups.name_of(args[-1]))
         if needs_grad(args[0]):
             result = _Direct.apply(self, *args)

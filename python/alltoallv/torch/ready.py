@@ -6,14 +6,14 @@ from collections.abc import Hashable
 
 import torch
 from torch import Tensor
-from torch.autograd import _profiler_enabled
+from torch.autograd import _profiler_enabled, forward_ad
 
 from alltoallv import _core
 from alltoallv.communicator import Communicator
 from alltoallv.repeats import arrays_of
 from alltoallv.torch.calls import AnyCommunicator, Call, SharedCall
 
-_core.add_torch(Tensor, torch.is_grad_enabled, _profiler_enabled)
+_core.add_torch(Tensor, torch.is_grad_enabled, _profiler_enabled, forward_ad)
 
 
 def again(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from alltoallv import _core, regions, request
 from alltoallv.errors import InvalidTensorError
@@ -37,6 +38,13 @@ def check_tensor(name: str, tensor: object) -> None:
     for kind, is_one in (("nested", tensor.is_nested), ("zero", tensor._is_zerotensor())):
         if is_one:
             raise InvalidTensorError(f"{name} is a {kind} tensor, expected one dense block of memory", 7)
+    if has_tangent(tensor):
+        raise InvalidTensorError(f"{name} has a forward-mode gradient, which would be lost: expected none")
+
+
+def has_tangent(tensor: Tensor) -> bool:
+    """Whether it carries a forward-mode gradient."""
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def as_input(name: str, tensor: Tensor) -> Tensor:
