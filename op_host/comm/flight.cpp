@@ -2,6 +2,7 @@
 #include "comm/flight.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "comm/control.h"
 
@@ -28,15 +29,18 @@ void append_field(std::string& json, const char* name, uint64_t value) {
     json += std::string(", \"") + name + "\": " + std::to_string(value);
 }
 
-FlightOperator operator_of(const FlightEntry& entry) {
-    const uint64_t what = entry.what.load(std::memory_order_relaxed);
-    return {entry.seq.load(std::memory_order_relaxed),
-            static_cast<OpKind>(what >> 16),
-            static_cast<DType>(what >> 8 & 0xff),
-            std::min(static_cast<FlightState>(what & 0xff), FlightState::failed),
-            entry.bytes.load(std::memory_order_relaxed),
-            entry.start_ns.load(std::memory_order_relaxed),
-            entry.end_ns.load(std::memory_order_relaxed)};
+/// Nothing if the entry is unused, or given to another operator meanwhile. Loads acquire so that they stay in order.
+std::optional<FlightOperator> operator_of(const FlightEntry& entry) {
+    const uint64_t seq = entry.seq.load(std::memory_order_acquire), what = entry.what.load(std::memory_order_acquire);
+    FlightOperator one{seq, static_cast<OpKind>(what >> 16), static_cast<DType>(what >> 8 & 0xff),
+                       std::min(static_cast<FlightState>(what & 0xff), FlightState::failed)};
+    one.start_ns = entry.start_ns.load(std::memory_order_acquire);
+    if (one.state != FlightState::running) {
+        one.bytes = entry.bytes.load(std::memory_order_acquire);
+        one.end_ns = entry.end_ns.load(std::memory_order_acquire);
+    }
+    if (seq == 0 || entry.seq.load(std::memory_order_relaxed) != seq) return std::nullopt;
+    return one;
 }
 
 }  // namespace
@@ -70,23 +74,22 @@ std::string flight_json(const std::string& domain, int rank, int size, const std
 
 void ControlPlane::record_start(DType dtype) {
     FlightEntry& entry = status(rank()).flight[seq_ % flight_length];
-    entry.seq.store(seq_, std::memory_order_relaxed);
+    entry.seq.store(0, std::memory_order_relaxed);
     entry.what.store(static_cast<uint64_t>(op_) << 16 | static_cast<uint64_t>(dtype) << 8 |
                          static_cast<uint64_t>(FlightState::running),
-                     std::memory_order_relaxed);
-    entry.bytes.store(0, std::memory_order_relaxed);
-    entry.start_ns.store(flight_ns(started_), std::memory_order_relaxed);
-    entry.end_ns.store(0, std::memory_order_relaxed);
+                     std::memory_order_release);
+    entry.start_ns.store(flight_ns(started_), std::memory_order_release);
+    entry.seq.store(seq_, std::memory_order_release);
 }
 
 void ControlPlane::record_end(bool ok, uint64_t bytes) {
     FlightEntry& entry = status(rank()).flight[seq_ % flight_length];
     if (entry.seq.load(std::memory_order_relaxed) != seq_) return;  // refused before it started
     const uint64_t what = entry.what.load(std::memory_order_relaxed) & ~uint64_t{0xff};
-    entry.what.store(what | static_cast<uint64_t>(ok ? FlightState::done : FlightState::failed),
-                     std::memory_order_relaxed);
     entry.bytes.store(bytes, std::memory_order_relaxed);
     entry.end_ns.store(flight_ns(Clock::now()), std::memory_order_relaxed);
+    entry.what.store(what | static_cast<uint64_t>(ok ? FlightState::done : FlightState::failed),
+                     std::memory_order_release);
 }
 
 std::string ControlPlane::flight_record() const {
@@ -96,7 +99,7 @@ std::string ControlPlane::flight_record() const {
         FlightOfRank& one =
             ranks.emplace_back(FlightOfRank{j, peer.pid.load(std::memory_order_relaxed), has_left(j), {}});
         for (const FlightEntry& entry : peer.flight)
-            if (entry.seq.load(std::memory_order_relaxed) != 0) one.operators.push_back(operator_of(entry));
+            if (const std::optional<FlightOperator> found = operator_of(entry)) one.operators.push_back(*found);
         std::ranges::sort(one.operators, {}, &FlightOperator::seq);
     }
     return flight_json(domain(), rank(), size(), ranks);

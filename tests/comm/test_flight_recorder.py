@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 
 import numpy as np
 import pytest
 from trouble import attempt, join, last_seq, wait_for
 
+from alltoallv import Communicator
 from alltoallv.numpy import all_gather, all_reduce, all_to_all_v, barrier, broadcast
 from alltoallv.testing import run_ranks
 
@@ -188,3 +190,30 @@ def test_record_without_pytest(tmp_path):
         return comm.flight_record()["size"]
 
     assert run_ranks(2, work) == [2, 2]
+
+
+def test_reading_while_operators_run():
+    """What is read of an operator belongs together, also while it ends and where another takes its place."""
+    (comm,) = Communicator.threads(1)
+    ended = threading.Event()
+
+    def run():
+        x = np.ones(1)
+        while not ended.is_set():
+            all_to_all_v(x, [1], [1], group=comm)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            for operator in comm.flight_record()["ranks"][0]["operators"]:
+                if operator["state"] == "running":
+                    assert (operator["bytes"], operator["end_ns"]) == (0, 0)
+                else:
+                    assert operator["bytes"] == 8
+                    assert 0 < operator["start_ns"] <= operator["end_ns"] <= time.monotonic_ns()
+    finally:
+        ended.set()
+        thread.join()
+        comm.destroy()
