@@ -2,7 +2,6 @@
 
 #include <nanobind/stl/optional.h>
 
-#include <array>
 #include <vector>
 
 #include "base/error.h"
@@ -12,12 +11,6 @@ namespace nb = nanobind;
 
 namespace alltoallv {
 namespace {
-
-struct Known {
-    PyTypeObject* type = nullptr;
-    const Framework* framework = nullptr;
-};
-std::array<Known, 2> known;  // changed under the GIL
 
 /// Nothing if these are no two arrays of one framework whose calls repeat.
 std::optional<ArrayPair> look(nb::handle input, nb::handle output) {
@@ -78,21 +71,6 @@ void init_arrays(Arrays* self, nb::handle input, size_t input_size, nb::handle o
 }
 
 }  // namespace
-
-const Framework* framework_of(nb::handle object) {
-    for (const Known& each : known)
-        if (Py_TYPE(object.ptr()) == each.type) return each.framework;
-    return nullptr;
-}
-
-void add_framework(nb::handle type, const Framework& framework) {
-    auto* const wanted = reinterpret_cast<PyTypeObject*>(type.ptr());
-    for (Known& each : known) {
-        if (each.type != nullptr && each.type != wanted) continue;
-        each = {wanted, &framework};
-        return;
-    }
-}
 
 nb::object ArrayCall::run(const ArrayPair& given, nb::object output, double timeout) const {
     const ArrayView& source = given.input;

@@ -51,7 +51,4 @@ const Framework* framework_of(nanobind::handle object);
 /// Arrays of exactly this type are `framework`'s from now on; both stay for the life of the process.
 void add_framework(nanobind::handle type, const Framework& framework);
 
-void bind_numpy_arrays(nanobind::module_& m);
-void bind_torch_tensors(nanobind::module_& m);
-
 }  // namespace alltoallv

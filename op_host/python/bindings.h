@@ -15,6 +15,8 @@ namespace alltoallv {
 void bind_errors(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
 void bind_communicator(nanobind::module_& m);
+void bind_numpy_arrays(nanobind::module_& m);
+void bind_torch_tensors(nanobind::module_& m);
 void bind_array_call(nanobind::module_& m);
 void bind_plan(nanobind::module_& m);
 void bind_operation(nanobind::module_& m);

@@ -1,4 +1,3 @@
-#include "python/arrays.h"
 #include "python/bindings.h"
 
 #include <nanobind/stl/string.h>
@@ -46,9 +45,9 @@ NB_MODULE(_core, m) {
     nb::set_leak_warnings(false);
     alltoallv::bind_errors(m);
     alltoallv::bind_memory(m);
-    alltoallv::bind_array_call(m);
     alltoallv::bind_numpy_arrays(m);
     alltoallv::bind_torch_tensors(m);
+    alltoallv::bind_array_call(m);
     alltoallv::bind_communicator(m);
     alltoallv::bind_hccl(m);
     alltoallv::bind_plan(m);

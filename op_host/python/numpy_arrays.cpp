@@ -2,6 +2,7 @@
 #include <numpy/ndarraytypes.h>
 
 #include "python/arrays.h"
+#include "python/bindings.h"
 
 namespace nb = nanobind;
 

@@ -1,11 +1,11 @@
 // Torch's tensors, by the table of DLPack functions that their type carries: this extension is not built against torch.
-#include <array>
 #include <bit>
 #include <memory>
 #include <vector>
 
 #include "abi/dlpack.h"
 #include "python/arrays.h"
+#include "python/bindings.h"
 
 namespace nb = nanobind;
 
@@ -139,16 +139,15 @@ void bind_torch_tensors(nb::module_& m) {
         "add_torch",
         [](nb::object type, nb::object records, nb::object profiles, nb::object forward) {
             const DLPackExchangeAPI* const api = table_of(type);
-            if (api == nullptr) return false;
+            if (api == nullptr) return;
             const auto* const tensors =
                 new TorchTensors(*api, type, std::move(records), std::move(profiles), std::move(forward));
             add_framework(type.release(), *tensors);
-            return true;
         },
         nb::arg("type"), nb::arg("records"), nb::arg("profiles"), nb::arg("forward"),
         "Makes calls on torch.Tensor repeatable; `records` and `profiles` say whether autograd does and the profiler, "
         "`forward` is the module of forward-mode gradients. "
-        "False where that type has no DLPack functions: all its calls are looked at in full then.");
+        "Does nothing where that type has no DLPack functions: all its calls are looked at in full then.");
 }
 
 }  // namespace alltoallv

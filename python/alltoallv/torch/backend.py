@@ -46,8 +46,7 @@ from alltoallv.torch import profile
 from alltoallv.torch.backend_group import NAME, EngineGroup
 from alltoallv.torch.backend_work import BackendWork, WorkList
 from alltoallv.torch.ready import again
-
-_PLAIN = (Tensor, torch.nn.Parameter)
+from alltoallv.torch.tensors import PLAIN
 
 
 class BackendParamError(InvalidParamError, RuntimeError):
@@ -207,10 +206,7 @@ class AllToAllVGroup(EngineGroup):
     def _carries(self, tensors: Sequence[Tensor]) -> bool:
         """Whether shared memory does: every rank must answer alike."""
         return self.communicator is not None and all(
-            tensor.is_cpu
-            and type(tensor) in _PLAIN
-            and tensor.layout is torch.strided
-            and tensor.dtype in calls.MOVABLE
+            tensor.is_cpu and type(tensor) in PLAIN and tensor.layout is torch.strided and tensor.dtype in calls.MOVABLE
             for tensor in tensors
         )
 
@@ -240,7 +236,7 @@ class AllToAllVGroup(EngineGroup):
             raise BackendParamError(str(error), error.code) from None
         except InvalidTensorError as error:
             raise BackendTensorError(str(error), error.code) from None
-        if repeated and not async_op and operation.on_arrays and not input.is_complex():
+        if repeated and not async_op and operation.on_arrays:
             arrays = arrays_of(input, input.numel(), output, tuple(output.shape))
             comm.repeats.keep(what, input, output, operation.on_arrays(arrays))
         with profile.span(name, comm, operation.itemsize, operation.sends, operation.recvs, async_op=async_op):
@@ -262,7 +258,7 @@ class AllToAllVGroup(EngineGroup):
 
 def _is_dense(tensor: Tensor) -> bool:
     dense = tensor.is_cpu and tensor.layout is torch.strided
-    return dense and type(tensor) in _PLAIN and tensor.dtype in calls.MOVABLE
+    return dense and type(tensor) in PLAIN and tensor.dtype in calls.MOVABLE
 
 
 def _register() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from alltoallv import _core
 from alltoallv.communicator import Communicator
-from alltoallv.counts import gather_layout, packed, scaled, split_sizes
+from alltoallv.counts import even_parts, gather_layout, packed, scaled, split_sizes
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.regions import check_outputs_apart, lowest
 from alltoallv.torch.tensors import as_input, core_name, region, row_size
@@ -64,8 +64,7 @@ def all_reduce(comm: Communicator, tensor: Tensor, op: Any) -> Operation:
     copies: list[tuple[Tensor, Tensor]] = []
     x = _in_place(tensor, copies)
     real = torch.view_as_real(x) if x.is_complex() else x
-    share, rest = divmod(real.numel(), comm.size)
-    counts = [share + (j < rest) for j in range(comm.size)]
+    counts = even_parts(real.numel(), comm.size)
     name = "all_reduce"
     return _reduction(comm, name, op, real, real, counts, [real.numel()], [tensor], [x], copies)
 

@@ -13,7 +13,7 @@ from alltoallv import _core, quantized
 from alltoallv.backends.hccl import DeviceCall, DeviceMember
 from alltoallv.backends.torch_group import GroupCall, TorchGroupCommunicator
 from alltoallv.communicator import Communicator
-from alltoallv.counts import Layout
+from alltoallv.counts import Layout, even_parts
 from alltoallv.errors import BackendUnavailableError, InvalidTensorError
 from alltoallv.guard import guard
 from alltoallv.quantization import QuantizedReduction
@@ -217,8 +217,7 @@ def quantized_reduce(
         plan = _QuantizedPlan(made, (addresses[0], addresses[1]))
         return SharedCall(comm, plan, about, kept, output, input.data_ptr(), output.data_ptr())
     if skips:
-        share, rest = divmod(request.count, comm.size)
-        counts = [share + (j < rest) for j in range(comm.size)]
+        counts = even_parts(request.count, comm.size)
         plain = comm.reduce("all_reduce", request.dtype, output, input, request.quantization.op, counts)
         return EngineCall(comm, plain, about, kept, output, input.is_cuda)
     engine: Any = comm

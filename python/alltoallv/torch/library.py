@@ -13,13 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import _profiler_enabled, forward_ad
-from torch.nn import Parameter
 
 from alltoallv.torch import group as groups
 from alltoallv.torch import inductor
-from alltoallv.torch.tensors import has_tangent, needs_grad
-
-_PLAIN = Tensor, Parameter
+from alltoallv.torch.tensors import PLAIN, has_tangent, needs_grad
 
 
 class Operator:
@@ -82,7 +79,7 @@ class _Direct(torch.autograd.Function):
 def is_watched(tensor: Tensor) -> bool:
     """Whether somebody is to see the operator itself: a mode, a transform, a tracer, a profiler, the tensor's class."""
     return (
-        type(tensor) not in _PLAIN
+        type(tensor) not in PLAIN
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._are_functorch_transforms_active()
         or torch.jit.is_tracing()

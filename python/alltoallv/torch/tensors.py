@@ -13,6 +13,7 @@ from alltoallv import _core, regions, request
 from alltoallv.errors import InvalidTensorError
 from alltoallv.regions import Region
 
+PLAIN = Tensor, torch.nn.Parameter  # classes that mean nothing but their elements
 _NAMES = {dtype: name for name in _core.dtype_sizes if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
 
 
