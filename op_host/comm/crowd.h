@@ -7,6 +7,7 @@
 
 #include <chrono>
 
+#include "base/unique_fd.h"
 #include "comm/wait.h"
 
 namespace alltoallv {
@@ -14,7 +15,7 @@ namespace alltoallv {
 /// What one rank has found out by yielding. Not thread-safe.
 class Crowd {
   public:
-    explicit Crowd(int ranks) : ranks_(ranks), cpus_(usable_cpus()) {}
+    explicit Crowd(int ranks);
 
     /// Processors that the ranks have together.
     void set_cpus(int cpus) { cpus_ = cpus; }
@@ -38,10 +39,14 @@ class Crowd {
 
     bool lost_slice();
 
+    /// Threads of this host that run or could run now; 0 if that is not to be learnt.
+    int runnable_threads();
+
     int ranks_, cpus_;
     int sleeps_ = 0;       // waits until yielding is tried again
     int period_ = fewest;  // of sleeps_
     int tried_ = 0;        // yields since
+    UniqueFd loadavg_;     // open: opening it takes five times as long as reading it
 };
 
 }  // namespace alltoallv
