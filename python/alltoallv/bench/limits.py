@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,36 +10,70 @@ from functools import partial
 
 import numpy as np
 
+import alltoallv.numpy as an
 from alltoallv import _core
 from alltoallv.bench.cases import Case
 from alltoallv.bench.contenders import Array, Contender, Prepared
+from alltoallv.communicator import Communicator
+
+ROUNDS_FROM = 1 << 20
+"""Bytes of a copy from which on ranks wait for one another; the waits would outlast smaller ones."""
 
 
-def in_turns(copy: Callable[[], object]) -> Callable[[], object]:
-    """Where ranks outnumber processors: no rank copies again before those that it shares a processor with have.
+class Rounds:
+    """Where ranks outnumber processors: none copies again before all have copied, as in exchanges.
 
     Without it a rank would copy the same few MiB over and over in its time slice, and find them in the cache, which
     no exchange does.
     """
 
-    def call() -> None:
-        copy()
-        os.sched_yield()
+    _LINE = 64  # bytes of a cache line
 
-    return call
+    def __init__(self, comm: Communicator) -> None:
+        own = os.memfd_create("bench-rounds") if comm.rank == 0 else -1
+        places = np.empty(2 * comm.size, np.int64)
+        an.all_gather(np.array([os.getpid(), own]), out=places, group=comm)
+        pid, first = places[:2]
+        length = self._LINE * comm.size
+        with open(f"/proc/{pid}/fd/{first}", "r+b") as file:
+            file.truncate(length)
+            counters = np.frombuffer(mmap.mmap(file.fileno(), length), np.int64)
+        an.barrier(group=comm)  # all have opened it
+        if own >= 0:
+            os.close(own)
+        self._copies = counters[:: self._LINE // counters.itemsize]  # of every rank
+        self._rank = comm.rank
+
+    def end(self) -> None:
+        """Waits for all ranks to have made as many copies as this one."""
+        copies = self._copies
+        made = copies[self._rank] + 1
+        copies[self._rank] = made
+        while copies.min() < made:
+            os.sched_yield()
 
 
 class Copy:
     """Each rank copies its own bytes once, with nobody to wait for: what the memory allows."""
 
-    def __init__(self, *, crowded: bool) -> None:
-        self._crowded = crowded
+    def __init__(self, rounds: Rounds | None) -> None:
+        self._rounds = rounds
 
     def prepare(self, case: Case) -> Prepared:
         x = np.ones(case.count, case.dtype)
         out = np.ones_like(x)
-        copy = self.copier(out, x)
-        return Prepared(in_turns(copy) if self._crowded else copy, lambda _: out, x, exact=False)
+        return Prepared(self._turns(self.copier(out, x), x.nbytes), lambda _: out, x, exact=False)
+
+    def _turns(self, copy: Callable[[], object], nbytes: int) -> Callable[[], object]:
+        if self._rounds is None:
+            return copy
+        end = self._rounds.end if nbytes >= ROUNDS_FROM else os.sched_yield
+
+        def call() -> None:
+            copy()
+            end()
+
+        return call
 
     def copier(self, out: Array, x: Array) -> Callable[[], object]:
         return partial(np.copyto, out, x)
