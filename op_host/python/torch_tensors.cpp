@@ -29,13 +29,13 @@ bool is_contiguous(const DLTensor& tensor, std::span<const int64_t> shape) {
     return true;
 }
 
-/// Whether what Python has returned is True; an error is none of it.
+/// Whether what Python has returned is true; an error is none of it.
 bool is_true(PyObject* result) {
     if (result == nullptr) throw nb::python_error();
-    return nb::steal(result).ptr() == Py_True;
+    return PyObject_IsTrue(nb::steal(result).ptr()) == 1;
 }
 
-bool ask(const nb::object& function) {
+bool ask(nb::handle function) {
     return is_true(PyObject_CallNoArgs(function.ptr()));
 }
 
@@ -45,16 +45,16 @@ bool ask(const nb::object& method, nb::handle tensor) {
 
 class TorchTensors : public Framework {
   public:
-    TorchTensors(const DLPackExchangeAPI& api, nb::handle type, nb::object records, nb::object profiles,
+    TorchTensors(const DLPackExchangeAPI& api, nb::handle type, nb::object records, nb::tuple watchers,
                  nb::object forward)
         : api_(api),
           is_neg_(type.attr("is_neg")),
           is_conj_(type.attr("is_conj")),
           requires_grad_(nb::steal(PyUnicode_InternFromString("requires_grad"))),
           records_(std::move(records)),
-          profiles_(std::move(profiles)),
           forward_(std::move(forward)),
-          level_(nb::steal(PyUnicode_InternFromString("_current_level"))) {}
+          level_(nb::steal(PyUnicode_InternFromString("_current_level"))),
+          watchers_(std::move(watchers)) {}
 
     std::optional<DTypeCode> dtype(nb::handle array) const override {
         DLTensor tensor;
@@ -63,7 +63,9 @@ class TorchTensors : public Framework {
     }
 
     std::optional<ArrayView> input(nb::handle array) const override {
-        if (ask(profiles_) || PyLong_AsLong(nb::getattr(forward_, level_).ptr()) >= 0) return std::nullopt;
+        for (const nb::handle watcher : watchers_)
+            if (ask(watcher)) return std::nullopt;
+        if (PyLong_AsLong(nb::getattr(forward_, level_).ptr()) >= 0) return std::nullopt;
         if (is_true(PyObject_GetAttr(array.ptr(), requires_grad_.ptr())) && ask(records_)) return std::nullopt;
         return output(array);
     }
@@ -118,7 +120,8 @@ class TorchTensors : public Framework {
     }
 
     const DLPackExchangeAPI& api_;
-    nb::object is_neg_, is_conj_, requires_grad_, records_, profiles_, forward_, level_;
+    nb::object is_neg_, is_conj_, requires_grad_, records_, forward_, level_;
+    nb::tuple watchers_;
 };
 
 /// The table of the major version that abi/dlpack.h declares, or null.
@@ -137,16 +140,16 @@ const DLPackExchangeAPI* table_of(nb::handle type) {
 void bind_torch_tensors(nb::module_& m) {
     m.def(
         "add_torch",
-        [](nb::object type, nb::object records, nb::object profiles, nb::object forward) {
+        [](nb::object type, nb::object records, nb::tuple watchers, nb::object forward) {
             const DLPackExchangeAPI* const api = table_of(type);
             if (api == nullptr) return;
             const auto* const tensors =
-                new TorchTensors(*api, type, std::move(records), std::move(profiles), std::move(forward));
+                new TorchTensors(*api, type, std::move(records), std::move(watchers), std::move(forward));
             add_framework(type.release(), *tensors);
         },
-        nb::arg("type"), nb::arg("records"), nb::arg("profiles"), nb::arg("forward"),
-        "Makes calls on torch.Tensor repeatable; `records` and `profiles` say whether autograd does and the profiler, "
-        "`forward` is the module of forward-mode gradients. "
+        nb::arg("type"), nb::arg("records"), nb::arg("watchers"), nb::arg("forward"),
+        "Makes calls on torch.Tensor repeatable; `records` says whether autograd does, each of `watchers` whether "
+        "somebody is to see more of a call than its result, `forward` is the module of forward-mode gradients. "
         "Does nothing where that type has no DLPack functions: all its calls are looked at in full then.");
 }
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv.counts import Counts
@@ -23,7 +21,7 @@ def all_to_all_single(
 
     Split sizes count rows of dimension 0; both left out mean equal parts. Raises as `alltoallv.torch.all_to_all_v`.
     """
-    size = world_size(group)
+    size = groups.world_size(group)
     rows = input.shape[0]
     if input_split_sizes is None:
         if rows % size:
@@ -36,13 +34,13 @@ def all_to_all_single(
 
 def all_gather(input: Tensor, group: Group = None) -> Tensor:
     """The inputs of all ranks concatenated along dimension 0; the gradient is a reduce-scatter."""
-    output: Tensor = ops.all_gather(input, world_size(group), group)
+    output: Tensor = ops.all_gather(input, groups.world_size(group), group)
     return output
 
 
 def reduce_scatter(input: Tensor, group: Group = None) -> Tensor:
     """The sum of all ranks' inputs, of which each keeps its equal part of dimension 0; the gradient is a gather."""
-    size = world_size(group)
+    size = groups.world_size(group)
     if input.shape[0] % size:
         raise ValueError(f"input has {input.shape[0]} rows in dimension 0, which {size} ranks cannot share equally")
     output: Tensor = ops.reduce_scatter(input, size, group)
@@ -53,18 +51,3 @@ def all_reduce(input: Tensor, group: Group = None) -> Tensor:
     """The sum of all ranks' inputs; so is the gradient."""
     output: Tensor = ops.all_reduce(input, group)
     return output
-
-
-def world_size(group: Group) -> int:
-    """Ranks in a group, also while a graph is traced."""
-    if group is None:
-        return _default_size()
-    size: int = group.size if isinstance(group.size, int) else group.size()
-    return size
-
-
-@torch.compiler.assume_constant_result
-def _default_size() -> int:
-    if dist.is_initialized():
-        return int(dist.get_world_size())
-    return groups.by_name("").size

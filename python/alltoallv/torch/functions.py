@@ -16,10 +16,11 @@ from alltoallv.errors import AllToAllVError, InvalidParamError, InvalidTensorErr
 from alltoallv.guard import guard
 from alltoallv.regions import check_lists_apart
 from alltoallv.request import Sends, check_unit
-from alltoallv.torch import calls
+from alltoallv.torch import calls, recorded
 from alltoallv.torch import group as groups
 from alltoallv.torch import ops as ops
 from alltoallv.torch.calls import AnyCommunicator, Call
+from alltoallv.torch.graphs import makes_graph
 from alltoallv.torch.group import Group, device_of
 from alltoallv.torch.library import is_watched
 from alltoallv.torch.ready import again, remember
@@ -102,19 +103,21 @@ def all_to_all_v(
         PeerMismatchError: two ranks disagree about operator, dtype or counts; nothing has been written.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
-    if torch.compiler.is_compiling():
-        return _all_to_all_v_traced(input, send_counts, recv_counts, sdispls, rdispls, unit, group)
-    comm = groups.resolve(group, device_of(input))
-    if comm is None:
-        return (None, None) if async_op else None
-    what = None
-    if type(send_counts) is list and type(recv_counts) is list and sdispls is rdispls is None and not async_op:
-        what = ("all_to_all_v", tuple(send_counts), tuple(recv_counts), unit)
-        if (result := again(comm, what, input, out)) is not None:
-            return result
-        if out is None and needs_grad(input) and (known := _known(comm, what, input)):
-            layout, row, shape = known
-            return ops.all_to_all_v(input, layout, math.prod(shape), row, "all_to_all_v", comm).view(shape)
+    comm = what = None
+    if not torch.compiler.is_compiling():
+        comm = groups.resolve(group, device_of(input))
+        if comm is None:
+            return (None, None) if async_op else None
+        if type(send_counts) is list and type(recv_counts) is list and sdispls is rdispls is None and not async_op:
+            what = ("all_to_all_v", tuple(send_counts), tuple(recv_counts), unit)
+            if (result := again(comm, what, input, out)) is not None:
+                return result
+            if out is None and needs_grad(input) and (known := _known(comm, what, input)):
+                layout, row, shape = known
+                return ops.all_to_all_v(input, layout, math.prod(shape), row, "all_to_all_v", comm).view(shape)
+    if makes_graph():
+        return recorded.all_to_all_v(input, send_counts, recv_counts, sdispls, rdispls, unit, out, group, async_op)
+    assert comm is not None
     with guard(comm, "all_to_all_v"):
         check_unit(unit)
         x = as_input("input", input)
@@ -215,50 +218,17 @@ class _AsyncExchange(torch.autograd.Function):
         return back.view(ctx.shape), None, None, None, None, None
 
 
-def _all_to_all_v_traced(
-    input: Tensor,
-    send_counts: Counts,
-    recv_counts: Counts | None,
-    sdispls: Counts | None,
-    rdispls: Counts | None,
-    unit: Unit,
-    group: Group,
-) -> Tensor:
-    """What torch.compile sees: no check that depends on values, those are made when the operator runs."""
-    row = row_size(input) if unit == "row" else 1
-
-    def as_tensor(values: Counts) -> Tensor:
-        tensor = (
-            values.to("cpu", torch.int64) if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.int64)
-        )
-        return tensor * row
-
-    def displs(values: Counts | None, counts: Tensor) -> Tensor:
-        return counts.cumsum(0) - counts if values is None else as_tensor(values)
-
-    name = groups.name_of(group)
-    sends = as_tensor(send_counts)
-    sdispl = displs(sdispls, sends)
-    if recv_counts is None:
-        out, _ = ops.all_to_all_v_learn(input, torch.stack([sends, sdispl]), row, "all_to_all_v", name)
-    else:
-        recvs = as_tensor(recv_counts)
-        packed_list = rdispls is None and not isinstance(recv_counts, Tensor)
-        numel = sum(recv_counts) * row if packed_list else -1
-        layout = torch.stack([sends, sdispl, recvs, displs(rdispls, recvs)])
-        out = ops.all_to_all_v(input, layout, numel, row, "all_to_all_v", name)
-    return out.view(-1, *input.shape[1:]) if unit == "row" else out
-
-
 def exchange_counts(send_counts: Counts, group: Group = None) -> Tensor:
     """What every rank will send to this one: entry j is rank j's ``send_counts`` for this rank. int64, ``[W]``."""
+    if makes_graph():
+        return recorded.exchange_counts(send_counts, group)
     comm = groups.resolve(group)
     if comm is None:
         return None  # type: ignore[return-value]
     comm = groups.on_host(comm)
     with guard(comm, "exchange_counts"):
         counts = experts.read_counts(send_counts, comm.size)
-        x = torch.from_numpy(counts)
+        x = as_input("send_counts", torch.from_numpy(counts))
         out = torch.empty_like(x)
         call = calls.exchange(comm, "exchange_counts", out, x, experts.layout(counts.reshape(-1, 1)))
     call.run()
@@ -279,14 +249,19 @@ def all_to_all_single(
     for which dimension 0 must divide. Returns None, or the `Work` with ``async_op=True``. Not differentiable, as in
     torch; `alltoallv.torch.functional` is. Raises as `all_to_all_v`.
     """
-    comm = groups.resolve(group, device_of(input))
-    if comm is None:
-        return None
-    splits = output_split_sizes, input_split_sizes
-    repeats = not async_op and all(each is None or type(each) is list for each in splits)
-    what = ("all_to_all_single", *(None if each is None else tuple(each) for each in splits)) if repeats else None
-    if what and again(comm, what, input, output) is not None:
-        return None
+    comm = what = None
+    if not torch.compiler.is_compiling():
+        comm = groups.resolve(group, device_of(input))
+        if comm is None:
+            return None
+        splits = output_split_sizes, input_split_sizes
+        if not async_op and all(each is None or type(each) is list for each in splits):
+            what = ("all_to_all_single", *(None if each is None else tuple(each) for each in splits))
+            if again(comm, what, input, output) is not None:
+                return None
+    if makes_graph():
+        return recorded.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, async_op)
+    assert comm is not None
     with guard(comm, "all_to_all_single"):
         check_tensor_pair(output, input)
         x = as_input("input", input)
@@ -325,6 +300,8 @@ def all_to_all(
     Signature and meaning of ``torch.distributed.all_to_all``: tensors of any sizes, all of one dtype, moved from and to
     where they lie. Returns None, or the `Work` with ``async_op=True``. Raises as `all_to_all_v`.
     """
+    if makes_graph():
+        return recorded.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
     comm = groups.resolve(group, device_of(next(iter(input_tensor_list), None)))
     if comm is None:
         return None
@@ -358,11 +335,16 @@ def all_gather_into_tensor(
     dtype; the output has shape ``[W * x1, x2, ...]`` or ``[W, x1, x2, ...]``. Returns None, or the `Work` with
     ``async_op=True``. Raises as `all_to_all_v`.
     """
-    comm = groups.resolve(group, device_of(input_tensor))
-    if comm is None:
-        return None
-    if not async_op and again(comm, "all_gather_into_tensor", input_tensor, output_tensor) is not None:
-        return None
+    comm = None
+    if not torch.compiler.is_compiling():
+        comm = groups.resolve(group, device_of(input_tensor))
+        if comm is None:
+            return None
+        if not async_op and again(comm, "all_gather_into_tensor", input_tensor, output_tensor) is not None:
+            return None
+    if makes_graph():
+        return recorded.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+    assert comm is not None
     with guard(comm, "all_gather_into_tensor"):
         check_tensor_pair(output_tensor, input_tensor)
         x = as_input("input_tensor", input_tensor)

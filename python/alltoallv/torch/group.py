@@ -216,3 +216,18 @@ def by_name(name: str, device: str = "cpu") -> AnyCommunicator:
     if found is None:
         raise InvalidParamError(f"group {name!r} no longer exists, or this rank is not a member of it")
     return found
+
+
+def world_size(group: Group) -> int:
+    """Ranks in a group, also while a graph is traced."""
+    if group is None:
+        return _default_size()
+    size: int = group.size if isinstance(group.size, int) else group.size()
+    return size
+
+
+@torch.compiler.assume_constant_result
+def _default_size() -> int:
+    if dist.is_initialized():
+        return int(dist.get_world_size())
+    return by_name("").size

@@ -51,7 +51,7 @@ class Operator:
 
     def __call__(self, *args: Any) -> Any:
         compiling = torch.compiler.is_compiling()
-        if not compiling and has_tangent(args[0]):
+        if not compiling and (has_tangent(args[0]) or torch._C._is_tracing()):
             return self.run(*args)  # which refuses it, so that all ranks hear of it
         if compiling or is_watched(args[0]):
             return self.packet(*args[:-1], groups.name_of(args[-1]))
@@ -77,12 +77,11 @@ class _Direct(torch.autograd.Function):
 
 
 def is_watched(tensor: Tensor) -> bool:
-    """Whether somebody is to see the operator itself: a mode, a transform, a tracer, a profiler, the tensor's class."""
+    """Whether somebody is to see the operator itself: a mode, a transform, a profiler, the tensor's class."""
     return (
         type(tensor) not in PLAIN
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._are_functorch_transforms_active()
-        or torch.jit.is_tracing()
         or forward_ad._current_level >= 0
         or _profiler_enabled()
     )

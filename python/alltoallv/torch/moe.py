@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,10 @@ from alltoallv.torch import calls
 from alltoallv.torch import group as groups
 from alltoallv.torch.calls import AnyCommunicator
 from alltoallv.torch.functions import all_to_all_v
+from alltoallv.torch.graphs import makes_graph
 from alltoallv.torch.group import Group, device_of
+from alltoallv.torch.library import Operator
+from alltoallv.torch.ops import carrier
 
 
 def global_scatter(x: Tensor, local_count: Counts, global_count: Counts, group: Group = None) -> Tensor:
@@ -30,6 +35,8 @@ def global_scatter(x: Tensor, local_count: Counts, global_count: Counts, group: 
     Raises:
         As `alltoallv.torch.all_to_all_v`; PeerMismatchError also when two cards disagree about one expert's rows.
     """
+    if makes_graph():
+        return _recorded(x, local_count, global_count, global_count, False, group)
     comm = groups.resolve(group, device_of(x))
     if comm is None:
         return None  # type: ignore[return-value]
@@ -48,12 +55,52 @@ def global_gather(x: Tensor, local_count: Counts, global_count: Counts, group: G
     Returns:
         Shape ``[sum(local_count), ...]``, rows sorted by the card they come from, then by that card's expert.
     """
+    if makes_graph():
+        return _recorded(x, local_count, global_count, local_count, True, group)
     comm = groups.resolve(group, device_of(x))
     if comm is None:
         return None  # type: ignore[return-value]
     local, global_ = _checked("global_gather", comm, x, local_count, global_count, "global_count")
     by_card = _transposed(x, global_.T)
     return all_to_all_v(by_card, global_.sum(1), local.sum(1), unit="row", group=comm)
+
+
+@Operator
+def global_rows(x: Tensor, local_count: Tensor, global_count: Tensor, rows: int, gathers: bool, group: str) -> Tensor:
+    """`global_scatter`, or `global_gather`, whose result has ``rows`` rows, in a graph; -1: the run tells."""
+    function = global_gather if gathers else global_scatter
+    return function(x, local_count, global_count, carrier(group, x))
+
+
+@global_rows.fake
+def _(x: Tensor, local_count: Tensor, global_count: Tensor, rows: int, gathers: bool, group: str) -> Tensor:
+    if isinstance(rows, int) and rows < 0:
+        rows = torch.library.get_ctx().new_dynamic_size()
+    return x.new_empty((rows, *x.shape[1:]))
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, local, global_, _, gathers, group = inputs
+    ctx.save_for_backward(local, global_)
+    ctx.rows, ctx.gathers, ctx.group = x.shape[0], gathers, group
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    back = global_rows(grad, *ctx.saved_tensors, ctx.rows, not ctx.gathers, ctx.group)
+    return back, None, None, None, None, None
+
+
+global_rows.differentiate(_backward, _setup)
+
+
+def _recorded(
+    x: Tensor, local_count: Counts, global_count: Counts, made: Counts, gathers: bool, group: Group
+) -> Tensor:
+    """``made``: the counts of the result's rows."""
+    local, global_ = torch.as_tensor(local_count), torch.as_tensor(global_count)
+    rows = -1 if isinstance(made, Tensor) else sum(made)
+    result: Tensor = global_rows(x, local, global_, rows, gathers, groups.name_of(group))
+    return result
 
 
 def _checked(

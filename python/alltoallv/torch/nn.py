@@ -16,6 +16,7 @@ from alltoallv.guard import guard
 from alltoallv.torch import group as groups
 from alltoallv.torch.calls import AnyCommunicator
 from alltoallv.torch.functions import all_to_all_v
+from alltoallv.torch.graphs import between_graphs
 from alltoallv.torch.group import Group
 from alltoallv.torch.rows import Route, collect, known, spread, sum_dtype
 
@@ -114,7 +115,7 @@ class MoEDispatcher(torch.nn.Module):
         begins = _first_experts(self.num_experts, comm.size)
         return range(begins[comm.rank], begins[comm.rank + 1])
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
+    @between_graphs
     def dispatch(
         self, tokens: Tensor, expert_ids: Tensor, gate_weights: Tensor | None = None
     ) -> tuple[Tensor, list[int], DispatchState]:
@@ -157,7 +158,7 @@ class MoEDispatcher(torch.nn.Module):
         state = DispatchState(counts, row_weights, experts, sources, route)
         return rows.reshape(rows.shape[0], *tokens.shape[1:]), counts, state
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
+    @between_graphs
     def combine(self, expert_outputs: Tensor, state: DispatchState) -> Tensor:
         """Brings the rows back to their tokens and adds the k results of each.
 

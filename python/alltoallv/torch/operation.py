@@ -13,6 +13,7 @@ from alltoallv.communicator import Communicator, connect
 from alltoallv.errors import InvalidTensorError
 from alltoallv.operations import Operation
 from alltoallv.params import AllToAllVParam, DeviceInfo
+from alltoallv.torch.graphs import between_graphs
 from alltoallv.torch.tensors import as_input, check_output, core_name, empty
 
 
@@ -36,6 +37,7 @@ class AllToAllVOperation(Operation[Tensor]):
         if communicator is not None:
             self._npu = communicator.backend == "hccl"
 
+    @between_graphs
     def __call__(self, x: Tensor, *, out: Tensor | None = None, timeout: float | None = None) -> Tensor:
         """Exchanges `x`, a tensor of any shape of 1 to 8 dimensions and one of ATB's seven dtypes.
 

@@ -40,9 +40,19 @@ def carrier(group: Group, tensor: Tensor) -> AnyCommunicator:
 
 
 def _exchange(
-    comm: AnyCommunicator, operator: str, input: Tensor, layout: Layout, numel_out: int, row: int, what: Hashable = None
+    comm: AnyCommunicator,
+    operator: str,
+    input: Tensor,
+    layout: Layout,
+    numel_out: int,
+    row: int,
+    what: Hashable = None,
+    base: Tensor | None = None,
 ) -> Tensor:
-    """A checked exchange into a new flat tensor; gaps are zero. ``what``: to be found `again` under this."""
+    """A checked exchange into a new flat tensor; gaps have the values of ``base``, without one zero.
+
+    ``what``: to be found `again` under this.
+    """
     with guard(comm, operator):
         x = as_input("input", input)
         needed = _core.check_exchange(x.numel(), numel_out, *layout, comm.size)
@@ -50,7 +60,9 @@ def _exchange(
             numel_out = needed
         out = calls.new_output(comm, numel_out, x)
         has_gaps = sum(layout[2]) < numel_out
-        if has_gaps:
+        if has_gaps and base is not None:
+            out.copy_(base.reshape(-1))
+        elif has_gaps:
             out.zero_()
         call = calls.exchange(comm, operator, out, x, layout, max(row, 1))
         if what and not has_gaps:
@@ -74,6 +86,27 @@ def _(input: Tensor, layout: Tensor, numel_out: int, row: int, operator: str, gr
     if isinstance(numel_out, int) and numel_out < 0:
         numel_out = torch.library.get_ctx().new_dynamic_size()
     return input.new_empty((numel_out,))
+
+
+@Operator
+def all_to_all_v_over(
+    base: Tensor, input: Tensor, layout: Tensor, whole: bool, row: int, operator: str, group: str
+) -> Tensor:
+    """Exchange into a copy of ``base``, in its shape; ``whole``: of all elements. Not differentiable."""
+    comm = carrier(group, input)
+    sends, sdispls, recvs, rdispls = layout.tolist()
+    with guard(comm, operator):
+        for name, tensor, counts, displs in (("input", input, sends, sdispls), ("output", base, recvs, rdispls)):
+            end = max(map(sum, zip(counts, displs, strict=True)))
+            if whole and end != tensor.numel():
+                raise InvalidParamError(f"{name} has {tensor.numel()} elements, expected {end}, as the counts say")
+    made = _exchange(comm, operator, input, (sends, sdispls, recvs, rdispls), base.numel(), row, base=base)
+    return shaped(made, base.shape)
+
+
+@all_to_all_v_over.fake
+def _(base: Tensor, input: Tensor, layout: Tensor, whole: bool, row: int, operator: str, group: str) -> Tensor:
+    return torch.empty_like(base, memory_format=torch.contiguous_format)
 
 
 @Operator

@@ -20,6 +20,7 @@ from alltoallv.quant_params import QuantAllReduceParam, QuantType
 from alltoallv.quantization import Quantization, QuantizedReduction
 from alltoallv.torch import group as groups
 from alltoallv.torch.calls import check_place
+from alltoallv.torch.graphs import between_graphs
 from alltoallv.torch.group import device_of
 from alltoallv.torch.quantized_calls import ErrorFeedback
 from alltoallv.torch.tensors import as_input, check_apart, check_output, core_name, empty
@@ -61,6 +62,7 @@ class QuantAllReduceOperation(QuantOperation[Tensor]):
         self._engine = group
         self._checks = _GroupChecks(self._core, self._param, group)
 
+    @between_graphs
     def __call__(
         self,
         x: Tensor,

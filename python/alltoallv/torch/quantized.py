@@ -15,11 +15,14 @@ from alltoallv.quantization import Gather, Overflow, Quantization, SumOp
 from alltoallv.torch import group as groups
 from alltoallv.torch import quantized_calls
 from alltoallv.torch import quantized_ops as quantized_ops
+from alltoallv.torch.graphs import makes_graph
 from alltoallv.torch.group import Group, device_of
 from alltoallv.torch.quantized_calls import ErrorFeedback
 from alltoallv.torch.quantized_rows import RowExchange
 from alltoallv.torch.ready import again, remember
+from alltoallv.torch.recorded import outcome
 from alltoallv.torch.tensors import as_input, needs_grad, row_size
+from alltoallv.torch.work import Done
 
 Scale: TypeAlias = Tensor | float | None
 
@@ -54,11 +57,8 @@ def quantized_all_reduce(
         the sum (or average) of all ranks' gradients, not quantized.
     """
     scales = (scale, comm_quant_scale_1, comm_quant_scale_2)
-    compiling = torch.compiler.is_compiling()
-    what = None
-    if compiling:
-        quantized.exclude("this is in a compiled graph", out, async_op, error_feedback)
-    else:
+    comm = what = None
+    if not torch.compiler.is_compiling():
         comm = groups.resolve(group, device_of(input))
         if comm is None:
             return (None, None) if async_op else None
@@ -66,6 +66,11 @@ def quantized_all_reduce(
             what = "quantized_all_reduce", bits, group_size, gather, op, out_dtype, overflow, allow_unquantized
             if (result := again(comm, what, input, out)) is not None:
                 return result
+    recorded = makes_graph()
+    if recorded:
+        _check_recorded(input, out, async_op, error_feedback)
+    else:
+        assert comm is not None
         with guard(comm, "quantized_all_reduce"):
             if needs_grad(input):
                 quantized.exclude("input requires grad", out, async_op, error_feedback)
@@ -93,12 +98,13 @@ def quantized_all_reduce(
                 )
                 if what:
                     remember(call, what, input, out)
-    if compiling or needs_grad(input):
+    if recorded or needs_grad(input):
         first, second, third = map(_as_tensor, scales)
-        return quantized_ops.quantized_all_reduce(
+        made = quantized_ops.quantized_all_reduce(
             input, first, offset, second, third, bits, group_size, gather, op, out_dtype, overflow, allow_unquantized,
             group,
         )  # fmt: skip
+        return outcome(made, out, async_op)
     if async_op:
         return call.output, call.submit()
     call.run()
@@ -128,18 +134,20 @@ def quantized_reduce_scatter(
     if comm is None:
         return (None, None) if async_op else None
     operator = "quantized_reduce_scatter"
-    traced = torch.compiler.is_compiling() or needs_grad(input)
+    recorded = makes_graph()
     with guard(comm, operator):
-        if traced:
-            why = "this is in a compiled graph" if torch.compiler.is_compiling() else "input requires grad"
-            quantized.exclude(why, out, async_op, error_feedback)
+        if recorded:
+            _check_recorded(input, out, async_op, error_feedback)
+        elif needs_grad(input):
+            quantized.exclude("input requires grad", out, async_op, error_feedback)
         if input.dim() == 0:
             row_size(input)
         rows = shares("recv_counts", recv_counts, "input", input.shape[0], comm.size)
-    if traced:
-        return quantized_ops.quantized_reduce_scatter(
+    if recorded or needs_grad(input):
+        made = quantized_ops.quantized_reduce_scatter(
             input, rows, comm.rank, bits, group_size, op, out_dtype, overflow, group
         )
+        return outcome(made, out, async_op)
     with guard(comm, operator):
         call = quantized_calls.reduce_scatter(
             comm,
@@ -177,12 +185,15 @@ def quantized_all_to_all(
     learnt counts ``work.result()`` is the output. Differentiable without ``async_op``: gradients
     go back as they are, not quantized.
     """
-    if torch.compiler.is_compiling() or (needs_grad(input) and not async_op):
-        if not torch.compiler.is_compiling() and groups.resolve(group, device_of(input)) is None:
+    recorded = makes_graph()
+    if recorded or (needs_grad(input) and not async_op):
+        if not recorded and groups.resolve(group, device_of(input)) is None:
             return None
         sends, recvs = torch.as_tensor(send_counts), None if recv_counts is None else torch.as_tensor(recv_counts)
         rows, _ = quantized_ops.quantized_all_to_all(input, sends, recvs, bits, group_size, out_dtype, overflow, group)
-        return rows
+        if async_op and recvs is None:
+            return None, Done(rows)
+        return outcome(rows, None, async_op)
     comm = groups.resolve(group, device_of(input))
     if comm is None:
         return (None, None) if async_op else None
@@ -194,6 +205,12 @@ def quantized_all_to_all(
     if async_op:
         return exchange.output, exchange.submit()
     return exchange.run()[0]
+
+
+def _check_recorded(input: Tensor, out: Tensor | None, async_op: bool, error_feedback: ErrorFeedback | None) -> None:
+    quantized.exclude("this is recorded for a graph", None, False, error_feedback)
+    if needs_grad(input):
+        quantized.exclude("input requires grad", out, async_op, None)
 
 
 def _as_tensor(scale: Scale) -> Tensor | None:

@@ -13,7 +13,8 @@ from alltoallv.communicator import Communicator
 from alltoallv.repeats import arrays_of
 from alltoallv.torch.calls import AnyCommunicator, Call, SharedCall
 
-_core.add_torch(Tensor, torch.is_grad_enabled, _profiler_enabled, forward_ad)
+_WATCHERS = _profiler_enabled, torch._C._is_tracing, torch._C._len_torch_dispatch_stack
+_core.add_torch(Tensor, torch.is_grad_enabled, _WATCHERS, forward_ad)
 
 
 def again(

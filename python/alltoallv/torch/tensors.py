@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from alltoallv import _core, regions, request
 from alltoallv.errors import InvalidTensorError
 from alltoallv.regions import Region
+from alltoallv.torch.graphs import makes_graph
 
 PLAIN = Tensor, torch.nn.Parameter  # classes that mean nothing but their elements
 _NAMES = {dtype: name for name in _core.dtype_sizes if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
@@ -30,7 +31,7 @@ def core_name(dtype: torch.dtype) -> str:
 
 
 def check_tensor(name: str, tensor: object) -> None:
-    """Refuses what is no dense tensor."""
+    """Refuses what is no dense tensor with data."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}, expected a torch.Tensor")
     if tensor.layout is not torch.strided:
@@ -39,6 +40,15 @@ def check_tensor(name: str, tensor: object) -> None:
     for kind, is_one in (("nested", tensor.is_nested), ("zero", tensor._is_zerotensor())):
         if is_one:
             raise InvalidTensorError(f"{name} is a {kind} tensor, expected one dense block of memory", 7)
+    if torch._C._is_tracing():
+        raise InvalidTensorError(
+            f"{name} is traced by torch.jit, which may drop the call: expected torch.compile or export"
+        )
+    if makes_graph():
+        raise InvalidTensorError(
+            f"{name} stands for other tensors (torch.export, make_fx, FakeTensorMode, torch.func), which this call "
+            "does not know: expected one of the functions of alltoallv.torch"
+        )
     if has_tangent(tensor):
         raise InvalidTensorError(f"{name} has a forward-mode gradient, which would be lost: expected none")
 
@@ -98,7 +108,7 @@ def shaped(new: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-    """A new CPU tensor, not initialized, in this process's shared arena; see `alltoallv.empty`.
+    """A new CPU tensor, not initialized, in this process's shared arena; see `alltoallv.empty`. In a graph a plain one.
 
     Its storage cannot grow in place (``resize_`` beyond its size raises); everything else works as with any tensor:
     pickling and ``deepcopy`` give ordinary tensors, forked DataLoader workers read it where it is, ``share_memory_``,
@@ -107,6 +117,6 @@ def empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> Tenso
     dtype = dtype or torch.get_default_dtype()
     dims = (shape,) if isinstance(shape, int) else tuple(shape)
     count = math.prod(dims)
-    if count == 0:
+    if count == 0 or makes_graph() or torch._C._is_tracing():
         return torch.empty(dims, dtype=dtype)
     return from_block(_core.allocate(count * dtype.itemsize), dims, dtype)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from alltoallv.handle import Handle
+from alltoallv.handle import Ended, Handle
 from alltoallv.torch import profile
 
 _LONG = 1e9  # seconds
@@ -67,6 +67,10 @@ class Work(Handle):
         future = outcome.then(unwrap)
         threading.Thread(target=complete, name="alltoallv-future", daemon=True).start()
         return future
+
+
+class Done(Ended, Work):
+    """The handle of a call in a graph."""
 
 
 def unwrap(outcome: torch.futures.Future[Any]) -> Any:

@@ -1,0 +1,42 @@
+"""Where torch does not run a call but records it, in a graph that runs later, on other data."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+
+
+def makes_graph() -> bool:
+    """Whether a call has to be operators, since its tensors stand for others.
+
+    True under torch.compile, export and make_fx, under FakeTensorMode, where tensors have no data, and in the
+    transforms of torch.func. Not under jit.trace, where calls are refused: its graphs lose collectives whose results
+    nobody uses, and fold those of constants.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or get_proxy_mode() is not None
+        or torch._C._get_dispatch_mode(_FAKE) is not None
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
+def between_graphs(function: Callable[P, T]) -> Callable[P, T]:
+    """A function that torch.compile leaves out of its graphs; `torch.compiler.disable` costs every call more."""
+    left_out = torch.compiler.disable(function)
+
+    @functools.wraps(function)
+    def either(*args: P.args, **kwargs: P.kwargs) -> T:
+        if torch.compiler.is_dynamo_compiling():
+            return left_out(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return either
