@@ -12,6 +12,9 @@ given must not be touched until its ``wait()`` has returned.
 What returns a new tensor has gradients, of every order. What writes into a given one has none, as in Paddle.
 """
 
+import sys
+
+from alltoallv.paddle import graphs
 from alltoallv.paddle.exchange import all_to_all_v, alltoall, alltoall_single, exchange_counts
 from alltoallv.paddle.group import new_group
 from alltoallv.paddle.moe import global_gather, global_scatter
@@ -29,3 +32,5 @@ __all__ = [
     "global_scatter",
     "new_group",
 ]
+
+graphs.leave_out(sys.modules[__name__])

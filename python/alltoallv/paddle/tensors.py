@@ -33,10 +33,13 @@ def core_name(dtype: Any) -> str:
 
 def check_tensor(name: str, tensor: object) -> None:
     """Refuses what is no dense tensor in host memory that holds values."""
+    if not paddle.in_dynamic_mode():
+        raise RuntimeError(
+            "alltoallv.paddle is only supported in dygraph mode: call paddle.disable_static() first, and use "
+            "paddle.jit.to_static with full_graph=False"
+        )
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}, expected a paddle.Tensor")
-    if not paddle.in_dynamic_mode():
-        raise RuntimeError("alltoallv.paddle is only supported in dygraph mode: call paddle.disable_static() first")
     if not tensor.is_dense():
         raise InvalidTensorError(f"{name} is a sparse tensor, expected a dense one", 7)
     if not tensor.place.is_cpu_place():
