@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from every_function import NO_GRADIENT, Function, functions_of, input_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -20,97 +21,7 @@ from alltoallv import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.testing import Ranks
 
-Function = Callable[[Tensor], Tensor]
 OPTIONS: dict[str, Any] = {"timeout": 200, "comm_timeout": 150}
-SENDS = [[1, 3], [2, 2]]  # rows that rank r sends to rank j
-RECVS = [[row[j] for row in SENDS] for j in range(2)]
-
-
-def _input(comm: Communicator) -> Tensor:
-    return torch.arange(16.0).view(4, 4) + 100 * comm.rank
-
-
-def _functions(comm: Communicator) -> dict[str, Function]:
-    """Calls on an input of 4 rows of 4."""
-    sends, recvs = SENDS[comm.rank], RECVS[comm.rank]
-    rows, to = sum(recvs), {"group": comm}
-    experts = {
-        "local_count": [[1, 0, 2, 1], [2, 0, 1, 1]][comm.rank],
-        "global_count": [[1, 0, 2, 0], [2, 1, 1, 1]][comm.rank],
-    }
-
-    def out(x: Tensor) -> Tensor:
-        y = torch.full((rows, 4), -1.0)
-        at.all_to_all_v(x * 2, sends, recvs, unit="row", out=y, **to)
-        return y * 2
-
-    def gaps(x: Tensor) -> Tensor:
-        y = torch.full((rows + 3, 4), -1.0)
-        at.all_to_all_v(x, sends, recvs, rdispls=[1, 2 + recvs[0]], unit="row", out=y, **to)
-        return y * 2
-
-    def handle(x: Tensor) -> Tensor:
-        y, work = at.all_to_all_v(x, sends, recvs, unit="row", async_op=True, **to)
-        assert work.wait()
-        assert work.is_completed()
-        return y * 2
-
-    def learnt_handle(x: Tensor) -> Tensor:
-        y, work = at.all_to_all_v(x, sends, unit="row", async_op=True, **to)
-        assert y is None
-        result: Tensor = work.result()
-        return result * 2
-
-    def single(x: Tensor) -> Tensor:
-        y, z = torch.zeros(4, 4), torch.zeros(rows, 4)
-        at.all_to_all_single(y, x, **to)
-        work = at.all_to_all_single(z, x, recvs, sends, async_op=True, **to)
-        work.wait()
-        return torch.cat([y, z])
-
-    def lists(x: Tensor) -> Tensor:
-        ys = [torch.zeros(n, 4) for n in recvs]
-        at.all_to_all(ys, list(x.split(sends)), **to)
-        return torch.cat(ys) * 2
-
-    def gathered(x: Tensor) -> Tensor:
-        y = torch.zeros(8, 4)
-        at.all_gather_into_tensor(y, x, **to)
-        return y * 2
-
-    def quantized_out(x: Tensor) -> Tensor:
-        y = torch.zeros(4, 4)
-        at.quantized_all_reduce(x, out=y, **to)
-        z, work = at.quantized_reduce_scatter(x, async_op=True, **to)
-        work.wait()
-        return torch.cat([y, z])
-
-    def memory(x: Tensor) -> Tensor:
-        y = at.empty((4, 4))
-        y.copy_(x)
-        return y * 2
-
-    return {
-        "counts": lambda x: at.all_to_all_v(x, sends, recvs, unit="row", **to) * 2,
-        "elements": lambda x: at.all_to_all_v(x, [n * 4 for n in sends], [n * 4 for n in recvs], **to) * 2,
-        "tensors": lambda x: at.all_to_all_v(x, torch.tensor(sends), torch.tensor(recvs), unit="row", **to) * 2,
-        "learnt": lambda x: at.all_to_all_v(x, sends, unit="row", **to) * 2,
-        "out": out,
-        "gaps": gaps,
-        "handle": handle,
-        "learnt handle": learnt_handle,
-        "single": single,
-        "lists": lists,
-        "gathered": gathered,
-        "told": lambda x: at.exchange_counts(sends, **to) + x[:2, 0],
-        "scattered": lambda x: at.global_scatter(x, **experts, **to) * 2,
-        "there and back": lambda x: at.global_gather(at.global_scatter(x, **experts, **to) * 2, **experts, **to),
-        "quantized": lambda x: at.quantized_all_reduce(x * 2, **to),
-        "quantized out": quantized_out,
-        "quantized rows": lambda x: at.quantized_all_to_all(x, sends, recvs, **to) * 2,
-        "memory": memory,
-        "functional": lambda x: at.functional.all_to_all_single(at.functional.all_reduce(x, comm), recvs, sends, comm),
-    }
 
 
 def _exported(function: Function, x: Tensor) -> Function:
@@ -140,8 +51,8 @@ def test_other_data(ranks: Ranks, way: str) -> None:
     """All functions, with the results that they have without a graph; a peer has no graph."""
 
     def check(comm: Communicator) -> None:
-        x = _input(comm)
-        for name, function in _functions(comm).items():
+        x = input_of(comm)
+        for name, function in functions_of(comm).items():
             expected = [function(x + n) for n in (0, 10)]
             # Recorded with both ranks there: make_fx runs what it records.
             recorded = WAYS[way](function, x)
@@ -158,19 +69,19 @@ def test_without_data(ranks: Ranks) -> None:
     """Shapes and dtypes, without a word to the peers; counts that only they know are refused by torch."""
 
     def check(comm: Communicator) -> None:
-        x = _input(comm)
-        expected = {name: function(x) for name, function in _functions(comm).items()}
+        x = input_of(comm)
+        expected = {name: function(x) for name, function in functions_of(comm).items()}
         if comm.rank == 0:
             with FakeTensorMode() as mode:
                 fake = mode.from_tensor(x)
-                for name, function in _functions(comm).items():
+                for name, function in functions_of(comm).items():
                     if name in ("tensors", "learnt", "learnt handle", "quantized rows"):
                         with pytest.raises(RuntimeError, match=r"alltoallv\.(quantized_)?all_to_all"):
                             function(fake)
                     else:
                         made = function(fake)
                         assert (made.shape, made.dtype) == (expected[name].shape, expected[name].dtype), name
-        assert torch.equal(_functions(comm)["counts"](x), expected["counts"])
+        assert torch.equal(functions_of(comm)["counts"](x), expected["counts"])
 
     ranks(2, **OPTIONS)(check)
 
@@ -179,11 +90,11 @@ def test_gradients(ranks: Ranks) -> None:
     """Of what torch.compile had not known: experts' rows, and a handle."""
 
     def check(comm: Communicator) -> None:
-        functions = _functions(comm)
+        functions = functions_of(comm)
         for name in ("scattered", "there and back", "handle"):
             gradients = []
-            for call in (functions[name], _compiled(functions[name], _input(comm))):
-                leaf = _input(comm).requires_grad_()
+            for call in (functions[name], _compiled(functions[name], input_of(comm))):
+                leaf = input_of(comm).requires_grad_()
                 y = call(leaf)
                 (y * torch.arange(1.0, y.numel() + 1).view(y.shape)).sum().backward()
                 gradients.append(leaf.grad)
@@ -210,7 +121,7 @@ def test_what_has_no_graph(ranks: Ranks) -> None:
         )
         operation = at.AllToAllVOperation(param, comm)
         dispatcher = at.nn.MoEDispatcher(2, comm)
-        x = _input(comm)
+        x = input_of(comm)
 
         def experts(x: Tensor) -> Tensor:
             rows, _, state = dispatcher.dispatch(x, torch.tensor([0, 1, 1, 0]))
@@ -234,12 +145,12 @@ def test_jit(ranks: Ranks) -> None:
     """Its graphs would lose collectives that nobody uses the result of: refused, also where gradients are recorded."""
 
     def check(comm: Communicator) -> None:
-        x = _input(comm)
+        x = input_of(comm)
         plan = at.Plan([8, 8], [8, 8], group=comm)
-        functions = {name: call for name, call in _functions(comm).items() if name != "memory"}
+        functions = {name: call for name, call in functions_of(comm).items() if name != "memory"}
         for name, function in (functions | {"plan": lambda x: plan(x)}).items():
             function(x)  # some repeat
-            inputs = [x] if name in ("out", "gaps", "quantized out", "plan") else [x, x.clone().requires_grad_()]
+            inputs = [x] if name in (*NO_GRADIENT, "plan") else [x, x.clone().requires_grad_()]
             for each in inputs:
                 with pytest.raises(InvalidTensorError, match=r"traced by torch\.jit"):
                     torch.jit.trace(function, (each,), check_trace=False)
@@ -252,7 +163,7 @@ def test_errors(ranks: Ranks) -> None:
     """What a graph cannot have, as it is made; what depends on values, as it runs. The communicator goes on."""
 
     def check(comm: Communicator) -> None:
-        x = _input(comm)
+        x = input_of(comm)
         to = {"group": comm}
 
         def refuses(function: Callable[[Tensor], Any], error: type[Exception], text: str) -> None:
@@ -270,7 +181,7 @@ def test_errors(ranks: Ranks) -> None:
         refuses(lambda x: at.quantized_all_reduce(x, out=x[:1], **to), InvalidTensorError, "expected torch.float32 and")
         feedback = at.ErrorFeedback()
         refuses(lambda x: at.quantized_all_reduce(x, error_feedback=feedback, **to), InvalidParamError, "without error")
-        assert torch.equal(_functions(comm)["memory"](x), x * 2)
+        assert torch.equal(functions_of(comm)["memory"](x), x * 2)
         at.functional.all_reduce(x, comm)
 
     ranks(2, **OPTIONS)(check)

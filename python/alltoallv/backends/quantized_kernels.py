@@ -124,7 +124,7 @@ class CoreKernels:
         self, codes: Tensor, scales: Tensor, how: Quantization, out: Tensor, *, average: bool = False
     ) -> Tensor | None:
         rows, count = range(len(codes)), out.numel()
-        total = out if out.dtype is torch.float32 else torch.empty(count)
+        total = out if out.dtype is torch.float32 else torch.empty(count, dtype=torch.float32, device="cpu")
         places = [_row(codes, row) for row in rows], [_row(scales, row) for row in rows]
         _core.kernel_dequantize_sum(how.bits, how.group_size, *places, count, average, total.data_ptr())
         if total is out and how.overflow == "infinity":
@@ -162,7 +162,7 @@ class CoreKernels:
         average: bool = False,
         error: Tensor | None = None,
     ) -> None:
-        total = torch.empty(count)
+        total = torch.empty(count, dtype=torch.float32, device="cpu")
         rows = range(len(codes))
         places = [_row(codes, row) for row in rows], [_row(scales, row) for row in rows]
         _core.kernel_dequantize_sum(how.bits, how.group_size, *places, count, average, total.data_ptr())
@@ -210,4 +210,4 @@ def _name(tensor: Tensor) -> str:
 
 
 def _misfits(fits: bool, overflow: Overflow) -> Tensor | None:
-    return torch.tensor([not fits], dtype=torch.int32) if overflow == "raise" else None
+    return torch.tensor([not fits], dtype=torch.int32, device="cpu") if overflow == "raise" else None

@@ -67,7 +67,7 @@ class HostMover:
         total, begin = sum(recvs), stretch(recvs, rdispls)
         if begin is not None and output.device.type == "cpu":
             return self._run(output[begin : begin + total], source, recvs, sends)
-        target = torch.empty(total, dtype=torch.uint8)
+        target = torch.empty(total, dtype=torch.uint8, device="cpu")
         self._run(target, source, recvs, sends)
         parts = target.to(output.device).split(list(recvs))
         for part, count, displ in zip(parts, recvs, rdispls, strict=True):
@@ -78,7 +78,7 @@ class HostMover:
             outputs[0].copy_(inputs[0])
             return
         sends, recvs = [x.numel() for x in inputs], [out.numel() for out in outputs]
-        target = torch.empty(sum(recvs), dtype=torch.uint8)
+        target = torch.empty(sum(recvs), dtype=torch.uint8, device="cpu")
         self._run(target, torch.cat(list(inputs)), recvs, sends)
         for out, part in zip(outputs, target.to(outputs[0].device).split(recvs), strict=True):
             out.copy_(part)
@@ -91,7 +91,7 @@ class HostMover:
         if self._size == 1:
             output.copy_(input)
             return
-        target = output if output.device.type == "cpu" else torch.empty(output.numel(), dtype=torch.uint8)
+        target = output if output.device.type == "cpu" else torch.empty(output.numel(), dtype=torch.uint8, device="cpu")
         self._wait(self._engine.allgather([list(target.chunk(self._size))], [input.cpu()]))
         if target is not output:
             output.copy_(target)

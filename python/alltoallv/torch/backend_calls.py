@@ -241,7 +241,7 @@ def _output(tensor: Tensor, copies: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Where to receive: the tensor itself, or memory that is copied there afterwards."""
     if _is_plain(tensor):
         return tensor.detach()
-    space = torch.empty(tensor.shape, dtype=tensor.dtype)
+    space = torch.empty_like(tensor, memory_format=torch.contiguous_format)
     copies.append((tensor, space))
     return space
 

@@ -99,10 +99,10 @@ class BucketFeedback:
         alone = [self._buckets.pop((number,), None) for number in layout]
         if any(alone):
             errors = [None if one is None else one.state_dict()["error"] for one in alone]
-            pieces = [
-                torch.zeros(_count(self._shapes[number]), device=device) if error is None else error.to(device)
-                for number, error in zip(layout, errors, strict=True)
-            ]
+            pieces = []
+            for number, error in zip(layout, errors, strict=True):
+                none = torch.zeros(_count(self._shapes[number]), dtype=torch.float32, device=device)
+                pieces.append(none if error is None else error.to(device))
             made.load_state_dict({"error": torch.cat(pieces), "gather_error": None})
         return made
 

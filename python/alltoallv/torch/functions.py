@@ -138,7 +138,7 @@ def all_to_all_v(
         return _learning(comm, input, x, sends, wants_grad, async_op)
     row = max(request.row, 1)
     if wants_grad and not async_op:
-        layout = torch.tensor(request.layout, dtype=torch.int64)
+        layout = torch.tensor(request.layout, dtype=torch.int64, device="cpu")
         return ops.all_to_all_v(input, layout, math.prod(shape), row, "all_to_all_v", comm).view(shape)
     with guard(comm, "all_to_all_v"):
         target = out
@@ -154,7 +154,7 @@ def all_to_all_v(
         call.run()
         return out
     if wants_grad:
-        layout = torch.tensor(request.layout, dtype=torch.int64)
+        layout = torch.tensor(request.layout, dtype=torch.int64, device="cpu")
         holder: list[Work] = []
         result = _AsyncExchange.apply(input, layout, call, row, comm, holder)
         return result, holder[0]
@@ -178,12 +178,12 @@ def _packed(
     """Of an exchange without displacements: the layout, elements of a unit, and the output's shape."""
     request = Sends.read(shape, list(send_counts), None, unit, size).with_receives(list(recv_counts), None)
     made = request.check(math.prod(shape))
-    return torch.tensor(request.layout, dtype=torch.int64), max(request.row, 1), made
+    return torch.tensor(request.layout, dtype=torch.int64, device="cpu"), max(request.row, 1), made
 
 
 def _learning(comm: AnyCommunicator, input: Tensor, x: Tensor, sends: Sends, wants_grad: bool, async_op: bool) -> Any:
     if wants_grad:
-        layout = torch.tensor([sends.counts, sends.displs], dtype=torch.int64)
+        layout = torch.tensor([sends.counts, sends.displs], dtype=torch.int64, device="cpu")
         out, _ = ops.all_to_all_v_learn(input, layout, sends.row, "all_to_all_v", comm)
         return out.view(-1, *sends.tail) if sends.tail else out
     with guard(comm, "all_to_all_v"):

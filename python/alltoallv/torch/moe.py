@@ -97,7 +97,7 @@ def _recorded(
     x: Tensor, local_count: Counts, global_count: Counts, made: Counts, gathers: bool, group: Group
 ) -> Tensor:
     """``made``: the counts of the result's rows."""
-    local, global_ = torch.as_tensor(local_count), torch.as_tensor(global_count)
+    local, global_ = (torch.as_tensor(counts, device="cpu") for counts in (local_count, global_count))
     rows = -1 if isinstance(made, Tensor) else sum(made)
     result: Tensor = global_rows(x, local, global_, rows, gathers, groups.name_of(group))
     return result
@@ -110,7 +110,7 @@ def _checked(
     host = groups.on_host(comm)  # counts lie in host memory wherever the rows do
     with guard(host, operator):
         local, global_ = experts.read(comm.size, x.shape, local_count, global_count, rows_of_x)
-        told = torch.empty(global_.shape, dtype=torch.int64)
+        told = torch.empty(global_.shape, dtype=torch.int64, device="cpu")
         call = calls.exchange(host, "exchange_counts", told, torch.from_numpy(local), experts.layout(local))
     call.run()
     experts.check_told(comm, operator, told.numpy(), global_)

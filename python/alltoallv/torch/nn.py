@@ -140,7 +140,7 @@ class MoEDispatcher(torch.nn.Module):
         comm = self._communicator(groups.device_of(tokens))
         with guard(comm, "all_to_all_v"):
             ids, weights = _checked(tokens, expert_ids, gate_weights, self.num_experts)
-            begins = torch.tensor(_first_experts(self.num_experts, comm.size))
+            begins = torch.tensor(_first_experts(self.num_experts, comm.size), device="cpu")
             flat_ids = ids.reshape(-1)
             order = torch.argsort(flat_ids, stable=True)
             sorted_ids = flat_ids[order]
@@ -273,7 +273,7 @@ def _signature(tokens: Tensor, weights: Tensor | None, num_experts: int) -> int:
 def _check_tags(comm: AnyCommunicator, route: Route, signature: int) -> tuple[Tensor, Tensor]:
     """Local expert and source rank of every row, sorted by expert."""
     tags, by_expert = known(route.tags).to("cpu", torch.int64), known(route.by_expert).cpu()
-    sources = torch.repeat_interleave(torch.arange(comm.size), torch.tensor(known(route.recvs)))
+    sources = torch.arange(comm.size, device="cpu").repeat_interleave(torch.tensor(known(route.recvs), device="cpu"))
     other = (tags[:, 1] != signature).nonzero()
     if len(other):
         raise PeerMismatchError(

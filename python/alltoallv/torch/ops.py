@@ -146,7 +146,7 @@ def all_to_all_v_learn(input: Tensor, sends: Tensor, row: int, operator: str, gr
         learning = calls.learn(comm, operator, x, counts, displs, max(row, 1))
     out, recv_counts = learning.run()
     packed = [sum(recv_counts[:j]) for j in range(comm.size)]
-    layout = torch.tensor([counts, displs, recv_counts, packed], dtype=torch.int64)
+    layout = torch.tensor([counts, displs, recv_counts, packed], dtype=torch.int64, device="cpu")
     return [out, layout]
 
 

@@ -72,7 +72,7 @@ class Plan(_core.ArrayPlan):
             call = None
             if isinstance(comm, Communicator):
                 plan = _core.Plan(comm.core, "all_to_all_v", core_name(dtype), *request.layout)
-                like, shape = torch.empty(0, dtype=dtype), (self.output_size,)
+                like, shape = torch.empty(0, dtype=dtype, device="cpu"), (self.output_size,)
                 call = plan.on_arrays(arrays_of(like, self.input_size, like, shape, allocates=not self._gaps))
             super().__init__(call)
 

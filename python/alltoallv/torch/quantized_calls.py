@@ -29,7 +29,9 @@ class ErrorFeedback(Feedback[Tensor]):
         return torch.zeros(count, dtype=torch.float32, device=like.device)
 
     def _copy(self, value: Any) -> Tensor:
-        return torch.as_tensor(value).detach().to(torch.float32, copy=True).reshape(-1)
+        if not isinstance(value, Tensor):
+            return torch.tensor(value, dtype=torch.float32, device="cpu").reshape(-1)
+        return value.detach().to(torch.float32, copy=True).reshape(-1)
 
     def _count(self, array: Tensor) -> int:
         return array.numel()

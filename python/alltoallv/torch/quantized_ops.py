@@ -155,7 +155,7 @@ def quantized_all_to_all(
             comm, as_input("input", input), sends.tolist(), known, bits, group_size, out_dtype, cast(Overflow, overflow)
         )
     out, counts = exchange.run()
-    return [out, torch.tensor(counts, dtype=torch.int64)]
+    return [out, torch.tensor(counts, dtype=torch.int64, device="cpu")]
 
 
 @quantized_all_to_all.fake
@@ -194,7 +194,7 @@ def _reduce_scatter_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     row = grad[:0].new_empty(grad.shape[1:]).numel()
     counts = [rows * row for rows in ctx.rows]
     own = [counts[ctx.rank]] * len(counts)
-    layout = torch.tensor([own, [0] * len(counts), counts, packed(counts)], dtype=torch.int64)
+    layout = torch.tensor([own, [0] * len(counts), counts, packed(counts)], dtype=torch.int64, device="cpu")
     flat = grad.reshape(-1)
     back = ops.all_to_all_v(flat, layout, sum(counts), 1, "all_gather", ctx.group)
     if ctx.average:

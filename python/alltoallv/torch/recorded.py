@@ -60,7 +60,7 @@ def all_to_all_v(
 def exchange_counts(send_counts: Counts, group: Group) -> Tensor:
     sends = _counts(send_counts)
     size = groups.world_size(group)
-    layout = _packed(torch.ones(size, dtype=torch.int64), torch.ones(size, dtype=torch.int64))
+    layout = _packed(_counts([1] * size), _counts([1] * size))
     made: Tensor = ops.all_to_all_v(sends, layout, size, 1, "exchange_counts", groups.name_of(group))
     return made
 
@@ -134,7 +134,7 @@ def _write(output: Tensor, input: Tensor, layout: Tensor, whole: bool, row: int,
 def _counts(values: Counts) -> Tensor:
     if isinstance(values, Tensor):
         return values.to("cpu", torch.int64)
-    return torch.tensor(values, dtype=torch.int64)
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
 def _displs(values: Counts | None, counts: Tensor, row: int) -> Tensor:

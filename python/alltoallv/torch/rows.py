@@ -164,11 +164,11 @@ def _exchange(
             buffer[:, place] = source
     flat = buffer.view(-1)
     if recvs is None:
-        layout = torch.tensor([sends, packed(sends)]) * stride
+        layout = torch.tensor([sends, packed(sends)], device="cpu") * stride
         received, full = ops.all_to_all_v_learn(flat, layout, stride, "all_to_all_v", route.group)
         route.recvs = [count // stride for count in full[2].tolist()]
     else:
-        layout = torch.tensor([sends, packed(sends), recvs, packed(recvs)]) * stride
+        layout = torch.tensor([sends, packed(sends), recvs, packed(recvs)], device="cpu") * stride
         received = ops.all_to_all_v(flat, layout, sum(recvs) * stride, stride, "all_to_all_v", route.group)
     return received.view(-1, stride), places
 

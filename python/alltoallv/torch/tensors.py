@@ -96,7 +96,7 @@ def row_size(tensor: Tensor) -> int:
 def from_block(block: _core.Block, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """The tensor of that shape over a block, which lives as long as the tensor's storage."""
     if math.prod(shape) == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return shaped(torch.frombuffer(block, dtype=dtype), shape)
 
 
@@ -118,5 +118,5 @@ def empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> Tenso
     dims = (shape,) if isinstance(shape, int) else tuple(shape)
     count = math.prod(dims)
     if count == 0 or makes_graph() or torch._C._is_tracing():
-        return torch.empty(dims, dtype=dtype)
+        return torch.empty(dims, dtype=dtype, device="cpu")
     return from_block(_core.allocate(count * dtype.itemsize), dims, dtype)
