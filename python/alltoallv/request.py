@@ -90,10 +90,7 @@ class Request:
 
     def check_out(self, shape: Sequence[int]) -> None:
         """Refuses an output whose rows have another shape than the input's."""
-        if self.tail and tuple(shape[1:]) != self.tail:
-            raise InvalidTensorError(
-                f"out has rows of shape {tuple(shape[1:])}, expected {self.tail}, those of the input"
-            )
+        check_rows(shape, self.tail)
 
     def check(self, numel_in: int, numel_out: int = -1) -> tuple[int, ...]:
         """Bounds and overlaps, also of a given output; the shape that an allocated output has."""
@@ -103,6 +100,12 @@ class Request:
     def has_gaps(self, shape: Sequence[int]) -> bool:
         """Whether an output of that shape has elements that no region covers."""
         return sum(self.layout[2]) < math.prod(shape)
+
+
+def check_rows(shape: Sequence[int], tail: tuple[int, ...]) -> None:
+    """Refuses an output whose rows have another shape than ``tail``, unless that is none."""
+    if tail and tuple(shape[1:]) != tail:
+        raise InvalidTensorError(f"out has rows of shape {tuple(shape[1:])}, expected {tail}, those of the input")
 
 
 def check_unit(unit: object) -> None:

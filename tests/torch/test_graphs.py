@@ -174,7 +174,12 @@ def test_errors(ranks: Ranks) -> None:
             return lambda x: at.all_to_all_single(output, x, *splits, **to)
 
         refuses(single(torch.zeros(4, 3)), InvalidTensorError, "rows of shape")
-        refuses(single(torch.zeros(4, 4).int()), InvalidTensorError, "dtype torch.int32")
+        refuses(single(torch.zeros(4, 4).int()), ValueError, "different dtypes")
+        refuses(lambda x: at.all_to_all([x[:2].int(), x[2:]], [x[:2], x[2:]], **to), ValueError, "different dtypes")
+        halves = {"send_counts": [2, 2], "recv_counts": [2, 2], **to}
+        refuses(lambda x: at.all_to_all_v(x, unit="rows", **halves), InvalidParamError, "unit is 'rows'")
+        refuses(lambda x: at.all_to_all_v(x, out=x.half(), **halves), InvalidTensorError, "dtype torch.float16")
+        refuses(lambda x: at.all_to_all_v(x, out=x.T[:2].T, unit="row", **halves), InvalidTensorError, "rows of shape")
         refuses(single(torch.zeros(3, 4)), InvalidParamError, "3 rows")
         refuses(single(torch.zeros(4, 4), [2, 2], [2, 1]), InvalidParamError, "expected 12")
         refuses(lambda x: at.all_gather_into_tensor(torch.zeros(9, 4), x, **to), InvalidParamError, "expected 32")

@@ -24,7 +24,16 @@ from alltoallv.torch.graphs import makes_graph
 from alltoallv.torch.group import Group, device_of
 from alltoallv.torch.library import is_watched
 from alltoallv.torch.ready import again, remember
-from alltoallv.torch.tensors import as_input, check_apart, check_output, needs_grad, region, row_size, shaped
+from alltoallv.torch.tensors import (
+    as_input,
+    check_apart,
+    check_one_dtype,
+    check_output,
+    needs_grad,
+    region,
+    row_size,
+    shaped,
+)
 from alltoallv.torch.work import Work
 
 
@@ -283,9 +292,8 @@ def all_to_all_single(
 
 def check_tensor_pair(output: Tensor, input: Tensor) -> None:
     """One dtype, and an output that can be written; the texts are torch's where torch has one."""
-    if isinstance(output, Tensor) and isinstance(input, Tensor) and output.dtype != input.dtype:
-        dtypes = sorted(str(t.dtype) for t in (output, input))
-        raise ValueError(f"Invalid usage of tensors with different dtypes{dtypes[0]} and {dtypes[1]}")
+    if isinstance(output, Tensor) and isinstance(input, Tensor):
+        check_one_dtype(output, input)
     check_output("output", output, input.dtype)
 
 
@@ -315,9 +323,7 @@ def all_to_all(
         for tensor in (*input_tensor_list, *output_tensor_list):
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"the lists hold a {type(tensor).__name__}, expected torch.Tensor")
-        dtypes = sorted({str(t.dtype) for t in (*input_tensor_list, *output_tensor_list)})
-        if len(dtypes) > 1:
-            raise ValueError(f"Invalid usage of tensors with different dtypes{' and '.join(dtypes)}")
+        check_one_dtype(*input_tensor_list, *output_tensor_list)
         xs = [as_input("input_tensor_list", x) for x in input_tensor_list]
         for j, out in enumerate(output_tensor_list):
             check_output(f"output_tensor_list[{j}]", out, xs[0].dtype)

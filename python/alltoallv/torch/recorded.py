@@ -14,10 +14,11 @@ from torch import Tensor
 
 from alltoallv.counts import Counts, Unit, even_split
 from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.request import check_rows, check_unit
 from alltoallv.torch import group as groups
 from alltoallv.torch import ops as ops
 from alltoallv.torch.group import Group
-from alltoallv.torch.tensors import needs_grad, row_size
+from alltoallv.torch.tensors import check_one_dtype, needs_grad, row_size
 from alltoallv.torch.work import Done
 
 
@@ -32,6 +33,7 @@ def all_to_all_v(
     group: Group,
     async_op: bool,
 ) -> Any:
+    check_unit(unit)
     row = row_size(input) if unit == "row" else 1
     name = groups.name_of(group)
     sends = _counts(send_counts) * row
@@ -46,6 +48,9 @@ def all_to_all_v(
         if out is not None:
             if needs_grad(input):
                 raise InvalidParamError("out is given for an input that requires grad, expected one or the other")
+            if out.dtype != input.dtype:
+                raise InvalidTensorError(f"out has dtype {out.dtype}, expected {input.dtype}", 13)
+            check_rows(out.shape, tuple(input.shape[1:]) if unit == "row" else ())
             _write(out, input, layout, False, row, "all_to_all_v", name)
             return outcome(out, None, async_op)
         packed_list = rdispls is None and not isinstance(recv_counts, Tensor)
@@ -73,6 +78,7 @@ def all_to_all_single(
     group: Group,
     async_op: bool,
 ) -> Done | None:
+    check_one_dtype(output, input)
     row = row_size(input)
     if row_size(output) != row:
         raise InvalidTensorError(
@@ -90,6 +96,7 @@ def all_to_all_single(
 
 
 def all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor], group: Group, async_op: bool) -> Done | None:
+    check_one_dtype(*inputs, *outputs)
     sizes = [out.numel() for out in outputs]
     layout = _packed(_counts([x.numel() for x in inputs]), _counts(sizes))
     x = torch.cat([x.detach().reshape(-1) for x in inputs])
@@ -100,6 +107,7 @@ def all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor], group: Group
 
 
 def all_gather_into_tensor(output: Tensor, input: Tensor, group: Group, async_op: bool) -> Done | None:
+    check_one_dtype(output, input)
     size = groups.world_size(group)
     each = _counts([input.numel()] * size)
     layout = torch.stack([each, torch.zeros_like(each), each, _displs(None, each, 1)])
@@ -125,9 +133,7 @@ def outcome(made: Tensor, out: Tensor | None, async_op: bool) -> Any:
 
 
 def _write(output: Tensor, input: Tensor, layout: Tensor, whole: bool, row: int, operator: str, group: str) -> None:
-    """An exchange without gradients into a tensor, whose gaps stay."""
-    if output.dtype != input.dtype:
-        raise InvalidTensorError(f"the output has dtype {output.dtype}, expected {input.dtype}, the input's", 13)
+    """An exchange without gradients into a tensor of the same dtype, whose gaps stay."""
     output.copy_(ops.all_to_all_v_over(output.detach(), input.detach(), layout, whole, row, operator, group))
 
 

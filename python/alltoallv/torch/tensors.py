@@ -78,6 +78,13 @@ def check_output(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
         raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor")
 
 
+def check_one_dtype(*tensors: Tensor) -> None:
+    """Of the tensors that torch's functions are given; the text is torch's."""
+    dtypes = sorted({str(tensor.dtype) for tensor in tensors})
+    if len(dtypes) > 1:
+        raise ValueError(f"Invalid usage of tensors with different dtypes{' and '.join(dtypes)}")
+
+
 def region(tensor: Tensor) -> Region:
     """Where a contiguous tensor lies."""
     return tensor.data_ptr(), tensor.nbytes
