@@ -33,20 +33,22 @@ def _exported(function: Function, x: Tensor) -> Function:
     return made
 
 
-def _compiled(function: Function, x: Tensor) -> Function:
+def _compiled(function: Function, x: Tensor, backend: str = "aot_eager") -> Function:
     torch._dynamo.reset()
-    return torch.compile(function, fullgraph=True, backend="aot_eager")
+    return torch.compile(function, fullgraph=True, backend=backend)
 
 
 WAYS: dict[str, Callable[[Function, Tensor], Function]] = {
     "compile": _compiled,
+    "inductor": lambda function, x: _compiled(function, x, "inductor"),
     "export": _exported,
     "make_fx": lambda function, x: make_fx(function)(x),
     "symbolic": lambda function, x: make_fx(function, tracing_mode="symbolic")(x),
 }
+SLOW = {"inductor": pytest.mark.slow}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=SLOW.get(way, ())) for way in WAYS])
 def test_other_data(ranks: Ranks, way: str) -> None:
     """All functions, with the results that they have without a graph; a peer has no graph."""
 
