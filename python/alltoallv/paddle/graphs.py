@@ -1,4 +1,4 @@
-"""``paddle.jit.to_static`` does not enter this package: what it would make of it runs once, on other data."""
+"""``paddle.jit.to_static`` does not enter this package: the checks around a call are no part of a graph."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ raised on all of them. With ``async_op=True`` a function returns at once, with a
 the tensors given must not be touched until it is done.
 
 Outputs that a function allocates lie in shared memory where that moves the data (see `empty`). Calls without gradients
-go straight to the core; with gradients, and under torch.compile, they are the operators of `alltoallv.torch.ops`, which
+go straight to the core; with gradients, and in a graph, they are the operators of `alltoallv.torch.ops`, which
 torch's dispatcher sees where somebody watches it: a graph, a mode, a profiler.
 """
 

@@ -101,8 +101,9 @@ class BucketFeedback:
             errors = [None if one is None else one.state_dict()["error"] for one in alone]
             pieces = []
             for number, error in zip(layout, errors, strict=True):
-                none = torch.zeros(_count(self._shapes[number]), dtype=torch.float32, device=device)
-                pieces.append(none if error is None else error.to(device))
+                if error is None:
+                    error = torch.zeros(_count(self._shapes[number]), dtype=torch.float32, device=device)
+                pieces.append(error.to(device))
             made.load_state_dict({"error": torch.cat(pieces), "gather_error": None})
         return made
 

@@ -29,9 +29,9 @@ from alltoallv.torch.tensors import (
     check_apart,
     check_one_dtype,
     check_output,
+    common_row_size,
     needs_grad,
     region,
-    row_size,
     shaped,
 )
 from alltoallv.torch.work import Work
@@ -274,11 +274,7 @@ def all_to_all_single(
     with guard(comm, "all_to_all_single"):
         check_tensor_pair(output, input)
         x = as_input("input", input)
-        row = row_size(x)
-        if output.dim() == 0 or row_size(output) != row:
-            raise InvalidTensorError(
-                f"output has rows of shape {tuple(output.shape[1:])}, expected {tuple(x.shape[1:])} as the input"
-            )
+        row = common_row_size(output, x)
         sends = split_sizes("input_split_sizes", input_split_sizes, "input", x.shape[0], comm.size)
         recvs = split_sizes("output_split_sizes", output_split_sizes, "output", output.shape[0], comm.size)
         check_apart(output, x)

@@ -189,7 +189,8 @@ def quantized_all_to_all(
     if recorded or (needs_grad(input) and not async_op):
         if not recorded and groups.resolve(group, device_of(input)) is None:
             return None
-        sends, recvs = _as_counts(send_counts), None if recv_counts is None else _as_counts(recv_counts)
+        sends = torch.as_tensor(send_counts, device="cpu")
+        recvs = None if recv_counts is None else torch.as_tensor(recv_counts, device="cpu")
         rows, _ = quantized_ops.quantized_all_to_all(input, sends, recvs, bits, group_size, out_dtype, overflow, group)
         if async_op and recvs is None:
             return None, Done(rows)
@@ -211,10 +212,6 @@ def _check_recorded(input: Tensor, out: Tensor | None, async_op: bool, error_fee
     quantized.exclude("this is recorded for a graph", None, False, error_feedback)
     if needs_grad(input):
         quantized.exclude("input requires grad", out, async_op, None)
-
-
-def _as_counts(values: Counts) -> Tensor:
-    return torch.as_tensor(values, device="cpu")
 
 
 def _as_tensor(scale: Scale) -> Tensor | None:

@@ -18,7 +18,7 @@ from alltoallv.request import check_rows, check_unit
 from alltoallv.torch import group as groups
 from alltoallv.torch import ops as ops
 from alltoallv.torch.group import Group
-from alltoallv.torch.tensors import check_one_dtype, needs_grad, row_size
+from alltoallv.torch.tensors import check_one_dtype, common_row_size, needs_grad, row_size
 from alltoallv.torch.work import Done
 
 
@@ -79,11 +79,7 @@ def all_to_all_single(
     async_op: bool,
 ) -> Done | None:
     check_one_dtype(output, input)
-    row = row_size(input)
-    if row_size(output) != row:
-        raise InvalidTensorError(
-            f"output has rows of shape {tuple(output.shape[1:])}, expected {tuple(input.shape[1:])} as the input"
-        )
+    row = common_row_size(output, input)
     size = groups.world_size(group)
 
     def elements(name: str, tensor: Tensor, sizes: Counts | None) -> Tensor:

@@ -100,6 +100,20 @@ def row_size(tensor: Tensor) -> int:
     return request.row_size(tensor.shape)
 
 
+def common_row_size(output: Tensor, input: Tensor) -> int:
+    """Elements per row of both.
+
+    Raises:
+        InvalidTensorError: they have rows of different sizes, or one has none.
+    """
+    row = row_size(input)
+    if output.dim() == 0 or row_size(output) != row:
+        raise InvalidTensorError(
+            f"output has rows of shape {tuple(output.shape[1:])}, expected {tuple(input.shape[1:])} as the input"
+        )
+    return row
+
+
 def from_block(block: _core.Block, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """The tensor of that shape over a block, which lives as long as the tensor's storage."""
     if math.prod(shape) == 0:
