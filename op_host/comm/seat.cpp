@@ -3,24 +3,33 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <map>
+#include <bit>
+#include <vector>
 
 namespace alltoallv {
 
 int better_seat(int rank, std::span<const uint16_t> seats, const CpuSet& allowed) {
-    std::map<int, int> ranks_at;  // by processor
+    struct Processor {
+        int cpu, ranks;
+    };
+    std::vector<Processor> processors;  // by number
     for (size_t word = 0; word < allowed.size(); ++word)
-        for (int bit = 0; bit < 64; ++bit)
-            if ((allowed[word] >> bit & 1) != 0) ranks_at[static_cast<int>(word) * 64 + bit] = 0;
-    for (const uint16_t cpu : seats) ++ranks_at[cpu];
-    const auto fewer = [](const auto& a, const auto& b) { return a.second < b.second; };
+        for (uint64_t rest = allowed[word]; rest != 0; rest &= rest - 1)
+            processors.push_back({static_cast<int>(word) * 64 + std::countr_zero(rest), 0});
+    const auto processor_of = [&](uint16_t cpu) {
+        const auto at = std::ranges::lower_bound(processors, int{cpu}, {}, &Processor::cpu);
+        return at != processors.end() && at->cpu == cpu ? at : processors.insert(at, {cpu, 0});
+    };
+    for (const uint16_t cpu : seats) ++processor_of(cpu)->ranks;
+    const auto [fewest, most] = std::ranges::minmax_element(processors, {}, &Processor::ranks);
+    if (most->ranks - fewest->ranks < 2) return -1;  // nearly always
     for (int j = static_cast<int>(seats.size()) - 1; j >= 0; --j) {
-        int& here = ranks_at[seats[static_cast<size_t>(j)]];
-        const auto emptiest = std::min_element(ranks_at.begin(), ranks_at.end(), fewer);
-        if (here - emptiest->second < 2) continue;
-        if (j == rank) return emptiest->first;
-        --here;
-        ++emptiest->second;
+        const auto here = processor_of(seats[static_cast<size_t>(j)]);
+        const auto emptiest = std::ranges::min_element(processors, {}, &Processor::ranks);
+        if (here->ranks - emptiest->ranks < 2) continue;
+        if (j == rank) return emptiest->cpu;
+        --here->ranks;
+        ++emptiest->ranks;
     }
     return -1;
 }

@@ -70,6 +70,30 @@ void init_arrays(Arrays* self, nb::handle input, size_t input_size, nb::handle o
     new (self) Arrays{framework, kind_of(framework, input, input_size), target, std::move(make)};
 }
 
+nb::object call_plan(nb::handle_t<ArrayPlan> self, nb::handle input, nb::object out, nb::handle timeout) {
+    if (!nb::inst_ready(self)) throw nb::type_error("this plan has not been initialized");
+    if (timeout.is_none())
+        if (const std::optional<ArrayPair> given = look(input, out))
+            if (nb::object result = nb::inst_ptr<ArrayPlan>(self)->call.run(*given, out); !result.is_none())
+                return result;
+    return self.attr("_checked")(input, out, timeout);
+}
+
+/// The plans' slot for calls, which Python finds without looking for a method; calls with keywords go the usual way.
+PyObject* plan_slot(PyObject* self, PyObject* args, PyObject* others) {
+    try {
+        const nb::handle_t<ArrayPlan> plan(self);
+        const Py_ssize_t given = PyTuple_GET_SIZE(args);
+        if (others != nullptr || given < 1 || given > 2)
+            return PyObject_Call(nb::object(plan.attr("_call")).ptr(), args, others);
+        PyObject* const out = given == 2 ? PyTuple_GET_ITEM(args, 1) : Py_None;
+        return call_plan(plan, PyTuple_GET_ITEM(args, 0), nb::borrow(out), nb::none()).release().ptr();
+    } catch (...) {
+        set_python_error();
+        return nullptr;
+    }
+}
+
 }  // namespace
 
 nb::object ArrayCall::run(const ArrayPair& given, nb::object output, double timeout) const {
@@ -115,7 +139,8 @@ void bind_array_call(nb::module_& m) {
                   "output: object | None, timeout: float = -1.0) -> typing.Any | None"),
           "Runs the call kept under this `call_key`, and returns the output, made here if it is None; None, with "
           "nothing done, if there is none or these are no arrays for it.");
-    nb::class_<ArrayPlan>(m, "ArrayPlan", "What the plans of NumPy and torch are subclasses of.")
+    PyType_Slot slots[] = {{Py_tp_call, reinterpret_cast<void*>(plan_slot)}, {0, nullptr}};
+    nb::class_<ArrayPlan>(m, "ArrayPlan", nb::type_slots(slots), "What the plans of NumPy and torch are subclasses of.")
         .def(
             "__init__",
             [](ArrayPlan* self, std::optional<ArrayCall> call) {
@@ -123,18 +148,9 @@ void bind_array_call(nb::module_& m) {
             },
             nb::arg("call").none(), "Without a call everything is left to `_checked`.")
         .def(
-            "__call__",
-            [](nb::handle_t<ArrayPlan> self, nb::handle input, nb::object out, nb::handle timeout) {
-                if (!nb::inst_ready(self)) throw nb::type_error("this plan has not been initialized");
-                if (timeout.is_none())
-                    if (const std::optional<ArrayPair> given = look(input, out))
-                        if (nb::object result = nb::inst_ptr<ArrayPlan>(self)->call.run(*given, out); !result.is_none())
-                            return result;
-                return self.attr("_checked")(input, out, timeout);
-            },
-            nb::arg("input"), nb::arg("out") = nb::none(), nb::kw_only(), nb::arg("timeout") = nb::none(),
-            nb::sig("def __call__(self, *args: typing.Any, **others: typing.Any) -> typing.Any"),
-            "What the class says; what is no common case is for its method `_checked(input, out, timeout)`.");
+            "_call", call_plan, nb::arg("input"), nb::arg("out") = nb::none(), nb::kw_only(),
+            nb::arg("timeout") = nb::none(),
+            "What a call does; what is no common case is for the class's method `_checked(input, out, timeout)`.");
 }
 
 }  // namespace alltoallv

@@ -15,14 +15,22 @@ constexpr const char* class_names[] = {"InvalidParamError",       "InvalidTensor
                                        "PeerLostError",           "CommTimeoutError",   "HcclError",
                                        "BackendUnavailableError", "ValueOverflowError"};
 
-void translate(const std::exception_ptr& pointer, void*) {
+void set(const Error& error) {
     try {
-        std::rethrow_exception(pointer);
-    } catch (const Error& error) {
         // Imported here: the module itself must load without the package.
         nb::object type = nb::module_::import_("alltoallv.errors").attr(class_names[static_cast<size_t>(error.kind())]);
         nb::object value = type(error.what(), static_cast<int>(error.code()));
         PyErr_SetObject(type.ptr(), value.ptr());
+    } catch (nb::python_error& another) {
+        another.restore();
+    }
+}
+
+void translate(const std::exception_ptr& pointer, void*) {
+    try {
+        std::rethrow_exception(pointer);
+    } catch (const Error& error) {
+        set(error);
     }
 }
 
@@ -32,6 +40,23 @@ bool python_is_reachable() {
 }
 
 }  // namespace
+
+void set_python_error() {
+    try {
+        throw;
+    } catch (const Error& error) {
+        set(error);
+    } catch (nb::python_error& error) {
+        error.restore();
+    } catch (const nb::builtin_exception& error) {
+        PyErr_SetString(error.type() == nb::exception_type::type_error ? PyExc_TypeError : PyExc_RuntimeError,
+                        error.what());
+    } catch (const std::bad_alloc&) {
+        PyErr_NoMemory();
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    }
+}
 
 void bind_errors(nb::module_& m) {
     nb::register_exception_translator(translate);

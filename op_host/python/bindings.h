@@ -24,6 +24,9 @@ void bind_hccl(nanobind::module_& m);
 void bind_kernels(nanobind::module_& m);
 void bind_quant(nanobind::module_& m);
 
+/// Of the exception that is being handled: for functions that Python calls past nanobind, which does it for its own.
+void set_python_error();
+
 /// Throw `Error` for a name that does not exist.
 DType dtype_from_name(const std::string& name);
 OpKind op_from_name(const std::string& name);
