@@ -1,3 +1,4 @@
+#include "base/hot.h"
 #include "comm/call_queue.h"
 
 #include <pthread.h>
@@ -51,12 +52,12 @@ CallQueue::~CallQueue() {
     if (thread_.joinable()) thread_.join();
 }
 
-const CallQueue*& CallQueue::on_worker_of() {
-    thread_local const CallQueue* queue = nullptr;
+ALLTOALLV_HOT const CallQueue*& CallQueue::on_worker_of() {
+    [[gnu::tls_model("initial-exec")]] thread_local const CallQueue* queue = nullptr;
     return queue;
 }
 
-void CallQueue::enter(uint64_t ticket) {
+ALLTOALLV_HOT void CallQueue::enter(uint64_t ticket) {
     if (serving_.load() == ticket) return;
     waiting_.fetch_add(1);
     std::exception_ptr interrupted;
@@ -81,7 +82,7 @@ void CallQueue::enter(uint64_t ticket) {
     std::rethrow_exception(interrupted);
 }
 
-void CallQueue::leave() {
+ALLTOALLV_HOT void CallQueue::leave() {
     serving_.fetch_add(1);
     if (waiting_.load() == 0) return;
     const std::lock_guard lock(mutex_);

@@ -71,6 +71,14 @@ constexpr std::string_view name_of(ReduceOp op) {
     return reduce_op_names[static_cast<size_t>(op)];
 }
 
+/// What follows from an exchange's counts and displacements alone, on one rank; in bytes.
+struct ExchangeSummary {
+    uint64_t send_digest, recv_digest;    // the latter 0 where the counts are learnt
+    size_t input_extent, output_extent;   // one past the last byte that the regions cover
+    size_t to_peers, from_peers;          // regions that several peers get count once
+    size_t read, written;                 // the same with what stays on this rank
+};
+
 /// Data movement. Every array has one entry per rank, in elements of `dtype`:
 ///     out_r[rdispls[j] : +recv_counts[j]] = x_j[sdispls_j[r] : +send_counts_j[r]]
 /// The caller has checked signs and bounds (operation/checks.h); the spans outlive the call.
@@ -89,7 +97,10 @@ struct Exchange {
     std::function<void*(std::span<const int64_t>)> allocate;
     void* stream = nullptr;  ///< of a device: enqueue there and return; null: block until the data have arrived
     bool moves = true;       ///< false: compare the ranks' rows, and no more
+    const ExchangeSummary* summary = nullptr;  ///< kept by who runs it often; null: made anew
 };
+
+ExchangeSummary summarize(const Exchange& exchange, int rank);
 
 /// Reduction in the fixed rank order 0..W-1. `counts[j]` elements belong to rank j, parts packed in rank order.
 /// all_reduce: input and output hold sum(counts) elements; reduce_scatter: output holds counts[rank].

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <string>
 
+#include "base/hot.h"
 #include "comm/control.h"
 #include "comm/quant_terms.h"
 
@@ -86,7 +87,7 @@ std::optional<PairDifference> first_difference(const Layout& layout, char* base,
     return {};
 }
 
-uint64_t pair_hash(int from, int to, int64_t count) {
+ALLTOALLV_HOT uint64_t pair_hash(int from, int to, int64_t count) {
     if (count == 0) return 0;
     uint64_t x = static_cast<uint64_t>(count) * 0x9e3779b97f4a7c15u;
     x ^= (static_cast<uint64_t>(static_cast<uint32_t>(from)) << 32 | static_cast<uint32_t>(to)) + 0x632be59bd9b4e019u;
@@ -95,7 +96,7 @@ uint64_t pair_hash(int from, int to, int64_t count) {
     return x ^ (x >> 31);
 }
 
-void ControlPlane::compare_rows() const {
+ALLTOALLV_HOT void ControlPlane::compare_rows() const {
     const Row& first = row(0);
     uint64_t sent = 0, expected = 0;
     bool any_failed = false, any_learns = false, all_learn = true, equal = true;

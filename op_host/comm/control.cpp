@@ -1,3 +1,4 @@
+#include "base/hot.h"
 #include "comm/control.h"
 
 #include <unistd.h>
@@ -91,14 +92,14 @@ void ControlPlane::count_cpus() {
     crowd_.set_cpus(processors_);
 }
 
-void ControlPlane::start_clock(double timeout) {
+ALLTOALLV_HOT void ControlPlane::start_clock(double timeout) {
     started_ = Clock::now();
     next_warning_ =
         started_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.warn_after));
     op_timeout_ = timeout < 0 ? options_.timeout : timeout;
 }
 
-Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
+ALLTOALLV_HOT Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
     // Sequentially consistent, against acknowledge_if_idle(): either it sees us active or we see the poison.
     active_.store(true, std::memory_order_seq_cst);
     start_clock(timeout);
@@ -123,7 +124,7 @@ Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
     return mine;
 }
 
-void ControlPlane::publish(Row& mine) {
+ALLTOALLV_HOT void ControlPlane::publish(Row& mine) {
     if (on_publish) return on_publish(mine, seq_);
     tell_seat();
     mine.seq.store(seq_, std::memory_order_release);
@@ -135,23 +136,23 @@ void ControlPlane::publish(Row& mine) {
     });
 }
 
-void ControlPlane::await_rows(uint64_t seq) {
+ALLTOALLV_HOT void ControlPlane::await_rows(uint64_t seq) {
     int next = 0;
-    wait(
-        [&] {
-            while (next < size() && has_row(next, seq)) ++next;
-            return next == size();
-        },
-        [&] {
-            std::vector<int> missing;
-            for (int j = next; j < size(); ++j)
-                if (!has_row(j, seq)) missing.push_back(j);
-            return missing;
-        });
+    const auto ready = [&] {
+        while (next < size() && has_row(next, seq)) ++next;
+        return next == size();
+    };
+    const auto missing = [&] {
+        std::vector<int> ranks;
+        for (int j = next; j < size(); ++j)
+            if (!has_row(j, seq)) ranks.push_back(j);
+        return ranks;
+    };
+    if (!spin(ready)) wait_on(ready, missing, started_);
     settled_ = true;
 }
 
-void ControlPlane::agree() {
+ALLTOALLV_HOT void ControlPlane::agree() {
     await_rows(seq_);
     compare_rows();
     level_seats(started_);
@@ -163,7 +164,7 @@ void ControlPlane::look_at_seats(Clock::time_point now) {
     seat_.level(rank(), seats_, cpus_, now);
 }
 
-void ControlPlane::close(bool ok, uint64_t bytes) {
+ALLTOALLV_HOT void ControlPlane::close(bool ok, uint64_t bytes) {
     record_end(ok, bytes);
     op_ = OpKind::none;
     active_.store(false, std::memory_order_seq_cst);

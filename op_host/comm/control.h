@@ -83,22 +83,7 @@ class ControlPlane {
     /// Returns once `ready()`; `missing()` lists the ranks waited for. Throws on poison, loss and timeout.
     template <class Ready, class Missing>
     void wait(Ready&& ready, Missing&& missing) {
-        for (int spins = spins_; spins > 0; --spins) {
-            if (ready()) return;
-            cpu_pause();
-        }
-        if (ready()) return;
-        WaitState state;
-        if (crowd_.present()) state.rounds = yields_before_sleep;
-        while (!ready()) {
-            if (++state.rounds <= yields_before_sleep) {
-                if (crowd_.yield()) state.rounds = yields_before_sleep;
-                if (state.rounds % yields_per_step != 0) continue;
-            } else if (doorbell_.sleep(ready, sleep_limit())) {
-                return;
-            }
-            if (step_due(state)) step(std::function<std::vector<int>()>(missing));
-        }
+        if (!spin(ready)) wait_on(ready, missing, Clock::now());
     }
 
     /// Waits until `flag(j) >= value` for the ranks that `needed` selects.
@@ -178,6 +163,31 @@ class ControlPlane {
     static constexpr uint64_t yields_per_step = 32;
     static constexpr uint64_t yields_before_sleep = 4096;
     static constexpr int sleep_ms = 50;
+
+    template <class Ready>
+    bool spin(Ready&& ready) {
+        for (int spins = spins_; spins > 0; --spins) {
+            if (ready()) return true;
+            cpu_pause();
+        }
+        return ready();
+    }
+
+    /// `now`: a time not long ago.
+    template <class Ready, class Missing>
+    void wait_on(Ready&& ready, Missing&& missing, Clock::time_point now) {
+        WaitState state;
+        if (crowd_.present()) state.rounds = yields_before_sleep;
+        do {
+            if (++state.rounds <= yields_before_sleep) {
+                if (crowd_.yield(now)) state.rounds = yields_before_sleep;
+                if (state.rounds % yields_per_step != 0) continue;
+            } else if (doorbell_.sleep(ready, sleep_limit())) {
+                return;
+            }
+            if (step_due(state)) step(std::function<std::vector<int>()>(missing));
+        } while (!ready());
+    }
 
     ControlHeader& header() const { return layout_.header(memory_->data()); }
     void start_clock(double timeout);

@@ -23,13 +23,13 @@ class Crowd {
     /// Asked once per wait: true if it is better slept than yielded away. Now and then yielding is tried again.
     bool present() { return sleeps_ > 0 && --sleeps_ > 0; }
 
-    /// Yields once; true if that cost a time slice.
-    bool yield() {
-        const auto before = Clock::now();
+    /// Yields once; true if that cost a time slice. `now` is the time when this rank last looked, before and after.
+    bool yield(Clock::time_point& now) {
+        const auto before = now;
         sched_yield();
         ++tried_;
-        const auto after = Clock::now();
-        return after - before > long_yield && lost_slice();
+        now = Clock::now();
+        return now - before > long_yield && lost_slice();
     }
 
   private:

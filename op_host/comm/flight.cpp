@@ -1,4 +1,5 @@
 // The flight recorder: each rank keeps its last operators in the control segment, where every peer can read them.
+#include "base/hot.h"
 #include "comm/flight.h"
 
 #include <algorithm>
@@ -72,7 +73,7 @@ std::string flight_json(const std::string& domain, int rank, int size, const std
     return json + "]}";
 }
 
-void ControlPlane::record_start(DType dtype) {
+ALLTOALLV_HOT void ControlPlane::record_start(DType dtype) {
     FlightEntry& entry = status(rank()).flight[seq_ % flight_length];
     entry.seq.store(0, std::memory_order_relaxed);
     entry.what.store(static_cast<uint64_t>(op_) << 16 | static_cast<uint64_t>(dtype) << 8 |
@@ -82,7 +83,7 @@ void ControlPlane::record_start(DType dtype) {
     entry.seq.store(seq_, std::memory_order_release);
 }
 
-void ControlPlane::record_end(bool ok, uint64_t bytes) {
+ALLTOALLV_HOT void ControlPlane::record_end(bool ok, uint64_t bytes) {
     FlightEntry& entry = status(rank()).flight[seq_ % flight_length];
     if (entry.seq.load(std::memory_order_relaxed) != seq_) return;  // refused before it started
     const uint64_t what = entry.what.load(std::memory_order_relaxed) & ~uint64_t{0xff};

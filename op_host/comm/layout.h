@@ -40,6 +40,8 @@ struct Pair {
     int64_t source;      // where they start: in the input, or in the row's payload when it travels inline
     int64_t recv_count;  // elements expected from that peer
     int64_t target;      // where they go in the output
+
+    bool operator==(const Pair&) const = default;
 };
 
 enum RowFlag : uint16_t {

@@ -1,3 +1,4 @@
+#include "base/hot.h"
 #include "python/array_call.h"
 
 #include <nanobind/stl/optional.h>
@@ -13,7 +14,7 @@ namespace alltoallv {
 namespace {
 
 /// Nothing if these are no two arrays of one framework whose calls repeat.
-std::optional<ArrayPair> look(nb::handle input, nb::handle output) {
+ALLTOALLV_HOT std::optional<ArrayPair> look(nb::handle input, nb::handle output) {
     const Framework* const framework = framework_of(input);
     if (framework == nullptr || !(output.is_none() || framework_of(output) == framework)) return std::nullopt;
     std::optional<ArrayView> source = framework->input(input), target;
@@ -70,7 +71,7 @@ void init_arrays(Arrays* self, nb::handle input, size_t input_size, nb::handle o
     new (self) Arrays{framework, kind_of(framework, input, input_size), target, std::move(make)};
 }
 
-nb::object call_plan(nb::handle_t<ArrayPlan> self, nb::handle input, nb::object out, nb::handle timeout) {
+ALLTOALLV_HOT nb::object call_plan(nb::handle_t<ArrayPlan> self, nb::handle input, nb::object out, nb::handle timeout) {
     if (!nb::inst_ready(self)) throw nb::type_error("this plan has not been initialized");
     if (timeout.is_none())
         if (const std::optional<ArrayPair> given = look(input, out))
@@ -80,7 +81,7 @@ nb::object call_plan(nb::handle_t<ArrayPlan> self, nb::handle input, nb::object 
 }
 
 /// The plans' slot for calls, which Python finds without looking for a method; calls with keywords go the usual way.
-PyObject* plan_slot(PyObject* self, PyObject* args, PyObject* others) {
+ALLTOALLV_HOT PyObject* plan_slot(PyObject* self, PyObject* args, PyObject* others) {
     try {
         const nb::handle_t<ArrayPlan> plan(self);
         const Py_ssize_t given = PyTuple_GET_SIZE(args);
@@ -96,7 +97,7 @@ PyObject* plan_slot(PyObject* self, PyObject* args, PyObject* others) {
 
 }  // namespace
 
-nb::object ArrayCall::run(const ArrayPair& given, nb::object output, double timeout) const {
+ALLTOALLV_HOT nb::object ArrayCall::run(const ArrayPair& given, nb::object output, double timeout) const {
     const ArrayView& source = given.input;
     if (given.framework != arrays.framework || !fits(source, arrays.input)) return nb::none();
     uintptr_t target = 0;

@@ -1,3 +1,4 @@
+#include "base/hot.h"
 #include "python/arrays.h"
 
 #include <algorithm>
@@ -17,7 +18,7 @@ std::vector<Known> known;  // changed under the GIL
 
 }  // namespace
 
-const Framework* framework_of(nb::handle object) {
+ALLTOALLV_HOT const Framework* framework_of(nb::handle object) {
     for (const Known& each : known)
         if (Py_TYPE(object.ptr()) == each.type) return each.framework;
     return nullptr;

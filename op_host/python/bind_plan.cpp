@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/hot.h"
 #include "comm/communicator.h"
 #include "python/array_call.h"
 #include "python/bindings.h"
@@ -28,8 +29,8 @@ struct Learnt {
 /// Counts and descriptor of an exchange; pending calls share them with the Plan and need no Python to drop them.
 class PlanData {
   public:
-    PlanData(const std::string& op, const std::string& dtype, Counts send_counts, Counts sdispls, Counts recv_counts,
-             Counts rdispls, int64_t root, int64_t row, bool byte_displs)
+    PlanData(int rank, const std::string& op, const std::string& dtype, Counts send_counts, Counts sdispls,
+             Counts recv_counts, Counts rdispls, int64_t root, int64_t row, bool byte_displs)
         : send_counts_(std::move(send_counts)),
           sdispls_(std::move(sdispls)),
           recv_counts_(std::move(recv_counts)),
@@ -43,11 +44,13 @@ class PlanData {
         exchange_.sdispls = sdispls_;
         exchange_.recv_counts = recv_counts_;
         exchange_.rdispls = rdispls_;
+        summary_ = summarize(exchange_, rank);
+        exchange_.summary = &summary_;
     }
-    PlanData(const PlanData&) = delete;  // the spans point into this object
+    PlanData(const PlanData&) = delete;  // the exchange points into this object
     PlanData& operator=(const PlanData&) = delete;
 
-    void run(Communicator& communicator, uintptr_t input, uintptr_t output, double timeout,
+    ALLTOALLV_HOT void run(Communicator& communicator, uintptr_t input, uintptr_t output, double timeout,
              uintptr_t stream = 0) const {
         Exchange exchange = exchange_;
         exchange.input = pointer(input);
@@ -85,6 +88,7 @@ class PlanData {
   private:
     Counts send_counts_, sdispls_, recv_counts_, rdispls_;
     Exchange exchange_;
+    ExchangeSummary summary_;
 };
 
 struct Plan {
@@ -113,10 +117,11 @@ void bind_plan(nb::module_& m) {
             [](Plan* self, CommunicatorPtr communicator, const std::string& op, const std::string& dtype,
                Counts send_counts, Counts sdispls, Counts recv_counts, Counts rdispls, int64_t root, int64_t row,
                bool byte_displs) {
-                new (self) Plan{
-                    std::move(communicator),
-                    std::make_shared<PlanData>(op, dtype, std::move(send_counts), std::move(sdispls),
-                                               std::move(recv_counts), std::move(rdispls), root, row, byte_displs)};
+                const int rank = communicator->rank();
+                new (self) Plan{std::move(communicator),
+                                std::make_shared<PlanData>(rank, op, dtype, std::move(send_counts), std::move(sdispls),
+                                                           std::move(recv_counts), std::move(rdispls), root, row,
+                                                           byte_displs)};
             },
             nb::arg("communicator"), nb::arg("op"), nb::arg("dtype"), nb::arg("send_counts"), nb::arg("sdispls"),
             nb::arg("recv_counts"), nb::arg("rdispls"), nb::arg("root") = 0, nb::arg("row") = 1,
@@ -172,7 +177,7 @@ void bind_plan(nb::module_& m) {
             "on_arrays",
             [](const Plan& self, Arrays arrays) {
                 return ArrayCall{std::move(arrays), false,
-                                 [plan = self](uintptr_t input, uintptr_t output, double timeout) {
+                                 [plan = self](uintptr_t input, uintptr_t output, double timeout) ALLTOALLV_HOT {
                                      plan.data->run(*plan.communicator, input, output, timeout);
                                  }};
             },

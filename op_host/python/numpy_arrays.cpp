@@ -1,6 +1,7 @@
 // NumPy's arrays. Their fields are read where they lie: to ask for a Python buffer takes as long as an exchange.
 #include <numpy/ndarraytypes.h>
 
+#include "base/hot.h"
 #include "python/arrays.h"
 #include "python/bindings.h"
 
@@ -18,16 +19,16 @@ class NumpyArrays : public Framework {
     explicit NumpyArrays(nb::handle type) : type_(type) {}
 
     /// By the number of its type: equal dtypes may be objects of their own, those that were pickled for one.
-    std::optional<DTypeCode> dtype(nb::handle array) const override {
+    ALLTOALLV_HOT std::optional<DTypeCode> dtype(nb::handle array) const override {
         const PyArray_Descr* const dtype = PyArray_DESCR(fields(array));
         const int number = dtype->type_num;
         if (!PyTypeNum_ISNUMBER(number) && number != NPY_HALF && number < NPY_USERDEF) return std::nullopt;
         return static_cast<DTypeCode>(number) << 8 | static_cast<uint8_t>(dtype->byteorder);
     }
 
-    std::optional<ArrayView> input(nb::handle array) const override { return view(array, NPY_ARRAY_C_CONTIGUOUS); }
+    ALLTOALLV_HOT std::optional<ArrayView> input(nb::handle array) const override { return view(array, NPY_ARRAY_C_CONTIGUOUS); }
 
-    std::optional<ArrayView> output(nb::handle array) const override {
+    ALLTOALLV_HOT std::optional<ArrayView> output(nb::handle array) const override {
         return view(array, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_WRITEABLE);
     }
 
@@ -38,7 +39,7 @@ class NumpyArrays : public Framework {
     }
 
   private:
-    std::optional<ArrayView> view(nb::handle array, int flags) const {
+    ALLTOALLV_HOT std::optional<ArrayView> view(nb::handle array, int flags) const {
         PyArrayObject* const it = fields(array);
         const std::optional<DTypeCode> code = dtype(array);
         if (!code || !PyArray_CHKFLAGS(it, flags)) return std::nullopt;

@@ -1,3 +1,4 @@
+#include "base/hot.h"
 #include "transport/shm/arena.h"
 
 #include <fcntl.h>
@@ -46,7 +47,7 @@ Arena* make_arena() {
 
 }  // namespace
 
-uint32_t fork_generation() {
+ALLTOALLV_HOT uint32_t fork_generation() {
     return generation.load(std::memory_order_relaxed);
 }
 
@@ -68,7 +69,7 @@ Block::~Block() {
     }
 }
 
-Arena& Arena::instance() {
+ALLTOALLV_HOT Arena& Arena::instance() {
     Arena* arena = current.load(std::memory_order_acquire);
     return arena != nullptr ? *arena : *make_arena();
 }
@@ -208,7 +209,7 @@ void Arena::merge(char* data, size_t bytes) {
     }
 }
 
-Location Arena::locate(const void* data, size_t bytes) const {
+ALLTOALLV_HOT Location Arena::locate(const void* data, size_t bytes) const {
     const auto address = reinterpret_cast<uint64_t>(data);
     for (const Span& span : spans()) {
         const uint32_t id = span.id.load(std::memory_order_acquire);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/hot.h"
 #include "transport/shm/shm_communicator.h"
 
 namespace alltoallv {
@@ -12,16 +13,6 @@ constexpr size_t pushed_from = 4096;
 
 /// Bytes up to which two copies may be quicker than the kernel's one.
 constexpr size_t copied_twice = size_t{1} << 20;
-
-/// Elements that a rank reads, regions that several peers get counted once, and writes.
-int64_t footprint(const Pair* pairs, int size) {
-    int64_t total = 0;
-    for (int j = 0; j < size; ++j) {
-        const bool again = j > 0 && pairs[j].source == pairs[j - 1].source;
-        total += (again ? 0 : pairs[j].send_count) + pairs[j].recv_count;
-    }
-    return total;
-}
 
 /// Measures what lies between `go_on` and `pause`, if at all.
 class Stopwatch {
@@ -45,43 +36,54 @@ class Stopwatch {
     Clock::duration total_{};
 };
 
-/// One past the last byte that the non-empty regions cover; displacements in elements, or where `in_bytes` in bytes.
-size_t extent(std::span<const int64_t> counts, std::span<const int64_t> displs, size_t element, bool in_bytes) {
-    const auto length = static_cast<int64_t>(element), unit = in_bytes ? 1 : length;
-    int64_t end = 0;
-    for (size_t j = 0; j < counts.size(); ++j)
-        if (counts[j] > 0) end = std::max(end, displs[j] * unit + counts[j] * length);
-    return static_cast<size_t>(end);
-}
-
 }  // namespace
 
-void ShmCommunicator::fill_pairs(const Exchange& x, Row& mine) {
-    const auto element = static_cast<int64_t>(size_of(x.dtype));
-    const int64_t unit = x.byte_displs ? 1 : element;
-    const bool learns = x.recv_counts.empty();
-    Pair* pairs = mine.pairs();
-    uint64_t sent = 0, expected = 0;
-    for (int j = 0; j < size(); ++j) {
-        const auto i = static_cast<size_t>(j);
-        pairs[j] = {x.send_counts[i], x.sdispls[i] * unit, learns ? 0 : x.recv_counts[i],
-                    learns ? 0 : x.rdispls[i] * unit};
-        sent += pair_hash(rank(), j, x.send_counts[i]);
-        if (!learns) expected += pair_hash(j, rank(), x.recv_counts[i]);
-    }
-    mine.send_digest = sent;
-    mine.recv_digest = expected;
+/// What the row says beside its pairs.
+ALLTOALLV_HOT void ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all, Row& mine) {
+    mine.send_digest = all.send_digest;
+    mine.recv_digest = all.recv_digest;
     mine.root = x.root;
     mine.count = x.row;
-    mine.input = Arena::instance().locate(x.input, extent(x.send_counts, x.sdispls, size_of(x.dtype), x.byte_displs));
-    if (learns) {
+    mine.input = Arena::instance().locate(x.input, all.input_extent);
+    if (x.recv_counts.empty()) {
         mine.flags |= row_learns;
     } else {
-        announce_output(x.output, extent(x.recv_counts, x.rdispls, size_of(x.dtype), x.byte_displs), mine);
+        announce_output(x.output, all.output_extent, mine);
+    }
+    if (x.moves && allows(Path::inlined) && all.to_peers <= inline_capacity(mine)) mine.flags |= row_inline;
+}
+
+/// Says what goes where, and puts it into the mailbox if it travels with the row: peers that get the same region
+/// (all_gather) share one copy. A pair that says so already, since the row's last operator, stays in its reader's cache.
+ALLTOALLV_HOT void ShmCommunicator::fill_pairs(const Exchange& x, Row& mine) {
+    const auto element = static_cast<int64_t>(size_of(x.dtype));
+    const int64_t unit = x.byte_displs ? 1 : element;
+    const bool learns = (mine.flags & row_learns) != 0, inlined = (mine.flags & row_inline) != 0;
+    char* const payload = control_->payload(mine);
+    Pair* const pairs = mine.pairs();
+    int64_t used = 0;
+    Pair last{0, -1, 0, 0};  // as in the input
+    int64_t last_offset = 0;
+    for (int j = 0; j < size(); ++j) {
+        const auto i = static_cast<size_t>(j);
+        Pair pair{x.send_counts[i], x.sdispls[i] * unit, learns ? 0 : x.recv_counts[i],
+                  learns ? 0 : x.rdispls[i] * unit};
+        if (inlined && j != rank() && pair.send_count > 0) {
+            if (pair.source != last.source || pair.send_count != last.send_count) {
+                const int64_t bytes = pair.send_count * element;
+                peer_writer_.copy(payload + used, static_cast<const char*>(x.input) + pair.source,
+                                  static_cast<size_t>(bytes));
+                last_offset = used;
+                used += bytes;
+            }
+            last = pair;
+            pair.source = last_offset;
+        }
+        if (pairs[j] != pair) pairs[j] = pair;
     }
 }
 
-void ShmCommunicator::announce_output(const void* output, size_t bytes, Row& mine) {
+ALLTOALLV_HOT void ShmCommunicator::announce_output(const void* output, size_t bytes, Row& mine) {
     mine.output = Arena::instance().locate(output, bytes);
     if (mine.output.segment() == 0) return;
     output_ = output;
@@ -89,20 +91,18 @@ void ShmCommunicator::announce_output(const void* output, size_t bytes, Row& min
 }
 
 /// What this rank may read from the peers' private memory into its own, if two copies may be quicker; else 0.
-size_t ShmCommunicator::contested_bytes(const Exchange& x, const Row& mine) const {
+ALLTOALLV_HOT size_t ShmCommunicator::contested_bytes(const Exchange& x, const ExchangeSummary& all,
+                                                      const Row& mine) const {
     if (options_.path != "auto" || !allows(Path::cma) || !x.moves) return 0;
     if ((mine.flags & row_learns) != 0 || mine.output.segment() != 0) return 0;
-    int64_t count = 0;
-    for (int j = 0; j < size(); ++j) count += j == rank() ? 0 : mine.pairs()[j].recv_count;
-    const size_t bytes = static_cast<size_t>(count) * size_of(x.dtype);
-    if (bytes <= 4 * options_.inline_bytes || bytes > copied_twice) return 0;
-    return outgrows_caches(static_cast<size_t>(footprint(mine.pairs(), size())) * size_of(x.dtype)) ? 0 : bytes;
+    if (all.from_peers <= 4 * options_.inline_bytes || all.from_peers > copied_twice) return 0;
+    return outgrows_caches(all.read + all.written) ? 0 : all.from_peers;
 }
 
 /// Where every rank has a processor, a second look at the peers costs less than a second copy, from a few KiB on. Into
 /// private memory the alternatives are a system call per pair or a ring: the mailbox pays for longer, and longer still
 /// for peers who would rather not read, and where ranks take turns on the processors.
-size_t ShmCommunicator::inline_capacity(const Row& mine) const {
+ALLTOALLV_HOT size_t ShmCommunicator::inline_capacity(const Row& mine) const {
     if (options_.path != "auto" || (mine.flags & row_learns) != 0) return options_.inline_bytes;
     const bool has_room = control_->has_room();
     if (mine.output.segment() != 0)  // as the peers', supposedly
@@ -110,41 +110,6 @@ size_t ShmCommunicator::inline_capacity(const Row& mine) const {
     bool avoided = !has_room;  // by the rows of the last operator
     for (int j = 0; j < size(); ++j) avoided |= (control_->row(j, control_->seq() - 1).flags & row_reads_not) != 0;
     return avoided ? control_->layout().inline_bytes() : 4 * options_.inline_bytes;
-}
-
-/// Small payloads travel with the row. Peers that get the same region (all_gather) share one copy of it.
-void ShmCommunicator::pack_inline(const Exchange& x, Row& mine) {
-    if (!allows(Path::inlined)) return;
-    const size_t element = size_of(x.dtype);
-    const size_t capacity = inline_capacity(mine);
-    const auto same_as_previous = [&](const Pair& pair, const Pair* previous) {
-        return previous != nullptr && previous->source == pair.source && previous->send_count == pair.send_count;
-    };
-    Pair* pairs = mine.pairs();
-    size_t total = 0;
-    const Pair* previous = nullptr;
-    for (int j = 0; j < size(); ++j) {
-        if (j == rank() || pairs[j].send_count == 0) continue;
-        if (!same_as_previous(pairs[j], previous)) total += static_cast<size_t>(pairs[j].send_count) * element;
-        if (total > capacity) return;
-        previous = &pairs[j];
-    }
-    char* payload = control_->payload(mine);
-    size_t used = 0;
-    Pair last{0, -1, 0, 0};  // as in the input
-    int64_t last_offset = 0;
-    for (int j = 0; j < size(); ++j) {
-        if (j == rank() || pairs[j].send_count == 0) continue;
-        if (!same_as_previous(pairs[j], &last)) {
-            const size_t bytes = static_cast<size_t>(pairs[j].send_count) * element;
-            peer_writer_.copy(payload + used, static_cast<const char*>(x.input) + pairs[j].source, bytes);
-            last_offset = static_cast<int64_t>(used);
-            used += bytes;
-        }
-        last = pairs[j];
-        pairs[j].source = last_offset;
-    }
-    mine.flags |= row_inline;
 }
 
 /// After agreement, where no data move: the counts that the peers have announced.
@@ -157,7 +122,7 @@ uint64_t ShmCommunicator::tell_counts(const Exchange& x) {
 }
 
 /// After agreement a rank that learns its counts sizes its output and tells those who write into it.
-char* ShmCommunicator::learn_counts(const Exchange& x, Row& mine) {
+char* ShmCommunicator::learn_counts(const Exchange& x, Row& mine, size_t& bytes) {
     learnt_.resize(static_cast<size_t>(size()));
     int64_t total = 0;
     const auto element = static_cast<int64_t>(size_of(x.dtype));
@@ -168,13 +133,14 @@ char* ShmCommunicator::learn_counts(const Exchange& x, Row& mine) {
         mine.pairs()[j].target = total * element;
         total += count;
     }
+    bytes = static_cast<size_t>(total * element);
     void* output = x.allocate(learnt_);
-    announce_output(output, static_cast<size_t>(total * element), mine);
+    announce_output(output, bytes, mine);
     control_->signal(control_->my_flags().late, control_->seq());
     return static_cast<char*>(output);
 }
 
-Path ShmCommunicator::path_of(const Row& sender, const Row& receiver) const {
+ALLTOALLV_HOT Path ShmCommunicator::path_of(const Row& sender, const Row& receiver) const {
     if (sender.flags & row_inline) return Path::inlined;
     if (receiver.output.segment() != 0 && allows(Path::push)) return Path::push;
     if (sender.input.segment() != 0 && allows(Path::pull)) return Path::pull;
@@ -183,14 +149,15 @@ Path ShmCommunicator::path_of(const Row& sender, const Row& receiver) const {
     return reads ? Path::cma : Path::staged;
 }
 
-uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
+ALLTOALLV_HOT uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
     const size_t element = size_of(x.dtype);
-    fill_pairs(x, mine);
+    const ExchangeSummary all = x.summary != nullptr ? *x.summary : summarize(x, rank());
+    fill_row(x, all, mine);
     // Where ranks take turns their times mean nothing; two copies are quicker there.
-    const size_t rather_not = contested_bytes(x, mine), contested = control_->has_room() ? rather_not : 0;
+    const size_t rather_not = contested_bytes(x, all, mine), contested = control_->has_room() ? rather_not : 0;
     if (contested > 0 ? reads_.choose(contested) == Contest::other : rather_not > 0) mine.flags |= row_reads_not;
     Stopwatch watch(contested > 0);
-    if (x.moves) pack_inline(x, mine);
+    fill_pairs(x, mine);
     watch.pause();
     control_->publish(mine);
     control_->agree();
@@ -199,11 +166,13 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
 
     copying_ = true;
     const auto* input = static_cast<const char*>(x.input);
-    char* output = (mine.flags & row_learns) != 0 ? learn_counts(x, mine) : static_cast<char*>(x.output);
+    size_t written = all.written;
+    char* output =
+        (mine.flags & row_learns) != 0 ? learn_counts(x, mine, written) : static_cast<char*>(x.output);
     const Pair* pairs = mine.pairs();
     const uint64_t seq = control_->seq();
     uint64_t moved = 0;
-    const bool outgrows = outgrows_caches(static_cast<size_t>(footprint(pairs, size())) * element);
+    const bool outgrows = outgrows_caches(all.read + written);
     const Stores own = outgrows ? Stores::streaming : Stores::ordinary;
 
     if (const size_t bytes = static_cast<size_t>(pairs[rank()].recv_count) * element; bytes > 0) {
@@ -278,7 +247,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
         control_->wait_flags([](Flags& flags) -> Flag& { return flags.done; }, seq,
                              [&](int j) { return awaited_[static_cast<size_t>(j)] != 0; });
     if (contested > 0) reads_.note(contested, reads ? Contest::usual : Contest::other, watch.nanoseconds());
-    if (is_read) read_inputs_.note(input, extent(x.send_counts, x.sdispls, element, x.byte_displs));
+    if (is_read) read_inputs_.note(input, all.input_extent);
     return moved;
 }
 

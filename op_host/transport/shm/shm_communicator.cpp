@@ -1,3 +1,4 @@
+#include "base/hot.h"
 #include "transport/shm/shm_communicator.h"
 
 #include <poll.h>
@@ -153,7 +154,7 @@ void ShmCommunicator::probe_peers() {
             allowed_ &= ~(1u << static_cast<unsigned>(Path::cma));
 }
 
-void ShmCommunicator::check_usable() const {
+ALLTOALLV_HOT void ShmCommunicator::check_usable() const {
     if (generation_ != fork_generation()) throw inherited();
     if (destroyed_.load(std::memory_order_acquire)) throw destroyed();
 }
@@ -164,7 +165,7 @@ bool ShmCommunicator::usable() const {
     return control_ != nullptr && !control_->poisoned();
 }
 
-void ShmCommunicator::exchange(const Exchange& exchange, double timeout) {
+ALLTOALLV_HOT void ShmCommunicator::exchange(const Exchange& exchange, double timeout) {
     run(exchange.op, exchange.dtype, timeout, [&](Row& mine) { return exchange_in_turn(exchange, mine); });
 }
 

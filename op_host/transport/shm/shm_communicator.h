@@ -99,12 +99,12 @@ class ShmCommunicator final : public Communicator {
 
     // exchange.cpp
     uint64_t exchange_in_turn(const Exchange& exchange, Row& mine);
+    void fill_row(const Exchange& exchange, const ExchangeSummary& all, Row& mine);
     void fill_pairs(const Exchange& exchange, Row& mine);
-    size_t contested_bytes(const Exchange& exchange, const Row& mine) const;
+    size_t contested_bytes(const Exchange& exchange, const ExchangeSummary& all, const Row& mine) const;
     size_t inline_capacity(const Row& mine) const;
-    void pack_inline(const Exchange& exchange, Row& mine);
     uint64_t tell_counts(const Exchange& exchange);
-    char* learn_counts(const Exchange& exchange, Row& mine);
+    char* learn_counts(const Exchange& exchange, Row& mine, size_t& bytes);
     void announce_output(const void* output, size_t bytes, Row& mine);
     void await_late(int peer, uint64_t seq);
     Path path_of(const Row& sender, const Row& receiver) const;

@@ -1,0 +1,42 @@
+#include "comm/collective.h"
+
+#include <algorithm>
+
+#include "comm/control.h"
+
+namespace alltoallv {
+
+ExchangeSummary summarize(const Exchange& x, int rank) {
+    const auto element = static_cast<int64_t>(size_of(x.dtype)), unit = x.byte_displs ? 1 : element;
+    const bool learns = x.recv_counts.empty();
+    ExchangeSummary all{};
+    const auto reach = [&](size_t& extent, int64_t displ, int64_t count) {
+        if (count > 0) extent = std::max(extent, static_cast<size_t>(displ * unit + count * element));
+    };
+    const size_t none = x.send_counts.size();
+    size_t last = none, last_peer = none;  // whose regions are not empty
+    const auto repeats = [&](size_t i, size_t j) {
+        return j != none && x.sdispls[i] == x.sdispls[j] && x.send_counts[i] == x.send_counts[j];
+    };
+    for (size_t i = 0; i < x.send_counts.size(); ++i) {
+        const bool own = static_cast<int>(i) == rank;
+        if (const int64_t count = x.send_counts[i]; count > 0) {
+            const auto bytes = static_cast<size_t>(count * element);
+            reach(all.input_extent, x.sdispls[i], count);
+            all.send_digest += pair_hash(rank, static_cast<int>(i), count);
+            if (!repeats(i, last)) all.read += bytes;
+            if (!own && !repeats(i, last_peer)) all.to_peers += bytes;
+            last = i;
+            if (!own) last_peer = i;
+        }
+        if (learns) continue;
+        const int64_t count = x.recv_counts[i];
+        reach(all.output_extent, x.rdispls[i], count);
+        all.recv_digest += pair_hash(static_cast<int>(i), rank, count);
+        all.written += static_cast<size_t>(count * element);
+        if (!own) all.from_peers += static_cast<size_t>(count * element);
+    }
+    return all;
+}
+
+}  // namespace alltoallv
