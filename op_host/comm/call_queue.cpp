@@ -6,6 +6,7 @@
 
 #include <chrono>
 
+#include "comm/hold.h"
 #include "comm/hooks.h"
 #include "comm/wait.h"
 
@@ -59,6 +60,7 @@ ALLTOALLV_HOT const CallQueue*& CallQueue::on_worker_of() {
 
 ALLTOALLV_HOT void CallQueue::enter(uint64_t ticket) {
     if (serving_.load() == ticket) return;
+    Hold::let_go_all();
     waiting_.fetch_add(1);
     std::exception_ptr interrupted;
     {

@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/mapping.h"
 #include "comm/crowd.h"
+#include "comm/hold.h"
 #include "comm/hooks.h"
 #include "comm/layout.h"
 #include "comm/quant_reduction.h"
@@ -176,14 +177,17 @@ class ControlPlane {
     /// `now`: a time not long ago.
     template <class Ready, class Missing>
     void wait_on(Ready&& ready, Missing&& missing, Clock::time_point now) {
+        const auto begun = now;
         WaitState state;
         if (crowd_.present()) state.rounds = yields_before_sleep;
         do {
             if (++state.rounds <= yields_before_sleep) {
                 if (crowd_.yield(now)) state.rounds = yields_before_sleep;
+                Hold::let_go_after(now - begun);
                 if (state.rounds % yields_per_step != 0) continue;
-            } else if (doorbell_.sleep(ready, sleep_limit())) {
-                return;
+            } else {
+                Hold::let_go_all();
+                if (doorbell_.sleep(ready, sleep_limit())) return;
             }
             if (step_due(state)) step(std::function<std::vector<int>()>(missing));
         } while (!ready());

@@ -7,11 +7,15 @@
 
 #include "base/error.h"
 #include "python/bindings.h"
+#include "python/lock.h"
 
 namespace nb = nanobind;
 
 namespace alltoallv {
 namespace {
+
+/// Bytes that are moved in less time than it costs to give Python's lock to somebody else.
+constexpr size_t brief = size_t{64} << 10;
 
 /// Nothing if these are no two arrays of one framework whose calls repeat.
 ALLTOALLV_HOT std::optional<ArrayPair> look(nb::handle input, nb::handle output) {
@@ -120,8 +124,11 @@ ALLTOALLV_HOT nb::object ArrayCall::run(const ArrayPair& given, nb::object outpu
         }
         if (!output.is_valid()) return nb::none();
     }
-    const nb::gil_scoped_release release;
-    call(source.address, target, timeout);
+    const size_t bytes = arrays.input.size * arrays.input.itemsize + arrays.output.size * arrays.output.itemsize;
+    {
+        const LockGivenUp lock(lets_go && bytes <= brief);
+        call(source.address, target, timeout);
+    }
     return output;
 }
 
