@@ -1,5 +1,5 @@
-#include "base/hot.h"
 #include "comm/call_queue.h"
+#include "base/hot.h"
 
 #include <pthread.h>
 #include <signal.h>

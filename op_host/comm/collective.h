@@ -73,10 +73,10 @@ constexpr std::string_view name_of(ReduceOp op) {
 
 /// What follows from an exchange's counts and displacements alone, on one rank; in bytes.
 struct ExchangeSummary {
-    uint64_t send_digest, recv_digest;    // the latter 0 where the counts are learnt
-    size_t input_extent, output_extent;   // one past the last byte that the regions cover
-    size_t to_peers, from_peers;          // regions that several peers get count once
-    size_t read, written;                 // the same with what stays on this rank
+    uint64_t send_digest, recv_digest;   // the latter 0 where the counts are learnt
+    size_t input_extent, output_extent;  // one past the last byte that the regions cover
+    size_t to_peers, from_peers;         // regions that several peers get count once
+    size_t read, written;                // the same with what stays on this rank
 };
 
 /// Data movement. Every array has one entry per rank, in elements of `dtype`:

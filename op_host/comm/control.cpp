@@ -1,5 +1,5 @@
-#include "base/hot.h"
 #include "comm/control.h"
+#include "base/hot.h"
 
 #include <unistd.h>
 

@@ -1,6 +1,6 @@
 // The flight recorder: each rank keeps its last operators in the control segment, where every peer can read them.
-#include "base/hot.h"
 #include "comm/flight.h"
+#include "base/hot.h"
 
 #include <algorithm>
 #include <optional>

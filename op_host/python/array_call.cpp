@@ -1,5 +1,5 @@
-#include "base/hot.h"
 #include "python/array_call.h"
+#include "base/hot.h"
 
 #include <nanobind/stl/optional.h>
 
@@ -155,10 +155,9 @@ void bind_array_call(nb::module_& m) {
                 new (self) ArrayPlan{call ? std::move(*call) : ArrayCall{}};
             },
             nb::arg("call").none(), "Without a call everything is left to `_checked`.")
-        .def(
-            "_call", call_plan, nb::arg("input"), nb::arg("out") = nb::none(), nb::kw_only(),
-            nb::arg("timeout") = nb::none(),
-            "What a call does; what is no common case is for the class's method `_checked(input, out, timeout)`.");
+        .def("_call", call_plan, nb::arg("input"), nb::arg("out") = nb::none(), nb::kw_only(),
+             nb::arg("timeout") = nb::none(),
+             "What a call does; what is no common case is for the class's method `_checked(input, out, timeout)`.");
 }
 
 }  // namespace alltoallv

@@ -1,5 +1,5 @@
-#include "base/hot.h"
 #include "python/arrays.h"
+#include "base/hot.h"
 
 #include <algorithm>
 #include <vector>

@@ -51,7 +51,7 @@ class PlanData {
     PlanData& operator=(const PlanData&) = delete;
 
     ALLTOALLV_HOT void run(Communicator& communicator, uintptr_t input, uintptr_t output, double timeout,
-             uintptr_t stream = 0) const {
+                           uintptr_t stream = 0) const {
         Exchange exchange = exchange_;
         exchange.input = pointer(input);
         exchange.output = pointer(output);
@@ -118,10 +118,10 @@ void bind_plan(nb::module_& m) {
                Counts send_counts, Counts sdispls, Counts recv_counts, Counts rdispls, int64_t root, int64_t row,
                bool byte_displs) {
                 const int rank = communicator->rank();
-                new (self) Plan{std::move(communicator),
-                                std::make_shared<PlanData>(rank, op, dtype, std::move(send_counts), std::move(sdispls),
-                                                           std::move(recv_counts), std::move(rdispls), root, row,
-                                                           byte_displs)};
+                new (self) Plan{
+                    std::move(communicator),
+                    std::make_shared<PlanData>(rank, op, dtype, std::move(send_counts), std::move(sdispls),
+                                               std::move(recv_counts), std::move(rdispls), root, row, byte_displs)};
             },
             nb::arg("communicator"), nb::arg("op"), nb::arg("dtype"), nb::arg("send_counts"), nb::arg("sdispls"),
             nb::arg("recv_counts"), nb::arg("rdispls"), nb::arg("root") = 0, nb::arg("row") = 1,
@@ -177,9 +177,8 @@ void bind_plan(nb::module_& m) {
             "on_arrays",
             [](const Plan& self, Arrays arrays) {
                 return ArrayCall{std::move(arrays), false, self.communicator->lets_go(),
-                                 [plan = self](uintptr_t input, uintptr_t output, double timeout) ALLTOALLV_HOT {
-                                     plan.data->run(*plan.communicator, input, output, timeout);
-                                 }};
+                                 [plan = self](uintptr_t input, uintptr_t output, double timeout)
+                                     ALLTOALLV_HOT { plan.data->run(*plan.communicator, input, output, timeout); }};
             },
             nb::arg("arrays"), "The same for such arrays, apart from each other.");
 }

@@ -26,7 +26,9 @@ class NumpyArrays : public Framework {
         return static_cast<DTypeCode>(number) << 8 | static_cast<uint8_t>(dtype->byteorder);
     }
 
-    ALLTOALLV_HOT std::optional<ArrayView> input(nb::handle array) const override { return view(array, NPY_ARRAY_C_CONTIGUOUS); }
+    ALLTOALLV_HOT std::optional<ArrayView> input(nb::handle array) const override {
+        return view(array, NPY_ARRAY_C_CONTIGUOUS);
+    }
 
     ALLTOALLV_HOT std::optional<ArrayView> output(nb::handle array) const override {
         return view(array, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_WRITEABLE);

@@ -1,5 +1,5 @@
-#include "base/hot.h"
 #include "transport/shm/arena.h"
+#include "base/hot.h"
 
 #include <fcntl.h>
 #include <pthread.h>

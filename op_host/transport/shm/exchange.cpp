@@ -54,7 +54,8 @@ ALLTOALLV_HOT void ShmCommunicator::fill_row(const Exchange& x, const ExchangeSu
 }
 
 /// Says what goes where, and puts it into the mailbox if it travels with the row: peers that get the same region
-/// (all_gather) share one copy. A pair that says so already, since the row's last operator, stays in its reader's cache.
+/// (all_gather) share one copy. A pair that says so already, since the row's last operator, stays in its reader's
+/// cache.
 ALLTOALLV_HOT void ShmCommunicator::fill_pairs(const Exchange& x, Row& mine) {
     const auto element = static_cast<int64_t>(size_of(x.dtype));
     const int64_t unit = x.byte_displs ? 1 : element;
@@ -167,8 +168,7 @@ ALLTOALLV_HOT uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row&
     copying_ = true;
     const auto* input = static_cast<const char*>(x.input);
     size_t written = all.written;
-    char* output =
-        (mine.flags & row_learns) != 0 ? learn_counts(x, mine, written) : static_cast<char*>(x.output);
+    char* output = (mine.flags & row_learns) != 0 ? learn_counts(x, mine, written) : static_cast<char*>(x.output);
     const Pair* pairs = mine.pairs();
     const uint64_t seq = control_->seq();
     uint64_t moved = 0;

@@ -1,5 +1,5 @@
-#include "base/hot.h"
 #include "transport/shm/shm_communicator.h"
+#include "base/hot.h"
 
 #include <poll.h>
 #include <sys/prctl.h>

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import io
 import itertools
 import os
 import sys
 import sysconfig
 import threading
+import types
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,7 +21,7 @@ from alltoallv.testing.forkserver import ForkServer
 from alltoallv.testing.outcome import Outcome, RankFailures
 from alltoallv.testing.process import Worker, collect
 from alltoallv.testing.threads import run_threads
-from alltoallv.testing.worker import Task
+from alltoallv.testing.worker import Task, code_of_file
 
 _by_value_lock = threading.Lock()
 
@@ -220,14 +222,28 @@ def _pickle_by_value(function: Callable[..., Any], args: tuple[Any, ...]) -> byt
     installed = file is None or file.startswith(tuple(root + os.sep for root in roots))
     with _by_value_lock:
         if module is None or installed or module.__name__ in cloudpickle.list_registry_pickle_by_value():
-            data: bytes = cloudpickle.dumps((function, args))
-            return data
+            return _dumps((function, args))
         cloudpickle.register_pickle_by_value(module)
         try:
-            data = cloudpickle.dumps((function, args))
-            return data
+            return _dumps((function, args))
         finally:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Code keeps the name of its file, by which tracebacks find its lines; cloudpickle drops it from 3.1.3 on."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.CodeType):
+            make, args = self.dispatch_table[types.CodeType](obj)
+            return code_of_file, (obj.co_filename, make, args)
+        return super().reducer_override(obj)
+
+
+def _dumps(value: object) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()
 
 
 _shared: Ranks | None = None

@@ -13,8 +13,10 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from types import CodeType
 from typing import Any
 
 import cloudpickle
@@ -46,6 +48,11 @@ class Reply:
     value: bytes
     traceback: str = ""
     healthy: bool = True
+
+
+def code_of_file(name: str, make: Callable[..., CodeType], args: tuple[Any, ...]) -> CodeType:
+    """Unpickles a function's code, which is then of this file."""
+    return make(*args).replace(co_filename=name)
 
 
 def main(descriptor: int, parent: int) -> None:
