@@ -1,0 +1,70 @@
+/// \file collective_test.cpp
+/// \brief What a summary says of an exchange's counts and displacements, against numbers worked out by hand.
+#include "comm/collective.h"
+
+#include <vector>
+
+#include "check.h"
+#include "comm/control.h"
+
+using namespace alltoallv;
+
+namespace {
+
+using Counts = std::vector<int64_t>;
+
+Exchange exchange(const Counts& sends, const Counts& sdispls, const Counts& recvs, const Counts& rdispls) {
+    Exchange x;
+    x.dtype = DType::int32;  // 4 bytes
+    x.send_counts = sends;
+    x.sdispls = sdispls;
+    x.recv_counts = recvs;
+    x.rdispls = rdispls;
+    return x;
+}
+
+void regions_apart() {
+    const Counts sends{2, 0, 5}, sdispls{1, 90, 10}, recvs{0, 3, 4}, rdispls{70, 8, 0};
+    const ExchangeSummary all = summarize(exchange(sends, sdispls, recvs, rdispls), 2);
+    CHECK_EQ(all.input_extent, 4u * 15);
+    CHECK_EQ(all.output_extent, 4u * 11);  // empty regions reach nowhere
+    CHECK_EQ(all.read, 4u * 7);
+    CHECK_EQ(all.to_peers, 4u * 2);
+    CHECK_EQ(all.written, 4u * 7);
+    CHECK_EQ(all.from_peers, 4u * 3);
+    CHECK_EQ(all.send_digest, pair_hash(2, 0, 2) + pair_hash(2, 2, 5));
+    CHECK_EQ(all.recv_digest, pair_hash(1, 2, 3) + pair_hash(2, 2, 4));
+}
+
+/// As all_gather has it: they are read once, by whoever.
+void one_region_for_all() {
+    const Counts sends{3, 3, 3, 3}, sdispls(4, 0), recvs{3, 3, 3, 3}, rdispls{0, 3, 6, 9};
+    for (int rank = 0; rank < 4; ++rank) {
+        const ExchangeSummary all = summarize(exchange(sends, sdispls, recvs, rdispls), rank);
+        CHECK_EQ(all.read, 12u);
+        CHECK_EQ(all.to_peers, 12u);
+        CHECK_EQ(all.written, 48u);
+        CHECK_EQ(all.from_peers, 36u);
+    }
+    const Counts skipping{3, 0, 3, 3};
+    CHECK_EQ(summarize(exchange(skipping, sdispls, recvs, rdispls), 3).to_peers, 12u);
+}
+
+void learnt_counts_and_bytes() {
+    const Counts sends{2, 1}, sdispls{100, 6};
+    Exchange x = exchange(sends, sdispls, {}, {});
+    x.byte_displs = true;
+    const ExchangeSummary all = summarize(x, 0);
+    CHECK_EQ(all.input_extent, 108u);
+    CHECK_EQ(all.recv_digest, 0u);
+    CHECK_EQ(all.written + all.from_peers + all.output_extent, 0u);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    return testing::run_all(argc, argv,
+                            {{"regions apart", regions_apart},
+                             {"one region for all", one_region_for_all},
+                             {"learnt counts and bytes", learnt_counts_and_bytes}});
+}
