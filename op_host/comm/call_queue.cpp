@@ -1,11 +1,11 @@
 #include "comm/call_queue.h"
-#include "base/hot.h"
 
 #include <pthread.h>
 #include <signal.h>
 
 #include <chrono>
 
+#include "base/hot.h"
 #include "comm/hold.h"
 #include "comm/hooks.h"
 #include "comm/wait.h"

@@ -1,5 +1,4 @@
 #include "comm/control.h"
-#include "base/hot.h"
 
 #include <unistd.h>
 
@@ -8,6 +7,8 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+
+#include "base/hot.h"
 
 namespace alltoallv {
 namespace {

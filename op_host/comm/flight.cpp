@@ -1,10 +1,10 @@
 // The flight recorder: each rank keeps its last operators in the control segment, where every peer can read them.
 #include "comm/flight.h"
-#include "base/hot.h"
 
 #include <algorithm>
 #include <optional>
 
+#include "base/hot.h"
 #include "comm/control.h"
 
 namespace alltoallv {

@@ -1,11 +1,11 @@
 #include "python/array_call.h"
-#include "base/hot.h"
 
 #include <nanobind/stl/optional.h>
 
 #include <vector>
 
 #include "base/error.h"
+#include "base/hot.h"
 #include "python/bindings.h"
 #include "python/lock.h"
 

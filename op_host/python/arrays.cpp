@@ -1,8 +1,9 @@
 #include "python/arrays.h"
-#include "base/hot.h"
 
 #include <algorithm>
 #include <vector>
+
+#include "base/hot.h"
 
 namespace nb = nanobind;
 

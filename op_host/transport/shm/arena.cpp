@@ -1,5 +1,4 @@
 #include "transport/shm/arena.h"
-#include "base/hot.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -9,6 +8,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <new>
+
+#include "base/hot.h"
 
 namespace alltoallv {
 namespace {

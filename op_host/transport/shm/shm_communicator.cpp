@@ -1,5 +1,4 @@
 #include "transport/shm/shm_communicator.h"
-#include "base/hot.h"
 
 #include <poll.h>
 #include <sys/prctl.h>
@@ -12,6 +11,7 @@
 #include <fstream>
 
 #include "base/abandon.h"
+#include "base/hot.h"
 #include "comm/caches.h"
 #include "op_kernel/cpu/reduce.h"
 #include "transport/shm/operator_scope.h"
