@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from exchange_cases import Launch
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
-from alltoallv.testing import Ranks
 
 LEAST = 1 << 20  # bytes of a piece; the first three are read straight, the next three by way of a block
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_both_ways_move_the_same_bits(ranks: Ranks, cma_permitted: bool, size: int) -> None:
-    if not cma_permitted:
-        pytest.skip("process_vm_readv between processes is not permitted here (Yama, seccomp or capabilities)")
-
+def test_both_ways_move_the_same_bits(launch: Launch, size: int) -> None:
     def program(comm: Communicator) -> tuple[int, int]:
         # More than most last-level caches hold, in pieces that end anywhere, each region with a gap of 5 bytes behind it.
         cache = 64 << 20
@@ -34,4 +31,4 @@ def test_both_ways_move_the_same_bits(ranks: Ranks, cma_permitted: bool, size: i
             wrong += int((y[begin + counts[j] : begin + counts[j] + 5] != 7).sum())
         return wrong, comm.stats()["bytes_cma"] - before - (sum(counts) - mine)
 
-    assert ranks(size)(program) == [(0, 0)] * size
+    assert launch(size, program, path="cma") == [(0, 0)] * size
