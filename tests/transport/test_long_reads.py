@@ -15,7 +15,7 @@ LEAST = 1 << 20  # bytes of a piece; the first three are read straight, the next
 @pytest.mark.parametrize("size", [2, 3])
 def test_both_ways_move_the_same_bits(launch: Launch, size: int) -> None:
     def program(comm: Communicator) -> tuple[int, int]:
-        # More than most last-level caches hold, in pieces that end anywhere, each region with a gap of 5 bytes behind it.
+        # More than most last-level caches hold, in pieces that end anywhere; behind each region a gap of 5 bytes.
         cache = 64 << 20
         counts = [cache // size + 3 * LEAST + 1237 * (i + 1) for i in range(size)]
         mine = counts[comm.rank]
