@@ -2,9 +2,16 @@
 
 #include <algorithm>
 
-#include "comm/control.h"
-
 namespace alltoallv {
+
+uint64_t pair_hash(int from, int to, int64_t count) {
+    if (count == 0) return 0;
+    uint64_t x = static_cast<uint64_t>(count) * 0x9e3779b97f4a7c15u;
+    x ^= (static_cast<uint64_t>(static_cast<uint32_t>(from)) << 32 | static_cast<uint32_t>(to)) + 0x632be59bd9b4e019u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
 
 ExchangeSummary summarize(const Exchange& x, int rank) {
     const auto element = static_cast<int64_t>(size_of(x.dtype)), unit = x.byte_displs ? 1 : element;

@@ -71,6 +71,9 @@ constexpr std::string_view name_of(ReduceOp op) {
     return reduce_op_names[static_cast<size_t>(op)];
 }
 
+/// One pair's part of a digest; nothing for a count of zero.
+uint64_t pair_hash(int from, int to, int64_t count);
+
 /// What follows from an exchange's counts and displacements alone, on one rank; in bytes.
 struct ExchangeSummary {
     uint64_t send_digest, recv_digest;   // the latter 0 where the counts are learnt

@@ -87,15 +87,6 @@ std::optional<PairDifference> first_difference(const Layout& layout, char* base,
     return {};
 }
 
-ALLTOALLV_HOT uint64_t pair_hash(int from, int to, int64_t count) {
-    if (count == 0) return 0;
-    uint64_t x = static_cast<uint64_t>(count) * 0x9e3779b97f4a7c15u;
-    x ^= (static_cast<uint64_t>(static_cast<uint32_t>(from)) << 32 | static_cast<uint32_t>(to)) + 0x632be59bd9b4e019u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
 ALLTOALLV_HOT void ControlPlane::compare_rows() const {
     const Row& first = row(0);
     uint64_t sent = 0, expected = 0;

@@ -228,9 +228,6 @@ class ControlPlane {
     std::mutex poison_mutex_;
 };
 
-/// Sum over j of a hash of (from, to, count), zero counts contributing nothing.
-uint64_t pair_hash(int from, int to, int64_t count);
-
 /// The digests of a row's pairs.
 void digest_pairs(Row& row, int rank, int size);
 

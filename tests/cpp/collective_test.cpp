@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "check.h"
-#include "comm/control.h"
 
 using namespace alltoallv;
 

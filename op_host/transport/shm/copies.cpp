@@ -66,8 +66,11 @@ void ShmCommunicator::read_peer(int peer, char* to, uint64_t from, size_t bytes,
         } else {
             const Contest::Way way = long_reads_.choose(piece);
             const auto start = Clock::now();
-            way == Contest::usual ? read_straight(peer, to + at, from + at, piece)
-                                  : read_by_way(peer, to + at, from + at, piece);
+            if (way == Contest::usual) {
+                read_straight(peer, to + at, from + at, piece);
+            } else {
+                read_by_way(peer, to + at, from + at, piece);
+            }
             const std::chrono::duration<double, std::nano> took = Clock::now() - start;
             long_reads_.note(piece, way, took.count());
         }
