@@ -2,8 +2,6 @@
 
 #include <nanobind/stl/optional.h>
 
-#include <vector>
-
 #include "base/error.h"
 #include "base/hot.h"
 #include "python/bindings.h"
@@ -16,46 +14,6 @@ namespace {
 
 /// Bytes that are moved in less time than it costs to give Python's lock to somebody else.
 constexpr size_t brief = size_t{64} << 10;
-
-/// Nothing if these are no two arrays of one framework whose calls repeat.
-ALLTOALLV_HOT std::optional<ArrayPair> look(nb::handle input, nb::handle output) {
-    const Framework* const framework = framework_of(input);
-    if (framework == nullptr || !(output.is_none() || framework_of(output) == framework)) return std::nullopt;
-    std::optional<ArrayView> source = framework->input(input), target;
-    if (!source) return std::nullopt;
-    if (!output.is_none() && !(target = framework->output(output))) return std::nullopt;
-    return ArrayPair{framework, *source, target};
-}
-
-/// What two calls have in common that differ in nothing but where the data lie.
-nb::object key_of(nb::handle what, const ArrayPair& given) {
-    std::vector<int64_t> numbers{reinterpret_cast<int64_t>(given.framework), static_cast<int64_t>(given.input.dtype)};
-    numbers.insert(numbers.end(), given.input.shape.begin(), given.input.shape.end());
-    if (given.output) {
-        numbers.push_back(-1);  // no length, so that it ends the other shape
-        numbers.insert(numbers.end(), given.output->shape.begin(), given.output->shape.end());
-    }
-    return nb::make_tuple(what, nb::bytes(numbers.data(), numbers.size() * sizeof(int64_t)));
-}
-
-nb::object call_key(nb::handle what, nb::handle input, nb::handle output) {
-    const std::optional<ArrayPair> given = look(input, output);
-    return given ? key_of(what, *given) : nb::none();
-}
-
-/// Runs the call that was kept under the same key, if there is one.
-nb::object run_again(nb::dict calls, nb::handle what, nb::handle input, nb::object output, double timeout) {
-    const std::optional<ArrayPair> given = look(input, output);
-    if (!given) return nb::none();
-    const nb::object key = key_of(what, *given);
-    // Held, since another thread may drop what was kept while this one waits for its peers.
-    const nb::object call = nb::borrow(PyDict_GetItemWithError(calls.ptr(), key.ptr()));
-    if (call.is_valid()) return nb::cast<const ArrayCall&>(call).run(*given, std::move(output), timeout);
-    if (PyErr_Occurred() == nullptr) return nb::none();
-    if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw nb::python_error();
-    PyErr_Clear();  // counts that are no integers: for the checks to refuse
-    return nb::none();
-}
 
 bool fits(const ArrayView& view, const ArrayKind& kind) {
     return view.dtype == kind.dtype && view.size >= kind.size;
@@ -78,7 +36,7 @@ void init_arrays(Arrays* self, nb::handle input, size_t input_size, nb::handle o
 ALLTOALLV_HOT nb::object call_plan(nb::handle_t<ArrayPlan> self, nb::handle input, nb::object out, nb::handle timeout) {
     if (!nb::inst_ready(self)) throw nb::type_error("this plan has not been initialized");
     if (timeout.is_none())
-        if (const std::optional<ArrayPair> given = look(input, out))
+        if (const std::optional<ArrayPair> given = arrays_given(input, out))
             if (nb::object result = nb::inst_ptr<ArrayPlan>(self)->call.run(*given, out); !result.is_none())
                 return result;
     return self.attr("_checked")(input, out, timeout);
@@ -100,6 +58,15 @@ ALLTOALLV_HOT PyObject* plan_slot(PyObject* self, PyObject* args, PyObject* othe
 }
 
 }  // namespace
+
+ALLTOALLV_HOT std::optional<ArrayPair> arrays_given(nb::handle input, nb::handle output) {
+    const Framework* const framework = framework_of(input);
+    if (framework == nullptr || !(output.is_none() || framework_of(output) == framework)) return std::nullopt;
+    std::optional<ArrayView> source = framework->input(input), target;
+    if (!source) return std::nullopt;
+    if (!output.is_none() && !(target = framework->output(output))) return std::nullopt;
+    return ArrayPair{framework, *source, target};
+}
 
 ALLTOALLV_HOT nb::object ArrayCall::run(const ArrayPair& given, nb::object output, double timeout) const {
     const ArrayView& source = given.input;
@@ -138,15 +105,6 @@ void bind_array_call(nb::module_& m) {
              nb::arg("output_size"), nb::arg("shape").none(),
              "shape: of an output that is not given, None for who makes it.");
     nb::class_<ArrayCall>(m, "ArrayCall", "A call on such arrays, ready to run.");
-    m.def("call_key", call_key, nb::arg("what"), nb::arg("input"), nb::arg("output").none(),
-          "Equal for calls that differ in nothing but where the data lie; None where these are no arrays of one "
-          "framework, or arrays that are more than their elements.");
-    m.def("run_again", run_again, nb::arg("calls"), nb::arg("what"), nb::arg("input"), nb::arg("output").none(),
-          nb::arg("timeout") = -1.0,
-          nb::sig("def run_again(calls: dict[typing.Any, typing.Any], what: object, input: object, "
-                  "output: object | None, timeout: float = -1.0) -> typing.Any | None"),
-          "Runs the call kept under this `call_key`, and returns the output, made here if it is None; None, with "
-          "nothing done, if there is none or these are no arrays for it.");
     PyType_Slot slots[] = {{Py_tp_call, reinterpret_cast<void*>(plan_slot)}, {0, nullptr}};
     nb::class_<ArrayPlan>(m, "ArrayPlan", nb::type_slots(slots), "What the plans of NumPy and torch are subclasses of.")
         .def(

@@ -33,6 +33,9 @@ struct ArrayPair {
     std::optional<ArrayView> output;  ///< nothing: to be made
 };
 
+/// Nothing if these are no two arrays of one framework whose calls repeat; `output` may be None.
+std::optional<ArrayPair> arrays_given(nanobind::handle input, nanobind::handle output);
+
 struct ArrayCall {
     Arrays arrays;
     bool in_place;  ///< whether the output may be the input

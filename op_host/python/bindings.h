@@ -18,6 +18,7 @@ void bind_communicator(nanobind::module_& m);
 void bind_numpy_arrays(nanobind::module_& m);
 void bind_torch_tensors(nanobind::module_& m);
 void bind_array_call(nanobind::module_& m);
+void bind_repeats(nanobind::module_& m);
 void bind_plan(nanobind::module_& m);
 void bind_operation(nanobind::module_& m);
 void bind_hccl(nanobind::module_& m);

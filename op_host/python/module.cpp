@@ -48,6 +48,7 @@ NB_MODULE(_core, m) {
     alltoallv::bind_numpy_arrays(m);
     alltoallv::bind_torch_tensors(m);
     alltoallv::bind_array_call(m);
+    alltoallv::bind_repeats(m);
     alltoallv::bind_communicator(m);
     alltoallv::bind_hccl(m);
     alltoallv::bind_plan(m);

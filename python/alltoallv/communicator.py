@@ -12,7 +12,6 @@ from typing import Any
 
 from alltoallv import _core, hccl, launch
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError
-from alltoallv.repeats import Repeats
 
 BACKENDS = ("auto", "shm", "hccl", "nccl", "gloo", "mpi")
 
@@ -39,7 +38,7 @@ class Communicator:
         self.domain: str = core.domain
         self.backend: str = core.backend
         self.name = f"communicator:{self.domain}:{next(_numbers)}"  # of this object, for graphs that cannot hold it
-        self.repeats = Repeats()
+        self.repeats = _core.Repeats()
         by_name[self.name] = self
 
     @classmethod
@@ -140,7 +139,7 @@ class Communicator:
 
     def destroy(self) -> None:
         """Leaves the domain and frees what it holds; a second call does nothing."""
-        self.repeats = Repeats()
+        self.repeats.clear()
         self.core.destroy()
         _release_completed()
         for backend, made in list(_defaults.items()):
@@ -201,6 +200,11 @@ def default(backend: str = "auto") -> Communicator:
     if backend not in _defaults:
         _defaults[backend] = Communicator.from_env(backend=backend)
     return _defaults[backend]
+
+
+def existing_default() -> Communicator | None:
+    """The same if it has been made."""
+    return _defaults.get("auto")
 
 
 def _forget_default(domain: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import time
+from collections import UserList
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,10 +16,10 @@ import numpy as np
 import pytest
 
 import alltoallv.numpy as an
-from alltoallv import Communicator
+from alltoallv import Communicator, _core
 from alltoallv.errors import AllToAllVError, InvalidParamError, InvalidTensorError, PeerMismatchError
 from alltoallv.memory import is_shared
-from alltoallv.repeats import Repeats
+from alltoallv.repeats import arrays_of
 from alltoallv.testing import Ranks
 
 
@@ -213,28 +214,105 @@ def test_a_disagreement_after_repeats_is_found(ranks: Ranks) -> None:
 
 
 def test_a_call_holds_what_it_found_until_its_end() -> None:
+    """Else what another thread drops would be gone under its hands."""
     waiting, late = Communicator.threads(2)
-    x = np.arange(6)
+    x, out = np.arange(6), np.zeros(6, int)
+    shape = out.shape  # an object of its own, which the kept call refers to
+    core = _core.Plan(waiting.core, "all_to_all_v", "int64", [3, 3], [0, 3], [3, 3], [0, 3])
+    waiting.repeats.keep("kept", x, None, core.on_arrays(arrays_of(x, 6, out, shape)))
+    kept = sys.getrefcount(shape)
     with ThreadPoolExecutor(1) as pool:
-        for _ in range(2):
-            other = pool.submit(an.all_reduce, x, group=waiting)
-            an.all_reduce(x, group=late)
-            other.result()
-        (found,) = waiting.repeats.calls.values()
-        references = sys.getrefcount(found)
-        other = pool.submit(an.all_reduce, x, group=waiting)
+        call = pool.submit(waiting.repeats.run, "kept", x, None)
         time.sleep(0.2)  # until it waits
-        during = sys.getrefcount(found)
-        an.all_reduce(x, group=late)
-        assert np.array_equal(other.result(), 2 * x)
-        assert during > references  # else what another thread drops would be gone under its hands
-        assert sys.getrefcount(found) == references
+        waiting.repeats.clear()
+        during = sys.getrefcount(shape)
+        an.all_to_all_v(x, [3, 3], [3, 3], group=late)
+        made = call.result()
+    assert np.array_equal(made, [0, 1, 2, 0, 1, 2])
+    assert during == kept
+    assert sys.getrefcount(shape) < kept
 
 
 def test_what_is_kept_is_bounded() -> None:
     (comm,) = Communicator.threads(1)
-    for length in range(3 * Repeats.limit):
+    for length in range(3 * comm.repeats.limit):
         x = np.arange(length)
         for _ in range(2):
             assert np.array_equal(an.all_to_all_v(x, [length], [length], group=comm), x)
-        assert 1 <= len(comm.repeats.calls) <= Repeats.limit
+        assert 1 <= len(comm.repeats) <= comm.repeats.limit
+
+
+class Shrinking:
+    """An element that empties its list when it is read."""
+
+    def __init__(self, within: list[Any]) -> None:
+        self.within = within
+
+    def __index__(self) -> int:
+        self.within.clear()
+        return 2
+
+
+def keeping(what: Any) -> Callable[[Any], bool]:
+    """Whether a call that was kept under ``what`` is found under something else."""
+    (comm,) = Communicator.threads(1)
+    x, out = np.arange(4), np.zeros(4, int)
+    repeats = _core.Repeats()
+    plan = _core.Plan(comm.core, "all_to_all_v", "int64", [4], [0], [4], [0])
+    repeats.keep(what, x, out, plan.on_arrays(arrays_of(x, 4, out, (4,))))
+    return lambda other: repeats.run(other, x, out) is out
+
+
+def test_calls_are_told_apart_by_the_values_of_their_arguments() -> None:
+    keys: list[Any] = [
+        "op", "operator", "opéra", "op\0", "", b"op", b"operator", b"op\0", b"", True, False, 0, 1, -1, 1.0, 0.0, -0.0,
+        [], [0], [1], [1, 2], [-1], [2**62], ([1], [2]), ([1, 2],), ([], [1, 2]), ([1], 2), (1, [2]), (1, (1, 2)),
+        (None,), ("op", None), ("op", 0), ("op", [0]), int, np.float32, np.dtype(np.float32),
+    ]  # fmt: skip
+    for what in keys:
+        finds = keeping(what)
+        assert [finds(other) for other in keys] == [other is what for other in keys], what
+
+
+def test_calls_with_equal_integers_are_equal() -> None:
+    numpys = [np.int64(1), np.uint8(2)]
+    assert keeping(("op", numpys))(("op", [np.int32(1), np.int64(2)]))
+    assert keeping(np.int64(5))(5)
+    assert keeping("opop")("".join(["op", "op"]))
+
+
+def test_arguments_that_may_change_under_a_key_are_not_kept() -> None:
+    itself: list[Any] = [1]
+    itself.append(itself)
+    shrinking: list[Any] = [1, 2, 3]
+    shrinking[1] = Shrinking(shrinking)
+    big, arrays = 2**63, [np.arange(3)]
+    for what in (
+        {},
+        {1},
+        [big],
+        -big - 1,
+        *arrays,
+        arrays,
+        itself,
+        ([1, {}],),
+        [[1]],
+        UserList([1]),
+        "\ud800",
+        shrinking,
+    ):
+        assert not keeping(what)(what)
+
+
+def test_counts_that_change_in_their_list_are_another_call(ranks: Ranks) -> None:
+    def program(comm: Communicator) -> None:
+        x = np.arange(6) + 10 * comm.rank
+        for step in (0, 1, 2, 1, 0):
+            sends = [2 + step, 4 - step]
+            for _ in range(2):
+                got = an.all_to_all_v(x, sends, [sends[comm.rank]] * 2, group=comm)
+                begin = 0 if comm.rank == 0 else sends[0]
+                expected = [np.arange(6)[begin : begin + sends[comm.rank]] + 10 * j for j in range(2)]
+                assert np.array_equal(got, np.concatenate(expected))
+
+    ranks(2)(program)

@@ -118,7 +118,7 @@ def test_a_disagreement_after_repeated_reductions_is_found(ranks: Ranks) -> None
         with pytest.raises(PeerMismatchError, match="rank 0 has bits 8, rank 1 has bits 4"):
             at.quantized_all_reduce(torch.ones(6), bits=8 - 4 * comm.rank, group=comm)
         assert at.quantized_all_reduce(torch.ones(6), group=comm).tolist() == [comm.size] * 6
-        assert comm.repeats.calls
+        assert len(comm.repeats)
 
     ranks(2)(program)
 

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from alltoallv import _core
 from alltoallv.backends.agreement import Agreement, Proposal, announcement
 from alltoallv.backends.call_queue import CallQueue, QueuedCall
 from alltoallv.backends.planes import EnginePlane, Plane, StorePlane
@@ -56,6 +57,8 @@ class Membership:
         check: ``"always"``, ``"first"``, ``"off"``; None: as the engine does by default.
         warn_after: Seconds of waiting until a warning names the late ranks.
     """
+
+    repeats = _core.Repeats()  # none: it keeps calls on shared memory only
 
     def __init__(
         self,

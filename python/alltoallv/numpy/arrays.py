@@ -18,6 +18,8 @@ Array = npt.NDArray[Any]
 
 def resolve(group: Communicator | None) -> Communicator:
     """The communicator meant by ``group``."""
+    if type(group) is Communicator and group.backend == "shm":
+        return group
     if group is None:
         return communicator.default()
     if isinstance(group, Communicator) and group.backend != "shm":

@@ -26,7 +26,6 @@ from alltoallv.numpy.arrays import (
     row_size,
     seconds,
 )
-from alltoallv.numpy.ready import again
 from alltoallv.numpy.work import Work
 from alltoallv.regions import check_lists_apart, lowest
 from alltoallv.repeats import arrays_of
@@ -133,9 +132,10 @@ def all_to_all_v(
     comm = resolve(group)
     what = None
     if type(send_counts) is list and type(recv_counts) is list and sdispls is rdispls is timeout is None:
-        what = None if async_op else ("all_to_all_v", tuple(send_counts), tuple(recv_counts), unit)
-        if what and (result := again(comm, what, input, out)) is not None:
-            return result
+        what = None if async_op else ("all_to_all_v", send_counts, recv_counts, unit)
+    result: Array | None = comm.repeats.run(what, input, out) if what else None
+    if result is not None:
+        return result
     with guard(comm, "all_to_all_v"):
         check_unit(unit)
         limit = seconds(timeout)

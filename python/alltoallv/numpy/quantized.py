@@ -16,7 +16,6 @@ from alltoallv.errors import InvalidTensorError, ValueOverflowError
 from alltoallv.feedback import Feedback, HostFeedback
 from alltoallv.guard import guard
 from alltoallv.numpy.arrays import Array, address, as_input, check_apart, check_output, resolve, row_size, seconds
-from alltoallv.numpy.ready import again
 from alltoallv.numpy.reduce import check_same_or_apart
 from alltoallv.numpy.work import Work
 from alltoallv.quantization import Gather, Overflow, Quantization, QuantizedReduction, SumOp
@@ -87,8 +86,9 @@ def quantized_all_reduce(
     dynamic = scale is None and offset is None and comm_quant_scale_1 is None and comm_quant_scale_2 is None
     if dynamic and error_feedback is None and timeout is None and not async_op:
         what = "quantized_all_reduce", bits, group_size, gather, op, out_dtype, overflow, allow_unquantized
-        if (result := again(comm, what, input, out)) is not None:
-            return result
+    result: Array | None = comm.repeats.run(what, input, out) if what else None
+    if result is not None:
+        return result
     given = out
     with guard(comm, "quantized_all_reduce"):
         x = as_input("input", input)

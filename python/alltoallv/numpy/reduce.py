@@ -14,7 +14,6 @@ from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.guard import guard
 from alltoallv.numpy.arrays import Array, address, as_input, check_output, resolve, row_size, seconds
-from alltoallv.numpy.ready import again
 from alltoallv.numpy.work import Work
 from alltoallv.reductions import check_reduction
 from alltoallv.repeats import arrays_of
@@ -48,7 +47,8 @@ def all_reduce(
     """
     comm = resolve(group)
     what = None if async_op or timeout is not None else ("all_reduce", op)
-    if what and (result := again(comm, what, input, out)) is not None:
+    result: Array | None = comm.repeats.run(what, input, out) if what else None
+    if result is not None:
         return result
     given = out
     with guard(comm, "all_reduce"):

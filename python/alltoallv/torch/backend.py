@@ -45,7 +45,6 @@ from alltoallv.torch import backend_calls as calls
 from alltoallv.torch import profile
 from alltoallv.torch.backend_group import NAME, EngineGroup
 from alltoallv.torch.backend_work import BackendWork, WorkList
-from alltoallv.torch.ready import again
 from alltoallv.torch.tensors import PLAIN
 
 
@@ -171,7 +170,7 @@ class AllToAllVGroup(EngineGroup):
                 "all_to_all_single",
                 opts,
                 lambda c: calls.all_to_all_single(c, output, input, *splits),
-                (tuple(map(tuple, splits)), input, output),
+                (splits, input, output),
             )
         return self._hand_over("alltoall_base", (input,), output, input, *splits, opts)
 
@@ -227,7 +226,7 @@ class AllToAllVGroup(EngineGroup):
         if repeated and not async_op:
             values, input, output = repeated
             what = "backend", name, values
-            if again(comm, what, input, output, limit) is not None:
+            if comm.repeats.run(what, input, output, limit) is not None:
                 return self._kept(BackendWork((), [output]))
         try:
             with guard(comm, name):

@@ -9,6 +9,7 @@ from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from alltoallv import _core, experts
 from alltoallv.counts import Counts, Unit, gather_layout, split_layout, split_sizes
@@ -21,9 +22,9 @@ from alltoallv.torch import group as groups
 from alltoallv.torch import ops as ops
 from alltoallv.torch.calls import AnyCommunicator, Call
 from alltoallv.torch.graphs import makes_graph
-from alltoallv.torch.group import Group, device_of
+from alltoallv.torch.group import Group, device_of, repeats_of
 from alltoallv.torch.library import is_watched
-from alltoallv.torch.ready import again, remember
+from alltoallv.torch.ready import remember
 from alltoallv.torch.tensors import (
     as_input,
     check_apart,
@@ -113,17 +114,17 @@ def all_to_all_v(
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
     comm = what = None
+    if type(send_counts) is list and type(recv_counts) is list and sdispls is rdispls is None and not async_op:
+        what = ("all_to_all_v", send_counts, recv_counts, unit)
+        if not is_dynamo_compiling() and (result := repeats_of(group).run(what, input, out)) is not None:
+            return result
     if not torch.compiler.is_compiling():
         comm = groups.resolve(group, device_of(input))
         if comm is None:
             return (None, None) if async_op else None
-        if type(send_counts) is list and type(recv_counts) is list and sdispls is rdispls is None and not async_op:
-            what = ("all_to_all_v", tuple(send_counts), tuple(recv_counts), unit)
-            if (result := again(comm, what, input, out)) is not None:
-                return result
-            if out is None and needs_grad(input) and (known := _known(comm, what, input)):
-                layout, row, shape = known
-                return ops.all_to_all_v(input, layout, math.prod(shape), row, "all_to_all_v", comm).view(shape)
+        if what and out is None and needs_grad(input) and (known := _known(comm, input, *what[1:])):
+            layout, row, shape = known
+            return ops.all_to_all_v(input, layout, math.prod(shape), row, "all_to_all_v", comm).view(shape)
     if makes_graph():
         return recorded.all_to_all_v(input, send_counts, recv_counts, sdispls, rdispls, unit, out, group, async_op)
     assert comm is not None
@@ -170,12 +171,14 @@ def all_to_all_v(
     return out, call.submit()
 
 
-def _known(comm: AnyCommunicator, what: tuple[Any, ...], input: Tensor) -> tuple[Tensor, int, tuple[int, ...]] | None:
+def _known(
+    comm: AnyCommunicator, input: Tensor, send_counts: list[int], recv_counts: list[int], unit: Unit
+) -> tuple[Tensor, int, tuple[int, ...]] | None:
     """What a call with gradients needs, from an earlier one; None where a tracer may watch, or something is wrong."""
     if is_watched(input):
         return None
     try:
-        return _packed(tuple(input.shape), comm.size, *what[1:])
+        return _packed(tuple(input.shape), comm.size, tuple(send_counts), tuple(recv_counts), unit)
     except (AllToAllVError, TypeError, RuntimeError):  # counts that are no integers, a nested tensor
         return None
 
@@ -259,15 +262,15 @@ def all_to_all_single(
     torch; `alltoallv.torch.functional` is. Raises as `all_to_all_v`.
     """
     comm = what = None
+    splits = output_split_sizes, input_split_sizes
+    if not async_op and all(each is None or type(each) is list for each in splits):
+        what = ("all_to_all_single", *splits)
+        if not is_dynamo_compiling() and repeats_of(group).run(what, input, output) is not None:
+            return None
     if not torch.compiler.is_compiling():
         comm = groups.resolve(group, device_of(input))
         if comm is None:
             return None
-        splits = output_split_sizes, input_split_sizes
-        if not async_op and all(each is None or type(each) is list for each in splits):
-            what = ("all_to_all_single", *(None if each is None else tuple(each) for each in splits))
-            if again(comm, what, input, output) is not None:
-                return None
     if makes_graph():
         return recorded.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, async_op)
     assert comm is not None
@@ -337,12 +340,16 @@ def all_gather_into_tensor(
     dtype; the output has shape ``[W * x1, x2, ...]`` or ``[W, x1, x2, ...]``. Returns None, or the `Work` with
     ``async_op=True``. Raises as `all_to_all_v`.
     """
-    comm = None
+    comm, what = None, "all_gather_into_tensor"
+    if (
+        not async_op
+        and not is_dynamo_compiling()
+        and repeats_of(group).run(what, input_tensor, output_tensor) is not None
+    ):
+        return None
     if not torch.compiler.is_compiling():
         comm = groups.resolve(group, device_of(input_tensor))
         if comm is None:
-            return None
-        if not async_op and again(comm, "all_gather_into_tensor", input_tensor, output_tensor) is not None:
             return None
     if makes_graph():
         return recorded.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
@@ -357,7 +364,6 @@ def all_gather_into_tensor(
                 9,
             )
         check_apart(output_tensor, x)
-        layout = gather_layout(comm.size, x.numel())
-        call = calls.exchange(comm, "all_gather_into_tensor", output_tensor, x, layout)
-        remember(call, "all_gather_into_tensor", input_tensor, output_tensor)
+        call = calls.exchange(comm, what, output_tensor, x, gather_layout(comm.size, x.numel()))
+        remember(call, what, input_tensor, output_tensor)
     return _finish(call, async_op)

@@ -24,6 +24,7 @@ from alltoallv.errors import BackendUnavailableError, InvalidParamError, PeerMis
 Group = Any  # ProcessGroup | Communicator | TorchGroupCommunicator | None
 AnyCommunicator = Communicator | TorchGroupCommunicator | DeviceMember
 
+_NO_REPEATS = _core.Repeats()
 _log = logging.getLogger("alltoallv")
 # By group, then by kind of device and backend; the backend None is the default when the group was first used.
 _made: weakref.WeakKeyDictionary[Any, dict[tuple[str, str | None], AnyCommunicator]] = weakref.WeakKeyDictionary()
@@ -58,6 +59,18 @@ def resolve(group: Group, device: str = "cpu") -> AnyCommunicator | None:
         warnings.warn("this rank is not a member of the group: the call does nothing", stacklevel=3)
         return None
     raise InvalidParamError(f"group is a {type(group).__name__}, expected a ProcessGroup, a Communicator or None")
+
+
+def repeats_of(group: Group) -> _core.Repeats:
+    """The calls on tensors in host memory that ``group`` has kept; makes no communicator, since tracers get here."""
+    if type(group) is Communicator:
+        return group.repeats
+    made: AnyCommunicator | None
+    if group is None and (group := dist.group.WORLD) is None:
+        made = communicator.existing_default()
+    else:
+        made = _made.get(group, {}).get(("cpu", None)) if isinstance(group, dist.ProcessGroup) else None
+    return made.repeats if made is not None and made.usable else _NO_REPEATS
 
 
 def _of_tensors(made: Communicator) -> AnyCommunicator:

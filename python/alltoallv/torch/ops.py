@@ -26,7 +26,7 @@ from alltoallv.torch import group as groups
 from alltoallv.torch.calls import AnyCommunicator
 from alltoallv.torch.group import Group
 from alltoallv.torch.library import Operator
-from alltoallv.torch.ready import again, remember
+from alltoallv.torch.ready import remember
 from alltoallv.torch.tensors import as_input, shaped
 
 
@@ -51,7 +51,7 @@ def _exchange(
 ) -> Tensor:
     """A checked exchange into a new flat tensor; gaps have the values of ``base``, without one zero.
 
-    ``what``: to be found `again` under this.
+    ``what``: what ``comm.repeats`` finds it by.
     """
     with guard(comm, operator):
         x = as_input("input", input)
@@ -76,7 +76,7 @@ def all_to_all_v(input: Tensor, layout: Tensor, numel_out: int, row: int, operat
     """Exchange into a new tensor of shape ``[numel_out]``; -1 sizes it by the layout."""
     comm = carrier(group, input)
     what = "op", operator, layout.numpy().tobytes(), numel_out, row
-    if (made := again(comm, what, input, None)) is not None:
+    if (made := comm.repeats.run(what, input, None)) is not None:
         return made
     return _exchange(comm, operator, input, cast(Layout, tuple(layout.tolist())), numel_out, row, what)
 
@@ -114,7 +114,7 @@ def all_to_all_v_transpose(grad: Tensor, layout: Tensor, numel_in: int, row: int
     """From the gradient of the output to that of the input, of shape ``[numel_in]``."""
     comm = carrier(group, grad)
     what = "transpose", operator, layout.numpy().tobytes(), numel_in, row
-    if (made := again(comm, what, grad, None)) is not None:
+    if (made := comm.repeats.run(what, grad, None)) is not None:
         return made
     sends, sdispls, recvs, rdispls = layout.tolist()
     if not overlap(sends, sdispls):
@@ -205,7 +205,7 @@ all_to_all_v_learn.differentiate(_learn_backward, _setup_learn)
 
 def _reduce(comm: AnyCommunicator, operator: str, input: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The sum of all ranks' inputs, or an equal part of it, in a new tensor."""
-    if (made := again(comm, operator, input, None)) is not None:
+    if (made := comm.repeats.run(operator, input, None)) is not None:
         return made
     with guard(comm, operator):
         x = as_input("input", input)
@@ -222,7 +222,7 @@ def _reduce(comm: AnyCommunicator, operator: str, input: Tensor, shape: tuple[in
 def all_gather(input: Tensor, size: int, group: str) -> Tensor:
     """The inputs of all ``size`` ranks concatenated along dimension 0."""
     comm = carrier(group, input)
-    out = again(comm, "all_gather", input, None)
+    out = comm.repeats.run("all_gather", input, None)
     if out is None:
         n, operator = input.numel(), "all_gather_into_tensor"
         out = _exchange(comm, operator, input, gather_layout(comm.size, n), n * comm.size, 1, "all_gather")

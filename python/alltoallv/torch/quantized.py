@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from alltoallv import quantized
 from alltoallv.counts import Counts, shares
@@ -16,10 +17,10 @@ from alltoallv.torch import group as groups
 from alltoallv.torch import quantized_calls
 from alltoallv.torch import quantized_ops as quantized_ops
 from alltoallv.torch.graphs import makes_graph
-from alltoallv.torch.group import Group, device_of
+from alltoallv.torch.group import Group, device_of, repeats_of
 from alltoallv.torch.quantized_calls import ErrorFeedback
 from alltoallv.torch.quantized_rows import RowExchange
-from alltoallv.torch.ready import again, remember
+from alltoallv.torch.ready import remember
 from alltoallv.torch.recorded import outcome
 from alltoallv.torch.tensors import as_input, needs_grad, row_size
 from alltoallv.torch.work import Done
@@ -58,14 +59,14 @@ def quantized_all_reduce(
     """
     scales = (scale, comm_quant_scale_1, comm_quant_scale_2)
     comm = what = None
+    if offset is None and error_feedback is None and not async_op and all(each is None for each in scales):
+        what = "quantized_all_reduce", bits, group_size, gather, op, out_dtype, overflow, allow_unquantized
+        if not is_dynamo_compiling() and (result := repeats_of(group).run(what, input, out)) is not None:
+            return result
     if not torch.compiler.is_compiling():
         comm = groups.resolve(group, device_of(input))
         if comm is None:
             return (None, None) if async_op else None
-        if offset is None and error_feedback is None and not async_op and all(each is None for each in scales):
-            what = "quantized_all_reduce", bits, group_size, gather, op, out_dtype, overflow, allow_unquantized
-            if (result := again(comm, what, input, out)) is not None:
-                return result
     recorded = makes_graph()
     if recorded:
         _check_recorded(input, out, async_op, error_feedback)

@@ -19,7 +19,7 @@ from alltoallv.torch import ops, quantized_calls
 from alltoallv.torch.library import Operator
 from alltoallv.torch.ops import carrier
 from alltoallv.torch.quantized_rows import RowExchange
-from alltoallv.torch.ready import again, remember
+from alltoallv.torch.ready import remember
 from alltoallv.torch.tensors import as_input
 
 
@@ -44,7 +44,7 @@ def quantized_all_reduce(
     what = None
     if scale is None and offset is None and scale_1 is None and scale_2 is None:
         what = "quantized_all_reduce", bits, group_size, gather, op, out_dtype, overflow, allow_unquantized
-        if (made := again(comm, what, input, None)) is not None:
+        if (made := comm.repeats.run(what, input, None)) is not None:
             return made
     with guard(comm, "quantized_all_reduce"):
         call = quantized_calls.all_reduce(

@@ -9,23 +9,15 @@ from torch import Tensor
 from torch.autograd import _profiler_enabled, forward_ad
 
 from alltoallv import _core
-from alltoallv.communicator import Communicator
 from alltoallv.repeats import arrays_of
-from alltoallv.torch.calls import AnyCommunicator, Call, SharedCall
+from alltoallv.torch.calls import Call, SharedCall
 
 _WATCHERS = _profiler_enabled, torch._C._is_tracing, torch._C._len_torch_dispatch_stack
 _core.add_torch(Tensor, torch.is_grad_enabled, _WATCHERS, forward_ad)
 
 
-def again(
-    comm: AnyCommunicator, what: Hashable, input: Tensor, out: Tensor | None, timeout: float = -1.0
-) -> Tensor | None:
-    """Runs what `remember` was told of an equal call, and returns the output; None if there is no such call."""
-    return _core.run_again(comm.repeats.calls, what, input, out, timeout) if type(comm) is Communicator else None
-
-
 def remember(call: Call, what: Hashable, input: Tensor, out: Tensor | None) -> None:
-    """A call without gaps that has passed its checks: `again` finds it by the same arguments."""
+    """A call without gaps that has passed its checks: ``comm.repeats`` finds it by the same arguments."""
     if isinstance(call, SharedCall):
         made = call.output
         arrays = arrays_of(input, input.numel(), made, made.shape)
