@@ -1,5 +1,9 @@
-// NumPy's arrays. Their fields are read where they lie: to ask for a Python buffer takes as long as an exchange.
-#include <numpy/ndarraytypes.h>
+// NumPy's arrays. Their fields are read where they lie: to ask for a Python buffer takes as long as an exchange. They
+// are made by NumPy's own functions for C: to call the type takes longer than a small exchange.
+#include <numpy/arrayobject.h>
+
+#include <memory>
+#include <vector>
 
 #include "base/hot.h"
 #include "python/arrays.h"
@@ -35,8 +39,18 @@ class NumpyArrays : public Framework {
     }
 
     ArrayMaker maker(nb::handle like, nb::tuple shape) const override {
-        return [type = type_, shape, dtype = nb::object(like.attr("dtype"))](Block&& block) {
-            return type(shape, dtype, std::move(block));
+        std::vector<npy_intp> lengths;
+        for (const nb::handle length : shape) lengths.push_back(nb::cast<npy_intp>(length));
+        return [this, lengths, dtype = nb::object(like.attr("dtype"))](Block&& block) ALLTOALLV_HOT {
+            auto owned = std::make_unique<Block>(std::move(block));
+            nb::object made = nb::steal(PyArray_NewFromDescr(
+                reinterpret_cast<PyTypeObject*>(type_.ptr()),
+                reinterpret_cast<PyArray_Descr*>(nb::object(dtype).release().ptr()), static_cast<int>(lengths.size()),
+                lengths.data(), nullptr, owned->data(), NPY_ARRAY_CARRAY, nullptr));
+            if (!made.is_valid()) throw nb::python_error();
+            const nb::capsule keeper(owned.release(), [](void* kept) noexcept { delete static_cast<Block*>(kept); });
+            if (PyArray_SetBaseObject(fields(made), nb::object(keeper).release().ptr()) != 0) throw nb::python_error();
+            return made;
         };
     }
 
@@ -59,6 +73,7 @@ class NumpyArrays : public Framework {
 }  // namespace
 
 void bind_numpy_arrays(nb::module_&) {
+    if (_import_array() != 0) throw nb::python_error();
     const nb::handle type = nb::object(nb::module_::import_("numpy").attr("ndarray")).release();
     add_framework(type, *new NumpyArrays(type));
 }
