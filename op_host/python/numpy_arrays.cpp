@@ -20,8 +20,6 @@ PyArrayObject* fields(nb::handle array) {
 
 class NumpyArrays : public Framework {
   public:
-    explicit NumpyArrays(nb::handle type) : type_(type) {}
-
     /// By the number of its type: equal dtypes may be objects of their own, those that were pickled for one.
     ALLTOALLV_HOT std::optional<DTypeCode> dtype(nb::handle array) const override {
         const PyArray_Descr* const dtype = PyArray_DESCR(fields(array));
@@ -41,12 +39,11 @@ class NumpyArrays : public Framework {
     ArrayMaker maker(nb::handle like, nb::tuple shape) const override {
         std::vector<npy_intp> lengths;
         for (const nb::handle length : shape) lengths.push_back(nb::cast<npy_intp>(length));
-        return [this, lengths, dtype = nb::object(like.attr("dtype"))](Block&& block) ALLTOALLV_HOT {
+        return [lengths, dtype = nb::object(like.attr("dtype"))](Block&& block) ALLTOALLV_HOT {
             auto owned = std::make_unique<Block>(std::move(block));
             nb::object made = nb::steal(PyArray_NewFromDescr(
-                reinterpret_cast<PyTypeObject*>(type_.ptr()),
-                reinterpret_cast<PyArray_Descr*>(nb::object(dtype).release().ptr()), static_cast<int>(lengths.size()),
-                lengths.data(), nullptr, owned->data(), NPY_ARRAY_CARRAY, nullptr));
+                &PyArray_Type, reinterpret_cast<PyArray_Descr*>(nb::object(dtype).release().ptr()),
+                static_cast<int>(lengths.size()), lengths.data(), nullptr, owned->data(), NPY_ARRAY_CARRAY, nullptr));
             if (!made.is_valid()) throw nb::python_error();
             const nb::capsule keeper(owned.release(), [](void* kept) noexcept { delete static_cast<Block*>(kept); });
             if (PyArray_SetBaseObject(fields(made), nb::object(keeper).release().ptr()) != 0) throw nb::python_error();
@@ -66,16 +63,13 @@ class NumpyArrays : public Framework {
         for (const int64_t length : shape) size *= static_cast<size_t>(length);
         return ArrayView{*code, shape, size, reinterpret_cast<uintptr_t>(PyArray_DATA(it))};
     }
-
-    nb::handle type_;
 };
 
 }  // namespace
 
 void bind_numpy_arrays(nb::module_&) {
     if (_import_array() != 0) throw nb::python_error();
-    const nb::handle type = nb::object(nb::module_::import_("numpy").attr("ndarray")).release();
-    add_framework(type, *new NumpyArrays(type));
+    add_framework(reinterpret_cast<PyObject*>(&PyArray_Type), *new NumpyArrays);
 }
 
 }  // namespace alltoallv

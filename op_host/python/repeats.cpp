@@ -159,6 +159,7 @@ class Repeats {
     static constexpr size_t limit = 256;  // calls; programs whose counts change with every batch repeat none
 
     ALLTOALLV_HOT nb::object run(nb::handle what, nb::handle input, nb::object output, double timeout) const {
+        if (calls_.empty()) return nb::none();  // as for tensors on devices, which are not asked what they are
         const std::optional<ArrayPair> given = arrays_given(input, output);
         if (!given) return nb::none();
         // Held, since another thread may drop what was kept while this one waits for its peers.

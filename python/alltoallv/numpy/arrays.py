@@ -18,14 +18,12 @@ Array = npt.NDArray[Any]
 
 def resolve(group: Communicator | None) -> Communicator:
     """The communicator meant by ``group``."""
-    if type(group) is Communicator and group.backend == "shm":
-        return group
     if group is None:
         return communicator.default()
-    if isinstance(group, Communicator) and group.backend != "shm":
-        raise InvalidParamError(f"group has backend {group.backend!r}, expected one for arrays in host memory: 'shm'")
     if not isinstance(group, Communicator):
         raise InvalidParamError(f"group is a {type(group).__name__}, expected a Communicator or None")
+    if group.backend != "shm":
+        raise InvalidParamError(f"group has backend {group.backend!r}, expected one for arrays in host memory: 'shm'")
     return group
 
 
