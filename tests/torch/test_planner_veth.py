@@ -42,6 +42,10 @@ def hierarchical(nbytes):
 def pair(nbytes):  # ranks 0 and 2; the others only meet them at the barrier
     return flat(nbytes, across) if rank in (0, 2) else lambda: None
 
+def gathered_in_pair(nbytes):
+    x, out = torch.zeros(nbytes // 2, dtype=torch.uint8), torch.zeros(nbytes, dtype=torch.uint8)
+    return (lambda: at.all_gather_into_tensor(out, x, group=across)) if rank in (0, 2) else lambda: None
+
 def reduced(nbytes):
     x = torch.randn(nbytes // 4)
     return lambda: at.quantized_all_reduce(x, gather="quantized")
@@ -83,6 +87,7 @@ MIB = 1 << 20
 REPEATS = 8
 WORK = [  # half a second each at 40 Mbit/s; as long where the wire is quicker
     ("pair", 4 * MIB),
+    ("gathered_in_pair", 4 * MIB),
     ("flat", 2 * MIB),
     ("hierarchical", 2 * MIB),
     ("reduced_in_pair", 8 * MIB),
@@ -97,6 +102,7 @@ def predict(name: str, nbytes: int, wire_gbps: float, latency: float) -> float:
     hosts = Topology("hosts", (Level("host", 2, 0.0, 2.0), Level("wire", 0, latency, wire_gbps / 2)))
     return {
         "pair": lambda: model.all_to_all_v(pair, 2, nbytes),
+        "gathered_in_pair": lambda: model.all_to_all_v(pair, 2, nbytes),  # the same bytes on the same wire
         "flat": lambda: model.all_to_all_v(hosts, 4, nbytes),
         "hierarchical": lambda: model.all_to_all_v(hosts, 4, nbytes, algorithm="hierarchical"),
         "reduced_in_pair": lambda: model.all_reduce(pair, 2, nbytes, bits=8),

@@ -6,6 +6,7 @@ import logging
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ from replicated import check_gradients
 
 import alltoallv.torch as at
 from alltoallv import Communicator
+from alltoallv.backends import torch_membership
 from alltoallv.backends.reduction import reduces
 from alltoallv.backends.torch_group import TorchGroupCommunicator
+from alltoallv.backends.torch_membership import LARGE
 from alltoallv.errors import BackendUnavailableError, InvalidParamError, PeerMismatchError
 from alltoallv.testing import Ranks, golden, reference
 
@@ -76,10 +79,15 @@ def run_case(comm: Any, case: golden.Case, number: int) -> None:
     golden.assert_bits_equal(to_numpy(x), case.inputs[r], f"input of exchange {number}")
 
 
-@pytest.mark.parametrize(("size", "count"), [(1, 30), (2, 60), (3, 50), (4, 60)])
-def test_random_exchanges(ranks: Ranks, file: str, size: int, count: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "count", "large"),
+    [(1, 30, LARGE), (2, 60, LARGE), (3, 50, LARGE), (4, 60, LARGE), (2, 60, 40), (4, 60, 40)],
+)
+def test_random_exchanges(ranks: Ranks, file: str, size: int, count: int, large: int) -> None:
+    """With the messages that gloo moves by themselves, and some of each kind in one exchange."""
+
     def run(rank: int, size: int, cases: list[golden.Case]) -> dict[str, int]:
-        with engine(rank, size, file) as comm:
+        with mock.patch.object(torch_membership, "LARGE", large), engine(rank, size, file) as comm:
             for number, case in enumerate(cases):
                 run_case(comm, case, number)
             return comm.stats()

@@ -98,6 +98,31 @@ def test_ranks_that_fail_and_die(ranks: Ranks, file: str) -> None:
     assert "right" in found[0].output
 
 
+@pytest.mark.parametrize("dead_for", [0.0, 0.5])
+def test_rank_that_dies_with_large_messages_under_way(ranks: Ranks, file: str, dead_for: float) -> None:
+    """Before its peer begins to send, or while it does."""
+    length = 8 << 20
+
+    def run(rank: int, size: int) -> None:
+        with engine(rank, size, file, check="off") as comm:
+            exchange(comm)
+            if rank == 1:
+                time.sleep(0.5 - dead_for)
+                os._exit(3)
+            time.sleep(dead_for)
+            error = caught(lambda: at.all_to_all_v(torch.ones(2 * length), [length] * 2, [length] * 2, group=comm))
+            assert isinstance(error, PeerLostError), error
+            assert "operator #2 all_to_all_v of domain" in str(error)
+            assert "rank 1 was lost: " in str(error)
+            assert not comm.usable
+            print("right", flush=True)
+            os._exit(0)
+
+    found = ranks(2, communicator=False, fresh=True, outcomes=True)(run)
+    assert [one.exit_code for one in found] == [0, 3], [one.report() for one in found]
+    assert "right" in found[0].output
+
+
 def test_rank_that_leaves(ranks: Ranks, file: str) -> None:
     def run(rank: int, size: int) -> None:
         with engine(rank, size, file) as comm:

@@ -32,6 +32,7 @@ from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidPar
 
 FIRST = 8  # calls that check="first" compares
 HOST_ENGINES = ("gloo", "mpi")
+LARGE = 1 << 20  # bytes from which gloo moves a message by itself: below, the step costs more than it gains
 _FLIGHT_LENGTH = 64
 _EXIT_SECONDS = 2.0  # for calls that are pending when the process ends
 
@@ -84,7 +85,8 @@ class Membership:
         self._mover: Mover
         self._plane: Plane
         if backend in HOST_ENGINES:
-            self._mover = HostMover(self._engine, self.size, self._watch.work)
+            large = LARGE if backend == "gloo" else None
+            self._mover = HostMover(self._engine, self.rank, self.size, self._watch, large)
             self._plane = EnginePlane(self._engine, self.size, self._watch.work)
         else:
             if store is None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from alltoallv.backends.watch import Watch
 from alltoallv.counts import Layout
 from alltoallv.errors import InvalidParamError
 
@@ -21,18 +22,9 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
-def stretch(counts: Sequence[int], displs: Sequence[int]) -> int | None:
-    """Where the regions begin if they follow each other without gaps; None if they do not."""
-    begin = end = None
-    for count, displ in zip(counts, displs, strict=True):
-        if count == 0:
-            continue
-        if end is None:
-            begin = end = displ
-        if displ != end:
-            return None
-        end += count
-    return begin or 0
+def regions(tensor: Tensor, counts: Sequence[int], displs: Sequence[int]) -> list[Tensor]:
+    """A view per peer."""
+    return [tensor[displ : displ + count] for count, displ in zip(counts, displs, strict=True)]
 
 
 def copy_parts(output: Tensor, input: Tensor, layout: Layout) -> None:
@@ -42,57 +34,82 @@ def copy_parts(output: Tensor, input: Tensor, layout: Layout) -> None:
 
 
 class HostMover:
-    """gloo and MPI: packed buffers in host memory, one transfer to and from a GPU where tensors lie there.
+    """gloo and MPI, in host memory: tensors of a GPU are packed and go there and back in one transfer each.
 
     Args:
         engine: What torch.distributed calls a backend; None in a world of one rank.
-        wait: Waits for a work of it.
+        watch: Waits for it.
+        large: Bytes from which a message goes by itself, with its receive posted first; None: never.
     """
 
     blocks = True  # a call returns when its data have arrived
 
-    def __init__(self, engine: Any, size: int, wait: Callable[[Any], None]) -> None:
-        self._engine, self._size, self._wait = engine, size, wait
+    def __init__(self, engine: Any, rank: int, size: int, watch: Watch, large: int | None = None) -> None:
+        self._engine, self._rank, self._size, self._watch, self._large = engine, rank, size, watch, large
 
     def exchange(self, output: Tensor, input: Tensor, layout: Layout, wait: bool = True) -> None:
         if self._size == 1:
             return copy_parts(output, input, layout)
         sends, sdispls, recvs, rdispls = layout
-        total = sum(sends)
-        begin = stretch(sends, sdispls)
-        if begin is not None:
-            source = input[begin : begin + total]
-        else:
-            source = torch.cat([input[d : d + n] for n, d in zip(sends, sdispls, strict=True)])
-        total, begin = sum(recvs), stretch(recvs, rdispls)
-        if begin is not None and output.device.type == "cpu":
-            return self._run(output[begin : begin + total], source, recvs, sends)
-        target = torch.empty(total, dtype=torch.uint8, device="cpu")
-        self._run(target, source, recvs, sends)
-        parts = target.to(output.device).split(list(recvs))
-        for part, count, displ in zip(parts, recvs, rdispls, strict=True):
-            output[displ : displ + count] = part
+        self.exchange_lists(regions(output, recvs, rdispls), regions(input, sends, sdispls))
 
     def exchange_lists(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool = True) -> None:
         if self._size == 1:
             outputs[0].copy_(inputs[0])
             return
-        sends, recvs = [x.numel() for x in inputs], [out.numel() for out in outputs]
-        target = torch.empty(sum(recvs), dtype=torch.uint8, device="cpu")
-        self._run(target, torch.cat(list(inputs)), recvs, sends)
-        for out, part in zip(outputs, target.to(outputs[0].device).split(recvs), strict=True):
+        if not inputs[0].is_cpu:
+            inputs = torch.cat(list(inputs)).cpu().split([x.numel() for x in inputs])
+        if outputs[0].is_cpu:
+            return self._run(outputs, inputs)
+        sizes = [out.numel() for out in outputs]
+        host = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu")
+        self._run(host.split(sizes), inputs)
+        for out, part in zip(outputs, host.to(outputs[0].device).split(sizes), strict=True):
             out.copy_(part)
 
-    def _run(self, target: Tensor, source: Tensor, recvs: Sequence[int], sends: Sequence[int]) -> None:
-        self._wait(self._engine.alltoall_base(target, source.cpu(), list(recvs), list(sends)))
+    def _run(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+        """Large messages go by themselves, all but a last byte; small ones, and these bytes, in one exchange.
+
+        The engine's exchange posts what it sends before what it receives: to a peer that a rank both sends to and
+        receives from, "ready to receive" then waits behind the rank's own data, and the two directions of a wire take
+        turns. Alone the engine's messages could not be waited for: a wait for one that is given up closes the
+        connection. But a connection keeps order, so the exchange's part of it arrives last.
+        """
+        received, sent = ([self._last(j, x) for j, x in enumerate(parts)] for parts in (outputs, inputs))
+
+        def post() -> list[Any]:
+            return [
+                start([part[: part.numel() - last.numel()]], j, 0)
+                for start, parts, lasts in ((self._engine.recv, outputs, received), (self._engine.send, inputs, sent))
+                for j, (part, last) in enumerate(zip(parts, lasts, strict=True))
+                if j != self._rank and last.numel() < part.numel()
+            ]
+
+        works = self._watch.attempt(post)
+        outputs[self._rank].copy_(inputs[self._rank])
+        recvs, sends = [x.numel() for x in received], [x.numel() for x in sent]
+        target = torch.empty(sum(recvs), dtype=torch.uint8, device="cpu")
+        self._watch.work(self._engine.alltoall_base(target, torch.cat(sent), recvs, sends))
+        self._watch.attempt(lambda: [work.wait() for work in works])
+        for last, part in zip(received, target.split(recvs), strict=True):
+            last.copy_(part)
+
+    def _last(self, peer: int, part: Tensor) -> Tensor:
+        """What of a message the engine's exchange moves."""
+        if peer == self._rank:
+            return part[:0]
+        large = self._large is not None and part.numel() >= self._large
+        return part[-1:] if large else part
 
     def gather(self, output: Tensor, input: Tensor, wait: bool = True) -> None:
         """Every rank's input, one behind the other; of one length on all ranks."""
         if self._size == 1:
             output.copy_(input)
             return
+        if self._size == 2:  # a ring of two has both its directions on one connection
+            return self.exchange_lists(output.chunk(2), [input, input])
         target = output if output.device.type == "cpu" else torch.empty(output.numel(), dtype=torch.uint8, device="cpu")
-        self._wait(self._engine.allgather([list(target.chunk(self._size))], [input.cpu()]))
+        self._watch.work(self._engine.allgather([list(target.chunk(self._size))], [input.cpu()]))
         if target is not output:
             output.copy_(target)
 
@@ -102,7 +119,7 @@ class HostMover:
         host = tensor.cpu()
         options = dist.BroadcastOptions()
         options.rootRank = root
-        self._wait(self._engine.broadcast([host], options))
+        self._watch.work(self._engine.broadcast([host], options))
         if host is not tensor:
             tensor.copy_(host)
 
@@ -139,9 +156,7 @@ class DeviceMover:
         if self._size == 1:
             return copy_parts(output, input, layout)
         sends, sdispls, recvs, rdispls = layout
-        inputs = [input[d : d + n] for n, d in zip(sends, sdispls, strict=True)]
-        outputs = [output[d : d + n] for n, d in zip(recvs, rdispls, strict=True)]
-        return dist.all_to_all(outputs, inputs, group=self.group(), async_op=not wait)
+        return self.exchange_lists(regions(output, recvs, rdispls), regions(input, sends, sdispls), wait)
 
     def exchange_lists(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool = True) -> Any:
         if self._size == 1:

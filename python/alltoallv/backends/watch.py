@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from alltoallv.backends.agreement import describe
 from alltoallv.backends.rendezvous import GroupStore, Ready, describe_rank
@@ -18,6 +18,7 @@ from alltoallv.errors import CommTimeoutError, PeerLostError
 _STEP = 0.5  # seconds between looks at the store while a rank waits
 _VERDICT_SECONDS = 4.0  # for the rank that finds out what is wrong
 _IN_FLIGHT_SECONDS = 3.0  # for data that a rank has sent before it left, and the group's store with it
+_Result = TypeVar("_Result")
 _log = logging.getLogger("alltoallv")
 
 
@@ -116,6 +117,17 @@ class Watch:
             return True
 
         self.wait(ready)
+
+    def attempt(self, action: Callable[[], _Result]) -> _Result:
+        """What a call of the engine returns that does not wait; what it raises ends the communicator."""
+        results: list[_Result] = []
+
+        def ready(step: float) -> bool:
+            results.append(action())
+            return True
+
+        self.wait(ready)
+        return results[0]
 
     def look(self) -> None:
         """Raises the trouble that a peer has posted."""
