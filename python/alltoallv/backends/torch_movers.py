@@ -27,6 +27,20 @@ def regions(tensor: Tensor, counts: Sequence[int], displs: Sequence[int]) -> lis
     return [tensor[displ : displ + count] for count, displ in zip(counts, displs, strict=True)]
 
 
+def stretch(tensor: Tensor, counts: Sequence[int], displs: Sequence[int]) -> Tensor | None:
+    """What the regions take up if they follow each other without gaps; None if they do not."""
+    begin = end = None
+    for count, displ in zip(counts, displs, strict=True):
+        if count == 0:
+            continue
+        if end is None:
+            begin = end = displ
+        if displ != end:
+            return None
+        end += count
+    return tensor[begin or 0 : end or 0]
+
+
 def copy_parts(output: Tensor, input: Tensor, layout: Layout) -> None:
     """What a world of one rank does."""
     (count,), (source,), _, (target,) = layout
@@ -51,6 +65,10 @@ class HostMover:
         if self._size == 1:
             return copy_parts(output, input, layout)
         sends, sdispls, recvs, rdispls = layout
+        if output.is_cpu and input.is_cpu and not any(map(self._is_large, (*sends, *recvs))):
+            target, source = stretch(output, recvs, rdispls), stretch(input, sends, sdispls)
+            if target is not None and source is not None:
+                return self._exchange(target, source, recvs, sends)
         self.exchange_lists(regions(output, recvs, rdispls), regions(input, sends, sdispls))
 
     def exchange_lists(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool = True) -> None:
@@ -89,17 +107,22 @@ class HostMover:
         outputs[self._rank].copy_(inputs[self._rank])
         recvs, sends = [x.numel() for x in received], [x.numel() for x in sent]
         target = torch.empty(sum(recvs), dtype=torch.uint8, device="cpu")
-        self._watch.work(self._engine.alltoall_base(target, torch.cat(sent), recvs, sends))
+        self._exchange(target, torch.cat(sent), recvs, sends)
         self._watch.attempt(lambda: [work.wait() for work in works])
         for last, part in zip(received, target.split(recvs), strict=True):
             last.copy_(part)
+
+    def _exchange(self, target: Tensor, source: Tensor, recvs: Sequence[int], sends: Sequence[int]) -> None:
+        self._watch.work(self._engine.alltoall_base(target, source, list(recvs), list(sends)))
+
+    def _is_large(self, length: int) -> bool:
+        return self._large is not None and length >= self._large
 
     def _last(self, peer: int, part: Tensor) -> Tensor:
         """What of a message the engine's exchange moves."""
         if peer == self._rank:
             return part[:0]
-        large = self._large is not None and part.numel() >= self._large
-        return part[-1:] if large else part
+        return part[-1:] if self._is_large(part.numel()) else part
 
     def gather(self, output: Tensor, input: Tensor, wait: bool = True) -> None:
         """Every rank's input, one behind the other; of one length on all ranks."""
