@@ -13,10 +13,20 @@ uint64_t pair_hash(int from, int to, int64_t count) {
     return x ^ (x >> 31);
 }
 
+PairDigests digest_pairs(int rank, std::span<const int64_t> send_counts, std::span<const int64_t> recv_counts) {
+    PairDigests digests;
+    for (size_t j = 0; j < send_counts.size(); ++j)
+        digests.sent += pair_hash(rank, static_cast<int>(j), send_counts[j]);
+    for (size_t j = 0; j < recv_counts.size(); ++j)
+        digests.expected += pair_hash(static_cast<int>(j), rank, recv_counts[j]);
+    return digests;
+}
+
 ExchangeSummary summarize(const Exchange& x, int rank) {
     const auto element = static_cast<int64_t>(size_of(x.dtype)), unit = x.byte_displs ? 1 : element;
     const bool learns = x.recv_counts.empty();
     ExchangeSummary all{};
+    all.digests = digest_pairs(rank, x.send_counts, x.recv_counts);
     const auto reach = [&](size_t& extent, int64_t displ, int64_t count) {
         if (count > 0) extent = std::max(extent, static_cast<size_t>(displ * unit + count * element));
     };
@@ -30,7 +40,6 @@ ExchangeSummary summarize(const Exchange& x, int rank) {
         if (const int64_t count = x.send_counts[i]; count > 0) {
             const auto bytes = static_cast<size_t>(count * element);
             reach(all.input_extent, x.sdispls[i], count);
-            all.send_digest += pair_hash(rank, static_cast<int>(i), count);
             if (!repeats(i, last)) all.read += bytes;
             if (!own && !repeats(i, last_peer)) all.to_peers += bytes;
             last = i;
@@ -39,7 +48,6 @@ ExchangeSummary summarize(const Exchange& x, int rank) {
         if (learns) continue;
         const int64_t count = x.recv_counts[i];
         reach(all.output_extent, x.rdispls[i], count);
-        all.recv_digest += pair_hash(static_cast<int>(i), rank, count);
         all.written += static_cast<size_t>(count * element);
         if (!own) all.from_peers += static_cast<size_t>(count * element);
     }

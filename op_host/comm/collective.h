@@ -74,9 +74,17 @@ constexpr std::string_view name_of(ReduceOp op) {
 /// One pair's part of a digest; nothing for a count of zero.
 uint64_t pair_hash(int from, int to, int64_t count);
 
+/// What one rank's counts add to the sums over all ranks, which are equal exactly when all pairs agree.
+struct PairDigests {
+    uint64_t sent = 0, expected = 0;
+};
+
+/// Without receive counts nothing is expected: they are learnt.
+PairDigests digest_pairs(int rank, std::span<const int64_t> send_counts, std::span<const int64_t> recv_counts);
+
 /// What follows from an exchange's counts and displacements alone, on one rank; in bytes.
 struct ExchangeSummary {
-    uint64_t send_digest, recv_digest;   // the latter 0 where the counts are learnt
+    PairDigests digests;
     size_t input_extent, output_extent;  // one past the last byte that the regions cover
     size_t to_peers, from_peers;         // regions that several peers get count once
     size_t read, written;                // the same with what stays on this rank

@@ -43,20 +43,14 @@ std::string row_difference(const ControlPlane& control, int rank_b) {
 
 }  // namespace
 
-void digest_pairs(Row& mine, int rank, int size) {
-    uint64_t sent = 0, expected = 0;
-    for (int j = 0; j < size; ++j) {
-        sent += pair_hash(rank, j, mine.pairs()[j].send_count);
-        expected += pair_hash(j, rank, mine.pairs()[j].recv_count);
-    }
-    mine.send_digest = sent;
-    mine.recv_digest = expected;
-}
-
 void announce_parts(Row& mine, int rank, std::span<const int64_t> counts) {
     const int64_t own = counts[static_cast<size_t>(rank)];
-    for (size_t j = 0; j < counts.size(); ++j) mine.pairs()[j] = {counts[j], 0, own, 0};
-    digest_pairs(mine, rank, static_cast<int>(counts.size()));
+    for (int j = 0; j < static_cast<int>(counts.size()); ++j) {
+        const int64_t part = counts[static_cast<size_t>(j)];
+        mine.pairs()[j] = {part, 0, own, 0};
+        mine.digests.sent += pair_hash(rank, j, part);
+        mine.digests.expected += pair_hash(j, rank, own);
+    }
 }
 
 void announce(Row& mine, int rank, const Reduction& r) {
@@ -98,8 +92,8 @@ ALLTOALLV_HOT void ControlPlane::compare_rows() const {
         all_learn &= (r.flags & row_learns) != 0;
         equal &= r.op == first.op && r.dtype == first.dtype && r.reduce_op == first.reduce_op && r.root == first.root &&
                  r.count == first.count;
-        sent += r.send_digest;
-        expected += r.recv_digest;
+        sent += r.digests.sent;
+        expected += r.digests.expected;
     }
     if (any_failed) {
         for (int j = 0; j < size(); ++j) {

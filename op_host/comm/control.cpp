@@ -119,7 +119,7 @@ ALLTOALLV_HOT Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
     mine.dtype = dtype;
     mine.reduce_op = ReduceOp::sum;
     mine.flags = 0;
-    mine.send_digest = mine.recv_digest = 0;
+    mine.digests = {};
     mine.input = mine.output = Location{};
     mine.count = mine.root = 0;
     return mine;

@@ -228,9 +228,6 @@ class ControlPlane {
     std::mutex poison_mutex_;
 };
 
-/// The digests of a row's pairs.
-void digest_pairs(Row& row, int rank, int size);
-
 /// What a reduction says in rank's row: of the counts, rank i gives counts_i[j] elements to the part of rank j, which
 /// has counts_j[j].
 void announce_parts(Row& row, int rank, std::span<const int64_t> counts);

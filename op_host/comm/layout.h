@@ -58,8 +58,7 @@ struct alignas(cache_line) Row {
     DType dtype;
     ReduceOp reduce_op;
     uint16_t flags;
-    uint64_t send_digest;  // sums over all ranks are equal exactly when all pairs agree
-    uint64_t recv_digest;
+    PairDigests digests;
     Location input;
     Location output;
     int64_t count;  // elements of a reduction, or of one row of an exchange; equal on all ranks

@@ -31,8 +31,8 @@ void regions_apart() {
     CHECK_EQ(all.to_peers, 4u * 2);
     CHECK_EQ(all.written, 4u * 7);
     CHECK_EQ(all.from_peers, 4u * 3);
-    CHECK_EQ(all.send_digest, pair_hash(2, 0, 2) + pair_hash(2, 2, 5));
-    CHECK_EQ(all.recv_digest, pair_hash(1, 2, 3) + pair_hash(2, 2, 4));
+    CHECK_EQ(all.digests.sent, pair_hash(2, 0, 2) + pair_hash(2, 2, 5));
+    CHECK_EQ(all.digests.expected, pair_hash(1, 2, 3) + pair_hash(2, 2, 4));
 }
 
 /// As all_gather has it: they are read once, by whoever.
@@ -55,7 +55,7 @@ void learnt_counts_and_bytes() {
     x.byte_displs = true;
     const ExchangeSummary all = summarize(x, 0);
     CHECK_EQ(all.input_extent, 108u);
-    CHECK_EQ(all.recv_digest, 0u);
+    CHECK_EQ(all.digests.expected, 0u);
     CHECK_EQ(all.written + all.from_peers + all.output_extent, 0u);
 }
 

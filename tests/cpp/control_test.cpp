@@ -69,8 +69,8 @@ void agree(ControlPlane& control, const std::vector<int64_t>& counts, const std:
         for (int j = 0; j < control.size(); ++j) {
             const auto i = static_cast<size_t>(j);
             mine.pairs()[j] = {counts[i], 0, expected[i], 0};
-            mine.send_digest += pair_hash(control.rank(), j, counts[i]);
-            mine.recv_digest += pair_hash(j, control.rank(), expected[i]);
+            mine.digests.sent += pair_hash(control.rank(), j, counts[i]);
+            mine.digests.expected += pair_hash(j, control.rank(), expected[i]);
         }
         control.publish(mine);
         control.agree();

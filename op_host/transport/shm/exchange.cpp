@@ -40,8 +40,7 @@ class Stopwatch {
 
 /// What the row says beside its pairs.
 ALLTOALLV_HOT void ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all, Row& mine) {
-    mine.send_digest = all.send_digest;
-    mine.recv_digest = all.recv_digest;
+    mine.digests = all.digests;
     mine.root = x.root;
     mine.count = x.row;
     mine.input = Arena::instance().locate(x.input, all.input_extent);

@@ -188,7 +188,7 @@ void TcpCommunicator::exchange(const Exchange& x, double timeout) {
             const auto i = static_cast<size_t>(j);
             mine.pairs()[j] = {x.send_counts[i], 0, learns ? 0 : x.recv_counts[i], 0};
         }
-        digest_pairs(mine, rank(), size());
+        mine.digests = digest_pairs(rank(), x.send_counts, x.recv_counts);
         mine.root = x.root;
         mine.count = x.row;
         if (learns) mine.flags |= row_learns;

@@ -28,7 +28,7 @@ struct WireRow {
     DType dtype;
     ReduceOp reduce_op;
     uint16_t flags;
-    uint64_t send_digest, recv_digest;
+    PairDigests digests;
     int64_t count, root;
     uint64_t payload_bytes;
     PairDifference difference;  // rank 0's finding, once it has all rows; from < 0: none
@@ -46,8 +46,8 @@ size_t payload_bytes(const Row& row) {
 }
 
 WireRow head_of(const Row& row) {
-    return {row.op,          row.dtype, row.reduce_op, row.flags,          row.send_digest,
-            row.recv_digest, row.count, row.root,      payload_bytes(row), {-1, -1, 0, 0}};
+    return {row.op,    row.dtype, row.reduce_op,      row.flags,     row.digests,
+            row.count, row.root,  payload_bytes(row), {-1, -1, 0, 0}};
 }
 
 }  // namespace
@@ -152,8 +152,8 @@ PairDifference TcpStar::find_difference(int newest, uint64_t seq) const {
         const bool here = j == newest || other.seq.load(std::memory_order_acquire) == seq;
         if (!here || (other.flags & row_failed) != 0) return none;
         learning += (other.flags & row_learns) != 0;
-        sent += other.send_digest;
-        expected += other.recv_digest;
+        sent += other.digests.sent;
+        expected += other.digests.expected;
     }
     if (learning == control_.size() || (learning == 0 && sent == expected)) return none;
     return first_difference(control_.layout(), base_, control_.size(), seq).value_or(none);
@@ -174,8 +174,7 @@ void TcpStar::hear_row(const Message& message, const char* body) {
         target.dtype = head.dtype;
         target.reduce_op = head.reduce_op;
         target.flags = head.flags;
-        target.send_digest = head.send_digest;
-        target.recv_digest = head.recv_digest;
+        target.digests = head.digests;
         target.count = head.count;
         target.root = head.root;
         target.input.bits = head.payload_bytes;

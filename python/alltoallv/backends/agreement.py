@@ -78,10 +78,6 @@ class Agreement:
 
     def __init__(self, rank: int, size: int, domain: str) -> None:
         self.rank, self.size, self.domain = rank, size, domain
-        ranks = np.arange(size, dtype=np.uint64)
-        mine = np.full(size, rank, np.uint64)
-        pairs = np.concatenate([mine << np.uint64(32) | ranks, ranks << np.uint64(32) | mine])
-        self._pairs = pairs + np.uint64(0x632BE59BD9B4E019)
 
     def row(self, seq: int, proposal: Proposal) -> Rows:
         """Shape ``[ROW]``."""
@@ -91,19 +87,8 @@ class Agreement:
         row[SIGNATURE] = _signature(
             proposal.operator, proposal.dtype, proposal.reduce_op, proposal.root, proposal.count, proposal.terms
         )
-        expected = [0] * self.size if proposal.recv_counts is None else list(proposal.recv_counts)
-        row[SENT], row[EXPECTED] = self._digests([*proposal.send_counts, *expected])
+        row[SENT], row[EXPECTED] = _core.pair_digests(self.rank, proposal.send_counts, proposal.recv_counts or [])
         return row
-
-    def _digests(self, counts: list[int]) -> tuple[np.int64, np.int64]:
-        """Sums of hashes of (from, to, count), zero counts contributing nothing: the core's `pair_hash`."""
-        values = np.array(counts, np.int64).view(np.uint64)
-        x = values * np.uint64(0x9E3779B97F4A7C15) ^ self._pairs
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x = (x ^ (x >> np.uint64(31))) * (values != 0)
-        sums = x.reshape(2, -1).sum(axis=1, dtype=np.uint64).view(np.int64)
-        return sums[0], sums[1]
 
     def judge(
         self,
