@@ -169,8 +169,7 @@ void bind_communicator(nb::module_& m) {
         },
         nb::arg("rank"), nb::arg("send_counts"), nb::arg("recv_counts"),
         "What one rank's counts add to two sums over all ranks, modulo 2^64, which are equal exactly when what the "
-        "ranks "
-        "send is what their peers expect.");
+        "ranks send is what their peers expect.");
     m.def("thread_communicators", &make_threads, nb::arg("options"));
     m.def("destroy_all", &destroy_all_communicators, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -100,7 +100,7 @@ def test_ranks_that_fail_and_die(ranks: Ranks, file: str) -> None:
 
 @pytest.mark.parametrize("dead_for", [0.0, 0.5])
 def test_rank_that_dies_with_large_messages_under_way(ranks: Ranks, file: str, dead_for: float) -> None:
-    """Before its peer begins to send, or while it does."""
+    """Before its peer has posted them, or while it waits for them."""
     length = 8 << 20
 
     def run(rank: int, size: int) -> None:

@@ -65,7 +65,7 @@ class HostMover:
         if self._size == 1:
             return copy_parts(output, input, layout)
         sends, sdispls, recvs, rdispls = layout
-        if output.is_cpu and input.is_cpu and not any(map(self._is_large, (*sends, *recvs))):
+        if output.is_cpu and input.is_cpu and not self._is_large(max(*sends, *recvs)):
             target, source = stretch(output, recvs, rdispls), stretch(input, sends, sdispls)
             if target is not None and source is not None:
                 return self._exchange(target, source, recvs, sends)
@@ -129,7 +129,7 @@ class HostMover:
         if self._size == 1:
             output.copy_(input)
             return
-        if self._size == 2:  # a ring of two has both its directions on one connection
+        if self._size == 2 and self._is_large(input.numel()):  # a ring of two has both directions on one connection
             return self.exchange_lists(output.chunk(2), [input, input])
         target = output if output.device.type == "cpu" else torch.empty(output.numel(), dtype=torch.uint8, device="cpu")
         self._watch.work(self._engine.allgather([list(target.chunk(self._size))], [input.cpu()]))

@@ -119,7 +119,7 @@ class Watch:
         self.wait(ready)
 
     def attempt(self, action: Callable[[], _Result]) -> _Result:
-        """What a call of the engine returns that does not wait; what it raises ends the communicator."""
+        """What a call of the engine returns that need not wait; what it raises ends the communicator."""
         results: list[_Result] = []
 
         def ready(step: float) -> bool:
