@@ -23,6 +23,7 @@ FRAMEWORKS = ("torch", "triton", "triton_ascend", "mindspore", "npu", "paddle")
 nox.options.sessions = ["lint", "cpp", "tests", *FRAMEWORKS, "sanitize", "tsan", "aarch64", "wheel"]
 
 ROOT = Path(__file__).resolve().parent
+SOURCES = (ROOT / "python", ROOT / "op_kernel/triton")
 CPP_ROOMS = ("op_host", "op_kernel", "emulator", "tests", "python/alltoallv/mindspore")
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 BUILD_TOOLS = PROJECT["build-system"]["requires"]
@@ -42,11 +43,12 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 
 @nox.session(venv_backend="none", tags=["first"])
 def lint(session: nox.Session) -> None:
-    """Style and types, in both languages."""
+    """Style and types, in both languages, and who imports whom."""
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("clang-format", "--dry-run", "-Werror", *cpp_files())
     session.run("mypy")
+    session.run("lint-imports", env={"PYTHONPATH": "python"})
 
 
 @nox.session(venv_backend="none")
@@ -221,8 +223,8 @@ for name in ("torch", "mindspore", "paddle"):
     assert name not in sys.modules, f"import alltoallv brings {name}"
 for name in ("py.typed", "_core.pyi"):
     assert (r.files(alltoallv) / name).is_file(), f"the wheel lacks {name}"
-import alltoallv._core, alltoallv.emulator
-print("the emulator lies in", alltoallv.emulator.library_folder())
+import alltoallv._core, alltoallv_emulator
+print("the emulator lies in", alltoallv_emulator.library_folder())
 print("the wheel imports from", alltoallv.__file__)
 """
 
@@ -250,7 +252,11 @@ def framework_tests(session: nox.Session, folder: str, *requirements: str) -> No
     # Named, since without an installation nothing announces ours, and with one it may not be named twice.
     names = ("alltoallv.testing.plugin", "pytest_timeout", "pytest_rerunfailures", "_hypothesis_pytestplugin")
     plugins = [f"-p{name}" for name in names]
-    env = {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    env = {
+        "PYTHONPATH": os.pathsep.join(map(str, SOURCES)),
+        "OMP_NUM_THREADS": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
     session.run("python", "-m", "pytest", *plugins, *RERUN, folder, *selected(session), env=env)
 
 

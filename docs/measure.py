@@ -24,8 +24,8 @@ from typing import Any
 
 from performance_page import write_page
 
-from alltoallv.bench import environments, report
-from alltoallv.cli import bench
+from alltoallv_tools.bench import environments, report
+from alltoallv_tools.cli import bench
 
 DOCS = Path(__file__).resolve().parent
 MEASURED = DOCS / "measured"

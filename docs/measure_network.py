@@ -30,7 +30,7 @@ def contenders() -> dict[str, Callable[[object], object]]:
     import torch.distributed as dist
 
     import alltoallv.torch as at
-    from alltoallv.bench.peers import bfloat16_sum, composed_sum
+    from alltoallv_tools.bench.peers import bfloat16_sum, composed_sum
 
     comm = at.from_group(dist.group.WORLD, backend="gloo")
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alltoallv.bench import report
-from alltoallv.cli.plan import plot as plot_plan
 from alltoallv.errors import InvalidParamError
-from alltoallv.planner import fit
+from alltoallv_tools.bench import report
+from alltoallv_tools.cli.plan import plot as plot_plan
+from alltoallv_tools.planner import fit
 
 Row = dict[str, Any]
 Documents = dict[str, Any]

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import alltoallv.torch as at
-from alltoallv import launch
+from alltoallv.launch import detect as launch
 
 WIDTH, HIDDEN, CLASSES, TRAIN = 64, 128, 10, 1408  # 11 batches of 128; the other 389 digits are the test
 WAYS: dict[str, dict[str, Any]] = {  # what the gradients travel as, and the arguments of the hook

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import alltoallv.torch as at
-from alltoallv import Communicator, launch
+from alltoallv import Communicator
+from alltoallv.launch import detect as launch
 
 EXPERTS, TOP_K, WIDTH, HIDDEN, CLASSES = 8, 2, 64, 64, 10
 TOLERANCE = 1e-9

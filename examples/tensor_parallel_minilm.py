@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import alltoallv.torch as at
-from alltoallv import launch
+from alltoallv.launch import detect as launch
 
 LAYERS, HEADS, WIDTH, LONGEST = 6, 12, 384, 256
 HEAD = WIDTH // HEADS

@@ -13,9 +13,9 @@ import pytest
 from sklearn.cluster import KMeans
 from sklearn.datasets import load_digits
 
-import alltoallv.demo
-from alltoallv.cli import main as cli
-from alltoallv.demo import digits, program, report
+import alltoallv_tools.demo
+from alltoallv_tools.cli import main as cli
+from alltoallv_tools.demo import digits, program, report
 
 # Digits 0 to 9 in the data set, as its description says.
 PER_CLASS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
@@ -109,7 +109,7 @@ def test_any_number_of_ranks(ranks, size, tmp_path, capsys):
 CORRUPT = """
 import sys
 import numpy as np
-from alltoallv.demo import program
+from alltoallv_tools.demo import program
 real = program.send_back
 def send_back(comm, processed, routing):
     returned = real(comm, processed, routing)
@@ -206,7 +206,7 @@ def test_shares_cover_everything_once(size):
 
 def test_missing_packages_are_named(monkeypatch, capsys, tmp_path):
     packages = {"no_such_module_1": "scikit-learn", "no_such_module_2": "matplotlib"}
-    monkeypatch.setattr(alltoallv.demo, "_PACKAGES", packages)
+    monkeypatch.setattr(alltoallv_tools.demo, "_PACKAGES", packages)
     sentence = "the demo needs scikit-learn and matplotlib: pip install scikit-learn matplotlib\n"
     assert cli(["demo", "--output-dir", str(tmp_path)]) == 1
     assert capsys.readouterr().err == sentence

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from alltoallv.errors import InvalidParamError
-from alltoallv.launch import Launch, detect
+from alltoallv.launch.detect import Launch, detect
 
 OWN = {"ALLTOALLV_RANK": "1", "ALLTOALLV_WORLD_SIZE": "4", "ALLTOALLV_JOB_ID": "job"}
 TORCHRUN = {
@@ -140,7 +140,7 @@ def test_lone_process():
         0,
         1,
     )
-    command = [sys.executable, "-c", "from alltoallv.launch import detect; print(detect({}).job_id)"]
+    command = [sys.executable, "-c", "from alltoallv.launch.detect import detect; print(detect({}).job_id)"]
     others = {subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() for _ in range(2)}
     assert len(others | {found.job_id}) == 3
 
@@ -324,7 +324,7 @@ def test_rank_table_and_variables_that_disagree(tmp_path):
 
 SHOW = """
 import dataclasses, json
-from alltoallv.launch import detect
+from alltoallv.launch.detect import detect
 print("@" + json.dumps(dataclasses.asdict(detect())))
 """
 

@@ -84,7 +84,7 @@ def test_environment_of_ranks(tmp_path):
 def test_detect_sees_the_launcher(tmp_path):
     result = run(
         tmp_path,
-        "from alltoallv.launch import detect; d = detect(); print(d.launcher, d.rank, d.size)",
+        "from alltoallv.launch.detect import detect; d = detect(); print(d.launcher, d.rank, d.size)",
         "-n",
         "2",
     )

@@ -1,5 +1,5 @@
 // aclopCompileAndExecute: the few operators that torch_npu calls from within its own functions, where no replacement of
-// an aten operator (python/alltoallv/emulator/aten.py) reaches. All others fail, by name.
+// an aten operator (python/alltoallv_emulator/aten.py) reaches. All others fail, by name.
 #include <algorithm>
 #include <cstring>
 #include <span>

@@ -9,14 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from alltoallv.atb.operations import AllToAllVOperation as AllToAllVOperation
+    from alltoallv.atb.params import AllToAllVParam as AllToAllVParam
+    from alltoallv.atb.params import CommMode as CommMode
+    from alltoallv.atb.quant_operations import QuantAllReduceOperation as QuantAllReduceOperation
+    from alltoallv.atb.quant_params import QuantAllReduceParam as QuantAllReduceParam
+    from alltoallv.atb.quant_params import QuantType as QuantType
     from alltoallv.communicator import Communicator as Communicator
     from alltoallv.memory import empty as empty
-    from alltoallv.operations import AllToAllVOperation as AllToAllVOperation
-    from alltoallv.params import AllToAllVParam as AllToAllVParam
-    from alltoallv.params import CommMode as CommMode
-    from alltoallv.quant_operations import QuantAllReduceOperation as QuantAllReduceOperation
-    from alltoallv.quant_params import QuantAllReduceParam as QuantAllReduceParam
-    from alltoallv.quant_params import QuantType as QuantType
 
 __version__ = "0.1.0"
 
@@ -24,12 +24,12 @@ __version__ = "0.1.0"
 _HOMES = {
     "Communicator": "communicator",
     "empty": "memory",
-    "AllToAllVOperation": "operations",
-    "AllToAllVParam": "params",
-    "CommMode": "params",
-    "QuantAllReduceOperation": "quant_operations",
-    "QuantAllReduceParam": "quant_params",
-    "QuantType": "quant_params",
+    "AllToAllVOperation": "atb.operations",
+    "AllToAllVParam": "atb.params",
+    "CommMode": "atb.params",
+    "QuantAllReduceOperation": "atb.quant_operations",
+    "QuantAllReduceParam": "atb.quant_params",
+    "QuantType": "atb.quant_params",
 }
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 import sys
 
-from alltoallv.cli import main
+from alltoallv_tools.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,8 +10,10 @@ import weakref
 from types import TracebackType
 from typing import Any
 
-from alltoallv import _core, hccl, launch
+from alltoallv import _core
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError
+from alltoallv.launch import detect as launch
+from alltoallv.launch import hccl
 
 BACKENDS = ("auto", "shm", "hccl", "nccl", "gloo", "mpi")
 

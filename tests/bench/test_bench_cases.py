@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from alltoallv.bench.cases import PATTERNS, Case, bus_factor, moved_bytes, parse_bytes
 from alltoallv.testing import reference
+from alltoallv_tools.bench.cases import PATTERNS, Case, bus_factor, moved_bytes, parse_bytes
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alltoallv.bench import environments, report
-from alltoallv.bench import rank as bench_rank
-from alltoallv.bench.cases import VARIANTS, Case
-from alltoallv.bench.contenders import Prepared
-from alltoallv.bench.jobs import Job, PartyError
-from alltoallv.bench.turns import measure
-from alltoallv.cli import main as cli
+from alltoallv_tools.bench import environments, report
+from alltoallv_tools.bench import rank as bench_rank
+from alltoallv_tools.bench.cases import VARIANTS, Case
+from alltoallv_tools.bench.contenders import Prepared
+from alltoallv_tools.bench.jobs import Job, PartyError
+from alltoallv_tools.bench.turns import measure
+from alltoallv_tools.cli import main as cli
 
 COMMAND = [sys.executable, "-m", "alltoallv", "bench"]
 QUICK = ["--np", "2", "--seconds", "0.05", "--peers", ""]

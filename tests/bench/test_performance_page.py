@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from alltoallv.bench.cases import Case, parse_bytes
-from alltoallv.bench.contenders import contenders_of
+from alltoallv_tools.bench.cases import Case, parse_bytes
+from alltoallv_tools.bench.contenders import contenders_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs"))
 import measure

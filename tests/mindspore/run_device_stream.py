@@ -4,7 +4,8 @@ import ctypes
 
 import numpy as np
 
-from alltoallv import Communicator, _core, emulator
+import alltoallv_emulator as emulator
+from alltoallv import Communicator, _core
 from alltoallv.mindspore.device_op import ENTRY, ticket_for
 
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from alltoallv.cli import main
+from alltoallv_tools.cli import main
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msrun_jobs import HERE, msrun
 
-from alltoallv import emulator
+import alltoallv_emulator as emulator
 
 
 @pytest.mark.skipif(not all(map(shutil.which, ("g++", "ninja"))), reason="needs g++ and ninja to compile the operator")

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from alltoallv import emulator
+import alltoallv_emulator as emulator
 
 
 def missing() -> str:
@@ -38,4 +38,4 @@ else:
 
 @pytest.fixture(scope="session")
 def ranks_preload() -> tuple[str, ...]:
-    return ("torch_npu", "alltoallv.torch", "alltoallv.emulator.aten")
+    return ("torch_npu", "alltoallv.torch", "alltoallv_emulator.aten")

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from alltoallv import Communicator, emulator
+import alltoallv_emulator as emulator
+from alltoallv import Communicator
 from alltoallv.testing import golden
 
 #: ATB's seven, and dtypes that HCCL has under other names or not at all.
@@ -32,7 +33,7 @@ def use_device(rank: int) -> torch.device:
 
     import torch_npu  # noqa: F401
 
-    from alltoallv.emulator import aten
+    from alltoallv_emulator import aten
 
     aten.install()
     device = torch.device(f"npu:{rank}")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from alltoallv import emulator
+import alltoallv_emulator as emulator
 
 ROOT = Path(__file__).resolve().parents[2]
 ABI = ROOT / "op_host" / "abi"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from alltoallv import emulator
+import alltoallv_emulator as emulator
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -58,7 +58,7 @@ def test_a_failure_ends_the_program(fault: str, message: str) -> None:
 
 def test_the_program_needs_the_environment() -> None:
     env = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
-    command = [sys.executable, "-m", "alltoallv.emulator.program", str(PROGRAMS / "disagreement.py")]
+    command = [sys.executable, "-m", "alltoallv_emulator.program", str(PROGRAMS / "disagreement.py")]
     result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert "LD_LIBRARY_PATH lacks" in result.stderr

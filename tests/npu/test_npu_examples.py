@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from alltoallv import emulator
+import alltoallv_emulator as emulator
 
 ROOT = Path(__file__).parents[2]
 

@@ -109,7 +109,7 @@ def test_subgroups(ranks: Ranks, tmp_path: Path) -> None:
 
 def test_the_communicator_of_torch_npu_is_used(ranks: Ranks, tmp_path: Path) -> None:
     def check(rank: int, size: int, file: str) -> None:
-        from alltoallv.backends.hccl import handle_of
+        from alltoallv.torch.engines.hccl import handle_of
 
         with group(rank, size, file) as (world, device):
             theirs = torch.ones(2).to(device)

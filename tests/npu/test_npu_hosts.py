@@ -19,7 +19,8 @@ from npu_ranks import bits, caught, emulated, on, use_device
 from npu_starts import forget_launcher, free_port, write_table
 
 import alltoallv.torch as at
-from alltoallv import AllToAllVParam, Communicator, emulator
+import alltoallv_emulator as emulator
+from alltoallv import AllToAllVParam, Communicator
 from alltoallv.communicator import connect
 from alltoallv.errors import CommTimeoutError, InvalidParamError, InvalidTensorError, PeerLostError, PeerMismatchError
 from alltoallv.testing import Ranks

@@ -11,7 +11,8 @@ import torch
 from npu_ranks import caught, emulated, memory_used, use_device
 from npu_starts import exchange_works, forget_launcher, write_table
 
-from alltoallv import Communicator, emulator
+import alltoallv_emulator as emulator
+from alltoallv import Communicator
 from alltoallv.errors import AllToAllVError
 from alltoallv.testing import Ranks
 

@@ -13,7 +13,8 @@ import torch
 from npu_ranks import ATB_DTYPES, bits, communicator, emulated, on, use_device
 
 import alltoallv.torch as at
-from alltoallv import AllToAllVParam, emulator
+import alltoallv_emulator as emulator
+from alltoallv import AllToAllVParam
 from alltoallv.errors import HcclError, InvalidParamError, InvalidTensorError
 from alltoallv.testing import Ranks
 from alltoallv.testing.golden import Case, assert_bits_equal, random_case
@@ -71,8 +72,8 @@ def test_on_a_communicator_given_and_checks_of_the_device(ranks: Ranks) -> None:
             assert told.value.code == 14
             with emulated(devices=1):
                 if rank == 0:  # alone: the check comes before anything that is collective
-                    from alltoallv import hccl
-                    from alltoallv.params import DeviceInfo
+                    from alltoallv.atb.params import DeviceInfo
+                    from alltoallv.launch import hccl
 
                     with pytest.raises(InvalidParamError, match="number of devices"):
                         at.AllToAllVOperation(param_of(case, rank), comm, device=DeviceInfo(*hccl.devices()))

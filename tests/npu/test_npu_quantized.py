@@ -15,12 +15,12 @@ from torch import Tensor
 
 import alltoallv.torch as at
 from alltoallv import Communicator, QuantAllReduceParam, QuantType
-from alltoallv.backends import quantized_operators
-from alltoallv.backends.quantized_kernels import kernels_for
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError, ValueOverflowError
 from alltoallv.testing import Ranks
 from alltoallv.testing import quantized as reference
 from alltoallv.testing.golden import assert_bits_equal
+from alltoallv.torch.quantized import operators as quantized_operators
+from alltoallv.torch.quantized.kernels import kernels_for
 
 
 def test_shared_scale_over_a_group(ranks: Ranks, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_triton_kernels_interpreted_on_the_tensors(ranks: Ranks) -> None:
     """In place of torch's operators, which must not be used then."""
 
     def check(rank: int, size: int) -> None:
-        from alltoallv.emulator.kernels import InterpretedKernels
+        from alltoallv_emulator.kernels import InterpretedKernels
 
         with communicator(rank) as (npus, device), Communicator.from_env("host", backend="shm", timeout=30) as host:
             kernels = kernels_for("npu")

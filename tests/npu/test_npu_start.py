@@ -11,7 +11,7 @@ import torch
 from npu_ranks import caught, communicator, emulated, meet, memory_used, use_device
 from npu_starts import exchange_works, forget_launcher, free_port, write_table
 
-from alltoallv import Communicator, _core, launch
+from alltoallv import Communicator, _core
 from alltoallv.errors import (
     AllToAllVError,
     CommTimeoutError,
@@ -19,6 +19,7 @@ from alltoallv.errors import (
     InvalidParamError,
     PeerLostError,
 )
+from alltoallv.launch import detect as launch
 from alltoallv.testing import Ranks
 
 

@@ -25,8 +25,8 @@ import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv.errors import PeerMismatchError
 from alltoallv.testing import Ranks
-from alltoallv.torch import calls
-from alltoallv.torch import group as groups
+from alltoallv.torch.api import calls
+from alltoallv.torch.api import group as groups
 
 DELAY = 30_000  # microseconds
 ELEMENTS = 5000
@@ -242,7 +242,7 @@ BREAKS_THE_DEVICE += ("fallback-counts", "fallback-memory", "meeting-wait", "des
 
 def test_every_switch_has_a_scene() -> None:
     found = set()
-    for folder, suffix in (("op_host/transport/hccl", "*.cpp"), ("python/alltoallv/backends", "*.py")):
+    for folder, suffix in (("op_host/transport/hccl", "*.cpp"), ("python/alltoallv/torch/engines", "*.py")):
         for file in (ROOT / folder).glob(suffix):
             found |= set(re.findall(r'\b(?:synchronizes|wait)\("([a-z-]+)"', file.read_text()))
     assert found == {*SCENES, "end-first"}

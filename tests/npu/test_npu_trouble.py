@@ -240,7 +240,7 @@ def test_a_rank_dies_while_data_move(ranks: Ranks) -> None:
         comm = Communicator.from_env(backend="hccl", timeout=20)
         exchange(comm, device)
         if rank == 1:
-            from alltoallv import emulator
+            import alltoallv_emulator as emulator
 
             emulator.set_option("faults", "HcclAlltoAllV=die")
         start = time.monotonic()

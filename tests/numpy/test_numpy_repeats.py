@@ -17,9 +17,9 @@ import pytest
 
 import alltoallv.numpy as an
 from alltoallv import Communicator, _core
+from alltoallv._calls.repeats import arrays_of
 from alltoallv.errors import AllToAllVError, InvalidParamError, InvalidTensorError, PeerMismatchError
 from alltoallv.memory import is_shared
-from alltoallv.repeats import arrays_of
 from alltoallv.testing import Ranks
 
 

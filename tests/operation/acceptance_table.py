@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from alltoallv import _core
-from alltoallv.params import AllToAllVParam, CommMode, DeviceInfo
+from alltoallv.atb.params import AllToAllVParam, CommMode, DeviceInfo
 
 INT64_MAX = 2**63 - 1
 BASE: dict[str, Any] = {

@@ -10,8 +10,8 @@ import pytest
 from acceptance_table import BASE, ROWS, Row
 
 from alltoallv import _core
+from alltoallv.atb.params import AllToAllVParam, DeviceInfo
 from alltoallv.errors import AllToAllVError, InvalidParamError, InvalidTensorError
-from alltoallv.params import AllToAllVParam, DeviceInfo
 
 
 def rows(stages: str) -> list[object]:

@@ -12,10 +12,10 @@ import pytest
 from acceptance_table import BASE, ROWS
 
 from alltoallv import Communicator, _core
+from alltoallv.atb.operations import AllToAllVOperation
+from alltoallv.atb.params import AllToAllVParam
 from alltoallv.communicator import connect
 from alltoallv.errors import AllToAllVError
-from alltoallv.operations import AllToAllVOperation
-from alltoallv.params import AllToAllVParam
 
 Launch = Callable[..., list[Any]]
 Case = tuple[list[AllToAllVParam], tuple[int, ...], str]

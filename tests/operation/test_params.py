@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alltoallv import _core
+from alltoallv.atb.params import AllToAllVParam, CommMode
 from alltoallv.errors import InvalidParamError
-from alltoallv.params import AllToAllVParam, CommMode
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 ARRAY = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5)

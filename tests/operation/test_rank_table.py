@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from alltoallv.errors import InvalidParamError
-from alltoallv.rank_table import RankTable
+from alltoallv.launch.rank_table import RankTable
 
 Table = dict[str, Any]
 

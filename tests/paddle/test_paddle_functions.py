@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import alltoallv.paddle as ap
 from alltoallv import Communicator
+from alltoallv._calls.regions import as_bytes
 from alltoallv.paddle.tensors import _NAMES, allocate, as_input, region
-from alltoallv.regions import as_bytes
 from alltoallv.testing import Ranks, reference
 
 DTYPES = [name for name in _NAMES.values() if name not in ("uint16", "uint32", "uint64")]  # which no operator has

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alltoallv.bench.cases import Case
-from alltoallv.cli import plan as cli
 from alltoallv.errors import InvalidParamError
-from alltoallv.planner import fit, model, patterns
-from alltoallv.planner.topology import PRESETS, Level, Topology, interpolate
+from alltoallv_tools.bench.cases import Case
+from alltoallv_tools.cli import plan as cli
+from alltoallv_tools.planner import fit, model, patterns
+from alltoallv_tools.planner.topology import PRESETS, Level, Topology, interpolate
 
 ONE = Topology("one", (Level("all", 0, 2.0, 10.0),), message_us=0.5, start_us=1.0)
 TWO = Topology("two", (Level("server", 4, 1.0, 100.0, 20.0), Level("network", 0, 5.0, 10.0)), start_us=1.0)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from alltoallv import Communicator, memory
 from alltoallv import numpy as av
-from alltoallv.quantization import Quantization
+from alltoallv.quantization.spec import Quantization
 from alltoallv.testing import quantized as reference
 from alltoallv.testing.golden import assert_bits_equal
 

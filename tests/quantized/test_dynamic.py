@@ -15,7 +15,7 @@ from quantized_cases import DTYPES, F32, Array, Launch, check_all_reduce, digest
 from alltoallv import Communicator
 from alltoallv import numpy as av
 from alltoallv.errors import ValueOverflowError
-from alltoallv.quantization import Quantization
+from alltoallv.quantization.spec import Quantization
 from alltoallv.testing import Ranks, run_ranks
 from alltoallv.testing import quantized as reference
 from alltoallv.testing.golden import assert_bits_equal

@@ -101,7 +101,7 @@ def test_environment(ranks):
 
 def test_detect_in_a_rank(ranks):
     def look(rank, size):
-        from alltoallv.launch import detect
+        from alltoallv.launch.detect import detect
 
         found = detect()
         return found.rank, found.size, found.launcher, found.job_id

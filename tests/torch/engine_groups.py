@@ -15,10 +15,10 @@ from backend_groups import joined
 from torch import Tensor
 
 import alltoallv.torch as at
-from alltoallv.backends import rendezvous
-from alltoallv.backends.rendezvous import GroupStore
-from alltoallv.backends.torch_group import TorchGroupCommunicator
 from alltoallv.testing import golden
+from alltoallv.torch.engines import rendezvous
+from alltoallv.torch.engines.group import TorchGroupCommunicator
+from alltoallv.torch.engines.rendezvous import GroupStore
 
 #: Dtypes that both torch and the reference know.
 DTYPES = [name for name in golden.DTYPES if isinstance(getattr(torch, name, None), torch.dtype)]

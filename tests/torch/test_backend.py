@@ -502,7 +502,7 @@ def test_again_in_the_same_processes(ranks: Ranks, tmp_path: Path) -> None:
 
 def test_several_hosts_fall_back_to_gloo(ranks: Ranks, file: str) -> None:
     def run(rank: int, size: int) -> list[str]:
-        from alltoallv.backends import rendezvous
+        from alltoallv.torch.engines import rendezvous
 
         here = rendezvous.host
         rendezvous.host = lambda: f"host-{rank // 2}"

@@ -16,8 +16,8 @@ import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv.errors import InvalidTensorError
 from alltoallv.testing import Ranks
-from alltoallv.torch import group as groups
-from alltoallv.torch import ops as operators  # cloudpickle would take the names torch and ops for torch.ops
+from alltoallv.torch.api import group as groups
+from alltoallv.torch.graph import ops as operators  # cloudpickle would take the names torch and ops for torch.ops
 
 SIZES = pytest.mark.parametrize("size", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from alltoallv.planner import model
-from alltoallv.planner.topology import Level, Topology
 from alltoallv.testing.hosts import Host, gloo_environment
+from alltoallv_tools.planner import model
+from alltoallv_tools.planner.topology import Level, Topology
 
 PROGRAM = """
 import json, sys, time

@@ -11,14 +11,17 @@ import torch
 from engine_groups import caught, engine, to_numpy, to_torch, views
 
 import alltoallv.torch as at
-from alltoallv import QuantAllReduceParam, QuantType, quantized
-from alltoallv.backends import quantized_codecs, quantized_operators, quantized_reduction
-from alltoallv.backends.torch_group import TorchGroupCommunicator
+from alltoallv import QuantAllReduceParam, QuantType
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError, ValueOverflowError
-from alltoallv.quantization import Quantization, QuantizedReduction
+from alltoallv.quantization import requests as quantized
+from alltoallv.quantization.spec import Quantization, QuantizedReduction
 from alltoallv.testing import quantized as q
 from alltoallv.testing.golden import assert_bits_equal, dtype_of
-from alltoallv.torch import quantized_rows
+from alltoallv.torch.engines.group import TorchGroupCommunicator
+from alltoallv.torch.quantized import codecs as quantized_codecs
+from alltoallv.torch.quantized import operators as quantized_operators
+from alltoallv.torch.quantized import reduction as quantized_reduction
+from alltoallv.torch.quantized import rows as quantized_rows
 
 F32 = np.float32
 

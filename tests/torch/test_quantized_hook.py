@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import alltoallv.torch as at
 from alltoallv.errors import InvalidParamError
-from alltoallv.quantization import Quantization
+from alltoallv.quantization.spec import Quantization
 from alltoallv.testing import Ranks
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from alltoallv.cli import main
+from alltoallv_tools.cli import main
 
 REDUCED = {"ours-full", "ours-fp32", "gloo-bf16", "composed"}
 

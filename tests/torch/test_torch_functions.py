@@ -16,7 +16,7 @@ from torch import Tensor
 import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv.testing import Ranks, reference
-from alltoallv.torch.tensors import _NAMES
+from alltoallv.torch.api.tensors import _NAMES
 
 SIZES = pytest.mark.parametrize("size", [1, 2, 4])
 DTYPES = list(_NAMES)

@@ -18,12 +18,12 @@ from replicated import check_gradients
 
 import alltoallv.torch as at
 from alltoallv import Communicator
-from alltoallv.backends import torch_membership
-from alltoallv.backends.reduction import reduces
-from alltoallv.backends.torch_group import TorchGroupCommunicator
-from alltoallv.backends.torch_membership import LARGE
 from alltoallv.errors import BackendUnavailableError, InvalidParamError, PeerMismatchError
 from alltoallv.testing import Ranks, golden, reference
+from alltoallv.torch.engines import membership as torch_membership
+from alltoallv.torch.engines.group import TorchGroupCommunicator
+from alltoallv.torch.engines.membership import LARGE
+from alltoallv.torch.engines.reduction import reduces
 
 SEED = 20240611
 

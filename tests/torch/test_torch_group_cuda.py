@@ -18,9 +18,9 @@ from test_torch_group import random_cases
 
 import alltoallv.torch as at
 from alltoallv import QuantAllReduceParam, QuantType
-from alltoallv.backends.torch_group import FIRST
 from alltoallv.errors import InvalidTensorError, PeerMismatchError
 from alltoallv.testing import Ranks, golden, reference
+from alltoallv.torch.engines.group import FIRST
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device and a torch built for it")
 needs_nccl = pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch has no NCCL")

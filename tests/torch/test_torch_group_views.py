@@ -16,11 +16,11 @@ from engine_groups import DTYPES, caught, to_numpy, to_torch, views
 from test_torch_group import random_cases
 
 import alltoallv.torch as at
-from alltoallv.backends import rendezvous
-from alltoallv.backends.rendezvous import GroupStore
-from alltoallv.backends.torch_group import FIRST, TorchGroupCommunicator
 from alltoallv.errors import CommTimeoutError, InvalidTensorError, PeerLostError, PeerMismatchError
 from alltoallv.testing import Ranks, golden, reference
+from alltoallv.torch.engines import rendezvous
+from alltoallv.torch.engines.group import FIRST, TorchGroupCommunicator
+from alltoallv.torch.engines.rendezvous import GroupStore
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from torch import Tensor
 import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError, ValueOverflowError
-from alltoallv.quantization import Quantization, QuantizedReduction
+from alltoallv.quantization.spec import Quantization, QuantizedReduction
 from alltoallv.testing import Ranks
 from alltoallv.testing import quantized as reference
 

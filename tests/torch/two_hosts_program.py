@@ -18,9 +18,9 @@ from test_quantized_engine import dispatched, every_case, scattered
 from test_torch_group import random_cases, run_case
 
 import alltoallv.torch as at
-from alltoallv.backends.torch_group import TorchGroupCommunicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError, PeerLostError, PeerMismatchError
 from alltoallv.testing import reference
+from alltoallv.torch.engines.group import TorchGroupCommunicator
 
 
 def who_carries_what(group: dist.ProcessGroup) -> TorchGroupCommunicator:

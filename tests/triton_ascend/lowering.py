@@ -1,6 +1,6 @@
 """Lowers Triton kernels for Ascend with triton-ascend and bishengir-compile, as far as that goes without CANN.
 
-What is lowered is what `alltoallv.triton_kernels.launch` launches: its calls are recorded instead of executed. Only the
+What is lowered is what `alltoallv_triton.launch` launches: its calls are recorded instead of executed. Only the
 final assembler, ``hivmc``, is part of CANN; up to there the compiler tiles, plans the unified buffer and synchronizes.
 """
 
@@ -23,7 +23,7 @@ from triton.backends.ascend.compiler import AscendBackend, _parse_linalg_metadat
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource
 
-from alltoallv.triton_kernels import launch
+from alltoallv_triton import launch
 
 COMPILER = Path(ascendnpuir.__file__).parent / "bin" / "bishengir-compile"
 UNIFIED_BUFFER = 192 * 1024  # bytes per vector core of an Ascend 910B

@@ -13,11 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from alltoallv import _core
-from alltoallv.bench import gpu_kernels
-from alltoallv.quantization import Overflow, Quantization
+from alltoallv.quantization.spec import Overflow, Quantization
 from alltoallv.testing import quantized as q
 from alltoallv.testing.golden import assert_bits_equal, dtype_of
-from alltoallv.triton_kernels import launch
+from alltoallv_tools.bench import gpu_kernels
+from alltoallv_triton import launch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 F32 = np.float32

@@ -15,17 +15,18 @@ import numpy as np
 from mindspore import Tensor, ops
 from mindspore.common._grad_function import _Function
 
-from alltoallv import _core, experts
+from alltoallv import _core
+from alltoallv._calls import experts
+from alltoallv._calls.counts import even_parts, gather_layout
+from alltoallv._calls.guard import guard
+from alltoallv._calls.regions import as_bytes, lowest
+from alltoallv._calls.transfer import Transfer
 from alltoallv.communicator import Communicator
-from alltoallv.counts import even_parts, gather_layout
 from alltoallv.errors import InvalidTensorError
-from alltoallv.guard import guard
 from alltoallv.mindspore import tensors
 from alltoallv.mindspore.group import on_host
 from alltoallv.mindspore.tensors import as_input, core_name, empty, executor, from_block, region, settle, zeros
 from alltoallv.mindspore.work import CommHandle, Done
-from alltoallv.regions import as_bytes, lowest
-from alltoallv.transfer import Transfer
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,12 @@ from typing import Any
 from mindspore import Tensor
 
 from alltoallv import _core
+from alltoallv._calls.counts import Counts, even_parts, split_layout, split_sizes
+from alltoallv._calls.guard import guard
+from alltoallv._calls.reductions import check_reduction
+from alltoallv._calls.regions import check_lists_apart
 from alltoallv.communicator import Communicator
-from alltoallv.counts import Counts, even_parts, split_layout, split_sizes
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.guard import guard
 from alltoallv.mindspore.autograd import (
     AllReduce,
     Gather,
@@ -30,8 +32,6 @@ from alltoallv.mindspore.exchange import check_async, enter, exchange
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import check_output, check_tensor, core_name, region, row_size, settle, settle_apart
 from alltoallv.mindspore.work import CommHandle, Done
-from alltoallv.reductions import check_reduction
-from alltoallv.regions import check_lists_apart
 
 
 def all_to_all_single(

@@ -9,10 +9,12 @@ import numpy as np
 from mindspore import Tensor, ops
 from mindspore.graph import jit_trace
 
-from alltoallv import experts
+from alltoallv._calls import experts
+from alltoallv._calls.counts import Counts, Unit, packed
+from alltoallv._calls.guard import guard
+from alltoallv._calls.request import Request, Sends, check_unit
+from alltoallv._calls.transfer import packing
 from alltoallv.communicator import Communicator
-from alltoallv.counts import Counts, Unit, packed
-from alltoallv.guard import guard
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore import tensors
 from alltoallv.mindspore.autograd import AsyncExchange, Exchange, LearningExchange, TensorTransfer, assign, tracks
@@ -26,8 +28,6 @@ from alltoallv.mindspore.tensors import (
     settle_apart,
 )
 from alltoallv.mindspore.work import CommHandle, Done
-from alltoallv.request import Request, Sends, check_unit
-from alltoallv.transfer import packing
 
 
 @overload

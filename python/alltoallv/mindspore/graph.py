@@ -16,15 +16,15 @@ from mindspore import Tensor, nn, ops
 from mindspore._c_expression.typing import TensorType
 
 from alltoallv import _core, memory
-from alltoallv.counts import Counts, Unit, as_counts, packed
+from alltoallv._calls.counts import Counts, Unit, as_counts, packed
+from alltoallv._calls.guard import guard
+from alltoallv._calls.request import check_unit
+from alltoallv._calls.transfer import packing
 from alltoallv.errors import InvalidParamError
-from alltoallv.guard import guard
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.exchange import all_to_all_v
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import core_name
-from alltoallv.request import check_unit
-from alltoallv.transfer import packing
 
 _EMPTY = "MindSpore's graphs on CPU cannot hand over empty tensors: call all_to_all_v outside the graph"
 _DERIVATIVES = 3  # orders of derivatives that a graph can take through an exchange

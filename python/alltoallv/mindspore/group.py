@@ -7,9 +7,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from alltoallv import launch, subgroups
+from alltoallv._calls import subgroups
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError
+from alltoallv.launch import detect as launch
 from alltoallv.mindspore.tensors import target
 
 Group = Any  # str | Communicator | None

@@ -1,14 +1,14 @@
-"""Paddle's global_scatter and global_gather on MindSpore tensors; the counts are those of `alltoallv.experts`."""
+"""Paddle's global_scatter and global_gather on MindSpore tensors; `alltoallv._calls.experts` has the counts."""
 
 from __future__ import annotations
 
 from mindspore import Tensor, ops
 
-from alltoallv import experts
+from alltoallv._calls import experts
+from alltoallv._calls.counts import Counts
+from alltoallv._calls.experts import Matrix
+from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
-from alltoallv.counts import Counts
-from alltoallv.experts import Matrix
-from alltoallv.guard import guard
 from alltoallv.mindspore.exchange import all_to_all_v, enter
 from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import check_tensor

@@ -8,17 +8,17 @@ import mindspore
 from mindspore import Tensor
 from mindspore.common._grad_function import _Function
 
-from alltoallv import quantized
+from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidTensorError
-from alltoallv.feedback import Feedback, HostFeedback
-from alltoallv.guard import guard
 from alltoallv.mindspore.autograd import AllReduce, tracks
 from alltoallv.mindspore.exchange import check_async, enter
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import as_input, check_apart, check_output, core_name, empty, region, settle
 from alltoallv.mindspore.work import CommHandle
-from alltoallv.quantization import Gather, Overflow, SumOp
+from alltoallv.quantization import requests as quantized
+from alltoallv.quantization.feedback import Feedback, HostFeedback
+from alltoallv.quantization.spec import Gather, Overflow, SumOp
 
 OPERATOR = "quantized_all_reduce"
 

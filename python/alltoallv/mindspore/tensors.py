@@ -10,9 +10,10 @@ import mindspore
 import numpy as np
 from mindspore import Tensor
 
-from alltoallv import _core, memory, regions, request
+from alltoallv import _core, memory
+from alltoallv._calls import regions, request
+from alltoallv._calls.regions import Region
 from alltoallv.errors import BackendUnavailableError, InvalidTensorError
-from alltoallv.regions import Region
 
 try:  # where MindSpore keeps what waits for its executor; the public call refuses CPU
     from mindspore.graph.api import _pynative_executor as _executor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from alltoallv.handle import Ended, Handle
+from alltoallv._calls.handle import Ended, Handle
 
 
 class CommHandle(Handle):

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv import _core, communicator, regions, request
+from alltoallv import _core, communicator
+from alltoallv._calls import regions, request
+from alltoallv._calls.counts import Counts
+from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
-from alltoallv.counts import Counts
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.regions import Region
 
 Array = npt.NDArray[Any]
 

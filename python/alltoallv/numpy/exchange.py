@@ -9,12 +9,16 @@ from typing import Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv import _core, experts, memory
+from alltoallv import _core, memory
+from alltoallv._calls import experts
+from alltoallv._calls.counts import Counts, Unit, as_counts, gather_layout, split_layout, split_sizes
+from alltoallv._calls.guard import guard
+from alltoallv._calls.regions import check_lists_apart, lowest
+from alltoallv._calls.repeats import arrays_of
+from alltoallv._calls.request import Request, Sends, check_unit
 from alltoallv.communicator import Communicator
-from alltoallv.counts import Counts, Unit, as_counts, gather_layout, split_layout, split_sizes
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
-from alltoallv.guard import guard
 from alltoallv.numpy.arrays import (
     Array,
     address,
@@ -27,9 +31,6 @@ from alltoallv.numpy.arrays import (
     seconds,
 )
 from alltoallv.numpy.work import Work
-from alltoallv.regions import check_lists_apart, lowest
-from alltoallv.repeats import arrays_of
-from alltoallv.request import Request, Sends, check_unit
 
 
 @dataclass(slots=True)

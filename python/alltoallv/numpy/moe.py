@@ -1,16 +1,17 @@
-"""Exchange of tokens between mixture-of-experts ranks; the counts are those of `alltoallv.experts`."""
+"""Exchange of tokens between mixture-of-experts ranks; the counts are those of `alltoallv._calls.experts`."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv import _core, experts
+from alltoallv import _core
+from alltoallv._calls import experts
+from alltoallv._calls.counts import Counts, packed
+from alltoallv._calls.experts import Matrix
+from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
-from alltoallv.counts import Counts, packed
 from alltoallv.dtypes import core_name
-from alltoallv.experts import Matrix
-from alltoallv.guard import guard
 from alltoallv.memory import empty
 from alltoallv.numpy.arrays import Array, address, as_input, resolve, row_size
 
@@ -23,7 +24,7 @@ def global_scatter(
     Args:
         x: Rows sorted by card, then by expert: ``local_count[e + j * E]`` rows for expert e of card j. Shape
             ``[n, ...]``.
-        local_count, global_count: See `alltoallv.experts`; integers >= 0.
+        local_count, global_count: See `alltoallv._calls.experts`; integers >= 0.
 
     Returns:
         Shape ``[sum(global_count), ...]``, rows sorted by this card's expert, then by the card they come from.

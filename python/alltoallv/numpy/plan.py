@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core, memory
+from alltoallv._calls.counts import Counts
+from alltoallv._calls.guard import guard
+from alltoallv._calls.repeats import arrays_of
+from alltoallv._calls.request import Sends
 from alltoallv.communicator import Communicator
-from alltoallv.counts import Counts
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.guard import guard
 from alltoallv.numpy.arrays import Array, address, check_apart, check_output, resolve, seconds
-from alltoallv.repeats import arrays_of
-from alltoallv.request import Sends
 
 
 class Plan(_core.ArrayPlan):

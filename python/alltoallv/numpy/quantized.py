@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv import _core, memory, quantized
+from alltoallv import _core, memory
+from alltoallv._calls.counts import Counts, scaled, shares
+from alltoallv._calls.guard import guard
+from alltoallv._calls.repeats import arrays_of
 from alltoallv.communicator import Communicator
-from alltoallv.counts import Counts, scaled, shares
 from alltoallv.dtypes import core_name, numpy_dtype
 from alltoallv.errors import InvalidTensorError, ValueOverflowError
-from alltoallv.feedback import Feedback, HostFeedback
-from alltoallv.guard import guard
 from alltoallv.numpy.arrays import Array, address, as_input, check_apart, check_output, resolve, row_size, seconds
 from alltoallv.numpy.reduce import check_same_or_apart
 from alltoallv.numpy.work import Work
-from alltoallv.quantization import Gather, Overflow, Quantization, QuantizedReduction, SumOp
-from alltoallv.repeats import arrays_of
+from alltoallv.quantization import requests as quantized
+from alltoallv.quantization.feedback import Feedback, HostFeedback
+from alltoallv.quantization.spec import Gather, Overflow, Quantization, QuantizedReduction, SumOp
 
 
 class ErrorFeedback(HostFeedback):

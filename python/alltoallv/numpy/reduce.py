@@ -8,15 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv import memory
+from alltoallv._calls.counts import Counts, even_parts, scaled, shares
+from alltoallv._calls.guard import guard
+from alltoallv._calls.reductions import check_reduction
+from alltoallv._calls.repeats import arrays_of
 from alltoallv.communicator import Communicator
-from alltoallv.counts import Counts, even_parts, scaled, shares
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.guard import guard
 from alltoallv.numpy.arrays import Array, address, as_input, check_output, resolve, row_size, seconds
 from alltoallv.numpy.work import Work
-from alltoallv.reductions import check_reduction
-from alltoallv.repeats import arrays_of
 
 Op = Literal["sum", "avg", "min", "max", "prod"]
 

@@ -9,11 +9,11 @@ import numpy.typing as npt
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
-from alltoallv.guard import guard
+from alltoallv._calls.guard import guard
+from alltoallv._calls.regions import as_bytes
+from alltoallv._calls.transfer import Transfer
 from alltoallv.paddle.tensors import allocate, as_input, core_name, from_block, region
 from alltoallv.paddle.work import Task
-from alltoallv.regions import as_bytes
-from alltoallv.transfer import Transfer
 
 
 class Exchange(PyLayer):

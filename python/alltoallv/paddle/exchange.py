@@ -8,11 +8,15 @@ from typing import Any, Literal, overload
 import paddle
 from paddle import Tensor
 
-from alltoallv import _core, experts
+from alltoallv import _core
+from alltoallv._calls import experts
+from alltoallv._calls.counts import Counts, Unit, packed, split_layout, split_sizes
+from alltoallv._calls.guard import guard
+from alltoallv._calls.regions import check_lists_apart, lowest
+from alltoallv._calls.request import Request, Sends
+from alltoallv._calls.transfer import Transfer, packing
 from alltoallv.communicator import Communicator
-from alltoallv.counts import Counts, Unit, packed, split_layout, split_sizes
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.guard import guard
 from alltoallv.paddle.autograd import AsyncExchange, Exchange, LearningExchange, run, submit
 from alltoallv.paddle.group import Group, resolve
 from alltoallv.paddle.tensors import (
@@ -26,9 +30,6 @@ from alltoallv.paddle.tensors import (
     row_size,
 )
 from alltoallv.paddle.work import Done, Task
-from alltoallv.regions import check_lists_apart, lowest
-from alltoallv.request import Request, Sends
-from alltoallv.transfer import Transfer, packing
 
 
 @overload

@@ -10,9 +10,11 @@ from typing import Any
 
 from paddle.distributed.communication.group import Group as PaddleGroup
 
-from alltoallv import communicator, launch, subgroups
+from alltoallv import communicator
+from alltoallv._calls import subgroups
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
+from alltoallv.launch import detect as launch
 
 Group = Any  # paddle's Group | Communicator | None
 

@@ -1,16 +1,16 @@
-"""Paddle's global_scatter and global_gather; the counts are those of `alltoallv.experts`."""
+"""Paddle's global_scatter and global_gather; the counts are those of `alltoallv._calls.experts`."""
 
 from __future__ import annotations
 
 import paddle
 from paddle import Tensor
 
-from alltoallv import experts
+from alltoallv._calls import experts
+from alltoallv._calls.counts import Counts
+from alltoallv._calls.experts import Matrix
+from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
-from alltoallv.counts import Counts
 from alltoallv.errors import InvalidTensorError
-from alltoallv.experts import Matrix
-from alltoallv.guard import guard
 from alltoallv.paddle.autograd import Permute
 from alltoallv.paddle.exchange import all_to_all_v
 from alltoallv.paddle.group import Group, resolve

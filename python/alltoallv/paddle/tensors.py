@@ -10,9 +10,10 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from alltoallv import _core, memory, regions, request
+from alltoallv import _core, memory
+from alltoallv._calls import regions, request
+from alltoallv._calls.regions import Region
 from alltoallv.errors import BackendUnavailableError, InvalidTensorError
-from alltoallv.regions import Region
 
 _NAMES: dict[Any, str] = {
     dtype: name for name in _core.dtype_sizes if isinstance(dtype := getattr(paddle, name, None), paddle.dtype)

@@ -117,7 +117,7 @@ def serve(descriptor: int, modules: Sequence[str]) -> int:
 
 
 def _become_a_rank(server: int, connection: int, output: int) -> int:
-    from alltoallv._processes import die_with_parent
+    from alltoallv.launch.processes import die_with_parent
 
     os.setsid()
     die_with_parent(server)

@@ -16,7 +16,7 @@ from typing import Any
 
 import cloudpickle
 
-from alltoallv._processes import Guard
+from alltoallv.launch.processes import Guard
 from alltoallv.testing.forkserver import ForkServer
 from alltoallv.testing.outcome import Outcome, RankFailures
 from alltoallv.testing.process import Worker, collect
@@ -218,7 +218,8 @@ def _pickle_by_value(function: Callable[..., Any], args: tuple[Any, ...]) -> byt
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     file = getattr(module, "__file__", None)
     roots = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    roots.append(os.path.dirname(os.path.dirname(__file__)))
+    package = os.path.dirname(os.path.dirname(__file__))
+    roots += [package, f"{package}_tools", f"{package}_emulator"]
     installed = file is None or file.startswith(tuple(root + os.sep for root in roots))
     with _by_value_lock:
         if module is None or installed or module.__name__ in cloudpickle.list_registry_pickle_by_value():

@@ -21,7 +21,7 @@ from typing import Any
 
 import cloudpickle
 
-from alltoallv._processes import die_with_parent
+from alltoallv.launch.processes import die_with_parent
 from alltoallv.testing.outcome import RemoteError
 
 _THREAD_SECONDS = 0.2  # for threads to end after the function has

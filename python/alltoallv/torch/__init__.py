@@ -11,29 +11,29 @@ raised on all of them. With ``async_op=True`` a function returns at once, with a
 the tensors given must not be touched until it is done.
 
 Outputs that a function allocates lie in shared memory where that moves the data (see `empty`). Calls without gradients
-go straight to the core; with gradients, and in a graph, they are the operators of `alltoallv.torch.ops`, which
+go straight to the core; with gradients, and in a graph, they are the operators of `alltoallv.torch.graph.ops`, which
 torch's dispatcher sees where somebody watches it: a graph, a mode, a profiler.
 """
 
-from alltoallv.torch import backend as backend
 from alltoallv.torch import functional, nn
-from alltoallv.torch.functions import (
+from alltoallv.torch.api.functions import (
     all_gather_into_tensor,
     all_to_all,
     all_to_all_single,
     all_to_all_v,
     exchange_counts,
 )
-from alltoallv.torch.group import from_group
-from alltoallv.torch.moe import global_gather, global_scatter
-from alltoallv.torch.operation import AllToAllVOperation
-from alltoallv.torch.plan import Plan
-from alltoallv.torch.quant_operation import QuantAllReduceOperation
-from alltoallv.torch.quantized import quantized_all_reduce, quantized_all_to_all, quantized_reduce_scatter
-from alltoallv.torch.quantized_calls import ErrorFeedback
-from alltoallv.torch.quantized_hook import QuantizedCommHook
-from alltoallv.torch.tensors import empty
-from alltoallv.torch.work import Work
+from alltoallv.torch.api.group import from_group
+from alltoallv.torch.api.moe import global_gather, global_scatter
+from alltoallv.torch.api.operation import AllToAllVOperation
+from alltoallv.torch.api.plan import Plan
+from alltoallv.torch.api.tensors import empty
+from alltoallv.torch.api.work import Work
+from alltoallv.torch.process_group import backend as backend
+from alltoallv.torch.quantized.calls import ErrorFeedback
+from alltoallv.torch.quantized.functions import quantized_all_reduce, quantized_all_to_all, quantized_reduce_scatter
+from alltoallv.torch.quantized.hook import QuantizedCommHook
+from alltoallv.torch.quantized.operation import QuantAllReduceOperation
 
 __all__ = [
     "AllToAllVOperation",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from alltoallv.counts import Counts
-from alltoallv.torch import group as groups
-from alltoallv.torch import ops as ops
-from alltoallv.torch.functions import all_to_all_v
-from alltoallv.torch.group import Group
+from alltoallv._calls.counts import Counts
+from alltoallv.torch.api import group as groups
+from alltoallv.torch.api.functions import all_to_all_v
+from alltoallv.torch.api.group import Group
+from alltoallv.torch.graph import ops as ops
 
 
 def all_to_all_single(

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from alltoallv.counts import Counts, Unit, packed
+from alltoallv._calls.counts import Counts, Unit, packed
+from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
-from alltoallv.guard import guard
-from alltoallv.torch import group as groups
-from alltoallv.torch.calls import AnyCommunicator
-from alltoallv.torch.functions import all_to_all_v
-from alltoallv.torch.graphs import between_graphs
-from alltoallv.torch.group import Group
-from alltoallv.torch.rows import Route, collect, known, spread, sum_dtype
+from alltoallv.torch.api import group as groups
+from alltoallv.torch.api.calls import AnyCommunicator
+from alltoallv.torch.api.functions import all_to_all_v
+from alltoallv.torch.api.group import Group
+from alltoallv.torch.api.rows import Route, collect, known, spread, sum_dtype
+from alltoallv.torch.graph.graphs import between_graphs
 
 
 class AllToAllV(torch.nn.Module):

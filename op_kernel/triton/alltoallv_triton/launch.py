@@ -1,0 +1,265 @@
+"""The kernels on tensors: tiles, grids, and what every implementation of quantization offers.
+
+Codes are uint8 or int8 tensors, scales float32. Every function returns at once on an accelerator. Arguments are those
+of callers within the package, which have checked them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from alltoallv.quantization.spec import Overflow, Quantization
+from alltoallv_triton import dequantize as _dequantize
+from alltoallv_triton import quantize as _quantize
+from alltoallv_triton import shared_scale as _shared
+
+DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+OVERFLOWS: dict[Overflow, int] = {"saturate": 0, "raise": 1, "infinity": 2}
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """What fits a device.
+
+    Attributes:
+        elements: Of a tile, a power of two; longer groups are taken piece by piece.
+        packed_elements: The same where codes are 4 bits, which take more room.
+        ragged: Whether tiles may have rows that are not full, or few rows. Else such groups go piece by piece.
+        least_row: A row of a tile takes the room of at least so many elements, however short it is.
+        programs: At most so many are launched; each takes several tiles where there are more.
+        warps: Per program, on a GPU.
+    """
+
+    elements: int
+    packed_elements: int
+    programs: int
+    ragged: bool = True
+    least_row: int = 1
+    warps: int = 4
+
+
+TILINGS = {
+    "cuda": Tiling(4096, 4096, 1 << 30, warps=8),
+    "npu": Tiling(4096, 2048, 48, ragged=False, least_row=16),  # an Ascend 910B has 48 vector cores of 192 KiB
+    "cpu": Tiling(1 << 15, 1 << 15, 1 << 30),  # interpreted: the fewer the faster
+}
+
+
+def tiling(device: torch.device) -> Tiling:
+    return TILINGS.get(device.type, TILINGS["cuda"])
+
+
+def tile_for(how: Quantization, part: int, fit: Tiling) -> tuple[int, int]:
+    """Rows and width of a tile of groups; no rows where groups go piece by piece, ``width`` elements at a time."""
+    elements = fit.elements if how.bits == 8 else fit.packed_elements
+    width = triton.next_power_of_2(max(how.group_size, 2))
+    rows = elements // max(width, fit.least_row)
+    if fit.ragged:  # no more rows than a part has groups
+        return (min(rows, triton.next_power_of_2(how.groups(part))), width) if rows else (0, elements)
+    if width == how.group_size and rows >= 16:
+        return rows, width
+    return 0, min(max(width, fit.least_row), elements)
+
+
+def _launch(kernel: Any, tiles: int, tiles_of: Tiling, *arguments: Any, **constants: Any) -> None:
+    """``arguments`` begins with a tensor, on whose device it runs."""
+    grid = (min(tiles, tiles_of.programs),)
+    with torch.cuda.device_of(arguments[0]):  # nothing unless that is a GPU
+        kernel[grid](*arguments, **constants, num_warps=tiles_of.warps, enable_fp_fusion=False)
+
+
+def quantize(
+    x: Tensor, how: Quantization, codes: Tensor, scales: Tensor, error: Tensor | None = None, part: int | None = None
+) -> None:
+    """Quantizes a flat vector in parts.
+
+    Args:
+        x: float32, float16 or bfloat16.
+        codes: Bytes, ``[parts, >= code bytes of a part]``; rows may lie apart.
+        scales: ``[parts, >= groups of a part]``, likewise.
+        error: Error feedback, float32 like x: added first, then replaced by what the codes do not hold.
+        part: Elements of a part, the last may have fewer; default: all.
+    """
+    count = x.numel()
+    if count == 0:
+        return
+    part = part or count
+    fit = tiling(x.device)
+    rows, width = tile_for(how, part, fit)
+    feedback = error is not None
+    pointers = (x, x if error is None else error, codes.view(torch.int8), scales)
+    strides = (codes.stride(0), scales.stride(0))
+    parts = triton.cdiv(count, part)
+    if rows:
+        _launch(
+            _quantize.quantize_groups, triton.cdiv(part, rows * how.group_size) * parts, fit, *pointers, count, part,
+            *strides, GROUP=how.group_size, ROWS=rows, WIDTH=width, BITS=how.bits, FEEDBACK=feedback,
+        )  # fmt: skip
+    else:
+        _launch(
+            _quantize.quantize_pieces, how.groups(part) * parts, fit, *pointers, count, part,
+            min(how.group_size, part), *strides, WIDTH=width, BITS=how.bits, FEEDBACK=feedback,
+        )  # fmt: skip
+
+
+def dequantize_sum(
+    codes: Tensor, scales: Tensor, how: Quantization, out: Tensor, *, average: bool = False
+) -> Tensor | None:
+    """The sum of sources, added in their order in float32, rounded to the dtype of ``out``.
+
+    Args:
+        codes, scales: One row per source.
+        out: Flat; float32, float16 or bfloat16.
+
+    Returns:
+        With ``overflow="raise"`` an int32 tensor, 1 if a value did not fit, else 0; None otherwise.
+    """
+    return _sums(codes, scales, how, out, len(codes), out.numel(), average)
+
+
+def dequantize(codes: Tensor, scales: Tensor, how: Quantization, out: Tensor, part: int | None = None) -> Tensor | None:
+    """One vector from its parts, one row each, of ``part`` elements (the last may have fewer)."""
+    return _sums(codes, scales, how, out, 1, part or out.numel(), False)
+
+
+def _sums(
+    codes: Tensor, scales: Tensor, how: Quantization, out: Tensor, sources: int, part: int, average: bool
+) -> Tensor | None:
+    count = out.numel()
+    misfits = _misfits(how.overflow, out)
+    if count == 0:
+        return misfits
+    fit = tiling(out.device)
+    rows, width = tile_for(how, part, fit)
+    parts = triton.cdiv(count, part)
+    code_stride, scale_stride = codes.stride(0), scales.stride(0)
+    pointers = (codes.view(torch.int8), scales, _bits(out), _bits(out) if misfits is None else misfits)
+    constants = {
+        "BITS": how.bits,
+        "AVERAGE": average,
+        "DTYPE": DTYPES[out.dtype],
+        "OVERFLOW": OVERFLOWS[how.overflow],
+    }
+    places = (code_stride, scale_stride, sources, code_stride, scale_stride)
+    if rows:
+        _launch(
+            _dequantize.dequantize_groups, triton.cdiv(part, rows * how.group_size) * parts, fit, *pointers, count,
+            part, *places, GROUP=how.group_size, ROWS=rows, WIDTH=width, **constants,
+        )  # fmt: skip
+    else:
+        group = min(how.group_size, part)
+        pieces = triton.cdiv(group, width)
+        _launch(
+            _dequantize.dequantize_pieces, how.groups(part) * pieces * parts, fit, *pointers, count, part, group,
+            *places, WIDTH=width, **constants,
+        )  # fmt: skip
+    return misfits
+
+
+def requantize(
+    codes: Tensor,
+    scales: Tensor,
+    how: Quantization,
+    count: int,
+    new_codes: Tensor,
+    new_scales: Tensor,
+    *,
+    average: bool = False,
+    error: Tensor | None = None,
+) -> None:
+    """The sum of sources of ``count`` elements, quantized again in the same groups.
+
+    Args:
+        codes, scales: One row per source.
+        new_codes, new_scales: One row.
+        error: Error feedback of this quantization.
+    """
+    if count == 0:
+        return
+    fit = tiling(codes.device)
+    rows, width = tile_for(how, count, fit)
+    if not rows:
+        total = torch.empty(count, dtype=torch.float32, device=codes.device)
+        _sums(
+            codes,
+            scales,
+            Quantization(how.bits, how.group_size, overflow="infinity"),
+            total,
+            len(codes),
+            count,
+            average,
+        )
+        quantize(total, how, new_codes, new_scales, error)
+        return
+    _launch(
+        _dequantize.requantize_groups, triton.cdiv(count, rows * how.group_size), fit, codes.view(torch.int8), scales,
+        len(codes), codes.stride(0), scales.stride(0), scales if error is None else error, new_codes.view(torch.int8),
+        new_scales, count, GROUP=how.group_size, ROWS=rows, WIDTH=width, BITS=how.bits, AVERAGE=average,
+        FEEDBACK=error is not None,
+    )  # fmt: skip
+
+
+def sum_shared_scale(
+    inputs: Tensor, scales: Tensor, offset: Tensor, out: Tensor, overflow: Overflow = "saturate", first: int = 0
+) -> Tensor | None:
+    """(sum of the int8 rows of ``inputs`` + rows * offset) * scale, rounded to the dtype of ``out``.
+
+    Args:
+        inputs: int8, ``[sources, count]``.
+        scales: float32: one, or one per channel; ``out`` is whole rows of channels.
+        offset: float32, one.
+        out: Flat, ``count`` elements.
+        first: 0: other kernels take a channel that the first element has.
+
+    Returns:
+        As `dequantize_sum`.
+    """
+    assert first == 0
+    misfits = _misfits(overflow, out)
+    if out.numel():
+        _launch_channels(
+            _shared.sum_shared_scale, out.numel(), scales,
+            (inputs, len(inputs), inputs.stride(0), scales, offset, _bits(out), out if misfits is None else misfits),
+            DTYPE=DTYPES[out.dtype], OVERFLOW=OVERFLOWS[overflow],
+        )  # fmt: skip
+    return misfits
+
+
+def quantize_scaled(x: Tensor, scales: Tensor, codes: Tensor, first: int = 0) -> None:
+    """Codes of x * (1 / scale), int8; scales as in `sum_shared_scale`."""
+    assert first == 0
+    if x.numel():
+        _launch_channels(_shared.quantize_scaled, x.numel(), scales, (x, scales, codes))
+
+
+def requantize_sum(inputs: Tensor, ratios: Tensor, codes: Tensor, first: int = 0) -> None:
+    """Codes of (sum of the int8 rows of ``inputs``) * ratio; ratios as the scales of `sum_shared_scale`."""
+    assert first == 0
+    if codes.numel():
+        sources = (inputs, len(inputs), inputs.stride(0), ratios, codes)
+        _launch_channels(_shared.requantize_sum, codes.numel(), ratios, sources)
+
+
+def _launch_channels(kernel: Any, count: int, scales: Tensor, arguments: tuple[Any, ...], **constants: Any) -> None:
+    fit = tiling(scales.device)
+    uniform = scales.numel() == 1
+    channels = count if uniform else scales.numel()
+    lines = count // channels
+    width = fit.elements if uniform else min(triton.next_power_of_2(max(channels, 2)), fit.elements // 16)
+    rows = fit.elements // max(width, fit.least_row)
+    tiles = triton.cdiv(lines, rows) * triton.cdiv(channels, width)
+    _launch(kernel, tiles, fit, *arguments, lines, channels, ROWS=rows, WIDTH=width, UNIFORM=uniform, **constants)
+
+
+def _misfits(overflow: Overflow, out: Tensor) -> Tensor | None:
+    return torch.zeros(1, dtype=torch.int32, device=out.device) if overflow == "raise" else None
+
+
+def _bits(out: Tensor) -> Tensor:
+    return out.view(torch.int32 if out.dtype == torch.float32 else torch.int16)

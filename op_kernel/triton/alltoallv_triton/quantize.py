@@ -1,0 +1,146 @@
+"""Quantization with a scale per group, on parts of a vector that lie in records.
+
+A part is ``part`` elements of the input and begins with a group; its scales and codes lie ``scale_stride`` and
+``code_stride`` behind those of the part before. One pass over memory: every tile is read once and written once, save
+for groups longer than a tile, which are read twice.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from alltoallv_triton.numbers import INF, codes_of, magnitude_of, scale_of
+from alltoallv_triton.tiles import (
+    code_bytes,
+    halves,
+    joined,
+    load_flat,
+    load_tile,
+    packed,
+    store_flat,
+    store_tile,
+)
+
+LANES = tl.constexpr(8)
+
+
+@triton.jit
+def store_scales(scales, scale, left, GROUP: tl.constexpr, ROWS: tl.constexpr):
+    rows = tl.arange(0, ROWS)
+    # A bound, not a product: triton-ascend would read, merge and write whole tiles, also behind the last scale.
+    tl.store(scales + rows, scale, mask=rows < tl.cdiv(left, GROUP))
+
+
+@triton.jit
+def lost_by(values, codes, largest, scale):
+    """What codes do not hold; nothing where the group is not finite."""
+    return tl.where(largest < INF, values - codes.to(tl.float32) * scale, 0.0)
+
+
+@triton.jit
+def store_quantized(
+    values, left, codes, scales, error, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    FEEDBACK: tl.constexpr,
+):  # fmt: skip
+    """Codes of 8 bits, scales and lost parts of a tile of whole groups, ``left`` elements of them."""
+    largest = tl.max(magnitude_of(values), axis=1)
+    scale, inverse = scale_of(largest, 8)
+    store_scales(scales, scale, left, GROUP, ROWS)
+    quotients = codes_of(values, largest[:, None], inverse[:, None], 8)
+    store_tile(codes, quotients.to(tl.int8), left, GROUP, ROWS, WIDTH)
+    if FEEDBACK:
+        store_tile(error, lost_by(values, quotients, largest[:, None], scale[:, None]), left, GROUP, ROWS, WIDTH)
+
+
+@triton.jit
+def store_quantized_pairs(
+    even, odd, left, codes, scales, error, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    FEEDBACK: tl.constexpr,
+):  # fmt: skip
+    """The same with codes of 4 bits, of a tile's even and odd elements."""
+    largest = tl.max(tl.maximum(magnitude_of(even), magnitude_of(odd)), axis=1)
+    scale, inverse = scale_of(largest, 4)
+    store_scales(scales, scale, left, GROUP, ROWS)
+    low = codes_of(even, largest[:, None], inverse[:, None], 4)
+    high = codes_of(odd, largest[:, None], inverse[:, None], 4)
+    store_tile(codes, packed(low, high), code_bytes(left, GROUP, 4), (GROUP + 1) // 2, ROWS, WIDTH // 2)
+    if FEEDBACK:
+        even = lost_by(even, low, largest[:, None], scale[:, None])
+        odd = lost_by(odd, high, largest[:, None], scale[:, None])
+        store_tile(error, joined(even, odd, ROWS, WIDTH), left, GROUP, ROWS, WIDTH)
+
+
+@triton.jit
+def quantize_groups(
+    x, error, codes, scales, count, part, code_stride, scale_stride,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, FEEDBACK: tl.constexpr,
+):  # fmt: skip
+    """Groups that fit a tile: WIDTH >= GROUP, ROWS of them at a time."""
+    span: tl.constexpr = ROWS * GROUP
+    span_bytes: tl.constexpr = ROWS * (GROUP if BITS == 8 else (GROUP + 1) // 2)
+    tiles = tl.cdiv(part, span)
+    for tile in range(tl.program_id(0), tiles * tl.cdiv(count, part), tl.num_programs(0)):
+        record = tl.cast(tile // tiles, tl.int64)
+        within = tl.cast(tile % tiles, tl.int64)
+        first = record * part + within * span
+        left = tl.minimum(tl.minimum(count - first, part - within * span), span).to(tl.int32)
+        values = load_tile(x + first, left, GROUP, ROWS, WIDTH).to(tl.float32)
+        if FEEDBACK:
+            values += load_tile(error + first, left, GROUP, ROWS, WIDTH)
+        its_codes = codes + (record * code_stride + within * span_bytes)
+        its_scales = scales + (record * scale_stride + within * ROWS)
+        if BITS == 8:
+            store_quantized(values, left, its_codes, its_scales, error + first, GROUP, ROWS, WIDTH, FEEDBACK)
+        else:
+            even, odd = halves(values, ROWS, WIDTH)
+            store_quantized_pairs(even, odd, left, its_codes, its_scales, error + first, GROUP, ROWS, WIDTH, FEEDBACK)
+
+
+@triton.jit
+def load_values(x, error, left, WIDTH: tl.constexpr, FEEDBACK: tl.constexpr):
+    values = load_flat(x, left, WIDTH).to(tl.float32)
+    if FEEDBACK:
+        values += load_flat(error, left, WIDTH)
+    return values
+
+
+@triton.jit
+def quantize_pieces(
+    x, error, codes, scales, count, part, group, code_stride, scale_stride,
+    WIDTH: tl.constexpr, BITS: tl.constexpr, FEEDBACK: tl.constexpr,
+):  # fmt: skip
+    """Any group of at most ``part``, one at a time: read in pieces for the largest magnitude, and again for codes."""
+    groups = tl.cdiv(part, group)
+    group_bytes = group if BITS == 8 else (group + 1) // 2
+    for item in range(tl.program_id(0), groups * tl.cdiv(count, part), tl.num_programs(0)):
+        record = tl.cast(item // groups, tl.int64)
+        within = tl.cast(item % groups, tl.int64)
+        first = record * part + within * group
+        length = tl.minimum(tl.minimum(count - first, part - within * group), group)
+        pieces = tl.cdiv(length, WIDTH).to(tl.int32)
+        lanes = tl.zeros([LANES], tl.int32)
+        for piece in range(0, pieces):
+            begin = tl.cast(piece, tl.int64) * WIDTH
+            left = tl.minimum(length - begin, WIDTH).to(tl.int32)
+            values = load_values(x + first + begin, error + first + begin, left, WIDTH, FEEDBACK)
+            lanes = tl.maximum(lanes, tl.max(tl.reshape(magnitude_of(values), [LANES, WIDTH // LANES]), axis=1))
+        largest = tl.max(lanes, axis=0)
+        # The same in every lane; triton-ascend has no exact division of a scalar.
+        scales_of_lanes, inverses = scale_of(tl.maximum(lanes, largest), BITS)
+        store_flat(scales + (record * scale_stride + within), scales_of_lanes, tl.minimum(pieces, 1), LANES)
+        scale = tl.max(scales_of_lanes, axis=0)
+        inverse = tl.max(inverses, axis=0)
+        for piece in range(0, pieces):
+            begin = tl.cast(piece, tl.int64) * WIDTH
+            left = tl.minimum(length - begin, WIDTH).to(tl.int32)
+            values = load_values(x + first + begin, error + first + begin, left, WIDTH, FEEDBACK)
+            at = record * code_stride + within * group_bytes + (begin if BITS == 8 else begin // 2)
+            quotients = codes_of(values, largest, inverse, BITS)
+            if BITS == 8:
+                store_flat(codes + at, quotients.to(tl.int8), left, WIDTH)
+            else:
+                low, high = tl.split(tl.reshape(quotients, [WIDTH // 2, 2]))
+                store_flat(codes + at, packed(low, high), (left + 1) // 2, WIDTH // 2)
+            if FEEDBACK:
+                store_flat(error + first + begin, lost_by(values, quotients, largest, scale), left, WIDTH)

@@ -1,0 +1,113 @@
+"""Row counts of mixture-of-experts exchanges, with the meaning of Paddle's global_scatter and global_gather.
+
+Each of W cards has E experts. ``local_count`` and ``global_count`` have W * E entries, entry ``e + j * E`` standing for
+expert e of card j: ``local_count[e + j * E]`` rows of this card belong to expert e of card j, and
+``global_count[e + j * E]`` rows of card j belong to expert e of this card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from alltoallv import _core
+from alltoallv._calls.counts import Counts, Layout, as_counts, packed
+from alltoallv._calls.guard import guard
+from alltoallv._calls.protocol import Member
+from alltoallv.communicator import Communicator
+from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
+
+Matrix = npt.NDArray[np.int64]  # [card, expert]
+
+
+def read(
+    size: int, shape: Sequence[int], local_count: Counts, global_count: Counts, rows_of_x: str
+) -> tuple[Matrix, Matrix]:
+    """Both counts as ``[card, expert]`` matrices, for an x of that shape whose rows ``rows_of_x`` counts."""
+    local, global_ = _matrix("local_count", local_count, size), _matrix("global_count", global_count, size)
+    if local.shape != global_.shape:
+        raise InvalidParamError(
+            f"local_count has {local.size} entries and global_count {global_.size}, expected one length"
+        )
+    if len(shape) == 0:
+        raise InvalidTensorError("a 0-dimensional array has no rows, expected at least 1 dimension")
+    total = int((local if rows_of_x == "local_count" else global_).sum())
+    if total != shape[0]:
+        raise InvalidParamError(f"{rows_of_x} sums to {total}, expected {shape[0]}, the rows of x")
+    return local, global_
+
+
+def _matrix(name: str, counts: Counts, size: int) -> Matrix:
+    try:
+        array = np.asarray(
+            counts.tolist() if hasattr(counts, "tolist") and not isinstance(counts, np.ndarray) else counts
+        )
+    except (TypeError, ValueError) as error:
+        raise InvalidTensorError(f"{name} is a {type(counts).__name__} that is no array ({error})") from error
+    if array.ndim != 1 or array.dtype.kind not in "iu" or array.size % size or not array.size:
+        dtype = getattr(counts, "dtype", array.dtype)
+        raise InvalidParamError(
+            f"{name} has dtype {dtype} and shape {array.shape}, expected integers, "
+            f"{size} cards times the number of experts"
+        )
+    if (array < 0).any():
+        raise InvalidParamError(f"{name} is {array.tolist()}, expected entries >= 0")
+    return np.ascontiguousarray(array, np.int64).reshape(size, -1)
+
+
+def layout(local: Matrix) -> Layout:
+    """Of the exchange by which cards tell each other their rows of ``local_count``."""
+    each = [local.shape[1]] * local.shape[0]
+    return each, packed(each), each, packed(each)
+
+
+def check_told(comm: Member, operator: str, told: Matrix, global_: Matrix) -> None:
+    """The rows' exchange compares sums per card only; wrong counts of single experts would mix up rows."""
+    with guard(comm, operator):
+        for card, expert in np.argwhere(told != global_):
+            raise PeerMismatchError(
+                f"rank {card} sends {told[card, expert]} rows to expert {expert} of rank {comm.rank}, "
+                f"which expects {global_[card, expert]}"
+            )
+
+
+def agree(comm: Communicator, operator: str, local: Matrix, global_: Matrix) -> None:
+    """Tells the peers, over shared memory, and compares what they tell."""
+    told = np.empty_like(global_)
+    plan = _core.Plan(comm.core, "exchange_counts", "int64", *layout(local))
+    plan.run(local.ctypes.data, told.ctypes.data)
+    check_told(comm, operator, told, global_)
+
+
+def tell_counts(comm: Communicator, send_counts: Counts) -> npt.NDArray[np.int64]:
+    """What every rank will send to this one, over shared memory: entry j is rank j's entry for this rank."""
+    with guard(comm, "exchange_counts"):
+        x = read_counts(send_counts, comm.size)
+        told = np.empty(comm.size, np.int64)
+        plan = _core.Plan(comm.core, "exchange_counts", "int64", *layout(x.reshape(-1, 1)))
+    plan.run(x.ctypes.data, told.ctypes.data)
+    return told
+
+
+def read_counts(send_counts: Counts, size: int) -> npt.NDArray[np.int64]:
+    """One count >= 0 per rank."""
+    x = np.array(as_counts("send_counts", send_counts, size), np.int64)
+    if (x < 0).any():
+        raise InvalidParamError(f"send_counts is {x.tolist()}, expected entries >= 0")
+    return x
+
+
+def transposition(counts: Matrix) -> npt.NDArray[np.int64] | None:
+    """The order in which rows sorted by (i, k), with ``counts[i, k]`` of each, are sorted by (k, i); None: as they lie.
+
+    Row n of the result is row ``order[n]`` of what is given.
+    """
+    if 1 in counts.shape:
+        return None
+    flat = counts.ravel()
+    block = np.arange(flat.size).reshape(counts.shape).T.ravel()
+    lengths = flat[block]
+    begin = (np.cumsum(flat) - flat)[block] - (np.cumsum(lengths) - lengths)
+    return np.repeat(begin, lengths) + np.arange(lengths.sum())

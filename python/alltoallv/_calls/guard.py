@@ -1,0 +1,32 @@
+"""The one guard of every front end: a rank that fails its own checks makes its peers fail too."""
+
+from __future__ import annotations
+
+import contextlib
+from types import TracebackType
+
+from alltoallv._calls.protocol import Member
+from alltoallv.errors import AllToAllVError
+
+
+class guard:
+    """Around everything a front end does between knowing the communicator and starting the operator.
+
+    An exception inside is announced to the peers, whose call of the same operator then raises it too, and goes on.
+    """
+
+    __slots__ = ("_communicator", "_operator")
+
+    def __init__(self, communicator: Member, operator: str) -> None:
+        self._communicator = communicator
+        self._operator = operator
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            with contextlib.suppress(AllToAllVError):  # nobody left to tell: the first error counts
+                self._communicator.fail(self._operator, error)

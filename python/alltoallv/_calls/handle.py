@@ -1,0 +1,88 @@
+"""What the handles of asynchronous calls have in common; each front end gives it its framework's methods."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from alltoallv._calls.protocol import Member, Pending
+from alltoallv.communicator import release
+from alltoallv.errors import AllToAllVError, CommTimeoutError
+
+
+class Handle:
+    """An operator under way. The tensors it uses stay alive until it is done, also when the handle is dropped."""
+
+    def __init__(self, communicator: Member, core: Pending, keep: tuple[Any, ...], finish: Callable[[], Any]) -> None:
+        self._core = core
+        self._keep: tuple[Any, ...] = keep
+        self._finish: Callable[[], Any] | None = finish
+        self._result: Any = None
+        communicator.keep(self)
+
+    def _wait(self, timeout: float | None = None) -> Any:
+        """Blocks until the operator is done; returns its output.
+
+        Args:
+            timeout: Seconds; None waits as long as the communicator's own timeout allows.
+
+        Raises:
+            CommTimeoutError: not done after ``timeout``; it is still under way and may be waited for again.
+            AllToAllVError: whatever the operator raised.
+        """
+        try:
+            with self._waiting():
+                done = self._core.wait(-1.0 if timeout is None else float(timeout))
+        except AllToAllVError:
+            self._let_go()
+            raise
+        if not done:
+            raise CommTimeoutError(f"the operator was not done after {timeout} s; it is still under way")
+        if self._finish is not None:
+            self._result = self._finish()
+            self._let_go()
+        return self._result
+
+    def then(self, finish: Callable[[], Any]) -> None:
+        """``finish`` makes the output, at the first wait that succeeds."""
+        self._finish = finish
+
+    def _waiting(self) -> contextlib.AbstractContextManager[Any]:
+        """Entered for every wait."""
+        return contextlib.nullcontext()
+
+    def _let_go(self) -> None:
+        self._keep, self._finish = (), None
+        release(self)
+
+    def is_completed(self) -> bool:
+        """True once the operator has succeeded or failed."""
+        return self._core.done()
+
+    def exception(self) -> BaseException | None:
+        """What the operator raised; None if it succeeded or is still under way."""
+        if not self._core.done():
+            return None
+        try:
+            self._core.wait()
+        except Exception as error:
+            return error
+        return None
+
+
+class Ended:
+    """Before a kind of `Handle` among the bases: that of a call which was not asynchronous after all."""
+
+    def __init__(self, output: Any) -> None:
+        self._result = output
+
+    def _wait(self, timeout: float | None = None) -> Any:
+        return self._result
+
+    def is_completed(self) -> bool:
+        """True."""
+        return True
+
+    def exception(self) -> None:
+        """None."""

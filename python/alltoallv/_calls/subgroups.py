@@ -1,0 +1,51 @@
+"""Communicators of some of the ranks of a job on one host."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from alltoallv import _core, communicator
+from alltoallv.communicator import Communicator
+from alltoallv.errors import BackendUnavailableError, InvalidParamError
+from alltoallv.launch import detect as launch
+
+
+def digest(ranks: Sequence[int]) -> str:
+    """A short text that stands for these ranks."""
+    return hashlib.sha1("_".join(map(str, ranks)).encode()).hexdigest()
+
+
+def check_ranks(ranks: Sequence[int], size: int) -> list[int]:
+    """Members of a group, sorted: different ranks of a job of that size."""
+    members = sorted(ranks)
+    if not members or len(set(members)) != len(members) or members[0] < 0 or members[-1] >= size:
+        raise InvalidParamError(f"ranks is {list(ranks)}, expected different ranks below {size}, the world size")
+    return members
+
+
+def connect(name: str, domain: str, members: Sequence[int], timeout: float) -> Communicator:
+    """The communicator of these ranks of the job, a new one; collective among them.
+
+    Args:
+        name: What the caller calls the group, for errors.
+        domain: Equal on all members, different from other groups'.
+        members: Sorted ranks of the job; a rank's place among them is its rank in the group.
+        timeout: Seconds that a rank waits for its peers, here and in every operator.
+
+    Raises:
+        InvalidParamError: this rank is not a member.
+        BackendUnavailableError: the job's ranks do not share a host.
+        CommTimeoutError: ranks did not come; the message names them.
+    """
+    job = launch.detect()
+    if job.rank not in members:
+        raise InvalidParamError(f"group {name!r} has ranks {list(members)}, of which this rank, {job.rank}, is none")
+    if job.local_size is not None and job.local_size != job.size:
+        raise BackendUnavailableError(
+            f"the job has {job.size} ranks, {job.local_size} of them on this host: shared memory needs all on one"
+        )
+    options = communicator.make_options(domain, timeout)
+    options.rank, options.size = members.index(job.rank), len(members)
+    options.job = f"{job.job_id}#{job.restart_count}"
+    return Communicator(_core.communicator(options))

@@ -1,0 +1,125 @@
+"""Parameters of the ATB-shaped quantized AllReduce, and their JSON form."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from alltoallv import _core
+from alltoallv.atb.params import KEYS, READERS, AllToAllVParam, parse_object, read_int32, read_str
+from alltoallv.errors import InvalidParamError
+from alltoallv.quantization.spec import Gather, Overflow, Quantization, SumOp
+
+_GROUP = {key: name for key, name in KEYS.items() if name not in ("send_counts", "sdispls", "recv_counts", "rdispls")}
+_OWN = {"allReduceType": "all_reduce_type", "quantType": "quant_type", "outDataType": "out_data_type"}
+_DYNAMIC = {"bits": "bits", "groupSize": "group_size", "gather": "gather", "overflow": "overflow"}  # not ATB's
+_TEXTS = ("allReduceType", "gather", "overflow")
+
+
+class QuantType(enum.IntEnum):
+    """How many values ``scale`` has: ATB's numbers. DYNAMIC is this package's: every rank finds its own, per group."""
+
+    UNQUANT = 0
+    PER_TENSOR = 1
+    PER_CHANNEL = 2
+    MAX = 3
+    DYNAMIC = 16
+
+
+@dataclass
+class QuantAllReduceParam:
+    """Parameters of `QuantAllReduceOperation`: the fields of ATB's AllReduceParam in snake_case, and of DYNAMIC.
+
+    Values are checked where the operation is created.
+
+    Attributes:
+        rank, rank_size, rank_root: this rank, the number of ranks, and the rank that the others meet at.
+        all_reduce_type: ``"sum"``; with DYNAMIC also ``"avg"``.
+        backend: ``"lccl"``, the only one of ATB's that quantizes; on a CPU the same as ``"shm"`` and ``"auto"``.
+        hccl_comm: address of an HcclComm that the caller owns, or 0.
+        comm_mode: a `CommMode`, or its number.
+        rank_table_file: path of a rank table, or empty.
+        comm_domain: ``"name"`` or ``"name:MB"``, at most 128 bytes.
+        quant_type: a `QuantType`, or its number: PER_TENSOR, PER_CHANNEL or DYNAMIC.
+        out_data_type: ACL's number of float16, 1; with DYNAMIC also of float32, 0, or bfloat16, 27. -1, the default:
+            float16, with DYNAMIC the input's.
+        rsv: 64 reserved bytes, all zero.
+        bits, group_size, gather, overflow: with DYNAMIC, as of `alltoallv.numpy.quantized_all_reduce`.
+    """
+
+    rank: int = 0
+    rank_size: int = 0
+    rank_root: int = 0
+    all_reduce_type: str = "sum"
+    backend: str = "lccl"
+    hccl_comm: int = 0
+    comm_mode: int = 0
+    rank_table_file: str = ""
+    comm_domain: str = ""
+    quant_type: int = QuantType.PER_TENSOR
+    out_data_type: int = -1
+    rsv: bytes = b""
+    bits: int = 8
+    group_size: int = 128
+    gather: Gather = "full"
+    overflow: Overflow = "saturate"
+
+    @property
+    def quantization(self) -> Quantization:
+        """Of the dynamic mode, checked."""
+        op: SumOp = "avg" if self.all_reduce_type == "avg" else "sum"
+        return Quantization.checked(self.bits, self.group_size, self.gather, op, self.overflow)
+
+    def core(self) -> _core.QuantAllReduceParam:
+        """What the core takes.
+
+        Raises:
+            InvalidParamError: ``bits``, ``group_size``, ``gather`` or ``overflow`` has no meaning.
+        """
+        how = self.quantization
+        group = AllToAllVParam(**{name: getattr(self, name) for name in _GROUP.values()})
+        return _core.QuantAllReduceParam(
+            group,
+            self.all_reduce_type,
+            int(self.quant_type),
+            self.out_data_type,
+            how.bits,
+            how.group_size,
+            how.gather == "quantized",
+            how.overflow,
+        )
+
+    @classmethod
+    def from_json(cls, data: str | bytes | Mapping[str, Any]) -> QuantAllReduceParam:
+        """Reads ATB's JSON form: camelCase keys, ``rank`` and ``rankSize`` mandatory, unknown keys ignored.
+
+        Raises:
+            InvalidParamError: text that is not JSON, a missing key, or a value of a wrong type.
+        """
+        members = data if isinstance(data, Mapping) else parse_object(data)
+        for key in ("rank", "rankSize"):
+            if key not in members:
+                raise InvalidParamError(f"{key} is missing, expected an integer")
+        fields: dict[str, Any] = {}
+        for key, name in _GROUP.items():
+            if key in members and key in READERS:
+                fields[name] = READERS[key][1](key, members[key])
+        for key, name in (_OWN | _DYNAMIC).items():
+            if key in members:
+                fields[name] = read_str(key, members[key]) if key in _TEXTS else read_int32(key, members[key])
+        if "rsv" in fields:
+            fields["rsv"] = bytes(fields["rsv"])
+        return cls(**fields)
+
+    def to_json(self) -> str:
+        """Returns ATB's JSON form, every key, and with DYNAMIC its own; ``rsv`` without trailing zeros."""
+        fields, dynamic = asdict(self), self.quant_type == QuantType.DYNAMIC
+        members = {key: fields[name] for key, name in (_GROUP | _OWN | (_DYNAMIC if dynamic else {})).items()}
+        if not dynamic and self.out_data_type == -1:
+            members["outDataType"] = 1  # ATB has no default here
+        members["commMode"], members["quantType"] = int(self.comm_mode), int(self.quant_type)
+        members["rsv"] = list(self.rsv.rstrip(b"\0"))
+        return json.dumps(members)

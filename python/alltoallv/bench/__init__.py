@@ -1,6 +1,0 @@
-"""Benchmarks: ours against peers, interleaved in one run, every result checked.
-
-``python -m alltoallv bench`` (`alltoallv.cli.bench`) starts one job per world size and contender set; each rank runs
-`alltoallv.bench.rank`. Times are medians of many calls; what is compared are ratios within one run, since machines
-are noisy.
-"""

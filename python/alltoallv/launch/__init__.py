@@ -1,0 +1,1 @@
+"""How ranks start: which launcher started this one, and a launcher of our own."""

@@ -1,0 +1,326 @@
+"""Which launcher started this process, and which rank of which job it is.
+
+The first of these whose variables are present decides, even if others are present too. A launcher that tends
+to be started by another one comes first, so that ``srun`` may start one ``torchrun`` per node:
+
+1. our own: ``ALLTOALLV_RANK``, ``ALLTOALLV_WORLD_SIZE``, ``ALLTOALLV_JOB_ID``, and optionally
+   ``ALLTOALLV_LOCAL_RANK``, ``ALLTOALLV_LOCAL_WORLD_SIZE``, ``ALLTOALLV_RESTART_COUNT``
+   (``python -m alltoallv run`` sets them all);
+2. torchrun and whatever else sets ``RANK`` and ``WORLD_SIZE``;
+3. msrun: ``RANK_ID`` with ``RANK_SIZE`` or ``MS_WORKER_NUM``;
+4. ``paddle.distributed.launch``: ``PADDLE_TRAINER_ID``, ``PADDLE_TRAINERS_NUM``;
+5. Open MPI: ``OMPI_COMM_WORLD_RANK``, ``OMPI_COMM_WORLD_SIZE``;
+6. MPICH, Intel MPI and other users of PMI: ``PMI_RANK``, ``PMI_SIZE``;
+7. a rank table: ``RANK_TABLE_FILE`` with ``RANK_ID`` or, for one server, ``DEVICE_ID``;
+8. Slurm's srun: ``SLURM_PROCID``, ``SLURM_STEP_NUM_TASKS``, ``SLURM_STEP_ID``;
+9. none: rank 0 of 1.
+
+Variables that are malformed or contradict each other raise :class:`~alltoallv.errors.InvalidParamError`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from alltoallv.errors import InvalidParamError
+from alltoallv.launch.processes import launcher_process, pid_namespace, process_id
+from alltoallv.launch.rank_table import RankTable
+
+Environ = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """This process's place in its job.
+
+    Attributes:
+        launcher: one of alltoallv, torchrun, msrun, paddle, openmpi, pmi, rank_table, slurm, single.
+        rank: 0 <= rank < size.
+        size: number of ranks of the job.
+        local_rank: index among the job's ranks on this host.
+        job_id: equal on all ranks of a job that share a host, different between concurrent jobs.
+        restart_count: how often an elastic launcher has restarted the job.
+        local_size: number of the job's ranks on this host; None where the launcher does not say.
+        master_addr: host of rank 0 as the launcher gives it, or "".
+        master_port: port that goes with it, or 0.
+        rank_table: path in RANK_TABLE_FILE, or "".
+    """
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int
+    job_id: str
+    restart_count: int = 0
+    local_size: int | None = None
+    master_addr: str = ""
+    master_port: int = 0
+    rank_table: str = ""
+
+    def __post_init__(self) -> None:
+        where = f"the variables of launcher {self.launcher!r}"
+        if self.size < 1:
+            raise InvalidParamError(f"{where} give world size {self.size}, expected at least 1")
+        if not 0 <= self.rank < self.size:
+            raise InvalidParamError(f"{where} give rank {self.rank}, expected 0 <= rank < {self.size} (the world size)")
+        if self.local_rank < 0:
+            raise InvalidParamError(f"{where} give local rank {self.local_rank}, expected at least 0")
+        if self.restart_count < 0:
+            raise InvalidParamError(f"{where} give restart count {self.restart_count}, expected at least 0")
+        if self.local_size is not None and not 1 <= self.local_size <= self.size:
+            raise InvalidParamError(f"{where} give {self.local_size} ranks on this host, expected 1 to {self.size}")
+
+
+def detect(environ: Environ | None = None) -> Launch:
+    """Reads the launcher's variables from ``environ`` (default: ``os.environ``).
+
+    Raises:
+        InvalidParamError: variables are malformed, incomplete or contradict each other; the message names the
+            variable, its value and what was expected.
+    """
+    env = os.environ if environ is None else environ
+    for read in _READERS:
+        launch = read(env)
+        if launch is not None:
+            return launch
+    for size, rank in (("WORLD_SIZE", "RANK"), ("RANK_SIZE", "RANK_ID")):
+        if integer(env, size, 1) > 1:
+            raise InvalidParamError(f"{size} is {env[size]!r} but {rank} is not set: expected both or neither")
+    return Launch("single", 0, 1, 0, f"single:{process_id(os.getpid())}", local_size=1, rank_table=_table(env))
+
+
+def _own(env: Environ) -> Launch | None:
+    if "ALLTOALLV_RANK" not in env and "ALLTOALLV_WORLD_SIZE" not in env:
+        return None
+    rank, size = _required(env, "ALLTOALLV_RANK"), _required(env, "ALLTOALLV_WORLD_SIZE")
+    job = env.get("ALLTOALLV_JOB_ID", "")
+    if not job:
+        raise InvalidParamError(
+            "ALLTOALLV_RANK is set but ALLTOALLV_JOB_ID is not: expected a text that is equal on all ranks "
+            "of this job and different from every other job's"
+        )
+    return Launch(
+        "alltoallv",
+        rank,
+        size,
+        integer(env, "ALLTOALLV_LOCAL_RANK", rank),
+        f"alltoallv:{job}",
+        integer(env, "ALLTOALLV_RESTART_COUNT", 0),
+        _optional(env, "ALLTOALLV_LOCAL_WORLD_SIZE"),
+        env.get("MASTER_ADDR", ""),
+        integer(env, "MASTER_PORT", 0),
+        _table(env),
+    )
+
+
+def _torchrun(env: Environ) -> Launch | None:
+    if "RANK" not in env:  # WORLD_SIZE alone is common in job scripts whose ranks come from srun or mpirun
+        return None
+    rank, size = _required(env, "RANK"), _required(env, "WORLD_SIZE")
+    address, port = env.get("MASTER_ADDR", ""), integer(env, "MASTER_PORT", 0)
+    run = env.get("TORCHELASTIC_RUN_ID", "")
+    job = f"{run}@{address}:{port}" if run or (address and port) else launcher_process("RANK")
+    return Launch(
+        "torchrun",
+        rank,
+        size,
+        integer(env, "LOCAL_RANK", rank),
+        f"torchrun:{job}",
+        integer(env, "TORCHELASTIC_RESTART_COUNT", 0),
+        _optional(env, "LOCAL_WORLD_SIZE"),
+        address,
+        port,
+        _table(env),
+    )
+
+
+def _msrun(env: Environ) -> Launch | None:
+    if env.get("MS_ROLE") == "MS_SCHED":
+        raise InvalidParamError("MS_ROLE is 'MS_SCHED': msrun's scheduler process has no rank, expected 'MS_WORKER'")
+    cluster = "MS_WORKER_NUM" in env or env.get("MS_ROLE") == "MS_WORKER"
+    if not cluster and ("RANK_ID" not in env or "RANK_TABLE_FILE" in env):
+        return None
+    rank = _required(env, "RANK_ID")
+    sizes = {name: integer(env, name, 0) for name in ("RANK_SIZE", "MS_WORKER_NUM") if name in env}
+    if not sizes:
+        raise InvalidParamError(f"RANK_ID is {env['RANK_ID']!r} but neither RANK_SIZE nor MS_WORKER_NUM is set")
+    if len(set(sizes.values())) > 1:
+        raise InvalidParamError(
+            f"RANK_SIZE is {env['RANK_SIZE']!r} but MS_WORKER_NUM is {env['MS_WORKER_NUM']!r}: expected equal values"
+        )
+    address, port = env.get("MS_SCHED_HOST", ""), integer(env, "MS_SCHED_PORT", 0)
+    return Launch(
+        "msrun",
+        rank,
+        next(iter(sizes.values())),
+        integer(env, "DEVICE_ID", rank),
+        f"msrun:{address}:{port}" if port else f"msrun:{launcher_process('RANK_ID')}",
+        local_size=_optional(env, "ALLTOALLV_LOCAL_WORLD_SIZE"),  # msrun does not say
+        master_addr=address,
+        master_port=port,
+        rank_table=_table(env),
+    )
+
+
+def _paddle(env: Environ) -> Launch | None:
+    if "PADDLE_TRAINER_ID" not in env:
+        return None
+    rank, size = _required(env, "PADDLE_TRAINER_ID"), _required(env, "PADDLE_TRAINERS_NUM")
+    endpoints = [e for e in env.get("PADDLE_TRAINER_ENDPOINTS", "").split(",") if e]
+    if endpoints and len(endpoints) != size:
+        raise InvalidParamError(
+            f"PADDLE_TRAINER_ENDPOINTS lists {len(endpoints)} endpoints, expected {size}, PADDLE_TRAINERS_NUM"
+        )
+    root = env.get("PADDLE_MASTER") or (endpoints[0] if endpoints else "")
+    address, _, port = root.rpartition(":")
+    return Launch(
+        "paddle",
+        rank,
+        size,
+        integer(env, "PADDLE_LOCAL_RANK", integer(env, "PADDLE_RANK_IN_NODE", rank)),
+        f"paddle:{root}" if root else f"paddle:{launcher_process('PADDLE_TRAINER_ID')}",
+        local_size=_optional(env, "PADDLE_LOCAL_SIZE"),
+        master_addr=address,
+        master_port=int(port) if port.isdecimal() else 0,
+        rank_table=_table(env),
+    )
+
+
+def _openmpi(env: Environ) -> Launch | None:
+    if "OMPI_COMM_WORLD_RANK" not in env and "OMPI_COMM_WORLD_SIZE" not in env:
+        return None
+    rank, size = _required(env, "OMPI_COMM_WORLD_RANK"), _required(env, "OMPI_COMM_WORLD_SIZE")
+    # Both names hold the pid of mpirun, so they need that pid's namespace to be unique between containers.
+    job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or launcher_process("OMPI_COMM_WORLD_RANK")
+    return Launch(
+        "openmpi",
+        rank,
+        size,
+        integer(env, "OMPI_COMM_WORLD_LOCAL_RANK", rank),
+        f"openmpi:{job}:{pid_namespace()}",
+        local_size=_optional(env, "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        rank_table=_table(env),
+    )
+
+
+def _pmi(env: Environ) -> Launch | None:
+    if "PMI_RANK" not in env and "PMI_SIZE" not in env:
+        if "PMI_PORT" in env and "PMI_ID" in env:
+            raise InvalidParamError(
+                f"PMI_ID is {env['PMI_ID']!r} but PMI_SIZE is not set, so the world size is unknown: "
+                "start mpiexec without -pmi-port"
+            )
+        return None
+    rank, size = _required(env, "PMI_RANK"), _required(env, "PMI_SIZE")
+    # Hydra gives its ranks no job id (Intel MPI's does); the proxy that starts them on this host is one.
+    job = env.get("I_MPI_HYDRA_UUID") or launcher_process("PMI_RANK")
+    return Launch(
+        "pmi",
+        rank,
+        size,
+        integer(env, "MPI_LOCALRANKID", rank),
+        f"pmi:{job}",
+        local_size=_optional(env, "MPI_LOCALNRANKS"),
+        rank_table=_table(env),
+    )
+
+
+def _rank_table(env: Environ) -> Launch | None:
+    path = _table(env)
+    if not path or ("RANK_ID" not in env and "DEVICE_ID" not in env):
+        return None
+    table = RankTable.load(path)
+    if "RANK_ID" in env:
+        rank = _required(env, "RANK_ID")
+        if rank >= table.size:
+            raise InvalidParamError(f"RANK_ID is {rank}, expected less than {table.size}, the ranks in {path!r}")
+    else:
+        device = _required(env, "DEVICE_ID")
+        if len(table.servers) > 1:
+            raise InvalidParamError(f"RANK_ID is not set, but {path!r} lists {len(table.servers)} servers: set RANK_ID")
+        found = [d.rank for d in table.servers[0].devices if d.device == device]
+        if not found:
+            raise InvalidParamError(f"DEVICE_ID is {device}, which {path!r} does not list; set RANK_ID or correct it")
+        rank = found[0]
+    if "RANK_SIZE" in env and _required(env, "RANK_SIZE") != table.size:
+        raise InvalidParamError(f"RANK_SIZE is {env['RANK_SIZE']!r}, expected {table.size}, the ranks in {path!r}")
+    server = table.server_of(rank)
+    local = [d.rank for d in server.devices]
+    return Launch(
+        "rank_table",
+        rank,
+        table.size,
+        local.index(rank),
+        f"rank_table:{os.path.realpath(path)}:{table.digest}",
+        local_size=len(local),
+        master_addr=table.server_of(0).server_id,
+        rank_table=path,
+    )
+
+
+def _slurm(env: Environ) -> Launch | None:
+    # A batch script itself has SLURM_PROCID too; only srun's tasks have a step with a number of tasks.
+    if any(name not in env for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID")):
+        return None
+    rank = _required(env, "SLURM_PROCID")
+    return Launch(
+        "slurm",
+        rank,
+        _required(env, "SLURM_STEP_NUM_TASKS"),
+        integer(env, "SLURM_LOCALID", rank),
+        f"slurm:{env.get('SLURM_JOB_ID', '')}.{env['SLURM_STEP_ID']}",
+        master_addr=env.get("SLURM_LAUNCH_NODE_IPADDR", ""),
+        rank_table=_table(env),
+    )
+
+
+_READERS: tuple[Callable[[Environ], Launch | None], ...] = (
+    _own,
+    _torchrun,
+    _msrun,
+    _paddle,
+    _openmpi,
+    _pmi,
+    _rank_table,
+    _slurm,
+)
+
+
+def _table(env: Environ) -> str:
+    return env.get("RANK_TABLE_FILE", "")
+
+
+def _required(env: Environ, name: str) -> int:
+    if name not in env:
+        raise InvalidParamError(f"{name} is not set, expected an integer: the launcher's other variables are set")
+    return integer(env, name, 0)
+
+
+def _optional(env: Environ, name: str) -> int | None:
+    return integer(env, name, 0) if name in env else None
+
+
+def port(name: str, default: int) -> int:
+    """A port's number from the environment.
+
+    Raises:
+        InvalidParamError: it, or ``default`` in its place, is not in 1..65535.
+    """
+    number = integer(os.environ, name, default)
+    if not 1 <= number <= 65535:
+        given = "is" if name in os.environ else "is not set, which means"
+        raise InvalidParamError(f"{name} {given} {number}, expected a port, 1 to 65535")
+    return number
+
+
+def integer(env: Environ, name: str, default: int) -> int:
+    """A variable that holds an integer of at least 0."""
+    text = env.get(name)
+    if text is None:
+        return default
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdecimal()):
+        raise InvalidParamError(f"{name} is {text!r}, expected an integer of at least 0")
+    return int(digits)

@@ -1,0 +1,96 @@
+"""How a communicator over HCCL comes about: which device, and how the ranks find each other.
+
+The ranks agree about calls over a control plane of their own. On one host that is shared memory; between hosts it is
+TCP to rank 0, which listens at the launcher's address. Where there is none, for a rank table or the caller's HcclComm,
+HCCL itself carries rank 0's addresses. The control plane carries root info, too.
+"""
+
+from __future__ import annotations
+
+import os
+
+from alltoallv import _core
+from alltoallv.errors import BackendUnavailableError, InvalidParamError
+from alltoallv.launch import detect as launch
+from alltoallv.launch.detect import Launch
+from alltoallv.launch.rank_table import RankTable
+
+CHECKS = ("first", "always", "off")
+
+
+def from_launch(job: Launch, options: _core.CommunicatorOptions, check: str | None) -> _core.Communicator:
+    """The communicator of all ranks of a job; found again while it is usable.
+
+    Args:
+        options: Domain, budget (here the size of HCCL's buffer), timeout and job; its ranks are those of ``job``.
+        check: As in `Communicator.from_env`.
+    """
+    _core.cann_available()  # says what is missing
+    hccl = _options(options, check, device=job.local_rank)
+    hccl.rank, hccl.size = job.rank, job.size
+    if job.rank_table:
+        return _from_table(hccl, options, job.rank_table)
+    if job.local_size in (None, job.size):
+        return _core.hccl_communicator_on_host(hccl, options)
+    if not (job.master_addr and job.master_port):
+        raise BackendUnavailableError(
+            f"the job has {job.size} ranks, {job.local_size} of them on this host, and launcher {job.launcher!r} "
+            "gives no address of rank 0: set RANK_TABLE_FILE, or use a group of torch.distributed"
+        )
+    port = launch.port("ALLTOALLV_ROOT_PORT", job.master_port + 1)
+    return _core.hccl_communicator_across_hosts(hccl, options, job.master_addr, port)
+
+
+def from_param(param: _core.AllToAllVParam, options: _core.CommunicatorOptions) -> _core.Communicator:
+    """The communicator that an ATB-shaped param describes, for tensors on an NPU."""
+    _core.cann_available()
+    hccl = _options(options, None, device=param.rank)
+    hccl.rank, hccl.size, hccl.comm = param.rank, param.rank_size, param.hccl_comm
+    if hccl.comm:
+        options.job += f"/{_core.hccl_comm_name(hccl.comm)}"
+        if not shares_host(param.rank_size):
+            return _core.hccl_communicator_across_hosts(hccl, options)
+        return _core.hccl_communicator_on_host(hccl, options)
+    if param.rank_table_file:
+        return _from_table(hccl, options, param.rank_table_file)
+    return _core.hccl_communicator_on_host(hccl, options)
+
+
+def _from_table(hccl: _core.HcclOptions, options: _core.CommunicatorOptions, path: str) -> _core.Communicator:
+    table = RankTable.load(path)
+    if table.size != hccl.size:
+        raise InvalidParamError(f"rank table {path!r} lists {table.size} ranks, expected {hccl.size}")
+    here = table.server_of(hccl.rank)
+    hccl.rank_table = os.path.realpath(path)
+    if _core.npu_current_device() < 0:
+        hccl.device = next(device.device for device in here.devices if device.rank == hccl.rank)
+    if len(table.servers) == 1:
+        return _core.hccl_communicator_on_host(hccl, options)
+    options.job += f"/{table.digest}"
+    return _core.hccl_communicator_across_hosts(hccl, options)
+
+
+def _options(options: _core.CommunicatorOptions, check: str | None, device: int) -> _core.HcclOptions:
+    if check not in (None, *CHECKS):
+        raise InvalidParamError(f"check is {check!r}, expected 'first', 'always' or 'off'")
+    hccl = _core.HcclOptions()
+    hccl.domain, hccl.buffer_mb, hccl.timeout = options.domain, options.budget_mb, options.timeout
+    hccl.check = check or "first"
+    current = _core.npu_current_device()
+    hccl.device = current if current >= 0 else device
+    return hccl
+
+
+def shares_host(size: int) -> bool:
+    """Whether ``size`` ranks are all of this job, or of one parent, and run on this host."""
+    job = launch.detect()
+    return job.launcher == "single" or job.local_size == job.size == size
+
+
+def devices() -> tuple[str, int]:
+    """Name of the SoC and number of visible NPUs; the number is negative if the query failed.
+
+    Raises:
+        BackendUnavailableError: CANN is not installed, or incomplete.
+    """
+    return _core.npu_devices()

@@ -1,0 +1,1 @@
+"""How quantized collectives encode, and the state that error feedback keeps."""

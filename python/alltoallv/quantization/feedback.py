@@ -1,0 +1,124 @@
+"""Error feedback: what the rounding of a quantized reduction lost, to be added before the next one."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from alltoallv.errors import InvalidParamError
+from alltoallv.quantization.spec import QuantizedReduction
+
+T = TypeVar("T")
+_NAMES = ("error", "gather_error")
+
+
+class Feedback(Generic[T]):
+    """The state of one vector that is reduced again and again, such as a gradient; owned by the caller.
+
+    Give the same object to every reduction of that vector, one at a time. The arrays are made at the first use:
+    ``error``, float32, one per element; with ``gather="quantized"`` also ``gather_error``, one per element of the part
+    that this rank reduces (so it belongs to one number of ranks). Every rank has its own state: save it per rank. After
+    a call that failed the state is undefined: `reset` it.
+    """
+
+    _title: ClassVar[str] = "an ErrorFeedback"  # for messages
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, T | None] = dict.fromkeys(_NAMES)
+
+    def state_dict(self) -> dict[str, T | None]:
+        """``error`` and ``gather_error``, the arrays themselves; None where there is none yet."""
+        return dict(self._arrays)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes copies of what `state_dict` gave, of this or another rank's past; None starts anew.
+
+        Raises:
+            InvalidParamError: keys other than those of `state_dict`, or what is no array of numbers.
+        """
+        if not isinstance(state, dict):
+            raise InvalidParamError(f"the state is a {type(state).__name__}, expected a dict of {', '.join(_NAMES)}")
+        if set(state) != set(_NAMES):
+            raise InvalidParamError(f"the state has the keys {sorted(map(str, state))}, expected {list(_NAMES)}")
+        self._arrays = {name: self._taken(name, value) for name, value in state.items()}
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self._arrays = dict.fromkeys(_NAMES)
+
+    @classmethod
+    def arrays_of(
+        cls, given: Feedback[T] | None, request: QuantizedReduction, size: int, rank: int, like: T
+    ) -> tuple[T | None, T | None]:
+        """`arrays` of what a caller gave as ``error_feedback``, if anything.
+
+        Raises:
+            InvalidParamError: it is of another kind, and as `arrays`.
+        """
+        if given is None:
+            return None, None
+        if not isinstance(given, cls):
+            raise InvalidParamError(f"error_feedback is a {type(given).__name__}, expected {cls._title}")
+        return given.arrays(request, size, rank, like)
+
+    def arrays(self, request: QuantizedReduction, size: int, rank: int, like: T) -> tuple[T, T | None]:
+        """The state for a request: ``error`` and, if its sum is quantized too, ``gather_error``; for front ends.
+
+        Args:
+            like: The input; arrays are made on its device, or moved there.
+
+        Raises:
+            InvalidParamError: the state is of another vector or another number of ranks.
+        """
+        error = self._array("error", request.count, like)
+        if request.operator != "quantized_all_reduce" or request.quantization.gather != "quantized":
+            return error, None
+        return error, self._array("gather_error", request.quantization.part(request.count, size, rank)[1], like)
+
+    def _array(self, name: str, count: int, like: T) -> T:
+        array = self._arrays[name]
+        if array is None:
+            array = self._arrays[name] = self._zeros(count, like)
+        found = self._count(array)
+        if found != count:
+            raise InvalidParamError(
+                f"the error feedback's {name} has {found} elements, expected {count}: "
+                "it is of another vector or another number of ranks; reset it"
+            )
+        array = self._arrays[name] = self._placed(array, like)
+        return array
+
+    def _taken(self, name: str, value: Any) -> T | None:
+        try:
+            return None if value is None else self._copy(value)
+        except (TypeError, ValueError, RuntimeError):
+            found = repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
+            raise InvalidParamError(f"the state's {name} is {found}, expected an array of numbers or None") from None
+
+    def _placed(self, array: T, like: T) -> T:
+        """The array where ``like`` is."""
+        return array
+
+    def _zeros(self, count: int, like: T) -> T:
+        raise NotImplementedError
+
+    def _copy(self, value: Any) -> T:
+        raise NotImplementedError
+
+    def _count(self, array: T) -> int:
+        raise NotImplementedError
+
+
+class HostFeedback(Feedback[npt.NDArray[Any]]):
+    """With NumPy's arrays."""
+
+    def _zeros(self, count: int, like: object) -> npt.NDArray[Any]:
+        return np.zeros(count, np.float32)
+
+    def _copy(self, value: Any) -> npt.NDArray[Any]:
+        return np.array(value, np.float32).reshape(-1)
+
+    def _count(self, array: npt.NDArray[Any]) -> int:
+        return array.size

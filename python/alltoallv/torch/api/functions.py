@@ -1,0 +1,371 @@
+"""Collectives on torch tensors; see `alltoallv.torch` for what they have in common."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from alltoallv import _core
+from alltoallv._calls import experts
+from alltoallv._calls.counts import Counts, Unit, gather_layout, split_layout, split_sizes
+from alltoallv._calls.guard import guard
+from alltoallv._calls.regions import check_lists_apart
+from alltoallv._calls.request import Sends, check_unit
+from alltoallv.errors import AllToAllVError, InvalidParamError, InvalidTensorError
+from alltoallv.torch.api import calls
+from alltoallv.torch.api import group as groups
+from alltoallv.torch.api.calls import AnyCommunicator, Call
+from alltoallv.torch.api.group import Group, device_of, repeats_of
+from alltoallv.torch.api.ready import remember
+from alltoallv.torch.api.tensors import (
+    as_input,
+    check_apart,
+    check_one_dtype,
+    check_output,
+    common_row_size,
+    needs_grad,
+    region,
+    shaped,
+)
+from alltoallv.torch.api.work import Work
+from alltoallv.torch.graph import ops as ops
+from alltoallv.torch.graph import recorded
+from alltoallv.torch.graph.graphs import makes_graph
+from alltoallv.torch.graph.library import is_watched
+
+
+def _finish(call: Call, async_op: bool) -> Work | None:
+    if async_op:
+        return call.submit()
+    call.run()
+    return None
+
+
+@overload
+def all_to_all_v(
+    input: Tensor,
+    send_counts: Counts,
+    recv_counts: Counts | None = None,
+    *,
+    sdispls: Counts | None = None,
+    rdispls: Counts | None = None,
+    unit: Unit = "element",
+    out: Tensor | None = None,
+    group: Group = None,
+    async_op: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def all_to_all_v(
+    input: Tensor,
+    send_counts: Counts,
+    recv_counts: Counts | None = None,
+    *,
+    sdispls: Counts | None = None,
+    rdispls: Counts | None = None,
+    unit: Unit = "element",
+    out: Tensor | None = None,
+    group: Group = None,
+    async_op: Literal[True],
+) -> tuple[Tensor | None, Work]: ...
+def all_to_all_v(
+    input: Tensor,
+    send_counts: Counts,
+    recv_counts: Counts | None = None,
+    *,
+    sdispls: Counts | None = None,
+    rdispls: Counts | None = None,
+    unit: Unit = "element",
+    out: Tensor | None = None,
+    group: Group = None,
+    async_op: bool = False,
+) -> Any:
+    """Sends a region of ``input`` to every rank and receives one from each.
+
+    For every rank j, with this rank called r::
+
+        out_r[rdispls_r[j] : rdispls_r[j] + recv_counts_r[j]] = input_j[sdispls_j[r] : sdispls_j[r] + send_counts_j[r]]
+
+    Args:
+        input: Any shape, any dense dtype; taken flat, or by rows of dimension 0.
+        send_counts, recv_counts: One integer >= 0 per rank, as a list or an integer tensor. ``send_counts`` of rank i
+            for j and ``recv_counts`` of rank j for i must agree. ``recv_counts=None`` learns them from the peers; the
+            output is then packed.
+        sdispls, rdispls: Where the regions begin; packed in rank order if left out. Send regions may overlap and leave
+            gaps; receive regions may leave gaps.
+        unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0.
+        out: Where to receive; contiguous, of the input's dtype, apart from it in memory. Elements that no region covers
+            keep their value. Left out, the output is allocated in shared memory, just large enough, gaps zero. Not with
+            gradients.
+        group: A ProcessGroup, a `Communicator`, or None for the default group.
+        async_op: Return ``(output, work)`` at once. With learnt counts the output is not known yet: ``(None, work)``,
+            and ``work.result()`` returns it.
+
+    Returns:
+        With ``unit="element"`` one dimension; with ``"row"`` the other dimensions of the input stay. ``out`` if given.
+        Differentiable, to any order: the gradient is the exchange with the roles exchanged.
+
+    Raises:
+        InvalidParamError, InvalidTensorError: this rank's or a peer's arguments.
+        PeerMismatchError: two ranks disagree about operator, dtype or counts; nothing has been written.
+        PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
+    """
+    comm = what = None
+    if type(send_counts) is list and type(recv_counts) is list and sdispls is rdispls is None and not async_op:
+        what = ("all_to_all_v", send_counts, recv_counts, unit)
+        if not is_dynamo_compiling() and (result := repeats_of(group).run(what, input, out)) is not None:
+            return result
+    if not torch.compiler.is_compiling():
+        comm = groups.resolve(group, device_of(input))
+        if comm is None:
+            return (None, None) if async_op else None
+        if what and out is None and needs_grad(input) and (known := _known(comm, input, *what[1:])):
+            layout, row, shape = known
+            return ops.all_to_all_v(input, layout, math.prod(shape), row, "all_to_all_v", comm).view(shape)
+    if makes_graph():
+        return recorded.all_to_all_v(input, send_counts, recv_counts, sdispls, rdispls, unit, out, group, async_op)
+    assert comm is not None
+    with guard(comm, "all_to_all_v"):
+        check_unit(unit)
+        x = as_input("input", input)
+        wants_grad = needs_grad(input)
+        if out is not None and wants_grad:
+            raise InvalidParamError("out is given for an input that requires grad, expected one or the other")
+        sends = Sends.read(x.shape, send_counts, sdispls, unit, comm.size)
+        if recv_counts is None:
+            sends.check_learning(x.numel(), rdispls, out, gradient_later=async_op and wants_grad)
+        else:
+            request = sends.with_receives(recv_counts, rdispls)
+            if out is not None:
+                check_output("out", out, x.dtype)
+                request.check_out(out.shape)
+                check_apart(out, x)
+            shape = request.check(x.numel(), -1 if out is None else out.numel())
+    if recv_counts is None:
+        return _learning(comm, input, x, sends, wants_grad, async_op)
+    row = max(request.row, 1)
+    if wants_grad and not async_op:
+        layout = torch.tensor(request.layout, dtype=torch.int64, device="cpu")
+        return ops.all_to_all_v(input, layout, math.prod(shape), row, "all_to_all_v", comm).view(shape)
+    with guard(comm, "all_to_all_v"):
+        target = out
+        if target is None:
+            target = calls.new_output(comm, shape, x)
+            if request.has_gaps(shape):
+                target.zero_()
+        call = calls.exchange(comm, "all_to_all_v", target, x, request.layout, row)
+        if what:
+            remember(call, what, input, out)
+        out = target
+    if not async_op:
+        call.run()
+        return out
+    if wants_grad:
+        layout = torch.tensor(request.layout, dtype=torch.int64, device="cpu")
+        holder: list[Work] = []
+        result = _AsyncExchange.apply(input, layout, call, row, comm, holder)
+        return result, holder[0]
+    return out, call.submit()
+
+
+def _known(
+    comm: AnyCommunicator, input: Tensor, send_counts: list[int], recv_counts: list[int], unit: Unit
+) -> tuple[Tensor, int, tuple[int, ...]] | None:
+    """What a call with gradients needs, from an earlier one; None where a tracer may watch, or something is wrong."""
+    if is_watched(input):
+        return None
+    try:
+        return _packed(tuple(input.shape), comm.size, tuple(send_counts), tuple(recv_counts), unit)
+    except (AllToAllVError, TypeError, RuntimeError):  # counts that are no integers, a nested tensor
+        return None
+
+
+@functools.lru_cache(maxsize=256)
+def _packed(
+    shape: tuple[int, ...], size: int, send_counts: tuple[int, ...], recv_counts: tuple[int, ...], unit: Unit
+) -> tuple[Tensor, int, tuple[int, ...]]:
+    """Of an exchange without displacements: the layout, elements of a unit, and the output's shape."""
+    request = Sends.read(shape, list(send_counts), None, unit, size).with_receives(list(recv_counts), None)
+    made = request.check(math.prod(shape))
+    return torch.tensor(request.layout, dtype=torch.int64, device="cpu"), max(request.row, 1), made
+
+
+def _learning(comm: AnyCommunicator, input: Tensor, x: Tensor, sends: Sends, wants_grad: bool, async_op: bool) -> Any:
+    if wants_grad:
+        layout = torch.tensor([sends.counts, sends.displs], dtype=torch.int64, device="cpu")
+        out, _ = ops.all_to_all_v_learn(input, layout, sends.row, "all_to_all_v", comm)
+        return out.view(-1, *sends.tail) if sends.tail else out
+    with guard(comm, "all_to_all_v"):
+        learning = calls.learn(comm, "all_to_all_v", x, sends.counts, sends.displs, sends.row)
+
+    def finish(output: Tensor, counts: Sequence[int]) -> Tensor:
+        return shaped(output, (sum(counts) // sends.row, *sends.tail))
+
+    if not async_op:
+        return finish(*learning.run())
+    return None, learning.submit(finish)
+
+
+class _AsyncExchange(torch.autograd.Function):
+    """Launches in forward; the output may be used after the wait."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, layout: Tensor, call: Call, row: int, comm: AnyCommunicator, holder: list[Work]
+    ) -> Tensor:
+        ctx.save_for_backward(layout)
+        ctx.shape, ctx.row, ctx.communicator = input.shape, row, comm
+        holder.append(call.submit())
+        output: Tensor = call.output
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        (layout,) = ctx.saved_tensors
+        flat = grads[0].reshape(-1)
+        back = ops.all_to_all_v_transpose(flat, layout, ctx.shape.numel(), ctx.row, "all_to_all_v", ctx.communicator)
+        return back.view(ctx.shape), None, None, None, None, None
+
+
+def exchange_counts(send_counts: Counts, group: Group = None) -> Tensor:
+    """What every rank will send to this one: entry j is rank j's ``send_counts`` for this rank. int64, ``[W]``."""
+    if makes_graph():
+        return recorded.exchange_counts(send_counts, group)
+    comm = groups.resolve(group)
+    if comm is None:
+        return None  # type: ignore[return-value]
+    comm = groups.on_host(comm)
+    with guard(comm, "exchange_counts"):
+        counts = experts.read_counts(send_counts, comm.size)
+        x = as_input("send_counts", torch.from_numpy(counts))
+        out = torch.empty_like(x)
+        call = calls.exchange(comm, "exchange_counts", out, x, experts.layout(counts.reshape(-1, 1)))
+    call.run()
+    return out
+
+
+def all_to_all_single(
+    output: Tensor,
+    input: Tensor,
+    output_split_sizes: Counts | None = None,
+    input_split_sizes: Counts | None = None,
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Splits ``input`` along dimension 0, sends part j to rank j, and concatenates what arrives into ``output``.
+
+    Signature and meaning of ``torch.distributed.all_to_all_single``. Split sizes count rows and default to equal parts,
+    for which dimension 0 must divide. Returns None, or the `Work` with ``async_op=True``. Not differentiable, as in
+    torch; `alltoallv.torch.functional` is. Raises as `all_to_all_v`.
+    """
+    comm = what = None
+    splits = output_split_sizes, input_split_sizes
+    if not async_op and all(each is None or type(each) is list for each in splits):
+        what = ("all_to_all_single", *splits)
+        if not is_dynamo_compiling() and repeats_of(group).run(what, input, output) is not None:
+            return None
+    if not torch.compiler.is_compiling():
+        comm = groups.resolve(group, device_of(input))
+        if comm is None:
+            return None
+    if makes_graph():
+        return recorded.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, async_op)
+    assert comm is not None
+    with guard(comm, "all_to_all_single"):
+        check_tensor_pair(output, input)
+        x = as_input("input", input)
+        row = common_row_size(output, x)
+        sends = split_sizes("input_split_sizes", input_split_sizes, "input", x.shape[0], comm.size)
+        recvs = split_sizes("output_split_sizes", output_split_sizes, "output", output.shape[0], comm.size)
+        check_apart(output, x)
+        args = split_layout(sends, recvs, row)
+        _core.check_exchange(x.numel(), output.numel(), *args, comm.size)
+        call = calls.exchange(comm, "all_to_all_single", output, x, args, max(row, 1))
+        if what:
+            remember(call, what, input, output)
+    return _finish(call, async_op)
+
+
+def check_tensor_pair(output: Tensor, input: Tensor) -> None:
+    """One dtype, and an output that can be written; the texts are torch's where torch has one."""
+    if isinstance(output, Tensor) and isinstance(input, Tensor):
+        check_one_dtype(output, input)
+    check_output("output", output, input.dtype)
+
+
+def all_to_all(
+    output_tensor_list: Sequence[Tensor],
+    input_tensor_list: Sequence[Tensor],
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Sends ``input_tensor_list[j]`` to rank j and receives ``output_tensor_list[j]`` from it.
+
+    Signature and meaning of ``torch.distributed.all_to_all``: tensors of any sizes, all of one dtype, moved from and to
+    where they lie. Returns None, or the `Work` with ``async_op=True``. Raises as `all_to_all_v`.
+    """
+    if makes_graph():
+        return recorded.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
+    comm = groups.resolve(group, device_of(next(iter(input_tensor_list), None)))
+    if comm is None:
+        return None
+    with guard(comm, "all_to_all"):
+        for name, tensors in (
+            ("input_tensor_list", input_tensor_list),
+            ("output_tensor_list", output_tensor_list),
+        ):
+            if len(tensors) != comm.size:
+                raise InvalidParamError(f"{name} has {len(tensors)} tensors, expected {comm.size}, one per rank")
+        for tensor in (*input_tensor_list, *output_tensor_list):
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"the lists hold a {type(tensor).__name__}, expected torch.Tensor")
+        check_one_dtype(*input_tensor_list, *output_tensor_list)
+        xs = [as_input("input_tensor_list", x) for x in input_tensor_list]
+        for j, out in enumerate(output_tensor_list):
+            check_output(f"output_tensor_list[{j}]", out, xs[0].dtype)
+        check_lists_apart([region(out) for out in output_tensor_list], [region(x) for x in xs])
+        call = calls.exchange_lists(comm, "all_to_all", output_tensor_list, xs)
+    return _finish(call, async_op)
+
+
+def all_gather_into_tensor(
+    output_tensor: Tensor, input_tensor: Tensor, group: Group = None, async_op: bool = False
+) -> Work | None:
+    """Concatenates the ``input_tensor`` of all ranks, in rank order, into ``output_tensor``.
+
+    Signature and meaning of ``torch.distributed.all_gather_into_tensor``: inputs of one shape ``[x1, x2, ...]`` and
+    dtype; the output has shape ``[W * x1, x2, ...]`` or ``[W, x1, x2, ...]``. Returns None, or the `Work` with
+    ``async_op=True``. Raises as `all_to_all_v`.
+    """
+    comm, what = None, "all_gather_into_tensor"
+    if (
+        not async_op
+        and not is_dynamo_compiling()
+        and repeats_of(group).run(what, input_tensor, output_tensor) is not None
+    ):
+        return None
+    if not torch.compiler.is_compiling():
+        comm = groups.resolve(group, device_of(input_tensor))
+        if comm is None:
+            return None
+    if makes_graph():
+        return recorded.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+    assert comm is not None
+    with guard(comm, "all_gather_into_tensor"):
+        check_tensor_pair(output_tensor, input_tensor)
+        x = as_input("input_tensor", input_tensor)
+        if output_tensor.numel() != comm.size * x.numel():
+            raise InvalidTensorError(
+                f"output_tensor has shape {tuple(output_tensor.shape)}, "
+                f"expected {comm.size} times the elements of an input of shape {tuple(x.shape)}",
+                9,
+            )
+        check_apart(output_tensor, x)
+        call = calls.exchange(comm, what, output_tensor, x, gather_layout(comm.size, x.numel()))
+        remember(call, what, input_tensor, output_tensor)
+    return _finish(call, async_op)

@@ -1,0 +1,247 @@
+"""Groups: from a ProcessGroup, a Communicator or None to the communicator that carries it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+import warnings
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from alltoallv import _core, communicator
+from alltoallv.communicator import BACKENDS, Communicator
+from alltoallv.errors import BackendUnavailableError, InvalidParamError, PeerMismatchError
+from alltoallv.torch.engines import group as torch_group
+from alltoallv.torch.engines import rendezvous
+from alltoallv.torch.engines.group import TorchGroupCommunicator
+from alltoallv.torch.engines.hccl import DeviceMember
+from alltoallv.torch.engines.rendezvous import GroupStore
+
+Group = Any  # ProcessGroup | Communicator | TorchGroupCommunicator | None
+AnyCommunicator = Communicator | TorchGroupCommunicator | DeviceMember
+
+_NO_REPEATS = _core.Repeats()
+_log = logging.getLogger("alltoallv")
+# By group, then by kind of device and backend; the backend None is the default when the group was first used.
+_made: weakref.WeakKeyDictionary[Any, dict[tuple[str, str | None], AnyCommunicator]] = weakref.WeakKeyDictionary()
+_attempts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def device_of(tensor: object) -> str:
+    """The kind of device that decides which communicator of a group carries a call: ``"cpu"``, ``"cuda"``, ..."""
+    if not isinstance(tensor, torch.Tensor) or tensor.is_cpu:
+        return "cpu"
+    kind: str = tensor.device.type
+    return kind
+
+
+def resolve(group: Group, device: str = "cpu") -> AnyCommunicator | None:
+    """The communicator of ``group`` for tensors on a kind of device.
+
+    None, with a warning, on a rank that is not a member of the group.
+    """
+    if isinstance(group, Communicator):
+        return _of_tensors(group)
+    if group is None:
+        group = dist.group.WORLD
+        if group is None:
+            return _of_tensors(communicator.default("hccl" if device == "npu" else "auto"))
+    if isinstance(group, dist.ProcessGroup):
+        made = _made.get(group, {}).get((device, None))
+        return made if made is not None and made.usable else from_group(group, device=device)
+    if isinstance(group, (TorchGroupCommunicator, DeviceMember)):
+        return group
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        warnings.warn("this rank is not a member of the group: the call does nothing", stacklevel=3)
+        return None
+    raise InvalidParamError(f"group is a {type(group).__name__}, expected a ProcessGroup, a Communicator or None")
+
+
+def repeats_of(group: Group) -> _core.Repeats:
+    """The calls on tensors in host memory that ``group`` has kept; makes no communicator, since tracers get here."""
+    if type(group) is Communicator:
+        return group.repeats
+    made: AnyCommunicator | None
+    if group is None and (group := dist.group.WORLD) is None:
+        made = communicator.existing_default()
+    else:
+        made = _made.get(group, {}).get(("cpu", None)) if isinstance(group, dist.ProcessGroup) else None
+    return made.repeats if made is not None and made.usable else _NO_REPEATS
+
+
+def _of_tensors(made: Communicator) -> AnyCommunicator:
+    """A communicator over HCCL launches on torch's streams."""
+    return made if made.backend == "shm" else DeviceMember(made)
+
+
+def from_group(
+    group: dist.ProcessGroup,
+    *,
+    timeout: float = 600.0,
+    device: str = "cpu",
+    backend: str | None = None,
+    check: str | None = None,
+) -> AnyCommunicator:
+    """The communicator over the ranks of a ProcessGroup, made at the first call, which is collective.
+
+    The ranks find each other through the group's store. On one host they share memory. Ranks on several hosts use a
+    gloo of their own over the group's store (or the group's MPI), tensors on a GPU the group's backend for it; which
+    one is logged once to ``alltoallv``, as information. A group of backend ``alltoallv`` has a communicator already.
+
+    Args:
+        group: Of torch.distributed, made with any backend.
+        timeout: Seconds that a rank waits for its peers, here and in every operator.
+        device: Kind of device of the tensors: ``"cpu"``, ``"cuda"``, ``"npu"``. Every kind has its own communicator.
+        backend: ``"auto"``, ``"shm"``, ``"gloo"``, ``"nccl"``, ``"hccl"``, ``"mpi"``; the same on all ranks. Default:
+            ``ALLTOALLV_TORCH_BACKEND`` at the group's first use, or auto.
+        check: ``"always"`` (the default in host memory) compares operator, dtype and counts of all ranks before any
+            data move, ``"first"`` (the default on a GPU) for the first 8 calls, ``"off"`` never.
+
+    Raises:
+        InvalidParamError: an argument.
+        PeerMismatchError: the ranks want different devices or engines.
+        BackendUnavailableError: the backend cannot be used for these ranks or devices.
+        CommTimeoutError: ranks did not come; the message names them.
+    """
+    wanted = backend or os.environ.get("ALLTOALLV_TORCH_BACKEND", "auto")
+    of_group = _made.setdefault(group, {})
+    carrier: Communicator | None = getattr(group, "communicator", None)
+    made: AnyCommunicator | None = of_group.get((device, wanted))
+    if carrier is not None and device == "cpu" and wanted in ("auto", "shm"):
+        made = carrier
+    elif made is None or not made.usable:
+        of_group[device, wanted] = made = _make(group, timeout, device, wanted, check)
+    if backend is None:
+        of_group[device, None] = made
+    return made
+
+
+def on_host(comm: AnyCommunicator) -> AnyCommunicator:
+    """The communicator of the same ranks for tensors in host memory."""
+    if isinstance(comm, DeviceMember):
+        return comm.on_host
+    if isinstance(comm, Communicator) or comm.reaches_host:
+        return comm
+    return from_group(comm.group)
+
+
+def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, check: str | None) -> AnyCommunicator:
+    if wanted not in BACKENDS:
+        raise InvalidParamError(f"backend is {wanted!r}, expected one of {', '.join(BACKENDS)}")
+    if check not in (None, "always", "first", "off"):
+        raise InvalidParamError(f"check is {check!r}, expected 'always', 'first' or 'off'")
+    name, rank, size = group.group_name, group.rank(), group.size()
+    domain = f"torch-{name}".replace(":", "-").encode()[:128].decode(errors="ignore")  # a colon would begin a size
+    shared = communicator.make_options(domain, timeout, "off" if check == "off" else None, None)
+    raw = dist.distributed_c10d._world.pg_map[group][1]
+    if raw is None:  # MPI's own launcher has brought the ranks together
+        return TorchGroupCommunicator(group, "mpi", None, [], domain=domain, timeout=timeout, check=check)
+    # A failed communicator is followed by another: all ranks count their attempts alike.
+    attempt = _attempts[group] = _attempts.get(group, -1) + 1
+    store = GroupStore(raw, f"alltoallv/{attempt}", rank, size)
+    who = rendezvous.introduce(store, name, timeout, job=uuid.uuid4().hex, device=device, backend=wanted)
+    for j, peer in enumerate(who):
+        asked = [f"{one['device']} tensors over backend {one['backend']!r}" for one in (who[0], peer)]
+        if asked[0] != asked[1]:
+            raise PeerMismatchError(f"group {name!r}: rank 0 has {asked[0]}, rank {j} has {asked[1]}")
+    chosen = _choose(group, device, wanted, who)
+    if chosen == "shm":
+        shared.rank, shared.size = rank, size
+        shared.job = "torch:" + who[0]["job"]
+        return Communicator(_core.communicator(shared))
+    hosts = len({peer["host"] for peer in who})
+    _log.info(
+        "group %r: %s tensors of %d ranks on %d host%s go through %s",
+        name,
+        device,
+        size,
+        hosts,
+        "s"[: hosts > 1],
+        chosen,
+    )
+    return TorchGroupCommunicator(
+        group, chosen, store, who, domain=domain, timeout=timeout, check=check, warn_after=shared.warn_after
+    )
+
+
+def _choose(group: dist.ProcessGroup, device: str, wanted: str, who: Sequence[dict[str, Any]]) -> str:
+    """The backend that carries the group; the same on all ranks."""
+    other = next((j for j, peer in enumerate(who) if peer["host"] != who[0]["host"]), None)
+    if wanted == "shm":
+        if device != "cpu":
+            raise BackendUnavailableError(f"backend is 'shm' for {device} tensors, expected cpu: memory is the host's")
+        if other is not None:
+            raise BackendUnavailableError(
+                f"rank 0 and rank {other} of group {group.group_name!r} run on different hosts, "
+                "expected all on one: shared memory does not cross hosts"
+            )
+    if wanted == "gloo" or (wanted == "auto" and device == "cpu"):
+        if wanted == "auto" and other is None:
+            return "shm"
+        return "mpi" if _engine(group, device) == "mpi" else "gloo"
+    if device == "npu" and wanted in ("auto", "hccl"):
+        return "hccl"  # over a communicator of our own if the group has none
+    if wanted in ("auto", "nccl", "hccl", "mpi"):
+        found = _engine(group, device)
+        if found is None or (wanted != "auto" and wanted != found):
+            raise BackendUnavailableError(
+                f"group {group.group_name!r} has {repr(found) if found else 'no backend'} for {device} tensors, "
+                f"expected {repr(wanted) if wanted != 'auto' else 'one'}, as in "
+                "init_process_group('cpu:gloo,cuda:nccl')"
+            )
+        return found
+    return wanted
+
+
+def _engine(group: dist.ProcessGroup, device: str) -> str | None:
+    """What torch.distributed calls the group's backend for a kind of device."""
+    try:
+        return str(group._get_backend(torch.device(device)).name()).lower()
+    except RuntimeError:  # none for this device
+        return None
+
+
+def name_of(group: Group) -> str:
+    """A name that stands for the group in a compiled graph."""
+    if group is None:
+        return ""
+    if isinstance(group, str):  # one already
+        return group
+    if isinstance(group, Communicator | TorchGroupCommunicator | DeviceMember):
+        return group.name
+    return f"group:{group.group_name}"
+
+
+def by_name(name: str, device: str = "cpu") -> AnyCommunicator:
+    """The communicator meant by `name_of`, for tensors on a kind of device."""
+    found: AnyCommunicator | None
+    if name.startswith("group:"):
+        found = resolve(dist.distributed_c10d._resolve_process_group(name.removeprefix("group:")), device)
+    elif name:
+        made = communicator.by_name.get(name)
+        found = _of_tensors(made) if made is not None else torch_group.by_name.get(name)
+    else:
+        found = resolve(None, device)
+    if found is None:
+        raise InvalidParamError(f"group {name!r} no longer exists, or this rank is not a member of it")
+    return found
+
+
+def world_size(group: Group) -> int:
+    """Ranks in a group, also while a graph is traced."""
+    if group is None:
+        return _default_size()
+    size: int = group.size if isinstance(group.size, int) else group.size()
+    return size
+
+
+@torch.compiler.assume_constant_result
+def _default_size() -> int:
+    if dist.is_initialized():
+        return int(dist.get_world_size())
+    return by_name("").size

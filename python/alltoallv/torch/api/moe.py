@@ -1,0 +1,122 @@
+"""Paddle's global_scatter and global_gather on torch tensors; the counts are those of `alltoallv._calls.experts`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alltoallv._calls import experts
+from alltoallv._calls.counts import Counts
+from alltoallv._calls.experts import Matrix
+from alltoallv._calls.guard import guard
+from alltoallv.torch.api import calls
+from alltoallv.torch.api import group as groups
+from alltoallv.torch.api.calls import AnyCommunicator
+from alltoallv.torch.api.functions import all_to_all_v
+from alltoallv.torch.api.group import Group, device_of
+from alltoallv.torch.graph.graphs import makes_graph
+from alltoallv.torch.graph.library import Operator
+from alltoallv.torch.graph.ops import carrier
+
+
+def global_scatter(x: Tensor, local_count: Counts, global_count: Counts, group: Group = None) -> Tensor:
+    """Sends every row to the card of its expert. Differentiable.
+
+    Args:
+        x: Shape ``[n, ...]``, rows sorted by card, then by expert: ``local_count[e + j * E]`` for expert e of card j.
+        local_count, global_count: ``W * E`` integers >= 0, entry ``e + j * E`` standing for expert e and card j: rows
+            that go from here to expert e of card j, and rows that come from card j for expert e of this card.
+
+    Returns:
+        Shape ``[sum(global_count), ...]``, rows sorted by this card's expert, then by the card they come from.
+
+    Raises:
+        As `alltoallv.torch.all_to_all_v`; PeerMismatchError also when two cards disagree about one expert's rows.
+    """
+    if makes_graph():
+        return _recorded(x, local_count, global_count, global_count, False, group)
+    comm = groups.resolve(group, device_of(x))
+    if comm is None:
+        return None  # type: ignore[return-value]
+    local, global_ = _checked("global_scatter", comm, x, local_count, global_count, "local_count")
+    received = all_to_all_v(x, local.sum(1), global_.sum(1), unit="row", group=comm)
+    return _transposed(received, global_)
+
+
+def global_gather(x: Tensor, local_count: Counts, global_count: Counts, group: Group = None) -> Tensor:
+    """The inverse of `global_scatter`: brings the rows back to the cards that sent them. Differentiable.
+
+    Args:
+        x: Rows sorted by this card's expert, then by card. Shape ``[sum(global_count), ...]``.
+        local_count, global_count: Those of `global_scatter`.
+
+    Returns:
+        Shape ``[sum(local_count), ...]``, rows sorted by the card they come from, then by that card's expert.
+    """
+    if makes_graph():
+        return _recorded(x, local_count, global_count, local_count, True, group)
+    comm = groups.resolve(group, device_of(x))
+    if comm is None:
+        return None  # type: ignore[return-value]
+    local, global_ = _checked("global_gather", comm, x, local_count, global_count, "global_count")
+    by_card = _transposed(x, global_.T)
+    return all_to_all_v(by_card, global_.sum(1), local.sum(1), unit="row", group=comm)
+
+
+@Operator
+def global_rows(x: Tensor, local_count: Tensor, global_count: Tensor, rows: int, gathers: bool, group: str) -> Tensor:
+    """`global_scatter`, or `global_gather`, whose result has ``rows`` rows, in a graph; -1: the run tells."""
+    function = global_gather if gathers else global_scatter
+    return function(x, local_count, global_count, carrier(group, x))
+
+
+@global_rows.fake
+def _(x: Tensor, local_count: Tensor, global_count: Tensor, rows: int, gathers: bool, group: str) -> Tensor:
+    if isinstance(rows, int) and rows < 0:
+        rows = torch.library.get_ctx().new_dynamic_size()
+    return x.new_empty((rows, *x.shape[1:]))
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, local, global_, _, gathers, group = inputs
+    ctx.save_for_backward(local, global_)
+    ctx.rows, ctx.gathers, ctx.group = x.shape[0], gathers, group
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    back = global_rows(grad, *ctx.saved_tensors, ctx.rows, not ctx.gathers, ctx.group)
+    return back, None, None, None, None, None
+
+
+global_rows.differentiate(_backward, _setup)
+
+
+def _recorded(
+    x: Tensor, local_count: Counts, global_count: Counts, made: Counts, gathers: bool, group: Group
+) -> Tensor:
+    """``made``: the counts of the result's rows."""
+    local, global_ = (torch.as_tensor(counts, device="cpu") for counts in (local_count, global_count))
+    rows = -1 if isinstance(made, Tensor) else sum(made)
+    result: Tensor = global_rows(x, local, global_, rows, gathers, groups.name_of(group))
+    return result
+
+
+def _checked(
+    operator: str, comm: AnyCommunicator, x: Tensor, local_count: Counts, global_count: Counts, rows_of_x: str
+) -> tuple[Matrix, Matrix]:
+    """The counts as [card, expert] matrices, on which all cards agree expert by expert."""
+    host = groups.on_host(comm)  # counts lie in host memory wherever the rows do
+    with guard(host, operator):
+        local, global_ = experts.read(comm.size, x.shape, local_count, global_count, rows_of_x)
+        told = torch.empty(global_.shape, dtype=torch.int64, device="cpu")
+        call = calls.exchange(host, "exchange_counts", told, torch.from_numpy(local), experts.layout(local))
+    call.run()
+    experts.check_told(comm, operator, told.numpy(), global_)
+    return local, global_
+
+
+def _transposed(rows: Tensor, counts: Matrix) -> Tensor:
+    order = experts.transposition(counts)
+    return rows if order is None else rows[torch.from_numpy(order).to(rows.device)]

@@ -1,0 +1,112 @@
+"""An exchange that repeats: counts are read and checked once, a call checks only its two tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from alltoallv import _core
+from alltoallv._calls.counts import Counts
+from alltoallv._calls.guard import guard
+from alltoallv._calls.repeats import arrays_of
+from alltoallv._calls.request import Sends
+from alltoallv.communicator import Communicator
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.torch.api import calls
+from alltoallv.torch.api import group as groups
+from alltoallv.torch.api.group import Group
+from alltoallv.torch.api.tensors import check_apart, check_output, check_tensor, core_name
+
+
+class Plan(_core.ArrayPlan):
+    """`all_to_all_v` with counts that are given once, without gradients.
+
+    Making a plan talks to no peer, except that the first use of a ProcessGroup is collective. Calling it is collective.
+    A peer may use the function of the same name instead: the two are the same operator. A call is
+    ``plan(input, out=None)``:
+
+    Args:
+        input: Contiguous tensor of the plan's dtype, of at least ``input_size`` elements, taken flat.
+        out: Where to receive: contiguous, of the plan's dtype, at least ``output_size`` elements, apart from ``input``
+            in memory. Elements that no region covers keep their value. Left out, a flat tensor of ``output_size``
+            elements is allocated, in shared memory where that moves the data, gaps zero.
+
+    Returns:
+        The output, without gradient.
+
+    Raises:
+        As `all_to_all_v`; InvalidParamError for an input that requires grad while gradients are recorded.
+    """
+
+    def __init__(
+        self,
+        send_counts: Counts,
+        recv_counts: Counts,
+        dtype: torch.dtype = torch.float32,
+        *,
+        sdispls: Counts | None = None,
+        rdispls: Counts | None = None,
+        group: Group = None,
+        device: str = "cpu",
+    ) -> None:
+        """Arguments as of `all_to_all_v`, in elements; ``device`` is the kind of device that the tensors lie on.
+
+        Raises:
+            InvalidParamError, InvalidTensorError: an argument; the peers' next call raises it, too.
+        """
+        comm = groups.resolve(group, device)
+        if comm is None:
+            raise InvalidParamError("group is one that this rank is not a member of, expected a group with this rank")
+        self._communicator = comm
+        with guard(comm, "all_to_all_v"):
+            self.dtype = dtype
+            request = Sends.read((), send_counts, sdispls, "element", comm.size).with_receives(recv_counts, rdispls)
+            self._layout = request.layout
+            sends, sdispl, recvs, _ = request.layout
+            ends = [begin + count for begin, count in zip(sdispl, sends, strict=True) if count]
+            self.input_size = max(ends, default=0)
+            (self.output_size,) = request.check(self.input_size)
+            self._gaps = sum(recvs) < self.output_size
+            call = None
+            if isinstance(comm, Communicator):
+                plan = _core.Plan(comm.core, "all_to_all_v", core_name(dtype), *request.layout)
+                like, shape = torch.empty(0, dtype=dtype, device="cpu"), (self.output_size,)
+                call = plan.on_arrays(arrays_of(like, self.input_size, like, shape, allocates=not self._gaps))
+            super().__init__(call)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, out: Tensor | None = None) -> Tensor: ...
+
+    def _checked(self, input: Tensor, out: Tensor | None, timeout: None) -> Tensor:
+        """A call on tensors of other kinds than nearly all, or on wrong ones."""
+        if timeout is not None:
+            raise TypeError("timeout is given, expected none: that of the group counts")
+        comm = self._communicator
+        with guard(comm, "all_to_all_v"):
+            self._check_input(input)
+            if out is None:
+                out = calls.new_output(comm, self.output_size, input)
+                if self._gaps:
+                    out.zero_()
+            else:
+                check_output("out", out, self.dtype)
+                if out.numel() < self.output_size:
+                    raise InvalidParamError(f"out has {out.numel()} elements, expected at least {self.output_size}")
+                check_apart(out, input)
+            call = calls.exchange(comm, "all_to_all_v", out, input, self._layout)
+        call.run()
+        return out
+
+    def _check_input(self, input: Tensor) -> None:
+        check_tensor("input", input)
+        if input.dtype != self.dtype:
+            raise InvalidTensorError(f"input has dtype {input.dtype}, expected {self.dtype}, that of the plan", 13)
+        if not input.is_contiguous() or input.is_conj() or input.is_neg():
+            raise InvalidTensorError("input is not contiguous, expected a contiguous tensor")
+        if input.numel() < self.input_size:
+            raise InvalidParamError(f"input has {input.numel()} elements, expected at least {self.input_size}")
+        if input.requires_grad and torch.is_grad_enabled():
+            raise InvalidParamError("input requires grad, which a plan does not follow: use all_to_all_v")

@@ -1,0 +1,75 @@
+"""Named ranges in torch.profiler, and in NVTX for CUDA tensors.
+
+Every collective is a range ``alltoallv.<operator>`` of the calling thread: the whole call, or the launch with
+``async_op=True``, whose wait is a range ``alltoallv.wait``. With ``torch.profiler.profile(record_shapes=True)`` it
+carries the bytes that this rank sends and receives, the group, the rank and the counts; they stand in the events'
+``kwinputs`` and in the exported trace. Without a profiler a range costs one check.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd import _profiler_enabled
+
+from alltoallv._calls.protocol import Member
+
+_nothing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+_SHOWN = 64  # counts of more ranks are cut
+
+
+def span(
+    operator: str,
+    communicator: Member,
+    itemsize: int,
+    sends: Sequence[int],
+    recvs: Sequence[int] | None = None,
+    *,
+    async_op: bool = False,
+    cuda: bool = False,
+) -> contextlib.AbstractContextManager[Any]:
+    """The range of one call; ``sends`` and ``recvs`` in elements of ``itemsize`` bytes, None: not known yet."""
+    if not (cuda or _profiler_enabled()):
+        return _nothing
+    values: dict[str, Any] = {
+        "group": communicator.domain,
+        "rank": communicator.rank,
+        "bytes_sent": sum(sends) * itemsize,
+        "send_counts": _text(sends),
+    }
+    if recvs is not None:
+        values |= {"bytes_received": sum(recvs) * itemsize, "recv_counts": _text(recvs)}
+    if async_op:
+        values["async"] = "True"
+    return _range(f"alltoallv.{operator}", values, cuda)
+
+
+def waiting(cuda: bool = False) -> contextlib.AbstractContextManager[Any]:
+    """The range of a wait for an asynchronous call."""
+    return _range("alltoallv.wait", {}, cuda) if cuda or _profiler_enabled() else _nothing
+
+
+def _range(name: str, values: dict[str, Any], cuda: bool) -> contextlib.AbstractContextManager[Any]:
+    if not cuda:
+        return _record(name, values)
+    stack = contextlib.ExitStack()
+    text = " ".join([name, *(f"{key}={value}" for key, value in values.items())])
+    stack.enter_context(torch.cuda.nvtx.range(text.replace("{", "").replace("}", "")))
+    stack.enter_context(_record(name, values))
+    return stack
+
+
+def _record(name: str, values: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    fast = getattr(torch._C._profiler, "_RecordFunctionFast", None)
+    if fast is not None:
+        made: contextlib.AbstractContextManager[Any] = fast(name, [], values)
+        return made
+    return torch.profiler.record_function(name, str(values))  # older than torch 2.2
+
+
+def _text(counts: Sequence[int]) -> str:
+    shown = ", ".join(map(str, counts[:_SHOWN]))
+    return f"[{shown}{', ...' if len(counts) > _SHOWN else ''}]"

@@ -1,0 +1,144 @@
+"""Torch tensors as the core sees them: contiguous memory of a known dtype."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from alltoallv import _core
+from alltoallv._calls import regions, request
+from alltoallv._calls.regions import Region
+from alltoallv.errors import InvalidTensorError
+from alltoallv.torch.graph.graphs import makes_graph
+
+PLAIN = Tensor, torch.nn.Parameter  # classes that mean nothing but their elements
+_NAMES = {dtype: name for name in _core.dtype_sizes if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
+
+
+def core_name(dtype: torch.dtype) -> str:
+    """The core's name of a dtype.
+
+    Raises:
+        InvalidTensorError: a dtype that the core does not know, such as a quantized one.
+    """
+    try:
+        return _NAMES[dtype]
+    except KeyError:
+        raise InvalidTensorError(f"dtype is {dtype}, expected one of {', '.join(_NAMES.values())}", 13) from None
+
+
+def check_tensor(name: str, tensor: object) -> None:
+    """Refuses what is no dense tensor with data."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}, expected a torch.Tensor")
+    if tensor.layout is not torch.strided:
+        raise InvalidTensorError(f"{name} has layout {tensor.layout}, expected torch.strided", 7)
+    # Forward-mode gradients may be zeros without memory.
+    for kind, is_one in (("nested", tensor.is_nested), ("zero", tensor._is_zerotensor())):
+        if is_one:
+            raise InvalidTensorError(f"{name} is a {kind} tensor, expected one dense block of memory", 7)
+    if torch._C._is_tracing():
+        raise InvalidTensorError(
+            f"{name} is traced by torch.jit, which may drop the call: expected torch.compile or export"
+        )
+    if makes_graph():
+        raise InvalidTensorError(
+            f"{name} stands for other tensors (torch.export, make_fx, FakeTensorMode, torch.func), which this call "
+            "does not know: expected one of the functions of alltoallv.torch"
+        )
+    if has_tangent(tensor):
+        raise InvalidTensorError(f"{name} has a forward-mode gradient, which would be lost: expected none")
+
+
+def has_tangent(tensor: Tensor) -> bool:
+    """Whether it carries a forward-mode gradient."""
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def as_input(name: str, tensor: Tensor) -> Tensor:
+    """The same values in contiguous memory, copied only if they must be."""
+    check_tensor(name, tensor)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def needs_grad(*tensors: object) -> bool:
+    """Whether autograd records what is made of these."""
+    return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
+
+
+def check_output(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    """Refuses a tensor that the operator cannot write into."""
+    check_tensor(name, tensor)
+    if tensor.dtype != dtype:
+        raise InvalidTensorError(f"{name} has dtype {tensor.dtype}, expected {dtype}", 13)
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor")
+
+
+def check_one_dtype(*tensors: Tensor) -> None:
+    """Of the tensors that torch's functions are given; the text is torch's."""
+    dtypes = sorted({str(tensor.dtype) for tensor in tensors})
+    if len(dtypes) > 1:
+        raise ValueError(f"Invalid usage of tensors with different dtypes{' and '.join(dtypes)}")
+
+
+def region(tensor: Tensor) -> Region:
+    """Where a contiguous tensor lies."""
+    return tensor.data_ptr(), tensor.nbytes
+
+
+def check_apart(output: Tensor, input: Tensor) -> None:
+    """Input and output of an exchange must not overlap in memory."""
+    regions.check_apart(region(output), region(input))
+
+
+def row_size(tensor: Tensor) -> int:
+    """Elements per row of dimension 0."""
+    return request.row_size(tensor.shape)
+
+
+def common_row_size(output: Tensor, input: Tensor) -> int:
+    """Elements per row of both.
+
+    Raises:
+        InvalidTensorError: they have rows of different sizes, or one has none.
+    """
+    row = row_size(input)
+    if output.dim() == 0 or row_size(output) != row:
+        raise InvalidTensorError(
+            f"output has rows of shape {tuple(output.shape[1:])}, expected {tuple(input.shape[1:])} as the input"
+        )
+    return row
+
+
+def from_block(block: _core.Block, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The tensor of that shape over a block, which lives as long as the tensor's storage."""
+    if math.prod(shape) == 0:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return shaped(torch.frombuffer(block, dtype=dtype), shape)
+
+
+def shaped(new: Tensor, shape: Sequence[int]) -> Tensor:
+    """A new contiguous tensor in that shape. A view of it, made without gradients, could not be changed in place."""
+    if len(shape) == new.dim() == 1:
+        return new
+    return torch.empty(0, dtype=new.dtype, device=new.device).set_(new.untyped_storage(), 0, tuple(shape))
+
+
+def empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+    """A new CPU tensor, not initialized, in this process's shared arena; see `alltoallv.empty`. In a graph a plain one.
+
+    Its storage cannot grow in place (``resize_`` beyond its size raises); everything else works as with any tensor:
+    pickling and ``deepcopy`` give ordinary tensors, forked DataLoader workers read it where it is, ``share_memory_``,
+    which also sending it to a spawned process does, moves it to torch's own shared memory.
+    """
+    dtype = dtype or torch.get_default_dtype()
+    dims = (shape,) if isinstance(shape, int) else tuple(shape)
+    count = math.prod(dims)
+    if count == 0 or makes_graph() or torch._C._is_tracing():
+        return torch.empty(dims, dtype=dtype, device="cpu")
+    return from_block(_core.allocate(count * dtype.itemsize), dims, dtype)

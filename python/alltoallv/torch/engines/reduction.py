@@ -1,0 +1,111 @@
+"""Reductions over an engine that moves bytes: parts go to their owners, which add them in the order of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from alltoallv._calls.counts import packed
+from alltoallv.errors import InvalidParamError
+from alltoallv.torch.engines.movers import Mover, as_bytes, in_bytes
+
+_SMALL = 16384  # bytes: everything to everyone in one step
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+_UNSIGNED = {
+    getattr(torch, unsigned): signed
+    for unsigned, signed in (("uint16", torch.int16), ("uint32", torch.int32), ("uint64", torch.int64))
+    if hasattr(torch, unsigned)
+}
+
+
+def reduces(op: str, dtype: torch.dtype) -> bool:
+    """Whether the operation has a meaning for the dtype, as in the core."""
+    if op == "avg":
+        return dtype in _FLOATS
+    known = dtype in (*_FLOATS, *_INTEGERS, torch.bool) or dtype in _UNSIGNED
+    return known and op in ("sum", "min", "max", "prod")
+
+
+def check_reduction(op: str, dtype: torch.dtype, name: str) -> None:
+    """Refuses what has no meaning, in the core's words."""
+    if not reduces(op, dtype):
+        raise InvalidParamError(f"op '{op}' is not defined for dtype {name}")
+
+
+def reduce_in_order(
+    mover: Mover, rank: int, operator: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int]
+) -> None:
+    """all_reduce or reduce_scatter of flat tensors, ``counts[j]`` elements belonging to rank j.
+
+    The same bits on every rank, and the same as over shared memory: 16-bit floats are added in float32 and rounded
+    once, integers wrap, a NaN that comes out is the quiet one.
+    """
+    size, total, own = len(counts), sum(counts), counts[rank]
+    first = packed(counts)[rank]
+    gathers = operator == "all_reduce"
+    if total * input.itemsize <= _SMALL:
+        everything = input.new_empty(size * total)
+        mover.gather(as_bytes(everything), as_bytes(input))
+        parts = everything.view(size, total)
+        output.copy_(combine(parts if gathers else parts[:, first : first + own], op))
+        return
+    parts = input.new_empty(size * own)
+    layout = (list(counts), packed(counts), [own] * size, packed([own] * size))
+    mover.exchange(as_bytes(parts), as_bytes(input), in_bytes(layout, input.itemsize))
+    mine = combine(parts.view(size, own), op)
+    if not gathers:
+        output.copy_(mine)
+        return
+    longest = max(counts)
+    padded = input.new_zeros(longest)
+    padded[:own] = mine
+    everything = input.new_empty(size * longest)
+    mover.gather(as_bytes(everything), as_bytes(padded))
+    for part, count, end in zip(everything.view(size, longest), counts, accumulate(counts), strict=True):
+        output[end - count : end] = part[:count]
+
+
+def combine(parts: Tensor, op: str) -> Tensor:
+    """``parts[0] op parts[1] op ...`` in this order; shape ``[W, n]`` to ``[n]``."""
+    dtype = parts.dtype
+    if dtype is torch.bool:
+        return parts.any(0) if op in ("sum", "max") else parts.all(0)
+    if len(parts) == 1:
+        return parts[0]
+    if op in ("min", "max"):
+        return _extreme(parts, op)
+    if dtype in _UNSIGNED:  # the same bits, and torch adds them
+        return combine(parts.view(_UNSIGNED[dtype]), op).view(dtype)
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    total = parts[0].to(wide, copy=True)
+    for part in parts[1:]:
+        if op == "prod":
+            total *= part.to(wide)
+        else:
+            total += part.to(wide)
+    if op == "avg":
+        total /= len(parts)
+    return _quiet(total.to(dtype)) if dtype.is_floating_point else total
+
+
+def _extreme(parts: Tensor, op: str) -> Tensor:
+    """The earlier of equal values stays; NaN where any is."""
+    dtype = parts.dtype
+    if dtype in _UNSIGNED:
+        signed = parts.view(_UNSIGNED[dtype])
+        lowest = torch.iinfo(signed.dtype).min  # flips the sign bit: the order of unsigned numbers
+        return (_extreme(signed ^ lowest, op) ^ lowest).view(dtype)
+    result = parts[0].clone()
+    for part in parts[1:]:
+        result = torch.where(part < result if op == "min" else part > result, part, result)
+    if dtype.is_floating_point:
+        result[parts.isnan().any(0)] = float("nan")
+    return result
+
+
+def _quiet(values: Tensor) -> Tensor:
+    return values.masked_fill_(values.isnan(), float("nan"))

@@ -1,0 +1,1 @@
+"""The operators that torch.compile and CUDA graphs see."""

@@ -1,0 +1,297 @@
+"""The collectives of torch.distributed as calls of a communicator.
+
+Each function checks its arguments and returns an `Operation`, ready to start. Tensors that are not contiguous, and
+inputs that share memory with outputs where the operator does not allow it, travel as copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from alltoallv import _core
+from alltoallv._calls.counts import even_parts, gather_layout, packed, scaled, split_sizes
+from alltoallv._calls.regions import check_outputs_apart, lowest
+from alltoallv.communicator import Communicator
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.torch.api.tensors import as_input, core_name, region, row_size
+
+_Op = dist.ReduceOp.RedOpType
+_REDUCE_OPS = {_Op.SUM: "sum", _Op.AVG: "avg", _Op.MIN: "min", _Op.MAX: "max", _Op.PRODUCT: "prod"}
+MOVABLE = {dtype for name in _core.dtype_sizes if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
+_INTEGERS = {dtype for dtype in MOVABLE if not dtype.is_floating_point and not dtype.is_complex}
+_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+
+
+@dataclass(slots=True)
+class Operation:
+    """A collective whose arguments have passed this rank's checks."""
+
+    name: str
+    run: Callable[[float], None]  # given the timeout in seconds
+    submit: Callable[[float], _core.Work]
+    itemsize: int
+    sends: Sequence[int]
+    recvs: Sequence[int]
+    result: Any
+    keep: list[Tensor]
+    copies: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # to, from
+    on_arrays: Callable[[_core.Arrays], _core.ArrayCall] | None = None  # the same for others, one input and one output
+
+    def finish(self) -> None:
+        """Copies to outputs that are not contiguous."""
+        for target, source in self.copies:
+            target.detach().copy_(source)
+
+
+def reduces(tensor: Tensor, op: Any) -> bool:
+    """Whether the core can combine such tensors with this ``ReduceOp``."""
+    kind = op.op
+    if tensor.dtype in _FLOATS:
+        return kind in _REDUCE_OPS
+    if tensor.dtype in _INTEGERS:
+        return kind in _REDUCE_OPS and kind != _Op.AVG
+    return tensor.dtype in (torch.complex64, torch.complex128) and kind in (_Op.SUM, _Op.AVG)
+
+
+def all_reduce(comm: Communicator, tensor: Tensor, op: Any) -> Operation:
+    copies: list[tuple[Tensor, Tensor]] = []
+    x = _in_place(tensor, copies)
+    real = torch.view_as_real(x) if x.is_complex() else x
+    counts = even_parts(real.numel(), comm.size)
+    name = "all_reduce"
+    return _reduction(comm, name, op, real, real, counts, [real.numel()], [tensor], [x], copies)
+
+
+def reduce_scatter(comm: Communicator, output: Tensor, inputs: Sequence[Tensor], op: Any) -> Operation:
+    """``inputs`` has one tensor per rank."""
+    _check_length("input_list", inputs, comm.size)
+    _check_dtypes([output, *inputs])
+    parts = [as_input("input_list", x) for x in inputs]
+    counts = [x.numel() for x in parts]
+    if output.numel() != counts[comm.rank]:
+        raise InvalidTensorError(
+            f"output has {output.numel()} elements, expected {counts[comm.rank]} as entry {comm.rank} of input_list", 9
+        )
+    return _reduce_scatter(comm, output, _joined(parts), counts, op)
+
+
+def reduce_scatter_single(comm: Communicator, output: Tensor, input: Tensor, op: Any) -> Operation:
+    _check_dtypes([output, input])
+    if input.numel() != comm.size * output.numel():
+        raise InvalidTensorError(
+            f"input has shape {tuple(input.shape)}, "
+            f"expected {comm.size} times the elements of an output of shape {tuple(output.shape)}",
+            9,
+        )
+    return _reduce_scatter(comm, output, as_input("input", input), [output.numel()] * comm.size, op)
+
+
+def all_gather(comm: Communicator, outputs: Sequence[Tensor], input: Tensor) -> Operation:
+    """``outputs`` has one tensor per rank, of that rank's size."""
+    _check_length("tensor_list", outputs, comm.size)
+    _check_dtypes([input, *outputs])
+    copies: list[tuple[Tensor, Tensor]] = []
+    x, outs = as_input("tensor", input), [_output(out, copies) for out in outputs]
+    if x.data_ptr() != outs[comm.rank].data_ptr() or x.numel() != outs[comm.rank].numel():
+        x = _apart([x], outs)[0]
+    target_regions = [region(out) for out in outs]
+    check_outputs_apart(target_regions, "tensor_list")
+    target, rdispls = lowest(target_regions)
+    sends, recvs = [x.numel()] * comm.size, [out.numel() for out in outs]
+    if sends[comm.rank] != recvs[comm.rank]:
+        raise InvalidTensorError(
+            f"tensor has {x.numel()} elements, expected {recvs[comm.rank]} as entry {comm.rank} of tensor_list", 9
+        )
+    plan = _core.Plan(
+        comm.core, "all_gather", core_name(x.dtype), sends, [0] * comm.size, recvs, rdispls, byte_displs=True
+    )
+    return _exchange("all_gather", plan, x, target, sends, recvs, [list(outputs)], [x, *outs], copies)
+
+
+def all_gather_single(comm: Communicator, output: Tensor, input: Tensor) -> Operation:
+    _check_dtypes([output, input])
+    if output.numel() != comm.size * input.numel():
+        raise InvalidTensorError(
+            f"output_tensor has shape {tuple(output.shape)}, "
+            f"expected {comm.size} times the elements of an input of shape {tuple(input.shape)}",
+            9,
+        )
+    copies: list[tuple[Tensor, Tensor]] = []
+    x, out = as_input("input_tensor", input), _output(output, copies)
+    if x.data_ptr() != out.data_ptr() + comm.rank * x.nbytes:
+        x = _apart([x], [out])[0]
+    layout, name = gather_layout(comm.size, x.numel()), "all_gather_into_tensor"
+    plan = _core.Plan(comm.core, name, core_name(x.dtype), *layout)
+    counts = layout[0]
+    return _exchange(name, plan, x, out.data_ptr(), counts, counts, [output], [x, out], copies)
+
+
+def all_to_all(comm: Communicator, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Operation:
+    _check_length("output_tensor_list", outputs, comm.size)
+    _check_length("input_tensor_list", inputs, comm.size)
+    _check_dtypes([*inputs, *outputs])
+    copies: list[tuple[Tensor, Tensor]] = []
+    outs = [_output(out, copies) for out in outputs]
+    xs = _apart([as_input("input_tensor_list", x) for x in inputs], outs)
+    target_regions = [region(out) for out in outs]
+    check_outputs_apart(target_regions)
+    source, sdispls = lowest([region(x) for x in xs])
+    target, rdispls = lowest(target_regions)
+    sends, recvs = [x.numel() for x in xs], [out.numel() for out in outs]
+    plan = _core.Plan(comm.core, "all_to_all", core_name(xs[0].dtype), sends, sdispls, recvs, rdispls, byte_displs=True)
+    return _exchange("all_to_all", plan, xs[0], target, sends, recvs, list(outputs), [*xs, *outs], copies, source)
+
+
+def all_to_all_single(
+    comm: Communicator, output: Tensor, input: Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
+) -> Operation:
+    """Splits in rows of dimension 0; empty: equal parts."""
+    _check_dtypes([output, input])
+    copies: list[tuple[Tensor, Tensor]] = []
+    out = _output(output, copies)
+    x = _apart([as_input("input", input)], [out])[0]
+    sends = _split("input", x, input_splits, comm.size)
+    recvs = _split("output", out, output_splits, comm.size)
+    args = (sends, packed(sends), recvs, packed(recvs))
+    plan = _core.Plan(comm.core, "all_to_all_single", core_name(x.dtype), *args)
+    return _exchange("all_to_all_single", plan, x, out.data_ptr(), sends, recvs, [output], [x, out], copies)
+
+
+def broadcast(comm: Communicator, tensor: Tensor, root: int) -> Operation:
+    if not 0 <= root < comm.size:
+        raise InvalidParamError(f"root is {root}, expected 0 <= root < {comm.size}")
+    copies: list[tuple[Tensor, Tensor]] = []
+    x = _in_place(tensor, copies)
+    if comm.rank == root:
+        copies.clear()
+    n, none = x.numel(), [0] * comm.size
+    sends = [n if comm.rank == root and j != root else 0 for j in range(comm.size)]
+    recvs = [n if comm.rank != root and j == root else 0 for j in range(comm.size)]
+    plan = _core.Plan(comm.core, "broadcast", core_name(x.dtype), sends, none, recvs, none, root)
+    return _exchange("broadcast", plan, x, x.data_ptr(), sends, recvs, [tensor], [x], copies)
+
+
+def barrier(comm: Communicator) -> Operation:
+    none = [0] * comm.size
+    plan = _core.Plan(comm.core, "barrier", "uint8", none, none, none, none)
+    return Operation("barrier", partial(plan.run, 0, 0), partial(plan.submit, 0, 0), 1, none, none, [], [])
+
+
+def _exchange(
+    name: str,
+    plan: _core.Plan,
+    x: Tensor,
+    target: int,
+    sends: Sequence[int],
+    recvs: Sequence[int],
+    result: Any,
+    keep: list[Tensor],
+    copies: list[tuple[Tensor, Tensor]],
+    source: int | None = None,
+) -> Operation:
+    on_arrays = plan.on_arrays if source is None else None
+    if source is None:
+        source = x.data_ptr()
+    run, submit = partial(plan.run, source, target), partial(plan.submit, source, target)
+    return Operation(name, run, submit, x.itemsize, sends, recvs, result, keep, copies, on_arrays)
+
+
+def _reduction(
+    comm: Communicator,
+    name: str,
+    op: Any,
+    x: Tensor,
+    out: Tensor,
+    counts: list[int],
+    recvs: Sequence[int],
+    result: Any,
+    keep: list[Tensor],
+    copies: list[tuple[Tensor, Tensor]],
+) -> Operation:
+    what = name, core_name(x.dtype), _REDUCE_OPS[op.op]
+    args = (*what, x.data_ptr(), out.data_ptr(), counts)
+    run, submit = partial(comm.core.reduce, *args), partial(comm.core.submit_reduce, *args)
+    on_arrays = partial(comm.core.reduce_on_arrays, *what, counts)
+    return Operation(name, run, submit, x.itemsize, counts, recvs, result, keep, copies, on_arrays)
+
+
+def _reduce_scatter(comm: Communicator, output: Tensor, x: Tensor, counts: list[int], op: Any) -> Operation:
+    copies: list[tuple[Tensor, Tensor]] = []
+    out = _output(output, copies)
+    x = _apart([x], [out])[0]
+    keep = [x, out]
+    if x.is_complex():
+        x, out, counts = torch.view_as_real(x), torch.view_as_real(out), scaled(counts, 2)
+    name = "reduce_scatter"
+    return _reduction(comm, name, op, x, out, counts, [out.numel()], [output], keep, copies)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _output(tensor: Tensor, copies: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Where to receive: the tensor itself, or memory that is copied there afterwards."""
+    if _is_plain(tensor):
+        return tensor.detach()
+    space = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    copies.append((tensor, space))
+    return space
+
+
+def _in_place(tensor: Tensor, copies: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """The tensor as input and output at once, or such a copy of it."""
+    if _is_plain(tensor):
+        return tensor.detach()
+    copy = as_input("tensor", tensor)
+    copies.append((tensor, copy))
+    return copy
+
+
+def _apart(inputs: list[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The inputs, as copies where they share memory with an output."""
+    regions = [(out.data_ptr(), out.data_ptr() + out.nbytes) for out in outputs if out.nbytes]
+    low, high = min((a for a, _ in regions), default=0), max((b for _, b in regions), default=0)
+
+    def meets(x: Tensor) -> bool:
+        begin, end = x.data_ptr(), x.data_ptr() + x.nbytes
+        return begin < high and low < end and any(begin < b and a < end for a, b in regions if begin < end)
+
+    return [x.clone() if meets(x) else x for x in inputs]
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """The parts one after another in memory; no copy if they lie so, as the chunks of one tensor do."""
+    end = parts[0].data_ptr()
+    for part in parts:
+        if part.data_ptr() != end and part.numel():
+            return torch.cat([x.reshape(-1) for x in parts])
+        end += part.nbytes
+    if any(x.untyped_storage().data_ptr() != parts[0].untyped_storage().data_ptr() for x in parts):
+        return torch.cat([x.reshape(-1) for x in parts])
+    return parts[0].as_strided((sum(x.numel() for x in parts),), (1,))
+
+
+def _split(name: str, tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
+    """Elements for every rank."""
+    row = row_size(tensor)
+    return scaled(split_sizes(f"{name}_split_sizes", splits, name, tensor.shape[0], size), row)
+
+
+def _check_length(name: str, tensors: Sequence[Tensor], size: int) -> None:
+    if len(tensors) != size:
+        raise InvalidParamError(f"{name} has {len(tensors)} tensors, expected {size}, one per rank")
+
+
+def _check_dtypes(tensors: Sequence[Tensor]) -> None:
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1:
+        names = ", ".join(sorted(map(str, dtypes)))
+        raise InvalidTensorError(f"input and output have dtypes {names}, expected one dtype", 13)

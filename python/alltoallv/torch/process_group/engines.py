@@ -1,0 +1,109 @@
+"""What carries a group of the backend: a communicator on one host, and torch's own engines for everything else."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend as TorchBackend
+from torch._C._distributed_c10d import _DistributedBackendOptions
+
+from alltoallv import _core, communicator
+from alltoallv.communicator import Communicator
+from alltoallv.errors import BackendUnavailableError
+from alltoallv.torch.engines import rendezvous
+
+_NATIVE = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl"}
+
+
+class EngineMissingError(BackendUnavailableError, RuntimeError):
+    """A RuntimeError too, as torch raises for a device without an engine."""
+
+
+def connect(store: dist.Store, rank: int, size: int, name: str, timeout: timedelta) -> Communicator | str:
+    """The communicator of all ranks that share ``store``; if they run on several hosts, a sentence that says which.
+
+    Raises:
+        CommTimeoutError: ranks did not come; the message names them.
+    """
+    seconds = timeout.total_seconds()
+    own = rendezvous.GroupStore(store, "alltoallv", rank, size)
+    who = rendezvous.introduce(own, name, seconds, job=uuid.uuid4().hex)
+    for j, peer in enumerate(who):
+        if peer["host"] != who[0]["host"]:
+            return f"rank 0 and rank {j} of group {name!r} run on different hosts"
+    domain = f"torch-{name}".replace(":", "-").encode()[:128].decode(errors="ignore")  # what follows a colon is a size
+    options = communicator.make_options(domain, seconds, None, None)
+    options.rank, options.size = rank, size
+    options.job = "torch:" + who[0]["job"]
+    return Communicator(_core.communicator(options))
+
+
+def gloo(options: _DistributedBackendOptions) -> dist.ProcessGroupGloo:
+    """The engine for CPU tensors."""
+    if not dist.is_gloo_available():
+        raise BackendUnavailableError("this build of torch has no gloo, which backend 'alltoallv' needs beside it")
+    store = dist.PrefixStore("gloo", options.store)
+    made = dist.ProcessGroupGloo(store, options.group_rank, options.group_size, timeout=options.timeout)
+    made.options.global_ranks_in_group = options.global_ranks_in_group
+    made.options.group_name = options.group_id
+    made._set_sequence_number_for_group()
+    return made
+
+
+def name_for(device: str, asked: str | None) -> str:
+    """The engine for a device. None, or this backend's own name, means the device's own: NCCL, HCCL, XCCL."""
+    if asked in (None, "alltoallv"):
+        return _NATIVE.get(device) or dist.Backend.default_device_backend_map.get(device, "none")
+    return str(asked)
+
+
+def available(device: str, name: str) -> bool:
+    """Whether this engine can carry tensors of the device here."""
+    if name in ("gloo", "nccl", "xccl"):
+        found: bool = getattr(dist, f"is_{name}_available")()
+    else:
+        found = name.upper() in dist.Backend._plugins
+    module = getattr(torch, device, None)
+    return found and (module is None or module.is_available())
+
+
+def accelerator(
+    device: str, name: str, options: _DistributedBackendOptions, engine_options: Any
+) -> tuple[TorchBackend, Any]:
+    """The engine called ``name`` for an accelerator's tensors, and its ``ProcessGroup.BackendType``."""
+    if not available(device, name):
+        raise EngineMissingError(
+            f"group {options.group_id!r} has no engine for {device} tensors: {name!r} is not available here; "
+            "install the package that brings it, or name another, as in 'cpu:alltoallv,cuda:nccl'"
+        )
+    place = dist.PrefixStore(f"{device}/", options.store), options.group_rank, options.group_size
+    kind = dist.Backend.backend_type_map.get(name)
+    if name == "nccl":
+        return _with_options(dist.ProcessGroupNCCL, engine_options, place, options), kind
+    if name == "xccl":
+        return _with_options(dist.ProcessGroupXCCL, engine_options, place, options), kind
+    plugin = dist.Backend._plugins[name.upper()]
+    if not plugin.extended_api:
+        return plugin.creator_fn(*place, options.timeout), kind
+    own = _DistributedBackendOptions()
+    own.store, own.group_rank, own.group_size = place
+    own.timeout, own.group_id = options.timeout, options.group_id
+    own.global_ranks_in_group = options.global_ranks_in_group
+    return plugin.creator_fn(own, engine_options), kind
+
+
+def _with_options(
+    engine: Any, given: Any, place: tuple[Any, int, int], options: _DistributedBackendOptions
+) -> TorchBackend:
+    own = given if isinstance(given, engine.Options) else engine.Options()
+    own._timeout = options.timeout
+    own.global_ranks_in_group = options.global_ranks_in_group
+    own.group_name = options.group_id
+    made: TorchBackend = engine(*place, own)
+    if hasattr(made, "_set_sequence_number_for_group"):
+        made._set_sequence_number_for_group()
+    return made

@@ -1,0 +1,202 @@
+"""A process group that knows torch's engines: gloo, and one for each kind of accelerator when it is first used."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Work as TorchWork
+from torch._C._distributed_c10d import _DistributedBackendOptions
+
+from alltoallv.communicator import Communicator
+from alltoallv.torch.process_group import engines as engines
+from alltoallv.torch.process_group.work import Futures, WorkList
+
+NAME = "alltoallv"
+_CPU = torch.device("cpu")
+
+
+class EngineGroup(dist.ProcessGroup):
+    """A group with a communicator beside torch's engines, to which it hands over what it is asked.
+
+    A Python group replaces torch's own with all its devices, so it holds one (``_engines``) for what others do.
+    """
+
+    def __init__(self, options: _DistributedBackendOptions, engine_options: Any = None) -> None:
+        rank, size, name = options.group_rank, options.group_size, options.group_id
+        super().__init__(rank, size)
+        self._options, self._engine_options = options, engine_options
+        self._engines = dist.ProcessGroup(options.store, rank, size)
+        self._engines._set_group_name(name)
+        self._lock = threading.Lock()
+        self._made = {"cpu"}
+        self._futures = Futures(f"alltoallv-futures-{name}")
+        self._coalescing: list[TorchWork] | None = None
+        self._splits = 0
+        found = engines.connect(options.store, rank, size, name, options.timeout)
+        self.communicator = found if isinstance(found, Communicator) else None
+        if isinstance(found, str) and rank == 0:
+            _warn_hosts(found)
+        try:
+            self._gloo = engines.gloo(options)
+        except BaseException:
+            if self.communicator is not None:
+                self.communicator.destroy()
+            raise
+        for group in (self, self._engines):
+            dist.ProcessGroup._register_backend(group, _CPU, dist.ProcessGroup.BackendType.GLOO, self._gloo)
+            group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+
+    # What torch asks about the group.
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    def name(self) -> str:
+        return NAME
+
+    def get_group_store(self) -> dist.Store:
+        return self._options.store
+
+    @property
+    def _device_types(self) -> list[torch.device]:  # type: ignore[override]
+        usable = [
+            device
+            for device, asked in self._configured().items()
+            if device == "cpu" or engines.available(device, engines.name_for(device, asked))
+        ]
+        return [torch.device(device) for device in usable] or [_CPU]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """Torch's engine for the device; for CPU tensors gloo, which carries what shared memory does not."""
+        self._engine(device.type)
+        return super()._get_backend(device)
+
+    def _configured(self) -> dict[str, str]:
+        """Engine names by device, as the group was asked for; empty while it is being made."""
+        config = dist.distributed_c10d._world.pg_backend_config.get(self, "")
+        return dict(pair.split(":") for pair in config.split(",") if pair)
+
+    def _engine(self, device: str) -> dist.ProcessGroup:
+        """The group of torch's engines, with one for ``device``."""
+        with self._lock:
+            if device not in self._made:
+                configured = self._configured()
+                if configured and device not in configured:
+                    return self._engines  # which says so
+                name = engines.name_for(device, configured.get(device))
+                if name == "gloo":
+                    engine, kind = self._gloo, dist.ProcessGroup.BackendType.GLOO
+                else:
+                    engine, kind = engines.accelerator(device, name, self._options, self._engine_options)
+                for group in (self, self._engines):
+                    dist.ProcessGroup._register_backend(group, torch.device(device), kind, engine)
+                self._made.add(device)
+        return self._engines
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._engines.set_timeout(timeout)
+
+    def shutdown(self) -> None:
+        """Leaves the group; peers that still wait for this rank get an error."""
+        if self.communicator is not None:
+            self.communicator.destroy()
+        self._futures.close()
+        self._engines.shutdown()
+
+    def abort(self) -> None:
+        """Makes every rank's present and later collectives fail."""
+        if self.communicator is not None:
+            self.communicator.abort("the process group was aborted")
+        self._futures.close()
+        self._engines.abort()
+
+    def split_group(
+        self,
+        new_ranks: list[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: list[torch.device] | None = None,
+    ) -> dist.ProcessGroup | None:
+        """A group of some of this group's ranks, all of which call this; None on the others."""
+        self._splits += 1
+        if self.rank() not in new_ranks:
+            return None
+        name = group_name or f"{self.group_name}:split:{self._splits}:{min(new_ranks)}"
+        own = _DistributedBackendOptions()
+        own.store = dist.PrefixStore(f"{name}/", self._options.store)
+        own.group_rank, own.group_size = new_ranks.index(self.rank()), len(new_ranks)
+        own.timeout, own.group_id = timeout or self._options.timeout, name
+        parents = list(self._options.global_ranks_in_group) or list(range(self.size()))
+        own.global_ranks_in_group = [parents[rank] for rank in new_ranks]
+        child = type(self)(own, opts)
+        child._set_group_name(name)
+        child._set_group_desc(group_desc or f"{self.group_desc}:split:{self._splits}")
+        return child
+
+    # What torch's engines do.
+
+    def reduce(self, tensors: list[Tensor], *args: Any, **kwargs: Any) -> TorchWork:
+        return self._hand_over("reduce", tensors, tensors, *args, **kwargs)
+
+    def gather(self, output_tensors: Any, input_tensors: Any, *args: Any, **kwargs: Any) -> TorchWork:
+        return self._hand_over("gather", input_tensors, output_tensors, input_tensors, *args, **kwargs)
+
+    def scatter(self, output_tensors: Any, input_tensors: Any, *args: Any, **kwargs: Any) -> TorchWork:
+        return self._hand_over("scatter", output_tensors, output_tensors, input_tensors, *args, **kwargs)
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int) -> TorchWork:
+        return self._hand_over("send", tensors, tensors, dst, tag)
+
+    def recv(self, tensors: list[Tensor], src: int, tag: int) -> TorchWork:
+        return self._hand_over("recv", tensors, tensors, src, tag)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> TorchWork:
+        return self._hand_over("recv_anysource", tensors, tensors, tag)
+
+    def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Gloo's; `barrier` names late ranks as well. ``dist.monitored_barrier`` itself insists on backend gloo."""
+        self._engines.monitored_barrier(*args, **kwargs)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        if device.type != "cpu":
+            self._engine(device.type)._start_coalescing(device)
+        self._coalescing = []
+
+    def _end_coalescing(self, device: torch.device) -> TorchWork:
+        works, self._coalescing = self._coalescing or [], None
+        if device.type != "cpu":
+            return self._engine(device.type)._end_coalescing(device)
+        return WorkList(works)
+
+    def _hand_over(self, method: str, tensors: Any, *args: Any, **kwargs: Any) -> TorchWork:
+        """Lets torch's engines do it; ``tensors`` tell the device."""
+        while not isinstance(tensors, Tensor) and tensors:
+            tensors = tensors[0]
+        device = tensors.device.type if isinstance(tensors, Tensor) else "cpu"
+        return self._kept(getattr(self._engine(device), method)(*args, **kwargs))
+
+    def _kept(self, work: TorchWork) -> TorchWork:
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
+
+
+_warned = False
+
+
+def _warn_hosts(reason: str) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"{reason}: shared memory does not cross hosts, backend 'alltoallv' uses gloo for all CPU collectives",
+            stacklevel=2,
+        )

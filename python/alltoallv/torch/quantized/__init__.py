@@ -1,0 +1,1 @@
+"""Quantized collectives on torch tensors: functions, gradients, kernels, the hook for DDP."""

@@ -1,0 +1,135 @@
+"""Error feedback of vectors that are put together from parameters, and now and then put together anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alltoallv.errors import InvalidParamError
+from alltoallv.quantization.spec import Quantization
+from alltoallv.torch.quantized.calls import ErrorFeedback
+
+_KEYS = ("shapes", "group_size", "rank", "size", "buckets")
+
+
+class BucketFeedback:
+    """One `ErrorFeedback` per bucket of parameters; what a parameter has lost follows it into other buckets.
+
+    Parameters are numbered by their first appearance, which is what a saved state knows them by: DDP's first step has
+    them in an order that depends on the model alone, later ones in that in which gradients were ready.
+    """
+
+    def __init__(self, quantization: Quantization) -> None:
+        self._how = quantization
+        self._parameters: list[Tensor] = []  # kept, so that none is freed and another takes its id
+        self._numbers: dict[int, int] = {}
+        self._shapes: list[tuple[int, ...]] = []
+        self._buckets: dict[tuple[int, ...], ErrorFeedback] = {}
+        self._member: tuple[int, int] | None = None  # rank and size, of which the gathers' errors are
+
+    def of(self, parameters: Sequence[Tensor], rank: int, size: int) -> ErrorFeedback:
+        """The state of a bucket of these parameters, flat, one after the other; for the average over all ranks.
+
+        Raises:
+            InvalidParamError: the state that has been loaded is of another rank, number of ranks or model.
+        """
+        if self._member not in (None, (rank, size)):
+            was = "rank {} of {}".format(*self._member or ())
+            raise InvalidParamError(f"the error feedback is of {was}, expected that of this rank, {rank} of {size}")
+        layout = tuple(map(self._number, parameters))
+        self._member = rank, size
+        if layout not in self._buckets:
+            self._buckets[layout] = self._gathered(layout, parameters[0].device)
+        return self._buckets[layout]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The shapes of the parameters by number, and for every bucket their numbers and the arrays themselves."""
+        rank, size = self._member or (0, 0)
+        buckets = [{"parameters": list(layout), **one.state_dict()} for layout, one in self._buckets.items()]
+        shapes = [list(shape) for shape in self._shapes]
+        return dict(zip(_KEYS, (shapes, self._how.group_size, rank, size, buckets), strict=True))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes copies of what `state_dict` gave; parameters get theirs as they appear.
+
+        Raises:
+            InvalidParamError: it is not what `state_dict` gives, or of another group size or model.
+        """
+        if not isinstance(state, dict) or set(state) != set(_KEYS):
+            found = sorted(map(str, state)) if isinstance(state, dict) else f"a {type(state).__name__}"
+            raise InvalidParamError(f"the state is {found}, expected a dict of {', '.join(_KEYS)}")
+        if state["group_size"] != self._how.group_size and state["buckets"]:
+            raise InvalidParamError(
+                f"the state is of group_size {state['group_size']}, expected {self._how.group_size}, that of the hook"
+            )
+        shapes = [tuple(shape) for shape in state["shapes"]]
+        for number, parameter in enumerate(self._parameters):
+            _check_shape(number, parameter, shapes)
+        buckets = {}
+        for bucket in state["buckets"]:
+            arrays = dict(bucket)
+            layout = tuple(arrays.pop("parameters"))
+            one = buckets[layout] = ErrorFeedback()
+            one.load_state_dict(arrays)
+            error, count = one.state_dict()["error"], sum(_count(shapes[number]) for number in layout)
+            if error is not None and error.numel() != count:
+                raise InvalidParamError(f"the state of a bucket has {error.numel()} elements, its parameters {count}")
+        self._shapes, self._buckets = shapes, buckets
+        self._member = (state["rank"], state["size"]) if buckets else None
+
+    def _number(self, parameter: Tensor) -> int:
+        number = self._numbers.get(id(parameter))
+        if number is None:
+            number = len(self._parameters)
+            if number == len(self._shapes):
+                self._shapes.append(tuple(parameter.shape))
+            _check_shape(number, parameter, self._shapes)
+            self._parameters.append(parameter)
+            self._numbers[id(parameter)] = number
+        return number
+
+    def _gathered(self, layout: tuple[int, ...], device: torch.device) -> ErrorFeedback:
+        """What the parameters of a new bucket have lost in their old ones."""
+        for old in [old for old in self._buckets if not set(old).isdisjoint(layout)]:
+            self._split(old, self._buckets.pop(old))
+        made = ErrorFeedback()
+        alone = [self._buckets.pop((number,), None) for number in layout]
+        if any(alone):
+            errors = [None if one is None else one.state_dict()["error"] for one in alone]
+            pieces = []
+            for number, error in zip(layout, errors, strict=True):
+                if error is None:
+                    error = torch.zeros(_count(self._shapes[number]), dtype=torch.float32, device=device)
+                pieces.append(error.to(device))
+            made.load_state_dict({"error": torch.cat(pieces), "gather_error": None})
+        return made
+
+    def _split(self, layout: tuple[int, ...], bucket: ErrorFeedback) -> None:
+        """Leaves buckets of one parameter. What rounding the average lost becomes this rank's, times the ranks."""
+        arrays = bucket.state_dict()
+        error, lost = arrays["error"], arrays["gather_error"]
+        if error is None:
+            return
+        if lost is not None and self._member is not None:
+            rank, size = self._member
+            begin, count = self._how.part(error.numel(), size, rank)
+            error[begin : begin + count] += size * lost.to(error.device)
+        for number, piece in zip(layout, error.split([_count(self._shapes[n]) for n in layout]), strict=True):
+            one = self._buckets[number,] = ErrorFeedback()
+            one.load_state_dict({"error": piece, "gather_error": None})
+
+
+def _count(shape: Sequence[int]) -> int:
+    return torch.Size(shape).numel()
+
+
+def _check_shape(number: int, parameter: Tensor, shapes: Sequence[tuple[int, ...]]) -> None:
+    if number >= len(shapes) or shapes[number] != tuple(parameter.shape):
+        known = shapes[number] if number < len(shapes) else "none"
+        raise InvalidParamError(
+            f"the error feedback has shape {known} for parameter {number} in the order of the first step, "
+            f"expected {tuple(parameter.shape)}: it is of another model"
+        )

@@ -1,0 +1,252 @@
+"""What travels in a quantized reduction, by mode: elements become messages, sums become messages again, then results.
+
+A message is a row of bytes. Its layout follows from the number of elements of a part, so that the messages of one
+exchange have one length; the last part may have fewer elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from alltoallv.quantization.spec import Overflow, QuantizedReduction
+from alltoallv.torch.quantized.kernels import CoreKernels, Kernels, kernels_for
+from alltoallv.torch.quantized.records import record_bytes, record_views
+
+
+class Codec(Protocol):
+    """Of one rank's call.
+
+    Attributes:
+        unit: Parts and chunks begin at multiples of so many elements.
+        result: The output as bytes, where a sum is gathered as it will lie there; None where it must be decoded.
+        misfits: int32 tensors, 1 where a value did not fit and that is an error.
+    """
+
+    unit: int
+    result: Tensor | None
+    misfits: list[Tensor]
+
+    def sent_bytes(self, part: int) -> int:
+        """Of a message of ``part`` elements."""
+
+    def gathered_bytes(self, part: int) -> int: ...
+
+    def encode(self, messages: Tensor, first: int, count: int, part: int) -> None:
+        """``count`` elements of the input from ``first`` on become a message for every part of them."""
+
+    def combine(self, messages: Tensor, first: int, count: int, part: int, gathered: Tensor, held: int) -> None:
+        """The sum of every rank's message. ``held``: elements of this rank's part before ``first``."""
+
+    def decode(self, gathered: Tensor, first: int, count: int, part: int) -> None:
+        """What has been gathered becomes ``count`` elements of the output from ``first`` on."""
+
+    def finish(self, messages: Tensor, count: int, part: int, place: int) -> None:
+        """The sum of every rank's message becomes the output from ``place`` on: of a reduce-scatter."""
+
+
+def codec_for(
+    request: QuantizedReduction,
+    size: int,
+    output: Tensor,
+    input: Tensor,
+    error: Tensor | None,
+    gather_error: Tensor | None,
+) -> Codec:
+    """Tensors are flat."""
+    if request.scale is None:
+        return Dynamic(request, output, input, error, gather_error)
+    kind = SharedScale if request.scale_2 is None else TwoScales
+    return kind(request, size, output, input)
+
+
+class Dynamic:
+    """Scales and codes; gathered likewise, or in the output's dtype."""
+
+    def __init__(
+        self,
+        request: QuantizedReduction,
+        output: Tensor,
+        input: Tensor,
+        error: Tensor | None,
+        gather_error: Tensor | None,
+    ) -> None:
+        self.how = request.quantization
+        self.unit = self.how.group_size
+        self.misfits: list[Tensor] = []
+        self._kernels = kernels_for(input.device.type)
+        self._output, self._input, self._error, self._gather_error = output, input, error, gather_error
+        self._full = self.how.gather == "full"
+        self._average = self.how.op == "avg"
+        self.result = output.view(torch.uint8) if self._full else None
+
+    def sent_bytes(self, part: int) -> int:
+        return record_bytes(self.how, part)
+
+    def gathered_bytes(self, part: int) -> int:
+        return part * self._output.itemsize if self._full else self.sent_bytes(part)
+
+    def _views(self, messages: Tensor, part: int) -> tuple[Tensor, Tensor]:
+        """Codes and scales, one row per message."""
+        return record_views(messages, self.how, part)
+
+    def encode(self, messages: Tensor, first: int, count: int, part: int) -> None:
+        its = slice(first, first + count)
+        error = None if self._error is None else self._error[its]
+        self._kernels.quantize(self._input[its], self.how, *self._views(messages, part), error, part)
+
+    def combine(self, messages: Tensor, first: int, count: int, part: int, gathered: Tensor, held: int) -> None:
+        if self._full:
+            size = count * self._output.itemsize
+            self._sum(messages, part, gathered[0, :size].view(self._output.dtype))
+            return
+        error = None if self._gather_error is None else self._gather_error[held : held + count]
+        self._kernels.requantize(
+            *self._views(messages, part),
+            self.how,
+            count,
+            *self._views(gathered, part),
+            average=self._average,
+            error=error,
+        )
+
+    def decode(self, gathered: Tensor, first: int, count: int, part: int) -> None:
+        target = self._output[first : first + count]
+        if self._full:
+            copy_parts(gathered.view(self._output.dtype), target, part)
+            return
+        misfits = self._kernels.dequantize(*self._views(gathered, part), self.how, target, part)
+        self._note(misfits)
+
+    def finish(self, messages: Tensor, count: int, part: int, place: int) -> None:
+        self._sum(messages, part, self._output[place : place + count])
+
+    def _sum(self, messages: Tensor, part: int, out: Tensor) -> None:
+        self._note(self._kernels.dequantize_sum(*self._views(messages, part), self.how, out, average=self._average))
+
+    def _note(self, misfits: Tensor | None) -> None:
+        if misfits is not None:
+            self.misfits.append(misfits)
+
+
+class Scales:
+    """One value, or one per entry of the last axis of the flat vector.
+
+    The C++ kernels take the channel of the first element. Others take scales for whole rows, so a part that begins or
+    ends within a row gets its own copy.
+    """
+
+    def __init__(self, values: Tensor, kernels: Kernels) -> None:
+        self._values, self._channels = values, values.numel()
+        self._anywhere = isinstance(kernels, CoreKernels)
+
+    def unit(self, count: int, size: int) -> int:
+        """Parts of whole rows, where there are enough."""
+        return self._channels if count // max(self._channels, 1) >= 4 * size else 1
+
+    def of(self, first: int, count: int) -> tuple[Tensor, int]:
+        """Scales, and the channel at which ``count`` elements from ``first`` on begin."""
+        at = first % self._channels
+        if self._anywhere:
+            return self._values, at
+        if self._channels == 1 or (at == 0 and count % self._channels == 0):
+            return self._values, 0
+        if at + count <= self._channels:
+            return self._values[at : at + count], 0
+        index = torch.arange(first, first + count, device=self._values.device) % self._channels
+        return self._values[index], 0
+
+
+class SharedScale:
+    """int8 as it lies; the output's dtype is gathered."""
+
+    def __init__(self, request: QuantizedReduction, size: int, output: Tensor, input: Tensor) -> None:
+        device = input.device
+        self._kernels: Kernels = kernels_for(device.type)
+        self._scales = Scales(torch.from_numpy(request.scale).to(device), self._kernels)
+        self._offset = torch.tensor([request.offset], dtype=torch.float32, device=device)
+        self._overflow: Overflow = request.quantization.overflow
+        self._output, self._input = output, input
+        self.unit = self._scales.unit(request.count, size)
+        self.result: Tensor | None = output.view(torch.uint8)
+        self.misfits: list[Tensor] = []
+
+    def sent_bytes(self, part: int) -> int:
+        return part
+
+    def gathered_bytes(self, part: int) -> int:
+        return part * self._output.itemsize
+
+    def encode(self, messages: Tensor, first: int, count: int, part: int) -> None:
+        source = self._input[first : first + count].view(torch.uint8)
+        for row, piece in _paired(messages, source, part):
+            row.copy_(piece)
+
+    def combine(self, messages: Tensor, first: int, count: int, part: int, gathered: Tensor, held: int) -> None:
+        out = gathered[0, : count * self._output.itemsize].view(self._output.dtype)
+        self._scaled(messages, self._scales, self._offset, first, count, out)
+
+    def decode(self, gathered: Tensor, first: int, count: int, part: int) -> None:
+        copy_parts(gathered.view(self._output.dtype), self._output[first : first + count], part)
+
+    def finish(self, messages: Tensor, count: int, part: int, place: int) -> None:
+        raise NotImplementedError("a reduce-scatter has no shared scale")
+
+    def _scaled(self, messages: Tensor, scales: Scales, offset: Tensor, first: int, count: int, out: Tensor) -> None:
+        integers = messages[:, :count].view(torch.int8)
+        values, channel = scales.of(first, count)
+        misfits = self._kernels.sum_shared_scale(integers, values, offset, out, self._overflow, channel)
+        if misfits is not None:
+            self.misfits.append(misfits)
+
+
+class TwoScales(SharedScale):
+    """Codes by the first scale, their sum in codes by the second."""
+
+    def __init__(self, request: QuantizedReduction, size: int, output: Tensor, input: Tensor) -> None:
+        super().__init__(request, size, output, input)
+        self.result = None
+        device = input.device
+        first, second = torch.from_numpy(request.scale), torch.from_numpy(request.scale_2)
+        self._ratios = Scales((first / second).to(device), self._kernels)
+        self._seconds = Scales(second.to(device), self._kernels)
+        self._offset.zero_()
+
+    def gathered_bytes(self, part: int) -> int:
+        return part
+
+    def encode(self, messages: Tensor, first: int, count: int, part: int) -> None:
+        for row, begin in enumerate(range(first, first + count, part)):
+            n = min(part, first + count - begin)
+            codes = messages[row, :n].view(torch.int8)
+            values, channel = self._scales.of(begin, n)
+            self._kernels.quantize_scaled(self._input[begin : begin + n], values, codes, channel)
+
+    def combine(self, messages: Tensor, first: int, count: int, part: int, gathered: Tensor, held: int) -> None:
+        codes = gathered[0, :count].view(torch.int8)
+        values, channel = self._ratios.of(first, count)
+        self._kernels.requantize_sum(messages[:, :count].view(torch.int8), values, codes, channel)
+
+    def decode(self, gathered: Tensor, first: int, count: int, part: int) -> None:
+        for row, begin in enumerate(range(first, first + count, part)):
+            n = min(part, first + count - begin)
+            out = self._output[begin : begin + n]
+            self._scaled(gathered[row : row + 1], self._seconds, self._offset, begin, n, out)
+
+
+def copy_parts(rows: Tensor, target: Tensor, part: int) -> None:
+    """Row r becomes part r of the target; the last one may be shorter."""
+    for row, piece in _paired(rows, target, part):
+        piece.copy_(row)
+
+
+def _paired(rows: Tensor, flat: Tensor, part: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows beside the parts of a flat tensor: all whole ones at once, then a shorter last one."""
+    whole = flat.numel() // part
+    if whole:
+        yield rows[:whole, :part], flat[: whole * part].view(whole, part)
+    if rest := flat.numel() % part:
+        yield rows[whole, :rest], flat[whole * part :]

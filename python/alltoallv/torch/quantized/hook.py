@@ -1,0 +1,87 @@
+"""A communication hook for DistributedDataParallel: gradients are averaged as codes, with error feedback."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from alltoallv._calls.guard import guard
+from alltoallv.errors import InvalidParamError
+from alltoallv.quantization.spec import Gather, Quantization
+from alltoallv.torch.api import group as groups
+from alltoallv.torch.api.group import Group, device_of
+from alltoallv.torch.quantized.bucket_feedback import BucketFeedback
+from alltoallv.torch.quantized.functions import quantized_all_reduce
+
+
+class QuantizedCommHook:
+    """Averages the gradients of DDP with `quantized_all_reduce`.
+
+        hook = QuantizedCommHook(bits=8)
+        model.register_comm_hook(None, hook)
+
+    What the rounding of one step loses is added in the next (`BucketFeedback`); it follows its parameters when DDP puts
+    its buckets together anew, as it does after the first step. Save it with `state_dict` beside the model, on every
+    rank, and load it before the first step of the same model on as many ranks. Steps without gradients everywhere
+    (``no_sync``) do not come here.
+    """
+
+    def __init__(
+        self,
+        group: Group = None,
+        *,
+        bits: int = 8,
+        group_size: int = 128,
+        gather: Gather = "quantized",
+        error_feedback: bool = True,
+    ) -> None:
+        """Takes the arguments of `quantized_all_reduce`; ``group`` is DDP's process group.
+
+        Raises:
+            InvalidParamError: an argument.
+        """
+        quantization = Quantization.checked(bits, group_size, gather, "avg", "saturate")
+        self.group = group
+        self.bits, self.group_size, self.gather = bits, group_size, gather
+        self.error_feedback = error_feedback
+        self._feedback = BucketFeedback(quantization)
+        # DDP asks a hook for its name; and for its annotations as objects, hence no postponed ones in this file.
+        self.__name__ = self.__qualname__ = type(self).__name__
+
+    def __call__(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """What DDP calls for every bucket, in the same order on every rank."""
+        gradient = bucket.buffer()
+        comm = groups.resolve(self.group, device_of(gradient))
+        if comm is None:
+            raise InvalidParamError("this rank is not a member of the hook's group")
+        feedback = None
+        if self.error_feedback:
+            with guard(comm, "quantized_all_reduce"):
+                feedback = self._feedback.of(bucket.parameters(), comm.rank, comm.size)
+        _, work = quantized_all_reduce(
+            gradient,
+            bits=self.bits,
+            group_size=self.group_size,
+            gather=self.gather,
+            op="avg",
+            out=gradient,
+            error_feedback=feedback,
+            group=comm,
+            async_op=True,
+        )
+        future: torch.futures.Future[Tensor] = work.get_future()
+        return future
+
+    def state_dict(self) -> dict[str, Any]:
+        """The error feedback by parameter, and which parameters share a bucket; tensors, numbers and lists."""
+        return self._feedback.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes copies of what `state_dict` gave on this rank.
+
+        Raises:
+            InvalidParamError: it is of another group size; or, which may show in the first step only, of another model,
+                rank or number of ranks.
+        """
+        self._feedback.load_state_dict(state)

@@ -1,0 +1,95 @@
+"""Ascend NPUs for machines that have none: ACL and HCCL over host memory, under the names of CANN's libraries.
+
+Programs that load ``libascendcl.so`` and ``libhccl.so`` (torch_npu's wheel from PyPI, our own transport ``hccl``) run
+on it when the loader finds these libraries first::
+
+    subprocess.run([sys.executable, "train.py"], env=alltoallv_emulator.environment())
+
+``python -m alltoallv run --emulate-npu -n 4 train.py`` does that for every rank. docs/emulator.md says what is emulated
+and what is refused.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["DEFAULT_DEVICES", "LIBRARY_NAMES", "environment", "library_folder", "set_option"]
+
+DEFAULT_DEVICES = 8
+LIBRARY_NAMES = (
+    "libascendcl.so",
+    "libhccl.so",
+    "libacl_op_compiler.so",
+    "libge_runner.so",
+    "libgraph.so",
+    "libacl_tdt_channel.so",
+)
+
+
+def library_folder() -> Path:
+    """Where the emulated libraries lie.
+
+    Raises:
+        FileNotFoundError: They were not built with the package.
+    """
+    folder = Path(__file__).resolve().parent / "lib"
+    for name in LIBRARY_NAMES:
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder / name} is missing: the package was installed without the emulator")
+    return folder
+
+
+def environment(
+    base: Mapping[str, str] | None = None,
+    *,
+    devices: int | None = None,
+    memory_mb: int | None = None,
+    task_delay_us: int | None = None,
+    connect_timeout: float | None = None,
+    exec_timeout: float | None = None,
+    faults: str | None = None,
+) -> dict[str, str]:
+    """The environment of a child process that shall use the emulated devices.
+
+    Args:
+        base: Variables to start from; by default this process's.
+        devices: How many devices there are (:data:`DEFAULT_DEVICES`).
+        memory_mb: Memory of each, in MB (8192).
+        task_delay_us: Microseconds by which every task of a stream comes late: makes missing synchronization visible.
+        connect_timeout: Seconds for the ranks of a communicator to arrive; by default HCCL_CONNECT_TIMEOUT decides.
+        exec_timeout: Seconds for a collective; by default HCCL_EXEC_TIMEOUT decides.
+        faults: Misbehaviour on request, ``FUNCTION[@RANK][#CALL]=ACTION`` separated by ``;``: docs/emulator.md.
+    """
+    env = dict(os.environ if base is None else base)
+    path = env.get("LD_LIBRARY_PATH")
+    env["LD_LIBRARY_PATH"] = f"{library_folder()}{os.pathsep}{path}" if path else str(library_folder())
+    settings = {
+        "devices": devices,
+        "memory_mb": memory_mb,
+        "task_delay_us": task_delay_us,
+        "connect_timeout": connect_timeout,
+        "exec_timeout": exec_timeout,
+        "faults": faults,
+    }
+    env.update({f"ALLTOALLV_EMULATOR_{name.upper()}": str(v) for name, v in settings.items() if v is not None})
+    return env
+
+
+def set_option(name: str, value: str | int | float) -> None:
+    """Changes a setting in this process, which must have been started with :func:`environment`.
+
+    Args:
+        name: ``devices``, ``memory_mb``, ``task_delay_us``, ``connect_timeout``, ``exec_timeout``,
+            ``late_counts``, ``verbose`` or
+            ``faults`` (adds rules; an empty text removes all).
+        value: The new value.
+
+    Raises:
+        ValueError: The emulator refuses name or value; its message is on standard error.
+    """
+    library = ctypes.CDLL(str(library_folder() / "libascendcl.so"))
+    if library.AlltoallvEmulatorSet(name.encode(), str(value).encode()) != 0:
+        raise ValueError(f"the emulator does not accept {name}={value!r}")

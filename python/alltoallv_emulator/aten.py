@@ -1,0 +1,249 @@
+"""Aten operators on emulated npu tensors: computed by the CPU's kernels, on the same memory.
+
+torch_npu's wheel gives an npu tensor its memory, streams, events, copies and views; what it computes with are kernels
+of CANN, which do not exist here. :func:`install` puts in their place, for every operator that has a CPU kernel: wait
+for the current stream, make CPU tensors over the memory of the npu tensors, run the operator on them, and give a fresh
+result memory of the npu's own. The results are therefore the CPU's, bit for bit. What has no CPU kernel keeps
+torch_npu's and fails in the emulator with an error that names it.
+
+``python -m alltoallv run --emulate-npu`` installs this in every rank as soon as torch_npu has been imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from alltoallv._calls.kernels import providers
+
+__all__ = ["host_view", "install"]
+
+# Memory, views of it and their bookkeeping are torch_npu's own, which is what the emulator is to run.
+_KEPT = {
+    "empty.memory_format", "empty_strided", "empty_like", "new_empty_strided", "resize_", "_copy_from_and_resize",
+    "set_", "set_.source_Storage", "set_.source_Storage_storage_offset", "set_.source_Tensor", "is_set_to",
+    "_local_scalar_dense", "record_stream", "is_pinned", "_pin_memory", "copy_",
+}  # fmt: skip
+
+_libraries: list[Any] = []  # registrations live as long as these
+_generators: dict[int, tuple[torch.Generator, tuple[int, int]]] = {}  # by the npu generator's id
+
+
+def install() -> None:
+    """Registers the operators. torch_npu must have been imported; a second call does nothing."""
+    if _libraries:
+        return
+    library = torch.library.Library("aten", "IMPL")
+    _libraries.append(library)
+    registered = {key: set(torch._C._dispatch_get_registrations_for_dispatch_key(key)) for key in _KEYS}
+    for name, operator in _operators(registered["PrivateUse1"] | registered["CPU"]):
+        kernel = _replacement(name, operator)
+        if kernel is not None:
+            library.impl(name, kernel, "PrivateUse1")
+    for name, _ in _operators(registered["AutogradPrivateUse1"]):
+        library.impl(name, _like_cpu(name), "AutogradPrivateUse1", with_keyset=True)
+    library.impl(
+        "copy_", _copy(torch.library.get_kernel("aten::copy_", "PrivateUse1")), "PrivateUse1", with_keyset=True
+    )
+    _install_npu_operators()
+    providers["npu"] = _interpreted_kernels
+
+
+def _interpreted_kernels() -> Any:
+    from alltoallv_emulator import kernels
+
+    return kernels.InterpretedKernels() if kernels.available() else None
+
+
+_KEYS = ("PrivateUse1", "CPU", "AutogradPrivateUse1")
+# That compute an operator of CPU tensors.
+_KERNELS = (
+    "CPU", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd",
+)  # fmt: skip
+
+
+def _operators(names: set[str]) -> Iterator[tuple[str, Any]]:
+    """The aten operators among the registered names. torch_npu also registers names without a schema."""
+    for name in sorted(names):
+        namespace, _, qualified = name.partition("::")
+        base, _, overload = qualified.partition(".")
+        packet = getattr(torch.ops.aten, base, None) if namespace == "aten" else None
+        operator = getattr(packet, overload or "default", None)
+        if operator is not None:
+            yield qualified, operator
+
+
+def _replacement(name: str, operator: Any) -> Callable[..., Any] | None:
+    if name in _KEPT:
+        return None
+    kernels = [key for key in _KERNELS if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)]
+    if "CompositeImplicitAutograd" in kernels and "CPU" not in kernels:
+        return operator.decompose  # into operators that are here
+    if any(r.alias_info is not None and not r.alias_info.is_write for r in operator._schema.returns):
+        return None  # a view
+    if name == "_to_copy":  # allocate and copy_: also between devices
+        kernel = torch.library.get_kernel("aten::_to_copy", "CPU")
+        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+        return lambda *args, **kwargs: kernel.call_boxed(keys, *args, **kwargs)
+    return _on_host(operator) if kernels else None
+
+
+def _like_cpu(name: str) -> Callable[..., Any]:
+    """Gradients as on the CPU, where torch_npu has some of its own."""
+    kernel = torch.library.get_kernel(f"aten::{name}", "AutogradCPU")
+    return kernel.call_boxed
+
+
+def host_view(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor over the memory of an npu tensor. Wait for the tensor's stream first."""
+    storage = tensor.untyped_storage()
+    host = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), torch.device("cpu"), storage.nbytes())
+    empty = torch.empty(0, dtype=tensor.dtype)
+    return empty.set_(host, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def _is_npu(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "npu"
+
+
+def synchronize(device: torch.device) -> None:
+    if device.index == torch.npu.current_device():
+        torch.npu.current_stream().synchronize()
+    else:
+        with torch.npu.device(device):  # also sets it up where it has not been used before
+            torch.npu.current_stream().synchronize()
+
+
+def _device_of(values: list[Any]) -> torch.device:
+    """Where the results go: where an argument asks for, else where the tensors are."""
+    for value in values:
+        if isinstance(value, torch.device) and value.type == "npu":
+            return value if value.index is not None else torch.device("npu", torch.npu.current_device())
+    for value in values:
+        if _is_npu(value):
+            return value.device
+    return torch.device("npu", torch.npu.current_device())
+
+
+def _host_generator(generator: torch.Generator) -> torch.Generator:
+    """The CPU generator that draws for an npu generator: from its seed on, anew whenever that has been seeded."""
+    state = generator.get_state()  # seed and offset, 8 bytes each
+    seed, offset = state.view(torch.int64).tolist()
+    known = _generators.get(id(generator))
+    if known is None or known[1] != (seed, offset):
+        host = torch.Generator().manual_seed((seed + offset) % 2**63)
+    else:
+        host = known[0]
+    state.view(torch.int64)[1] = offset + 4  # so that a seed set again, or a state, is seen
+    generator.set_state(state)
+    _generators[id(generator)] = host, (seed, offset + 4)
+    return host
+
+
+def _on_host(operator: Any) -> Callable[..., Any]:
+    """The operator, run by the CPU's kernel on views of the same memory."""
+    outs = {argument.name for argument in operator._schema.arguments if argument.is_out}
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        targets = {name: kwargs.pop(name) for name in outs if name in kwargs}
+        values, structure = tree_flatten((args, kwargs))
+        device = _device_of([*values, *tree_flatten(targets)[0]])
+        devices = {value.device for value in values if _is_npu(value)} | {device}
+        for used in devices:
+            synchronize(used)
+        views: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by the view's id: view, npu tensor
+
+        def to_host(value: Any) -> Any:
+            if _is_npu(value):
+                view = host_view(value)
+                views[id(view)] = view, value
+                return view
+            if isinstance(value, torch.device) and value.type == "npu":
+                return torch.device("cpu")
+            if isinstance(value, torch.Generator) and value.device.type == "npu":
+                return _host_generator(value)
+            return value
+
+        def to_npu(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            return views[id(value)][1] if id(value) in views else _to_npu(value, device)
+
+        host_args, host_kwargs = tree_unflatten([to_host(value) for value in values], structure)
+        # An out may have any size before: the kernel fills a fresh one, whose contents it gets.
+        fresh = {name: _empty_like_out(target) for name, target in targets.items()}
+        results = operator(*host_args, **host_kwargs, **fresh)
+        if targets:
+            written = [_fill_out(target, fresh[name]) for name, target in targets.items()]
+            returned = len(operator._schema.returns)
+            return None if returned == 0 else written[0] if returned == 1 else tuple(written)
+        flat, shape = tree_flatten(results)
+        return tree_unflatten([to_npu(value) for value in flat], shape)
+
+    return run
+
+
+def _empty_like_out(target: Any) -> Any:
+    if isinstance(target, (list, tuple)):
+        return [_empty_like_out(one) for one in target]
+    return torch.empty(0, dtype=target.dtype)
+
+
+def _fill_out(target: Any, result: Any) -> Any:
+    if isinstance(target, (list, tuple)):
+        return [_fill_out(a, b) for a, b in zip(target, result, strict=True)]
+    if target.size() != result.size():
+        target.resize_(result.size())
+    host_view(target).copy_(result)
+    return target
+
+
+def _to_npu(result: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A fresh npu tensor with these values and, where they describe dense memory, strides."""
+    if result.layout != torch.strided:
+        raise NotImplementedError(f"the emulator has no npu tensors of layout {result.layout}")
+    target = torch.empty_like(result, device=device)
+    if result.numel() > 0:
+        host_view(target).copy_(result)
+    return target
+
+
+def _copy(native: Any) -> Callable[..., Any]:
+    """copy_: torch_npu's where it only moves bytes, on its stream; else by the CPU's, on views of the memory."""
+
+    def run(keys: Any, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        moves = (
+            target.dtype == source.dtype
+            and target.size() == source.size()
+            and target.is_contiguous()
+            and source.is_contiguous()
+            and (target.device == source.device or "cpu" in (target.device.type, source.device.type))
+        )
+        if moves:
+            return native.call_boxed(keys, target, source, non_blocking)
+        sides = [tensor for tensor in (target, source) if _is_npu(tensor)]
+        for device in {tensor.device for tensor in sides}:
+            synchronize(device)
+        host_target, host_source = (host_view(t) if _is_npu(t) else t for t in (target, source))
+        host_target.copy_(host_source)
+        return target
+
+    return run
+
+
+def _install_npu_operators() -> None:
+    """The few operators of torch_npu's own that ordinary programs meet without asking for them."""
+    library = torch.library.Library("npu", "IMPL")
+    _libraries.append(library)
+    cast = {
+        "npu_dtype_cast": lambda x, dtype: x.to(dtype, copy=True),
+        "_npu_dtype_cast": lambda x, dtype: x.to(dtype, copy=True),
+        "one_": lambda x: x.fill_(1),
+    }
+    known = set(torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1"))
+    for name, kernel in cast.items():
+        if f"npu::{name}" in known:
+            library.impl(name, kernel, "PrivateUse1")

@@ -1,0 +1,42 @@
+"""The Triton kernels on emulated NPUs: interpreted, on host views of the tensors, after the stream has been waited for.
+
+What `alltoallv_triton.launch` offers, where ``TRITON_INTERPRET=1`` and triton is installed. Nothing here is an
+NPU's code: it shows that the kernels do what the operators in their place do, on the tensors that an NPU would give.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from alltoallv_emulator import aten
+
+
+def available() -> bool:
+    """Whether they are asked for, and can be had."""
+    return os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
+
+
+class InterpretedKernels:
+    """See `alltoallv.torch.quantized.kernels.Kernels`."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        from alltoallv_triton import launch  # triton decides at import how kernels run
+
+        kernel = getattr(launch, name)
+
+        @functools.wraps(kernel)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+            device = given[0].device
+            aten.synchronize(device)
+            to_host = {name: aten.host_view(x) if isinstance(x, torch.Tensor) else x for name, x in kwargs.items()}
+            misfits = kernel(*(aten.host_view(x) if isinstance(x, torch.Tensor) else x for x in args), **to_host)
+            return None if misfits is None else misfits.to(device)
+
+        return run

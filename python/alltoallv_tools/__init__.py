@@ -1,0 +1,1 @@
+"""The command line and its commands: demo, bench, planner, doctor. They import alltoallv, never the reverse."""

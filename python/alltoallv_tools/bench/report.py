@@ -1,0 +1,144 @@
+"""What a benchmark prints and writes: the table, the progress bar, JSON, the figure."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from alltoallv import _core
+from alltoallv_tools.bench.figure import panels
+
+SCHEMA = 3
+Row = dict[str, Any]
+
+
+def kernel_times(us: list[float], moved: int) -> dict[str, float]:
+    """Of a kernel's calls: microseconds, and GB/s of the bytes that it reads and writes."""
+    median = statistics.median(us)
+    return {"median_us": median, "min_us": min(us), "max_us": max(us), "GB/s": moved / median / 1e3}
+
+
+def machine() -> dict[str, Any]:
+    """Where it was measured."""
+    model = platform.machine()
+    caches: dict[str, str] = {}
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.split(":", 1)[1].strip()
+                break
+        for entry in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+            level, kind = (entry / "level").read_text().strip(), (entry / "type").read_text().strip()
+            if kind != "Instruction":
+                caches[f"L{level}"] = (entry / "size").read_text().strip()
+    except OSError:
+        pass
+    return {
+        "cpus": len(os.sched_getaffinity(0)),
+        "model": model,
+        "caches": caches,
+        "cache_bytes": _core.cache_bytes(),
+        "machine": platform.machine(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def header(about: str, columns: list[str]) -> str:
+    """The columns of nccl-tests, then the others' times and how many times ours they are."""
+    text = f"# {about}\n"
+    text += "# time: us of a call, median of blocks; algbw, busbw: GB/s; x: that contender's time / ours\n"
+    text += f"{'np':>3} {'size(B)':>10} {'count':>10} {'type':>9} {'time':>10} {'min':>10} {'max':>10}"
+    text += f" {'algbw':>7} {'busbw':>7} {'#wrong':>6}"
+    for column in columns:
+        text += f" {column:>10} {'x':>7}"
+    return text
+
+
+def line(row: Row, columns: list[str]) -> str:
+    """One row of the table."""
+    ours = row["times"]["ours"]
+    text = f"{row['np']:>3} {row['nbytes']:>10} {row['count']:>10} {row['dtype']:>9}"
+    text += f" {ours['median_us']:>10.2f} {ours['min_us']:>10.2f} {ours['max_us']:>10.2f}"
+    text += f" {row['algbw']:>7.2f} {row['busbw']:>7.2f} {wrong(row):>6}"
+    for column in columns:
+        if column in row["times"]:
+            time = row["times"][column]["median_us"]
+            text += f" {time:>10.2f} {ratio(row, column):>7.2f}"
+        else:
+            text += f" {'-':>10} {'-':>7}"
+    return text
+
+
+def wrong(row: Row) -> int:
+    """Wrong elements of all contenders; a kernel's row has their number itself."""
+    return int(row["wrong"]) if "wrong" in row else sum(times["wrong"] for times in row["times"].values())
+
+
+def ratio(row: Row, name: str) -> float:
+    """How many times ours a contender's median is."""
+    return float(row["times"][name]["median_us"] / max(row["times"]["ours"]["median_us"], 1e-6))
+
+
+def best_ratio(row: Row, names: tuple[str, ...]) -> float | None:
+    """The same of the quickest of several contenders; None unless all of them were measured."""
+    if not row["times"].keys() >= {"ours", *names}:
+        return None
+    return min(ratio(row, name) for name in names)
+
+
+def write_json(path: Path, about: dict[str, Any], rows: list[Row]) -> None:
+    """The schema of docs/bench.md."""
+    path.write_text(json.dumps({"schema": SCHEMA, "machine": machine(), **about, "rows": rows}, indent=1) + "\n")
+
+
+class Progress:
+    """A bar on the terminal, and nothing in a file."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done = max(total, 1), 0
+        self._shown = sys.stderr.isatty()
+
+    def step(self, what: str, done: bool = True) -> None:
+        """Draws the bar; ``done``: one more step has been."""
+        self._done += done
+        if self._shown:
+            filled = 30 * self._done // self._total
+            bar = f"[{'#' * filled}{'.' * (30 - filled)}] {self._done} of {self._total}: {what}"
+            print(f"\r\033[K{bar[:110]}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Makes room for a line of text."""
+        if self._shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def columns(rows: list[Row]) -> list[str]:
+    """Who was measured beside ours."""
+    return list(dict.fromkeys(name for row in rows for name in row["times"] if name != "ours"))
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Time over size, one panel per world size. The suffix of the path decides the format.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    sizes = sorted({row["np"] for row in rows})
+    with panels(path, len(sizes), (4.5 * len(sizes), 4)) as axes:
+        for axis, size in zip(axes, sizes, strict=True):
+            mine = [row for row in rows if row["np"] == size and row["nbytes"] > 0]
+            for name in ["ours", *columns(rows)]:
+                style = {"ours": "ko-", "copy": "k:", "copy-nt": "k-."}.get(name, "o-")
+                points = [(row["nbytes"], row["times"][name]["median_us"]) for row in mine if name in row["times"]]
+                if points:
+                    axis.loglog(*zip(*points, strict=True), style, label=name, markersize=3, linewidth=1.2)
+            axis.set_title(f"{size} rank{'s' if size > 1 else ''}")
+            axis.set_xlabel("payload of a rank (bytes)")
+        axes[0].set_ylabel("time of a call (us)")

@@ -1,0 +1,124 @@
+"""Measures one case: contenders take turns in short blocks, so that a slow spell of the machine meets all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from alltoallv_tools.bench.cases import Case, bus_factor, moved_bytes
+from alltoallv_tools.bench.jobs import Job, PartyError, Reply
+
+# Long enough that ranks which outnumber the processors have settled on them, short enough that the turns of all
+# contenders meet the same slow spells. The warm calls before a block are not timed.
+BLOCK_SECONDS, WARM_SECONDS = 20e-3, 5e-3
+MIN_ROUNDS, MAX_ROUNDS = 5, 400
+MAX_CALLS = 20_000
+
+
+@dataclass
+class Turn:
+    """A contender of a case."""
+
+    job: Job
+    name: str
+    calls: int
+    warm: int
+    wrong: int
+    samples: list[float]
+
+    def play(self) -> float:
+        """One block; adds the seconds of a call, and returns those of the block."""
+        replies = self.job.ask(do="run", contender=self.name, calls=self.calls, warm=self.warm)
+        busy = _wall(replies, "span")
+        work = _wall(replies, "work") if "work" in replies[0] else 0.0
+        self.samples.append((busy - work) / self.calls)
+        return busy
+
+
+def _wall(replies: list[Reply], what: str) -> float:
+    """From the first rank that begins to the last that ends: they share the host's clock."""
+    return float(max(reply[what][1] for reply in replies) - min(reply[what][0] for reply in replies))
+
+
+def measure(jobs: dict[str, Job], case: Case, seconds: float, columns: dict[str, tuple[str, ...]]) -> dict[str, Any]:
+    """Times of all contenders of all jobs.
+
+    Args:
+        jobs: the parties that take part; one that fails is taken out, and its reason is in the row's ``failed``.
+        case: what is measured.
+        seconds: how long to go on, after the first few rounds.
+        columns: the contenders of each party.
+
+    Returns:
+        A row of docs/bench.md's schema.
+    """
+    failed: dict[str, str] = {}
+    turns: list[Turn] = []
+    times: dict[str, dict[str, Any]] = {}
+    size = next(iter(jobs.values())).size
+
+    @contextlib.contextmanager
+    def taking_out(party: str) -> Iterator[None]:
+        try:
+            yield
+        except PartyError as error:
+            failed[party] = str(error)
+            del jobs[party]
+            turns[:] = [turn for turn in turns if turn.job.party != party]
+
+    for party, job in list(jobs.items()):
+        with taking_out(party):
+            for name in columns[party]:
+                turns.append(_prepare(job, name, case))
+    end = time.monotonic() + seconds
+    rounds = 0
+    while turns and rounds < MAX_ROUNDS and (rounds < MIN_ROUNDS or time.monotonic() < end):
+        first = rounds % len(turns)
+        for turn in turns[first:] + turns[:first]:
+            if turn.job.party in jobs:
+                with taking_out(turn.job.party):
+                    turn.play()
+        rounds += 1
+    for party in list(jobs):
+        with taking_out(party):
+            times |= {turn.name: _statistics(turn) for turn in turns if turn.job.party == party}
+    row: dict[str, Any] = {"np": size, **case.asdict(), "count": case.count, "times": times, "failed": failed}
+    if "ours" in times:
+        row["algbw"] = moved_bytes(case, size) / times["ours"]["median_us"] / 1e3  # bytes per microsecond are MB/s
+        row["busbw"] = row["algbw"] * bus_factor(case.collective, size)
+    return row
+
+
+def _prepare(job: Job, name: str, case: Case) -> Turn:
+    replies = job.ask(do="prepare", contender=name, case=case.asdict())
+    wrong = sum(reply["wrong"] for reply in replies)
+    turn = Turn(job, name, *_block(max(reply["once"] for reply in replies)), wrong, [])
+    for _ in range(3):  # the first calls were slow, by much where memory was new: look again
+        turn.calls, turn.warm = _block(turn.play() / turn.calls)
+    turn.samples.clear()
+    return turn
+
+
+def _block(seconds: float) -> tuple[int, int]:
+    """Timed and warm calls of a block, for calls of this length."""
+    seconds = max(seconds, 1e-7)
+    return min(MAX_CALLS, max(1, int(BLOCK_SECONDS / seconds))), min(MAX_CALLS, int(WARM_SECONDS / seconds))
+
+
+def _statistics(turn: Turn) -> dict[str, Any]:
+    """Microseconds of one call, by block."""
+    wrong = max(turn.wrong, sum(reply["wrong"] for reply in turn.job.ask(do="check", contender=turn.name)))
+    us = sorted(1e6 * sample for sample in turn.samples)
+    return {
+        "median_us": statistics.median(us),
+        "min_us": us[0],
+        "p90_us": us[min(len(us) - 1, int(len(us) * 0.9))],
+        "max_us": us[-1],
+        "blocks": len(us),
+        "calls": len(us) * turn.calls,
+        "wrong": wrong,
+    }

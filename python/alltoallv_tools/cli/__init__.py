@@ -1,0 +1,53 @@
+"""The command line: ``python -m alltoallv COMMAND``.
+
+A command is a module with ``add_arguments(parser)`` and ``main(args) -> int``, imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+from collections.abc import Sequence
+
+# name -> (module, one line of help)
+_COMMANDS = {
+    "run": ("alltoallv_tools.cli.run", "start N ranks of a Python program on this host"),
+    "demo": ("alltoallv_tools.cli.demo", "route real data between 4 ranks and check every bit"),
+    "bench": ("alltoallv_tools.cli.bench", "measure the collectives against peers"),
+    "plan": ("alltoallv_tools.cli.plan", "predict times on clusters that are not at hand"),
+    "doctor": ("alltoallv_tools.cli.doctor", "say what works on this machine and what is missing"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code. ``argv`` defaults to ``sys.argv[1:]``."""
+    width = max(map(len, _COMMANDS))
+    parser = argparse.ArgumentParser(
+        prog="python -m alltoallv",
+        description="AllToAllV with one meaning on Ascend NPU, NVIDIA GPU and CPU.",
+        epilog="commands:\n" + "\n".join(f"  {name:{width}}  {text}" for name, (_, text) in _COMMANDS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("command", choices=_COMMANDS, metavar="COMMAND", help=", ".join(_COMMANDS))
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="see COMMAND --help")
+    chosen = parser.parse_args(argv)
+
+    name, text = _COMMANDS[chosen.command]
+    module = importlib.import_module(name)
+    command = argparse.ArgumentParser(
+        prog=f"python -m alltoallv {chosen.command}",
+        description=text[0].upper() + text[1:] + ".",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(command)
+    code: int = module.main(command.parse_args(chosen.arguments))
+    return code
+
+
+def _version() -> str:
+    try:
+        return "alltoallv " + importlib.metadata.version("alltoallv")
+    except importlib.metadata.PackageNotFoundError:
+        return "alltoallv (not installed)"

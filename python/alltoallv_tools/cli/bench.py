@@ -1,0 +1,258 @@
+"""``bench``: measures the collectives against peers and against what the memory allows."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from alltoallv_tools.bench import environments, kernels, report
+from alltoallv_tools.bench.cases import (
+    APIS,
+    COLLECTIVES,
+    OUTPUTS,
+    PATTERNS,
+    VARIANTS,
+    Case,
+    dtypes_of,
+    outputs_of,
+    parse_bytes,
+)
+from alltoallv_tools.bench.contenders import contenders_of
+from alltoallv_tools.bench.jobs import Job, Jobs, PartyError
+from alltoallv_tools.bench.peers import PEERS, SUPPORTED
+from alltoallv_tools.bench.turns import measure
+from alltoallv_tools.cli.outputs import check_file, check_plot
+
+# The options that bear on results, in the order of `given`, with the subjects to which each has a meaning.
+_JOBS = (*COLLECTIVES, "overhead")
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "np": _JOBS,
+    "bytes": (*_JOBS, "kernels"),
+    "dtype": COLLECTIVES,
+    "pattern": ("alltoallv",),
+    "api": COLLECTIVES,
+    "output": COLLECTIVES,
+    "variant": COLLECTIVES,
+    "peers": _JOBS,
+    "no-bind": _JOBS,
+    "device": ("kernels",),
+}
+_BYTES = {"overhead": "0", "kernels": "64K,1M,16M"}  # unless given; the others: 1K..64M
+
+_EPILOG = """\
+Peers run in jobs of their own, each in a Python environment that is made when --peers first names it
+(docs/bench.md). Without --peers those take part whose environment exists. Ctrl-C ends all processes; what has been
+measured until then is kept.
+
+examples:
+  python -m alltoallv bench alltoallv --np 2,4 --bytes 1K..64M --api plan --peers mpich,openmpi,impi
+  python -m alltoallv bench overhead
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of ``bench``."""
+    parser.epilog = _EPILOG
+    parser.add_argument("collective", nargs="?", default="alltoallv", choices=(*COLLECTIVES, "kernels", "overhead"))
+    parser.add_argument("--np", help="world sizes, such as 2,4,8 (default: 2,4; overhead: 1)")
+    parser.add_argument(
+        "--bytes", help="payload of a rank: 1K,64K or 1K..64M (default: 1K..64M; overhead: 0; kernels: 64K,1M,16M)"
+    )
+    parser.add_argument("--dtype", help="as NumPy names it (default: float32)")
+    parser.add_argument("--pattern", choices=PATTERNS, help="how alltoallv's bytes divide (default: uneven)")
+    parser.add_argument("--api", choices=APIS, help="our interface (default: numpy)")
+    parser.add_argument("--output", choices=OUTPUTS, help="(default: allocated, where the interface can)")
+    parser.add_argument(
+        "--variant",
+        choices=VARIANTS,
+        help="between calls: nothing, the send buffer is rewritten, the output is read, both (default: plain)",
+    )
+    parser.add_argument("--peers", help=f"comma-separated, of {', '.join(PEERS)} (default: those at hand)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="of kernels: C++ or Triton (default: cpu)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="per line of the table (default: %(default)s)")
+    parser.add_argument("--no-bind", action="store_true", help="do not bind ranks to processors where there are enough")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, schema in docs/bench.md")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them there, as PNG or SVG by its suffix")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs the benchmark; exits with 1 if any result was wrong or lines are missing, with 130 if interrupted."""
+    rows: list[report.Row] = []
+    try:
+        expected, run = _prepare(args)
+    except ValueError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    interrupted = False
+    try:
+        run(rows)
+    except KeyboardInterrupt:
+        print("bench: interrupted; all processes have been ended", file=sys.stderr)
+        interrupted = True
+    complete = len(rows) == expected
+    if args.json:
+        about = {"collective": args.collective, "argv": given(args), "complete": complete}
+        if args.collective in _JOBS:
+            about |= {"api": _api(args), "bound": not args.no_bind}
+        report.write_json(args.json, about, rows)
+    if args.plot and rows:
+        report.plot(rows, args.plot)
+    if interrupted:
+        return 130
+    return int(not complete or any(report.wrong(row) for row in rows))
+
+
+def given(args: argparse.Namespace) -> list[str]:
+    """The arguments that bear on the results, as a command line has them."""
+    found = [args.collective]
+    for option in _OPTIONS:
+        value = _value(args, option)
+        if value is not None:
+            found += [f"--{option}"] if value is True else [f"--{option}", value]
+    return [*found, "--seconds", f"{args.seconds:g}"]
+
+
+def _value(args: argparse.Namespace, option: str) -> str | bool | None:
+    """None where the option is not given."""
+    value: str | bool | None = getattr(args, option.replace("-", "_"))
+    return None if value is False else value
+
+
+def _api(args: argparse.Namespace) -> str:
+    return args.api or ("core" if args.collective == "overhead" else "numpy")  # overhead: the others are columns
+
+
+def _prepare(args: argparse.Namespace) -> tuple[int, Callable[[list[report.Row]], None]]:
+    """How many rows there will be, and what measures them.
+
+    Raises:
+        ValueError: an argument, or a combination of them, that makes no sense.
+    """
+    for option, subjects in _OPTIONS.items():
+        if _value(args, option) is not None and args.collective not in subjects:
+            raise ValueError(f"--{option} has no meaning for {args.collective}")
+    check_file("json", args.json)
+    check_plot(args.plot)
+    payloads = parse_bytes(_BYTES.get(args.collective, "1K..64M") if args.bytes is None else args.bytes)
+    if args.plot and (args.collective == "kernels" or not any(payloads)):
+        raise ValueError(f"--plot draws times over sizes, which {args.collective} does not have here")
+    if args.device == "cuda":
+        gpu_kernels = _gpu_kernels()
+        return len(payloads) * gpu_kernels.KERNELS, partial(gpu_kernels.run, payloads)
+    if args.collective == "kernels":
+        return len(payloads) * kernels.KERNELS, partial(kernels.run, payloads, args.seconds)
+    sizes, cases, peers = _sizes(args), _cases(args, payloads), _peers(args)
+    return len(sizes) * len(cases), partial(_run, args, sizes, cases, peers)
+
+
+def _gpu_kernels() -> ModuleType:
+    if importlib.util.find_spec("torch") is None:
+        raise ValueError("--device is 'cuda', expected cpu: torch is not installed")
+    from alltoallv_tools.bench import gpu_kernels
+
+    if reason := gpu_kernels.reason_against():
+        raise ValueError(f"--device is 'cuda', expected cpu: {reason}")
+    return gpu_kernels
+
+
+def _sizes(args: argparse.Namespace) -> list[int]:
+    text = ("1" if args.collective == "overhead" else "2,4") if args.np is None else args.np
+    sizes = [int(n) if n.strip().isdecimal() else 0 for n in text.split(",")]
+    if min(sizes) < 1:
+        raise ValueError(f"--np is {text!r}, expected numbers of at least 1, such as 2,4")
+    return sizes
+
+
+def _cases(args: argparse.Namespace, payloads: list[int]) -> list[Case]:
+    dtype, output = args.dtype or "float32", args.output or "allocated"
+    if args.collective in COLLECTIVES:
+        if dtype not in (dtypes := dtypes_of(args.collective)):
+            raise ValueError(f"--dtype is {dtype!r}, expected {', '.join(dtypes)} for {args.collective}")
+        if not (outputs := outputs_of(_api(args), args.collective)):
+            raise ValueError(f"--api is {args.api!r}, which has no {args.collective}")
+        output = args.output or outputs[0]
+        if output not in outputs:
+            places = " or ".join(outputs)
+            raise ValueError(f"--output is {output!r}, expected {places} for {args.collective} by --api {_api(args)}")
+    pattern = args.pattern or ("uneven" if args.collective == "alltoallv" else "uniform")
+    whole = np.dtype(dtype).itemsize  # as nccl-tests, a payload is of whole elements
+    sizes = [nbytes // whole * whole for nbytes in payloads]
+    return [Case(args.collective, n, dtype, pattern, output, args.variant or "plain") for n in sizes]
+
+
+def _peers(args: argparse.Namespace) -> list[str]:
+    able = [name for name in PEERS if args.collective in SUPPORTED[name]]
+    if args.peers is None:
+        if args.collective == "overhead":
+            return []
+        return [name for name in able if environments.is_ready("torch" if name == "gloo" else name)]
+    peers = list(dict.fromkeys(name for name in args.peers.split(",") if name))
+    if unknown := sorted(set(peers) - set(PEERS)):
+        raise ValueError(f"--peers has {', '.join(unknown)}, expected {', '.join(PEERS)}")
+    if unable := sorted(set(peers) - set(able)):
+        raise ValueError(f"--peers has {', '.join(unable)}, which has no {args.collective}")
+    return peers
+
+
+def _run(
+    args: argparse.Namespace, sizes: list[int], cases: list[Case], peers: list[str], rows: list[report.Row]
+) -> None:
+    """Prints the table and adds its rows."""
+    api, parties = _api(args), ["ours", *peers]
+    columns = {party: contenders_of(party, cases[0], api) for party in parties}
+    names = [name for party in [*peers, "ours"] for name in columns[party] if name != "ours"]
+    print(report.header(_about(cases[0], api), names))
+    bar = report.Progress(len(sizes) * len(cases))
+
+    def say(text: str) -> None:
+        bar.clear()
+        print(f"# {text}", file=sys.stderr, flush=True)
+
+    with Jobs(api, bind=not args.no_bind, say=say) as jobs:
+        for size in sizes:
+            bar.step(f"starting {size} ranks of each", done=False)
+            running = _start(jobs, parties, size, say)
+            if "ours" not in running:
+                break
+            for case in cases:
+                bar.step(f"{size} ranks, {case.nbytes} bytes", done=False)
+                before = dict(running)
+                row = measure(running, case, args.seconds, columns)
+                for party, reason in row["failed"].items():
+                    say(reason)
+                    jobs.stop(before[party])
+                if "ours" not in running:
+                    break
+                rows.append(row)
+                bar.clear()
+                print(report.line(row, names), flush=True)
+                bar.step(f"{size} ranks, {case.nbytes} bytes")
+            for job in running.values():
+                jobs.stop(job)
+    bar.clear()
+
+
+def _about(case: Case, api: str) -> str:
+    text = f"{case.collective} {case.dtype}" + (f" {case.pattern}" if case.collective == "alltoallv" else "")
+    if case.collective in COLLECTIVES:
+        text += f" {case.variant}, api {api}, output {case.output}"
+    computer = report.machine()
+    return f"{text}; {computer['cpus']} cpus {computer['model']}, load {computer['load']}"
+
+
+def _start(jobs: Jobs, parties: list[str], size: int, say: Callable[[str], None]) -> dict[str, Job]:
+    """The parties that come up; the others are reported and left out."""
+    running: dict[str, Job] = {}
+    for party in parties:
+        try:
+            running[party] = jobs.start(party, size)
+        except PartyError as error:
+            say(f"left out: {error}")
+    return running

@@ -1,0 +1,89 @@
+"""``doctor``: says what works on this machine, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+from itertools import groupby
+from typing import Any
+
+from alltoallv import __version__
+from alltoallv_tools.doctor import Check, machine, npu_selftest, selftest, software
+
+_EPILOG = """\
+A line per check: ok; no: does not work, with what to do; -: absent or of no consequence. The last ones
+exchange data between two processes over each data path, and say which path "auto" takes.
+
+--selftest also runs one process on every NPU, over HCCL, against what the definitions say, and writes everything to a
+file to send back (docs/ascend.md).
+
+The exit code is 0 if the shm backend works here and, with --selftest, the NPUs pass; 1 otherwise.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of ``doctor``."""
+    parser.epilog = _EPILOG
+    parser.add_argument("--selftest", action="store_true", help=f"test all NPUs and write {npu_selftest.REPORT}")
+    parser.add_argument("--devices", type=int, help="with --selftest: only so many NPUs")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs the checks and prints them; returns the exit code."""
+    checks, measured = examine()
+    on_npu: list[Check] = []
+    npu: dict[str, Any] = {}
+    if args.selftest:
+        on_npu, npu = npu_selftest.run(args.devices)
+        checks += on_npu
+    works = all(check.status != "no" for check in checks if check.required)
+    document = {
+        "alltoallv": __version__,
+        "works": works,
+        "checks": [dataclasses.asdict(check) for check in checks],
+        "self_test": measured,
+    }
+    if args.selftest:
+        document |= {"machine": platform.platform(), "npu": npu}
+        with open(npu_selftest.REPORT, "w", encoding="utf-8") as file:
+            json.dump(document, file, indent=2)
+    if args.json:
+        print(json.dumps(document, indent=2))
+    else:
+        print(f"alltoallv {__version__}\n{as_lines(checks)}\n")
+        print(f"The shm backend {'works' if works else 'does not work'} here.")
+        if args.selftest:
+            print(f"Everything is in {npu_selftest.REPORT}: please send it back (docs/ascend.md).")
+    return 0 if works and all(check.status != "no" for check in on_npu) else 1
+
+
+def examine() -> tuple[list[Check], dict[str, Any]]:
+    """All checks in the order of their sections, and the self-test's measurements."""
+    versions = software.versions()
+    before = [
+        *versions,
+        *machine.checks(),
+        *software.environment(),
+        *software.frameworks(),
+        *software.devices(),
+    ]
+    if any(check.status == "no" for check in versions):
+        skipped = Check(selftest.SECTION, "exchange", "no", "not run: see versions", required=True)
+        return [*before, skipped], {}
+    tests, measured = selftest.run()
+    return [*before, *tests], measured
+
+
+def as_lines(checks: list[Check]) -> str:
+    """The report as text: a heading per section, a line per check."""
+    width = max(len(check.name) for check in checks)
+    lines = []
+    for section, members in groupby(checks, key=lambda check: check.section):
+        lines.append(f"\n{section}")
+        for check in members:
+            advice = f"; {check.advice}" if check.advice else ""
+            lines.append(f"  {check.status:2}  {check.name:{width}}  {check.detail}{advice}")
+    return "\n".join(lines)

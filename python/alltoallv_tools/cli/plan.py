@@ -1,0 +1,183 @@
+"""``plan``: predicts the time of exchanges and quantized reductions on a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from alltoallv.errors import InvalidParamError
+from alltoallv_tools.bench.cases import parse_bytes
+from alltoallv_tools.bench.figure import panels
+from alltoallv_tools.cli.outputs import check_file, check_plot
+from alltoallv_tools.planner import fit, model, patterns
+from alltoallv_tools.planner.topology import PRESETS, Topology
+
+MAX_RANKS = 100_000
+
+_NP, _TOPOLOGY, _PATTERN, _BYTES = "8,64,512,4096", "atlas-a2", "uniform", "64K..256M"
+_PLOTTED = f"2..{MAX_RANKS}"
+
+_EPILOG = """\
+Times are microseconds, from the model of docs/plan.md. NP and BYTES may be lists and ranges: 8..64 ranks are
+8,16,32,64, and 64K..1M bytes are 64K,256K,1M.
+
+examples:
+  python -m alltoallv plan --np 8,64,1024 --topology atlas-a2
+  python -m alltoallv plan --np 100000 --topology atlas-a3 --pattern moe --bytes 16M
+  python -m alltoallv plan --plot wins.svg
+  python -m alltoallv bench alltoallv --np 2,4 --json measured.json
+  python -m alltoallv plan --fit measured.json --out here.json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of ``plan``."""
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "--np", help=f"numbers of ranks, 2 to {MAX_RANKS} (default: {_NP}; in the plot of --plot: {_PLOTTED})"
+    )
+    parser.add_argument(
+        "--topology",
+        help=f"{', '.join(PRESETS)}, or a JSON file (default: {_TOPOLOGY}; in the plot of --plot: all of them)",
+    )
+    parser.add_argument("--pattern", choices=patterns.NAMES, help=f"of all_to_all_v (default: {_PATTERN})")
+    parser.add_argument("--bytes", help=f"payload of a rank (default: {_BYTES})")
+    parser.add_argument("--fit", type=Path, metavar="FILE", help="fit a topology to what `bench --json` wrote")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="with --fit: write the topology there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the predictions there")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw where quantizing starts to win, PNG or SVG")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Prints the predictions, or with --fit what was fitted."""
+    try:
+        _check(args)
+        if args.fit:
+            return _fit(args.fit, args.out)
+        topology = Topology.read(args.topology or _TOPOLOGY)
+        pattern = args.pattern or _PATTERN
+        sizes = _sizes(args.np or _NP)
+        payloads = _payloads(args.bytes or _BYTES)
+        rows = [predict(topology, size, nbytes, pattern) for size in sizes for nbytes in payloads]
+        _print(topology, pattern, rows, sizes)
+        if args.json:
+            args.json.write_text(json.dumps({"schema": 1, "topology": asdict(topology), "rows": rows}, indent=1) + "\n")
+        if args.plot:
+            plot(args.plot, [topology] if args.topology else list(PRESETS.values()), _sizes(args.np or _PLOTTED))
+    except (InvalidParamError, ValueError, OSError) as error:
+        print(f"plan: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """What can be refused before anything is computed."""
+    for name in ("np", "topology", "pattern", "bytes", "json", "plot"):
+        if args.fit and getattr(args, name) is not None:
+            raise ValueError(f"--{name} is given with --fit, which takes --out only")
+    if args.out and not args.fit:
+        raise ValueError("--out is given without --fit, expected both")
+    check_file("out", args.out)
+    check_file("json", args.json)
+    check_plot(args.plot)
+
+
+def _sizes(text: str) -> list[int]:
+    sizes: list[int] = []
+    for part in text.split(","):
+        ends = part.split("..")
+        if len(ends) > 2 or not all(end.strip().isdecimal() for end in ends):
+            raise ValueError(f"--np is {text!r}, expected numbers such as 8,64 or a range such as 8..64")
+        size, last = int(ends[0]), int(ends[-1])
+        if size < 2 or last > MAX_RANKS or size > last:
+            raise ValueError(f"--np is {text!r}, expected numbers from 2 to {MAX_RANKS}, the smaller one first")
+        while size < last:
+            sizes.append(size)
+            size *= 2
+        sizes.append(last)
+    return sizes
+
+
+def _payloads(text: str) -> list[int]:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise ValueError(f"--bytes is {text!r}: {error}") from None
+
+
+def predict(topology: Topology, size: int, nbytes: int, pattern: str) -> dict[str, Any]:
+    """One line of the table; times in microseconds."""
+    exchanges = {a: model.all_to_all_v(topology, size, nbytes, pattern, a) for a in model.EXCHANGES}
+    reductions = {
+        f"{name} {algorithm}": model.all_reduce(topology, size, nbytes, algorithm, bits=bits)
+        for name, bits in (("float16", 16), ("int8", 8))
+        for algorithm in model.REDUCTIONS
+    }
+    return {"np": size, "nbytes": nbytes, "pattern": pattern, "all_to_all_v": exchanges, "all_reduce": reductions}
+
+
+def _print(topology: Topology, pattern: str, rows: list[dict[str, Any]], sizes: list[int]) -> None:
+    print(f"# {topology.name}: {topology.source}")
+    for level in topology.levels:
+        ranks = f"groups of {level.ranks}" if level.ranks else "all"
+        pair = f", {level.pair_gbps:g} per pair" if level.pair_gbps else ""
+        curve = ", by size" if level.curve else ""
+        print(f"#   {level.name}, {ranks}: {level.alpha_us:g} us, {level.port_gbps:g} GB/s per rank{pair}{curve}")
+    print(f"# microseconds; all_to_all_v {pattern}: payload of a rank; all_reduce: bytes of the vector in float32")
+    first = rows[0]
+    names = [*first["all_to_all_v"], *first["all_reduce"]]
+    print(f"{'np':>7} {'size(B)':>11}" + "".join(f" {name:>17}" for name in names))
+    for row in rows:
+        times = [*row["all_to_all_v"].values(), *row["all_reduce"].values()]
+        print(f"{row['np']:>7} {row['nbytes']:>11}" + "".join(f" {time:>17.1f}" for time in times))
+    for size in sizes:
+        wins = []
+        for algorithm in model.REDUCTIONS:
+            nbytes = model.quantizing_wins_from(topology, size, algorithm)
+            wins.append(f"{algorithm} {'never' if nbytes is None else f'from {nbytes / 1024:.0f} KiB'}")
+        print(f"# {size} ranks: int8 is quicker than float16: {', '.join(wins)}")
+
+
+def _fit(source: Path, out: Path | None) -> int:
+    try:
+        fitted = fit.fit(json.loads(source.read_text()))
+    except ValueError as error:  # InvalidParamError is one, and so is what json raises
+        raise ValueError(f"--fit is {source}: {error}") from None
+    (host,) = fitted.topology.levels
+    print("# ranks wait for each other: " + ", ".join(f"{us:.1f} us where {int(n)}" for n, us in host.waits))
+    print("# ranks, bytes that they send together, and GB/s of one with a processor to itself:")
+    for ranks, nbytes, rate in host.curve:
+        print(f"# {int(ranks):>5} {int(nbytes):>11} {rate:.2f}")
+    print(*fitted.table(), sep="\n")
+    if out:
+        fitted.topology.write(out)
+    return 0
+
+
+def plot(path: Path, topologies: Sequence[Topology] = tuple(PRESETS.values()), sizes: Sequence[int] = ()) -> None:
+    """By number of ranks: the size from which int8 beats float16, for every topology and algorithm.
+
+    Args:
+        path: PNG or SVG.
+        topologies: one line each.
+        sizes: numbers of ranks; none: from 2 to `MAX_RANKS`.
+    """
+    with panels(path, len(model.REDUCTIONS), (10, 4)) as axes:
+        for axis, algorithm in zip(axes, model.REDUCTIONS, strict=True):
+            for topology in topologies:
+                points = [
+                    (size, nbytes)
+                    for size in sizes or _sizes(_PLOTTED)
+                    if (nbytes := model.quantizing_wins_from(topology, size, algorithm)) is not None
+                ]
+                # Where int8 never wins, a topology has a name without a line.
+                line = zip(*points, strict=True) if points else ([], [])
+                axis.loglog(*line, "o-", markersize=3, label=topology.name)
+            axis.set_title(f"{algorithm}: int8 is quicker than float16 above the line", fontsize=10)
+            axis.set_xlabel("ranks")
+        axes[0].set_ylabel("bytes of the vector in float32")

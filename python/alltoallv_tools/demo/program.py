@@ -1,0 +1,196 @@
+"""The job of one rank: send tokens to their experts, process what arrives, send it back, compare.
+
+Every rank begins with the digits of its own classes. A token goes to the expert whose centroid is nearest;
+experts 0 to 7 belong to the ranks in blocks. So some pairs of ranks exchange much and some nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from alltoallv import Communicator
+from alltoallv.errors import AllToAllVError
+from alltoallv.numpy import all_gather, all_reduce, all_to_all_v, barrier, broadcast
+from alltoallv_tools.demo import arguments, digits, missing_packages
+from alltoallv_tools.demo.digits import Floats, Ints
+from alltoallv_tools.demo.report import bandwidth_table, draw_traffic, traffic_table
+
+WARM_UP = 10
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What this rank sends and gets.
+
+    Attributes:
+        order: The tokens of this rank in order of their expert; shape [n].
+        send_counts: Tokens for every rank; shape [W].
+        recv_counts: Tokens from every rank; shape [W].
+        arrived_experts: The expert of every token that arrives; shape [sum(recv_counts)].
+    """
+
+    order: Ints
+    send_counts: Ints
+    recv_counts: Ints
+    arrived_experts: Ints
+
+
+def plan_routing(comm: Communicator, expert_of_token: Ints) -> Routing:
+    """Tells the owner of every expert how many tokens this rank has for it."""
+    owned = [len(digits.experts_of(rank, comm.size)) for rank in range(comm.size)]
+    per_expert = np.bincount(expert_of_token, minlength=digits.EXPERTS)
+    # Row i: what rank i has for each of this rank's experts. Left out, recv_counts are learnt from the peers.
+    arriving = all_to_all_v(per_expert, owned, group=comm).reshape(comm.size, owned[comm.rank])
+    mine = np.array(digits.experts_of(comm.rank, comm.size), np.int64)
+    ends = np.cumsum(owned)
+    return Routing(
+        # A rank's experts are neighbours: in order of expert is in order of rank.
+        order=np.argsort(expert_of_token, kind="stable"),
+        send_counts=np.array([part.sum() for part in np.split(per_expert, ends[:-1])], np.int64),
+        recv_counts=arriving.sum(axis=1),
+        arrived_experts=np.repeat(np.tile(mine, comm.size), arriving.ravel()),
+    )
+
+
+def send_to_experts(comm: Communicator, sorted_tokens: Floats, routing: Routing) -> Floats:
+    """The dispatch. Whole tokens move (unit="row"); how many arrive is learnt from the peers."""
+    return all_to_all_v(sorted_tokens, routing.send_counts, unit="row", group=comm)
+
+
+def send_back(comm: Communicator, processed: Floats, routing: Routing) -> Floats:
+    """The same exchange with the roles exchanged."""
+    return all_to_all_v(processed, routing.recv_counts, routing.send_counts, unit="row", group=comm)
+
+
+def run(comm: Communicator, picture: Path, repetitions: int) -> int:
+    """Runs the job on this rank; returns its exit code, equal on all ranks.
+
+    Args:
+        comm: The ranks.
+        picture: Where rank 0 writes the traffic as a PNG.
+        repetitions: How often each exchange is timed, after ``WARM_UP`` times that are not.
+    """
+    tokens, classes = digits.load_tokens()
+    mine = np.isin(classes, digits.classes_of(comm.rank, comm.size))
+    centroids = np.empty((digits.EXPERTS, tokens.shape[1]))
+    if comm.rank == 0:
+        centroids = digits.find_centroids(tokens)
+    broadcast(centroids, root=0, group=comm)  # all ranks route alike, to the last bit
+
+    my_tokens = tokens[mine]
+    routing = plan_routing(comm, digits.route(my_tokens, centroids))
+    sorted_tokens = my_tokens[routing.order]
+    arrived = send_to_experts(comm, sorted_tokens, routing)
+    processed = digits.apply_experts(arrived, routing.arrived_experts)
+    returned = send_back(comm, processed, routing)
+    result = np.empty_like(my_tokens)
+    result[routing.order] = returned
+
+    expert_of_token = digits.route(tokens, centroids)
+    expected = digits.apply_experts(tokens, expert_of_token)[mine]  # all tokens in one process
+    differing = digits.differing_rows(result, expected)
+    for row in differing[:3]:
+        token = np.flatnonzero(mine)[row]
+        print(
+            f"rank {comm.rank}: token {token} (a {classes[token]}, expert {expert_of_token[token]}) "
+            f"came back with other bits; {len(differing)} of {len(result)} tokens of this rank did",
+            file=sys.stderr,
+        )
+    (equal,) = _sums(comm, [len(result) - len(differing)])
+
+    traffic = all_gather(routing.send_counts, group=comm)
+    assert isinstance(traffic, np.ndarray)
+    if comm.rank == 0:
+        _print_traffic(traffic, picture)
+    if equal == len(tokens):
+        _measure(comm, sorted_tokens, processed, routing, tokens.nbytes, repetitions)
+    if comm.rank == 0:
+        end = "all" if equal == len(tokens) else f"only {equal} of"
+        print(f"{end} {len(tokens)} tokens came back bit for bit", flush=True)
+    return 0 if equal == len(tokens) else 1
+
+
+def _print_traffic(traffic: Ints, picture: Path) -> None:
+    empty = int((traffic == 0).sum())
+    print(f"tokens from rank i (row) to rank j (column), {empty} of {traffic.size} pairs empty:\n")
+    print(traffic_table(traffic))
+    draw_traffic(traffic, picture)
+    print(f"\nthe same as a picture: {picture}\n", flush=True)
+
+
+def _measure(
+    comm: Communicator,
+    tokens: Floats,
+    processed: Floats,
+    routing: Routing,
+    total_bytes: int,
+    repetitions: int,
+) -> None:
+    before = comm.stats()
+    send_to_experts(comm, tokens, routing)
+    after = comm.stats()
+    names = [name for name in after if name.startswith("bytes_")]
+    moved = dict(zip(names, _sums(comm, [after[name] - before[name] for name in names]), strict=True))
+    seconds = {
+        "dispatch": _median_seconds(comm, lambda: send_to_experts(comm, tokens, routing), repetitions),
+        "return": _median_seconds(comm, lambda: send_back(comm, processed, routing), repetitions),
+    }
+    if comm.rank == 0:
+        paths = ", ".join(f"{name[6:]} {count:,}" for name, count in moved.items() if count)
+        print(bandwidth_table(seconds, total_bytes, comm.size))
+        print(
+            f"\ntime: of the slowest rank, median of {repetitions} after {WARM_UP} to warm up;"
+            "\n  the whole call, with agreement and allocation of the output"
+            "\nalgbw: bytes of the tokens that a rank sends, on average over the ranks"
+            f" ({total_bytes:,} / {comm.size}, with\n  those that stay), per time;"
+            " busbw = algbw * (W - 1) / W; both as nccl-tests define them for all-to-all"
+            f"\nbytes of one dispatch by data path: {paths}\n"
+        )
+
+
+def _median_seconds(comm: Communicator, call: Callable[[], object], repetitions: int) -> float:
+    times = []
+    for _ in range(WARM_UP + repetitions):
+        barrier(group=comm)
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    slowest = all_reduce(np.array(times[WARM_UP:]), "max", group=comm)
+    assert isinstance(slowest, np.ndarray)
+    return float(np.median(slowest))
+
+
+def _sums(comm: Communicator, values: list[int]) -> list[int]:
+    total = all_reduce(np.array(values, np.int64), group=comm)
+    assert isinstance(total, np.ndarray)
+    sums: list[int] = total.tolist()
+    return sums
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the rank that the launcher's environment describes; returns its exit code."""
+    parser = argparse.ArgumentParser(description="One rank of the demo; start it under a launcher.")
+    arguments.add_arguments(parser)
+    args = parser.parse_args(argv)
+    if missing := missing_packages():
+        print(missing, file=sys.stderr)
+        return 1
+    picture = Path(args.output_dir) / "traffic.png"
+    try:
+        with Communicator.from_env(timeout=120.0) as comm:
+            return run(comm, picture, args.repetitions)
+    except AllToAllVError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    except OSError as error:
+        print(
+            f"--output-dir is {args.output_dir!r}, where {picture.name} cannot be written: {error}",
+            file=sys.stderr,
+        )
+    return 1

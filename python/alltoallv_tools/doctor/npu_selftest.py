@@ -1,0 +1,73 @@
+"""Runs the self-test on all NPUs of this machine and writes the report to send back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+from alltoallv_tools.doctor import Check
+from alltoallv_tools.doctor.selftest import reasons
+
+SECTION = "self-test on NPUs"
+SECONDS = 900
+REPORT = "alltoallv-npu-report.json"
+
+
+def run(devices: int | None = None) -> tuple[list[Check], dict[str, Any]]:
+    """Returns the checks and what rank 0 has found; see `alltoallv_tools.doctor.npu`."""
+    try:  # the doctor also examines an installation without its extension
+        from alltoallv.errors import BackendUnavailableError
+        from alltoallv.launch import hccl
+    except ImportError as error:
+        return [Check(SECTION, "extension", "no", str(error), "see versions")], {}
+    try:
+        soc, count = hccl.devices()
+    except BackendUnavailableError as error:
+        return [Check(SECTION, "CANN", "-", str(error))], {}
+    if count < 1:
+        return [Check(SECTION, "devices", "no", f"{soc or 'no SoC'}, {count} devices", "see npu-smi info")], {}
+    for module in ("torch", "torch_npu"):
+        if find_spec(module) is None:
+            return [Check(SECTION, module, "no", "not installed", "pip install torch==2.13.0 torch_npu==2.13.0")], {}
+    ranks = devices or count
+    command = [sys.executable, "-m", "alltoallv", "run", "-n", str(ranks), "--timeout", str(SECONDS), "--no-prefix"]
+    command += ["-m", "alltoallv_tools.doctor.npu"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS + 60, check=False)
+        status, out, errors = result.returncode, result.stdout, result.stderr
+    except subprocess.TimeoutExpired as late:
+        status, out, errors = -1, _text(late.stdout), _text(late.stderr) + f"\n{late}"
+    except OSError as error:
+        return [Check(SECTION, "ranks", "no", str(error))], {}
+    found = last_report(out)
+    found |= {"ranks": ranks, "exit_status": status, "stderr": errors[-20000:]}
+    checks = [
+        Check(SECTION, name, "ok" if case["ok"] else "no", case.get("error") or f"{case['seconds']:.2f} s")
+        for name, case in found["cases"].items()
+    ]
+    if "running" in found:
+        checks.append(Check(SECTION, found["running"], "no", "rank 0 did not come to its end"))
+    if not found["cases"] or (status != 0 and all(check.status == "ok" for check in checks)):
+        reason = " | ".join(reasons(errors)) or f"exit status {status}"
+        checks.append(Check(SECTION, "ranks", "no", reason))
+    return checks, found
+
+
+def last_report(out: str) -> dict[str, Any]:
+    """What rank 0 has told last; the line that it was writing when it died is left out."""
+    for line in reversed(out.splitlines()):
+        if line.startswith("{"):
+            try:
+                report: dict[str, Any] = json.loads(line)
+            except ValueError:
+                continue
+            return report
+    return {"cases": {}}
+
+
+def _text(output: Any) -> str:
+    """Of a process that was ended: bytes, or nothing."""
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""

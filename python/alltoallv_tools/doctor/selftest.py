@@ -1,0 +1,64 @@
+"""Runs the self-test on two processes and judges it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from alltoallv_tools.doctor import Check
+
+SECTION = "self-test (2 processes)"
+SECONDS = 60
+
+
+def run() -> tuple[list[Check], dict[str, Any]]:
+    """Returns the checks, and what the ranks have measured: case -> bytes, seconds, carried, correct."""
+    command = [sys.executable, "-m", "alltoallv", "run", "-n", "2", "--timeout", str(SECONDS), "--no-prefix"]
+    command += ["-m", "alltoallv_tools.doctor.ranks"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS + 20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [_failure(str(error))], {}
+    lines = [line for line in result.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        return [_failure(" | ".join(reasons(result.stderr)) or f"exit status {result.returncode}")], {}
+    measured: dict[str, Any] = json.loads(lines[-1])
+    checks = [judge(name, case) for name, case in measured.items()]
+    if result.returncode != 0:
+        checks.append(_failure(" | ".join(reasons(result.stderr)) or "a rank received wrong bytes"))
+    return checks, measured
+
+
+def judge(name: str, case: dict[str, Any]) -> Check:
+    """The check of one case: right bytes, and over the path that was asked for."""
+    required = name.startswith("auto")
+    paths = " and ".join(case["carried"]) or "no path"
+    if not case["correct"]:
+        advice = "please report this with the output of doctor --json"
+        return Check(SECTION, name, "no", f"wrong bytes arrived over {paths}", advice, required=True)
+    rate = case["bytes"] / case["seconds"] / 1e9
+    speed = f"{case['bytes'] >> 10} KiB each way in {case['seconds'] * 1e6:.1f} µs, {rate:.2f} GB/s"
+    if required:
+        return Check(SECTION, name, "ok", f"takes {paths}: {speed}", required=True)
+    if list(case["carried"]) == [name]:
+        return Check(SECTION, name, "ok", speed)
+    return Check(SECTION, name, "no", f"took {paths} instead: {speed}", _ADVICE.get(name, ""))
+
+
+_ADVICE = {
+    "cma": "see process_vm_readv above",
+    "push": "ALLTOALLV_POOL=0 or an exhausted budget keeps arrays private",
+    "pull": "ALLTOALLV_POOL=0 or an exhausted budget keeps arrays private",
+}
+
+
+def reasons(stderr: str) -> list[str]:
+    """The lines that say what went wrong, without tracebacks' frames."""
+    lines = [line for line in stderr.splitlines() if line and not line.startswith((" ", "Traceback"))]
+    return list(dict.fromkeys(lines))[:3]
+
+
+def _failure(reason: str) -> Check:
+    return Check(SECTION, "exchange", "no", reason, "see the lines that say no above", required=True)
