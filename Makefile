@@ -61,7 +61,8 @@ $(VENV)/.installed: pyproject.toml setup.py
 	@echo "making the environment $(VENV) and building; a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 	pip install --quiet --upgrade pip
-	pip install --quiet "setuptools>=77" "nanobind>=2.4,<3" "numpy>=1.25,<3" "cmake>=3.25" ninja
+	pip install --quiet "setuptools>=77" "nanobind>=2.4,<3" "numpy>=1.25,<3" "cmake>=3.25" ninja \
+	  "typing_extensions>=4.12; python_version < '3.11'"
 	pip install --quiet --no-build-isolation --editable ".[dev]"
 	@touch $@
 
