@@ -1,31 +1,38 @@
-"""Measures everything that docs/performance.md shows, and writes it, with plots. About half an hour.
+"""Measures everything that docs/performance.md shows, and writes that page. About half an hour.
 
 python docs/measure.py            what has not been measured yet, or otherwise than now, then the page
 python docs/measure.py --fresh    all of it anew
 python docs/measure.py --report   only the page, from what is there
 python docs/measure.py --quick    short blocks, to try the script; all that it writes lies in docs/measured/quick/
 
-Results lie in docs/measured/, one JSON file per run, written when the run is complete and all its results are right:
-interrupted, the script goes on where it was. Needs this package with matplotlib; pip makes the peers' environments
-(docs/bench.md). Ends with 1 if a run failed.
+The figures lie in docs/measured.json (performance_page.py says how), where each run is kept when it is complete and all
+its results are right: interrupted, the script goes on where it was. All are of one machine: those of another are
+dropped. Raw results lie in docs/measured/, which git ignores. pip makes the peers' environments (docs/bench.md). Ends
+with 1 if a run failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from performance_page import write_page
+import performance_page as pages
 
+import alltoallv
 from alltoallv_tools.bench import environments, report
 from alltoallv_tools.cli import bench
+from alltoallv_tools.planner import fit
 
 DOCS = Path(__file__).resolve().parent
 MEASURED = DOCS / "measured"
@@ -41,7 +48,6 @@ class Run:
     peers: str = ""
     seconds: float = 2.0
     environment: str = ""
-    lines: int = 1
 
     def argv(self, quick: bool) -> list[str]:
         """As `bench.given` has it, which its file tells."""
@@ -57,64 +63,102 @@ FITTED = ",".join(2 * ["2K,4K,8K,16K,32K,64K,128K,256K,512K,1M,2M,3M,4M,6M,8M,11
 SIZES = "1K,16K,256K,4M,16M,64M"
 EVERY = f"--np 2,4,8 --bytes {SIZES}"
 RUNS = (
-    Run("overhead", "overhead --np 1,2,4", environment="torch", lines=3),
+    Run("overhead", "overhead --np 1,2,4", environment="torch"),
     # Into `empty()` outputs, as the peers receive into arrays made once; what the operator allocates alternates.
-    Run("float32", f"alltoallv --api plan {EVERY} --output empty", MPI, 3.0, lines=18),
-    Run("int8", f"alltoallv --api plan {EVERY} --output empty --dtype int8", MPI, 3.0, lines=18),
-    Run("allocated", f"alltoallv --api plan {EVERY}", MPI, lines=18),
-    Run("gloo", f"alltoallv --api torch {EVERY} --output empty", "gloo", lines=18),
+    Run("float32", f"alltoallv --api plan {EVERY} --output empty", MPI, 3.0),
+    Run("int8", f"alltoallv --api plan {EVERY} --output empty --dtype int8", MPI, 3.0),
+    Run("allocated", f"alltoallv --api plan {EVERY}", MPI),
+    Run("gloo", f"alltoallv --api torch {EVERY} --output empty", "gloo"),
     # Every peer is called as ours is: MPI with arrays, gloo with tensors.
-    Run("private", f"alltoallv --api plan {EVERY},64K,128K --output private", MPI, 2.5, lines=24),
-    Run("private-gloo", f"alltoallv --api torch {EVERY},64K,128K --output private", "gloo", lines=24),
-    Run(
-        "cycle",
-        f"alltoallv --api plan --np 2,4 --bytes {SIZES},64K,128K,1M --output empty --variant cycle",
-        MPI,
-        3.0,
-        lines=18,
-    ),
-    Run("allreduce", "allreduce --np 2,4 --bytes 1M,16M,64M", f"gloo,{MPI}", 3.0, lines=6),
-    Run("quantized", "quantized --np 2,4 --bytes 1M,16M,64M", f"gloo,{MPI}", 3.0, lines=6),
+    Run("private", f"alltoallv --api plan {EVERY},64K,128K --output private", MPI, 2.5),
+    Run("private-gloo", f"alltoallv --api torch {EVERY},64K,128K --output private", "gloo"),
+    Run("cycle", f"alltoallv --api plan --np 2,4 --bytes {SIZES},64K,128K,1M --output empty --variant cycle", MPI, 3.0),
+    Run("allreduce", "allreduce --np 2,4 --bytes 1M,16M,64M", f"gloo,{MPI}", 3.0),
+    Run("quantized", "quantized --np 2,4 --bytes 1M,16M,64M", f"gloo,{MPI}", 3.0),
     Run("sparse", "alltoallv --api plan --np 8 --bytes 256K --pattern sparse"),
     Run("mindspore-gather", "allgather --api mindspore --np 2 --bytes 64000000", "mindspore", 6.0),
     Run("mindspore-reduce", "allreduce --api mindspore --np 2 --bytes 64000000", "mindspore", 8.0),
     Run("mindspore-quantized", "quantized --api mindspore --np 2 --bytes 64000000", "mindspore", 8.0),
-    Run("fit", f"alltoallv --api plan --np 2,4,8 --bytes {FITTED} --pattern uniform --output empty", lines=126),
-    Run("kernels", "kernels", seconds=1.0, lines=12),
+    Run("fit", f"alltoallv --api plan --np 2,4,8 --bytes {FITTED} --pattern uniform --output empty"),
+    Run("kernels", "kernels", seconds=1.0),
 )
 
 
-def measure(run: Run, home: Path, quick: bool) -> str:
-    """Runs it; returns why it failed, or nothing."""
-    try:
-        python = environments.find_or_make(run.environment, say) if run.environment else Path(sys.executable)
-    except environments.Unavailable as error:
-        return str(error)
-    partial = home / f"{run.name}.partial"
-    command = [str(python), "-m", "alltoallv", "bench", *run.argv(quick), "--json", str(partial)]
-    code = subprocess.run(command, check=False, env=environment(home)).returncode
+def measure(run: Run, home: Path, quick: bool) -> dict[str, Any]:
+    """What `bench --json` writes.
+
+    Raises:
+        environments.Unavailable: it failed; the text says why.
+    """
+    python = environments.find_or_make(run.environment, say) if run.environment else sys.executable
+    raw, packages = home / f"{run.name}.json", home / "package"
+    packages.mkdir(exist_ok=True)
+    # The package as it lies here, for interpreters of other environments too.
+    env = {**os.environ, "PYTHONPATH": str(environments.own_package(packages))}
+    command = [str(python), "-m", "alltoallv", "bench", *run.argv(quick), "--json", str(raw)]
+    code = subprocess.run(command, check=False, env=env).returncode
     if code == 130:
         raise KeyboardInterrupt
     if code:
-        return f"bench ended with code {code}: a result is wrong, or lines are missing; see {partial}"
-    partial.rename(home / f"{run.name}.json")
-    return ""
+        reason = f"bench ended with code {code}: a result is wrong, or lines are missing; see {raw}"
+        raise environments.Unavailable(reason)
+    document: dict[str, Any] = json.loads(raw.read_text())
+    return document
 
 
-def environment(home: Path) -> dict[str, str]:
-    """The package as it lies here, for interpreters of other environments too."""
-    packages = home / "package"
-    packages.mkdir(exist_ok=True)
-    return {**os.environ, "PYTHONPATH": str(environments.own_package(packages))}
+def condense(name: str, document: dict[str, Any]) -> pages.Run:
+    """What is kept of a run that ended just now; of the planner's sizes, measured twice, the fastest."""
+    rows = fit.exchanges(document["rows"]) if name == "fit" else document["rows"]
+    flat = [condense_row(row) for row in rows]
+    columns = list(dict.fromkeys(itertools.chain(*flat)))
+    failed = {party: why for row in rows for party, why in row.get("failed", {}).items()}
+    return {
+        "argv": document["argv"],
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "load": document["machine"]["load"],
+        **({"failed": failed} if failed else {}),
+        "columns": columns,
+        "rows": [[row.get(column) for column in columns] for row in flat],
+    }
 
 
-def measured(run: Run, home: Path, quick: bool) -> dict[str, Any] | None:
-    """The run's document; None if there is none, or one of other arguments."""
-    try:
-        document: dict[str, Any] = json.loads((home / f"{run.name}.json").read_text())
-    except FileNotFoundError:
-        return None
-    return document if document.get("argv") == run.argv(quick) else None
+def condense_row(row: report.Row) -> dict[str, Any]:
+    """By column; with more digits than the page shows, so that rounding twice changes none."""
+    if "kernel" in row:
+        keys, figures = ("kernel", "nbytes"), {name: times["GB/s"] for name, times in row["times"].items()}
+    else:
+        keys, ours = ("np", "nbytes"), row["times"]["ours"]
+        figures = {"GB/s": row["algbw"], "us": ours["median_us"], "min": ours["min_us"], "max": ours["max_us"]}
+        figures |= {name: times["median_us"] for name, times in row["times"].items() if name != "ours"}
+    return {key: row[key] for key in keys} | {name: round(figure, 7) for name, figure in figures.items()}
+
+
+def versions() -> dict[str, str]:
+    """Of this package, of NumPy, and of what the peers' environments have."""
+    found = {"alltoallv": alltoallv.__version__, "numpy": metadata.version("numpy")}
+    script = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
+    for name, wanted in environments.REQUIREMENTS.items():
+        if environments.is_ready(name):
+            packages = [re.split("[<>=]", requirement)[0] for requirement in wanted[1:]]
+            command = [str(environments.find_or_make(name, say)), "-c", script, *packages]
+            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            found |= zip(packages, output.split(), strict=True)
+    return found
+
+
+def keep(name: str, document: dict[str, Any], path: Path) -> None:
+    """Adds a run to the figures; those of another machine are dropped."""
+    machine = {key: value for key, value in document["machine"].items() if key != "load"}
+    figures = pages.load(path)
+    runs = figures["runs"] if figures.get("machine") == machine else {}
+    runs[name] = condense(name, document)
+    pages.save({"machine": machine, "versions": versions(), "runs": runs}, path)
+
+
+def is_measured(run: Run, figures: pages.Figures, quick: bool) -> bool:
+    """Whether there are its figures, with these arguments, of this machine."""
+    kept, machine = figures["runs"].get(run.name), report.machine()
+    return kept is not None and kept["argv"] == run.argv(quick) and figures["machine"].items() <= machine.items()
 
 
 def say(text: str) -> None:
@@ -129,29 +173,29 @@ def main() -> int:
     parser.add_argument("--only", metavar="NAMES", help=f"of {','.join(run.name for run in RUNS)}")
     args = parser.parse_args()
     home = MEASURED / "quick" if args.quick else MEASURED
-    home.mkdir(exist_ok=True)
-    names = [run.name for run in RUNS] if args.only is None else args.only.split(",")
-    if unknown := set(names) - {run.name for run in RUNS}:
+    home.mkdir(parents=True, exist_ok=True)
+    docs = home if args.quick else DOCS
+    path, page = docs / "measured.json", docs / "performance.md"
+    names = {run.name for run in RUNS}
+    only = names if args.only is None else set(args.only.split(","))
+    if unknown := only - names:
         parser.error(f"--only has {', '.join(sorted(unknown))}")
-    chosen = [] if args.report else [run for run in RUNS if run.name in names]
+    chosen = [] if args.report else [run for run in RUNS if run.name in only]
+    figures = pages.load(path)
     if args.fresh:
-        for run in chosen:
-            (home / f"{run.name}.json").unlink(missing_ok=True)
-    todo = [run for run in chosen if measured(run, home, args.quick) is None]
-    bar = report.Progress(sum(run.lines for run in todo))
-    started = time.monotonic()
-    failed = False
-    for run in todo:
+        figures["runs"] = {name: run for name, run in figures["runs"].items() if name not in only}
+        pages.save(figures, path)
+    started, failed = time.monotonic(), False
+    for run in chosen:
+        if is_measured(run, figures, args.quick):
+            continue
         say(f"{run.name}: bench {run.arguments}, {time.monotonic() - started:.0f} s so far")
-        bar.step(run.name, done=False)
-        if reason := measure(run, home, args.quick):
-            say(f"{run.name}: {reason}")
+        try:
+            keep(run.name, measure(run, home, args.quick), path)
+        except environments.Unavailable as error:
+            say(f"{run.name}: {error}")
             failed = True
-        for _ in range(run.lines):
-            bar.step(run.name)
-    bar.clear()
-    found = {run.name: measured(run, home, args.quick) for run in RUNS}
-    page = write_page(home if args.quick else DOCS, {name: each for name, each in found.items() if each})
+    page.write_text(pages.page(pages.load(path)))
     say(f"{page} is written; {time.monotonic() - started:.0f} s")
     return int(failed)
 

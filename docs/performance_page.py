@@ -1,8 +1,15 @@
-"""Writes docs/performance.md and its plots from the results of docs/measure.py."""
+"""Makes docs/performance.md of docs/measured.json, the figures that docs/measure.py keeps there.
+
+The file has the machine, the versions of what took part, and the runs by name. A run has ``argv``, the options of
+``bench``; the date; the load average at its end; and ``rows``, one a line, under ``columns``: of kernels GB/s, of all
+others ``us``, ``min`` and ``max`` of ours and the medians of the other contenders, in microseconds, null where one is
+missing (``failed`` says why).
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,26 +17,57 @@ from pathlib import Path
 from typing import Any
 
 from alltoallv.errors import InvalidParamError
-from alltoallv_tools.bench import report
-from alltoallv_tools.cli.plan import plot as plot_plan
 from alltoallv_tools.planner import fit
 
 Row = dict[str, Any]
-Documents = dict[str, Any]
+Run = dict[str, Any]
+Figures = dict[str, Any]
 MPI = ("mpich", "openmpi", "impi")
 KIB, MIB = 1 << 10, 1 << 20
 
-# Of the best peer's time over ours; by ranks and bytes.
-GOALS = {
-    2: {KIB: 1.2, 16 * KIB: 2.0, 256 * KIB: 1.25, 4 * MIB: 1.05, 16 * MIB: 1.05, 64 * MIB: 2.0},
-    4: {KIB: 2.5, 16 * KIB: 3.0, 256 * KIB: 2.2, 4 * MIB: 1.15, 16 * MIB: 1.15, 64 * MIB: 1.9},
-    8: {KIB: 5.0, 16 * KIB: 4.0, 256 * KIB: 3.5, 4 * MIB: 1.3, 16 * MIB: 2.5, 64 * MIB: 2.0},
-}
-PAYLOADS = tuple(GOALS[2])
-
-
+PAYLOADS = (KIB, 16 * KIB, 256 * KIB, 4 * MIB, 16 * MIB, 64 * MIB)
+MORE = (KIB, 16 * KIB, 64 * KIB, 128 * KIB, *PAYLOADS[2:])
 COPIES = ("copy", "copy-nt")
 LARGE = 4 * MIB  # payloads from which a copy of as many bytes is a bound, whatever the ranks wait for
+
+Goals = dict[tuple[int, int], float]  # by ranks and bytes
+
+
+def alike(goal: float, payloads: Iterable[int], sizes: tuple[int, ...] = (2, 4, 8)) -> Goals:
+    """One goal for all of them."""
+    return dict.fromkeys(itertools.product(sizes, payloads), goal)
+
+
+# The best peer over ours: two ranks, four, eight.
+FLOAT32 = (1.2, 2.0, 1.25, 1.05, 1.05, 2.0), (2.5, 3.0, 2.2, 1.15, 1.15, 1.9), (5.0, 4.0, 3.5, 1.3, 2.5, 2.0)
+QUICKEST = dict(zip(alike(0, PAYLOADS), itertools.chain(*FLOAT32), strict=True))
+COPIED = alike(0.85, PAYLOADS[3:])
+GLOO, SUMMED = ("gloo",), alike(20.0, (MIB,), (2, 4)) | alike(4.0, (64 * MIB,), (2, 4))
+MINDSPORE, MB64 = ("mindspore",), alike(20.0, (64_000_000,), (2,))
+# Run, what is divided by our time, the contenders whose quickest it is.
+RATIOS: tuple[tuple[str, str, tuple[str, ...], Goals], ...] = (
+    ("float32", "float32, best MPI", MPI, QUICKEST),
+    ("int8", "int8, best MPI", MPI, QUICKEST),
+    ("float32", "float32 into empty(), the quicker copy", COPIES, COPIED),
+    ("int8", "int8 into empty(), the quicker copy", COPIES, COPIED),
+    ("allocated", "float32, allocated by the operator, the quicker copy", COPIES, COPIED),
+    ("gloo", "alltoallv.torch into empty(), gloo", GLOO, alike(5.0, PAYLOADS) | {(2, KIB): 12.0, (4, KIB): 50.0}),
+    ("private", "private output, best MPI", MPI, alike(0.95, MORE)),
+    ("private-gloo", "alltoallv.torch with a private output, gloo", GLOO, alike(3.0, MORE)),
+    ("cycle", "rewritten and consumed buffers, best MPI", MPI, alike(0.95, sorted((*MORE, MIB)), (2, 4))),
+    ("allreduce", "all_reduce float32, best MPI", MPI, alike(1.5, (16 * MIB, 64 * MIB), (2, 4))),
+    ("quantized", "int8 all-reduce, gloo float32", GLOO, SUMMED),
+    ("quantized", "int8 all-reduce, best MPI float32", MPI, alike(1.0, (MIB, 16 * MIB, 64 * MIB), (2, 4))),
+    *(
+        (f"mindspore-{run}", f"alltoallv.mindspore's {what}", MINDSPORE, MB64)
+        for run, what in (
+            ("gather", "all_gather_into_tensor, MindSpore's all_gather"),
+            ("reduce", "all_reduce, MindSpore's"),
+            ("quantized", "quantized_all_reduce, MindSpore's all_reduce"),
+        )
+    ),
+)
+OVERHEADS = (("us", "the extension", 1.0), ("ours-plan", "NumPy", 3.0), ("ours-torch-plan", "torch", 6.0))
 
 
 @dataclass(frozen=True)
@@ -57,84 +95,65 @@ class Target:
         return self.figure <= self.goal if self.smaller else self.figure >= self.goal
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A line of a run; ``row`` is None where there is none."""
-
-    size: int
-    nbytes: int
-    row: Row | None
-    crowded: bool  # by more ranks than processors: copies take turns, as the ranks of an exchange have to
-
-    def against(self, what: str, names: tuple[str, ...], goal: float) -> Target:
-        """The quickest of the contenders over ours; all of them must have been there."""
-        figure = self.row and report.best_ratio(self.row, names)
-        copy = self.row and report.best_ratio(self.row, COPIES)
-        bounds = names != COPIES and (self.crowded or self.nbytes >= LARGE)
-        bound = figure / copy if figure and copy and bounds else None
-        return Target(f"{what} / ours, W={self.size}, {human(self.nbytes)}", figure, goal, copy=bound)
+def load(path: Path) -> Figures:
+    """The figures; none where there is no file."""
+    figures: Figures = json.loads(path.read_text()) if path.exists() else {"runs": {}}
+    return figures
 
 
-def targets(documents: Documents) -> Iterator[Target]:
+def save(figures: Figures, path: Path) -> None:
+    """As JSON, with a line for every row."""
+    about, runs = json.dumps({**figures, "runs": {}}), []
+    for name, run in figures["runs"].items():
+        head = json.dumps({key: value for key, value in run.items() if key != "rows"})
+        runs.append(f'"{name}": {head[:-1]}, "rows": [\n' + ",\n".join(map(json.dumps, run["rows"])) + "]}")
+    path.write_text(about[:-2] + "\n" + ",\n".join(runs) + "\n}}\n")
+
+
+def rows(run: Run | None) -> list[Row]:
+    """By column; what is missing is left out."""
+    named = (zip(run["columns"], row, strict=True) for row in run["rows"]) if run else ()
+    return [{column: figure for column, figure in row if figure is not None} for row in named]
+
+
+def best_ratio(row: Row, names: tuple[str, ...]) -> float | None:
+    """How many times ours the quickest of several contenders takes; None unless all of them were measured."""
+    return min(row[name] for name in names) / row["us"] if row.keys() >= {"us", *names} else None
+
+
+def planner(figures: Figures) -> fit.Fit:
+    """The planner's model, fitted to its run."""
+    kind = {"collective": "alltoallv", "pattern": "uniform"}
+    found = [{**row, **kind, "times": {"ours": {"min_us": row["min"]}}} for row in rows(figures["runs"].get("fit"))]
+    return fit.fit({"machine": figures.get("machine", {"cpus": 1}), "rows": found})
+
+
+def targets(figures: Figures) -> Iterator[Target]:
     """Every target, whether there is a figure or not."""
 
-    def cells(run: str, sizes: Iterable[int], payloads: Iterable[int]) -> Iterator[Cell]:
-        document = documents.get(run, {"rows": []})
-        rows = {(row["np"], row["nbytes"]): row for row in document["rows"]}
-        for size, nbytes in itertools.product(sizes, payloads):
-            row = rows.get((size, nbytes))
-            yield Cell(size, nbytes, row, row is not None and size > document["machine"]["cpus"])
+    def find(run: str, size: int, nbytes: int) -> Row:
+        found = (row for row in rows(figures["runs"].get(run)) if (row["np"], row["nbytes"]) == (size, nbytes))
+        return next(found, {})
 
-    for dtype in ("float32", "int8"):
-        for each in cells(dtype, GOALS, PAYLOADS):
-            yield each.against(f"{dtype}, best MPI", MPI, GOALS[each.size][each.nbytes])
-    for run, what in (
-        ("float32", "float32 into empty()"),
-        ("int8", "int8 into empty()"),
-        ("allocated", "float32, allocated by the operator"),
-    ):
-        for each in cells(run, GOALS, (4 * MIB, 16 * MIB, 64 * MIB)):
-            yield each.against(f"{what}, the quicker copy", COPIES, 0.85)
-    for each in cells("gloo", GOALS, PAYLOADS):
-        goal = {2: 12.0, 4: 50.0}.get(each.size, 5.0) if each.nbytes == KIB else 5.0
-        yield each.against("alltoallv.torch into empty(), gloo", ("gloo",), goal)
-    for each in cells("private", GOALS, sorted((*PAYLOADS, 64 * KIB, 128 * KIB))):
-        yield each.against("private output, best MPI", MPI, 0.95)
-    for each in cells("private-gloo", GOALS, sorted((*PAYLOADS, 64 * KIB, 128 * KIB))):
-        yield each.against("alltoallv.torch with a private output, gloo", ("gloo",), 3.0)
-    for each in cells("cycle", (2, 4), sorted((*PAYLOADS, 64 * KIB, 128 * KIB, MIB))):
-        yield each.against("rewritten and consumed buffers, best MPI", MPI, 0.95)
-    for each in cells("allreduce", (2, 4), (16 * MIB, 64 * MIB)):
-        yield each.against("all_reduce float32, best MPI", MPI, 1.5)
-    for each in cells("quantized", (2, 4), (MIB, 16 * MIB, 64 * MIB)):
-        if goal := {MIB: 20.0, 64 * MIB: 4.0}.get(each.nbytes):
-            yield each.against("int8 all-reduce, gloo float32", ("gloo",), goal)
-        yield each.against("int8 all-reduce, best MPI float32", MPI, 1.0)
-    for run, what in (
-        ("mindspore-gather", "alltoallv.mindspore's all_gather_into_tensor, MindSpore's all_gather"),
-        ("mindspore-reduce", "alltoallv.mindspore's all_reduce, MindSpore's"),
-        ("mindspore-quantized", "alltoallv.mindspore's quantized_all_reduce, MindSpore's all_reduce"),
-    ):
-        for each in cells(run, (2,), (64_000_000,)):
-            yield each.against(what, ("mindspore",), 20.0)
-    for each in cells("sparse", (8,), (256 * KIB,)):
-        full = each.row and report.best_ratio(each.row, ("full",))
-        yield Target("sparse, ours / the full exchange, W=8, 256 KiB", full and 1 / full, 0.25, smaller=True)
-    for each in cells("overhead", (1,), (0,)):
-        for column, what, goal in (
-            ("ours", "the extension", 1.0),
-            ("ours-plan", "NumPy", 3.0),
-            ("ours-torch-plan", "torch", 6.0),
-        ):
-            times = each.row["times"].get(column) if each.row else None
-            us = times and times["median_us"]
-            yield Target(f"a reused plan of nothing, W=1, through {what}, us", us, goal, smaller=True)
-    what = "planner: share of the sizes it was not fitted to that it predicts within 25 %"
+    for run, what, names, goals in RATIOS:
+        for (size, nbytes), goal in goals.items():
+            row = find(run, size, nbytes)
+            figure, copy = best_ratio(row, names), best_ratio(row, COPIES)
+            # Where ranks outnumber processors copies take turns, as the ranks of an exchange have to.
+            bounds = names != COPIES and (nbytes >= LARGE or (row and size > figures["machine"]["cpus"]))
+            bound = figure / copy if figure and copy and bounds else None
+            yield Target(f"{what} / ours, W={size}, {human(nbytes)}", figure, goal, copy=bound)
+    full = best_ratio(find("sparse", 8, 256 * KIB), ("full",))
+    yield Target("sparse, ours / the full exchange, W=8, 256 KiB", full and 1 / full, 0.25, smaller=True)
+    for column, what, goal in OVERHEADS:
+        us = find("overhead", 1, 0).get(column)
+        yield Target(f"a reused plan of nothing, W=1, through {what}, us", us, goal, smaller=True)
     try:
-        model = fit.fit(documents["fit"])
-        yield Target(what, model.within / len(model.checks), 1.0)
-    except (KeyError, InvalidParamError):
-        yield Target(what, None, 1.0)
+        model = planner(figures)
+        share = model.within / len(model.checks)
+    except InvalidParamError:
+        share = None
+    yield Target("planner: share of the sizes it was not fitted to that it predicts within 25 %", share, 1.0)
 
 
 def human(nbytes: int) -> str:
@@ -143,35 +162,31 @@ def human(nbytes: int) -> str:
     return f"{nbytes // KIB} KiB" if nbytes >= KIB and nbytes % KIB == 0 else f"{nbytes} B"
 
 
-def table(document: dict[str, Any]) -> list[str]:
+def table(run: Run) -> list[str]:
     """Microseconds with their spread, and every other contender's time with its ratio."""
-    found = document["rows"]
-    columns = report.columns(found)
-    lines = ["| ranks | bytes | ours us (min, max) | GB/s | #wrong | " + " | ".join(columns) + " |"]
-    lines.append("|---:|---:|---|---:|---:|" + "---:|" * len(columns))
-    for row in sorted(found, key=lambda row: (row["np"], row["nbytes"])):
-        ours = row["times"]["ours"]
-        text = f"| {row['np']} | {human(row['nbytes'])} | {ours['median_us']:.2f} ({ours['min_us']:.2f}, "
-        text += f"{ours['max_us']:.0f}) | {row['algbw']:.2f} | {report.wrong(row)} |"
+    columns = run["columns"][6:]
+    lines = ["| ranks | bytes | ours us (min, max) | GB/s | " + " | ".join(columns) + " |"]
+    lines.append("|---:|---:|---|---:|" + "---:|" * len(columns))
+    for row in sorted(rows(run), key=lambda row: (row["np"], row["nbytes"])):
+        text = f"| {row['np']} | {human(row['nbytes'])} | {row['us']:.2f} ({row['min']:.2f}, {row['max']:.0f}) |"
+        text += f" {row['GB/s']:.2f} |"
         for name in columns:
-            times = row["times"].get(name)
-            text += f" {times['median_us']:.2f} ({report.ratio(row, name):.2f}) |" if times else " - |"
+            text += f" {row[name]:.2f} ({row[name] / row['us']:.2f}) |" if name in row else " - |"
         lines.append(text)
     return lines
 
 
-def kernels(document: dict[str, Any]) -> list[str]:
-    columns = list(document["rows"][0]["times"])
+def kernels(run: Run) -> list[str]:
+    columns = run["columns"][2:]
     lines = ["| kernel | bytes | " + " | ".join(columns) + " |", "|---|---:|" + "---:|" * len(columns)]
-    for row in document["rows"]:
-        rates = " | ".join(f"{row['times'][name]['GB/s']:.1f}" for name in columns)
-        lines.append(f"| {row['kernel']} | {human(row['nbytes'])} | {rates} |")
+    for kernel, nbytes, *rates in run["rows"]:
+        lines.append(f"| {kernel} | {human(nbytes)} | " + " | ".join(f"{rate:.1f}" for rate in rates) + " |")
     return lines
 
 
-def fitted(document: dict[str, Any]) -> list[str]:
+def fitted(figures: Figures) -> list[str]:
     try:
-        return list(fit.fit(document).table())
+        return list(planner(figures).table())
     except InvalidParamError as error:
         return [f"Not fitted: {error}."]
 
@@ -196,38 +211,36 @@ TITLES = {
 }
 
 
-def describe_machines(documents: dict[str, Any]) -> Iterator[str]:
-    """A paragraph for each machine that measured some of them; where there are several, of which runs it is."""
-    runs: dict[str, list[str]] = {}
-    loads: dict[str, list[float]] = {}
-    for name, document in documents.items():
-        machine = document["machine"]
-        caches = ", ".join(f"{level} {size}" for level, size in machine["caches"].items())
-        text = (
-            f"{machine['model']}, {machine['cpus']} processors, caches {caches}, Linux {machine['kernel']}, "
-            f"Python {machine['python']}"
-        )
-        runs.setdefault(text, []).append(name)
-        loads.setdefault(text, []).append(machine["load"])
-    for text, names in runs.items():
-        whose = f" of {', '.join(names)}" if len(runs) > 1 else ""
-        low, high = min(loads[text]), max(loads[text])
-        yield f"Machine{whose}: {text}; load average {low} to {high} at the ends of the runs."
-        yield ""
+def describe(figures: Figures) -> Iterator[str]:
+    """The machine, and when the runs were."""
+    if not figures["runs"]:
+        return
+    machine, runs = figures["machine"], figures["runs"].values()
+    caches = ", ".join(f"{level} {size}" for level, size in machine["caches"].items())
+    dates, loads = [run["date"] for run in runs], [run["load"] for run in runs]
+    when = min(dates) if min(dates) == max(dates) else f"{min(dates)} to {max(dates)}"
+    yield (
+        f"Machine: {machine['model']}, {machine['cpus']} processors, caches {caches}, Linux {machine['kernel']}, "
+        f"Python {machine['python']}; load average {min(loads)} to {max(loads)} at the ends of the runs, {when}."
+    )
+    yield f"Versions: {', '.join(f'{name} {version}' for name, version in figures['versions'].items())}."
+    yield ""
 
 
-def write_page(folder: Path, documents: Documents) -> Path:
-    """performance.md and the plots beside it; returns where the page is."""
+def page(figures: Figures) -> str:
+    """performance.md."""
+    runs = {name: figures["runs"][name] for name in TITLES if name in figures["runs"]}
     lines = ["# Performance", ""]
     lines += [
-        "Written by `python docs/measure.py`; [bench.md](bench.md) says what the columns mean and how it is measured.",
-        "Times are medians of blocks, in microseconds; in brackets how many times ours. Ratios within a run count.",
-        "What was tried and did not win stands in [tuning.md](tuning.md), and why figures move where a host",
-        "moves a virtual machine's processors about.",
+        "Made by `python docs/measure.py` of the figures in [measured.json](measured.json); [bench.md](bench.md) says",
+        "what the columns mean and how it is measured. A run with a wrong result is not kept. Times are medians of",
+        "blocks, in microseconds; in brackets how many times ours. Ratios within a run count. What was tried and did",
+        "not win stands in [tuning.md](tuning.md), and why figures move where a host moves a virtual machine's",
+        "processors about. With `--plot FILE` a command draws its table.",
         "",
+        *describe(figures),
     ]
-    lines += describe_machines(documents)
-    found = list(targets(documents))
+    found = list(targets(figures))
     met, unknown = sum(target.met for target in found), sum(target.figure is None for target in found)
     lines += ["## Targets", "", f"{met} of {len(found)} met" + (f", {unknown} not measured." if unknown else "."), ""]
     beyond = sum(not target.met and target.copy is not None and target.copy < target.goal for target in found)
@@ -240,19 +253,12 @@ def write_page(folder: Path, documents: Documents) -> Path:
         "",
     ]
     lines += ["| target | figure | goal | copy | |", "|---|---:|---:|---:|---|", *map(str, found)]
-    if missing := [title for name, title in TITLES.items() if name not in documents]:
+    if missing := [title for name, title in TITLES.items() if name not in runs]:
         lines += ["", f"Not measured: {'; '.join(missing)}."]
-    for name, document in documents.items():
-        lines += ["", f"## {TITLES[name]}", "", f"`python -m alltoallv bench {shlex.join(document['argv'])}`", ""]
-        lines += {"kernels": kernels, "fit": fitted}.get(name, table)(document)
-        failed = {party: why for row in document["rows"] for party, why in row.get("failed", {}).items()}
-        lines += [f"\n{party} failed: {why}" for party, why in failed.items()]
-        if name in ("float32", "gloo", "private", "quantized"):
-            report.plot(sorted(document["rows"], key=lambda r: r["nbytes"]), folder / f"performance-{name}.svg")
-            lines += ["", f"![time over size](performance-{name}.svg)"]
-    plot_plan(folder / "performance-plan.svg")
-    lines += ["", "## Where quantizing starts to win", "", "By the model of [plan.md](plan.md), not measured.", ""]
-    lines += ["![size from which int8 is quicker](performance-plan.svg)"]
-    page = folder / "performance.md"
-    page.write_text("\n".join(lines) + "\n")
-    return page
+    for name, run in runs.items():
+        lines += ["", f"## {TITLES[name]}", "", f"`python -m alltoallv bench {shlex.join(run['argv'])}`", ""]
+        lines += fitted(figures) if name == "fit" else kernels(run) if name == "kernels" else table(run)
+        lines += [f"\n{party} failed: {why}" for party, why in run.get("failed", {}).items()]
+    lines += ["", "## Where quantizing starts to win", ""]
+    lines += ["`python -m alltoallv plan --plot wins.svg` draws it, by the model of [plan.md](plan.md), not measured."]
+    return "\n".join(lines) + "\n"
