@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "comm/hooks.h"
+#include "core/hooks.h"
 #include "runtime/handles.h"
 #include "runtime/settings.h"
 #include "transport/shm/shm_communicator.h"

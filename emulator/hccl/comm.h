@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "abi/hccl.h"
-#include "comm/communicator.h"
+#include "core/communicator.h"
 #include "runtime/memory.h"
 
 namespace alltoallv::emulator {

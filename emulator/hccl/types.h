@@ -6,7 +6,7 @@
 #include <string>
 
 #include "abi/hccl.h"
-#include "comm/collective.h"
+#include "core/collective.h"
 
 namespace alltoallv::emulator {
 

@@ -9,7 +9,7 @@
 
 namespace alltoallv::kernel {
 
-/// Kernels know the operators by these numbers (the same order as comm/collective.h).
+/// Kernels know the operators by these numbers (the same order as core/collective.h).
 enum class Reduce : unsigned char { sum, avg, min, max, prod };
 
 /// True where `reduce` is defined for `dtype`: sum, min, max, prod for integers, bool (logical or/and) and

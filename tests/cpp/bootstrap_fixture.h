@@ -11,10 +11,10 @@
 #include <chrono>
 #include <optional>
 
+#include "bootstrap/bootstrap.h"
+#include "bootstrap/bootstrap_rendezvous.h"
+#include "bootstrap/unix_socket.h"
 #include "check.h"
-#include "comm/bootstrap.h"
-#include "comm/bootstrap_rendezvous.h"
-#include "comm/unix_socket.h"
 
 namespace testing {
 

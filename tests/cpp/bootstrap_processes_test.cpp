@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "bootstrap/bootstrap_protocol.h"
 #include "bootstrap_fixture.h"
-#include "comm/bootstrap_protocol.h"
 
 using namespace testing;
 

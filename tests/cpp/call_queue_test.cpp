@@ -1,11 +1,11 @@
 /// \file call_queue_test.cpp
 /// \brief Calls in order: from several threads, synchronous and queued, interrupted, and taken down.
-#include "comm/call_queue.h"
+#include "core/call_queue.h"
 
 #include <chrono>
 
 #include "check.h"
-#include "comm/hooks.h"
+#include "core/hooks.h"
 
 using namespace alltoallv;
 

@@ -1,6 +1,6 @@
 /// \file collective_test.cpp
 /// \brief What a summary says of an exchange's counts and displacements, against numbers worked out by hand.
-#include "comm/collective.h"
+#include "core/collective.h"
 
 #include <vector>
 

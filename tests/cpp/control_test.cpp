@@ -1,6 +1,6 @@
 /// \file control_test.cpp
 /// \brief The control plane by itself: the segment's layout, digests, agreement, poison, the flight recorder.
-#include "comm/control.h"
+#include "control/control.h"
 
 #include <sys/mman.h>
 

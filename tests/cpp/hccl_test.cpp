@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "atb/atb_param.h"
 #include "check.h"
-#include "operation/atb_param.h"
 #include "transport/hccl/library.h"
 #include "transport/hccl/result.h"
 #include "transport/hccl/wire_type.h"

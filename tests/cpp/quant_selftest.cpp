@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "comm/quant_reduction.h"
+#include "core/quant_reduction.h"
 #include "transport_fixture.h"
 
 using namespace alltoallv;

@@ -1,6 +1,6 @@
 /// \file reactor_test.cpp
 /// \brief The watching thread: the end of a process seen in time, removal from every side, fork, exit.
-#include "comm/reactor.h"
+#include "bootstrap/reactor.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -12,9 +12,9 @@
 #include <fstream>
 #include <memory>
 
+#include "bootstrap/bootstrap_rendezvous.h"
+#include "bootstrap/unix_socket.h"
 #include "check.h"
-#include "comm/bootstrap_rendezvous.h"
-#include "comm/unix_socket.h"
 
 using namespace alltoallv;
 

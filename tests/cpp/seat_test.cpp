@@ -1,6 +1,6 @@
 /// \file seat_test.cpp
 /// \brief Who moves where when ranks outnumber processors, and that a move leaves the affinity mask alone.
-#include "comm/seat.h"
+#include "control/seat.h"
 
 #include <sched.h>
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "comm/hooks.h"
+#include "core/hooks.h"
 #include "transport/hccl/hccl_communicator.h"
 
 namespace alltoallv {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/abandon.h"
-#include "comm/hooks.h"
+#include "core/hooks.h"
 #include "transport/hccl/library.h"
 #include "transport/hccl/result.h"
 #include "transport/hccl/synchronization.h"

@@ -17,9 +17,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/call_queue.h"
-#include "comm/communicator.h"
-#include "comm/flight.h"
+#include "control/flight.h"
+#include "core/call_queue.h"
+#include "core/communicator.h"
 #include "transport/hccl/hccl_group.h"
 #include "transport/hccl/launches.h"
 

@@ -12,7 +12,7 @@
 #include <thread>
 #include <utility>
 
-#include "comm/hooks.h"
+#include "core/hooks.h"
 #include "transport/hccl/library.h"
 #include "transport/hccl/result.h"
 #include "transport/hccl/synchronization.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "abi/hccl.h"
-#include "comm/communicator.h"
+#include "core/communicator.h"
 #include "transport/hccl/device.h"
 
 namespace alltoallv {

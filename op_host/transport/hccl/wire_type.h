@@ -6,7 +6,7 @@
 
 #include "abi/hccl.h"
 #include "base/dtype.h"
-#include "comm/collective.h"
+#include "core/collective.h"
 
 namespace alltoallv {
 

@@ -18,7 +18,7 @@
 
 #include "base/mapping.h"
 #include "base/unique_fd.h"
-#include "comm/layout.h"
+#include "control/layout.h"
 #include "transport/shm/quarantine.h"
 
 namespace alltoallv {

@@ -6,7 +6,7 @@
 
 #include <exception>
 
-#include "comm/wait.h"
+#include "base/processors.h"
 
 namespace alltoallv {
 namespace {

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <set>
 
-#include "comm/reactor.h"
-#include "comm/unix_socket.h"
+#include "bootstrap/reactor.h"
+#include "bootstrap/unix_socket.h"
 #include "transport/shm/arena.h"
 
 namespace alltoallv {

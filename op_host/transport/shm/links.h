@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/bootstrap.h"
+#include "bootstrap/bootstrap.h"
 #include "transport/shm/peer_memory.h"
 
 namespace alltoallv {

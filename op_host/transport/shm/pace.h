@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "comm/wait.h"
+#include "base/processors.h"
 #include "op_kernel/cpu/copy.h"
 
 namespace alltoallv {

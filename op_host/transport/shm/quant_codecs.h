@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <vector>
 
-#include "comm/layout.h"
-#include "comm/quant_reduction.h"
+#include "control/layout.h"
+#include "core/quant_reduction.h"
 #include "op_kernel/cpu/quantize.h"
 
 namespace alltoallv {

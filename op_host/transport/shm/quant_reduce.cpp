@@ -5,7 +5,7 @@
 #include <cstring>
 #include <optional>
 
-#include "comm/quant_terms.h"
+#include "core/quant_terms.h"
 #include "transport/shm/operator_scope.h"
 #include "transport/shm/quant_codecs.h"
 #include "transport/shm/two_shot.h"

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "comm/reactor.h"
+#include "bootstrap/reactor.h"
 
 namespace alltoallv {
 namespace {

@@ -11,8 +11,8 @@
 #include <fstream>
 
 #include "base/abandon.h"
+#include "base/caches.h"
 #include "base/hot.h"
-#include "comm/caches.h"
 #include "op_kernel/cpu/reduce.h"
 #include "transport/shm/operator_scope.h"
 

@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "comm/call_queue.h"
-#include "comm/communicator.h"
-#include "comm/control.h"
-#include "comm/options.h"
+#include "control/control.h"
+#include "core/call_queue.h"
+#include "core/communicator.h"
+#include "core/options.h"
 #include "transport/shm/arena.h"
 #include "transport/shm/contest.h"
 #include "transport/shm/copy_crew.h"

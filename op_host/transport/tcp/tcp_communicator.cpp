@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "base/abandon.h"
-#include "comm/quant_terms.h"
+#include "core/quant_terms.h"
 
 namespace alltoallv {
 namespace {

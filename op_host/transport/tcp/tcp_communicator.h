@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "comm/call_queue.h"
-#include "comm/communicator.h"
-#include "comm/control.h"
-#include "comm/options.h"
+#include "control/control.h"
+#include "core/call_queue.h"
+#include "core/communicator.h"
+#include "core/options.h"
 #include "transport/tcp/tcp_meeting.h"
 #include "transport/tcp/tcp_star.h"
 

@@ -16,7 +16,7 @@
 #include <memory>
 #include <string_view>
 
-#include "comm/unix_socket.h"
+#include "bootstrap/unix_socket.h"
 
 namespace alltoallv {
 namespace {

@@ -11,8 +11,8 @@
 #include <set>
 #include <utility>
 
-#include "comm/quant_terms.h"
-#include "comm/reactor.h"
+#include "bootstrap/reactor.h"
+#include "core/quant_terms.h"
 
 namespace alltoallv {
 namespace {

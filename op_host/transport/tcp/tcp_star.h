@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/control.h"
+#include "control/control.h"
 #include "transport/tcp/tcp_meeting.h"
 
 namespace alltoallv {

@@ -1,0 +1,35 @@
+/// \file processors.h
+/// \brief The processors that this process may use, and the clock that waits are measured with.
+#pragma once
+
+#include <sched.h>
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+
+namespace alltoallv {
+
+using Clock = std::chrono::steady_clock;
+
+inline void cpu_pause() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield" ::: "memory");
+#endif
+}
+
+/// Processors this process may use: its affinity mask, further limited by the cgroup's CPU quota.
+int usable_cpus();
+
+/// The limit of the cgroup's CPU quota and of the host alone.
+int quota_cpus();
+
+/// A set of processors, bit by bit.
+using CpuSet = std::array<uint64_t, 16>;
+
+/// This process's affinity mask.
+CpuSet affinity();
+
+}  // namespace alltoallv

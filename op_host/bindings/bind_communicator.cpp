@@ -1,0 +1,177 @@
+// Communicators, reductions, pending calls.
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <exception>
+#include <thread>
+
+#include "base/caches.h"
+#include "bindings/array_call.h"
+#include "bindings/bindings.h"
+#include "bootstrap/registry.h"
+#include "core/communicator.h"
+#include "transport/shm/shm_communicator.h"
+
+namespace nb = nanobind;
+
+namespace alltoallv {
+namespace {
+
+/// All ranks of a thread domain at once: each must enter the rendezvous on a thread of its own.
+std::vector<CommunicatorPtr> make_threads(const CommunicatorOptions& common) {
+    const nb::gil_scoped_release release;
+    std::vector<CommunicatorPtr> communicators(static_cast<size_t>(common.size));
+    std::vector<std::exception_ptr> errors(communicators.size());
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < communicators.size(); ++i)
+        threads.emplace_back([&, i] {
+            CommunicatorOptions options = common;
+            options.rank = static_cast<int>(i);
+            options.threads = true;
+            try {
+                communicators[i] = find_or_make_communicator(options, make_shm_communicator);
+            } catch (...) {
+                errors[i] = std::current_exception();
+            }
+        });
+    for (std::thread& thread : threads) thread.join();
+    for (const std::exception_ptr& error : errors)
+        if (error) std::rethrow_exception(error);
+    return communicators;
+}
+
+struct OwnedReduction {
+    Reduction reduction;
+    std::vector<int64_t> counts;
+
+    OwnedReduction(const std::string& op, const std::string& dtype, const std::string& reduce_op, uintptr_t input,
+                   uintptr_t output, std::vector<int64_t> counts_per_rank)
+        : counts(std::move(counts_per_rank)) {
+        reduction.op = op_from_name(op);
+        reduction.dtype = dtype_from_name(dtype);
+        reduction.reduce_op = reduce_op_from_name(reduce_op);
+        reduction.input = pointer(input);
+        reduction.output = pointer(output);
+    }
+
+    void run(Communicator& communicator, double timeout, void* stream = nullptr) {
+        reduction.counts = counts;
+        reduction.stream = stream;
+        communicator.reduce(reduction, timeout);
+    }
+};
+
+}  // namespace
+
+void bind_communicator(nb::module_& m) {
+    nb::class_<CommunicatorOptions>(m, "CommunicatorOptions")
+        .def(nb::init<>())
+        .def_rw("rank", &CommunicatorOptions::rank)
+        .def_rw("size", &CommunicatorOptions::size)
+        .def_rw("domain", &CommunicatorOptions::domain)
+        .def_rw("budget_mb", &CommunicatorOptions::budget_mb)
+        .def_rw("threads", &CommunicatorOptions::threads)
+        .def_rw("job", &CommunicatorOptions::job)
+        .def_rw("timeout", &CommunicatorOptions::timeout)
+        .def_rw("check", &CommunicatorOptions::check)
+        .def_rw("path", &CommunicatorOptions::path)
+        .def_rw("inline_bytes", &CommunicatorOptions::inline_bytes)
+        .def_rw("copy_threads", &CommunicatorOptions::copy_threads)
+        .def_rw("warn_after", &CommunicatorOptions::warn_after);
+
+    nb::class_<Work>(m, "Work")
+        .def("wait", &Work::wait, nb::arg("seconds") = -1.0, nb::call_guard<nb::gil_scoped_release>(),
+             "False if not finished within the time; raises what the call raised.")
+        .def("done", &Work::done);
+
+    nb::class_<Communicator>(m, "Communicator", nb::is_weak_referenceable())
+        .def_prop_ro("rank", &Communicator::rank)
+        .def_prop_ro("size", &Communicator::size)
+        .def_prop_ro("domain", &Communicator::domain)
+        .def_prop_ro("backend", &Communicator::backend)
+        .def("check_enqueued", &Communicator::check_enqueued, nb::arg("done"), nb::call_guard<nb::gil_scoped_release>(),
+             "Raises what is known to have failed behind calls enqueued on a device; `done`: they have ended.")
+        .def_prop_ro("usable", &Communicator::usable)
+        .def_prop_ro("control", &Communicator::control, nb::sig("def control(self, /) -> Communicator | None"),
+                     "Of ranks on devices: the communicator of the same ranks in host memory.")
+        .def(
+            "fail",
+            [](Communicator& self, const std::string& op, int kind, int code, const std::string& message) {
+                const nb::gil_scoped_release release;
+                self.fail(op_from_name(op),
+                          Error(static_cast<ErrorClass>(kind), static_cast<ErrorType>(code), message));
+            },
+            nb::arg("op"), nb::arg("kind"), nb::arg("code"), nb::arg("message"))
+        .def(
+            "reduce",
+            [](Communicator& self, const std::string& op, const std::string& dtype, const std::string& reduce_op,
+               uintptr_t input, uintptr_t output, std::vector<int64_t> counts, double timeout, uintptr_t stream) {
+                OwnedReduction call(op, dtype, reduce_op, input, output, std::move(counts));
+                const nb::gil_scoped_release release;
+                call.run(self, timeout, pointer(stream));
+            },
+            nb::arg("op"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("input"), nb::arg("output"),
+            nb::arg("counts"), nb::arg("timeout") = -1.0, nb::arg("stream") = 0,
+            "On a device's stream it is enqueued; without one the call blocks.")
+        .def(
+            "submit_reduce",
+            [](const CommunicatorPtr& self, const std::string& op, const std::string& dtype,
+               const std::string& reduce_op, uintptr_t input, uintptr_t output, std::vector<int64_t> counts,
+               double timeout) {
+                auto call = std::make_shared<OwnedReduction>(op, dtype, reduce_op, input, output, std::move(counts));
+                return self->submit([call, raw = self.get(), timeout] { call->run(*raw, timeout); });
+            },
+            nb::arg("op"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("input"), nb::arg("output"),
+            nb::arg("counts"), nb::arg("timeout") = -1.0)
+        .def(
+            "reduce_on_arrays",
+            [](CommunicatorPtr self, const std::string& op, const std::string& dtype, const std::string& reduce_op,
+               std::vector<int64_t> counts, Arrays arrays) {
+                auto owned = std::make_shared<const OwnedReduction>(op, dtype, reduce_op, 0, 0, std::move(counts));
+                const bool in_place = owned->reduction.op == OpKind::all_reduce;
+                return ArrayCall{std::move(arrays), in_place, self->lets_go(),
+                                 [owned, self](uintptr_t input, uintptr_t output, double timeout) {
+                                     Reduction reduction = owned->reduction;
+                                     reduction.counts = owned->counts;
+                                     reduction.input = pointer(input);
+                                     reduction.output = pointer(output);
+                                     self->reduce(reduction, timeout);
+                                 }};
+            },
+            nb::arg("op"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("counts"), nb::arg("arrays"),
+            "`reduce` for such arrays; an all_reduce may be in place.")
+        .def("abort", &Communicator::abort, nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>())
+        .def("destroy", &Communicator::destroy, nb::call_guard<nb::gil_scoped_release>())
+        .def("stats", &Communicator::stats)
+        .def("flight_record", &Communicator::flight_record);
+
+    m.def(
+        "communicator",
+        [](const CommunicatorOptions& options) {
+            const nb::gil_scoped_release release;
+            return find_or_make_communicator(options, make_shm_communicator);
+        },
+        nb::arg("options"), "The communicator of a domain, made if need be.");
+    m.def(
+        "cache_bytes", [] { return last_level_cache_bytes(affinity()); },
+        "Bytes of the last-level caches of the processors that this process may use: exchanges that outgrow them write "
+        "past them.");
+    m.def(
+        "pair_digests",
+        [](int rank, const std::vector<int64_t>& send_counts, const std::vector<int64_t>& recv_counts) {
+            const PairDigests digests = digest_pairs(rank, send_counts, recv_counts);
+            return std::pair(static_cast<int64_t>(digests.sent), static_cast<int64_t>(digests.expected));
+        },
+        nb::arg("rank"), nb::arg("send_counts"), nb::arg("recv_counts"),
+        "What one rank's counts add to two sums over all ranks, modulo 2^64, which are equal exactly when what the "
+        "ranks send is what their peers expect.");
+    m.def("thread_communicators", &make_threads, nb::arg("options"));
+    m.def("destroy_all", &destroy_all_communicators, nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,153 @@
+// Communicators over HCCL; libhccl and libascendcl are opened when the first of these functions needs them.
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+
+#include "bindings/bindings.h"
+#include "bootstrap/registry.h"
+#include "transport/hccl/hccl_communicator.h"
+#include "transport/hccl/library.h"
+#include "transport/hccl/synchronization.h"
+#include "transport/shm/shm_communicator.h"
+#include "transport/tcp/tcp_communicator.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace alltoallv {
+namespace {
+
+/// Ranks agree in a domain of their own: over shared memory, or between hosts over TCP.
+/// One over an HcclComm that the caller has replaced since, under the same name, is left.
+CommunicatorPtr find_or_make(const HcclOptions& hccl, CommunicatorOptions options, const CommunicatorFactory& make) {
+    options.job += "/hccl";
+    options.domain = hccl.domain;
+    options.rank = hccl.rank;
+    options.size = hccl.size;
+    options.budget_mb = 0;
+    const auto find = [&] {
+        return find_or_make_communicator(options, [&](const CommunicatorOptions& control) {
+            cann();  // before the peers are kept waiting
+            return make(control);
+        });
+    };
+    const CommunicatorPtr found = find();
+    const auto* over_hccl = dynamic_cast<const HcclCommunicator*>(found.get());
+    if (over_hccl == nullptr || over_hccl->borrowed() == hccl.comm) return found;
+    found->destroy();
+    return find();
+}
+
+CommunicatorPtr make_on_one_host(const HcclOptions& hccl, const CommunicatorOptions& options) {
+    return find_or_make(hccl, options, [&hccl](const CommunicatorOptions& control) {
+        return std::make_shared<HcclCommunicator>(hccl, make_shm_communicator(control));
+    });
+}
+
+CommunicatorPtr make_across_hosts(const HcclOptions& hccl, const CommunicatorOptions& options,
+                                  const TcpAddress& rank_0) {
+    return find_or_make(hccl, options, [&](const CommunicatorOptions& control) {
+        if (!rank_0.host.empty())
+            return std::make_shared<HcclCommunicator>(hccl, make_tcp_communicator(control, rank_0));
+        return std::make_shared<HcclCommunicator>(hccl, nullptr, [&](const GatherBytes& gather, std::string& failure) {
+            return make_tcp_communicator(control, gather, failure);
+        });
+    });
+}
+
+}  // namespace
+
+void bind_hccl(nb::module_& m) {
+    nb::class_<HcclOptions>(m, "HcclOptions")
+        .def(nb::init<>())
+        .def_rw("rank", &HcclOptions::rank)
+        .def_rw("size", &HcclOptions::size)
+        .def_rw("domain", &HcclOptions::domain)
+        .def_rw("buffer_mb", &HcclOptions::buffer_mb)
+        .def_rw("timeout", &HcclOptions::timeout)
+        .def_rw("check", &HcclOptions::check)
+        .def_rw("device", &HcclOptions::device)
+        .def_prop_rw(
+            "comm", [](const HcclOptions& self) { return reinterpret_cast<uintptr_t>(self.comm); },
+            [](HcclOptions& self, uintptr_t comm) { self.comm = pointer(comm); })
+        .def_rw("poll", &HcclOptions::poll)
+        .def_rw("rank_table", &HcclOptions::rank_table)
+        .def_prop_rw(
+            "root_info",
+            [](const HcclOptions& self) { return nb::bytes(self.root_info.data(), self.root_info.size()); },
+            [](HcclOptions& self, const nb::bytes& info) { self.root_info = std::string(info.c_str(), info.size()); });
+
+    m.def(
+        "hccl_communicator",
+        [](const HcclOptions& options) -> CommunicatorPtr {
+            const nb::gil_scoped_release release;
+            return std::make_shared<HcclCommunicator>(options, nullptr);
+        },
+        "options"_a, "A new communicator over HCCL, whose maker sees to agreement. Collective.");
+    m.def(
+        "hccl_communicator_on_host",
+        [](const HcclOptions& options, const CommunicatorOptions& control) {
+            const nb::gil_scoped_release release;
+            return make_on_one_host(options, control);
+        },
+        "options"_a, "control"_a,
+        "The communicator over HCCL of a domain whose ranks share this host and agree over shared memory, made if need "
+        "be; `control` gives job, timeout and warn_after.");
+    m.def(
+        "hccl_communicator_across_hosts",
+        [](const HcclOptions& options, const CommunicatorOptions& control, const std::string& host, int port) {
+            const nb::gil_scoped_release release;
+            return make_across_hosts(options, control, {host, port});
+        },
+        "options"_a, "control"_a, "host"_a = "", "port"_a = 0,
+        "The same for ranks that agree over TCP, with rank 0 listening on that port of that host. Without a host the "
+        "options name an HcclComm or a rank table, and HCCL carries rank 0's addresses.");
+    m.def(
+        "hccl_root_info",
+        [](int device) {
+            std::string info;
+            {
+                const nb::gil_scoped_release release;
+                const KeepDevice keep;
+                const Device bound(device);
+                info = make_root_info();
+            }
+            return nb::bytes(info.data(), info.size());
+        },
+        "device"_a = -1,
+        "What rank 0 hands to all ranks, 4108 bytes; HCCL is listening from then on. The thread's device stays.");
+    m.def(
+        "hccl_comm_name", [](uintptr_t comm) { return name_of(static_cast<HcclComm>(pointer(comm))); }, "comm"_a,
+        "HCCL's name of an HcclComm: equal on all of its ranks.");
+    m.def(
+        "hccl_comm_name",
+        [](const CommunicatorPtr& communicator) {
+            const auto* over_hccl = dynamic_cast<const HcclCommunicator*>(communicator.get());
+            return over_hccl != nullptr ? over_hccl->hccl_name() : std::string();
+        },
+        "communicator"_a, "The same of ours, as HCCL's logs have it; empty where it has no HcclComm.");
+    m.def("leave_out_synchronizations", &leave_out_synchronizations, "names"_a,
+          "For tests: names separated by commas, see op_host/transport/hccl/synchronization.h.");
+    m.attr("root_info_bytes") = hccl_root_info_bytes;
+    m.def(
+        "npu_current_device",
+        [] {
+            int32_t device = -1;
+            return cann().aclrtGetDevice(&device) == 0 ? device : -1;
+        },
+        "The calling thread's device; -1 if it has none.");
+    m.def(
+        "cann_available", [] { return cann().HcclAlltoAllV != nullptr; },
+        "True, or the error that says what is missing.");
+    m.def(
+        "npu_devices",
+        [] {
+            const DeviceQuery query = query_devices();
+            return nb::make_tuple(query.soc_name, query.count);
+        },
+        nb::sig("def npu_devices() -> tuple[str, int]"), "Name of the SoC and number of visible devices.");
+}
+
+}  // namespace alltoallv

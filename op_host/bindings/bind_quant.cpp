@@ -1,0 +1,277 @@
+// Quantized reductions, and the rows of quantized exchanges, on raw addresses.
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "atb/quant_all_reduce.h"
+#include "bindings/array_call.h"
+#include "bindings/bindings.h"
+#include "core/communicator.h"
+#include "core/quant_terms.h"
+#include "op_kernel/cpu/quantize.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace alltoallv {
+namespace {
+
+Overflow overflow_from_name(const std::string& name) {
+    if (name == "saturate") return Overflow::saturate;
+    if (name == "raise") return Overflow::raise;
+    if (name == "infinity") return Overflow::infinity;
+    throw invalid_param("overflow is '" + name + "', expected saturate, raise or infinity");
+}
+
+/// Of an array that may be left out; one without elements may lie at 0.
+using Address = std::optional<uintptr_t>;
+
+std::vector<float> floats_at(uintptr_t address, size_t count) {
+    const auto* first = pointer<const float>(address);
+    return {first, first + count};
+}
+
+/// All but the addresses of a call; pending calls share it with the plan and need no Python to drop it.
+class QuantPlanData {
+  public:
+    QuantPlanData(const std::string& op, const std::string& dtype, const std::string& out_dtype,
+                  std::vector<int64_t> counts, int bits, int64_t group_size, bool requantizes, bool average,
+                  const std::string& overflow, uintptr_t scale, size_t scales, uintptr_t scale_2, float offset)
+        : counts_(std::move(counts)),
+          scale_(floats_at(scale, scales)),
+          scale_2_(floats_at(scale_2, scale_2 == 0 ? 0 : scales)) {
+        request_.op = op_from_name(op);
+        request_.mode = scale_2 != 0 ? QuantMode::two_scales
+                        : scale != 0 ? QuantMode::shared_scale
+                                     : QuantMode::dynamic;
+        request_.dtype = dtype_from_name(dtype);
+        request_.out_dtype = dtype_from_name(out_dtype);
+        request_.overflow = overflow_from_name(overflow);
+        request_.average = average;
+        request_.requantizes = requantizes;
+        request_.bits = bits;
+        request_.group_size = group_size;
+        request_.offset = offset;
+        request_.counts = counts_;
+        request_.scale = scale_;
+        request_.scale_2 = scale_2_;
+    }
+    QuantPlanData(const QuantPlanData&) = delete;  // the spans point into this object
+    QuantPlanData& operator=(const QuantPlanData&) = delete;
+
+    void run(Communicator& communicator, uintptr_t input, uintptr_t output, Address error, Address gather_error,
+             double timeout) const {
+        QuantReduction request = request_;
+        request.input = pointer(input);
+        request.output = pointer(output);
+        request.feeds_back = error.has_value();
+        request.gather_feeds_back = gather_error.has_value();
+        request.error = pointer<float>(error.value_or(0));
+        request.gather_error = pointer<float>(gather_error.value_or(0));
+        communicator.quant_reduce(request, timeout);
+    }
+
+    void compare(Communicator& communicator, bool feeds_back, bool gather_feeds_back) const {
+        QuantReduction request = request_;
+        request.moves = false;
+        request.feeds_back = feeds_back;
+        request.gather_feeds_back = gather_feeds_back;
+        communicator.quant_reduce(request, -1);
+    }
+
+  private:
+    std::vector<int64_t> counts_;
+    std::vector<float> scale_, scale_2_;
+    QuantReduction request_;
+};
+
+struct QuantPlan {
+    CommunicatorPtr communicator;
+    std::shared_ptr<const QuantPlanData> data;
+};
+
+/// Bytes of a quantized row: its scales, its codes, and padding, so that the next row's scales are aligned.
+size_t row_bytes(const kernel::QuantFormat& format, size_t length) {
+    format.check();
+    return (format.groups(length) * sizeof(float) + format.code_bytes(length) + 3) / 4 * 4;
+}
+
+void bind_rows(nb::module_& m) {
+    m.def(
+        "quantized_row_bytes",
+        [](size_t length, int bits, size_t group_size) { return row_bytes({bits, group_size}, length); }, "length"_a,
+        "bits"_a, "group_size"_a, "Bytes of a row of `length` elements: float32 scales, codes, padding to 4 bytes.");
+    m.def("quantized_row_terms", &row_terms, "bits"_a, "group_size"_a,
+          "What peers agree on beside the bytes of a row, for `root` of an exchange.");
+    m.def("describe_row_terms", &describe_row_terms, "terms"_a, "These terms in words.");
+    m.def(
+        "quantize_rows",
+        [](int bits, size_t group_size, const std::string& dtype, uintptr_t input, size_t rows, size_t length,
+           uintptr_t out) {
+            const kernel::QuantFormat format{bits, group_size};
+            const DType type = dtype_from_name(dtype);
+            const size_t stride = row_bytes(format, length), codes = format.groups(length) * sizeof(float);
+            const size_t used = codes + format.code_bytes(length);
+            const char* from = pointer<const char>(input);
+            char* to = pointer<char>(out);
+            for (size_t r = 0; r < rows; ++r, from += length * size_of(type), to += stride) {
+                kernel::quantize(format, type, from, length, to + codes, reinterpret_cast<float*>(to), nullptr);
+                std::fill(to + used, to + stride, char{0});
+            }
+        },
+        "bits"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "out"_a,
+        nb::call_guard<nb::gil_scoped_release>(), "`out` is aligned to 4 bytes.");
+    m.def(
+        "dequantize_rows",
+        [](int bits, size_t group_size, const std::string& dtype, uintptr_t input, size_t rows, size_t length,
+           const std::string& overflow, uintptr_t out) {
+            const kernel::QuantFormat format{bits, group_size};
+            const DType type = dtype_from_name(dtype);
+            const auto handling = static_cast<kernel::Overflow>(overflow_from_name(overflow));
+            const size_t stride = row_bytes(format, length), codes = format.groups(length) * sizeof(float);
+            const char* from = pointer<const char>(input);
+            char* to = pointer<char>(out);
+            bool fits = true;
+            for (size_t r = 0; r < rows; ++r, from += stride, to += length * size_of(type))
+                fits &= kernel::dequantize(format, type, from + codes, reinterpret_cast<const float*>(from), length,
+                                           handling, to);
+            return fits;
+        },
+        "bits"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "overflow"_a, "out"_a,
+        nb::call_guard<nb::gil_scoped_release>(), "False: a value did not fit and overflow is raise.");
+}
+
+using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
+using Descs = std::vector<TensorDesc>;
+
+Buffer buffer(std::pair<uintptr_t, uint64_t> place) {
+    return {pointer(place.first), place.second};
+}
+
+void bind_quant_operation(nb::module_& m) {
+    using Operation = QuantAllReduceOperation;
+    using Place = std::pair<uintptr_t, uint64_t>;
+    nb::class_<QuantAllReduceParam>(m, "QuantAllReduceParam", "ATB's quantized AllReduce; `group` has no counts.")
+        .def(
+            "__init__",
+            [](QuantAllReduceParam* self, const AllToAllVParam& group, std::string all_reduce_type, int quant_type,
+               int out_data_type, int bits, int64_t group_size, bool requantizes, const std::string& overflow) {
+                const Overflow handling = overflow_from_name(overflow);
+                auto* param = new (self) QuantAllReduceParam;
+                param->group = group;
+                param->all_reduce_type = std::move(all_reduce_type);
+                param->quant_type = static_cast<QuantType>(quant_type);
+                param->out_data_type = out_data_type;
+                param->bits = bits;
+                param->group_size = group_size;
+                param->requantizes = requantizes;
+                param->overflow = handling;
+            },
+            "group"_a, "all_reduce_type"_a, "quant_type"_a, "out_data_type"_a, "bits"_a = 8, "group_size"_a = 128,
+            "requantizes"_a = false, "overflow"_a = "saturate");
+    nb::class_<Operation>(m, "QuantAllReduceOperation", "The ATB-shaped operator on raw addresses.")
+        .def(
+            "__init__",
+            [](Operation* self, const QuantAllReduceParam& param, std::optional<DeviceInfo> device,
+               CommunicatorPtr communicator, Connect connect) {
+                if (communicator != nullptr) connect = [communicator](const AllToAllVParam&) { return communicator; };
+                new (self) Operation(param, std::move(device), std::move(connect));
+            },
+            "param"_a, "device"_a = nb::none(), "communicator"_a = nb::none(), "connect"_a = nb::none())
+        .def(
+            "check",
+            [](const Operation& self, const Descs& inputs, const Descs& outputs) {
+                return self.check(inputs, outputs);
+            },
+            "inputs"_a, "outputs"_a, "The output, after the checks of infer_shape and setup; the peers hear nothing.")
+        .def(
+            "infer_shape", [](Operation& self, const Descs& inputs) { return self.infer_shape(inputs); }, "inputs"_a,
+            ReleaseGil())
+        .def(
+            "setup", [](Operation& self, const Descs& inputs, const Descs& outputs) { self.setup(inputs, outputs); },
+            "inputs"_a, "outputs"_a, ReleaseGil())
+        .def("workspace_size", &Operation::workspace_size)
+        .def(
+            "execute",
+            [](Operation& self, const std::vector<Place>& inputs, const std::vector<Place>& outputs, double timeout) {
+                std::vector<Buffer> ins, outs;
+                for (const Place& place : inputs) ins.push_back(buffer(place));
+                for (const Place& place : outputs) outs.push_back(buffer(place));
+                self.execute(ins, outs, timeout);
+            },
+            "inputs"_a, "outputs"_a, "timeout"_a = -1.0, ReleaseGil(), "Pairs of address and bytes.")
+        .def(
+            "announce",
+            [](Operation& self, int code, const std::string& message) {
+                self.announce({ErrorClass::invalid_tensor, static_cast<ErrorType>(code), message});
+            },
+            "code"_a, "message"_a, ReleaseGil(), "Tells the peers that this rank fails its next call.");
+}
+
+}  // namespace
+
+void bind_quant(nb::module_& m) {
+    nb::class_<QuantPlan>(m, "QuantPlan", "A quantized reduction, ready to run on any buffers that fit it.")
+        .def(
+            "__init__",
+            [](QuantPlan* self, CommunicatorPtr communicator, const std::string& op, const std::string& dtype,
+               const std::string& out_dtype, std::vector<int64_t> counts, int bits, int64_t group_size,
+               bool requantizes, bool average, const std::string& overflow, uintptr_t scale, size_t scales,
+               uintptr_t scale_2, float offset) {
+                new (self) QuantPlan{
+                    std::move(communicator),
+                    std::make_shared<QuantPlanData>(op, dtype, out_dtype, std::move(counts), bits, group_size,
+                                                    requantizes, average, overflow, scale, scales, scale_2, offset)};
+            },
+            "communicator"_a, "op"_a, "dtype"_a, "out_dtype"_a, "counts"_a, "bits"_a = 8, "group_size"_a = 128,
+            "requantizes"_a = false, "average"_a = false, "overflow"_a = "saturate", "scale"_a = 0, "scales"_a = 0,
+            "scale_2"_a = 0, "offset"_a = 0.0f,
+            "counts: of every rank for a reduce_scatter, else one entry. scale and scale_2: addresses of `scales` "
+            "float32 each, copied.")
+        .def(
+            "run",
+            [](const QuantPlan& self, uintptr_t input, uintptr_t output, Address error, Address gather_error,
+               double timeout) {
+                const nb::gil_scoped_release release;
+                self.data->run(*self.communicator, input, output, error, gather_error, timeout);
+            },
+            "input"_a, "output"_a, "error"_a = nb::none(), "gather_error"_a = nb::none(), "timeout"_a = -1.0)
+        .def(
+            "compare",
+            [](const QuantPlan& self, bool feeds_back, bool gather_feeds_back) {
+                const nb::gil_scoped_release release;
+                self.data->compare(*self.communicator, feeds_back, gather_feeds_back);
+            },
+            "feeds_back"_a, "gather_feeds_back"_a, "The ranks' agreement alone, for who moves the data by other means.")
+        .def(
+            "submit",
+            [](const QuantPlan& self, uintptr_t input, uintptr_t output, Address error, Address gather_error,
+               double timeout) {
+                return self.communicator->submit(
+                    [data = self.data, communicator = self.communicator.get(), input, output, error, gather_error,
+                     timeout] { data->run(*communicator, input, output, error, gather_error, timeout); });
+            },
+            "input"_a, "output"_a, "error"_a = nb::none(), "gather_error"_a = nb::none(), "timeout"_a = -1.0)
+        .def(
+            "on_arrays",
+            [](const QuantPlan& self, Arrays arrays) {
+                return ArrayCall{std::move(arrays), true, self.communicator->lets_go(),
+                                 [plan = self](uintptr_t input, uintptr_t output, double timeout) {
+                                     plan.data->run(*plan.communicator, input, output, {}, {}, timeout);
+                                 }};
+            },
+            "arrays"_a, "The same, without error feedback, for such arrays.");
+    bind_rows(m);
+    bind_quant_operation(m);
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,42 @@
+/// \file bindings.h
+/// \brief The parts of the extension module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <string>
+
+#include "base/dtype.h"
+#include "core/collective.h"
+
+namespace alltoallv {
+
+void bind_errors(nanobind::module_& m);
+void bind_memory(nanobind::module_& m);
+void bind_communicator(nanobind::module_& m);
+void bind_numpy_arrays(nanobind::module_& m);
+void bind_torch_tensors(nanobind::module_& m);
+void bind_array_call(nanobind::module_& m);
+void bind_repeats(nanobind::module_& m);
+void bind_plan(nanobind::module_& m);
+void bind_operation(nanobind::module_& m);
+void bind_hccl(nanobind::module_& m);
+void bind_kernels(nanobind::module_& m);
+void bind_quant(nanobind::module_& m);
+
+/// Of the exception that is being handled: for functions that Python calls past nanobind, which does it for its own.
+void set_python_error();
+
+/// Throw `Error` for a name that does not exist.
+DType dtype_from_name(const std::string& name);
+OpKind op_from_name(const std::string& name);
+ReduceOp reduce_op_from_name(const std::string& name);
+
+/// Addresses cross as integers: it is the cheapest way from any framework's `data_ptr`.
+template <class T = void>
+T* pointer(uintptr_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,261 @@
+/// \file bootstrap_protocol.cpp
+/// \brief Messages, checks and error texts of the bootstrap.
+#include "bootstrap/bootstrap_protocol.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <map>
+
+#include "bootstrap/unix_socket.h"
+
+namespace alltoallv {
+
+namespace {
+
+constexpr uint32_t magic = 0x76326132;  // "2a2v"
+constexpr int max_ranks = 4096;
+constexpr size_t max_text_bytes = 8192;  // job, domain and settings each; the three fit in one message
+
+// In front of every message, the same in every version.
+struct Prefix {
+    uint32_t magic, version, kind;
+    int32_t value;
+};
+
+struct HelloBody {
+    int32_t size;
+    uint32_t job_bytes, domain_bytes, settings_bytes;
+    uint64_t control_bytes;
+};
+
+template <class T>
+std::string_view bytes_of(const T& value) {
+    return {reinterpret_cast<const char*>(&value), sizeof(T)};
+}
+
+template <class T>
+bool take(std::string_view& from, T& value) {
+    if (from.size() < sizeof(T)) return false;
+    std::memcpy(&value, from.data(), sizeof(T));
+    from.remove_prefix(sizeof(T));
+    return true;
+}
+
+bool take(std::string_view& from, std::string& text, size_t bytes) {
+    if (from.size() < bytes) return false;
+    text.assign(from.substr(0, bytes));
+    from.remove_prefix(bytes);
+    return true;
+}
+
+std::map<std::string, std::string> parse_settings(std::string_view text) {
+    std::map<std::string, std::string> settings;
+    while (!text.empty()) {
+        const std::string_view item = text.substr(0, text.find(';'));
+        text.remove_prefix(std::min(text.size(), item.size() + 1));
+        if (item.empty()) continue;
+        const size_t equals = std::min(item.find('='), item.size());
+        settings[std::string(item.substr(0, equals))] = item.substr(std::min(item.size(), equals + 1));
+    }
+    return settings;
+}
+
+std::string rank_text(int rank) {
+    return "rank " + std::to_string(rank);
+}
+
+void check_settings(const Hello& joining, const Hello& present) {
+    const auto theirs = parse_settings(joining.settings), ours = parse_settings(present.settings);
+    auto keys = ours;
+    keys.insert(theirs.begin(), theirs.end());
+    const auto say = [](const auto& settings, const std::string& key) {
+        const auto found = settings.find(key);
+        return found == settings.end() ? key + " unset" : key + " = '" + found->second + "'";
+    };
+    for (const auto& [key, unused] : keys) {
+        const std::string their = say(theirs, key), our = say(ours, key);
+        if (their == our) continue;
+        throw invalid_param(rank_text(joining.rank) + " has " + their + ", " + rank_text(present.rank) + " has " + our +
+                            ": settings of domain '" + present.domain + "' must be equal on every rank");
+    }
+}
+
+}  // namespace
+
+std::string encode(MessageKind kind, int32_t value, std::string_view body) {
+    std::string data(bytes_of(Prefix{magic, protocol_version, static_cast<uint32_t>(kind), value}));
+    return data.append(body);
+}
+
+std::optional<Packet> decode(std::string_view data) {
+    Prefix prefix{};
+    if (!take(data, prefix) || prefix.magic != magic) return std::nullopt;
+    return Packet{prefix.version, static_cast<MessageKind>(prefix.kind), prefix.value, data};
+}
+
+std::string encode_failure(const Error& error, const BootstrapOptions& options) {
+    const auto code = static_cast<int32_t>(error.code());
+    std::string text(error.what());
+    if (error.kind() == ErrorClass::backend_unavailable && !text.starts_with("rank ")) {
+        text = rank_text(options.rank) + " (pid " + std::to_string(getpid()) + "): " + text;
+    }
+    return encode(MessageKind::failure, static_cast<int32_t>(error.kind()),
+                  std::string(bytes_of(code)).append(text, 0, max_message_bytes / 2));
+}
+
+Error decode_failure(const Packet& packet) {
+    std::string_view body = packet.body;
+    int32_t code = 0;
+    if (!take(body, code) || packet.value < 0 || packet.value > static_cast<int32_t>(ErrorClass::backend_unavailable)) {
+        return peer_lost("a rank failed during bootstrap with a message that cannot be read");
+    }
+    return {static_cast<ErrorClass>(packet.value), static_cast<ErrorType>(code), std::string(body)};
+}
+
+Hello hello_of(const BootstrapOptions& options) {
+    return {protocol_version, options.rank,   options.size,    options.control_bytes,
+            options.job,      options.domain, options.settings};
+}
+
+std::string encode_hello(const Hello& hello) {
+    const auto bytes = [](const std::string& text) { return static_cast<uint32_t>(text.size()); };
+    const HelloBody body{hello.size, bytes(hello.job), bytes(hello.domain), bytes(hello.settings), hello.control_bytes};
+    return encode(MessageKind::hello, hello.rank,
+                  std::string(bytes_of(body)).append(hello.job).append(hello.domain).append(hello.settings));
+}
+
+std::optional<Hello> decode_hello(const Packet& packet) {
+    if (packet.kind != MessageKind::hello) return std::nullopt;
+    Hello hello;
+    hello.version = packet.version;
+    hello.rank = packet.value;
+    if (hello.version != protocol_version) return hello;
+    HelloBody fixed{};
+    std::string_view body = packet.body;
+    if (!take(body, fixed) || !take(body, hello.job, fixed.job_bytes) ||
+        !take(body, hello.domain, fixed.domain_bytes) || !take(body, hello.settings, fixed.settings_bytes)) {
+        return std::nullopt;
+    }
+    hello.size = fixed.size;
+    hello.control_bytes = fixed.control_bytes;
+    return hello;
+}
+
+void check_options(const BootstrapOptions& options) {
+    if (options.size < 1 || options.size > max_ranks) {
+        throw invalid_param("size is " + std::to_string(options.size) + ", expected 1 to " + std::to_string(max_ranks));
+    }
+    if (options.rank < 0 || options.rank >= options.size) {
+        throw invalid_param("rank is " + std::to_string(options.rank) + ", expected 0 to " +
+                            std::to_string(options.size - 1));
+    }
+    if (!(options.timeout >= 0)) {
+        throw invalid_param("timeout is " + std::to_string(options.timeout) + ", expected seconds >= 0");
+    }
+    for (const auto& [name, text] : {std::pair{"job", &options.job}, std::pair{"domain", &options.domain},
+                                     std::pair{"settings", &options.settings}}) {
+        if (text->size() > max_text_bytes) {
+            throw invalid_param(std::string(name) + " has " + std::to_string(text->size()) +
+                                " bytes, expected at most " + std::to_string(max_text_bytes));
+        }
+    }
+}
+
+void check_joining(const Hello& joining, const Hello& present) {
+    const std::string their = rank_text(joining.rank), our = rank_text(present.rank);
+    const std::string domain = "domain '" + present.domain + "'";
+    if (joining.version != present.version) {
+        throw invalid_param(their + " speaks version " + std::to_string(joining.version) + " of the bootstrap, " + our +
+                            " version " + std::to_string(present.version) +
+                            ": every rank must use the same release of alltoallv");
+    }
+    if (joining.domain != present.domain || joining.job != present.job) {
+        throw invalid_param(their + " asks for domain '" + joining.domain + "' of job '" + joining.job + "', " + our +
+                            " for " + domain + " of job '" + present.job + "'");
+    }
+    if (joining.size != present.size) {
+        throw invalid_param(their + " says the " + domain + " has " + std::to_string(joining.size) + " ranks, " + our +
+                            " says " + std::to_string(present.size));
+    }
+    if (joining.rank < 0 || joining.rank >= present.size) {
+        throw invalid_param(their + " joined " + domain + ", expected ranks 0 to " + std::to_string(present.size - 1));
+    }
+    if (joining.control_bytes != present.control_bytes) {
+        throw invalid_param(their + " wants a control segment of " + std::to_string(joining.control_bytes) +
+                            " bytes for " + domain + ", " + our + " one of " + std::to_string(present.control_bytes));
+    }
+    check_settings(joining, present);
+}
+
+Error joined_twice(const Hello& hello, pid_t first, pid_t second) {
+    const std::string who = first == second ? "from two threads of pid " + std::to_string(first)
+                                            : "as pid " + std::to_string(first) + " and pid " + std::to_string(second);
+    return invalid_param(rank_text(hello.rank) + " joined domain '" + hello.domain + "' twice, " + who);
+}
+
+Error absent_error(const BootstrapOptions& options, double seconds, const std::vector<int>& ranks,
+                   const std::string& had_not) {
+    std::string list;
+    for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(rank);
+    return comm_timeout("after " + seconds_text(seconds) + (ranks.size() == 1 ? " rank " : " ranks ") + list + " of " +
+                        std::to_string(options.size) + " " + had_not + " " + describe(options));
+}
+
+Error gave_up_error(const BootstrapOptions& options) {
+    return peer_lost(rank_text(options.rank) + " (pid " + std::to_string(getpid()) + ") gave up while joining " +
+                     describe(options));
+}
+
+std::string describe(const BootstrapOptions& options) {
+    return "domain '" + options.domain + "' (job '" + options.job + "')";
+}
+
+std::string seconds_text(double seconds) {
+    char text[32];
+    std::snprintf(text, sizeof(text), seconds < 1 ? "%.2f s" : "%.1f s", std::min(seconds, 1e9));
+    return text;
+}
+
+UniqueFd make_control_segment(size_t bytes) {
+#ifndef MFD_NOEXEC_SEAL
+    constexpr unsigned MFD_NOEXEC_SEAL = 8;  // Linux 6.3; systems that forbid executable memfds insist on it
+#endif
+    constexpr unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+    UniqueFd fd(::memfd_create("alltoallv-control", flags | MFD_NOEXEC_SEAL));
+    if (!fd && errno == EINVAL) fd.reset(::memfd_create("alltoallv-control", flags));
+    if (!fd) throw system_error("cannot create the shared control segment", errno);
+    if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+        throw system_error("cannot size the shared control segment to " + std::to_string(bytes) + " bytes", errno);
+    }
+    // Nobody may resize it: a mapping beyond the end would kill whoever touches it.
+    if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+        throw system_error("cannot seal the shared control segment", errno);
+    }
+    return fd;
+}
+
+Patience::Patience(const BootstrapOptions& options) : poll_(options.poll), polled_(std::chrono::steady_clock::now()) {
+    const std::chrono::duration<double> timeout(std::min(options.timeout, 1e8));  // infinity is fine
+    deadline_ = polled_ + std::chrono::duration_cast<std::chrono::steady_clock::duration>(timeout);
+}
+
+void Patience::tick() {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - polled_ < std::chrono::milliseconds(50)) return;
+    polled_ = now;
+    if (poll_) poll_();
+}
+
+int Patience::slice_ms(int limit_ms) const {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - std::chrono::steady_clock::now());
+    return static_cast<int>(std::clamp<int64_t>(left.count(), 0, std::min(limit_ms, 50)));
+}
+
+}  // namespace alltoallv

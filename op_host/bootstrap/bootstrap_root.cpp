@@ -1,0 +1,284 @@
+/// \file bootstrap_root.cpp
+/// \brief The root's half of the bootstrap of processes.
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <thread>
+
+#include "bootstrap/bootstrap_protocol.h"
+#include "bootstrap/bootstrap_rendezvous.h"
+#include "bootstrap/unix_socket.h"
+
+namespace alltoallv {
+
+namespace {
+
+/// Admits the peers of one domain and hands out what they need. Never waits for a single connection: every wait is
+/// over all of them, so that a silent stranger delays nobody and the end of any member is seen at once.
+class Root {
+  public:
+    explicit Root(const BootstrapOptions& options)
+        : options_(options),
+          hello_(hello_of(options)),
+          patience_(options),
+          members_(static_cast<size_t>(options.size)) {
+        members_[0].pid = getpid();
+    }
+
+    ~Root() { close_door(); }
+
+    Membership run() {
+        if (options_.size > 1) open();
+        try {
+            while (!waiting_for(&Member::joined).empty()) step();
+            close_door();
+            strangers_.clear();
+            UniqueFd control = make_control_segment(options_.control_bytes);
+            distribute(control.get());
+            while (!waiting_for(&Member::confirmed).empty()) step();
+            return commit(std::move(control));
+        } catch (const Error& error) {
+            tell_everybody(error);
+            throw;
+        } catch (...) {
+            tell_everybody(gave_up_error(options_));
+            throw;
+        }
+    }
+
+  private:
+    struct Member {
+        UniqueFd socket, pidfd;
+        UniqueFd link;  ///< what the membership keeps; `socket` is for the bootstrap alone
+        pid_t pid = 0;
+        bool joined = false, confirmed = false;
+    };
+
+    /// Connected, of our user, and not yet heard of.
+    struct Stranger {
+        UniqueFd socket;
+        pid_t pid = 0;
+    };
+
+    /// Listens on the first name that is free.
+    void open() {
+        using std::chrono::milliseconds;
+        std::array<Patience::TimePoint, name_attempts> unanswered{};
+        for (int pause_ms = 1;; pause_ms = std::min(2 * pause_ms, 20)) {
+            std::string holder = "other users";
+            for (int attempt = 0; attempt < name_attempts; ++attempt) {
+                const std::string name = socket_name(options_, attempt);
+                listener_ = listen_abstract(name);
+                if (listener_) return;
+                const Connection connection = connect_abstract(name);
+                if (connection.error == 0) {
+                    const Credentials credentials = peer_credentials(connection.socket.get());
+                    const bool ours = credentials.uid == geteuid();
+                    if (!ours || !is_alive(credentials.pid, open_pidfd(credentials.pid))) continue;
+                    // Most likely an earlier bootstrap of this domain that is just ending.
+                    holder = "pid " + std::to_string(credentials.pid) + " of this user, which is opening the same one";
+                    break;
+                }
+                if (connection.error != ECONNREFUSED && connection.error != EAGAIN) continue;
+                // Bound and silent: gone by now, about to listen, or somebody squats on it without an answer.
+                const auto now = std::chrono::steady_clock::now();
+                Patience::TimePoint& since = unanswered[static_cast<size_t>(attempt)];
+                if (since == Patience::TimePoint{}) since = now;
+                if (now - since < milliseconds(50)) break;
+            }
+            patience_.tick();
+            if (patience_.expired()) {
+                throw comm_timeout("after " + seconds_text(options_.timeout) + " the name of " + describe(options_) +
+                                   " was still taken by " + holder);
+            }
+            std::this_thread::sleep_for(milliseconds(patience_.slice_ms(pause_ms)));
+        }
+    }
+
+    /// Frees the name: the domain may be made anew. A child forked meanwhile holds the socket too, so closing is not
+    /// enough to have newcomers refused.
+    void close_door() {
+        if (listener_) ::shutdown(listener_.get(), SHUT_RDWR);
+        listener_.reset();
+    }
+
+    /// Waits for anything to happen, at most `limit_ms`, and deals with it.
+    void step(int limit_ms = 50) {
+        check_time();
+        std::vector<pollfd> items{{listener_.get(), POLLIN, 0}};
+        for (const Member& member : members_) {
+            items.push_back({member.socket.get(), POLLIN, 0});
+            items.push_back({member.pidfd.get(), POLLIN, 0});
+        }
+        for (const Stranger& stranger : strangers_) items.push_back({stranger.socket.get(), POLLIN, 0});
+        if (::poll(items.data(), items.size(), patience_.slice_ms(limit_ms)) <= 0) return;
+
+        for (int rank = 1; rank < options_.size; ++rank) {
+            const auto at = 1 + 2 * static_cast<size_t>(rank);
+            if (items[at].revents != 0 || items[at + 1].revents != 0) hear(rank);
+        }
+        if (!strangers_.empty()) hear_strangers();
+        if (items[0].revents != 0) accept_strangers();
+    }
+
+    void check_time() {
+        patience_.tick();
+        if (patience_.expired()) throw late(options_.timeout);
+    }
+
+    /// Everything that a member has said since; throws when it has failed or gone.
+    void hear(int rank) {
+        Member& member = members_[static_cast<size_t>(rank)];
+        const bool ended = has_ended(member.pidfd);  // asked first: what it had sent before it ended still counts
+        Message message;
+        IoStatus status;
+        while ((status = try_receive(member.socket.get(), message)) == IoStatus::done) {
+            const std::optional<Packet> packet = decode(message.data);
+            if (packet && packet->kind == MessageKind::failure) throw decode_failure(*packet);
+            if (packet && packet->kind == MessageKind::expired) throw late(packet->value / 1000.0);
+            if (!packet || packet->kind != MessageKind::ack) {
+                throw backend_unavailable("rank " + std::to_string(rank) + " (pid " + std::to_string(member.pid) +
+                                          ") sent an unexpected message while joining " + describe(options_));
+            }
+            member.confirmed = true;
+        }
+        if (status == IoStatus::closed || ended) throw lost(rank);
+    }
+
+    void accept_strangers() {
+        for (int i = 0; i < options_.size + 64; ++i) {  // a flood must not keep us from those who are in
+            UniqueFd socket = accept_connection(listener_.get());
+            if (!socket) return;
+            const Credentials credentials = peer_credentials(socket.get());
+            if (credentials.uid == geteuid()) strangers_.push_back({std::move(socket), credentials.pid});
+        }
+    }
+
+    void hear_strangers() {
+        for (Stranger& stranger : strangers_) {
+            Message message;
+            const IoStatus status = try_receive(stranger.socket.get(), message);
+            if (status == IoStatus::again) continue;
+            const std::optional<Packet> packet = decode(message.data);  // none in an empty message
+            const std::optional<Hello> hello = packet ? decode_hello(*packet) : std::nullopt;
+            if (hello) admit(*hello, stranger);
+            stranger.socket.reset();
+        }
+        std::erase_if(strangers_, [](const Stranger& stranger) { return !stranger.socket; });
+    }
+
+    /// A stranger that is refused stays in the list, so that it is told why with everybody else.
+    void admit(const Hello& hello, Stranger& stranger) {
+        check_joining(hello, hello_);
+        Member& member = members_[static_cast<size_t>(hello.rank)];
+        if (hello.rank == 0 || member.joined) throw joined_twice(hello, member.pid, stranger.pid);
+        if (stranger.pid == 0) {
+            throw backend_unavailable("rank 0 and rank " + std::to_string(hello.rank) + " of " + describe(options_) +
+                                      " run in different pid namespaces");
+        }
+        member.pid = stranger.pid;
+        member.pidfd = open_pidfd(stranger.pid);
+        member.socket = std::move(stranger.socket);
+        member.joined = true;
+        try_send(member.socket.get(), encode(MessageKind::welcome));  // a member that is gone shows in the next step
+    }
+
+    /// To every peer the pids and the control segment, to every two peers a socket. One pair is open here at a time.
+    void distribute(int control) {
+        std::string pids;
+        for (const Member& member : members_) pids.append(reinterpret_cast<const char*>(&member.pid), sizeof(pid_t));
+        for (int rank = 1; rank < options_.size; ++rank) deliver(rank, encode(MessageKind::table, 0, pids), control);
+        for (int low = 0; low < options_.size; ++low) {
+            for (int high = low + 1; high < options_.size; ++high) {
+                auto [for_low, for_high] = socket_pair();
+                deliver(high, encode(MessageKind::pair, low), for_high.get());
+                if (low == 0) {
+                    members_[static_cast<size_t>(high)].link = std::move(for_low);
+                } else {
+                    deliver(low, encode(MessageKind::pair, high), for_low.get());
+                }
+            }
+        }
+    }
+
+    void deliver(int rank, const std::string& data, int fd) {
+        check_time();
+        while (true) {
+            const IoStatus status = try_send(members_[static_cast<size_t>(rank)].socket.get(), data, {&fd, 1});
+            if (status == IoStatus::done) return;
+            if (status == IoStatus::closed) {
+                hear(rank);  // its own reason, if it gave one
+                throw lost(rank);
+            }
+            step(1);  // it has not taken what was sent before
+        }
+    }
+
+    /// From here on everybody has everything: who is lost now is lost as a member, not as one who never was.
+    Membership commit(UniqueFd control) {
+        Membership membership;
+        membership.control = std::move(control);
+        for (Member& member : members_) {
+            if (member.socket) try_send(member.socket.get(), encode(MessageKind::commit));
+            membership.peers.push_back({member.pid, std::move(member.pidfd), std::move(member.link)});
+        }
+        return membership;
+    }
+
+    void tell_everybody(const Error& error) noexcept {
+        try {
+            if (listener_) accept_strangers();
+        } catch (...) {
+            // no descriptor left: those who wait at the door run into their timeout
+        }
+        const auto tell = [&](const UniqueFd& socket) {
+            try {
+                if (socket) try_send(socket.get(), encode_failure(error, options_));
+            } catch (...) {
+                // it learns from the closed socket
+            }
+        };
+        for (const Member& member : members_) tell(member.socket);
+        for (const Stranger& stranger : strangers_) tell(stranger.socket);
+    }
+
+    std::vector<int> waiting_for(bool Member::* state) const {
+        std::vector<int> ranks;
+        for (int rank = 1; rank < options_.size; ++rank) {
+            if (!(members_[static_cast<size_t>(rank)].*state)) ranks.push_back(rank);
+        }
+        return ranks;
+    }
+
+    Error late(double seconds) const {
+        const std::vector<int> absent = waiting_for(&Member::joined);
+        if (!absent.empty()) return absent_error(options_, seconds, absent, "had not joined");
+        return absent_error(options_, seconds, waiting_for(&Member::confirmed), "had not finished joining");
+    }
+
+    Error lost(int rank) const {
+        return peer_lost("rank " + std::to_string(rank) + " (pid " +
+                         std::to_string(members_[static_cast<size_t>(rank)].pid) + ") ended or left while joining " +
+                         describe(options_));
+    }
+
+    const BootstrapOptions& options_;
+    const Hello hello_;
+    Patience patience_;
+    UniqueFd listener_;
+    std::vector<Member> members_;
+    std::vector<Stranger> strangers_;
+};
+
+}  // namespace
+
+Membership open_domain(const BootstrapOptions& options) {
+    return Root(options).run();
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,158 @@
+/// \file bootstrap_threads.cpp
+/// \brief The bootstrap for ranks that are threads of one process.
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "bootstrap/bootstrap.h"
+#include "bootstrap/bootstrap_protocol.h"
+#include "bootstrap/unix_socket.h"
+
+namespace alltoallv {
+
+namespace {
+
+/// Where the ranks of one domain meet. Leaves the table once it is complete or has failed, so that the domain can be
+/// made anew; the ranks that wait in it keep it alive.
+struct Room {
+    Hello first;  ///< what the first to arrive said
+    std::vector<bool> joined;
+    std::vector<UniqueFd> controls;  ///< one per rank, when complete
+    std::shared_ptr<Mapping> memory;
+    std::optional<Error> failure;
+    std::condition_variable changed;
+
+    std::vector<int> absent() const {
+        std::vector<int> ranks;
+        for (size_t rank = 0; rank < joined.size(); ++rank) {
+            if (!joined[rank]) ranks.push_back(static_cast<int>(rank));
+        }
+        return ranks;
+    }
+};
+
+using RoomKey = std::pair<std::string, std::string>;  // job, domain
+
+struct Lobby {
+    std::mutex mutex;
+    std::map<RoomKey, std::shared_ptr<Room>> rooms;
+    Lobby* parents = nullptr;  ///< in a forked child: keeps it reachable
+};
+
+Lobby* lobby = nullptr;
+
+// Never destroyed: threads may still meet while the process ends. A forked child gets an empty one, since the threads
+// that wait in the parent's do not exist there; the old one is kept as it is.
+Lobby& the_lobby() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        lobby = new Lobby;
+        pthread_atfork([] { lobby->mutex.lock(); }, [] { lobby->mutex.unlock(); },
+                       [] {
+                           Lobby* const old = lobby;
+                           old->mutex.unlock();
+                           lobby = new Lobby;
+                           lobby->parents = old;
+                       });
+    });
+    return *lobby;
+}
+
+/// The same error with a text of its own; copies of an exception share theirs, here between threads.
+Error apart(const Error& error) {
+    return {error.kind(), error.code(), std::string(error.what())};
+}
+
+/// Fails everybody in the room. The caller holds the lobby's mutex.
+void close_room(Lobby& in, const RoomKey& key, Room& room, const Error& error) {
+    room.failure = apart(error);
+    in.rooms.erase(key);
+    room.changed.notify_all();
+}
+
+/// One control segment, a descriptor of it for every rank.
+std::vector<UniqueFd> make_controls(const BootstrapOptions& options) {
+    std::vector<UniqueFd> controls;
+    controls.push_back(make_control_segment(options.control_bytes));
+    while (controls.size() < static_cast<size_t>(options.size)) {
+        controls.emplace_back(::fcntl(controls[0].get(), F_DUPFD_CLOEXEC, 0));
+        if (!controls.back()) throw system_error("cannot duplicate the shared control segment's descriptor", errno);
+    }
+    return controls;
+}
+
+/// Enters the room of the options' domain, opening it if need be; the last one to come completes it.
+std::shared_ptr<Room> enter(Lobby& in, const RoomKey& key, const BootstrapOptions& options) {
+    const Hello hello = hello_of(options);
+    std::shared_ptr<Room>& entry = in.rooms[key];
+    if (!entry) {
+        entry = std::make_shared<Room>();
+        entry->first = hello;
+        entry->joined.resize(static_cast<size_t>(options.size));
+    }
+    const std::shared_ptr<Room> room = entry;
+    try {
+        check_joining(hello, room->first);
+        const auto rank = static_cast<size_t>(options.rank);
+        if (room->joined[rank]) throw joined_twice(hello, getpid(), getpid());
+        room->joined[rank] = true;
+        if (room->absent().empty()) {
+            room->controls = make_controls(options);
+            room->memory = std::make_shared<Mapping>(room->controls[0].get(), options.control_bytes);
+            in.rooms.erase(key);
+            room->changed.notify_all();
+        }
+    } catch (const Error& error) {
+        close_room(in, key, *room, error);
+        throw;
+    }
+    return room;
+}
+
+}  // namespace
+
+Membership bootstrap_threads(const BootstrapOptions& options) {
+    check_options(options);
+    Lobby& in = the_lobby();
+    const RoomKey key{options.job, options.domain};
+    Patience patience(options);
+
+    std::unique_lock lock(in.mutex);
+    const std::shared_ptr<Room> room = enter(in, key, options);
+    while (room->controls.empty() && !room->failure) {
+        if (patience.expired()) {
+            close_room(in, key, *room, absent_error(options, options.timeout, room->absent(), "had not joined"));
+            break;
+        }
+        room->changed.wait_for(lock, std::chrono::milliseconds(patience.slice_ms()));
+        lock.unlock();  // `poll` may wait for locks of its caller's
+        try {
+            patience.tick();
+        } catch (...) {
+            lock.lock();
+            if (room->controls.empty() && !room->failure) close_room(in, key, *room, gave_up_error(options));
+            throw;
+        }
+        lock.lock();
+    }
+    if (room->failure) throw apart(*room->failure);
+
+    Membership membership;
+    membership.control = std::move(room->controls[static_cast<size_t>(options.rank)]);
+    membership.memory = room->memory;
+    membership.peers.resize(static_cast<size_t>(options.size));
+    for (Peer& peer : membership.peers) peer.pid = getpid();
+    return membership;
+}
+
+}  // namespace alltoallv

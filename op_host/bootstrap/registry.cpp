@@ -1,0 +1,97 @@
+#include "bootstrap/registry.h"
+
+#include <pthread.h>
+
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+namespace alltoallv {
+namespace {
+
+struct Entry {
+    std::mutex making;                         // two threads that ask for one domain must not both bootstrap it
+    std::weak_ptr<Communicator> communicator;  // under the registry's mutex
+};
+
+using Key = std::tuple<std::string, std::string, int>;  // job, domain, rank of a thread (else -1)
+
+struct Registry {
+    std::mutex mutex;
+    std::map<Key, std::shared_ptr<Entry>> entries;
+    Registry* parents = nullptr;  ///< in a forked child: keeps it reachable
+};
+
+Registry* current = nullptr;
+
+// Outlives every static object. A forked child begins with an empty one: the parent's communicators are not for it, and
+// a thread that does not exist there may have been making one.
+Registry& registry() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        current = new Registry;
+        pthread_atfork([] { current->mutex.lock(); }, [] { current->mutex.unlock(); },
+                       [] {
+                           Registry* const old = current;
+                           old->mutex.unlock();
+                           current = new Registry;
+                           current->parents = old;
+                       });
+    });
+    return *current;
+}
+
+}  // namespace
+
+CommunicatorPtr find_or_make_communicator(const CommunicatorOptions& options, const CommunicatorFactory& make) {
+    Registry& all = registry();
+    std::shared_ptr<Entry> entry;
+    {
+        const std::lock_guard lock(all.mutex);
+        std::erase_if(all.entries, [](const auto& item) {
+            return item.second.use_count() == 1 && item.second->communicator.expired();
+        });
+        auto& slot = all.entries[Key(options.job, options.domain, options.threads ? options.rank : -1)];
+        if (!slot) slot = std::make_shared<Entry>();
+        entry = slot;
+    }
+    const std::lock_guard making(entry->making);
+    std::vector<CommunicatorPtr> present;  // of this domain: one, or one for each rank that is a thread
+    {
+        const std::lock_guard lock(all.mutex);
+        for (const auto& [key, other] : all.entries)
+            if (std::get<0>(key) == options.job && std::get<1>(key) == options.domain)
+                if (CommunicatorPtr communicator = other->communicator.lock())
+                    present.push_back(std::move(communicator));
+    }
+    for (const CommunicatorPtr& existing : present) {
+        if (!existing->usable()) continue;
+        if (existing->size() != options.size || (!options.threads && existing->rank() != options.rank))
+            throw invalid_param("domain '" + options.domain + "' is in use by rank " +
+                                std::to_string(existing->rank()) + " of " + std::to_string(existing->size()) +
+                                " in this process, asked for rank " + std::to_string(options.rank) + " of " +
+                                std::to_string(options.size));
+        if (existing->rank() == options.rank) return existing;
+    }
+    CommunicatorPtr fresh = make(options);
+    const std::lock_guard lock(all.mutex);
+    entry->communicator = fresh;
+    return fresh;
+}
+
+void destroy_all_communicators() {
+    std::vector<CommunicatorPtr> alive;
+    {
+        Registry& all = registry();
+        const std::lock_guard lock(all.mutex);
+        for (const auto& [key, entry] : all.entries)
+            if (CommunicatorPtr communicator = entry->communicator.lock()) alive.push_back(std::move(communicator));
+    }
+    for (const CommunicatorPtr& communicator : alive) {
+        if (communicator->busy()) communicator->abort("the process exits while calls are pending");
+        communicator->destroy();
+    }
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,21 @@
+/// \file registry.h
+/// \brief The communication domains of this process: one communicator per domain, found again by name.
+#pragma once
+
+#include <functional>
+
+#include "core/communicator.h"
+#include "core/options.h"
+
+namespace alltoallv {
+
+using CommunicatorFactory = std::function<CommunicatorPtr(const CommunicatorOptions&)>;
+
+/// The usable communicator of the domain (for thread ranks: of that rank in it), or a new one from `make`. The first
+/// request decides timeout, budget and path; a different rank or size is an error. Safe from several threads.
+CommunicatorPtr find_or_make_communicator(const CommunicatorOptions& options, const CommunicatorFactory& make);
+
+/// At process exit: ends every communicator that still lives, so that the peers see a departure and not a loss.
+void destroy_all_communicators();
+
+}  // namespace alltoallv

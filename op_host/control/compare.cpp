@@ -1,0 +1,126 @@
+// Agreement: every rank compares the same rows and so comes to the same verdict, in the same words.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <string>
+
+#include "base/hot.h"
+#include "control/control.h"
+#include "core/quant_terms.h"
+
+namespace alltoallv {
+namespace {
+
+std::string rank_text(int rank) {
+    return "rank " + std::to_string(rank);
+}
+
+/// Between ranks 0 and `rank_b`; empty if there is none.
+std::string row_difference(const ControlPlane& control, int rank_b) {
+    constexpr int rank_a = 0;
+    Row &a = control.row(rank_a), &b = control.row(rank_b);
+    const auto both = [&](const std::string& of_a, const std::string& of_b) {
+        return rank_text(rank_a) + " " + of_a + ", " + rank_text(rank_b) + " " + of_b;
+    };
+    if (a.op != b.op) return both("calls " + std::string(name_of(a.op)), "calls " + std::string(name_of(b.op)));
+    if (a.dtype != b.dtype)
+        return both("has dtype " + std::string(name_of(a.dtype)), "has dtype " + std::string(name_of(b.dtype)));
+    if (a.reduce_op != b.reduce_op)
+        return both("reduces with " + std::string(name_of(a.reduce_op)),
+                    "reduces with " + std::string(name_of(b.reduce_op)));
+    if (a.root != b.root && is_quantized_reduction(a.op))
+        return difference(*reinterpret_cast<const QuantTerms*>(control.payload(a)), rank_a,
+                          *reinterpret_cast<const QuantTerms*>(control.payload(b)), rank_b);
+    if (a.root != b.root && a.op == OpKind::quantized_all_to_all)
+        return both("has " + describe_row_terms(a.root), "has " + describe_row_terms(b.root));
+    if (a.root != b.root) return both("has root " + std::to_string(a.root), "has root " + std::to_string(b.root));
+    if (a.count != b.count) {
+        const char* what = is_reduction(a.op) ? "has elements: " : "has elements per row: ";
+        return both(what + std::to_string(a.count), what + std::to_string(b.count));
+    }
+    return {};
+}
+
+}  // namespace
+
+void announce_parts(Row& mine, int rank, std::span<const int64_t> counts) {
+    const int64_t own = counts[static_cast<size_t>(rank)];
+    for (int j = 0; j < static_cast<int>(counts.size()); ++j) {
+        const int64_t part = counts[static_cast<size_t>(j)];
+        mine.pairs()[j] = {part, 0, own, 0};
+        mine.digests.sent += pair_hash(rank, j, part);
+        mine.digests.expected += pair_hash(j, rank, own);
+    }
+}
+
+void announce(Row& mine, int rank, const Reduction& r) {
+    mine.reduce_op = r.reduce_op;
+    mine.count = std::accumulate(r.counts.begin(), r.counts.end(), int64_t{0});
+    announce_parts(mine, rank, r.counts);
+}
+
+void announce(Row& mine, char* payload, int rank, const QuantReduction& q) {
+    const QuantTerms terms = terms_of(q);
+    std::memcpy(payload, &terms, sizeof terms);
+    mine.root = digest(terms);
+    mine.reduce_op = q.average ? ReduceOp::avg : ReduceOp::sum;
+    mine.count = total_count(q);
+    if (q.op == OpKind::quantized_reduce_scatter) announce_parts(mine, rank, q.counts);
+}
+
+std::optional<PairDifference> first_difference(const Layout& layout, char* base, int size, uint64_t seq) {
+    for (int to = 0; to < size; ++to) {
+        const Row& receiver = layout.row(base, to, seq);
+        if (receiver.flags & row_learns) continue;
+        for (int from = 0; from < size; ++from) {
+            const int64_t sent = layout.row(base, from, seq).pairs()[to].send_count;
+            const int64_t expected = receiver.pairs()[from].recv_count;
+            if (sent != expected) return PairDifference{from, to, sent, expected};
+        }
+    }
+    return {};
+}
+
+ALLTOALLV_HOT void ControlPlane::compare_rows() const {
+    const Row& first = row(0);
+    uint64_t sent = 0, expected = 0;
+    bool any_failed = false, any_learns = false, all_learn = true, equal = true;
+    for (int j = 0; j < size(); ++j) {
+        const Row& r = row(j);
+        any_failed |= (r.flags & row_failed) != 0;
+        any_learns |= (r.flags & row_learns) != 0;
+        all_learn &= (r.flags & row_learns) != 0;
+        equal &= r.op == first.op && r.dtype == first.dtype && r.reduce_op == first.reduce_op && r.root == first.root &&
+                 r.count == first.count;
+        sent += r.digests.sent;
+        expected += r.digests.expected;
+    }
+    if (any_failed) {
+        for (int j = 0; j < size(); ++j) {
+            if (!(row(j).flags & row_failed)) continue;
+            const auto& error = *reinterpret_cast<const ErrorText*>(payload(row(j)));
+            const std::string text(error.text, strnlen(error.text, sizeof error.text));
+            throw Error(static_cast<ErrorClass>(error.kind), static_cast<ErrorType>(error.code),
+                        describe_op(row(j).op) + " failed on " + rank_text(j) + ": " + text);
+        }
+    }
+    if (!options_.check) return;
+    if (!equal) {
+        for (int j = 1; j < size(); ++j) {
+            const std::string difference = row_difference(*this, j);
+            if (!difference.empty())
+                throw peer_mismatch("operator #" + std::to_string(seq_) + " of domain '" + domain() +
+                                    "': " + difference);
+        }
+    }
+    // With some ranks learning their counts the digests cannot balance, so the others are compared pair by pair.
+    if (all_learn || (!any_learns && sent == expected)) return;
+    const auto pair = first_difference(layout_, memory_->data(), size(), seq_);
+    if (!pair) return;
+    const int64_t unit = is_reduction(first.op) ? 1 : std::max<int64_t>(first.count, 1);
+    throw peer_mismatch(describe_op() + ": " + rank_text(pair->from) + " sends " + std::to_string(pair->sent / unit) +
+                        (unit > 1 ? " rows" : " elements") + " to " + rank_text(pair->to) + ", which expects " +
+                        std::to_string(pair->expected / unit));
+}
+
+}  // namespace alltoallv

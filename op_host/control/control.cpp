@@ -1,0 +1,329 @@
+#include "control/control.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+
+#include "base/hot.h"
+
+namespace alltoallv {
+namespace {
+
+std::string seconds_text(double seconds) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.1f s", seconds);
+    return text;
+}
+
+double seconds_since(Clock::time_point then) {
+    return std::chrono::duration<double>(Clock::now() - then).count();
+}
+
+/// Copies as much of `text` as fits, whole UTF-8 characters only: half of one could not become a Python string.
+void copy_text(char* to, size_t capacity, const std::string& text) {
+    size_t length = std::min(text.size(), capacity - 1);
+    if (length < text.size())
+        while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0) == 0x80) --length;
+    std::memcpy(to, text.data(), length);
+    to[length] = 0;
+}
+
+/// "running", "stopped" or "gone", from the kernel's own table.
+const char* process_state(uint32_t pid) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+    std::string line;
+    if (!std::getline(file, line)) return "gone";
+    const size_t paren = line.rfind(')');  // the command name may itself contain parentheses
+    if (paren == std::string::npos || paren + 2 >= line.size()) return "gone";
+    switch (line[paren + 2]) {
+        case 'T':
+        case 't':
+            return "stopped";
+        case 'Z':
+        case 'X':
+            return "gone";
+        default:
+            return "running";
+    }
+}
+
+}  // namespace
+
+ControlPlane::ControlPlane(const Options& options, std::shared_ptr<Mapping> memory)
+    : options_(options),
+      memory_(std::move(memory)),
+      layout_(options.size, options.inline_bytes),
+      doorbell_(layout_.header(memory_->data())),
+      crowd_(options.size),
+      spins_(options.size <= usable_cpus() ? spins_with_room : 0) {
+    start_clock(-1);
+    memory_->populate(layout_.hot());
+    RankStatus& mine = status(rank());
+    mine.pid.store(static_cast<uint32_t>(getpid()), std::memory_order_relaxed);
+    const CpuSet cpus = affinity();
+    for (size_t i = 0; i < cpus.size(); ++i) mine.cpus[i].store(cpus[i], std::memory_order_relaxed);
+}
+
+void ControlPlane::enter_state(RankState state) {
+    status(rank()).state.store(state, std::memory_order_release);
+    doorbell_.ring();
+    const auto missing = [&] {
+        std::vector<int> ranks;
+        for (int j = 0; j < size(); ++j)
+            if (status(j).state.load(std::memory_order_acquire) < state) ranks.push_back(j);
+        return ranks;
+    };
+    wait([&] { return missing().empty(); }, missing);
+    count_cpus();
+}
+
+/// Ranks that a launcher has bound to a processor each are as many as their processors together.
+void ControlPlane::count_cpus() {
+    int together = 0;
+    for (size_t i = 0; i < cpus_.size(); ++i) {
+        for (int j = 0; j < size(); ++j) cpus_[i] |= status(j).cpus[i].load(std::memory_order_relaxed);
+        together += std::popcount(cpus_[i]);
+    }
+    processors_ = std::min(together, quota_cpus());
+    spins_ = has_room() ? spins_with_room : 0;
+    crowd_.set_cpus(processors_);
+}
+
+ALLTOALLV_HOT void ControlPlane::start_clock(double timeout) {
+    started_ = Clock::now();
+    next_warning_ =
+        started_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.warn_after));
+    op_timeout_ = timeout < 0 ? options_.timeout : timeout;
+}
+
+ALLTOALLV_HOT Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
+    // Sequentially consistent, against acknowledge_if_idle(): either it sees us active or we see the poison.
+    active_.store(true, std::memory_order_seq_cst);
+    start_clock(timeout);
+    if (header().poison.load(std::memory_order_seq_cst) != 0) {
+        ++seq_;
+        op_ = op;
+        throw_poison();
+    }
+    if (!settled_) await_rows(seq_);
+    settled_ = false;
+    ++seq_;
+    op_ = op;
+    record_start(dtype);
+    Row& mine = row(rank());
+    mine.op = op;
+    mine.dtype = dtype;
+    mine.reduce_op = ReduceOp::sum;
+    mine.flags = 0;
+    mine.digests = {};
+    mine.input = mine.output = Location{};
+    mine.count = mine.root = 0;
+    return mine;
+}
+
+ALLTOALLV_HOT void ControlPlane::publish(Row& mine) {
+    if (on_publish) return on_publish(mine, seq_);
+    tell_seat();
+    mine.seq.store(seq_, std::memory_order_release);
+    // Everybody waits for all rows: the last of them wakes the sleepers, once.
+    doorbell_.ring_if([&] {
+        for (int j = 0; j < size(); ++j)
+            if (!has_row(j, seq_)) return false;
+        return true;
+    });
+}
+
+ALLTOALLV_HOT void ControlPlane::await_rows(uint64_t seq) {
+    int next = 0;
+    const auto ready = [&] {
+        while (next < size() && has_row(next, seq)) ++next;
+        return next == size();
+    };
+    const auto missing = [&] {
+        std::vector<int> ranks;
+        for (int j = next; j < size(); ++j)
+            if (!has_row(j, seq)) ranks.push_back(j);
+        return ranks;
+    };
+    if (!spin(ready)) wait_on(ready, missing, started_);
+    settled_ = true;
+}
+
+ALLTOALLV_HOT void ControlPlane::agree() {
+    await_rows(seq_);
+    compare_rows();
+    level_seats(started_);
+}
+
+void ControlPlane::look_at_seats(Clock::time_point now) {
+    seats_.clear();
+    for (int j = 0; j < size(); ++j) seats_.push_back(flags(j).seat.load(std::memory_order_relaxed));
+    seat_.level(rank(), seats_, cpus_, now);
+}
+
+ALLTOALLV_HOT void ControlPlane::close(bool ok, uint64_t bytes) {
+    record_end(ok, bytes);
+    op_ = OpKind::none;
+    active_.store(false, std::memory_order_seq_cst);
+    if (header().poison.load(std::memory_order_seq_cst) != 0) status(rank()).acked.store(1, std::memory_order_release);
+}
+
+void ControlPlane::fail(OpKind op, const Error& error) {
+    try {
+        Row& mine = open(op, DType::uint8, -1);
+        auto& text = *reinterpret_cast<ErrorText*>(payload(mine));
+        text.kind = static_cast<uint8_t>(error.kind());
+        text.code = static_cast<int32_t>(error.code());
+        copy_text(text.text, sizeof text.text, error.what());
+        mine.flags = row_failed;
+        publish(mine);
+    } catch (const Error&) {
+        // The communicator is poisoned: the peers learn of that instead.
+    } catch (...) {
+        close(false, 0);  // interrupted
+        throw;
+    }
+    close(false, 0);
+}
+
+/// Milliseconds: no longer than until the timeout.
+int ControlPlane::sleep_limit() const {
+    const double left = op_timeout_ - seconds_since(started_);
+    return std::clamp(static_cast<int>(std::min(left, 1.0) * 1000) + 1, 1, sleep_ms);
+}
+
+bool ControlPlane::step_due(WaitState& state) const {
+    if (poisoned()) return true;
+    const auto now = Clock::now();
+    if (now < state.next_step) return false;
+    state.next_step = now + std::chrono::milliseconds(20);
+    return true;
+}
+
+void ControlPlane::step(const std::function<std::vector<int>()>& missing) {
+    const std::vector<int> late = missing();
+    if (late.empty()) return;  // the last of them has just come; what it published before it died or aborted counts
+    throw_if_poisoned();
+    for (const int j : late) {
+        if (!has_left(j)) continue;
+        // Look again: what it published before it left counts.
+        for (const int still : missing()) {
+            if (still != j) continue;
+            poison(PoisonKind::lost,
+                   "rank " + std::to_string(j) + " has left domain '" + domain() + "': " + describe_rank(j));
+            throw_poison();
+        }
+    }
+    const auto now = Clock::now();
+    if (std::chrono::duration<double>(now - started_).count() >= op_timeout_) throw_timeout(late);
+    if (now >= next_warning_) {
+        next_warning_ = now + (now - started_);
+        if (hooks().warn)
+            hooks().warn("rank " + std::to_string(rank()) + " has waited " + seconds_text(seconds_since(started_)) +
+                         " in " + describe_op() + " for " + describe_ranks(late));
+    }
+    if (hooks().poll) hooks().poll();
+}
+
+void ControlPlane::throw_timeout(const std::vector<int>& missing) {
+    poison(PoisonKind::timeout, "rank " + std::to_string(rank()) + " waited " + seconds_text(seconds_since(started_)) +
+                                    " in " + describe_op() + " for " + describe_ranks(missing));
+    throw_poison();
+}
+
+ControlPlane::Poison ControlPlane::poison_told() const {
+    const uint64_t poison = header().poison.load(std::memory_order_acquire);
+    const int by = static_cast<int>(poison & 0xffffffff) - 1;
+    const RankStatus& teller = status(by);
+    return {static_cast<PoisonKind>(poison >> 32), by,
+            std::string(teller.reason, strnlen(teller.reason, sizeof teller.reason))};
+}
+
+void ControlPlane::throw_poison() const {
+    const Poison poison = poison_told();
+    if (poison.kind == PoisonKind::timeout) throw comm_timeout(poison.reason);
+    throw peer_lost(describe_op() + ": " + poison.reason);
+}
+
+void ControlPlane::poison(PoisonKind kind, const std::string& reason) {
+    {
+        const std::lock_guard lock(poison_mutex_);
+        if (poisoned()) return;
+        RankStatus& mine = status(rank());
+        copy_text(mine.reason, sizeof mine.reason, reason);
+        uint64_t expected = 0;
+        const uint64_t value = static_cast<uint64_t>(kind) << 32 | (static_cast<uint64_t>(rank()) + 1);
+        if (!header().poison.compare_exchange_strong(expected, value, std::memory_order_seq_cst)) return;
+    }
+    doorbell_.ring();
+    if (on_poison) on_poison();
+}
+
+void ControlPlane::hear_poison(PoisonKind kind, int by, const std::string& reason) {
+    {
+        const std::lock_guard lock(poison_mutex_);
+        if (poisoned()) return;
+        RankStatus& teller = status(by);
+        copy_text(teller.reason, sizeof teller.reason, reason);
+        header().poison.store(static_cast<uint64_t>(kind) << 32 | (static_cast<uint64_t>(by) + 1),
+                              std::memory_order_seq_cst);
+    }
+    doorbell_.ring();
+    if (on_poison) on_poison();
+}
+
+void ControlPlane::hear_left(int peer) {
+    status(peer).state.store(RankState::left, std::memory_order_release);
+    doorbell_.ring();
+}
+
+void ControlPlane::lost(int peer, const std::string& how) {
+    poison(PoisonKind::lost, "rank " + std::to_string(peer) + " was lost: " + how + "; " + describe_rank(peer));
+}
+
+void ControlPlane::acknowledge_if_idle() {
+    if (poisoned() && !active_.load(std::memory_order_seq_cst))
+        status(rank()).acked.store(1, std::memory_order_release);
+}
+
+void ControlPlane::leave() {
+    status(rank()).acked.store(1, std::memory_order_release);
+    status(rank()).state.store(RankState::left, std::memory_order_release);
+    doorbell_.ring();
+}
+
+std::string ControlPlane::describe_op(OpKind op) const {
+    if (op == OpKind::none) return "domain '" + domain() + "'";
+    return "operator #" + std::to_string(seq_) + " " + std::string(name_of(op)) + " of domain '" + domain() + "'";
+}
+
+std::string ControlPlane::describe_rank(int peer) const {
+    const RankStatus& peer_status = status(peer);
+    const uint32_t pid = peer_status.pid.load(std::memory_order_relaxed);
+    const std::string host(peer_status.host, strnlen(peer_status.host, sizeof peer_status.host));
+    const std::string state = has_left(peer) ? "left" : host.empty() ? process_state(pid) : "on another host";
+    std::string text = "rank " + std::to_string(peer) + " (pid " + std::to_string(pid) +
+                       (host.empty() ? "" : " of " + host) + ", " + state;
+    uint64_t last = 0, what = 0;
+    for (const FlightEntry& entry : peer_status.flight) {
+        const uint64_t seq = entry.seq.load(std::memory_order_relaxed);
+        if (seq <= last) continue;
+        last = seq;
+        what = entry.what.load(std::memory_order_relaxed);
+    }
+    if (last == 0) return text + ", no operator yet)";
+    return text + ", last operator #" + std::to_string(last) + " " +
+           std::string(name_of(static_cast<OpKind>(what >> 16))) + ")";
+}
+
+std::string ControlPlane::describe_ranks(const std::vector<int>& ranks) const {
+    std::string text;
+    for (const int j : ranks) text += (text.empty() ? "" : ", ") + describe_rank(j);
+    return text;
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,247 @@
+/// \file control.h
+/// \brief The control plane of one rank: sequence numbers, agreement, poison, waiting, the flight recorder.
+///
+/// It moves no payload. A transport opens a row, fills it, publishes it, and after `agree` may read every peer's row.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/mapping.h"
+#include "base/processors.h"
+#include "control/crowd.h"
+#include "control/doorbell.h"
+#include "control/layout.h"
+#include "control/seat.h"
+#include "core/hold.h"
+#include "core/hooks.h"
+#include "core/quant_reduction.h"
+
+namespace alltoallv {
+
+class ControlPlane {
+  public:
+    struct Options {
+        int rank = 0;
+        int size = 1;
+        std::string domain;
+        double timeout = 600.0;  // seconds
+        bool check = true;
+        size_t inline_bytes = 16384;
+        double warn_after = 10.0;  // seconds of waiting until a warning names the late ranks
+    };
+
+    /// Takes the zero-filled control segment of a completed bootstrap.
+    ControlPlane(const Options& options, std::shared_ptr<Mapping> memory);
+
+    /// Moves this rank to `state` and waits until every rank has reached it.
+    void enter_state(RankState state);
+
+    int rank() const { return options_.rank; }
+    int size() const { return options_.size; }
+    const std::string& domain() const { return options_.domain; }
+    const Layout& layout() const { return layout_; }
+    /// The processors that the ranks may use, together; complete once all have joined.
+    const CpuSet& cpus() const { return cpus_; }
+    /// Their number, as far as the quota lets them use them.
+    int processors() const { return processors_; }
+    /// Whether there is one for every rank.
+    bool has_room() const { return size() <= processors_; }
+
+    /// --- one operator, in this order -----------------------------------------------------------------------
+    /// Starts the next operator and returns this rank's row to fill. Throws when poisoned. `timeout` < 0: the default.
+    Row& open(OpKind op, DType dtype, double timeout);
+    void publish(Row& row);
+    /// Waits for every rank's row, then compares them: throws on every rank alike, before any output is written.
+    void agree();
+    /// Ends the operator, whatever became of it. After a poisoning this acknowledges it.
+    void close(bool ok, uint64_t bytes);
+    /// Publishes a failure in place of an operator, without waiting for the peers.
+    void fail(OpKind op, const Error& error);
+
+    uint64_t seq() const { return seq_; }
+    Row& row(int rank) const { return row(rank, seq_); }
+    Row& row(int rank, uint64_t seq) const { return layout_.row(memory_->data(), rank, seq); }  // this one, or the last
+    char* payload(Row& row) const { return layout_.payload(row); }
+    Flags& flags(int rank) const { return layout_.flags(memory_->data(), rank); }
+    Flags& my_flags() const { return flags(rank()); }
+    RankStatus& status(int rank) const { return layout_.status(memory_->data(), rank); }
+    RingHeader& ring(int from, int to) const { return layout_.ring(memory_->data(), from, to); }
+    char* scratch(int rank) const { return layout_.scratch(memory_->data(), rank); }
+
+    /// Release store that wakes whoever sleeps.
+    void signal(Flag& flag, uint64_t value) {
+        flag.value.store(value, std::memory_order_release);
+        doorbell_.ring();
+    }
+
+    /// Returns once `ready()`; `missing()` lists the ranks waited for. Throws on poison, loss and timeout.
+    template <class Ready, class Missing>
+    void wait(Ready&& ready, Missing&& missing) {
+        if (!spin(ready)) wait_on(ready, missing, Clock::now());
+    }
+
+    /// Waits until `flag(j) >= value` for the ranks that `needed` selects.
+    template <class FlagOf, class Needed>
+    void wait_flags(FlagOf&& flag_of, uint64_t value, Needed&& needed) {
+        int next = 0;
+        const auto reached = [&](int j) {
+            return !needed(j) || flag_of(flags(j)).value.load(std::memory_order_acquire) >= value;
+        };
+        wait(
+            [&] {
+                while (next < size() && reached(next)) ++next;
+                return next == size();
+            },
+            [&] {
+                std::vector<int> missing;
+                for (int j = next; j < size(); ++j)
+                    if (!reached(j)) missing.push_back(j);
+                return missing;
+            });
+    }
+
+    /// Where ranks outnumber processors: says where this one runs, before peers are told that it has come anywhere.
+    void tell_seat() {
+        if (has_room()) return;
+        auto& seat = my_flags().seat;
+        if (const uint16_t cpu = Seat::current(); seat.load(std::memory_order_relaxed) != cpu)
+            seat.store(cpu, std::memory_order_relaxed);
+    }
+    /// After a wait for the peers: moves this rank if that spreads them better.
+    void level_seats(Clock::time_point now) {
+        if (!has_room() && !on_publish && seat_.due(now)) look_at_seats(now);
+    }
+
+    /// --- failure --------------------------------------------------------------------------------------------
+    bool poisoned() const { return header().poison.load(std::memory_order_acquire) != 0; }
+    void throw_if_poisoned() const {
+        if (poisoned()) throw_poison();
+    }
+    /// First cause wins. Wakes all ranks; `on_poison` (set by the transport) tells sleeping processes.
+    void poison(PoisonKind kind, const std::string& reason);
+    /// From the liveness watch: a peer's process has ended.
+    void lost(int rank, const std::string& how);
+    /// Promises to write to no peer again, unless an operator runs now (it promises when it closes).
+    void acknowledge_if_idle();
+    void leave();
+    /// From a transport whose ranks do not see one segment: what it has heard of the others.
+    void hear_poison(PoisonKind kind, int by, const std::string& reason);
+    void hear_left(int rank);
+    struct Poison {
+        PoisonKind kind;
+        int by;
+        std::string reason;
+    };
+    Poison poison_told() const;
+    void ring() { doorbell_.ring(); }
+    bool has_left(int rank) const { return status(rank).state.load(std::memory_order_acquire) == RankState::left; }
+
+    std::string describe_rank(int rank) const;
+    std::string describe_op(OpKind op) const;
+    std::string describe_op() const { return describe_op(op_); }
+    std::string flight_record() const;
+
+    /// The segment itself, for whoever must outlive the communicator (quarantined blocks).
+    std::shared_ptr<Mapping> memory() const { return memory_; }
+
+    std::function<void()> on_poison;
+    std::function<void(Row&, uint64_t seq)> on_publish;  ///< where the peers do not see this segment: in its place
+
+  private:
+    struct WaitState {
+        uint64_t rounds = 0;
+        Clock::time_point next_step{};
+    };
+
+    static constexpr int spins_with_room = 100;  // pauses, where every rank has a processor
+    static constexpr uint64_t yields_per_step = 32;
+    static constexpr uint64_t yields_before_sleep = 4096;
+    static constexpr int sleep_ms = 50;
+
+    template <class Ready>
+    bool spin(Ready&& ready) {
+        for (int spins = spins_; spins > 0; --spins) {
+            if (ready()) return true;
+            cpu_pause();
+        }
+        return ready();
+    }
+
+    /// `now`: a time not long ago.
+    template <class Ready, class Missing>
+    void wait_on(Ready&& ready, Missing&& missing, Clock::time_point now) {
+        const auto begun = now;
+        WaitState state;
+        if (crowd_.present()) state.rounds = yields_before_sleep;
+        do {
+            if (++state.rounds <= yields_before_sleep) {
+                if (crowd_.yield(now)) state.rounds = yields_before_sleep;
+                Hold::let_go_after(now - begun);
+                if (state.rounds % yields_per_step != 0) continue;
+            } else {
+                Hold::let_go_all();
+                if (doorbell_.sleep(ready, sleep_limit())) return;
+            }
+            if (step_due(state)) step(std::function<std::vector<int>()>(missing));
+        } while (!ready());
+    }
+
+    ControlHeader& header() const { return layout_.header(memory_->data()); }
+    void start_clock(double timeout);
+    void count_cpus();
+    int sleep_limit() const;
+    bool step_due(WaitState& state) const;
+    void step(const std::function<std::vector<int>()>& missing);
+    [[noreturn]] void throw_timeout(const std::vector<int>& missing);
+    [[noreturn]] void throw_poison() const;
+    void compare_rows() const;
+    bool has_row(int rank, uint64_t seq) const { return row(rank, seq).seq.load(std::memory_order_acquire) >= seq; }
+    void await_rows(uint64_t seq);
+    void look_at_seats(Clock::time_point now);
+    std::string describe_ranks(const std::vector<int>& ranks) const;
+    void record_start(DType dtype);
+    void record_end(bool ok, uint64_t bytes);
+
+    Options options_;
+    std::shared_ptr<Mapping> memory_;
+    Layout layout_;
+    Doorbell doorbell_;
+    Crowd crowd_;
+    Seat seat_;
+    std::vector<uint16_t> seats_;  // of all ranks
+    CpuSet cpus_{};
+    int processors_ = 1;
+    int spins_;
+    uint64_t seq_ = 0;
+    bool settled_ = true;  // all rows of seq_ have been seen
+    OpKind op_ = OpKind::none;
+    double op_timeout_;
+    Clock::time_point started_, next_warning_;
+    std::atomic<bool> active_{false};
+    std::mutex poison_mutex_;
+};
+
+/// What a reduction says in rank's row: of the counts, rank i gives counts_i[j] elements to the part of rank j, which
+/// has counts_j[j].
+void announce_parts(Row& row, int rank, std::span<const int64_t> counts);
+void announce(Row& row, int rank, const Reduction& reduction);
+void announce(Row& row, char* payload, int rank, const QuantReduction& reduction);
+
+/// Two ranks that disagree about a count.
+struct PairDifference {
+    int32_t from, to;
+    int64_t sent, expected;
+};
+
+/// The first such pair of operator `seq`, by receiver, then by sender. Rows that learn their counts agree with all.
+std::optional<PairDifference> first_difference(const Layout& layout, char* base, int size, uint64_t seq);
+
+}  // namespace alltoallv

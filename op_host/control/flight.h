@@ -1,0 +1,41 @@
+/// \file flight.h
+/// \brief The flight record: the last operators of ranks, for whoever asks later what each of them was doing.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "core/collective.h"
+
+namespace alltoallv {
+
+/// Operators that a rank remembers.
+inline constexpr size_t flight_length = 64;
+
+enum class FlightState : uint8_t { running, done, failed };
+
+struct FlightOperator {
+    uint64_t seq = 0;
+    OpKind op{};
+    DType dtype{};
+    FlightState state = FlightState::running;
+    uint64_t bytes = 0, start_ns = 0, end_ns = 0;
+};
+
+struct FlightOfRank {
+    int rank = 0;
+    uint64_t pid = 0;
+    bool left = false;
+    std::vector<FlightOperator> operators;  ///< by `seq`
+};
+
+/// Nanoseconds of the clock of `start_ns` and `end_ns`.
+uint64_t flight_ns(std::chrono::steady_clock::time_point time);
+
+/// As JSON: what rank `rank` of `size` knows of `ranks`.
+std::string flight_json(const std::string& domain, int rank, int size, const std::vector<FlightOfRank>& ranks);
+
+}  // namespace alltoallv

@@ -1,0 +1,173 @@
+/// \file layout.h
+/// \brief The shared control segment of a communicator: what each rank writes and its peers read.
+///
+/// Every rank owns two rows, used in turn. A rank publishes row n+2 only after it has seen all rows n+1, and a rank
+/// that has published row n+1 has finished with the rows n, so a row is never overwritten while it is read.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "control/flight.h"
+#include "core/collective.h"
+
+namespace alltoallv {
+
+inline constexpr size_t cache_line = 64;
+
+constexpr size_t round_up(size_t value, size_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
+
+/// Where a tensor lies: segment 0 is the owner's private memory (offset = address), else a segment of its arena.
+struct Location {
+    uint64_t bits = 0;
+
+    static Location in_segment(uint32_t segment, uint64_t offset) {
+        return {static_cast<uint64_t>(segment) << 48 | offset};
+    }
+    static Location in_private(const void* address) { return {reinterpret_cast<uint64_t>(address) & offset_mask}; }
+    uint32_t segment() const { return static_cast<uint32_t>(bits >> 48); }
+    uint64_t offset() const { return bits & offset_mask; }
+
+    static constexpr uint64_t offset_mask = (uint64_t{1} << 48) - 1;
+};
+
+/// What a row says about one peer. Offsets are in bytes.
+struct Pair {
+    int64_t send_count;  // elements for that peer
+    int64_t source;      // where they start: in the input, or in the row's payload when it travels inline
+    int64_t recv_count;  // elements expected from that peer
+    int64_t target;      // where they go in the output
+
+    bool operator==(const Pair&) const = default;
+};
+
+enum RowFlag : uint16_t {
+    row_failed = 1,     // the rank failed its own checks: the payload holds an ErrorText
+    row_inline = 2,     // everything this rank sends lies in the payload
+    row_learns = 4,     // receive counts are learnt from the peers; `output` and the targets follow with `Flags::late`
+    row_reads_not = 8,  // this rank would rather not read the peers' private memory: better a mailbox, or a ring
+};
+
+/// What a rank announces for one operator; followed by Pair[W] and the payload.
+struct alignas(cache_line) Row {
+    std::atomic<uint64_t> seq;  // published with release once the rest is written
+    OpKind op;
+    DType dtype;
+    ReduceOp reduce_op;
+    uint16_t flags;
+    PairDigests digests;
+    Location input;
+    Location output;
+    int64_t count;  // elements of a reduction, or of one row of an exchange; equal on all ranks
+    int64_t root;   // of a broadcast, or a digest of other terms (quant_terms.h), else 0; equal on all ranks
+
+    Pair* pairs() { return reinterpret_cast<Pair*>(this + 1); }
+    uint64_t input_address() const { return input.offset(); }  // of a private input
+    const Pair* pairs() const { return reinterpret_cast<const Pair*>(this + 1); }
+};
+static_assert(sizeof(Row) == cache_line);
+
+struct ErrorText {
+    uint8_t kind;
+    int32_t code;
+    char text[496];
+};
+
+struct alignas(cache_line) Flag {
+    std::atomic<uint64_t> value;
+};
+
+/// Progress that peers wait for, and the processor that a rank is on.
+struct Flags {
+    Flag done;    // sequence number of the last exchange whose copies this rank has finished
+    Flag late;    // sequence number of the last learning row that is complete
+    Flag rounds;  // of two-shot reductions
+    std::atomic<uint16_t> seat;
+};
+
+enum class RankState : uint32_t { absent, joined, ready, left };
+
+/// One operator in the flight recorder.
+struct FlightEntry {
+    std::atomic<uint64_t> seq, what, bytes, start_ns, end_ns;  // what: op << 16 | dtype << 8 | FlightState
+};
+
+struct alignas(cache_line) RankStatus {
+    std::atomic<RankState> state;
+    std::atomic<uint32_t> pid;
+    std::atomic<uint64_t> process;    // random identity of the process: ranks with the same one share an arena
+    std::atomic<uint64_t> acked;      // set once this rank has met the poison and will write to no peer again
+    std::atomic<uint64_t> probe;      // address of a word that peers try to read with process_vm_readv
+    std::atomic<uint32_t> reads_all;  // 1 if this rank could read every peer
+    std::atomic<uint64_t> cpus[16];   // the processors it may use, bit by bit
+    char host[64];                    // its name, where it is not this one
+    char reason[1024];                // why this rank poisoned the communicator
+    FlightEntry flight[flight_length];
+};
+
+enum class PoisonKind : uint8_t { none, timeout, lost, aborted };
+
+struct alignas(cache_line) ControlHeader {
+    std::atomic<uint64_t> poison;  // 0, or kind << 32 | rank + 1 whose `reason` tells why; set once
+    alignas(cache_line) std::atomic<uint32_t> doorbell;
+    std::atomic<uint32_t> sleepers;
+};
+
+/// A single-producer single-consumer ring for payload that cannot travel otherwise; followed by its bytes.
+struct RingHeader {
+    Flag produced;  // bytes since the communicator was made
+    Flag consumed;
+};
+
+/// Offsets inside the control segment.
+class Layout {
+  public:
+    Layout(int size, size_t inline_bytes)
+        : size_(static_cast<size_t>(size)),
+          inline_bytes_(round_up(inline_bytes < sizeof(ErrorText) ? sizeof(ErrorText) : inline_bytes, cache_line)),
+          row_stride_(sizeof(Row) + round_up(size_ * sizeof(Pair), cache_line) + inline_bytes_),
+          ring_bytes_(ring_budget / size_ / 4096 * 4096) {
+        if (ring_bytes_ > max_ring) ring_bytes_ = max_ring;
+        if (ring_bytes_ < min_ring) ring_bytes_ = min_ring;
+        flags_ = sizeof(ControlHeader);
+        rows_ = flags_ + size_ * sizeof(Flags);
+        status_ = rows_ + size_ * 2 * row_stride_;
+        hot_ = round_up(status_ + size_ * sizeof(RankStatus), 4096);
+        rings_ = hot_;
+        scratch_ = round_up(rings_ + size_ * size_ * (sizeof(RingHeader) + ring_bytes_), 4096);
+        total_ = scratch_ + size_ * scratch_bytes;
+    }
+
+    size_t total() const { return total_; }
+    size_t hot() const { return hot_; }  // the part worth making resident at once
+    size_t inline_bytes() const { return inline_bytes_; }
+    size_t ring_bytes() const { return ring_bytes_; }
+
+    ControlHeader& header(char* base) const { return *reinterpret_cast<ControlHeader*>(base); }
+    Flags& flags(char* base, int rank) const { return reinterpret_cast<Flags*>(base + flags_)[rank]; }
+    Row& row(char* base, int rank, uint64_t seq) const {
+        return *reinterpret_cast<Row*>(base + rows_ + (static_cast<size_t>(rank) * 2 + (seq & 1)) * row_stride_);
+    }
+    char* payload(Row& row) const { return reinterpret_cast<char*>(&row) + row_stride_ - inline_bytes_; }
+    RankStatus& status(char* base, int rank) const { return reinterpret_cast<RankStatus*>(base + status_)[rank]; }
+    RingHeader& ring(char* base, int from, int to) const {
+        const size_t index = static_cast<size_t>(from) * size_ + static_cast<size_t>(to);
+        return *reinterpret_cast<RingHeader*>(base + rings_ + index * (sizeof(RingHeader) + ring_bytes_));
+    }
+    char* scratch(char* base, int rank) const { return base + scratch_ + static_cast<size_t>(rank) * scratch_bytes; }
+
+    static constexpr size_t scratch_bytes = size_t{7} << 18;  // of a two-shot reduction, per rank
+
+  private:
+    static constexpr size_t ring_budget = size_t{1} << 20;  // per rank, over all its receivers
+    static constexpr size_t min_ring = size_t{16} << 10;
+    static constexpr size_t max_ring = size_t{256} << 10;
+
+    size_t size_, inline_bytes_, row_stride_, ring_bytes_;
+    size_t flags_, rows_, status_, hot_, rings_, scratch_, total_;
+};
+
+}  // namespace alltoallv

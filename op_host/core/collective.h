@@ -1,0 +1,129 @@
+/// \file collective.h
+/// \brief What a rank asks of a communicator: an exchange (data movement) or a reduction.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string_view>
+
+#include "base/dtype.h"
+
+namespace alltoallv {
+
+/// Operators as peers compare them and as errors name them. Two ranks must issue the same one.
+enum class OpKind : uint16_t {
+    none,
+    all_to_all_v,
+    all_to_all_single,
+    all_to_all,
+    exchange_counts,
+    all_gather,
+    all_gather_into_tensor,
+    broadcast,
+    global_scatter,
+    global_gather,
+    barrier,
+    all_reduce,
+    reduce_scatter,
+    quantized_all_reduce,
+    quantized_reduce_scatter,
+    quantized_all_to_all,
+};
+
+inline constexpr std::string_view op_names[] = {
+    "none",
+    "all_to_all_v",
+    "all_to_all_single",
+    "all_to_all",
+    "exchange_counts",
+    "all_gather",
+    "all_gather_into_tensor",
+    "broadcast",
+    "global_scatter",
+    "global_gather",
+    "barrier",
+    "all_reduce",
+    "reduce_scatter",
+    "quantized_all_reduce",
+    "quantized_reduce_scatter",
+    "quantized_all_to_all",
+};
+
+constexpr std::string_view name_of(OpKind op) {
+    return op_names[static_cast<size_t>(op)];
+}
+
+constexpr bool is_quantized_reduction(OpKind op) {
+    return op == OpKind::quantized_all_reduce || op == OpKind::quantized_reduce_scatter;
+}
+
+/// Adds up whole vectors: rows say how many elements. Others say how many elements make a row.
+constexpr bool is_reduction(OpKind op) {
+    return op == OpKind::all_reduce || op == OpKind::reduce_scatter || is_quantized_reduction(op);
+}
+
+enum class ReduceOp : uint8_t { sum, avg, min, max, prod };
+
+inline constexpr std::string_view reduce_op_names[] = {"sum", "avg", "min", "max", "prod"};
+
+constexpr std::string_view name_of(ReduceOp op) {
+    return reduce_op_names[static_cast<size_t>(op)];
+}
+
+/// One pair's part of a digest; nothing for a count of zero.
+uint64_t pair_hash(int from, int to, int64_t count);
+
+/// What one rank's counts add to the sums over all ranks, which are equal exactly when all pairs agree.
+struct PairDigests {
+    uint64_t sent = 0, expected = 0;
+};
+
+/// Without receive counts nothing is expected: they are learnt.
+PairDigests digest_pairs(int rank, std::span<const int64_t> send_counts, std::span<const int64_t> recv_counts);
+
+/// What follows from an exchange's counts and displacements alone, on one rank; in bytes.
+struct ExchangeSummary {
+    PairDigests digests;
+    size_t input_extent, output_extent;  // one past the last byte that the regions cover
+    size_t to_peers, from_peers;         // regions that several peers get count once
+    size_t read, written;                // the same with what stays on this rank
+};
+
+/// Data movement. Every array has one entry per rank, in elements of `dtype`:
+///     out_r[rdispls[j] : +recv_counts[j]] = x_j[sdispls_j[r] : +send_counts_j[r]]
+/// The caller has checked signs and bounds (atb/checks.h); the spans outlive the call.
+struct Exchange {
+    OpKind op = OpKind::all_to_all_v;
+    DType dtype = DType::uint8;
+    const void* input = nullptr;
+    void* output = nullptr;
+    std::span<const int64_t> send_counts, sdispls, recv_counts, rdispls;
+    /// Displacements count bytes instead: the regions are tensors of their own, seen from the lowest address.
+    bool byte_displs = false;
+    int64_t root = 0;  // of a broadcast, or what makes rows of quantized_all_to_all codes; equal on all ranks
+    int64_t row = 1;   // elements per unit of the caller's counts, for messages; equal on all ranks
+    /// Set when `recv_counts` is empty: learn them from the peers. Called once with the W counts learnt; returns
+    /// the output that holds them packed in rank order (may be null when all are zero).
+    std::function<void*(std::span<const int64_t>)> allocate;
+    void* stream = nullptr;  ///< of a device: enqueue there and return; null: block until the data have arrived
+    bool moves = true;       ///< false: compare the ranks' rows, and no more
+    const ExchangeSummary* summary = nullptr;  ///< kept by who runs it often; null: made anew
+};
+
+ExchangeSummary summarize(const Exchange& exchange, int rank);
+
+/// Reduction in the fixed rank order 0..W-1. `counts[j]` elements belong to rank j, parts packed in rank order.
+/// all_reduce: input and output hold sum(counts) elements; reduce_scatter: output holds counts[rank].
+struct Reduction {
+    OpKind op = OpKind::all_reduce;
+    DType dtype = DType::float32;
+    ReduceOp reduce_op = ReduceOp::sum;
+    const void* input = nullptr;
+    void* output = nullptr;
+    std::span<const int64_t> counts;
+    void* stream = nullptr;  ///< as in Exchange
+    bool moves = true;       ///< as in Exchange
+};
+
+}  // namespace alltoallv

@@ -1,0 +1,42 @@
+/// \file quant_terms.h
+/// \brief What ranks must agree on in a quantized reduction, as its rows carry it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/quant_reduction.h"
+
+namespace alltoallv {
+
+/// Lies at the beginning of a row's payload; `Row::root` holds the digest.
+struct alignas(64) QuantTerms {
+    QuantMode mode;
+    DType out_dtype;
+    Overflow overflow;
+    uint8_t bits;
+    uint8_t requantizes;
+    uint8_t feeds_back;  ///< 1: error feedback, 2: error feedback of the second quantization
+    int64_t group_size;
+    uint64_t scales;  ///< number
+    float scale, scale_2;
+    float offset;
+    uint64_t scale_digest, scale_2_digest;
+};
+static_assert(sizeof(QuantTerms) == 64);
+
+/// All zero where a mode does not have a term.
+QuantTerms terms_of(const QuantReduction& reduction);
+
+int64_t digest(const QuantTerms& terms);
+
+/// The first difference as "rank a has ..., rank b has ..."; empty if there is none.
+std::string difference(const QuantTerms& a, int rank_a, const QuantTerms& b, int rank_b);
+
+/// What peers of a quantized_all_to_all must agree on beside the bytes of a row, for Exchange::root.
+constexpr int64_t row_terms(int bits, int64_t group_size) {
+    return group_size << 8 | bits;
+}
+std::string describe_row_terms(int64_t terms);
+
+}  // namespace alltoallv
