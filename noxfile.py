@@ -216,6 +216,14 @@ def wheel(session: nox.Session) -> None:
     session.run("python", "-I", "-c", WHEEL_CHECK)
 
 
+@nox.session(python=["3.10", "3.13"])
+def pythons(session: nox.Session) -> None:
+    """The installed package and its core tests on other Pythons; nox says which it does not find."""
+    session.install(".[testing]", *PYTEST_PLUGINS)
+    rooms = (f"tests/{room}" for room in ("numpy", "operation", "comm", "testing"))
+    session.run("python", "-m", "pytest", *RERUN, *rooms, *selected(session))
+
+
 WHEEL_CHECK = """
 import importlib.resources as r, sys
 import alltoallv
