@@ -127,7 +127,6 @@ ALLTOALLV_HOT Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
 
 ALLTOALLV_HOT void ControlPlane::publish(Row& mine) {
     if (on_publish) return on_publish(mine, seq_);
-    tell_seat();
     mine.seq.store(seq_, std::memory_order_release);
     // Everybody waits for all rows: the last of them wakes the sleepers, once.
     doorbell_.ring_if([&] {
@@ -156,13 +155,6 @@ ALLTOALLV_HOT void ControlPlane::await_rows(uint64_t seq) {
 ALLTOALLV_HOT void ControlPlane::agree() {
     await_rows(seq_);
     compare_rows();
-    level_seats(started_);
-}
-
-void ControlPlane::look_at_seats(Clock::time_point now) {
-    seats_.clear();
-    for (int j = 0; j < size(); ++j) seats_.push_back(flags(j).seat.load(std::memory_order_relaxed));
-    seat_.level(rank(), seats_, cpus_, now);
 }
 
 ALLTOALLV_HOT void ControlPlane::close(bool ok, uint64_t bytes) {

@@ -19,7 +19,6 @@
 #include "control/crowd.h"
 #include "control/doorbell.h"
 #include "control/layout.h"
-#include "control/seat.h"
 #include "core/hold.h"
 #include "core/hooks.h"
 #include "core/quant_reduction.h"
@@ -108,18 +107,6 @@ class ControlPlane {
             });
     }
 
-    /// Where ranks outnumber processors: says where this one runs, before peers are told that it has come anywhere.
-    void tell_seat() {
-        if (has_room()) return;
-        auto& seat = my_flags().seat;
-        if (const uint16_t cpu = Seat::current(); seat.load(std::memory_order_relaxed) != cpu)
-            seat.store(cpu, std::memory_order_relaxed);
-    }
-    /// After a wait for the peers: moves this rank if that spreads them better.
-    void level_seats(Clock::time_point now) {
-        if (!has_room() && !on_publish && seat_.due(now)) look_at_seats(now);
-    }
-
     /// --- failure --------------------------------------------------------------------------------------------
     bool poisoned() const { return header().poison.load(std::memory_order_acquire) != 0; }
     void throw_if_poisoned() const {
@@ -205,7 +192,6 @@ class ControlPlane {
     void compare_rows() const;
     bool has_row(int rank, uint64_t seq) const { return row(rank, seq).seq.load(std::memory_order_acquire) >= seq; }
     void await_rows(uint64_t seq);
-    void look_at_seats(Clock::time_point now);
     std::string describe_ranks(const std::vector<int>& ranks) const;
     void record_start(DType dtype);
     void record_end(bool ok, uint64_t bytes);
@@ -215,8 +201,6 @@ class ControlPlane {
     Layout layout_;
     Doorbell doorbell_;
     Crowd crowd_;
-    Seat seat_;
-    std::vector<uint16_t> seats_;  // of all ranks
     CpuSet cpus_{};
     int processors_ = 1;
     int spins_;

@@ -80,12 +80,11 @@ struct alignas(cache_line) Flag {
     std::atomic<uint64_t> value;
 };
 
-/// Progress that peers wait for, and the processor that a rank is on.
+/// Progress that peers wait for.
 struct Flags {
     Flag done;    // sequence number of the last exchange whose copies this rank has finished
     Flag late;    // sequence number of the last learning row that is complete
     Flag rounds;  // of two-shot reductions
-    std::atomic<uint16_t> seat;
 };
 
 enum class RankState : uint32_t { absent, joined, ready, left };

@@ -55,12 +55,10 @@ void ShmCommunicator::two_shot(Stages& stages, const TwoShotShape& shape) {
     };
     const auto finish_round = [&] {
         control_->throw_if_poisoned();  // a peer that gave up may have changed what was read in place
-        control_->tell_seat();
         control_->signal(control_->my_flags().rounds, ++rounds_);
     };
     const auto await_round = [&] {
         control_->wait_flags([](Flags& flags) -> Flag& { return flags.rounds; }, rounds_, [](int) { return true; });
-        control_->level_seats(Clock::now());  // the kernel may crowd them while they reduce
     };
     slots_.resize(ranks);
 
