@@ -5,15 +5,11 @@
 #include "base/error.h"
 #include "base/hot.h"
 #include "bindings/bindings.h"
-#include "bindings/lock.h"
 
 namespace nb = nanobind;
 
 namespace alltoallv {
 namespace {
-
-/// Bytes that are moved in less time than it costs to give Python's lock to somebody else.
-constexpr size_t brief = size_t{64} << 10;
 
 bool fits(const ArrayView& view, const ArrayKind& kind) {
     return view.dtype == kind.dtype && view.size >= kind.size;
@@ -91,9 +87,8 @@ ALLTOALLV_HOT nb::object ArrayCall::run(const ArrayPair& given, nb::object outpu
         }
         if (!output.is_valid()) return nb::none();
     }
-    const size_t bytes = arrays.input.size * arrays.input.itemsize + arrays.output.size * arrays.output.itemsize;
     {
-        const LockGivenUp lock(lets_go && bytes <= brief);
+        const nb::gil_scoped_release release;
         call(source.address, target, timeout);
     }
     return output;

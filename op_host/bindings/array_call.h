@@ -39,7 +39,6 @@ std::optional<ArrayPair> arrays_given(nanobind::handle input, nanobind::handle o
 struct ArrayCall {
     Arrays arrays;
     bool in_place;  ///< whether the output may be the input
-    bool lets_go;   ///< of Python's lock by itself: `Communicator::lets_go`
     std::function<void(uintptr_t input, uintptr_t output, double timeout)> call;
 
     /// The output, made here if it is None; None if these are no such arrays or there is no memory, with nothing done.

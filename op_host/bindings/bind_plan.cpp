@@ -176,7 +176,7 @@ void bind_plan(nb::module_& m) {
         .def(
             "on_arrays",
             [](const Plan& self, Arrays arrays) {
-                return ArrayCall{std::move(arrays), false, self.communicator->lets_go(),
+                return ArrayCall{std::move(arrays), false,
                                  [plan = self](uintptr_t input, uintptr_t output, double timeout)
                                      ALLTOALLV_HOT { plan.data->run(*plan.communicator, input, output, timeout); }};
             },

@@ -264,7 +264,7 @@ void bind_quant(nb::module_& m) {
         .def(
             "on_arrays",
             [](const QuantPlan& self, Arrays arrays) {
-                return ArrayCall{std::move(arrays), true, self.communicator->lets_go(),
+                return ArrayCall{std::move(arrays), true,
                                  [plan = self](uintptr_t input, uintptr_t output, double timeout) {
                                      plan.data->run(*plan.communicator, input, output, {}, {}, timeout);
                                  }};

@@ -19,7 +19,6 @@
 #include "control/crowd.h"
 #include "control/doorbell.h"
 #include "control/layout.h"
-#include "core/hold.h"
 #include "core/hooks.h"
 #include "core/quant_reduction.h"
 
@@ -165,16 +164,13 @@ class ControlPlane {
     /// `now`: a time not long ago.
     template <class Ready, class Missing>
     void wait_on(Ready&& ready, Missing&& missing, Clock::time_point now) {
-        const auto begun = now;
         WaitState state;
         if (crowd_.present()) state.rounds = yields_before_sleep;
         do {
             if (++state.rounds <= yields_before_sleep) {
                 if (crowd_.yield(now)) state.rounds = yields_before_sleep;
-                Hold::let_go_after(now - begun);
                 if (state.rounds % yields_per_step != 0) continue;
             } else {
-                Hold::let_go_all();
                 if (doorbell_.sleep(ready, sleep_limit())) return;
             }
             if (step_due(state)) step(std::function<std::vector<int>()>(missing));

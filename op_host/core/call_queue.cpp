@@ -7,7 +7,6 @@
 
 #include "base/hot.h"
 #include "base/processors.h"
-#include "core/hold.h"
 #include "core/hooks.h"
 
 namespace alltoallv {
@@ -60,7 +59,6 @@ ALLTOALLV_HOT const CallQueue*& CallQueue::on_worker_of() {
 
 ALLTOALLV_HOT void CallQueue::enter(uint64_t ticket) {
     if (serving_.load() == ticket) return;
-    Hold::let_go_all();
     waiting_.fetch_add(1);
     std::exception_ptr interrupted;
     {

@@ -59,9 +59,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// False once poisoned, destroyed, or inherited through fork.
     virtual bool usable() const = 0;
 
-    /// Whether calls let go of the caller's `Hold` before they wait for long, and so may be made with one.
-    virtual bool lets_go() const { return false; }
-
     /// True while a call runs or waits for its turn.
     virtual bool busy() const = 0;
 

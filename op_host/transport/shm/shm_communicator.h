@@ -57,7 +57,6 @@ class ShmCommunicator final : public Communicator {
     void abort(const std::string& reason) override;
     void destroy() override;
     bool usable() const override;
-    bool lets_go() const override { return !options_.threads; }  // which would wait for each other
     bool busy() const override { return queue_->busy(); }
     Stats stats() const override;
     std::string flight_record() const override;
