@@ -2,6 +2,7 @@
 /// \brief What the tests of the bootstrap share: options, expected failures, a full check of a membership.
 #pragma once
 
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -34,7 +35,8 @@ inline const Mode threads{"threads", bootstrap_threads, run_threads, false};
 
 inline BootstrapOptions options_of(int rank, int size, double timeout = 60) {
     BootstrapOptions options;
-    options.job = "test-" + std::to_string(getpgrp());
+    // The tests that ctest runs at once share a process group; the processes of one test share the program.
+    options.job = std::string("test-") + program_invocation_short_name + "-" + std::to_string(getpgrp());
     options.domain = "d";
     options.rank = rank;
     options.size = size;

@@ -14,8 +14,6 @@ namespace {
 
 /// A sender looks at the poison at least this often, which bounds what a late writer can touch.
 constexpr size_t checked_chunk = size_t{1} << 20;
-/// Of a peer's memory, read at once by way of a block in the second-level cache.
-constexpr size_t by_way_bytes = size_t{128} << 10;
 /// What a thread copies at least: less takes no longer than waking it.
 constexpr size_t least_share = size_t{1} << 20;
 
@@ -58,27 +56,7 @@ ALLTOALLV_HOT void ShmCommunicator::copy_alone(char* to, const char* from, size_
     }
 }
 
-void ShmCommunicator::read_peer(int peer, char* to, uint64_t from, size_t bytes, Stores stores) {
-    for (size_t at = 0; at < bytes;) {
-        const size_t piece = std::min(checked_chunk, bytes - at);
-        if (stores == Stores::ordinary || piece < checked_chunk) {
-            read_straight(peer, to + at, from + at, piece);
-        } else {
-            const Contest::Way way = long_reads_.choose(piece);
-            const auto start = Clock::now();
-            if (way == Contest::usual) {
-                read_straight(peer, to + at, from + at, piece);
-            } else {
-                read_by_way(peer, to + at, from + at, piece);
-            }
-            const std::chrono::duration<double, std::nano> took = Clock::now() - start;
-            long_reads_.note(piece, way, took.count());
-        }
-        at += piece;
-    }
-}
-
-void ShmCommunicator::read_straight(int peer, char* to, uint64_t from, size_t bytes) {
+void ShmCommunicator::read_peer(int peer, char* to, uint64_t from, size_t bytes) {
     while (bytes > 0) {
         const iovec local{to, bytes};
         const iovec remote{reinterpret_cast<void*>(from), bytes};
@@ -91,17 +69,6 @@ void ShmCommunicator::read_straight(int peer, char* to, uint64_t from, size_t by
         to += got;
         from += static_cast<uint64_t>(got);
         bytes -= static_cast<size_t>(got);
-    }
-}
-
-/// The kernel's stores fetch every line that they overwrite. Into a block that stays in the cache they need not, and
-/// from there streaming stores go on.
-void ShmCommunicator::read_by_way(int peer, char* to, uint64_t from, size_t bytes) {
-    by_way_.resize(by_way_bytes);
-    for (size_t at = 0; at < bytes; at += by_way_bytes) {
-        const size_t part = std::min(by_way_bytes, bytes - at);
-        read_straight(peer, by_way_.data(), from + at, part);
-        kernel::copy_streaming(to + at, by_way_.data(), part);
     }
 }
 

@@ -224,7 +224,7 @@ ALLTOALLV_HOT uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row&
                     touched = true;
                     break;
                 case Path::cma:
-                    read_peer(from, target, sender.input_address() + static_cast<uint64_t>(source), bytes, own);
+                    read_peer(from, target, sender.input_address() + static_cast<uint64_t>(source), bytes);
                     touched = reads = true;
                     break;
                 case Path::staged:

@@ -122,9 +122,7 @@ class ShmCommunicator final : public Communicator {
     void copy_checked(char* to, const char* from, size_t bytes, Stores stores);
     void copy_together(char* to, const char* from, size_t bytes, Stores stores);
     void copy_alone(char* to, const char* from, size_t bytes, Stores stores);
-    void read_peer(int peer, char* to, uint64_t from, size_t bytes, Stores stores);
-    void read_straight(int peer, char* to, uint64_t from, size_t bytes);
-    void read_by_way(int peer, char* to, uint64_t from, size_t bytes);
+    void read_peer(int peer, char* to, uint64_t from, size_t bytes);
     void run_staged();
     size_t pump_out(Stream& stream);
     size_t pump_in(Stream& stream);
@@ -161,8 +159,6 @@ class ShmCommunicator final : public Communicator {
     PeerWriter scratch_writer_{4.0};   // less than reading an input takes that lies in no cache
     PeerWriter codes_writer_{0.6};     // of what the own codes take
     Contest reads_;                    // of private memory by a system call, and two copies with shared memory between
-    Contest long_reads_;               // straight, and by way of a block that stays in the cache
-    std::vector<char> by_way_;         // that block
     ReadInputs read_inputs_;
     std::unique_ptr<CopyCrew> crew_;  // none where ranks need all processors
     std::vector<Stream> outgoing_, incoming_;
