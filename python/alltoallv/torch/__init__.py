@@ -16,6 +16,14 @@ torch's dispatcher sees where somebody watches it: a graph, a mode, a profiler.
 """
 
 from alltoallv.torch import functional, nn
+from alltoallv.torch.api.distributed import (
+    all_gather,
+    all_reduce,
+    barrier,
+    broadcast,
+    reduce_scatter,
+    reduce_scatter_tensor,
+)
 from alltoallv.torch.api.functions import (
     all_gather_into_tensor,
     all_to_all,
@@ -42,10 +50,14 @@ __all__ = [
     "QuantAllReduceOperation",
     "QuantizedCommHook",
     "Work",
+    "all_gather",
     "all_gather_into_tensor",
+    "all_reduce",
     "all_to_all",
     "all_to_all_single",
     "all_to_all_v",
+    "barrier",
+    "broadcast",
     "empty",
     "exchange_counts",
     "from_group",
@@ -56,4 +68,6 @@ __all__ = [
     "quantized_all_reduce",
     "quantized_all_to_all",
     "quantized_reduce_scatter",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
 ]

@@ -41,9 +41,9 @@ from alltoallv._calls.guard import guard
 from alltoallv._calls.repeats import arrays_of
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.torch.api import collectives as calls
 from alltoallv.torch.api import profile
 from alltoallv.torch.api.tensors import PLAIN
-from alltoallv.torch.process_group import calls as calls
 from alltoallv.torch.process_group.group import NAME, EngineGroup
 from alltoallv.torch.process_group.work import BackendWork, WorkList
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work as TorchWork
 
 from alltoallv import _core
+from alltoallv._calls.protocol import Pending
 from alltoallv.errors import CommTimeoutError
 from alltoallv.torch.api.work import unwrap
 
@@ -31,7 +32,7 @@ class BackendWork(TorchWork):
 
     def __init__(
         self,
-        calls: Sequence[_core.Work],
+        calls: Sequence[Pending],
         result: Result,
         finish: Callable[[], None] | None = None,
         keep: object = None,

@@ -1,4 +1,4 @@
-"""The collectives of torch.distributed as calls of a communicator.
+"""The collectives of torch.distributed as calls of a communicator: of its backend and of `torch.api.distributed`.
 
 Each function checks its arguments and returns an `Operation`, ready to start. Tensors that are not contiguous, and
 inputs that share memory with outputs where the operator does not allow it, travel as copies.
@@ -16,11 +16,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv._calls.counts import even_parts, gather_layout, packed, scaled, split_sizes
+from alltoallv._calls.counts import Layout, even_parts, gather_layout, packed, scaled, split_sizes
+from alltoallv._calls.protocol import Pending
+from alltoallv._calls.reductions import check_reduction
 from alltoallv._calls.regions import check_outputs_apart, lowest
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.torch.api import group as groups
+from alltoallv.torch.api.calls import check_place
+from alltoallv.torch.api.group import AnyCommunicator
 from alltoallv.torch.api.tensors import as_input, core_name, region, row_size
+from alltoallv.torch.engines.group import GroupCall, TorchGroupCommunicator
+from alltoallv.torch.engines.hccl import DeviceCall
 
 _Op = dist.ReduceOp.RedOpType
 _REDUCE_OPS = {_Op.SUM: "sum", _Op.AVG: "avg", _Op.MIN: "min", _Op.MAX: "max", _Op.PRODUCT: "prod"}
@@ -35,7 +42,7 @@ class Operation:
 
     name: str
     run: Callable[[float], None]  # given the timeout in seconds
-    submit: Callable[[float], _core.Work]
+    submit: Callable[[float], Pending]
     itemsize: int
     sends: Sequence[int]
     recvs: Sequence[int]
@@ -60,7 +67,7 @@ def reduces(tensor: Tensor, op: Any) -> bool:
     return tensor.dtype in (torch.complex64, torch.complex128) and kind in (_Op.SUM, _Op.AVG)
 
 
-def all_reduce(comm: Communicator, tensor: Tensor, op: Any) -> Operation:
+def all_reduce(comm: AnyCommunicator, tensor: Tensor, op: Any) -> Operation:
     copies: list[tuple[Tensor, Tensor]] = []
     x = _in_place(tensor, copies)
     real = torch.view_as_real(x) if x.is_complex() else x
@@ -69,7 +76,7 @@ def all_reduce(comm: Communicator, tensor: Tensor, op: Any) -> Operation:
     return _reduction(comm, name, op, real, real, counts, [real.numel()], [tensor], [x], copies)
 
 
-def reduce_scatter(comm: Communicator, output: Tensor, inputs: Sequence[Tensor], op: Any) -> Operation:
+def reduce_scatter(comm: AnyCommunicator, output: Tensor, inputs: Sequence[Tensor], op: Any) -> Operation:
     """``inputs`` has one tensor per rank."""
     _check_length("input_list", inputs, comm.size)
     _check_dtypes([output, *inputs])
@@ -82,7 +89,7 @@ def reduce_scatter(comm: Communicator, output: Tensor, inputs: Sequence[Tensor],
     return _reduce_scatter(comm, output, _joined(parts), counts, op)
 
 
-def reduce_scatter_single(comm: Communicator, output: Tensor, input: Tensor, op: Any) -> Operation:
+def reduce_scatter_single(comm: AnyCommunicator, output: Tensor, input: Tensor, op: Any) -> Operation:
     _check_dtypes([output, input])
     if input.numel() != comm.size * output.numel():
         raise InvalidTensorError(
@@ -93,29 +100,24 @@ def reduce_scatter_single(comm: Communicator, output: Tensor, input: Tensor, op:
     return _reduce_scatter(comm, output, as_input("input", input), [output.numel()] * comm.size, op)
 
 
-def all_gather(comm: Communicator, outputs: Sequence[Tensor], input: Tensor) -> Operation:
+def all_gather(comm: AnyCommunicator, outputs: Sequence[Tensor], input: Tensor) -> Operation:
     """``outputs`` has one tensor per rank, of that rank's size."""
     _check_length("tensor_list", outputs, comm.size)
     _check_dtypes([input, *outputs])
     copies: list[tuple[Tensor, Tensor]] = []
     x, outs = as_input("tensor", input), [_output(out, copies) for out in outputs]
-    if x.data_ptr() != outs[comm.rank].data_ptr() or x.numel() != outs[comm.rank].numel():
+    mine = outs[comm.rank]
+    if region(x) != region(mine) or not isinstance(comm, Communicator):
         x = _apart([x], outs)[0]
-    target_regions = [region(out) for out in outs]
-    check_outputs_apart(target_regions, "tensor_list")
-    target, rdispls = lowest(target_regions)
-    sends, recvs = [x.numel()] * comm.size, [out.numel() for out in outs]
-    if sends[comm.rank] != recvs[comm.rank]:
+    check_outputs_apart([region(out) for out in outs], "tensor_list")
+    if x.numel() != mine.numel():
         raise InvalidTensorError(
-            f"tensor has {x.numel()} elements, expected {recvs[comm.rank]} as entry {comm.rank} of tensor_list", 9
+            f"tensor has {x.numel()} elements, expected {mine.numel()} as entry {comm.rank} of tensor_list", 9
         )
-    plan = _core.Plan(
-        comm.core, "all_gather", core_name(x.dtype), sends, [0] * comm.size, recvs, rdispls, byte_displs=True
-    )
-    return _exchange("all_gather", plan, x, target, sends, recvs, [list(outputs)], [x, *outs], copies)
+    return _exchange_lists(comm, "all_gather", [x] * comm.size, outs, [list(outputs)], copies)
 
 
-def all_gather_single(comm: Communicator, output: Tensor, input: Tensor) -> Operation:
+def all_gather_single(comm: AnyCommunicator, output: Tensor, input: Tensor) -> Operation:
     _check_dtypes([output, input])
     if output.numel() != comm.size * input.numel():
         raise InvalidTensorError(
@@ -125,32 +127,25 @@ def all_gather_single(comm: Communicator, output: Tensor, input: Tensor) -> Oper
         )
     copies: list[tuple[Tensor, Tensor]] = []
     x, out = as_input("input_tensor", input), _output(output, copies)
-    if x.data_ptr() != out.data_ptr() + comm.rank * x.nbytes:
+    if x.data_ptr() != out.data_ptr() + comm.rank * x.nbytes or not isinstance(comm, Communicator):
         x = _apart([x], [out])[0]
-    layout, name = gather_layout(comm.size, x.numel()), "all_gather_into_tensor"
-    plan = _core.Plan(comm.core, name, core_name(x.dtype), *layout)
-    counts = layout[0]
-    return _exchange(name, plan, x, out.data_ptr(), counts, counts, [output], [x, out], copies)
+    layout = gather_layout(comm.size, x.numel())
+    return _exchange(comm, "all_gather_into_tensor", x, out, layout, [output], copies)
 
 
-def all_to_all(comm: Communicator, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Operation:
+def all_to_all(comm: AnyCommunicator, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Operation:
     _check_length("output_tensor_list", outputs, comm.size)
     _check_length("input_tensor_list", inputs, comm.size)
     _check_dtypes([*inputs, *outputs])
     copies: list[tuple[Tensor, Tensor]] = []
     outs = [_output(out, copies) for out in outputs]
     xs = _apart([as_input("input_tensor_list", x) for x in inputs], outs)
-    target_regions = [region(out) for out in outs]
-    check_outputs_apart(target_regions)
-    source, sdispls = lowest([region(x) for x in xs])
-    target, rdispls = lowest(target_regions)
-    sends, recvs = [x.numel() for x in xs], [out.numel() for out in outs]
-    plan = _core.Plan(comm.core, "all_to_all", core_name(xs[0].dtype), sends, sdispls, recvs, rdispls, byte_displs=True)
-    return _exchange("all_to_all", plan, xs[0], target, sends, recvs, list(outputs), [*xs, *outs], copies, source)
+    check_outputs_apart([region(out) for out in outs])
+    return _exchange_lists(comm, "all_to_all", xs, outs, list(outputs), copies)
 
 
 def all_to_all_single(
-    comm: Communicator, output: Tensor, input: Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
+    comm: AnyCommunicator, output: Tensor, input: Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
 ) -> Operation:
     """Splits in rows of dimension 0; empty: equal parts."""
     _check_dtypes([output, input])
@@ -159,12 +154,11 @@ def all_to_all_single(
     x = _apart([as_input("input", input)], [out])[0]
     sends = _split("input", x, input_splits, comm.size)
     recvs = _split("output", out, output_splits, comm.size)
-    args = (sends, packed(sends), recvs, packed(recvs))
-    plan = _core.Plan(comm.core, "all_to_all_single", core_name(x.dtype), *args)
-    return _exchange("all_to_all_single", plan, x, out.data_ptr(), sends, recvs, [output], [x, out], copies)
+    layout = (sends, packed(sends), recvs, packed(recvs))
+    return _exchange(comm, "all_to_all_single", x, out, layout, [output], copies)
 
 
-def broadcast(comm: Communicator, tensor: Tensor, root: int) -> Operation:
+def broadcast(comm: AnyCommunicator, tensor: Tensor, root: int) -> Operation:
     if not 0 <= root < comm.size:
         raise InvalidParamError(f"root is {root}, expected 0 <= root < {comm.size}")
     copies: list[tuple[Tensor, Tensor]] = []
@@ -174,37 +168,69 @@ def broadcast(comm: Communicator, tensor: Tensor, root: int) -> Operation:
     n, none = x.numel(), [0] * comm.size
     sends = [n if comm.rank == root and j != root else 0 for j in range(comm.size)]
     recvs = [n if comm.rank != root and j == root else 0 for j in range(comm.size)]
-    plan = _core.Plan(comm.core, "broadcast", core_name(x.dtype), sends, none, recvs, none, root)
-    return _exchange("broadcast", plan, x, x.data_ptr(), sends, recvs, [tensor], [x], copies)
+    if isinstance(comm, TorchGroupCommunicator):  # whose engine has one of its own
+        check_place(comm, x)
+        call = comm.broadcast(core_name(x.dtype), x, root)
+        return _on_engine("broadcast", call, x.itemsize, sends, recvs, [tensor], [x], copies)
+    return _exchange(comm, "broadcast", x, x, (sends, none, recvs, none), [tensor], copies, root)
 
 
-def barrier(comm: Communicator) -> Operation:
-    none = [0] * comm.size
+def barrier(comm: AnyCommunicator) -> Operation:
+    comm, none = groups.on_host(comm), [0] * comm.size
+    if not isinstance(comm, Communicator):
+        assert isinstance(comm, TorchGroupCommunicator)
+        return _on_engine("barrier", comm.barrier(), 1, none, none, [], [], [])
     plan = _core.Plan(comm.core, "barrier", "uint8", none, none, none, none)
     return Operation("barrier", partial(plan.run, 0, 0), partial(plan.submit, 0, 0), 1, none, none, [], [])
 
 
 def _exchange(
+    comm: AnyCommunicator,
     name: str,
-    plan: _core.Plan,
     x: Tensor,
-    target: int,
-    sends: Sequence[int],
-    recvs: Sequence[int],
+    out: Tensor,
+    layout: Layout,
     result: Any,
-    keep: list[Tensor],
     copies: list[tuple[Tensor, Tensor]],
-    source: int | None = None,
+    root: int = 0,
 ) -> Operation:
-    on_arrays = plan.on_arrays if source is None else None
-    if source is None:
-        source = x.data_ptr()
+    check_place(comm, x, out)
+    dtype, (sends, _, recvs, _) = core_name(x.dtype), layout
+    if not isinstance(comm, Communicator):
+        call = comm.exchange(name, dtype, out, x, layout, 1, root)
+        return _on_engine(name, call, x.itemsize, sends, recvs, result, [x, out], copies)
+    plan = _core.Plan(comm.core, name, dtype, *layout, root)
+    source, target = x.data_ptr(), out.data_ptr()
     run, submit = partial(plan.run, source, target), partial(plan.submit, source, target)
-    return Operation(name, run, submit, x.itemsize, sends, recvs, result, keep, copies, on_arrays)
+    return Operation(name, run, submit, x.itemsize, sends, recvs, result, [x, out], copies, plan.on_arrays)
+
+
+def _exchange_lists(
+    comm: AnyCommunicator,
+    name: str,
+    xs: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    result: Any,
+    copies: list[tuple[Tensor, Tensor]],
+) -> Operation:
+    check_place(comm, *xs, *outs)
+    dtype, sends, recvs = core_name(xs[0].dtype), [x.numel() for x in xs], [out.numel() for out in outs]
+    about = xs[0].itemsize, sends, recvs, result, [*xs, *outs], copies
+    if not isinstance(comm, Communicator):
+        return _on_engine(name, comm.exchange_lists(name, dtype, outs, xs), *about)
+    source, sdispls = lowest([region(x) for x in xs])
+    target, rdispls = lowest([region(out) for out in outs])
+    plan = _core.Plan(comm.core, name, dtype, sends, sdispls, recvs, rdispls, byte_displs=True)
+    return Operation(name, partial(plan.run, source, target), partial(plan.submit, source, target), *about)
+
+
+def _on_engine(name: str, call: GroupCall | DeviceCall, *about: Any) -> Operation:
+    """``about``: as `Operation` has it. The engine's calls have the communicator's timeout."""
+    return Operation(name, lambda timeout: call.run(), lambda timeout: call.submit(), *about)
 
 
 def _reduction(
-    comm: Communicator,
+    comm: AnyCommunicator,
     name: str,
     op: Any,
     x: Tensor,
@@ -215,14 +241,19 @@ def _reduction(
     keep: list[Tensor],
     copies: list[tuple[Tensor, Tensor]],
 ) -> Operation:
-    what = name, core_name(x.dtype), _REDUCE_OPS[op.op]
+    check_place(comm, x, out)
+    what = name, core_name(x.dtype), _REDUCE_OPS.get(op.op, str(op))
+    check_reduction(what[2], what[1])
+    if not isinstance(comm, Communicator):
+        call = comm.reduce(*what[:2], out, x, what[2], counts)
+        return _on_engine(name, call, x.itemsize, counts, recvs, result, keep, copies)
     args = (*what, x.data_ptr(), out.data_ptr(), counts)
     run, submit = partial(comm.core.reduce, *args), partial(comm.core.submit_reduce, *args)
     on_arrays = partial(comm.core.reduce_on_arrays, *what, counts)
     return Operation(name, run, submit, x.itemsize, counts, recvs, result, keep, copies, on_arrays)
 
 
-def _reduce_scatter(comm: Communicator, output: Tensor, x: Tensor, counts: list[int], op: Any) -> Operation:
+def _reduce_scatter(comm: AnyCommunicator, output: Tensor, x: Tensor, counts: list[int], op: Any) -> Operation:
     copies: list[tuple[Tensor, Tensor]] = []
     out = _output(output, copies)
     x = _apart([x], [out])[0]

@@ -1,0 +1,177 @@
+"""Collectives of torch.distributed that write into the caller's tensors, with torch's signatures.
+
+All return None, or the `Work` with ``async_op=True``. They have no gradients, as in torch; `alltoallv.torch.functional`
+has. Tensors that are not contiguous are copied; an output of that kind is complete when ``wait`` has returned.
+``torch.compile`` leaves the calls out of its graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from alltoallv._calls.guard import guard
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.torch.api import collectives, profile
+from alltoallv.torch.api import group as groups
+from alltoallv.torch.api.collectives import Operation
+from alltoallv.torch.api.group import AnyCommunicator, Group, device_of
+from alltoallv.torch.api.tensors import check_tensor
+from alltoallv.torch.api.work import Work
+from alltoallv.torch.graph.graphs import between_graphs
+
+_SUM = dist.ReduceOp.SUM
+
+
+@between_graphs
+def all_reduce(tensor: Tensor, op: Any = _SUM, group: Group = None, async_op: bool = False) -> Work | None:
+    """Replaces ``tensor``, of one shape and dtype on all ranks, by the combination of all ranks' tensors.
+
+    Signature and meaning of ``torch.distributed.all_reduce``. In host memory all ranks get the same bits: the terms are
+    combined in the order of ranks, 16-bit floats in float32, rounded once.
+
+    Args:
+        op: ``ReduceOp.SUM``, ``PRODUCT``, ``MIN``, ``MAX``, and for floats ``AVG``; of complex tensors SUM and AVG.
+
+    Raises:
+        InvalidParamError: ``op`` has no meaning for the dtype. Otherwise as `all_to_all_v`.
+    """
+    return _run("all_reduce", group, async_op, lambda c: collectives.all_reduce(c, tensor, _op(tensor, op)), [tensor])
+
+
+@between_graphs
+def reduce_scatter(
+    output: Tensor, input_list: Sequence[Tensor], op: Any = _SUM, group: Group = None, async_op: bool = False
+) -> Work | None:
+    """Combines ``input_list[j]`` of all ranks into rank j's ``output``.
+
+    Signature and meaning of ``torch.distributed.reduce_scatter``: one tensor per rank, of any sizes, which are equal on
+    all ranks; ``output`` has as many elements as this rank's entry. ``op`` and errors as for `all_reduce`.
+    """
+
+    def prepare(comm: AnyCommunicator) -> Operation:
+        return collectives.reduce_scatter(comm, output, input_list, _op(output, op))
+
+    return _run("reduce_scatter", group, async_op, prepare, [output], input_list)
+
+
+@between_graphs
+def reduce_scatter_tensor(
+    output: Tensor, input: Tensor, op: Any = _SUM, group: Group = None, async_op: bool = False
+) -> Work | None:
+    """Combines the ``input`` of all ranks, of which rank j gets the j-th of W equal parts as ``output``.
+
+    Signature and meaning of ``torch.distributed.reduce_scatter_tensor``: ``input`` has W times the elements of
+    ``output``. ``op`` and errors as for `all_reduce`.
+    """
+
+    def prepare(comm: AnyCommunicator) -> Operation:
+        return collectives.reduce_scatter_single(comm, output, input, _op(output, op))
+
+    return _run("reduce_scatter", group, async_op, prepare, [output, input])
+
+
+@between_graphs
+def all_gather(
+    tensor_list: Sequence[Tensor], tensor: Tensor, group: Group = None, async_op: bool = False
+) -> Work | None:
+    """Copies the ``tensor`` of rank j into ``tensor_list[j]`` of every rank.
+
+    Signature and meaning of ``torch.distributed.all_gather``: one output per rank, with the elements of that rank's
+    tensor; the ranks may differ in size. Raises as `all_to_all_v`.
+    """
+    return _run(
+        "all_gather", group, async_op, lambda c: collectives.all_gather(c, tensor_list, tensor), [tensor], tensor_list
+    )
+
+
+@between_graphs
+def broadcast(
+    tensor: Tensor, src: int | None = None, group: Group = None, async_op: bool = False, group_src: int | None = None
+) -> Work | None:
+    """Copies the ``tensor`` of one rank into the tensors of all others, of one size and dtype.
+
+    Signature and meaning of ``torch.distributed.broadcast``. Raises as `all_to_all_v`.
+
+    Args:
+        src: That rank: its number in the job for a ProcessGroup, in the communicator for a `Communicator`.
+        group_src: That rank's number in the group, in place of ``src``.
+    """
+    return _run(
+        "broadcast",
+        group,
+        async_op,
+        lambda c: collectives.broadcast(c, tensor, _root(group, src, group_src)),
+        [tensor],
+    )
+
+
+@between_graphs
+def barrier(group: Group = None, async_op: bool = False, device_ids: Sequence[int] | None = None) -> Work | None:
+    """Returns when every rank has called it; late ranks are named, in a warning and in the timeout's error.
+
+    Signature and meaning of ``torch.distributed.barrier``. The hosts wait for each other, not for what their devices
+    are still computing; ``device_ids`` is accepted for torch's sake and changes nothing.
+    """
+    return _run("barrier", group, async_op, collectives.barrier, [])
+
+
+def _run(
+    name: str,
+    group: Group,
+    async_op: bool,
+    prepare: Callable[[AnyCommunicator], Operation],
+    tensors: Sequence[Tensor],
+    more: Any = (),
+) -> Work | None:
+    """``tensors`` and the list ``more``: what the caller gave; the first of them tells the device."""
+    first = next(iter(tensors), None)
+    comm = groups.resolve(group, device_of(first))
+    if comm is None:
+        return None
+    with guard(comm, name):
+        if not isinstance(more, list | tuple):
+            raise InvalidTensorError(f"the list of tensors is a {type(more).__name__}, expected {comm.size} tensors", 5)
+        for tensor in (*tensors, *more):
+            check_tensor("tensor", tensor)
+        operation = prepare(comm)
+    about = operation.itemsize, operation.sends, operation.recvs
+    with profile.span(name, comm, *about, async_op=async_op, cuda=first is not None and first.is_cuda):
+        if not async_op:
+            operation.run(-1.0)
+            operation.finish()
+            return None
+        pending = operation.submit(-1.0)
+
+    def finish() -> Any:
+        operation.finish()
+        return operation.result
+
+    return Work(comm, pending, (operation,), finish)
+
+
+def _op(tensor: Tensor, op: Any) -> dist.ReduceOp:
+    try:
+        made = op if hasattr(op, "op") else dist.ReduceOp(op)  # isinstance says yes to both
+    except TypeError:
+        raise InvalidParamError(f"op is {op!r}, expected a torch.distributed.ReduceOp") from None
+    if tensor.is_complex() and not collectives.reduces(tensor, made):
+        raise InvalidParamError(f"op is {op!r}, expected SUM or AVG for dtype {tensor.dtype}")
+    return made
+
+
+def _root(group: Group, src: int | None, group_src: int | None) -> int:
+    if (src is None) == (group_src is None):
+        raise InvalidParamError(f"src is {src!r} and group_src {group_src!r}, expected one of them")
+    if group_src is not None:
+        return group_src
+    assert src is not None
+    if isinstance(group, dist.ProcessGroup):
+        ranks = dist.get_process_group_ranks(group)
+        if src not in ranks:
+            raise InvalidParamError(f"src is {src!r}, expected one of the group's ranks {ranks}")
+        return ranks.index(src)
+    return src

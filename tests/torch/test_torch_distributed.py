@@ -1,0 +1,148 @@
+"""The functions with torch.distributed's signatures, against the reference, over every engine in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from engine_groups import DTYPES, engine, to_numpy, to_torch, views
+
+import alltoallv.torch as at
+from alltoallv import Communicator
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.testing import Ranks, golden, reference
+from alltoallv.torch.engines.group import TorchGroupCommunicator
+
+OPS = {"sum": "SUM", "avg": "AVG", "min": "MIN", "max": "MAX", "prod": "PRODUCT"}
+REDUCED = [name for name in DTYPES if not name.startswith(("float8", "complex"))]
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+COUNTS = [2, 0, 5]  # rows that each rank gives or gets
+
+
+def inputs_of(dtype: str, rows: list[int]) -> list[np.ndarray[Any, Any]]:
+    random = np.random.default_rng(7)
+    return [random.integers(0, 3, (n, 2)).astype(golden.dtype_of(dtype)) for n in rows]
+
+
+def finished(call: Callable[..., Any], *args: Any, group: Any, async_op: bool) -> None:
+    work = call(*args, group=group, async_op=async_op)
+    assert (work is not None) == async_op
+    if async_op:
+        assert work.wait()
+        assert work.is_success()
+
+
+def check(comm: Any) -> None:
+    """Every function, dtype and operation; outputs are full of something else before, and some not contiguous."""
+    r, size = comm.rank, comm.size
+
+    def same(tensor: torch.Tensor, expected: np.ndarray[Any, Any]) -> bool:
+        return to_numpy(tensor.reshape(-1)).tobytes() == np.ascontiguousarray(expected).tobytes()
+
+    for number, dtype in enumerate(DTYPES):
+        later = {"group": comm, "async_op": bool(number % 2)}
+        uneven = inputs_of(dtype, COUNTS[:size])
+        outs = [torch.ones(n, 2).to(getattr(torch, dtype)) for n in COUNTS[:size]]
+        finished(at.all_gather, outs, to_torch(uneven[r]), **later)
+        assert all(map(same, outs, uneven)), dtype
+        even = inputs_of(dtype, [size] * size)
+        for src in range(size):
+            wide = to_torch(np.repeat(even[r], 2, axis=1))[:, ::2]  # not contiguous
+            finished(at.broadcast, wide, src, **later)
+            assert same(wide, even[src]), dtype
+    for number, (dtype, op) in enumerate((d, o) for d in REDUCED for o in OPS if o != "avg" or d in FLOATS):
+        later, reduce_op = {"group": comm, "async_op": bool(number % 2)}, getattr(dist.ReduceOp, OPS[op])
+        even = inputs_of(dtype, [size] * size)
+        x = to_torch(even[r])
+        finished(at.all_reduce, x, reduce_op, **later)
+        assert same(x, reference.all_reduce(even, op)[r]), (dtype, op)
+        out = torch.ones(1, 2).to(x.dtype)
+        finished(at.reduce_scatter_tensor, out, to_torch(even[r]), reduce_op, **later)
+        assert same(out, reference.reduce_scatter(even, op)[r]), (dtype, op)
+        counts = COUNTS[:size]
+        whole = inputs_of(dtype, [sum(counts)] * size)
+        out = torch.ones(counts[r], 2).to(x.dtype)
+        finished(at.reduce_scatter, out, list(to_torch(whole[r]).split(counts)), reduce_op, **later)
+        assert same(out, reference.reduce_scatter(whole, op, counts)[r]), (dtype, op)
+    z = torch.full((3,), 1 + 2j) * (r + 1)
+    at.all_reduce(z, group=comm)
+    assert z.tolist() == [(1 + 2j) * (size * (size + 1) // 2)] * 3
+    finished(at.barrier, group=comm, async_op=False)
+    finished(at.barrier, group=comm, async_op=True)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_over_shared_memory(ranks: Ranks, size: int) -> None:
+    ranks(size)(check)
+
+
+@pytest.mark.parametrize("way", [engine, views])
+def test_over_engines(ranks: Ranks, tmp_path: Path, way: Any) -> None:
+    def run(rank: int, size: int) -> None:
+        host = mock.patch.object(TorchGroupCommunicator, "reaches_host", True)  # the views' too
+        with host, way(rank, size, str(tmp_path / "store")) as comm:
+            check(comm)
+
+    ranks(3, communicator=False)(run)
+
+
+ERRORS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+    "all_gather": (lambda c: at.all_gather([torch.ones(2)], torch.ones(2), c), InvalidParamError, "has 1 tensors"),
+    "all_reduce": (lambda c: at.all_reduce(torch.ones(2).int(), dist.ReduceOp.AVG, c), InvalidParamError, "'avg'"),
+    "complex": (lambda c: at.all_reduce(torch.ones(2) * 1j, dist.ReduceOp.MAX, c), InvalidParamError, "SUM or AVG"),
+    "bitwise": (lambda c: at.all_reduce(torch.ones(2).int(), dist.ReduceOp.BAND, c), InvalidParamError, "op is"),
+    "no op": (lambda c: at.all_reduce(torch.ones(2), "sum", c), InvalidParamError, "expected a torch.distributed"),
+    "reduce_scatter": (
+        lambda c: at.reduce_scatter(torch.ones(3), [torch.ones(2)] * 2, group=c),
+        InvalidTensorError,
+        "output has 3 elements, expected 2",
+    ),
+    "reduce_scatter_tensor": (
+        lambda c: at.reduce_scatter_tensor(torch.ones(2), torch.ones(3), group=c),
+        InvalidTensorError,
+        "input has shape",
+    ),
+    "no list": (lambda c: at.all_gather(torch.ones(2, 2), torch.ones(2), c), InvalidTensorError, "list of tensors"),
+    "no tensor": (lambda c: at.all_reduce([1.0], group=c), TypeError, "expected a torch.Tensor"),
+    "broadcast": (lambda c: at.broadcast(torch.ones(2), 2, c), InvalidParamError, "0 <= root < 2"),
+    "no root": (lambda c: at.broadcast(torch.ones(2), group=c), InvalidParamError, "expected one of them"),
+}
+
+
+def test_errors_leave_the_communicator_usable(ranks: Ranks) -> None:
+    def run(comm: Communicator) -> None:
+        for call, kind, text in ERRORS.values():
+            with pytest.raises(kind, match=text):
+                call(comm)
+        at.barrier(comm)
+
+    ranks(2)(run)
+
+
+def test_ranks_of_a_process_group(ranks: Ranks, tmp_path: Path) -> None:
+    """``src`` is a number in the job, ``group_src`` in the group; outside the group a warning and None."""
+
+    def run(rank: int, size: int) -> None:
+        dist.init_process_group("gloo", rank=rank, world_size=size, init_method=f"file://{tmp_path / 'store'}")
+        group = dist.new_group([1, 2])
+        if rank == 0:
+            with pytest.warns(UserWarning, match="not a member"):
+                assert at.broadcast(torch.ones(1), 2, group) is None
+        else:
+            for named in ({"src": 2}, {"group_src": 1}):
+                x = torch.tensor([float(rank)])
+                at.broadcast(x, group=group, **named)
+                assert x.tolist() == [2.0]
+            with pytest.raises(InvalidParamError, match="expected one of the group's ranks"):
+                at.broadcast(x, 0, group)
+        compiled = torch.compile(lambda x: (at.all_reduce(x), x * 2)[1], backend="eager")
+        assert compiled(torch.ones(1)).tolist() == [2.0 * size]
+        dist.destroy_process_group()
+
+    ranks(3, communicator=False)(run)
