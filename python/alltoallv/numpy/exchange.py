@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from alltoallv import _core, memory
 from alltoallv._calls import experts
+from alltoallv._calls.collectives import barrier_plan, broadcast_layout
 from alltoallv._calls.counts import Counts, Unit, as_counts, gather_layout, split_layout, split_sizes
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import check_lists_apart, lowest
@@ -358,13 +359,9 @@ def broadcast(array: Array, root: int = 0, *, group: Communicator | None = None,
     """
     comm = resolve(group)
     with guard(comm, "broadcast"):
-        if not isinstance(root, int | np.integer) or not 0 <= root < comm.size:
-            raise InvalidParamError(f"root is {root!r}, expected 0 <= root < {comm.size}")
         check_output("array", array)
-        n, none = array.size, [0] * comm.size
-        sends = [n if comm.rank == root and j != root else 0 for j in range(comm.size)]
-        recvs = [n if comm.rank != root and j == root else 0 for j in range(comm.size)]
-        plan = _core.Plan(comm.core, "broadcast", core_name(array.dtype), sends, none, recvs, none, root)
+        layout = broadcast_layout(comm.rank, comm.size, array.size, root)
+        plan = _core.Plan(comm.core, "broadcast", core_name(array.dtype), *layout, root)
         call = Call(comm, plan, array, array, array, -1.0)
     return _finish(call, async_op)
 
@@ -373,7 +370,6 @@ def barrier(*, group: Communicator | None = None, async_op: bool = False, timeou
     """Returns when every rank has called it. Late ranks are named, in a warning and in the timeout's error."""
     comm = resolve(group)
     with guard(comm, "barrier"):
-        nothing, none = np.empty(0, np.uint8), [0] * comm.size
-        plan = _core.Plan(comm.core, "barrier", "uint8", none, none, none, none)
-        call = Call(comm, plan, nothing, nothing, None, seconds(timeout))
+        nothing = np.empty(0, np.uint8)
+        call = Call(comm, barrier_plan(comm), nothing, nothing, None, seconds(timeout))
     return _finish(call, async_op)

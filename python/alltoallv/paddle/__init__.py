@@ -15,6 +15,7 @@ What returns a new tensor has gradients, of every order. What writes into a give
 import sys
 
 from alltoallv.paddle import graphs
+from alltoallv.paddle.collectives import all_gather, all_reduce, barrier, broadcast, reduce_scatter
 from alltoallv.paddle.exchange import all_to_all_v, alltoall, alltoall_single, exchange_counts
 from alltoallv.paddle.group import new_group
 from alltoallv.paddle.moe import global_gather, global_scatter
@@ -23,14 +24,19 @@ from alltoallv.paddle.work import Task
 
 __all__ = [
     "Task",
+    "all_gather",
+    "all_reduce",
     "all_to_all_v",
     "alltoall",
     "alltoall_single",
+    "barrier",
+    "broadcast",
     "empty",
     "exchange_counts",
     "global_gather",
     "global_scatter",
     "new_group",
+    "reduce_scatter",
 ]
 
 graphs.leave_out(sys.modules[__name__])

@@ -16,12 +16,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv import _core
+from alltoallv._calls.collectives import barrier_plan, broadcast_layout, check_length
 from alltoallv._calls.counts import Layout, even_parts, gather_layout, packed, scaled, split_sizes
 from alltoallv._calls.protocol import Pending
 from alltoallv._calls.reductions import check_reduction
 from alltoallv._calls.regions import check_outputs_apart, lowest
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import InvalidTensorError
 from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.calls import check_place
 from alltoallv.torch.api.group import AnyCommunicator
@@ -78,7 +79,7 @@ def all_reduce(comm: AnyCommunicator, tensor: Tensor, op: Any) -> Operation:
 
 def reduce_scatter(comm: AnyCommunicator, output: Tensor, inputs: Sequence[Tensor], op: Any) -> Operation:
     """``inputs`` has one tensor per rank."""
-    _check_length("input_list", inputs, comm.size)
+    check_length("input_list", inputs, comm.size)
     _check_dtypes([output, *inputs])
     parts = [as_input("input_list", x) for x in inputs]
     counts = [x.numel() for x in parts]
@@ -102,7 +103,7 @@ def reduce_scatter_single(comm: AnyCommunicator, output: Tensor, input: Tensor, 
 
 def all_gather(comm: AnyCommunicator, outputs: Sequence[Tensor], input: Tensor) -> Operation:
     """``outputs`` has one tensor per rank, of that rank's size."""
-    _check_length("tensor_list", outputs, comm.size)
+    check_length("tensor_list", outputs, comm.size)
     _check_dtypes([input, *outputs])
     copies: list[tuple[Tensor, Tensor]] = []
     x, outs = as_input("tensor", input), [_output(out, copies) for out in outputs]
@@ -134,8 +135,8 @@ def all_gather_single(comm: AnyCommunicator, output: Tensor, input: Tensor) -> O
 
 
 def all_to_all(comm: AnyCommunicator, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Operation:
-    _check_length("output_tensor_list", outputs, comm.size)
-    _check_length("input_tensor_list", inputs, comm.size)
+    check_length("output_tensor_list", outputs, comm.size)
+    check_length("input_tensor_list", inputs, comm.size)
     _check_dtypes([*inputs, *outputs])
     copies: list[tuple[Tensor, Tensor]] = []
     outs = [_output(out, copies) for out in outputs]
@@ -159,20 +160,16 @@ def all_to_all_single(
 
 
 def broadcast(comm: AnyCommunicator, tensor: Tensor, root: int) -> Operation:
-    if not 0 <= root < comm.size:
-        raise InvalidParamError(f"root is {root}, expected 0 <= root < {comm.size}")
     copies: list[tuple[Tensor, Tensor]] = []
     x = _in_place(tensor, copies)
     if comm.rank == root:
         copies.clear()
-    n, none = x.numel(), [0] * comm.size
-    sends = [n if comm.rank == root and j != root else 0 for j in range(comm.size)]
-    recvs = [n if comm.rank != root and j == root else 0 for j in range(comm.size)]
+    layout = broadcast_layout(comm.rank, comm.size, x.numel(), root)
     if isinstance(comm, TorchGroupCommunicator):  # whose engine has one of its own
         check_place(comm, x)
         call = comm.broadcast(core_name(x.dtype), x, root)
-        return _on_engine("broadcast", call, x.itemsize, sends, recvs, [tensor], [x], copies)
-    return _exchange(comm, "broadcast", x, x, (sends, none, recvs, none), [tensor], copies, root)
+        return _on_engine("broadcast", call, x.itemsize, layout[0], layout[2], [tensor], [x], copies)
+    return _exchange(comm, "broadcast", x, x, layout, [tensor], copies, root)
 
 
 def barrier(comm: AnyCommunicator) -> Operation:
@@ -180,7 +177,7 @@ def barrier(comm: AnyCommunicator) -> Operation:
     if not isinstance(comm, Communicator):
         assert isinstance(comm, TorchGroupCommunicator)
         return _on_engine("barrier", comm.barrier(), 1, none, none, [], [], [])
-    plan = _core.Plan(comm.core, "barrier", "uint8", none, none, none, none)
+    plan = barrier_plan(comm)
     return Operation("barrier", partial(plan.run, 0, 0), partial(plan.submit, 0, 0), 1, none, none, [], [])
 
 
@@ -314,11 +311,6 @@ def _split(name: str, tensor: Tensor, splits: Sequence[int], size: int) -> list[
     """Elements for every rank."""
     row = row_size(tensor)
     return scaled(split_sizes(f"{name}_split_sizes", splits, name, tensor.shape[0], size), row)
-
-
-def _check_length(name: str, tensors: Sequence[Tensor], size: int) -> None:
-    if len(tensors) != size:
-        raise InvalidParamError(f"{name} has {len(tensors)} tensors, expected {size}, one per rank")
 
 
 def _check_dtypes(tensors: Sequence[Tensor]) -> None:

@@ -1,0 +1,145 @@
+"""Collectives over regions of host memory, for front ends whose tensors the core reads by their addresses.
+
+A front end checks its tensors (dtype, contiguity) and gives the regions where they lie; what depends on several of them
+is checked here. To be called under the guard. The caller keeps the memory alive until a call is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from alltoallv import _core
+from alltoallv._calls.counts import even_parts, gather_layout, integer
+from alltoallv._calls.reductions import ReductionPlan, check_reduction
+from alltoallv._calls.regions import Region, as_bytes, check_apart, check_outputs_apart, lowest
+from alltoallv.communicator import Communicator
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+
+
+@dataclass(slots=True)
+class Ready:
+    """A collective whose arguments have passed this rank's checks."""
+
+    plan: _core.Plan | ReductionPlan
+    source: int
+    target: int
+    keep: object = None  # what it reads beside the caller's memory
+
+    def run(self) -> None:
+        self.plan.run(self.source, self.target)
+
+    def submit(self) -> _core.Work:
+        return self.plan.submit(self.source, self.target)
+
+
+def all_reduce(comm: Communicator, dtype: str, op: str, tensor: Region) -> Ready:
+    """In place; ``dtype`` is the core's name."""
+    check_reduction(op, dtype)
+    counts = even_parts(_count(tensor, dtype), comm.size)
+    return Ready(ReductionPlan(comm.core, "all_reduce", dtype, op, counts), tensor[0], tensor[0])
+
+
+def reduce_scatter(comm: Communicator, dtype: str, op: str, output: Region, inputs: Sequence[Region]) -> Ready:
+    """``inputs[j]`` is rank j's part of this rank's input; one region: W equal parts."""
+    check_reduction(op, dtype)
+    if len(inputs) == 1:
+        if inputs[0][1] != comm.size * output[1]:
+            raise InvalidTensorError(
+                f"the input has {_count(inputs[0], dtype)} elements, "
+                f"expected {comm.size} times the {_count(output, dtype)} of the output",
+                9,
+            )
+        inputs = [(inputs[0][0] + j * output[1], output[1]) for j in range(comm.size)]
+    check_length("the list", inputs, comm.size)
+    if inputs[comm.rank][1] != output[1]:
+        raise InvalidTensorError(
+            f"the output has {_count(output, dtype)} elements, "
+            f"expected the {_count(inputs[comm.rank], dtype)} of entry {comm.rank} of the inputs",
+            9,
+        )
+    for region in inputs:
+        check_apart(output, region)
+    given = [region for region in inputs if region[1]]
+    source, kept = lowest(given)[0], None
+    if any(begin + nbytes != following for (begin, nbytes), (following, _) in pairwise(given)):
+        kept = np.concatenate([as_bytes(region) for region in given])
+        source = kept.ctypes.data
+    plan = ReductionPlan(comm.core, "reduce_scatter", dtype, op, [_count(region, dtype) for region in inputs])
+    return Ready(plan, source, output[0], kept)
+
+
+def all_gather(comm: Communicator, dtype: str, outputs: Sequence[Region], input: Region) -> Ready:
+    """``outputs[j]`` becomes rank j's input, of any size; one region: all of them, of one size."""
+    if len(outputs) == 1:
+        if outputs[0][1] != comm.size * input[1]:
+            raise InvalidTensorError(
+                f"the output has {_count(outputs[0], dtype)} elements, "
+                f"expected {comm.size} times the {_count(input, dtype)} of the input",
+                9,
+            )
+        check_apart(outputs[0], input)
+        layout = gather_layout(comm.size, _count(input, dtype))
+        return Ready(_core.Plan(comm.core, "all_gather_into_tensor", dtype, *layout), input[0], outputs[0][0])
+    check_length("the list", outputs, comm.size)
+    check_outputs_apart(outputs, "tensor_list")
+    if outputs[comm.rank][1] != input[1]:
+        raise InvalidTensorError(
+            f"the input has {_count(input, dtype)} elements, "
+            f"expected the {_count(outputs[comm.rank], dtype)} of entry {comm.rank} of the outputs",
+            9,
+        )
+    for region in outputs:
+        check_apart(region, input)
+    target, rdispls = lowest(outputs)
+    sends, recvs = [_count(input, dtype)] * comm.size, [_count(region, dtype) for region in outputs]
+    plan = _core.Plan(comm.core, "all_gather", dtype, sends, [0] * comm.size, recvs, rdispls, byte_displs=True)
+    return Ready(plan, input[0], target)
+
+
+def broadcast(comm: Communicator, dtype: str, tensor: Region, root: int) -> Ready:
+    """In place; ``root`` is a rank of the communicator."""
+    layout = broadcast_layout(comm.rank, comm.size, _count(tensor, dtype), root)
+    return Ready(_core.Plan(comm.core, "broadcast", dtype, *layout, root), tensor[0], tensor[0])
+
+
+def broadcast_layout(rank: int, size: int, n: int, root: int) -> tuple[list[int], list[int], list[int], list[int]]:
+    """The layout of ``n`` elements that go from ``root`` to everybody else.
+
+    Raises:
+        InvalidParamError: ``root`` is no rank.
+    """
+    try:
+        known = 0 <= integer(root) < size
+    except TypeError:
+        known = False
+    if not known:
+        raise InvalidParamError(f"root is {root!r}, expected 0 <= root < {size}")
+    sends = [n if rank == root and j != root else 0 for j in range(size)]
+    recvs = [n if rank != root and j == root else 0 for j in range(size)]
+    return sends, [0] * size, recvs, [0] * size
+
+
+def barrier(comm: Communicator) -> Ready:
+    """Done when all ranks have come."""
+    return Ready(barrier_plan(comm), 0, 0)
+
+
+def barrier_plan(comm: Communicator) -> _core.Plan:
+    """A plan that moves nothing."""
+    none = [0] * comm.size
+    return _core.Plan(comm.core, "barrier", "uint8", none, none, none, none)
+
+
+def check_length(name: str, tensors: Sized, size: int) -> None:
+    """One tensor per rank."""
+    if len(tensors) != size:
+        raise InvalidParamError(f"{name} has {len(tensors)} tensors, expected {size}, one per rank")
+
+
+def _count(region: Region, dtype: str) -> int:
+    itemsize: int = _core.dtype_sizes[dtype]
+    return region[1] // itemsize

@@ -1,0 +1,123 @@
+"""The functions with paddle.distributed's signatures against the reference, every dtype and operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from paddle.distributed import ReduceOp
+
+import alltoallv.paddle as ap
+from alltoallv import Communicator
+from alltoallv._calls.regions import as_bytes
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.paddle.tensors import _NAMES, allocate, region
+from alltoallv.testing import Ranks, golden, reference
+
+DTYPES = [name for name in _NAMES.values() if not name.startswith("uint") or name == "uint8"]
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+REDUCED = [name for name in DTYPES if not name.startswith(("float8", "complex"))]
+COUNTS = [2, 0, 5]  # rows that each rank gives or gets
+
+
+def inputs_of(dtype: str, rows: list[int]) -> list[np.ndarray[Any, Any]]:
+    random = np.random.default_rng(7)
+    return [random.integers(0, 3, (n, 2)).astype(golden.dtype_of(dtype)) for n in rows]
+
+
+def to_paddle(array: np.ndarray[Any, Any]) -> paddle.Tensor:
+    tensor = allocate(array.shape, array.dtype.name)
+    as_bytes(region(tensor))[...] = np.frombuffer(array.tobytes(), np.uint8)
+    return tensor
+
+
+def filled(rows: int, dtype: str) -> paddle.Tensor:
+    return to_paddle(np.ones((rows, 2), golden.dtype_of(dtype)))
+
+
+def same(tensor: paddle.Tensor, expected: np.ndarray[Any, Any]) -> bool:
+    return as_bytes(region(tensor)).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_function(ranks: Ranks, size: int) -> None:
+    def check(comm: Communicator) -> None:
+        r, counts = comm.rank, COUNTS[:size]
+        for number, dtype in enumerate(DTYPES):
+            later: dict[str, Any] = {"group": comm, "sync_op": bool(number % 2)}
+            uneven, even = inputs_of(dtype, counts), inputs_of(dtype, [size] * size)
+            outs, made, whole = [filled(n, dtype) for n in counts], [], filled(size * size, dtype)
+            assert ap.all_gather(outs, to_paddle(uneven[r]), **later).wait()
+            assert all(map(same, outs, uneven)), dtype
+            assert ap.all_gather(made, to_paddle(even[r]), **later).wait()
+            assert all(map(same, made, even)), dtype
+            assert ap.all_gather(whole, to_paddle(even[r]), **later).wait()
+            assert same(whole, np.concatenate(even)), dtype
+            for src in range(size):
+                x = to_paddle(even[r])
+                assert ap.broadcast(x, src, **later).wait()
+                assert same(x, even[src]), dtype
+        for number, (dtype, op) in enumerate((d, o) for d in REDUCED for o in OPS if o != "avg" or d in FLOATS):
+            later = {"group": comm, "sync_op": bool(number % 2), "op": OPS[op]}
+            even, whole = inputs_of(dtype, [size] * size), inputs_of(dtype, [sum(counts)] * size)
+            x = to_paddle(even[r])
+            assert ap.all_reduce(x, **later).wait()
+            assert same(x, reference.all_reduce(even, op)[r]), (dtype, op)
+            out, parts = filled(counts[r], dtype), np.split(whole[r], np.cumsum(counts)[:-1])
+            assert ap.reduce_scatter(out, [to_paddle(part) for part in parts], **later).wait()
+            assert same(out, reference.reduce_scatter(whole, op, counts)[r]), (dtype, op)
+            out = filled(1, dtype)
+            assert ap.reduce_scatter(out, to_paddle(even[r]), **later).wait()
+            assert same(out, reference.reduce_scatter(even, op)[r]), (dtype, op)
+        assert ap.barrier(comm) is None
+
+    ranks(size)(check)
+
+
+OPS = {name.lower(): getattr(ReduceOp, name) for name in ("SUM", "AVG", "MIN", "MAX", "PROD")}
+PARAM, TENSOR = InvalidParamError, InvalidTensorError
+
+
+def ones(n: int) -> paddle.Tensor:
+    return paddle.ones([n])
+
+
+ERRORS: list[tuple[Callable[[Communicator], Any], type[Exception], str]] = [
+    (lambda c: ap.all_gather([ones(2)] * 3, ones(2), c), PARAM, "tensor_list has 3 tensors, expected 2"),
+    (lambda c: ap.all_gather(ones(3), ones(2), c), TENSOR, "the output has 3 elements, expected 2 times the 2"),
+    (lambda c: ap.all_gather([ones(1), ones(1)], ones(2), c), TENSOR, "the input has 2 elements, expected the 1"),
+    (lambda c: ap.all_gather(None, ones(2), c), TypeError, "tensor_list is a NoneType"),
+    (lambda c: ap.all_reduce(ones(2), "sum", c), PARAM, "op is 'sum', expected a paddle.distributed.ReduceOp"),
+    (lambda c: ap.all_reduce([1.0], group=c), TypeError, "tensor is a list"),
+    (lambda c: ap.reduce_scatter(ones(3), [ones(2), ones(2)], group=c), TENSOR, "the output has 3 elements"),
+    (lambda c: ap.reduce_scatter(ones(2), ones(3), group=c), TENSOR, "the input has 3 elements, expected 2 times"),
+    (lambda c: ap.broadcast(ones(2), 2, c), PARAM, "root is 2, expected 0 <= root < 2"),
+]
+
+
+def test_errors_leave_the_communicator_usable(ranks: Ranks) -> None:
+    def run(comm: Communicator) -> None:
+        for call, kind, text in ERRORS:
+            with pytest.raises(kind, match=text):
+                call(comm)
+        ap.barrier(comm)
+
+    ranks(2)(run)
+
+
+def test_ranks_of_a_paddle_group(ranks: Ranks) -> None:
+    def run(rank: int, size: int) -> None:
+        group, x = ap.new_group([1, 2]), paddle.full([2], float(rank))
+        if rank == 0:
+            with pytest.warns(UserWarning, match="is not in group"):
+                assert ap.broadcast(x, 2, group) is None
+            return
+        with pytest.raises(InvalidParamError, match="src is 0, expected one of the group's ranks"):
+            ap.broadcast(x, 0, group)
+        ap.broadcast(x, 2, group)
+        assert x.tolist() == [2.0, 2.0]
+
+    ranks(3, communicator=False)(run)
