@@ -124,9 +124,10 @@ def test_workers_of_multiprocessing(ranks):
 
 
 PROGRAM = """
-import os, signal, sys
+import os, signal, sys, warnings
 import numpy as np, alltoallv
 from alltoallv.numpy import all_to_all_v, all_reduce, barrier
+warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on, of a fork beside any thread, such as the reactor
 comm = alltoallv.Communicator.from_env()
 arrays = [all_to_all_v(np.ones(9000 * comm.size), [9000] * comm.size, group=comm) for _ in range(3)]
 barrier(group=comm, async_op=True).wait()
