@@ -17,7 +17,15 @@ dtypes are not supported.
 
 from mindspore.graph._utils.check_jit_forbidden_api import add_jit_forbidden_module as _forbid
 
-from alltoallv.mindspore.collectives import all_gather_into_tensor, all_reduce, all_to_all, all_to_all_single
+from alltoallv.mindspore.collectives import all_gather_into_tensor, all_to_all, all_to_all_single
+from alltoallv.mindspore.distributed import (
+    all_gather,
+    all_reduce,
+    barrier,
+    broadcast,
+    reduce_scatter,
+    reduce_scatter_tensor,
+)
 from alltoallv.mindspore.exchange import all_to_all_v, exchange_counts
 from alltoallv.mindspore.graph import AllToAllV
 from alltoallv.mindspore.group import init, new_group
@@ -27,18 +35,21 @@ from alltoallv.mindspore.tensors import empty
 from alltoallv.mindspore.work import CommHandle
 
 # A graph cannot hold these functions: MindSpore then says so instead of reading their source.
-for _module in ("collectives", "exchange", "group", "moe", "quantized", "tensors"):
+for _module in ("collectives", "distributed", "exchange", "group", "moe", "quantized", "tensors"):
     _forbid(f"{__name__}.{_module}")
 
 __all__ = [
     "AllToAllV",
     "CommHandle",
     "ErrorFeedback",
+    "all_gather",
     "all_gather_into_tensor",
     "all_reduce",
     "all_to_all",
     "all_to_all_single",
     "all_to_all_v",
+    "barrier",
+    "broadcast",
     "empty",
     "exchange_counts",
     "global_gather",
@@ -46,4 +57,6 @@ __all__ = [
     "init",
     "new_group",
     "quantized_all_reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
 ]

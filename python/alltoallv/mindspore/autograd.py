@@ -16,7 +16,7 @@ from mindspore import Tensor, ops
 from mindspore.common._grad_function import _Function
 
 from alltoallv import _core
-from alltoallv._calls import experts
+from alltoallv._calls import collectives, experts
 from alltoallv._calls.counts import even_parts, gather_layout
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import as_bytes, lowest
@@ -172,6 +172,29 @@ class AllReduce(_Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         return AllReduce.apply(grad, ctx.comm, ctx.op), None, None
+
+
+class Broadcast(_Function):
+    """The values of rank ``root``, in a new tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, comm: Communicator, root: int) -> Tensor:
+        ctx.comm, ctx.root = comm, root
+        with guard(comm, "broadcast"):
+            x = as_input(input)
+            out = empty(tuple(x.shape), x.dtype)
+            as_bytes(region(out))[...] = as_bytes(region(x))
+            ready = collectives.broadcast(comm, core_name(x.dtype), region(out), root)
+        ready.run()
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        total = AllReduce.apply(grad, ctx.comm, "sum")
+        if ctx.comm.rank != ctx.root:
+            # Zeros still made of it: its gradient too is collective.
+            total = ops.where(Tensor(False), total, ops.zeros_like(total))
+        return total, None, None
 
 
 def gather_transfer(comm: Communicator, shape_in: Sequence[int], shape_out: Sequence[int]) -> TensorTransfer:

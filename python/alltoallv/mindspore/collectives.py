@@ -12,14 +12,12 @@ from typing import Any
 from mindspore import Tensor
 
 from alltoallv import _core
-from alltoallv._calls.counts import Counts, even_parts, split_layout, split_sizes
+from alltoallv._calls.counts import Counts, split_layout, split_sizes
 from alltoallv._calls.guard import guard
-from alltoallv._calls.reductions import check_reduction
 from alltoallv._calls.regions import check_lists_apart
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.mindspore.autograd import (
-    AllReduce,
     Gather,
     ListExchange,
     TensorTransfer,
@@ -109,34 +107,6 @@ def all_gather_into_tensor(
         return Done(output_tensor) if async_op else None
     transfer = gather_transfer(comm, shape, expected)
     return _handle(exchange(input_tensor, transfer, output_tensor, "output_tensor", async_op), async_op)
-
-
-def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None, async_op: bool = False) -> CommHandle | None:
-    """Replaces ``tensor``, of one shape and dtype on all ranks, by the combination of all, the same bits on all ranks.
-
-    ``op`` is ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, or for floats ``"avg"``, with the rules of
-    `alltoallv.numpy.all_reduce`; sum and avg have a gradient. On CPU. Raises as `all_to_all_v`.
-    """
-    comm = enter(group)
-    with guard(comm, "all_reduce"):
-        check_async(async_op)
-        check_tensor("tensor", tensor)
-        dtype = core_name(tensor.dtype)
-        check_output("tensor", tensor, tensor.dtype)
-        check_reduction(op, dtype)
-        wants_grad = tracks(tensor)
-        if wants_grad and op not in ("sum", "avg"):
-            raise InvalidParamError(f"op is {op!r}, expected 'sum' or 'avg' for a tensor with a gradient")
-        settle()
-        at = region(tensor)[0]
-    if wants_grad:
-        assign("tensor", tensor, AllReduce.apply(tensor, comm, op))
-        return Done(tensor) if async_op else None
-    args = ("all_reduce", dtype, op, at, at, even_parts(tensor.size, comm.size))
-    if async_op:
-        return CommHandle(comm, comm.core.submit_reduce(*args), (tensor,), lambda: tensor)
-    comm.core.reduce(*args)
-    return None
 
 
 def all_to_all(

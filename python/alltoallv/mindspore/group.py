@@ -96,6 +96,20 @@ def resolve(group: Group) -> Communicator:
     return made
 
 
+def rank_in(group: Group, rank: int) -> int:
+    """The number in a group of a rank of the job; for a `Communicator` it is that already.
+
+    Raises:
+        InvalidParamError: it is not a member.
+    """
+    if not isinstance(group, str) or group in WORLD:
+        return rank
+    members = _members(group)
+    if rank not in members:
+        raise InvalidParamError(f"src is {rank!r}, expected one of the group's ranks {members}")
+    return members.index(rank)
+
+
 def on_host(comm: Communicator) -> Communicator:
     """The communicator of the same ranks in host memory."""
     if comm.backend == "shm":
