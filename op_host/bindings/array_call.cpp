@@ -3,7 +3,6 @@
 #include <nanobind/stl/optional.h>
 
 #include "base/error.h"
-#include "base/hot.h"
 #include "bindings/bindings.h"
 
 namespace nb = nanobind;
@@ -29,7 +28,7 @@ void init_arrays(Arrays* self, nb::handle input, size_t input_size, nb::handle o
     new (self) Arrays{framework, kind_of(framework, input, input_size), target, std::move(make)};
 }
 
-ALLTOALLV_HOT nb::object call_plan(nb::handle_t<ArrayPlan> self, nb::handle input, nb::object out, nb::handle timeout) {
+nb::object call_plan(nb::handle_t<ArrayPlan> self, nb::handle input, nb::object out, nb::handle timeout) {
     if (!nb::inst_ready(self)) throw nb::type_error("this plan has not been initialized");
     if (timeout.is_none())
         if (const std::optional<ArrayPair> given = arrays_given(input, out))
@@ -39,7 +38,7 @@ ALLTOALLV_HOT nb::object call_plan(nb::handle_t<ArrayPlan> self, nb::handle inpu
 }
 
 /// The plans' slot for calls, which Python finds without looking for a method; calls with keywords go the usual way.
-ALLTOALLV_HOT PyObject* plan_slot(PyObject* self, PyObject* args, PyObject* others) {
+PyObject* plan_slot(PyObject* self, PyObject* args, PyObject* others) {
     try {
         const nb::handle_t<ArrayPlan> plan(self);
         const Py_ssize_t given = PyTuple_GET_SIZE(args);
@@ -55,7 +54,7 @@ ALLTOALLV_HOT PyObject* plan_slot(PyObject* self, PyObject* args, PyObject* othe
 
 }  // namespace
 
-ALLTOALLV_HOT std::optional<ArrayPair> arrays_given(nb::handle input, nb::handle output) {
+std::optional<ArrayPair> arrays_given(nb::handle input, nb::handle output) {
     const Framework* const framework = framework_of(input);
     if (framework == nullptr || !(output.is_none() || framework_of(output) == framework)) return std::nullopt;
     std::optional<ArrayView> source = framework->input(input), target;
@@ -64,7 +63,7 @@ ALLTOALLV_HOT std::optional<ArrayPair> arrays_given(nb::handle input, nb::handle
     return ArrayPair{framework, *source, target};
 }
 
-ALLTOALLV_HOT nb::object ArrayCall::run(const ArrayPair& given, nb::object output, double timeout) const {
+nb::object ArrayCall::run(const ArrayPair& given, nb::object output, double timeout) const {
     const ArrayView& source = given.input;
     if (given.framework != arrays.framework || !fits(source, arrays.input)) return nb::none();
     uintptr_t target = 0;

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "base/hot.h"
-
 namespace nb = nanobind;
 
 namespace alltoallv {
@@ -19,7 +17,7 @@ std::vector<Known> known;  // changed under the GIL
 
 }  // namespace
 
-ALLTOALLV_HOT const Framework* framework_of(nb::handle object) {
+const Framework* framework_of(nb::handle object) {
     for (const Known& each : known)
         if (Py_TYPE(object.ptr()) == each.type) return each.framework;
     return nullptr;

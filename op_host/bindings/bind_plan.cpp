@@ -8,7 +8,6 @@
 #include <memory>
 #include <vector>
 
-#include "base/hot.h"
 #include "bindings/array_call.h"
 #include "bindings/bindings.h"
 #include "core/communicator.h"
@@ -50,8 +49,8 @@ class PlanData {
     PlanData(const PlanData&) = delete;  // the exchange points into this object
     PlanData& operator=(const PlanData&) = delete;
 
-    ALLTOALLV_HOT void run(Communicator& communicator, uintptr_t input, uintptr_t output, double timeout,
-                           uintptr_t stream = 0) const {
+    void run(Communicator& communicator, uintptr_t input, uintptr_t output, double timeout,
+             uintptr_t stream = 0) const {
         Exchange exchange = exchange_;
         exchange.input = pointer(input);
         exchange.output = pointer(output);
@@ -177,8 +176,9 @@ void bind_plan(nb::module_& m) {
             "on_arrays",
             [](const Plan& self, Arrays arrays) {
                 return ArrayCall{std::move(arrays), false,
-                                 [plan = self](uintptr_t input, uintptr_t output, double timeout)
-                                     ALLTOALLV_HOT { plan.data->run(*plan.communicator, input, output, timeout); }};
+                                 [plan = self](uintptr_t input, uintptr_t output, double timeout) {
+                                     plan.data->run(*plan.communicator, input, output, timeout);
+                                 }};
             },
             nb::arg("arrays"), "The same for such arrays, apart from each other.");
 }

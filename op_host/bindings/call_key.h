@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/hot.h"
 #include "bindings/array_call.h"
 
 namespace alltoallv {
@@ -38,7 +37,7 @@ class KeyWriter {
 
     const CallKey& words() const { return words_; }
 
-    ALLTOALLV_HOT void add(const ArrayPair& given) {
+    void add(const ArrayPair& given) {
         add(given.framework);
         words_.push_back(static_cast<int64_t>(given.input.dtype));
         add(given.input.shape);
@@ -48,7 +47,7 @@ class KeyWriter {
 
     /// Arguments that are no arrays: numbers, text, lists of numbers, tuples of all these by their value; anything else
     /// by what it is, if it can be a dict's key and is no sequence, which might change. False for what has no key.
-    ALLTOALLV_HOT bool add(nanobind::handle value) {  // NOLINT(misc-no-recursion)
+    bool add(nanobind::handle value) {  // NOLINT(misc-no-recursion)
         PyObject* const it = value.ptr();
         if (PyLong_CheckExact(it)) return add_integer(value);
         if (PyUnicode_CheckExact(it)) {
@@ -90,7 +89,7 @@ class KeyWriter {
         words_.push_back(word);
     }
 
-    ALLTOALLV_HOT bool add(Kind kind, std::string_view text) {
+    bool add(Kind kind, std::string_view text) {
         add(kind, static_cast<int64_t>(text.size()));
         const size_t begin = words_.size();
         words_.resize(begin + (text.size() + sizeof(int64_t) - 1) / sizeof(int64_t));
@@ -99,7 +98,7 @@ class KeyWriter {
     }
 
     /// False, with nothing added, for a list or tuple of anything else.
-    ALLTOALLV_HOT bool add_integers(PyObject* list) {
+    bool add_integers(PyObject* list) {
         const auto size = static_cast<size_t>(PySequence_Fast_GET_SIZE(list));
         PyObject* const* const elements = PySequence_Fast_ITEMS(list);
         const size_t begin = words_.size();

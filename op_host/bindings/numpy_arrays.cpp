@@ -5,7 +5,6 @@
 #include <memory>
 #include <vector>
 
-#include "base/hot.h"
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
 
@@ -21,25 +20,23 @@ PyArrayObject* fields(nb::handle array) {
 class NumpyArrays : public Framework {
   public:
     /// By the number of its type: equal dtypes may be objects of their own, those that were pickled for one.
-    ALLTOALLV_HOT std::optional<DTypeCode> dtype(nb::handle array) const override {
+    std::optional<DTypeCode> dtype(nb::handle array) const override {
         const PyArray_Descr* const dtype = PyArray_DESCR(fields(array));
         const int number = dtype->type_num;
         if (!PyTypeNum_ISNUMBER(number) && number != NPY_HALF && number < NPY_USERDEF) return std::nullopt;
         return static_cast<DTypeCode>(number) << 8 | static_cast<uint8_t>(dtype->byteorder);
     }
 
-    ALLTOALLV_HOT std::optional<ArrayView> input(nb::handle array) const override {
-        return view(array, NPY_ARRAY_C_CONTIGUOUS);
-    }
+    std::optional<ArrayView> input(nb::handle array) const override { return view(array, NPY_ARRAY_C_CONTIGUOUS); }
 
-    ALLTOALLV_HOT std::optional<ArrayView> output(nb::handle array) const override {
+    std::optional<ArrayView> output(nb::handle array) const override {
         return view(array, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_WRITEABLE);
     }
 
     ArrayMaker maker(nb::handle like, nb::tuple shape) const override {
         std::vector<npy_intp> lengths;
         for (const nb::handle length : shape) lengths.push_back(nb::cast<npy_intp>(length));
-        return [lengths, dtype = nb::object(like.attr("dtype"))](Block&& block) ALLTOALLV_HOT {
+        return [lengths, dtype = nb::object(like.attr("dtype"))](Block&& block) {
             auto owned = std::make_unique<Block>(std::move(block));
             nb::object made = nb::steal(PyArray_NewFromDescr(
                 &PyArray_Type, reinterpret_cast<PyArray_Descr*>(nb::object(dtype).release().ptr()),
@@ -52,7 +49,7 @@ class NumpyArrays : public Framework {
     }
 
   private:
-    ALLTOALLV_HOT std::optional<ArrayView> view(nb::handle array, int flags) const {
+    std::optional<ArrayView> view(nb::handle array, int flags) const {
         PyArrayObject* const it = fields(array);
         const std::optional<DTypeCode> code = dtype(array);
         if (!code || !PyArray_CHKFLAGS(it, flags)) return std::nullopt;

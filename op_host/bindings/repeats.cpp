@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/hot.h"
 #include "bindings/array_call.h"
 #include "bindings/bindings.h"
 #include "bindings/call_key.h"
@@ -22,7 +21,7 @@ class Repeats {
   public:
     static constexpr size_t limit = 256;  // calls; programs whose counts change with every batch repeat none
 
-    ALLTOALLV_HOT nb::object run(nb::handle what, nb::handle input, nb::object output, double timeout) const {
+    nb::object run(nb::handle what, nb::handle input, nb::object output, double timeout) const {
         if (calls_.empty()) return nb::none();  // as for tensors on devices, which are not asked what they are
         const std::optional<ArrayPair> given = arrays_given(input, output);
         if (!given) return nb::none();
@@ -52,7 +51,7 @@ class Repeats {
         std::vector<nb::object> held;
     };
 
-    ALLTOALLV_HOT std::shared_ptr<const ArrayCall> find(nb::handle what, const ArrayPair& given) const {
+    std::shared_ptr<const ArrayCall> find(nb::handle what, const ArrayPair& given) const {
         KeyWriter key;
         key.add(given);
         if (!key.add(what)) return nullptr;

@@ -4,7 +4,6 @@
 #include <numeric>
 #include <string>
 
-#include "base/hot.h"
 #include "control/control.h"
 #include "core/quant_terms.h"
 
@@ -81,7 +80,7 @@ std::optional<PairDifference> first_difference(const Layout& layout, char* base,
     return {};
 }
 
-ALLTOALLV_HOT void ControlPlane::compare_rows() const {
+void ControlPlane::compare_rows() const {
     const Row& first = row(0);
     uint64_t sent = 0, expected = 0;
     bool any_failed = false, any_learns = false, all_learn = true, equal = true;

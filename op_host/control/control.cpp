@@ -8,8 +8,6 @@
 #include <cstring>
 #include <fstream>
 
-#include "base/hot.h"
-
 namespace alltoallv {
 namespace {
 
@@ -93,14 +91,14 @@ void ControlPlane::count_cpus() {
     crowd_.set_cpus(processors_);
 }
 
-ALLTOALLV_HOT void ControlPlane::start_clock(double timeout) {
+void ControlPlane::start_clock(double timeout) {
     started_ = Clock::now();
     next_warning_ =
         started_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.warn_after));
     op_timeout_ = timeout < 0 ? options_.timeout : timeout;
 }
 
-ALLTOALLV_HOT Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
+Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
     // Sequentially consistent, against acknowledge_if_idle(): either it sees us active or we see the poison.
     active_.store(true, std::memory_order_seq_cst);
     start_clock(timeout);
@@ -125,7 +123,7 @@ ALLTOALLV_HOT Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
     return mine;
 }
 
-ALLTOALLV_HOT void ControlPlane::publish(Row& mine) {
+void ControlPlane::publish(Row& mine) {
     if (on_publish) return on_publish(mine, seq_);
     mine.seq.store(seq_, std::memory_order_release);
     // Everybody waits for all rows: the last of them wakes the sleepers, once.
@@ -136,7 +134,7 @@ ALLTOALLV_HOT void ControlPlane::publish(Row& mine) {
     });
 }
 
-ALLTOALLV_HOT void ControlPlane::await_rows(uint64_t seq) {
+void ControlPlane::await_rows(uint64_t seq) {
     int next = 0;
     const auto ready = [&] {
         while (next < size() && has_row(next, seq)) ++next;
@@ -152,12 +150,12 @@ ALLTOALLV_HOT void ControlPlane::await_rows(uint64_t seq) {
     settled_ = true;
 }
 
-ALLTOALLV_HOT void ControlPlane::agree() {
+void ControlPlane::agree() {
     await_rows(seq_);
     compare_rows();
 }
 
-ALLTOALLV_HOT void ControlPlane::close(bool ok, uint64_t bytes) {
+void ControlPlane::close(bool ok, uint64_t bytes) {
     record_end(ok, bytes);
     op_ = OpKind::none;
     active_.store(false, std::memory_order_seq_cst);

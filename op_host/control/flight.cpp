@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "base/hot.h"
 #include "control/control.h"
 
 namespace alltoallv {
@@ -73,7 +72,7 @@ std::string flight_json(const std::string& domain, int rank, int size, const std
     return json + "]}";
 }
 
-ALLTOALLV_HOT void ControlPlane::record_start(DType dtype) {
+void ControlPlane::record_start(DType dtype) {
     FlightEntry& entry = status(rank()).flight[seq_ % flight_length];
     entry.seq.store(0, std::memory_order_relaxed);
     entry.what.store(static_cast<uint64_t>(op_) << 16 | static_cast<uint64_t>(dtype) << 8 |
@@ -83,7 +82,7 @@ ALLTOALLV_HOT void ControlPlane::record_start(DType dtype) {
     entry.seq.store(seq_, std::memory_order_release);
 }
 
-ALLTOALLV_HOT void ControlPlane::record_end(bool ok, uint64_t bytes) {
+void ControlPlane::record_end(bool ok, uint64_t bytes) {
     FlightEntry& entry = status(rank()).flight[seq_ % flight_length];
     if (entry.seq.load(std::memory_order_relaxed) != seq_) return;  // refused before it started
     const uint64_t what = entry.what.load(std::memory_order_relaxed) & ~uint64_t{0xff};

@@ -5,7 +5,6 @@
 
 #include <chrono>
 
-#include "base/hot.h"
 #include "base/processors.h"
 #include "core/hooks.h"
 
@@ -52,12 +51,12 @@ CallQueue::~CallQueue() {
     if (thread_.joinable()) thread_.join();
 }
 
-ALLTOALLV_HOT const CallQueue*& CallQueue::on_worker_of() {
+const CallQueue*& CallQueue::on_worker_of() {
     [[gnu::tls_model("initial-exec")]] thread_local const CallQueue* queue = nullptr;
     return queue;
 }
 
-ALLTOALLV_HOT void CallQueue::enter(uint64_t ticket) {
+void CallQueue::enter(uint64_t ticket) {
     if (serving_.load() == ticket) return;
     waiting_.fetch_add(1);
     std::exception_ptr interrupted;
@@ -82,7 +81,7 @@ ALLTOALLV_HOT void CallQueue::enter(uint64_t ticket) {
     std::rethrow_exception(interrupted);
 }
 
-ALLTOALLV_HOT void CallQueue::leave() {
+void CallQueue::leave() {
     serving_.fetch_add(1);
     if (waiting_.load() == 0) return;
     const std::lock_guard lock(mutex_);

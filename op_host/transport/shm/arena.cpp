@@ -9,8 +9,6 @@
 #include <cstdlib>
 #include <new>
 
-#include "base/hot.h"
-
 namespace alltoallv {
 namespace {
 
@@ -48,7 +46,7 @@ Arena* make_arena() {
 
 }  // namespace
 
-ALLTOALLV_HOT uint32_t fork_generation() {
+uint32_t fork_generation() {
     return generation.load(std::memory_order_relaxed);
 }
 
@@ -70,7 +68,7 @@ Block::~Block() {
     }
 }
 
-ALLTOALLV_HOT Arena& Arena::instance() {
+Arena& Arena::instance() {
     Arena* arena = current.load(std::memory_order_acquire);
     return arena != nullptr ? *arena : *make_arena();
 }
@@ -210,7 +208,7 @@ void Arena::merge(char* data, size_t bytes) {
     }
 }
 
-ALLTOALLV_HOT Location Arena::locate(const void* data, size_t bytes) const {
+Location Arena::locate(const void* data, size_t bytes) const {
     const auto address = reinterpret_cast<uint64_t>(data);
     for (const Span& span : spans()) {
         const uint32_t id = span.id.load(std::memory_order_acquire);

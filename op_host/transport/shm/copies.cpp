@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/hot.h"
 #include "op_kernel/cpu/copy.h"
 #include "transport/shm/shm_communicator.h"
 
@@ -19,7 +18,7 @@ constexpr size_t least_share = size_t{1} << 20;
 
 }  // namespace
 
-ALLTOALLV_HOT void ShmCommunicator::copy_checked(char* to, const char* from, size_t bytes, Stores stores) {
+void ShmCommunicator::copy_checked(char* to, const char* from, size_t bytes, Stores stores) {
     if (crew_ && bytes >= crew_->hands() * least_share) {
         copy_together(to, from, bytes, stores);
     } else {
@@ -39,7 +38,7 @@ void ShmCommunicator::copy_together(char* to, const char* from, size_t bytes, St
     control_->throw_if_poisoned();  // a helper may have stopped
 }
 
-ALLTOALLV_HOT void ShmCommunicator::copy_alone(char* to, const char* from, size_t bytes, Stores stores) {
+void ShmCommunicator::copy_alone(char* to, const char* from, size_t bytes, Stores stores) {
     for (size_t at = 0; at < bytes; at += checked_chunk) {
         control_->throw_if_poisoned();
         const size_t chunk = std::min(checked_chunk, bytes - at);

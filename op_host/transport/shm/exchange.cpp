@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/hot.h"
 #include "transport/shm/shm_communicator.h"
 
 namespace alltoallv {
@@ -39,7 +38,7 @@ class Stopwatch {
 }  // namespace
 
 /// What the row says beside its pairs.
-ALLTOALLV_HOT void ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all, Row& mine) {
+void ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all, Row& mine) {
     mine.digests = all.digests;
     mine.root = x.root;
     mine.count = x.row;
@@ -55,7 +54,7 @@ ALLTOALLV_HOT void ShmCommunicator::fill_row(const Exchange& x, const ExchangeSu
 /// Says what goes where, and puts it into the mailbox if it travels with the row: peers that get the same region
 /// (all_gather) share one copy. A pair that says so already, since the row's last operator, stays in its reader's
 /// cache.
-ALLTOALLV_HOT void ShmCommunicator::fill_pairs(const Exchange& x, Row& mine) {
+void ShmCommunicator::fill_pairs(const Exchange& x, Row& mine) {
     const auto element = static_cast<int64_t>(size_of(x.dtype));
     const int64_t unit = x.byte_displs ? 1 : element;
     const bool learns = (mine.flags & row_learns) != 0, inlined = (mine.flags & row_inline) != 0;
@@ -83,7 +82,7 @@ ALLTOALLV_HOT void ShmCommunicator::fill_pairs(const Exchange& x, Row& mine) {
     }
 }
 
-ALLTOALLV_HOT void ShmCommunicator::announce_output(const void* output, size_t bytes, Row& mine) {
+void ShmCommunicator::announce_output(const void* output, size_t bytes, Row& mine) {
     mine.output = Arena::instance().locate(output, bytes);
     if (mine.output.segment() == 0) return;
     output_ = output;
@@ -91,8 +90,7 @@ ALLTOALLV_HOT void ShmCommunicator::announce_output(const void* output, size_t b
 }
 
 /// What this rank may read from the peers' private memory into its own, if two copies may be quicker; else 0.
-ALLTOALLV_HOT size_t ShmCommunicator::contested_bytes(const Exchange& x, const ExchangeSummary& all,
-                                                      const Row& mine) const {
+size_t ShmCommunicator::contested_bytes(const Exchange& x, const ExchangeSummary& all, const Row& mine) const {
     if (options_.path != "auto" || !allows(Path::cma) || !x.moves) return 0;
     if ((mine.flags & row_learns) != 0 || mine.output.segment() != 0) return 0;
     if (all.from_peers <= 4 * options_.inline_bytes || all.from_peers > copied_twice) return 0;
@@ -102,7 +100,7 @@ ALLTOALLV_HOT size_t ShmCommunicator::contested_bytes(const Exchange& x, const E
 /// Where every rank has a processor, a second look at the peers costs less than a second copy, from a few KiB on. Into
 /// private memory the alternatives are a system call per pair or a ring: the mailbox pays for longer, and longer still
 /// for peers who would rather not read, and where ranks take turns on the processors.
-ALLTOALLV_HOT size_t ShmCommunicator::inline_capacity(const Row& mine) const {
+size_t ShmCommunicator::inline_capacity(const Row& mine) const {
     if (options_.path != "auto" || (mine.flags & row_learns) != 0) return options_.inline_bytes;
     const bool has_room = control_->has_room();
     if (mine.output.segment() != 0)  // as the peers', supposedly
@@ -140,7 +138,7 @@ char* ShmCommunicator::learn_counts(const Exchange& x, Row& mine, size_t& bytes)
     return static_cast<char*>(output);
 }
 
-ALLTOALLV_HOT Path ShmCommunicator::path_of(const Row& sender, const Row& receiver) const {
+Path ShmCommunicator::path_of(const Row& sender, const Row& receiver) const {
     if (sender.flags & row_inline) return Path::inlined;
     if (receiver.output.segment() != 0 && allows(Path::push)) return Path::push;
     if (sender.input.segment() != 0 && allows(Path::pull)) return Path::pull;
@@ -149,7 +147,7 @@ ALLTOALLV_HOT Path ShmCommunicator::path_of(const Row& sender, const Row& receiv
     return reads ? Path::cma : Path::staged;
 }
 
-ALLTOALLV_HOT uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
+uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
     const size_t element = size_of(x.dtype);
     const ExchangeSummary all = x.summary != nullptr ? *x.summary : summarize(x, rank());
     fill_row(x, all, mine);

@@ -12,7 +12,6 @@
 
 #include "base/abandon.h"
 #include "base/caches.h"
-#include "base/hot.h"
 #include "op_kernel/cpu/reduce.h"
 #include "transport/shm/operator_scope.h"
 
@@ -154,7 +153,7 @@ void ShmCommunicator::probe_peers() {
             allowed_ &= ~(1u << static_cast<unsigned>(Path::cma));
 }
 
-ALLTOALLV_HOT void ShmCommunicator::check_usable() const {
+void ShmCommunicator::check_usable() const {
     if (generation_ != fork_generation()) throw inherited();
     if (destroyed_.load(std::memory_order_acquire)) throw destroyed();
 }
@@ -165,7 +164,7 @@ bool ShmCommunicator::usable() const {
     return control_ != nullptr && !control_->poisoned();
 }
 
-ALLTOALLV_HOT void ShmCommunicator::exchange(const Exchange& exchange, double timeout) {
+void ShmCommunicator::exchange(const Exchange& exchange, double timeout) {
     run(exchange.op, exchange.dtype, timeout, [&](Row& mine) { return exchange_in_turn(exchange, mine); });
 }
 
