@@ -51,7 +51,6 @@ class Communicator:
         backend: str = "auto",
         timeout: float = 600.0,
         check: str | None = None,
-        path: str | None = None,
     ) -> Communicator:
         """The communicator of all ranks of this job, as the launcher's environment describes it.
 
@@ -66,8 +65,6 @@ class Communicator:
             timeout: Seconds that a rank waits for its peers, here and in every operator.
             check: ``"always"`` (the default in shared memory) compares operator, dtype and counts of all ranks before
                 any data move; ``"first"`` (hccl, its default there) does so for the first 8 calls; ``"off"`` does not.
-            path: For tests and measurements: ``"auto"``, or the only way payload shall travel where it can:
-                ``"inline"``, ``"push"``, ``"pull"``, ``"cma"``, ``"staged"``. Default: ``ALLTOALLV_PATH``, or auto.
 
         Raises:
             InvalidParamError: an argument, or launcher variables that contradict each other or the other ranks'.
@@ -78,7 +75,7 @@ class Communicator:
         if backend not in BACKENDS:
             raise InvalidParamError(f"backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
         if backend == "hccl":
-            options = make_options(domain, timeout, None, path)
+            options = make_options(domain, timeout)
             options.job = f"{job.job_id}#{job.restart_count}"
             _forget_default(options.domain)
             return cls(hccl.from_launch(job, options, check))
@@ -91,7 +88,7 @@ class Communicator:
                 f"the job has {job.size} ranks, {job.local_size} of them on this host: "
                 "shared memory needs all ranks on one host"
             )
-        options = make_options(domain, timeout, check, path)
+        options = make_options(domain, timeout, check)
         options.rank, options.size = job.rank, job.size
         options.job = f"{job.job_id}#{job.restart_count}"
         _forget_default(options.domain)
@@ -105,7 +102,6 @@ class Communicator:
         *,
         timeout: float = 600.0,
         check: str | None = None,
-        path: str | None = None,
     ) -> list[Communicator]:
         """``n`` communicators whose ranks are threads of this process: give one to each thread.
 
@@ -113,7 +109,7 @@ class Communicator:
         """
         if n < 1:
             raise InvalidParamError(f"n is {n}, expected at least 1")
-        options = make_options(domain or f"threads-{next(_thread_domains)}", timeout, check, path)
+        options = make_options(domain or f"threads-{next(_thread_domains)}", timeout, check)
         options.size = n
         options.job = f"pid-{os.getpid()}"
         return [cls(core) for core in _core.thread_communicators(options)]
@@ -226,7 +222,7 @@ def connect(param: _core.AllToAllVParam, npu: bool = False) -> _core.Communicato
     """
     if param.backend not in (("hccl", "auto") if npu else ("hccl", "auto", "shm")):
         raise BackendUnavailableError(f"backend is {param.backend!r}, which AllToAllVOperation cannot make by itself")
-    options = make_options(param.comm_domain or "default", 600.0, None, None)
+    options = make_options(param.comm_domain or "default", 600.0, None)
     options.rank, options.size = param.rank, param.rank_size
     options.threads = int(param.comm_mode) == int(_core.CommMode.MULTI_THREAD)
     if options.threads:
@@ -244,9 +240,7 @@ def connect(param: _core.AllToAllVParam, npu: bool = False) -> _core.Communicato
     return core
 
 
-def make_options(
-    domain: str, timeout: float = 600.0, check: str | None = None, path: str | None = None
-) -> _core.CommunicatorOptions:
+def make_options(domain: str, timeout: float = 600.0, check: str | None = None) -> _core.CommunicatorOptions:
     """Options of a communicator, less its ranks; for the arguments see `Communicator.from_env`."""
     if not timeout > 0:
         raise InvalidParamError(f"timeout is {timeout!r}, expected seconds above 0")
@@ -256,7 +250,7 @@ def make_options(
     options.domain, options.budget_mb = _core.parse_domain(domain)
     options.timeout = float(timeout)
     options.check = check != "off"
-    options.path = path or os.environ.get("ALLTOALLV_PATH", "auto")
+    options.path = os.environ.get("ALLTOALLV_PATH", "auto")
     options.copy_threads = launch.integer(os.environ, "ALLTOALLV_COPY_THREADS", 0)
     if "ALLTOALLV_WARN_AFTER" in os.environ:
         options.warn_after = float(os.environ["ALLTOALLV_WARN_AFTER"])

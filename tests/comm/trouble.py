@@ -22,6 +22,7 @@ import numpy as np
 
 from alltoallv import Communicator
 from alltoallv.numpy import all_reduce, all_to_all_v, barrier
+from alltoallv.testing.data_path import data_path
 
 # From a cause to its error: milliseconds on an idle machine; these tests also run sanitized and emulated.
 LIMIT = 5.0
@@ -63,7 +64,8 @@ def join(rank: int, size: int, suffix: str = "", domain: str = "default", **opti
     place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
     os.environ.update({f"ALLTOALLV_{name}": str(value) for name, value in place.items()})
     os.environ["ALLTOALLV_JOB_ID"] = f"{job}/{suffix}"
-    return Communicator.from_env(domain, **{"timeout": 15.0} | options)
+    with data_path(options.pop("path", None)):
+        return Communicator.from_env(domain, **{"timeout": 15.0} | options)
 
 
 def check_works(comm: Communicator) -> None:

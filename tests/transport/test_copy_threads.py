@@ -14,6 +14,7 @@ from alltoallv import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.numpy import all_to_all_v
 from alltoallv.testing import Ranks
+from alltoallv.testing.data_path import data_path
 
 MB = 1 << 20
 FILL = 0x5A
@@ -37,7 +38,7 @@ def has_quota() -> bool:
 def exchange(comm: Communicator, threads: int, path: str) -> int:
     """Odd sizes above and below what is shared out, with gaps; returns the helpers that it took."""
     size, rank = comm.size, comm.rank
-    with Communicator.from_env("crew", path=path) as crewed:
+    with data_path(path), Communicator.from_env("crew") as crewed:
         for round_ in range(3):
             counts = [
                 [threads * MB + 4099 * (i + 2 * j) + 1 if (i + j + round_) % 3 else 777 for j in range(size)]

@@ -23,6 +23,7 @@ from exchange_cases import (
 import alltoallv.numpy
 from alltoallv import Communicator
 from alltoallv.testing import Ranks, golden, reference
+from alltoallv.testing.data_path import data_path
 
 
 def big_cases(size: int, *kinds: tuple[str, int]) -> list[golden.Case]:
@@ -184,7 +185,7 @@ def exchange_much_in_one_piece(communicator: Communicator, path: str) -> None:
 
 def exchange_and_leave(communicator: Communicator, rounds: int) -> None:
     for number in range(rounds):
-        with Communicator.from_env(f"leave-{number}", path="staged", timeout=20.0) as brief:
+        with data_path("staged"), Communicator.from_env(f"leave-{number}", timeout=20.0) as brief:
             x = np.full(8 * brief.size, brief.rank)
             out = alltoallv.numpy.all_to_all_v(x, [8] * brief.size, group=brief)
             assert out.tolist() == [j for j in range(brief.size) for _ in range(8)]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from alltoallv.testing.data_path import data_path
 from alltoallv.testing.outcome import Outcome, RankTimeout
 from alltoallv.testing.worker import format_exception
 
@@ -27,7 +28,8 @@ def run_threads(
     if settings is not None:
         from alltoallv import Communicator
 
-        communicators = Communicator.threads(size, **settings)
+        with data_path(settings.pop("path", None)):
+            communicators = Communicator.threads(size, **settings)
     outcomes = [Outcome(rank) for rank in range(size)]
 
     def call(rank: int) -> None:

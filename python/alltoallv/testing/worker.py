@@ -22,6 +22,7 @@ from typing import Any
 import cloudpickle
 
 from alltoallv.launch.processes import die_with_parent
+from alltoallv.testing.data_path import data_path
 from alltoallv.testing.outcome import RemoteError
 
 _THREAD_SECONDS = 0.2  # for threads to end after the function has
@@ -109,7 +110,8 @@ def run(task: Task) -> Reply:
         else:
             from alltoallv import Communicator
 
-            communicator = Communicator.from_env(**task.communicator)
+            with data_path(task.communicator.pop("path", None)):
+                communicator = Communicator.from_env(**task.communicator)
             try:
                 result = function(communicator, *args)
             except BaseException:

@@ -16,6 +16,7 @@ import numpy as np
 import alltoallv
 from alltoallv import Communicator
 from alltoallv.numpy import all_to_all_v, barrier
+from alltoallv.testing.data_path import data_path
 
 SMALL, LARGE = 4 << 10, 1 << 20  # bytes to each peer
 WARM_UP, REPETITIONS = 5, 25
@@ -40,9 +41,8 @@ def run_case(path: str, size: int, shared_input: bool, shared_output: bool) -> d
     Returns:
         "bytes", "seconds" (median), "carried" (bytes per path of one exchange, of this rank), "correct".
     """
-    with Communicator.from_env(
-        f"doctor {path} {size} {shared_input:d}{shared_output:d}", path=path, timeout=TIMEOUT
-    ) as comm:
+    domain = f"doctor {path} {size} {shared_input:d}{shared_output:d}"
+    with data_path(path), Communicator.from_env(domain, timeout=TIMEOUT) as comm:
         counts = [0 if j == comm.rank else size for j in range(comm.size)]
         total = sum(counts)
         x = (alltoallv.empty if shared_input else np.empty)(total, np.uint8)

@@ -137,7 +137,7 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
         raise InvalidParamError(f"check is {check!r}, expected 'always', 'first' or 'off'")
     name, rank, size = group.group_name, group.rank(), group.size()
     domain = f"torch-{name}".replace(":", "-").encode()[:128].decode(errors="ignore")  # a colon would begin a size
-    shared = communicator.make_options(domain, timeout, "off" if check == "off" else None, None)
+    shared = communicator.make_options(domain, timeout, "off" if check == "off" else None)
     raw = dist.distributed_c10d._world.pg_map[group][1]
     if raw is None:  # MPI's own launcher has brought the ranks together
         return TorchGroupCommunicator(group, "mpi", None, [], domain=domain, timeout=timeout, check=check)

@@ -36,7 +36,7 @@ def connect(store: dist.Store, rank: int, size: int, name: str, timeout: timedel
         if peer["host"] != who[0]["host"]:
             return f"rank 0 and rank {j} of group {name!r} run on different hosts"
     domain = f"torch-{name}".replace(":", "-").encode()[:128].decode(errors="ignore")  # what follows a colon is a size
-    options = communicator.make_options(domain, seconds, None, None)
+    options = communicator.make_options(domain, seconds)
     options.rank, options.size = rank, size
     options.job = "torch:" + who[0]["job"]
     return Communicator(_core.communicator(options))
