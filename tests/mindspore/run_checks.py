@@ -14,7 +14,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 import alltoallv.mindspore as am
 from alltoallv import Communicator
 
-MODULES = ("checks_values", "checks_distributed", "checks_gradients", "checks_graph", "checks_quantized")
+MODULES = (
+    "checks_values",
+    "checks_distributed",
+    "checks_gradients",
+    "checks_graph",
+    "checks_quantized",
+    "checks_operations",
+)
 
 
 def main() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import pickle
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from alltoallv import _core
 from alltoallv.atb.params import AllToAllVParam, CommMode
+from alltoallv.atb.quant_params import QuantAllReduceParam, QuantType
 from alltoallv.errors import InvalidParamError
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -149,3 +152,36 @@ def test_json_that_is_refused(text: str | bytes, message: str) -> None:
 def test_values_are_left_to_create() -> None:
     param = AllToAllVParam.from_json(MINIMAL + ', "backend": "lccl", "commMode": 5}')
     assert (param.backend, param.comm_mode) == ("lccl", 5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "meant"),
+    [(AllToAllVParam, "sendCounts", "send_counts"), (QuantAllReduceParam, "groupSize", "group_size")],
+)
+def test_a_name_that_is_no_field(kind: type[Any], wrong: str, meant: str) -> None:
+    param = kind()
+    text = f"^{kind.__name__} has no field '{wrong}': did you mean '{meant}'\\?$"
+    with pytest.raises(AttributeError, match=text):
+        setattr(param, wrong, [1])
+    with pytest.raises(AttributeError, match=text):
+        getattr(param, wrong)
+    with pytest.raises(TypeError, match=text):
+        kind(**{wrong: [1]})
+    with pytest.raises(AttributeError, match="has no field 'xyz': expected one of rank, rank_size"):
+        param.xyz = 1
+    assert param == kind()
+
+
+def test_repr_and_signature() -> None:
+    param = AllToAllVParam(rank=1, rank_size=2, send_counts=[3, 4], comm_mode=1, rsv=[1])
+    assert repr(AllToAllVParam(rank_size=2, recv_counts=[1])) == "AllToAllVParam(rank_size=2, recv_counts=(1,))"
+    quantized = QuantAllReduceParam(rank=1, quant_type=QuantType.DYNAMIC, bits=4)
+    assert repr(quantized) == "QuantAllReduceParam(rank=1, quant_type=QuantType.DYNAMIC, bits=4)"
+    for each in (param, quantized):
+        assert eval(repr(each)) == each
+        assert pickle.loads(pickle.dumps(each)) == copy.deepcopy(each) == each
+    for kind, last in ((AllToAllVParam, "rsv"), (QuantAllReduceParam, "overflow")):
+        names = list(inspect.signature(kind).parameters)
+        assert (names[0], names[1], names[-1]) == ("rank", "rank_size", last)
+    with pytest.raises(TypeError, match="positional"):
+        AllToAllVParam(1)  # type: ignore[misc]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import enum
+import functools
+import inspect
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from alltoallv import _core
 from alltoallv._core import CommMode, DeviceInfo
@@ -13,6 +17,50 @@ from alltoallv.errors import InvalidParamError
 __all__ = ["AllToAllVParam", "CommMode", "DeviceInfo"]
 
 
+C = TypeVar("C", bound=type[Any])
+
+
+def with_fields(cls: C) -> C:
+    """Refuses names that are no fields of a param, in the constructor and as attributes, and gives it a short repr."""
+    init: Any = cls.__init__
+    fields = {name: field.default for name, field in inspect.signature(cls).parameters.items()}
+
+    def unknown(name: str) -> str:
+        meant = difflib.get_close_matches(name, fields, 1)
+        return f"{cls.__name__} has no field {name!r}: " + (
+            f"did you mean {meant[0]!r}?" if meant else f"expected one of {', '.join(fields)}"
+        )
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **values: Any) -> None:
+        for name in values:
+            if name not in fields:
+                raise TypeError(unknown(name))
+        init(self, *args, **values)
+
+    def assign(self: Any, name: str, value: object) -> None:
+        if name not in fields:
+            raise AttributeError(unknown(name))
+        object.__setattr__(self, name, value)
+
+    def missing(self: Any, name: str) -> Any:
+        raise AttributeError(unknown(name))
+
+    def represent(self: Any) -> str:
+        plain, parts = cls(), []
+        for name in fields:
+            if (value := getattr(self, name)) != getattr(plain, name):
+                shown = f"{type(value).__name__}.{value.name}" if isinstance(value, enum.Enum) else repr(value)
+                parts.append(f"{name}={shown}")
+        return f"{cls.__name__}({', '.join(parts)})"
+
+    methods = {"__init__": checked, "__setattr__": assign, "__getattr__": missing, "__repr__": represent}
+    for name, method in methods.items():
+        setattr(cls, name, method)
+    return cls
+
+
+@with_fields
 class AllToAllVParam(_core.AllToAllVParam):
     """Parameters of `AllToAllVOperation`, with ATB's fields in snake_case.
 
@@ -31,6 +79,41 @@ class AllToAllVParam(_core.AllToAllVParam):
         comm_domain: ``"name"`` or ``"name:MB"``, at most 128 bytes.
         rsv: 64 reserved bytes, all zero.
     """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        *,
+        rank: int = 0,
+        rank_size: int = 0,
+        rank_root: int = 0,
+        send_counts: Sequence[int] = (),
+        sdispls: Sequence[int] = (),
+        recv_counts: Sequence[int] = (),
+        rdispls: Sequence[int] = (),
+        backend: str = "hccl",
+        hccl_comm: int = 0,
+        comm_mode: int = CommMode.MULTI_PROCESS,
+        rank_table_file: str = "",
+        comm_domain: str = "",
+        rsv: bytes | Sequence[int] = b"",
+    ) -> None:
+        super().__init__(
+            rank=rank,
+            rank_size=rank_size,
+            rank_root=rank_root,
+            send_counts=send_counts,
+            sdispls=sdispls,
+            recv_counts=recv_counts,
+            rdispls=rdispls,
+            backend=backend,
+            hccl_comm=hccl_comm,
+            comm_mode=comm_mode,
+            rank_table_file=rank_table_file,
+            comm_domain=comm_domain,
+            rsv=rsv,
+        )
 
     @classmethod
     def from_json(cls, data: str | bytes | Mapping[str, Any]) -> AllToAllVParam:

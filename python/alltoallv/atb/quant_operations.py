@@ -1,159 +1,82 @@
-"""The ATB-shaped quantized AllReduce on NumPy arrays."""
+"""The ATB-shaped quantized AllReduce on tensors of any framework."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
-from alltoallv import _core, memory
+from alltoallv import _core
+from alltoallv._calls import adapters
+from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.guard import guard
+from alltoallv._calls.protocol import Member
+from alltoallv._calls.regions import check_apart
+from alltoallv.atb.operation import Operation, describe
 from alltoallv.atb.params import DeviceInfo
 from alltoallv.atb.quant_params import QuantAllReduceParam, QuantType
-from alltoallv.communicator import Communicator, connect
-from alltoallv.dtypes import numpy_dtype
+from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization.feedback import Feedback
-from alltoallv.quantization.spec import QuantizedReduction
+from alltoallv.quantization.spec import Quantization, QuantizedReduction
 
-Array = npt.NDArray[Any]
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-A = TypeVar("A")  # array or tensor
+A = TypeVar("A")  # a NumPy array, or a tensor of torch, MindSpore or Paddle
+_OPERATOR = "quantized_all_reduce"
 
 
-class Checks(Protocol):
-    """As one rank of several: what fails here the peers raise too."""
-
-    def infer_shape(self, inputs: Sequence[_core.TensorDesc]) -> _core.TensorDesc: ...
-    def setup(self, inputs: Sequence[_core.TensorDesc], outputs: Sequence[_core.TensorDesc]) -> None: ...
-    def announce(self, code: int, message: str) -> None: ...
-
-
-class QuantOperation(ABC, Generic[A]):
-    """What the operator does with arrays of any kind; a front end says how it sees one."""
-
-    def __init__(
-        self,
-        param: QuantAllReduceParam,
-        communicator: Communicator | None = None,
-        *,
-        device: DeviceInfo | None = None,
-    ) -> None:
-        """Checks the param as ATB's CreateOperation does; the arguments are those of `AllToAllVOperation`.
-
-        Raises:
-            InvalidParamError: a field has a value that ATB refuses too.
-        """
-        core = None if communicator is None else communicator.core
-        self._param = param
-        self._core = _core.QuantAllReduceOperation(param.core(), device, core, self._connect)
-        self._checks: Checks = self._core
-        self._plan: Hashable = None  # shapes that are set up for
-        self._expected: _core.TensorDesc | None = None  # the output that is set up for
-
-    def _reduce(
-        self,
-        x: A,
-        scale: A | None,
-        offset: A | None,
-        out: A | None,
-        feedback: Feedback[A] | None,
-        timeout: float | None,
-    ) -> A:
-        given = [(name, a) for name, a in (("x", x), ("scale", scale), ("offset", offset)) if a is not None]
-        inputs = [self._checked(self._as_input, name, a) for name, a in given]
-        states = [] if feedback is None else self._checked(self._states, feedback, inputs[0])
-        if out is not None:
-            self._checked(self._check_output, out)
-        shapes = tuple(self._key(a) for a in (*inputs, *states))
-        key = (*shapes, len(states), None if out is None else self._key(out))
-        if key != self._plan or self._expected is None:
-            self._plan = None
-            descs = [self._describe(a) for a in inputs]
-            self._expected = self._checks.infer_shape(descs)
-            outputs = [self._expected if out is None else self._describe(out), *map(self._describe, states)]
-            self._checks.setup(descs, outputs)
-            self._plan = key
-        if out is None:
-            out = self._checked(self._allocate, inputs[0], self._expected.dtype)
-        self._execute(inputs, [out, *states], -1.0 if timeout is None else timeout)
-        return out
-
-    def _states(self, feedback: Feedback[A], x: A) -> list[A]:
-        """The arrays of the error feedback, which are replaced."""
-        param = self._param
-        if param.quant_type != QuantType.DYNAMIC:
-            raise InvalidParamError("error_feedback is given with a shared scale, expected quant_type 16 (DYNAMIC)")
-        desc = self._describe(x)
-        counts = (math.prod(desc.shape),)
-        request = QuantizedReduction("quantized_all_reduce", desc.dtype, desc.dtype, counts, param.quantization)
-        arrays = Feedback.arrays_of(feedback, request, param.rank_size, param.rank, x)
-        return [a for a in arrays if a is not None]
-
-    def _checked(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls `function`; what it raises the peers raise too."""
-        try:
-            return function(*args, **kwargs)
-        except Exception as error:
-            code = 27 if isinstance(error, MemoryError) else getattr(error, "code", 3)
-            self._checks.announce(code, str(error))
-            raise
-
-    def _connect(self, param: _core.AllToAllVParam) -> _core.Communicator:
-        """Makes or finds the communicator that the param describes."""
-        return connect(param)
-
-    @abstractmethod
-    def _as_input(self, name: str, x: A) -> A:
-        """``x``, or a contiguous copy; refuses what is none."""
-
-    @abstractmethod
-    def _check_output(self, out: A) -> None:
-        """Refuses what cannot be written into."""
-
-    @abstractmethod
-    def _key(self, x: A) -> Hashable:
-        """With another key the operation is set up anew."""
-
-    @abstractmethod
-    def _describe(self, x: A) -> _core.TensorDesc: ...
-
-    @abstractmethod
-    def _allocate(self, like: A, dtype: str) -> A:
-        """An output in the shape of ``like``."""
-
-    @abstractmethod
-    def _execute(self, inputs: Sequence[A], outputs: Sequence[A], timeout: float) -> None:
-        """``outputs``: the result, then the states of the error feedback."""
-
-
-class QuantAllReduceOperation(QuantOperation[Array]):
+class QuantAllReduceOperation(Operation):
     """A quantized all-reduce as a plan, set up once per shape.
 
     With a shared scale, int8 to float16: ``(sum of x of all ranks + rank_size * offset) * scale``. The sum is exact,
     then one multiplication and one rounding to float16, half to even; what does not fit becomes the largest float16.
     With ``QuantType.DYNAMIC`` what `alltoallv.numpy.quantized_all_reduce` does without a scale.
 
-    Every rank gets the same bits. A call blocks until the output is complete. Calls are collective; when a rank's own
-    checks fail, the call fails on every rank.
+    Takes NumPy arrays and tensors of torch, MindSpore and Paddle, and gives back the same kind; every rank gets the
+    same bits, on every device. A call on the CPU blocks until the output is complete. Calls are collective; when a
+    rank's own checks fail, the call fails on every rank.
+
+    With torch tensors on a GPU or an NPU the codes travel over NCCL, HCCL or gloo, as bytes of an all-to-all and an
+    all-gather, and are summed on the device. A call is enqueued on torch's current stream; the host waits only to read
+    ``scale`` and ``offset``, which the ranks compare. Without a communicator, tensors on a GPU go through the default
+    group of torch.distributed. Results have no gradients.
     """
+
+    def __init__(
+        self,
+        param: QuantAllReduceParam,
+        communicator: Communicator | Member | None = None,
+        *,
+        device: DeviceInfo | None = None,
+    ) -> None:
+        """Checks the param as ATB's CreateOperation does; the arguments are those of `AllToAllVOperation`.
+
+        ``communicator`` may also be what `alltoallv.torch.from_group` returns, for torch tensors of its device.
+
+        Raises:
+            InvalidParamError: a field has a value that ATB refuses too.
+        """
+        member = communicator if isinstance(communicator, Communicator) else None
+        super().__init__(member, device)
+        self._param = param
+        core = None if member is None else member.core
+        self._checks = self._core = _core.QuantAllReduceOperation(param.core(), device, core, self._connect)
+        self._expected: _core.TensorDesc | None = None  # the output that is set up for
+        self._group: Member | None = None
+        self._engine: Any = None  # None in shared memory
+        self._member = member
+        if communicator is not None and member is None:
+            self._use(communicator)
 
     def __call__(
         self,
-        x: Array,
-        scale: Array | None = None,
-        offset: Array | None = None,
+        x: A,
+        scale: A | None = None,
+        offset: A | None = None,
         *,
-        out: Array | None = None,
-        error_feedback: Feedback[Array] | None = None,
+        out: A | None = None,
+        error_feedback: Feedback[Any] | None = None,
         timeout: float | None = None,
-    ) -> Array:
+    ) -> A:
         """Reduces `x`.
 
         Args:
@@ -163,37 +86,123 @@ class QuantAllReduceOperation(QuantOperation[Array]):
                 None with DYNAMIC, as the offset.
             offset: float16, ``[1]``, equal on all ranks.
             out: Of the param's output dtype in the shape of `x`, contiguous and writable; with DYNAMIC it may be `x`.
-                Left out, one is allocated.
-            error_feedback: With DYNAMIC an `alltoallv.numpy.ErrorFeedback`, on all ranks or none.
-            timeout: Seconds to wait for the peers; left out, the communicator's own.
+                Left out, one is allocated: in shared memory, or on the device of `x`.
+            error_feedback: With DYNAMIC the front end's ``ErrorFeedback`` (for Paddle NumPy's), on all ranks or none.
+            timeout: Seconds to wait for the peers; left out, and on GPU and NPU, the communicator's own.
 
         Raises:
             InvalidTensorError, InvalidParamError: this rank's arguments, or those of a peer; ``code`` is ATB's.
             PeerMismatchError: two ranks differ in operator, number of elements, scale, offset or mode.
             ValueOverflowError: with ``overflow="raise"``, on every rank.
             PeerLostError, CommTimeoutError: a rank died, left, or did not arrive.
+            HcclError: on NPU.
         """
-        return self._reduce(x, scale, offset, out, error_feedback, timeout)
+        adapter = self._adapter(x)
+        limit = -1.0 if timeout is None else timeout
+        y: A = adapter.call(self._reduce, adapter, x, scale, offset, out, error_feedback, limit)
+        return y
 
-    def _as_input(self, name: str, x: Array) -> Array:
-        if not isinstance(x, np.ndarray):
-            raise InvalidTensorError(f"{name} is a {type(x).__name__}, expected a NumPy array", 5)
-        return np.asarray(x, order="C")
+    def _reduce(
+        self,
+        adapter: Adapter[A],
+        x: A,
+        scale: A | None,
+        offset: A | None,
+        out: A | None,
+        feedback: Feedback[Any] | None,
+        timeout: float,
+    ) -> A:
+        if self._engine is None and self._communicator is None and adapter.device(x) not in ("cpu", "npu"):
+            self._use(adapter.engine(x, None))
+        given = [(name, a) for name, a in (("x", x), ("scale", scale), ("offset", offset)) if a is not None]
+        inputs: list[A] = [self._checked(self._as_input, name, a, adapter) for name, a in given]
+        states = [] if feedback is None else self._checked(self._states, feedback, inputs[0], adapter)
+        if out is not None:
+            self._checked(self._check_output, out, adapter)
+        shapes = tuple(adapter.key(a) for a in inputs), tuple(a.shape for a in states)
+        key = (*shapes, None if out is None else adapter.key(out))
+        if key != self._plan or self._expected is None:
+            self._plan = None
+            descs = [self._checked(describe, a) for a in inputs]
+            self._expected = self._checks.infer_shape(descs)
+            outputs = [self._expected if out is None else self._checked(describe, out), *map(describe, states)]
+            self._checks.setup(descs, outputs)
+            self._plan = key
+        expected = self._expected
+        target = self._checked(adapter.allocate, expected.shape, expected.dtype, x) if out is None else out
+        if self._npu and self._engine is None:
+            self._engine = adapter.engine(x, self._member)
+        if self._engine is None:
+            places = [adapters.find("x", a).region(a) for a in (*inputs, target, *states)]
+            self._core.execute(places[: len(inputs)], places[len(inputs) :], timeout)
+        else:
+            self._checked(adapter.check_place, self._engine, inputs[0], target, *states)
+            request = self._checked(self._request, adapter, inputs, target)
+            adapter.reduce(self._engine, request, (target, inputs[0], *states))
+        return target
 
-    def _check_output(self, out: Array) -> None:
-        self._as_input("out", out)
-        if not (out.flags.c_contiguous and out.flags.writeable):
-            raise InvalidParamError("out is not contiguous and writable, expected both")
+    def _use(self, group: Member) -> None:
+        self._engine = self._group = group
+        self._checks = _GroupChecks(self._core, self._param, group)
 
-    def _key(self, x: Array) -> Hashable:
-        return x.shape, x.dtype.name
+    def _connect(self, param: _core.AllToAllVParam) -> _core.Communicator:
+        core = super()._connect(param)
+        if self._npu:
+            self._member = Communicator(core)
+        return core
 
-    def _describe(self, x: Array) -> _core.TensorDesc:
-        return _core.TensorDesc(x.shape, x.dtype.name)
+    def _check_create(self, device: DeviceInfo) -> None:
+        _core.QuantAllReduceOperation(self._param.core(), device)
 
-    def _allocate(self, like: Array, dtype: str) -> Array:
-        return memory.empty(like.shape, numpy_dtype(dtype))
+    def _check_place(self, name: str, x: A, adapter: Adapter[A]) -> None:
+        if self._group is None:
+            super()._check_place(name, x, adapter)
+        else:
+            adapter.check_place(self._group, x)
 
-    def _execute(self, inputs: Sequence[Array], outputs: Sequence[Array], timeout: float) -> None:
-        places, targets = ([(a.ctypes.data, a.nbytes) for a in arrays] for arrays in (inputs, outputs))
-        self._core.execute(places, targets, timeout)
+    def _states(self, feedback: Feedback[Any], x: A, adapter: Adapter[A]) -> list[Any]:
+        """The arrays of the error feedback, which are replaced."""
+        param = self._param
+        if param.quant_type != QuantType.DYNAMIC:
+            raise InvalidParamError("error_feedback is given with a shared scale, expected quant_type 16 (DYNAMIC)")
+        desc = describe(x)
+        counts = (math.prod(desc.shape),)
+        request = QuantizedReduction(_OPERATOR, desc.dtype, desc.dtype, counts, param.quantization)
+        arrays = adapter.feedback.arrays_of(feedback, request, param.rank_size, param.rank, x)
+        return [a for a in arrays if a is not None]
+
+    def _request(self, adapter: Adapter[A], inputs: Sequence[A], out: A) -> QuantizedReduction:
+        """For an engine, from tensors that it reaches."""
+        dtype, out_dtype = adapter.dtype(inputs[0]), adapter.dtype(out)
+        place, source = adapter.region(out), adapter.region(inputs[0])
+        if place[0] != source[0] or out_dtype != dtype:
+            check_apart(place, source)
+        counts = (math.prod(describe(inputs[0]).shape),)
+        if self._param.quant_type == QuantType.DYNAMIC:
+            return QuantizedReduction(_OPERATOR, dtype, out_dtype, counts, self._param.quantization)
+        scale, offset = map(adapter.values, inputs[1:])
+        return QuantizedReduction(_OPERATOR, dtype, out_dtype, counts, Quantization(), scale, offset=float(offset[0]))
+
+
+class _GroupChecks:
+    """What the core's operation does as one rank of several, for a group of torch.distributed."""
+
+    def __init__(self, core: _core.QuantAllReduceOperation, param: QuantAllReduceParam, group: Member) -> None:
+        self._core, self._param, self._group = core, param, group
+
+    def infer_shape(self, inputs: Sequence[_core.TensorDesc]) -> _core.TensorDesc:
+        with guard(self._group, _OPERATOR):
+            return self._core.check(inputs, [])
+
+    def setup(self, inputs: Sequence[_core.TensorDesc], outputs: Sequence[_core.TensorDesc]) -> None:
+        group, param = self._group, self._param
+        with guard(group, _OPERATOR):
+            self._core.check(inputs, outputs)
+            if (param.rank, param.rank_size) != (group.rank, group.size):
+                raise InvalidParamError(
+                    f"rank and rank_size are {param.rank} and {param.rank_size}, expected {group.rank} and "
+                    f"{group.size}, as in the group of domain '{group.domain}'"
+                )
+
+    def announce(self, code: int, message: str) -> None:
+        self._group.fail(_OPERATOR, InvalidTensorError(message, code))

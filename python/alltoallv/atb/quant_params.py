@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from alltoallv import _core
-from alltoallv.atb.params import KEYS, READERS, AllToAllVParam, parse_object, read_int32, read_str
+from alltoallv.atb.params import KEYS, READERS, AllToAllVParam, parse_object, read_int32, read_str, with_fields
 from alltoallv.errors import InvalidParamError
 from alltoallv.quantization.spec import Gather, Overflow, Quantization, SumOp
 
@@ -29,7 +29,8 @@ class QuantType(enum.IntEnum):
     DYNAMIC = 16
 
 
-@dataclass
+@with_fields
+@dataclass(slots=True, repr=False)
 class QuantAllReduceParam:
     """Parameters of `QuantAllReduceOperation`: the fields of ATB's AllReduceParam in snake_case, and of DYNAMIC.
 

@@ -17,6 +17,8 @@ dtypes are not supported.
 
 from mindspore.graph._utils.check_jit_forbidden_api import add_jit_forbidden_module as _forbid
 
+from alltoallv.atb.operations import AllToAllVOperation
+from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.mindspore.collectives import all_gather_into_tensor, all_to_all, all_to_all_single
 from alltoallv.mindspore.distributed import (
     all_gather,
@@ -37,11 +39,15 @@ from alltoallv.mindspore.work import CommHandle
 # A graph cannot hold these functions: MindSpore then says so instead of reading their source.
 for _module in ("collectives", "distributed", "exchange", "group", "moe", "quantized", "tensors"):
     _forbid(f"{__name__}.{_module}")
+for _module in ("operations", "quant_operations"):
+    _forbid(f"alltoallv.atb.{_module}")
 
 __all__ = [
     "AllToAllV",
+    "AllToAllVOperation",
     "CommHandle",
     "ErrorFeedback",
+    "QuantAllReduceOperation",
     "all_gather",
     "all_gather_into_tensor",
     "all_reduce",

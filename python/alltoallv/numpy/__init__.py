@@ -5,6 +5,8 @@ raised on all of them. With ``async_op=True`` a function returns at once; the ar
 `Work` it returns is done.
 """
 
+from alltoallv.atb.operations import AllToAllVOperation
+from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.numpy.exchange import (
     all_gather,
     all_gather_into_tensor,
@@ -27,8 +29,10 @@ from alltoallv.numpy.reduce import all_reduce, reduce_scatter
 from alltoallv.numpy.work import Work
 
 __all__ = [
+    "AllToAllVOperation",
     "ErrorFeedback",
     "Plan",
+    "QuantAllReduceOperation",
     "Work",
     "all_gather",
     "all_gather_into_tensor",

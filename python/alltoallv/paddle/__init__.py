@@ -14,6 +14,8 @@ What returns a new tensor has gradients, of every order. What writes into a give
 
 import sys
 
+from alltoallv.atb.operations import AllToAllVOperation
+from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.paddle import graphs
 from alltoallv.paddle.collectives import all_gather, all_reduce, barrier, broadcast, reduce_scatter
 from alltoallv.paddle.exchange import all_to_all_v, alltoall, alltoall_single, exchange_counts
@@ -23,6 +25,8 @@ from alltoallv.paddle.tensors import empty
 from alltoallv.paddle.work import Task
 
 __all__ = [
+    "AllToAllVOperation",
+    "QuantAllReduceOperation",
     "Task",
     "all_gather",
     "all_reduce",

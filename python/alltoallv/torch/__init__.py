@@ -15,6 +15,8 @@ go straight to the core; with gradients, and in a graph, they are the operators 
 torch's dispatcher sees where somebody watches it: a graph, a mode, a profiler.
 """
 
+from alltoallv.atb.operations import AllToAllVOperation
+from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.torch import functional, nn
 from alltoallv.torch.api.distributed import (
     all_gather,
@@ -33,7 +35,6 @@ from alltoallv.torch.api.functions import (
 )
 from alltoallv.torch.api.group import from_group
 from alltoallv.torch.api.moe import global_gather, global_scatter
-from alltoallv.torch.api.operation import AllToAllVOperation
 from alltoallv.torch.api.plan import Plan
 from alltoallv.torch.api.tensors import empty
 from alltoallv.torch.api.work import Work
@@ -41,7 +42,6 @@ from alltoallv.torch.process_group import backend as backend
 from alltoallv.torch.quantized.calls import ErrorFeedback
 from alltoallv.torch.quantized.functions import quantized_all_reduce, quantized_all_to_all, quantized_reduce_scatter
 from alltoallv.torch.quantized.hook import QuantizedCommHook
-from alltoallv.torch.quantized.operation import QuantAllReduceOperation
 
 __all__ = [
     "AllToAllVOperation",

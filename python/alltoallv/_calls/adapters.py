@@ -1,0 +1,106 @@
+"""What takes tensors of any framework knows them by an adapter, which the framework's front end has."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from importlib import import_module
+from typing import Any, ClassVar, Generic, TypeVar
+
+from alltoallv._calls.regions import Region
+from alltoallv.errors import InvalidTensorError
+
+A = TypeVar("A")  # the framework's tensor
+T = TypeVar("T")
+
+# Where the front ends have theirs; imported when such a tensor is met, since no framework is imported before.
+_HOMES = {
+    "numpy": "alltoallv.numpy.adapter",
+    "torch": "alltoallv.torch.quantized.adapter",
+    "mindspore": "alltoallv.mindspore.adapter",
+    "paddle": "alltoallv.paddle.adapter",
+}
+_found: dict[type, Adapter[Any]] = {}
+
+
+class Adapter(ABC, Generic[A]):
+    """One framework's tensors as the core sees them. Here is what holds for those that only lie in host memory."""
+
+    kind: ClassVar[str]  # for messages
+    tensor: ClassVar[type[Any]]  # the class of its tensors
+    feedback: ClassVar[type[Any]]  # the class of error feedback
+
+    @abstractmethod
+    def check(self, name: str, x: A) -> None:
+        """Refuses what is no dense block of memory."""
+
+    @abstractmethod
+    def contiguous(self, x: A) -> A:
+        """The same values in contiguous memory, complete, without history; copied only if they must be."""
+
+    @abstractmethod
+    def writable(self, x: A) -> bool:
+        """Whether ``x`` itself is contiguous memory that may be written."""
+
+    @abstractmethod
+    def dtype(self, x: A) -> str:
+        """The core's name."""
+
+    @abstractmethod
+    def region(self, x: A) -> Region:
+        """Where a contiguous tensor lies."""
+
+    @abstractmethod
+    def allocate(self, shape: Sequence[int], dtype: str, like: A) -> A:
+        """A new tensor where ``like`` is, in shared memory if that is the host; ``dtype`` is the core's name."""
+
+    def key(self, x: A) -> tuple[Hashable, ...]:
+        """What set-up depends on, the shape first."""
+        return tuple(x.shape), x.dtype  # type: ignore[attr-defined]
+
+    def device(self, x: A) -> str:
+        """The kind of its device: ``"cpu"``, ``"npu"``, ``"cuda"``."""
+        return "cpu"
+
+    def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Calls ``function``, outside of the graph that the framework may be making."""
+        return function(*args)
+
+    def launch(self, x: A, start: Callable[[int], None]) -> None:
+        """Calls ``start`` with the current stream of the device of ``x``."""
+        raise NotImplementedError
+
+    def engine(self, x: A, member: Any) -> Any:
+        """What reduces on the device of ``x``: over a communicator of devices, or None: the framework's group."""
+        raise NotImplementedError
+
+    def check_place(self, engine: Any, *tensors: A) -> None:
+        """Refuses tensors that the engine does not reach."""
+        raise InvalidTensorError(f"x is {self.kind}, expected a tensor that domain '{engine.domain}' reaches", 14)
+
+    def reduce(self, engine: Any, request: Any, tensors: Sequence[A]) -> None:
+        """Runs a quantized reduction there. ``tensors``: the output, the input, the states of error feedback."""
+        raise NotImplementedError
+
+    def values(self, x: A) -> Any:
+        """A tensor's values as a flat float32 array of NumPy."""
+        raise NotImplementedError
+
+
+def find(name: str, x: object) -> Adapter[Any]:
+    """The adapter of the framework that ``x`` belongs to.
+
+    Raises:
+        InvalidTensorError: it belongs to none; ``code`` is 5.
+    """
+    kind = type(x)
+    if kind not in _found:
+        roots = (base.__module__.partition(".")[0] for base in kind.__mro__)
+        home = next((_HOMES[root] for root in roots if root in _HOMES), None)
+        adapter = None if home is None else import_module(home).ADAPTER
+        if adapter is None or not isinstance(x, adapter.tensor):
+            raise InvalidTensorError(
+                f"{name} is a {kind.__name__}, expected a NumPy array or a tensor of torch, MindSpore or Paddle", 5
+            )
+        _found[kind] = adapter
+    return _found[kind]

@@ -1,0 +1,92 @@
+"""What ATB's operators have in common: tensors of any framework, and failures that the peers hear of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+from alltoallv import _core
+from alltoallv._calls import adapters
+from alltoallv._calls.adapters import Adapter
+from alltoallv.communicator import Communicator, connect
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.launch import hccl
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Checks(Protocol):
+    """As one rank of several: what fails here the peers raise too."""
+
+    def infer_shape(self, inputs: Sequence[_core.TensorDesc]) -> _core.TensorDesc: ...
+    def setup(self, inputs: Sequence[_core.TensorDesc], outputs: Sequence[_core.TensorDesc]) -> None: ...
+    def announce(self, code: int, message: str) -> None: ...
+
+
+class Operation(ABC):
+    """A plan: what it is set up for, and where its communicator is."""
+
+    _checks: Checks
+
+    def __init__(self, communicator: Communicator | None, device: _core.DeviceInfo | None) -> None:
+        self._communicator = communicator
+        self._npu = communicator is not None and communicator.backend == "hccl"
+        self._checks_device = device is None
+        self._plan: Hashable = None  # shapes, dtypes and places that are set up for
+
+    @abstractmethod
+    def _check_create(self, device: _core.DeviceInfo) -> None:
+        """Checks the param against the device that the operation turns out to run on."""
+
+    def _connect(self, param: _core.AllToAllVParam) -> _core.Communicator:
+        """Makes or finds the communicator that the param describes."""
+        return connect(param, self._npu)
+
+    def _adapter(self, x: object) -> Adapter[Any]:
+        adapter = self._checked(adapters.find, "x", x)
+        if self._communicator is None and self._plan is None:
+            self._npu = adapter.device(x) == "npu"
+        return adapter
+
+    def _as_input(self, name: str, x: Any, adapter: Adapter[Any]) -> Any:
+        """``x``, or a contiguous copy; refuses what is none."""
+        self._check_kind(name, x, adapter)
+        adapter.check(name, x)
+        self._check_place(name, x, adapter)
+        if self._npu and self._checks_device:
+            self._check_create(_core.DeviceInfo(*hccl.devices()))
+            self._checks_device = False
+        return adapter.contiguous(x)
+
+    def _check_place(self, name: str, x: Any, adapter: Adapter[Any]) -> None:
+        place, expected = adapter.device(x), "npu" if self._npu else "cpu"
+        if place != expected:
+            raise InvalidTensorError(
+                f"{name} lies on {place}, expected {expected}, as the operation's communicator", 14
+            )
+
+    def _check_output(self, out: Any, adapter: Adapter[Any]) -> None:
+        self._check_kind("out", out, adapter)
+        adapter.check("out", out)
+        if not adapter.writable(out):
+            raise InvalidParamError("out is not contiguous and writable, expected both")
+
+    def _check_kind(self, name: str, x: Any, adapter: Adapter[Any]) -> None:
+        if not isinstance(x, adapter.tensor):
+            raise InvalidTensorError(f"{name} is a {type(x).__name__}, expected {adapter.kind}, as x", 5)
+
+    def _checked(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls `function`; what it raises the peers raise too."""
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            code = 27 if isinstance(error, MemoryError) else getattr(error, "code", 3)
+            self._checks.announce(code, str(error))
+            raise
+
+
+def describe(x: Any) -> _core.TensorDesc:
+    """Shape and dtype, as the core takes them."""
+    return _core.TensorDesc(x.shape, adapters.find("x", x).dtype(x))

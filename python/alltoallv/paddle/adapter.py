@@ -1,0 +1,37 @@
+"""Paddle tensors for what takes tensors of any framework."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paddle import Tensor
+
+from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.regions import Region
+from alltoallv.paddle.tensors import allocate, check_tensor, core_name, region
+from alltoallv.quantization.feedback import HostFeedback
+
+
+class _Tensors(Adapter[Tensor]):
+    kind, tensor, feedback = "a Paddle tensor", Tensor, HostFeedback
+
+    def check(self, name: str, x: Tensor) -> None:
+        check_tensor(name, x)
+
+    def contiguous(self, x: Tensor) -> Tensor:
+        return x.detach().contiguous()
+
+    def writable(self, x: Tensor) -> bool:
+        return bool(x.is_contiguous())
+
+    def dtype(self, x: Tensor) -> str:
+        return core_name(x.dtype)
+
+    def region(self, x: Tensor) -> Region:
+        return region(x)
+
+    def allocate(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
+        return allocate(shape, dtype)
+
+
+ADAPTER = _Tensors()

@@ -1,0 +1,85 @@
+"""Torch tensors for what takes tensors of any framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.regions import Region
+from alltoallv.errors import BackendUnavailableError
+from alltoallv.quantization.spec import QuantizedReduction
+from alltoallv.torch.api import calls
+from alltoallv.torch.api import group as groups
+from alltoallv.torch.api.tensors import as_input, check_tensor, core_name, empty, region
+from alltoallv.torch.engines.group import TorchGroupCommunicator
+from alltoallv.torch.engines.hccl import DeviceMember
+from alltoallv.torch.engines.npu import Streams
+from alltoallv.torch.graph.graphs import between_graphs
+from alltoallv.torch.quantized.calls import ErrorFeedback
+
+T = TypeVar("T")
+
+
+class _Tensors(Adapter[Tensor]):
+    kind, tensor, feedback = "a torch tensor", Tensor, ErrorFeedback
+
+    def check(self, name: str, x: Tensor) -> None:
+        check_tensor(name, x)
+
+    def contiguous(self, x: Tensor) -> Tensor:
+        return as_input("x", x)
+
+    def writable(self, x: Tensor) -> bool:
+        return x.is_contiguous() and not x.is_conj() and not x.is_neg()
+
+    def dtype(self, x: Tensor) -> str:
+        return core_name(x.dtype)
+
+    def region(self, x: Tensor) -> Region:
+        return region(x)
+
+    def allocate(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
+        kind: torch.dtype = getattr(torch, dtype)
+        return empty(shape, kind) if like.is_cpu else torch.empty(shape, dtype=kind, device=like.device)
+
+    def key(self, x: Tensor) -> tuple[Hashable, ...]:
+        return tuple(x.shape), x.dtype, x.device
+
+    def device(self, x: Tensor) -> str:
+        return str(x.device.type)
+
+    @between_graphs
+    def call(self, function: Callable[..., T], *args: Any) -> T:
+        return function(*args)
+
+    def launch(self, x: Tensor, start: Callable[[int], None]) -> None:
+        Streams().launch(x.device, start, True, lambda: ())
+
+    def engine(self, x: Tensor, member: Any) -> DeviceMember | TorchGroupCommunicator:
+        if member is not None:
+            return DeviceMember(member)
+        if not dist.is_initialized():
+            raise BackendUnavailableError(
+                f"x lies on {x.device} and torch.distributed has no default group, expected one, or a communicator "
+                "made by alltoallv.torch.from_group"
+            )
+        made = groups.resolve(None, groups.device_of(x))
+        assert isinstance(made, TorchGroupCommunicator)  # shared memory is the CPU's
+        return made
+
+    def check_place(self, engine: Any, *tensors: Tensor) -> None:
+        calls.check_place(engine, *tensors)
+
+    def reduce(self, engine: Any, request: QuantizedReduction, tensors: Sequence[Tensor]) -> None:
+        engine.quantized_reduce(request, *tensors).run()
+
+    def values(self, x: Tensor) -> Any:
+        return x.cpu().float().view(-1).numpy()
+
+
+ADAPTER = _Tensors()

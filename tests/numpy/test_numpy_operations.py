@@ -1,0 +1,19 @@
+"""ATB's operations on NumPy arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import alltoallv.numpy as an
+from alltoallv import Communicator
+from alltoallv.testing import Ranks
+from alltoallv.testing.operations import check_operations
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_operations(ranks: Ranks, size: int) -> None:
+    def check(comm: Communicator) -> None:
+        check_operations(comm, an, np.array, np.asarray, an.ErrorFeedback())
+
+    ranks(size)(check)

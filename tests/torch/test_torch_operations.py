@@ -1,0 +1,36 @@
+"""ATB's operations on torch tensors; those on NPUs are in tests/npu."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engine_groups import to_numpy, to_torch
+
+import alltoallv.torch as at
+from alltoallv import AllToAllVOperation, AllToAllVParam, Communicator
+from alltoallv.errors import InvalidTensorError
+from alltoallv.testing import Ranks
+from alltoallv.testing.operations import check_operations
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_operations(ranks: Ranks, size: int) -> None:
+    def check(comm: Communicator) -> None:
+        check_operations(comm, at, lambda a: to_torch(a).clone(), to_numpy, at.ErrorFeedback())
+
+    ranks(size)(check)
+
+
+def test_another_device_and_another_framework() -> None:
+    (comm,) = Communicator.threads(1)
+    param = AllToAllVParam(rank_size=1, send_counts=[2], sdispls=[1], recv_counts=[2], rdispls=[0])
+    operation = AllToAllVOperation(param, comm)
+    x = torch.nn.Parameter(torch.arange(3.0))
+    assert operation(x).tolist() == operation(x.detach().numpy()).tolist() == [[1, 2]]
+    with pytest.raises(InvalidTensorError, match="x lies on meta, expected cpu") as caught:
+        operation(x.to("meta"))
+    assert caught.value.code == 14
+    with pytest.raises(InvalidTensorError, match="out is a ndarray, expected a torch tensor, as x") as caught:
+        operation(x, out=x.detach().numpy())
+    assert caught.value.code == 5
+    comm.destroy()
