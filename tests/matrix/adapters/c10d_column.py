@@ -1,0 +1,65 @@
+"""The column of torch.distributed on backend ``alltoallv``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from adapters.torch_column import DIFFERENT, TorchColumn
+from column import Row
+
+
+def _reduced(arguments: dict[str, Any]) -> dict[str, Any]:
+    import torch.distributed as dist
+
+    op = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "min": dist.ReduceOp.MIN}
+    op |= {"max": dist.ReduceOp.MAX, "prod": dist.ReduceOp.PRODUCT}
+    return {**arguments, "op": op[arguments.get("op", "sum")]}
+
+
+def _gathered(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {**arguments, "out": list(arguments["out"])}
+
+
+class C10dColumn(TorchColumn):
+    name, module, package = "c10d", "torch.distributed", "torch"
+    rows = {
+        "all_reduce": Row("all_reduce", {"input": "tensor"}, "input", _reduced),
+        "broadcast": Row("broadcast", {"array": "tensor", "root": "src"}, "array"),
+        "all_gather": Row("all_gather", {"input": "tensor", "out": "tensor_list"}, "out", _gathered),
+        "reduce_scatter": Row("reduce_scatter_tensor", {"out": "output"}, "out", _reduced),
+        "barrier": Row("barrier"),
+    }
+    lacks = {
+        **dict.fromkeys(
+            ["all_to_all_v", "exchange_counts", "global_scatter", "global_gather", "quantized_all_reduce"],
+            "not of torch.distributed; alltoallv.torch's takes such a group",
+        ),
+        "timeout": "torch.distributed's signatures have none; the group's counts",
+        "counts as tensor": "torch.distributed takes lists",
+        "counts as array": "torch.distributed takes lists",
+        "uneven parts": "torch.distributed's reduce_scatter_tensor has equal parts",
+        "out left out": "torch.distributed's functions write into tensors",
+    }
+    own = {
+        **dict.fromkeys(["all_to_all: dtypes"], ("ValueError", f"{DIFFERENT}torch.float32 and torch.int32")),
+    }
+
+    @contextlib.contextmanager
+    def group(self, communicator: Any) -> Iterator[Any]:
+        import torch
+        import torch.distributed as dist
+
+        import alltoallv.torch as at  # noqa: F401 - brings the backend
+
+        torch.set_num_threads(1)
+        store = dist.FileStore(os.environ["MATRIX_STORE"], communicator.size)
+        place = {"rank": communicator.rank, "world_size": communicator.size}
+        dist.init_process_group("alltoallv", store=store, timeout=timedelta(seconds=20), **place)
+        try:
+            yield dist.group.WORLD
+        finally:
+            dist.destroy_process_group()

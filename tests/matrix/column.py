@@ -1,0 +1,107 @@
+"""A column of the matrix: one front end, and how the collectives of `cases` are called there."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+#: Where a collective writes what it does not return, in the names of `alltoallv.numpy`.
+OUTPUTS = {
+    "all_to_all_single": "output",
+    "all_to_all": "output_tensor_list",
+    "all_gather_into_tensor": "output_tensor",
+    "broadcast": "array",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One collective of one front end.
+
+    Attributes:
+        name: What it is called there.
+        names: Its arguments that are called otherwise than in `alltoallv.numpy`; in error texts, too.
+        output: The argument that holds the output afterwards; None: it is returned.
+        prepare: Changes the arguments further, for a signature of another kind.
+    """
+
+    name: str
+    names: dict[str, str] = field(default_factory=dict)
+    output: str | None = None
+    prepare: Callable[[dict[str, Any]], dict[str, Any]] = lambda arguments: arguments
+
+
+class Column:
+    """What every front end's adapter says.
+
+    Attributes:
+        name: Of the front end, in the ids of tests and in the table of the documentation.
+        module: What holds its functions.
+        package: What must be installed.
+        rows: Its collectives, by their name in `alltoallv.numpy`; left out: those that are called alike.
+        lacks: Collectives and features it does not offer, and why.
+        own: Faults that the framework's signature reports otherwise, by the case's name: class and text.
+    """
+
+    name: str
+    module: str
+    package: str
+    rows: dict[str, Row] = {}
+    lacks: dict[str, str] = {}
+    own: dict[str, tuple[str, str]] = {}
+
+    def __init__(self) -> None:
+        self.functions: Any = importlib.import_module(self.module)
+
+    @classmethod
+    def row(cls, function: str) -> Row:
+        """How a collective is called here."""
+        return cls.rows.get(function, Row(function, output=OUTPUTS.get(function)))
+
+    @classmethod
+    def installed(cls) -> bool:
+        """Whether the framework can be imported; a folder of tests of its name is none."""
+        spec = importlib.util.find_spec(cls.package)
+        return spec is not None and spec.origin is not None
+
+    @contextlib.contextmanager
+    def group(self, communicator: Any) -> Iterator[Any]:
+        """What the functions take as ``group``."""
+        yield communicator
+
+    def tensor(self, array: Array) -> Any:
+        """The framework's copy of an array."""
+        return np.array(array)
+
+    def array(self, tensor: Any) -> Array:
+        """A copy of a tensor."""
+        return np.array(tensor)
+
+    def call(self, function: str, group: Any, arguments: dict[str, Any]) -> Any:
+        """The output, complete, of a call with the arguments of `alltoallv.numpy`."""
+        row = self.row(function)
+        output = None if row.output is None else arguments[row.output]
+        theirs = {row.names.get(name, name): value for name, value in row.prepare(arguments).items()}
+        returned = getattr(self.functions, row.name)(**theirs, group=group)
+        if arguments.get("async_op"):
+            made, work = returned if isinstance(returned, tuple) else (None, returned)
+            assert work.wait() is self.waited
+            assert work.is_completed()
+            returned = work.result() if row.output is None and made is None else made
+        if output is None:
+            return returned
+        assert arguments.get("async_op") or returned is None or self.returns_handles, returned
+        return output
+
+    #: Whether a call that is not asynchronous has a handle, too.
+    returns_handles = False
+    #: What the handle's `wait` returns.
+    waited: bool | None = True
