@@ -149,7 +149,7 @@ def gaps(*tail: int, out: bool, **more: Any) -> Callable[[int], Any]:
     """Regions in the reverse order of ranks with an untouched unit before each."""
 
     def displs(counts: list[int]) -> list[int]:
-        return [1 + sum(n + 1 for n in counts[j + 1 :]) for j in range(SIZE)]
+        return [1 + sum(n + 1 for n in counts[j + 1 :]) if counts[j] else 0 for j in range(SIZE)]
 
     def arguments(rank: int) -> Arguments:
         made = {"input": data(rank, TOTAL[0][rank] + 4, *tail), **counts_v(rank), **more}
@@ -208,7 +208,8 @@ RIGHT = [
     Case(V, "learnt", v(learns=True), exchanged),
     Case(V, "learnt rows", v(2, learns=True), exchanged),
     Case(V, "learnt, async", v(learns=True, async_op=True), exchanged),
-    Case(V, "nothing at all", lambda rank: {"input": data(0, 0), "send_counts": [0] * 3, "recv_counts": [0] * 3}, exchanged),
+    Case(V, "nothing at all", lambda rank: {"input": data(0, 0), "send_counts": [0] * 3, "recv_counts": [0] * 3},
+         exchanged),
     Case(V, "gaps", gaps(out=True), exchanged),
     Case(V, "gaps between rows", gaps(2, out=True), exchanged),
     Case(V, "gaps are zero", gaps(2, out=False), exchanged),
@@ -252,7 +253,8 @@ RIGHT = [
 RIGHT += [
     replace(case, what=f"counts as {kind}", counts=kind, needs=(f"counts as {kind.split()[-1]}",))
     for case in RIGHT
-    if case.name in (f"{V}: gaps", f"{S}: uneven", "exchange_counts: told", "global_scatter: rows", "global_gather: rows")
+    if case.name
+    in (f"{V}: gaps", f"{S}: uneven", "exchange_counts: told", "global_scatter: rows", "global_gather: rows")
     for kind in KINDS
 ]
 
@@ -273,7 +275,9 @@ GOOD: dict[str, Callable[[int], Arguments]] = {
 }
 
 
-def bad(function: str, what: str, error: str, text: str, needs: tuple[str, ...] = (), all_: bool = False, **mistake: Any) -> Case:
+def bad(
+    function: str, what: str, error: str, text: str, needs: tuple[str, ...] = (), all_: bool = False, **mistake: Any
+) -> Case:
     """A case of one wrong argument."""
     return Case(function, what, GOOD[function], None, "list", needs, lambda: mistake, (error, text), all_)
 
@@ -288,7 +292,8 @@ def wrong_counts(function: str, name: str, *, everything: bool = True) -> list[C
             needs, **{name: [2.0] * 3}),
         bad(function, what + "a bool", PARAM, f"{{{name}}} is [True, 2, 3], expected 3 integers, one per rank",
             needs, **{name: [True, 2, 3]}),
-        bad(function, what + "a number", PARAM, f"{{{name}}} is 2, expected 3 integers, one per rank", needs, **{name: 2}),
+        bad(function, what + "a number", PARAM, f"{{{name}}} is 2, expected 3 integers, one per rank",
+            needs, **{name: 2}),
     ]  # fmt: skip
 
 
@@ -302,10 +307,11 @@ WRONG = [
     bad(V, "beyond the input", PARAM,
         "sdispls[2] + send_counts[2] is 4 + 3, expected at most 6, the elements of the input", send_counts=[2, 2, 3]),
     bad(V, "receive regions overlap", PARAM,
-        "the receive regions of ranks 0 and 1 overlap: rank 0 writes [0, 2), rank 1 writes [1, 3)", rdispls=[0, 1, 4]),
+        "the receive regions of ranks 0 and 1 overlap: rank 0 writes [0, 2) of the output, rank 1 writes [1, 3)",
+        rdispls=[0, 1, 4]),
     bad(V, "unit", PARAM, "unit is 'rows', expected 'element', 'row' or None", unit="rows"),
     bad(V, "rows of a scalar", TENSOR, "a 0-dimensional input has no rows, expected at least 1 dimension",
-        unit="row", input=np.float32(1).reshape(())),
+        unit="row", input=np.array(1, "float32")),
     bad(V, "out without recv_counts", PARAM, "out is given but recv_counts is None, expected recv_counts with out",
         out=filled(6), recv_counts=None),
     bad(V, "dtypes", TENSOR, "out has dtype int32, expected float32", out=filled(6, dtype="int32")),
@@ -314,7 +320,8 @@ WRONG = [
     bad(V, "overlap", *OVERLAP, input=Part(0, 6), out=Part(3, 9)),
     bad(V, "bad timeout", PARAM, "timeout is -1, expected seconds above 0, or None", ("timeout",), timeout=-1),
     bad(S, "bad timeout", PARAM, "timeout is 0, expected seconds above 0, or None", ("timeout",), timeout=0),
-    bad(S, "dtypes", TENSOR, "{output} has dtype int32, expected float32", all_=True, output=filled(6, 2, dtype="int32")),
+    bad(S, "dtypes", TENSOR, "{output} has dtype int32, expected float32", all_=True,
+        output=filled(6, 2, dtype="int32")),
     bad(S, "overlap", *OVERLAP, input=Part(0, 6), output=Part(3, 9)),
     bad(S, "the same tensor", *OVERLAP, input=Part(0, 6), output=Part(0, 6)),
     bad(S, "sum of splits", PARAM,
@@ -325,21 +332,23 @@ WRONG = [
         output_split_sizes=[4, -1, 3]),
     bad(S, "indivisible", PARAM, "{input} has 7 rows in dimension 0, which 3 ranks cannot share equally: "
         "give split sizes, or a multiple of the number of ranks", input=data(0, 7, 2)),
-    bad(S, "rows", TENSOR, "{output} has rows of shape (3,), expected (2,) as {input}", output=filled(6, 3)),
+    bad(S, "rows", TENSOR, "{output} has rows of shape (3,), expected (2,) as the input", ("one shape of rows",),
+        output=filled(6, 3)),
     bad(A, "overlap", *OVERLAP, input_tensor_list=[Part(0, 1), Part(1, 2), Part(2, 3)],
         output_tensor_list=[Part(2, 3), Part(4, 5), Part(5, 6)]),
     bad(A, "outputs overlap", PARAM, "{output_tensor_list}[0] and {output_tensor_list}[1] overlap in memory",
         output_tensor_list=[Part(3, 4), Part(3, 4), Part(5, 6)]),
     bad(A, "too few", PARAM, "{input_tensor_list} has 2 tensors, expected 3, one per rank",
         input_tensor_list=[data(0, 1, 2)] * 2),
-    bad(A, "dtypes", TENSOR, "{output_tensor_list}[1] has dtype int32, expected float32", all_=True,
+    bad(A, "dtypes", TENSOR, "Invalid usage of tensors with different dtypes: float32, int32", all_=True,
         output_tensor_list=[filled(1, 2), filled(1, 2, dtype="int32"), filled(1, 2)]),
     bad(G, "size", TENSOR, "output_tensor has 15 elements, expected 3 times the 6 of an input of shape (2, 3)",
         output_tensor=filled(5, 3)),
     bad(G, "dtypes", TENSOR, "output_tensor has dtype int32, expected float32", all_=True,
         output_tensor=filled(6, 3, dtype="int32")),
     bad(G, "overlap", *OVERLAP, output_tensor=Part(0, 9), input_tensor=Part(8, 11)),
-    bad("exchange_counts", "negative", PARAM, "send_counts is [1, -1, 2], expected entries >= 0", send_counts=[1, -1, 2]),
+    bad("exchange_counts", "negative", PARAM, "send_counts is [1, -1, 2], expected entries >= 0",
+        send_counts=[1, -1, 2]),
     bad("global_scatter", "cards", PARAM,
         "local_count has dtype int64 and shape (5,), expected integers, 3 cards times the number of experts",
         local_count=[1] * 5),

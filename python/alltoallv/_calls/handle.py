@@ -48,6 +48,21 @@ class Handle:
         """``finish`` makes the output, at the first wait that succeeds."""
         self._finish = finish
 
+    def wait(self, timeout: float | None = None) -> bool:
+        """Blocks until the operator is done, at most ``timeout`` seconds; returns True.
+
+        Raises:
+            CommTimeoutError: not done in time; it is still under way and may be waited for again.
+            AllToAllVError: whatever the operator raised.
+        """
+        self._wait(timeout)
+        return True
+
+    def result(self) -> Any:
+        """The output, after a wait."""
+        self.wait()
+        return self._result
+
     def _waiting(self) -> contextlib.AbstractContextManager[Any]:
         """Entered for every wait."""
         return contextlib.nullcontext()

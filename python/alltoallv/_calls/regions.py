@@ -15,20 +15,29 @@ from alltoallv.errors import InvalidParamError
 Region = tuple[int, int]  # address of the first byte, number of bytes
 
 
-def check_apart(output: Region, input: Region, what: str = "tensors") -> None:
-    """Input and output of an exchange must not overlap in memory."""
+def meet(output: Region, input: Region) -> bool:
+    """Whether two regions share a byte."""
     (out, out_bytes), (inp, inp_bytes) = output, input
-    if out_bytes and inp_bytes and out < inp + inp_bytes and inp < out + out_bytes:
-        raise InvalidParamError(f"output and input overlap in memory, expected separate {what}")
+    return bool(out_bytes and inp_bytes) and out < inp + inp_bytes and inp < out + out_bytes
 
 
-def check_lists_apart(
-    outputs: Sequence[Region], inputs: Sequence[Region], what: str = "tensors", name: str = "output_tensor_list"
-) -> None:
+def check_apart(output: Region, input: Region) -> None:
+    """Input and output of an exchange must not overlap in memory."""
+    if meet(output, input):
+        raise InvalidParamError("output and input overlap in memory, expected separate memory")
+
+
+def check_gather_apart(output: Region, input: Region, rank: int) -> None:
+    """The same for a gather, whose input may be its own part of the output."""
+    if input[0] != output[0] + rank * input[1]:
+        check_apart(output, input)
+
+
+def check_lists_apart(outputs: Sequence[Region], inputs: Sequence[Region], name: str = "output_tensor_list") -> None:
     """No output of an all_to_all may overlap an input or another output; ``name`` is the list's."""
     for output in outputs:
         for input in inputs:
-            check_apart(output, input, what)
+            check_apart(output, input)
     check_outputs_apart(outputs, name)
 
 

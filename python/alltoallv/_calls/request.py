@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,10 +12,10 @@ from alltoallv._calls.counts import Counts, Layout, Unit, as_counts, packed, sca
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 
-def row_size(shape: Sequence[int], what: str = "tensor") -> int:
+def row_size(shape: Sequence[int]) -> int:
     """Elements per row of dimension 0."""
     if len(shape) == 0:
-        raise InvalidTensorError(f"a 0-dimensional {what} has no rows, expected at least 1 dimension")
+        raise InvalidTensorError("a 0-dimensional input has no rows, expected at least 1 dimension")
     return math.prod(shape[1:])
 
 
@@ -39,16 +40,15 @@ class Sends:
         shape: Sequence[int],
         send_counts: Counts,
         sdispls: Counts | None,
-        unit: Unit,
+        unit: Unit | None,
         size: int,
-        what: str = "tensor",
     ) -> Sends:
-        """From the caller's arguments for an input of that shape, which ``what`` calls a tensor or an array."""
-        check_unit(unit)
-        row = row_size(shape, what) if unit == "row" else 1
+        """From the caller's arguments for an input of that shape."""
+        by_row = counts_rows(unit, len(shape))
+        row = row_size(shape) if by_row else 1
         counts = scaled(as_counts("send_counts", send_counts, size), row)
         displs = packed(counts) if sdispls is None else scaled(as_counts("sdispls", sdispls, size), row)
-        return cls(counts, displs, row, tuple(shape[1:]) if unit == "row" else ())
+        return cls(counts, displs, row, tuple(shape[1:]) if by_row else ())
 
     def check_without_receives(self, rdispls: object, out: object) -> None:
         """Refuses what a call without receive counts cannot have."""
@@ -108,7 +108,25 @@ def check_rows(shape: Sequence[int], tail: tuple[int, ...]) -> None:
         raise InvalidTensorError(f"out has rows of shape {tuple(shape[1:])}, expected {tail}, those of the input")
 
 
-def check_unit(unit: object) -> None:
-    """Refuses what is no `Unit`."""
-    if unit not in ("element", "row"):
-        raise InvalidParamError(f"unit is {unit!r}, expected 'element' or 'row'")
+def counts_rows(unit: object, dimensions: int) -> bool:
+    """Whether counts count rows; ``None`` means rows of an input of two dimensions or more, elements of others.
+
+    Raises:
+        InvalidParamError: ``unit`` is neither a `Unit` nor None.
+    """
+    if unit not in ("element", "row", None):
+        raise InvalidParamError(f"unit is {unit!r}, expected 'element', 'row' or None")
+    return dimensions > 1 if unit is None else unit == "row"
+
+
+def seconds(timeout: float | None) -> float:
+    """A timeout as the core takes it.
+
+    Raises:
+        InvalidParamError: no number above 0.
+    """
+    if timeout is None:
+        return -1.0
+    if not isinstance(timeout, numbers.Real) or not timeout > 0:
+        raise InvalidParamError(f"timeout is {timeout!r}, expected seconds above 0, or None")
+    return float(timeout)

@@ -12,7 +12,7 @@ from typing import Any
 from mindspore import Tensor
 
 from alltoallv import _core
-from alltoallv._calls.counts import Counts, split_layout, split_sizes
+from alltoallv._calls.counts import Counts, check_gathered, split_layout, split_sizes
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import check_lists_apart
 from alltoallv.communicator import Communicator
@@ -92,14 +92,8 @@ def all_gather_into_tensor(
     with guard(comm, "all_gather_into_tensor"):
         check_async(async_op)
         _check_pair("all_gather_into_tensor", output_tensor, input_tensor, "output_tensor", "input_tensor")
-        shape = tuple(input_tensor.shape)
-        expected = (comm.size * shape[0], *shape[1:]) if shape else (comm.size,)
-        if tuple(output_tensor.shape) != expected:
-            raise InvalidTensorError(
-                f"output_tensor has shape {tuple(output_tensor.shape)}, expected {expected} "
-                f"for {comm.size} ranks and inputs of shape {shape}",
-                9,
-            )
+        shape, expected = tuple(input_tensor.shape), tuple(output_tensor.shape)
+        check_gathered("output_tensor", output_tensor.size, shape, comm.size)
         settle_apart(output_tensor, input_tensor)
     if tracks(input_tensor, output_tensor):
         values = Gather.apply(input_tensor, comm)

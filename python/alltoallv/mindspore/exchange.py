@@ -12,7 +12,7 @@ from mindspore.graph import jit_trace
 from alltoallv._calls import experts
 from alltoallv._calls.counts import Counts, Unit, packed
 from alltoallv._calls.guard import guard
-from alltoallv._calls.request import Request, Sends, check_unit
+from alltoallv._calls.request import Request, Sends
 from alltoallv._calls.transfer import packing
 from alltoallv.communicator import Communicator
 from alltoallv.mindspore import group as groups
@@ -38,7 +38,7 @@ def all_to_all_v(
     *,
     sdispls: Counts | None = None,
     rdispls: Counts | None = None,
-    unit: Unit = "element",
+    unit: Unit | None = None,
     out: Tensor | None = None,
     group: Group = None,
     async_op: Literal[False] = False,
@@ -51,7 +51,7 @@ def all_to_all_v(
     *,
     sdispls: Counts | None = None,
     rdispls: Counts | None = None,
-    unit: Unit = "element",
+    unit: Unit | None = None,
     out: Tensor | None = None,
     group: Group = None,
     async_op: Literal[True],
@@ -63,7 +63,7 @@ def all_to_all_v(
     *,
     sdispls: Counts | None = None,
     rdispls: Counts | None = None,
-    unit: Unit = "element",
+    unit: Unit | None = None,
     out: Tensor | None = None,
     group: Group = None,
     async_op: bool = False,
@@ -81,7 +81,8 @@ def all_to_all_v(
             output is then packed.
         sdispls, rdispls: Where the regions begin; packed in rank order if left out. Send regions may overlap and leave
             gaps; receive regions may leave gaps.
-        unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0.
+        unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0; None: rows of an input of
+            2 dimensions or more, elements of others.
         out: Where to receive; contiguous, of the input's dtype, apart from it in memory. Elements that no region covers
             keep their value. Left out, the output is allocated in shared memory, just large enough, gaps zero.
         group: A group's name, a `Communicator`, or None for all ranks.
@@ -89,7 +90,7 @@ def all_to_all_v(
             ``(None, handle)``, and ``handle.result()`` returns it.
 
     Returns:
-        With ``unit="element"`` one dimension; with ``"row"`` the other dimensions of the input stay. ``out`` if given.
+        Counted in elements one dimension; in rows the other dimensions of the input stay. ``out`` if given.
         Differentiable in PyNative, to any order: the gradient is the exchange with the roles exchanged.
 
     Raises:
@@ -102,7 +103,6 @@ def all_to_all_v(
     shape: tuple[int, ...] = (0,)
     with guard(comm, "all_to_all_v"):
         check_async(async_op)
-        check_unit(unit)
         check_tensor("input", input)
         core_name(input.dtype)
         wants_grad = tracks(input)

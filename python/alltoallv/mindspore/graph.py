@@ -18,7 +18,7 @@ from mindspore._c_expression.typing import TensorType
 from alltoallv import _core, memory
 from alltoallv._calls.counts import Counts, Unit, as_counts, packed
 from alltoallv._calls.guard import guard
-from alltoallv._calls.request import check_unit
+from alltoallv._calls.request import counts_rows
 from alltoallv._calls.transfer import packing
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import group as groups
@@ -61,7 +61,7 @@ class AllToAllV(nn.Cell):
         group: Group = None,
     ) -> None:
         super().__init__()
-        check_unit(unit)
+        self.by_row = counts_rows(unit, 1)
         size = groups.resolve(group).size
         sends, recvs = as_counts("send_counts", send_counts, size), as_counts("recv_counts", recv_counts, size)
         places = [
@@ -73,10 +73,9 @@ class AllToAllV(nn.Cell):
             "recv_counts": recvs,
             "sdispls": places[0],
             "rdispls": places[1],
-            "unit": unit,
+            "unit": "row" if self.by_row else "element",
             "group": group,
         }
-        self.by_row = unit == "row"
         index = packing(sends, places[0])  # MindSpore's gather adds up the gradients of what is sent twice
         self.index = None if index is None else Tensor(index)
         sdispl = places[0] if index is None else packed(sends)

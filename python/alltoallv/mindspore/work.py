@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from alltoallv._calls.handle import Ended, Handle
 
 
@@ -13,18 +11,13 @@ class CommHandle(Handle):
     The tensors it uses stay alive until it is done, also when the handle is dropped.
     """
 
-    def wait(self) -> None:
+    def wait(self) -> None:  # type: ignore[override]
         """Blocks until the operator is done.
 
         Raises:
             AllToAllVError: whatever the operator raised.
         """
         self._wait()
-
-    def result(self) -> Any:
-        """The output, after a wait."""
-        self.wait()
-        return self._result
 
 
 class Done(Ended, CommHandle):

@@ -66,18 +66,9 @@ def region(array: Array) -> Region:
 
 def check_apart(output: Array, input: Array) -> None:
     """Input and output of an exchange must not overlap."""
-    regions.check_apart(region(output), region(input), "arrays")
-
-
-def seconds(timeout: float | None) -> float:
-    """A timeout as the core takes it."""
-    if timeout is None:
-        return -1.0
-    if not isinstance(timeout, int | float | np.number) or not timeout > 0:
-        raise InvalidParamError(f"timeout is {timeout!r}, expected seconds above 0, or None")
-    return float(timeout)
+    regions.check_apart(region(output), region(input))
 
 
 def row_size(array: Array) -> int:
     """Elements per row of dimension 0."""
-    return request.row_size(array.shape, "array")
+    return request.row_size(array.shape)

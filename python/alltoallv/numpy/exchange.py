@@ -12,11 +12,11 @@ import numpy.typing as npt
 from alltoallv import _core, memory
 from alltoallv._calls import experts
 from alltoallv._calls.collectives import barrier_plan, broadcast_layout
-from alltoallv._calls.counts import Counts, Unit, as_counts, gather_layout, split_layout, split_sizes
+from alltoallv._calls.counts import Counts, Unit, as_counts, check_gathered, gather_layout, split_layout, split_sizes
 from alltoallv._calls.guard import guard
-from alltoallv._calls.regions import check_lists_apart, lowest
+from alltoallv._calls.regions import check_gather_apart, check_lists_apart, lowest
 from alltoallv._calls.repeats import arrays_of
-from alltoallv._calls.request import Request, Sends, check_unit
+from alltoallv._calls.request import Request, Sends, seconds
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
@@ -29,7 +29,6 @@ from alltoallv.numpy.arrays import (
     region,
     resolve,
     row_size,
-    seconds,
 )
 from alltoallv.numpy.work import Work
 
@@ -70,7 +69,7 @@ def all_to_all_v(
     *,
     sdispls: Counts | None = None,
     rdispls: Counts | None = None,
-    unit: Unit = "element",
+    unit: Unit | None = None,
     out: Array | None = None,
     group: Communicator | None = None,
     async_op: Literal[False] = False,
@@ -84,7 +83,7 @@ def all_to_all_v(
     *,
     sdispls: Counts | None = None,
     rdispls: Counts | None = None,
-    unit: Unit = "element",
+    unit: Unit | None = None,
     out: Array | None = None,
     group: Communicator | None = None,
     async_op: Literal[True],
@@ -97,7 +96,7 @@ def all_to_all_v(
     *,
     sdispls: Counts | None = None,
     rdispls: Counts | None = None,
-    unit: Unit = "element",
+    unit: Unit | None = None,
     out: Array | None = None,
     group: Communicator | None = None,
     async_op: bool = False,
@@ -116,15 +115,16 @@ def all_to_all_v(
             j for i must agree. ``recv_counts=None`` learns them from the peers; the output is then packed.
         sdispls, rdispls: Where the regions begin; packed in rank order if left out. Send regions may overlap and leave
             gaps; receive regions may leave gaps.
-        unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0.
+        unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0; None: rows of an input of
+            2 dimensions or more, elements of others.
         out: Where to receive; contiguous, of the input's dtype, apart from it in memory. Elements that no region covers
             keep their value. Left out, the output is allocated in shared memory, just large enough, gaps zero.
         async_op: Return ``(output, work)`` at once. With learnt counts the output is not known yet: ``(None, work)``,
-            and ``work.wait()`` returns it.
+            and ``work.result()`` returns it.
         timeout: Seconds to wait for the peers; default: the communicator's.
 
     Returns:
-        With ``unit="element"`` one dimension; with ``"row"`` the other dimensions of the input stay. ``out`` if given.
+        Counted in elements one dimension; in rows the other dimensions of the input stay. ``out`` if given.
 
     Raises:
         InvalidParamError, InvalidTensorError: this rank's or a peer's arguments.
@@ -139,11 +139,10 @@ def all_to_all_v(
     if result is not None:
         return result
     with guard(comm, "all_to_all_v"):
-        check_unit(unit)
         limit = seconds(timeout)
         x = as_input("input", input)
         dtype = core_name(x.dtype)
-        sends = Sends.read(x.shape, send_counts, sdispls, unit, comm.size, "array")
+        sends = Sends.read(x.shape, send_counts, sdispls, unit, comm.size)
         if recv_counts is None:
             sends.check_without_receives(rdispls, out)
         learns = recv_counts is None and sends.row > 0
@@ -216,6 +215,8 @@ def all_to_all_single(
     input_split_sizes: Counts | None = None,
     group: Communicator | None = None,
     async_op: bool = False,
+    *,
+    timeout: float | None = None,
 ) -> Work | None:
     """Splits ``input`` along dimension 0, sends part j to rank j, and concatenates what arrives into ``output``.
 
@@ -237,7 +238,7 @@ def all_to_all_single(
         layout = split_layout(sends, recvs, row)
         _core.check_exchange(x.size, output.size, *layout, comm.size)
         plan = _core.Plan(comm.core, "all_to_all_single", core_name(x.dtype), *layout, 0, max(row, 1))
-        call = Call(comm, plan, x, output, output, -1.0)
+        call = Call(comm, plan, x, output, output, seconds(timeout))
     return _finish(call, async_op)
 
 
@@ -253,6 +254,8 @@ def all_to_all(
     input_tensor_list: Sequence[npt.ArrayLike],
     group: Communicator | None = None,
     async_op: bool = False,
+    *,
+    timeout: float | None = None,
 ) -> Work | None:
     """Sends ``input_tensor_list[j]`` to rank j and receives ``output_tensor_list[j]`` from it.
 
@@ -266,16 +269,16 @@ def all_to_all(
             ("output_tensor_list", output_tensor_list),
         ):
             if not hasattr(arrays, "__len__"):
-                raise InvalidParamError(f"{name} is {arrays!r}, expected {comm.size} arrays, one per rank")
+                raise InvalidParamError(f"{name} is {arrays!r}, expected {comm.size} tensors, one per rank")
             if len(arrays) != comm.size:
-                raise InvalidParamError(f"{name} has {len(arrays)} arrays, expected {comm.size}, one per rank")
+                raise InvalidParamError(f"{name} has {len(arrays)} tensors, expected {comm.size}, one per rank")
         xs = [as_input(f"input_tensor_list[{j}]", x) for j, x in enumerate(input_tensor_list)]
         outs = [check_output(f"output_tensor_list[{j}]", out) for j, out in enumerate(output_tensor_list)]
         dtypes = {str(array.dtype) for array in (*xs, *outs)}
         if len(dtypes) > 1:
             raise InvalidTensorError(f"Invalid usage of tensors with different dtypes: {', '.join(sorted(dtypes))}", 13)
         inputs, outputs = [region(x) for x in xs], [region(out) for out in outs]
-        check_lists_apart(outputs, inputs, "arrays")
+        check_lists_apart(outputs, inputs)
         source, sdispls = lowest(inputs)
         target, rdispls = lowest(outputs)
         plan = _core.Plan(
@@ -288,7 +291,7 @@ def all_to_all(
             rdispls,
             byte_displs=True,
         )
-        call = Call(comm, plan, xs[0], outs[0], (xs, outs), -1.0, source, target)
+        call = Call(comm, plan, xs[0], outs[0], (xs, outs), seconds(timeout), source, target)
     return _finish(call, async_op)
 
 
@@ -297,27 +300,22 @@ def all_gather_into_tensor(
     input_tensor: npt.ArrayLike,
     group: Communicator | None = None,
     async_op: bool = False,
+    *,
+    timeout: float | None = None,
 ) -> Work | None:
     """Concatenates the ``input_tensor`` of all ranks, in rank order, into ``output_tensor``.
 
     Signature and meaning of ``torch.distributed.all_gather_into_tensor``: inputs of one shape ``[x1, x2, ...]`` and
-    dtype; the output has shape ``[W * x1, x2, ...]`` or ``[W, x1, x2, ...]``. Returns None, or the `Work` with
+    dtype; the output has as many elements, in shape ``[W * x1, x2, ...]``, ``[W, x1, x2, ...]`` or any other, and the
+    input may be this rank's part of it. Returns None, or the `Work` with
     ``async_op=True``. Raises as `all_to_all_v`.
     """
     comm = resolve(group)
     with guard(comm, "all_gather_into_tensor"):
         x = as_input("input_tensor", input_tensor)
         check_output("output_tensor", output_tensor, x.dtype)
-        shapes = [(comm.size, *x.shape)]
-        if x.ndim > 0:
-            shapes.insert(0, (comm.size * x.shape[0], *x.shape[1:]))
-        elif comm.size > 0:
-            shapes.insert(0, (comm.size,))
-        if output_tensor.shape not in shapes:
-            raise InvalidTensorError(
-                f"output_tensor has shape {output_tensor.shape}, expected {shapes[0]} for an input of shape {x.shape}"
-            )
-        call = _gather_call("all_gather_into_tensor", comm, x, output_tensor)
+        check_gathered("output_tensor", output_tensor.size, x.shape, comm.size)
+        call = _gather_call("all_gather_into_tensor", comm, x, output_tensor, seconds(timeout))
     return _finish(call, async_op)
 
 
@@ -346,10 +344,10 @@ def all_gather(
     return out
 
 
-def _gather_call(operator: str, comm: Communicator, x: Array, out: Array) -> Call:
-    check_apart(out, x)
+def _gather_call(operator: str, comm: Communicator, x: Array, out: Array, timeout: float = -1.0) -> Call:
+    check_gather_apart(region(out), region(x), comm.rank)
     plan = _core.Plan(comm.core, operator, core_name(x.dtype), *gather_layout(comm.size, x.size))
-    return Call(comm, plan, x, out, out, -1.0)
+    return Call(comm, plan, x, out, out, timeout)
 
 
 def broadcast(array: Array, root: int = 0, *, group: Communicator | None = None, async_op: bool = False) -> Work | None:

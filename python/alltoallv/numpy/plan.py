@@ -11,11 +11,11 @@ from alltoallv import _core, memory
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
 from alltoallv._calls.repeats import arrays_of
-from alltoallv._calls.request import Sends
+from alltoallv._calls.request import Sends, seconds
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.numpy.arrays import Array, address, check_apart, check_output, resolve, seconds
+from alltoallv.numpy.arrays import Array, address, check_apart, check_output, resolve
 
 
 class Plan(_core.ArrayPlan):

@@ -12,10 +12,11 @@ from alltoallv import _core, memory
 from alltoallv._calls.counts import Counts, scaled, shares
 from alltoallv._calls.guard import guard
 from alltoallv._calls.repeats import arrays_of
+from alltoallv._calls.request import seconds
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name, numpy_dtype
 from alltoallv.errors import InvalidTensorError, ValueOverflowError
-from alltoallv.numpy.arrays import Array, address, as_input, check_apart, check_output, resolve, row_size, seconds
+from alltoallv.numpy.arrays import Array, address, as_input, check_apart, check_output, resolve, row_size
 from alltoallv.numpy.reduce import check_same_or_apart
 from alltoallv.numpy.work import Work
 from alltoallv.quantization import requests as quantized

@@ -12,10 +12,11 @@ from alltoallv._calls.counts import Counts, even_parts, scaled, shares
 from alltoallv._calls.guard import guard
 from alltoallv._calls.reductions import check_reduction
 from alltoallv._calls.repeats import arrays_of
+from alltoallv._calls.request import seconds
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.numpy.arrays import Array, address, as_input, check_output, resolve, row_size, seconds
+from alltoallv.numpy.arrays import Array, address, as_input, check_output, resolve, row_size
 from alltoallv.numpy.work import Work
 
 Op = Literal["sum", "avg", "min", "max", "prod"]
@@ -104,7 +105,7 @@ def reduce_scatter(
         if out.shape != shape:
             raise InvalidTensorError(f"out has shape {out.shape}, expected {shape}")
         if np.may_share_memory(out, x):
-            raise InvalidParamError("out and input overlap in memory, expected separate arrays")
+            raise InvalidParamError("out and input overlap in memory, expected separate memory")
         counts = scaled(rows, row)
         args = ("reduce_scatter", dtype, op, address(x), address(out), counts, seconds(timeout))
     if async_op:

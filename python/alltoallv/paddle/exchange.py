@@ -40,7 +40,7 @@ def all_to_all_v(
     *,
     sdispls: Counts | None = None,
     rdispls: Counts | None = None,
-    unit: Unit = "element",
+    unit: Unit | None = None,
     out: Tensor | None = None,
     group: Group = None,
     async_op: Literal[False] = False,
@@ -53,7 +53,7 @@ def all_to_all_v(
     *,
     sdispls: Counts | None = None,
     rdispls: Counts | None = None,
-    unit: Unit = "element",
+    unit: Unit | None = None,
     out: Tensor | None = None,
     group: Group = None,
     async_op: Literal[True],
@@ -65,7 +65,7 @@ def all_to_all_v(
     *,
     sdispls: Counts | None = None,
     rdispls: Counts | None = None,
-    unit: Unit = "element",
+    unit: Unit | None = None,
     out: Tensor | None = None,
     group: Group = None,
     async_op: bool = False,
@@ -83,7 +83,8 @@ def all_to_all_v(
             output is then packed.
         sdispls, rdispls: Where the regions begin; packed in rank order if left out. Send regions may overlap and leave
             gaps; receive regions may leave gaps.
-        unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0.
+        unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0; None: rows of an input of
+            2 dimensions or more, elements of others.
         out: Where to receive; contiguous, of the input's dtype, apart from it in memory. Elements that no region covers
             keep their value. Left out, the output is allocated in shared memory, just large enough, gaps zero. Not with
             gradients.
@@ -92,7 +93,7 @@ def all_to_all_v(
             and ``task.result()`` returns it.
 
     Returns:
-        With ``unit="element"`` one dimension; with ``"row"`` the other dimensions of the input stay. ``out`` if given.
+        Counted in elements one dimension; in rows the other dimensions of the input stay. ``out`` if given.
         Differentiable, to any order: the gradient is the exchange with the roles exchanged.
 
     Raises:
@@ -199,7 +200,7 @@ def alltoall_single(
         if len(out_tensor.shape) == 0 or row_size(out_tensor) != row:
             raise InvalidTensorError(
                 f"out_tensor has rows of shape {tuple(out_tensor.shape[1:])}, "
-                f"expected {tuple(x.shape[1:])} as in_tensor"
+                f"expected {tuple(x.shape[1:])} as the input"
             )
         sends = split_sizes("in_split_sizes", in_split_sizes, "in_tensor", x.shape[0], comm.size)
         recvs = split_sizes("out_split_sizes", out_split_sizes, "out_tensor", out_tensor.shape[0], comm.size)

@@ -41,11 +41,13 @@ class C10dColumn(TorchColumn):
         "timeout": "torch.distributed's signatures have none; the group's counts",
         "counts as tensor": "torch.distributed takes lists",
         "counts as array": "torch.distributed takes lists",
+        "one shape of rows": "torch's engines count the rows of either tensor",
         "uneven parts": "torch.distributed's reduce_scatter_tensor has equal parts",
         "out left out": "torch.distributed's functions write into tensors",
     }
     own = {
-        **dict.fromkeys(["all_to_all: dtypes"], ("ValueError", f"{DIFFERENT}torch.float32 and torch.int32")),
+        "all_to_all_single: dtypes": ("ValueError", f"{DIFFERENT}Found torch.int32 and  torch.float32"),
+        "all_to_all: dtypes": ("ValueError", f"{DIFFERENT}Found torch.float32 and  torch.int32"),
     }
 
     @contextlib.contextmanager

@@ -14,8 +14,9 @@ from alltoallv._calls.counts import Layout, even_parts
 from alltoallv._calls.guard import guard
 from alltoallv._calls.reductions import ReductionPlan
 from alltoallv._calls.regions import lowest
+from alltoallv._calls.request import seconds
 from alltoallv.communicator import Communicator
-from alltoallv.errors import BackendUnavailableError, InvalidTensorError
+from alltoallv.errors import BackendUnavailableError, InvalidParamError, InvalidTensorError
 from alltoallv.quantization import requests as quantized
 from alltoallv.quantization.spec import QuantizedReduction
 from alltoallv.torch.api import profile
@@ -40,21 +41,21 @@ class SharedCall:
     input_address: int
     output_address: int
 
-    def run(self) -> None:
+    def run(self, timeout: float = -1.0) -> None:
         operator, itemsize, sends, recvs = self.about
         with profile.span(operator, self.communicator, itemsize, sends, recvs):
-            self.plan.run(self.input_address, self.output_address)
+            self.plan.run(self.input_address, self.output_address, timeout=timeout)
 
-    def submit(self) -> Work:
+    def submit(self, timeout: float = -1.0) -> Work:
         operator, itemsize, sends, recvs = self.about
         with profile.span(operator, self.communicator, itemsize, sends, recvs, async_op=True):
-            core = self.plan.submit(self.input_address, self.output_address)
+            core = self.plan.submit(self.input_address, self.output_address, timeout=timeout)
         return Work(self.communicator, core, (self.input, self.output), lambda: self.output)
 
 
 @dataclass(slots=True)
 class EngineCall:
-    """Over the group's own engine."""
+    """Over the group's own engine, whose timeout counts."""
 
     communicator: TorchGroupCommunicator | DeviceMember
     call: GroupCall | DeviceCall
@@ -63,12 +64,12 @@ class EngineCall:
     output: Any
     cuda: bool
 
-    def run(self) -> None:
+    def run(self, timeout: float = -1.0) -> None:
         operator, itemsize, sends, recvs = self.about
         with profile.span(operator, self.communicator, itemsize, sends, recvs, cuda=self.cuda):
             self.call.run()
 
-    def submit(self) -> Work:
+    def submit(self, timeout: float = -1.0) -> Work:
         operator, itemsize, sends, recvs = self.about
         with profile.span(operator, self.communicator, itemsize, sends, recvs, async_op=True, cuda=self.cuda):
             pending = self.call.submit()
@@ -119,21 +120,21 @@ class Learning:
     input: Tensor
     sends: list[int]
 
-    def run(self) -> tuple[Tensor, list[int]]:
+    def run(self, timeout: float = -1.0) -> tuple[Tensor, list[int]]:
         """The output, flat, and the receive counts."""
         with self._span(False):
             if isinstance(self.call, GroupCall | DeviceCall):
                 output, counts = self.call.run()
                 return output, counts
-            return self._made(*self.call.run_learning(self.input.data_ptr()))
+            return self._made(*self.call.run_learning(self.input.data_ptr(), timeout))
 
-    def submit(self, finish: Callable[[Tensor, list[int]], Any]) -> Work:
+    def submit(self, finish: Callable[[Tensor, list[int]], Any], timeout: float = -1.0) -> Work:
         """``finish`` makes the handle's result of what `run` would return."""
         with self._span(True):
             if isinstance(self.call, GroupCall | DeviceCall):
                 pending = self.call.submit()
                 return Work(self.communicator, pending, (self.input,), lambda: finish(*pending.result))
-            learning = self.call.submit_learning(self.input.data_ptr())
+            learning = self.call.submit_learning(self.input.data_ptr(), timeout)
         return Work(self.communicator, learning.work, (self.input,), lambda: finish(*self._made(*learning.take())))
 
     def _made(self, block: _core.Block, counts: list[int]) -> tuple[Tensor, list[int]]:
@@ -184,11 +185,11 @@ class _QuantizedPlan:
     plan: Any  # of the core, or a ReductionPlan
     errors: tuple[int | None, int | None]
 
-    def run(self, input: int, output: int) -> None:
-        self.plan.run(input, output, *self.errors)
+    def run(self, input: int, output: int, timeout: float = -1.0) -> None:
+        self.plan.run(input, output, *self.errors, timeout)
 
-    def submit(self, input: int, output: int) -> _core.Work:
-        work: _core.Work = self.plan.submit(input, output, *self.errors)
+    def submit(self, input: int, output: int, timeout: float = -1.0) -> _core.Work:
+        work: _core.Work = self.plan.submit(input, output, *self.errors, timeout)
         return work
 
     def on_arrays(self, arrays: _core.Arrays) -> _core.ArrayCall:
@@ -226,6 +227,14 @@ def quantized_reduce(
         raise BackendUnavailableError(f"backend {comm.backend!r} has no {request.operator}, expected shm")
     call = engine.quantized_reduce(request, output, input, error, gather_error)
     return EngineCall(comm, call, about, kept, output, input.is_cuda)
+
+
+def limit(comm: AnyCommunicator, timeout: float | None) -> float:
+    """A call's timeout as `Call.run` takes it; only over shared memory a call has one of its own."""
+    value = seconds(timeout)
+    if value > 0 and not isinstance(comm, Communicator):
+        raise InvalidParamError(f"timeout is {timeout!r}, expected None: over {comm.backend} the group's counts")
+    return value
 
 
 def new_output(comm: AnyCommunicator, shape: int | Sequence[int], like: Tensor) -> Tensor:

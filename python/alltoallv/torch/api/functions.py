@@ -13,11 +13,11 @@ from torch.compiler import is_dynamo_compiling
 
 from alltoallv import _core
 from alltoallv._calls import experts
-from alltoallv._calls.counts import Counts, Unit, gather_layout, split_layout, split_sizes
+from alltoallv._calls.counts import Counts, Unit, check_gathered, gather_layout, split_layout, split_sizes
 from alltoallv._calls.guard import guard
-from alltoallv._calls.regions import check_lists_apart
-from alltoallv._calls.request import Sends, check_unit
-from alltoallv.errors import AllToAllVError, InvalidParamError, InvalidTensorError
+from alltoallv._calls.regions import check_gather_apart, check_lists_apart
+from alltoallv._calls.request import Sends, counts_rows
+from alltoallv.errors import AllToAllVError, InvalidParamError
 from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.calls import AnyCommunicator, Call
@@ -40,11 +40,17 @@ from alltoallv.torch.graph.graphs import makes_graph
 from alltoallv.torch.graph.library import is_watched
 
 
-def _finish(call: Call, async_op: bool) -> Work | None:
+def _finish(call: Call, async_op: bool, limit: float) -> Work | None:
     if async_op:
-        return call.submit()
-    call.run()
+        return call.submit(limit)
+    call.run(limit)
     return None
+
+
+def _check_graph(timeout: float | None) -> None:
+    """Refuses a timeout where a graph is made, whose operators have none."""
+    if timeout is not None:
+        raise InvalidParamError(f"timeout is {timeout!r}, expected None in a graph")
 
 
 @overload
@@ -55,10 +61,11 @@ def all_to_all_v(
     *,
     sdispls: Counts | None = None,
     rdispls: Counts | None = None,
-    unit: Unit = "element",
+    unit: Unit | None = None,
     out: Tensor | None = None,
     group: Group = None,
     async_op: Literal[False] = False,
+    timeout: float | None = None,
 ) -> Tensor: ...
 @overload
 def all_to_all_v(
@@ -68,10 +75,11 @@ def all_to_all_v(
     *,
     sdispls: Counts | None = None,
     rdispls: Counts | None = None,
-    unit: Unit = "element",
+    unit: Unit | None = None,
     out: Tensor | None = None,
     group: Group = None,
     async_op: Literal[True],
+    timeout: float | None = None,
 ) -> tuple[Tensor | None, Work]: ...
 def all_to_all_v(
     input: Tensor,
@@ -80,10 +88,11 @@ def all_to_all_v(
     *,
     sdispls: Counts | None = None,
     rdispls: Counts | None = None,
-    unit: Unit = "element",
+    unit: Unit | None = None,
     out: Tensor | None = None,
     group: Group = None,
     async_op: bool = False,
+    timeout: float | None = None,
 ) -> Any:
     """Sends a region of ``input`` to every rank and receives one from each.
 
@@ -98,16 +107,18 @@ def all_to_all_v(
             output is then packed.
         sdispls, rdispls: Where the regions begin; packed in rank order if left out. Send regions may overlap and leave
             gaps; receive regions may leave gaps.
-        unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0.
+        unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0; None: rows of an input of
+            2 dimensions or more, elements of others.
         out: Where to receive; contiguous, of the input's dtype, apart from it in memory. Elements that no region covers
             keep their value. Left out, the output is allocated in shared memory, just large enough, gaps zero. Not with
             gradients.
         group: A ProcessGroup, a `Communicator`, or None for the default group.
         async_op: Return ``(output, work)`` at once. With learnt counts the output is not known yet: ``(None, work)``,
             and ``work.result()`` returns it.
+        timeout: Seconds to wait for the peers, over shared memory and without gradients; default: the group's.
 
     Returns:
-        With ``unit="element"`` one dimension; with ``"row"`` the other dimensions of the input stay. ``out`` if given.
+        Counted in elements one dimension; in rows the other dimensions of the input stay. ``out`` if given.
         Differentiable, to any order: the gradient is the exchange with the roles exchanged.
 
     Raises:
@@ -116,7 +127,12 @@ def all_to_all_v(
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
     comm = what = None
-    if type(send_counts) is list and type(recv_counts) is list and sdispls is rdispls is None and not async_op:
+    if (
+        type(send_counts) is list
+        and type(recv_counts) is list
+        and sdispls is rdispls is timeout is None
+        and not async_op
+    ):
         what = ("all_to_all_v", send_counts, recv_counts, unit)
         if not is_dynamo_compiling() and (result := repeats_of(group).run(what, input, out)) is not None:
             return result
@@ -128,12 +144,16 @@ def all_to_all_v(
             layout, row, shape = known
             return ops.all_to_all_v(input, layout, math.prod(shape), row, "all_to_all_v", comm).view(shape)
     if makes_graph():
+        _check_graph(timeout)
         return recorded.all_to_all_v(input, send_counts, recv_counts, sdispls, rdispls, unit, out, group, async_op)
     assert comm is not None
     with guard(comm, "all_to_all_v"):
-        check_unit(unit)
+        counts_rows(unit, 0)
+        limit = calls.limit(comm, timeout)
         x = as_input("input", input)
         wants_grad = needs_grad(input)
+        if timeout is not None and wants_grad:
+            raise InvalidParamError("timeout is given for an input that requires grad, expected one or the other")
         if out is not None and wants_grad:
             raise InvalidParamError("out is given for an input that requires grad, expected one or the other")
         sends = Sends.read(x.shape, send_counts, sdispls, unit, comm.size)
@@ -147,7 +167,7 @@ def all_to_all_v(
                 check_apart(out, x)
             shape = request.check(x.numel(), -1 if out is None else out.numel())
     if recv_counts is None:
-        return _learning(comm, input, x, sends, wants_grad, async_op)
+        return _learning(comm, input, x, sends, wants_grad, async_op, limit)
     row = max(request.row, 1)
     if wants_grad and not async_op:
         layout = torch.tensor(request.layout, dtype=torch.int64, device="cpu")
@@ -163,18 +183,18 @@ def all_to_all_v(
             remember(call, what, input, out)
         out = target
     if not async_op:
-        call.run()
+        call.run(limit)
         return out
     if wants_grad:
         layout = torch.tensor(request.layout, dtype=torch.int64, device="cpu")
         holder: list[Work] = []
         result = _AsyncExchange.apply(input, layout, call, row, comm, holder)
         return result, holder[0]
-    return out, call.submit()
+    return out, call.submit(limit)
 
 
 def _known(
-    comm: AnyCommunicator, input: Tensor, send_counts: list[int], recv_counts: list[int], unit: Unit
+    comm: AnyCommunicator, input: Tensor, send_counts: list[int], recv_counts: list[int], unit: Unit | None
 ) -> tuple[Tensor, int, tuple[int, ...]] | None:
     """What a call with gradients needs, from an earlier one; None where a tracer may watch, or something is wrong."""
     if is_watched(input):
@@ -187,7 +207,7 @@ def _known(
 
 @functools.lru_cache(maxsize=256)
 def _packed(
-    shape: tuple[int, ...], size: int, send_counts: tuple[int, ...], recv_counts: tuple[int, ...], unit: Unit
+    shape: tuple[int, ...], size: int, send_counts: tuple[int, ...], recv_counts: tuple[int, ...], unit: Unit | None
 ) -> tuple[Tensor, int, tuple[int, ...]]:
     """Of an exchange without displacements: the layout, elements of a unit, and the output's shape."""
     request = Sends.read(shape, list(send_counts), None, unit, size).with_receives(list(recv_counts), None)
@@ -195,7 +215,9 @@ def _packed(
     return torch.tensor(request.layout, dtype=torch.int64, device="cpu"), max(request.row, 1), made
 
 
-def _learning(comm: AnyCommunicator, input: Tensor, x: Tensor, sends: Sends, wants_grad: bool, async_op: bool) -> Any:
+def _learning(
+    comm: AnyCommunicator, input: Tensor, x: Tensor, sends: Sends, wants_grad: bool, async_op: bool, limit: float
+) -> Any:
     if wants_grad:
         layout = torch.tensor([sends.counts, sends.displs], dtype=torch.int64, device="cpu")
         out, _ = ops.all_to_all_v_learn(input, layout, sends.row, "all_to_all_v", comm)
@@ -207,8 +229,8 @@ def _learning(comm: AnyCommunicator, input: Tensor, x: Tensor, sends: Sends, wan
         return shaped(output, (sum(counts) // sends.row, *sends.tail))
 
     if not async_op:
-        return finish(*learning.run())
-    return None, learning.submit(finish)
+        return finish(*learning.run(limit))
+    return None, learning.submit(finish, limit)
 
 
 class _AsyncExchange(torch.autograd.Function):
@@ -256,6 +278,8 @@ def all_to_all_single(
     input_split_sizes: Counts | None = None,
     group: Group = None,
     async_op: bool = False,
+    *,
+    timeout: float | None = None,
 ) -> Work | None:
     """Splits ``input`` along dimension 0, sends part j to rank j, and concatenates what arrives into ``output``.
 
@@ -265,7 +289,7 @@ def all_to_all_single(
     """
     comm = what = None
     splits = output_split_sizes, input_split_sizes
-    if not async_op and all(each is None or type(each) is list for each in splits):
+    if not async_op and timeout is None and all(each is None or type(each) is list for each in splits):
         what = ("all_to_all_single", *splits)
         if not is_dynamo_compiling() and repeats_of(group).run(what, input, output) is not None:
             return None
@@ -274,9 +298,11 @@ def all_to_all_single(
         if comm is None:
             return None
     if makes_graph():
+        _check_graph(timeout)
         return recorded.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, async_op)
     assert comm is not None
     with guard(comm, "all_to_all_single"):
+        limit = calls.limit(comm, timeout)
         check_tensor_pair(output, input)
         x = as_input("input", input)
         row = common_row_size(output, x)
@@ -288,7 +314,7 @@ def all_to_all_single(
         call = calls.exchange(comm, "all_to_all_single", output, x, args, max(row, 1))
         if what:
             remember(call, what, input, output)
-    return _finish(call, async_op)
+    return _finish(call, async_op, limit)
 
 
 def check_tensor_pair(output: Tensor, input: Tensor) -> None:
@@ -303,6 +329,8 @@ def all_to_all(
     input_tensor_list: Sequence[Tensor],
     group: Group = None,
     async_op: bool = False,
+    *,
+    timeout: float | None = None,
 ) -> Work | None:
     """Sends ``input_tensor_list[j]`` to rank j and receives ``output_tensor_list[j]`` from it.
 
@@ -310,11 +338,13 @@ def all_to_all(
     where they lie. Returns None, or the `Work` with ``async_op=True``. Raises as `all_to_all_v`.
     """
     if makes_graph():
+        _check_graph(timeout)
         return recorded.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
     comm = groups.resolve(group, device_of(next(iter(input_tensor_list), None)))
     if comm is None:
         return None
     with guard(comm, "all_to_all"):
+        limit = calls.limit(comm, timeout)
         for name, tensors in (
             ("input_tensor_list", input_tensor_list),
             ("output_tensor_list", output_tensor_list),
@@ -330,21 +360,27 @@ def all_to_all(
             check_output(f"output_tensor_list[{j}]", out, xs[0].dtype)
         check_lists_apart([region(out) for out in output_tensor_list], [region(x) for x in xs])
         call = calls.exchange_lists(comm, "all_to_all", output_tensor_list, xs)
-    return _finish(call, async_op)
+    return _finish(call, async_op, limit)
 
 
 def all_gather_into_tensor(
-    output_tensor: Tensor, input_tensor: Tensor, group: Group = None, async_op: bool = False
+    output_tensor: Tensor,
+    input_tensor: Tensor,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: float | None = None,
 ) -> Work | None:
     """Concatenates the ``input_tensor`` of all ranks, in rank order, into ``output_tensor``.
 
     Signature and meaning of ``torch.distributed.all_gather_into_tensor``: inputs of one shape ``[x1, x2, ...]`` and
-    dtype; the output has shape ``[W * x1, x2, ...]`` or ``[W, x1, x2, ...]``. Returns None, or the `Work` with
-    ``async_op=True``. Raises as `all_to_all_v`.
+    dtype; the output has as many elements, in shape ``[W * x1, x2, ...]``, ``[W, x1, x2, ...]`` or any other, and the
+    input may be this rank's part of it. Returns None, or the `Work` with ``async_op=True``. Raises as `all_to_all_v`.
     """
     comm, what = None, "all_gather_into_tensor"
     if (
         not async_op
+        and timeout is None
         and not is_dynamo_compiling()
         and repeats_of(group).run(what, input_tensor, output_tensor) is not None
     ):
@@ -354,18 +390,15 @@ def all_gather_into_tensor(
         if comm is None:
             return None
     if makes_graph():
+        _check_graph(timeout)
         return recorded.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
     assert comm is not None
     with guard(comm, "all_gather_into_tensor"):
+        limit = calls.limit(comm, timeout)
         check_tensor_pair(output_tensor, input_tensor)
         x = as_input("input_tensor", input_tensor)
-        if output_tensor.numel() != comm.size * x.numel():
-            raise InvalidTensorError(
-                f"output_tensor has shape {tuple(output_tensor.shape)}, "
-                f"expected {comm.size} times the elements of an input of shape {tuple(x.shape)}",
-                9,
-            )
-        check_apart(output_tensor, x)
+        check_gathered("output_tensor", output_tensor.numel(), x.shape, comm.size)
+        check_gather_apart(region(output_tensor), region(x), comm.rank)
         call = calls.exchange(comm, what, output_tensor, x, gather_layout(comm.size, x.numel()))
         remember(call, what, input_tensor, output_tensor)
-    return _finish(call, async_op)
+    return _finish(call, async_op, limit)

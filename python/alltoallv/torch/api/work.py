@@ -40,11 +40,6 @@ class Work(Handle):
         """True once the operator has succeeded."""
         return self.is_completed() and self.exception() is None
 
-    def result(self) -> Any:
-        """The output, after a wait."""
-        self.wait()
-        return self._result
-
     def synchronize(self) -> None:
         """The same as `wait`: the memory is the host's."""
         self.wait()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from alltoallv._calls.counts import Counts, Unit, even_split
-from alltoallv._calls.request import check_rows, check_unit
+from alltoallv._calls.request import check_rows, counts_rows
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.group import Group
@@ -28,13 +28,13 @@ def all_to_all_v(
     recv_counts: Counts | None,
     sdispls: Counts | None,
     rdispls: Counts | None,
-    unit: Unit,
+    unit: Unit | None,
     out: Tensor | None,
     group: Group,
     async_op: bool,
 ) -> Any:
-    check_unit(unit)
-    row = row_size(input) if unit == "row" else 1
+    by_row = counts_rows(unit, input.dim())
+    row = row_size(input) if by_row else 1
     name = groups.name_of(group)
     sends = _counts(send_counts) * row
     sdispl = _displs(sdispls, sends, row)
@@ -50,13 +50,13 @@ def all_to_all_v(
                 raise InvalidParamError("out is given for an input that requires grad, expected one or the other")
             if out.dtype != input.dtype:
                 raise InvalidTensorError(f"out has dtype {out.dtype}, expected {input.dtype}", 13)
-            check_rows(out.shape, tuple(input.shape[1:]) if unit == "row" else ())
+            check_rows(out.shape, tuple(input.shape[1:]) if by_row else ())
             _write(out, input, layout, False, row, "all_to_all_v", name)
             return outcome(out, None, async_op)
         packed_list = rdispls is None and not isinstance(recv_counts, Tensor)
         numel = sum(recv_counts) * row if packed_list else -1
         made = ops.all_to_all_v(input, layout, numel, row, "all_to_all_v", name)
-    made = made.view(-1, *input.shape[1:]) if unit == "row" else made
+    made = made.view(-1, *input.shape[1:]) if by_row else made
     if async_op and recv_counts is None:
         return None, Done(made)
     return outcome(made, None, async_op)
