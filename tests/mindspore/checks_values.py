@@ -76,8 +76,11 @@ def check_views_and_pending_inputs(comm: Communicator) -> None:
     part = slice(0, 6) if comm.rank == 0 else slice(6, 12)
     for view in (lambda t: t.T, lambda t: (t * 1).T, lambda t: t.reshape(4, 3)):
         expected = np.concatenate([view(b).reshape(-1)[part] for b in both])
-        equal(am.all_to_all_v(view(base), sends, sends, group=comm), expected)
-    equal(am.all_to_all_v(base[1:], [4, 4], [4, 4], group=comm), np.concatenate([b[1 + comm.rank] for b in both]))
+        equal(am.all_to_all_v(view(base), sends, sends, unit="element", group=comm), expected)
+    equal(
+        am.all_to_all_v(base[1:], [4, 4], [4, 4], unit="element", group=comm),
+        np.concatenate([b[1 + comm.rank] for b in both]),
+    )
     big = Tensor(np.ones((300, 300), np.float32))
     for step in range(20):
         pending = ops.matmul(big, big)[0, :4] * 0 + (step + 100 * comm.rank)

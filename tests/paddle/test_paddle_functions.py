@@ -53,7 +53,7 @@ def test_every_dtype(ranks: Ranks, size: int) -> None:
             results = [
                 ap.all_to_all_v(x, sends, recvs, unit="row", group=comm),
                 ap.all_to_all_v(x, paddle.to_tensor(sends), unit="row", group=comm),
-                ap.all_to_all_v(x, [3 * n for n in sends], group=comm),
+                ap.all_to_all_v(x, [3 * n for n in sends], unit="element", group=comm),
             ]
             out = allocate((sum(recvs), 3), dtype)
             task = ap.alltoall_single(x, out, sends, recvs, group=comm, sync_op=bool(seed % 2))
@@ -138,9 +138,9 @@ def test_views_and_scalars(ranks: Ranks) -> None:
         both = [np.arange(12, dtype=np.float32).reshape(3, 4) + 100 * j for j in range(2)]
         base = paddle.to_tensor(both[comm.rank])
         part = slice(0, 6) if comm.rank == 0 else slice(6, 12)
-        y = ap.all_to_all_v(base.T, [6, 6], [6, 6], group=comm)  # its memory is in another order
+        y = ap.all_to_all_v(base.T, [6, 6], [6, 6], unit="element", group=comm)  # its memory is in another order
         assert np.array_equal(y.numpy(), np.concatenate([b.T.reshape(-1)[part] for b in both]))
-        y = ap.all_to_all_v(base[1:], [4, 4], [4, 4], group=comm)
+        y = ap.all_to_all_v(base[1:], [4, 4], [4, 4], unit="element", group=comm)
         assert np.array_equal(y.numpy(), np.concatenate([b[1 + comm.rank] for b in both]))
         out = paddle.zeros([3, 4])
         ap.alltoall_single(base[:2], out[1:], group=comm)  # a part of a larger tensor

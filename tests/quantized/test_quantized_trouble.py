@@ -153,7 +153,7 @@ def test_asynchronous_calls(launch: Launch) -> None:
         bits = 8 if communicator.rank else 4
         _, wrong = av.quantized_all_reduce(vectors[1][0], bits=bits, group=communicator, async_op=True)
         for (out, work), inputs in zip(pending, vectors, strict=True):
-            assert work.wait() is out
+            assert work.result() is out
             assert_bits_equal(out, reference.quantized_all_reduce(inputs, gather="quantized")[0])
         with pytest.raises(PeerMismatchError, match="bits"):
             wrong.wait()
@@ -189,7 +189,7 @@ def test_an_ordinary_sum_keeps_the_promises(launch: Launch) -> None:
         assert_bits_equal(ordinary, exact)
         out[:] = 7
         _, work = av.quantized_all_reduce(inputs[communicator.rank], op="avg", out=out, async_op=True, **to)
-        assert_bits_equal(work.wait(), exact)
+        assert_bits_equal(work.result(), exact)
         for how in ({"out_dtype": "float16"}, {"out_dtype": "bfloat16"}, {"error_feedback": av.ErrorFeedback()}):
             quantized: Any = av.quantized_all_reduce(inputs[communicator.rank], **how, **to)
             dtype = DTYPES[str(how.get("out_dtype", "float32"))]

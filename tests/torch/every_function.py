@@ -88,7 +88,9 @@ def functions_of(comm: Communicator) -> dict[str, Function]:
 
     return {
         "counts": lambda x: at.all_to_all_v(x, sends, recvs, unit="row", **to) * 2,
-        "elements": lambda x: at.all_to_all_v(x, [n * 4 for n in sends], [n * 4 for n in recvs], **to) * 2,
+        "elements": lambda x: (
+            at.all_to_all_v(x, [n * 4 for n in sends], [n * 4 for n in recvs], unit="element", **to) * 2
+        ),
         "tensors": tensors,
         "learnt": lambda x: at.all_to_all_v(x, sends, unit="row", **to) * 2,
         "out": out,

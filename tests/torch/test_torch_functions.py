@@ -183,7 +183,7 @@ def test_views(ranks: Ranks) -> None:
         views = [z.t(), z[:, ::2], z[1:3, 1:3], z[0].expand(4, 6), z.conj(), z.conj().imag, z.real, z.t().conj()]
         for view in views:
             n = view.numel()
-            y = at.all_to_all_v(view, [n, n], [n, n], sdispls=[0, 0], rdispls=[n, 0], group=comm)
+            y = at.all_to_all_v(view, [n, n], [n, n], sdispls=[0, 0], rdispls=[n, 0], unit="element", group=comm)
             own = y[n:] if comm.rank == 0 else y[:n]
             assert torch.equal(own.view(view.shape), view)
             gathered = torch.empty(2, *view.shape, dtype=view.dtype)
@@ -201,7 +201,7 @@ def test_views(ranks: Ranks) -> None:
 def test_shapes(ranks: Ranks) -> None:
     def check(comm: Communicator) -> None:
         x = torch.arange(24.0).view(2, 3, 4)
-        assert at.all_to_all_v(x, [12, 12], group=comm).shape == (24,)
+        assert at.all_to_all_v(x, [12, 12], unit="element", group=comm).shape == (24,)
         assert at.all_to_all_v(x, [1, 1], unit="row", group=comm).shape == (2, 3, 4)
         assert at.all_to_all_v(x, [0, 0], [0, 0], unit="row", group=comm).shape == (0, 3, 4)
         assert at.all_to_all_v(x, [0, 0], unit="row", group=comm).shape == (0, 3, 4)

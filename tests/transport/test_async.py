@@ -55,8 +55,8 @@ def start_everything(communicator: Communicator, n: int) -> list[tuple[str, Any,
     flat, counts = [x.reshape(-1) for x in inputs], [[2 * n] * size] * size
     everything = {"group": communicator, "async_op": True}
     moved = reference.all_to_all_v(flat, counts)[r]
-    add("all_to_all_v", av.all_to_all_v(x, counts[r], counts[r], **everything), moved)
-    add("learning", av.all_to_all_v(x, counts[r], **everything), moved)
+    add("all_to_all_v", av.all_to_all_v(x, counts[r], counts[r], unit="element", **everything), moved)
+    add("learning", av.all_to_all_v(x, counts[r], unit="element", **everything), moved)
     rows = [n] * size
     add("rows", av.all_to_all_v(x, rows, unit="row", **everything), moved.reshape(-1, 2))
     out = np.empty_like(x)
@@ -73,11 +73,11 @@ def start_everything(communicator: Communicator, n: int) -> list[tuple[str, Any,
 
 
 def check(name: str, work: av.Work, expected: Array) -> None:
-    result = work.wait()
+    result = work.result()
     golden.assert_bits_equal(result, expected, name)
     assert work.is_completed()
     assert work.exception() is None
-    assert work.wait() is result
+    assert work.result() is result
 
 
 @pytest.mark.parametrize("n", [5, 5000])
@@ -111,7 +111,7 @@ def test_every_path(launch: Launch, path: str) -> None:
             works.append((number, n, work))
         for number, n, work in works:
             expected = [np.arange(r * n, r * n + n) * (j + 1) + number for j in range(size)]
-            golden.assert_bits_equal(work.wait(), np.concatenate(expected))
+            golden.assert_bits_equal(work.result(), np.concatenate(expected))
 
     launch(3, run, path=path)
 
@@ -301,7 +301,7 @@ def test_two_communicators_in_opposite_order(ranks: Ranks) -> None:
                 (index, av.all_gather(np.full(n, r), group=comm, async_op=True)) for index, comm in enumerate(order)
             ]
             for _, (result, work) in works:
-                assert work.wait() is result
+                assert work.result() is result
                 assert (result == [[0], [1]]).all()
         other.destroy()
 
@@ -315,7 +315,7 @@ def test_destroy_waits_for_what_is_pending(launch: Launch) -> None:
         result, work = av.all_gather([communicator.rank], group=communicator, async_op=True)
         communicator.destroy()
         assert result.ravel().tolist() == list(range(communicator.size))
-        assert work.wait() is result
+        assert work.result() is result
 
     launch(3, run)
 
@@ -328,7 +328,7 @@ def test_many_in_flight_from_several_threads(launch: Launch) -> None:
 
         def reduce(_: int) -> list[int]:
             works = [av.all_reduce(np.ones(3, np.int32), group=communicator, async_op=True)[1] for _ in range(25)]
-            return [int(work.wait().sum()) for work in works]
+            return [int(work.result().sum()) for work in works]
 
         with ThreadPoolExecutor(4) as pool:
             for sums in pool.map(reduce, range(4)):

@@ -209,10 +209,10 @@ def test_undefined_reductions(launch: Launch, operator: str, asynchronous: bool)
                 refused = error
             # Another one behind it, which the failure must neither delay nor overtake.
             _, following = reduce(np.ones(size, np.float32), op="sum", group=communicator, async_op=True)
-            assert set(following.wait().tolist()) == {size}
+            assert set(following.result().tolist()) == {size}
             if refused is not None:
                 raise refused
-            result = work.wait()
+            result = work.result()
             return result
 
         undefined = [("complex64", "sum"), ("complex128", "max"), ("float8_e4m3fn", "sum"), ("int32", "avg")]

@@ -32,7 +32,7 @@ def read(
             f"local_count has {local.size} entries and global_count {global_.size}, expected one length"
         )
     if len(shape) == 0:
-        raise InvalidTensorError("a 0-dimensional array has no rows, expected at least 1 dimension")
+        raise InvalidTensorError("a 0-dimensional input has no rows, expected at least 1 dimension")
     total = int((local if rows_of_x == "local_count" else global_).sum())
     if total != shape[0]:
         raise InvalidParamError(f"{rows_of_x} sums to {total}, expected {shape[0]}, the rows of x")
