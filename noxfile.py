@@ -255,7 +255,7 @@ def has_debian(session: nox.Session, commands: tuple[str, ...], packages: tuple[
 
 
 def framework_tests(session: nox.Session, folders: str, *requirements: str) -> None:
-    """The tests of one front end, in one folder or several, in an environment with its framework; the package is the working tree's."""
+    """The tests of one front end, in an environment with its framework; ``folders`` are divided by spaces."""
     session.install(*requirements, *TEST_TOOLS)
     # Named, since without an installation nothing announces ours, and with one it may not be named twice.
     names = ("alltoallv.testing.plugin", "pytest_timeout", "pytest_rerunfailures", "_hypothesis_pytestplugin")

@@ -9,31 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 from adapters.torch_column import DIFFERENT, TorchColumn
-from column import Row
-
-
-def _reduced(arguments: dict[str, Any]) -> dict[str, Any]:
-    import torch.distributed as dist
-
-    op = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "min": dist.ReduceOp.MIN}
-    op |= {"max": dist.ReduceOp.MAX, "prod": dist.ReduceOp.PRODUCT}
-    return {**arguments, "op": op[arguments.get("op", "sum")]}
-
-
-def _gathered(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {**arguments, "out": list(arguments["out"])}
 
 
 class C10dColumn(TorchColumn):
     name, module, package = "c10d", "torch.distributed", "torch"
-    rows = {
-        "all_reduce": Row("all_reduce", {"input": "tensor"}, "input", _reduced),
-        "broadcast": Row("broadcast", {"array": "tensor", "root": "src"}, "array"),
-        "all_gather": Row("all_gather", {"input": "tensor", "out": "tensor_list"}, "out", _gathered),
-        "reduce_scatter": Row("reduce_scatter_tensor", {"out": "output"}, "out", _reduced),
-        "barrier": Row("barrier"),
-    }
     lacks = {
+        **TorchColumn.lacks,
         **dict.fromkeys(
             ["all_to_all_v", "exchange_counts", "global_scatter", "global_gather", "quantized_all_reduce"],
             "not of torch.distributed; alltoallv.torch's takes such a group",
@@ -42,8 +23,6 @@ class C10dColumn(TorchColumn):
         "counts as tensor": "torch.distributed takes lists",
         "counts as array": "torch.distributed takes lists",
         "one shape of rows": "torch's engines count the rows of either tensor",
-        "uneven parts": "torch.distributed's reduce_scatter_tensor has equal parts",
-        "out left out": "torch.distributed's functions write into tensors",
     }
     own = {
         "all_to_all_single: dtypes": ("ValueError", f"{DIFFERENT}Found torch.int32 and  torch.float32"),

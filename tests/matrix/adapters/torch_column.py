@@ -4,19 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
-from column import Array, Column
+from column import Array, Column, Row
 
 DIFFERENT = "Invalid usage of tensors with different dtypes"
 
 
+def _reduced(arguments: dict[str, Any]) -> dict[str, Any]:
+    import torch.distributed as dist
+
+    op = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "min": dist.ReduceOp.MIN}
+    op |= {"max": dist.ReduceOp.MAX, "prod": dist.ReduceOp.PRODUCT}
+    return {**arguments, "op": op[arguments.get("op", "sum")]}
+
+
+def _gathered(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {**arguments, "out": list(arguments["out"])}
+
+
 class TorchColumn(Column):
     name, module, package = "torch", "alltoallv.torch", "torch"
+    rows = {
+        "all_reduce": Row("all_reduce", {"input": "tensor"}, "input", _reduced),
+        "broadcast": Row("broadcast", {"array": "tensor", "root": "src"}, "array"),
+        "all_gather": Row("all_gather", {"input": "tensor", "out": "tensor_list"}, "out", _gathered),
+        "reduce_scatter": Row("reduce_scatter_tensor", {"out": "output"}, "out", _reduced),
+        "barrier": Row("barrier"),
+    }
     lacks = {
-        "all_gather": "torch.distributed's on backend alltoallv",
-        "broadcast": "torch.distributed's on backend alltoallv",
-        "barrier": "torch.distributed's on backend alltoallv",
-        "all_reduce": "torch.distributed's on backend alltoallv, and alltoallv.torch.functional",
-        "reduce_scatter": "torch.distributed's on backend alltoallv",
+        "uneven parts": "torch.distributed's reduce_scatter_tensor has equal parts",
+        "out left out": "torch.distributed's functions write into tensors",
     }
     # The words of torch's own check, which is the first.
     own = dict.fromkeys(
