@@ -15,12 +15,10 @@ namespace alltoallv {
 namespace {
 
 constexpr int64_t int64_max = std::numeric_limits<int64_t>::max();
-constexpr std::array atb_dtypes{DType::float16, DType::float32, DType::int8,    DType::int32,
-                                DType::int16,   DType::int64,   DType::bfloat16};
 
 void check_dtype_and_format(std::string_view name, const TensorDesc& desc) {
     check_nd(name, desc);
-    if (std::ranges::find(atb_dtypes, desc.dtype) == atb_dtypes.end()) {
+    if (!info(desc.dtype).atb) {
         throw invalid_tensor(ErrorType::INVALID_TENSOR_INI_MATCH,
                              "the dtype of the " + std::string(name) + " is " + std::string(name_of(desc.dtype)) +
                                  ", expected float16, float32, int8, int32, int16, int64 or bfloat16");

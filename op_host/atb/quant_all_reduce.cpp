@@ -113,7 +113,7 @@ TensorDesc infer_shape(const QuantAllReduceParam& param, std::span<const TensorD
         const TensorDesc& x = inputs[0];
         count_of(input_names[0], x);
         check_nd(input_names[0], x);
-        if (x.dtype != DType::float32 && x.dtype != DType::float16 && x.dtype != DType::bfloat16)
+        if (!info(x.dtype).quantizes)
             throw invalid_tensor(ErrorType::INVALID_TENSOR_INI_MATCH, "the dtype of the input is " +
                                                                           std::string(name_of(x.dtype)) +
                                                                           ", expected float32, float16 or bfloat16");

@@ -1,5 +1,5 @@
 /// \file dtype.h
-/// \brief Element types that the operators move, with their size and name.
+/// \brief Element types that the operators move, and what else can be done with each: the one table of them.
 #pragma once
 
 #include <array>
@@ -9,63 +9,61 @@
 
 namespace alltoallv {
 
-/// Names follow NumPy and ml_dtypes. Data movement needs only the size; reductions need the meaning.
+/// What reductions take an element for.
+enum class Arithmetic : uint8_t { none, logical, integer, floating };
+
+inline constexpr std::string_view arithmetic_names[] = {"none", "logical", "integer", "floating"};
+
+// clang-format off
+/// Enumerator; name, NumPy's or ml_dtypes'; bytes; arithmetic; whether quantized collectives take it; HCCL's number of
+/// the type that moves it, and how many of those an element is; whether HCCL reduces it on every family of devices;
+/// whether ATB's AllToAllV takes it.
+#define ALLTOALLV_DTYPES(X) \
+    X(bool_, "bool", 1, logical, false, 7, 1, false, false) \
+    X(int8, "int8", 1, integer, false, 0, 1, true, true) \
+    X(uint8, "uint8", 1, integer, false, 7, 1, false, false) \
+    X(int16, "int16", 2, integer, false, 1, 1, true, true) \
+    X(uint16, "uint16", 2, integer, false, 8, 1, false, false) \
+    X(int32, "int32", 4, integer, false, 2, 1, true, true) \
+    X(uint32, "uint32", 4, integer, false, 9, 1, false, false) \
+    X(int64, "int64", 8, integer, false, 5, 1, true, true) \
+    X(uint64, "uint64", 8, integer, false, 6, 1, false, false) \
+    X(float16, "float16", 2, floating, true, 3, 1, true, true) \
+    X(bfloat16, "bfloat16", 2, floating, true, 11, 1, true, true) \
+    X(float32, "float32", 4, floating, true, 4, 1, true, true) \
+    X(float64, "float64", 8, floating, false, 10, 1, false, false) \
+    X(complex64, "complex64", 8, none, false, 6, 1, false, false) \
+    X(complex128, "complex128", 16, none, false, 6, 2, false, false) \
+    X(float8_e4m3fn, "float8_e4m3fn", 1, none, false, 7, 1, false, false) \
+    X(float8_e4m3fnuz, "float8_e4m3fnuz", 1, none, false, 7, 1, false, false) \
+    X(float8_e4m3b11fnuz, "float8_e4m3b11fnuz", 1, none, false, 7, 1, false, false) \
+    X(float8_e4m3, "float8_e4m3", 1, none, false, 7, 1, false, false) \
+    X(float8_e3m4, "float8_e3m4", 1, none, false, 7, 1, false, false) \
+    X(float8_e5m2, "float8_e5m2", 1, none, false, 7, 1, false, false) \
+    X(float8_e5m2fnuz, "float8_e5m2fnuz", 1, none, false, 7, 1, false, false) \
+    X(float8_e8m0fnu, "float8_e8m0fnu", 1, none, false, 7, 1, false, false)
+// clang-format on
+
 enum class DType : uint8_t {
-    bool_,
-    int8,
-    uint8,
-    int16,
-    uint16,
-    int32,
-    uint32,
-    int64,
-    uint64,
-    float16,
-    bfloat16,
-    float32,
-    float64,
-    complex64,
-    complex128,
-    float8_e4m3fn,
-    float8_e4m3fnuz,
-    float8_e4m3b11fnuz,
-    float8_e4m3,
-    float8_e3m4,
-    float8_e5m2,
-    float8_e5m2fnuz,
-    float8_e8m0fnu,
+#define X(id, ...) id,
+    ALLTOALLV_DTYPES(X)
+#undef X
 };
 
 struct DTypeInfo {
     std::string_view name;
     size_t size;  // bytes
+    Arithmetic arithmetic;
+    bool quantizes;
+    int hccl, hccl_units;
+    bool hccl_reduces, atb;
 };
 
-inline constexpr std::array<DTypeInfo, 23> dtype_table{{
-    {"bool", 1},
-    {"int8", 1},
-    {"uint8", 1},
-    {"int16", 2},
-    {"uint16", 2},
-    {"int32", 4},
-    {"uint32", 4},
-    {"int64", 8},
-    {"uint64", 8},
-    {"float16", 2},
-    {"bfloat16", 2},
-    {"float32", 4},
-    {"float64", 8},
-    {"complex64", 8},
-    {"complex128", 16},
-    {"float8_e4m3fn", 1},
-    {"float8_e4m3fnuz", 1},
-    {"float8_e4m3b11fnuz", 1},
-    {"float8_e4m3", 1},
-    {"float8_e3m4", 1},
-    {"float8_e5m2", 1},
-    {"float8_e5m2fnuz", 1},
-    {"float8_e8m0fnu", 1},
-}};
+inline constexpr std::array dtype_table{
+#define X(id, name, size, arithmetic, ...) DTypeInfo{name, size, Arithmetic::arithmetic, __VA_ARGS__},
+    ALLTOALLV_DTYPES(X)
+#undef X
+};
 
 constexpr const DTypeInfo& info(DType dtype) {
     return dtype_table[static_cast<size_t>(dtype)];

@@ -9,26 +9,22 @@ namespace nb = nanobind;
 namespace alltoallv {
 namespace {
 
-template <class Names>
-size_t index_of(const Names& names, const std::string& name, const char* what) {
-    size_t i = 0;
-    for (const auto& candidate : names) {
-        if (candidate == name) return i;
-        ++i;
-    }
+/// The enumerator whose row in a table has this name.
+template <class Enum, class Table>
+Enum named(const Table& table, const std::string& name, const char* what) {
+    for (size_t i = 0; i < std::size(table); ++i)
+        if (table[i].name == name) return static_cast<Enum>(i);
     throw invalid_param(std::string(what) + " is '" + name + "', which alltoallv does not know");
 }
 
 }  // namespace
 
 DType dtype_from_name(const std::string& name) {
-    for (size_t i = 0; i < dtype_table.size(); ++i)
-        if (dtype_table[i].name == name) return static_cast<DType>(i);
-    throw invalid_param("dtype is '" + name + "', which alltoallv does not know");
+    return named<DType>(dtype_table, name, "dtype");
 }
 
 OpKind op_from_name(const std::string& name) {
-    return static_cast<OpKind>(index_of(op_names, name, "op"));
+    return named<OpKind>(op_table, name, "op");
 }
 
 ReduceOp reduce_op_from_name(const std::string& name) {
@@ -55,7 +51,20 @@ NB_MODULE(_core, m) {
     alltoallv::bind_operation(m);
     alltoallv::bind_kernels(m);
     alltoallv::bind_quant(m);
-    nb::dict sizes;
-    for (const auto& dtype : alltoallv::dtype_table) sizes[nb::str(dtype.name.data(), dtype.name.size())] = dtype.size;
-    m.attr("dtype_sizes") = sizes;
+    using alltoallv::DTypeInfo;
+    nb::class_<DTypeInfo>(m, "DTypeInfo", "What can be done with an element type.")
+        .def_ro("size", &DTypeInfo::size, "Bytes.")
+        .def_prop_ro(
+            "arithmetic",
+            [](const DTypeInfo& self) {
+                return std::string(alltoallv::arithmetic_names[static_cast<size_t>(self.arithmetic)]);
+            },
+            "What reductions take it for: 'none', 'logical', 'integer' or 'floating'.")
+        .def_ro("quantizes", &DTypeInfo::quantizes, "Whether quantized collectives take it.")
+        .def_ro("hccl_reduces", &DTypeInfo::hccl_reduces, "Whether HCCL reduces it on every family of devices.")
+        .def_ro("atb", &DTypeInfo::atb, "Whether ATB's AllToAllV takes it.");
+    nb::dict dtypes;
+    for (const DTypeInfo& dtype : alltoallv::dtype_table)
+        dtypes[nb::str(dtype.name.data(), dtype.name.size())] = nb::cast(dtype);
+    m.attr("dtypes") = dtypes;
 }

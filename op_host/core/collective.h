@@ -11,56 +11,62 @@
 
 namespace alltoallv {
 
-/// Operators as peers compare them and as errors name them. Two ranks must issue the same one.
+/// What rows of an operator count.
+enum class Kind : uint8_t {
+    exchange,   // data move: how many elements make a row
+    reduction,  // whole vectors are added up: how many elements they have
+    quantized,  // the same, of vectors that travel quantized
+};
+
+// clang-format off
+/// Operators as peers compare them and as errors name them, two ranks must issue the same one: name and kind.
+#define ALLTOALLV_COLLECTIVES(X) \
+    X(none, exchange) \
+    X(all_to_all_v, exchange) \
+    X(all_to_all_single, exchange) \
+    X(all_to_all, exchange) \
+    X(exchange_counts, exchange) \
+    X(all_gather, exchange) \
+    X(all_gather_into_tensor, exchange) \
+    X(broadcast, exchange) \
+    X(global_scatter, exchange) \
+    X(global_gather, exchange) \
+    X(barrier, exchange) \
+    X(all_reduce, reduction) \
+    X(reduce_scatter, reduction) \
+    X(quantized_all_reduce, quantized) \
+    X(quantized_reduce_scatter, quantized) \
+    X(quantized_all_to_all, exchange)
+// clang-format on
+
 enum class OpKind : uint16_t {
-    none,
-    all_to_all_v,
-    all_to_all_single,
-    all_to_all,
-    exchange_counts,
-    all_gather,
-    all_gather_into_tensor,
-    broadcast,
-    global_scatter,
-    global_gather,
-    barrier,
-    all_reduce,
-    reduce_scatter,
-    quantized_all_reduce,
-    quantized_reduce_scatter,
-    quantized_all_to_all,
+#define X(name, kind) name,
+    ALLTOALLV_COLLECTIVES(X)
+#undef X
 };
 
-inline constexpr std::string_view op_names[] = {
-    "none",
-    "all_to_all_v",
-    "all_to_all_single",
-    "all_to_all",
-    "exchange_counts",
-    "all_gather",
-    "all_gather_into_tensor",
-    "broadcast",
-    "global_scatter",
-    "global_gather",
-    "barrier",
-    "all_reduce",
-    "reduce_scatter",
-    "quantized_all_reduce",
-    "quantized_reduce_scatter",
-    "quantized_all_to_all",
+struct OpInfo {
+    std::string_view name;
+    Kind kind;
 };
 
+inline constexpr OpInfo op_table[] = {
+#define X(name, kind) {#name, Kind::kind},
+    ALLTOALLV_COLLECTIVES(X)
+#undef X
+};
+
+constexpr const OpInfo& info(OpKind op) {
+    return op_table[static_cast<size_t>(op)];
+}
 constexpr std::string_view name_of(OpKind op) {
-    return op_names[static_cast<size_t>(op)];
+    return info(op).name;
 }
-
 constexpr bool is_quantized_reduction(OpKind op) {
-    return op == OpKind::quantized_all_reduce || op == OpKind::quantized_reduce_scatter;
+    return info(op).kind == Kind::quantized;
 }
-
-/// Adds up whole vectors: rows say how many elements. Others say how many elements make a row.
 constexpr bool is_reduction(OpKind op) {
-    return op == OpKind::all_reduce || op == OpKind::reduce_scatter || is_quantized_reduction(op);
+    return info(op).kind != Kind::exchange;
 }
 
 enum class ReduceOp : uint8_t { sum, avg, min, max, prod };

@@ -9,10 +9,6 @@
 namespace alltoallv {
 namespace {
 
-bool is_float(DType dtype) {
-    return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16;
-}
-
 void check_scale(const char* name, std::span<const float> scale, int64_t count) {
     const auto size = static_cast<int64_t>(scale.size());
     if (size >= 1 && count % size == 0) return;
@@ -24,10 +20,10 @@ void check_scale(const char* name, std::span<const float> scale, int64_t count) 
 
 void check(const QuantReduction& r) {
     const bool shared = r.mode == QuantMode::shared_scale;
-    if (shared ? r.dtype != DType::int8 : !is_float(r.dtype))
+    if (shared ? r.dtype != DType::int8 : !info(r.dtype).quantizes)
         throw invalid_param("dtype is " + std::string(name_of(r.dtype)) + ", expected " +
                             (shared ? "int8 with a shared scale" : "float32, float16 or bfloat16"));
-    if (!is_float(r.out_dtype))
+    if (!info(r.out_dtype).quantizes)
         throw invalid_param("the output's dtype is " + std::string(name_of(r.out_dtype)) +
                             ", expected float32, float16 or bfloat16");
     if (r.bits != 4 && r.bits != 8) throw invalid_param("bits is " + std::to_string(r.bits) + ", expected 4 or 8");

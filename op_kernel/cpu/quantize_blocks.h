@@ -130,7 +130,7 @@ void each_piece(const QuantFormat& format, size_t count, Run run) {
 
 /// Throws Error (invalid_param) unless kernels quantize `dtype`.
 inline void check_float(DType dtype) {
-    if (dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16) return;
+    if (info(dtype).quantizes) return;
     throw invalid_param("dtype is " + std::string(name_of(dtype)) + ", expected float32, float16 or bfloat16");
 }
 

@@ -221,8 +221,9 @@ void reduce_half_block(const Kernels& run, const HalfBlocks& half, Reduce op, By
 }  // namespace
 
 bool reduces(DType dtype, Reduce op) {
-    if (dtype > DType::float64 || op > Reduce::prod) return false;
-    return op != Reduce::avg || dtype >= DType::float16;
+    const Arithmetic arithmetic = info(dtype).arithmetic;
+    if (arithmetic == Arithmetic::none || op > Reduce::prod) return false;
+    return op != Reduce::avg || arithmetic == Arithmetic::floating;
 }
 
 void reduce(DType dtype, Reduce op, void* out, const void* const* inputs, size_t n_inputs, size_t count) {

@@ -23,8 +23,8 @@ def core_name(dtype: np.dtype[Any]) -> str:
     """
     if not dtype.isnative:
         raise InvalidTensorError(f"dtype is {dtype.str}, expected this machine's byte order", _INI_MATCH)
-    if dtype.name not in _core.dtype_sizes:
-        known = ", ".join(_core.dtype_sizes)
+    if dtype.name not in _core.dtypes:
+        known = ", ".join(_core.dtypes)
         raise InvalidTensorError(f"dtype is {dtype.name}, expected one of {known}", _INI_MATCH)
     return dtype.name
 

@@ -38,53 +38,22 @@ constexpr uint64_t bytes_of(HcclDataType type) {
     }
 }
 
-/// For moving data, any dtype.
+/// For moving data, any dtype: the float8 family, complex numbers and bool travel as integers.
 constexpr WireType wire_type(DType dtype) {
-    switch (dtype) {
-        case DType::int8:
-            return {HCCL_DATA_TYPE_INT8, 1};
-        case DType::int16:
-            return {HCCL_DATA_TYPE_INT16, 1};
-        case DType::uint16:
-            return {HCCL_DATA_TYPE_UINT16, 1};
-        case DType::int32:
-            return {HCCL_DATA_TYPE_INT32, 1};
-        case DType::uint32:
-            return {HCCL_DATA_TYPE_UINT32, 1};
-        case DType::int64:
-            return {HCCL_DATA_TYPE_INT64, 1};
-        case DType::uint64:
-        case DType::complex64:
-            return {HCCL_DATA_TYPE_UINT64, 1};
-        case DType::complex128:
-            return {HCCL_DATA_TYPE_UINT64, 2};
-        case DType::float16:
-            return {HCCL_DATA_TYPE_FP16, 1};
-        case DType::bfloat16:
-            return {HCCL_DATA_TYPE_BFP16, 1};
-        case DType::float32:
-            return {HCCL_DATA_TYPE_FP32, 1};
-        case DType::float64:
-            return {HCCL_DATA_TYPE_FP64, 1};
-        default:
-            return {HCCL_DATA_TYPE_UINT8, 1};  // bool and the float8 family
-    }
+    return {static_cast<HcclDataType>(info(dtype).hccl), info(dtype).hccl_units};
 }
+static_assert([] {
+    for (size_t i = 0; i < dtype_table.size(); ++i) {
+        const WireType wire = wire_type(static_cast<DType>(i));
+        if (bytes_of(wire.type) * static_cast<uint64_t>(wire.per_element) != dtype_table[i].size) return false;
+    }
+    return true;
+}());
+static_assert(wire_type(DType::bfloat16).type == HCCL_DATA_TYPE_BFP16);
 
 /// For reductions: what HCCL computes with on every device family, else nothing.
 constexpr std::optional<HcclDataType> reduction_type(DType dtype) {
-    switch (dtype) {
-        case DType::int8:
-        case DType::int16:
-        case DType::int32:
-        case DType::int64:
-        case DType::float16:
-        case DType::bfloat16:
-        case DType::float32:
-            return wire_type(dtype).type;
-        default:
-            return std::nullopt;
-    }
+    return info(dtype).hccl_reduces ? std::optional(wire_type(dtype).type) : std::nullopt;
 }
 
 constexpr std::optional<HcclReduceOp> reduction_of(ReduceOp op) {

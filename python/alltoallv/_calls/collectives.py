@@ -141,5 +141,5 @@ def check_length(name: str, tensors: Sized, size: int) -> None:
 
 
 def _count(region: Region, dtype: str) -> int:
-    itemsize: int = _core.dtype_sizes[dtype]
+    itemsize: int = _core.dtypes[dtype].size
     return region[1] // itemsize

@@ -8,8 +8,8 @@ from alltoallv import _core
 from alltoallv.errors import InvalidParamError
 
 OPS = ("sum", "avg", "min", "max", "prod")
-FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
-OTHERS = frozenset({"bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"})
+FLOATS = frozenset(name for name, dtype in _core.dtypes.items() if dtype.arithmetic == "floating")
+OTHERS = frozenset(name for name, dtype in _core.dtypes.items() if dtype.arithmetic in ("logical", "integer"))
 
 
 def check_reduction(op: object, dtype: str) -> None:

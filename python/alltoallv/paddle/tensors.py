@@ -16,7 +16,7 @@ from alltoallv._calls.regions import Region
 from alltoallv.errors import BackendUnavailableError, InvalidTensorError
 
 _NAMES: dict[Any, str] = {
-    dtype: name for name in _core.dtype_sizes if isinstance(dtype := getattr(paddle, name, None), paddle.dtype)
+    dtype: name for name in _core.dtypes if isinstance(dtype := getattr(paddle, name, None), paddle.dtype)
 }
 
 
@@ -107,4 +107,4 @@ def allocate(shape: Sequence[int], dtype: Any, *, zero: bool = False) -> Tensor:
 
 
 def _itemsize(dtype: Any) -> int:
-    return _core.dtype_sizes[core_name(dtype)]
+    return _core.dtypes[core_name(dtype)].size

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from alltoallv import _core
 from alltoallv._calls.counts import integer
 from alltoallv.errors import InvalidParamError
 
@@ -16,7 +17,10 @@ Gather = Literal["full", "quantized"]
 SumOp = Literal["sum", "avg"]
 Overflow = Literal["saturate", "raise", "infinity"]
 
-FLOATS = ("float32", "float16", "bfloat16")
+# The widest first.
+FLOATS = tuple(
+    sorted((name for name in _core.dtypes if _core.dtypes[name].quantizes), key=lambda name: -_core.dtypes[name].size)
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,12 +29,12 @@ from alltoallv.torch.api.group import AnyCommunicator
 from alltoallv.torch.api.tensors import as_input, core_name, region, row_size
 from alltoallv.torch.engines.group import GroupCall, TorchGroupCommunicator
 from alltoallv.torch.engines.hccl import DeviceCall
+from alltoallv.torch.engines.movers import FLOATS
 
 _Op = dist.ReduceOp.RedOpType
 _REDUCE_OPS = {_Op.SUM: "sum", _Op.AVG: "avg", _Op.MIN: "min", _Op.MAX: "max", _Op.PRODUCT: "prod"}
-MOVABLE = {dtype for name in _core.dtype_sizes if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
+MOVABLE = {dtype for name in _core.dtypes if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
 _INTEGERS = {dtype for dtype in MOVABLE if not dtype.is_floating_point and not dtype.is_complex}
-_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Operation:
 def reduces(tensor: Tensor, op: Any) -> bool:
     """Whether the core can combine such tensors with this ``ReduceOp``."""
     kind = op.op
-    if tensor.dtype in _FLOATS:
+    if tensor.dtype in FLOATS:
         return kind in _REDUCE_OPS
     if tensor.dtype in _INTEGERS:
         return kind in _REDUCE_OPS and kind != _Op.AVG

@@ -16,7 +16,7 @@ from alltoallv.errors import InvalidTensorError
 from alltoallv.torch.graph.graphs import makes_graph
 
 PLAIN = Tensor, torch.nn.Parameter  # classes that mean nothing but their elements
-_NAMES = {dtype: name for name in _core.dtype_sizes if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
+_NAMES = {dtype: name for name in _core.dtypes if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
 
 
 def core_name(dtype: torch.dtype) -> str:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from alltoallv import _core
 from alltoallv._calls.counts import Layout, packed
+from alltoallv._calls.reductions import FLOATS
 from alltoallv.communicator import Communicator
 from alltoallv.errors import HcclError, InvalidParamError, InvalidTensorError
 from alltoallv.quantization import requests as quantized
@@ -29,9 +30,6 @@ from alltoallv.torch.engines.movers import DeviceMover
 from alltoallv.torch.engines.npu import Streams, StreamWork, handle, npu, synchronizes
 from alltoallv.torch.engines.reduction import reduce_in_order
 from alltoallv.torch.quantized.reduction import MoverWire, reduce_quantized
-
-_REDUCED = ("int8", "int16", "int32", "int64", "float16", "bfloat16", "float32")
-_FLOATS = ("float16", "bfloat16", "float32")
 
 
 class Launches:
@@ -140,9 +138,9 @@ def native(operator: str, dtype: str, op: str, counts: Sequence[int]) -> bool:
     """Whether HCCL has this reduction on every family of devices."""
     if operator == "reduce_scatter" and len(set(counts)) > 1:
         return False
-    if op == "avg":
-        return dtype in _FLOATS
-    return dtype in _REDUCED and not (op == "prod" and dtype in ("int16", "bfloat16"))
+    if op == "avg" and dtype not in FLOATS:
+        return False
+    return _core.dtypes[dtype].hccl_reduces and not (op == "prod" and dtype in ("int16", "bfloat16"))
 
 
 class HcclMover(DeviceMover):

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from alltoallv._calls import reductions
 from alltoallv._calls.counts import Layout
 from alltoallv.errors import InvalidParamError
 from alltoallv.torch.engines.watch import Watch
@@ -148,7 +149,7 @@ class HostMover:
 
 
 _NATIVE = {"sum": "SUM", "avg": "AVG", "min": "MIN", "max": "MAX", "prod": "PRODUCT"}
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FLOATS = frozenset(getattr(torch, name) for name in reductions.FLOATS)
 
 
 class DeviceMover:
@@ -207,7 +208,7 @@ class DeviceMover:
     def reduces(self, dtype: torch.dtype, op: str) -> bool:
         if dtype in (torch.int8, torch.uint8, torch.int32, torch.int64):
             return op != "avg"
-        return dtype in _FLOATS
+        return dtype in FLOATS
 
 
 Mover = HostMover | DeviceMover

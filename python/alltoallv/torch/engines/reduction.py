@@ -10,10 +10,9 @@ from torch import Tensor
 
 from alltoallv._calls.counts import packed
 from alltoallv.errors import InvalidParamError
-from alltoallv.torch.engines.movers import Mover, as_bytes, in_bytes
+from alltoallv.torch.engines.movers import FLOATS, Mover, as_bytes, in_bytes
 
 _SMALL = 16384  # bytes: everything to everyone in one step
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 _UNSIGNED = {
     getattr(torch, unsigned): signed
@@ -25,8 +24,8 @@ _UNSIGNED = {
 def reduces(op: str, dtype: torch.dtype) -> bool:
     """Whether the operation has a meaning for the dtype, as in the core."""
     if op == "avg":
-        return dtype in _FLOATS
-    known = dtype in (*_FLOATS, *_INTEGERS, torch.bool) or dtype in _UNSIGNED
+        return dtype in FLOATS
+    known = dtype in (*FLOATS, *_INTEGERS, torch.bool) or dtype in _UNSIGNED
     return known and op in ("sum", "min", "max", "prod")
 
 
