@@ -169,7 +169,11 @@ def broadcast(comm: AnyCommunicator, tensor: Tensor, root: int) -> Operation:
         check_place(comm, x)
         call = comm.broadcast(core_name(x.dtype), x, root)
         return _on_engine("broadcast", call, x.itemsize, layout[0], layout[2], [tensor], [x], copies)
-    return _exchange(comm, "broadcast", x, x, layout, [tensor], copies, root)
+    source = target = x
+    if not isinstance(comm, Communicator):  # HCCL refuses one buffer for both, also where it has nothing to do
+        nothing = x.new_empty(1)
+        source, target = (x, nothing) if comm.rank == root else (nothing, x)
+    return _exchange(comm, "broadcast", source, target, layout, [tensor], copies, root)
 
 
 def barrier(comm: AnyCommunicator) -> Operation:
