@@ -25,18 +25,7 @@ COUNTS = (
     "global_count",
 )  # fmt: skip
 #: Differences that remain: "column case" to what is to be done. A test that passes has no place here.
-OPEN: dict[str, str] = {
-    "torch all_to_all_v: dtypes": "the text has torch's prefix of dtypes",
-    **dict.fromkeys(
-        [
-            "c10d all_to_all_single: overlap", "c10d all_to_all_single: the same tensor", "c10d all_to_all: overlap",
-            "c10d all_gather_into_tensor: overlap",
-        ],
-        "the backend copies an input that overlaps an output, expected the error of all others",
-    ),
-    "c10d all_gather_into_tensor: size": "another text",
-    "c10d all_gather_into_tensor: dtypes": "another text",
-}  # fmt: skip
+OPEN: dict[str, str] = {}
 
 Outcome = tuple[str, Any, Any]  # "came" and the output, or the class's names and the text
 

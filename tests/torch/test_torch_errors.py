@@ -172,7 +172,7 @@ MISTAKES: dict[str, tuple[Callable[[Communicator], Any], type[Exception], str]] 
     "dtype of out": (
         lambda c: at.all_to_all_v(ones(4), [2, 2], [2, 2], out=ones(4).half(), group=c),
         InvalidTensorError,
-        "out has dtype torch.float16",
+        "out has dtype float16",
     ),
     "shape of out": (
         lambda c: at.all_to_all_v(ones(4, 2), [2, 2], [2, 2], unit="row", out=ones(4, 3), group=c),

@@ -17,16 +17,16 @@ from torch import Tensor
 
 from alltoallv import _core
 from alltoallv._calls.collectives import barrier_plan, broadcast_layout, check_length
-from alltoallv._calls.counts import Layout, even_parts, gather_layout, packed, scaled, split_sizes
+from alltoallv._calls.counts import Layout, check_gathered, even_parts, gather_layout, packed, scaled, split_sizes
 from alltoallv._calls.protocol import Pending
 from alltoallv._calls.reductions import check_reduction
-from alltoallv._calls.regions import check_outputs_apart, lowest
+from alltoallv._calls.regions import check_apart, check_gather_apart, check_lists_apart, check_outputs_apart, lowest
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidTensorError
 from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.calls import check_place
 from alltoallv.torch.api.group import AnyCommunicator
-from alltoallv.torch.api.tensors import as_input, core_name, region, row_size
+from alltoallv.torch.api.tensors import as_input, check_dtype, core_name, region, row_size
 from alltoallv.torch.engines.group import GroupCall, TorchGroupCommunicator
 from alltoallv.torch.engines.hccl import DeviceCall
 from alltoallv.torch.engines.movers import FLOATS
@@ -119,16 +119,12 @@ def all_gather(comm: AnyCommunicator, outputs: Sequence[Tensor], input: Tensor) 
 
 
 def all_gather_single(comm: AnyCommunicator, output: Tensor, input: Tensor) -> Operation:
-    _check_dtypes([output, input])
-    if output.numel() != comm.size * input.numel():
-        raise InvalidTensorError(
-            f"output_tensor has shape {tuple(output.shape)}, "
-            f"expected {comm.size} times the elements of an input of shape {tuple(input.shape)}",
-            9,
-        )
+    check_dtype("output_tensor", output, input.dtype)
+    check_gathered("output_tensor", output.numel(), input.shape, comm.size)
     copies: list[tuple[Tensor, Tensor]] = []
     x, out = as_input("input_tensor", input), _output(output, copies)
-    if x.data_ptr() != out.data_ptr() + comm.rank * x.nbytes or not isinstance(comm, Communicator):
+    check_gather_apart(region(out), region(x), comm.rank)
+    if not isinstance(comm, Communicator):
         x = _apart([x], [out])[0]
     layout = gather_layout(comm.size, x.numel())
     return _exchange(comm, "all_gather_into_tensor", x, out, layout, [output], copies)
@@ -140,8 +136,8 @@ def all_to_all(comm: AnyCommunicator, outputs: Sequence[Tensor], inputs: Sequenc
     _check_dtypes([*inputs, *outputs])
     copies: list[tuple[Tensor, Tensor]] = []
     outs = [_output(out, copies) for out in outputs]
-    xs = _apart([as_input("input_tensor_list", x) for x in inputs], outs)
-    check_outputs_apart([region(out) for out in outs])
+    xs = [as_input("input_tensor_list", x) for x in inputs]
+    check_lists_apart([region(out) for out in outs], [region(x) for x in xs])
     return _exchange_lists(comm, "all_to_all", xs, outs, list(outputs), copies)
 
 
@@ -151,8 +147,8 @@ def all_to_all_single(
     """Splits in rows of dimension 0; empty: equal parts."""
     _check_dtypes([output, input])
     copies: list[tuple[Tensor, Tensor]] = []
-    out = _output(output, copies)
-    x = _apart([as_input("input", input)], [out])[0]
+    out, x = _output(output, copies), as_input("input", input)
+    check_apart(region(out), region(x))
     sends = _split("input", x, input_splits, comm.size)
     recvs = _split("output", out, output_splits, comm.size)
     layout = (sends, packed(sends), recvs, packed(recvs))

@@ -73,10 +73,16 @@ def needs_grad(*tensors: object) -> bool:
 def check_output(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
     """Refuses a tensor that the operator cannot write into."""
     check_tensor(name, tensor)
-    if tensor.dtype != dtype:
-        raise InvalidTensorError(f"{name} has dtype {tensor.dtype}, expected {dtype}", 13)
+    check_dtype(name, tensor, dtype)
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor")
+
+
+def check_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    """Refuses another dtype."""
+    if tensor.dtype != dtype:
+        found, expected = (str(each).removeprefix("torch.") for each in (tensor.dtype, dtype))
+        raise InvalidTensorError(f"{name} has dtype {found}, expected {expected}", 13)
 
 
 def check_one_dtype(*tensors: Tensor) -> None:
