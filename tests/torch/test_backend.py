@@ -96,9 +96,8 @@ def test_calls_that_repeat(ranks: Ranks, file: str, dtype: torch.dtype) -> None:
                 dist.all_to_all_single(swapped, x, splits[rank], splits[rank])
                 expected = torch.cat([inputs[j].split(splits[j])[rank] for j in range(size)])
                 assert torch.equal(swapped, expected.to(dtype))
-                same = x.clone()
-                dist.all_to_all_single(same, same, splits[rank], splits[rank])
-                assert torch.equal(same, expected.to(dtype))
+                with pytest.raises(RuntimeError, match="overlap"):
+                    dist.all_to_all_single(x, x, splits[rank], splits[rank])
 
                 part = torch.full((3,), 77).to(dtype)
                 dist.reduce_scatter_tensor(part, x)
@@ -300,9 +299,6 @@ def test_tensors_that_need_copies(ranks: Ranks, file: str) -> None:
             assert flat.tolist() == [1, 1, 1, 2, 2, 2]
             dist.reduce_scatter_single(flat[3 * rank : 3 * rank + 3], flat)
             assert flat[3 * rank : 3 * rank + 3].tolist() == [[2] * 3, [4] * 3][rank]
-            x = torch.arange(4) + 4 * rank
-            dist.all_to_all_single(x, x)
-            assert x.tolist() == [[0, 1, 4, 5], [2, 3, 6, 7]][rank]
 
             z = torch.tensor([1 + 2j, 3 - 1j]) * (rank + 1)
             dist.all_reduce(z)
