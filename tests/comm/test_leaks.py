@@ -68,7 +68,7 @@ def exchanges(comm) -> list[np.ndarray]:
         private = np.empty(n * size)
         all_to_all_v(x, [n] * size, [n] * size, out=private, group=comm)
         pending = all_to_all_v(x, [n] * size, [n] * size, group=comm, async_op=True)[1]
-        kept.append(pending.wait())
+        kept.append(pending.result())
     barrier(group=comm, async_op=True)
     barrier(group=comm)
     return kept

@@ -87,7 +87,7 @@ def test_any_all_to_all_on_threads(
             inputs[r], counts[r], recvs, out_dtype=out_dtype, group=communicator, async_op=asynchronous, **how
         )
         if asynchronous:
-            result = result[1].wait()
+            result = result[1].result()
         assert result.shape == (sum(row[r] for row in counts), *tail)
         assert_bits_equal(result.reshape(-1), wanted[r].reshape(-1))
 

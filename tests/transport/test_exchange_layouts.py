@@ -164,7 +164,7 @@ def test_inputs_of_every_layout(launch: Launch) -> None:
         for x in layouts:
             got = alltoallv.numpy.all_to_all_v(x, [2] * size, [2] * size, unit="row", group=communicator)
             golden.assert_bits_equal(got, expected)
-            got = alltoallv.numpy.all_to_all_v(x, [6] * size, group=communicator)
+            got = alltoallv.numpy.all_to_all_v(x, [6] * size, unit="element", group=communicator)
             golden.assert_bits_equal(got, expected.reshape(-1))
         # One element without dimensions is an input of length 1.
         to_next = [int(j == (r + 1) % size) for j in range(size)]

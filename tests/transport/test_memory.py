@@ -347,6 +347,6 @@ def test_fork_while_calls_are_pending(ranks: Ranks) -> None:
             assert is_shared(alltoallv.empty(5))
 
         in_child(child)
-        assert (holder[1].wait() == [[0], [1]]).all()
+        assert (holder[1].result() == [[0], [1]]).all()
 
     ranks(2, fresh=True)(run)
