@@ -85,19 +85,3 @@ def check_quantized_gradient_of_a_view(comm: Communicator) -> None:
         grad = ms.grad(loss)(given)
         np.testing.assert_array_equal(found[-1].asnumpy(), wanted)
         np.testing.assert_array_equal(grad.asnumpy(), np.full((200, 400), 2 * comm.size, np.float32))
-
-
-def check_quantized_or_not(comm: Communicator) -> None:
-    """An ordinary sum where it is allowed, with a gradient and as a handle too."""
-    xs = vectors(comm, 700)
-    x, exact, to = Tensor(xs[comm.rank]), xs[0] + xs[1], {"allow_unquantized": True, "group": comm}
-    np.testing.assert_array_equal(am.quantized_all_reduce(x, **to).asnumpy(), exact)
-    out, handle = am.quantized_all_reduce(x, async_op=True, **to)
-    handle.wait()
-    np.testing.assert_array_equal(out.asnumpy(), exact)
-    value, grad = ms.value_and_grad(lambda x: (am.quantized_all_reduce(x, **to) * Tensor(exact)).sum())(x)
-    np.testing.assert_allclose(float(value), float((exact * exact).sum()), rtol=1e-5)
-    np.testing.assert_allclose(grad.asnumpy(), exact * comm.size)
-    half = Tensor(np.full(64, 60_000, np.float16))
-    assert (am.quantized_all_reduce(half, **to).asnumpy() == 65504).all()
-    np.testing.assert_array_equal(am.quantized_all_reduce(half, op="avg", overflow="infinity", **to).asnumpy(), 60_000)

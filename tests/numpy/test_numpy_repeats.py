@@ -138,7 +138,6 @@ def reductions() -> list[Callable[..., Any]]:
         an.all_reduce,
         an.quantized_all_reduce,
         partial(an.quantized_all_reduce, gather="quantized", bits=4),
-        partial(an.quantized_all_reduce, allow_unquantized=True),
     ]
 
 

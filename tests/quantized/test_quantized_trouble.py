@@ -16,7 +16,6 @@ from alltoallv.errors import (
     InvalidTensorError,
     PeerLostError,
     PeerMismatchError,
-    ValueOverflowError,
 )
 from alltoallv.testing import Ranks
 from alltoallv.testing import quantized as reference
@@ -101,7 +100,6 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"dtype": "int8", "scale": 1e39}, InvalidParamError, r"scale is 1e\+39, expected a number that float32 holds"),
     ({"dtype": "int8", "scale": 1e-50}, InvalidParamError, "scale is 1e-50, expected a number that float32 holds"),
     ({"comm_quant_scale_1": 1.0, "comm_quant_scale_2": 1e40}, InvalidParamError, r"comm_quant_scale_2 is 1e\+40"),
-    ({"allow_unquantized": True, "bits": 3}, InvalidParamError, "bits is 3"),
     ({"out": np.empty((2, 4), F32)}, InvalidTensorError, r"out has shape \(2, 4\), expected \(8,\)"),
     ({"dtype": "int8", "scale": 1.0, "out": np.empty(8, F32)}, InvalidTensorError, "float32, expected float16$"),
     ({"scale": 1.0}, InvalidTensorError, "input has dtype float32, expected int8 with a shared scale"),
@@ -163,7 +161,7 @@ def test_asynchronous_calls(launch: Launch) -> None:
 
 
 def test_one_rank_does_what_was_asked() -> None:
-    """Quantizes and dequantizes; unless the caller allows otherwise. Integers may be of any integer type."""
+    """Quantizes and dequantizes. Integers may be of any integer type."""
     [communicator] = Communicator.threads(1)
     with communicator:
         x = np.random.default_rng(0).normal(size=1000).astype(F32)
@@ -172,37 +170,6 @@ def test_one_rank_does_what_was_asked() -> None:
         assert np.abs(result - x).max() > 0.01
         same: Any = av.quantized_all_reduce(x, bits=np.int8(4), group_size=np.int64(128), group=communicator)
         assert_bits_equal(same, result)
-        result = av.quantized_all_reduce(x, bits=4, allow_unquantized=True, group=communicator)
-        assert_bits_equal(result, x)
-
-
-def test_an_ordinary_sum_keeps_the_promises(launch: Launch) -> None:
-    """Allowed, it comes where nothing else that was asked is broken by it: dtype, what does not fit, feedback."""
-
-    def reduce(communicator: Communicator) -> None:
-        size, to = communicator.size, {"group": communicator, "allow_unquantized": True}
-        inputs = normal(np.random.default_rng(2), size, 3000)
-        exact: Any = av.all_reduce(inputs[communicator.rank], "avg", group=communicator)
-        out = np.full(3000, 7, F32)
-        ordinary: Any = av.quantized_all_reduce(inputs[communicator.rank], op="avg", out=out, **to)
-        assert ordinary is out
-        assert_bits_equal(ordinary, exact)
-        out[:] = 7
-        _, work = av.quantized_all_reduce(inputs[communicator.rank], op="avg", out=out, async_op=True, **to)
-        assert_bits_equal(work.result(), exact)
-        for how in ({"out_dtype": "float16"}, {"out_dtype": "bfloat16"}, {"error_feedback": av.ErrorFeedback()}):
-            quantized: Any = av.quantized_all_reduce(inputs[communicator.rank], **how, **to)
-            dtype = DTYPES[str(how.get("out_dtype", "float32"))]
-            assert_bits_equal(quantized, reference.quantized_all_reduce(inputs, dtype=dtype)[0])
-        x = np.full(500, 60_000, np.float16)
-        assert (av.quantized_all_reduce(x, **to) == 65504).all()
-        with pytest.raises(ValueOverflowError):
-            av.quantized_all_reduce(x, overflow="raise", **to)
-        assert np.isinf(av.quantized_all_reduce(x, overflow="infinity", **to)).all()
-        x[1:] = np.random.default_rng(3).normal(size=499)  # which codes would change
-        assert_bits_equal(av.quantized_all_reduce(x, op="avg", overflow="infinity", **to), x)
-
-    launch(2, reduce)
 
 
 def test_loading_feedback() -> None:

@@ -13,7 +13,6 @@ from engine_groups import caught, engine, to_numpy, to_torch, views
 import alltoallv.torch as at
 from alltoallv import QuantAllReduceParam, QuantType
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError, ValueOverflowError
-from alltoallv.quantization import requests as quantized
 from alltoallv.quantization.spec import Quantization, QuantizedReduction
 from alltoallv.testing import quantized as q
 from alltoallv.testing.golden import assert_bits_equal, dtype_of
@@ -274,29 +273,6 @@ def test_parts_and_rows_over_gloo(ranks: Any, file: str, size: int) -> None:
             rows_cases(comm)
 
     ranks(size, communicator=False)(run)
-
-
-def test_an_ordinary_sum_of_short_vectors_over_gloo(ranks: Any, file: str) -> None:
-    """Where it is allowed: below the length from which codes have been measured to be faster."""
-
-    def run(rank: int, size: int) -> None:
-        with engine(rank, size, file) as comm:
-            to: dict[str, Any] = {"allow_unquantized": True, "group": comm}
-            for count in (1000, quantized.WORTHWHILE_FROM["gloo"]):
-                xs = [np.resize(x, int(count)) for x in inputs_of(2, size, 32, "float32")]
-                ordinary = xs[0] + xs[1]
-                coded = np.resize(q.quantized_all_reduce([x[:640] for x in xs], group_size=16)[0], int(count))
-                wanted = ordinary if count == 1000 else coded
-                assert not np.array_equal(ordinary, coded)
-                x = to_torch(xs[rank])
-                assert_bits_equal(to_numpy(at.quantized_all_reduce(x, group_size=16, **to)), wanted)
-                work = at.quantized_all_reduce(x, group_size=16, async_op=True, **to)[1]
-                assert_bits_equal(to_numpy(work.result()), wanted)
-            half = torch.full((500,), 60_000.0, dtype=torch.float16)
-            assert (at.quantized_all_reduce(half, **to) == 65504).all()
-            assert at.quantized_all_reduce(half, op="avg", overflow="infinity", **to).equal(half)
-
-    ranks(2, communicator=False)(run)
 
 
 def test_disagreement_about_rows(ranks: Any, file: str) -> None:

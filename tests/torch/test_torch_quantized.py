@@ -142,38 +142,20 @@ def test_feedback_and_errors(ranks: Ranks) -> None:
     ranks(2)(check)
 
 
-def test_an_ordinary_sum_where_it_is_allowed(ranks: Ranks) -> None:
-    """With all that a quantized one takes, and the same promises about what does not fit."""
+def test_refusals_with_and_without_gradients(ranks: Ranks) -> None:
+    """Of what does not fit, of arguments without a meaning, of what excludes a gradient."""
 
     def check(comm: Communicator) -> None:
-        to: dict[str, Any] = {"allow_unquantized": True, "group": comm}
-        xs = vectors(comm.size, (700,))
-        x, exact = xs[comm.rank], xs[0] + xs[1]
-        assert at.quantized_all_reduce(x, **to).equal(exact)
-        out = torch.full((700,), 7.0)
-        assert at.quantized_all_reduce(x, out=out, **to) is out
-        assert out.equal(exact)
-        assert at.quantized_all_reduce(x, op="avg", async_op=True, **to)[1].result().equal(exact / 2)
-        leaf = x.clone().requires_grad_()
-        y = at.quantized_all_reduce(leaf, **to)
-        (y * xs[0]).sum().backward()
-        assert y.equal(exact)
-        torch.testing.assert_close(leaf.grad, xs[0] * 2)
-        compiled = torch.compile(lambda x: at.quantized_all_reduce(x * 2, **to), fullgraph=True, backend="aot_eager")
-        assert compiled(x).equal(exact * 2)
-        state = at.ErrorFeedback()
-        wanted = reference.quantized_all_reduce([v.numpy() for v in xs])[0]
-        assert same(at.quantized_all_reduce(x, error_feedback=state, **to), wanted)
+        [x, _] = vectors(comm.size, (700,))
         half = torch.full((500,), 60_000.0, dtype=torch.float16)
-        assert (at.quantized_all_reduce(half, **to) == 65504).all()
         with pytest.raises(ValueOverflowError):
-            at.quantized_all_reduce(half, overflow="raise", **to)
-        assert at.quantized_all_reduce(half, overflow="infinity", **to).isinf().all()
-        assert at.quantized_all_reduce(half, op="avg", overflow="infinity", **to).equal(half)
+            at.quantized_all_reduce(half, overflow="raise", group=comm)
+        assert at.quantized_all_reduce(half, overflow="infinity", group=comm).isinf().all()
+        leaf, out = x.clone().requires_grad_(), torch.empty(700)
         for wrong in ({"bits": 3}, {"group_size": 0}, {"gather": "none"}):
             for given in (x, leaf):
                 with pytest.raises(InvalidParamError, match=f"{next(iter(wrong))} is"):
-                    at.quantized_all_reduce(given, **wrong, **to)
+                    at.quantized_all_reduce(given, group=comm, **wrong)
         for extra, names in (({"out": out, "async_op": True}, "out and async_op"), ({"out": out}, "out")):
             for function in (at.quantized_all_reduce, at.quantized_reduce_scatter):
                 with pytest.raises(InvalidParamError, match=f"requires grad, expected a call without {names}$"):

@@ -52,7 +52,6 @@ QUANTIZED: list[dict[str, Any]] = [
     {},
     {"bits": 4, "group_size": 32, "gather": "quantized", "op": "avg"},
     {"out_dtype": torch.float16},
-    {"allow_unquantized": True},
 ]
 
 

@@ -30,7 +30,7 @@ def check_reduction(op: object, dtype: str) -> None:
 
 
 class ReductionPlan:
-    """A reduction that has passed its checks, with the calls of a `_core.QuantPlan` without error feedback."""
+    """A reduction that has passed its checks."""
 
     __slots__ = ("_arguments", "_core", "_counts")
 
@@ -38,12 +38,10 @@ class ReductionPlan:
         """``"all_reduce"``, or ``"reduce_scatter"`` whose rank j keeps ``counts[j]`` elements."""
         self._core, self._arguments, self._counts = core, (operator, dtype, op), counts
 
-    def run(self, input: int, output: int, error: None = None, gather_error: None = None, timeout: float = -1) -> None:
+    def run(self, input: int, output: int, timeout: float = -1) -> None:
         self._core.reduce(*self._arguments, input, output, self._counts, timeout)
 
-    def submit(
-        self, input: int, output: int, error: None = None, gather_error: None = None, timeout: float = -1
-    ) -> _core.Work:
+    def submit(self, input: int, output: int, timeout: float = -1) -> _core.Work:
         return self._core.submit_reduce(*self._arguments, input, output, self._counts, timeout)
 
     def on_arrays(self, arrays: _core.Arrays) -> _core.ArrayCall:

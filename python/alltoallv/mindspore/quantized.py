@@ -42,7 +42,6 @@ def quantized_all_reduce(
     overflow: Overflow = "saturate",
     comm_quant_scale_1: Tensor | float | None = None,
     comm_quant_scale_2: Tensor | float | None = None,
-    allow_unquantized: bool = False,
     out: Tensor | None = None,
     group: Group = None,
     async_op: bool = False,
@@ -89,8 +88,7 @@ def quantized_all_reduce(
         if region(out) != region(x):
             check_apart(out, x)
         errors: tuple[Any, Any] = ErrorFeedback.arrays_of(error_feedback, request, comm.size, comm.rank, x)
-        skips = quantized.skips(request, comm.backend, comm.size, allow_unquantized, error_feedback is not None)
-        plan: Any = quantized.unquantized_plan(comm, request) if skips else quantized.plan(comm, request)
+        plan = quantized.plan(comm, request)
         addresses = [None if array is None else array.ctypes.data for array in errors]
         settle()
     if async_op:

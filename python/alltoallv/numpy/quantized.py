@@ -43,7 +43,6 @@ def quantized_all_reduce(
     overflow: Overflow = "saturate",
     comm_quant_scale_1: npt.ArrayLike | None = None,
     comm_quant_scale_2: npt.ArrayLike | None = None,
-    allow_unquantized: bool = False,
     out: Array | None = None,
     group: Communicator | None = None,
     async_op: bool = False,
@@ -69,9 +68,6 @@ def quantized_all_reduce(
         overflow: What a finite value becomes that the output's dtype cannot hold: ``"saturate"``: its largest;
             ``"raise"``: ValueOverflowError on every rank; ``"infinity"``.
         comm_quant_scale_1, comm_quant_scale_2: As ``scale``, both or neither.
-        allow_unquantized: Permit an ordinary all-reduce where quantizing has been measured to be slower, or cannot win;
-            equal on all ranks. Only for an output of the input's dtype without ``error_feedback``, of float32 or with
-            ``overflow="infinity"``: an ordinary sum becomes inf. The default does what was asked.
         out: Where the result goes; may be the input itself if the dtypes agree. Left out, it is allocated.
         group, async_op, timeout: As for `alltoallv.numpy.all_to_all_v`.
 
@@ -87,7 +83,7 @@ def quantized_all_reduce(
     what = None
     dynamic = scale is None and offset is None and comm_quant_scale_1 is None and comm_quant_scale_2 is None
     if dynamic and error_feedback is None and timeout is None and not async_op:
-        what = "quantized_all_reduce", bits, group_size, gather, op, out_dtype, overflow, allow_unquantized
+        what = "quantized_all_reduce", bits, group_size, gather, op, out_dtype, overflow
     result: Array | None = comm.repeats.run(what, input, out) if what else None
     if result is not None:
         return result
@@ -116,8 +112,7 @@ def quantized_all_reduce(
         check_same_or_apart(out, x)
         if out.dtype.itemsize != x.dtype.itemsize:
             check_apart(out, x)
-        skips = quantized.skips(request, comm.backend, comm.size, allow_unquantized, error_feedback is not None)
-        plan: Any = quantized.unquantized_plan(comm, request) if skips else quantized.plan(comm, request)
+        plan = quantized.plan(comm, request)
         if what:
             arrays = arrays_of(x, x.size, out, x.shape)
             comm.repeats.keep(what, input, given, plan.on_arrays(arrays))
@@ -246,7 +241,7 @@ def quantized_all_to_all(
 def _reduce(
     comm: Communicator,
     request: QuantizedReduction,
-    plan: Any,
+    plan: _core.QuantPlan,
     x: Array,
     out: Array,
     feedback: ErrorFeedback | None,

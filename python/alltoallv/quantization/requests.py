@@ -11,31 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core
-from alltoallv._calls.counts import Counts, as_counts, even_parts, packed, scaled, shares
-from alltoallv._calls.reductions import ReductionPlan
+from alltoallv._calls.counts import Counts, as_counts, packed, scaled, shares
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization.spec import FLOATS, Gather, Overflow, Quantization, QuantizedReduction, SumOp
 
 Floats = npt.NDArray[np.float32]
-
-# Elements below which an engine's quantized all-reduce has been measured to be slower than its own unquantized one.
-# Shared memory moves bytes as fast as it quantizes them. Between hosts 4 MiB of float32 are quicker over 1 and over 10
-# Gbit/s, 1 MiB is not over 10; docs/quantization.md has the figures. Other engines have not been measured.
-WORTHWHILE_FROM: dict[str, float] = {"shm": math.inf, "gloo": 1 << 20}
-
-
-def skips(request: QuantizedReduction, backend: str, size: int, allowed: bool, has_feedback: bool) -> bool:
-    """Whether an ordinary all-reduce serves a caller better that allows one.
-
-    Only where it keeps what was asked: the input's dtype, and what becomes of values that do not fit (ordinary sums
-    become inf, as float32 sums do here too). With error feedback codes are what the caller wants.
-    """
-    if not allowed or has_feedback or request.scale is not None or request.out_dtype != request.dtype:
-        return False
-    if request.out_dtype != "float32" and request.quantization.overflow != "infinity":
-        return False
-    return size == 1 or request.count < WORTHWHILE_FROM.get(backend, 0)
 
 
 def exclude(why: str, out: object, async_op: bool, error_feedback: object) -> None:
@@ -167,12 +148,6 @@ def as_scale(name: str, values: npt.ArrayLike | None, dtype: str | None = None) 
     if array.ndim > 2 or (array.ndim == 2 and array.shape[0] != 1):
         raise InvalidTensorError(f"{name} has shape {array.shape}, expected one value, [n] or [1, n]")
     return np.ascontiguousarray(array.reshape(-1), np.float32)
-
-
-def unquantized_plan(comm: Communicator, request: QuantizedReduction) -> ReductionPlan:
-    """An ordinary all-reduce, for a request that `skips`."""
-    op = request.quantization.op
-    return ReductionPlan(comm.core, "all_reduce", request.dtype, op, even_parts(request.count, comm.size))
 
 
 def plan(comm: Communicator, request: QuantizedReduction) -> _core.QuantPlan:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv._calls.counts import Layout, even_parts
+from alltoallv._calls.counts import Layout
 from alltoallv._calls.guard import guard
 from alltoallv._calls.reductions import ReductionPlan
 from alltoallv._calls.regions import lowest
@@ -182,7 +182,7 @@ def reduce(comm: AnyCommunicator, operator: str, output: Tensor, input: Tensor, 
 class _QuantizedPlan:
     """A plan with the addresses of its error feedback."""
 
-    plan: Any  # of the core, or a ReductionPlan
+    plan: _core.QuantPlan
     errors: tuple[int | None, int | None]
 
     def run(self, input: int, output: int, timeout: float = -1.0) -> None:
@@ -205,23 +205,16 @@ def quantized_reduce(
     input: Tensor,
     error: Tensor | None = None,
     gather_error: Tensor | None = None,
-    *,
-    skips: bool = False,
 ) -> Call:
-    """A quantized reduction, or with ``skips`` the ordinary one in its place; to be called under the guard."""
+    """A quantized reduction; to be called under the guard."""
     given = [tensor for tensor in (error, gather_error) if tensor is not None]
     check_place(comm, input, output, *given)
     about = (request.operator, input.itemsize, request.counts, [output.numel()])
     kept = (input, *given)
     if isinstance(comm, Communicator):
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in (error, gather_error)]
-        made = quantized.unquantized_plan(comm, request) if skips else quantized.plan(comm, request)
-        plan = _QuantizedPlan(made, (addresses[0], addresses[1]))
+        plan = _QuantizedPlan(quantized.plan(comm, request), (addresses[0], addresses[1]))
         return SharedCall(comm, plan, about, kept, output, input.data_ptr(), output.data_ptr())
-    if skips:
-        counts = even_parts(request.count, comm.size)
-        plain = comm.reduce("all_reduce", request.dtype, output, input, request.quantization.op, counts)
-        return EngineCall(comm, plain, about, kept, output, input.is_cuda)
     engine: Any = comm
     if not hasattr(engine, "quantized_reduce"):
         raise BackendUnavailableError(f"backend {comm.backend!r} has no {request.operator}, expected shm")

@@ -37,14 +37,13 @@ def quantized_all_reduce(
     op: str,
     out_dtype: torch.dtype | None,
     overflow: str,
-    allow_unquantized: bool,
     group: str,
 ) -> Tensor:
     """The sum of all ranks' inputs in the input's shape."""
     comm = carrier(group, input)
     what = None
     if scale is None and offset is None and scale_1 is None and scale_2 is None:
-        what = "quantized_all_reduce", bits, group_size, gather, op, out_dtype, overflow, allow_unquantized
+        what = "quantized_all_reduce", bits, group_size, gather, op, out_dtype, overflow
         if (made := comm.repeats.run(what, input, None)) is not None:
             return made
     with guard(comm, "quantized_all_reduce"):
@@ -63,7 +62,6 @@ def quantized_all_reduce(
             out_dtype=out_dtype,
             overflow=cast(Overflow, overflow),
             feedback=None,
-            allow_unquantized=allow_unquantized,
         )
         if what:
             remember(call, what, input, None)
@@ -84,7 +82,6 @@ def _(
     op: str,
     out_dtype: torch.dtype | None,
     overflow: str,
-    allow_unquantized: bool,
     group: str,
 ) -> Tensor:
     default = torch.float16 if scale is not None else input.dtype
@@ -175,14 +172,14 @@ def _(
 
 
 def _setup_all_reduce(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.dtype, ctx.average, ctx.group = inputs[0].dtype, inputs[8] == "avg", inputs[12]
+    ctx.dtype, ctx.average, ctx.group = inputs[0].dtype, inputs[8] == "avg", inputs[11]
 
 
 def _all_reduce_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     back = ops.all_reduce(grad.to(ctx.dtype), ctx.group)
     if ctx.average:
         back = back / carrier(ctx.group, grad).size
-    return back, *[None] * 12
+    return back, *[None] * 11
 
 
 def _setup_reduce_scatter(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -53,7 +53,6 @@ def all_reduce(
     out_dtype: torch.dtype | None,
     overflow: Overflow,
     feedback: ErrorFeedback | None,
-    allow_unquantized: bool,
 ) -> Call:
     """A quantized_all_reduce of a contiguous tensor; to be called under the guard."""
     request = quantized.all_reduce_request(
@@ -74,8 +73,7 @@ def all_reduce(
     out = _output(comm, request, x.shape, x, out)
     if out.data_ptr() != x.data_ptr() or out.itemsize != x.itemsize:
         check_apart(out, x)
-    skips = quantized.skips(request, comm.backend, comm.size, allow_unquantized, feedback is not None)
-    return _call(comm, request, out, x, feedback, skips)
+    return _call(comm, request, out, x, feedback)
 
 
 def reduce_scatter(
@@ -131,7 +129,6 @@ def _call(
     out: Tensor,
     x: Tensor,
     feedback: ErrorFeedback | None,
-    skips: bool = False,
 ) -> Call:
     errors = ErrorFeedback.arrays_of(feedback, request, comm.size, comm.rank, x)
-    return calls.quantized_reduce(comm, request, out, x, *errors, skips=skips)
+    return calls.quantized_reduce(comm, request, out, x, *errors)

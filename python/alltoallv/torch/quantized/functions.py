@@ -42,7 +42,6 @@ def quantized_all_reduce(
     overflow: Overflow = "saturate",
     comm_quant_scale_1: Scale = None,
     comm_quant_scale_2: Scale = None,
-    allow_unquantized: bool = False,
     out: Tensor | None = None,
     group: Group = None,
     async_op: bool = False,
@@ -60,7 +59,7 @@ def quantized_all_reduce(
     scales = (scale, comm_quant_scale_1, comm_quant_scale_2)
     comm = what = None
     if offset is None and error_feedback is None and not async_op and all(each is None for each in scales):
-        what = "quantized_all_reduce", bits, group_size, gather, op, out_dtype, overflow, allow_unquantized
+        what = "quantized_all_reduce", bits, group_size, gather, op, out_dtype, overflow
         if not is_dynamo_compiling() and (result := repeats_of(group).run(what, input, out)) is not None:
             return result
     if not torch.compiler.is_compiling():
@@ -95,14 +94,13 @@ def quantized_all_reduce(
                     out_dtype=out_dtype,
                     overflow=overflow,
                     feedback=error_feedback,
-                    allow_unquantized=allow_unquantized,
                 )
                 if what:
                     remember(call, what, input, out)
     if recorded or needs_grad(input):
         first, second, third = map(_as_tensor, scales)
         made = quantized_ops.quantized_all_reduce(
-            input, first, offset, second, third, bits, group_size, gather, op, out_dtype, overflow, allow_unquantized,
+            input, first, offset, second, third, bits, group_size, gather, op, out_dtype, overflow,
             group,
         )  # fmt: skip
         return outcome(made, out, async_op)
