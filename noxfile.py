@@ -132,13 +132,13 @@ def triton_ascend_tests(session: nox.Session) -> None:
 @nox.session(tags=["lane-b"])
 def mindspore(session: nox.Session) -> None:
     """The tests of alltoallv.mindspore; MindSpore's wheel is built for NumPy 1."""
-    framework_tests(session, "tests/mindspore", "mindspore==2.10.*", "numpy<2")
+    framework_tests(session, "tests/mindspore tests/matrix", "mindspore==2.10.*", "numpy<2")
 
 
 @nox.session(tags=["lane-a"])
 def paddle(session: nox.Session) -> None:
     """The tests of alltoallv.paddle."""
-    framework_tests(session, "tests/paddle", "paddlepaddle==3.3.*")
+    framework_tests(session, "tests/paddle tests/matrix", "paddlepaddle==3.3.*")
 
 
 @nox.session(tags=["lane-b"])

@@ -8,7 +8,7 @@ from column import Column
 
 COLUMNS: list[type[Column]] = [
     getattr(importlib.import_module(f"adapters.{name}_column"), f"{name.capitalize()}Column")
-    for name in ("numpy", "torch", "c10d")
+    for name in ("numpy", "torch", "c10d", "mindspore", "paddle")
 ]
 FRAMEWORKS = [column for column in COLUMNS if column.package != "numpy" and column.installed()]
 # A framework's session runs its columns, and the core's, where there is none, NumPy's.

@@ -17,6 +17,7 @@ from columns import COLUMNS, RUNS
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
+from alltoallv.errors import AllToAllVError
 from alltoallv.testing import Ranks
 from alltoallv.testing.golden import assert_bits_equal
 
@@ -75,7 +76,11 @@ def run(communicator: Communicator, kind: type[Column], cases: list[Case]) -> di
         for case in cases:
             found[case.name] = came(column, case, group, communicator.rank)
             # Whatever a case did, the ranks go on together.
-            told = av.all_gather(np.array(communicator.rank), group=communicator)
+            try:
+                told = av.all_gather(np.array(communicator.rank), group=communicator)
+            except AllToAllVError as error:
+                error.add_note(f"a rank did not go on after {case.name}")
+                raise
             assert told.tolist() == list(range(SIZE)), case.name
     return found
 

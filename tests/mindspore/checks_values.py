@@ -31,7 +31,7 @@ def check_all_to_all_v(comm: Communicator) -> None:
     equal(am.all_to_all_v(x, sends, group=comm), expected)
     equal(am.all_to_all_v(x, Tensor(sends), Tensor(sends), group=comm), expected)
     out, handle = am.all_to_all_v(x, sends, sends, group=comm, async_op=True)
-    assert handle.wait() is None
+    assert handle.wait() is True
     equal(out, expected)
     none, handle = am.all_to_all_v(x, sends, group=comm, async_op=True)
     assert none is None
@@ -142,7 +142,7 @@ def check_all_gather_into_tensor(comm: Communicator) -> None:
     equal(out, np.repeat([0, 1], 3)[:, None] * np.ones((1, 3)))
     out = ops.zeros((6, 3))
     handle = am.all_gather_into_tensor(out, x, comm, True)
-    assert handle.wait() is None
+    assert handle.wait() is True
     equal(out, np.repeat([0, 1], 3)[:, None] * np.ones((1, 3)))
     for wrong in (ops.zeros((3, 3)), ops.zeros((3, 5)), ops.zeros((6, 3), ms.int32)):
         with pytest.raises(ValueError) as info:
@@ -219,10 +219,6 @@ def check_all_to_all_single(comm: Communicator) -> None:
     handle = am.all_to_all_single(out, x, sizes, sizes, group=comm, async_op=True)
     handle.wait()
     equal(out, [[0], [10], [11]] if r == 0 else [[1], [2], [12]])
-    for name, output, input in (("input", ops.zeros((2, 1)), x), ("output", out, ops.zeros((2, 1)))):
-        with pytest.raises(ValueError) as info:
-            am.all_to_all_single(output, input, group=comm)
-        assert str(info.value) == f"{name} shape at dim 0 must be divided by world_size, but got 3 and 2."
     # A part of a larger tensor is an output like any other.
     large = ops.zeros((3, 2))
     am.all_to_all_single(large[1:], Tensor(np.full((2, 2), r, np.float32)), group=comm)

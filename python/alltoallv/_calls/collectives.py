@@ -6,7 +6,7 @@ is checked here. To be called under the guard. The caller keeps the memory alive
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ import numpy as np
 from alltoallv import _core
 from alltoallv._calls.counts import even_parts, gather_layout, integer
 from alltoallv._calls.reductions import ReductionPlan, check_reduction
-from alltoallv._calls.regions import Region, as_bytes, check_apart, check_outputs_apart, lowest
+from alltoallv._calls.regions import Region, as_bytes, check_apart, check_gather_apart, check_outputs_apart, lowest
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 
@@ -28,12 +28,13 @@ class Ready:
     source: int
     target: int
     keep: object = None  # what it reads beside the caller's memory
+    timeout: float = -1.0  # seconds; below 0 the communicator's
 
     def run(self) -> None:
-        self.plan.run(self.source, self.target)
+        self.plan.run(self.source, self.target, timeout=self.timeout)
 
     def submit(self) -> _core.Work:
-        return self.plan.submit(self.source, self.target)
+        return self.plan.submit(self.source, self.target, timeout=self.timeout)
 
 
 def all_reduce(comm: Communicator, dtype: str, op: str, tensor: Region) -> Ready:
@@ -81,7 +82,7 @@ def all_gather(comm: Communicator, dtype: str, outputs: Sequence[Region], input:
                 f"expected {comm.size} times the {_count(input, dtype)} of the input",
                 9,
             )
-        check_apart(outputs[0], input)
+        check_gather_apart(outputs[0], input, comm.rank)
         layout = gather_layout(comm.size, _count(input, dtype))
         return Ready(_core.Plan(comm.core, "all_gather_into_tensor", dtype, *layout), input[0], outputs[0][0])
     check_length("the list", outputs, comm.size)
@@ -138,6 +139,13 @@ def check_length(name: str, tensors: Sized, size: int) -> None:
     """One tensor per rank."""
     if len(tensors) != size:
         raise InvalidParamError(f"{name} has {len(tensors)} tensors, expected {size}, one per rank")
+
+
+def check_one_dtype(dtypes: Iterable[str]) -> None:
+    """Refuses tensors of several dtypes, by the core's names."""
+    several = sorted(set(dtypes))
+    if len(several) > 1:
+        raise InvalidTensorError(f"Invalid usage of tensors with different dtypes: {', '.join(several)}", 13)
 
 
 def _count(region: Region, dtype: str) -> int:

@@ -19,7 +19,10 @@ T = TypeVar("T", bound="Transfer")
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Over shared memory; the layout is in elements, of which ``row`` make a unit of the caller's counts."""
+    """Over shared memory; the layout is in elements, of which ``row`` make a unit of the caller's counts.
+
+    ``timeout`` is in seconds, below 0 the communicator's; it holds for the gradient's exchange, too.
+    """
 
     communicator: Communicator
     operator: str
@@ -27,6 +30,7 @@ class Transfer:
     shape_in: tuple[int, ...]
     shape_out: tuple[int, ...]
     row: int
+    timeout: float = -1.0
 
     def transposed(self: T) -> T:
         """Outputs become inputs, which makes it the gradient. The send regions must not overlap."""

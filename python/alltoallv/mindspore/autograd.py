@@ -22,7 +22,7 @@ from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import as_bytes, lowest
 from alltoallv._calls.transfer import Transfer
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidTensorError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.mindspore import tensors
 from alltoallv.mindspore.group import on_host
 from alltoallv.mindspore.tensors import as_input, core_name, empty, executor, from_block, region, settle, zeros
@@ -46,7 +46,7 @@ class TensorTransfer(Transfer):
         if tensors.in_queue():
             return self.enqueue(input, output)
         x, out, plan = self.prepare(input, output)
-        plan.run(x.data_ptr(), out.data_ptr())
+        plan.run(x.data_ptr(), out.data_ptr(), self.timeout)
         return out
 
     def enqueue(self, input: Tensor, output: Tensor | None = None) -> Tensor:
@@ -54,6 +54,8 @@ class TensorTransfer(Transfer):
         from alltoallv.mindspore import device_op  # compiles
 
         with guard(self.communicator, self.operator):
+            if self.timeout >= 0:
+                raise InvalidParamError(f"timeout is {self.timeout}, expected None on Ascend: the group's counts")
             plan = self.plan(core_name(input.dtype))
             if output is None and self.has_gaps():
                 output = ops.zeros(self.shape_out, input.dtype)
@@ -64,7 +66,7 @@ class TensorTransfer(Transfer):
             out = self.enqueue(input, output)
             return out, Done(out)  # MindSpore orders what comes behind
         x, out, plan = self.prepare(input, output)
-        work = plan.submit(x.data_ptr(), out.data_ptr())
+        work = plan.submit(x.data_ptr(), out.data_ptr(), self.timeout)
         return out, CommHandle(self.communicator, work, (x, out), lambda: out)
 
 
@@ -115,7 +117,7 @@ class LearningExchange(_Function):
         with guard(transfer.communicator, transfer.operator):
             x = as_input(input)
             plan = transfer.plan(core_name(x.dtype))
-        block, recvs = plan.run_learning(x.data_ptr())
+        block, recvs = plan.run_learning(x.data_ptr(), transfer.timeout)
         shape = (sum(recvs) // transfer.row, *tail)
         ctx.transfer = transfer.received(recvs, shape)
         return from_block(block, shape, x.dtype)

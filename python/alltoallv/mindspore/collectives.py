@@ -7,16 +7,19 @@ through the outputs, which must then be tensors of their own, not parts of large
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from mindspore import Tensor
 
 from alltoallv import _core
+from alltoallv._calls.collectives import check_length, check_one_dtype
 from alltoallv._calls.counts import Counts, check_gathered, split_layout, split_sizes
 from alltoallv._calls.guard import guard
-from alltoallv._calls.regions import check_lists_apart
+from alltoallv._calls.regions import check_gather_apart, check_lists_apart
+from alltoallv._calls.request import seconds
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import InvalidTensorError
 from alltoallv.mindspore.autograd import (
     Gather,
     ListExchange,
@@ -28,7 +31,16 @@ from alltoallv.mindspore.autograd import (
 )
 from alltoallv.mindspore.exchange import check_async, enter, exchange
 from alltoallv.mindspore.group import Group
-from alltoallv.mindspore.tensors import check_output, check_tensor, core_name, region, row_size, settle, settle_apart
+from alltoallv.mindspore.tensors import (
+    check_output,
+    check_tensor,
+    core_name,
+    in_queue,
+    region,
+    row_size,
+    settle,
+    settle_apart,
+)
 from alltoallv.mindspore.work import CommHandle, Done
 
 
@@ -39,6 +51,8 @@ def all_to_all_single(
     input_split_sizes: Counts | None = None,
     group: Group = None,
     async_op: bool = False,
+    *,
+    timeout: float | None = None,
 ) -> CommHandle | None:
     """Splits ``input`` along dimension 0, sends part j to rank j, and concatenates what arrives into ``output``.
 
@@ -47,29 +61,26 @@ def all_to_all_single(
     comm = enter(group)
     with guard(comm, "all_to_all_single"):
         check_async(async_op)
+        limit = seconds(timeout)
         _check_pair("all_to_all_single", output, input, "output", "input")
         row = row_size(input)
         if len(output.shape) == 0 or row_size(output) != row:
             raise InvalidTensorError(
                 f"output has rows of shape {tuple(output.shape[1:])}, expected {tuple(input.shape[1:])} as the input"
             )
-        sends = _splits("input", input_split_sizes, input.shape[0], comm.size)
-        recvs = _splits("output", output_split_sizes, output.shape[0], comm.size)
+        sends = split_sizes("input_split_sizes", input_split_sizes, "input", input.shape[0], comm.size)
+        recvs = split_sizes("output_split_sizes", output_split_sizes, "output", output.shape[0], comm.size)
         settle_apart(output, input)
         arrays = split_layout(sends, recvs, row)
         _core.check_exchange(input.size, output.size, *arrays, comm.size)
-        transfer = TensorTransfer(comm, "all_to_all_single", arrays, tuple(input.shape), tuple(output.shape), row)
+        transfer = TensorTransfer(
+            comm, "all_to_all_single", arrays, tuple(input.shape), tuple(output.shape), row, limit
+        )
     return _handle(exchange(input, transfer, output, "output", async_op), async_op)
 
 
 def _handle(result: Any, async_op: bool) -> CommHandle | None:
     return result[1] if async_op else None
-
-
-def _splits(name: str, sizes: Counts | None, rows: int, size: int) -> list[int]:
-    if (sizes is None or len(sizes) == 0) and rows % size:
-        raise InvalidParamError(f"{name} shape at dim 0 must be divided by world_size, but got {rows} and {size}.")
-    return split_sizes(f"{name}_split_sizes", sizes, name, rows, size)
 
 
 def _check_pair(operator: str, output: Any, input: Any, output_name: str, input_name: str) -> None:
@@ -81,7 +92,12 @@ def _check_pair(operator: str, output: Any, input: Any, output_name: str, input_
 
 
 def all_gather_into_tensor(
-    output_tensor: Tensor, input_tensor: Tensor, group: Group = None, async_op: bool = False
+    output_tensor: Tensor,
+    input_tensor: Tensor,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: float | None = None,
 ) -> CommHandle | None:
     """Concatenates the ``input_tensor`` of all ranks, in rank order, along dimension 0 into ``output_tensor``.
 
@@ -91,15 +107,18 @@ def all_gather_into_tensor(
     comm = enter(group)
     with guard(comm, "all_gather_into_tensor"):
         check_async(async_op)
+        limit = seconds(timeout)
         _check_pair("all_gather_into_tensor", output_tensor, input_tensor, "output_tensor", "input_tensor")
         shape, expected = tuple(input_tensor.shape), tuple(output_tensor.shape)
         check_gathered("output_tensor", output_tensor.size, shape, comm.size)
-        settle_apart(output_tensor, input_tensor)
+        if not in_queue():
+            settle()
+            check_gather_apart(region(output_tensor), region(input_tensor), comm.rank)
     if tracks(input_tensor, output_tensor):
         values = Gather.apply(input_tensor, comm)
         assign("output_tensor", output_tensor, values)
         return Done(output_tensor) if async_op else None
-    transfer = gather_transfer(comm, shape, expected)
+    transfer = replace(gather_transfer(comm, shape, expected), timeout=limit)
     return _handle(exchange(input_tensor, transfer, output_tensor, "output_tensor", async_op), async_op)
 
 
@@ -108,6 +127,8 @@ def all_to_all(
     input_tensor_list: Sequence[Tensor],
     group: Group = None,
     async_op: bool = False,
+    *,
+    timeout: float | None = None,
 ) -> CommHandle | None:
     """Sends ``input_tensor_list[j]`` to rank j and receives ``output_tensor_list[j]`` from it.
 
@@ -117,6 +138,7 @@ def all_to_all(
     comm = enter(group)
     with guard(comm, "all_to_all"):
         check_async(async_op)
+        limit = seconds(timeout)
         _check_lists(comm, output_tensor_list, input_tensor_list)
         ins, outs = list(input_tensor_list), list(output_tensor_list)
         settle()
@@ -129,25 +151,18 @@ def all_to_all(
         return Done(outs) if async_op else None
     plan, source, target, ins = list_plan(comm, outs, ins)
     if async_op:
-        return CommHandle(comm, plan.submit(source, target), (ins, outs), lambda: outs)
-    plan.run(source, target)
+        return CommHandle(comm, plan.submit(source, target, limit), (ins, outs), lambda: outs)
+    plan.run(source, target, limit)
     return None
 
 
 def _check_lists(comm: Communicator, outputs: Any, inputs: Any) -> None:
-    dtypes: list[Any] = []
     for name, tensors in (("input_tensor_list", inputs), ("output_tensor_list", outputs)):
         if not isinstance(tensors, list | tuple):
             raise TypeError(f"Expected list or tuple, but got {type(tensors)}.")
         for tensor in tensors:
             check_tensor(name, tensor)
-        if len(tensors) != comm.size:
-            raise InvalidParamError(f"{name} has {len(tensors)} tensors, expected {comm.size}, one per rank")
-        dtypes += [tensor.dtype for tensor in tensors]
-    for dtype in dtypes:
-        if dtype != dtypes[0]:
-            raise InvalidTensorError(
-                f"the lists hold tensors of dtypes {dtypes[0]} and {dtype}, expected one dtype", 13
-            )
+        check_length(name, tensors, comm.size)
     for j, out in enumerate(outputs):
-        check_output(f"output_tensor_list[{j}]", out, dtypes[0])
+        check_output(f"output_tensor_list[{j}]", out)
+    check_one_dtype(core_name(x.dtype) for x in (*inputs, *outputs))

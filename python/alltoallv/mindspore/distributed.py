@@ -36,7 +36,7 @@ def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None, async_op: b
         check_async(async_op)
         check_tensor("tensor", tensor)
         dtype = core_name(tensor.dtype)
-        check_output("tensor", tensor, tensor.dtype)
+        check_output("tensor", tensor)
         settle()
         ready = collectives.all_reduce(comm, dtype, op, region(tensor))
         wants_grad = tracks(tensor)
@@ -73,7 +73,7 @@ def _reduce_scatter(output: Tensor, given: Any, op: str, group: Group, async_op:
         check_async(async_op)
         check_tensor("output", output)
         dtype = core_name(output.dtype)
-        check_output("output", output, output.dtype)
+        check_output("output", output)
         parts = [as_input(x) for x in _tensors(comm, "input_list", given)]
         for x in parts:
             check_output("input", x, output.dtype)
@@ -123,7 +123,7 @@ def broadcast(tensor: Tensor, src: int, group: Group = None, async_op: bool = Fa
         check_async(async_op)
         check_tensor("tensor", tensor)
         dtype = core_name(tensor.dtype)
-        check_output("tensor", tensor, tensor.dtype)
+        check_output("tensor", tensor)
         root = groups.rank_in(group, src)
         settle()
         ready = collectives.broadcast(comm, dtype, region(tensor), root)

@@ -12,7 +12,7 @@ from mindspore.graph import jit_trace
 from alltoallv._calls import experts
 from alltoallv._calls.counts import Counts, Unit, packed
 from alltoallv._calls.guard import guard
-from alltoallv._calls.request import Request, Sends
+from alltoallv._calls.request import Request, Sends, seconds
 from alltoallv._calls.transfer import packing
 from alltoallv.communicator import Communicator
 from alltoallv.mindspore import group as groups
@@ -42,6 +42,7 @@ def all_to_all_v(
     out: Tensor | None = None,
     group: Group = None,
     async_op: Literal[False] = False,
+    timeout: float | None = None,
 ) -> Tensor: ...
 @overload
 def all_to_all_v(
@@ -55,6 +56,7 @@ def all_to_all_v(
     out: Tensor | None = None,
     group: Group = None,
     async_op: Literal[True],
+    timeout: float | None = None,
 ) -> tuple[Tensor | None, CommHandle]: ...
 def all_to_all_v(
     input: Tensor,
@@ -67,6 +69,7 @@ def all_to_all_v(
     out: Tensor | None = None,
     group: Group = None,
     async_op: bool = False,
+    timeout: float | None = None,
 ) -> Any:
     """Sends a region of ``input`` to every rank and receives one from each.
 
@@ -88,6 +91,7 @@ def all_to_all_v(
         group: A group's name, a `Communicator`, or None for all ranks.
         async_op: Return ``(output, handle)`` at once. With learnt counts the output is not known yet:
             ``(None, handle)``, and ``handle.result()`` returns it.
+        timeout: Seconds to wait for the peers, on CPU, in the gradient's exchange too; default: the communicator's.
 
     Returns:
         Counted in elements one dimension; in rows the other dimensions of the input stay. ``out`` if given.
@@ -103,6 +107,7 @@ def all_to_all_v(
     shape: tuple[int, ...] = (0,)
     with guard(comm, "all_to_all_v"):
         check_async(async_op)
+        limit = seconds(timeout)
         check_tensor("input", input)
         core_name(input.dtype)
         wants_grad = tracks(input)
@@ -122,7 +127,7 @@ def all_to_all_v(
         if index is not None:  # MindSpore's own gather adds up the gradients of what is sent twice
             input = ops.gather(input.reshape(-1), Tensor(index), 0)
             layout = (layout[0], packed(layout[0]), *layout[2:])
-    transfer = TensorTransfer(comm, "all_to_all_v", layout, tuple(input.shape), shape, sends.row)
+    transfer = TensorTransfer(comm, "all_to_all_v", layout, tuple(input.shape), shape, sends.row, limit)
     if recv_counts is None:
         tail = sends.tail
         return _submit_learning(input, transfer, tail) if async_op else LearningExchange.apply(input, transfer, tail)
@@ -179,7 +184,7 @@ def _submit_learning(input: Tensor, transfer: TensorTransfer, tail: tuple[int, .
     with guard(transfer.communicator, transfer.operator):
         x = as_input(input)
         plan = transfer.plan(core_name(x.dtype))
-    learning = plan.submit_learning(x.data_ptr())
+    learning = plan.submit_learning(x.data_ptr(), transfer.timeout)
 
     def finish() -> Tensor:
         block, counts = learning.take()

@@ -86,11 +86,11 @@ def check_tensor(name: str, tensor: Any) -> None:
         raise TypeError(f"Expected tensor, but got {type(tensor)}: {name}")
 
 
-def check_output(name: str, tensor: Any, dtype: Any) -> None:
-    """Refuses a tensor that the operator cannot write into."""
+def check_output(name: str, tensor: Any, dtype: Any = None) -> None:
+    """Refuses a tensor that the operator cannot write into, or of another dtype than the one given."""
     check_tensor(name, tensor)
-    if tensor.dtype != dtype:
-        raise InvalidTensorError(f"{name} has dtype {tensor.dtype}, expected {dtype}", 13)
+    if dtype is not None and tensor.dtype != dtype:
+        raise InvalidTensorError(f"{name} has dtype {core_name(tensor.dtype)}, expected {core_name(dtype)}", 13)
     if not tensor.is_contiguous():
         raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor")
 

@@ -11,14 +11,6 @@ class CommHandle(Handle):
     The tensors it uses stay alive until it is done, also when the handle is dropped.
     """
 
-    def wait(self) -> None:  # type: ignore[override]
-        """Blocks until the operator is done.
-
-        Raises:
-            AllToAllVError: whatever the operator raised.
-        """
-        self._wait()
-
 
 class Done(Ended, CommHandle):
     """The handle of a call that was not asynchronous after all."""

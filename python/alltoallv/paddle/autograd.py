@@ -37,7 +37,7 @@ class LearningExchange(PyLayer):
         with guard(transfer.communicator, transfer.operator):
             x = as_input("input", input)
             plan = transfer.plan(core_name(x.dtype))
-        block, recvs = plan.run_learning(x.data_ptr())
+        block, recvs = plan.run_learning(x.data_ptr(), transfer.timeout)
         shape = (sum(recvs) // transfer.row, *tail)
         ctx.transfer = transfer.received(recvs, shape)
         return from_block(block, shape, x.dtype)
@@ -82,14 +82,14 @@ class Permute(PyLayer):
 def run(input: Tensor, transfer: Transfer, out: Tensor | None = None) -> Tensor:
     """Without a gradient; the output is ``out``, or a new tensor whose gaps are zero."""
     x, out, plan = _prepare(input, transfer, out)
-    plan.run(x.data_ptr(), out.data_ptr())
+    plan.run(x.data_ptr(), out.data_ptr(), transfer.timeout)
     return out
 
 
 def submit(input: Tensor, transfer: Transfer, out: Tensor | None = None) -> tuple[Tensor, Task]:
     """The same, under way."""
     x, out, plan = _prepare(input, transfer, out)
-    work = plan.submit(x.data_ptr(), out.data_ptr())
+    work = plan.submit(x.data_ptr(), out.data_ptr(), transfer.timeout)
     return out, Task(transfer.communicator, work, (x, out), lambda: out)
 
 

@@ -17,7 +17,9 @@ from paddle.distributed.communication.group import Group as PaddleGroup
 
 from alltoallv._calls import collectives
 from alltoallv._calls.collectives import Ready
+from alltoallv._calls.counts import check_gathered
 from alltoallv._calls.guard import guard
+from alltoallv._calls.request import seconds
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.paddle.group import Group, resolve
@@ -37,7 +39,7 @@ def all_reduce(tensor: Tensor, op: int = ReduceOp.SUM, group: Group = None, sync
     """
 
     def prepare(comm: Communicator) -> Ready:
-        check_output("tensor", tensor, getattr(tensor, "dtype", None))
+        check_output("tensor", tensor)
         return collectives.all_reduce(comm, core_name(tensor.dtype), _op(op), region(tensor))
 
     return _run("all_reduce", group, sync_op, prepare, [tensor])
@@ -58,7 +60,7 @@ def reduce_scatter(
     kept: list[Tensor] = []
 
     def prepare(comm: Communicator) -> Ready:
-        check_output("tensor", tensor, getattr(tensor, "dtype", None))
+        check_output("tensor", tensor)
         kept.extend(as_input("tensor_list", x) for x in _tensors("tensor_list", tensor_list, comm.size))
         for x in kept:
             check_output("tensor_list", x, tensor.dtype)
@@ -69,12 +71,18 @@ def reduce_scatter(
 
 
 def all_gather(
-    tensor_list: list[Tensor] | Tensor, tensor: Tensor, group: Group = None, sync_op: bool = True
+    tensor_list: list[Tensor] | Tensor,
+    tensor: Tensor,
+    group: Group = None,
+    sync_op: bool = True,
+    *,
+    timeout: float | None = None,
 ) -> Task | None:
     """Copies the ``tensor`` of rank j into ``tensor_list[j]`` of every rank.
 
     ``tensor_list`` has one tensor per rank, of that rank's size; empty, it is filled with tensors of the shape of
-    ``tensor``; or it is one tensor, of W times the elements of ``tensor``, for all one behind the other.
+    ``tensor``; or it is one tensor, of W times the elements of ``tensor``, for all one behind the other. ``timeout``:
+    seconds to wait for the peers; default: the communicator's.
     """
     kept: list[Tensor] = []
     outs: list[Tensor] = []
@@ -86,7 +94,10 @@ def all_gather(
         outs.extend(made or _tensors("tensor_list", tensor_list, comm.size))
         for out in outs:
             check_output("tensor_list", out, tensor.dtype)
+        if isinstance(tensor_list, Tensor):
+            check_gathered("tensor_list", tensor_list.size, tuple(tensor.shape), comm.size)
         ready = collectives.all_gather(comm, core_name(tensor.dtype), [region(x) for x in outs], region(kept[0]))
+        ready.timeout = seconds(timeout)
         if made:
             tensor_list.extend(made)
         return ready
@@ -101,7 +112,7 @@ def broadcast(tensor: Tensor, src: int, group: Group = None, sync_op: bool = Tru
     """
 
     def prepare(comm: Communicator) -> Ready:
-        check_output("tensor", tensor, getattr(tensor, "dtype", None))
+        check_output("tensor", tensor)
         root = src
         if isinstance(group, PaddleGroup):
             if src not in group.ranks:

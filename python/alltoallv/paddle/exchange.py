@@ -10,10 +10,11 @@ from paddle import Tensor
 
 from alltoallv import _core
 from alltoallv._calls import experts
+from alltoallv._calls.collectives import check_length, check_one_dtype
 from alltoallv._calls.counts import Counts, Unit, packed, split_layout, split_sizes
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import check_lists_apart, lowest
-from alltoallv._calls.request import Request, Sends
+from alltoallv._calls.request import Request, Sends, seconds
 from alltoallv._calls.transfer import Transfer, packing
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
@@ -44,6 +45,7 @@ def all_to_all_v(
     out: Tensor | None = None,
     group: Group = None,
     async_op: Literal[False] = False,
+    timeout: float | None = None,
 ) -> Tensor: ...
 @overload
 def all_to_all_v(
@@ -57,6 +59,7 @@ def all_to_all_v(
     out: Tensor | None = None,
     group: Group = None,
     async_op: Literal[True],
+    timeout: float | None = None,
 ) -> tuple[Tensor | None, Task]: ...
 def all_to_all_v(
     input: Tensor,
@@ -69,6 +72,7 @@ def all_to_all_v(
     out: Tensor | None = None,
     group: Group = None,
     async_op: bool = False,
+    timeout: float | None = None,
 ) -> Any:
     """Sends a region of ``input`` to every rank and receives one from each.
 
@@ -91,6 +95,7 @@ def all_to_all_v(
         group: A Paddle group, a `Communicator`, or None for all ranks.
         async_op: Return ``(output, task)`` at once. With learnt counts the output is not known yet: ``(None, task)``,
             and ``task.result()`` returns it.
+        timeout: Seconds to wait for the peers, in the gradient's exchange too; default: the communicator's.
 
     Returns:
         Counted in elements one dimension; in rows the other dimensions of the input stay. ``out`` if given.
@@ -106,6 +111,7 @@ def all_to_all_v(
         return (None, None) if async_op else None
     shape: tuple[int, ...] = (0,)
     with guard(comm, "all_to_all_v"):
+        limit = seconds(timeout)
         check_tensor("input", input)
         core_name(input.dtype)
         wants_grad = paddle.is_grad_enabled() and not input.stop_gradient
@@ -129,7 +135,7 @@ def all_to_all_v(
         if index is not None:  # Paddle's own gather adds up the gradients of what is sent twice
             input = paddle.gather(input.reshape([-1]), paddle.to_tensor(index))
             layout = (layout[0], packed(layout[0]), *layout[2:])
-    transfer = Transfer(comm, "all_to_all_v", layout, tuple(input.shape), shape, sends.row)
+    transfer = Transfer(comm, "all_to_all_v", layout, tuple(input.shape), shape, sends.row, limit)
     if recv_counts is None:
         if async_op:
             return _submit_learning(input, transfer, sends.tail)
@@ -147,7 +153,7 @@ def _submit_learning(input: Tensor, transfer: Transfer, tail: tuple[int, ...]) -
     with guard(transfer.communicator, transfer.operator):
         x = as_input("input", input)
         plan = transfer.plan(core_name(x.dtype))
-    learning = plan.submit_learning(x.data_ptr())
+    learning = plan.submit_learning(x.data_ptr(), transfer.timeout)
 
     def finish() -> Tensor:
         block, counts = learning.take()
@@ -169,6 +175,8 @@ def alltoall_single(
     out_split_sizes: Counts | None = None,
     group: Group = None,
     sync_op: bool = True,
+    *,
+    timeout: float | None = None,
 ) -> Task | None:
     """Splits ``in_tensor`` along dimension 0, sends part j to rank j, concatenates what arrives into ``out_tensor``.
 
@@ -182,6 +190,7 @@ def alltoall_single(
         in_split_sizes, out_split_sizes: One integer >= 0 per rank. Those of rank i for j and of rank j for i agree.
         group: A Paddle group, a `Communicator`, or None for all ranks.
         sync_op: Whether the call returns only when ``out_tensor`` is complete.
+        timeout: Seconds to wait for the peers; default: the communicator's.
 
     Returns:
         A task, also with ``sync_op=True``; None, with a warning, on a rank outside the group.
@@ -207,7 +216,8 @@ def alltoall_single(
         check_apart(out_tensor, x)
         layout = split_layout(sends, recvs, row)
         _core.check_exchange(x.size, out_tensor.size, *layout, comm.size)
-    transfer = Transfer(comm, "all_to_all_single", layout, tuple(x.shape), tuple(out_tensor.shape), row)
+        shapes = tuple(x.shape), tuple(out_tensor.shape)
+        transfer = Transfer(comm, "all_to_all_single", layout, *shapes, row, seconds(timeout))
     if not sync_op:
         return submit(x, transfer, out_tensor)[1]
     return Done(run(x, transfer, out_tensor))
@@ -218,6 +228,8 @@ def alltoall(
     out_tensor_list: list[Tensor],
     group: Group = None,
     sync_op: bool = True,
+    *,
+    timeout: float | None = None,
 ) -> Task | None:
     """Sends ``in_tensor_list[j]`` to rank j and receives ``out_tensor_list[j]`` from it.
 
@@ -229,6 +241,7 @@ def alltoall(
     if comm is None:
         return None
     with guard(comm, "all_to_all"):
+        limit = seconds(timeout)
         ins, outs = _check_lists(comm, in_tensor_list, out_tensor_list)
         inputs, outputs = [region(x) for x in ins], [region(out) for out in outs]
         check_lists_apart(outputs, inputs, name="out_tensor_list")
@@ -241,8 +254,8 @@ def alltoall(
         if len(out_tensor_list) == 0:
             out_tensor_list += outs
     if not sync_op:
-        return Task(comm, plan.submit(source, target), (ins, outs), lambda: outs)
-    plan.run(source, target)
+        return Task(comm, plan.submit(source, target, limit), (ins, outs), lambda: outs)
+    plan.run(source, target, limit)
     return Done(outs)
 
 
@@ -252,14 +265,12 @@ def _check_lists(comm: Communicator, inputs: Any, outputs: Any) -> tuple[list[Te
             raise TypeError(f"{name} is a {type(tensors).__name__}, expected a list of tensors")
     if len(inputs) == 0:
         raise RuntimeError("The input tensor_list should not be empty.")
-    if len(inputs) != comm.size or len(outputs) not in (0, comm.size):
-        raise InvalidParamError(
-            f"in_tensor_list has {len(inputs)} tensors and out_tensor_list {len(outputs)}, "
-            f"expected {comm.size}, one per rank, or an empty out_tensor_list"
-        )
+    check_length("in_tensor_list", inputs, comm.size)
+    if len(outputs):
+        check_length("out_tensor_list", outputs, comm.size)
     ins = [as_input(f"in_tensor_list[{j}]", x) for j, x in enumerate(inputs)]
     outs = list(outputs) if len(outputs) else [paddle.empty_like(x) for x in ins]
-    for name, tensors in (("in_tensor_list", ins), ("out_tensor_list", outs)):
-        for j, tensor in enumerate(tensors):
-            check_output(f"{name}[{j}]", tensor, ins[0].dtype)
+    for j, out in enumerate(outs):
+        check_output(f"out_tensor_list[{j}]", out)
+    check_one_dtype(core_name(x.dtype) for x in (*ins, *outs))
     return ins, outs
