@@ -18,7 +18,6 @@ import alltoallv.torch as at
 from alltoallv.testing import golden
 from alltoallv.torch.engines import rendezvous
 from alltoallv.torch.engines.group import TorchGroupCommunicator
-from alltoallv.torch.engines.rendezvous import GroupStore
 
 #: Dtypes that both torch and the reference know.
 DTYPES = [name for name in golden.DTYPES if isinstance(getattr(torch, name, None), torch.dtype)]
@@ -38,9 +37,10 @@ def engine(rank: int, size: int, file: str, **options: Any) -> Iterator[TorchGro
 def views(rank: int, size: int, file: str, **options: Any) -> Iterator[TorchGroupCommunicator]:
     """The way of NCCL, views per peer and agreement through the store, in host memory: this package's backend moves."""
     with joined(rank, size, file) as group:
-        store = GroupStore(dist.distributed_c10d._world.pg_map[group][1], "views", rank, size)
-        who = rendezvous.introduce(store, "views", 30)
-        comm = TorchGroupCommunicator(group, "nccl", store, who, **{"domain": "views", "timeout": 30.0} | options)
+        raw = dist.distributed_c10d._world.pg_map[group][1]
+        meeting = rendezvous.meet(raw, rank, size, "views", 30)
+        named = {"domain": "views", "timeout": 30.0} | options
+        comm = TorchGroupCommunicator(group, "nccl", meeting.store(raw, rank, size), meeting.who, **named)
         yield comm
         comm.destroy()
 

@@ -20,7 +20,6 @@ from alltoallv.errors import CommTimeoutError, InvalidTensorError, PeerLostError
 from alltoallv.testing import Ranks, golden, reference
 from alltoallv.torch.engines import rendezvous
 from alltoallv.torch.engines.group import FIRST, TorchGroupCommunicator
-from alltoallv.torch.engines.rendezvous import GroupStore
 
 
 @pytest.fixture
@@ -152,10 +151,10 @@ def test_ranks_that_are_late_and_leave(ranks: Ranks, file: str) -> None:
             assert "waited 1.0 s in operator #1 barrier of domain 'views' for rank 1 (pid " in str(error)
         dist.init_process_group("alltoallv", store=dist.FileStore(file + "2", size), rank=rank, world_size=size)
         group = dist.group.WORLD
-        store = GroupStore(dist.distributed_c10d._world.pg_map[group][1], "views", rank, size)
-        comm = TorchGroupCommunicator(
-            group, "nccl", store, rendezvous.introduce(store, "", 30), domain="views", timeout=30
-        )
+        raw = dist.distributed_c10d._world.pg_map[group][1]
+        meeting = rendezvous.meet(raw, rank, size, "", 30)
+        store = meeting.store(raw, rank, size)
+        comm = TorchGroupCommunicator(group, "nccl", store, meeting.who, domain="views", timeout=30)
         comm.barrier().run()
         if rank == 0:
             comm.destroy()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import uuid
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -20,7 +19,6 @@ from alltoallv.torch.engines import group as torch_group
 from alltoallv.torch.engines import rendezvous
 from alltoallv.torch.engines.group import TorchGroupCommunicator
 from alltoallv.torch.engines.hccl import DeviceMember
-from alltoallv.torch.engines.rendezvous import GroupStore
 
 Group = Any  # ProcessGroup | Communicator | TorchGroupCommunicator | None
 AnyCommunicator = Communicator | TorchGroupCommunicator | DeviceMember
@@ -29,7 +27,6 @@ _NO_REPEATS = _core.Repeats()
 _log = logging.getLogger("alltoallv")
 # By group, then by kind of device and backend; the backend None is the default when the group was first used.
 _made: weakref.WeakKeyDictionary[Any, dict[tuple[str, str | None], AnyCommunicator]] = weakref.WeakKeyDictionary()
-_attempts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def device_of(tensor: object) -> str:
@@ -141,10 +138,8 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
     raw = dist.distributed_c10d._world.pg_map[group][1]
     if raw is None:  # MPI's own launcher has brought the ranks together
         return TorchGroupCommunicator(group, "mpi", None, [], domain=domain, timeout=timeout, check=check)
-    # A failed communicator is followed by another: all ranks count their attempts alike.
-    attempt = _attempts[group] = _attempts.get(group, -1) + 1
-    store = GroupStore(raw, f"alltoallv/{attempt}", rank, size)
-    who = rendezvous.introduce(store, name, timeout, job=uuid.uuid4().hex, device=device, backend=wanted)
+    meeting = rendezvous.meet(raw, rank, size, name, timeout, device=device, backend=wanted)
+    who = meeting.who
     for j, peer in enumerate(who):
         asked = [f"{one['device']} tensors over backend {one['backend']!r}" for one in (who[0], peer)]
         if asked[0] != asked[1]:
@@ -152,7 +147,7 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
     chosen = _choose(group, device, wanted, who)
     if chosen == "shm":
         shared.rank, shared.size = rank, size
-        shared.job = "torch:" + who[0]["job"]
+        shared.job = "torch:" + meeting.key
         return Communicator(_core.communicator(shared))
     hosts = len({peer["host"] for peer in who})
     _log.info(
@@ -164,6 +159,7 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
         "s"[: hosts > 1],
         chosen,
     )
+    store = meeting.store(raw, rank, size)
     return TorchGroupCommunicator(
         group, chosen, store, who, domain=domain, timeout=timeout, check=check, warn_after=shared.warn_after
     )

@@ -7,8 +7,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+import uuid
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
@@ -24,16 +26,30 @@ Ready = Callable[[float], bool]  # waits for some seconds; whether what is waite
 Wait = Callable[[Ready, Callable[[], list[int]]], None]  # returns once it has; the second tells who is missing
 
 
+class Meeting(NamedTuple):
+    """What a rank knows once all ranks of a group have come.
+
+    Attributes:
+        who: Every rank's `introduction`.
+        key: Equal on all ranks, and different from every other meeting's.
+    """
+
+    who: list[dict[str, Any]]
+    key: str
+
+    def store(self, of_group: dist.Store, rank: int, size: int) -> GroupStore:
+        """A part of the group's store that nobody has written to."""
+        return GroupStore(dist.PrefixStore(f"alltoallv/{self.key}", connection(of_group)), rank, size)
+
+
 class GroupStore:
-    """A part of the group's store that belongs to one communicator.
+    """A part of a store that belongs to one communicator.
 
     Only `collect` waits for other ranks. A store that no longer answers raises PeerLostError.
     """
 
-    def __init__(self, store: Any, prefix: str, rank: int, size: int) -> None:
-        # A connection of its own: another thread may sit in a long wait on the group's.
-        self.store = dist.PrefixStore(prefix, store.clone() if hasattr(store, "clone") else store)
-        self.rank, self.size = rank, size
+    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
+        self.store, self.rank, self.size = store, rank, size
         self._dead = False
         self._answered = 0  # of the roll calls
 
@@ -55,7 +71,7 @@ class GroupStore:
     def collect(self, key: str, wait: Wait) -> list[bytes]:
         """``key/j`` of every rank j, which `wait` waits for."""
         keys = [f"{key}/{j}" for j in range(self.size)]
-        wait(lambda step: self._await(keys, step), lambda: self.missing(key))
+        wait(lambda step: self.await_(lambda: bool(self.store.check(keys)), step), lambda: self.missing(key))
         if self.store.has_extended_api():
             return self._ask(lambda: [bytes(value) for value in self.store.multi_get(keys)])
         return self._ask(lambda: [bytes(self.store.get(name)) for name in keys])
@@ -64,10 +80,12 @@ class GroupStore:
         """Ranks j that have not posted ``key/j``."""
         return [j for j in range(self.size) if self.peek(f"{key}/{j}") is None]
 
-    def _await(self, keys: Sequence[str], step: float) -> bool:
+    def await_(self, come: Callable[[], bool], step: float) -> bool:
+        """Asks until ``come()`` is true, for ``step`` seconds; whether it was."""
+
         def poll() -> bool:
             end, pause = time.monotonic() + step, 0.0002
-            while not self.store.check(list(keys)):
+            while not come():
                 if time.monotonic() > end:
                     return False
                 time.sleep(pause)
@@ -139,24 +157,70 @@ def host() -> str:
     return " ".join([boot, *(os.readlink(f"/proc/self/ns/{name}") for name in ("net", "pid"))])
 
 
-def introduce(store: GroupStore, group_name: str, timeout: float, **more: Any) -> list[dict[str, Any]]:
-    """Every rank's `introduction`.
+def meet(store: dist.Store, rank: int, size: int, name: str, timeout: float, **more: Any) -> Meeting:
+    """Waits for all ranks of group ``name`` at its store, which may hold what they wrote for a group of before.
+
+    Rank 0 opens a place that no meeting has had; a rank that has gone to an old one does not find itself among those
+    who were there, and looks for a newer.
+
+    Args:
+        more: What peers should know of this rank beside its `introduction`.
 
     Raises:
         CommTimeoutError: ranks did not come; the message names them.
     """
-    store.post(f"rank/{store.rank}", json.dumps(introduction(**more)))
-    end = time.monotonic() + timeout
+    own = GroupStore(dist.PrefixStore("alltoallv", store), rank, size)
+    key = uuid.uuid4().hex
+    mine = json.dumps(introduction(key=key, **more))
+    place, end, everybody = "", time.monotonic() + timeout, b"[]"
 
     def wait(ready: Ready, missing: Callable[[], list[int]]) -> None:
         while not ready(min(0.5, max(end - time.monotonic(), 0.0))):
             if time.monotonic() >= end:
                 late = ", ".join(f"rank {j}" for j in missing())
-                raise CommTimeoutError(
-                    f"rank {store.rank} of group {group_name!r} waited {timeout:.1f} s for {late} to join"
-                )
+                raise CommTimeoutError(f"rank {rank} of group {name!r} waited {timeout:.1f} s for {late} to join")
 
-    return [json.loads(text) for text in store.collect("rank", wait)]
+    def gathered() -> bool:
+        nonlocal place, everybody
+        opened = own.store.get("place").decode() if own.store.check(["place"]) else ""
+        # Rank 0 may have gathered everybody and opened its next place meanwhile.
+        if place and own.store.check([f"{place}/all"]):
+            everybody = bytes(own.store.get(f"{place}/all"))
+            if json.loads(everybody)[rank]["key"] == key:
+                return True
+        if opened != place:
+            own.store.set(f"{opened}/{rank}", mine)
+            place = opened
+        return False
+
+    if rank == 0:
+        own.post(f"{key}/0", mine)
+        own.post("place", key)
+        everybody = b"[" + b",".join(own.collect(key, wait)) + b"]"
+        own.post(f"{key}/all", everybody)
+    else:
+        wait(lambda step: own.await_(gathered, step), lambda: own.missing(place) or [0])
+    who = json.loads(everybody)
+    return Meeting(who, who[0]["key"])
+
+
+_connections: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def connection(store: Any) -> Any:
+    """A connection of this process to a group's store, less its prefixes: one for all groups of a default group.
+
+    Another thread may sit in a long wait on the group's own. TCPStore takes seconds for every twelfth or so.
+    """
+    root = store._underlying_non_prefix_store if isinstance(store, dist.PrefixStore) else store
+    if not hasattr(root, "clone"):
+        return root
+    world = dist.group.WORLD
+    if world is None:
+        return root.clone()
+    if world not in _connections or _connections[world][0] is not root:
+        _connections[world] = root, root.clone()
+    return _connections[world][1]
 
 
 def describe_rank(rank: int, who: dict[str, Any], left: bool) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from datetime import timedelta
+from collections import Counter
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from alltoallv import _core, communicator
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.torch.engines import rendezvous
+from alltoallv.torch.engines.rendezvous import Meeting
 
 _NATIVE = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl"}
 
@@ -23,31 +23,44 @@ class EngineMissingError(BackendUnavailableError, RuntimeError):
     """A RuntimeError too, as torch raises for a device without an engine."""
 
 
-def connect(store: dist.Store, rank: int, size: int, name: str, timeout: timedelta) -> Communicator | str:
-    """The communicator of all ranks that share ``store``; if they run on several hosts, a sentence that says which.
+def meet(options: _DistributedBackendOptions, world: Meeting | None, counts: Counter[str]) -> Meeting:
+    """Brings the ranks of a group together, without a word if they have met in the default group, ``world``.
+
+    Args:
+        counts: How many groups of a name and ranks this process has made of ``world``; all of them count alike.
 
     Raises:
         CommTimeoutError: ranks did not come; the message names them.
     """
-    seconds = timeout.total_seconds()
-    own = rendezvous.GroupStore(store, "alltoallv", rank, size)
-    who = rendezvous.introduce(own, name, seconds, job=uuid.uuid4().hex)
+    name, ranks = options.group_id, list(options.global_ranks_in_group)
+    if world is None or not ranks:
+        place = options.store, options.group_rank, options.group_size
+        return rendezvous.meet(*place, name, options.timeout.total_seconds())
+    group = f"{name} of ranks {ranks}"
+    counts[group] += 1
+    return Meeting([world.who[rank] for rank in ranks], f"{world.key}/{group}, {counts[group]}")
+
+
+def connect(options: _DistributedBackendOptions, meeting: Meeting) -> Communicator | str:
+    """The communicator of all ranks that have met; if they run on several hosts, a sentence that says which."""
+    name, who = options.group_id, meeting.who
     for j, peer in enumerate(who):
         if peer["host"] != who[0]["host"]:
             return f"rank 0 and rank {j} of group {name!r} run on different hosts"
     domain = f"torch-{name}".replace(":", "-").encode()[:128].decode(errors="ignore")  # what follows a colon is a size
-    options = communicator.make_options(domain, seconds)
-    options.rank, options.size = rank, size
-    options.job = "torch:" + who[0]["job"]
-    return Communicator(_core.communicator(options))
+    shared = communicator.make_options(domain, options.timeout.total_seconds())
+    shared.rank, shared.size = options.group_rank, options.group_size
+    shared.job = "torch:" + meeting.key
+    return Communicator(_core.communicator(shared))
 
 
-def gloo(options: _DistributedBackendOptions) -> dist.ProcessGroupGloo:
-    """The engine for CPU tensors."""
+def gloo(options: _DistributedBackendOptions, store: dist.Store) -> dist.ProcessGroupGloo:
+    """The engine for CPU tensors, whose ranks meet in ``store``."""
     if not dist.is_gloo_available():
         raise BackendUnavailableError("this build of torch has no gloo, which backend 'alltoallv' needs beside it")
-    store = dist.PrefixStore("gloo", options.store)
-    made = dist.ProcessGroupGloo(store, options.group_rank, options.group_size, timeout=options.timeout)
+    made = dist.ProcessGroupGloo(
+        dist.PrefixStore("gloo", store), options.group_rank, options.group_size, timeout=options.timeout
+    )
     made.options.global_ranks_in_group = options.global_ranks_in_group
     made.options.group_name = options.group_id
     made._set_sequence_number_for_group()
@@ -72,7 +85,7 @@ def available(device: str, name: str) -> bool:
 
 
 def accelerator(
-    device: str, name: str, options: _DistributedBackendOptions, engine_options: Any
+    device: str, name: str, options: _DistributedBackendOptions, store: dist.Store, engine_options: Any
 ) -> tuple[TorchBackend, Any]:
     """The engine called ``name`` for an accelerator's tensors, and its ``ProcessGroup.BackendType``."""
     if not available(device, name):
@@ -80,7 +93,7 @@ def accelerator(
             f"group {options.group_id!r} has no engine for {device} tensors: {name!r} is not available here; "
             "install the package that brings it, or name another, as in 'cpu:alltoallv,cuda:nccl'"
         )
-    place = dist.PrefixStore(f"{device}/", options.store), options.group_rank, options.group_size
+    place = dist.PrefixStore(f"{device}/", store), options.group_rank, options.group_size
     kind = dist.Backend.backend_type_map.get(name)
     if name == "nccl":
         return _with_options(dist.ProcessGroupNCCL, engine_options, place, options), kind

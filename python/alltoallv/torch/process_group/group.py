@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections import Counter
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch._C._distributed_c10d import Work as TorchWork
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
 from alltoallv.communicator import Communicator
+from alltoallv.torch.engines.rendezvous import Meeting
 from alltoallv.torch.process_group import engines as engines
 from alltoallv.torch.process_group.work import Futures, WorkList
 
@@ -38,12 +40,18 @@ class EngineGroup(dist.ProcessGroup):
         self._futures = Futures(f"alltoallv-futures-{name}")
         self._coalescing: list[TorchWork] | None = None
         self._splits = 0
-        found = engines.connect(options.store, rank, size, name, options.timeout)
+        self._groups: Counter[str] = Counter()
+        world = dist.group.WORLD
+        met = (world.meeting, world._groups) if isinstance(world, EngineGroup) else (None, self._groups)
+        self.meeting: Meeting = engines.meet(options, *met)
+        # A place of this group alone: the group's own store may hold what a group of before has written.
+        self._place = dist.PrefixStore(f"alltoallv/{self.meeting.key}", options.store)
+        found = engines.connect(options, self.meeting)
         self.communicator = found if isinstance(found, Communicator) else None
         if isinstance(found, str) and rank == 0:
             _warn_hosts(found)
         try:
-            self._gloo = engines.gloo(options)
+            self._gloo = engines.gloo(options, self._place)
         except BaseException:
             if self.communicator is not None:
                 self.communicator.destroy()
@@ -93,7 +101,7 @@ class EngineGroup(dist.ProcessGroup):
                 if name == "gloo":
                     engine, kind = self._gloo, dist.ProcessGroup.BackendType.GLOO
                 else:
-                    engine, kind = engines.accelerator(device, name, self._options, self._engine_options)
+                    engine, kind = engines.accelerator(device, name, self._options, self._place, self._engine_options)
                 for group in (self, self._engines):
                     dist.ProcessGroup._register_backend(group, torch.device(device), kind, engine)
                 self._made.add(device)
