@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from backend_groups import joined
 
 import alltoallv.torch as at
 from alltoallv.testing import Ranks
@@ -98,3 +99,24 @@ def test_many_groups(ranks: Ranks, tmp_path: Path, world: str) -> None:
         dist.destroy_process_group()
 
     ranks(2, communicator=False, timeout=60)(run, str(tmp_path / "port"))
+
+
+@pytest.mark.parametrize("backend", ["alltoallv", "cpu:alltoallv"])
+def test_only_devices_that_are_there(ranks: Ranks, tmp_path: Path, backend: str) -> None:
+    """Torch puts tensors of its own on the devices that a group claims, here those of `ShardedTensor.gather`."""
+
+    def run(rank: int, size: int, file: str) -> None:
+        from torch.distributed._shard import sharded_tensor
+        from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+
+        with joined(rank, size, file, backend=backend) as group:
+            named = dist.BackendConfig(dist.Backend(dist.get_backend_config(group))).get_device_backend_map()
+            assert list(named) == [device.type for device in group._device_types]
+            assert ("cuda" in named) == (torch.cuda.is_available() and backend == "alltoallv")
+            if "cuda" not in named:
+                spec = ChunkShardingSpec(dim=0, placements=["rank:0/cpu", "rank:1/cpu"])
+                sharded = sharded_tensor.full(spec, (4, 4), float(rank))
+                sharded.gather(0, whole := torch.empty(4, 4)) if rank == 0 else sharded.gather(0)
+                assert rank or whole.tolist() == [[0.0] * 4] * 2 + [[1.0] * 4] * 2
+
+    ranks(2, communicator=False)(run, str(tmp_path / "store"))

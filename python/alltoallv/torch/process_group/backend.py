@@ -19,7 +19,7 @@ same communicator. Errors of this rank's arguments are also the RuntimeError tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api import collectives as calls
 from alltoallv.torch.api import profile
 from alltoallv.torch.api.tensors import PLAIN
+from alltoallv.torch.process_group import engines
 from alltoallv.torch.process_group.group import NAME, EngineGroup
 from alltoallv.torch.process_group.work import BackendWork, WorkList
 
@@ -260,11 +261,16 @@ def _is_dense(tensor: Tensor) -> bool:
     return dense and type(tensor) in PLAIN and tensor.dtype in calls.MOVABLE
 
 
+class _Devices(list[str]):
+    """Devices whose tensors a group carries here. Found when a group is made: to look at import would fix which."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["cpu", *engines.accelerators()])
+
+
 def _register() -> None:
-    # Only devices that have an engine already: a new one would become the default of its device.
-    known = dist.Backend.default_device_backend_map
-    devices = [device for device in ("cpu", "cuda", "npu", "xpu") if device in known]
-    dist.Backend.register_backend(NAME, AllToAllVGroup, extended_api=True, devices=devices)
+    dist.Backend.register_backend(NAME, AllToAllVGroup, extended_api=True, devices=["cpu"])
+    dist.Backend.backend_capability[NAME] = _Devices()
 
 
 _register()

@@ -84,6 +84,11 @@ def available(device: str, name: str) -> bool:
     return found and (module is None or module.is_available())
 
 
+def accelerators() -> list[str]:
+    """Kinds of devices that are here with their own engine."""
+    return [device for device, name in _NATIVE.items() if available(device, name)]
+
+
 def accelerator(
     device: str, name: str, options: _DistributedBackendOptions, store: dist.Store, engine_options: Any
 ) -> tuple[TorchBackend, Any]:
