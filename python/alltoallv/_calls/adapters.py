@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from importlib import import_module
 from typing import Any, ClassVar, Generic, TypeVar
 
+from alltoallv._calls.handle import Handle
 from alltoallv._calls.regions import Region
 from alltoallv.errors import InvalidTensorError
 
@@ -29,6 +30,7 @@ class Adapter(ABC, Generic[A]):
     kind: ClassVar[str]  # for messages
     tensor: ClassVar[type[Any]]  # the class of its tensors
     feedback: ClassVar[type[Any]]  # the class of error feedback
+    handle: ClassVar[type[Handle]]  # of a call under way
 
     @abstractmethod
     def check(self, name: str, x: A) -> None:
@@ -42,9 +44,18 @@ class Adapter(ABC, Generic[A]):
     def writable(self, x: A) -> bool:
         """Whether ``x`` itself is contiguous memory that may be written."""
 
+    def read(self, name: str, x: A) -> A:
+        """An input as `contiguous` has it, checked."""
+        self.check(name, x)
+        return self.contiguous(x)
+
     @abstractmethod
+    def name(self, dtype: Any) -> str:
+        """The core's name of one of the framework's dtypes."""
+
     def dtype(self, x: A) -> str:
-        """The core's name."""
+        """That of a tensor's."""
+        return self.name(x.dtype)  # type: ignore[attr-defined]
 
     @abstractmethod
     def region(self, x: A) -> Region:
@@ -83,7 +94,7 @@ class Adapter(ABC, Generic[A]):
         raise NotImplementedError
 
     def values(self, x: A) -> Any:
-        """A tensor's values as a flat float32 array of NumPy."""
+        """A tensor's values as an array of NumPy, of float32 where NumPy lacks the dtype."""
         raise NotImplementedError
 
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from alltoallv import _core
 from alltoallv._calls import adapters
 from alltoallv._calls.adapters import Adapter
@@ -180,7 +182,7 @@ class QuantAllReduceOperation(Operation):
         counts = (math.prod(describe(inputs[0]).shape),)
         if self._param.quant_type == QuantType.DYNAMIC:
             return QuantizedReduction(_OPERATOR, dtype, out_dtype, counts, self._param.quantization)
-        scale, offset = map(adapter.values, inputs[1:])
+        scale, offset = (adapter.values(x).reshape(-1).astype(np.float32) for x in inputs[1:])
         return QuantizedReduction(_OPERATOR, dtype, out_dtype, counts, Quantization(), scale, offset=float(offset[0]))
 
 

@@ -32,7 +32,12 @@ from alltoallv.mindspore.exchange import all_to_all_v, exchange_counts
 from alltoallv.mindspore.graph import AllToAllV
 from alltoallv.mindspore.group import init, new_group
 from alltoallv.mindspore.moe import global_gather, global_scatter
-from alltoallv.mindspore.quantized import ErrorFeedback, quantized_all_reduce
+from alltoallv.mindspore.quantized import (
+    ErrorFeedback,
+    quantized_all_reduce,
+    quantized_all_to_all,
+    quantized_reduce_scatter,
+)
 from alltoallv.mindspore.tensors import empty
 from alltoallv.mindspore.work import CommHandle
 
@@ -63,6 +68,8 @@ __all__ = [
     "init",
     "new_group",
     "quantized_all_reduce",
+    "quantized_all_to_all",
+    "quantized_reduce_scatter",
     "reduce_scatter",
     "reduce_scatter_tensor",
 ]

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import mindspore
 from mindspore import Tensor
 
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.regions import Region
-from alltoallv.mindspore.quantized import ErrorFeedback
-from alltoallv.mindspore.tensors import as_input, core_name, empty, region, settle
+from alltoallv.mindspore.tensors import as_input, check_tensor, core_name, empty, region, settle
+from alltoallv.mindspore.work import CommHandle
+from alltoallv.quantization.feedback import ErrorFeedback
 
 
 class _Tensors(Adapter[Tensor]):
-    kind, tensor, feedback = "a MindSpore tensor", Tensor, ErrorFeedback
+    kind, tensor, feedback, handle = "a MindSpore tensor", Tensor, ErrorFeedback, CommHandle
 
     def check(self, name: str, x: Tensor) -> None:
+        check_tensor(name, x)
         core_name(x.dtype)
         settle()  # it may be an output, which MindSpore still has to write
 
@@ -26,14 +29,17 @@ class _Tensors(Adapter[Tensor]):
     def writable(self, x: Tensor) -> bool:
         return bool(x.is_contiguous())
 
-    def dtype(self, x: Tensor) -> str:
-        return core_name(x.dtype)
+    def name(self, dtype: Any) -> str:
+        return core_name(dtype)
 
     def region(self, x: Tensor) -> Region:
         return region(x)
 
     def allocate(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
         return empty(shape, getattr(mindspore, dtype))
+
+    def values(self, x: Tensor) -> Any:
+        return x.astype(mindspore.float32).asnumpy()
 
 
 ADAPTER = _Tensors()

@@ -17,7 +17,7 @@ from mindspore.common._grad_function import _Function
 
 from alltoallv import _core
 from alltoallv._calls import collectives, experts
-from alltoallv._calls.counts import even_parts, gather_layout
+from alltoallv._calls.counts import even_parts, gather_layout, packed
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import as_bytes, lowest
 from alltoallv._calls.transfer import Transfer
@@ -128,34 +128,37 @@ class LearningExchange(_Function):
 
 
 class Gather(_Function):
-    """All ranks' inputs, flat, one after the other."""
+    """All ranks' inputs, flat, one after the other; rank j's has ``counts[j]`` elements."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, comm: Communicator) -> Tensor:
-        ctx.comm, ctx.shape = comm, input.shape
-        return gather_transfer(comm, input.shape, (comm.size * input.size,)).run(input)
+    def forward(ctx: Any, input: Tensor, comm: Communicator, counts: Sequence[int]) -> Tensor:
+        ctx.comm, ctx.shape, ctx.counts = comm, input.shape, counts
+        own = [input.size] * comm.size
+        layout = (own, [0] * comm.size, list(counts), packed(counts))
+        shape = (sum(counts),)
+        return TensorTransfer(comm, "all_gather_into_tensor", layout, tuple(input.shape), shape, 1).run(input)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return ReduceScatter.apply(grad, ctx.comm, ctx.shape), None
+        return ReduceScatter.apply(grad, ctx.comm, ctx.counts, ctx.shape), None, None
 
 
 class ReduceScatter(_Function):
-    """The sum of all ranks' inputs, of which each rank keeps one part."""
+    """The sum of all ranks' inputs, of which rank j keeps a part of ``counts[j]`` elements."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, comm: Communicator, shape: tuple[int, ...]) -> Tensor:
-        ctx.comm = comm
+    def forward(ctx: Any, input: Tensor, comm: Communicator, counts: Sequence[int], shape: tuple[int, ...]) -> Tensor:
+        ctx.comm, ctx.counts = comm, counts
         with guard(comm, "reduce_scatter"):
             x = as_input(input)
             out = empty(shape, x.dtype)
-            args = ("reduce_scatter", core_name(x.dtype), "sum", x.data_ptr(), out.data_ptr(), [out.size] * comm.size)
+            args = ("reduce_scatter", core_name(x.dtype), "sum", region(x)[0], region(out)[0], list(counts))
         comm.core.reduce(*args)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return Gather.apply(grad, ctx.comm), None, None
+        return Gather.apply(grad, ctx.comm, ctx.counts), None, None, None
 
 
 class AllReduce(_Function):

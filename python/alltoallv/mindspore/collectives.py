@@ -115,7 +115,7 @@ def all_gather_into_tensor(
             settle()
             check_gather_apart(region(output_tensor), region(input_tensor), comm.rank)
     if tracks(input_tensor, output_tensor):
-        values = Gather.apply(input_tensor, comm)
+        values = Gather.apply(input_tensor, comm, [input_tensor.size] * comm.size)
         assign("output_tensor", output_tensor, values)
         return Done(output_tensor) if async_op else None
     transfer = replace(gather_transfer(comm, shape, expected), timeout=limit)

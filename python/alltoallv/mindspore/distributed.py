@@ -83,7 +83,8 @@ def _reduce_scatter(output: Tensor, given: Any, op: str, group: Group, async_op:
             raise InvalidParamError(f"op is {op!r}, expected 'sum' of equal parts for tensors with a gradient")
     if wants_grad:
         joined = ops.concat([x.reshape(-1) for x in parts]) if len(parts) > 1 else parts[0]
-        return _assigned([("output", output, ReduceScatter.apply(joined, comm, tuple(output.shape)))], async_op)
+        values = ReduceScatter.apply(joined, comm, [output.size] * comm.size, tuple(output.shape))
+        return _assigned([("output", output, values)], async_op)
     return _start(comm, ready, [output], async_op, parts)
 
 
@@ -105,7 +106,8 @@ def all_gather(
         if wants_grad and len({out.size for out in outs}) > 1:
             raise InvalidParamError("tensor_list has tensors of different sizes, expected one size for a gradient")
     if wants_grad:
-        flat, n = Gather.apply(x, comm), x.size
+        n = x.size
+        flat = Gather.apply(x, comm, [n] * comm.size)
         values = [flat[j * n : (j + 1) * n] for j in range(comm.size)]
         named = [(f"tensor_list[{j}]", out, values[j].reshape(out.shape)) for j, out in enumerate(outs)]
         return _assigned(named, async_op)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,15 +11,22 @@ from alltoallv import memory
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.regions import Region
 from alltoallv.dtypes import core_name, numpy_dtype
+from alltoallv.errors import InvalidTensorError
 from alltoallv.numpy.arrays import Array, as_input, region
-from alltoallv.numpy.quantized import ErrorFeedback
+from alltoallv.numpy.work import Work
+from alltoallv.quantization.feedback import ErrorFeedback
 
 
 class _Arrays(Adapter[Array]):
-    kind, tensor, feedback = "a NumPy array", np.ndarray, ErrorFeedback
+    kind, tensor, feedback, handle = "a NumPy array", np.ndarray, ErrorFeedback, Work
 
     def check(self, name: str, x: Array) -> None:
+        if not isinstance(x, np.ndarray):
+            raise InvalidTensorError(f"{name} is a {type(x).__name__}, expected a NumPy array", 5)
         core_name(x.dtype)
+
+    def read(self, name: str, x: Any) -> Array:
+        return as_input(name, x)  # a list too
 
     def contiguous(self, x: Array) -> Array:
         return as_input("x", x)
@@ -26,8 +34,8 @@ class _Arrays(Adapter[Array]):
     def writable(self, x: Array) -> bool:
         return x.flags.c_contiguous and x.flags.writeable
 
-    def dtype(self, x: Array) -> str:
-        return core_name(x.dtype)
+    def name(self, dtype: Any) -> str:
+        return core_name(numpy_dtype(dtype))
 
     def region(self, x: Array) -> Region:
         return region(x)
@@ -35,5 +43,8 @@ class _Arrays(Adapter[Array]):
     def allocate(self, shape: Sequence[int], dtype: str, like: Array) -> Array:
         return memory.empty(shape, like.dtype if dtype == like.dtype.name else numpy_dtype(dtype))
 
+    def values(self, x: Array) -> Array:
+        return x
 
-ADAPTER = _Arrays()
+
+ADAPTER: Adapter[Any] = _Arrays()

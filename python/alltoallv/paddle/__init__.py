@@ -21,11 +21,18 @@ from alltoallv.paddle.collectives import all_gather, all_reduce, barrier, broadc
 from alltoallv.paddle.exchange import all_to_all_v, alltoall, alltoall_single, exchange_counts
 from alltoallv.paddle.group import new_group
 from alltoallv.paddle.moe import global_gather, global_scatter
+from alltoallv.paddle.quantized import (
+    ErrorFeedback,
+    quantized_all_reduce,
+    quantized_all_to_all,
+    quantized_reduce_scatter,
+)
 from alltoallv.paddle.tensors import empty
 from alltoallv.paddle.work import Task
 
 __all__ = [
     "AllToAllVOperation",
+    "ErrorFeedback",
     "QuantAllReduceOperation",
     "Task",
     "all_gather",
@@ -40,6 +47,9 @@ __all__ = [
     "global_gather",
     "global_scatter",
     "new_group",
+    "quantized_all_reduce",
+    "quantized_all_to_all",
+    "quantized_reduce_scatter",
     "reduce_scatter",
 ]
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from paddle import Tensor
 
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.regions import Region
 from alltoallv.paddle.tensors import allocate, check_tensor, core_name, region
-from alltoallv.quantization.feedback import HostFeedback
+from alltoallv.paddle.work import Task
+from alltoallv.quantization.feedback import ErrorFeedback
 
 
 class _Tensors(Adapter[Tensor]):
-    kind, tensor, feedback = "a Paddle tensor", Tensor, HostFeedback
+    kind, tensor, feedback, handle = "a Paddle tensor", Tensor, ErrorFeedback, Task
 
     def check(self, name: str, x: Tensor) -> None:
         check_tensor(name, x)
@@ -24,14 +26,17 @@ class _Tensors(Adapter[Tensor]):
     def writable(self, x: Tensor) -> bool:
         return bool(x.is_contiguous())
 
-    def dtype(self, x: Tensor) -> str:
-        return core_name(x.dtype)
+    def name(self, dtype: Any) -> str:
+        return core_name(dtype)
 
     def region(self, x: Tensor) -> Region:
         return region(x)
 
     def allocate(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
         return allocate(shape, dtype)
+
+    def values(self, x: Tensor) -> Any:
+        return x.astype("float32").numpy()
 
 
 ADAPTER = _Tensors()

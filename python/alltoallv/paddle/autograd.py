@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,11 @@ import numpy.typing as npt
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
+from alltoallv._calls.counts import even_parts, packed
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import as_bytes
 from alltoallv._calls.transfer import Transfer
+from alltoallv.communicator import Communicator
 from alltoallv.paddle.tensors import allocate, as_input, core_name, from_block, region
 from alltoallv.paddle.work import Task
 
@@ -60,6 +63,56 @@ class AsyncExchange(PyLayer):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return Exchange.apply(grad, ctx.transfer.transposed())
+
+
+class AllReduce(PyLayer):
+    """The sum or average of all ranks' inputs, into a new tensor; it is its own transpose."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, comm: Communicator, op: str) -> Tensor:
+        ctx.arguments = comm, op
+        return _reduced(input, comm, "all_reduce", op, even_parts(input.size, comm.size), input.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return AllReduce.apply(grad, *ctx.arguments)
+
+
+class Gather(PyLayer):
+    """All ranks' inputs, one after the other in that shape; rank j's has ``counts[j]`` elements."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, comm: Communicator, counts: Sequence[int], shape: Sequence[int]) -> Tensor:
+        ctx.arguments = comm, counts, input.shape
+        layout = ([input.size] * comm.size, [0] * comm.size, list(counts), packed(counts))
+        return run(input, Transfer(comm, "all_gather", layout, tuple(input.shape), tuple(shape), 1))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return ReduceScatter.apply(grad, *ctx.arguments)
+
+
+class ReduceScatter(PyLayer):
+    """The sum of all ranks' inputs, of which rank j keeps a part of ``counts[j]`` elements, here in that shape."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, comm: Communicator, counts: Sequence[int], shape: Sequence[int]) -> Tensor:
+        ctx.arguments = comm, counts, input.shape
+        return _reduced(input, comm, "reduce_scatter", "sum", counts, shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return Gather.apply(grad, *ctx.arguments)
+
+
+def _reduced(
+    input: Tensor, comm: Communicator, operator: str, op: str, counts: Sequence[int], shape: Sequence[int]
+) -> Tensor:
+    with guard(comm, operator):
+        x = as_input("input", input)
+        out, dtype = allocate(shape, x.dtype), core_name(x.dtype)
+    comm.core.reduce(operator, dtype, op, region(x)[0], region(out)[0], list(counts))
+    return out
 
 
 class Permute(PyLayer):

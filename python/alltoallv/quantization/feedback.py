@@ -111,8 +111,9 @@ class Feedback(Generic[T]):
         raise NotImplementedError
 
 
-class HostFeedback(Feedback[npt.NDArray[Any]]):
-    """With NumPy's arrays."""
+class ErrorFeedback(Feedback[npt.NDArray[Any]]):
+    __doc__ = f"{Feedback.__doc__}\n    The arrays are NumPy's; one class serves NumPy, MindSpore and Paddle."
+    _title = "alltoallv.numpy.ErrorFeedback"
 
     def _zeros(self, count: int, like: object) -> npt.NDArray[Any]:
         return np.zeros(count, np.float32)

@@ -1,153 +1,171 @@
-"""Quantized collectives as users ask for them: the checks that need no tensor's memory, the same in every front end."""
+"""Quantized collectives as users ask for them, checked: the same in every front end, whose tensors an adapter knows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core
+from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import Counts, as_counts, packed, scaled, shares
+from alltoallv._calls.protocol import Member
+from alltoallv._calls.regions import check_apart
+from alltoallv._calls.request import row_size
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.quantization.spec import FLOATS, Gather, Overflow, Quantization, QuantizedReduction, SumOp
+from alltoallv.quantization.feedback import Feedback
+from alltoallv.quantization.spec import FLOATS, Options, Quantization, QuantizedReduction
 
+A = TypeVar("A")  # a NumPy array, or a tensor of torch, MindSpore or Paddle
 Floats = npt.NDArray[np.float32]
+SCALES = Options._fields[:3]
 
 
-def exclude(why: str, out: object, async_op: bool, error_feedback: object) -> None:
-    """Refuses what a differentiable call cannot have.
+@dataclass(frozen=True, slots=True)
+class Reduction(Generic[A]):
+    """A quantized reduction that has passed this rank's checks, with its tensors and the states of error feedback."""
 
-    Raises:
-        InvalidParamError: names what was given.
-    """
-    given = {"out": out is not None, "async_op": async_op, "error_feedback": error_feedback is not None}
-    names = [name for name, present in given.items() if present]
-    if names:
-        raise InvalidParamError(f"{why}, expected a call without {' and '.join(names)}")
+    request: QuantizedReduction
+    output: A
+    input: A
+    error: Any = None
+    gather_error: Any = None
 
 
-def all_reduce_request(
-    shape: Sequence[int],
-    dtype: str,
-    *,
-    scale: Floats | None,
-    offset: float | None,
-    comm_quant_scale_1: Floats | None,
-    comm_quant_scale_2: Floats | None,
-    bits: int,
-    group_size: int,
-    gather: Gather,
-    op: SumOp,
-    out_dtype: str | None,
-    overflow: Overflow,
-    has_feedback: bool,
-) -> QuantizedReduction:
-    """The request of a quantized_all_reduce of an input of that shape and dtype; scales have been read by `as_scale`.
+def all_reduce(
+    adapter: Adapter[A], comm: Member, input: A, options: Options, out: A | None, feedback: Feedback[Any] | None
+) -> Reduction[A]:
+    """A quantized_all_reduce; to be called under the guard.
 
     Raises:
         InvalidParamError, InvalidTensorError: an argument, or two that do not go together.
     """
-    quantization = Quantization.checked(bits, group_size, gather, op, overflow)
-    two = (comm_quant_scale_1, comm_quant_scale_2)
-    if (two[0] is None) != (two[1] is None):
-        missing = "comm_quant_scale_1" if two[0] is None else "comm_quant_scale_2"
-        raise InvalidParamError(f"{missing} is None while the other scale is given, expected both or neither")
-    if scale is not None and two[0] is not None:
-        raise InvalidParamError("scale and comm_quant_scale_1 are both given, expected one form or the other")
-    if offset is not None and scale is None:
-        raise InvalidParamError(f"offset is {offset} but scale is None, expected an offset only with a shared scale")
-    first = scale if scale is not None else two[0]
-    if first is not None:
-        _check_shared(quantization, has_feedback, two[0] is not None)
-        channels = shape[-1] if len(shape) else 1
-        for name, values in (("scale", scale), ("comm_quant_scale_1", two[0]), ("comm_quant_scale_2", two[1])):
-            if values is not None and values.size not in (1, channels):
-                raise InvalidTensorError(
-                    f"{name} has {values.size} values, expected 1 or {channels}, the last dimension of the input"
-                )
-    if scale is not None and dtype != "int8":
+    x: Any = adapter.read("input", input)
+    shape, dtype = tuple(x.shape), adapter.dtype(x)
+    how = Quantization.checked(options.bits, options.group_size, options.gather, options.op, options.overflow)
+    first, second = _scales(adapter, options, how, shape, feedback is not None)
+    if options.scale is not None and dtype != "int8":
         raise InvalidTensorError(f"input has dtype {dtype}, expected int8 with a shared scale", 13)
-    if scale is None:
+    if options.scale is None:
         _check_float(dtype)
-    second = None
-    if two[0] is not None and two[1] is not None:
-        first, second = (np.ascontiguousarray(one) for one in np.broadcast_arrays(two[0], two[1]))
-    if first is not None and math.prod(shape) == 0:
-        first, second = first[:1], None if second is None else second[:1]
-        if not first.size:  # an empty last axis has no scales
-            first, second = np.ones(1, np.float32), None if second is None else np.ones(1, np.float32)
-    out = out_dtype or ("float16" if scale is not None else dtype)
-    check_output_dtype(out)
+    out_dtype = output_dtype(adapter, options, dtype if options.scale is None else "float16")
+    offset = 0.0 if options.offset is None else _float32("offset", options.offset)
     counts = (math.prod(shape),)
-    offset = 0.0 if offset is None else _float32("offset", offset)
-    return QuantizedReduction("quantized_all_reduce", dtype, out, counts, quantization, first, second, offset)
+    request = QuantizedReduction("quantized_all_reduce", dtype, out_dtype, counts, how, first, second, offset)
+    return _reduction(adapter, comm, request, x, shape, out, feedback)
 
 
-def reduce_scatter_request(
-    counts: Sequence[int],
-    dtype: str,
-    *,
-    bits: int,
-    group_size: int,
-    op: SumOp,
-    out_dtype: str | None,
-    overflow: Overflow,
-) -> QuantizedReduction:
-    """The request of a quantized_reduce_scatter of ``counts[j]`` elements for rank j."""
-    quantization = Quantization.checked(bits, group_size, "full", op, overflow)
+def reduce_scatter(
+    adapter: Adapter[A],
+    comm: Member,
+    input: A,
+    recv_counts: Counts | None,
+    options: Options,
+    out: A | None,
+    feedback: Feedback[Any] | None,
+) -> Reduction[A]:
+    """A quantized_reduce_scatter, likewise, of ``recv_counts[j]`` rows for rank j."""
+    x: Any = adapter.read("input", input)
+    row, dtype = row_size(x.shape), adapter.dtype(x)
+    rows = shares("recv_counts", recv_counts, "input", x.shape[0], comm.size)
+    how = Quantization.checked(options.bits, options.group_size, "full", options.op, options.overflow)
     _check_float(dtype)
-    out = out_dtype or dtype
-    check_output_dtype(out)
-    return QuantizedReduction("quantized_reduce_scatter", dtype, out, tuple(counts), quantization)
+    counts, out_dtype = tuple(scaled(rows, row)), output_dtype(adapter, options, dtype)
+    request = QuantizedReduction("quantized_reduce_scatter", dtype, out_dtype, counts, how)
+    return _reduction(adapter, comm, request, x, (rows[comm.rank], *x.shape[1:]), out, feedback)
 
 
-def row_quantization(bits: int, group_size: int | None, overflow: Overflow, length: int, dtype: str) -> Quantization:
-    """How rows of ``length`` elements become codes; the default group is the row."""
-    length = max(length, 1)
-    quantization = Quantization.checked(bits, length if group_size is None else group_size, overflow=overflow)
+def _reduction(
+    adapter: Adapter[A],
+    comm: Member,
+    request: QuantizedReduction,
+    x: A,
+    shape: tuple[int, ...],
+    out: A | None,
+    feedback: Feedback[Any] | None,
+) -> Reduction[A]:
+    if out is None:
+        out = adapter.allocate(shape, request.out_dtype, x)
+    else:
+        _check_output(adapter, out, request.out_dtype, shape)
+        if request.operator == "quantized_reduce_scatter" or adapter.region(out) != adapter.region(x):
+            check_apart(adapter.region(out), adapter.region(x))
+    errors = adapter.feedback.arrays_of(feedback, request, comm.size, comm.rank, x)
+    return Reduction(request, out, x, *errors)
+
+
+def _check_output(adapter: Adapter[A], out: Any, dtype: str, shape: tuple[int, ...]) -> None:
+    adapter.check("out", out)
+    if adapter.dtype(out) != dtype:
+        raise InvalidTensorError(f"out has dtype {adapter.dtype(out)}, expected {dtype}", 13)
+    if not adapter.writable(out):
+        raise InvalidTensorError("out is not contiguous and writable, expected both")
+    if tuple(out.shape) != shape:
+        raise InvalidTensorError(f"out has shape {tuple(out.shape)}, expected {shape}")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Generic[A]):
+    """A quantized_all_to_all that has passed this rank's checks.
+
+    Attributes:
+        input: Contiguous rows of ``length`` elements.
+        dtype, out_dtype: Of the input and of the rows received, by the core's names.
+        sends, recvs: Rows for every rank, and from every rank; None: the peers tell.
+    """
+
+    input: A
+    length: int
+    how: Quantization
+    dtype: str
+    out_dtype: str
+    sends: list[int]
+    recvs: list[int] | None
+
+    def layout(self, stride: int) -> tuple[list[int], list[int], list[int], list[int]]:
+        """The exchange of rows of ``stride`` bytes; nothing is received where counts are learnt."""
+        send, recv = scaled(self.sends, stride), scaled(self.recvs or [], stride)
+        return send, packed(send), recv, packed(recv)
+
+    def terms(self) -> int:
+        """What peers agree on beside the bytes of a row, for `_core.Plan`."""
+        return _core.quantized_row_terms(self.how.bits, self.how.group_size)
+
+    def must_fit(self) -> bool:
+        """Whether the sender has to look for values that the output's dtype does not hold."""
+        return self.how.overflow == "raise" and self.out_dtype != "float32"
+
+    def misfit(self) -> str:
+        """Why it then refuses."""
+        return f"a row of the input holds a value that {self.out_dtype} cannot"
+
+    def received(self) -> Quantization:
+        """How rows from peers are decoded: what does not fit has been found where it was sent, if that was asked."""
+        return replace(self.how, overflow="saturate") if self.how.overflow == "raise" else self.how
+
+
+def rows(
+    adapter: Adapter[A], comm: Member, input: A, send_counts: Counts, recv_counts: Counts | None, options: Options
+) -> Rows[A]:
+    """A quantized_all_to_all; to be called under the guard. The default group is the row."""
+    x: Any = adapter.read("input", input)
+    length, dtype = row_size(x.shape), adapter.dtype(x)
+    most = max(length, 1)
+    group_size = most if options.group_size is None else options.group_size
+    how = Quantization.checked(options.bits, group_size, overflow=options.overflow)
     _check_float(dtype)
-    if quantization.group_size > length:  # the same codes, and the same terms on all ranks
-        quantization = replace(quantization, group_size=length)
-    return quantization
-
-
-def row_counts(
-    send_counts: Counts, recv_counts: Counts | None, rows: int, size: int
-) -> tuple[list[int], list[int] | None]:
-    """Rows for every rank, and from every rank if the caller says; ``rows`` are dimension 0 of the input."""
-    sends = shares("send_counts", as_counts("send_counts", send_counts, size), "input", rows, size)
-    recvs = None if recv_counts is None else as_counts("recv_counts", recv_counts, size)
+    how = replace(how, group_size=min(how.group_size, most))  # the same codes, and the same terms on all ranks
+    out_dtype = output_dtype(adapter, options, dtype)
+    sends = shares("send_counts", as_counts("send_counts", send_counts, comm.size), "input", x.shape[0], comm.size)
+    recvs = None if recv_counts is None else as_counts("recv_counts", recv_counts, comm.size)
     if recvs is not None and min(recvs) < 0:
         raise InvalidParamError(f"recv_counts is {recvs}, expected entries >= 0")
-    return sends, recvs
-
-
-def as_scale(name: str, values: npt.ArrayLike | None, dtype: str | None = None) -> Floats | None:
-    """One value, or one per channel, as float32 (exact for the dtypes allowed); None stays None.
-
-    Args:
-        dtype: The core's name of the dtype that the values had in the caller's tensor, if they came from one.
-
-    Raises:
-        InvalidParamError: a number that float32 cannot hold.
-        InvalidTensorError: not a scalar, ``[n]`` or ``[1, n]`` of float16, bfloat16 or float32.
-    """
-    if values is None:
-        return None
-    if isinstance(values, float | int):
-        return np.array([_float32(name, values)], np.float32)
-    array = np.asarray(values)
-    dtype = dtype or array.dtype.name
-    if dtype not in FLOATS:
-        raise InvalidTensorError(f"{name} has dtype {dtype}, expected {', '.join(FLOATS)}", 13)
-    if array.ndim > 2 or (array.ndim == 2 and array.shape[0] != 1):
-        raise InvalidTensorError(f"{name} has shape {array.shape}, expected one value, [n] or [1, n]")
-    return np.ascontiguousarray(array.reshape(-1), np.float32)
+    return Rows(x, length, how, dtype, out_dtype, sends, recvs)
 
 
 def plan(comm: Communicator, request: QuantizedReduction) -> _core.QuantPlan:
@@ -172,28 +190,99 @@ def plan(comm: Communicator, request: QuantizedReduction) -> _core.QuantPlan:
     )
 
 
-def encode_rows(how: Quantization, dtype: str, input: int, rows: int, length: int, out: int) -> None:
-    """Rows of ``length`` elements at an address to rows of bytes: float32 scales, codes, padding."""
-    _core.quantize_rows(how.bits, how.group_size, dtype, input, rows, length, out)
+def exclude(why: str, out: object, async_op: bool, error_feedback: object, timeout: object = None) -> None:
+    """Refuses what a differentiable call cannot have.
+
+    Raises:
+        InvalidParamError: names what was given.
+    """
+    given = {"out": out, "async_op": async_op or None, "error_feedback": error_feedback, "timeout": timeout}
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        raise InvalidParamError(f"{why}, expected a call without {' and '.join(names)}")
 
 
-def decode_rows(how: Quantization, dtype: str, input: int, rows: int, length: int, out: int) -> bool:
-    """Undoes `encode_rows`. False: a value does not fit ``dtype`` and ``how.overflow`` is "raise"."""
-    return _core.dequantize_rows(how.bits, how.group_size, dtype, input, rows, length, how.overflow, out)
+def output_dtype(adapter: Adapter[A], options: Options, default: str) -> str:
+    """Refuses what results cannot be rounded to."""
+    dtype = default if options.out_dtype is None else adapter.name(options.out_dtype)
+    if dtype not in FLOATS:
+        raise InvalidParamError(f"out_dtype is {dtype}, expected {', '.join(FLOATS)}")
+    return dtype
 
 
-def row_exchange(
-    comm: Communicator, how: Quantization, stride: int, sends: list[int], recvs: list[int] | None
-) -> _core.Plan:
-    """The exchange of rows of ``stride`` bytes; without ``recvs`` they are learnt."""
-    send = scaled(sends, stride)
-    recv = [] if recvs is None else scaled(recvs, stride)
-    terms = _core.quantized_row_terms(how.bits, how.group_size)
-    return _core.Plan(comm.core, "quantized_all_to_all", "uint8", send, packed(send), recv, packed(recv), terms, stride)
+def as_scale(adapter: Adapter[A], name: str, values: Any) -> Floats | None:
+    """One value, or one per channel, as float32 (exact for the dtypes allowed); None stays None.
+
+    Raises:
+        InvalidParamError: a number that float32 cannot hold.
+        InvalidTensorError: not a scalar, ``[n]`` or ``[1, n]`` of float16, bfloat16 or float32.
+    """
+    if values is None:
+        return None
+    if isinstance(values, float | int):
+        return np.array([_float32(name, values)], np.float32)
+    is_tensor = isinstance(values, adapter.tensor)
+    array = adapter.values(values) if is_tensor else np.asarray(values)
+    dtype = adapter.dtype(values) if is_tensor else array.dtype.name
+    if dtype not in FLOATS:
+        raise InvalidTensorError(f"{name} has dtype {dtype}, expected {', '.join(FLOATS)}", 13)
+    if array.ndim > 2 or (array.ndim == 2 and array.shape[0] != 1):
+        raise InvalidTensorError(f"{name} has shape {array.shape}, expected one value, [n] or [1, n]")
+    return np.ascontiguousarray(array.reshape(-1), np.float32)
 
 
-def _address(values: Floats | None) -> int:
-    return 0 if values is None else values.ctypes.data
+def _scales(
+    adapter: Adapter[A], options: Options, how: Quantization, shape: Sequence[int], has_feedback: bool
+) -> tuple[Floats | None, Floats | None]:
+    """The shared scale, or both, if any."""
+    given = {name: as_scale(adapter, name, value) for name, value in zip(SCALES, options, strict=False)}
+    scale, one, two = given.values()
+    if (one is None) != (two is None):
+        missing = "comm_quant_scale_1" if one is None else "comm_quant_scale_2"
+        raise InvalidParamError(f"{missing} is None while the other scale is given, expected both or neither")
+    if scale is not None and one is not None:
+        raise InvalidParamError("scale and comm_quant_scale_1 are both given, expected one form or the other")
+    if options.offset is not None and scale is None:
+        raise InvalidParamError(
+            f"offset is {options.offset} but scale is None, expected an offset only with a shared scale"
+        )
+    first = scale if one is None else one
+    if first is None:
+        return None, None
+    _check_shared(how, has_feedback, one is not None)
+    channels = shape[-1] if len(shape) else 1
+    for name, values in given.items():
+        if values is not None and values.size not in (1, channels):
+            raise InvalidTensorError(
+                f"{name} has {values.size} values, expected 1 or {channels}, the last dimension of the input"
+            )
+    if two is not None:
+        first, two = (np.ascontiguousarray(each) for each in np.broadcast_arrays(first, two))
+    if math.prod(shape) == 0:  # an empty last axis has no scales
+        first, two = (None if each is None else np.append(each, np.float32(1))[:1] for each in (first, two))
+    return first, two
+
+
+def _check_shared(quantization: Quantization, has_feedback: bool, two: bool) -> None:
+    """With shared scales the rest is not free."""
+    wanted: tuple[tuple[str, object, object], ...] = (("bits", quantization.bits, 8), ("op", quantization.op, "sum"))
+    if not two:
+        wanted += (("gather", quantization.gather, "full"),)
+    for name, value, expected in wanted:
+        if value != expected:
+            raise InvalidParamError(f"{name} is {value!r}, expected {expected!r} with a shared scale")
+    if has_feedback:
+        raise InvalidParamError("error_feedback is given with a shared scale, expected the dynamic mode")
+
+
+def _check_float(dtype: str) -> None:
+    if dtype not in FLOATS:
+        hint = ", or int8 with a scale" if dtype == "int8" else ""
+        raise InvalidTensorError(f"input has dtype {dtype}, expected {', '.join(FLOATS)}{hint}", 13)
+
+
+def _address(array: Floats | None) -> int:
+    return 0 if array is None else array.ctypes.data
 
 
 def _float32(name: str, value: Any) -> float:
@@ -208,27 +297,3 @@ def _float32(name: str, value: Any) -> float:
         shown = repr(value) if isinstance(value, float | int | str) else f"a {type(value).__name__}"
         raise InvalidParamError(f"{name} is {shown}, expected a number that float32 holds: 0, or 1.4e-45 to 3.4e38")
     return rounded
-
-
-def _check_float(dtype: Any) -> None:
-    if dtype not in FLOATS:
-        hint = ", or int8 with a scale" if dtype == "int8" else ""
-        raise InvalidTensorError(f"input has dtype {dtype}, expected {', '.join(FLOATS)}{hint}", 13)
-
-
-def check_output_dtype(dtype: str) -> None:
-    """Refuses what results cannot be rounded to."""
-    if dtype not in FLOATS:
-        raise InvalidParamError(f"out_dtype is {dtype}, expected {', '.join(FLOATS)}")
-
-
-def _check_shared(quantization: Quantization, has_feedback: bool, two: bool) -> None:
-    """With shared scales the rest is not free."""
-    wanted: tuple[tuple[str, object, object], ...] = (("bits", quantization.bits, 8), ("op", quantization.op, "sum"))
-    if not two:
-        wanted += (("gather", quantization.gather, "full"),)
-    for name, value, expected in wanted:
-        if value != expected:
-            raise InvalidParamError(f"{name} is {value!r}, expected {expected!r} with a shared scale")
-    if has_feedback:
-        raise InvalidParamError("error_feedback is given with a shared scale, expected the dynamic mode")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,37 @@ Overflow = Literal["saturate", "raise", "infinity"]
 FLOATS = tuple(
     sorted((name for name in _core.dtypes if _core.dtypes[name].quantizes), key=lambda name: -_core.dtypes[name].size)
 )
+
+Term = tuple[str, str, str]  # for one rank's message, for the other's, the value
+_FEEDBACK = (
+    "no error feedback",
+    "error feedback",
+    "error feedback of the gather only",
+    "error feedback of both quantizations",
+)
+
+
+class Options(NamedTuple):
+    """What a caller asks of a quantized collective beside tensors and counts: as given, unchecked, equal on all ranks.
+
+    Scales, offset and ``gather`` are for all-reduces, ``op`` not for all-to-alls. ``group_size=None``: the row of an
+    all-to-all. ``out_dtype`` is the framework's; None: the input's. See `alltoallv.numpy.quantized_all_reduce`.
+    """
+
+    scale: Any = None
+    comm_quant_scale_1: Any = None
+    comm_quant_scale_2: Any = None
+    offset: float | None = None
+    bits: int = 8
+    group_size: int | None = 128
+    gather: Gather = "full"
+    op: SumOp = "sum"
+    overflow: Overflow = "saturate"
+    out_dtype: Any = None
+
+    def dynamic(self) -> bool:
+        """Whether every group has a scale of its own."""
+        return all(each is None for each in self[:4])
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +76,7 @@ class Quantization:
 
     @staticmethod
     def checked(
-        bits: int, group_size: int, gather: Gather = "full", op: SumOp = "sum", overflow: Overflow = "saturate"
+        bits: int, group_size: int | None, gather: Gather = "full", op: SumOp = "sum", overflow: Overflow = "saturate"
     ) -> Quantization:
         """One whose values have a meaning; those of earlier calls are remembered.
 
@@ -128,3 +160,28 @@ class QuantizedReduction:
     def count(self) -> int:
         """Elements of the input."""
         return sum(self.counts)
+
+    def terms(self, feeds_back: bool, gather_feeds_back: bool) -> tuple[Term, ...]:
+        """What the ranks must agree on beside operator, dtype and counts, in the words of the core."""
+        how = self.quantization
+        shared = "a shared scale" if self.scale_2 is None else "two shared scales"
+        mode = "dynamic scales" if self.scale is None else shared
+        terms = [("", "", mode), ("an output of ", "one of ", self.out_dtype)]
+        if self.scale is None:
+            terms += [("bits ", "bits ", str(how.bits)), ("group_size ", "group_size ", str(how.group_size))]
+            terms.append(("gather ", "", how.gather))
+        terms.append(("overflow ", "", how.overflow))
+        if self.scale is None:
+            terms.append(("", "", _FEEDBACK[feeds_back + 2 * gather_feeds_back]))
+        else:
+            scales = (("scale ", self.scale), ("scale_2 ", self.scale_2))
+            terms += [(name, name, _shown(values)) for name, values in scales if values is not None]
+            terms.append(("offset ", "offset ", f"{self.offset:.9g}"))
+        return tuple(terms)
+
+
+def _shown(values: npt.NDArray[np.float32]) -> str:
+    if values.size == 1:
+        return f"{values.flat[0]:.9g}"
+    digest = hashlib.blake2b(np.ascontiguousarray(values, np.float32).tobytes(), digest_size=8).hexdigest()
+    return f"[{values.flat[0]:.9g}, ...] of {values.size} values (digest {digest})"

@@ -39,7 +39,7 @@ from alltoallv.torch.api.plan import Plan
 from alltoallv.torch.api.tensors import empty
 from alltoallv.torch.api.work import Work
 from alltoallv.torch.process_group import backend as backend
-from alltoallv.torch.quantized.calls import ErrorFeedback
+from alltoallv.torch.quantized.feedback import ErrorFeedback
 from alltoallv.torch.quantized.functions import quantized_all_reduce, quantized_all_to_all, quantized_reduce_scatter
 from alltoallv.torch.quantized.hook import QuantizedCommHook
 

@@ -16,9 +16,9 @@ from alltoallv._calls.reductions import ReductionPlan
 from alltoallv._calls.regions import lowest
 from alltoallv._calls.request import seconds
 from alltoallv.communicator import Communicator
-from alltoallv.errors import BackendUnavailableError, InvalidParamError, InvalidTensorError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization import requests as quantized
-from alltoallv.quantization.spec import QuantizedReduction
+from alltoallv.quantization.requests import Reduction
 from alltoallv.torch.api import profile
 from alltoallv.torch.api.group import AnyCommunicator as AnyCommunicator
 from alltoallv.torch.api.tensors import core_name, empty, from_block, region
@@ -31,25 +31,24 @@ About = tuple[str, int, Sequence[int], Sequence[int]]  # operator, bytes per ele
 
 @dataclass(slots=True)
 class SharedCall:
-    """Over shared memory: addresses, and a plan of the core."""
+    """Over shared memory: a plan, and the addresses of the tensors it runs on, the first two input and output."""
 
     communicator: Communicator
-    plan: _core.Plan | ReductionPlan | _QuantizedPlan
+    plan: Any  # of the core, or a ReductionPlan
     about: About
     input: Any  # kept alive with the addresses
     output: Any
-    input_address: int
-    output_address: int
+    addresses: Sequence[int | None]
 
     def run(self, timeout: float = -1.0) -> None:
         operator, itemsize, sends, recvs = self.about
         with profile.span(operator, self.communicator, itemsize, sends, recvs):
-            self.plan.run(self.input_address, self.output_address, timeout=timeout)
+            self.plan.run(*self.addresses, timeout=timeout)
 
     def submit(self, timeout: float = -1.0) -> Work:
         operator, itemsize, sends, recvs = self.about
         with profile.span(operator, self.communicator, itemsize, sends, recvs, async_op=True):
-            core = self.plan.submit(self.input_address, self.output_address, timeout=timeout)
+            core = self.plan.submit(*self.addresses, timeout=timeout)
         return Work(self.communicator, core, (self.input, self.output), lambda: self.output)
 
 
@@ -90,7 +89,7 @@ def exchange(
     check_place(comm, input, output)
     if isinstance(comm, Communicator):
         plan = _core.Plan(comm.core, operator, core_name(input.dtype), *layout, root, row)
-        return SharedCall(comm, plan, about, input, output, input.data_ptr(), output.data_ptr())
+        return SharedCall(comm, plan, about, input, output, (input.data_ptr(), output.data_ptr()))
     call = comm.exchange(operator, core_name(input.dtype), output, input, layout, row, root)
     return EngineCall(comm, call, about, input, output, input.is_cuda)
 
@@ -105,7 +104,7 @@ def exchange_lists(comm: AnyCommunicator, operator: str, outputs: Sequence[Tenso
         source, sdispls = lowest([region(x) for x in inputs])
         target, rdispls = lowest([region(out) for out in outputs])
         plan = _core.Plan(comm.core, operator, dtype, sends, sdispls, recvs, rdispls, byte_displs=True)
-        return SharedCall(comm, plan, about, inputs, list(outputs), source, target)
+        return SharedCall(comm, plan, about, inputs, list(outputs), (source, target))
     call = comm.exchange_lists(operator, dtype, outputs, inputs)
     return EngineCall(comm, call, about, inputs, list(outputs), inputs[0].is_cuda)
 
@@ -173,52 +172,22 @@ def reduce(comm: AnyCommunicator, operator: str, output: Tensor, input: Tensor, 
     about = (operator, input.itemsize, counts, [output.numel()])
     if isinstance(comm, Communicator):
         plan = ReductionPlan(comm.core, operator, dtype, op, counts)
-        return SharedCall(comm, plan, about, input, output, input.data_ptr(), output.data_ptr())
+        return SharedCall(comm, plan, about, input, output, (input.data_ptr(), output.data_ptr()))
     call = comm.reduce(operator, dtype, output, input, op, counts)  # which tells the peers by itself what it refuses
     return EngineCall(comm, call, about, input, output, input.is_cuda)
 
 
-@dataclass(slots=True)
-class _QuantizedPlan:
-    """A plan with the addresses of its error feedback."""
-
-    plan: _core.QuantPlan
-    errors: tuple[int | None, int | None]
-
-    def run(self, input: int, output: int, timeout: float = -1.0) -> None:
-        self.plan.run(input, output, *self.errors, timeout)
-
-    def submit(self, input: int, output: int, timeout: float = -1.0) -> _core.Work:
-        work: _core.Work = self.plan.submit(input, output, *self.errors, timeout)
-        return work
-
-    def on_arrays(self, arrays: _core.Arrays) -> _core.ArrayCall:
-        """Only without error feedback, whose addresses are those of one call."""
-        made: _core.ArrayCall = self.plan.on_arrays(arrays)
-        return made
-
-
-def quantized_reduce(
-    comm: AnyCommunicator,
-    request: QuantizedReduction,
-    output: Tensor,
-    input: Tensor,
-    error: Tensor | None = None,
-    gather_error: Tensor | None = None,
-) -> Call:
-    """A quantized reduction; to be called under the guard."""
-    given = [tensor for tensor in (error, gather_error) if tensor is not None]
-    check_place(comm, input, output, *given)
+def quantized_reduce(comm: AnyCommunicator, made: Reduction[Tensor]) -> Call:
+    """A quantized reduction that has passed this rank's checks; to be called under the guard."""
+    request, input, output = made.request, made.input, made.output
+    errors = (made.error, made.gather_error)
+    kept = (input, *(x for x in errors if x is not None))
+    check_place(comm, input, output, *kept[1:])
     about = (request.operator, input.itemsize, request.counts, [output.numel()])
-    kept = (input, *given)
     if isinstance(comm, Communicator):
-        addresses = [None if tensor is None else tensor.data_ptr() for tensor in (error, gather_error)]
-        plan = _QuantizedPlan(quantized.plan(comm, request), (addresses[0], addresses[1]))
-        return SharedCall(comm, plan, about, kept, output, input.data_ptr(), output.data_ptr())
-    engine: Any = comm
-    if not hasattr(engine, "quantized_reduce"):
-        raise BackendUnavailableError(f"backend {comm.backend!r} has no {request.operator}, expected shm")
-    call = engine.quantized_reduce(request, output, input, error, gather_error)
+        addresses = [None if x is None else x.data_ptr() for x in (input, output, *errors)]
+        return SharedCall(comm, quantized.plan(comm, request), about, kept, output, addresses)
+    call = comm.quantized_reduce(request, output, input, *errors)
     return EngineCall(comm, call, about, kept, output, input.is_cuda)
 
 

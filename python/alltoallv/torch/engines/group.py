@@ -32,7 +32,6 @@ from alltoallv.torch.engines.membership import by_name as by_name
 from alltoallv.torch.engines.movers import DeviceMover, HostMover, as_bytes, in_bytes
 from alltoallv.torch.engines.reduction import check_reduction, reduce_in_order
 from alltoallv.torch.quantized.reduction import HostWire, MoverWire, Wire, reduce_quantized
-from alltoallv.torch.quantized.terms import terms_of
 
 
 class TorchGroupCommunicator(Membership):
@@ -138,7 +137,17 @@ class TorchGroupCommunicator(Membership):
         error: Tensor | None = None,
         gather_error: Tensor | None = None,
     ) -> GroupCall:
-        """See `alltoallv._calls.protocol.QuantizedEngine`."""
+        """``request`` on contiguous tensors on one device; the output has been allocated.
+
+        Args:
+            output: ``request.out_dtype``; all elements, or this rank's part of a reduce_scatter.
+            input: ``request.dtype``, all elements. May be the output of an all-reduce if the dtypes agree.
+            error: Error feedback, or None: float32, one per element of the input; replaced.
+            gather_error: Error feedback of the second quantization, or None: float32, one per element of
+                ``request.quantization.part(request.count, size, rank)``; replaced.
+
+        The call raises ValueOverflowError on every rank if a value does not fit and ``overflow`` is "raise".
+        """
         counts = list(request.counts) if request.operator == "quantized_reduce_scatter" else [0] * self.size
         proposal = Proposal(
             request.operator,
@@ -147,7 +156,7 @@ class TorchGroupCommunicator(Membership):
             [counts[self.rank]] * self.size,
             reduce_op=request.quantization.op,
             count=request.count,
-            terms=terms_of(request, error is not None, gather_error is not None),
+            terms=request.terms(error is not None, gather_error is not None),
         )
 
         def move(told: list[int] | None, wait: bool) -> tuple[None, None]:

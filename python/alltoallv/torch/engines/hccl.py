@@ -343,7 +343,7 @@ class DeviceMember:
         error: Tensor | None = None,
         gather_error: Tensor | None = None,
     ) -> DeviceCall:
-        """See `alltoallv._calls.protocol.QuantizedEngine`. Always on the current stream."""
+        """As that of `TorchGroupCommunicator`. Always on the current stream."""
         plan = quantized.plan(self.communicator, request)
 
         def run(wait: bool) -> tuple[None, None]:

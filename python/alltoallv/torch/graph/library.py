@@ -26,9 +26,10 @@ class Operator:
     the function's annotations tell torch, in any other call also the group itself.
     """
 
-    def __init__(self, run: Callable[..., Any]) -> None:
+    def __init__(self, run: Callable[..., Any], schema: str | None = None) -> None:
+        """``schema``: the operator's, in torch's words; left out, it follows from the function's annotations."""
         self.run = run
-        self.custom = torch.library.custom_op(f"alltoallv::{run.__name__}", mutates_args=())(run)
+        self.custom = torch.library.custom_op(f"alltoallv::{run.__name__}", run, mutates_args=(), schema=schema)
         self.packet = getattr(torch.ops.alltoallv, run.__name__)
         # Every rank must issue the same collectives in the same order: a compiler may neither drop nor reorder them.
         torch.library._register_effectful_op(self.custom._qualname, torch.library.EffectType.ORDERED)

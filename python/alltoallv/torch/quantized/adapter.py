@@ -16,17 +16,18 @@ from alltoallv.quantization.spec import QuantizedReduction
 from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.tensors import as_input, check_tensor, core_name, empty, region
+from alltoallv.torch.api.work import Work
 from alltoallv.torch.engines.group import TorchGroupCommunicator
 from alltoallv.torch.engines.hccl import DeviceMember
 from alltoallv.torch.engines.npu import Streams
 from alltoallv.torch.graph.graphs import between_graphs
-from alltoallv.torch.quantized.calls import ErrorFeedback
+from alltoallv.torch.quantized.feedback import ErrorFeedback
 
 T = TypeVar("T")
 
 
 class _Tensors(Adapter[Tensor]):
-    kind, tensor, feedback = "a torch tensor", Tensor, ErrorFeedback
+    kind, tensor, feedback, handle = "a torch tensor", Tensor, ErrorFeedback, Work
 
     def check(self, name: str, x: Tensor) -> None:
         check_tensor(name, x)
@@ -37,8 +38,8 @@ class _Tensors(Adapter[Tensor]):
     def writable(self, x: Tensor) -> bool:
         return x.is_contiguous() and not x.is_conj() and not x.is_neg()
 
-    def dtype(self, x: Tensor) -> str:
-        return core_name(x.dtype)
+    def name(self, dtype: Any) -> str:
+        return core_name(dtype)
 
     def region(self, x: Tensor) -> Region:
         return region(x)
@@ -79,7 +80,7 @@ class _Tensors(Adapter[Tensor]):
         engine.quantized_reduce(request, *tensors).run()
 
     def values(self, x: Tensor) -> Any:
-        return x.cpu().float().view(-1).numpy()
+        return x.detach().to("cpu", torch.float32).numpy()
 
 
 ADAPTER = _Tensors()

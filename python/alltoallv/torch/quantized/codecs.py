@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from alltoallv.quantization.spec import Overflow, QuantizedReduction
-from alltoallv.torch.quantized.kernels import CoreKernels, Kernels, kernels_for
-from alltoallv.torch.quantized.records import record_bytes, record_views
+from alltoallv.torch.quantized.kernels import CoreKernels, Kernels, kernels_for, record_bytes, record_views
 
 
 class Codec(Protocol):

@@ -11,23 +11,34 @@ from torch.compiler import is_dynamo_compiling
 from alltoallv._calls.counts import Counts, shares
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError
-from alltoallv.quantization import requests as quantized
-from alltoallv.quantization.spec import Gather, Overflow, Quantization, SumOp
+from alltoallv.quantization import requests, texts
+from alltoallv.quantization.spec import Gather, Options, Overflow, Quantization, SumOp
+from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.group import Group, device_of, repeats_of
 from alltoallv.torch.api.ready import remember
-from alltoallv.torch.api.tensors import as_input, needs_grad, row_size
+from alltoallv.torch.api.tensors import needs_grad, row_size
 from alltoallv.torch.api.work import Done
 from alltoallv.torch.graph import quantized_ops as quantized_ops
 from alltoallv.torch.graph.graphs import makes_graph
 from alltoallv.torch.graph.recorded import outcome
-from alltoallv.torch.quantized import calls as quantized_calls
-from alltoallv.torch.quantized.calls import ErrorFeedback
+from alltoallv.torch.quantized.adapter import ADAPTER
+from alltoallv.torch.quantized.feedback import ErrorFeedback
 from alltoallv.torch.quantized.rows import RowExchange
 
 Scale: TypeAlias = Tensor | float | None
 
 
+_WORDS = {
+    "tensor": "tensor",
+    "work": "Work",
+    "group": "A ProcessGroup, a `Communicator`, or None for the default group",
+    "gradient": " Differentiable, straight through the rounding:\n        the gradient is that of the same collective "
+    "without quantization. Not with ``out``, ``async_op`` or feedback.",
+}
+
+
+@texts.of(texts.ALL_REDUCE, **_WORDS)
 def quantized_all_reduce(
     input: Tensor,
     *,
@@ -45,21 +56,14 @@ def quantized_all_reduce(
     out: Tensor | None = None,
     group: Group = None,
     async_op: bool = False,
+    timeout: float | None = None,
 ) -> Any:
-    """The sum of the ``input`` of all ranks, whose terms travel as codes; the same bits on every rank.
-
-    Arguments and errors are those of `alltoallv.numpy.quantized_all_reduce`, with tensors; scales may be tensors or
-    numbers, ``error_feedback`` is an `alltoallv.torch.ErrorFeedback`.
-
-    Returns:
-        The result in the input's shape, or ``(result, work)`` with ``async_op=True``. Differentiable where neither
-        ``out``, ``async_op`` nor ``error_feedback`` is given: the gradient passes straight through the rounding, it is
-        the sum (or average) of all ranks' gradients, not quantized.
-    """
-    scales = (scale, comm_quant_scale_1, comm_quant_scale_2)
+    options = Options(
+        scale, comm_quant_scale_1, comm_quant_scale_2, offset, bits, group_size, gather, op, overflow, out_dtype
+    )
     comm = what = None
-    if offset is None and error_feedback is None and not async_op and all(each is None for each in scales):
-        what = "quantized_all_reduce", bits, group_size, gather, op, out_dtype, overflow
+    if error_feedback is None and timeout is None and not async_op and options.dynamic():
+        what = "quantized_all_reduce", *options[4:]
         if not is_dynamo_compiling() and (result := repeats_of(group).run(what, input, out)) is not None:
             return result
     if not torch.compiler.is_compiling():
@@ -68,48 +72,29 @@ def quantized_all_reduce(
             return (None, None) if async_op else None
     recorded = makes_graph()
     if recorded:
-        _check_recorded(input, out, async_op, error_feedback)
+        _check_recorded(input, out, async_op, error_feedback, timeout)
     else:
         assert comm is not None
         with guard(comm, "quantized_all_reduce"):
+            limit = calls.limit(comm, timeout)
             if needs_grad(input):
-                quantized.exclude("input requires grad", out, async_op, error_feedback)
+                requests.exclude("input requires grad", out, async_op, error_feedback, timeout)
                 how = Quantization.checked(bits, group_size, gather, op, overflow)
-                bits, group_size = how.bits, how.group_size
-                for name, value in zip(("scale", "comm_quant_scale_1", "comm_quant_scale_2"), scales, strict=True):
-                    quantized_calls.as_scale(name, value)
+                options = options._replace(bits=how.bits, group_size=how.group_size)
+                for name, value in zip(requests.SCALES, options, strict=False):
+                    requests.as_scale(ADAPTER, name, value)
             else:
-                call = quantized_calls.all_reduce(
-                    comm,
-                    as_input("input", input),
-                    out,
-                    scale=scale,
-                    offset=offset,
-                    comm_quant_scale_1=comm_quant_scale_1,
-                    comm_quant_scale_2=comm_quant_scale_2,
-                    bits=bits,
-                    group_size=group_size,
-                    gather=gather,
-                    op=op,
-                    out_dtype=out_dtype,
-                    overflow=overflow,
-                    feedback=error_feedback,
-                )
+                made = requests.all_reduce(ADAPTER, comm, input, options, out, error_feedback)
+                call = calls.quantized_reduce(comm, made)
                 if what:
                     remember(call, what, input, out)
     if recorded or needs_grad(input):
-        first, second, third = map(_as_tensor, scales)
-        made = quantized_ops.quantized_all_reduce(
-            input, first, offset, second, third, bits, group_size, gather, op, out_dtype, overflow,
-            group,
-        )  # fmt: skip
-        return outcome(made, out, async_op)
-    if async_op:
-        return call.output, call.submit()
-    call.run()
-    return call.output
+        scales = map(_as_tensor, options[:3])
+        return outcome(quantized_ops.quantized_all_reduce(input, *scales, *options[3:], group), out, async_op)
+    return _started(call, async_op, limit)
 
 
+@texts.of(texts.REDUCE_SCATTER, **_WORDS)
 def quantized_reduce_scatter(
     input: Tensor,
     recv_counts: Counts | None = None,
@@ -123,49 +108,32 @@ def quantized_reduce_scatter(
     out: Tensor | None = None,
     group: Group = None,
     async_op: bool = False,
+    timeout: float | None = None,
 ) -> Any:
-    """The sum of the ``input`` of all ranks, of which rank j gets its part of the rows of dimension 0.
-
-    Arguments and errors are those of `alltoallv.numpy.quantized_reduce_scatter`, with tensors. Differentiable as
-    `quantized_all_reduce`: every rank gets the gradients of all parts.
-    """
+    options = Options(bits=bits, group_size=group_size, op=op, overflow=overflow, out_dtype=out_dtype)
     comm = groups.resolve(group, device_of(input))
     if comm is None:
         return (None, None) if async_op else None
-    operator = "quantized_reduce_scatter"
     recorded = makes_graph()
-    with guard(comm, operator):
+    with guard(comm, "quantized_reduce_scatter"):
+        limit = calls.limit(comm, timeout)
         if recorded:
-            _check_recorded(input, out, async_op, error_feedback)
+            _check_recorded(input, out, async_op, error_feedback, timeout)
         elif needs_grad(input):
-            quantized.exclude("input requires grad", out, async_op, error_feedback)
+            requests.exclude("input requires grad", out, async_op, error_feedback, timeout)
+        else:
+            made = requests.reduce_scatter(ADAPTER, comm, input, recv_counts, options, out, error_feedback)
+            call = calls.quantized_reduce(comm, made)
         if input.dim() == 0:
             row_size(input)
         rows = shares("recv_counts", recv_counts, "input", input.shape[0], comm.size)
     if recorded or needs_grad(input):
-        made = quantized_ops.quantized_reduce_scatter(
-            input, rows, comm.rank, bits, group_size, op, out_dtype, overflow, group
-        )
-        return outcome(made, out, async_op)
-    with guard(comm, operator):
-        call = quantized_calls.reduce_scatter(
-            comm,
-            as_input("input", input),
-            rows,
-            out,
-            bits=bits,
-            group_size=group_size,
-            op=op,
-            out_dtype=out_dtype,
-            overflow=overflow,
-            feedback=error_feedback,
-        )
-    if async_op:
-        return call.output, call.submit()
-    call.run()
-    return call.output
+        result = quantized_ops.quantized_reduce_scatter(input, rows, comm.rank, *options, group)
+        return outcome(result, out, async_op)
+    return _started(call, async_op, limit)
 
 
+@texts.of(texts.ALL_TO_ALL, **_WORDS)
 def quantized_all_to_all(
     input: Tensor,
     send_counts: Counts,
@@ -177,20 +145,17 @@ def quantized_all_to_all(
     overflow: Overflow = "saturate",
     group: Group = None,
     async_op: bool = False,
+    timeout: float | None = None,
 ) -> Any:
-    """Sends rows to every rank as codes with their float32 scales, in one exchange; a MoE dispatch.
-
-    Arguments and errors are those of `alltoallv.numpy.quantized_all_to_all`, with tensors. With ``async_op=True`` and
-    learnt counts ``work.result()`` is the output. Differentiable without ``async_op``: gradients
-    go back as they are, not quantized.
-    """
+    options = Options(bits=bits, group_size=group_size, overflow=overflow, out_dtype=out_dtype)
     recorded = makes_graph()
     if recorded or (needs_grad(input) and not async_op):
+        requests.exclude("input requires grad, or is recorded for a graph", None, False, None, timeout)
         if not recorded and groups.resolve(group, device_of(input)) is None:
             return None
         sends = torch.as_tensor(send_counts, device="cpu")
         recvs = None if recv_counts is None else torch.as_tensor(recv_counts, device="cpu")
-        rows, _ = quantized_ops.quantized_all_to_all(input, sends, recvs, bits, group_size, out_dtype, overflow, group)
+        rows, _ = quantized_ops.quantized_all_to_all(input, sends, recvs, *options, group)
         if async_op and recvs is None:
             return None, Done(rows)
         return outcome(rows, None, async_op)
@@ -200,17 +165,26 @@ def quantized_all_to_all(
     with guard(comm, RowExchange.operator):
         if needs_grad(input):
             raise InvalidParamError("input requires grad, which async_op excludes")
-        x = as_input("input", input)
-        exchange = RowExchange(comm, x, send_counts, recv_counts, bits, group_size, out_dtype, overflow)
+        limit = calls.limit(comm, timeout)
+        exchange = RowExchange(comm, input, send_counts, recv_counts, options)
     if async_op:
-        return exchange.output, exchange.submit()
-    return exchange.run()[0]
+        return exchange.output, exchange.submit(limit)
+    return exchange.run(limit)[0]
 
 
-def _check_recorded(input: Tensor, out: Tensor | None, async_op: bool, error_feedback: ErrorFeedback | None) -> None:
-    quantized.exclude("this is recorded for a graph", None, False, error_feedback)
+def _started(call: calls.Call, async_op: bool, limit: float) -> Any:
+    if async_op:
+        return call.output, call.submit(limit)
+    call.run(limit)
+    return call.output
+
+
+def _check_recorded(
+    input: Tensor, out: Tensor | None, async_op: bool, error_feedback: ErrorFeedback | None, timeout: float | None
+) -> None:
+    requests.exclude("this is recorded for a graph", None, False, error_feedback, timeout)
     if needs_grad(input):
-        quantized.exclude("input requires grad", out, async_op, None)
+        requests.exclude("input requires grad", out, async_op, None)
 
 
 def _as_tensor(scale: Scale) -> Tensor | None:

@@ -11,7 +11,7 @@ from alltoallv.errors import InvalidParamError
 from alltoallv.quantization.spec import Gather, Quantization
 from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.group import Group, device_of
-from alltoallv.torch.quantized.bucket_feedback import BucketFeedback
+from alltoallv.torch.quantized.feedback import BucketFeedback
 from alltoallv.torch.quantized.functions import quantized_all_reduce
 
 

@@ -1,6 +1,6 @@
 """The kernels of quantization on torch tensors: C++ in host memory, Triton on an accelerator, else torch operators.
 
-All three have the functions of `alltoallv_triton.launch`, with the same bits (docs/quantization.md).
+All three have the functions of `CoreKernels`, with the same bits (docs/quantization.md).
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib.util
 import logging
 from functools import lru_cache
-from typing import Protocol
+from types import ModuleType
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,54 +19,8 @@ from alltoallv._calls.kernels import providers
 from alltoallv.quantization.spec import Overflow, Quantization
 from alltoallv.torch.quantized import operators as quantized_operators
 
+Kernels: TypeAlias = "CoreKernels | ModuleType"
 _log = logging.getLogger("alltoallv")
-
-
-class Kernels(Protocol):
-    """Flat tensors; codes and scales have one row per part or source, rows may lie apart.
-
-    ``first``: the channel of the first element, with a scale per channel; only `CoreKernels` take another than 0.
-    Where ``overflow`` is "raise" a function returns an int32 tensor, 1 if a value did not fit; else None.
-    """
-
-    def quantize(
-        self,
-        x: Tensor,
-        how: Quantization,
-        codes: Tensor,
-        scales: Tensor,
-        error: Tensor | None = None,
-        part: int | None = None,
-    ) -> None: ...
-    def dequantize_sum(
-        self, codes: Tensor, scales: Tensor, how: Quantization, out: Tensor, *, average: bool = False
-    ) -> Tensor | None: ...
-    def dequantize(
-        self, codes: Tensor, scales: Tensor, how: Quantization, out: Tensor, part: int | None = None
-    ) -> Tensor | None: ...
-    def requantize(
-        self,
-        codes: Tensor,
-        scales: Tensor,
-        how: Quantization,
-        count: int,
-        new_codes: Tensor,
-        new_scales: Tensor,
-        *,
-        average: bool = False,
-        error: Tensor | None = None,
-    ) -> None: ...
-    def sum_shared_scale(
-        self,
-        inputs: Tensor,
-        scales: Tensor,
-        offset: Tensor,
-        out: Tensor,
-        overflow: Overflow = "saturate",
-        first: int = 0,
-    ) -> Tensor | None: ...
-    def quantize_scaled(self, x: Tensor, scales: Tensor, codes: Tensor, first: int = 0) -> None: ...
-    def requantize_sum(self, inputs: Tensor, ratios: Tensor, codes: Tensor, first: int = 0) -> None: ...
 
 
 @lru_cache(None)
@@ -93,7 +48,12 @@ def _has_triton(device: str) -> bool:
 
 
 class CoreKernels:
-    """The C++ kernels, which release the interpreter's lock."""
+    """The C++ kernels, which release the interpreter's lock.
+
+    Flat tensors; codes and scales have one row per part or source, rows may lie apart. ``first``: the channel of the
+    first element, with a scale per channel; other kernels take only 0. Where ``overflow`` is "raise" a function returns
+    an int32 tensor, 1 if a value did not fit; else None.
+    """
 
     def quantize(
         self,
@@ -209,3 +169,22 @@ def _name(tensor: Tensor) -> str:
 
 def _misfits(fits: bool, overflow: Overflow) -> Tensor | None:
     return torch.tensor([not fits], dtype=torch.int32, device="cpu") if overflow == "raise" else None
+
+
+def record_bytes(how: Quantization, length: int) -> int:
+    """Of a record: ``length`` elements as engines exchange them, float32 scales, then codes, each aligned to 16 bytes.
+
+    So every record begins where an accelerator reads many bytes at once.
+    """
+    return _aligned(4 * how.groups(length)) + _aligned(how.code_bytes(length))
+
+
+def record_views(records: Tensor, how: Quantization, length: int) -> tuple[Tensor, Tensor]:
+    """Codes and scales of rows of ``length`` elements each, one row per row."""
+    scales = 4 * how.groups(length)
+    begin = _aligned(scales)
+    return records[:, begin : begin + how.code_bytes(length)], records[:, :scales].view(torch.float32)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 16) * 16

@@ -1,4 +1,4 @@
-"""Error feedback of vectors that are put together from parameters, and now and then put together anew."""
+"""Error feedback on torch tensors: of one vector, and of buckets of parameters that are now and then regrouped."""
 
 from __future__ import annotations
 
@@ -9,10 +9,29 @@ import torch
 from torch import Tensor
 
 from alltoallv.errors import InvalidParamError
+from alltoallv.quantization.feedback import Feedback
 from alltoallv.quantization.spec import Quantization
-from alltoallv.torch.quantized.calls import ErrorFeedback
 
 _KEYS = ("shapes", "group_size", "rank", "size", "buckets")
+
+
+class ErrorFeedback(Feedback[Tensor]):
+    __doc__ = Feedback.__doc__
+    _title = "alltoallv.torch.ErrorFeedback"
+
+    def _placed(self, array: Tensor, like: Tensor) -> Tensor:
+        return array.to(like.device)
+
+    def _zeros(self, count: int, like: Tensor) -> Tensor:
+        return torch.zeros(count, dtype=torch.float32, device=like.device)
+
+    def _copy(self, value: Any) -> Tensor:
+        if not isinstance(value, Tensor):
+            return torch.tensor(value, dtype=torch.float32, device="cpu").reshape(-1)
+        return value.detach().to(torch.float32, copy=True).reshape(-1)
+
+    def _count(self, array: Tensor) -> int:
+        return array.numel()
 
 
 class BucketFeedback:

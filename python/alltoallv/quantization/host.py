@@ -1,0 +1,126 @@
+"""Quantized collectives over shared memory, ready to run: for NumPy, MindSpore and Paddle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from alltoallv import _core, memory
+from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.counts import Counts, split_layout
+from alltoallv._calls.request import seconds
+from alltoallv._calls.transfer import Transfer
+from alltoallv.communicator import Communicator
+from alltoallv.errors import ValueOverflowError
+from alltoallv.quantization import requests
+from alltoallv.quantization.requests import Reduction
+from alltoallv.quantization.spec import Options, Quantization
+
+A = TypeVar("A")  # a NumPy array, or a tensor of MindSpore or Paddle
+T = TypeVar("T", bound=Transfer)
+Codes = npt.NDArray[np.uint8]
+
+
+class ReductionCall(Generic[A]):
+    """To be made under the guard."""
+
+    def __init__(
+        self, adapter: Adapter[A], comm: Communicator, made: Reduction[A], timeout: float | None = None
+    ) -> None:
+        self.made, self.plan = made, requests.plan(comm, made.request)
+        self._adapter, self.comm = adapter, comm
+        places = [adapter.region(x)[0] for x in (made.input, made.output)]
+        errors = [None if x is None else x.ctypes.data for x in (made.error, made.gather_error)]
+        self._arguments: Any = (*places, *errors, seconds(timeout))
+
+    def run(self) -> A:
+        """The output."""
+        self.plan.run(*self._arguments)
+        return self.made.output
+
+    def submit(self) -> tuple[A, Any]:
+        """The output, and the framework's handle."""
+        made = self.made
+        work = self.plan.submit(*self._arguments)
+        return made.output, self._adapter.handle(self.comm, work, (made,), lambda: made.output)
+
+
+class RowsCall(Generic[A]):
+    """Of a quantized_all_to_all. To be made under the guard, which quantizes."""
+
+    def __init__(
+        self,
+        adapter: Adapter[A],
+        comm: Communicator,
+        input: A,
+        send_counts: Counts,
+        recv_counts: Counts | None,
+        options: Options,
+        timeout: float | None = None,
+    ) -> None:
+        self._adapter, self._comm, self._limit = adapter, comm, seconds(timeout)
+        self.rows = made = requests.rows(adapter, comm, input, send_counts, recv_counts, options)
+        how, length = made.how, made.length
+        x: Any = made.input
+        self._tail, count = tuple(x.shape[1:]), x.shape[0]
+        self._stride = max(_core.quantized_row_bytes(length, how.bits, how.group_size), 4)
+        self._coded = memory.empty((count, self._stride), np.uint8)
+        _core.quantize_rows(
+            how.bits, how.group_size, made.dtype, adapter.region(x)[0], count, length, self._coded.ctypes.data
+        )
+        if made.must_fit() and not self._decode(self._coded, self._allocate(count), how):
+            raise ValueOverflowError(made.misfit())
+        layout = made.layout(self._stride)
+        self._plan = _core.Plan(comm.core, "quantized_all_to_all", "uint8", *layout, made.terms(), self._stride)
+        received = 0 if made.recvs is None else sum(made.recvs)
+        self._arrived = memory.empty((received, self._stride), np.uint8)
+        self._output = None if made.recvs is None else self._allocate(received)
+
+    def run(self) -> A:
+        """The rows received."""
+        return self.run_counted()[0]
+
+    def run_counted(self) -> tuple[A, list[int]]:
+        """The same, and how many from each rank."""
+        source, recvs = self._coded.ctypes.data, self.rows.recvs
+        if self._output is None or recvs is None:
+            return self._learnt(*self._plan.run_learning(source, self._limit))
+        self._plan.run(source, self._arrived.ctypes.data, self._limit)
+        return self._filled(self._arrived, self._output), recvs
+
+    def transfer(self, kind: type[T], recvs: Sequence[int]) -> T:
+        """The exchange of these rows without quantization, whose transpose is the gradient."""
+        row, sends = max(self.rows.length, 1), self.rows.sends
+        inner, outer = ((sum(counts), *self._tail) for counts in (sends, recvs))
+        return kind(self._comm, "all_to_all_v", split_layout(sends, recvs, self.rows.length), inner, outer, row)
+
+    def submit(self) -> tuple[A | None, Any]:
+        """The output, None where counts are learnt, and a handle whose wait dequantizes."""
+        source, handle = self._coded.ctypes.data, self._adapter.handle
+        output = self._output
+        if output is None:
+            learning = self._plan.submit_learning(source, self._limit)
+            return None, handle(self._comm, learning.work, (self,), lambda: self._learnt(*learning.take())[0])
+        work = self._plan.submit(source, self._arrived.ctypes.data, self._limit)
+        return output, handle(self._comm, work, (self,), lambda: self._filled(self._arrived, output))
+
+    def _learnt(self, block: _core.Block, counts: Sequence[int]) -> tuple[A, list[int]]:
+        recvs = [count // self._stride for count in counts]
+        coded = memory.from_block(block, (sum(recvs), self._stride), np.dtype(np.uint8))
+        return self._filled(coded, self._allocate(len(coded))), recvs
+
+    def _allocate(self, rows: int) -> A:
+        return self._adapter.allocate((rows, *self._tail), self.rows.out_dtype, self.rows.input)
+
+    def _filled(self, coded: Codes, out: A) -> A:
+        self._decode(coded, out, self.rows.received())
+        return out
+
+    def _decode(self, coded: Codes, out: A, how: Quantization) -> bool:
+        made, place = self.rows, self._adapter.region(out)[0]
+        return _core.dequantize_rows(
+            how.bits, how.group_size, made.out_dtype, coded.ctypes.data, len(coded), made.length, how.overflow, place
+        )
