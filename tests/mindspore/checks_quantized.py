@@ -8,11 +8,17 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor
+from quantized_front_ends import check_quantized
 
 import alltoallv.mindspore as am
 from alltoallv import Communicator
 from alltoallv.errors import InvalidParamError, PeerMismatchError
+from alltoallv.mindspore.adapter import ADAPTER
 from alltoallv.testing import quantized as reference
+
+
+def check_quantized_as_numpy(comm: Communicator) -> None:
+    check_quantized(am, ADAPTER, ms, comm)
 
 
 def vectors(comm: Communicator, n: int) -> list[Any]:
@@ -85,3 +91,26 @@ def check_quantized_gradient_of_a_view(comm: Communicator) -> None:
         grad = ms.grad(loss)(given)
         np.testing.assert_array_equal(found[-1].asnumpy(), wanted)
         np.testing.assert_array_equal(grad.asnumpy(), np.full((200, 400), 2 * comm.size, np.float32))
+
+
+def check_quantized_gradients_of_parts_and_rows(comm: Communicator) -> None:
+    """Those of parts are gathered, those of rows go back where the rows came from."""
+    x, size = Tensor(np.full((4, 2), comm.rank + 1, np.float32)), comm.size
+    for counts in (None, [1, 3], [4, 0]):
+        for op in ("sum", "avg"):
+
+            def squares(x: Tensor, counts: Any = counts, op: Any = op) -> Tensor:
+                return (am.quantized_reduce_scatter(x, counts, op=op, group=comm) ** 2).sum()
+
+            share = 1 if op == "sum" else 1 / size
+            total = share * sum(range(1, size + 1))
+            grad = ms.grad(squares)(x)
+            np.testing.assert_allclose(grad.asnumpy(), np.full((4, 2), 2 * total * share), rtol=1e-2)
+            curve = ms.grad(lambda x, squares=squares: ms.grad(squares)(x).sum())(x)
+            np.testing.assert_allclose(curve.asnumpy(), np.full((4, 2), 2 * size * share * share), rtol=1e-2)
+    for recvs in (None, [1, 1] if comm.rank == 0 else [3, 3]):
+
+        def weighed(x: Tensor, recvs: Any = recvs) -> Tensor:
+            return (am.quantized_all_to_all(x, [1, 3], recvs, group=comm) * (comm.rank + 1)).sum()
+
+        np.testing.assert_array_equal(ms.grad(weighed)(x).asnumpy(), [[1, 1], [2, 2], [2, 2], [2, 2]])
