@@ -46,7 +46,7 @@ from alltoallv.torch.api import profile
 from alltoallv.torch.api.tensors import PLAIN
 from alltoallv.torch.process_group import engines
 from alltoallv.torch.process_group.group import NAME, EngineGroup
-from alltoallv.torch.process_group.work import BackendWork, WorkList
+from alltoallv.torch.process_group.work import BackendWork, WorkList, in_turn
 
 
 class BackendParamError(InvalidParamError, RuntimeError):
@@ -220,6 +220,7 @@ class AllToAllVGroup(EngineGroup):
         """``repeated``: what a call depends on beside its one input and one output, and these."""
         comm = self.communicator
         assert comm is not None
+        in_turn()
         limit = opts.timeout.total_seconds()
         if limit <= 0:
             limit = self._gloo.options._timeout.total_seconds()  # what all ways to set a group's timeout reach

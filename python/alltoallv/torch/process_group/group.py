@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import _DistributedBackendOptions
 from alltoallv.communicator import Communicator
 from alltoallv.torch.engines.rendezvous import Meeting
 from alltoallv.torch.process_group import engines as engines
-from alltoallv.torch.process_group.work import Futures, WorkList
+from alltoallv.torch.process_group.work import Futures, WorkList, in_turn
 
 NAME = "alltoallv"
 _CPU = torch.device("cpu")
@@ -186,6 +186,7 @@ class EngineGroup(dist.ProcessGroup):
 
     def _hand_over(self, method: str, tensors: Any, *args: Any, **kwargs: Any) -> TorchWork:
         """Lets torch's engines do it; ``tensors`` tell the device."""
+        in_turn()
         while not isinstance(tensors, Tensor) and tensors:
             tensors = tensors[0]
         device = tensors.device.type if isinstance(tensors, Tensor) else "cpu"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import queue
+import contextlib
+import itertools
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -21,6 +23,10 @@ from alltoallv.errors import CommTimeoutError
 from alltoallv.torch.api.work import unwrap
 
 Result = list[Tensor] | list[list[Tensor]]
+_Place = tuple[int, ...]  # of a future: number among those of its group, after the place of the callback that began it
+
+_TURN_SECONDS = 10.0  # for an earlier callback, which may itself wait for a later one
+_callback = threading.local()  # of: group's futures and place of the one whose callbacks this thread runs
 
 
 class BackendWork(TorchWork):
@@ -84,13 +90,17 @@ class BackendWork(TorchWork):
 
     def exception(self) -> BaseException | None:
         """What the operator raised; None if it succeeded or is still under way."""
-        if self.ended():
-            for call in self._calls:
-                try:
-                    call.wait()
-                except Exception as error:
-                    return error
-        return None
+        return self.await_end() if self.ended() else None
+
+    def await_end(self) -> BaseException | None:
+        """Waits until all calls have ended; what the first that failed has raised."""
+        errors = []
+        for call in self._calls:
+            try:
+                call.wait()
+            except Exception as error:
+                errors.append(error)
+        return errors[0] if errors else None
 
     def result(self) -> Any:
         self.wait()
@@ -154,36 +164,101 @@ class WorkList(TorchWork):
 
 
 class Futures:
-    """One thread that completes the futures of a group, whose operators end in the order of their calls."""
+    """The threads that complete the futures of a group, whose operators end in the order of their calls.
+
+    One of them watches the next operator. Callbacks may wait for operators, so that another takes over before they run.
+    What callbacks begin is begun in the order of their futures, as the other ranks do; see `in_turn`.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[tuple[BackendWork, torch.futures.Future[Any]] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[_Place, BackendWork, torch.futures.Future[Any]]] = deque()
+        self._places: set[_Place] = set()  # of futures whose callbacks have not returned
+        self._numbers = itertools.count()
+        self._threads: list[threading.Thread] = []
+        self._watched = False
+        self._idle = self._called = 0  # threads that wait to be called; calls that none of them has heard
+        self._closed = False
         _all.add(self)
 
     def add(self, work: BackendWork, future: torch.futures.Future[Any]) -> None:
-        with self._lock:
-            self._queue.put((work, future))
-            if self._thread is None:
-                self._thread = threading.Thread(target=_complete, args=(self._queue,), name=self._name, daemon=True)
-                self._thread.start()
+        """Completes the future once the work has ended."""
+        owner, inside = getattr(_callback, "of", (None, ()))
+        with self._changed:
+            place = (*(inside if owner is self else ()), next(self._numbers))
+            self._queue.append((place, work, future))
+            self._places.add(place)
+            try:
+                self._call_watcher()
+            except RuntimeError:
+                self._queue.pop()
+                self._places.discard(place)
+                raise
+
+    def await_turn(self, place: _Place) -> None:
+        """Waits for earlier futures and what their callbacks have begun, other than those around it."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not any(other < place and other != place[: len(other)] for other in self._places), _TURN_SECONDS
+            )
 
     def close(self) -> None:
-        """Ends the thread, once the works it waits for have ended."""
-        with self._lock:
-            thread, self._thread = self._thread, None
-            if thread is not None:
-                self._queue.put(None)
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        """Ends the threads, once the works they wait for have ended."""
+        with self._changed:
+            self._closed = True
+            threads, self._threads = self._threads, []
+            self._changed.notify_all()
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _call_watcher(self) -> None:
+        """With the lock held."""
+        if self._watched:
+            return
+        if self._idle > self._called:
+            self._called += 1
+            self._changed.notify_all()
+        else:
+            thread = threading.Thread(target=self._watch, name=self._name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        self._watched = True
+
+    def _watch(self) -> None:
+        while True:
+            with self._changed:
+                place, work, future = self._queue.popleft()
+            work.await_end()
+            with self._changed:
+                self._watched = False
+                if self._queue:
+                    with contextlib.suppress(
+                        RuntimeError
+                    ):  # no thread can be had: this one goes on after the callbacks
+                        self._call_watcher()
+            _callback.of = self, place
+            work.complete(future)
+            del _callback.of, work, future
+            with self._changed:
+                self._places.discard(place)
+                self._changed.notify_all()
+                if self._queue and not self._watched:
+                    self._watched = True
+                    continue
+                self._idle += 1
+                self._changed.wait_for(lambda: self._called or self._closed)
+                self._idle -= 1
+                if not self._called:
+                    return
+                self._called -= 1
 
 
-def _complete(pending: queue.SimpleQueue[tuple[BackendWork, torch.futures.Future[Any]] | None]) -> None:
-    while (item := pending.get()) is not None:
-        work, future = item
-        work.complete(future)
+def in_turn() -> None:
+    """In a callback of a future, waits for the callbacks of earlier ones; to be called before a collective begins."""
+    if (mine := getattr(_callback, "of", None)) is not None:
+        mine[0].await_turn(mine[1])
 
 
 _all: weakref.WeakSet[Futures] = weakref.WeakSet()
@@ -192,7 +267,7 @@ _all: weakref.WeakSet[Futures] = weakref.WeakSet()
 @atexit.register
 def _close_all() -> None:
     # No thread may come back from the core into an interpreter that is gone.
-    if any(futures._thread is not None for futures in _all):
+    if any(futures._threads for futures in _all):
         _core.destroy_all()
         for futures in list(_all):
             futures.close()
