@@ -49,6 +49,9 @@ class Column:
         rows: Its collectives, by their name in `alltoallv.numpy`; left out: those that are called alike.
         lacks: Collectives and features it does not offer, and why.
         own: Faults that the framework's signature reports otherwise, by the case's name: class and text.
+        unheard: Faults that the framework finds before a backend is asked, so that the peers would wait.
+        not_contiguous, no_group: Parts of texts that are its own.
+        cases: Of what it alone has.
     """
 
     name: str
@@ -57,6 +60,10 @@ class Column:
     rows: dict[str, Row] = {}
     lacks: dict[str, str] = {}
     own: dict[str, tuple[str, str]] = {}
+    unheard: frozenset[str] = frozenset()
+    cases: list[Any] = []
+    not_contiguous = "is not contiguous, expected a contiguous tensor"
+    no_group = "group is a int, expected a Communicator or None"
 
     def __init__(self) -> None:
         self.functions: Any = importlib.import_module(self.module)
@@ -85,12 +92,16 @@ class Column:
         """A copy of a tensor."""
         return np.array(tensor)
 
+    def gradient(self, function: Callable[[Any], Any], x: Any) -> Any:
+        """Of the sum of the squares of the function's output."""
+        raise NotImplementedError
+
     def call(self, function: str, group: Any, arguments: dict[str, Any]) -> Any:
         """The output, complete, of a call with the arguments of `alltoallv.numpy`."""
         row = self.row(function)
         output = None if row.output is None else arguments[row.output]
         theirs = {row.names.get(name, name): value for name, value in row.prepare(arguments).items()}
-        returned = getattr(self.functions, row.name)(**theirs, group=group)
+        returned = getattr(self.functions, row.name)(**{"group": group, **theirs})
         if arguments.get("async_op"):
             made, work = returned if isinstance(returned, tuple) else (None, returned)
             assert work.wait() is self.waited

@@ -11,7 +11,7 @@ from alltoallv import _core
 from alltoallv.mindspore import device_op, tensors
 from alltoallv.mindspore.device_op import DeviceExchange, build
 
-comm = am.init(timeout=100)
+comm = am.init(timeout=240)
 if comm.rank == 0:
     build(folder=sys.argv[1])
 am.exchange_counts([0, 0])  # rank 1 loads what rank 0 has built

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import alltoallv.paddle as ap
 from alltoallv import Communicator
 from alltoallv._calls.regions import as_bytes
+from alltoallv.errors import InvalidParamError, PeerMismatchError
 from alltoallv.paddle.tensors import _NAMES, allocate, as_input, region
 from alltoallv.testing import Ranks, reference
 
@@ -218,3 +219,62 @@ def test_writing_into_what_backward_needs_is_noticed(ranks: Ranks) -> None:
             loss.backward()
 
     ranks(2)(check)
+
+
+def test_an_error_in_backward_is_an_error_on_all(ranks: Ranks) -> None:
+    """Paddle gives it another class, and keeps ours in the text."""
+
+    def check(comm: Communicator) -> None:
+        y = ap.all_to_all_v(paddle.to_tensor([1.0, 1.0], stop_gradient=False), [1, 1], [1, 1], group=comm)
+        call = (lambda: ap.exchange_counts([1, 1], comm)) if comm.rank else y.sum().backward
+        with pytest.raises((OSError, PeerMismatchError), match=r"PeerMismatchError|exchange_counts"):
+            call()
+        assert ap.exchange_counts([1, 1], comm).tolist() == [1, 1]
+
+    ranks(2)(check)
+
+
+def test_alone_and_in_static_mode() -> None:
+    """Without a launcher the job is one process."""
+    assert ap.all_to_all_v(paddle.arange(6.0), [3], [3], sdispls=[2]).tolist() == [2, 3, 4]
+    rows, counts = paddle.to_tensor([[1.0, 1.0]] * 3, stop_gradient=False), [1, 2]
+    ap.global_gather(ap.global_scatter(rows, counts, counts), counts, counts).sum().backward()
+    assert rows.grad.tolist() == [[1, 1]] * 3
+    x = paddle.ones([2])
+    task = ap.alltoall_single(x, out := paddle.zeros([2]), group=ap.new_group([0]))
+    assert (task.wait(), task.is_completed(), task.is_sync(), out.tolist()) == (True, True, True, [1, 1])
+    assert not ap.alltoall_single(x, out, sync_op=False).is_sync()
+    with pytest.raises(InvalidParamError, match="expected different ranks below 1"):
+        ap.new_group([0, 1])
+    paddle.enable_static()
+    try:
+        with pytest.raises(RuntimeError, match="only supported in dygraph mode"):
+            ap.all_to_all_v(x, [1], [1])
+    finally:
+        paddle.disable_static()
+
+
+def test_an_empty_list_of_outputs_is_filled(ranks: Ranks) -> None:
+    """Paddle's example of alltoall."""
+
+    def check(comm: Communicator) -> Any:
+        data = paddle.arange(1, 13).reshape([2, 2, 3]) + 12 * comm.rank
+        filled: list[Any] = []
+        ap.alltoall([data[0], data[1]], filled, group=comm)
+        return [t.tolist() for t in filled]
+
+    whole = np.arange(1, 25).reshape(2, 2, 2, 3)
+    assert ranks(2)(check) == [whole[:, 0].tolist(), whole[:, 1].tolist()]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_gradients_of_other_dtypes(ranks: Ranks, dtype: str) -> None:
+    def check(comm: Communicator) -> Any:
+        x = paddle.to_tensor([[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]], dtype=dtype, stop_gradient=False)
+        counts = [[2, 1, 1, 1], [1, 1, 2, 1]][comm.rank]
+        y = ap.global_gather(x, counts, counts, group=comm)
+        assert str(y.dtype) == f"paddle.{dtype}"
+        (y * y).backward()
+        return x.grad.astype("float64").tolist()
+
+    assert ranks(2)(check) == [[[2, 4], [6, 8], [10, 12], [14, 16], [18, 20]]] * 2

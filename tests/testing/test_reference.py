@@ -1,4 +1,4 @@
-"""The oracle itself: published examples as literal numbers, and properties."""
+"""The oracle itself: literal numbers, and properties; tests/matrix has the published examples."""
 
 from __future__ import annotations
 
@@ -14,87 +14,6 @@ from alltoallv.testing.golden import assert_bits_equal
 
 def as_lists(arrays):
     return [np.asarray(array).tolist() for array in arrays]
-
-
-# --- published examples
-
-
-def test_paddle_alltoall_single_example():
-    assert as_lists(reference.all_to_all_single([np.array([0, 1]), np.array([2, 3])])) == [[0, 2], [1, 3]]
-    inputs = [np.full((3, 2), float(rank), np.float32) for rank in range(2)]
-    found = reference.all_to_all_single(inputs, [[1, 2], [1, 2]])
-    assert as_lists(found) == [[[0, 0], [1, 1]], [[0, 0], [0, 0], [1, 1], [1, 1]]]
-
-
-def test_paddle_alltoall_single_example_with_distinct_rows():
-    inputs = [np.array([[1, 2], [3, 4], [5, 6]]), np.array([[7, 8], [9, 10], [11, 12]])]
-    found = reference.all_to_all_single(inputs, [[1, 2], [1, 2]])
-    assert as_lists(found) == [[[1, 2], [7, 8]], [[3, 4], [5, 6], [9, 10], [11, 12]]]
-
-
-def test_torch_all_to_all_even_example():
-    inputs = [[np.array([4 * rank + k]) for k in range(4)] for rank in range(4)]
-    found = [as_lists(arrays) for arrays in reference.all_to_all(inputs)]
-    assert found == [[[r], [4 + r], [8 + r], [12 + r]] for r in range(4)]
-
-
-def test_torch_all_to_all_complex_example():
-    inputs = [[np.array([(4 * rank + k + 1) * (1 + 1j)], np.complex64) for k in range(4)] for rank in range(4)]
-    found = [as_lists(arrays) for arrays in reference.all_to_all(inputs)]
-    assert found == [[[(4 * j + r + 1) * (1 + 1j)] for j in range(4)] for r in range(4)]
-
-
-UNEVEN = [[2, 2, 1, 1], [3, 2, 2, 2], [2, 1, 1, 1], [2, 2, 2, 1]]
-UNEVEN_INPUTS = [np.arange(6), np.arange(10, 19), np.arange(20, 25), np.arange(30, 37)]
-UNEVEN_EXPECTED = [
-    [0, 1, 10, 11, 12, 20, 21, 30, 31],
-    [2, 3, 13, 14, 22, 32, 33],
-    [4, 15, 16, 23, 34, 35],
-    [5, 17, 18, 24, 36],
-]
-
-
-def test_torch_all_to_all_uneven_example():
-    assert reference.exchange_counts(UNEVEN).tolist() == [
-        [2, 3, 2, 2],
-        [2, 2, 1, 2],
-        [1, 2, 1, 2],
-        [1, 2, 1, 1],
-    ]
-    assert as_lists(reference.all_to_all_single(UNEVEN_INPUTS, UNEVEN)) == UNEVEN_EXPECTED
-    assert as_lists(reference.all_to_all_v(UNEVEN_INPUTS, UNEVEN)) == UNEVEN_EXPECTED
-    lists = [np.split(x, np.cumsum(s)[:-1]) for x, s in zip(UNEVEN_INPUTS, UNEVEN, strict=True)]
-    found = [np.concatenate(arrays).tolist() for arrays in reference.all_to_all(lists)]
-    assert found == UNEVEN_EXPECTED
-
-
-PADDLE_X = np.array([[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]], np.float32)
-PADDLE_COUNTS = [[2, 1, 1, 1], [1, 1, 2, 1]]  # local and global counts are equal in this example
-
-
-def test_paddle_global_gather_example():
-    found = reference.global_gather([PADDLE_X] * 2, PADDLE_COUNTS, PADDLE_COUNTS)
-    assert as_lists(found) == [
-        [[1, 2], [3, 4], [7, 8], [1, 2], [7, 8]],
-        [[5, 6], [9, 10], [3, 4], [5, 6], [9, 10]],
-    ]
-    gradients = reference.global_scatter([2 * y for y in found], PADDLE_COUNTS, PADDLE_COUNTS)
-    assert as_lists(gradients) == [[[2, 4], [6, 8], [10, 12], [14, 16], [18, 20]]] * 2
-
-
-def test_paddle_global_scatter_example():
-    found = reference.global_scatter([PADDLE_X] * 2, PADDLE_COUNTS, PADDLE_COUNTS)
-    assert as_lists(found) == [
-        [[1, 2], [3, 4], [1, 2], [5, 6], [3, 4]],
-        [[7, 8], [5, 6], [7, 8], [9, 10], [9, 10]],
-    ]
-    back = reference.global_gather(found, PADDLE_COUNTS, PADDLE_COUNTS)
-    assert as_lists(back) == [PADDLE_X.tolist()] * 2
-
-
-def test_mindspore_all_gather_into_tensor_example():
-    found = reference.all_gather_into_tensor([np.ones((2, 8), np.float32)] * 2)
-    assert as_lists(found) == [np.ones((4, 8)).tolist()] * 2
 
 
 # --- all_to_all_v

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import alltoallv.torch as at
 from alltoallv import Communicator
+from alltoallv.errors import PeerMismatchError
 from alltoallv.testing import Ranks, reference
 from alltoallv.torch.api.tensors import _NAMES
 
@@ -305,3 +306,18 @@ def test_a_new_group_under_an_old_name(ranks: Ranks, tmp_path: Path) -> None:
         return len({id(comm) for comm in seen})
 
     assert ranks(2, communicator=False)(check, str(tmp_path)) == [3, 3]
+
+
+def test_an_error_in_backward_is_an_error_on_all(ranks: Ranks) -> None:
+    """One rank differentiates, the other does something else: both hear of it."""
+
+    def check(comm: Communicator) -> None:
+        x = torch.ones(2, requires_grad=True)
+        y = at.all_to_all_v(x, [1, 1], [1, 1], group=comm)
+        call = (lambda: at.functional.all_reduce(torch.ones(2), comm)) if comm.rank else y.sum().backward
+        with pytest.raises(PeerMismatchError, match="all_reduce"):
+            call()
+        y.sum().backward()
+        assert x.grad.tolist() == [1, 1]
+
+    ranks(2)(check)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from adapters.torch_column import DIFFERENT, TorchColumn
+from adapters.torch_column import DIFFERENT, NO_LISTS, SAME_DTYPES, TorchColumn
 
 
 class C10dColumn(TorchColumn):
@@ -23,11 +23,22 @@ class C10dColumn(TorchColumn):
         "counts as tensor": "torch.distributed takes lists",
         "counts as array": "torch.distributed takes lists",
         "one shape of rows": "torch's engines count the rows of either tensor",
+        "groups of ours": "torch.distributed takes its own",
+        "contiguous outputs": "torch's engines take others, too",
+        "refused reductions": "gloo reduces what alltoallv does not",
+        "gradients": "torch.distributed has none",
     }
     own = {
-        "all_to_all_single: dtypes": ("ValueError", f"{DIFFERENT}Found torch.int32 and  torch.float32"),
-        "all_to_all: dtypes": ("ValueError", f"{DIFFERENT}Found torch.float32 and  torch.int32"),
+        **dict.fromkeys(NO_LISTS, ("TypeError", "Invalid function argument. Expected parameter ...")),
+        **dict.fromkeys(SAME_DTYPES, ("ValueError", f"{DIFFERENT}Found torch.float32 and  torch.int32")),
+        "all_to_all_single: output: dtypes": ("ValueError", f"{DIFFERENT}Found torch.int32 and  torch.float32"),
+        "all_to_all_single: ranks disagree about splits": (
+            "PeerMismatchError",
+            "rank 2 sends 6 elements to rank 0, which expects 4",
+        ),
     }
+    unheard = frozenset((*NO_LISTS, *SAME_DTYPES))  # torch's wrappers find them
+    cases = []
 
     @contextlib.contextmanager
     def group(self, communicator: Any) -> Iterator[Any]:

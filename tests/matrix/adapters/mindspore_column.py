@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from column import Array, Column, Row
+from wrong import GOOD, LISTS
 
 
 def _gathered(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -24,6 +26,17 @@ class MindsporeColumn(Column):
         "out left out": "MindSpore's functions write into tensors",
     }
 
+    own = {
+        **dict.fromkeys(
+            (f"all_to_all: no list of {name}" for name in LISTS),
+            ("TypeError", "Expected list or tuple, but got <class 'int'>."),
+        ),
+        **dict.fromkeys(
+            (f"{function}: no group" for function in GOOD),
+            ("TypeError", "The argument 'group' must be type of string, but got 'group' type : <class 'int'>."),
+        ),
+    }
+
     def tensor(self, array: Array) -> Any:
         import mindspore as ms
 
@@ -32,3 +45,8 @@ class MindsporeColumn(Column):
     def array(self, tensor: Any) -> Array:
         array: Array = tensor.asnumpy().copy()
         return array
+
+    def gradient(self, function: Callable[[Any], Any], x: Any) -> Any:
+        import mindspore as ms
+
+        return ms.grad(lambda x: (function(x) ** 2).sum())(x)

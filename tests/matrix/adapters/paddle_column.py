@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from case import Case, Own
 from column import Array, Column, Row
+from right import A, S, V
+from wrong import PARAM, TENSOR, bad
 
 
 def _synchronous(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -18,6 +24,21 @@ def _reduced(arguments: dict[str, Any]) -> dict[str, Any]:
     from paddle.distributed import ReduceOp
 
     return {**_synchronous(arguments), "op": getattr(ReduceOp, arguments.get("op", "sum").upper())}
+
+
+def only(function: str, what: str, error: str, text: str, **mistake: Callable[[Any], Any]) -> Case:
+    """A case whose wrong arguments are made by Paddle."""
+
+    def made(make: Callable[[Any], Any]) -> Own:
+        return Own(lambda: make(importlib.import_module("paddle")))
+
+    return bad(function, what, error, text, **{name: made(make) for name, make in mistake.items()})
+
+
+def with_gradient(paddle: Any) -> Any:
+    x = paddle.ones([6])
+    x.stop_gradient = False
+    return x
 
 
 class PaddleColumn(Column):
@@ -54,8 +75,33 @@ class PaddleColumn(Column):
     }
     lacks = {
         "uneven parts": "Paddle's reduce_scatter takes a list for them",
+        "quantized_all_reduce": "NumPy's, torch's and MindSpore's so far",
         "out left out": "Paddle's functions write into tensors",
     }
+
+    no_group = "group is a int, expected a Paddle group, a Communicator or None"
+    own = {
+        f"all_to_all: no list of {ours}": ("TypeError", f"{theirs} is a int, expected a list of tensors")
+        for ours, theirs in (("input_tensor_list", "in_tensor_list"), ("output_tensor_list", "out_tensor_list"))
+    }
+    cases = [
+        only(V, "no tensor", "TypeError", "input is a ndarray, expected a paddle.Tensor",
+            input=lambda paddle: np.ones(6)),
+        only(S, "no output", "TypeError", "out_tensor is a NoneType, expected a paddle.Tensor",
+            output=lambda paddle: None),
+        only(S, "a sparse tensor", TENSOR, "in_tensor is a sparse tensor, expected a dense one",
+             input=lambda paddle: paddle.sparse.sparse_coo_tensor([[0, 1]], [1.0, 2.0], [6])),
+        only(V, "out and gradients", PARAM,
+            "out is given for an input that wants a gradient, expected one or the other",
+             input=with_gradient, out=lambda paddle: paddle.ones([6])),
+        only(V, "learnt and async, with gradients", PARAM, "async_op is True for an input that wants a gradient...",
+             input=with_gradient, recv_counts=lambda paddle: None, async_op=lambda paddle: True),
+        only(A, "no inputs", "RuntimeError", "The input tensor_list should not be empty.",
+            input_tensor_list=lambda paddle: []),
+        *[only(function, f"{name} of int32", TENSOR, f"Please use int64 type in {name}, which has dtype paddle.int32.",
+               **{name: lambda paddle: paddle.ones([6], "int32")})
+          for function in ("global_scatter", "global_gather") for name in ("local_count", "global_count")],
+    ]  # fmt: skip
 
     def tensor(self, array: Array) -> Any:
         import paddle
@@ -65,3 +111,9 @@ class PaddleColumn(Column):
     def array(self, tensor: Any) -> Array:
         array: Array = tensor.numpy().copy()
         return array
+
+    def gradient(self, function: Callable[[Any], Any], x: Any) -> Any:
+        x.stop_gradient = False
+        y = function(x)
+        (y * y).sum().backward()
+        return x.grad

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from typing import Any
 
+from case import Case, Own
 from column import Array, Column, Row
+from right import A, V
+from wrong import LISTS, PARAM, TENSOR, bad
 
 DIFFERENT = "Invalid usage of tensors with different dtypes"
+SAME_DTYPES = (
+    "all_to_all_single: output: dtypes",
+    *(f"all_to_all: dtypes of {name}" for name in LISTS),
+)
 
 
 def _reduced(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -21,6 +30,18 @@ def _gathered(arguments: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, "out": list(arguments["out"])}
 
 
+NO_LISTS = tuple(f"all_to_all: no list of {name}" for name in LISTS)
+
+
+def only(function: str, what: str, error: str, text: str, **mistake: Callable[[Any], Any]) -> Case:
+    """A case whose wrong arguments are made by torch."""
+
+    def made(make: Callable[[Any], Any]) -> Own:
+        return Own(lambda: make(importlib.import_module("torch")))
+
+    return bad(function, what, error, text, **{name: made(make) for name, make in mistake.items()})
+
+
 class TorchColumn(Column):
     name, module, package = "torch", "alltoallv.torch", "torch"
     rows = {
@@ -31,14 +52,36 @@ class TorchColumn(Column):
         "barrier": Row("barrier"),
     }
     lacks = {
+        "contiguous tensors in place": "torch's functions take others, too",
         "uneven parts": "torch.distributed's reduce_scatter_tensor has equal parts",
         "out left out": "torch.distributed's functions write into tensors",
     }
     # The words of torch's own check, which is the first.
-    own = dict.fromkeys(
-        ["all_to_all_single: dtypes", "all_to_all: dtypes", "all_gather_into_tensor: dtypes"],
-        ("ValueError", f"{DIFFERENT}torch.float32 and torch.int32"),
-    )
+    own = {
+        "all_gather_into_tensor: output_tensor: not contiguous": (TENSOR, f"output {Column.not_contiguous}"),
+        **dict.fromkeys(
+            [*SAME_DTYPES, "all_gather_into_tensor: output_tensor: dtypes"],
+            ("ValueError", f"{DIFFERENT}torch.float32 and torch.int32"),
+        ),
+        **dict.fromkeys(NO_LISTS, ("TypeError", "...int...")),
+    }
+    unheard = frozenset(NO_LISTS)
+
+    no_group = "group is a int, expected a ProcessGroup, a Communicator or None"
+    cases = [
+        *[only(V, what, TENSOR, text, input=make) for what, make, text in (
+            ("a sparse tensor", lambda torch: torch.ones(6).to_sparse(), "...layout torch.sparse_coo..."),
+            ("zeros without memory", lambda torch: torch._efficientzerotensor(6), "...is a zero tensor..."),
+            ("another device", lambda torch: torch.ones(6, device="meta"), "...lie on meta, expected cpu..."),
+            ("a dtype without a size", lambda torch: torch.quantize_per_tensor(torch.ones(6), 1, 0, torch.qint8),
+                "...qint8..."),
+        )],
+        only(V, "out and gradients", PARAM, "...requires grad...", input=lambda torch: torch.ones(6).requires_grad_(),
+            out=lambda torch: torch.ones(6)),
+        only(V, "no tensor", "TypeError", "input is a list, expected a torch.Tensor", input=lambda torch: [1.0, 2.0]),
+        only(A, "no tensors in the list", "TypeError", "the lists hold a float, expected torch.Tensor",
+            output_tensor_list=lambda torch: [1.0] * 3),
+    ]  # fmt: skip
 
     def tensor(self, array: Array) -> Any:
         import torch
@@ -48,3 +91,9 @@ class TorchColumn(Column):
     def array(self, tensor: Any) -> Array:
         array: Array = tensor.detach().clone().numpy()
         return array
+
+    def gradient(self, function: Callable[[Any], Any], x: Any) -> Any:
+        x.requires_grad_()
+        y = function(x)
+        (y * y).sum().backward()
+        return x.grad

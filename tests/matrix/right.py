@@ -1,0 +1,99 @@
+"""Calls that are right, and what must come of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from case import (
+    MEMORY,
+    SENDS,
+    Case,
+    Part,
+    a2a,
+    data,
+    exchanged,
+    experts,
+    filled,
+    gaps,
+    gather,
+    gathered,
+    lists,
+    moe,
+    moe_back,
+    reduce,
+    reduced,
+    s,
+    scattered,
+    single,
+    v,
+)
+
+from alltoallv.testing import quantized, reference
+
+V, S, A, G = "all_to_all_v", "all_to_all_single", "all_to_all", "all_gather_into_tensor"
+KINDS = "tuple", "array", "int32 array", "tensor"
+RIGHT = [
+    Case(V, "1-D", v(), exchanged),
+    *[Case(V, f"of {dtype}", v(dtype=dtype), exchanged) for dtype in ("int64", "bool", "float16", "float64", "uint8")],
+    Case(V, "2-D in rows", v(2), exchanged),
+    Case(V, "3-D in rows", v(2, 3, unit="row"), exchanged),
+    Case(V, "2-D in elements", v(2, factor=2, unit="element"), exchanged),
+    Case(V, "rows without elements", v(0), exchanged),
+    Case(V, "learnt", v(learns=True), exchanged),
+    Case(V, "learnt rows", v(2, learns=True), exchanged),
+    Case(V, "learnt, async", v(learns=True, async_op=True), exchanged),
+    Case(V, "nothing at all", lambda rank: {"input": data(0, 0), "send_counts": [0] * 3, "recv_counts": [0] * 3},
+         exchanged),
+    Case(V, "gaps", gaps(out=True), exchanged),
+    Case(V, "gaps between rows", gaps(2, out=True), exchanged),
+    Case(V, "gaps are zero", gaps(2, out=False), exchanged),
+    Case(V, "gaps, async", gaps(out=True, async_op=True), exchanged),
+    Case(V, "async", v(async_op=True), exchanged),
+    Case(V, "timeout", v(timeout=5), exchanged, needs=("timeout",)),
+    Case(S, "even", s(even=True), single),
+    Case(S, "even rows", s(2, even=True), single),
+    Case(S, "uneven", s(), single),
+    Case(S, "uneven rows of int64", s(2, dtype="int64"), single),
+    Case(S, "rows without elements", s(0), single),
+    Case(S, "async", s(2, async_op=True), single),
+    Case(S, "timeout", s(2, timeout=5), single, needs=("timeout",)),
+    Case(A, "uneven", a2a(), lists),
+    Case(A, "async", a2a(async_op=True), lists),
+    Case(A, "timeout", a2a(timeout=5), lists, needs=("timeout",)),
+    Case(G, "concatenated", gather(6, 3), gathered),
+    Case(G, "stacked", gather(3, 2, 3), gathered),
+    Case(G, "any shape of as many elements", gather(18), gathered),
+    Case(G, "async", gather(6, 3, async_op=True), gathered),
+    Case(G, "timeout", gather(6, 3, timeout=5), gathered, needs=("timeout",)),
+    Case(G, "in place", lambda rank: {"output_tensor": Part(0, 6), "input_tensor": Part(2 * rank, 2 * rank + 2)},
+         lambda all_: [MEMORY[:6]] * 3),
+    Case("exchange_counts", "told", lambda rank: {"send_counts": SENDS[rank]},
+         lambda all_: list(reference.exchange_counts([a["send_counts"] for a in all_]))),
+    Case("all_gather", "stacked", lambda rank: {"input": data(rank, 2, 3), "out": filled(3, 2, 3)},
+         lambda all_: [np.stack([a["input"] for a in all_])] * 3),
+    Case("broadcast", "from rank 1", lambda rank: {"array": data(rank, 4, 2), "root": 1},
+         lambda all_: [all_[1]["array"]] * 3),
+    Case("broadcast", "async", lambda rank: {"array": data(rank, 4, 2), "root": 2, "async_op": True},
+         lambda all_: [all_[2]["array"]] * 3),
+    Case("barrier", "passed", lambda rank: {}, lambda all_: [None] * 3),
+    *[Case("all_reduce", op, reduce(op=op), reduced) for op in ("sum", "avg", "min", "max", "prod")],
+    Case("all_reduce", "of int64", reduce("int64"), reduced),
+    Case("all_reduce", "async", reduce(async_op=True), reduced),
+    Case("reduce_scatter", "even", lambda rank: reduce()(rank) | {"out": filled(2, 2)}, scattered),
+    Case("reduce_scatter", "uneven", reduce(recv_counts=[3, 2, 1]), scattered, needs=("uneven parts", "out left out")),
+    Case("quantized_all_reduce", "dynamic", lambda rank: {"input": data(rank, 40, 5) / 7, "group_size": 16},
+         lambda all_: quantized.quantized_all_reduce([a["input"] for a in all_], group_size=16)),
+    Case("quantized_all_reduce", "shared scale, async", lambda rank: {
+        "input": data(rank, 8, dtype="int8"), "scale": 0.5, "async_op": True},
+        lambda all_: quantized.shared_scale_all_reduce([a["input"] for a in all_], np.float32(0.5))),
+    Case("global_scatter", "rows", moe, experts("global_scatter")),
+    Case("global_gather", "rows", moe_back, experts("global_gather")),
+]  # fmt: skip
+RIGHT += [
+    replace(case, what=f"counts as {kind}", counts=kind, needs=(f"counts as {kind.split()[-1]}",))
+    for case in RIGHT
+    if case.name
+    in (f"{V}: gaps", f"{S}: uneven", "exchange_counts: told", "global_scatter: rows", "global_gather: rows")
+    for kind in KINDS
+]
