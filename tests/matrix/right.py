@@ -81,7 +81,8 @@ RIGHT = [
     Case("all_reduce", "of int64", reduce("int64"), reduced),
     Case("all_reduce", "async", reduce(async_op=True), reduced),
     Case("reduce_scatter", "even", lambda rank: reduce()(rank) | {"out": filled(2, 2)}, scattered),
-    Case("reduce_scatter", "uneven", reduce(recv_counts=[3, 2, 1]), scattered, needs=("uneven parts", "out left out")),
+    Case("reduce_scatter", "uneven", reduce(recv_counts=[3, 2, 1]), scattered, needs=("uneven parts of one tensor",
+        "reduce_scatter without an output")),
     Case("quantized_all_reduce", "dynamic", lambda rank: {"input": data(rank, 40, 5) / 7, "group_size": 16},
          lambda all_: quantized.quantized_all_reduce([a["input"] for a in all_], group_size=16)),
     Case("quantized_all_reduce", "shared scale, async", lambda rank: {

@@ -101,7 +101,8 @@ def wrong_outputs(function: str, name: str) -> list[Case]:
     right = GOOD[function](0).get(name)
     shape = (6,) if right is None else right.shape
     return [
-        bad(function, f"{name}: not contiguous", TENSOR, f"{{{name}}} {{is not contiguous}}", ("contiguous outputs",),
+        bad(function, f"{name}: not contiguous", TENSOR, f"{{{name}}} {{is not contiguous}}",
+            ("outputs must be contiguous",),
             **{name: Turned(filled(6, 2))}, **({"input": data(0, 6, 2)} if function == V else {})),
         bad(function, f"{name}: dtypes", TENSOR, f"{{{name}}} has dtype int32, expected float32", code=13,
             **{name: filled(*shape, dtype="int32")}),
@@ -171,18 +172,20 @@ MISTAKES = [
     *[bad(S, f"indivisible {name}", PARAM, f"{{{name}}} has 7 rows in dimension 0, which 3 ranks cannot share equally: "
           "give split sizes, or a multiple of the number of ranks", **{name: data(0, 7, 2)}) for name in ("input",
               "output")],
-    bad(S, "rows", TENSOR, "{output} has rows of shape (3,), expected (2,) as the input", ("one shape of rows",),
+    bad(S, "rows", TENSOR, "{output} has rows of shape (3,), expected (2,) as the input",
+        ("rows of another shape are refused",),
         output=filled(6, 3)),
     bad(S, "an output without rows", TENSOR, "{output} has rows of shape (), expected (2,) as the input",
-        ("one shape of rows",), output=np.array(1, "float32")),
+        ("rows of another shape are refused",), output=np.array(1, "float32")),
     bad(S, "rows of a scalar", TENSOR, "a 0-dimensional input has no rows, expected at least 1 dimension",
-        ("one shape of rows",), input=np.array(1, "float32")),
+        ("rows of another shape are refused",), input=np.array(1, "float32")),
     bad(A, "overlap", *OVERLAP, input_tensor_list=[Part(0, 1), Part(1, 2), Part(2, 3)],
         output_tensor_list=[Part(2, 3), Part(4, 5), Part(5, 6)]),
     bad(A, "the same tensors", *OVERLAP, **{name: [Part(j, j + 1) for j in range(3)] for name in LISTS}),
     bad(A, "outputs overlap", PARAM, "{output_tensor_list}[0] and {output_tensor_list}[1] overlap in memory",
         output_tensor_list=[Part(3, 4), Part(3, 4), Part(5, 6)]),
-    bad(A, "an output not contiguous", TENSOR, "{output_tensor_list}[1] {is not contiguous}", ("contiguous outputs",),
+    bad(A, "an output not contiguous", TENSOR, "{output_tensor_list}[1] {is not contiguous}",
+        ("outputs must be contiguous",),
         output_tensor_list=[filled(1, 2), Turned(filled(6, 2)), filled(1, 2)]),
     *[bad(A, f"too few of {name}", PARAM, f"{{{name}}} has 2 tensors, expected 3, one per rank", **{name: [data(0, 1,
         2)] * 2})
@@ -202,14 +205,17 @@ MISTAKES = [
         send_counts=[1, -1, 2]),
     *[bad("broadcast", f"from rank {root}", PARAM, f"root is {root}, expected 0 <= root < 3",
         root=root) for root in (3, -1)],
-    bad("broadcast", "not contiguous", TENSOR, "{array} {is not contiguous}", ("contiguous tensors in place",),
+    bad("broadcast", "not contiguous", TENSOR, "{array} {is not contiguous}",
+        ("tensors changed in place must be contiguous",),
         array=Turned(filled(4, 2))),
     bad("all_reduce", "avg of integers", PARAM, "op 'avg' is not defined for dtype int64, expected float16, bfloat16, "
-        "float32 or float64", ("refused reductions",), input=data(0, 6, 2, dtype="int64"), op="avg"),
+        "float32 or float64", ("averages of integers are refused",), input=data(0, 6, 2, dtype="int64"), op="avg"),
     *wrong_experts("global_scatter", "local_count"),
     *wrong_experts("global_gather", "global_count"),
-    *[bad(function, "no group", PARAM, "{no group}", ("groups of ours",), together=True, group=0) for function in GOOD],
-    *[Case(function, "a destroyed group", good, needs=("groups of ours",), mistake=dict, together=True, gone=True,
+    *[bad(function, "no group", PARAM, "{no group}", ("a Communicator as group",), together=True,
+        group=0) for function in GOOD],
+    *[Case(function, "a destroyed group", good, needs=("a Communicator as group",), mistake=dict, together=True,
+        gone=True,
            error=(PARAM, "the communicator of domain 'gone' has been destroyed; make a new one", None))
       for function, good in GOOD.items()],
 ]  # fmt: skip

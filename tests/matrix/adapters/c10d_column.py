@@ -22,10 +22,10 @@ class C10dColumn(TorchColumn):
         "timeout": "torch.distributed's signatures have none; the group's counts",
         "counts as tensor": "torch.distributed takes lists",
         "counts as array": "torch.distributed takes lists",
-        "one shape of rows": "torch's engines count the rows of either tensor",
-        "groups of ours": "torch.distributed takes its own",
-        "contiguous outputs": "torch's engines take others, too",
-        "refused reductions": "gloo reduces what alltoallv does not",
+        "rows of another shape are refused": "torch's engines count the rows of either tensor",
+        "a Communicator as group": "torch.distributed takes its own",
+        "outputs must be contiguous": "torch's engines take others, too",
+        "averages of integers are refused": "gloo reduces what alltoallv does not",
         "gradients": "torch.distributed has none",
     }
     own = {

@@ -22,8 +22,8 @@ class MindsporeColumn(Column):
         "reduce_scatter": Row("reduce_scatter_tensor", {"out": "output"}, "out"),
     }
     lacks = {
-        "uneven parts": "MindSpore's reduce_scatter_tensor has equal parts; its reduce_scatter takes a list",
-        "out left out": "MindSpore's functions write into tensors",
+        "uneven parts of one tensor": "MindSpore's reduce_scatter_tensor has equal parts; its reduce_scatter takes a list",
+        "reduce_scatter without an output": "MindSpore's functions write into tensors",
     }
 
     own = {

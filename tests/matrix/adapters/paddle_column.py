@@ -74,9 +74,8 @@ class PaddleColumn(Column):
         "broadcast": Row("broadcast", {"array": "tensor", "root": "src"}, "array", _synchronous),
     }
     lacks = {
-        "uneven parts": "Paddle's reduce_scatter takes a list for them",
-        "quantized_all_reduce": "NumPy's, torch's and MindSpore's so far",
-        "out left out": "Paddle's functions write into tensors",
+        "uneven parts of one tensor": "Paddle's reduce_scatter takes a list for them",
+        "reduce_scatter without an output": "Paddle's functions write into tensors",
     }
 
     no_group = "group is a int, expected a Paddle group, a Communicator or None"

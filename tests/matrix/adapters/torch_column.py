@@ -52,9 +52,9 @@ class TorchColumn(Column):
         "barrier": Row("barrier"),
     }
     lacks = {
-        "contiguous tensors in place": "torch's functions take others, too",
-        "uneven parts": "torch.distributed's reduce_scatter_tensor has equal parts",
-        "out left out": "torch.distributed's functions write into tensors",
+        "tensors changed in place must be contiguous": "torch's functions take others, too",
+        "uneven parts of one tensor": "torch.distributed's reduce_scatter_tensor has equal parts",
+        "reduce_scatter without an output": "torch.distributed's functions write into tensors",
     }
     # The words of torch's own check, which is the first.
     own = {
