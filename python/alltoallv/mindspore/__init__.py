@@ -44,8 +44,8 @@ from alltoallv.mindspore.work import CommHandle
 # A graph cannot hold these functions: MindSpore then says so instead of reading their source.
 for _module in ("collectives", "distributed", "exchange", "group", "moe", "quantized", "tensors"):
     _forbid(f"{__name__}.{_module}")
-for _module in ("operations", "quant_operations"):
-    _forbid(f"alltoallv.atb.{_module}")
+for _module in ("atb.operations", "atb.quant_operations", "quantization.functions"):
+    _forbid(f"alltoallv.{_module}")
 
 __all__ = [
     "AllToAllV",

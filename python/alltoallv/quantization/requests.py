@@ -190,16 +190,19 @@ def plan(comm: Communicator, request: QuantizedReduction) -> _core.QuantPlan:
     )
 
 
-def exclude(why: str, out: object, async_op: bool, error_feedback: object, timeout: object = None) -> None:
-    """Refuses what a differentiable call cannot have.
+def exclude(why: str, **given: object) -> None:
+    """Refuses arguments that a differentiable call cannot have; None and False are none.
 
     Raises:
         InvalidParamError: names what was given.
     """
-    given = {"out": out, "async_op": async_op or None, "error_feedback": error_feedback, "timeout": timeout}
-    names = [name for name, value in given.items() if value is not None]
-    if names:
+    if names := present(given):
         raise InvalidParamError(f"{why}, expected a call without {' and '.join(names)}")
+
+
+def present(given: dict[str, object]) -> list[str]:
+    """The names of those that are neither None nor False."""
+    return [name for name, value in given.items() if value is not None and value is not False]
 
 
 def output_dtype(adapter: Adapter[A], options: Options, default: str) -> str:

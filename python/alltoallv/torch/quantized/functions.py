@@ -11,7 +11,8 @@ from torch.compiler import is_dynamo_compiling
 from alltoallv._calls.counts import Counts, shares
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError
-from alltoallv.quantization import requests, texts
+from alltoallv.quantization import requests
+from alltoallv.quantization.functions import Quantized, described
 from alltoallv.quantization.spec import Gather, Options, Overflow, Quantization, SumOp
 from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
@@ -29,16 +30,7 @@ from alltoallv.torch.quantized.rows import RowExchange
 Scale: TypeAlias = Tensor | float | None
 
 
-_WORDS = {
-    "tensor": "tensor",
-    "work": "Work",
-    "group": "A ProcessGroup, a `Communicator`, or None for the default group",
-    "gradient": " Differentiable, straight through the rounding:\n        the gradient is that of the same collective "
-    "without quantization. Not with ``out``, ``async_op`` or feedback.",
-}
-
-
-@texts.of(texts.ALL_REDUCE, **_WORDS)
+@described(Quantized.quantized_all_reduce)
 def quantized_all_reduce(
     input: Tensor,
     *,
@@ -70,15 +62,16 @@ def quantized_all_reduce(
         comm = groups.resolve(group, device_of(input))
         if comm is None:
             return (None, None) if async_op else None
+    given = {"out": out, "async_op": async_op, "error_feedback": error_feedback, "timeout": timeout}
     recorded = makes_graph()
     if recorded:
-        _check_recorded(input, out, async_op, error_feedback, timeout)
+        _check_recorded(input, given)
     else:
         assert comm is not None
         with guard(comm, "quantized_all_reduce"):
             limit = calls.limit(comm, timeout)
             if needs_grad(input):
-                requests.exclude("input requires grad", out, async_op, error_feedback, timeout)
+                requests.exclude("input requires grad", **given)
                 how = Quantization.checked(bits, group_size, gather, op, overflow)
                 options = options._replace(bits=how.bits, group_size=how.group_size)
                 for name, value in zip(requests.SCALES, options, strict=False):
@@ -94,7 +87,7 @@ def quantized_all_reduce(
     return _started(call, async_op, limit)
 
 
-@texts.of(texts.REDUCE_SCATTER, **_WORDS)
+@described(Quantized.quantized_reduce_scatter)
 def quantized_reduce_scatter(
     input: Tensor,
     recv_counts: Counts | None = None,
@@ -114,13 +107,14 @@ def quantized_reduce_scatter(
     comm = groups.resolve(group, device_of(input))
     if comm is None:
         return (None, None) if async_op else None
+    given = {"out": out, "async_op": async_op, "error_feedback": error_feedback, "timeout": timeout}
     recorded = makes_graph()
     with guard(comm, "quantized_reduce_scatter"):
         limit = calls.limit(comm, timeout)
         if recorded:
-            _check_recorded(input, out, async_op, error_feedback, timeout)
+            _check_recorded(input, given)
         elif needs_grad(input):
-            requests.exclude("input requires grad", out, async_op, error_feedback, timeout)
+            requests.exclude("input requires grad", **given)
         else:
             made = requests.reduce_scatter(ADAPTER, comm, input, recv_counts, options, out, error_feedback)
             call = calls.quantized_reduce(comm, made)
@@ -133,7 +127,7 @@ def quantized_reduce_scatter(
     return _started(call, async_op, limit)
 
 
-@texts.of(texts.ALL_TO_ALL, **_WORDS)
+@described(Quantized.quantized_all_to_all)
 def quantized_all_to_all(
     input: Tensor,
     send_counts: Counts,
@@ -150,7 +144,7 @@ def quantized_all_to_all(
     options = Options(bits=bits, group_size=group_size, overflow=overflow, out_dtype=out_dtype)
     recorded = makes_graph()
     if recorded or (needs_grad(input) and not async_op):
-        requests.exclude("input requires grad, or is recorded for a graph", None, False, None, timeout)
+        requests.exclude("input requires grad, or is recorded for a graph", timeout=timeout)
         if not recorded and groups.resolve(group, device_of(input)) is None:
             return None
         sends = torch.as_tensor(send_counts, device="cpu")
@@ -179,12 +173,11 @@ def _started(call: calls.Call, async_op: bool, limit: float) -> Any:
     return call.output
 
 
-def _check_recorded(
-    input: Tensor, out: Tensor | None, async_op: bool, error_feedback: ErrorFeedback | None, timeout: float | None
-) -> None:
-    requests.exclude("this is recorded for a graph", None, False, error_feedback, timeout)
+def _check_recorded(input: Tensor, given: dict[str, Any]) -> None:
+    kept = {name: given[name] for name in ("error_feedback", "timeout")}
+    requests.exclude("this is recorded for a graph", **kept)
     if needs_grad(input):
-        requests.exclude("input requires grad", out, async_op, None)
+        requests.exclude("input requires grad", **given)
 
 
 def _as_tensor(scale: Scale) -> Tensor | None:

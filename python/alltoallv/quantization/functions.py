@@ -1,0 +1,231 @@
+"""The quantized collectives as users call them, for front ends whose tensors lie in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, TypeVar
+
+from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.counts import Counts
+from alltoallv._calls.guard import guard
+from alltoallv._calls.repeats import arrays_of
+from alltoallv.communicator import Communicator
+from alltoallv.quantization import requests
+from alltoallv.quantization.feedback import ErrorFeedback
+from alltoallv.quantization.host import ReductionCall, RowsCall
+from alltoallv.quantization.spec import Gather, Options, Overflow, SumOp
+
+A = TypeVar("A")  # a NumPy array, or a tensor of MindSpore or Paddle
+F = TypeVar("F", bound=Callable[..., object])
+Call = ReductionCall[A] | RowsCall[A]
+
+
+class Quantized(Generic[A]):
+    """A front end's quantized collectives: it says below what is its own."""
+
+    adapter: ClassVar[Adapter[Any]]
+    repeats: ClassVar[bool] = False  # whether the core reads its arrays, so that equal calls are checked once
+
+    def communicator(self, group: Any) -> Communicator | None:
+        """That of a group; None on a rank outside of it."""
+        raise NotImplementedError
+
+    def wants_grad(self, input: A, **given: Any) -> bool:
+        """Whether `differentiable` runs the call. ``given``: what excludes a gradient."""
+        return False
+
+    def differentiable(self, input: A, call: Call[A]) -> A:
+        """Runs a call so that a gradient passes straight through the rounding."""
+        raise NotImplementedError
+
+    def quantized_all_reduce(
+        self,
+        input: A,
+        *,
+        scale: A | float | None = None,
+        offset: float | None = None,
+        bits: int = 8,
+        group_size: int = 128,
+        gather: Gather = "full",
+        op: SumOp = "sum",
+        out_dtype: Any = None,
+        error_feedback: ErrorFeedback | None = None,
+        overflow: Overflow = "saturate",
+        comm_quant_scale_1: A | float | None = None,
+        comm_quant_scale_2: A | float | None = None,
+        out: A | None = None,
+        group: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """The sum of the ``input`` of all ranks, whose terms travel as codes; the same bits on every rank.
+
+        Without a scale every group of elements has its own (dynamic). With ``scale`` the input is int8 and the result
+        ``(sum of all inputs + W * offset) * scale``, exact up to one rounding, for W ranks. With ``comm_quant_scale_1``
+        and ``_2`` the input becomes codes by the first, and their sum by the second.
+
+        Args:
+            input: A tensor (in NumPy an array, as all that follow), of one shape and dtype on all ranks: float32,
+                float16, bfloat16; int8 with ``scale``.
+            scale: A number, or a tensor: one value, or one per entry of the last axis, ``[n]`` or ``[1, n]``, of
+                float16, bfloat16 or float32; equal on all ranks.
+            offset: A number that is added to the codes of every rank, with ``scale``.
+            bits: Of a code: 8, or 4. Dynamic only, as the next four.
+            group_size: Elements per scale; groups begin at the first element of the flat tensor.
+            gather: ``"full"`` gathers the sum in the output's dtype, ``"quantized"`` quantizes it again: fewer bytes,
+                about 1.4 times the error.
+            op: ``"sum"`` or ``"avg"``.
+            error_feedback: An ``ErrorFeedback``, the state of this vector, kept by the caller from call to call; on all
+                ranks or none.
+            out_dtype: float32, float16 or bfloat16; default: the input's, float16 for int8.
+            overflow: What a finite value becomes that the output's dtype cannot hold: ``"saturate"``: its largest;
+                ``"raise"``: ValueOverflowError; ``"infinity"``.
+            comm_quant_scale_1, comm_quant_scale_2: As ``scale``, both or neither.
+            out: Where the result goes; may be the input itself if the dtypes agree. Left out, it is allocated.
+            group: A group of the framework, a `Communicator`, or None for all ranks.
+            async_op: Return ``(output, handle)`` at once; the output is complete after the handle's ``wait()``.
+            timeout: Seconds to wait for the peers, above 0, over shared memory; default: the communicator's own.
+
+        Returns:
+            The result in the input's shape; where the framework has groups, None on a rank outside the group. In torch,
+            Paddle, and MindSpore's PyNative differentiable, straight through the rounding: the gradient is that of the
+            sum (or average), not quantized. Not with ``out``, ``async_op``, ``error_feedback``, in torch ``timeout``.
+
+        Raises:
+            PeerMismatchError: the ranks differ in operator, elements, dtypes or any of these options, scales and offset
+                included; no output has been written.
+            ValueOverflowError: on every rank, with ``overflow="raise"``; the output is undefined.
+            InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer; no output has been written.
+            PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
+        """
+        options = Options(
+            scale, comm_quant_scale_1, comm_quant_scale_2, offset, bits, group_size, gather, op, overflow, out_dtype
+        )
+        comm = self.communicator(group)
+        if comm is None:
+            return (None, None) if async_op else None
+        what = None
+        if self.repeats and options.dynamic() and error_feedback is None and timeout is None and not async_op:
+            what = "quantized_all_reduce", *options[4:]
+            if (result := comm.repeats.run(what, input, out)) is not None:
+                return result
+        with guard(comm, "quantized_all_reduce"):
+            wants_grad = self.wants_grad(input, out=out, async_op=async_op, error_feedback=error_feedback)
+            made = requests.all_reduce(self.adapter, comm, input, options, out, error_feedback)
+            call = ReductionCall(self.adapter, comm, made, timeout)
+            if what:
+                x = made.input
+                arrays = arrays_of(x, x.size, made.output, x.shape)
+                comm.repeats.keep(what, input, out, call.plan.on_arrays(arrays))
+        return self._run(input, call, wants_grad and made.request.dtype != "int8", async_op)
+
+    def quantized_reduce_scatter(
+        self,
+        input: A,
+        recv_counts: Counts | None = None,
+        *,
+        bits: int = 8,
+        group_size: int = 128,
+        op: SumOp = "sum",
+        out_dtype: Any = None,
+        error_feedback: ErrorFeedback | None = None,
+        overflow: Overflow = "saturate",
+        out: A | None = None,
+        group: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """The sum of the ``input`` of all ranks, of which rank j gets its part of the rows of dimension 0.
+
+        The terms travel as codes. Every part is quantized by itself: groups begin at its first element.
+
+        Args:
+            input: A tensor (in NumPy an array), of one shape, of at least 1 dimension, and dtype on all ranks: float32,
+                float16, bfloat16.
+            recv_counts: Rows that each rank gets, W integers >= 0, equal on all ranks; their sum is dimension 0.
+                Default: equal shares.
+            bits, group_size, op, error_feedback, out_dtype, overflow: As for `quantized_all_reduce`, dynamic.
+            out: Shape ``[recv_counts[rank], *input.shape[1:]]``, apart from the input. Left out, it is allocated.
+            group, async_op, timeout: As for `quantized_all_reduce`.
+
+        Returns:
+            This rank's part; handles and gradients, which are gathered from all parts, as `quantized_all_reduce`.
+
+        Raises:
+            PeerMismatchError: the ranks differ in operator, counts, dtypes or any of these options; no output has been
+                written.
+            ValueOverflowError: on every rank, with ``overflow="raise"``; the output is undefined.
+            InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer; no output has been written.
+            PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
+        """
+        options = Options(bits=bits, group_size=group_size, op=op, overflow=overflow, out_dtype=out_dtype)
+        comm = self.communicator(group)
+        if comm is None:
+            return (None, None) if async_op else None
+        with guard(comm, "quantized_reduce_scatter"):
+            wants_grad = self.wants_grad(input, out=out, async_op=async_op, error_feedback=error_feedback)
+            made = requests.reduce_scatter(self.adapter, comm, input, recv_counts, options, out, error_feedback)
+            call = ReductionCall(self.adapter, comm, made, timeout)
+        return self._run(input, call, wants_grad, async_op)
+
+    def quantized_all_to_all(
+        self,
+        input: A,
+        send_counts: Counts,
+        recv_counts: Counts | None = None,
+        *,
+        bits: int = 8,
+        group_size: int | None = None,
+        out_dtype: Any = None,
+        overflow: Overflow = "saturate",
+        group: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Sends rows to every rank as codes with their float32 scales, in one exchange; a MoE dispatch.
+
+        Args:
+            input: Rows ``[T, ...]`` of float32, float16 or bfloat16, sorted by the rank they go to.
+            send_counts: Rows for every rank, W integers >= 0; their sum is T.
+            recv_counts: Rows from every rank; left out, the peers tell.
+            bits: Of a code: 8, or 4.
+            group_size: Elements per scale; groups begin anew with every row. Default: one scale per row.
+            out_dtype: Of the rows received: float32, float16 or bfloat16; default: the input's.
+            overflow: As for `quantized_all_reduce`; "raise" looks at the rows sent, by this rank's ``out_dtype``.
+            group, timeout: As for `quantized_all_reduce`.
+            async_op: Return ``(output, handle)`` at once; the output is filled by the handle's ``wait()``. Without
+                ``recv_counts`` it is None at first, and the handle's ``result()`` gives it.
+
+        Returns:
+            The rows received, dequantized, in the order of ranks: ``[sum(recv_counts), ...]``. The gradients of rows go
+            back where the rows came from, not quantized; otherwise as `quantized_all_reduce`.
+
+        Raises:
+            PeerMismatchError: two ranks differ in operator, counts, length of rows, bits or group size.
+            ValueOverflowError: on every rank, with ``overflow="raise"``.
+            InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer; no output has been written.
+            PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
+        """
+        options = Options(bits=bits, group_size=group_size, overflow=overflow, out_dtype=out_dtype)
+        comm = self.communicator(group)
+        if comm is None:
+            return (None, None) if async_op else None
+        with guard(comm, "quantized_all_to_all"):
+            wants_grad = self.wants_grad(input, async_op=async_op)
+            call = RowsCall(self.adapter, comm, input, send_counts, recv_counts, options, timeout)
+        return self._run(input, call, wants_grad, async_op)
+
+    def _run(self, input: A, call: Call[A], wants_grad: bool, async_op: bool) -> Any:
+        if wants_grad:
+            return self.differentiable(input, call)
+        return call.submit() if async_op else call.run()
+
+
+def described(by: Callable[..., object]) -> Callable[[F], F]:
+    """Gives a function of the same meaning the docstring of one of `Quantized`."""
+
+    def describe(function: F) -> F:
+        function.__doc__ = by.__doc__
+        return function
+
+    return describe
