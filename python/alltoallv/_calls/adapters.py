@@ -44,13 +44,13 @@ class Adapter(ABC, Generic[A]):
     def writable(self, x: A) -> bool:
         """Whether ``x`` itself is contiguous memory that may be written."""
 
-    def read(self, name: str, x: A) -> A:
+    def read(self, name: str, x: A, /) -> A:
         """An input as `contiguous` has it, checked."""
         self.check(name, x)
         return self.contiguous(x)
 
     @abstractmethod
-    def name(self, dtype: Any) -> str:
+    def name(self, dtype: Any, /) -> str:
         """The core's name of one of the framework's dtypes."""
 
     def dtype(self, x: A) -> str:
@@ -58,7 +58,7 @@ class Adapter(ABC, Generic[A]):
         return self.name(x.dtype)  # type: ignore[attr-defined]
 
     @abstractmethod
-    def region(self, x: A) -> Region:
+    def region(self, x: A, /) -> Region:
         """Where a contiguous tensor lies."""
 
     @abstractmethod

@@ -9,7 +9,6 @@ import mindspore
 from mindspore import Tensor
 
 from alltoallv._calls.adapters import Adapter
-from alltoallv._calls.regions import Region
 from alltoallv.mindspore.tensors import as_input, check_tensor, core_name, empty, region, settle
 from alltoallv.mindspore.work import CommHandle
 from alltoallv.quantization.feedback import ErrorFeedback
@@ -29,11 +28,7 @@ class _Tensors(Adapter[Tensor]):
     def writable(self, x: Tensor) -> bool:
         return bool(x.is_contiguous())
 
-    def name(self, dtype: Any) -> str:
-        return core_name(dtype)
-
-    def region(self, x: Tensor) -> Region:
-        return region(x)
+    name, region = staticmethod(core_name), staticmethod(region)
 
     def allocate(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
         return empty(shape, getattr(mindspore, dtype))

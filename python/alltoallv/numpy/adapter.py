@@ -9,7 +9,6 @@ import numpy as np
 
 from alltoallv import memory
 from alltoallv._calls.adapters import Adapter
-from alltoallv._calls.regions import Region
 from alltoallv.dtypes import core_name, numpy_dtype
 from alltoallv.errors import InvalidTensorError
 from alltoallv.numpy.arrays import Array, as_input, region
@@ -25,8 +24,7 @@ class _Arrays(Adapter[Array]):
             raise InvalidTensorError(f"{name} is a {type(x).__name__}, expected a NumPy array", 5)
         core_name(x.dtype)
 
-    def read(self, name: str, x: Any) -> Array:
-        return as_input(name, x)  # a list too
+    read = staticmethod(as_input)  # a list too
 
     def contiguous(self, x: Array) -> Array:
         return as_input("x", x)
@@ -37,11 +35,13 @@ class _Arrays(Adapter[Array]):
     def name(self, dtype: Any) -> str:
         return core_name(numpy_dtype(dtype))
 
-    def region(self, x: Array) -> Region:
-        return region(x)
+    def dtype(self, x: Array) -> str:
+        return core_name(x.dtype)
+
+    region = staticmethod(region)
 
     def allocate(self, shape: Sequence[int], dtype: str, like: Array) -> Array:
-        return memory.empty(shape, like.dtype if dtype == like.dtype.name else numpy_dtype(dtype))
+        return memory.empty(shape, numpy_dtype(dtype))
 
     def values(self, x: Array) -> Array:
         return x

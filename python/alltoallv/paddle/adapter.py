@@ -8,7 +8,6 @@ from typing import Any
 from paddle import Tensor
 
 from alltoallv._calls.adapters import Adapter
-from alltoallv._calls.regions import Region
 from alltoallv.paddle.tensors import allocate, check_tensor, core_name, region
 from alltoallv.paddle.work import Task
 from alltoallv.quantization.feedback import ErrorFeedback
@@ -26,11 +25,7 @@ class _Tensors(Adapter[Tensor]):
     def writable(self, x: Tensor) -> bool:
         return bool(x.is_contiguous())
 
-    def name(self, dtype: Any) -> str:
-        return core_name(dtype)
-
-    def region(self, x: Tensor) -> Region:
-        return region(x)
+    name, region = staticmethod(core_name), staticmethod(region)
 
     def allocate(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
         return allocate(shape, dtype)

@@ -98,17 +98,18 @@ class Quantized(Generic[A]):
             InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer; no output has been written.
             PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
         """
-        options = Options(
-            scale, comm_quant_scale_1, comm_quant_scale_2, offset, bits, group_size, gather, op, overflow, out_dtype
-        )
         comm = self.communicator(group)
         if comm is None:
             return (None, None) if async_op else None
         what = None
-        if self.repeats and options.dynamic() and error_feedback is None and timeout is None and not async_op:
-            what = "quantized_all_reduce", *options[4:]
+        dynamic = scale is offset is comm_quant_scale_1 is comm_quant_scale_2 is None
+        if self.repeats and dynamic and error_feedback is None and timeout is None and not async_op:
+            what = "quantized_all_reduce", bits, group_size, gather, op, overflow, out_dtype
             if (result := comm.repeats.run(what, input, out)) is not None:
                 return result
+        options = Options(
+            scale, comm_quant_scale_1, comm_quant_scale_2, offset, bits, group_size, gather, op, overflow, out_dtype
+        )
         with guard(comm, "quantized_all_reduce"):
             wants_grad = self.wants_grad(input, out=out, async_op=async_op, error_feedback=error_feedback)
             made = requests.all_reduce(self.adapter, comm, input, options, out, error_feedback)

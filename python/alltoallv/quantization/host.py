@@ -22,6 +22,7 @@ from alltoallv.quantization.spec import Options, Quantization
 A = TypeVar("A")  # a NumPy array, or a tensor of MindSpore or Paddle
 T = TypeVar("T", bound=Transfer)
 Codes = npt.NDArray[np.uint8]
+_address = _core.buffer_address
 
 
 class ReductionCall(Generic[A]):
@@ -33,7 +34,7 @@ class ReductionCall(Generic[A]):
         self.made, self.plan = made, requests.plan(comm, made.request)
         self._adapter, self.comm = adapter, comm
         places = [adapter.region(x)[0] for x in (made.input, made.output)]
-        errors = [None if x is None else x.ctypes.data for x in (made.error, made.gather_error)]
+        errors = [None if x is None else _address(x) for x in (made.error, made.gather_error)]
         self._arguments: Any = (*places, *errors, seconds(timeout))
 
     def run(self) -> A:
@@ -69,7 +70,7 @@ class RowsCall(Generic[A]):
         self._stride = max(_core.quantized_row_bytes(length, how.bits, how.group_size), 4)
         self._coded = memory.empty((count, self._stride), np.uint8)
         _core.quantize_rows(
-            how.bits, how.group_size, made.dtype, adapter.region(x)[0], count, length, self._coded.ctypes.data
+            how.bits, how.group_size, made.dtype, adapter.region(x)[0], count, length, _address(self._coded)
         )
         if made.must_fit() and not self._decode(self._coded, self._allocate(count), how):
             raise ValueOverflowError(made.misfit())
@@ -85,10 +86,10 @@ class RowsCall(Generic[A]):
 
     def run_counted(self) -> tuple[A, list[int]]:
         """The same, and how many from each rank."""
-        source, recvs = self._coded.ctypes.data, self.rows.recvs
+        source, recvs = _address(self._coded), self.rows.recvs
         if self._output is None or recvs is None:
             return self._learnt(*self._plan.run_learning(source, self._limit))
-        self._plan.run(source, self._arrived.ctypes.data, self._limit)
+        self._plan.run(source, _address(self._arrived), self._limit)
         return self._filled(self._arrived, self._output), recvs
 
     def transfer(self, kind: type[T], recvs: Sequence[int]) -> T:
@@ -99,12 +100,12 @@ class RowsCall(Generic[A]):
 
     def submit(self) -> tuple[A | None, Any]:
         """The output, None where counts are learnt, and a handle whose wait dequantizes."""
-        source, handle = self._coded.ctypes.data, self._adapter.handle
+        source, handle = _address(self._coded), self._adapter.handle
         output = self._output
         if output is None:
             learning = self._plan.submit_learning(source, self._limit)
             return None, handle(self._comm, learning.work, (self,), lambda: self._learnt(*learning.take())[0])
-        work = self._plan.submit(source, self._arrived.ctypes.data, self._limit)
+        work = self._plan.submit(source, _address(self._arrived), self._limit)
         return output, handle(self._comm, work, (self,), lambda: self._filled(self._arrived, output))
 
     def _learnt(self, block: _core.Block, counts: Sequence[int]) -> tuple[A, list[int]]:
@@ -122,5 +123,5 @@ class RowsCall(Generic[A]):
     def _decode(self, coded: Codes, out: A, how: Quantization) -> bool:
         made, place = self.rows, self._adapter.region(out)[0]
         return _core.dequantize_rows(
-            how.bits, how.group_size, made.out_dtype, coded.ctypes.data, len(coded), made.length, how.overflow, place
+            how.bits, how.group_size, made.out_dtype, _address(coded), len(coded), made.length, how.overflow, place
         )

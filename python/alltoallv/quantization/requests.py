@@ -93,16 +93,17 @@ def _reduction(
         out = adapter.allocate(shape, request.out_dtype, x)
     else:
         _check_output(adapter, out, request.out_dtype, shape)
-        if request.operator == "quantized_reduce_scatter" or adapter.region(out) != adapter.region(x):
-            check_apart(adapter.region(out), adapter.region(x))
+        place, source = adapter.region(out), adapter.region(x)
+        if request.operator == "quantized_reduce_scatter" or place != source:
+            check_apart(place, source)
     errors = adapter.feedback.arrays_of(feedback, request, comm.size, comm.rank, x)
     return Reduction(request, out, x, *errors)
 
 
 def _check_output(adapter: Adapter[A], out: Any, dtype: str, shape: tuple[int, ...]) -> None:
     adapter.check("out", out)
-    if adapter.dtype(out) != dtype:
-        raise InvalidTensorError(f"out has dtype {adapter.dtype(out)}, expected {dtype}", 13)
+    if (found := adapter.dtype(out)) != dtype:
+        raise InvalidTensorError(f"out has dtype {found}, expected {dtype}", 13)
     if not adapter.writable(out):
         raise InvalidTensorError("out is not contiguous and writable, expected both")
     if tuple(out.shape) != shape:
@@ -159,7 +160,8 @@ def rows(
     group_size = most if options.group_size is None else options.group_size
     how = Quantization.checked(options.bits, group_size, overflow=options.overflow)
     _check_float(dtype)
-    how = replace(how, group_size=min(how.group_size, most))  # the same codes, and the same terms on all ranks
+    if how.group_size > most:
+        how = replace(how, group_size=most)  # the same codes, and the same terms on all ranks
     out_dtype = output_dtype(adapter, options, dtype)
     sends = shares("send_counts", as_counts("send_counts", send_counts, comm.size), "input", x.shape[0], comm.size)
     recvs = None if recv_counts is None else as_counts("recv_counts", recv_counts, comm.size)
@@ -238,6 +240,8 @@ def _scales(
     adapter: Adapter[A], options: Options, how: Quantization, shape: Sequence[int], has_feedback: bool
 ) -> tuple[Floats | None, Floats | None]:
     """The shared scale, or both, if any."""
+    if options.dynamic():
+        return None, None
     given = {name: as_scale(adapter, name, value) for name, value in zip(SCALES, options, strict=False)}
     scale, one, two = given.values()
     if (one is None) != (two is None):
@@ -249,9 +253,7 @@ def _scales(
         raise InvalidParamError(
             f"offset is {options.offset} but scale is None, expected an offset only with a shared scale"
         )
-    first = scale if one is None else one
-    if first is None:
-        return None, None
+    first: Any = scale if one is None else one
     _check_shared(how, has_feedback, one is not None)
     channels = shape[-1] if len(shape) else 1
     for name, values in given.items():

@@ -52,7 +52,8 @@ class Options(NamedTuple):
 
     def dynamic(self) -> bool:
         """Whether every group has a scale of its own."""
-        return all(each is None for each in self[:4])
+        scaled = self.scale is not None or self.comm_quant_scale_1 is not None or self.comm_quant_scale_2 is not None
+        return not scaled and self.offset is None
 
 
 @dataclass(frozen=True, slots=True)

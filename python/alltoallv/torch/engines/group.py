@@ -31,7 +31,7 @@ from alltoallv.torch.engines.membership import Membership
 from alltoallv.torch.engines.membership import by_name as by_name
 from alltoallv.torch.engines.movers import DeviceMover, HostMover, as_bytes, in_bytes
 from alltoallv.torch.engines.reduction import check_reduction, reduce_in_order
-from alltoallv.torch.quantized.reduction import HostWire, MoverWire, Wire, reduce_quantized
+from alltoallv.torch.quantized.reduction import HostWire, Wire, reduce_quantized
 
 
 class TorchGroupCommunicator(Membership):
@@ -171,7 +171,7 @@ class TorchGroupCommunicator(Membership):
     def _wire(self, tensor: Tensor) -> Wire:
         if isinstance(self._mover, HostMover) and self.size > 1 and tensor.is_cpu:
             return HostWire(self._engine, self._watch.work, self.backend == "gloo")
-        return MoverWire(self._mover)
+        return Wire(self._mover)
 
     def broadcast(self, dtype: str, tensor: Tensor, root: int) -> GroupCall:
         """The tensor of rank ``root`` on all ranks."""

@@ -29,7 +29,7 @@ from alltoallv.torch.engines.calls import DeviceWork
 from alltoallv.torch.engines.movers import DeviceMover
 from alltoallv.torch.engines.npu import Streams, StreamWork, handle, npu, synchronizes
 from alltoallv.torch.engines.reduction import reduce_in_order
-from alltoallv.torch.quantized.reduction import MoverWire, reduce_quantized
+from alltoallv.torch.quantized.reduction import Wire, reduce_quantized
 
 
 class Launches:
@@ -349,7 +349,7 @@ class DeviceMember:
         def run(wait: bool) -> tuple[None, None]:
             plan.compare(error is not None, gather_error is not None)
             flat = [None if x is None else x.detach().view(-1) for x in (output, input, error, gather_error)]
-            wire = MoverWire(_MemberMover(self, request.operator))
+            wire = Wire(_MemberMover(self, request.operator))
             reduce_quantized(wire, self.rank, self.size, request, *flat)
             return None, None
 

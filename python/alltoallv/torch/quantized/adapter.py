@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv._calls.adapters import Adapter
-from alltoallv._calls.regions import Region
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.quantization.spec import QuantizedReduction
 from alltoallv.torch.api import calls
@@ -38,11 +37,7 @@ class _Tensors(Adapter[Tensor]):
     def writable(self, x: Tensor) -> bool:
         return x.is_contiguous() and not x.is_conj() and not x.is_neg()
 
-    def name(self, dtype: Any) -> str:
-        return core_name(dtype)
-
-    def region(self, x: Tensor) -> Region:
-        return region(x)
+    name, region = staticmethod(core_name), staticmethod(region)
 
     def allocate(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
         kind: torch.dtype = getattr(torch, dtype)

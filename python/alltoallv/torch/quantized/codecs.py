@@ -7,7 +7,6 @@ exchange have one length; the last part may have fewer elements.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,8 +15,8 @@ from alltoallv.quantization.spec import Overflow, QuantizedReduction
 from alltoallv.torch.quantized.kernels import CoreKernels, Kernels, kernels_for, record_bytes, record_views
 
 
-class Codec(Protocol):
-    """Of one rank's call.
+class Codec:
+    """Of one rank's call, on flat tensors. Here the sum is gathered in the output's dtype.
 
     Attributes:
         unit: Parts and chunks begin at multiples of so many elements.
@@ -27,42 +26,39 @@ class Codec(Protocol):
 
     unit: int
     result: Tensor | None
-    misfits: list[Tensor]
+
+    def __init__(self, request: QuantizedReduction, output: Tensor, input: Tensor) -> None:
+        self._kernels: Kernels = kernels_for(input.device.type)
+        self._output, self._input = output, input
+        self.result = output.view(torch.uint8)
+        self.misfits: list[Tensor] = []
 
     def sent_bytes(self, part: int) -> int:
         """Of a message of ``part`` elements."""
+        raise NotImplementedError
 
-    def gathered_bytes(self, part: int) -> int: ...
+    def gathered_bytes(self, part: int) -> int:
+        """Of the sum of a part, as it is gathered."""
+        return part * self._output.itemsize
 
     def encode(self, messages: Tensor, first: int, count: int, part: int) -> None:
         """``count`` elements of the input from ``first`` on become a message for every part of them."""
+        raise NotImplementedError
 
     def combine(self, messages: Tensor, first: int, count: int, part: int, gathered: Tensor, held: int) -> None:
         """The sum of every rank's message. ``held``: elements of this rank's part before ``first``."""
+        raise NotImplementedError
 
     def decode(self, gathered: Tensor, first: int, count: int, part: int) -> None:
         """What has been gathered becomes ``count`` elements of the output from ``first`` on."""
+        copy_parts(gathered.view(self._output.dtype), self._output[first : first + count], part)
 
-    def finish(self, messages: Tensor, count: int, part: int, place: int) -> None:
-        """The sum of every rank's message becomes the output from ``place`` on: of a reduce-scatter."""
-
-
-def codec_for(
-    request: QuantizedReduction,
-    size: int,
-    output: Tensor,
-    input: Tensor,
-    error: Tensor | None,
-    gather_error: Tensor | None,
-) -> Codec:
-    """Tensors are flat."""
-    if request.scale is None:
-        return Dynamic(request, output, input, error, gather_error)
-    kind = SharedScale if request.scale_2 is None else TwoScales
-    return kind(request, size, output, input)
+    def _note(self, misfits: Tensor | None) -> None:
+        if misfits is not None:
+            self.misfits.append(misfits)
 
 
-class Dynamic:
+class Dynamic(Codec):
     """Scales and codes; gathered likewise, or in the output's dtype."""
 
     def __init__(
@@ -73,20 +69,19 @@ class Dynamic:
         error: Tensor | None,
         gather_error: Tensor | None,
     ) -> None:
+        super().__init__(request, output, input)
         self.how = request.quantization
         self.unit = self.how.group_size
-        self.misfits: list[Tensor] = []
-        self._kernels = kernels_for(input.device.type)
-        self._output, self._input, self._error, self._gather_error = output, input, error, gather_error
-        self._full = self.how.gather == "full"
+        self._error, self._gather_error = error, gather_error
         self._average = self.how.op == "avg"
-        self.result = output.view(torch.uint8) if self._full else None
+        if self.how.gather == "quantized":
+            self.result = None
 
     def sent_bytes(self, part: int) -> int:
         return record_bytes(self.how, part)
 
     def gathered_bytes(self, part: int) -> int:
-        return part * self._output.itemsize if self._full else self.sent_bytes(part)
+        return self.sent_bytes(part) if self.result is None else super().gathered_bytes(part)
 
     def _views(self, messages: Tensor, part: int) -> tuple[Tensor, Tensor]:
         """Codes and scales, one row per message."""
@@ -98,37 +93,26 @@ class Dynamic:
         self._kernels.quantize(self._input[its], self.how, *self._views(messages, part), error, part)
 
     def combine(self, messages: Tensor, first: int, count: int, part: int, gathered: Tensor, held: int) -> None:
-        if self._full:
-            size = count * self._output.itemsize
-            self._sum(messages, part, gathered[0, :size].view(self._output.dtype))
+        codes = self._views(messages, part)
+        if self.result is not None:
+            out = gathered[0, : self.gathered_bytes(count)].view(self._output.dtype)
+            self._note(self._kernels.dequantize_sum(*codes, self.how, out, average=self._average))
             return
         error = None if self._gather_error is None else self._gather_error[held : held + count]
-        self._kernels.requantize(
-            *self._views(messages, part),
-            self.how,
-            count,
-            *self._views(gathered, part),
-            average=self._average,
-            error=error,
-        )
+        made = self._views(gathered, part)
+        self._kernels.requantize(*codes, self.how, count, *made, average=self._average, error=error)
 
     def decode(self, gathered: Tensor, first: int, count: int, part: int) -> None:
-        target = self._output[first : first + count]
-        if self._full:
-            copy_parts(gathered.view(self._output.dtype), target, part)
+        if self.result is not None:
+            super().decode(gathered, first, count, part)
             return
-        misfits = self._kernels.dequantize(*self._views(gathered, part), self.how, target, part)
-        self._note(misfits)
+        target = self._output[first : first + count]
+        self._note(self._kernels.dequantize(*self._views(gathered, part), self.how, target, part))
 
-    def finish(self, messages: Tensor, count: int, part: int, place: int) -> None:
-        self._sum(messages, part, self._output[place : place + count])
-
-    def _sum(self, messages: Tensor, part: int, out: Tensor) -> None:
-        self._note(self._kernels.dequantize_sum(*self._views(messages, part), self.how, out, average=self._average))
-
-    def _note(self, misfits: Tensor | None) -> None:
-        if misfits is not None:
-            self.misfits.append(misfits)
+    def finish(self, messages: Tensor, count: int, place: int) -> None:
+        """The sum of every rank's message becomes the output from ``place`` on: of a reduce-scatter."""
+        out = self._output[place : place + count]
+        self._note(self._kernels.dequantize_sum(*self._views(messages, count), self.how, out, average=self._average))
 
 
 class Scales:
@@ -159,25 +143,19 @@ class Scales:
         return self._values[index], 0
 
 
-class SharedScale:
+class SharedScale(Codec):
     """int8 as it lies; the output's dtype is gathered."""
 
     def __init__(self, request: QuantizedReduction, size: int, output: Tensor, input: Tensor) -> None:
+        super().__init__(request, output, input)
         device = input.device
-        self._kernels: Kernels = kernels_for(device.type)
         self._scales = Scales(torch.from_numpy(request.scale).to(device), self._kernels)
         self._offset = torch.tensor([request.offset], dtype=torch.float32, device=device)
         self._overflow: Overflow = request.quantization.overflow
-        self._output, self._input = output, input
         self.unit = self._scales.unit(request.count, size)
-        self.result: Tensor | None = output.view(torch.uint8)
-        self.misfits: list[Tensor] = []
 
     def sent_bytes(self, part: int) -> int:
         return part
-
-    def gathered_bytes(self, part: int) -> int:
-        return part * self._output.itemsize
 
     def encode(self, messages: Tensor, first: int, count: int, part: int) -> None:
         source = self._input[first : first + count].view(torch.uint8)
@@ -185,21 +163,13 @@ class SharedScale:
             row.copy_(piece)
 
     def combine(self, messages: Tensor, first: int, count: int, part: int, gathered: Tensor, held: int) -> None:
-        out = gathered[0, : count * self._output.itemsize].view(self._output.dtype)
+        out = gathered[0, : self.gathered_bytes(count)].view(self._output.dtype)
         self._scaled(messages, self._scales, self._offset, first, count, out)
-
-    def decode(self, gathered: Tensor, first: int, count: int, part: int) -> None:
-        copy_parts(gathered.view(self._output.dtype), self._output[first : first + count], part)
-
-    def finish(self, messages: Tensor, count: int, part: int, place: int) -> None:
-        raise NotImplementedError("a reduce-scatter has no shared scale")
 
     def _scaled(self, messages: Tensor, scales: Scales, offset: Tensor, first: int, count: int, out: Tensor) -> None:
         integers = messages[:, :count].view(torch.int8)
         values, channel = scales.of(first, count)
-        misfits = self._kernels.sum_shared_scale(integers, values, offset, out, self._overflow, channel)
-        if misfits is not None:
-            self.misfits.append(misfits)
+        self._note(self._kernels.sum_shared_scale(integers, values, offset, out, self._overflow, channel))
 
 
 class TwoScales(SharedScale):
@@ -234,6 +204,21 @@ class TwoScales(SharedScale):
             n = min(part, first + count - begin)
             out = self._output[begin : begin + n]
             self._scaled(gathered[row : row + 1], self._seconds, self._offset, begin, n, out)
+
+
+def codec_for(
+    request: QuantizedReduction,
+    size: int,
+    output: Tensor,
+    input: Tensor,
+    error: Tensor | None,
+    gather_error: Tensor | None,
+) -> Codec:
+    """Tensors are flat."""
+    if request.scale is None:
+        return Dynamic(request, output, input, error, gather_error)
+    kind = SharedScale if request.scale_2 is None else TwoScales
+    return kind(request, size, output, input)
 
 
 def copy_parts(rows: Tensor, target: Tensor, part: int) -> None:

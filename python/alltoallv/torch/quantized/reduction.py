@@ -7,16 +7,17 @@ two shots, one chunk and one launch of a kernel for each step, in the order of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from alltoallv._calls.counts import packed
 from alltoallv.errors import ValueOverflowError
 from alltoallv.quantization.spec import QuantizedReduction
 from alltoallv.torch.engines.movers import Mover
-from alltoallv.torch.quantized.codecs import Codec, codec_for
+from alltoallv.torch.quantized.codecs import Codec, Dynamic, codec_for
 
 PIECES = 4  # chunks of a part, between hosts, as far as the limits allow; docs/quantization.md has what was measured
 CHUNKS = (1 << 18, 1 << 20)  # elements of the smallest and the largest chunk
@@ -25,35 +26,28 @@ EVEN = 1 << 19  # bytes that a rank sends to each: up to here one shot of as man
 AHEAD = 3  # exchanges under way while a chunk is summed
 
 Wait = Callable[[], None]
+T = TypeVar("T")
 
 
-class Wire(Protocol):
-    """Starts a transfer of bytes, and returns what waits for it."""
+class Wire:
+    """Starts a transfer of bytes, and returns what waits for it: over a mover, without overlap.
 
-    def chunk(self, part: int) -> int:
-        """How many of a part's elements travel at a time."""
-
-    def in_one_shot(self, size: int, sent: int, gathered: int) -> bool:
-        """Whether all shall go to all, in ``sent`` bytes; the shots of two are as large as that, and ``gathered``."""
-
-    def exchange(self, output: Tensor, input: Tensor, recvs: Sequence[int], sends: Sequence[int]) -> Wait: ...
-    def gather(self, output: Tensor, input: Tensor) -> Wait: ...
-
-
-class MoverWire:
-    """Over a mover, without overlap: an accelerator's engine, whose transfers lie in the order of the stream."""
+    That is an accelerator's engine, whose transfers lie in the order of the stream.
+    """
 
     def __init__(self, mover: Mover) -> None:
         self._mover = mover
 
     def chunk(self, part: int) -> int:
+        """How many of a part's elements travel at a time."""
         return part
 
     def in_one_shot(self, size: int, sent: int, gathered: int) -> bool:
+        """Whether all shall go to all, in ``sent`` bytes; the shots of two are as large as that, and ``gathered``."""
         return False
 
     def exchange(self, output: Tensor, input: Tensor, recvs: Sequence[int], sends: Sequence[int]) -> Wait:
-        layout = (list(sends), _displs(sends), list(recvs), _displs(recvs))
+        layout = (list(sends), packed(sends), list(recvs), packed(recvs))
         self._mover.exchange(output.view(-1), input.view(-1), layout)
         return _nothing
 
@@ -62,7 +56,7 @@ class MoverWire:
         return _nothing
 
 
-class HostWire:
+class HostWire(Wire):
     """Over gloo or MPI, whose works run on threads of their own."""
 
     def __init__(self, engine: Any, wait: Callable[[Any], None], based: bool) -> None:
@@ -105,6 +99,7 @@ def reduce_quantized(
     """
     codec = codec_for(request, size, output, input, error, gather_error)
     if request.operator == "quantized_reduce_scatter":
+        assert isinstance(codec, Dynamic)
         _reduce_scatter(wire, rank, request.counts, codec, input.device)
     elif (
         request.count
@@ -208,29 +203,23 @@ def _sum_everywhere(wire: Wire, size: int, count: int, codec: Codec, device: tor
     step = min(max(wire.chunk(-(-count // size)) // codec.unit, 1) * codec.unit, count)
     sums = torch.empty((1, codec.gathered_bytes(step)), dtype=torch.uint8, device=device)
 
-    def start(first: int) -> tuple[int, Tensor, Wait]:
+    def start(first: int) -> tuple[tuple[int, Tensor], Wait]:
         length = min(step, count - first)
         mine, everything = (
             torch.empty((rows, codec.sent_bytes(length)), dtype=torch.uint8, device=device) for rows in (1, size)
         )
         codec.encode(mine, first, length, length)
-        return length, everything, wire.gather(everything, mine)
+        return (length, everything), wire.gather(everything, mine)
 
-    begins = range(0, count, step)
-    ahead = [start(first) for first in begins[:AHEAD]]
-    for number, first in enumerate(begins):
-        length, everything, wait = ahead.pop(0)
-        wait()
-        if number + AHEAD < len(begins):
-            ahead.append(start(begins[number + AHEAD]))
+    for first, (length, everything) in _ahead(range(0, count, step), start):
         mine = sums[:, : codec.gathered_bytes(length)]
         codec.combine(everything, first, length, length, mine, first)
         codec.decode(mine, first, length, length)
 
 
-def _reduce_scatter(wire: Wire, rank: int, counts: Sequence[int], codec: Codec, device: torch.device) -> None:
+def _reduce_scatter(wire: Wire, rank: int, counts: Sequence[int], codec: Dynamic, device: torch.device) -> None:
     """Rank j's part has ``counts[j]`` elements; chunks are those of the longest part."""
-    unit, longest, starts = codec.unit, max(counts), _displs(counts)
+    unit, longest, starts = codec.unit, max(counts), packed(counts)
     step = min(max(wire.chunk(longest) // unit, 1) * unit, max(longest, 1))
 
     def start(begin: int) -> tuple[Tensor, Wait]:
@@ -243,15 +232,20 @@ def _reduce_scatter(wire: Wire, rank: int, counts: Sequence[int], codec: Codec, 
         inbox = torch.empty((len(counts), sizes[rank]), dtype=torch.uint8, device=device)
         return inbox, wire.exchange(inbox, outbox, [sizes[rank]] * len(counts), sizes)
 
-    begins = list(range(0, longest, step))
-    ahead = [start(begin) for begin in begins[:AHEAD]]
+    for begin, inbox in _ahead(range(0, longest, step), start):
+        if length := max(min(step, counts[rank] - begin), 0):
+            codec.finish(inbox, length, begin)
+
+
+def _ahead(begins: Sequence[int], start: Callable[[int], tuple[T, Wait]]) -> Iterator[tuple[int, T]]:
+    """Where steps begin, and what their transfers bring; later ones are under way."""
+    under_way = [start(begin) for begin in begins[:AHEAD]]
     for number, begin in enumerate(begins):
-        inbox, wait = ahead.pop(0)
+        made, wait = under_way.pop(0)
         wait()
         if number + AHEAD < len(begins):
-            ahead.append(start(begins[number + AHEAD]))
-        if length := max(min(step, counts[rank] - begin), 0):
-            codec.finish(inbox, length, length, begin)
+            under_way.append(start(begins[number + AHEAD]))
+        yield begin, made
 
 
 def _share_misfits(wire: Wire, size: int, codec: Codec, request: QuantizedReduction, device: torch.device) -> None:
@@ -264,10 +258,6 @@ def _share_misfits(wire: Wire, size: int, codec: Codec, request: QuantizedReduct
         raise ValueOverflowError(
             f"{request.operator}: a value does not fit into {request.out_dtype}, and overflow is 'raise'"
         )
-
-
-def _displs(counts: Sequence[int]) -> list[int]:
-    return [sum(counts[:j]) for j in range(len(counts))]
 
 
 def _nothing() -> None:
