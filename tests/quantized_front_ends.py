@@ -41,7 +41,7 @@ class Beside:
         self._front_end, self._adapter, self._dtypes, self._comm = front_end, adapter, dtypes, comm
 
     def tensor(self, array: np.ndarray[Any, Any]) -> Any:
-        x = self._adapter.allocate(array.shape, array.dtype.name, None)
+        x = self._front_end.empty(array.shape, getattr(self._dtypes, array.dtype.name))
         as_bytes(self._adapter.region(x))[...] = np.frombuffer(array.tobytes(), np.uint8)
         return x
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from quantized_front_ends import check_quantized
 from torch import Tensor
 
 import alltoallv.torch as at
@@ -15,6 +16,7 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatch
 from alltoallv.quantization.spec import Quantization, QuantizedReduction
 from alltoallv.testing import Ranks
 from alltoallv.testing import quantized as reference
+from alltoallv.torch.quantized.adapter import ADAPTER
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 BACKENDS = pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -140,6 +142,11 @@ def test_feedback_and_errors(ranks: Ranks) -> None:
         assert states.arrays(request, 2, 0, xs[0].to("meta"))[0].device.type == "meta"  # where the vector is
 
     ranks(2)(check)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_as_numpy(ranks: Ranks, size: int) -> None:
+    ranks(size)(lambda comm: check_quantized(at, ADAPTER, torch, comm))
 
 
 def test_refusals_with_and_without_gradients(ranks: Ranks) -> None:

@@ -69,7 +69,6 @@ def quantized_all_reduce(
     else:
         assert comm is not None
         with guard(comm, "quantized_all_reduce"):
-            limit = calls.limit(comm, timeout)
             if needs_grad(input):
                 requests.exclude("input requires grad", **given)
                 how = Quantization.checked(bits, group_size, gather, op, overflow)
@@ -81,6 +80,7 @@ def quantized_all_reduce(
                 call = calls.quantized_reduce(comm, made)
                 if what:
                     remember(call, what, input, out)
+            limit = calls.limit(comm, timeout)
     if recorded or needs_grad(input):
         scales = map(_as_tensor, options[:3])
         return outcome(quantized_ops.quantized_all_reduce(input, *scales, *options[3:], group), out, async_op)
@@ -110,7 +110,6 @@ def quantized_reduce_scatter(
     given = {"out": out, "async_op": async_op, "error_feedback": error_feedback, "timeout": timeout}
     recorded = makes_graph()
     with guard(comm, "quantized_reduce_scatter"):
-        limit = calls.limit(comm, timeout)
         if recorded:
             _check_recorded(input, given)
         elif needs_grad(input):
@@ -121,6 +120,7 @@ def quantized_reduce_scatter(
         if input.dim() == 0:
             row_size(input)
         rows = shares("recv_counts", recv_counts, "input", input.shape[0], comm.size)
+        limit = calls.limit(comm, timeout)
     if recorded or needs_grad(input):
         result = quantized_ops.quantized_reduce_scatter(input, rows, comm.rank, *options, group)
         return outcome(result, out, async_op)
