@@ -124,6 +124,67 @@ def test_pmi():
     assert detect(INTEL).job_id == f"pmi:{INTEL['I_MPI_HYDRA_UUID']}"
 
 
+@pytest.mark.parametrize(
+    ("variables", "local_size"),
+    [
+        ({"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_NODEID": "1"}, 2),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1,3", "SLURM_NODEID": "1"}, 3),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_NODEID": "0"}, 4),
+        ({"SLURM_STEP_NUM_NODES": "1"}, 4),
+        ({"SLURM_STEP_NUM_NODES": "2"}, None),
+    ],
+)
+def test_slurm_on_hosts(variables, local_size):
+    assert detect(SLURM | variables).local_size == local_size
+    by_srun = {"PMI_RANK": "3", "PMI_SIZE": "4"} | SLURM | variables
+    assert (detect(by_srun).launcher, detect(by_srun).local_size) == ("pmi", local_size)
+    hydra_in_a_step = {"PMI_RANK": "3", "PMI_SIZE": "8"} | SLURM | variables
+    assert detect(hydra_in_a_step).local_size is None
+
+
+JOB_ON_HOSTS = [
+    SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_NODEID": "1"},
+    {"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"},
+    {"PMI_RANK": "0", "PMI_SIZE": "4", "PMI_LOCAL_SIZE": "2"},
+    {"RANK_ID": "0", "RANK_SIZE": "4", "MS_WORKER_NUM": "4"},
+]
+
+
+@pytest.mark.parametrize("variables", JOB_ON_HOSTS, ids=["slurm", "pmi", "pmi of Cray", "msrun"])
+def test_ranks_on_several_hosts_are_refused_at_once(tmp_path, variables):
+    """By the way in for arrays and by the ATB-shaped one, which would else wait for ranks that cannot come."""
+    program = tmp_path / "program.py"
+    program.write_text("""if True:
+        import time
+        import numpy as np, alltoallv.numpy as at
+        from alltoallv import AllToAllVOperation, AllToAllVParam, Communicator
+        from alltoallv.errors import BackendUnavailableError
+        n = 4
+        for call in (
+            Communicator.from_env,
+            lambda: at.all_to_all_v(np.ones(n), [1] * n),
+            lambda: AllToAllVOperation(AllToAllVParam(rank=0, rank_size=n, send_counts=[1] * n, sdispls=range(n),
+                                                      recv_counts=[1] * n, rdispls=range(n)))(np.ones(n, np.float32)),
+        ):
+            try:
+                call()
+            except BackendUnavailableError as error:
+                assert "the job has 4 ranks, 2 of them on this host" in str(error), error
+                assert "between hosts give a group of torch.distributed" in str(error), error
+                continue
+            raise AssertionError("not refused")
+    """)
+    # msrun tells it in its own command only; here a shell of that name stands for it.
+    msrun = tmp_path / "msrun"
+    msrun.write_text(f"#!/bin/sh\n{sys.executable} {program}; exit $?\n")
+    msrun.chmod(0o755)
+    command = [msrun, "--worker_num=4", "--local_worker_num=2"] if "RANK_ID" in variables else [sys.executable, program]
+    result = subprocess.run(
+        command, env=clean_environment() | variables, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_slurm():
     found = detect(SLURM)
     assert found == Launch("slurm", 3, 4, 1, "slurm:77.0", master_addr="10.0.0.9")
@@ -198,6 +259,11 @@ def test_first_launcher_in_the_order_wins():
         ({"PMI_RANK": "0"}, "PMI_SIZE is not set"),
         ({"PMI_ID": "0", "PMI_PORT": "host:1"}, "without -pmi-port"),
         (SLURM | {"SLURM_PROCID": "x"}, "SLURM_PROCID is 'x'"),
+        (
+            SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(3)", "SLURM_NODEID": "0"},
+            "SLURM_STEP_TASKS_PER_NODE is '2(3)', expected counts of tasks like",
+        ),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2,2", "SLURM_NODEID": "2"}, "SLURM_NODEID is 2, expected less than 2"),
     ],
 )
 def test_inconsistent_variables(env, message):

@@ -83,11 +83,7 @@ class Communicator:
             raise BackendUnavailableError(
                 f"backend is {backend!r}, which Communicator.from_env does not offer: use 'shm', 'hccl' or 'auto'"
             )
-        if job.local_size is not None and job.local_size != job.size:
-            raise BackendUnavailableError(
-                f"the job has {job.size} ranks, {job.local_size} of them on this host: "
-                "shared memory needs all ranks on one host"
-            )
+        job.require_one_host(job.size)
         options = make_options(domain, timeout, check)
         options.rank, options.size = job.rank, job.size
         options.job = f"{job.job_id}#{job.restart_count}"
@@ -231,6 +227,8 @@ def connect(param: _core.AllToAllVParam, npu: bool = False) -> _core.Communicato
         job = launch.detect()
         # Ranks that no launcher started, such as the children of one test, share their parent.
         options.job = f"{job.job_id}#{job.restart_count}" if job.launcher != "single" else f"parent-{os.getppid()}"
+        if not npu and job.launcher != "single":
+            job.require_one_host(param.rank_size)
     core = hccl.from_param(param, options) if npu else _core.communicator(options)
     # As in ATB a domain lasts, although the operations that use it come and go; destroy() ends it.
     key = (options.job + "/hccl" * npu, options.domain, param.rank)

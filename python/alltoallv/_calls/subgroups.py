@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from alltoallv import _core, communicator
 from alltoallv.communicator import Communicator
-from alltoallv.errors import BackendUnavailableError, InvalidParamError
+from alltoallv.errors import InvalidParamError
 from alltoallv.launch import detect as launch
 
 
@@ -41,10 +41,7 @@ def connect(name: str, domain: str, members: Sequence[int], timeout: float) -> C
     job = launch.detect()
     if job.rank not in members:
         raise InvalidParamError(f"group {name!r} has ranks {list(members)}, of which this rank, {job.rank}, is none")
-    if job.local_size is not None and job.local_size != job.size:
-        raise BackendUnavailableError(
-            f"the job has {job.size} ranks, {job.local_size} of them on this host: shared memory needs all on one"
-        )
+    job.require_one_host(job.size)
     options = communicator.make_options(domain, timeout)
     options.rank, options.size = members.index(job.rank), len(members)
     options.job = f"{job.job_id}#{job.restart_count}"

@@ -24,9 +24,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from alltoallv.errors import InvalidParamError
-from alltoallv.launch.processes import launcher_process, pid_namespace, process_id
+from alltoallv.errors import BackendUnavailableError, InvalidParamError
+from alltoallv.launch.processes import launcher_number, launcher_process, pid_namespace, process_id
 from alltoallv.launch.rank_table import RankTable
+from alltoallv.launch.slurm import tasks_of_node
 
 Environ = Mapping[str, str]
 
@@ -71,6 +72,14 @@ class Launch:
             raise InvalidParamError(f"{where} give restart count {self.restart_count}, expected at least 0")
         if self.local_size is not None and not 1 <= self.local_size <= self.size:
             raise InvalidParamError(f"{where} give {self.local_size} ranks on this host, expected 1 to {self.size}")
+
+    def require_one_host(self, size: int) -> None:
+        """Raises BackendUnavailableError if ``size`` ranks of the job are known to be on several hosts."""
+        if self.local_size is not None and self.local_size < size:
+            raise BackendUnavailableError(
+                f"the job has {self.size} ranks, {self.local_size} of them on this host, and shared memory needs all "
+                "on one host: between hosts give a group of torch.distributed, or backend='hccl' on NPUs"
+            )
 
 
 def detect(environ: Environ | None = None) -> Launch:
@@ -157,7 +166,7 @@ def _msrun(env: Environ) -> Launch | None:
         next(iter(sizes.values())),
         integer(env, "DEVICE_ID", rank),
         f"msrun:{address}:{port}" if port else f"msrun:{launcher_process('RANK_ID')}",
-        local_size=_optional(env, "ALLTOALLV_LOCAL_WORLD_SIZE"),  # msrun does not say
+        local_size=_optional(env, "ALLTOALLV_LOCAL_WORLD_SIZE") or launcher_number("RANK_ID", "--local_worker_num"),
         master_addr=address,
         master_port=port,
         rank_table=_table(env),
@@ -214,15 +223,18 @@ def _pmi(env: Environ) -> Launch | None:
             )
         return None
     rank, size = _required(env, "PMI_RANK"), _required(env, "PMI_SIZE")
+    by_slurm = {"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": size}  # and not Hydra's proxies, one a host
+    slurm = all(integer(env, name, -1) == value for name, value in by_slurm.items()) and "SLURM_STEP_ID" in env
+    local_rank = _optional(env, "MPI_LOCALRANKID", "PMI_LOCAL_RANK", *["SLURM_LOCALID"] * slurm)
     # Hydra gives its ranks no job id (Intel MPI's does); the proxy that starts them on this host is one.
     job = env.get("I_MPI_HYDRA_UUID") or launcher_process("PMI_RANK")
     return Launch(
         "pmi",
         rank,
         size,
-        integer(env, "MPI_LOCALRANKID", rank),
+        rank if local_rank is None else local_rank,
         f"pmi:{job}",
-        local_size=_optional(env, "MPI_LOCALNRANKS"),
+        local_size=_optional(env, "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE") or (_tasks_here(env) if slurm else None),
         rank_table=_table(env),
     )
 
@@ -271,9 +283,17 @@ def _slurm(env: Environ) -> Launch | None:
         _required(env, "SLURM_STEP_NUM_TASKS"),
         integer(env, "SLURM_LOCALID", rank),
         f"slurm:{env.get('SLURM_JOB_ID', '')}.{env['SLURM_STEP_ID']}",
+        local_size=_tasks_here(env),
         master_addr=env.get("SLURM_LAUNCH_NODE_IPADDR", ""),
         rank_table=_table(env),
     )
+
+
+def _tasks_here(env: Environ) -> int | None:
+    """How many of a Slurm step's tasks are on this host, if Slurm says."""
+    if "SLURM_STEP_TASKS_PER_NODE" not in env or "SLURM_NODEID" not in env:
+        return _required(env, "SLURM_STEP_NUM_TASKS") if integer(env, "SLURM_STEP_NUM_NODES", 0) == 1 else None
+    return tasks_of_node(env["SLURM_STEP_TASKS_PER_NODE"], integer(env, "SLURM_NODEID", 0))
 
 
 _READERS: tuple[Callable[[Environ], Launch | None], ...] = (
@@ -298,8 +318,8 @@ def _required(env: Environ, name: str) -> int:
     return integer(env, name, 0)
 
 
-def _optional(env: Environ, name: str) -> int | None:
-    return integer(env, name, 0) if name in env else None
+def _optional(env: Environ, *names: str) -> int | None:
+    return next((integer(env, name, 0) for name in names if name in env), None)
 
 
 def port(name: str, default: int) -> int:

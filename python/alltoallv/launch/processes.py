@@ -127,6 +127,24 @@ def launcher_process(variable: str) -> str:
     It is this process's nearest ancestor that is a launcher by name, or whose environment lacks ``variable``.
     Shells and wrappers between the two do not matter.
     """
+    return process_id(_launcher(variable))
+
+
+def launcher_number(variable: str, option: str) -> int | None:
+    """The number that the command of that process gives, as in ``--option=4`` or ``--option 4``; None if none above 0.
+
+    It is how to know what a launcher such as msrun tells its ranks in no variable.
+    """
+    try:
+        with open(f"/proc/{_launcher(variable)}/cmdline", errors="replace") as file:
+            words = file.read().replace("=", "\0").split("\0")
+    except OSError:
+        return None
+    number = words[words.index(option) + 1] if option in words else ""
+    return int(number) or None if number.isdecimal() else None
+
+
+def _launcher(variable: str) -> int:
     pid = os.getppid()
     marker = variable.encode() + b"="
     while pid > 1:
@@ -141,7 +159,7 @@ def launcher_process(variable: str) -> str:
         if name.startswith(_LAUNCHER_NAMES) or not any(entry.startswith(marker) for entry in entries):
             break
         pid = parent
-    return process_id(pid)
+    return pid
 
 
 def process_id(pid: int) -> str:
