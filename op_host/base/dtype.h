@@ -10,9 +10,9 @@
 namespace alltoallv {
 
 /// What reductions take an element for.
-enum class Arithmetic : uint8_t { none, logical, integer, floating };
+enum class Arithmetic : uint8_t { none, logical, integer, floating, complex };
 
-inline constexpr std::string_view arithmetic_names[] = {"none", "logical", "integer", "floating"};
+inline constexpr std::string_view arithmetic_names[] = {"none", "logical", "integer", "floating", "complex"};
 
 // clang-format off
 /// Enumerator; name, NumPy's or ml_dtypes'; bytes; arithmetic; whether quantized collectives take it; HCCL's number of
@@ -32,8 +32,8 @@ inline constexpr std::string_view arithmetic_names[] = {"none", "logical", "inte
     X(bfloat16, "bfloat16", 2, floating, true, 11, 1, true, true) \
     X(float32, "float32", 4, floating, true, 4, 1, true, true) \
     X(float64, "float64", 8, floating, false, 10, 1, false, false) \
-    X(complex64, "complex64", 8, none, false, 6, 1, false, false) \
-    X(complex128, "complex128", 16, none, false, 6, 2, false, false) \
+    X(complex64, "complex64", 8, complex, false, 6, 1, false, false) \
+    X(complex128, "complex128", 16, complex, false, 6, 2, false, false) \
     X(float8_e4m3fn, "float8_e4m3fn", 1, none, false, 7, 1, false, false) \
     X(float8_e4m3fnuz, "float8_e4m3fnuz", 1, none, false, 7, 1, false, false) \
     X(float8_e4m3b11fnuz, "float8_e4m3b11fnuz", 1, none, false, 7, 1, false, false) \

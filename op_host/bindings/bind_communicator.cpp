@@ -50,13 +50,14 @@ struct OwnedReduction {
     std::vector<int64_t> counts;
 
     OwnedReduction(const std::string& op, const std::string& dtype, const std::string& reduce_op, uintptr_t input,
-                   uintptr_t output, std::vector<int64_t> counts_per_rank)
+                   uintptr_t output, std::vector<int64_t> counts_per_rank, int64_t root = 0)
         : counts(std::move(counts_per_rank)) {
         reduction.op = op_from_name(op);
         reduction.dtype = dtype_from_name(dtype);
         reduction.reduce_op = reduce_op_from_name(reduce_op);
         reduction.input = pointer(input);
         reduction.output = pointer(output);
+        reduction.root = root;
     }
 
     void run(Communicator& communicator, double timeout, void* stream = nullptr) {
@@ -89,6 +90,9 @@ void bind_communicator(nb::module_& m) {
              "False if not finished within the time; raises what the call raised.")
         .def("done", &Work::done);
 
+    nb::class_<MessageWork, Work>(m, "MessageWork")
+        .def_prop_ro("source", &MessageWork::source, "The rank that a message has come from.");
+
     nb::class_<Communicator>(m, "Communicator", nb::is_weak_referenceable())
         .def_prop_ro("rank", &Communicator::rank)
         .def_prop_ro("size", &Communicator::size)
@@ -108,26 +112,41 @@ void bind_communicator(nb::module_& m) {
             },
             nb::arg("op"), nb::arg("kind"), nb::arg("code"), nb::arg("message"))
         .def(
+            "post",
+            [](Communicator& self, const std::string& op, const std::string& dtype, uintptr_t data, int64_t count,
+               int peer, int32_t tag, double timeout, bool waits) {
+                const PeerMessage message{op_from_name(op), dtype_from_name(dtype), pointer(data), count, peer, tag};
+                const nb::gil_scoped_release release;
+                MessageWorkPtr work = self.post(message, timeout, waits);
+                if (waits) work->wait(-1);
+                return work;
+            },
+            nb::arg("op"), nb::arg("dtype"), nb::arg("data"), nb::arg("count"), nb::arg("peer"), nb::arg("tag"),
+            nb::arg("timeout") = -1.0, nb::arg("waits") = false,
+            "'send' or 'recv' of a message; peer -1: from any rank. waits: returns when it is done.")
+        .def(
             "reduce",
             [](Communicator& self, const std::string& op, const std::string& dtype, const std::string& reduce_op,
-               uintptr_t input, uintptr_t output, std::vector<int64_t> counts, double timeout, uintptr_t stream) {
-                OwnedReduction call(op, dtype, reduce_op, input, output, std::move(counts));
+               uintptr_t input, uintptr_t output, std::vector<int64_t> counts, double timeout, uintptr_t stream,
+               int64_t root) {
+                OwnedReduction call(op, dtype, reduce_op, input, output, std::move(counts), root);
                 const nb::gil_scoped_release release;
                 call.run(self, timeout, pointer(stream));
             },
             nb::arg("op"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("input"), nb::arg("output"),
-            nb::arg("counts"), nb::arg("timeout") = -1.0, nb::arg("stream") = 0,
-            "On a device's stream it is enqueued; without one the call blocks.")
+            nb::arg("counts"), nb::arg("timeout") = -1.0, nb::arg("stream") = 0, nb::arg("root") = 0,
+            "On a device's stream it is enqueued; without one the call blocks. root: of a reduce.")
         .def(
             "submit_reduce",
             [](const CommunicatorPtr& self, const std::string& op, const std::string& dtype,
                const std::string& reduce_op, uintptr_t input, uintptr_t output, std::vector<int64_t> counts,
-               double timeout) {
-                auto call = std::make_shared<OwnedReduction>(op, dtype, reduce_op, input, output, std::move(counts));
+               double timeout, int64_t root) {
+                auto call =
+                    std::make_shared<OwnedReduction>(op, dtype, reduce_op, input, output, std::move(counts), root);
                 return self->submit([call, raw = self.get(), timeout] { call->run(*raw, timeout); });
             },
             nb::arg("op"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("input"), nb::arg("output"),
-            nb::arg("counts"), nb::arg("timeout") = -1.0)
+            nb::arg("counts"), nb::arg("timeout") = -1.0, nb::arg("root") = 0)
         .def(
             "reduce_on_arrays",
             [](CommunicatorPtr self, const std::string& op, const std::string& dtype, const std::string& reduce_op,

@@ -30,7 +30,7 @@ OpKind op_from_name(const std::string& name) {
 ReduceOp reduce_op_from_name(const std::string& name) {
     for (size_t i = 0; i < std::size(reduce_op_names); ++i)
         if (reduce_op_names[i] == name) return static_cast<ReduceOp>(i);
-    throw invalid_param("op is '" + name + "', expected sum, avg, min, max or prod");
+    throw invalid_param("op is '" + name + "', expected sum, avg, min, max, prod, band, bor or bxor");
 }
 
 }  // namespace alltoallv
@@ -59,7 +59,7 @@ NB_MODULE(_core, m) {
             [](const DTypeInfo& self) {
                 return std::string(alltoallv::arithmetic_names[static_cast<size_t>(self.arithmetic)]);
             },
-            "What reductions take it for: 'none', 'logical', 'integer' or 'floating'.")
+            "What reductions take it for: 'none', 'logical', 'integer', 'floating' or 'complex'.")
         .def_ro("quantizes", &DTypeInfo::quantizes, "Whether quantized collectives take it.")
         .def_ro("hccl_reduces", &DTypeInfo::hccl_reduces, "Whether HCCL reduces it on every family of devices.")
         .def_ro("atb", &DTypeInfo::atb, "Whether ATB's AllToAllV takes it.");

@@ -54,6 +54,7 @@ void announce_parts(Row& mine, int rank, std::span<const int64_t> counts) {
 
 void announce(Row& mine, int rank, const Reduction& r) {
     mine.reduce_op = r.reduce_op;
+    mine.root = r.root;
     mine.count = std::accumulate(r.counts.begin(), r.counts.end(), int64_t{0});
     announce_parts(mine, rank, r.counts);
 }

@@ -55,7 +55,7 @@ ControlPlane::ControlPlane(const Options& options, std::shared_ptr<Mapping> memo
     : options_(options),
       memory_(std::move(memory)),
       layout_(options.size, options.inline_bytes),
-      doorbell_(layout_.header(memory_->data())),
+      doorbell_(layout_.header(memory_->data()).bell),
       crowd_(options.size),
       spins_(options.size <= usable_cpus() ? spins_with_room : 0) {
     start_clock(-1);

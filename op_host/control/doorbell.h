@@ -1,5 +1,5 @@
 /// \file doorbell.h
-/// \brief Sleeping until a peer has stored something, on the control segment's one futex.
+/// \brief Sleeping until a peer has stored something, on a futex of the control segment.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 
 namespace alltoallv {
 
-/// Sleeping and waking over the control segment's one doorbell.
+/// Sleeping and waking over a bell of the control segment.
 class Doorbell {
   public:
-    explicit Doorbell(ControlHeader& header) : header_(header) {}
+    explicit Doorbell(Bell& bell) : bell_(bell) {}
 
     /// After a release store that somebody may wait for. Costs one fence when nobody sleeps.
     void ring() {
@@ -23,21 +23,21 @@ class Doorbell {
     template <class Completes>
     void ring_if(Completes&& completes) {
 #if defined(__SANITIZE_THREAD__)  // which knows no fences
-        if (header_.sleepers.fetch_add(0, std::memory_order_seq_cst) > 0 && completes()) wake();
+        if (bell_.sleepers.fetch_add(0, std::memory_order_seq_cst) > 0 && completes()) wake();
 #else
         std::atomic_thread_fence(std::memory_order_seq_cst);
-        if (header_.sleepers.load(std::memory_order_relaxed) > 0 && completes()) wake();
+        if (bell_.sleepers.load(std::memory_order_relaxed) > 0 && completes()) wake();
 #endif
     }
 
     /// Sleeps until the doorbell rings, at most `limit_ms`, unless `ready` holds already.
     template <class Ready>
     bool sleep(Ready&& ready, int limit_ms) {
-        header_.sleepers.fetch_add(1, std::memory_order_seq_cst);
-        const uint32_t seen = header_.doorbell.load(std::memory_order_seq_cst);
+        bell_.sleepers.fetch_add(1, std::memory_order_seq_cst);
+        const uint32_t seen = bell_.rung.load(std::memory_order_seq_cst);
         const bool done = ready();
         if (!done) futex_wait(seen, limit_ms);
-        header_.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+        bell_.sleepers.fetch_sub(1, std::memory_order_seq_cst);
         return done;
     }
 
@@ -45,7 +45,7 @@ class Doorbell {
     void wake();
     void futex_wait(uint32_t seen, int limit_ms);
 
-    ControlHeader& header_;
+    Bell& bell_;
 };
 
 }  // namespace alltoallv

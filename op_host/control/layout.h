@@ -62,7 +62,7 @@ struct alignas(cache_line) Row {
     Location input;
     Location output;
     int64_t count;  // elements of a reduction, or of one row of an exchange; equal on all ranks
-    int64_t root;   // of a broadcast, or a digest of other terms (quant_terms.h), else 0; equal on all ranks
+    int64_t root;   // of a rooted operator, or a digest of other terms (quant_terms.h), else 0; equal on all ranks
 
     Pair* pairs() { return reinterpret_cast<Pair*>(this + 1); }
     uint64_t input_address() const { return input.offset(); }  // of a private input
@@ -80,11 +80,17 @@ struct alignas(cache_line) Flag {
     std::atomic<uint64_t> value;
 };
 
+/// What sleepers are woken by; see Doorbell.
+struct alignas(cache_line) Bell {
+    std::atomic<uint32_t> rung, sleepers;
+};
+
 /// Progress that peers wait for.
 struct Flags {
-    Flag done;    // sequence number of the last exchange whose copies this rank has finished
-    Flag late;    // sequence number of the last learning row that is complete
-    Flag rounds;  // of two-shot reductions
+    Flag done;      // sequence number of the last exchange whose copies this rank has finished
+    Flag late;      // sequence number of the last learning row that is complete
+    Flag rounds;    // of two-shot reductions
+    Bell messages;  // rung by peers that have something for this rank, or have taken something
 };
 
 enum class RankState : uint32_t { absent, joined, ready, left };
@@ -111,14 +117,34 @@ enum class PoisonKind : uint8_t { none, timeout, lost, aborted };
 
 struct alignas(cache_line) ControlHeader {
     std::atomic<uint64_t> poison;  // 0, or kind << 32 | rank + 1 whose `reason` tells why; set once
-    alignas(cache_line) std::atomic<uint32_t> doorbell;
-    std::atomic<uint32_t> sleepers;
+    Bell bell;
 };
 
 /// A single-producer single-consumer ring for payload that cannot travel otherwise; followed by its bytes.
 struct RingHeader {
     Flag produced;  // bytes since the communicator was made
     Flag consumed;
+};
+
+enum class MessageState : uint32_t { free, offered, taken, done, refused, withdrawn };
+
+/// One message from a rank to another. The sender writes all but the receiver's answer.
+struct alignas(cache_line) MessageSlot {
+    std::atomic<uint64_t> number;  // of this channel, from 1; published with release once the rest is written
+    std::atomic<MessageState> state;
+    int32_t tag;
+    int64_t count, expected_count;  // expected: by a receiver that refuses it
+    Location input;
+    DType dtype, expected_dtype;
+    std::atomic<uint32_t> produced, consumed;  // pieces, where they travel through the channel
+};
+static_assert(sizeof(MessageSlot) == cache_line);
+
+/// From one rank to another; followed by two pieces of data under way.
+struct Channel {
+    static constexpr size_t slots = 64;  // messages that have been sent and not yet received
+
+    MessageSlot messages[slots];
 };
 
 /// Offsets inside the control segment.
@@ -137,13 +163,15 @@ class Layout {
         hot_ = round_up(status_ + size_ * sizeof(RankStatus), 4096);
         rings_ = hot_;
         scratch_ = round_up(rings_ + size_ * size_ * (sizeof(RingHeader) + ring_bytes_), 4096);
-        total_ = scratch_ + size_ * scratch_bytes;
+        channels_ = scratch_ + size_ * scratch_bytes;
+        total_ = channels_ + size_ * size_ * (sizeof(Channel) + 2 * piece_bytes());
     }
 
     size_t total() const { return total_; }
     size_t hot() const { return hot_; }  // the part worth making resident at once
     size_t inline_bytes() const { return inline_bytes_; }
     size_t ring_bytes() const { return ring_bytes_; }
+    size_t piece_bytes() const { return ring_bytes_ / 16; }
 
     ControlHeader& header(char* base) const { return *reinterpret_cast<ControlHeader*>(base); }
     Flags& flags(char* base, int rank) const { return reinterpret_cast<Flags*>(base + flags_)[rank]; }
@@ -156,6 +184,13 @@ class Layout {
         const size_t index = static_cast<size_t>(from) * size_ + static_cast<size_t>(to);
         return *reinterpret_cast<RingHeader*>(base + rings_ + index * (sizeof(RingHeader) + ring_bytes_));
     }
+    Channel& channel(char* base, int from, int to) const {
+        const size_t index = static_cast<size_t>(from) * size_ + static_cast<size_t>(to);
+        return *reinterpret_cast<Channel*>(base + channels_ + index * (sizeof(Channel) + 2 * piece_bytes()));
+    }
+    char* piece(Channel& channel, uint32_t number) const {
+        return reinterpret_cast<char*>(&channel + 1) + number % 2 * piece_bytes();
+    }
     char* scratch(char* base, int rank) const { return base + scratch_ + static_cast<size_t>(rank) * scratch_bytes; }
 
     static constexpr size_t scratch_bytes = size_t{7} << 18;  // of a two-shot reduction, per rank
@@ -166,7 +201,7 @@ class Layout {
     static constexpr size_t max_ring = size_t{256} << 10;
 
     size_t size_, inline_bytes_, row_stride_, ring_bytes_;
-    size_t flags_, rows_, status_, hot_, rings_, scratch_, total_;
+    size_t flags_, rows_, status_, hot_, rings_, scratch_, channels_, total_;
 };
 
 }  // namespace alltoallv

@@ -17,18 +17,20 @@ namespace alltoallv {
 /// An asynchronous call. Thread-safe.
 class Work {
   public:
+    virtual ~Work() = default;
+
     bool done() const { return done_.load(std::memory_order_acquire); }
 
     /// False if it has not finished within `seconds` (negative: wait for ever). Throws what the call threw.
-    bool wait(double seconds);
+    virtual bool wait(double seconds);
 
     /// What the call threw, or null. Meaningful once done.
     std::exception_ptr error() const { return done() ? error_ : nullptr; }
 
-  private:
-    friend class CallQueue;
+    /// Once, by who runs the call.
     void finish(std::exception_ptr error);
 
+  private:
     std::atomic<bool> done_{false};
     std::exception_ptr error_;
     std::mutex mutex_;

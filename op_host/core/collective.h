@@ -19,28 +19,36 @@ enum class Kind : uint8_t {
 };
 
 // clang-format off
-/// Operators as peers compare them and as errors name them, two ranks must issue the same one: name and kind.
+/// Operators as peers compare them and as errors name them, two ranks must issue the same one: name, kind, and whether
+/// one rank is its root. send and recv are here for their names: two ranks alone take part, with no agreement of all.
+/// handed_to_gloo announces what torch's own engine does, so that ranks which call something else are found.
 #define ALLTOALLV_COLLECTIVES(X) \
-    X(none, exchange) \
-    X(all_to_all_v, exchange) \
-    X(all_to_all_single, exchange) \
-    X(all_to_all, exchange) \
-    X(exchange_counts, exchange) \
-    X(all_gather, exchange) \
-    X(all_gather_into_tensor, exchange) \
-    X(broadcast, exchange) \
-    X(global_scatter, exchange) \
-    X(global_gather, exchange) \
-    X(barrier, exchange) \
-    X(all_reduce, reduction) \
-    X(reduce_scatter, reduction) \
-    X(quantized_all_reduce, quantized) \
-    X(quantized_reduce_scatter, quantized) \
-    X(quantized_all_to_all, exchange)
+    X(none, exchange, false) \
+    X(all_to_all_v, exchange, false) \
+    X(all_to_all_single, exchange, false) \
+    X(all_to_all, exchange, false) \
+    X(exchange_counts, exchange, false) \
+    X(all_gather, exchange, false) \
+    X(all_gather_into_tensor, exchange, false) \
+    X(broadcast, exchange, true) \
+    X(gather, exchange, true) \
+    X(scatter, exchange, true) \
+    X(global_scatter, exchange, false) \
+    X(global_gather, exchange, false) \
+    X(barrier, exchange, false) \
+    X(send, exchange, false) \
+    X(recv, exchange, false) \
+    X(handed_to_gloo, exchange, false) \
+    X(all_reduce, reduction, false) \
+    X(reduce_scatter, reduction, false) \
+    X(reduce, reduction, true) \
+    X(quantized_all_reduce, quantized, false) \
+    X(quantized_reduce_scatter, quantized, false) \
+    X(quantized_all_to_all, exchange, false)
 // clang-format on
 
 enum class OpKind : uint16_t {
-#define X(name, kind) name,
+#define X(name, kind, rooted) name,
     ALLTOALLV_COLLECTIVES(X)
 #undef X
 };
@@ -48,10 +56,11 @@ enum class OpKind : uint16_t {
 struct OpInfo {
     std::string_view name;
     Kind kind;
+    bool rooted;
 };
 
 inline constexpr OpInfo op_table[] = {
-#define X(name, kind) {#name, Kind::kind},
+#define X(name, kind, rooted) {#name, Kind::kind, rooted},
     ALLTOALLV_COLLECTIVES(X)
 #undef X
 };
@@ -69,9 +78,9 @@ constexpr bool is_reduction(OpKind op) {
     return info(op).kind != Kind::exchange;
 }
 
-enum class ReduceOp : uint8_t { sum, avg, min, max, prod };
+enum class ReduceOp : uint8_t { sum, avg, min, max, prod, band, bor, bxor };
 
-inline constexpr std::string_view reduce_op_names[] = {"sum", "avg", "min", "max", "prod"};
+inline constexpr std::string_view reduce_op_names[] = {"sum", "avg", "min", "max", "prod", "band", "bor", "bxor"};
 
 constexpr std::string_view name_of(ReduceOp op) {
     return reduce_op_names[static_cast<size_t>(op)];
@@ -107,7 +116,7 @@ struct Exchange {
     std::span<const int64_t> send_counts, sdispls, recv_counts, rdispls;
     /// Displacements count bytes instead: the regions are tensors of their own, seen from the lowest address.
     bool byte_displs = false;
-    int64_t root = 0;  // of a broadcast, or what makes rows of quantized_all_to_all codes; equal on all ranks
+    int64_t root = 0;  // of a rooted operator, or what makes rows of quantized_all_to_all codes; equal on all ranks
     int64_t row = 1;   // elements per unit of the caller's counts, for messages; equal on all ranks
     /// Set when `recv_counts` is empty: learn them from the peers. Called once with the W counts learnt; returns
     /// the output that holds them packed in rank order (may be null when all are zero).
@@ -120,7 +129,8 @@ struct Exchange {
 ExchangeSummary summarize(const Exchange& exchange, int rank);
 
 /// Reduction in the fixed rank order 0..W-1. `counts[j]` elements belong to rank j, parts packed in rank order.
-/// all_reduce: input and output hold sum(counts) elements; reduce_scatter: output holds counts[rank].
+/// all_reduce: input and output hold sum(counts) elements; reduce_scatter: output holds counts[rank]; reduce: as
+/// all_reduce on the root, and no output elsewhere.
 struct Reduction {
     OpKind op = OpKind::all_reduce;
     DType dtype = DType::float32;
@@ -128,8 +138,21 @@ struct Reduction {
     const void* input = nullptr;
     void* output = nullptr;
     std::span<const int64_t> counts;
+    int64_t root = 0;        ///< of a reduce
     void* stream = nullptr;  ///< as in Exchange
     bool moves = true;       ///< as in Exchange
+};
+
+/// One side of a message between two ranks: the n-th send and the n-th recv of a pair and a tag belong together.
+struct PeerMessage {
+    OpKind op = OpKind::send;  // or recv
+    DType dtype = DType::uint8;
+    void* data = nullptr;  // read by a send
+    int64_t count = 0;     // elements
+    int peer = any_rank;
+    int32_t tag = 0;
+
+    static constexpr int any_rank = -1;  // of a recv: whoever sends first
 };
 
 }  // namespace alltoallv

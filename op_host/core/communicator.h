@@ -14,6 +14,18 @@
 
 namespace alltoallv {
 
+/// A message under way.
+class MessageWork : public Work {
+  public:
+    int source() const { return source_.load(); }
+    void set_source(int rank) { source_.store(rank); }
+
+  private:
+    std::atomic<int> source_{PeerMessage::any_rank};  // of a recv, once it has met its message
+};
+
+using MessageWorkPtr = std::shared_ptr<MessageWork>;
+
 /// Counters since the communicator was made, by name; see docs/architecture.md for the names.
 using Stats = std::map<std::string, uint64_t>;
 
@@ -38,6 +50,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// Throws value_overflow, on every rank, for a value that does not fit while the request says `raise`.
     virtual void quant_reduce(const QuantReduction& reduction, double /*timeout*/) {
         throw backend_unavailable("backend '" + backend() + "' has no " + std::string(name_of(reduction.op)));
+    }
+
+    /// Begins a message; `waits`: the caller waits at once. It goes on beside the collectives, whatever they wait for.
+    /// A message that is not as the other side expects is an error on both, with nothing written.
+    virtual MessageWorkPtr post(const PeerMessage& message, double /*timeout*/, bool /*waits*/) {
+        throw backend_unavailable("backend '" + backend() + "' has no " + std::string(name_of(message.op)));
     }
 
     /// Uses up this rank's next sequence number with a failure, which every peer then raises too. Does not wait.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <type_traits>
 
@@ -92,6 +93,12 @@ struct And {
     }
 };
 
+struct Xor {
+    ALLTOALLV_INLINE uint8_t operator()(uint8_t a, uint8_t b) const {
+        return static_cast<uint8_t>((a != 0) != (b != 0));
+    }
+};
+
 // The loops. `out` may be any of the inputs.
 
 template <class T, class Op>
@@ -112,11 +119,18 @@ ALLTOALLV_INLINE void combine(Reduce op, Bytes* out, const Bytes* a, const Bytes
             return each<T>(out, a, b, count, Max{});
         case Reduce::prod:
             return each<T>(out, a, b, count, Prod{});
+        default:
+            if constexpr (std::is_integral_v<T>) {
+                if (op == Reduce::band) return each<T>(out, a, b, count, std::bit_and<T>{});
+                if (op == Reduce::bor) return each<T>(out, a, b, count, std::bit_or<T>{});
+                each<T>(out, a, b, count, std::bit_xor<T>{});
+            }
     }
 }
 
 ALLTOALLV_INLINE void combine_bools(Reduce op, Bytes* out, const Bytes* a, const Bytes* b, size_t count) {
-    if (op == Reduce::sum || op == Reduce::max) return each<uint8_t>(out, a, b, count, Or{});
+    if (op == Reduce::sum || op == Reduce::max || op == Reduce::bor) return each<uint8_t>(out, a, b, count, Or{});
+    if (op == Reduce::bxor) return each<uint8_t>(out, a, b, count, Xor{});
     each<uint8_t>(out, a, b, count, And{});
 }
 
@@ -222,8 +236,9 @@ void reduce_half_block(const Kernels& run, const HalfBlocks& half, Reduce op, By
 
 bool reduces(DType dtype, Reduce op) {
     const Arithmetic arithmetic = info(dtype).arithmetic;
-    if (arithmetic == Arithmetic::none || op > Reduce::prod) return false;
-    return op != Reduce::avg || arithmetic == Arithmetic::floating;
+    if (arithmetic == Arithmetic::none || op > Reduce::bxor) return false;
+    if (arithmetic == Arithmetic::complex) return op == Reduce::sum || op == Reduce::avg;
+    return arithmetic == Arithmetic::floating ? op <= Reduce::prod : op != Reduce::avg;
 }
 
 void reduce(DType dtype, Reduce op, void* out, const void* const* inputs, size_t n_inputs, size_t count) {
@@ -232,22 +247,27 @@ void reduce(DType dtype, Reduce op, void* out, const void* const* inputs, size_t
 
 void reduce_on(Isa isa, DType dtype, Reduce op, void* out, const void* const* inputs, size_t n_inputs, size_t count) {
     if (!reduces(dtype, op)) {
-        constexpr const char* names[] = {"sum", "avg", "min", "max", "prod"};
+        constexpr const char* names[] = {"sum", "avg", "min", "max", "prod", "band", "bor", "bxor"};
         const auto index = static_cast<size_t>(op);
-        throw invalid_param("reduce op " + (op <= Reduce::prod ? std::string(names[index]) : std::to_string(index)) +
+        throw invalid_param("reduce op " + (op <= Reduce::bxor ? std::string(names[index]) : std::to_string(index)) +
                             " is not defined for dtype " + std::string(name_of(dtype)) +
                             "; expected sum, min, max or prod of bool, integers or float16, bfloat16, float32, "
-                            "float64, or avg of these floats");
+                            "float64, avg of these floats, band, bor or bxor of bool or integers, or sum or avg of "
+                            "complex numbers");
     }
     if (n_inputs == 0) throw invalid_param("n_inputs is 0, expected at least one source to reduce");
     if (count == 0) return;
+    if (info(dtype).arithmetic == Arithmetic::complex) {  // part by part
+        dtype = dtype == DType::complex64 ? DType::float32 : DType::float64;
+        count *= 2;
+    }
     const Kernels run = kernels_of(dtype, isa);
     auto* to = static_cast<Bytes*>(out);
     const size_t size = size_of(dtype);
     if (n_inputs == 1) {
         const auto* from = static_cast<const Bytes*>(inputs[0]);
         if (dtype == DType::bool_) {
-            run.combine(op, to, from, from, count);  // x or x: 0 or 1
+            run.combine(Reduce::max, to, from, from, count);  // x or x: 0 or 1
         } else if (to != from) {
             std::memcpy(to, from, count * size);
         }

@@ -10,10 +10,11 @@
 namespace alltoallv::kernel {
 
 /// Kernels know the operators by these numbers (the same order as core/collective.h).
-enum class Reduce : unsigned char { sum, avg, min, max, prod };
+enum class Reduce : unsigned char { sum, avg, min, max, prod, band, bor, bxor };
 
 /// True where `reduce` is defined for `dtype`: sum, min, max, prod for integers, bool (logical or/and) and
-/// float16/bfloat16/float32/float64; avg for the four float types.
+/// float16/bfloat16/float32/float64; avg for the four float types; band, bor, bxor for integers and bool; sum and avg
+/// for complex64/complex128.
 bool reduces(DType dtype, Reduce op);
 
 /// out[k] = in[0][k] (op) in[1][k] (op) ... in the order of `inputs`, k < count. float16 and bfloat16 accumulate in

@@ -222,7 +222,7 @@ void doorbell() {
     Planes planes(2);
     const auto start = Clock::now();
     planes.each([](ControlPlane& control) {
-        Doorbell bell(*reinterpret_cast<ControlHeader*>(control.memory()->data()));
+        Doorbell bell(reinterpret_cast<ControlHeader*>(control.memory()->data())->bell);
         for (uint64_t i = 1; i <= 200; ++i) {
             const auto ready = [&] {
                 const Flag& theirs = control.flags(1 - control.rank()).done;

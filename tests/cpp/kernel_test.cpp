@@ -23,7 +23,8 @@ namespace {
 constexpr DType arithmetic[] = {DType::bool_,    DType::int8,    DType::uint8,  DType::int16,  DType::uint16,
                                 DType::int32,    DType::uint32,  DType::int64,  DType::uint64, DType::float16,
                                 DType::bfloat16, DType::float32, DType::float64};
-constexpr Reduce ops[] = {Reduce::sum, Reduce::avg, Reduce::min, Reduce::max, Reduce::prod};
+constexpr Reduce ops[] = {Reduce::sum,  Reduce::avg,  Reduce::min, Reduce::max,
+                          Reduce::prod, Reduce::band, Reduce::bor, Reduce::bxor};
 
 // ---- reductions
 
@@ -63,6 +64,9 @@ void reference_integers(Reduce op, unsigned char* out, const std::vector<const u
         if (op == Reduce::prod) value = static_cast<Wide>(a * b);
         if (op == Reduce::min) value = std::min(value, next);
         if (op == Reduce::max) value = std::max(value, next);
+        if (op == Reduce::band) value &= next;
+        if (op == Reduce::bor) value |= next;
+        if (op == Reduce::bxor) value ^= next;
     }
     const T narrow = static_cast<T>(value);
     std::memcpy(out + k * sizeof(T), &narrow, sizeof(T));
@@ -81,7 +85,10 @@ void reference(DType dtype, Reduce op, unsigned char* out, const std::vector<con
         case DType::bool_: {
             const bool any = std::any_of(in.begin(), in.end(), [k](const auto* p) { return p[k] != 0; });
             const bool all = std::all_of(in.begin(), in.end(), [k](const auto* p) { return p[k] != 0; });
-            return put(static_cast<uint8_t>(op == Reduce::sum || op == Reduce::max ? any : all));
+            const auto odd = std::count_if(in.begin(), in.end(), [k](const auto* p) { return p[k] != 0; }) % 2 != 0;
+            if (op == Reduce::bxor) return put(static_cast<uint8_t>(odd));
+            const bool is_or = op == Reduce::sum || op == Reduce::max || op == Reduce::bor;
+            return put(static_cast<uint8_t>(is_or ? any : all));
         }
         case DType::int8:
             return reference_integers<int8_t>(op, out, in, k);
@@ -192,6 +199,11 @@ void test_reduce() {
         reduce(DType::float32, op, out, zeros + 1, 2, 1);
         EXPECT(!std::signbit(out[0]), "op %d of +0, -0", static_cast<int>(op));
     }
+    const float complex[] = {1, 2, 3, 4}, other[] = {0.5f, -2, 1, 8};
+    const void* const both[] = {complex, other};
+    float mean[4];
+    reduce(DType::complex64, Reduce::avg, mean, both, 2, 2);
+    EXPECT(mean[0] == 0.75f && mean[1] == 0 && mean[2] == 2 && mean[3] == 6, "mean of complex numbers");
     const uint16_t big[] = {0x7BFF}, negative[] = {0xFBFF};  // 65504: the sum overflows float16 but not its accumulator
     uint16_t sum[1];
     const void* const three[] = {big, big, negative};
@@ -216,7 +228,11 @@ void test_refusals() {
         const bool known = std::find(std::begin(arithmetic), std::end(arithmetic), dtype) != std::end(arithmetic);
         const bool is_float = known && dtype >= DType::float16;
         for (const Reduce op : ops) {
-            const bool defined = op == Reduce::avg ? is_float : known;
+            const bool is_complex = dtype == DType::complex64 || dtype == DType::complex128;
+            const bool defined = is_complex          ? op <= Reduce::avg
+                                 : op == Reduce::avg ? is_float
+                                 : op > Reduce::prod ? known && !is_float
+                                                     : known;
             EXPECT(reduces(dtype, op) == defined, "%zu op %d", i, static_cast<int>(op));
             EXPECT(refused(dtype, op, 2) == !defined, "%zu op %d", i, static_cast<int>(op));
         }

@@ -19,6 +19,8 @@ SENDS = [[1, 2, 0], [3, 1, 2], [2, 0, 4]]  # what rank r sends to rank j
 RECVS = [list(column) for column in zip(*SENDS, strict=True)]
 TOTAL = [sum(row) for row in SENDS], [sum(row) for row in RECVS]
 
+UNSEEN: Any = object()  # an output that is not looked at: what `reduce` leaves on ranks other than the root
+
 Array = np.ndarray[Any, Any]
 Arguments = dict[str, Any]
 
@@ -147,6 +149,10 @@ def gathered(all_: list[Arguments]) -> list[Any]:
 
 def reduced(all_: list[Arguments]) -> list[Any]:
     return reference.all_reduce([a["input"] for a in all_], all_[0].get("op", "sum"))
+
+
+def at_root(wanted: Callable[[list[Arguments]], list[Any]], elsewhere: Any) -> Callable[[list[Arguments]], list[Any]]:
+    return lambda all_: [value if rank == all_[0]["root"] else elsewhere for rank, value in enumerate(wanted(all_))]
 
 
 def scattered(all_: list[Arguments]) -> list[Any]:

@@ -19,6 +19,7 @@ OUTPUTS = {
     "all_to_all": "output_tensor_list",
     "all_gather_into_tensor": "output_tensor",
     "broadcast": "array",
+    "scatter": "out",
 }
 
 
@@ -49,6 +50,7 @@ class Column:
         rows: Its collectives, by their name in `alltoallv.numpy`; left out: those that are called alike.
         lacks: Collectives and features it does not offer, and why.
         own: Faults that the framework's signature reports otherwise, by the case's name: class and text.
+        prefix: Before the errors of a rank's own arguments, with {function} and {rank}; not before those in `own`.
         unheard: Faults that the framework finds before a backend is asked, so that the peers would wait.
         not_contiguous, no_group: Parts of texts that are its own.
         cases: Of what it alone has.
@@ -60,6 +62,7 @@ class Column:
     rows: dict[str, Row] = {}
     lacks: dict[str, str] = {}
     own: dict[str, tuple[str, str]] = {}
+    prefix: str = ""
     unheard: frozenset[str] = frozenset()
     cases: list[Any] = []
     not_contiguous = "is not contiguous, expected a contiguous tensor"
@@ -99,7 +102,7 @@ class Column:
     def call(self, function: str, group: Any, arguments: dict[str, Any]) -> Any:
         """The output, complete, of a call with the arguments of `alltoallv.numpy`."""
         row = self.row(function)
-        output = None if row.output is None else arguments[row.output]
+        output = None if row.output is None else arguments.get(row.output)
         theirs = {row.names.get(name, name): value for name, value in row.prepare(arguments).items()}
         returned = getattr(self.functions, row.name)(**{"group": group, **theirs})
         if arguments.get("async_op"):

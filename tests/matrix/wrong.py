@@ -209,7 +209,8 @@ MISTAKES = [
         ("tensors changed in place must be contiguous",),
         array=Turned(filled(4, 2))),
     bad("all_reduce", "avg of integers", PARAM, "op 'avg' is not defined for dtype int64, expected float16, bfloat16, "
-        "float32 or float64", ("averages of integers are refused",), input=data(0, 6, 2, dtype="int64"), op="avg"),
+        "float32, float64, complex64 or complex128", ("averages of integers are refused",), op="avg",
+        input=data(0, 6, 2, dtype="int64")),
     *wrong_experts("global_scatter", "local_count"),
     *wrong_experts("global_gather", "global_count"),
     *[bad(function, "no group", PARAM, "{no group}", ("a Communicator as group",), together=True,

@@ -96,7 +96,7 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "all_gather": (lambda c: at.all_gather([torch.ones(2)], torch.ones(2), c), InvalidParamError, "has 1 tensors"),
     "all_reduce": (lambda c: at.all_reduce(torch.ones(2).int(), dist.ReduceOp.AVG, c), InvalidParamError, "'avg'"),
     "complex": (lambda c: at.all_reduce(torch.ones(2) * 1j, dist.ReduceOp.MAX, c), InvalidParamError, "SUM or AVG"),
-    "bitwise": (lambda c: at.all_reduce(torch.ones(2).int(), dist.ReduceOp.BAND, c), InvalidParamError, "op is"),
+    "bitwise": (lambda c: at.all_reduce(torch.ones(2), dist.ReduceOp.BAND, c), InvalidParamError, "bool or an"),
     "no op": (lambda c: at.all_reduce(torch.ones(2), "sum", c), InvalidParamError, "expected a torch.distributed"),
     "reduce_scatter": (
         lambda c: at.reduce_scatter(torch.ones(3), [torch.ones(2)] * 2, group=c),

@@ -215,7 +215,13 @@ def test_undefined_reductions(launch: Launch, operator: str, asynchronous: bool)
             result = work.result()
             return result
 
-        undefined = [("complex64", "sum"), ("complex128", "max"), ("float8_e4m3fn", "sum"), ("int32", "avg")]
+        undefined = [
+            ("complex64", "prod"),
+            ("complex128", "max"),
+            ("float32", "band"),
+            ("float8_e4m3fn", "sum"),
+            ("int32", "avg"),
+        ]
         undefined += [("bool", "avg"), ("uint64", "avg"), ("float32", "mean"), ("float32", "")]
         for name, op in undefined:
             for culprits in (range(size), [size - 1]):

@@ -179,7 +179,7 @@ void HcclCommunicator::reduce(const Reduction& r, double timeout) {
     const auto type = reduction_type(r.dtype);
     const auto op = reduction_of(r.reduce_op);
     const bool even = std::adjacent_find(r.counts.begin(), r.counts.end(), std::not_equal_to<>()) == r.counts.end();
-    if (!type || !op || (r.op == OpKind::reduce_scatter && !even)) {
+    if (!type || !op || r.op == OpKind::reduce || (r.op == OpKind::reduce_scatter && !even)) {
         const Error error = invalid_param(
             std::string(name_of(r.op)) + " with op '" + std::string(name_of(r.reduce_op)) + "' on dtype " +
             std::string(name_of(r.dtype)) + (even ? "" : " and unequal counts") +

@@ -32,6 +32,8 @@ uint64_t ShmCommunicator::reduce_small(const Reduction& r, Row& mine) {
     if (r.op == OpKind::reduce_scatter) {
         for (int j = 0; j < rank(); ++j) first += static_cast<size_t>(r.counts[static_cast<size_t>(j)]);
         length = static_cast<size_t>(r.counts[static_cast<size_t>(rank())]);
+    } else if (!has_result(r)) {
+        length = 0;
     }
     if (length == 0) return 0;
     sources_.clear();
@@ -54,7 +56,7 @@ struct ReduceStages {
     std::vector<const void*>& sources;
     PeerWriter& writer;
     size_t me, piece;
-    bool gathers, streams;
+    bool gathers, streams, decodes;
 
     size_t at(size_t part, size_t step) const { return parts[part].begin + step * piece; }
     const char* input() const { return static_cast<const char*>(reduction.input); }
@@ -80,7 +82,7 @@ struct ReduceStages {
     }
     void decode(size_t part, size_t step, const char* result) const {
         const size_t n = parts[part].piece_bytes(step, piece);
-        if (n == 0 || (!outputs.empty() && part == me)) return;
+        if (n == 0 || !decodes || (!outputs.empty() && part == me)) return;
         kernel::copy(output() + at(part, step), outputs.empty() ? result : outputs[part] + at(part, step), n, streams);
     }
 };
@@ -93,7 +95,7 @@ uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& mine) {
     const auto ranks = static_cast<size_t>(size());
     const bool gathers = r.op != OpKind::reduce_scatter;
     mine.input = Arena::instance().locate(r.input, bytes);
-    if (gathers) mine.output = Arena::instance().locate(r.output, bytes);
+    if (gathers && r.op != OpKind::reduce) mine.output = Arena::instance().locate(r.output, bytes);
     control_->publish(mine);
     control_->agree();
     copying_ = true;
@@ -124,14 +126,15 @@ uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& mine) {
                         static_cast<size_t>(rank()),
                         piece,
                         gathers,
-                        outgrows_caches(2 * bytes)};
+                        outgrows_caches(2 * bytes),
+                        has_result(r)};
     two_shot(stages, {.steps = (longest + piece - 1) / piece,
                       .slot_bytes = piece,
                       .result_bytes = piece,
                       .stages_input = !in_place,
                       .gathers = gathers,
                       .shares_results = shares_results});
-    const size_t moved = gathers ? bytes : parts_[static_cast<size_t>(rank())].bytes;
+    const size_t moved = gathers && has_result(r) ? bytes : parts_[static_cast<size_t>(rank())].bytes;
     count(in_place ? Path::pull : Path::staged, moved);
     return moved;
 }

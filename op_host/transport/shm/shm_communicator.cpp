@@ -18,7 +18,7 @@
 namespace alltoallv {
 namespace {
 
-static_assert(static_cast<int>(ReduceOp::prod) == static_cast<int>(kernel::Reduce::prod));
+static_assert(static_cast<int>(ReduceOp::bxor) == static_cast<int>(kernel::Reduce::bxor));
 
 /// Threads of a rank that copy: a few fill the memory's bandwidth.
 constexpr int most_copy_threads = 4;
@@ -73,6 +73,7 @@ ShmCommunicator::~ShmCommunicator() {
     if (generation_ != fork_generation()) {
         abandon(std::move(links_));
         abandon(std::move(queue_));
+        abandon(std::move(messages_));
         abandon(std::move(crew_));
         return;
     }
@@ -119,6 +120,11 @@ void ShmCommunicator::connect() {
     const int hands =
         options_.copy_threads > 0 ? options_.copy_threads : std::min(processors_ / size(), most_copy_threads);
     if (hands > 1) crew_ = std::make_unique<CopyCrew>(static_cast<size_t>(hands - 1));
+    std::vector<PointToPoint::Peer> others;
+    for (const PeerState& peer : peers_) others.push_back({peer.same_process, peer.pid, peer.memory});
+    messages_ =
+        std::make_shared<PointToPoint>(*control_, links_, std::move(others),
+                                       PointToPoint::Ways{allows(Path::pull), allows(Path::cma)}, options_.timeout);
     awaited_.resize(peers_.size());
     outgoing_.reserve(peers_.size());
     incoming_.reserve(peers_.size());
@@ -192,6 +198,13 @@ WorkPtr ShmCommunicator::submit(std::function<void()> call) {
     return queue_->submit(std::move(call));
 }
 
+MessageWorkPtr ShmCommunicator::post(const PeerMessage& message, double timeout, bool waits) {
+    check_usable();
+    const bool any = message.op == OpKind::recv && message.peer == PeerMessage::any_rank;
+    if (!any) check_rank(message.peer, size());
+    return messages_->start(message, timeout, waits);
+}
+
 void ShmCommunicator::abort(const std::string& reason) {
     if (generation_ != fork_generation()) return;
     const std::lock_guard lock(lifetime_);
@@ -203,6 +216,7 @@ void ShmCommunicator::destroy() {
     if (generation_ != fork_generation()) return;  // the parent's membership is not the child's to end
     const CallQueue::Turn turn(*queue_);
     if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;
+    messages_->close();
     control_->leave();
     links_->stop();
     crew_.reset();

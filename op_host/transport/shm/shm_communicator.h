@@ -21,6 +21,7 @@
 #include "transport/shm/copy_crew.h"
 #include "transport/shm/links.h"
 #include "transport/shm/pace.h"
+#include "transport/shm/point_to_point.h"
 #include "transport/shm/read_inputs.h"
 
 namespace alltoallv {
@@ -52,6 +53,7 @@ class ShmCommunicator final : public Communicator {
     void exchange(const Exchange& exchange, double timeout) override;
     void reduce(const Reduction& reduction, double timeout) override;
     void quant_reduce(const QuantReduction& reduction, double timeout) override;
+    MessageWorkPtr post(const PeerMessage& message, double timeout, bool waits) override;
     void fail(OpKind op, const Error& error) override;
     WorkPtr submit(std::function<void()> call) override;
     void abort(const std::string& reason) override;
@@ -129,6 +131,7 @@ class ShmCommunicator final : public Communicator {
 
     // reduce.cpp
     uint64_t reduce_in_turn(const Reduction& reduction, Row& mine);
+    bool has_result(const Reduction& r) const { return r.op != OpKind::reduce || r.root == rank(); }
     uint64_t reduce_small(const Reduction& reduction, Row& mine);
     uint64_t reduce_two_shot(const Reduction& reduction, Row& mine);
     bool find_all(std::vector<const char*>& addresses, Location Row::* where);
@@ -147,6 +150,7 @@ class ShmCommunicator final : public Communicator {
     std::unique_ptr<ControlPlane> control_;
     std::shared_ptr<Links> links_;
     std::vector<PeerState> peers_;
+    std::shared_ptr<PointToPoint> messages_;
     unsigned allowed_ = 0;          // bit per Path
     int processors_ = 0;            // of all ranks together
     size_t cache_bytes_ = 0;        // of these processors

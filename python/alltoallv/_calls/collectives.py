@@ -30,17 +30,17 @@ class Ready:
     keep: object = None  # what it reads beside the caller's memory
     timeout: float = -1.0  # seconds; below 0 the communicator's
 
-    def run(self) -> None:
-        self.plan.run(self.source, self.target, timeout=self.timeout)
+    def run(self, timeout: float | None = None) -> None:
+        self.plan.run(self.source, self.target, timeout=self.timeout if timeout is None else timeout)
 
-    def submit(self) -> _core.Work:
-        return self.plan.submit(self.source, self.target, timeout=self.timeout)
+    def submit(self, timeout: float | None = None) -> _core.Work:
+        return self.plan.submit(self.source, self.target, timeout=self.timeout if timeout is None else timeout)
 
 
 def all_reduce(comm: Communicator, dtype: str, op: str, tensor: Region) -> Ready:
     """In place; ``dtype`` is the core's name."""
     check_reduction(op, dtype)
-    counts = even_parts(_count(tensor, dtype), comm.size)
+    counts = even_parts(count_of(tensor, dtype), comm.size)
     return Ready(ReductionPlan(comm.core, "all_reduce", dtype, op, counts), tensor[0], tensor[0])
 
 
@@ -50,16 +50,16 @@ def reduce_scatter(comm: Communicator, dtype: str, op: str, output: Region, inpu
     if len(inputs) == 1:
         if inputs[0][1] != comm.size * output[1]:
             raise InvalidTensorError(
-                f"the input has {_count(inputs[0], dtype)} elements, "
-                f"expected {comm.size} times the {_count(output, dtype)} of the output",
+                f"the input has {count_of(inputs[0], dtype)} elements, "
+                f"expected {comm.size} times the {count_of(output, dtype)} of the output",
                 9,
             )
         inputs = [(inputs[0][0] + j * output[1], output[1]) for j in range(comm.size)]
     check_length("the list", inputs, comm.size)
     if inputs[comm.rank][1] != output[1]:
         raise InvalidTensorError(
-            f"the output has {_count(output, dtype)} elements, "
-            f"expected the {_count(inputs[comm.rank], dtype)} of entry {comm.rank} of the inputs",
+            f"the output has {count_of(output, dtype)} elements, "
+            f"expected the {count_of(inputs[comm.rank], dtype)} of entry {comm.rank} of the inputs",
             9,
         )
     for region in inputs:
@@ -69,7 +69,7 @@ def reduce_scatter(comm: Communicator, dtype: str, op: str, output: Region, inpu
     if any(begin + nbytes != following for (begin, nbytes), (following, _) in pairwise(given)):
         kept = np.concatenate([as_bytes(region) for region in given])
         source = kept.ctypes.data
-    plan = ReductionPlan(comm.core, "reduce_scatter", dtype, op, [_count(region, dtype) for region in inputs])
+    plan = ReductionPlan(comm.core, "reduce_scatter", dtype, op, [count_of(region, dtype) for region in inputs])
     return Ready(plan, source, output[0], kept)
 
 
@@ -78,32 +78,32 @@ def all_gather(comm: Communicator, dtype: str, outputs: Sequence[Region], input:
     if len(outputs) == 1:
         if outputs[0][1] != comm.size * input[1]:
             raise InvalidTensorError(
-                f"the output has {_count(outputs[0], dtype)} elements, "
-                f"expected {comm.size} times the {_count(input, dtype)} of the input",
+                f"the output has {count_of(outputs[0], dtype)} elements, "
+                f"expected {comm.size} times the {count_of(input, dtype)} of the input",
                 9,
             )
         check_gather_apart(outputs[0], input, comm.rank)
-        layout = gather_layout(comm.size, _count(input, dtype))
+        layout = gather_layout(comm.size, count_of(input, dtype))
         return Ready(_core.Plan(comm.core, "all_gather_into_tensor", dtype, *layout), input[0], outputs[0][0])
     check_length("the list", outputs, comm.size)
     check_outputs_apart(outputs, "tensor_list")
     if outputs[comm.rank][1] != input[1]:
         raise InvalidTensorError(
-            f"the input has {_count(input, dtype)} elements, "
-            f"expected the {_count(outputs[comm.rank], dtype)} of entry {comm.rank} of the outputs",
+            f"the input has {count_of(input, dtype)} elements, "
+            f"expected the {count_of(outputs[comm.rank], dtype)} of entry {comm.rank} of the outputs",
             9,
         )
     for region in outputs:
         check_apart(region, input)
     target, rdispls = lowest(outputs)
-    sends, recvs = [_count(input, dtype)] * comm.size, [_count(region, dtype) for region in outputs]
+    sends, recvs = [count_of(input, dtype)] * comm.size, [count_of(region, dtype) for region in outputs]
     plan = _core.Plan(comm.core, "all_gather", dtype, sends, [0] * comm.size, recvs, rdispls, byte_displs=True)
     return Ready(plan, input[0], target)
 
 
 def broadcast(comm: Communicator, dtype: str, tensor: Region, root: int) -> Ready:
     """In place; ``root`` is a rank of the communicator."""
-    layout = broadcast_layout(comm.rank, comm.size, _count(tensor, dtype), root)
+    layout = broadcast_layout(comm.rank, comm.size, count_of(tensor, dtype), root)
     return Ready(_core.Plan(comm.core, "broadcast", dtype, *layout, root), tensor[0], tensor[0])
 
 
@@ -113,15 +113,20 @@ def broadcast_layout(rank: int, size: int, n: int, root: int) -> tuple[list[int]
     Raises:
         InvalidParamError: ``root`` is no rank.
     """
-    try:
-        known = 0 <= integer(root) < size
-    except TypeError:
-        known = False
-    if not known:
-        raise InvalidParamError(f"root is {root!r}, expected 0 <= root < {size}")
+    check_rank("root", root, size)
     sends = [n if rank == root and j != root else 0 for j in range(size)]
     recvs = [n if rank != root and j == root else 0 for j in range(size)]
     return sends, [0] * size, recvs, [0] * size
+
+
+def check_rank(name: str, rank: int, size: int) -> None:
+    """Refuses what is no rank of ``size``."""
+    try:
+        known = 0 <= integer(rank) < size
+    except TypeError:
+        known = False
+    if not known:
+        raise InvalidParamError(f"{name} is {rank!r}, expected 0 <= {name} < {size}")
 
 
 def barrier(comm: Communicator) -> Ready:
@@ -148,6 +153,7 @@ def check_one_dtype(dtypes: Iterable[str]) -> None:
         raise InvalidTensorError(f"Invalid usage of tensors with different dtypes: {', '.join(several)}", 13)
 
 
-def _count(region: Region, dtype: str) -> int:
+def count_of(region: Region, dtype: str) -> int:
+    """Elements in a region."""
     itemsize: int = _core.dtypes[dtype].size
     return region[1] // itemsize

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from alltoallv import _core
 from alltoallv.errors import InvalidParamError
 
-OPS = ("sum", "avg", "min", "max", "prod")
+OPS = ("sum", "avg", "min", "max", "prod", "band", "bor", "bxor")
 FLOATS = frozenset(name for name, dtype in _core.dtypes.items() if dtype.arithmetic == "floating")
+COMPLEX = frozenset(name for name, dtype in _core.dtypes.items() if dtype.arithmetic == "complex")
 OTHERS = frozenset(name for name, dtype in _core.dtypes.items() if dtype.arithmetic in ("logical", "integer"))
 
 
@@ -24,25 +26,34 @@ def check_reduction(op: object, dtype: str) -> None:
     """
     if op not in OPS:
         raise InvalidParamError(f"op is {op!r}, expected {', '.join(OPS[:-1])} or {OPS[-1]}")
-    if dtype not in FLOATS and (dtype not in OTHERS or op == "avg"):
-        known = "float16, bfloat16, float32 or float64" + ("" if op == "avg" else ", bool or an integer")
+    if op in ("band", "bor", "bxor"):
+        defined, known = dtype in OTHERS, "bool or an integer"
+    elif op == "avg":
+        defined, known = dtype in FLOATS | COMPLEX, "float16, bfloat16, float32, float64, complex64 or complex128"
+    else:
+        defined = dtype in FLOATS | OTHERS or (op == "sum" and dtype in COMPLEX)
+        known = "float16, bfloat16, float32 or float64, bool or an integer"
+    if not defined:
         raise InvalidParamError(f"op '{op}' is not defined for dtype {dtype}, expected {known}")
 
 
 class ReductionPlan:
     """A reduction that has passed its checks."""
 
-    __slots__ = ("_arguments", "_core", "_counts")
+    __slots__ = ("_arguments", "_core", "_counts", "_more")
 
-    def __init__(self, core: _core.Communicator, operator: str, dtype: str, op: str, counts: Sequence[int]) -> None:
-        """``"all_reduce"``, or ``"reduce_scatter"`` whose rank j keeps ``counts[j]`` elements."""
+    def __init__(
+        self, core: _core.Communicator, operator: str, dtype: str, op: str, counts: Sequence[int], root: int = 0
+    ) -> None:
+        """``"all_reduce"``, ``"reduce"`` to ``root``, or ``"reduce_scatter"`` whose rank j keeps ``counts[j]``."""
         self._core, self._arguments, self._counts = core, (operator, dtype, op), counts
+        self._more: dict[str, Any] = {"root": root} if operator == "reduce" else {}
 
     def run(self, input: int, output: int, timeout: float = -1) -> None:
-        self._core.reduce(*self._arguments, input, output, self._counts, timeout)
+        self._core.reduce(*self._arguments, input, output, self._counts, timeout, **self._more)
 
     def submit(self, input: int, output: int, timeout: float = -1) -> _core.Work:
-        return self._core.submit_reduce(*self._arguments, input, output, self._counts, timeout)
+        return self._core.submit_reduce(*self._arguments, input, output, self._counts, timeout, **self._more)
 
     def on_arrays(self, arrays: _core.Arrays) -> _core.ArrayCall:
         return self._core.reduce_on_arrays(*self._arguments, self._counts, arrays)

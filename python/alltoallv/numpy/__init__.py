@@ -18,6 +18,7 @@ from alltoallv.numpy.exchange import (
     exchange_counts,
 )
 from alltoallv.numpy.moe import global_gather, global_scatter
+from alltoallv.numpy.p2p import MessageWork, irecv, isend, recv, send
 from alltoallv.numpy.plan import Plan
 from alltoallv.numpy.quantized import (
     ErrorFeedback,
@@ -26,11 +27,13 @@ from alltoallv.numpy.quantized import (
     quantized_reduce_scatter,
 )
 from alltoallv.numpy.reduce import all_reduce, reduce_scatter
+from alltoallv.numpy.rooted import gather, reduce, scatter
 from alltoallv.numpy.work import Work
 
 __all__ = [
     "AllToAllVOperation",
     "ErrorFeedback",
+    "MessageWork",
     "Plan",
     "QuantAllReduceOperation",
     "Work",
@@ -43,10 +46,17 @@ __all__ = [
     "barrier",
     "broadcast",
     "exchange_counts",
+    "gather",
     "global_gather",
     "global_scatter",
+    "irecv",
+    "isend",
     "quantized_all_reduce",
     "quantized_all_to_all",
     "quantized_reduce_scatter",
+    "recv",
+    "reduce",
     "reduce_scatter",
+    "scatter",
+    "send",
 ]

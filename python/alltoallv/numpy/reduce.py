@@ -19,7 +19,7 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.numpy.arrays import Array, address, as_input, check_output, resolve, row_size
 from alltoallv.numpy.work import Work
 
-Op = Literal["sum", "avg", "min", "max", "prod"]
+Op = Literal["sum", "avg", "min", "max", "prod", "band", "bor", "bxor"]
 
 
 def all_reduce(
@@ -34,10 +34,12 @@ def all_reduce(
     """Combines the ``input`` of all ranks element by element.
 
     Args:
-        input: One shape and dtype on all ranks: integers, bool, float16, bfloat16, float32 or float64.
-        op: ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, and for floats ``"avg"``. Integers wrap; float16 and bfloat16
-            accumulate in float32 and are rounded once; min and max propagate NaN; bool means or (sum, max), and (prod,
-            min).
+        input: One shape and dtype on all ranks: integers, bool, float16, bfloat16, float32, float64 or
+            complex.
+        op: ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, for floats ``"avg"``, for integers and bool the bits'
+            ``"band"``, ``"bor"``, ``"bxor"``, for complex numbers ``"sum"`` and ``"avg"`` alone. Integers wrap; float16
+            and bfloat16 accumulate in float32 and are rounded once; min and max propagate NaN; bool means or (sum,
+            max), and (prod, min).
         out: Where the result goes; may be the input itself. Left out, it is allocated in shared memory.
 
     Returns:

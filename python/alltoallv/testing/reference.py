@@ -190,17 +190,27 @@ def global_gather(
     return results
 
 
+_BITS = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}  # of bools: logical
+
+
 def _reduce(inputs: Sequence[Array], op: str) -> Array:
     dtype = inputs[0].dtype
-    if op not in ("sum", "avg", "min", "max", "prod"):
-        raise ValueError(f"op is {op!r}, expected sum, avg, min, max or prod")
+    if op not in ("sum", "avg", "min", "max", "prod", *_BITS):
+        raise ValueError(f"op is {op!r}, expected sum, avg, min, max, prod, band, bor or bxor")
     is_float = dtype.name in ("float16", "bfloat16", "float32", "float64")
-    if not is_float and (dtype.kind not in "biu" or op == "avg"):
+    defined = op in ("sum", "avg") if dtype.kind == "c" else dtype.kind in "biu" and op != "avg"
+    if not (op not in _BITS if is_float else defined):
         raise ValueError(f"{op} is not defined for {dtype.name}")
     if len(inputs) == 1:
         return inputs[0].copy()
     if op in ("min", "max"):
         return _extreme(inputs, op)
+    if op in _BITS:
+        combined: Array = _BITS[op].reduce(np.stack(inputs))
+        return combined
+    if dtype.kind == "c":  # part by part
+        parts: Array = _reduce([array.reshape(-1).view(f"f{dtype.itemsize // 2}") for array in inputs], op)
+        return parts.view(dtype).reshape(inputs[0].shape)
     if dtype == np.bool_:
         logical: Array = np.any(inputs, axis=0) if op == "sum" else np.all(inputs, axis=0)
         return logical

@@ -23,8 +23,11 @@ from alltoallv.torch.api.distributed import (
     all_reduce,
     barrier,
     broadcast,
+    gather,
+    reduce,
     reduce_scatter,
     reduce_scatter_tensor,
+    scatter,
 )
 from alltoallv.torch.api.functions import (
     all_gather_into_tensor,
@@ -35,6 +38,7 @@ from alltoallv.torch.api.functions import (
 )
 from alltoallv.torch.api.group import from_group
 from alltoallv.torch.api.moe import global_gather, global_scatter
+from alltoallv.torch.api.p2p import irecv, isend, recv, send
 from alltoallv.torch.api.plan import Plan
 from alltoallv.torch.api.tensors import empty
 from alltoallv.torch.api.work import Work
@@ -62,12 +66,19 @@ __all__ = [
     "exchange_counts",
     "from_group",
     "functional",
+    "gather",
     "global_gather",
     "global_scatter",
+    "irecv",
+    "isend",
     "nn",
     "quantized_all_reduce",
     "quantized_all_to_all",
     "quantized_reduce_scatter",
+    "recv",
+    "reduce",
     "reduce_scatter",
     "reduce_scatter_tensor",
+    "scatter",
+    "send",
 ]

@@ -13,6 +13,7 @@ from adapters.torch_column import DIFFERENT, NO_LISTS, SAME_DTYPES, TorchColumn
 
 class C10dColumn(TorchColumn):
     name, module, package = "c10d", "torch.distributed", "torch"
+    prefix = "{function} on rank {rank}: "
     lacks = {
         **TorchColumn.lacks,
         **dict.fromkeys(
@@ -25,7 +26,6 @@ class C10dColumn(TorchColumn):
         "rows of another shape are refused": "torch's engines count the rows of either tensor",
         "a Communicator as group": "torch.distributed takes its own",
         "outputs must be contiguous": "torch's engines take others, too",
-        "averages of integers are refused": "gloo reduces what alltoallv does not",
         "gradients": "torch.distributed has none",
     }
     own = {

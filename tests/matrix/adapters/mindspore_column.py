@@ -22,7 +22,8 @@ class MindsporeColumn(Column):
         "reduce_scatter": Row("reduce_scatter_tensor", {"out": "output"}, "out"),
     }
     lacks = {
-        "uneven parts of one tensor": "MindSpore's reduce_scatter_tensor has equal parts; its reduce_scatter takes a list",
+        **dict.fromkeys(["reduce", "gather", "scatter"], "not yet"),
+        "uneven parts of one tensor": "MindSpore's reduce_scatter takes a list for them",
         "reduce_scatter without an output": "MindSpore's functions write into tensors",
     }
 

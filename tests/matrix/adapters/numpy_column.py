@@ -66,14 +66,14 @@ def outputs(function: str, name: str) -> list[Case]:
 
 def reductions(function: str) -> list[Case]:
     floats = "expected float16, bfloat16, float32 or float64, bool or an integer"
-    ops = "expected sum, avg, min, max or prod"
+    ops = "expected sum, avg, min, max, prod, band, bor or bxor"
     return [
         *odd(function, "input"),
         *outputs(function, "out"),
         bad(function, "op", PARAM, f"op is 'mean', {ops}", op="mean"),
         bad(function, "no op", PARAM, f"op is None, {ops}", op=None),
-        bad(function, "complex", PARAM, f"op 'sum' is not defined for dtype complex128, {floats}", input=np.ones((6,
-            2), complex)),
+        bad(function, "complex", PARAM, f"op 'max' is not defined for dtype complex128, {floats}", op="max",
+            input=np.ones((6, 2), complex)),
         bad(function, "out: not contiguous", TENSOR, "out {is not contiguous}", out=Turned(filled(6, 2))),
         bad(function, "out: dtypes", TENSOR, "out has dtype int32, expected float32", code=13, out=filled(6, 2,
             dtype="int32")),

@@ -74,6 +74,8 @@ class PaddleColumn(Column):
         "broadcast": Row("broadcast", {"array": "tensor", "root": "src"}, "array", _synchronous),
     }
     lacks = {
+        **dict.fromkeys(["reduce", "gather", "scatter"], "not yet"),
+        "reductions of bits": "Paddle's ReduceOp has none",
         "uneven parts of one tensor": "Paddle's reduce_scatter takes a list for them",
         "reduce_scatter without an output": "Paddle's functions write into tensors",
     }

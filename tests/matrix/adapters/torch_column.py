@@ -23,11 +23,16 @@ def _reduced(arguments: dict[str, Any]) -> dict[str, Any]:
 
     op = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "min": dist.ReduceOp.MIN}
     op |= {"max": dist.ReduceOp.MAX, "prod": dist.ReduceOp.PRODUCT}
+    op |= {"band": dist.ReduceOp.BAND, "bor": dist.ReduceOp.BOR, "bxor": dist.ReduceOp.BXOR}
     return {**arguments, "op": op[arguments.get("op", "sum")]}
 
 
 def _gathered(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {**arguments, "out": list(arguments["out"])}
+    return {**arguments, "out": list(arguments["out"])} if "out" in arguments else arguments
+
+
+def _scattered(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {**arguments, "input": list(arguments["input"])} if "input" in arguments else arguments
 
 
 NO_LISTS = tuple(f"all_to_all: no list of {name}" for name in LISTS)
@@ -50,6 +55,9 @@ class TorchColumn(Column):
         "all_gather": Row("all_gather", {"input": "tensor", "out": "tensor_list"}, "out", _gathered),
         "reduce_scatter": Row("reduce_scatter_tensor", {"out": "output"}, "out", _reduced),
         "barrier": Row("barrier"),
+        "reduce": Row("reduce", {"input": "tensor", "root": "dst"}, "input", _reduced),
+        "gather": Row("gather", {"input": "tensor", "out": "gather_list", "root": "dst"}, "out", _gathered),
+        "scatter": Row("scatter", {"out": "tensor", "input": "scatter_list", "root": "src"}, "out", _scattered),
     }
     lacks = {
         "tensors changed in place must be contiguous": "torch's functions take others, too",

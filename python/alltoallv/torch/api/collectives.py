@@ -29,12 +29,19 @@ from alltoallv.torch.api.group import AnyCommunicator
 from alltoallv.torch.api.tensors import as_input, check_dtype, core_name, region, row_size
 from alltoallv.torch.engines.group import GroupCall, TorchGroupCommunicator
 from alltoallv.torch.engines.hccl import DeviceCall
-from alltoallv.torch.engines.movers import FLOATS
 
 _Op = dist.ReduceOp.RedOpType
-_REDUCE_OPS = {_Op.SUM: "sum", _Op.AVG: "avg", _Op.MIN: "min", _Op.MAX: "max", _Op.PRODUCT: "prod"}
+_REDUCE_OPS = {
+    _Op.SUM: "sum",
+    _Op.AVG: "avg",
+    _Op.MIN: "min",
+    _Op.MAX: "max",
+    _Op.PRODUCT: "prod",
+    _Op.BAND: "band",
+    _Op.BOR: "bor",
+    _Op.BXOR: "bxor",
+}
 MOVABLE = {dtype for name in _core.dtypes if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
-_INTEGERS = {dtype for dtype in MOVABLE if not dtype.is_floating_point and not dtype.is_complex}
 
 
 @dataclass(slots=True)
@@ -42,7 +49,7 @@ class Operation:
     """A collective whose arguments have passed this rank's checks."""
 
     name: str
-    run: Callable[[float], None]  # given the timeout in seconds
+    run: Callable[[float], Any]  # given the timeout in seconds
     submit: Callable[[float], Pending]
     itemsize: int
     sends: Sequence[int]
@@ -58,29 +65,24 @@ class Operation:
             target.detach().copy_(source)
 
 
-def reduces(tensor: Tensor, op: Any) -> bool:
-    """Whether the core can combine such tensors with this ``ReduceOp``."""
-    kind = op.op
-    if tensor.dtype in FLOATS:
-        return kind in _REDUCE_OPS
-    if tensor.dtype in _INTEGERS:
-        return kind in _REDUCE_OPS and kind != _Op.AVG
-    return tensor.dtype in (torch.complex64, torch.complex128) and kind in (_Op.SUM, _Op.AVG)
+def op_name(op: Any) -> str:
+    """The core's name of a ``ReduceOp``; torch's own if the core has none."""
+    return _REDUCE_OPS.get(op.op, op.op.name)
 
 
 def all_reduce(comm: AnyCommunicator, tensor: Tensor, op: Any) -> Operation:
     copies: list[tuple[Tensor, Tensor]] = []
-    x = _in_place(tensor, copies)
-    real = torch.view_as_real(x) if x.is_complex() else x
+    x = in_place(tensor, copies)
+    real = torch.view_as_real(x) if x.is_complex() and not isinstance(comm, Communicator) else x
     counts = even_parts(real.numel(), comm.size)
     name = "all_reduce"
-    return _reduction(comm, name, op, real, real, counts, [real.numel()], [tensor], [x], copies)
+    return reduction(comm, name, op, real, real, counts, [real.numel()], [tensor], [x], copies)
 
 
 def reduce_scatter(comm: AnyCommunicator, output: Tensor, inputs: Sequence[Tensor], op: Any) -> Operation:
     """``inputs`` has one tensor per rank."""
     check_length("input_list", inputs, comm.size)
-    _check_dtypes([output, *inputs])
+    check_dtypes([output, *inputs])
     parts = [as_input("input_list", x) for x in inputs]
     counts = [x.numel() for x in parts]
     if output.numel() != counts[comm.rank]:
@@ -91,7 +93,7 @@ def reduce_scatter(comm: AnyCommunicator, output: Tensor, inputs: Sequence[Tenso
 
 
 def reduce_scatter_single(comm: AnyCommunicator, output: Tensor, input: Tensor, op: Any) -> Operation:
-    _check_dtypes([output, input])
+    check_dtypes([output, input])
     if input.numel() != comm.size * output.numel():
         raise InvalidTensorError(
             f"input has shape {tuple(input.shape)}, "
@@ -104,28 +106,28 @@ def reduce_scatter_single(comm: AnyCommunicator, output: Tensor, input: Tensor, 
 def all_gather(comm: AnyCommunicator, outputs: Sequence[Tensor], input: Tensor) -> Operation:
     """``outputs`` has one tensor per rank, of that rank's size."""
     check_length("tensor_list", outputs, comm.size)
-    _check_dtypes([input, *outputs])
+    check_dtypes([input, *outputs])
     copies: list[tuple[Tensor, Tensor]] = []
-    x, outs = as_input("tensor", input), [_output(out, copies) for out in outputs]
+    x, outs = as_input("tensor", input), [output_of(out, copies) for out in outputs]
     mine = outs[comm.rank]
     if region(x) != region(mine) or not isinstance(comm, Communicator):
-        x = _apart([x], outs)[0]
+        x = apart([x], outs)[0]
     check_outputs_apart([region(out) for out in outs], "tensor_list")
     if x.numel() != mine.numel():
         raise InvalidTensorError(
             f"tensor has {x.numel()} elements, expected {mine.numel()} as entry {comm.rank} of tensor_list", 9
         )
-    return _exchange_lists(comm, "all_gather", [x] * comm.size, outs, [list(outputs)], copies)
+    return exchange_lists(comm, "all_gather", [x] * comm.size, outs, [list(outputs)], copies)
 
 
 def all_gather_single(comm: AnyCommunicator, output: Tensor, input: Tensor) -> Operation:
     check_dtype("output_tensor", output, input.dtype)
     check_gathered("output_tensor", output.numel(), input.shape, comm.size)
     copies: list[tuple[Tensor, Tensor]] = []
-    x, out = as_input("input_tensor", input), _output(output, copies)
+    x, out = as_input("input_tensor", input), output_of(output, copies)
     check_gather_apart(region(out), region(x), comm.rank)
     if not isinstance(comm, Communicator):
-        x = _apart([x], [out])[0]
+        x = apart([x], [out])[0]
     layout = gather_layout(comm.size, x.numel())
     return _exchange(comm, "all_gather_into_tensor", x, out, layout, [output], copies)
 
@@ -133,21 +135,21 @@ def all_gather_single(comm: AnyCommunicator, output: Tensor, input: Tensor) -> O
 def all_to_all(comm: AnyCommunicator, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Operation:
     check_length("output_tensor_list", outputs, comm.size)
     check_length("input_tensor_list", inputs, comm.size)
-    _check_dtypes([*inputs, *outputs])
+    check_dtypes([*inputs, *outputs])
     copies: list[tuple[Tensor, Tensor]] = []
-    outs = [_output(out, copies) for out in outputs]
+    outs = [output_of(out, copies) for out in outputs]
     xs = [as_input("input_tensor_list", x) for x in inputs]
     check_lists_apart([region(out) for out in outs], [region(x) for x in xs])
-    return _exchange_lists(comm, "all_to_all", xs, outs, list(outputs), copies)
+    return exchange_lists(comm, "all_to_all", xs, outs, list(outputs), copies)
 
 
 def all_to_all_single(
     comm: AnyCommunicator, output: Tensor, input: Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
 ) -> Operation:
     """Splits in rows of dimension 0; empty: equal parts."""
-    _check_dtypes([output, input])
+    check_dtypes([output, input])
     copies: list[tuple[Tensor, Tensor]] = []
-    out, x = _output(output, copies), as_input("input", input)
+    out, x = output_of(output, copies), as_input("input", input)
     check_apart(region(out), region(x))
     sends = _split("input", x, input_splits, comm.size)
     recvs = _split("output", out, output_splits, comm.size)
@@ -157,7 +159,7 @@ def all_to_all_single(
 
 def broadcast(comm: AnyCommunicator, tensor: Tensor, root: int) -> Operation:
     copies: list[tuple[Tensor, Tensor]] = []
-    x = _in_place(tensor, copies)
+    x = in_place(tensor, copies)
     if comm.rank == root:
         copies.clear()
     layout = broadcast_layout(comm.rank, comm.size, x.numel(), root)
@@ -202,7 +204,7 @@ def _exchange(
     return Operation(name, run, submit, x.itemsize, sends, recvs, result, [x, out], copies, plan.on_arrays)
 
 
-def _exchange_lists(
+def exchange_lists(
     comm: AnyCommunicator,
     name: str,
     xs: Sequence[Tensor],
@@ -226,7 +228,7 @@ def _on_engine(name: str, call: GroupCall | DeviceCall, *about: Any) -> Operatio
     return Operation(name, lambda timeout: call.run(), lambda timeout: call.submit(), *about)
 
 
-def _reduction(
+def reduction(
     comm: AnyCommunicator,
     name: str,
     op: Any,
@@ -239,7 +241,7 @@ def _reduction(
     copies: list[tuple[Tensor, Tensor]],
 ) -> Operation:
     check_place(comm, x, out)
-    what = name, core_name(x.dtype), _REDUCE_OPS.get(op.op, str(op))
+    what = name, core_name(x.dtype), op_name(op)
     check_reduction(what[2], what[1])
     if not isinstance(comm, Communicator):
         call = comm.reduce(*what[:2], out, x, what[2], counts)
@@ -252,20 +254,20 @@ def _reduction(
 
 def _reduce_scatter(comm: AnyCommunicator, output: Tensor, x: Tensor, counts: list[int], op: Any) -> Operation:
     copies: list[tuple[Tensor, Tensor]] = []
-    out = _output(output, copies)
-    x = _apart([x], [out])[0]
+    out = output_of(output, copies)
+    x = apart([x], [out])[0]
     keep = [x, out]
-    if x.is_complex():
+    if x.is_complex() and not isinstance(comm, Communicator):
         x, out, counts = torch.view_as_real(x), torch.view_as_real(out), scaled(counts, 2)
     name = "reduce_scatter"
-    return _reduction(comm, name, op, x, out, counts, [out.numel()], [output], keep, copies)
+    return reduction(comm, name, op, x, out, counts, [out.numel()], [output], keep, copies)
 
 
 def _is_plain(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
-def _output(tensor: Tensor, copies: list[tuple[Tensor, Tensor]]) -> Tensor:
+def output_of(tensor: Tensor, copies: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Where to receive: the tensor itself, or memory that is copied there afterwards."""
     if _is_plain(tensor):
         return tensor.detach()
@@ -274,7 +276,7 @@ def _output(tensor: Tensor, copies: list[tuple[Tensor, Tensor]]) -> Tensor:
     return space
 
 
-def _in_place(tensor: Tensor, copies: list[tuple[Tensor, Tensor]]) -> Tensor:
+def in_place(tensor: Tensor, copies: list[tuple[Tensor, Tensor]]) -> Tensor:
     """The tensor as input and output at once, or such a copy of it."""
     if _is_plain(tensor):
         return tensor.detach()
@@ -283,7 +285,7 @@ def _in_place(tensor: Tensor, copies: list[tuple[Tensor, Tensor]]) -> Tensor:
     return copy
 
 
-def _apart(inputs: list[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
+def apart(inputs: list[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
     """The inputs, as copies where they share memory with an output."""
     regions = [(out.data_ptr(), out.data_ptr() + out.nbytes) for out in outputs if out.nbytes]
     low, high = min((a for a, _ in regions), default=0), max((b for _, b in regions), default=0)
@@ -313,7 +315,7 @@ def _split(name: str, tensor: Tensor, splits: Sequence[int], size: int) -> list[
     return scaled(split_sizes(f"{name}_split_sizes", splits, name, tensor.shape[0], size), row)
 
 
-def _check_dtypes(tensors: Sequence[Tensor]) -> None:
+def check_dtypes(tensors: Sequence[Tensor]) -> None:
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1:
         names = ", ".join(sorted(map(str, dtypes)))

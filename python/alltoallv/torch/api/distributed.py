@@ -15,7 +15,7 @@ from torch import Tensor
 
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.torch.api import collectives, profile
+from alltoallv.torch.api import collectives, profile, rooted
 from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.collectives import Operation
 from alltoallv.torch.api.group import AnyCommunicator, Group, device_of
@@ -34,7 +34,8 @@ def all_reduce(tensor: Tensor, op: Any = _SUM, group: Group = None, async_op: bo
     combined in the order of ranks, 16-bit floats in float32, rounded once.
 
     Args:
-        op: ``ReduceOp.SUM``, ``PRODUCT``, ``MIN``, ``MAX``, and for floats ``AVG``; of complex tensors SUM and AVG.
+        op: ``ReduceOp.SUM``, ``PRODUCT``, ``MIN``, ``MAX``, for floats ``AVG``, for integers and bool
+            ``BAND``, ``BOR``, ``BXOR``; of complex tensors SUM and AVG.
 
     Raises:
         InvalidParamError: ``op`` has no meaning for the dtype. Otherwise as `all_to_all_v`.
@@ -104,9 +105,83 @@ def broadcast(
         "broadcast",
         group,
         async_op,
-        lambda c: collectives.broadcast(c, tensor, _root(group, src, group_src)),
+        lambda c: collectives.broadcast(c, tensor, rank_in(group, "src", src, group_src)),
         [tensor],
     )
+
+
+@between_graphs
+def reduce(
+    tensor: Tensor,
+    dst: int | None = None,
+    op: Any = _SUM,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Replaces the ``tensor`` of one rank by the combination of all ranks' tensors; those of the others stay.
+
+    Signature and meaning of ``torch.distributed.reduce``; the bits, ``op`` and errors are those of `all_reduce`.
+
+    Args:
+        dst: That rank: its number in the job for a ProcessGroup, in the communicator for a `Communicator`.
+        group_dst: That rank's number in the group, in place of ``dst``.
+    """
+
+    def prepare(comm: AnyCommunicator) -> Operation:
+        return rooted.reduce(comm, tensor, rank_in(group, "dst", dst, group_dst), _op(tensor, op))
+
+    return _run("reduce", group, async_op, prepare, [tensor])
+
+
+@between_graphs
+def gather(
+    tensor: Tensor,
+    gather_list: Sequence[Tensor] | None = None,
+    dst: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Copies the ``tensor`` of rank j into ``gather_list[j]`` of one rank.
+
+    Signature and meaning of ``torch.distributed.gather``, and the tensors of the ranks may differ in size. Raises as
+    `all_to_all_v`.
+
+    Args:
+        gather_list: On that rank one output per rank, with the elements of that rank's tensor; None elsewhere.
+        dst, group_dst: That rank, as for `reduce`; rank 0 of the job if neither is given.
+    """
+
+    def prepare(comm: AnyCommunicator) -> Operation:
+        return rooted.gather(comm, gather_list or (), tensor, _root(group, "dst", dst, group_dst))
+
+    return _run("gather", group, async_op, prepare, [tensor], gather_list or ())
+
+
+@between_graphs
+def scatter(
+    tensor: Tensor,
+    scatter_list: Sequence[Tensor] | None = None,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Copies ``scatter_list[j]`` of one rank into the ``tensor`` of rank j.
+
+    Signature and meaning of ``torch.distributed.scatter``, and the ranks' tensors may differ in size. Raises as
+    `all_to_all_v`.
+
+    Args:
+        scatter_list: On that rank one input per rank, with the elements of that rank's tensor; None elsewhere.
+        src, group_src: That rank, as for `broadcast`; rank 0 of the job if neither is given.
+    """
+
+    def prepare(comm: AnyCommunicator) -> Operation:
+        return rooted.scatter(comm, tensor, scatter_list or (), _root(group, "src", src, group_src))
+
+    return _run("scatter", group, async_op, prepare, [tensor], scatter_list or ())
 
 
 @between_graphs
@@ -158,20 +233,27 @@ def _op(tensor: Tensor, op: Any) -> dist.ReduceOp:
         made = op if hasattr(op, "op") else dist.ReduceOp(op)  # isinstance says yes to both
     except TypeError:
         raise InvalidParamError(f"op is {op!r}, expected a torch.distributed.ReduceOp") from None
-    if tensor.is_complex() and not collectives.reduces(tensor, made):
+    if tensor.is_complex() and collectives.op_name(made) not in ("sum", "avg"):  # the engines see its parts
         raise InvalidParamError(f"op is {op!r}, expected SUM or AVG for dtype {tensor.dtype}")
     return made
 
 
-def _root(group: Group, src: int | None, group_src: int | None) -> int:
-    if (src is None) == (group_src is None):
-        raise InvalidParamError(f"src is {src!r} and group_src {group_src!r}, expected one of them")
-    if group_src is not None:
-        return group_src
-    assert src is not None
+def rank_in(group: Group, name: str, rank: int | None, group_rank: int | None) -> int:
+    """The rank in the group that is meant by an argument called ``name`` or by ``group_{name}``."""
+    if (rank is None) == (group_rank is None):
+        raise InvalidParamError(f"{name} is {rank!r} and group_{name} {group_rank!r}, expected one of them")
+    if group_rank is not None:
+        return group_rank
+    assert rank is not None
     if isinstance(group, dist.ProcessGroup):
         ranks = dist.get_process_group_ranks(group)
-        if src not in ranks:
-            raise InvalidParamError(f"src is {src!r}, expected one of the group's ranks {ranks}")
-        return ranks.index(src)
-    return src
+        if rank not in ranks:
+            raise InvalidParamError(f"{name} is {rank!r}, expected one of the group's ranks {ranks}")
+        return ranks.index(rank)
+    return rank
+
+
+def _root(group: Group, name: str, rank: int | None, group_rank: int | None) -> int:
+    """The same where the first rank is the default."""
+    first = 0 if rank is None and group_rank is None else rank
+    return rank_in(group, name, first, group_rank)

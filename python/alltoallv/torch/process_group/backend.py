@@ -4,13 +4,11 @@
 
     dist.init_process_group("alltoallv")                      # or "cpu:alltoallv", or "cpu:alltoallv,cuda:nccl"
 
-Over shared memory, for dense CPU tensors of ranks on one host: all_to_all, all_to_all_single, all_gather,
-all_gather_into_tensor (all_gather_single), all_reduce, reduce_scatter, reduce_scatter_tensor (reduce_scatter_single),
-broadcast and barrier, their coalesced forms, and what is made of them: DDP, FSDP2, functional collectives, object
-collectives. Handed to gloo: point-to-point, gather, scatter, reduce, sparse tensors, tensor subclasses, and reductions
-that the core does not know (BAND, BOR, BXOR, PREMUL_SUM, integer AVG). Tensors of accelerators go to the engine that
-the group's configuration names for them, NCCL and HCCL if it names none. Ranks on several hosts use gloo for
-everything, which a warning says once.
+Over shared memory, for dense CPU tensors of ranks on one host: every collective of torch.distributed, send and recv
+with tags and from any source, the coalesced forms, and what is made of them: DDP, FSDP2, functional collectives, object
+collectives, pipelines. Handed to gloo, after all ranks have agreed that it is: sparse tensors and tensor subclasses.
+Tensors of accelerators go to the engine that the group's configuration names for them, NCCL and HCCL if it names none.
+Ranks on several hosts use gloo for everything, which a warning says once.
 
 What the core checks holds here too: ranks that disagree about operator, dtype or sizes all raise
 `PeerMismatchError`, late and lost ranks are named, and `alltoallv.torch` functions called with such a group use the
@@ -19,10 +17,10 @@ same communicator. Errors of this rank's arguments are also the RuntimeError tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import (
@@ -32,43 +30,28 @@ from torch._C._distributed_c10d import (
     AllToAllOptions,
     BarrierOptions,
     BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
     ReduceScatterOptions,
-    _DistributedBackendOptions,
+    ScatterOptions,
 )
 from torch._C._distributed_c10d import Work as TorchWork
 
-from alltoallv._calls.guard import guard
-from alltoallv._calls.repeats import arrays_of
-from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api import collectives as calls
-from alltoallv.torch.api import profile
-from alltoallv.torch.api.tensors import PLAIN
+from alltoallv.torch.api import rooted
 from alltoallv.torch.process_group import engines
-from alltoallv.torch.process_group.group import NAME, EngineGroup
-from alltoallv.torch.process_group.work import BackendWork, WorkList, in_turn
+from alltoallv.torch.process_group.carried import CarriedGroup
+from alltoallv.torch.process_group.group import NAME
 
 
-class BackendParamError(InvalidParamError, RuntimeError):
-    """An argument that the collective does not accept."""
-
-
-class BackendTensorError(InvalidTensorError, RuntimeError):
-    """A tensor that the collective does not accept."""
-
-
-class AllToAllVGroup(EngineGroup):
+class AllToAllVGroup(CarriedGroup):
     """A group whose CPU collectives run over shared memory; see the module."""
-
-    def __init__(self, options: _DistributedBackendOptions, engine_options: Any = None) -> None:
-        super().__init__(options, engine_options)
-        self._pending: list[BackendWork] = []
 
     # Collectives over shared memory.
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
         opts = opts or AllreduceOptions()
-        if len(tensors) == 1 and self._carries(tensors) and calls.reduces(tensors[0], opts.reduceOp):
+        if len(tensors) == 1 and self._carries(tensors):
             return self._run(
                 "all_reduce",
                 opts,
@@ -79,7 +62,7 @@ class AllToAllVGroup(EngineGroup):
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
         opts = opts or AllreduceCoalescedOptions()
-        if self._carries(tensors) and all(calls.reduces(tensor, opts.reduceOp) for tensor in tensors):
+        if self._carries(tensors):
             return self._all([self.allreduce([tensor], opts) for tensor in tensors])
         return self._hand_over("allreduce_coalesced", tensors, tensors, opts)
 
@@ -89,7 +72,7 @@ class AllToAllVGroup(EngineGroup):
         opts = opts or ReduceScatterOptions()
         if len(output_tensors) == len(input_tensors) == 1:
             output, inputs = output_tensors[0], input_tensors[0]
-            if self._carries([output, *inputs]) and calls.reduces(output, opts.reduceOp):
+            if self._carries([output, *inputs]):
                 return self._run(
                     "reduce_scatter", opts, lambda c: calls.reduce_scatter(c, output, inputs, opts.reduceOp)
                 )
@@ -97,7 +80,7 @@ class AllToAllVGroup(EngineGroup):
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork:
         opts = opts or ReduceScatterOptions()
-        if self._carries((output, input)) and calls.reduces(output, opts.reduceOp):
+        if self._carries((output, input)):
             return self._run(
                 "reduce_scatter",
                 opts,
@@ -110,9 +93,7 @@ class AllToAllVGroup(EngineGroup):
         self, output_tensors: list[Tensor], input_tensors: list[Tensor], opts: Any = None
     ) -> TorchWork:
         opts = opts or ReduceScatterOptions()
-        if self._carries([*output_tensors, *input_tensors]) and all(
-            calls.reduces(output, opts.reduceOp) for output in output_tensors
-        ):
+        if self._carries([*output_tensors, *input_tensors]):
             pairs = zip(output_tensors, input_tensors, strict=True)
             return self._all([self.reduce_scatter_single(*pair, opts) for pair in pairs])
         return self._hand_over("reduce_scatter_tensor_coalesced", output_tensors, output_tensors, input_tensors, opts)
@@ -194,6 +175,17 @@ class AllToAllVGroup(EngineGroup):
             return self._run("barrier", opts, calls.barrier)
         return self._kept(self._engine(device).barrier(opts))
 
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A `barrier`, which names late ranks; ``dist.monitored_barrier`` itself insists on backend gloo."""
+        if self.communicator is None:
+            return super().monitored_barrier(timeout, wait_all_ranks)
+        opts = BarrierOptions()
+        opts.asyncOp = False
+        if timeout is not None:
+            opts.timeout = timeout
+        self._run("barrier", opts, calls.barrier)
+        return None
+
     # Names of older versions of torch.
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -201,65 +193,42 @@ class AllToAllVGroup(EngineGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     alltoall_base = all_to_all_single
 
-    # The way of one collective.
+    def reduce(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
+        opts = opts or ReduceOptions()
+        if len(tensors) == 1 and self._carries(tensors):
+            return self._run("reduce", opts, lambda c: rooted.reduce(c, tensors[0], opts.rootRank, opts.reduceOp))
+        return self._hand_over("reduce", tensors, tensors, opts)
 
-    def _carries(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether shared memory does: every rank must answer alike."""
-        return self.communicator is not None and all(
-            tensor.is_cpu and type(tensor) in PLAIN and tensor.layout is torch.strided and tensor.dtype in calls.MOVABLE
-            for tensor in tensors
-        )
+    def gather(self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any = None) -> TorchWork:
+        opts = opts or GatherOptions()
+        outputs = output_tensors[0] if output_tensors else []
+        if len(input_tensors) == 1 and self._carries([*input_tensors, *outputs]):
+            return self._run("gather", opts, lambda c: rooted.gather(c, outputs, input_tensors[0], opts.rootRank))
+        return self._hand_over("gather", input_tensors, output_tensors, input_tensors, opts)
 
-    def _run(
-        self,
-        name: str,
-        opts: Any,
-        prepare: Callable[[Communicator], calls.Operation],
-        repeated: tuple[Hashable, Tensor, Tensor] | None = None,
-    ) -> TorchWork:
-        """``repeated``: what a call depends on beside its one input and one output, and these."""
-        comm = self.communicator
-        assert comm is not None
-        in_turn()
-        limit = opts.timeout.total_seconds()
-        if limit <= 0:
-            limit = self._gloo.options._timeout.total_seconds()  # what all ways to set a group's timeout reach
-        async_op = getattr(opts, "asyncOp", True)
-        if repeated and not async_op:
-            values, input, output = repeated
-            what = "backend", name, values
-            if comm.repeats.run(what, input, output, limit) is not None:
-                return self._kept(BackendWork((), [output]))
-        try:
-            with guard(comm, name):
-                operation = prepare(comm)
-        except InvalidParamError as error:
-            raise BackendParamError(str(error), error.code) from None
-        except InvalidTensorError as error:
-            raise BackendTensorError(str(error), error.code) from None
-        if repeated and not async_op and operation.on_arrays:
-            arrays = arrays_of(input, input.numel(), output, tuple(output.shape))
-            comm.repeats.keep(what, input, output, operation.on_arrays(arrays))
-        with profile.span(name, comm, operation.itemsize, operation.sends, operation.recvs, async_op=async_op):
-            if not async_op:
-                operation.run(limit)
-                operation.finish()
-                return self._kept(BackendWork((), operation.result))
-            call = operation.submit(limit)
-        keep, finish = operation.keep, operation.finish if operation.copies else None
-        work = BackendWork((call,), operation.result, finish, keep, self._futures)
-        with self._lock:  # the tensors must live until the operator is done, also when nobody holds the work
-            self._pending = [other for other in self._pending if not other.ended()]
-            self._pending.append(work)
-        return self._kept(work)
+    def scatter(self, output_tensors: list[Tensor], input_tensors: list[list[Tensor]], opts: Any = None) -> TorchWork:
+        opts = opts or ScatterOptions()
+        inputs = input_tensors[0] if input_tensors else []
+        if len(output_tensors) == 1 and self._carries([*output_tensors, *inputs]):
+            return self._run("scatter", opts, lambda c: rooted.scatter(c, output_tensors[0], inputs, opts.rootRank))
+        return self._hand_over("scatter", output_tensors, output_tensors, input_tensors, opts)
 
-    def _all(self, works: list[TorchWork]) -> TorchWork:
-        return works[0] if len(works) == 1 else WorkList(works)
+    # Messages, which concern two ranks alone.
 
+    def send(self, tensors: list[Tensor], dst: int, tag: int) -> TorchWork:
+        if len(tensors) == 1 and self._carries(tensors):
+            return self._post("send", lambda c: rooted.send(c, tensors[0], dst, tag, waits=False))
+        return super().send(tensors, dst, tag)
 
-def _is_dense(tensor: Tensor) -> bool:
-    dense = tensor.is_cpu and tensor.layout is torch.strided
-    return dense and type(tensor) in PLAIN and tensor.dtype in calls.MOVABLE
+    def recv(self, tensors: list[Tensor], src: int, tag: int) -> TorchWork:
+        if len(tensors) == 1 and self._carries(tensors):
+            return self._post("recv", lambda c: rooted.recv(c, tensors[0], src, tag, waits=False))
+        return super().recv(tensors, src, tag)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> TorchWork:
+        if len(tensors) == 1 and self._carries(tensors):
+            return self._post("recv", lambda c: rooted.recv(c, tensors[0], None, tag, waits=False))
+        return super().recv_anysource(tensors, tag)
 
 
 class _Devices(list[str]):

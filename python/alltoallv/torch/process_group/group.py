@@ -38,6 +38,7 @@ class EngineGroup(dist.ProcessGroup):
         self._lock = threading.Lock()
         self._made = {"cpu"}
         self._futures = Futures(f"alltoallv-futures-{name}")
+        self._message_futures = Futures(f"alltoallv-messages-{name}")
         self._coalescing: list[TorchWork] | None = None
         self._splits = 0
         self._groups: Counter[str] = Counter()
@@ -115,6 +116,7 @@ class EngineGroup(dist.ProcessGroup):
         if self.communicator is not None:
             self.communicator.destroy()
         self._futures.close()
+        self._message_futures.close()
         self._engines.shutdown()
 
     def abort(self) -> None:
@@ -122,6 +124,7 @@ class EngineGroup(dist.ProcessGroup):
         if self.communicator is not None:
             self.communicator.abort("the process group was aborted")
         self._futures.close()
+        self._message_futures.close()
         self._engines.abort()
 
     def split_group(
@@ -151,23 +154,14 @@ class EngineGroup(dist.ProcessGroup):
 
     # What torch's engines do.
 
-    def reduce(self, tensors: list[Tensor], *args: Any, **kwargs: Any) -> TorchWork:
-        return self._hand_over("reduce", tensors, tensors, *args, **kwargs)
-
-    def gather(self, output_tensors: Any, input_tensors: Any, *args: Any, **kwargs: Any) -> TorchWork:
-        return self._hand_over("gather", input_tensors, output_tensors, input_tensors, *args, **kwargs)
-
-    def scatter(self, output_tensors: Any, input_tensors: Any, *args: Any, **kwargs: Any) -> TorchWork:
-        return self._hand_over("scatter", output_tensors, output_tensors, input_tensors, *args, **kwargs)
-
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> TorchWork:
-        return self._hand_over("send", tensors, tensors, dst, tag)
+        return self._engine_work("send", tensors, tensors, dst, tag)
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> TorchWork:
-        return self._hand_over("recv", tensors, tensors, src, tag)
+        return self._engine_work("recv", tensors, tensors, src, tag)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> TorchWork:
-        return self._hand_over("recv_anysource", tensors, tensors, tag)
+        return self._engine_work("recv_anysource", tensors, tensors, tag)
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
         """Gloo's; `barrier` names late ranks as well. ``dist.monitored_barrier`` itself insists on backend gloo."""
@@ -185,8 +179,11 @@ class EngineGroup(dist.ProcessGroup):
         return WorkList(works)
 
     def _hand_over(self, method: str, tensors: Any, *args: Any, **kwargs: Any) -> TorchWork:
-        """Lets torch's engines do it; ``tensors`` tell the device."""
+        """Lets torch's engines do a collective; ``tensors`` tell the device."""
         in_turn()
+        return self._engine_work(method, tensors, *args, **kwargs)
+
+    def _engine_work(self, method: str, tensors: Any, *args: Any, **kwargs: Any) -> TorchWork:
         while not isinstance(tensors, Tensor) and tensors:
             tensors = tensors[0]
         device = tensors.device.type if isinstance(tensors, Tensor) else "cpu"

@@ -128,6 +128,15 @@ class BackendWork(TorchWork):
             outcome.set_result((None, error))
 
 
+class MessageWork(BackendWork):
+    """A message under way."""
+
+    def _source_rank(self) -> int:
+        """The rank in the group that a received message has come from."""
+        source: int = self._calls[0].source  # type: ignore[attr-defined]
+        return source
+
+
 class WorkList(TorchWork):
     """Several works as one."""
 

@@ -1,0 +1,437 @@
+#include "transport/shm/point_to_point.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+
+#include "core/hooks.h"
+#include "transport/shm/arena.h"
+
+namespace alltoallv {
+namespace {
+
+constexpr uint64_t spins = 100, yields = 400;  // before a wait sleeps
+constexpr int sleep_ms = 20;
+constexpr auto look_every = std::chrono::milliseconds(20);
+
+std::string elements(int64_t count, DType dtype) {
+    return std::to_string(count) + " " + std::string(name_of(dtype));
+}
+
+double seconds_since(Clock::time_point then) {
+    return std::chrono::duration<double>(Clock::now() - then).count();
+}
+
+}  // namespace
+
+/// Drives the rank's messages while its caller waits.
+class PointToPoint::Pending final : public MessageWork {
+  public:
+    explicit Pending(std::shared_ptr<PointToPoint> owner) : owner_(std::move(owner)) {}
+
+    bool wait(double seconds) override {
+        if (!done() && !owner_->drive(*this, seconds)) return false;
+        return Work::wait(seconds);
+    }
+
+  private:
+    std::shared_ptr<PointToPoint> owner_;
+};
+
+/// One send or receive of this rank.
+struct PointToPoint::Post {
+    PeerMessage asked;
+    double timeout;
+    std::shared_ptr<Pending> work;
+    Clock::time_point started, next_look;
+    Location input{};                // of a send
+    MessageSlot* message = nullptr;  // once offered, or taken
+    int from = PeerMessage::any_rank;
+    size_t moved = 0;  // bytes, in pieces
+
+    bool sends() const { return asked.op == OpKind::send; }
+    char* data() const { return static_cast<char*>(asked.data); }
+    size_t bytes() const { return static_cast<size_t>(asked.count) * size_of(asked.dtype); }
+    /// The rank waited for; none if that may be any.
+    int other() const { return from >= 0 ? from : asked.peer; }
+};
+
+PointToPoint::PointToPoint(ControlPlane& control, std::shared_ptr<Links> links, std::vector<Peer> peers, Ways ways,
+                           double timeout)
+    : control_(control),
+      base_(control.memory()->data()),
+      links_(std::move(links)),
+      peers_(std::move(peers)),
+      ways_(ways),
+      timeout_(timeout),
+      sent_(peers_.size()),
+      arrived_(peers_.size()),
+      reading_(peers_.size()),
+      waiting_(peers_.size()),
+      segments_(peers_.size()) {}
+
+PointToPoint::~PointToPoint() = default;
+
+MessageWorkPtr PointToPoint::start(const PeerMessage& message, double timeout, bool waits) {
+    const auto work = std::make_shared<Pending>(shared_from_this());
+    const auto now = Clock::now();
+    Post post{message, timeout < 0 ? timeout_ : timeout, work, now, now + look_every};
+    if (post.sends()) post.input = Arena::instance().locate(message.data, post.bytes());
+    const std::lock_guard lock(mutex_);
+    if (closing_ || control_.poisoned()) throw ended(post);
+    posts_.push_back(std::move(post));
+    progress();
+    if (waits || work->done()) return work;
+    if (!thread_.joinable()) {
+        sigset_t all, before;  // signals belong to the program's own threads
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        thread_ = std::thread([this] { run(); });
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        pthread_setname_np(thread_.native_handle(), "alltoallv-p2p");
+    }
+    changed_.notify_all();
+    return work;
+}
+
+void PointToPoint::close() {
+    std::unique_lock lock(mutex_);
+    closing_ = true;
+    for (Post& post : posts_) end(post, ended(post));
+    posts_.clear();
+    changed_.notify_all();
+    ring(control_.rank());
+    changed_.wait(lock, [&] { return drivers_ == 0; });
+    lock.unlock();
+    if (thread_.joinable()) thread_.join();
+}
+
+/// Calls `ready` until it holds, once; spins, yields, then sleeps until a peer rings.
+template <class Ready>
+void PointToPoint::await(Ready&& ready, uint64_t& rounds) {
+    if (++rounds > spins + yields) {
+        Doorbell(control_.my_flags().messages).sleep(ready, sleep_ms);
+    } else if (ready()) {
+        rounds = 0;
+    } else if (rounds <= spins && control_.has_room()) {
+        cpu_pause();
+    } else {
+        sched_yield();
+    }
+}
+
+/// The caller's thread moves all messages until `work` is done. False if that takes longer than `seconds`.
+bool PointToPoint::drive(Work& work, double seconds) {
+    const auto begun = Clock::now();
+    std::unique_lock lock(mutex_);
+    if (closing_) return true;
+    ++drivers_;
+    const auto leave = [&] {
+        --drivers_;
+        changed_.notify_all();
+    };
+    uint64_t rounds = 0;
+    auto next_poll = begun + look_every;
+    try {
+        while (!work.done() && !closing_) {
+            const auto now = Clock::now();
+            if (seconds >= 0 && seconds_since(begun) >= seconds) break;
+            lock.unlock();
+            if (now >= next_poll && hooks().poll) hooks().poll();
+            if (now >= next_poll) next_poll = now + look_every;
+            await(
+                [&] {
+                    const std::lock_guard inner(mutex_);
+                    return closing_ || progress() || work.done();
+                },
+                rounds);
+            lock.lock();
+        }
+    } catch (...) {
+        lock.lock();
+        control_.poison(PoisonKind::aborted,
+                        "rank " + std::to_string(control_.rank()) + " was interrupted while it waited for a message");
+        progress();
+        leave();
+        throw;
+    }
+    leave();
+    return work.done();
+}
+
+void PointToPoint::run() {
+    std::unique_lock lock(mutex_);
+    for (uint64_t rounds = spins;; rounds = spins) {
+        changed_.wait(lock, [&] { return closing_ || (!posts_.empty() && drivers_ == 0); });
+        while (!closing_ && !posts_.empty() && drivers_ == 0) {
+            lock.unlock();
+            await(
+                [&] {
+                    const std::lock_guard inner(mutex_);
+                    return closing_ || drivers_ > 0 || progress();
+                },
+                rounds);
+            lock.lock();
+        }
+        if (closing_) return;
+    }
+}
+
+/// Moves what can be moved now. True if anything has changed.
+bool PointToPoint::progress() {
+    bool changed = false;
+    for (auto next = posts_.begin(); next != posts_.end();) {
+        const auto post = next++;
+        changed |= advance(*post);
+        if (post->work->done()) posts_.erase(post);
+    }
+    return changed;
+}
+
+bool PointToPoint::advance(Post& post) {
+    try {
+        if (!control_.poisoned()) {
+            const bool begun = post.message != nullptr;
+            if (post.sends() ? (begun ? push(post) : offer(post)) : (begun ? read(post) : take(post))) return true;
+            look(post);
+        }
+    } catch (const Error& error) {  // the peer is in the middle of it and cannot go on without this rank
+        control_.poison(PoisonKind::aborted, "rank " + std::to_string(control_.rank()) + " failed in " +
+                                                 describe(post) + ": " + error.what());
+    }
+    if (!control_.poisoned()) return false;
+    end(post, ended(post));
+    return true;
+}
+
+bool PointToPoint::offer(Post& post) {
+    const int to = post.asked.peer;
+    const uint64_t number = sent_[static_cast<size_t>(to)] + 1;
+    MessageSlot& message = slot(control_.rank(), to, number);
+    if (message.state.load(std::memory_order_acquire) != MessageState::free) return false;
+    sent_[static_cast<size_t>(to)] = number;
+    message.tag = post.asked.tag;
+    message.count = post.asked.count;
+    message.dtype = post.asked.dtype;
+    message.input = post.input;
+    message.produced.store(0, std::memory_order_relaxed);
+    message.consumed.store(0, std::memory_order_relaxed);
+    message.state.store(MessageState::offered, std::memory_order_relaxed);
+    message.number.store(number, std::memory_order_release);
+    post.message = &message;
+    ring(to);
+    return true;
+}
+
+/// A send that has been offered: the receiver's answer, or pieces for it.
+bool PointToPoint::push(Post& post) {
+    MessageSlot& message = *post.message;
+    const MessageState state = message.state.load(std::memory_order_acquire);
+    if (state == MessageState::done || state == MessageState::refused) {
+        const auto error = state == MessageState::done ? nullptr : std::make_exception_ptr(mismatch(post, message));
+        message.state.store(MessageState::free, std::memory_order_relaxed);
+        return finish(post, error);
+    }
+    if (state != MessageState::taken || !staged(post.asked.peer, message.input)) return false;
+    Channel& way = channel(control_.rank(), post.asked.peer);
+    uint32_t produced = message.produced.load(std::memory_order_relaxed);
+    const uint32_t before = produced;
+    while (post.moved < post.bytes() && produced - message.consumed.load(std::memory_order_acquire) < 2) {
+        const size_t n = std::min(control_.layout().piece_bytes(), post.bytes() - post.moved);
+        std::memcpy(control_.layout().piece(way, produced), post.data() + post.moved, n);
+        post.moved += n;
+        message.produced.store(++produced, std::memory_order_release);
+    }
+    if (produced == before) return false;
+    ring(post.asked.peer);
+    return true;
+}
+
+bool PointToPoint::take(Post& post) {
+    if (post.asked.peer != PeerMessage::any_rank) return take_from(post, post.asked.peer);
+    for (int from = 0; from < control_.size(); ++from)
+        if (take_from(post, from)) return true;
+    return false;
+}
+
+/// Meets a receive with the first message of its tag.
+bool PointToPoint::take_from(Post& post, int from) {
+    const auto i = static_cast<size_t>(from);
+    const int me = control_.rank();
+    while (slot(from, me, arrived_[i] + 1).number.load(std::memory_order_acquire) == arrived_[i] + 1)
+        waiting_[i].push_back(++arrived_[i]);
+    const auto found = std::find_if(waiting_[i].begin(), waiting_[i].end(),
+                                    [&](uint64_t number) { return slot(from, me, number).tag == post.asked.tag; });
+    if (found == waiting_[i].end()) return false;
+    MessageSlot& message = slot(from, me, *found);
+    const bool fits = message.dtype == post.asked.dtype && message.count == post.asked.count;
+    const bool in_pieces = fits && post.bytes() > 0 && staged(from, message.input);
+    if (in_pieces && reading_[i] != 0) return false;
+    if (!fits) {
+        message.expected_count = post.asked.count;
+        message.expected_dtype = post.asked.dtype;
+    }
+    MessageState state = MessageState::offered;
+    const MessageState answer = fits ? MessageState::taken : MessageState::refused;
+    if (!message.state.compare_exchange_strong(state, answer, std::memory_order_acq_rel)) return false;
+    waiting_[i].erase(found);
+    post.from = from;
+    post.work->set_source(from);
+    if (!fits) {
+        ring(from);
+        return finish(post, std::make_exception_ptr(mismatch(post, message)));
+    }
+    post.message = &message;
+    reading_[i] = in_pieces;
+    if (in_pieces) ring(from);
+    read(post);
+    return true;
+}
+
+/// A receive that has met its message.
+bool PointToPoint::read(Post& post) {
+    MessageSlot& message = *post.message;
+    const Peer& peer = peers_[static_cast<size_t>(post.from)];
+    const size_t bytes = post.bytes();
+    if (bytes > 0 && reading_[static_cast<size_t>(post.from)] != 0 && staged(post.from, message.input)) {
+        const bool changed = read_pieces(post);
+        if (post.moved < bytes) return changed;
+        reading_[static_cast<size_t>(post.from)] = 0;
+    } else if (bytes > 0 && (peer.same_process || message.input.segment() != 0)) {
+        const char* source = address_of(post.from, message.input);
+        if (source == nullptr) return false;
+        std::memcpy(post.data(), source, bytes);
+    } else {
+        while (post.moved < bytes) {
+            const iovec local{post.data() + post.moved, bytes - post.moved};
+            const iovec remote{reinterpret_cast<void*>(message.input.offset() + post.moved), bytes - post.moved};
+            const ssize_t got = process_vm_readv(peer.pid, &local, 1, &remote, 1, 0);
+            if (got < 0 && errno == EINTR) continue;
+            if (got <= 0)
+                throw peer_lost("reading the memory of " + control_.describe_rank(post.from) +
+                                " failed: " + strerror(errno));
+            post.moved += static_cast<size_t>(got);
+        }
+    }
+    // A sender that gave up meanwhile may have changed what was read.
+    const bool complete = !control_.poisoned();
+    message.state.store(MessageState::done, std::memory_order_release);
+    ring(post.from);
+    return finish(post, complete ? nullptr : std::make_exception_ptr(ended(post)));
+}
+
+bool PointToPoint::read_pieces(Post& post) {
+    MessageSlot& message = *post.message;
+    Channel& way = channel(post.from, control_.rank());
+    uint32_t consumed = message.consumed.load(std::memory_order_relaxed);
+    const uint32_t before = consumed;
+    while (consumed != message.produced.load(std::memory_order_acquire)) {
+        const size_t n = std::min(control_.layout().piece_bytes(), post.bytes() - post.moved);
+        std::memcpy(post.data() + post.moved, control_.layout().piece(way, consumed), n);
+        post.moved += n;
+        message.consumed.store(++consumed, std::memory_order_release);
+    }
+    if (consumed == before) return false;
+    ring(post.from);
+    return true;
+}
+
+/// Now and then: whether there is anybody to wait for, and for how long.
+void PointToPoint::look(Post& post) {
+    const auto now = Clock::now();
+    if (now < post.next_look) return;
+    post.next_look = now + look_every;
+    std::vector<int> late;
+    for (int j = 0; j < control_.size(); ++j)
+        if (j == post.other() || (post.other() < 0 && j != control_.rank())) late.push_back(j);
+    const bool left =
+        !late.empty() && std::all_of(late.begin(), late.end(), [&](int j) { return control_.has_left(j); });
+    if (left) {
+        // What it answered before it left counts.
+        if (post.sends() && post.message != nullptr && push(post)) return;
+        return control_.poison(PoisonKind::lost, "rank " + std::to_string(late[0]) + " has left domain '" +
+                                                     control_.domain() + "': " + control_.describe_rank(late[0]));
+    }
+    if (seconds_since(post.started) < post.timeout) return;
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, "%.1f s", seconds_since(post.started));
+    std::string ranks;
+    for (const int j : late) ranks += (ranks.empty() ? "" : ", ") + control_.describe_rank(j);
+    control_.poison(PoisonKind::timeout, "rank " + std::to_string(control_.rank()) + " waited " + seconds + " in " +
+                                             describe(post) + " for " + ranks);
+}
+
+bool PointToPoint::finish(Post& post, std::exception_ptr error) {
+    post.work->finish(std::move(error));
+    return true;
+}
+
+/// With an error, and so that no peer reads from here any more where that would be a crash: within a process.
+void PointToPoint::end(Post& post, const Error& error) {
+    if (post.work->done()) return;
+    if (post.sends() && post.message != nullptr) {
+        MessageState state = MessageState::offered;
+        post.message->state.compare_exchange_strong(state, MessageState::withdrawn, std::memory_order_acq_rel);
+        while (peers_[static_cast<size_t>(post.asked.peer)].same_process && state == MessageState::taken) {
+            sched_yield();
+            state = post.message->state.load(std::memory_order_acquire);
+        }
+    }
+    finish(post, std::make_exception_ptr(error));
+}
+
+/// What a message gets that can no longer be.
+Error PointToPoint::ended(const Post& post) const {
+    if (!control_.poisoned())
+        return peer_lost(describe(post) + ": the communicator was destroyed while the message was pending");
+    const ControlPlane::Poison poison = control_.poison_told();
+    if (poison.kind == PoisonKind::timeout) return comm_timeout(poison.reason);
+    return peer_lost(describe(post) + ": " + poison.reason);
+}
+
+/// Whether data of `from`, or for it, go through the channel.
+bool PointToPoint::staged(int other, Location input) const {
+    if (peers_[static_cast<size_t>(other)].same_process) return false;
+    return input.segment() != 0 ? !ways_.pull : !ways_.cma;
+}
+
+/// Null until the peer has sent its segment.
+const char* PointToPoint::address_of(int peer, Location input) {
+    if (input.segment() == 0) return reinterpret_cast<const char*>(input.offset());
+    const auto i = static_cast<size_t>(peer);
+    for (const auto& [segment, base] : segments_[i])
+        if (segment == input.segment()) return base + input.offset();
+    char* base =
+        peers_[i].same_process ? Arena::instance().base(input.segment()) : peers_[i].memory->base(input.segment());
+    if (base == nullptr) {
+        links_->request_segment(peer, input.segment());
+        return nullptr;
+    }
+    segments_[i].emplace_back(input.segment(), base);
+    return base + input.offset();
+}
+
+std::string PointToPoint::describe(const Post& post) const {
+    const int other = post.other();
+    return std::string(name_of(post.asked.op)) + " of " + elements(post.asked.count, post.asked.dtype) + " with tag " +
+           std::to_string(post.asked.tag) + (post.sends() ? " to " : " from ") +
+           (other < 0 ? "any rank" : "rank " + std::to_string(other)) + " of domain '" + control_.domain() + "'";
+}
+
+/// In the same words on both sides.
+Error PointToPoint::mismatch(const Post& post, const MessageSlot& message) const {
+    const std::string me = "rank " + std::to_string(control_.rank()), peer = "rank " + std::to_string(post.other());
+    const std::string from = post.sends() ? me : peer, to = post.sends() ? peer : me;
+    return peer_mismatch("message with tag " + std::to_string(message.tag) + " of domain '" + control_.domain() +
+                         "': " + from + " sends " + elements(message.count, message.dtype) + " to " + to +
+                         ", which expects " + elements(message.expected_count, message.expected_dtype));
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,103 @@
+/// \file point_to_point.h
+/// \brief Messages between two ranks over the channels of the control segment, beside the collectives of all.
+///
+/// A sender offers a message in its channel to the receiver: dtype, count, tag, and where the data lie. The receiver
+/// takes the first that fits one of its receives, in the order of both, compares, and reads the data: from the arena,
+/// from private memory with process_vm_readv, or in pieces through the channel. Its answer ends the send. Nothing here
+/// uses up a sequence number or waits for a collective. Whoever waits for a message drives all of this rank's; while
+/// nobody does, a thread of its own.
+#pragma once
+
+#include <sys/types.h>
+
+#include <condition_variable>
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "control/control.h"
+#include "core/communicator.h"
+#include "transport/shm/links.h"
+#include "transport/shm/peer_memory.h"
+
+namespace alltoallv {
+
+class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
+  public:
+    struct Peer {
+        bool same_process = false;
+        pid_t pid = 0;
+        std::shared_ptr<PeerMemory> memory;
+    };
+
+    /// What sender and receiver alike know of the ways between them.
+    struct Ways {
+        bool pull, cma;
+    };
+
+    PointToPoint(ControlPlane& control, std::shared_ptr<Links> links, std::vector<Peer> peers, Ways ways,
+                 double timeout);
+    ~PointToPoint();
+
+    /// Begins a message, as far as it goes without waiting; `waits`: the caller drives it from now on.
+    MessageWorkPtr start(const PeerMessage& message, double timeout, bool waits);
+
+    /// Ends what is pending with an error, and all use of the control segment.
+    void close();
+
+  private:
+    class Pending;
+    struct Post;
+
+    bool drive(Work& work, double seconds);
+    bool progress();
+    bool advance(Post& post);
+    bool offer(Post& post);
+    bool push(Post& post);
+    bool take(Post& post);
+    bool take_from(Post& post, int from);
+    bool read(Post& post);
+    bool read_pieces(Post& post);
+    void look(Post& post);
+    bool finish(Post& post, std::exception_ptr error = nullptr);
+    void end(Post& post, const Error& error);
+    Error ended(const Post& post) const;
+    void run();
+    template <class Ready>
+    void await(Ready&& ready, uint64_t& rounds);
+
+    bool staged(int from, Location input) const;
+    const char* address_of(int peer, Location input);
+    Channel& channel(int from, int to) const { return control_.layout().channel(base_, from, to); }
+    MessageSlot& slot(int from, int to, uint64_t number) const {
+        return channel(from, to).messages[number % Channel::slots];
+    }
+    void ring(int rank) { Doorbell(control_.flags(rank).messages).ring(); }
+    std::string describe(const Post& post) const;
+    Error mismatch(const Post& post, const MessageSlot& message) const;
+
+    ControlPlane& control_;
+    char* base_;
+    std::shared_ptr<Links> links_;
+    std::vector<Peer> peers_;
+    Ways ways_;
+    double timeout_;
+
+    std::mutex mutex_;                                               // guards what follows
+    std::list<Post> posts_;                                          // in the order of their calls
+    std::vector<uint64_t> sent_, arrived_;                           // per peer: messages so far
+    std::vector<uint8_t> reading_;                                   // per peer: in pieces
+    std::vector<std::deque<uint64_t>> waiting_;                      // per peer: numbers of those not yet taken
+    std::vector<std::vector<std::pair<uint32_t, char*>>> segments_;  // per peer: found so far
+    std::condition_variable changed_;                                // posts_, drivers_ or closing_
+    std::thread thread_;
+    int drivers_ = 0;
+    bool closing_ = false;
+};
+
+}  // namespace alltoallv

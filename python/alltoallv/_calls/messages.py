@@ -1,0 +1,55 @@
+"""Messages between two ranks over regions of host memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from alltoallv import _core
+from alltoallv._calls.collectives import check_rank, count_of
+from alltoallv._calls.counts import integer
+from alltoallv._calls.regions import Region
+from alltoallv.communicator import Communicator
+from alltoallv.errors import InvalidParamError
+
+ANY_RANK = -1
+_TAGS = 2**31
+
+
+@dataclass(slots=True)
+class Message:
+    """One side of a message that has passed this rank's checks."""
+
+    core: _core.Communicator
+    about: tuple[str, str, int, int, int, int]  # as `_core.Communicator.post` takes it
+
+    def run(self, timeout: float = -1.0) -> _core.MessageWork:
+        return self.core.post(*self.about, timeout, waits=True)
+
+    def submit(self, timeout: float = -1.0) -> _core.MessageWork:
+        return self.core.post(*self.about, timeout)
+
+
+def send(comm: Communicator, dtype: str, tensor: Region, dst: int, tag: int, *, waits: bool) -> Message:
+    """To rank ``dst``; ``waits`` says that the call returns when the message has been received."""
+    return _message("send", "dst", comm, dtype, tensor, dst, tag, waits)
+
+
+def recv(comm: Communicator, dtype: str, tensor: Region, src: int | None, tag: int, *, waits: bool) -> Message:
+    """From rank ``src``, or from whoever sends first with this tag."""
+    return _message("recv", "src", comm, dtype, tensor, ANY_RANK if src is None else src, tag, waits)
+
+
+def _message(
+    operator: str, name: str, comm: Communicator, dtype: str, tensor: Region, peer: int, tag: int, waits: bool
+) -> Message:
+    if not (operator == "recv" and peer == ANY_RANK):
+        check_rank(name, peer, comm.size)
+    if waits and peer == comm.rank:
+        raise InvalidParamError(f"{name} is {peer}, this rank itself, for whom a call that waits would wait for ever")
+    try:
+        known = -_TAGS <= integer(tag) < _TAGS
+    except TypeError:
+        known = False
+    if not known:
+        raise InvalidParamError(f"tag is {tag!r}, expected an integer of 32 bits")
+    return Message(comm.core, (operator, dtype, tensor[0], count_of(tensor, dtype), peer, tag))

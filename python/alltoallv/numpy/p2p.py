@@ -1,0 +1,93 @@
+"""Messages between two ranks, beside the collectives of all: they wait for nobody else, and nobody for them."""
+
+from __future__ import annotations
+
+import numpy.typing as npt
+
+from alltoallv._calls import messages
+from alltoallv._calls.request import seconds
+from alltoallv.communicator import Communicator
+from alltoallv.dtypes import core_name
+from alltoallv.numpy.arrays import Array, as_input, check_output, region, resolve
+from alltoallv.numpy.work import Work
+
+
+class MessageWork(Work):
+    """A message under way."""
+
+    @property
+    def source(self) -> int:
+        """The rank that a received message has come from; -1 before that is known."""
+        source: int = self._core.source  # type: ignore[attr-defined]
+        return source
+
+
+def send(
+    input: npt.ArrayLike, dst: int, tag: int = 0, *, group: Communicator | None = None, timeout: float | None = None
+) -> None:
+    """Sends ``input`` to rank ``dst``; returns when that has received it.
+
+    Args:
+        input: Any shape, any dtype of fixed size. Copied first if it is not contiguous.
+        dst: A rank of the group, not this one.
+        tag: Messages of one pair and one tag are received in the order of their sends.
+        timeout: Seconds to wait for the receiver; default: the communicator's.
+
+    Raises:
+        InvalidParamError, InvalidTensorError: the arguments, on this rank alone.
+        PeerMismatchError: the receiver expects another size or dtype; both ranks raise it, nothing has been written,
+            and the communicator stays usable.
+        PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
+    """
+    x, limit = as_input("input", input), seconds(timeout)
+    comm = resolve(group)
+    messages.send(comm, core_name(x.dtype), region(x), dst, tag, waits=True).run(limit)
+
+
+def recv(
+    out: Array,
+    src: int | None = None,
+    tag: int = 0,
+    *,
+    group: Communicator | None = None,
+    timeout: float | None = None,
+) -> int:
+    """Receives into ``out`` what rank ``src`` sends with this tag, or whoever sends first if that is None.
+
+    Args:
+        out: Contiguous, of as many elements and the dtype of what is sent.
+
+    Returns:
+        The rank that has sent it. Raises as `send`.
+    """
+    comm, limit = resolve(group), seconds(timeout)
+    check_output("out", out)
+    return messages.recv(comm, core_name(out.dtype), region(out), src, tag, waits=True).run(limit).source
+
+
+def isend(
+    input: npt.ArrayLike, dst: int, tag: int = 0, *, group: Communicator | None = None, timeout: float | None = None
+) -> MessageWork:
+    """`send` that returns at once; the array must not be changed until the work is done."""
+    x, limit = as_input("input", input), seconds(timeout)
+    comm = resolve(group)
+    message = messages.send(comm, core_name(x.dtype), region(x), dst, tag, waits=False)
+    return MessageWork(comm, message.submit(limit), (x,), lambda: None)
+
+
+def irecv(
+    out: Array,
+    src: int | None = None,
+    tag: int = 0,
+    *,
+    group: Communicator | None = None,
+    timeout: float | None = None,
+) -> MessageWork:
+    """`recv` that returns at once; the work's result is ``out``, its ``source`` the rank that has sent it.
+
+    Receives of one tag meet messages in the order of their calls. Collectives may be called meanwhile.
+    """
+    comm, limit = resolve(group), seconds(timeout)
+    check_output("out", out)
+    message = messages.recv(comm, core_name(out.dtype), region(out), src, tag, waits=False)
+    return MessageWork(comm, message.submit(limit), (out,), lambda: out)

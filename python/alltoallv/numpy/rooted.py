@@ -1,0 +1,165 @@
+"""Collectives with a root: reduce, gather, scatter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from alltoallv import memory
+from alltoallv._calls import rooted
+from alltoallv._calls.collectives import Ready
+from alltoallv._calls.counts import Counts, as_counts
+from alltoallv._calls.guard import guard
+from alltoallv._calls.regions import Region
+from alltoallv._calls.request import row_size, seconds
+from alltoallv.communicator import Communicator
+from alltoallv.dtypes import core_name
+from alltoallv.errors import InvalidTensorError
+from alltoallv.numpy.arrays import Array, as_input, check_output, region, resolve
+from alltoallv.numpy.reduce import Op, check_same_or_apart
+from alltoallv.numpy.work import Work
+
+Result = Array | None | tuple[Array | None, Work]
+
+
+def reduce(
+    input: npt.ArrayLike,
+    root: int = 0,
+    op: Op = "sum",
+    *,
+    out: Array | None = None,
+    group: Communicator | None = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Array | tuple[Array | None, Work] | None:
+    """Combines the ``input`` of all ranks element by element, in the order of ranks, on rank ``root`` alone.
+
+    Args:
+        input, op: As for `all_reduce`, whose bits the result has.
+        root: The rank that gets the result, the same on all ranks.
+        out: On the root, where the result goes; may be the input itself. Elsewhere it is left alone.
+
+    Returns:
+        On the root the result, of the input's shape and dtype; None elsewhere. ``(result, work)`` with
+        ``async_op=True``. Raises as `all_reduce`.
+    """
+    comm = resolve(group)
+    with guard(comm, "reduce"):
+        x, limit = as_input("input", input), seconds(timeout)
+        dtype = core_name(x.dtype)
+        if comm.rank != root:
+            out = None
+        else:
+            out = memory.empty(x.shape, x.dtype) if out is None else out
+            check_output("out", out, x.dtype, x.size)
+            check_same_or_apart(out, x)
+        call = rooted.reduce(comm, dtype, op, None if out is None else region(out), region(x), root)
+    made: Result = _run(comm, call, limit, (x, out), out, async_op)
+    return made
+
+
+def gather(
+    input: npt.ArrayLike,
+    root: int = 0,
+    recv_counts: Counts | None = None,
+    *,
+    out: Array | None = None,
+    group: Communicator | None = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Array | tuple[Array | None, Work] | None:
+    """The ``input`` of every rank, one after the other, on rank ``root`` alone.
+
+    Args:
+        input: Of one dtype; of one shape unless there are ``recv_counts``.
+        root: The rank that gets the result, the same on all ranks.
+        recv_counts: On the root, the rows of dimension 0 of every rank's input, whose other dimensions are equal.
+            Elsewhere it is not looked at.
+        out: On the root, where the result goes: contiguous, apart from the input. Elsewhere it is left alone.
+
+    Returns:
+        On the root an array of shape ``[W, *input.shape]``, with ``recv_counts`` of shape ``[sum(recv_counts),
+        *input.shape[1:]]``; None elsewhere. ``(result, work)`` with ``async_op=True``. Raises as `all_to_all_v`.
+    """
+    comm = resolve(group)
+    with guard(comm, "gather"):
+        x, limit = as_input("input", input), seconds(timeout)
+        outputs: Sequence[Region] = ()
+        if comm.rank != root:
+            out = None
+        else:
+            shape, sizes = _parts("recv_counts", recv_counts, x.shape, comm.size)
+            out = memory.empty(shape, x.dtype) if out is None else out
+            check_output("out", out, x.dtype, math.prod(shape))
+            outputs = _split(out, sizes)
+        call = rooted.gather(comm, core_name(x.dtype), outputs, region(x), root)
+    made: Result = _run(comm, call, limit, (x, out), out, async_op)
+    return made
+
+
+def scatter(
+    out: Array,
+    input: npt.ArrayLike | None = None,
+    root: int = 0,
+    send_counts: Counts | None = None,
+    *,
+    group: Communicator | None = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Work | None:
+    """Gives every rank its part of the ``input`` of rank ``root``, in ``out``.
+
+    Args:
+        out: Where this rank's part goes; contiguous.
+        input: On the root: W parts of the shape of its ``out``, one after the other. Elsewhere it is not looked at.
+        root: The rank whose input it is, the same on all ranks.
+        send_counts: On the root: rows of dimension 0 of the input for every rank, instead of equal parts.
+
+    Returns:
+        None, or the `Work` with ``async_op=True``. Raises as `all_to_all_v`.
+    """
+    comm = resolve(group)
+    with guard(comm, "scatter"):
+        limit = seconds(timeout)
+        check_output("out", out)
+        x, inputs = None, list[Region]()
+        if comm.rank == root:
+            if input is None:
+                raise InvalidTensorError("input is None on the root, expected the parts of all ranks", 5)
+            x = as_input("input", input)
+            check_output("out", out, x.dtype)
+            given = x.shape if send_counts is not None else out.shape
+            shape, sizes = _parts("send_counts", send_counts, given, comm.size)
+            if x.size != math.prod(shape):
+                raise InvalidTensorError(f"input has {x.size} elements, expected {math.prod(shape)}", 9)
+            inputs = _split(x, sizes)
+        call = rooted.scatter(comm, core_name(out.dtype), region(out), inputs, root)
+    result = _run(comm, call, limit, (out, x), out, async_op)
+    return result[1] if async_op else None
+
+
+def _parts(name: str, counts: Counts | None, shape: Sequence[int], size: int) -> tuple[tuple[int, ...], list[int]]:
+    """The shape of all ranks' parts together, and the elements of each; without counts they are of ``shape``."""
+    if counts is None:
+        return (size, *shape), [math.prod(shape)] * size
+    rows, row = as_counts(name, counts, size), row_size(shape)
+    return (sum(rows), *shape[1:]), [n * row for n in rows]
+
+
+def _split(array: Array, sizes: Sequence[int]) -> list[Region]:
+    """The regions of so many elements, one after the other."""
+    at, regions = region(array)[0], []
+    for n in sizes:
+        regions.append((at, n * array.itemsize))
+        at += n * array.itemsize
+    return regions
+
+
+def _run(comm: Communicator, call: Ready, timeout: float, keep: tuple[Any, ...], out: Any, async_op: bool) -> Any:
+    if async_op:
+        return out, Work(comm, call.submit(timeout), keep, lambda: out)
+    call.run(timeout)
+    return out

@@ -1,0 +1,123 @@
+"""Messages between two ranks, with torch.distributed's signatures: on one host, for tensors in host memory.
+
+They go on beside the collectives of all: a pending `irecv` keeps no collective from running.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from alltoallv.torch.api import group as groups
+from alltoallv.torch.api import rooted
+from alltoallv.torch.api.collectives import Operation
+from alltoallv.torch.api.distributed import rank_in
+from alltoallv.torch.api.group import AnyCommunicator, Group, device_of
+from alltoallv.torch.api.tensors import check_tensor
+from alltoallv.torch.api.work import Work
+from alltoallv.torch.graph.graphs import between_graphs
+
+
+class MessageWork(Work):
+    """A message under way."""
+
+    _group: Group = None
+
+    def _source_rank(self) -> int:
+        """The rank that a received message has come from: of the job, or in the `Communicator` that was given."""
+        source: int = self._core.source  # type: ignore[attr-defined]
+        return _outside(self._group, source)
+
+
+@between_graphs
+def send(
+    tensor: Tensor, dst: int | None = None, group: Group = None, tag: int = 0, group_dst: int | None = None
+) -> None:
+    """Sends ``tensor`` to one rank; returns when that has received it.
+
+    Signature and meaning of ``torch.distributed.send``. Messages of one pair and one tag are received in the order of
+    their sends.
+
+    Args:
+        dst: That rank: its number in the job for a ProcessGroup, in the communicator for a `Communicator`.
+        group_dst: That rank's number in the group, in place of ``dst``.
+
+    Raises:
+        InvalidParamError, InvalidTensorError: the arguments, on this rank alone.
+        PeerMismatchError: the receiver expects another size or dtype; both ranks raise it, nothing has been written,
+            and the communicator stays usable.
+        PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
+    """
+    comm = _member(tensor, group)
+    if comm is not None:
+        operation = rooted.send(comm, tensor, rank_in(group, "dst", dst, group_dst), tag, waits=True)
+        operation.run(-1.0)
+
+
+@between_graphs
+def recv(
+    tensor: Tensor, src: int | None = None, group: Group = None, tag: int = 0, group_src: int | None = None
+) -> int:
+    """Receives into ``tensor`` what one rank sends with this tag, or whoever sends first if none is named.
+
+    Signature and meaning of ``torch.distributed.recv``; the rank is named as for `send`.
+
+    Returns:
+        The sender's rank; -1 on a rank outside the group. Raises as `send`.
+    """
+    comm = _member(tensor, group)
+    if comm is None:
+        return -1
+    operation = rooted.recv(comm, tensor, _source(group, src, group_src), tag, waits=True)
+    work = operation.run(-1.0)
+    operation.finish()
+    return _outside(group, work.source)
+
+
+@between_graphs
+def isend(
+    tensor: Tensor, dst: int | None = None, group: Group = None, tag: int = 0, group_dst: int | None = None
+) -> MessageWork | None:
+    """`send` that returns at once; the tensor must not be changed until the work is done."""
+    comm = _member(tensor, group)
+    if comm is None:
+        return None
+    return _start(comm, group, rooted.send(comm, tensor, rank_in(group, "dst", dst, group_dst), tag, waits=False))
+
+
+@between_graphs
+def irecv(
+    tensor: Tensor, src: int | None = None, group: Group = None, tag: int = 0, group_src: int | None = None
+) -> MessageWork | None:
+    """`recv` that returns at once. Receives of one tag meet messages in the order of their calls."""
+    comm = _member(tensor, group)
+    if comm is None:
+        return None
+    return _start(comm, group, rooted.recv(comm, tensor, _source(group, src, group_src), tag, waits=False))
+
+
+def _member(tensor: Tensor, group: Group) -> AnyCommunicator | None:
+    check_tensor("tensor", tensor)
+    return groups.resolve(group, device_of(tensor))
+
+
+def _source(group: Group, src: int | None, group_src: int | None) -> int | None:
+    return None if src is None and group_src is None else rank_in(group, "src", src, group_src)
+
+
+def _start(comm: AnyCommunicator, group: Group, operation: Operation) -> MessageWork:
+    def finish() -> Any:
+        operation.finish()
+        return operation.result
+
+    work = MessageWork(comm, operation.submit(-1.0), (operation,), finish)
+    work._group = group
+    return work
+
+
+def _outside(group: Group, rank: int) -> int:
+    if isinstance(group, dist.ProcessGroup) and rank >= 0:
+        return int(dist.get_global_rank(group, rank))
+    return rank

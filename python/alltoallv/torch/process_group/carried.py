@@ -1,0 +1,129 @@
+"""How a group of the backend runs what its communicator carries, and what it does before it hands anything over."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Work as TorchWork
+from torch._C._distributed_c10d import _DistributedBackendOptions
+
+from alltoallv import _core
+from alltoallv._calls.guard import guard
+from alltoallv._calls.protocol import Pending
+from alltoallv._calls.repeats import arrays_of
+from alltoallv.communicator import Communicator
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.torch.api import profile
+from alltoallv.torch.api.collectives import MOVABLE, Operation
+from alltoallv.torch.api.tensors import PLAIN
+from alltoallv.torch.process_group.group import EngineGroup
+from alltoallv.torch.process_group.work import BackendWork, Futures, MessageWork, WorkList, in_turn
+
+
+class BackendParamError(InvalidParamError, RuntimeError):
+    """An argument that the collective does not accept."""
+
+
+class BackendTensorError(InvalidTensorError, RuntimeError):
+    """A tensor that the collective does not accept."""
+
+
+class CarriedGroup(EngineGroup):
+    """A group with a way for collectives over its communicator."""
+
+    def __init__(self, options: _DistributedBackendOptions, engine_options: Any = None) -> None:
+        super().__init__(options, engine_options)
+        self._pending: list[BackendWork] = []
+
+    def _carries(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether shared memory does: every rank must answer alike."""
+        return self.communicator is not None and all(
+            tensor.is_cpu and type(tensor) in PLAIN and tensor.layout is torch.strided and tensor.dtype in MOVABLE
+            for tensor in tensors
+        )
+
+    def _run(
+        self,
+        name: str,
+        opts: Any,
+        prepare: Callable[[Communicator], Operation],
+        repeated: tuple[Hashable, Tensor, Tensor] | None = None,
+    ) -> TorchWork:
+        """``repeated``: what a call depends on beside its one input and one output, and these."""
+        comm = self.communicator
+        assert comm is not None
+        in_turn()
+        limit = opts.timeout.total_seconds()
+        if limit <= 0:
+            limit = self._limit()
+        async_op = getattr(opts, "asyncOp", True)
+        if repeated and not async_op:
+            values, input, output = repeated
+            what = "backend", name, values
+            if comm.repeats.run(what, input, output, limit) is not None:
+                return self._kept(BackendWork((), [output]))
+        with _as_torch(name, comm), guard(comm, name):
+            operation = prepare(comm)
+        if repeated and not async_op and operation.on_arrays:
+            arrays = arrays_of(input, input.numel(), output, tuple(output.shape))
+            comm.repeats.keep(what, input, output, operation.on_arrays(arrays))
+        with profile.span(name, comm, operation.itemsize, operation.sends, operation.recvs, async_op=async_op):
+            if not async_op:
+                operation.run(limit)
+                operation.finish()
+                return self._kept(BackendWork((), operation.result))
+            call = operation.submit(limit)
+        return self._started(BackendWork, operation, call, self._futures)
+
+    def _post(self, name: str, prepare: Callable[[Communicator], Operation]) -> TorchWork:
+        """Begins a message. Errors of its arguments are this rank's alone."""
+        comm = self.communicator
+        assert comm is not None
+        with _as_torch(name, comm):
+            operation = prepare(comm)
+            call = operation.submit(self._limit())
+        return self._started(MessageWork, operation, call, self._message_futures)
+
+    def _started(self, kind: type[BackendWork], operation: Operation, call: Pending, futures: Futures) -> TorchWork:
+        finish = operation.finish if operation.copies else None
+        work = kind((call,), operation.result, finish, operation.keep, futures)
+        with self._lock:  # the tensors must live until the operator is done, also when nobody holds the work
+            self._pending = [other for other in self._pending if not other.ended()]
+            self._pending.append(work)
+        return self._kept(work)
+
+    def _limit(self) -> float:
+        return self._gloo.options._timeout.total_seconds()  # what all ways to set a group's timeout reach
+
+    def _hand_over(self, method: str, tensors: Any, *args: Any, **kwargs: Any) -> TorchWork:
+        """As the base class; on a host all ranks agree first that gloo does it, and in what."""
+        comm = self.communicator
+        if comm is not None and _on_cpu(tensors):
+            in_turn()
+            none = [0] * comm.size
+            _core.Plan(comm.core, "handed_to_gloo", "uint8", none, none, none, none).run(0, 0, self._limit())
+        return super()._hand_over(method, tensors, *args, **kwargs)
+
+    def _all(self, works: list[TorchWork]) -> TorchWork:
+        return works[0] if len(works) == 1 else WorkList(works)
+
+
+@contextlib.contextmanager
+def _as_torch(name: str, comm: Communicator) -> Iterator[None]:
+    """Errors of the arguments name this rank, and are also the RuntimeError that torch's own engines raise."""
+    try:
+        yield
+    except InvalidParamError as error:
+        raise BackendParamError(f"{name} on rank {comm.rank}: {error}", error.code) from None
+    except InvalidTensorError as error:
+        raise BackendTensorError(f"{name} on rank {comm.rank}: {error}", error.code) from None
+
+
+def _on_cpu(tensors: Any) -> bool:
+    while not isinstance(tensors, Tensor) and tensors:
+        tensors = tensors[0]
+    return not isinstance(tensors, Tensor) or tensors.is_cpu
