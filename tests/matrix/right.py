@@ -103,6 +103,12 @@ RIGHT = [
     Case("quantized_all_reduce", "shared scale, async", lambda rank: {
         "input": data(rank, 8, dtype="int8"), "scale": 0.5, "async_op": True},
         lambda all_: quantized.shared_scale_all_reduce([a["input"] for a in all_], np.float32(0.5))),
+    Case("quantized_reduce_scatter", "uneven", lambda rank: {
+        "input": data(rank, 6, 40) / 7, "recv_counts": [3, 2, 1], "group_size": 16},
+        lambda all_: quantized.quantized_reduce_scatter([a["input"] for a in all_], [3, 2, 1], group_size=16)),
+    Case("quantized_all_to_all", "learnt", lambda rank: {
+        "input": data(rank, sum(SENDS[rank]), 40) / 7, "send_counts": SENDS[rank]},
+        lambda all_: quantized.quantized_all_to_all([a["input"] for a in all_], SENDS)),
     Case("global_scatter", "rows", moe, experts("global_scatter")),
     Case("global_gather", "rows", moe_back, experts("global_gather")),
 ]  # fmt: skip

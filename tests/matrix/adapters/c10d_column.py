@@ -17,7 +17,15 @@ class C10dColumn(TorchColumn):
     lacks = {
         **TorchColumn.lacks,
         **dict.fromkeys(
-            ["all_to_all_v", "exchange_counts", "global_scatter", "global_gather", "quantized_all_reduce"],
+            [
+                "all_to_all_v",
+                "exchange_counts",
+                "global_scatter",
+                "global_gather",
+                "quantized_all_reduce",
+                "quantized_reduce_scatter",
+                "quantized_all_to_all",
+            ],
             "not of torch.distributed; alltoallv.torch's takes such a group",
         ),
         "timeout": "torch.distributed's signatures have none; the group's counts",
