@@ -51,6 +51,7 @@ RIGHT = [
     Case(V, "gaps between rows", gaps(2, out=True), exchanged),
     Case(V, "gaps are zero", gaps(2, out=False), exchanged),
     Case(V, "gaps, async", gaps(out=True, async_op=True), exchanged),
+    Case(V, "send regions overlap", v(sdispls=[0, 1, 0]), exchanged),
     Case(V, "async", v(async_op=True), exchanged),
     Case(V, "timeout", v(timeout=5), exchanged, needs=("timeout",)),
     Case(S, "even", s(even=True), single),

@@ -9,7 +9,7 @@ from mindspore import Tensor, ops
 
 import alltoallv.mindspore as am
 from alltoallv import Communicator
-from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
+from alltoallv.errors import InvalidParamError
 from alltoallv.testing import reference
 
 REPETITIONS = 400
@@ -19,42 +19,6 @@ def equal(tensor, expected) -> None:
     expected = np.asarray(expected)
     assert tuple(tensor.shape) == expected.shape
     np.testing.assert_array_equal(tensor.astype(ms.float32).asnumpy(), expected.astype(np.float32))
-
-
-def check_all_to_all_v(comm: Communicator) -> None:
-    # Rank r sends r + j + 1 copies of 10 * r + j to rank j.
-    r, ranks = comm.rank, range(comm.size)
-    x = Tensor(np.concatenate([np.full(r + j + 1, 10 * r + j, np.float32) for j in ranks]))
-    sends = [r + j + 1 for j in ranks]
-    expected = np.concatenate([np.full(r + j + 1, 10 * j + r) for j in ranks])
-    equal(am.all_to_all_v(x, sends, sends, group=comm), expected)
-    equal(am.all_to_all_v(x, sends, group=comm), expected)
-    equal(am.all_to_all_v(x, Tensor(sends), Tensor(sends), group=comm), expected)
-    out, handle = am.all_to_all_v(x, sends, sends, group=comm, async_op=True)
-    assert handle.wait() is True
-    equal(out, expected)
-    none, handle = am.all_to_all_v(x, sends, group=comm, async_op=True)
-    assert none is None
-    equal(handle.result(), expected)
-
-
-def check_displacements_and_out(comm: Communicator) -> None:
-    r = comm.rank
-    x = Tensor(np.arange(10, dtype=np.float32) + 100 * r)
-    # Overlapping send regions; gaps in the output.
-    out = Tensor(np.full(9, -1, np.float32))
-    same = am.all_to_all_v(x, [3, 3], [3, 3], sdispls=[1, 2], rdispls=[5, 1], out=out, group=comm)
-    assert same is out
-    a, b = (np.arange(3) + 1 + r + 100 * j for j in range(2))
-    equal(out, [-1, *b, -1, *a, -1])
-    equal(am.all_to_all_v(x, [3, 3], [3, 3], sdispls=[1, 2], rdispls=[5, 1], group=comm), [0, *b, 0, *a])
-
-
-def check_rows_keep_their_shape(comm: Communicator) -> None:
-    x = Tensor(np.arange(24, dtype=np.int64).reshape(4, 2, 3) + 100 * comm.rank)
-    y = am.all_to_all_v(x, [1, 3], unit="row", group=comm)
-    rows = [x0[:1] if comm.rank == 0 else x0[1:] for x0 in (x.asnumpy() % 100, x.asnumpy() % 100 + 100)]
-    equal(y, np.concatenate(rows))
 
 
 def check_every_dtype(comm: Communicator) -> None:
@@ -135,21 +99,6 @@ def check_given_output_is_safe(comm: Communicator) -> None:
     assert wrong == 0
 
 
-def check_all_gather_into_tensor(comm: Communicator) -> None:
-    x = Tensor(np.full((3, 3), comm.rank, np.float32))
-    out = ops.zeros((6, 3))
-    assert am.all_gather_into_tensor(out, x, group=comm) is None
-    equal(out, np.repeat([0, 1], 3)[:, None] * np.ones((1, 3)))
-    out = ops.zeros((6, 3))
-    handle = am.all_gather_into_tensor(out, x, comm, True)
-    assert handle.wait() is True
-    equal(out, np.repeat([0, 1], 3)[:, None] * np.ones((1, 3)))
-    for wrong in (ops.zeros((3, 3)), ops.zeros((3, 5)), ops.zeros((6, 3), ms.int32)):
-        with pytest.raises(ValueError) as info:
-            am.all_gather_into_tensor(wrong, x, group=comm)
-        assert isinstance(info.value, InvalidTensorError)
-
-
 def check_all_reduce(comm: Communicator) -> None:
     """In place, with the reference's bits; empty, small and large, of several dtypes."""
     for n, dtype, op in ((0, "float32", "sum"), (5, "int32", "prod"), (70_001, "float16", "avg"), (300, "bool", "max")):
@@ -199,62 +148,14 @@ def check_all_to_all_of_mixed_shapes(comm: Communicator) -> None:
     handle = am.all_to_all(outputs, inputs, group=comm, async_op=True)
     handle.wait()
     equal(outputs[0], [5, 5, 5, 5] if r == 0 else [[7]])
-    with pytest.raises(ValueError):
-        am.all_to_all([ops.zeros((2,)), ops.zeros((2,), ms.int32)], [ops.zeros((2,))] * 2, group=comm)
     with pytest.raises(TypeError):
         am.all_to_all([1, 2], inputs, group=comm)
-    with pytest.raises(InvalidParamError):
-        am.all_to_all(outputs[:1], inputs, group=comm)
 
 
-def check_all_to_all_single(comm: Communicator) -> None:
-    r = comm.rank
-    out = ops.zeros((2, 1))
-    assert am.all_to_all_single(out, Tensor(np.array([[r], [r + 10]], np.float32)), group=comm) is None
-    equal(out, [[0], [1]] if r == 0 else [[10], [11]])
-    # Uneven: rank 0 sends 1 and 2 rows, rank 1 sends 2 and 1. Output sizes come first.
-    x = Tensor(np.arange(3, dtype=np.float32)[:, None] + 10 * r)
-    out = ops.zeros((3, 1))
-    sizes = [1, 2] if r == 0 else [2, 1]
-    handle = am.all_to_all_single(out, x, sizes, sizes, group=comm, async_op=True)
-    handle.wait()
-    equal(out, [[0], [10], [11]] if r == 0 else [[1], [2], [12]])
-    # A part of a larger tensor is an output like any other.
+def check_an_output_is_part_of_a_larger_tensor(comm: Communicator) -> None:
     large = ops.zeros((3, 2))
-    am.all_to_all_single(large[1:], Tensor(np.full((2, 2), r, np.float32)), group=comm)
+    am.all_to_all_single(large[1:], Tensor(np.full((2, 2), comm.rank, np.float32)), group=comm)
     equal(large, [[0, 0], [0, 0], [1, 1]])
-
-
-def check_exchange_counts(comm: Communicator) -> None:
-    counts = am.exchange_counts([3 + comm.rank, 5 + comm.rank], group=comm)
-    assert counts.dtype == ms.int64
-    equal(counts, [3, 4] if comm.rank == 0 else [5, 6])
-
-
-def check_global_scatter_and_gather(comm: Communicator) -> None:
-    """2 cards, 2 experts each; the counts of both cards."""
-    local = [[2, 1, 0, 3], [1, 1, 2, 0]][comm.rank]
-    global_ = [[2, 1, 1, 1], [0, 3, 2, 0]][comm.rank]
-    x = Tensor(np.arange(2 * sum(local), dtype=np.float32).reshape(-1, 2) + 100 * comm.rank)
-    y = am.global_scatter(x, local, Tensor(global_), group=comm)
-    rows = {0: [0, 2, 100, 4, 102], 1: [104, 106, 6, 8, 10]}[comm.rank]
-    equal(y, [[v, v + 1] for v in rows])
-    equal(am.global_gather(y, local, global_, group=comm), x.asnumpy())
-    with pytest.raises(PeerMismatchError, match="expert"):
-        am.global_scatter(x, local, [3, 0, 1, 1] if comm.rank == 0 else global_, group=comm)
-
-
-def check_disagreement_is_an_error_everywhere(comm: Communicator) -> None:
-    x = Tensor(np.ones(4, np.float32))
-    with pytest.raises(PeerMismatchError):
-        am.all_to_all_v(x, [2, 2], [2, 2] if comm.rank == 0 else [3, 2], group=comm)
-    with pytest.raises(PeerMismatchError):
-        am.all_to_all_v(x.astype(ms.int32) if comm.rank else x, [2, 2], [2, 2], group=comm)
-    with pytest.raises(InvalidParamError):  # what one rank refuses fails on the other too
-        am.all_to_all_v(x, [2, 2] if comm.rank == 0 else [-1, 2], [2, 2], group=comm)
-    with pytest.raises((InvalidParamError, TypeError)):
-        am.all_to_all_single(ops.zeros((4,)) if comm.rank == 0 else None, x, group=comm)
-    equal(am.all_to_all_v(x, [2, 2], [2, 2], group=comm), [1, 1, 1, 1])
 
 
 def check_default_group_and_names(comm: Communicator) -> None:

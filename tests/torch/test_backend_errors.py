@@ -40,10 +40,6 @@ def test_ranks_that_disagree(ranks: Ranks, file: str) -> None:
             x = torch.ones(3)
             mistakes: list[Callable[[bool], dist.Work | None]] = [
                 lambda a: dist.all_reduce(torch.ones(4 if last else 3), async_op=a),
-                lambda a: dist.all_reduce(torch.ones(3, dtype=torch.int32 if last else torch.float32), async_op=a),
-                lambda a: dist.all_reduce(x, dist.ReduceOp.MAX if last else dist.ReduceOp.SUM, async_op=a),
-                lambda a: dist.broadcast(torch.ones(2 + last), 0, async_op=a),
-                lambda a: dist.broadcast(torch.ones(2), 1 if last else 0, async_op=a),
                 lambda a: dist.barrier(async_op=a) if last else dist.all_reduce(x, async_op=a),
                 lambda a: dist.all_gather(list(torch.ones(size, 2 + last)), torch.ones(2 + last), async_op=a),
                 lambda a: dist.all_to_all_single(
@@ -80,31 +76,6 @@ def test_mistakes_of_one_rank(ranks: Ranks, file: str) -> None:
             good = torch.ones(4)
             mistakes: list[tuple[type[Exception], str, Callable[[bool], object]]] = [
                 (
-                    InvalidParamError,
-                    r"input_split_sizes is \[1, 1\], expected entries >= 0 whose sum is 4",
-                    lambda bad: dist.all_to_all_single(torch.empty(4), good, [2, 2], [1, 1] if bad else [2, 2]),
-                ),
-                (
-                    InvalidParamError,
-                    r"output_split_sizes is \[-1, 5\]",
-                    lambda bad: dist.all_to_all_single(torch.empty(4), good, [-1, 5] if bad else [2, 2]),
-                ),
-                (
-                    InvalidParamError,
-                    "output_split_sizes has 3 entries, expected 2",
-                    lambda bad: dist.all_to_all_single(torch.empty(4), good, [1, 1, 2] if bad else [2, 2]),
-                ),
-                (
-                    InvalidParamError,
-                    "input has 3 rows in dimension 0, which 2 ranks cannot share equally",
-                    lambda bad: dist.all_to_all_single(torch.empty(4), torch.ones(3 if bad else 4)),
-                ),
-                (
-                    InvalidTensorError,
-                    "output_tensor has 5 elements, expected 2 times",
-                    lambda bad: dist.all_gather_single(torch.empty(5 if bad else 8), good),
-                ),
-                (
                     InvalidTensorError,
                     r"input has shape \(4,\), expected 2 times",
                     lambda bad: dist.reduce_scatter_single(torch.empty(3 if bad else 2), good),
@@ -121,11 +92,6 @@ def test_mistakes_of_one_rank(ranks: Ranks, file: str) -> None:
                         [torch.empty(4)] * 2 if bad else [torch.empty(4) for _ in range(2)], good
                     ),
                 ),
-                (
-                    InvalidParamError,
-                    "input_tensor_list has 1 tensors, expected 2",
-                    lambda bad: dist.all_to_all([torch.empty(4), torch.empty(4)], [good] * (1 if bad else 2)),
-                ),
             ]
             for kind, text, mistake in mistakes:
                 with pytest.raises(kind, match=text) as caught:
@@ -135,10 +101,7 @@ def test_mistakes_of_one_rank(ranks: Ranks, file: str) -> None:
             with pytest.raises(RuntimeError, match="root is 7, expected 0 <= root < 2"):
                 dist.broadcast(good, 7)
             before = operators(group)
-            # torch's wrappers find these before a backend is asked.
-            with pytest.raises(ValueError, match="different dtypes"):
-                dist.all_to_all([torch.empty(2).int()] * 2, [torch.empty(2)] * 2)
-            with pytest.raises(TypeError, match="torch"):
+            with pytest.raises(TypeError, match="torch"):  # which torch's wrapper finds before a backend is asked
                 dist.all_reduce([1, 2])
             assert operators(group) == before
             dist.all_reduce(x := torch.ones(2))
