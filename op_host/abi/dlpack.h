@@ -18,7 +18,22 @@ struct DLDevice {
     int32_t device_id;
 };
 
-enum DLDataTypeCode : uint8_t { kDLComplex = 5 };
+enum DLDataTypeCode : uint8_t {
+    kDLInt = 0,
+    kDLUInt = 1,
+    kDLFloat = 2,
+    kDLBfloat = 4,
+    kDLComplex = 5,
+    kDLBool = 6,
+    kDLFloat8_e3m4 = 7,
+    kDLFloat8_e4m3 = 8,
+    kDLFloat8_e4m3b11fnuz = 9,
+    kDLFloat8_e4m3fn = 10,
+    kDLFloat8_e4m3fnuz = 11,
+    kDLFloat8_e5m2 = 12,
+    kDLFloat8_e5m2fnuz = 13,
+    kDLFloat8_e8m0fnu = 14,
+};
 
 struct DLDataType {
     uint8_t code;

@@ -1,10 +1,9 @@
 /// \file checks.h
-/// \brief Checks of one rank's own arguments: ATB's for the param, bounds and overlap for every all-to-all-v.
+/// \brief ATB's checks of one rank's own param.
 #pragma once
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 
@@ -38,24 +37,5 @@ void check_group(const AllToAllVParam& param, const DeviceInfo* device = nullptr
 
 /// The last two of them: every array has rank_size entries, none negative.
 void check_arrays(const AllToAllVParam& param);
-
-/// Checks that the send regions [displs[j], displs[j] + counts[j]) lie in an input of `numel` elements. They may
-/// overlap and leave gaps. Throws code 1 naming the array, the index, the value and what was expected.
-void check_send(int64_t numel, std::span<const int64_t> counts, std::span<const int64_t> displs, int world_size);
-
-/// Checks that the receive regions lie in an output of `numel` elements (-1: not allocated yet) and do not overlap.
-/// Empty regions have no place: they never overlap, and their displacement need only be >= 0.
-/// Returns the elements that the output needs, gaps included. O(W) without allocation when non-empty regions ascend,
-/// else O(W log W).
-int64_t check_receive(int64_t numel, std::span<const int64_t> counts, std::span<const int64_t> displs, int world_size);
-
-/// Both. Returns the elements that the output needs.
-int64_t check_exchange(int64_t numel_in, int64_t numel_out, std::span<const int64_t> send_counts,
-                       std::span<const int64_t> sdispls, std::span<const int64_t> recv_counts,
-                       std::span<const int64_t> rdispls, int world_size);
-
-/// Throws code 1, naming the two ranks and both regions, if two non-empty receive regions share an element.
-/// Lengths, signs and overflow have been checked.
-void check_no_overlap(std::span<const int64_t> counts, std::span<const int64_t> displs);
 
 }  // namespace alltoallv

@@ -1,6 +1,7 @@
 #include "bindings/arrays.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 namespace nb = nanobind;
@@ -21,6 +22,24 @@ const Framework* framework_of(nb::handle object) {
     for (const Known& each : known)
         if (Py_TYPE(object.ptr()) == each.type) return each.framework;
     return nullptr;
+}
+
+std::optional<ArrayPair> arrays_given(nb::handle input, nb::handle output) {
+    const Framework* const framework = framework_of(input);
+    if (framework == nullptr || !(output.is_none() || framework_of(output) == framework)) return std::nullopt;
+    const std::optional<ArrayView> source = framework->input(input);
+    if (!source) return std::nullopt;
+    if (output.is_none()) return ArrayPair{framework, *source, std::nullopt};
+    const std::optional<ArrayView> target = framework->output(output);
+    if (!target || target->dtype != source->dtype) return std::nullopt;
+    return ArrayPair{framework, *source, target};
+}
+
+Block new_output(const Request& request, DType dtype) {
+    const size_t bytes = static_cast<size_t>(element_count(request.shape)) * size_of(dtype);
+    Block block = Arena::instance().allocate(bytes);
+    if (request.has_gaps) std::memset(block.data(), 0, bytes);
+    return block;
 }
 
 void add_framework(nb::handle type, const Framework& framework) {

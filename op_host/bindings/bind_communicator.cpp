@@ -11,7 +11,6 @@
 #include <thread>
 
 #include "base/caches.h"
-#include "bindings/array_call.h"
 #include "bindings/bindings.h"
 #include "bootstrap/registry.h"
 #include "core/communicator.h"
@@ -147,23 +146,6 @@ void bind_communicator(nb::module_& m) {
             },
             nb::arg("op"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("input"), nb::arg("output"),
             nb::arg("counts"), nb::arg("timeout") = -1.0, nb::arg("root") = 0)
-        .def(
-            "reduce_on_arrays",
-            [](CommunicatorPtr self, const std::string& op, const std::string& dtype, const std::string& reduce_op,
-               std::vector<int64_t> counts, Arrays arrays) {
-                auto owned = std::make_shared<const OwnedReduction>(op, dtype, reduce_op, 0, 0, std::move(counts));
-                const bool in_place = owned->reduction.op == OpKind::all_reduce;
-                return ArrayCall{std::move(arrays), in_place,
-                                 [owned, self](uintptr_t input, uintptr_t output, double timeout) {
-                                     Reduction reduction = owned->reduction;
-                                     reduction.counts = owned->counts;
-                                     reduction.input = pointer(input);
-                                     reduction.output = pointer(output);
-                                     self->reduce(reduction, timeout);
-                                 }};
-            },
-            nb::arg("op"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("counts"), nb::arg("arrays"),
-            "`reduce` for such arrays; an all_reduce may be in place.")
         .def("abort", &Communicator::abort, nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>())
         .def("destroy", &Communicator::destroy, nb::call_guard<nb::gil_scoped_release>())
         .def("stats", &Communicator::stats)

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "atb/quant_all_reduce.h"
-#include "bindings/array_call.h"
 #include "bindings/bindings.h"
 #include "core/communicator.h"
 #include "core/quant_terms.h"
@@ -260,16 +259,7 @@ void bind_quant(nb::module_& m) {
                     [data = self.data, communicator = self.communicator.get(), input, output, error, gather_error,
                      timeout] { data->run(*communicator, input, output, error, gather_error, timeout); });
             },
-            "input"_a, "output"_a, "error"_a = nb::none(), "gather_error"_a = nb::none(), "timeout"_a = -1.0)
-        .def(
-            "on_arrays",
-            [](const QuantPlan& self, Arrays arrays) {
-                return ArrayCall{std::move(arrays), true,
-                                 [plan = self](uintptr_t input, uintptr_t output, double timeout) {
-                                     plan.data->run(*plan.communicator, input, output, {}, {}, timeout);
-                                 }};
-            },
-            "arrays"_a, "The same, without error feedback, for such arrays.");
+            "input"_a, "output"_a, "error"_a = nb::none(), "gather_error"_a = nb::none(), "timeout"_a = -1.0);
     bind_rows(m);
     bind_quant_operation(m);
 }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/dtype.h"
 #include "core/collective.h"
@@ -17,8 +18,9 @@ void bind_memory(nanobind::module_& m);
 void bind_communicator(nanobind::module_& m);
 void bind_numpy_arrays(nanobind::module_& m);
 void bind_torch_tensors(nanobind::module_& m);
-void bind_array_call(nanobind::module_& m);
-void bind_repeats(nanobind::module_& m);
+void bind_array_plan(nanobind::module_& m);
+void bind_array_calls(nanobind::module_& m);
+void bind_request(nanobind::module_& m);
 void bind_plan(nanobind::module_& m);
 void bind_operation(nanobind::module_& m);
 void bind_hccl(nanobind::module_& m);
@@ -32,6 +34,13 @@ void set_python_error();
 DType dtype_from_name(const std::string& name);
 OpKind op_from_name(const std::string& name);
 ReduceOp reduce_op_from_name(const std::string& name);
+
+/// As Python has shapes.
+inline nanobind::tuple tuple_of(const std::vector<int64_t>& values) {
+    nanobind::list list;
+    for (const int64_t value : values) list.append(value);
+    return nanobind::tuple(list);
+}
 
 /// Addresses cross as integers: it is the cheapest way from any framework's `data_ptr`.
 template <class T = void>

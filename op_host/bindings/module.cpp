@@ -43,11 +43,12 @@ NB_MODULE(_core, m) {
     alltoallv::bind_memory(m);
     alltoallv::bind_numpy_arrays(m);
     alltoallv::bind_torch_tensors(m);
-    alltoallv::bind_array_call(m);
-    alltoallv::bind_repeats(m);
     alltoallv::bind_communicator(m);
     alltoallv::bind_hccl(m);
     alltoallv::bind_plan(m);
+    alltoallv::bind_request(m);
+    alltoallv::bind_array_plan(m);
+    alltoallv::bind_array_calls(m);
     alltoallv::bind_operation(m);
     alltoallv::bind_kernels(m);
     alltoallv::bind_quant(m);

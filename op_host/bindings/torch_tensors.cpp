@@ -1,5 +1,4 @@
 // Torch's tensors, by the table of DLPack functions that their type carries: this extension is not built against torch.
-#include <bit>
 #include <memory>
 #include <vector>
 
@@ -19,7 +18,44 @@ struct Managed {
     std::vector<int64_t> shape, strides;
 };
 
-bool is_contiguous(const DLTensor& tensor, std::span<const int64_t> shape) {
+struct Row {
+    uint8_t code, bits;
+    DType dtype;
+};
+
+constexpr Row dtypes[] = {
+    {kDLFloat, 32, DType::float32},
+    {kDLFloat, 16, DType::float16},
+    {kDLBfloat, 16, DType::bfloat16},
+    {kDLFloat, 64, DType::float64},
+    {kDLInt, 64, DType::int64},
+    {kDLInt, 32, DType::int32},
+    {kDLInt, 16, DType::int16},
+    {kDLInt, 8, DType::int8},
+    {kDLUInt, 8, DType::uint8},
+    {kDLUInt, 16, DType::uint16},
+    {kDLUInt, 32, DType::uint32},
+    {kDLUInt, 64, DType::uint64},
+    {kDLBool, 8, DType::bool_},
+    {kDLComplex, 64, DType::complex64},
+    {kDLComplex, 128, DType::complex128},
+    {kDLFloat8_e3m4, 8, DType::float8_e3m4},
+    {kDLFloat8_e4m3, 8, DType::float8_e4m3},
+    {kDLFloat8_e4m3b11fnuz, 8, DType::float8_e4m3b11fnuz},
+    {kDLFloat8_e4m3fn, 8, DType::float8_e4m3fn},
+    {kDLFloat8_e4m3fnuz, 8, DType::float8_e4m3fnuz},
+    {kDLFloat8_e5m2, 8, DType::float8_e5m2},
+    {kDLFloat8_e5m2fnuz, 8, DType::float8_e5m2fnuz},
+    {kDLFloat8_e8m0fnu, 8, DType::float8_e8m0fnu},
+};
+
+std::optional<DType> dtype_of(DLDataType dtype) {
+    for (const Row& row : dtypes)
+        if (row.code == dtype.code && row.bits == dtype.bits && dtype.lanes == 1) return row.dtype;
+    return std::nullopt;
+}
+
+bool is_contiguous(const DLTensor& tensor, Shape shape) {
     if (tensor.strides == nullptr) return true;
     int64_t expected = 1;
     for (size_t i = shape.size(); i-- > 0;) {
@@ -56,10 +92,15 @@ class TorchTensors : public Framework {
           level_(nb::steal(PyUnicode_InternFromString("_current_level"))),
           watchers_(std::move(watchers)) {}
 
-    std::optional<DTypeCode> dtype(nb::handle array) const override {
+    std::optional<ArrayView> view(nb::handle array) const override {
         DLTensor tensor;
-        if (!read(array, tensor)) return std::nullopt;
-        return code(tensor.dtype);
+        if (!read(array, tensor) || tensor.device.device_type != kDLCPU) return std::nullopt;
+        const std::optional<DType> dtype = dtype_of(tensor.dtype);
+        const Shape shape(tensor.shape, static_cast<size_t>(tensor.ndim));
+        const auto size = static_cast<size_t>(element_count(shape));
+        if (!dtype || (size != 0 && (tensor.data == nullptr || !is_contiguous(tensor, shape)))) return std::nullopt;
+        if (ask(is_neg_, array) || (tensor.dtype.code == kDLComplex && ask(is_conj_, array))) return std::nullopt;
+        return ArrayView{*dtype, shape, size, reinterpret_cast<uintptr_t>(tensor.data) + tensor.byte_offset};
     }
 
     std::optional<ArrayView> input(nb::handle array) const override {
@@ -67,51 +108,37 @@ class TorchTensors : public Framework {
             if (ask(watcher)) return std::nullopt;
         if (PyLong_AsLong(nb::getattr(forward_, level_).ptr()) >= 0) return std::nullopt;
         if (is_true(PyObject_GetAttr(array.ptr(), requires_grad_.ptr())) && ask(records_)) return std::nullopt;
-        return output(array);
+        return view(array);
     }
 
-    std::optional<ArrayView> output(nb::handle array) const override {
-        DLTensor tensor;
-        if (!read(array, tensor) || tensor.device.device_type != kDLCPU) return std::nullopt;
-        const std::span<const int64_t> shape(tensor.shape, static_cast<size_t>(tensor.ndim));
-        size_t size = 1;
-        for (const int64_t length : shape) size *= static_cast<size_t>(length);
-        if (size != 0 && (tensor.data == nullptr || !is_contiguous(tensor, shape))) return std::nullopt;
-        if (ask(is_neg_, array) || (tensor.dtype.code == kDLComplex && ask(is_conj_, array))) return std::nullopt;
-        return ArrayView{code(tensor.dtype), shape, size,
-                         reinterpret_cast<uintptr_t>(tensor.data) + tensor.byte_offset};
-    }
+    std::optional<ArrayView> output(nb::handle array) const override { return view(array); }
 
-    ArrayMaker maker(nb::handle like, nb::tuple shape) const override {
-        const auto dtype = std::bit_cast<DLDataType>(static_cast<uint32_t>(*this->dtype(like)));
-        std::vector<int64_t> lengths, strides(shape.size());
-        for (const nb::handle length : shape) lengths.push_back(nb::cast<int64_t>(length));
+    nb::object make(nb::handle like, Shape shape, Block&& block) const override {
+        DLTensor seen;
+        if (!read(like, seen)) throw nb::type_error("this is no tensor");
+        auto owned = std::make_unique<Managed>(Managed{{}, std::move(block), {shape.begin(), shape.end()}, {}});
+        Managed& made = *owned;
+        made.strides.resize(shape.size());
         int64_t stride = 1;
-        for (size_t i = lengths.size(); i-- > 0; stride *= lengths[i]) strides[i] = stride;
-        return [this, dtype, lengths, strides](Block&& block) {
-            auto owned = std::make_unique<Managed>(Managed{{}, std::move(block), lengths, strides});
-            Managed& made = *owned;
-            made.tensor = {
-                .version = {1, 0},
-                .manager_ctx = owned.release(),
-                .deleter = [](DLManagedTensorVersioned* tensor) { delete static_cast<Managed*>(tensor->manager_ctx); },
-                .flags = 0,
-                .dl_tensor = {.data = made.block.data(),
-                              .device = {kDLCPU, 0},
-                              .ndim = static_cast<int32_t>(made.shape.size()),
-                              .dtype = dtype,
-                              .shape = made.shape.data(),
-                              .strides = made.strides.data(),
-                              .byte_offset = 0}};
-            void* object = nullptr;
-            if (api_.managed_tensor_to_py_object_no_sync(&made.tensor, &object) != 0) PyErr_Clear();
-            return nb::steal(static_cast<PyObject*>(object));
-        };
+        for (size_t i = shape.size(); i-- > 0; stride *= shape[i]) made.strides[i] = stride;
+        made.tensor = {
+            .version = {1, 0},
+            .manager_ctx = owned.release(),
+            .deleter = [](DLManagedTensorVersioned* tensor) { delete static_cast<Managed*>(tensor->manager_ctx); },
+            .flags = 0,
+            .dl_tensor = {.data = made.block.data(),
+                          .device = {kDLCPU, 0},
+                          .ndim = static_cast<int32_t>(made.shape.size()),
+                          .dtype = seen.dtype,
+                          .shape = made.shape.data(),
+                          .strides = made.strides.data(),
+                          .byte_offset = 0}};
+        void* object = nullptr;
+        if (api_.managed_tensor_to_py_object_no_sync(&made.tensor, &object) != 0) throw nb::python_error();
+        return nb::steal(static_cast<PyObject*>(object));
     }
 
   private:
-    static DTypeCode code(DLDataType dtype) { return std::bit_cast<uint32_t>(dtype); }
-
     /// False, among others, for a tensor without storage.
     bool read(nb::handle array, DLTensor& tensor) const {
         if (api_.dltensor_from_py_object_no_sync(array.ptr(), &tensor) == 0) return true;

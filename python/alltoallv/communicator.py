@@ -39,8 +39,8 @@ class Communicator:
         self.size: int = core.size
         self.domain: str = core.domain
         self.backend: str = core.backend
+        self.host_core = core if self.backend == "shm" else None  # that of arrays in host memory
         self.name = f"communicator:{self.domain}:{next(_numbers)}"  # of this object, for graphs that cannot hold it
-        self.repeats = _core.Repeats()
         by_name[self.name] = self
 
     @classmethod
@@ -133,7 +133,6 @@ class Communicator:
 
     def destroy(self) -> None:
         """Leaves the domain and frees what it holds; a second call does nothing."""
-        self.repeats.clear()
         self.core.destroy()
         _release_completed()
         for backend, made in list(_defaults.items()):

@@ -35,4 +35,8 @@ def test_overhead_has_columns_of_torch(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     assert main(["bench", "overhead", "--np", "1", "--seconds", "0", "--json", str(path)]) == 0
     (row,) = json.loads(path.read_text())["rows"]
-    assert set(row["times"]) == {"ours", "ours-plan", "ours-numpy", "ours-torch-plan", "ours-torch"}
+    assert set(row["times"]) == {
+        "ours",
+        *(f"ours-{each}" for each in ("plan", "numpy", "numpy-new", "numpy-tuple", "numpy-array")),
+        *(f"ours-{each}" for each in ("torch-plan", "torch", "torch-new", "torch-tensor")),
+    }

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Literal, SupportsIndex
 
+from alltoallv import _core
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 Unit = Literal["element", "row"]
@@ -19,17 +20,10 @@ _LIMIT = 2**63
 
 def as_counts(name: str, values: Counts, size: int) -> list[int]:
     """``values`` as a list of ``size`` integers; signs and bounds are checked later, against the tensors."""
-    if hasattr(values, "tolist"):
-        values = values.tolist()
-    try:
-        counts = [integer(value) for value in values]
-    except TypeError:
-        raise InvalidParamError(f"{name} is {values!r}, expected {size} integers, one per rank") from None
-    if len(counts) != size:
-        raise InvalidParamError(f"{name} has {len(counts)} entries, expected {size}, one per rank")
-    if max(counts) >= _LIMIT or min(counts) < -_LIMIT:
-        raise InvalidParamError(f"{name} is {counts}, expected 64-bit integers")
-    return counts
+    # torch.compile can look at lists, but not into the core.
+    if type(values) is list and len(values) == size and all(type(n) is int and abs(n) < _LIMIT for n in values):
+        return list(values)
+    return _core.read_counts(name, values, size)
 
 
 def integer(value: SupportsIndex) -> int:
@@ -57,12 +51,6 @@ def even_split(name: str, length: int, size: int) -> list[int]:
             "give split sizes, or a multiple of the number of ranks"
         )
     return [length // size] * size
-
-
-def split_sizes(name: str, sizes: Counts | None, tensor: str, rows: int, size: int) -> list[int]:
-    """Split sizes in rows of dimension 0; equal parts if none are given, or an empty list."""
-    none = sizes is None or (hasattr(sizes, "__len__") and len(sizes) == 0)
-    return shares(name, None if none else sizes, tensor, rows, size)
 
 
 def even_parts(length: int, size: int) -> list[int]:
@@ -95,6 +83,21 @@ def gather_layout(size: int, numel: int) -> Layout:
     """Every rank sends the same elements to all, and receives all ranks', packed."""
     counts = [numel] * size
     return counts, [0] * size, counts, packed(counts)
+
+
+def plan_request(
+    size: int, send_counts: Counts, recv_counts: Counts, sdispls: Counts | None, rdispls: Counts | None
+) -> tuple[int, _core.Request]:
+    """Of an exchange of elements, for an input that is not known yet: the elements that it must have."""
+    counts, displs = as_counts("send_counts", send_counts, size), sdispls
+    begins = packed(counts) if displs is None else as_counts("sdispls", displs, size)
+    needed = max((begin + count for begin, count in zip(begins, counts, strict=True) if count > 0), default=0)
+    if recv_counts is None:
+        raise InvalidParamError(f"recv_counts is None, expected {size} integers, one per rank")
+    request = _core.Request.all_to_all_v(
+        size, (min(needed, _LIMIT - 1),), counts, recv_counts, sdispls, rdispls, "element"
+    )
+    return needed, request
 
 
 def overlap(counts: Sequence[int], displs: Sequence[int]) -> bool:

@@ -54,6 +54,3 @@ class ReductionPlan:
 
     def submit(self, input: int, output: int, timeout: float = -1) -> _core.Work:
         return self._core.submit_reduce(*self._arguments, input, output, self._counts, timeout, **self._more)
-
-    def on_arrays(self, arrays: _core.Arrays) -> _core.ArrayCall:
-        return self._core.reduce_on_arrays(*self._arguments, self._counts, arrays)

@@ -14,12 +14,10 @@ from mindspore import Tensor
 
 from alltoallv import _core
 from alltoallv._calls.collectives import check_length, check_one_dtype
-from alltoallv._calls.counts import Counts, check_gathered, split_layout, split_sizes
+from alltoallv._calls.counts import Counts, check_gathered
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import check_gather_apart, check_lists_apart
-from alltoallv._calls.request import seconds
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidTensorError
 from alltoallv.mindspore.autograd import (
     Gather,
     ListExchange,
@@ -37,7 +35,6 @@ from alltoallv.mindspore.tensors import (
     core_name,
     in_queue,
     region,
-    row_size,
     settle,
     settle_apart,
 )
@@ -61,21 +58,14 @@ def all_to_all_single(
     comm = enter(group)
     with guard(comm, "all_to_all_single"):
         check_async(async_op)
-        limit = seconds(timeout)
+        limit = _core.read_timeout(timeout)
         _check_pair("all_to_all_single", output, input, "output", "input")
-        row = row_size(input)
-        if len(output.shape) == 0 or row_size(output) != row:
-            raise InvalidTensorError(
-                f"output has rows of shape {tuple(output.shape[1:])}, expected {tuple(input.shape[1:])} as the input"
-            )
-        sends = split_sizes("input_split_sizes", input_split_sizes, "input", input.shape[0], comm.size)
-        recvs = split_sizes("output_split_sizes", output_split_sizes, "output", output.shape[0], comm.size)
-        settle_apart(output, input)
-        arrays = split_layout(sends, recvs, row)
-        _core.check_exchange(input.size, output.size, *arrays, comm.size)
-        transfer = TensorTransfer(
-            comm, "all_to_all_single", arrays, tuple(input.shape), tuple(output.shape), row, limit
+        request = _core.Request.all_to_all_single(
+            comm.size, output.shape, input.shape, output_split_sizes, input_split_sizes
         )
+        settle_apart(output, input)
+        shapes = tuple(input.shape), tuple(output.shape)
+        transfer = TensorTransfer(comm, "all_to_all_single", request.layout, *shapes, request.row, limit)
     return _handle(exchange(input, transfer, output, "output", async_op), async_op)
 
 
@@ -107,7 +97,7 @@ def all_gather_into_tensor(
     comm = enter(group)
     with guard(comm, "all_gather_into_tensor"):
         check_async(async_op)
-        limit = seconds(timeout)
+        limit = _core.read_timeout(timeout)
         _check_pair("all_gather_into_tensor", output_tensor, input_tensor, "output_tensor", "input_tensor")
         shape, expected = tuple(input_tensor.shape), tuple(output_tensor.shape)
         check_gathered("output_tensor", output_tensor.size, shape, comm.size)
@@ -138,7 +128,7 @@ def all_to_all(
     comm = enter(group)
     with guard(comm, "all_to_all"):
         check_async(async_op)
-        limit = seconds(timeout)
+        limit = _core.read_timeout(timeout)
         _check_lists(comm, output_tensor_list, input_tensor_list)
         ins, outs = list(input_tensor_list), list(output_tensor_list)
         settle()

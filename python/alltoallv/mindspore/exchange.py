@@ -9,10 +9,11 @@ import numpy as np
 from mindspore import Tensor, ops
 from mindspore.graph import jit_trace
 
+from alltoallv import _core
 from alltoallv._calls import experts
 from alltoallv._calls.counts import Counts, Unit, packed
 from alltoallv._calls.guard import guard
-from alltoallv._calls.request import Request, Sends, seconds
+from alltoallv._calls.request import read_request
 from alltoallv._calls.transfer import packing
 from alltoallv.communicator import Communicator
 from alltoallv.mindspore import group as groups
@@ -104,32 +105,26 @@ def all_to_all_v(
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
     comm = enter(group)
-    shape: tuple[int, ...] = (0,)
     with guard(comm, "all_to_all_v"):
         check_async(async_op)
-        limit = seconds(timeout)
+        limit = _core.read_timeout(timeout)
         check_tensor("input", input)
         core_name(input.dtype)
         wants_grad = tracks(input)
-        sends = Sends.read(input.shape, send_counts, sdispls, unit, comm.size)
-        if recv_counts is None:
-            sends.check_learning(input.size, rdispls, out, gradient_later=async_op and wants_grad)
-            request = Request((sends.counts, sends.displs, [], []), sends.row, sends.tail, 0)
-        else:
-            request = sends.with_receives(recv_counts, rdispls)
-            if out is not None:
-                check_output("out", out, input.dtype)
-                request.check_out(out.shape)
-                settle_apart(out, input)
-            shape = request.check(input.size, -1 if out is None else out.size)
+        if out is not None and recv_counts is not None:
+            check_output("out", out, input.dtype)
+            settle_apart(out, input)
+        request = read_request(
+            comm.size, input.shape, send_counts, recv_counts, sdispls, rdispls, unit, out, async_op and wants_grad
+        )
         layout = request.layout
         index = packing(*layout[:2]) if wants_grad else None
         if index is not None:  # MindSpore's own gather adds up the gradients of what is sent twice
             input = ops.gather(input.reshape(-1), Tensor(index), 0)
             layout = (layout[0], packed(layout[0]), *layout[2:])
-    transfer = TensorTransfer(comm, "all_to_all_v", layout, tuple(input.shape), shape, sends.row, limit)
-    if recv_counts is None:
-        tail = sends.tail
+    transfer = TensorTransfer(comm, "all_to_all_v", layout, tuple(input.shape), request.shape, request.row, limit)
+    if request.learns:
+        tail = request.shape[1:]
         return _submit_learning(input, transfer, tail) if async_op else LearningExchange.apply(input, transfer, tail)
     return exchange(input, transfer, out, "out", async_op)
 

@@ -18,7 +18,6 @@ from mindspore._c_expression.typing import TensorType
 from alltoallv import _core, memory
 from alltoallv._calls.counts import Counts, Unit, as_counts, packed
 from alltoallv._calls.guard import guard
-from alltoallv._calls.request import counts_rows
 from alltoallv._calls.transfer import packing
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import group as groups
@@ -61,7 +60,7 @@ class AllToAllV(nn.Cell):
         group: Group = None,
     ) -> None:
         super().__init__()
-        self.by_row = counts_rows(unit, 1)
+        self.by_row = _core.reads_rows(unit, 1)
         size = groups.resolve(group).size
         sends, recvs = as_counts("send_counts", send_counts, size), as_counts("recv_counts", recv_counts, size)
         places = [

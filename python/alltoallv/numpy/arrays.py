@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv import _core, communicator
-from alltoallv._calls import regions, request
+from alltoallv import _core, communicator, memory
+from alltoallv._calls import regions
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
@@ -69,6 +69,14 @@ def check_apart(output: Array, input: Array) -> None:
     regions.check_apart(region(output), region(input))
 
 
+def new_output(shape: tuple[int, ...], dtype: np.dtype[Any], has_gaps: bool) -> Array:
+    """In shared memory; zero where it has gaps."""
+    out = memory.empty(shape, dtype)
+    if has_gaps:
+        out.view(np.uint8)[...] = 0
+    return out
+
+
 def row_size(array: Array) -> int:
     """Elements per row of dimension 0."""
-    return request.row_size(array.shape)
+    return _core.row_size(array.shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -12,25 +12,26 @@ import numpy.typing as npt
 from alltoallv import _core, memory
 from alltoallv._calls import experts
 from alltoallv._calls.collectives import barrier_plan, broadcast_layout
-from alltoallv._calls.counts import Counts, Unit, as_counts, check_gathered, gather_layout, split_layout, split_sizes
+from alltoallv._calls.counts import Counts, Unit
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import check_gather_apart, check_lists_apart, lowest
-from alltoallv._calls.repeats import arrays_of
-from alltoallv._calls.request import Request, Sends, seconds
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
-from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.numpy.arrays import (
     Array,
     address,
     as_input,
     check_apart,
     check_output,
+    new_output,
     region,
     resolve,
-    row_size,
 )
 from alltoallv.numpy.work import Work
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(slots=True)
@@ -61,19 +62,23 @@ class Call:
         return Work(self.communicator, core, (self.input, self.output, self.result), lambda: self.result)
 
 
+class _Options(TypedDict, total=False):
+    sdispls: Counts | None
+    rdispls: Counts | None
+    unit: Unit | None
+    out: Array | None
+    group: Communicator | None
+    timeout: float | None
+
+
 @overload
 def all_to_all_v(
     input: npt.ArrayLike,
     send_counts: Counts,
     recv_counts: Counts | None = None,
     *,
-    sdispls: Counts | None = None,
-    rdispls: Counts | None = None,
-    unit: Unit | None = None,
-    out: Array | None = None,
-    group: Communicator | None = None,
     async_op: Literal[False] = False,
-    timeout: float | None = None,
+    **options: Unpack[_Options],
 ) -> Array: ...
 @overload
 def all_to_all_v(
@@ -81,13 +86,8 @@ def all_to_all_v(
     send_counts: Counts,
     recv_counts: Counts | None = None,
     *,
-    sdispls: Counts | None = None,
-    rdispls: Counts | None = None,
-    unit: Unit | None = None,
-    out: Array | None = None,
-    group: Communicator | None = None,
     async_op: Literal[True],
-    timeout: float | None = None,
+    **options: Unpack[_Options],
 ) -> tuple[Array | None, Work]: ...
 def all_to_all_v(
     input: npt.ArrayLike,
@@ -101,7 +101,7 @@ def all_to_all_v(
     group: Communicator | None = None,
     async_op: bool = False,
     timeout: float | None = None,
-) -> Array | tuple[Array | None, Work]:
+) -> Any:
     """Sends a region of ``input`` to every rank and receives one from each.
 
     For every rank j, with this rank called r::
@@ -111,8 +111,9 @@ def all_to_all_v(
     Args:
         input: Any shape, any dtype of fixed size; taken flat, or by rows of dimension 0. Copied first if it is not
             contiguous.
-        send_counts, recv_counts: One integer >= 0 per rank. ``send_counts`` of rank i for j and ``recv_counts`` of rank
-            j for i must agree. ``recv_counts=None`` learns them from the peers; the output is then packed.
+        send_counts, recv_counts: One integer >= 0 per rank: a list, tuple or integer array. ``send_counts`` of rank i
+            for j and ``recv_counts`` of rank j for i must agree. ``recv_counts=None`` learns them from the peers; the
+            output is then packed.
         sdispls, rdispls: Where the regions begin; packed in rank order if left out. Send regions may overlap and leave
             gaps; receive regions may leave gaps.
         unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0; None: rows of an input of
@@ -132,74 +133,54 @@ def all_to_all_v(
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
     comm = resolve(group)
-    what = None
-    if type(send_counts) is list and type(recv_counts) is list and sdispls is rdispls is timeout is None:
-        what = None if async_op else ("all_to_all_v", send_counts, recv_counts, unit)
-    result: Array | None = comm.repeats.run(what, input, out) if what else None
-    if result is not None:
-        return result
+    made = _core.all_to_all_v(
+        comm.core, input, out, send_counts, recv_counts, sdispls, rdispls, unit, async_op, timeout
+    )
+    if made is None:
+        counts = (send_counts, recv_counts, sdispls, rdispls, unit)
+        return _adapted(comm, input, out, counts, async_op, timeout)
+    return _with_work(comm, made, input) if async_op else made
+
+
+def _adapted(
+    comm: Communicator,
+    input: npt.ArrayLike,
+    out: Array | None,
+    counts: tuple[Any, Any, Any, Any, Any],
+    async_op: bool,
+    timeout: float | None,
+) -> Any:
+    """A call whose arrays have to be looked at, or whose rows have no elements."""
     with guard(comm, "all_to_all_v"):
-        limit = seconds(timeout)
+        limit = _core.read_timeout(timeout)
         x = as_input("input", input)
-        dtype = core_name(x.dtype)
-        sends = Sends.read(x.shape, send_counts, sdispls, unit, comm.size)
-        if recv_counts is None:
-            sends.check_without_receives(rdispls, out)
-        learns = recv_counts is None and sends.row > 0
-        if learns:
-            _core.check_send(x.size, sends.counts, sends.displs, comm.size)
-            plan = _core.Plan(comm.core, "all_to_all_v", dtype, sends.counts, sends.displs, [], [], 0, sends.row)
-    # Rows without elements leave no trace in an exchange of elements, so their number travels by itself: always, as a
-    # rank cannot know whether its peers learn.
-    told = None if sends.row else exchange_counts(send_counts, group=comm)
-    if learns:
-        return _run_learning(comm, plan, x, sends, async_op, limit)
-    with guard(comm, "all_to_all_v"):
-        if told is not None:
-            recv_counts = _agreed_rows(comm, recv_counts, told.tolist())
-        call = _exchange_call(comm, x, sends.with_receives(recv_counts, rdispls), out, limit)
-        if what and told is None:
-            arrays = arrays_of(x, x.size, call.output, call.output.shape)
-            comm.repeats.keep(what, input, out, call.plan.on_arrays(arrays))
-    if async_op:
-        return call.result, call.submit()
-    output: Array = call.run()
-    return output
-
-
-def _agreed_rows(comm: Communicator, recv_counts: Counts | None, told: list[int]) -> list[int]:
-    """``told``, what the peers say they send, if this rank expects the same or has no expectation."""
-    expected = told if recv_counts is None else as_counts("recv_counts", recv_counts, comm.size)
-    for j, (sent, count) in enumerate(zip(told, expected, strict=True)):
-        if sent != count:
-            raise PeerMismatchError(f"rank {j} sends {sent} rows to rank {comm.rank}, which expects {count}")
-    return told
-
-
-def _exchange_call(comm: Communicator, x: Array, request: Request, out: Array | None, timeout: float) -> Call:
-    if out is not None:
-        check_output("out", out, x.dtype)
-        request.check_out(out.shape)
-        check_apart(out, x)
-    shape = request.check(x.size, -1 if out is None else out.size)
+        if out is not None:
+            check_output("out", out, x.dtype)
+            check_apart(out, x)
+        request = _core.Request.all_to_all_v(comm.size, x.shape, *counts, out=None if out is None else out.shape)
+        plan = request.plan(comm.core, "all_to_all_v", core_name(x.dtype))
+        if out is None and not request.learns:
+            out = new_output(request.shape, x.dtype, request.has_gaps)
     if out is None:
-        out = memory.empty(shape, x.dtype)
-        if request.has_gaps(shape):
-            out.view(np.uint8)[...] = 0
-    plan = _core.Plan(comm.core, "all_to_all_v", core_name(x.dtype), *request.layout, 0, max(request.row, 1))
-    return Call(comm, plan, x, out, out, timeout)
+        if async_op:
+            return _with_work(comm, (None, plan.submit_learning(address(x), limit)), x)
+        block, told = plan.run_learning(address(x), limit)
+        return memory.from_block(block, request.shape_for(told), x.dtype)
+    call = Call(comm, plan, x, out, out, limit)
+    return (out, call.submit()) if async_op else call.run()
 
 
-def _run_learning(
-    comm: Communicator, plan: _core.Plan, x: Array, sends: Sends, async_op: bool, timeout: float
-) -> Array | tuple[None, Work]:
-    def finish(block: _core.Block, counts: Sequence[int]) -> Array:
-        return memory.from_block(block, (sum(counts) // sends.row, *sends.tail), x.dtype)
+def _with_work(comm: Communicator, made: tuple[Any, Any], input: Any) -> tuple[Array | None, Work]:
+    """What an asynchronous call of the core has returned, with the handle of this front end."""
+    output, pending = made
+    if output is not None:
+        return output, Work(comm, pending, (input, output), lambda: output)
 
-    if not async_op:
-        return finish(*plan.run_learning(address(x), timeout))
-    learning = plan.submit_learning(address(x), timeout)
-    return None, Work(comm, learning.work, (x,), lambda: finish(*learning.take()))
+    def finish() -> Array:
+        block, _ = pending.take()
+        return memory.from_block(block, pending.shape(), input.dtype)
+
+    return None, Work(comm, pending.work, (input,), finish)
 
 
 def exchange_counts(send_counts: Counts, group: Communicator | None = None) -> npt.NDArray[np.int64]:
@@ -224,21 +205,18 @@ def all_to_all_single(
     for which dimension 0 must divide. Returns None, or the `Work` with ``async_op=True``. Raises as `all_to_all_v`.
     """
     comm = resolve(group)
+    splits = (output_split_sizes, input_split_sizes)
+    made = _core.all_to_all_single(comm.core, output, input, *splits, async_op, timeout)
+    if made is not None:
+        return _with_work(comm, made, input)[1] if async_op else None
     with guard(comm, "all_to_all_single"):
+        limit = _core.read_timeout(timeout)
         x = as_input("input", input)
         check_output("output", output, x.dtype)
-        row = row_size(x)
-        if output.ndim == 0 or row_size(output) != row:
-            raise InvalidTensorError(
-                f"output has rows of shape {output.shape[1:]}, expected {x.shape[1:]} as the input"
-            )
-        sends = split_sizes("input_split_sizes", input_split_sizes, "input", x.shape[0], comm.size)
-        recvs = split_sizes("output_split_sizes", output_split_sizes, "output", output.shape[0], comm.size)
+        request = _core.Request.all_to_all_single(comm.size, output.shape, x.shape, *splits)
         check_apart(output, x)
-        layout = split_layout(sends, recvs, row)
-        _core.check_exchange(x.size, output.size, *layout, comm.size)
-        plan = _core.Plan(comm.core, "all_to_all_single", core_name(x.dtype), *layout, 0, max(row, 1))
-        call = Call(comm, plan, x, output, output, seconds(timeout))
+        plan = request.plan(comm.core, "all_to_all_single", core_name(x.dtype))
+        call = Call(comm, plan, x, output, output, limit)
     return _finish(call, async_op)
 
 
@@ -291,7 +269,7 @@ def all_to_all(
             rdispls,
             byte_displs=True,
         )
-        call = Call(comm, plan, xs[0], outs[0], (xs, outs), seconds(timeout), source, target)
+        call = Call(comm, plan, xs[0], outs[0], (xs, outs), _core.read_timeout(timeout), source, target)
     return _finish(call, async_op)
 
 
@@ -310,13 +288,8 @@ def all_gather_into_tensor(
     input may be this rank's part of it. Returns None, or the `Work` with
     ``async_op=True``. Raises as `all_to_all_v`.
     """
-    comm = resolve(group)
-    with guard(comm, "all_gather_into_tensor"):
-        x = as_input("input_tensor", input_tensor)
-        check_output("output_tensor", output_tensor, x.dtype)
-        check_gathered("output_tensor", output_tensor.size, x.shape, comm.size)
-        call = _gather_call("all_gather_into_tensor", comm, x, output_tensor, seconds(timeout))
-    return _finish(call, async_op)
+    made = _gather("all_gather_into_tensor", resolve(group), output_tensor, input_tensor, async_op, timeout)
+    return made[1] if async_op else None
 
 
 def all_gather(
@@ -325,29 +298,40 @@ def all_gather(
     out: Array | None = None,
     group: Communicator | None = None,
     async_op: bool = False,
-) -> Array | tuple[Array, Work]:
+    timeout: float | None = None,
+) -> Any:
     """The ``input`` of every rank, stacked: shape ``[W, *input.shape]``. Inputs have one shape and dtype.
 
     Returns the output, or ``(output, work)`` with ``async_op=True``. Raises as `all_to_all_v`.
     """
-    comm = resolve(group)
-    with guard(comm, "all_gather"):
-        x = as_input("input", input)
-        core_name(x.dtype)
-        if out is None:
+    return _gather("all_gather", resolve(group), out, input, async_op, timeout)
+
+
+def _gather(
+    operator: str,
+    comm: Communicator,
+    out: Array | None,
+    input: npt.ArrayLike,
+    async_op: bool,
+    timeout: float | None,
+) -> Any:
+    read = _core.all_gather if operator == "all_gather" else _core.all_gather_into_tensor
+    stacks = operator == "all_gather"
+    made = None if out is None and not stacks else read(comm.core, out, input, async_op, timeout)
+    if made is not None:
+        return _with_work(comm, made, input) if async_op else made
+    name = "out" if stacks else "output_tensor"
+    with guard(comm, operator):
+        limit = _core.read_timeout(timeout)
+        x = as_input("input" if stacks else "input_tensor", input)
+        dtype = core_name(x.dtype)
+        if out is None and stacks:
             out = memory.empty((comm.size, *x.shape), x.dtype)
-        check_output("out", out, x.dtype, comm.size * x.size)
-        call = _gather_call("all_gather", comm, x, out)
-    if async_op:
-        return out, call.submit()
-    call.run()
-    return out
-
-
-def _gather_call(operator: str, comm: Communicator, x: Array, out: Array, timeout: float = -1.0) -> Call:
-    check_gather_apart(region(out), region(x), comm.rank)
-    plan = _core.Plan(comm.core, operator, core_name(x.dtype), *gather_layout(comm.size, x.size))
-    return Call(comm, plan, x, out, out, timeout)
+        target = check_output(name, out, x.dtype)
+        request = _core.Request.all_gather(comm.size, x.shape, target.size, name)
+        check_gather_apart(region(target), region(x), comm.rank)
+        call = Call(comm, request.plan(comm.core, operator, dtype), x, target, target, limit)
+    return (target, call.submit()) if async_op else call.run()
 
 
 def broadcast(array: Array, root: int = 0, *, group: Communicator | None = None, async_op: bool = False) -> Work | None:
@@ -369,5 +353,5 @@ def barrier(*, group: Communicator | None = None, async_op: bool = False, timeou
     comm = resolve(group)
     with guard(comm, "barrier"):
         nothing = np.empty(0, np.uint8)
-        call = Call(comm, barrier_plan(comm), nothing, nothing, None, seconds(timeout))
+        call = Call(comm, barrier_plan(comm), nothing, nothing, None, _core.read_timeout(timeout))
     return _finish(call, async_op)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy.typing as npt
 
+from alltoallv import _core
 from alltoallv._calls import messages
-from alltoallv._calls.request import seconds
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.numpy.arrays import Array, as_input, check_output, region, resolve
@@ -39,7 +39,7 @@ def send(
             and the communicator stays usable.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
-    x, limit = as_input("input", input), seconds(timeout)
+    x, limit = as_input("input", input), _core.read_timeout(timeout)
     comm = resolve(group)
     messages.send(comm, core_name(x.dtype), region(x), dst, tag, waits=True).run(limit)
 
@@ -60,7 +60,7 @@ def recv(
     Returns:
         The rank that has sent it. Raises as `send`.
     """
-    comm, limit = resolve(group), seconds(timeout)
+    comm, limit = resolve(group), _core.read_timeout(timeout)
     check_output("out", out)
     return messages.recv(comm, core_name(out.dtype), region(out), src, tag, waits=True).run(limit).source
 
@@ -69,7 +69,7 @@ def isend(
     input: npt.ArrayLike, dst: int, tag: int = 0, *, group: Communicator | None = None, timeout: float | None = None
 ) -> MessageWork:
     """`send` that returns at once; the array must not be changed until the work is done."""
-    x, limit = as_input("input", input), seconds(timeout)
+    x, limit = as_input("input", input), _core.read_timeout(timeout)
     comm = resolve(group)
     message = messages.send(comm, core_name(x.dtype), region(x), dst, tag, waits=False)
     return MessageWork(comm, message.submit(limit), (x,), lambda: None)
@@ -87,7 +87,7 @@ def irecv(
 
     Receives of one tag meet messages in the order of their calls. Collectives may be called meanwhile.
     """
-    comm, limit = resolve(group), seconds(timeout)
+    comm, limit = resolve(group), _core.read_timeout(timeout)
     check_output("out", out)
     message = messages.recv(comm, core_name(out.dtype), region(out), src, tag, waits=False)
     return MessageWork(comm, message.submit(limit), (out,), lambda: out)

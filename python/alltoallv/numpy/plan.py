@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv import _core, memory
-from alltoallv._calls.counts import Counts
+from alltoallv import _core
+from alltoallv._calls.counts import Counts, plan_request
 from alltoallv._calls.guard import guard
-from alltoallv._calls.repeats import arrays_of
-from alltoallv._calls.request import Sends, seconds
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.numpy.arrays import Array, address, check_apart, check_output, resolve
+from alltoallv.numpy.arrays import Array, address, check_apart, check_output, new_output, resolve
 
 
 class Plan(_core.ArrayPlan):
@@ -56,17 +54,11 @@ class Plan(_core.ArrayPlan):
         self._communicator = comm = resolve(group)
         with guard(comm, "all_to_all_v"):
             self.dtype = np.dtype(dtype)
-            request = Sends.read((), send_counts, sdispls, "element", comm.size).with_receives(recv_counts, rdispls)
-            sends, sdispl, recvs, _ = request.layout
-            ends = [begin + count for begin, count in zip(sdispl, sends, strict=True) if count]
-            self.input_size = max(ends, default=0)
-            (self.output_size,) = request.check(self.input_size)
-            self._gaps = sum(recvs) < self.output_size
-            plan = _core.Plan(comm.core, "all_to_all_v", core_name(self.dtype), *request.layout)
+            self.input_size, request = plan_request(comm.size, send_counts, recv_counts, sdispls, rdispls)
+            (self.output_size,), self._gaps = request.shape, request.has_gaps
+            plan = request.plan(comm.core, "all_to_all_v", core_name(self.dtype))
             self._run = plan.run
-            like, shape = np.empty(0, self.dtype), (self.output_size,)
-            arrays = arrays_of(like, self.input_size, like, shape, allocates=not self._gaps)
-            super().__init__(plan.on_arrays(arrays))
+            super().__init__(plan, self.input_size, self.output_size)
 
     if TYPE_CHECKING:
 
@@ -77,16 +69,14 @@ class Plan(_core.ArrayPlan):
         with guard(self._communicator, "all_to_all_v"):
             self._check_input(input)
             if out is None:
-                out = memory.empty(self.output_size, self.dtype)
-                if self._gaps:
-                    out.view(np.uint8)[...] = 0
+                out = new_output((self.output_size,), self.dtype, self._gaps)
             else:
                 check_output("out", out, self.dtype)
                 if out.size < self.output_size:
                     raise InvalidParamError(f"out has {out.size} elements, expected at least {self.output_size}")
                 check_apart(out, input)
             source, target = address(input), address(out)
-            limit = -1.0 if timeout is None else seconds(timeout)
+            limit = _core.read_timeout(timeout)
         self._run(source, target, limit)
         return out
 

@@ -12,7 +12,7 @@ from alltoallv.quantization.functions import Quantized
 
 
 class _Quantized(Quantized[Array]):
-    adapter, repeats = ADAPTER, True
+    adapter = ADAPTER
 
     def communicator(self, group: Any) -> Communicator:
         return resolve(group)

@@ -7,12 +7,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv import memory
+from alltoallv import _core, memory
 from alltoallv._calls.counts import Counts, even_parts, scaled, shares
 from alltoallv._calls.guard import guard
 from alltoallv._calls.reductions import check_reduction
-from alltoallv._calls.repeats import arrays_of
-from alltoallv._calls.request import seconds
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
@@ -49,11 +47,10 @@ def all_reduce(
         As `alltoallv.numpy.all_to_all_v`.
     """
     comm = resolve(group)
-    what = None if async_op or timeout is not None else ("all_reduce", op)
-    result: Array | None = comm.repeats.run(what, input, out) if what else None
-    if result is not None:
-        return result
-    given = out
+    if not async_op and timeout is None:
+        result: Array | None = _core.reduce(comm.core, "all_reduce", input, out, op)
+        if result is not None:
+            return result
     with guard(comm, "all_reduce"):
         x = as_input("input", input)
         dtype = core_name(x.dtype)
@@ -63,10 +60,7 @@ def all_reduce(
         check_output("out", out, x.dtype, x.size)
         check_same_or_apart(out, x)
         counts = even_parts(x.size, comm.size)
-        args = ("all_reduce", dtype, op, address(x), address(out), counts, seconds(timeout))
-        if what:
-            arrays = arrays_of(x, x.size, out, out.shape)
-            comm.repeats.keep(what, input, given, comm.core.reduce_on_arrays(*args[:3], counts, arrays))
+        args = ("all_reduce", dtype, op, address(x), address(out), counts, _core.read_timeout(timeout))
     if async_op:
         return out, Work(comm, comm.core.submit_reduce(*args), (x, out), lambda: out)
     comm.core.reduce(*args)
@@ -109,7 +103,7 @@ def reduce_scatter(
         if np.may_share_memory(out, x):
             raise InvalidParamError("out and input overlap in memory, expected separate memory")
         counts = scaled(rows, row)
-        args = ("reduce_scatter", dtype, op, address(x), address(out), counts, seconds(timeout))
+        args = ("reduce_scatter", dtype, op, address(x), address(out), counts, _core.read_timeout(timeout))
     if async_op:
         return out, Work(comm, comm.core.submit_reduce(*args), (x, out), lambda: out)
     comm.core.reduce(*args)

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy.typing as npt
 
-from alltoallv import memory
+from alltoallv import _core, memory
 from alltoallv._calls import rooted
 from alltoallv._calls.collectives import Ready
 from alltoallv._calls.counts import Counts, as_counts
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import Region
-from alltoallv._calls.request import row_size, seconds
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidTensorError
@@ -48,7 +47,7 @@ def reduce(
     """
     comm = resolve(group)
     with guard(comm, "reduce"):
-        x, limit = as_input("input", input), seconds(timeout)
+        x, limit = as_input("input", input), _core.read_timeout(timeout)
         dtype = core_name(x.dtype)
         if comm.rank != root:
             out = None
@@ -86,7 +85,7 @@ def gather(
     """
     comm = resolve(group)
     with guard(comm, "gather"):
-        x, limit = as_input("input", input), seconds(timeout)
+        x, limit = as_input("input", input), _core.read_timeout(timeout)
         outputs: Sequence[Region] = ()
         if comm.rank != root:
             out = None
@@ -123,7 +122,7 @@ def scatter(
     """
     comm = resolve(group)
     with guard(comm, "scatter"):
-        limit = seconds(timeout)
+        limit = _core.read_timeout(timeout)
         check_output("out", out)
         x, inputs = None, list[Region]()
         if comm.rank == root:
@@ -145,7 +144,7 @@ def _parts(name: str, counts: Counts | None, shape: Sequence[int], size: int) ->
     """The shape of all ranks' parts together, and the elements of each; without counts they are of ``shape``."""
     if counts is None:
         return (size, *shape), [math.prod(shape)] * size
-    rows, row = as_counts(name, counts, size), row_size(shape)
+    rows, row = as_counts(name, counts, size), _core.row_size(shape)
     return (sum(rows), *shape[1:]), [n * row for n in rows]
 
 

@@ -15,11 +15,11 @@ from paddle import Tensor
 from paddle.distributed import ReduceOp
 from paddle.distributed.communication.group import Group as PaddleGroup
 
+from alltoallv import _core
 from alltoallv._calls import collectives
 from alltoallv._calls.collectives import Ready
 from alltoallv._calls.counts import check_gathered
 from alltoallv._calls.guard import guard
-from alltoallv._calls.request import seconds
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.paddle.group import Group, resolve
@@ -97,7 +97,7 @@ def all_gather(
         if isinstance(tensor_list, Tensor):
             check_gathered("tensor_list", tensor_list.size, tuple(tensor.shape), comm.size)
         ready = collectives.all_gather(comm, core_name(tensor.dtype), [region(x) for x in outs], region(kept[0]))
-        ready.timeout = seconds(timeout)
+        ready.timeout = _core.read_timeout(timeout)
         if made:
             tensor_list.extend(made)
         return ready

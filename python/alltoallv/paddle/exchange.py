@@ -11,13 +11,13 @@ from paddle import Tensor
 from alltoallv import _core
 from alltoallv._calls import experts
 from alltoallv._calls.collectives import check_length, check_one_dtype
-from alltoallv._calls.counts import Counts, Unit, packed, split_layout, split_sizes
+from alltoallv._calls.counts import Counts, Unit, packed
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import check_lists_apart, lowest
-from alltoallv._calls.request import Request, Sends, seconds
+from alltoallv._calls.request import read_request
 from alltoallv._calls.transfer import Transfer, packing
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import InvalidParamError
 from alltoallv.paddle.autograd import AsyncExchange, Exchange, LearningExchange, run, submit
 from alltoallv.paddle.group import Group, resolve
 from alltoallv.paddle.tensors import (
@@ -28,9 +28,10 @@ from alltoallv.paddle.tensors import (
     core_name,
     from_block,
     region,
-    row_size,
 )
 from alltoallv.paddle.work import Done, Task
+
+_NAMES = ["out_tensor", "in_tensor", "out_split_sizes", "in_split_sizes"]
 
 
 @overload
@@ -109,37 +110,30 @@ def all_to_all_v(
     comm = resolve(group)
     if comm is None:
         return (None, None) if async_op else None
-    shape: tuple[int, ...] = (0,)
     with guard(comm, "all_to_all_v"):
-        limit = seconds(timeout)
+        limit = _core.read_timeout(timeout)
         check_tensor("input", input)
         core_name(input.dtype)
         wants_grad = paddle.is_grad_enabled() and not input.stop_gradient
         if out is not None and wants_grad:
             raise InvalidParamError("out is given for an input that wants a gradient, expected one or the other")
-        sends = Sends.read(input.shape, send_counts, sdispls, unit, comm.size)
-        if recv_counts is None:
-            sends.check_learning(input.size, rdispls, out, gradient_later=async_op and wants_grad)
-            request = Request((sends.counts, sends.displs, [], []), sends.row, sends.tail, 0)
-        else:
-            request = sends.with_receives(recv_counts, rdispls)
-            x = input
-            if out is not None:
-                x = as_input("input", input)
-                check_output("out", out, x.dtype)
-                request.check_out(out.shape)
-                check_apart(out, x)
-            shape = request.check(x.size, -1 if out is None else out.size)
+        x = input
+        if out is not None and recv_counts is not None:
+            x = as_input("input", input)
+            check_output("out", out, x.dtype)
+            check_apart(out, x)
+        request = read_request(
+            comm.size, input.shape, send_counts, recv_counts, sdispls, rdispls, unit, out, async_op and wants_grad
+        )
         layout = request.layout
         index = packing(*layout[:2]) if wants_grad else None
         if index is not None:  # Paddle's own gather adds up the gradients of what is sent twice
             input = paddle.gather(input.reshape([-1]), paddle.to_tensor(index))
             layout = (layout[0], packed(layout[0]), *layout[2:])
-    transfer = Transfer(comm, "all_to_all_v", layout, tuple(input.shape), shape, sends.row, limit)
-    if recv_counts is None:
-        if async_op:
-            return _submit_learning(input, transfer, sends.tail)
-        return LearningExchange.apply(input, transfer, sends.tail)
+    transfer = Transfer(comm, "all_to_all_v", layout, tuple(input.shape), request.shape, request.row, limit)
+    if request.learns:
+        learn = _submit_learning if async_op else LearningExchange.apply
+        return learn(input, transfer, request.shape[1:])
     if out is not None:
         return submit(x, transfer, out) if async_op else run(x, transfer, out)
     if not async_op:
@@ -205,19 +199,14 @@ def alltoall_single(
         x = as_input("in_tensor", in_tensor)
         core_name(x.dtype)
         check_output("out_tensor", out_tensor, x.dtype)
-        row = row_size(x)
-        if len(out_tensor.shape) == 0 or row_size(out_tensor) != row:
-            raise InvalidTensorError(
-                f"out_tensor has rows of shape {tuple(out_tensor.shape[1:])}, "
-                f"expected {tuple(x.shape[1:])} as the input"
-            )
-        sends = split_sizes("in_split_sizes", in_split_sizes, "in_tensor", x.shape[0], comm.size)
-        recvs = split_sizes("out_split_sizes", out_split_sizes, "out_tensor", out_tensor.shape[0], comm.size)
+        request = _core.Request.all_to_all_single(
+            comm.size, out_tensor.shape, x.shape, out_split_sizes, in_split_sizes, _NAMES
+        )
         check_apart(out_tensor, x)
-        layout = split_layout(sends, recvs, row)
-        _core.check_exchange(x.size, out_tensor.size, *layout, comm.size)
         shapes = tuple(x.shape), tuple(out_tensor.shape)
-        transfer = Transfer(comm, "all_to_all_single", layout, *shapes, row, seconds(timeout))
+        transfer = Transfer(
+            comm, "all_to_all_single", request.layout, *shapes, request.row, _core.read_timeout(timeout)
+        )
     if not sync_op:
         return submit(x, transfer, out_tensor)[1]
     return Done(run(x, transfer, out_tensor))
@@ -241,7 +230,7 @@ def alltoall(
     if comm is None:
         return None
     with guard(comm, "all_to_all"):
-        limit = seconds(timeout)
+        limit = _core.read_timeout(timeout)
         ins, outs = _check_lists(comm, in_tensor_list, out_tensor_list)
         inputs, outputs = [region(x) for x in ins], [region(out) for out in outs]
         check_lists_apart(outputs, inputs, name="out_tensor_list")

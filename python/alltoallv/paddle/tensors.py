@@ -11,7 +11,7 @@ import paddle
 from paddle import Tensor
 
 from alltoallv import _core, memory
-from alltoallv._calls import regions, request
+from alltoallv._calls import regions
 from alltoallv._calls.regions import Region
 from alltoallv.errors import BackendUnavailableError, InvalidTensorError
 
@@ -77,7 +77,7 @@ def check_apart(output: Tensor, input: Tensor) -> None:
 
 def row_size(tensor: Tensor) -> int:
     """Elements per row of dimension 0."""
-    return request.row_size(tensor.shape)
+    return _core.row_size(tensor.shape)
 
 
 def from_block(block: _core.Block, shape: Sequence[int], dtype: Any, *, zero: bool = False) -> Tensor:

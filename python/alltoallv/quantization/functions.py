@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
 
+from alltoallv import _core
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
-from alltoallv._calls.repeats import arrays_of
 from alltoallv.communicator import Communicator
 from alltoallv.quantization import requests
 from alltoallv.quantization.feedback import ErrorFeedback
@@ -24,7 +24,6 @@ class Quantized(Generic[A]):
     """A front end's quantized collectives: it says below what is its own."""
 
     adapter: ClassVar[Adapter[Any]]
-    repeats: ClassVar[bool] = False  # whether the core reads its arrays, so that equal calls are checked once
 
     def communicator(self, group: Any) -> Communicator | None:
         """That of a group; None on a rank outside of it."""
@@ -101,11 +100,10 @@ class Quantized(Generic[A]):
         comm = self.communicator(group)
         if comm is None:
             return (None, None) if async_op else None
-        what = None
-        dynamic = scale is offset is comm_quant_scale_1 is comm_quant_scale_2 is None
-        if self.repeats and dynamic and error_feedback is None and timeout is None and not async_op:
-            what = "quantized_all_reduce", bits, group_size, gather, op, overflow, out_dtype
-            if (result := comm.repeats.run(what, input, out)) is not None:
+        plain = scale is offset is comm_quant_scale_1 is comm_quant_scale_2 is out_dtype is None
+        if plain and error_feedback is None and timeout is None and not async_op:
+            result = _core.quantized_all_reduce(comm.core, input, out, bits, group_size, gather, op, overflow)
+            if result is not None:
                 return result
         options = Options(
             scale, comm_quant_scale_1, comm_quant_scale_2, offset, bits, group_size, gather, op, overflow, out_dtype
@@ -114,10 +112,6 @@ class Quantized(Generic[A]):
             wants_grad = self.wants_grad(input, out=out, async_op=async_op, error_feedback=error_feedback)
             made = requests.all_reduce(self.adapter, comm, input, options, out, error_feedback)
             call = ReductionCall(self.adapter, comm, made, timeout)
-            if what:
-                x = made.input
-                arrays = arrays_of(x, x.size, made.output, x.shape)
-                comm.repeats.keep(what, input, out, call.plan.on_arrays(arrays))
         return self._run(input, call, wants_grad and made.request.dtype != "int8", async_op)
 
     def quantized_reduce_scatter(

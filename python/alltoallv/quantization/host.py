@@ -11,7 +11,6 @@ import numpy.typing as npt
 from alltoallv import _core, memory
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import Counts, split_layout
-from alltoallv._calls.request import seconds
 from alltoallv._calls.transfer import Transfer
 from alltoallv.communicator import Communicator
 from alltoallv.errors import ValueOverflowError
@@ -35,7 +34,7 @@ class ReductionCall(Generic[A]):
         self._adapter, self.comm = adapter, comm
         places = [adapter.region(x)[0] for x in (made.input, made.output)]
         errors = [None if x is None else _address(x) for x in (made.error, made.gather_error)]
-        self._arguments: Any = (*places, *errors, seconds(timeout))
+        self._arguments: Any = (*places, *errors, _core.read_timeout(timeout))
 
     def run(self) -> A:
         """The output."""
@@ -62,7 +61,7 @@ class RowsCall(Generic[A]):
         options: Options,
         timeout: float | None = None,
     ) -> None:
-        self._adapter, self._comm, self._limit = adapter, comm, seconds(timeout)
+        self._adapter, self._comm, self._limit = adapter, comm, _core.read_timeout(timeout)
         self.rows = made = requests.rows(adapter, comm, input, send_counts, recv_counts, options)
         how, length = made.how, made.length
         x: Any = made.input

@@ -15,7 +15,6 @@ from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import Counts, as_counts, packed, scaled, shares
 from alltoallv._calls.protocol import Member
 from alltoallv._calls.regions import check_apart
-from alltoallv._calls.request import row_size
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization.feedback import Feedback
@@ -71,7 +70,7 @@ def reduce_scatter(
 ) -> Reduction[A]:
     """A quantized_reduce_scatter, likewise, of ``recv_counts[j]`` rows for rank j."""
     x: Any = adapter.read("input", input)
-    row, dtype = row_size(x.shape), adapter.dtype(x)
+    row, dtype = _core.row_size(x.shape), adapter.dtype(x)
     rows = shares("recv_counts", recv_counts, "input", x.shape[0], comm.size)
     how = Quantization.checked(options.bits, options.group_size, "full", options.op, options.overflow)
     _check_float(dtype)
@@ -155,7 +154,7 @@ def rows(
 ) -> Rows[A]:
     """A quantized_all_to_all; to be called under the guard. The default group is the row."""
     x: Any = adapter.read("input", input)
-    length, dtype = row_size(x.shape), adapter.dtype(x)
+    length, dtype = _core.row_size(x.shape), adapter.dtype(x)
     most = max(length, 1)
     group_size = most if options.group_size is None else options.group_size
     how = Quantization.checked(options.bits, group_size, overflow=options.overflow)

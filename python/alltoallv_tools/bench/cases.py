@@ -16,6 +16,8 @@ COLLECTIVES = ("alltoallv", "allgather", "allreduce", "quantized")
 PATTERNS = ("uniform", "uneven", "skewed", "sparse", "moe")
 OUTPUTS = ("allocated", "empty", "private")
 APIS = ("numpy", "plan", "core", "torch", "torch-plan", "mindspore")  # of ours
+# How a front end is given its counts, beside lists that are the same at each step.
+COUNTS = {"numpy": ("new", "tuple", "array"), "torch": ("new", "tensor")}
 VARIANTS = ("plain", "rewritten", "consumed", "cycle")
 
 
@@ -124,6 +126,23 @@ class Case:
         """Send and receive counts of a rank."""
         counts = self.counts(size)
         return counts[rank].tolist(), counts[:, rank].tolist()
+
+    def received(self, rank: int, size: int) -> int:
+        """Elements that a rank receives."""
+        return sum(self.layout(rank, size)[1])
+
+    def layouts(self, rank: int, size: int, steps: int = 64) -> list[tuple[list[int], list[int]]]:
+        """Layouts of steps that all differ: at step k every rank sends some elements to rank 0 that were rank 1's."""
+        counts = self.counts(size)
+        made = []
+        for k in range(steps):
+            step = counts.copy()
+            if size > 1:
+                moved = np.minimum(k, step[:, 1])
+                step[:, 0] += moved
+                step[:, 1] -= moved
+            made.append((step[rank].tolist(), step[:, rank].tolist()))
+        return made
 
     def input(self, rank: int) -> npt.NDArray[Any]:
         """Rank ``rank``'s payload: small integers, or for quantized reductions normal deviates."""

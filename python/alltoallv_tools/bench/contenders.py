@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv_tools.bench import environments
-from alltoallv_tools.bench.cases import Case, outputs_of
+from alltoallv_tools.bench.cases import COUNTS, Case, outputs_of
 
 Array = npt.NDArray[Any]
 
@@ -76,8 +76,10 @@ def contenders_of(party: str, case: Case, api: str) -> tuple[str, ...]:
         if case.collective == "quantized":
             names += ("ours-full", "ours-fp32") if outputs_of(api, "allreduce") else ("ours-full",)
         if case.collective == "overhead":
-            frameworks = ("ours-torch-plan", "ours-torch") if environments.has_here("torch") else ()
-            return (*names, "ours-plan", "ours-numpy", *frameworks)
+            apis = ["plan", "numpy", *(f"numpy-{counts}" for counts in COUNTS["numpy"])]
+            if environments.has_here("torch"):
+                apis += ["torch-plan", "torch", *(f"torch-{counts}" for counts in COUNTS["torch"])]
+            return (*names, *(f"ours-{each}" for each in apis))
         if case.collective == "alltoallv" and case.pattern == "sparse":
             names += ("full",)
         return (*names, "copy", "copy-nt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from alltoallv import _core
 from alltoallv._calls.counts import packed
 from alltoallv.communicator import Communicator
 from alltoallv.quantization.spec import Gather
-from alltoallv_tools.bench.cases import APIS, Case
+from alltoallv_tools.bench.cases import APIS, COUNTS, Case
 from alltoallv_tools.bench.contenders import Array, Contender, Prepared
 from alltoallv_tools.bench.limits import Copy, Full, Rounds, StreamingCopy
 
@@ -35,6 +36,11 @@ class OurParty:
             "copy": Copy(rounds),
             "copy-nt": StreamingCopy(rounds),
             **{f"ours-{name}": Lazy(name, self._comm) for name in APIS},  # overhead compares them in one run
+            **{
+                f"ours-{api}-{counts}": Lazy(api, self._comm, counts)
+                for api, kinds in COUNTS.items()
+                for counts in kinds
+            },
         }
 
     def barrier(self) -> None:
@@ -57,11 +63,14 @@ def interface(api: str, comm: Communicator) -> Interface:
 class Lazy:
     """Imports the interface's framework when it is first asked."""
 
-    def __init__(self, api: str, comm: Communicator) -> None:
-        self._make: Callable[[], Contender] = lambda: interface(api, comm)
+    def __init__(self, api: str, comm: Communicator, counts: str = "") -> None:
+        self._make: Callable[[], Interface] = lambda: interface(api, comm)
+        self._counts = counts
 
     def prepare(self, case: Case) -> Prepared:
-        return self._make().prepare(case)
+        made = self._make()
+        made.counts = self._counts
+        return made.prepare(case)
 
 
 class OtherSum:
@@ -86,8 +95,31 @@ def make_output(case: Case, elements: int) -> Array | None:
 class Interface:
     """A rank's collectives through one interface; `alltoallv_tools.bench.cases.outputs_of` says which it has."""
 
+    counts = ""  # how the functions are given them, one of `COUNTS`; lists by default
+
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
+
+    def _calling(self, case: Case, function: Callable[..., Any], x: Any, out: Any) -> Callable[[], Any]:
+        """A call of ``function`` with counts as they are to be given."""
+        rank, size = self._comm.rank, self._comm.size
+        if self.counts == "new":
+            steps = cycle(case.layouts(rank, size))
+            return lambda: function(x, *next(steps), out=out, group=self._comm)
+        sends, recvs = (self._counted(each) for each in case.layout(rank, size))
+        return lambda: function(x, sends, recvs, out=out, group=self._comm)
+
+    def _counted(self, counts: list[int]) -> Any:
+        if self.counts == "tuple":
+            return tuple(counts)
+        if self.counts == "array":
+            return np.array(counts)
+        if self.counts == "tensor":
+            return self._tensor(np.array(counts))
+        return counts
+
+    def _tensor(self, array: Array) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no tensors")
 
     def prepare(self, case: Case) -> Prepared:
         if case.collective == "allgather":
@@ -114,9 +146,9 @@ class NumpyInterface(Interface):
 
     def exchange(self, case: Case) -> Prepared:
         x, comm = case.input(self._comm.rank), self._comm
-        sends, recvs = case.layout(comm.rank, comm.size)
-        out = make_output(case, sum(recvs))
-        return Prepared(lambda: an.all_to_all_v(x, sends, recvs, out=out, group=comm), np.ravel, x, output=out)
+        out = None if self.counts == "new" else make_output(case, case.received(comm.rank, comm.size))
+        call = self._calling(case, an.all_to_all_v, x, out)
+        return Prepared(call, np.ravel, x, exact=self.counts != "new", output=out)
 
     def gather(self, case: Case) -> Prepared:
         x, comm = case.input(self._comm.rank), self._comm
@@ -159,16 +191,18 @@ class TensorInterface(Interface):
 
     def __init__(self, comm: Communicator, front: Any, tensor: Callable[[Array], Any], array: Callable[..., Array]):
         super().__init__(comm)
-        self._front, self._tensor, self._array = front, tensor, array
+        self._front, self._make, self._array = front, tensor, array
+
+    def _tensor(self, array: Array) -> Any:
+        return self._make(array)
 
     def exchange(self, case: Case) -> Prepared:
         front, comm, source = self._front, self._comm, case.input(self._comm.rank)
         x = self._tensor(source)
-        sends, recvs = case.layout(comm.rank, comm.size)
-        out, target = self._output(case, sum(recvs))
-        return Prepared(
-            lambda: front.all_to_all_v(x, sends, recvs, out=out, group=comm), self._array, source, output=target
-        )
+        fixed = self.counts != "new"
+        out, target = self._output(case, case.received(comm.rank, comm.size)) if fixed else (None, None)
+        call = self._calling(case, front.all_to_all_v, x, out)
+        return Prepared(call, self._array, source, exact=self.counts != "new", output=target)
 
     def gather(self, case: Case) -> Prepared:
         front, comm, source = self._front, self._comm, case.input(self._comm.rank)

@@ -106,7 +106,7 @@ class NumpyColumn(Column):
         bad("all_gather", "out: not contiguous", TENSOR, "out {is not contiguous}", out=Turned(filled(6, 2))),
         bad("all_gather", "out: dtypes", TENSOR, "out has dtype int32, expected float32", code=13, out=filled(6, 2,
             dtype="int32")),
-        bad("all_gather", "size", TENSOR, "out has 34 elements, expected 18", code=9, out=filled(17, 2)),
+        bad("all_gather", "size", TENSOR, "out has 34 elements, expected 3 times the 6 ...", code=9, out=filled(17, 2)),
         bad("all_gather", "overlap", *OVERLAP, out=Part(0, 9), input=Part(8, 11)),
         *[bad("broadcast", f"from rank {root!r}", PARAM, f"root is {root!r}, expected 0 <= root < 3", root=root)
           for root in (0.5, "0", None)],

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from alltoallv import _core
 from alltoallv._calls.collectives import barrier_plan, broadcast_layout, check_length
-from alltoallv._calls.counts import Layout, check_gathered, even_parts, gather_layout, packed, scaled, split_sizes
+from alltoallv._calls.counts import Layout, check_gathered, even_parts, gather_layout, scaled
 from alltoallv._calls.protocol import Pending
 from alltoallv._calls.reductions import check_reduction
 from alltoallv._calls.regions import check_apart, check_gather_apart, check_lists_apart, check_outputs_apart, lowest
@@ -26,7 +26,7 @@ from alltoallv.errors import InvalidTensorError
 from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.calls import check_place
 from alltoallv.torch.api.group import AnyCommunicator
-from alltoallv.torch.api.tensors import as_input, check_dtype, core_name, region, row_size
+from alltoallv.torch.api.tensors import as_input, check_dtype, core_name, region
 from alltoallv.torch.engines.group import GroupCall, TorchGroupCommunicator
 from alltoallv.torch.engines.hccl import DeviceCall
 
@@ -57,7 +57,6 @@ class Operation:
     result: Any
     keep: list[Tensor]
     copies: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # to, from
-    on_arrays: Callable[[_core.Arrays], _core.ArrayCall] | None = None  # the same for others, one input and one output
 
     def finish(self) -> None:
         """Copies to outputs that are not contiguous."""
@@ -68,6 +67,14 @@ class Operation:
 def op_name(op: Any) -> str:
     """The core's name of a ``ReduceOp``; torch's own if the core has none."""
     return _REDUCE_OPS.get(op.op, op.op.name)
+
+
+def reduce_at_once(
+    core: _core.Communicator, operator: str, input: Tensor, output: Tensor, op: Any, timeout: float
+) -> Tensor | None:
+    """A reduction that blocks, of tensors that need no more than the core's look; None for others."""
+    made: Tensor | None = _core.reduce(core, operator, input, output, _REDUCE_OPS.get(op.op), timeout)
+    return made
 
 
 def all_reduce(comm: AnyCommunicator, tensor: Tensor, op: Any) -> Operation:
@@ -151,10 +158,8 @@ def all_to_all_single(
     copies: list[tuple[Tensor, Tensor]] = []
     out, x = output_of(output, copies), as_input("input", input)
     check_apart(region(out), region(x))
-    sends = _split("input", x, input_splits, comm.size)
-    recvs = _split("output", out, output_splits, comm.size)
-    layout = (sends, packed(sends), recvs, packed(recvs))
-    return _exchange(comm, "all_to_all_single", x, out, layout, [output], copies)
+    request = _core.Request.all_to_all_single(comm.size, out.shape, x.shape, output_splits, input_splits)
+    return _exchange(comm, "all_to_all_single", x, out, request.layout, [output], copies)
 
 
 def broadcast(comm: AnyCommunicator, tensor: Tensor, root: int) -> Operation:
@@ -201,7 +206,7 @@ def _exchange(
     plan = _core.Plan(comm.core, name, dtype, *layout, root)
     source, target = x.data_ptr(), out.data_ptr()
     run, submit = partial(plan.run, source, target), partial(plan.submit, source, target)
-    return Operation(name, run, submit, x.itemsize, sends, recvs, result, [x, out], copies, plan.on_arrays)
+    return Operation(name, run, submit, x.itemsize, sends, recvs, result, [x, out], copies)
 
 
 def exchange_lists(
@@ -248,8 +253,7 @@ def reduction(
         return _on_engine(name, call, x.itemsize, counts, recvs, result, keep, copies)
     args = (*what, x.data_ptr(), out.data_ptr(), counts)
     run, submit = partial(comm.core.reduce, *args), partial(comm.core.submit_reduce, *args)
-    on_arrays = partial(comm.core.reduce_on_arrays, *what, counts)
-    return Operation(name, run, submit, x.itemsize, counts, recvs, result, keep, copies, on_arrays)
+    return Operation(name, run, submit, x.itemsize, counts, recvs, result, keep, copies)
 
 
 def _reduce_scatter(comm: AnyCommunicator, output: Tensor, x: Tensor, counts: list[int], op: Any) -> Operation:
@@ -307,12 +311,6 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     if any(x.untyped_storage().data_ptr() != parts[0].untyped_storage().data_ptr() for x in parts):
         return torch.cat([x.reshape(-1) for x in parts])
     return parts[0].as_strided((sum(x.numel() for x in parts),), (1,))
-
-
-def _split(name: str, tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
-    """Elements for every rank."""
-    row = row_size(tensor)
-    return scaled(split_sizes(f"{name}_split_sizes", splits, name, tensor.shape[0], size), row)
 
 
 def check_dtypes(tensors: Sequence[Tensor]) -> None:

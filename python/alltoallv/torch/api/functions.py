@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
@@ -13,22 +12,22 @@ from torch.compiler import is_dynamo_compiling
 
 from alltoallv import _core
 from alltoallv._calls import experts
-from alltoallv._calls.counts import Counts, Unit, check_gathered, gather_layout, split_layout, split_sizes
+from alltoallv._calls.counts import Counts, Unit
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import check_gather_apart, check_lists_apart
-from alltoallv._calls.request import Sends, counts_rows
-from alltoallv.errors import AllToAllVError, InvalidParamError
+from alltoallv._calls.request import read_request
+from alltoallv.communicator import Communicator
+from alltoallv.errors import InvalidParamError
 from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.calls import AnyCommunicator, Call
-from alltoallv.torch.api.group import Group, device_of, repeats_of
-from alltoallv.torch.api.ready import remember
+from alltoallv.torch.api.group import Group, device_of
 from alltoallv.torch.api.tensors import (
     as_input,
     check_apart,
     check_one_dtype,
     check_output,
-    common_row_size,
+    from_block,
     needs_grad,
     region,
     shaped,
@@ -37,7 +36,9 @@ from alltoallv.torch.api.work import Work
 from alltoallv.torch.graph import ops as ops
 from alltoallv.torch.graph import recorded
 from alltoallv.torch.graph.graphs import makes_graph
-from alltoallv.torch.graph.library import is_watched
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def _finish(call: Call, async_op: bool, limit: float) -> Work | None:
@@ -53,19 +54,23 @@ def _check_graph(timeout: float | None) -> None:
         raise InvalidParamError(f"timeout is {timeout!r}, expected None in a graph")
 
 
+class _Options(TypedDict, total=False):
+    sdispls: Counts | None
+    rdispls: Counts | None
+    unit: Unit | None
+    out: Tensor | None
+    group: Group
+    timeout: float | None
+
+
 @overload
 def all_to_all_v(
     input: Tensor,
     send_counts: Counts,
     recv_counts: Counts | None = None,
     *,
-    sdispls: Counts | None = None,
-    rdispls: Counts | None = None,
-    unit: Unit | None = None,
-    out: Tensor | None = None,
-    group: Group = None,
     async_op: Literal[False] = False,
-    timeout: float | None = None,
+    **options: Unpack[_Options],
 ) -> Tensor: ...
 @overload
 def all_to_all_v(
@@ -73,13 +78,8 @@ def all_to_all_v(
     send_counts: Counts,
     recv_counts: Counts | None = None,
     *,
-    sdispls: Counts | None = None,
-    rdispls: Counts | None = None,
-    unit: Unit | None = None,
-    out: Tensor | None = None,
-    group: Group = None,
     async_op: Literal[True],
-    timeout: float | None = None,
+    **options: Unpack[_Options],
 ) -> tuple[Tensor | None, Work]: ...
 def all_to_all_v(
     input: Tensor,
@@ -102,9 +102,9 @@ def all_to_all_v(
 
     Args:
         input: Any shape, any dense dtype; taken flat, or by rows of dimension 0.
-        send_counts, recv_counts: One integer >= 0 per rank, as a list or an integer tensor. ``send_counts`` of rank i
-            for j and ``recv_counts`` of rank j for i must agree. ``recv_counts=None`` learns them from the peers; the
-            output is then packed.
+        send_counts, recv_counts: One integer >= 0 per rank: a list, tuple, array or integer tensor. ``send_counts`` of
+            rank i for j and ``recv_counts`` of rank j for i must agree. ``recv_counts=None`` learns them from the
+            peers; the output is then packed.
         sdispls, rdispls: Where the regions begin; packed in rank order if left out. Send regions may overlap and leave
             gaps; receive regions may leave gaps.
         unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0; None: rows of an input of
@@ -126,107 +126,96 @@ def all_to_all_v(
         PeerMismatchError: two ranks disagree about operator, dtype or counts; nothing has been written.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
-    comm = what = None
-    if (
-        type(send_counts) is list
-        and type(recv_counts) is list
-        and sdispls is rdispls is timeout is None
-        and not async_op
-    ):
-        what = ("all_to_all_v", send_counts, recv_counts, unit)
-        if not is_dynamo_compiling() and (result := repeats_of(group).run(what, input, out)) is not None:
-            return result
-    if not torch.compiler.is_compiling():
-        comm = groups.resolve(group, device_of(input))
-        if comm is None:
-            return (None, None) if async_op else None
-        if what and out is None and needs_grad(input) and (known := _known(comm, input, *what[1:])):
-            layout, row, shape = known
-            return ops.all_to_all_v(input, layout, math.prod(shape), row, "all_to_all_v", comm).view(shape)
+    if not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
+        made = _core.all_to_all_v(
+            shared.core, input, out, send_counts, recv_counts, sdispls, rdispls, unit, async_op, timeout
+        )
+        if made is not None:
+            return _with_work(shared, made, input) if async_op else made
+    counts = (send_counts, recv_counts, sdispls, rdispls, unit)
     if makes_graph():
+        _enter(group, input)
         _check_graph(timeout)
-        return recorded.all_to_all_v(input, send_counts, recv_counts, sdispls, rdispls, unit, out, group, async_op)
-    assert comm is not None
+        return recorded.all_to_all_v(input, *counts, out, group, async_op)
+    comm = groups.resolve(group, device_of(input))
+    if comm is None:
+        return (None, None) if async_op else None
     with guard(comm, "all_to_all_v"):
-        counts_rows(unit, 0)
         limit = calls.limit(comm, timeout)
         x = as_input("input", input)
         wants_grad = needs_grad(input)
-        if timeout is not None and wants_grad:
-            raise InvalidParamError("timeout is given for an input that requires grad, expected one or the other")
-        if out is not None and wants_grad:
-            raise InvalidParamError("out is given for an input that requires grad, expected one or the other")
-        sends = Sends.read(x.shape, send_counts, sdispls, unit, comm.size)
-        if recv_counts is None:
-            sends.check_learning(x.numel(), rdispls, out, gradient_later=async_op and wants_grad)
-        else:
-            request = sends.with_receives(recv_counts, rdispls)
-            if out is not None:
-                check_output("out", out, x.dtype)
-                request.check_out(out.shape)
-                check_apart(out, x)
-            shape = request.check(x.numel(), -1 if out is None else out.numel())
-    if recv_counts is None:
-        return _learning(comm, input, x, sends, wants_grad, async_op, limit)
-    row = max(request.row, 1)
+        for name, value in (("timeout", timeout), ("out", out)):
+            if wants_grad and value is not None:
+                raise InvalidParamError(f"{name} is given for an input that requires grad, expected one or the other")
+        if out is not None:
+            check_output("out", out, x.dtype)
+            check_apart(out, x)
+        request = read_request(comm.size, x.shape, *counts, out, wants_grad and async_op)
+    if request.learns:
+        return _learning(comm, input, x, request, wants_grad, async_op, limit)
+    row, shape = max(request.row, 1), request.shape
     if wants_grad and not async_op:
-        layout = torch.tensor(request.layout, dtype=torch.int64, device="cpu")
-        return ops.all_to_all_v(input, layout, math.prod(shape), row, "all_to_all_v", comm).view(shape)
+        return ops.all_to_all_v(input, layout_of(request), math.prod(shape), row, "all_to_all_v", comm).view(shape)
     with guard(comm, "all_to_all_v"):
         target = out
         if target is None:
             target = calls.new_output(comm, shape, x)
-            if request.has_gaps(shape):
+            if request.has_gaps:
                 target.zero_()
         call = calls.exchange(comm, "all_to_all_v", target, x, request.layout, row)
-        if what:
-            remember(call, what, input, out)
-        out = target
     if not async_op:
         call.run(limit)
-        return out
+        return target
     if wants_grad:
-        layout = torch.tensor(request.layout, dtype=torch.int64, device="cpu")
         holder: list[Work] = []
-        result = _AsyncExchange.apply(input, layout, call, row, comm, holder)
+        result = _AsyncExchange.apply(input, layout_of(request), call, row, comm, holder)
         return result, holder[0]
-    return out, call.submit(limit)
+    return target, call.submit(limit)
 
 
-def _known(
-    comm: AnyCommunicator, input: Tensor, send_counts: list[int], recv_counts: list[int], unit: Unit | None
-) -> tuple[Tensor, int, tuple[int, ...]] | None:
-    """What a call with gradients needs, from an earlier one; None where a tracer may watch, or something is wrong."""
-    if is_watched(input):
-        return None
-    try:
-        return _packed(tuple(input.shape), comm.size, tuple(send_counts), tuple(recv_counts), unit)
-    except (AllToAllVError, TypeError, RuntimeError):  # counts that are no integers, a nested tensor
-        return None
+def _enter(group: Group, input: object) -> None:
+    """Of a call that tracing records: the group's communicator is made before, where that can be."""
+    if not torch.compiler.is_compiling():
+        groups.resolve(group, device_of(input))
 
 
-@functools.lru_cache(maxsize=256)
-def _packed(
-    shape: tuple[int, ...], size: int, send_counts: tuple[int, ...], recv_counts: tuple[int, ...], unit: Unit | None
-) -> tuple[Tensor, int, tuple[int, ...]]:
-    """Of an exchange without displacements: the layout, elements of a unit, and the output's shape."""
-    request = Sends.read(shape, list(send_counts), None, unit, size).with_receives(list(recv_counts), None)
-    made = request.check(math.prod(shape))
-    return torch.tensor(request.layout, dtype=torch.int64, device="cpu"), max(request.row, 1), made
+def _with_work(comm: Communicator, made: tuple[Any, Any], input: Tensor) -> tuple[Tensor | None, Work]:
+    """What an asynchronous call of the core has returned, with the handle of this front end."""
+    output, pending = made
+    if output is not None:
+        return output, Work(comm, pending, (input, output), lambda: output)
+
+    def finish() -> Tensor:
+        block, _ = pending.take()
+        return from_block(block, pending.shape(), input.dtype)
+
+    return None, Work(comm, pending.work, (input,), finish)
+
+
+def layout_of(request: _core.Request) -> Tensor:
+    """As the operators of graphs take it."""
+    return torch.frombuffer(request.buffer, dtype=torch.int64).view(4, -1)
 
 
 def _learning(
-    comm: AnyCommunicator, input: Tensor, x: Tensor, sends: Sends, wants_grad: bool, async_op: bool, limit: float
+    comm: AnyCommunicator,
+    input: Tensor,
+    x: Tensor,
+    request: _core.Request,
+    wants_grad: bool,
+    async_op: bool,
+    limit: float,
 ) -> Any:
+    sends, sdispls, _, _ = request.layout
     if wants_grad:
-        layout = torch.tensor([sends.counts, sends.displs], dtype=torch.int64, device="cpu")
-        out, _ = ops.all_to_all_v_learn(input, layout, sends.row, "all_to_all_v", comm)
-        return out.view(-1, *sends.tail) if sends.tail else out
+        layout = torch.tensor([sends, sdispls], dtype=torch.int64, device="cpu")
+        out, told = ops.all_to_all_v_learn(input, layout, request.row, "all_to_all_v", comm)
+        return out.view(request.shape_for(told[2].tolist()))
     with guard(comm, "all_to_all_v"):
-        learning = calls.learn(comm, "all_to_all_v", x, sends.counts, sends.displs, sends.row)
+        learning = calls.learn(comm, "all_to_all_v", x, sends, sdispls, request.row)
 
     def finish(output: Tensor, counts: Sequence[int]) -> Tensor:
-        return shaped(output, (sum(counts) // sends.row, *sends.tail))
+        return shaped(output, request.shape_for(counts))
 
     if not async_op:
         return finish(*learning.run(limit))
@@ -287,33 +276,25 @@ def all_to_all_single(
     for which dimension 0 must divide. Returns None, or the `Work` with ``async_op=True``. Not differentiable, as in
     torch; `alltoallv.torch.functional` is. Raises as `all_to_all_v`.
     """
-    comm = what = None
-    splits = output_split_sizes, input_split_sizes
-    if not async_op and timeout is None and all(each is None or type(each) is list for each in splits):
-        what = ("all_to_all_single", *splits)
-        if not is_dynamo_compiling() and repeats_of(group).run(what, input, output) is not None:
-            return None
-    if not torch.compiler.is_compiling():
-        comm = groups.resolve(group, device_of(input))
-        if comm is None:
-            return None
+    splits = (output_split_sizes, input_split_sizes)
+    if not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
+        made = _core.all_to_all_single(shared.core, output, input, *splits, async_op, timeout)
+        if made is not None:
+            return _with_work(shared, made, input)[1] if async_op else None
     if makes_graph():
+        _enter(group, input)
         _check_graph(timeout)
-        return recorded.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, async_op)
-    assert comm is not None
+        return recorded.all_to_all_single(output, input, *splits, group, async_op)
+    comm = groups.resolve(group, device_of(input))
+    if comm is None:
+        return None
     with guard(comm, "all_to_all_single"):
         limit = calls.limit(comm, timeout)
         check_tensor_pair(output, input)
         x = as_input("input", input)
-        row = common_row_size(output, x)
-        sends = split_sizes("input_split_sizes", input_split_sizes, "input", x.shape[0], comm.size)
-        recvs = split_sizes("output_split_sizes", output_split_sizes, "output", output.shape[0], comm.size)
+        request = _core.Request.all_to_all_single(comm.size, output.shape, x.shape, *splits)
         check_apart(output, x)
-        args = split_layout(sends, recvs, row)
-        _core.check_exchange(x.numel(), output.numel(), *args, comm.size)
-        call = calls.exchange(comm, "all_to_all_single", output, x, args, max(row, 1))
-        if what:
-            remember(call, what, input, output)
+        call = calls.exchange(comm, "all_to_all_single", output, x, request.layout, request.row)
     return _finish(call, async_op, limit)
 
 
@@ -377,28 +358,22 @@ def all_gather_into_tensor(
     dtype; the output has as many elements, in shape ``[W * x1, x2, ...]``, ``[W, x1, x2, ...]`` or any other, and the
     input may be this rank's part of it. Returns None, or the `Work` with ``async_op=True``. Raises as `all_to_all_v`.
     """
-    comm, what = None, "all_gather_into_tensor"
-    if (
-        not async_op
-        and timeout is None
-        and not is_dynamo_compiling()
-        and repeats_of(group).run(what, input_tensor, output_tensor) is not None
-    ):
-        return None
-    if not torch.compiler.is_compiling():
-        comm = groups.resolve(group, device_of(input_tensor))
-        if comm is None:
-            return None
+    if not is_dynamo_compiling() and output_tensor is not None and (shared := groups.on_shm(group)) is not None:
+        made = _core.all_gather_into_tensor(shared.core, output_tensor, input_tensor, async_op, timeout)
+        if made is not None:
+            return _with_work(shared, made, input_tensor)[1] if async_op else None
     if makes_graph():
+        _enter(group, input_tensor)
         _check_graph(timeout)
         return recorded.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
-    assert comm is not None
+    comm = groups.resolve(group, device_of(input_tensor))
+    if comm is None:
+        return None
     with guard(comm, "all_gather_into_tensor"):
         limit = calls.limit(comm, timeout)
         check_tensor_pair(output_tensor, input_tensor)
         x = as_input("input_tensor", input_tensor)
-        check_gathered("output_tensor", output_tensor.numel(), x.shape, comm.size)
+        request = _core.Request.all_gather(comm.size, x.shape, output_tensor.numel(), "output_tensor")
         check_gather_apart(region(output_tensor), region(x), comm.rank)
-        call = calls.exchange(comm, what, output_tensor, x, gather_layout(comm.size, x.numel()))
-        remember(call, what, input_tensor, output_tensor)
+        call = calls.exchange(comm, "all_gather_into_tensor", output_tensor, x, request.layout)
     return _finish(call, async_op, limit)

@@ -23,7 +23,6 @@ from alltoallv.torch.engines.hccl import DeviceMember
 Group = Any  # ProcessGroup | Communicator | TorchGroupCommunicator | None
 AnyCommunicator = Communicator | TorchGroupCommunicator | DeviceMember
 
-_NO_REPEATS = _core.Repeats()
 _log = logging.getLogger("alltoallv")
 # By group, then by kind of device and backend; the backend None is the default when the group was first used.
 _made: weakref.WeakKeyDictionary[Any, dict[tuple[str, str | None], AnyCommunicator]] = weakref.WeakKeyDictionary()
@@ -59,16 +58,16 @@ def resolve(group: Group, device: str = "cpu") -> AnyCommunicator | None:
     raise InvalidParamError(f"group is a {type(group).__name__}, expected a ProcessGroup, a Communicator or None")
 
 
-def repeats_of(group: Group) -> _core.Repeats:
-    """The calls on tensors in host memory that ``group`` has kept; makes no communicator, since tracers get here."""
+def on_shm(group: Group) -> Communicator | None:
+    """What moves tensors in shared memory for ``group``, if it has that already; makes none, since tracers get here."""
     if type(group) is Communicator:
-        return group.repeats
+        return group if group.host_core is not None else None
     made: AnyCommunicator | None
     if group is None and (group := dist.group.WORLD) is None:
         made = communicator.existing_default()
     else:
         made = _made.get(group, {}).get(("cpu", None)) if isinstance(group, dist.ProcessGroup) else None
-    return made.repeats if made is not None and made.usable else _NO_REPEATS
+    return made if isinstance(made, Communicator) and made.host_core is not None and made.usable else None
 
 
 def _of_tensors(made: Communicator) -> AnyCommunicator:

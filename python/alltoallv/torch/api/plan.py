@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv._calls.counts import Counts
+from alltoallv._calls.counts import Counts, plan_request
 from alltoallv._calls.guard import guard
-from alltoallv._calls.repeats import arrays_of
-from alltoallv._calls.request import Sends
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api import calls
@@ -62,19 +60,11 @@ class Plan(_core.ArrayPlan):
         self._communicator = comm
         with guard(comm, "all_to_all_v"):
             self.dtype = dtype
-            request = Sends.read((), send_counts, sdispls, "element", comm.size).with_receives(recv_counts, rdispls)
-            self._layout = request.layout
-            sends, sdispl, recvs, _ = request.layout
-            ends = [begin + count for begin, count in zip(sdispl, sends, strict=True) if count]
-            self.input_size = max(ends, default=0)
-            (self.output_size,) = request.check(self.input_size)
-            self._gaps = sum(recvs) < self.output_size
-            call = None
-            if isinstance(comm, Communicator):
-                plan = _core.Plan(comm.core, "all_to_all_v", core_name(dtype), *request.layout)
-                like, shape = torch.empty(0, dtype=dtype, device="cpu"), (self.output_size,)
-                call = plan.on_arrays(arrays_of(like, self.input_size, like, shape, allocates=not self._gaps))
-            super().__init__(call)
+            self.input_size, request = plan_request(comm.size, send_counts, recv_counts, sdispls, rdispls)
+            (self.output_size,), self._gaps, self._layout = request.shape, request.has_gaps, request.layout
+            name = core_name(dtype)
+            plan = request.plan(comm.core, "all_to_all_v", name) if isinstance(comm, Communicator) else None
+            super().__init__(plan, self.input_size, self.output_size)
 
     if TYPE_CHECKING:
 

@@ -7,14 +7,21 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch.autograd import _profiler_enabled, forward_ad
 
 from alltoallv import _core
-from alltoallv._calls import regions, request
+from alltoallv._calls import regions
 from alltoallv._calls.regions import Region
 from alltoallv.errors import InvalidTensorError
 from alltoallv.torch.graph.graphs import makes_graph
 
+# Who wants to see more of a call than its result gets the way through Python.
+_core.add_torch(
+    Tensor,
+    torch.is_grad_enabled,
+    (_profiler_enabled, torch._C._is_tracing, torch._C._len_torch_dispatch_stack),
+    forward_ad,
+)
 PLAIN = Tensor, torch.nn.Parameter  # classes that mean nothing but their elements
 _NAMES = {dtype: name for name in _core.dtypes if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
 
@@ -103,8 +110,10 @@ def check_apart(output: Tensor, input: Tensor) -> None:
 
 
 def row_size(tensor: Tensor) -> int:
-    """Elements per row of dimension 0."""
-    return request.row_size(tensor.shape)
+    """Elements per row of dimension 0; torch.compile must be able to look at it."""
+    if tensor.dim() == 0:
+        raise InvalidTensorError("a 0-dimensional input has no rows, expected at least 1 dimension")
+    return math.prod(tensor.shape[1:])
 
 
 def common_row_size(output: Tensor, input: Tensor) -> int:

@@ -270,7 +270,7 @@ class DeviceMember:
     """A `Communicator` over HCCL as the torch front end uses it; see `Member` for what the methods mean."""
 
     reaches_host = False
-    repeats = _core.Repeats()  # none: it keeps calls on shared memory only
+    host_core = None  # its calls are not the core's
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator

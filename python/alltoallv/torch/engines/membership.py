@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from alltoallv import _core
 from alltoallv.communicator import Communicator
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError, ValueOverflowError
 from alltoallv.torch.engines.agreement import Agreement, Proposal, announcement
@@ -59,7 +58,7 @@ class Membership:
         warn_after: Seconds of waiting until a warning names the late ranks.
     """
 
-    repeats = _core.Repeats()  # none: it keeps calls on shared memory only
+    host_core = None  # its calls are not the core's
 
     def __init__(
         self,

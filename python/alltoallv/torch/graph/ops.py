@@ -11,7 +11,6 @@ transpose and each is the gradient of the other, so derivatives of every order e
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any, cast
 
 import torch
@@ -25,7 +24,6 @@ from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.calls import AnyCommunicator
 from alltoallv.torch.api.group import Group
-from alltoallv.torch.api.ready import remember
 from alltoallv.torch.api.tensors import as_input, shaped
 from alltoallv.torch.graph.library import Operator
 
@@ -46,13 +44,9 @@ def _exchange(
     layout: Layout,
     numel_out: int,
     row: int,
-    what: Hashable = None,
     base: Tensor | None = None,
 ) -> Tensor:
-    """A checked exchange into a new flat tensor; gaps have the values of ``base``, without one zero.
-
-    ``what``: what ``comm.repeats`` finds it by.
-    """
+    """A checked exchange into a new flat tensor; gaps have the values of ``base``, without one zero."""
     with guard(comm, operator):
         x = as_input("input", input)
         needed = _core.check_exchange(x.numel(), numel_out, *layout, comm.size)
@@ -65,8 +59,6 @@ def _exchange(
         elif has_gaps:
             out.zero_()
         call = calls.exchange(comm, operator, out, x, layout, max(row, 1))
-        if what and not has_gaps:
-            remember(call, what, input, None)
     call.run()
     return out
 
@@ -75,10 +67,15 @@ def _exchange(
 def all_to_all_v(input: Tensor, layout: Tensor, numel_out: int, row: int, operator: str, group: str) -> Tensor:
     """Exchange into a new tensor of shape ``[numel_out]``; -1 sizes it by the layout."""
     comm = carrier(group, input)
-    what = "op", operator, layout.numpy().tobytes(), numel_out, row
-    if (made := comm.repeats.run(what, input, None)) is not None:
+    if (made := _plain_exchange(comm, operator, input, layout, numel_out, row)) is not None:
         return made
-    return _exchange(comm, operator, input, cast(Layout, tuple(layout.tolist())), numel_out, row, what)
+    return _exchange(comm, operator, input, cast(Layout, tuple(layout.tolist())), numel_out, row)
+
+
+def _plain_exchange(comm: AnyCommunicator, *args: Any) -> Tensor | None:
+    """In the core, of tensors that nobody has to look at before; None for others."""
+    made: Tensor | None = None if comm.host_core is None else _core.exchange(comm.host_core, *args)
+    return made
 
 
 @all_to_all_v.fake
@@ -113,12 +110,11 @@ def _(base: Tensor, input: Tensor, layout: Tensor, whole: bool, row: int, operat
 def all_to_all_v_transpose(grad: Tensor, layout: Tensor, numel_in: int, row: int, operator: str, group: str) -> Tensor:
     """From the gradient of the output to that of the input, of shape ``[numel_in]``."""
     comm = carrier(group, grad)
-    what = "transpose", operator, layout.numpy().tobytes(), numel_in, row
-    if (made := comm.repeats.run(what, grad, None)) is not None:
+    if (made := _plain_exchange(comm, operator, grad, layout, numel_in, row, True)) is not None:
         return made
     sends, sdispls, recvs, rdispls = layout.tolist()
     if not overlap(sends, sdispls):
-        return _exchange(comm, operator, grad, (recvs, rdispls, sends, sdispls), numel_in, row, what)
+        return _exchange(comm, operator, grad, (recvs, rdispls, sends, sdispls), numel_in, row)
     packed = [sum(sends[:j]) for j in range(len(sends))]
     parts = _exchange(comm, operator, grad, (recvs, rdispls, sends, packed), -1, row)
     total = grad.new_zeros(numel_in)
@@ -205,15 +201,14 @@ all_to_all_v_learn.differentiate(_learn_backward, _setup_learn)
 
 def _reduce(comm: AnyCommunicator, operator: str, input: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The sum of all ranks' inputs, or an equal part of it, in a new tensor."""
-    if (made := comm.repeats.run(operator, input, None)) is not None:
-        return made
+    if comm.host_core is not None and (made := _core.reduce(comm.host_core, operator, input, None, "sum")) is not None:
+        return cast(Tensor, made)
     with guard(comm, operator):
         x = as_input("input", input)
         out = calls.new_output(comm, shape, x)
         n = out.numel()
         counts = even_parts(n, comm.size) if operator == "all_reduce" else [n] * comm.size
     call = calls.reduce(comm, operator, out, x, "sum", counts)
-    remember(call, operator, input, None)
     call.run()
     return out
 
@@ -222,10 +217,12 @@ def _reduce(comm: AnyCommunicator, operator: str, input: Tensor, shape: tuple[in
 def all_gather(input: Tensor, size: int, group: str) -> Tensor:
     """The inputs of all ``size`` ranks concatenated along dimension 0."""
     comm = carrier(group, input)
-    out = comm.repeats.run("all_gather", input, None)
+    out = None
+    if comm.host_core is not None:
+        out = _core.all_gather_into_tensor(comm.host_core, None, input, False, None)
     if out is None:
         n, operator = input.numel(), "all_gather_into_tensor"
-        out = _exchange(comm, operator, input, gather_layout(comm.size, n), n * comm.size, 1, "all_gather")
+        out = _exchange(comm, operator, input, gather_layout(comm.size, n), n * comm.size, 1)
     return shaped(out, (size * input.shape[0], *input.shape[1:]))
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from alltoallv import _core
 from alltoallv._calls.counts import packed
 from alltoallv._calls.guard import guard
 from alltoallv.quantization import requests
 from alltoallv.quantization.spec import Options
 from alltoallv.torch.api import calls
-from alltoallv.torch.api.ready import remember
 from alltoallv.torch.graph import ops
 from alltoallv.torch.graph.library import Operator
 from alltoallv.torch.graph.ops import carrier
@@ -37,15 +37,12 @@ _NONE = (None,) * (len(Options._fields) + 1)  # their gradients
 def quantized_all_reduce(input: Tensor, *given: Any) -> Tensor:
     """The sum of all ranks' inputs in the input's shape."""
     options, comm = Options(*given[:-1]), carrier(given[-1], input)
-    what = None
-    if options.dynamic():
-        what = "quantized_all_reduce", *options[4:]
-        if (made := comm.repeats.run(what, input, None)) is not None:
-            return made
+    if options.dynamic() and options.out_dtype is None and comm.host_core is not None:
+        result: Tensor | None = _core.quantized_all_reduce(comm.host_core, input, None, *options[4:9])
+        if result is not None:
+            return result
     with guard(comm, "quantized_all_reduce"):
         call = calls.quantized_reduce(comm, requests.all_reduce(ADAPTER, comm, input, options, None, None))
-        if what:
-            remember(call, what, input, None)
     call.run()
     output: Tensor = call.output
     return output

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from alltoallv._calls.counts import Counts, Unit, even_split
-from alltoallv._calls.request import check_rows, counts_rows
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.group import Group
@@ -33,7 +32,9 @@ def all_to_all_v(
     group: Group,
     async_op: bool,
 ) -> Any:
-    by_row = counts_rows(unit, input.dim())
+    if unit not in ("element", "row", None):
+        raise InvalidParamError(f"unit is {unit!r}, expected 'element', 'row' or None")
+    by_row = input.dim() > 1 if unit is None else unit == "row"
     row = row_size(input) if by_row else 1
     name = groups.name_of(group)
     sends = _counts(send_counts) * row
@@ -50,7 +51,9 @@ def all_to_all_v(
                 raise InvalidParamError("out is given for an input that requires grad, expected one or the other")
             if out.dtype != input.dtype:
                 raise InvalidTensorError(f"out has dtype {out.dtype}, expected {input.dtype}", 13)
-            check_rows(out.shape, tuple(input.shape[1:]) if by_row else ())
+            if by_row and out.shape[1:] != input.shape[1:]:
+                found, expected = tuple(out.shape[1:]), tuple(input.shape[1:])
+                raise InvalidTensorError(f"out has rows of shape {found}, expected {expected}, those of the input")
             _write(out, input, layout, False, row, "all_to_all_v", name)
             return outcome(out, None, async_op)
         packed_list = rdispls is None and not isinstance(recv_counts, Tensor)

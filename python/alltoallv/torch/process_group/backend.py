@@ -37,6 +37,7 @@ from torch._C._distributed_c10d import (
 )
 from torch._C._distributed_c10d import Work as TorchWork
 
+from alltoallv import _core
 from alltoallv.torch.api import collectives as calls
 from alltoallv.torch.api import rooted
 from alltoallv.torch.process_group import engines
@@ -56,7 +57,9 @@ class AllToAllVGroup(CarriedGroup):
                 "all_reduce",
                 opts,
                 lambda c: calls.all_reduce(c, tensors[0], opts.reduceOp),
-                (opts.reduceOp.op, tensors[0], tensors[0]),
+                lambda core, limit: calls.reduce_at_once(
+                    core, "all_reduce", tensors[0], tensors[0], opts.reduceOp, limit
+                ),
             )
         return self._hand_over("allreduce", tensors, tensors, opts)
 
@@ -85,7 +88,7 @@ class AllToAllVGroup(CarriedGroup):
                 "reduce_scatter",
                 opts,
                 lambda c: calls.reduce_scatter_single(c, output, input, opts.reduceOp),
-                (opts.reduceOp.op, input, output),
+                lambda core, limit: calls.reduce_at_once(core, "reduce_scatter", input, output, opts.reduceOp, limit),
             )
         return self._hand_over("_reduce_scatter_base", (output,), output, input, opts)
 
@@ -124,7 +127,7 @@ class AllToAllVGroup(CarriedGroup):
                 "all_gather_into_tensor",
                 opts,
                 lambda c: calls.all_gather_single(c, output, input),
-                (None, input, output),
+                lambda core, limit: _core.all_gather_into_tensor(core, output, input, False, limit),
             )
         return self._hand_over("_allgather_base", (input,), output, input, opts)
 
@@ -152,7 +155,7 @@ class AllToAllVGroup(CarriedGroup):
                 "all_to_all_single",
                 opts,
                 lambda c: calls.all_to_all_single(c, output, input, *splits),
-                (splits, input, output),
+                lambda core, limit: _core.all_to_all_single(core, output, input, *splits, False, limit, False),
             )
         return self._hand_over("alltoall_base", (input,), output, input, *splits, opts)
 

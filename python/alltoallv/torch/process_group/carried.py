@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from torch._C._distributed_c10d import _DistributedBackendOptions
 from alltoallv import _core
 from alltoallv._calls.guard import guard
 from alltoallv._calls.protocol import Pending
-from alltoallv._calls.repeats import arrays_of
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api import profile
@@ -51,9 +50,9 @@ class CarriedGroup(EngineGroup):
         name: str,
         opts: Any,
         prepare: Callable[[Communicator], Operation],
-        repeated: tuple[Hashable, Tensor, Tensor] | None = None,
+        at_once: Callable[[_core.Communicator, float], Any] | None = None,
     ) -> TorchWork:
-        """``repeated``: what a call depends on beside its one input and one output, and these."""
+        """``at_once`` makes a call that blocks, on tensors that need no more than the core's look; else it is None."""
         comm = self.communicator
         assert comm is not None
         in_turn()
@@ -61,16 +60,11 @@ class CarriedGroup(EngineGroup):
         if limit <= 0:
             limit = self._limit()
         async_op = getattr(opts, "asyncOp", True)
-        if repeated and not async_op:
-            values, input, output = repeated
-            what = "backend", name, values
-            if comm.repeats.run(what, input, output, limit) is not None:
+        with _as_torch(name, comm):
+            if at_once and not async_op and (output := at_once(comm.core, limit)) is not None:
                 return self._kept(BackendWork((), [output]))
-        with _as_torch(name, comm), guard(comm, name):
-            operation = prepare(comm)
-        if repeated and not async_op and operation.on_arrays:
-            arrays = arrays_of(input, input.numel(), output, tuple(output.shape))
-            comm.repeats.keep(what, input, output, operation.on_arrays(arrays))
+            with guard(comm, name):
+                operation = prepare(comm)
         with profile.span(name, comm, operation.itemsize, operation.sends, operation.recvs, async_op=async_op):
             if not async_op:
                 operation.run(limit)
@@ -117,10 +111,11 @@ def _as_torch(name: str, comm: Communicator) -> Iterator[None]:
     """Errors of the arguments name this rank, and are also the RuntimeError that torch's own engines raise."""
     try:
         yield
-    except InvalidParamError as error:
-        raise BackendParamError(f"{name} on rank {comm.rank}: {error}", error.code) from None
-    except InvalidTensorError as error:
-        raise BackendTensorError(f"{name} on rank {comm.rank}: {error}", error.code) from None
+    except (InvalidParamError, InvalidTensorError) as error:
+        if str(error).startswith("operator #"):  # a peer's, which it has named
+            raise
+        kind = BackendParamError if isinstance(error, InvalidParamError) else BackendTensorError
+        raise kind(f"{name} on rank {comm.rank}: {error}", error.code) from None
 
 
 def _on_cpu(tensors: Any) -> bool:

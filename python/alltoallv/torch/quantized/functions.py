@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from alltoallv import _core
 from alltoallv._calls.counts import Counts, shares
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError
@@ -16,8 +17,7 @@ from alltoallv.quantization.functions import Quantized, described
 from alltoallv.quantization.spec import Gather, Options, Overflow, Quantization, SumOp
 from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.group import Group, device_of, repeats_of
-from alltoallv.torch.api.ready import remember
+from alltoallv.torch.api.group import Group, device_of
 from alltoallv.torch.api.tensors import needs_grad, row_size
 from alltoallv.torch.api.work import Done
 from alltoallv.torch.graph import quantized_ops as quantized_ops
@@ -53,10 +53,11 @@ def quantized_all_reduce(
     options = Options(
         scale, comm_quant_scale_1, comm_quant_scale_2, offset, bits, group_size, gather, op, overflow, out_dtype
     )
-    comm = what = None
-    if error_feedback is None and timeout is None and not async_op and options.dynamic():
-        what = "quantized_all_reduce", *options[4:]
-        if not is_dynamo_compiling() and (result := repeats_of(group).run(what, input, out)) is not None:
+    comm = None
+    plain = options.dynamic() and out_dtype is None and error_feedback is None and timeout is None and not async_op
+    if plain and not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
+        result = _core.quantized_all_reduce(shared.core, input, out, *options[4:9])
+        if result is not None:
             return result
     if not torch.compiler.is_compiling():
         comm = groups.resolve(group, device_of(input))
@@ -78,8 +79,6 @@ def quantized_all_reduce(
             else:
                 made = requests.all_reduce(ADAPTER, comm, input, options, out, error_feedback)
                 call = calls.quantized_reduce(comm, made)
-                if what:
-                    remember(call, what, input, out)
             limit = calls.limit(comm, timeout)
     if recorded or needs_grad(input):
         scales = map(_as_tensor, options[:3])

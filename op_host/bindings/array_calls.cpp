@@ -1,0 +1,332 @@
+// Collectives on arrays as users give them: read, checked and run here where they are plain, so that a call costs the
+// same whether or not an earlier one had the same counts. For other arrays every function returns None, with nothing
+// done: the front end adapts them, or refuses them in words.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
+#include "bindings/counts.h"
+#include "bindings/plan.h"
+#include "core/communicator.h"
+#include "core/regions.h"
+#include "op_kernel/cpu/reduce.h"
+
+namespace nb = nanobind;
+
+namespace alltoallv {
+namespace {
+
+void announce(Communicator& communicator, OpKind op, const Error& error) {
+    const nb::gil_scoped_release release;
+    try {
+        communicator.fail(op, error);
+    } catch (const Error&) {  // nobody left to tell: the first error counts
+    }
+}
+
+/// What a front end does before an operator starts: its failure is announced to the peers, whose call then raises it.
+template <class Function>
+auto guarded(Communicator& communicator, OpKind op, Function prepare) {
+    try {
+        return prepare();
+    } catch (const Error& error) {
+        announce(communicator, op, error);
+        throw;
+    } catch (const nb::python_error& error) {
+        if (error.matches(PyExc_Exception)) announce(communicator, op, invalid_param(error.what()));
+        throw;
+    }
+}
+
+/// Where a call receives.
+struct Target {
+    nb::object array;
+    uintptr_t address;
+};
+
+/// The output given, or one made.
+Target target_of(const ArrayPair& given, nb::handle like, nb::object output, const Request& request) {
+    if (given.output) return {std::move(output), given.output->address};
+    Block block = new_output(request, given.input.dtype);
+    const auto address = reinterpret_cast<uintptr_t>(block.data());
+    return {given.framework->make(like, request.shape, std::move(block)), address};
+}
+
+/// The output; the pair of it and the pending call if it is asynchronous.
+nb::object run(Communicator& communicator, Request request, const ArrayPair& given, Target target, bool async_op,
+               double timeout) {
+    const uintptr_t input = given.input.address, output = target.address;
+    if (!async_op) {
+        const Exchange exchange =
+            request.exchange(given.input.dtype, pointer<const void>(input), pointer<void>(output));
+        const nb::gil_scoped_release release;
+        communicator.exchange(exchange, timeout);
+    } else {
+        const auto ready =
+            std::make_shared<const ReadyExchange>(std::move(request), given.input.dtype, communicator.rank());
+        WorkPtr work = communicator.submit(
+            [ready, &communicator, input, output, timeout] { ready->run(communicator, input, output, timeout); });
+        return nb::make_tuple(std::move(target.array), std::move(work));
+    }
+    return std::move(target.array);
+}
+
+nb::object learn(Communicator& communicator, Request request, const ArrayPair& given, nb::handle like, bool async_op,
+                 double timeout) {
+    const auto ready =
+        std::make_shared<const ReadyExchange>(std::move(request), given.input.dtype, communicator.rank());
+    if (async_op) return nb::make_tuple(nb::none(), submit_learning(communicator, ready, given.input.address, timeout));
+    Learnt learnt;
+    {
+        const nb::gil_scoped_release release;
+        ready->learn(communicator, given.input.address, timeout, learnt);
+    }
+    return given.framework->make(like, ready->request().shape_for(learnt.counts), std::move(learnt.block));
+}
+
+nb::object all_to_all_v(Communicator& communicator, nb::handle input, nb::object out, nb::handle send_counts,
+                        nb::handle recv_counts, nb::handle sdispls, nb::handle rdispls, nb::handle unit, bool async_op,
+                        nb::handle timeout) {
+    const std::optional<ArrayPair> given = arrays_given(input, out);
+    if (!given) return nb::none();
+    Target target{};
+    double limit = -1;
+    Request request = guarded(communicator, OpKind::all_to_all_v, [&] {
+        limit = read_timeout(timeout);
+        Request made = read_all_to_all_v(communicator.size(), given->input.shape, send_counts, recv_counts, sdispls,
+                                         rdispls, unit, given->output_shape());
+        if (given->output) check_apart(given->output->bytes(), given->input.bytes());
+        if (!made.learns && made.row != 0) target = target_of(*given, input, std::move(out), made);
+        return made;
+    });
+    if (request.row == 0) return nb::none();
+    if (request.learns) return learn(communicator, std::move(request), *given, input, async_op, limit);
+    return run(communicator, std::move(request), *given, std::move(target), async_op, limit);
+}
+
+nb::object all_to_all_single(Communicator& communicator, nb::object output, nb::handle input,
+                             nb::handle output_split_sizes, nb::handle input_split_sizes, bool async_op,
+                             nb::handle timeout, bool compares_rows) {
+    if (output.is_none()) return nb::none();
+    const std::optional<ArrayPair> given = arrays_given(input, output);
+    if (!given) return nb::none();
+    double limit = -1;
+    Request request = guarded(communicator, OpKind::all_to_all_single, [&] {
+        limit = read_timeout(timeout);
+        Request made = read_all_to_all_single(communicator.size(), given->output->shape, given->input.shape,
+                                              output_split_sizes, input_split_sizes);
+        check_apart(given->output->bytes(), given->input.bytes());
+        if (!compares_rows) made.row = 1;
+        return made;
+    });
+    return run(communicator, std::move(request), *given, {std::move(output), given->output->address}, async_op, limit);
+}
+
+nb::object gather(Communicator& communicator, OpKind op, nb::object output, nb::handle input, bool async_op,
+                  nb::handle timeout) {
+    const std::optional<ArrayPair> given = arrays_given(input, output);
+    if (!given) return nb::none();
+    Target target{};
+    double limit = -1;
+    Request request = guarded(communicator, op, [&] {
+        limit = read_timeout(timeout);
+        const auto each = static_cast<int64_t>(given->input.size);
+        Request made = gather_request(op, communicator.size(), each);
+        made.shape.assign(given->input.shape.begin(), given->input.shape.end());
+        made.shape.insert(made.shape.begin(), communicator.size());
+        if (given->output) {
+            check_gathered(op == OpKind::all_gather ? "out" : "output_tensor",
+                           static_cast<int64_t>(given->output->size), given->input.shape, communicator.size());
+            check_gather_apart(given->output->bytes(), given->input.bytes(), communicator.rank());
+        }
+        target = target_of(*given, input, std::move(output), made);
+        return made;
+    });
+    return run(communicator, std::move(request), *given, std::move(target), async_op, limit);
+}
+
+/// By a layout that has been made of counts before: int64 of shape [4, W], in elements. Transposed, what was received
+/// is sent; None, too, if the regions that receive then overlap.
+nb::object exchange(Communicator& communicator, const std::string& op, nb::handle input, nb::handle layout,
+                    int64_t numel_out, int64_t row, bool transposed) {
+    const std::optional<ArrayPair> given = arrays_given(input, nb::none());
+    const Framework* const framework = framework_of(layout);
+    const std::optional<ArrayView> counts = framework == nullptr ? std::nullopt : framework->view(layout);
+    const auto size = static_cast<size_t>(communicator.size());
+    if (!given || !counts || counts->dtype != DType::int64 || counts->size != 4 * size) return nb::none();
+    const OpKind kind = op_from_name(op);
+    const int64_t* const first = pointer<const int64_t>(counts->address);
+    Request request(kind, communicator.size());
+    std::copy_n(first + (transposed ? 2 * size : 0), 2 * size, request.send_counts().begin());
+    std::copy_n(first + (transposed ? 0 : 2 * size), 2 * size, request.recv_counts().begin());
+    if (transposed) {
+        try {
+            check_receive(-1, request.recv_counts(), request.rdispls(), communicator.size());
+        } catch (const Error&) {
+            return nb::none();
+        }
+    }
+    Target target{};
+    guarded(communicator, kind, [&] {
+        request.check(static_cast<int64_t>(given->input.size), numel_out);
+        if (numel_out >= 0) request.shape[0] = numel_out;
+        request.row = std::max<int64_t>(row, 1);
+        target = target_of(*given, input, nb::none(), request);
+    });
+    return run(communicator, std::move(request), *given, std::move(target), false, -1);
+}
+
+std::optional<ReduceOp> reduction_of(nb::handle op, DType dtype) {
+    if (PyUnicode_Check(op.ptr()) == 0) return std::nullopt;
+    for (size_t i = 0; i < std::size(reduce_op_names); ++i) {
+        if (PyUnicode_CompareWithASCIIString(op.ptr(), reduce_op_names[i].data()) != 0) continue;
+        const bool has_meaning = kernel::reduces(dtype, static_cast<kernel::Reduce>(i));
+        return has_meaning ? std::optional(static_cast<ReduceOp>(i)) : std::nullopt;
+    }
+    return std::nullopt;
+}
+
+/// All of it on every rank, or equal parts of dimension 0.
+nb::object reduce(Communicator& communicator, const std::string& op, nb::handle input, nb::object output,
+                  nb::handle reduce_op, double timeout) {
+    const std::optional<ArrayPair> given = arrays_given(input, output);
+    if (!given) return nb::none();
+    const std::optional<ReduceOp> combine = reduction_of(reduce_op, given->input.dtype);
+    const OpKind kind = op_from_name(op);
+    const auto size = static_cast<size_t>(communicator.size());
+    const bool scatters = kind == OpKind::reduce_scatter;
+    Request result(kind, 0);
+    result.shape.assign(given->input.shape.begin(), given->input.shape.end());
+    if (scatters) {
+        if (!given->output && (result.shape.empty() || result.shape[0] % communicator.size() != 0)) return nb::none();
+        if (given->input.size % size != 0) return nb::none();
+        if (!result.shape.empty()) result.shape[0] /= communicator.size();
+    }
+    const size_t numel = scatters ? given->input.size / size : given->input.size;
+    const bool fits = !given->output || given->output->size == numel;
+    const bool in_place = !scatters && given->output && given->output->address == given->input.address;
+    if (!combine || !fits) return nb::none();
+    if (given->output && !in_place && overlaps(given->output->bytes(), given->input.bytes())) return nb::none();
+    const Target target = guarded(communicator, kind, [&] { return target_of(*given, input, output, result); });
+    const std::vector<int64_t> counts = scatters ? std::vector<int64_t>(size, static_cast<int64_t>(numel))
+                                                 : even_parts(static_cast<int64_t>(numel), communicator.size());
+    Reduction call;
+    call.op = kind;
+    call.dtype = given->input.dtype;
+    call.reduce_op = *combine;
+    call.input = pointer<const void>(given->input.address);
+    call.output = pointer<void>(target.address);
+    call.counts = counts;
+    {
+        const nb::gil_scoped_release release;
+        communicator.reduce(call, timeout);
+    }
+    return target.array;
+}
+
+/// The place of a word among those that a parameter knows.
+template <size_t n>
+std::optional<size_t> word(nb::handle value, const char* const (&known)[n]) {
+    if (PyUnicode_Check(value.ptr()) == 0) return std::nullopt;
+    for (size_t i = 0; i < n; ++i)
+        if (PyUnicode_CompareWithASCIIString(value.ptr(), known[i]) == 0) return i;
+    return std::nullopt;
+}
+
+nb::object quantized_all_reduce(Communicator& communicator, nb::handle input, nb::object output, nb::handle bits,
+                                nb::handle group_size, nb::handle gather, nb::handle op, nb::handle overflow) {
+    const std::optional<ArrayPair> given = arrays_given(input, output);
+    if (!given || !info(given->input.dtype).quantizes) return nb::none();
+    if (PyLong_CheckExact(bits.ptr()) == 0 || PyLong_CheckExact(group_size.ptr()) == 0) return nb::none();
+    int bits_overflow = 0, group_overflow = 0;
+    const long width = PyLong_AsLongAndOverflow(bits.ptr(), &bits_overflow);
+    const int64_t group = PyLong_AsLongLongAndOverflow(group_size.ptr(), &group_overflow);
+    const std::optional<size_t> gathers = word(gather, {"full", "quantized"}), averages = word(op, {"sum", "avg"}),
+                                handling = word(overflow, {"saturate", "raise", "infinity"});
+    if (bits_overflow != 0 || group_overflow != 0 || (width != 4 && width != 8) || group < 1) return nb::none();
+    if (!gathers || !averages || !handling) return nb::none();
+    const bool in_place = given->output && given->output->address == given->input.address;
+    if (given->output && (!std::ranges::equal(given->output->shape, given->input.shape) ||
+                          (!in_place && overlaps(given->output->bytes(), given->input.bytes()))))
+        return nb::none();
+    Request result(OpKind::quantized_all_reduce, 0);
+    result.shape.assign(given->input.shape.begin(), given->input.shape.end());
+    const Target target = guarded(communicator, result.op, [&] { return target_of(*given, input, output, result); });
+    const int64_t count = static_cast<int64_t>(given->input.size);
+    QuantReduction call;
+    call.op = result.op;
+    call.mode = QuantMode::dynamic;
+    call.dtype = call.out_dtype = given->input.dtype;
+    call.overflow = static_cast<Overflow>(*handling);
+    call.average = *averages == 1;
+    call.requantizes = *gathers == 1;
+    call.bits = static_cast<int>(width);
+    call.group_size = group;
+    call.counts = {&count, 1};
+    call.input = pointer<const void>(given->input.address);
+    call.output = pointer<void>(target.address);
+    {
+        const nb::gil_scoped_release release;
+        communicator.quant_reduce(call, -1);
+    }
+    return target.array;
+}
+
+/// For Python's type checkers: what is returned depends on the arguments.
+template <class... Args>
+auto untyped(nb::object (*function)(Args...)) {
+    return [function](Args... args) { return nb::steal<nb::any>(function(std::forward<Args>(args)...).release()); };
+}
+
+}  // namespace
+
+void bind_array_calls(nb::module_& m) {
+    m.def("all_to_all_v", untyped(&all_to_all_v), nb::arg("communicator"), nb::arg("input").none(),
+          nb::arg("out").none(), nb::arg("send_counts").none(), nb::arg("recv_counts").none(),
+          nb::arg("sdispls").none(), nb::arg("rdispls").none(), nb::arg("unit").none(), nb::arg("async_op"),
+          nb::arg("timeout").none(),
+          "The output, made here if `out` is None; with async_op the pair of it and the pending call, or of None and a "
+          "LearningWork. None, with nothing done, for arrays that the front end has to look at.");
+    m.def("all_to_all_single", untyped(&all_to_all_single), nb::arg("communicator"), nb::arg("output").none(),
+          nb::arg("input").none(), nb::arg("output_split_sizes").none(), nb::arg("input_split_sizes").none(),
+          nb::arg("async_op"), nb::arg("timeout").none(), nb::arg("compares_rows") = true,
+          "As `all_to_all_v` returns. Without compares_rows the ranks' rows may have other lengths, as long as the "
+          "elements "
+          "agree.");
+    const auto bind_gather = [&m](const char* name, OpKind op, const char* doc) {
+        m.def(
+            name,
+            [op](Communicator& communicator, nb::object output, nb::handle input, bool async_op, nb::handle timeout) {
+                return nb::steal<nb::any>(
+                    gather(communicator, op, std::move(output), input, async_op, timeout).release());
+            },
+            nb::arg("communicator"), nb::arg("output").none(), nb::arg("input").none(), nb::arg("async_op"),
+            nb::arg("timeout").none(), doc);
+    };
+    bind_gather("all_gather", OpKind::all_gather, "Stacked; as `all_to_all_v` returns.");
+    bind_gather("all_gather_into_tensor", OpKind::all_gather_into_tensor, "The same under another name.");
+    m.def(
+        "exchange", untyped(&exchange), nb::arg("communicator"), nb::arg("op"), nb::arg("input").none(),
+        nb::arg("layout").none(), nb::arg("numel_out"), nb::arg("row"), nb::arg("transposed") = false,
+        "By a layout, int64 of shape [4, W] in elements, into a new flat array of `numel_out` elements, or with -1 as "
+        "many as needed; transposed, what was received is sent. None as for `all_to_all_v`.");
+    m.def("reduce", untyped(&reduce), nb::arg("communicator"), nb::arg("op"), nb::arg("input").none(),
+          nb::arg("output").none(), nb::arg("reduce_op").none(), nb::arg("timeout") = -1.0,
+          "'all_reduce' or, in equal parts, 'reduce_scatter'; the output, or None as for `all_to_all_v`.");
+    m.def("quantized_all_reduce", untyped(&quantized_all_reduce), nb::arg("communicator"), nb::arg("input").none(),
+          nb::arg("output").none(), nb::arg("bits").none(), nb::arg("group_size").none(), nb::arg("gather").none(),
+          nb::arg("op").none(), nb::arg("overflow").none(),
+          "With scales of its own, into the input's dtype; the output, or None as for `all_to_all_v`.");
+}
+
+}  // namespace alltoallv

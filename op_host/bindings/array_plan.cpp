@@ -1,0 +1,84 @@
+// What the plans of NumPy and torch are subclasses of: one that is called enters no function of Python on its way,
+// which would take as long as the rest where ranks outnumber processors.
+#include <cstring>
+#include <memory>
+#include <optional>
+
+#include "base/error.h"
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
+#include "bindings/plan.h"
+
+namespace nb = nanobind;
+
+namespace alltoallv {
+namespace {
+
+struct ArrayPlan {
+    std::optional<Plan> plan;
+    size_t input_size = 0, output_size = 0;  // elements, at least
+};
+
+/// The output, made here if it is None; None, with nothing done, for what is no common case.
+nb::object run(const ArrayPlan& self, nb::handle input, nb::object output) {
+    if (!self.plan) return nb::none();
+    const ReadyExchange& exchange = *self.plan->data;
+    const std::optional<ArrayPair> given = arrays_given(input, output);
+    if (!given || given->input.dtype != exchange.dtype() || given->input.size < self.input_size) return nb::none();
+    uintptr_t target = 0;
+    if (given->output) {
+        if (given->output->size < self.output_size || overlaps(given->output->bytes(), given->input.bytes()))
+            return nb::none();
+        target = given->output->address;
+    } else {
+        Block block = new_output(exchange.request(), exchange.dtype());
+        target = reinterpret_cast<uintptr_t>(block.data());
+        output = given->framework->make(input, exchange.request().shape, std::move(block));
+    }
+    {
+        const nb::gil_scoped_release release;
+        exchange.run(*self.plan->communicator, given->input.address, target, -1.0);
+    }
+    return output;
+}
+
+nb::object call_plan(nb::handle_t<ArrayPlan> self, nb::handle input, nb::object out, nb::handle timeout) {
+    if (!nb::inst_ready(self)) throw nb::type_error("this plan has not been initialized");
+    if (timeout.is_none())
+        if (nb::object result = run(*nb::inst_ptr<ArrayPlan>(self), input, out); !result.is_none()) return result;
+    return self.attr("_checked")(input, out, timeout);
+}
+
+/// The plans' slot for calls, which Python finds without looking for a method; calls with keywords go the usual way.
+PyObject* plan_slot(PyObject* self, PyObject* args, PyObject* others) {
+    try {
+        const nb::handle_t<ArrayPlan> plan(self);
+        const Py_ssize_t given = PyTuple_GET_SIZE(args);
+        if (others != nullptr || given < 1 || given > 2)
+            return PyObject_Call(nb::object(plan.attr("_call")).ptr(), args, others);
+        PyObject* const out = given == 2 ? PyTuple_GET_ITEM(args, 1) : Py_None;
+        return call_plan(plan, PyTuple_GET_ITEM(args, 0), nb::borrow(out), nb::none()).release().ptr();
+    } catch (...) {
+        set_python_error();
+        return nullptr;
+    }
+}
+
+}  // namespace
+
+void bind_array_plan(nb::module_& m) {
+    PyType_Slot slots[] = {{Py_tp_call, reinterpret_cast<void*>(plan_slot)}, {0, nullptr}};
+    nb::class_<ArrayPlan>(m, "ArrayPlan", nb::type_slots(slots), "What the plans of NumPy and torch are subclasses of.")
+        .def(
+            "__init__",
+            [](ArrayPlan* self, const Plan* plan, size_t input_size, size_t output_size) {
+                new (self) ArrayPlan{plan == nullptr ? std::nullopt : std::optional(*plan), input_size, output_size};
+            },
+            nb::arg("plan").none(), nb::arg("input_size"), nb::arg("output_size"),
+            "Without a plan of shared memory everything is left to `_checked`.")
+        .def("_call", call_plan, nb::arg("input"), nb::arg("out") = nb::none(), nb::kw_only(),
+             nb::arg("timeout") = nb::none(),
+             "What a call does; what is no common case is for the class's method `_checked(input, out, timeout)`.");
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,124 @@
+// Requests, for front ends whose tensors are not read here, and for engines that are not ours.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/counts.h"
+#include "bindings/plan.h"
+
+namespace nb = nanobind;
+
+namespace alltoallv {
+namespace {
+
+using Counts = std::vector<int64_t>;
+
+/// send_counts, sdispls, recv_counts, rdispls in elements; no receive counts where the peers tell them.
+nb::tuple layout_of(const Request& request) {
+    const std::span<const int64_t> all = request.values();
+    const auto size = static_cast<size_t>(request.size());
+    nb::list lists;
+    for (size_t i = 0; i < 4; ++i) {
+        Counts values(all.begin() + static_cast<ptrdiff_t>(i * size),
+                      all.begin() + static_cast<ptrdiff_t>((i + 1) * size));
+        if (request.row == 0) std::ranges::fill(values, 0);
+        if (request.learns && i >= 2) values.clear();
+        lists.append(values);
+    }
+    return nb::tuple(lists);
+}
+
+Request all_to_all_v(int size, const Counts& shape, nb::handle send_counts, nb::handle recv_counts, nb::handle sdispls,
+                     nb::handle rdispls, nb::handle unit, const std::optional<Counts>& out) {
+    const Shape target = out ? Shape(*out) : Shape();
+    return read_all_to_all_v(size, shape, send_counts, recv_counts, sdispls, rdispls, unit, out ? &target : nullptr);
+}
+
+}  // namespace
+
+void bind_request(nb::module_& m) {
+    nb::class_<Request>(m, "Request", "What one rank's arguments ask of an exchange, checked.")
+        .def_static("all_to_all_v", &all_to_all_v, nb::arg("size"), nb::arg("shape"), nb::arg("send_counts").none(),
+                    nb::arg("recv_counts").none() = nb::none(), nb::arg("sdispls").none() = nb::none(),
+                    nb::arg("rdispls").none() = nb::none(), nb::arg("unit").none() = nb::none(),
+                    nb::arg("out").none() = nb::none(),
+                    "size: the number of ranks; shape, out: of the input, and of the output if there is one.")
+        .def_static(
+            "all_to_all_single",
+            [](int size, const Counts& output, const Counts& input, nb::handle output_split_sizes,
+               nb::handle input_split_sizes, const std::optional<std::vector<std::string>>& names) {
+                SplitNames called;
+                if (names && names->size() == 4) called = {(*names)[0], (*names)[1], (*names)[2], (*names)[3]};
+                return read_all_to_all_single(size, output, input, output_split_sizes, input_split_sizes, called);
+            },
+            nb::arg("size"), nb::arg("output"), nb::arg("input"), nb::arg("output_split_sizes").none(),
+            nb::arg("input_split_sizes").none(), nb::arg("names") = nb::none(),
+            "output, input: shapes. names: of these four arguments, for errors.")
+        .def_static(
+            "all_gather",
+            [](int size, const Counts& shape, std::optional<int64_t> numel_out, const std::string& name) {
+                if (numel_out) check_gathered(name, *numel_out, shape, size);
+                return gather_request(OpKind::all_gather, size, element_count(shape));
+            },
+            nb::arg("size"), nb::arg("shape"), nb::arg("numel_out").none() = nb::none(), nb::arg("name") = "output",
+            "shape: of the input; numel_out: of an output called `name`.")
+        .def_prop_ro(
+            "layout", &layout_of,
+            nb::for_getter(nb::sig("def layout(self, /) -> tuple[list[int], list[int], list[int], list[int]]")),
+            "Send counts, displacements, receive counts, displacements, in elements.")
+        .def_prop_ro(
+            "buffer",
+            [](const Request& self) {
+                const std::vector<int64_t> values(self.row == 0 ? self.values().size() : 0);
+                const std::span<const int64_t> all = self.row == 0 ? std::span<const int64_t>(values) : self.values();
+                return nb::bytearray(reinterpret_cast<const char*>(all.data()), all.size_bytes());
+            },
+            "The layout as int64 of shape [4, W].")
+        .def_prop_ro(
+            "shape", [](const Request& self) { return tuple_of(self.shape); },
+            nb::for_getter(nb::sig("def shape(self, /) -> tuple[int, ...]")),
+            "Of an output that is to be made; its first dimension is 0 where the peers tell the counts.")
+        .def(
+            "shape_for",
+            [](const Request& self, const Counts& recv_counts) { return tuple_of(self.shape_for(recv_counts)); },
+            nb::arg("recv_counts"), nb::sig("def shape_for(self, recv_counts: Sequence[int]) -> tuple[int, ...]"),
+            "The same for the counts, in elements, that the peers have told.")
+        .def_ro("has_gaps", &Request::has_gaps, "Whether the output has elements that no region covers.")
+        .def_ro("learns", &Request::learns, "Whether the peers tell the receive counts.")
+        .def_ro("row", &Request::row, "Elements of a unit of the caller's counts; 0 for rows that have none.")
+        .def(
+            "plan",
+            [](const Request& self, CommunicatorPtr communicator, const std::string& op, const std::string& dtype) {
+                Request named = self;
+                named.op = op_from_name(op);
+                const int rank = communicator->rank();
+                return Plan{std::move(communicator),
+                            std::make_shared<ReadyExchange>(std::move(named), dtype_from_name(dtype), rank)};
+            },
+            nb::arg("communicator"), nb::arg("op"), nb::arg("dtype"), "Ready to run.");
+    m.def(
+        "read_counts",
+        [](const char* name, nb::handle values, int size) {
+            Counts counts(static_cast<size_t>(size));
+            read_counts(name, values, counts);
+            return counts;
+        },
+        nb::arg("name"), nb::arg("values").none(), nb::arg("size"),
+        "`size` integers, one per rank, from a list, a tuple, an array or a tensor; signs are not checked.");
+    m.def("reads_rows", &reads_rows, nb::arg("unit").none(), nb::arg("dimensions"),
+          "Whether counts count rows: 'row', 'element' or None, which means rows of 2 dimensions or more.");
+    m.def(
+        "row_size", [](const Counts& shape) { return row_size(shape); }, nb::arg("shape"),
+        "Elements of a row of dimension 0.");
+    m.def("read_timeout", &read_timeout, nb::arg("timeout").none(), "Seconds above 0; negative for None.");
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,189 @@
+#include "bindings/counts.h"
+
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "base/error.h"
+#include "bindings/arrays.h"
+
+namespace nb = nanobind;
+
+namespace alltoallv {
+namespace {
+
+/// Whether `values` are integers that can be read where they lie, and then their number; `into` takes at most its size.
+std::optional<size_t> read_array(nb::handle values, std::span<int64_t> into) {
+    const Framework* const framework = framework_of(values);
+    const std::optional<ArrayView> view = framework == nullptr ? std::nullopt : framework->view(values);
+    if (!view || view->shape.size() != 1) return std::nullopt;
+    const size_t count = std::min(view->size, into.size());
+    const auto copy = [&]<class T>(const T* from) { std::copy_n(from, count, into.begin()); };
+    const void* const from = reinterpret_cast<const void*>(view->address);
+    switch (view->dtype) {
+        case DType::int64:
+            copy(static_cast<const int64_t*>(from));
+            break;
+        case DType::int32:
+            copy(static_cast<const int32_t*>(from));
+            break;
+        default:
+            return std::nullopt;
+    }
+    return view->size;
+}
+
+/// The same of a list or tuple of plain integers.
+std::optional<size_t> read_list(PyObject* values, std::span<int64_t> into) {
+    if (!PyList_CheckExact(values) && !PyTuple_CheckExact(values)) return std::nullopt;
+    const auto size = static_cast<size_t>(PySequence_Fast_GET_SIZE(values));
+    PyObject* const* const items = PySequence_Fast_ITEMS(values);
+    for (size_t i = 0; i < std::min(size, into.size()); ++i) {
+        int overflow = 0;
+        if (!PyLong_CheckExact(items[i])) return std::nullopt;
+        into[i] = PyLong_AsLongLongAndOverflow(items[i], &overflow);
+        if (overflow != 0) return std::nullopt;
+    }
+    return size == into.size() ? std::optional(size) : std::nullopt;  // what is wrong is told by who reads them all
+}
+
+/// False if `number` is an integer that 64 bits do not hold. Throws python_error for what is no integer.
+bool read_integer(PyObject* number, int64_t& value) {
+    int overflow = 0;
+    if (PyLong_CheckExact(number)) {
+        value = PyLong_AsLongLongAndOverflow(number, &overflow);
+        return overflow == 0;
+    }
+    if (PyBool_Check(number)) throw nb::type_error("a bool is no count");
+    const nb::object index = nb::steal(PyNumber_Index(number));
+    if (!index.is_valid()) throw nb::python_error();
+    value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+    return overflow == 0;
+}
+
+/// The lists and numbers of an array of any kind.
+nb::object plain(nb::handle values) {
+    const bool has_method = !PyList_CheckExact(values.ptr()) && nb::hasattr(values, "tolist");
+    return has_method ? values.attr("tolist")() : nb::borrow(values);
+}
+
+nb::object listed(nb::handle values) {
+    const nb::object given = plain(values);
+    nb::object fast = nb::steal(PySequence_Fast(given.ptr(), "no sequence"));
+    if (!fast.is_valid()) throw nb::python_error();
+    return fast;
+}
+
+}  // namespace
+
+std::string text_of(nb::handle value) {
+    return nb::cast<std::string>(nb::repr(value));
+}
+
+std::vector<int64_t> read_integers(const char* name, nb::handle values) {
+    const nb::object fast = listed(values);
+    std::vector<int64_t> read;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast.ptr()); ++i)  // the size may change: __index__ runs Python
+        if (!read_integer(nb::borrow(PySequence_Fast_GET_ITEM(fast.ptr(), i)).ptr(), read.emplace_back()))
+            throw invalid_param(std::string(name) + " is " + text_of(fast) + ", expected 64-bit integers");
+    return read;
+}
+
+void read_counts(const char* name, nb::handle values, std::span<int64_t> counts) {
+    size_t found = 0;
+    std::optional<size_t> at_once = read_list(values.ptr(), counts);
+    if (!at_once) at_once = read_array(values, counts);
+    if (at_once) {
+        found = *at_once;
+    } else {
+        std::vector<int64_t> read;
+        bool is_sequence = true;
+        try {
+            read = read_integers(name, values);
+        } catch (const nb::python_error& error) {
+            if (!error.matches(PyExc_TypeError)) throw;
+            is_sequence = false;
+        } catch (const nb::builtin_exception&) {
+            is_sequence = false;
+        }
+        if (!is_sequence)
+            throw invalid_param(std::string(name) + " is " + text_of(plain(values)) + ", expected " +
+                                std::to_string(counts.size()) + " integers, one per rank");
+        found = read.size();
+        std::copy_n(read.begin(), std::min(found, counts.size()), counts.begin());
+    }
+    if (found != counts.size())
+        throw invalid_param(std::string(name) + " has " + std::to_string(found) + " entries, expected " +
+                            std::to_string(counts.size()) + ", one per rank");
+}
+
+double read_timeout(nb::handle timeout) {
+    if (timeout.is_none()) return -1.0;
+    double seconds = 0;
+    if (PyFloat_CheckExact(timeout.ptr())) {
+        seconds = PyFloat_AS_DOUBLE(timeout.ptr());
+    } else if (PyNumber_Check(timeout.ptr()) != 0) {
+        seconds = PyFloat_AsDouble(timeout.ptr());
+        if (PyErr_Occurred() != nullptr) PyErr_Clear(), seconds = 0;
+    }
+    if (!(seconds > 0)) throw invalid_param("timeout is " + text_of(timeout) + ", expected seconds above 0, or None");
+    return seconds;
+}
+
+bool reads_rows(nb::handle unit, size_t dimensions) {
+    if (unit.is_none()) return dimensions > 1;
+    if (PyUnicode_Check(unit.ptr())) {
+        if (PyUnicode_CompareWithASCIIString(unit.ptr(), "row") == 0) return true;
+        if (PyUnicode_CompareWithASCIIString(unit.ptr(), "element") == 0) return false;
+    }
+    throw invalid_param("unit is " + text_of(unit) + ", expected 'element', 'row' or None");
+}
+
+Request read_all_to_all_v(int size, Shape input, nb::handle send_counts, nb::handle recv_counts, nb::handle sdispls,
+                          nb::handle rdispls, nb::handle unit, const Shape* out) {
+    Request request(OpKind::all_to_all_v, size);
+    if (reads_rows(unit, input.size())) request.count_rows(input);
+    read_counts("send_counts", send_counts, request.send_counts());
+    if (!sdispls.is_none()) read_counts("sdispls", sdispls, request.sdispls());
+    request.settle_sends(sdispls.is_none());
+    request.learns = recv_counts.is_none();
+    if (request.learns) {
+        const char* const name = !rdispls.is_none() ? "rdispls" : out != nullptr ? "out" : nullptr;
+        if (name != nullptr)
+            throw invalid_param(std::string(name) + " is given but recv_counts is None, expected recv_counts with " +
+                                name);
+    } else {
+        read_counts("recv_counts", recv_counts, request.recv_counts());
+        if (!rdispls.is_none()) read_counts("rdispls", rdispls, request.rdispls());
+        request.settle_receives(rdispls.is_none());
+        const Shape tail = Shape(request.shape).subspan(1);
+        if (out != nullptr && !tail.empty() &&
+            !std::ranges::equal(out->subspan(std::min<size_t>(1, out->size())), tail))
+            throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM,
+                                 "out has rows of shape " + tuple_text(out->subspan(std::min<size_t>(1, out->size()))) +
+                                     ", expected " + tuple_text(tail) + ", those of the input");
+    }
+    const auto length = [&](Shape shape) { return request.row == 0 ? shape[0] : element_count(shape); };
+    request.check(length(input), out == nullptr ? -1 : length(*out));
+    return request;
+}
+
+Request read_all_to_all_single(int size, Shape output, Shape input, nb::handle output_split_sizes,
+                               nb::handle input_split_sizes, const SplitNames& names) {
+    Request request(OpKind::all_to_all_single, size);
+    const auto is_none = [](nb::handle sizes) {
+        if (sizes.is_none()) return true;
+        const Py_ssize_t length = PyObject_Size(sizes.ptr());
+        if (length < 0) PyErr_Clear();
+        return length == 0;
+    };
+    const bool no_inputs = is_none(input_split_sizes), no_outputs = is_none(output_split_sizes);
+    if (!no_inputs) read_counts(names.input_sizes.c_str(), input_split_sizes, request.send_counts());
+    if (!no_outputs) read_counts(names.output_sizes.c_str(), output_split_sizes, request.recv_counts());
+    check_splits(request, output, input, no_outputs, no_inputs, names);
+    request.check(element_count(input), element_count(output));
+    return request;
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,65 @@
+/// \file plan.h
+/// \brief Exchanges that are ready to run on any buffers that fit them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "core/communicator.h"
+#include "core/request.h"
+#include "transport/shm/arena.h"
+
+namespace alltoallv {
+
+/// What an exchange whose receive counts the peers tell has brought.
+struct Learnt {
+    Block block;
+    std::vector<int64_t> counts;
+};
+
+/// A checked request with its dtype. Pending calls share it and need no Python to drop it.
+class ReadyExchange {
+  public:
+    ReadyExchange(Request request, DType dtype, int rank);
+    ReadyExchange(const ReadyExchange&) = delete;  // the exchange points into this object
+    ReadyExchange& operator=(const ReadyExchange&) = delete;
+
+    const Request& request() const { return request_; }
+    DType dtype() const { return exchange_.dtype; }
+
+    void run(Communicator& communicator, uintptr_t input, uintptr_t output, double timeout, uintptr_t stream = 0) const;
+
+    /// Into a block of the arena.
+    void learn(Communicator& communicator, uintptr_t input, double timeout, Learnt& learnt) const;
+
+    /// Into what `allocate` makes of the receive counts.
+    void learn(Communicator& communicator, uintptr_t input, double timeout, uintptr_t stream,
+               const std::function<uintptr_t(std::vector<int64_t>)>& allocate) const;
+
+  private:
+    Exchange at(uintptr_t input, uintptr_t stream) const;
+
+    Request request_;
+    Exchange exchange_;
+    ExchangeSummary summary_;
+};
+
+/// As Python has it.
+struct Plan {
+    CommunicatorPtr communicator;
+    std::shared_ptr<const ReadyExchange> data;
+};
+
+/// An asynchronous call whose output is known only at its end.
+struct LearningWork {
+    WorkPtr work;
+    std::shared_ptr<const ReadyExchange> exchange;
+    std::shared_ptr<Learnt> learnt;
+};
+
+LearningWork submit_learning(Communicator& communicator, std::shared_ptr<const ReadyExchange> exchange, uintptr_t input,
+                             double timeout);
+
+}  // namespace alltoallv
