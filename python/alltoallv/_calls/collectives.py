@@ -142,6 +142,8 @@ def barrier_plan(comm: Communicator) -> _core.Plan:
 
 def check_length(name: str, tensors: Sized, size: int) -> None:
     """One tensor per rank."""
+    if not hasattr(tensors, "__len__"):
+        raise InvalidParamError(f"{name} is {tensors!r}, expected {size} tensors, one per rank")
     if len(tensors) != size:
         raise InvalidParamError(f"{name} has {len(tensors)} tensors, expected {size}, one per rank")
 

@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 from alltoallv import _core, memory
 from alltoallv._calls import experts
-from alltoallv._calls.collectives import barrier_plan, broadcast_layout
+from alltoallv._calls.collectives import barrier_plan, broadcast_layout, check_length
 from alltoallv._calls.counts import Counts, Unit
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import check_gather_apart, check_lists_apart, lowest
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import InvalidTensorError
 from alltoallv.numpy.arrays import (
     Array,
     address,
@@ -242,14 +242,8 @@ def all_to_all(
     """
     comm = resolve(group)
     with guard(comm, "all_to_all"):
-        for name, arrays in (
-            ("input_tensor_list", input_tensor_list),
-            ("output_tensor_list", output_tensor_list),
-        ):
-            if not hasattr(arrays, "__len__"):
-                raise InvalidParamError(f"{name} is {arrays!r}, expected {comm.size} tensors, one per rank")
-            if len(arrays) != comm.size:
-                raise InvalidParamError(f"{name} has {len(arrays)} tensors, expected {comm.size}, one per rank")
+        check_length("input_tensor_list", input_tensor_list, comm.size)
+        check_length("output_tensor_list", output_tensor_list, comm.size)
         xs = [as_input(f"input_tensor_list[{j}]", x) for j, x in enumerate(input_tensor_list)]
         outs = [check_output(f"output_tensor_list[{j}]", out) for j, out in enumerate(output_tensor_list)]
         dtypes = {str(array.dtype) for array in (*xs, *outs)}

@@ -66,14 +66,11 @@ class TorchColumn(Column):
     }
     # The words of torch's own check, which is the first.
     own = {
-        "all_gather_into_tensor: output_tensor: not contiguous": (TENSOR, f"output {Column.not_contiguous}"),
         **dict.fromkeys(
             [*SAME_DTYPES, "all_gather_into_tensor: output_tensor: dtypes"],
             ("ValueError", f"{DIFFERENT}torch.float32 and torch.int32"),
         ),
-        **dict.fromkeys(NO_LISTS, ("TypeError", "...int...")),
     }
-    unheard = frozenset(NO_LISTS)
 
     no_group = "group is a int, expected a ProcessGroup, a Communicator or None"
     cases = [

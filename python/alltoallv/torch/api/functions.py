@@ -12,6 +12,7 @@ from torch.compiler import is_dynamo_compiling
 
 from alltoallv import _core
 from alltoallv._calls import experts
+from alltoallv._calls.collectives import check_length
 from alltoallv._calls.counts import Counts, Unit
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import check_gather_apart, check_lists_apart
@@ -290,7 +291,7 @@ def all_to_all_single(
         return None
     with guard(comm, "all_to_all_single"):
         limit = calls.limit(comm, timeout)
-        check_tensor_pair(output, input)
+        check_tensor_pair("output", output, input)
         x = as_input("input", input)
         request = _core.Request.all_to_all_single(comm.size, output.shape, x.shape, *splits)
         check_apart(output, x)
@@ -298,11 +299,11 @@ def all_to_all_single(
     return _finish(call, async_op, limit)
 
 
-def check_tensor_pair(output: Tensor, input: Tensor) -> None:
+def check_tensor_pair(name: str, output: Tensor, input: Tensor) -> None:
     """One dtype, and an output that can be written; the texts are torch's where torch has one."""
     if isinstance(output, Tensor) and isinstance(input, Tensor):
         check_one_dtype(output, input)
-    check_output("output", output, input.dtype)
+    check_output(name, output, input.dtype)
 
 
 def all_to_all(
@@ -321,17 +322,14 @@ def all_to_all(
     if makes_graph():
         _check_graph(timeout)
         return recorded.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
-    comm = groups.resolve(group, device_of(next(iter(input_tensor_list), None)))
+    first = input_tensor_list[0] if isinstance(input_tensor_list, list | tuple) and input_tensor_list else None
+    comm = groups.resolve(group, device_of(first))
     if comm is None:
         return None
     with guard(comm, "all_to_all"):
         limit = calls.limit(comm, timeout)
-        for name, tensors in (
-            ("input_tensor_list", input_tensor_list),
-            ("output_tensor_list", output_tensor_list),
-        ):
-            if len(tensors) != comm.size:
-                raise InvalidParamError(f"{name} has {len(tensors)} tensors, expected {comm.size}, one per rank")
+        check_length("input_tensor_list", input_tensor_list, comm.size)
+        check_length("output_tensor_list", output_tensor_list, comm.size)
         for tensor in (*input_tensor_list, *output_tensor_list):
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"the lists hold a {type(tensor).__name__}, expected torch.Tensor")
@@ -371,7 +369,7 @@ def all_gather_into_tensor(
         return None
     with guard(comm, "all_gather_into_tensor"):
         limit = calls.limit(comm, timeout)
-        check_tensor_pair(output_tensor, input_tensor)
+        check_tensor_pair("output_tensor", output_tensor, input_tensor)
         x = as_input("input_tensor", input_tensor)
         request = _core.Request.all_gather(comm.size, x.shape, output_tensor.numel(), "output_tensor")
         check_gather_apart(region(output_tensor), region(x), comm.rank)
