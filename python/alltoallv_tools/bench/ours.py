@@ -103,11 +103,17 @@ class Interface:
     def _calling(self, case: Case, function: Callable[..., Any], x: Any, out: Any) -> Callable[[], Any]:
         """A call of ``function`` with counts as they are to be given."""
         rank, size = self._comm.rank, self._comm.size
+        comm = self._comm
         if self.counts == "new":
-            steps = cycle(case.layouts(rank, size))
-            return lambda: function(x, *next(steps), out=out, group=self._comm)
+            step = cycle(case.layouts(rank, size)).__next__
+
+            def call() -> Any:
+                sends, recvs = step()
+                return function(x, sends, recvs, out=out, group=comm)
+
+            return call
         sends, recvs = (self._counted(each) for each in case.layout(rank, size))
-        return lambda: function(x, sends, recvs, out=out, group=self._comm)
+        return lambda: function(x, sends, recvs, out=out, group=comm)
 
     def _counted(self, counts: list[int]) -> Any:
         if self.counts == "tuple":
