@@ -289,8 +289,10 @@ bool PointToPoint::take_from(Post& post, int from) {
         return finish(post, std::make_exception_ptr(mismatch(post, message)));
     }
     post.message = &message;
-    reading_[i] = in_pieces;
-    if (in_pieces) ring(from);
+    if (in_pieces) {
+        reading_[i] = 1;
+        ring(from);
+    }
     read(post);
     return true;
 }
