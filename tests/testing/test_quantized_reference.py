@@ -32,24 +32,6 @@ def relative_error(results, inputs):
     return np.linalg.norm(results[0].astype(np.float64) - exact) / np.linalg.norm(exact)
 
 
-@pytest.mark.parametrize(
-    ("bits", "group_size", "gather", "limit"),
-    [
-        (8, 128, "full", 6.6e-3),
-        (8, 128, "quantized", 9.3e-3),
-        (8, 32, "full", 5.4e-3),
-        (8, 32, "quantized", 7.6e-3),
-        (4, 32, "quantized", 0.14),
-    ],
-)
-def test_error_of_eight_ranks(bits, group_size, gather, limit):
-    inputs = rank_data()
-    results = q.quantized_all_reduce(inputs, bits=bits, group_size=group_size, gather=gather)
-    assert limit / 2 < relative_error(results, inputs) <= limit
-    for result in results[1:]:
-        assert_bits_equal(result, results[0])
-
-
 @pytest.mark.parametrize("bits", [8, 4])
 def test_every_code_is_the_nearest(bits):
     x = rank_data(1, 5000)[0]

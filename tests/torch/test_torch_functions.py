@@ -120,41 +120,6 @@ def test_functions_of_torch_on_every_dtype(ranks: Ranks, size: int) -> None:
 
 
 @SIZES
-def test_equal_parts(ranks: Ranks, size: int) -> None:
-    def check(comm: Communicator) -> None:
-        inputs = [torch.arange(2 * size * 3).view(2 * size, 3) + 100 * j for j in range(size)]
-        (expected,) = reference.all_to_all_single([x.numpy() for x in inputs])[comm.rank : comm.rank + 1]
-        output = torch.empty_like(inputs[0])
-        at.all_to_all_single(output, inputs[comm.rank], group=comm)
-        assert np.array_equal(output.numpy(), expected)
-        at.all_to_all_single(output.zero_(), inputs[comm.rank], [], [], group=comm)
-        assert np.array_equal(output.numpy(), expected)
-
-    ranks(size)(check)
-
-
-@SIZES
-def test_counts_and_experts(ranks: Ranks, size: int) -> None:
-    experts = 3
-
-    def check(comm: Communicator) -> None:
-        counts = np.random.default_rng(1).integers(0, 4, (size, size * experts))
-        told = [[int(counts[j, e + r * experts]) for j in range(size) for e in range(experts)] for r in range(size)]
-        r = comm.rank
-        matrix = counts[:, ::experts]
-        assert at.exchange_counts(matrix[r], comm).tolist() == matrix[:, r].tolist()
-        assert at.exchange_counts(torch.tensor(matrix[r]), comm).dtype == torch.int64
-        rows = [np.random.default_rng(j).normal(size=(int(counts[j].sum()), 2)) for j in range(size)]
-        scattered = reference.global_scatter(rows, counts.tolist(), told)
-        x = at.global_scatter(torch.tensor(rows[r]), counts[r].tolist(), told[r], comm)
-        assert np.array_equal(x.numpy(), scattered[r])
-        back = at.global_gather(x, counts[r], torch.tensor(told[r]), comm)
-        assert np.array_equal(back.numpy(), rows[r])
-
-    ranks(size)(check)
-
-
-@SIZES
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int32])
 def test_reductions(ranks: Ranks, size: int, dtype: torch.dtype) -> None:
     """Summed in the order of ranks, for an uneven number of elements too; identical bits on all ranks."""

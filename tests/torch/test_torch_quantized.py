@@ -39,74 +39,6 @@ def same(actual: Tensor, wanted: Any) -> bool:
     return bool(np.array_equal(as_numpy(actual).view(np.uint8), wanted.view(np.uint8)))
 
 
-def test_all_reduce(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        for dtype in DTYPES:
-            for shape in ((0,), (3, 50), (400, 700)):
-                xs = vectors(comm.size, shape, dtype)
-                x = xs[comm.rank]
-                for bits, gather, op in ((8, "full", "sum"), (4, "quantized", "avg")):
-                    how: dict[str, Any] = {"bits": bits, "gather": gather, "op": op, "group_size": 64}
-                    wanted = reference.quantized_all_reduce([as_numpy(v) for v in xs], **how)[0]
-                    result = at.quantized_all_reduce(x, group=comm, **how)
-                    assert result.dtype == dtype
-                    assert same(result, wanted)
-                    out = torch.full(shape, 7, dtype=dtype)
-                    result, work = at.quantized_all_reduce(x, out=out, group=comm, async_op=True, **how)
-                    assert work.wait()
-                    assert result is out
-                    assert same(out, wanted)
-                    strided = torch.stack([x, x], dim=-1)[..., 0]
-                    assert same(at.quantized_all_reduce(strided, group=comm, **how), wanted)
-
-    ranks(3)(check)
-
-
-def test_shared_scales(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        codes = [torch.randint(-100, 101, (135, 16), dtype=torch.int8) for _ in range(comm.size)]
-        torch.manual_seed(1)
-        codes = [torch.randint(-100, 101, (135, 16), dtype=torch.int8) for _ in range(comm.size)]
-        scale = torch.rand(16).half()
-        result = at.quantized_all_reduce(codes[comm.rank], scale=scale, offset=0.5, group=comm)
-        wanted = reference.shared_scale_all_reduce([c.numpy() for c in codes], scale.numpy(), 0.5)[0]
-        assert result.dtype is torch.float16
-        assert same(result, wanted)
-        xs = vectors(comm.size, (40, 8), torch.bfloat16)
-        one, two = torch.tensor(0.05).bfloat16(), torch.rand(8).bfloat16() / 10 + 0.1
-        how = {"comm_quant_scale_1": one, "comm_quant_scale_2": two}
-        wanted = reference.two_scale_all_reduce([as_numpy(x) for x in xs], as_numpy(one), as_numpy(two))[0]
-        assert same(at.quantized_all_reduce(xs[comm.rank], group=comm, **how), wanted)
-        with pytest.raises(InvalidTensorError, match="scale has dtype float64, expected float32"):
-            at.quantized_all_reduce(codes[0], scale=scale.double(), group=comm)
-
-    ranks(2)(check)
-
-
-def test_scatter_and_rows(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        r, size = comm.rank, comm.size
-        xs = vectors(size, (9, 33), torch.bfloat16)
-        counts = [4, 0, 5]
-        wanted = reference.quantized_reduce_scatter([as_numpy(x) for x in xs], counts)[r]
-        assert same(at.quantized_reduce_scatter(xs[r], counts, group=comm), wanted)
-        result, work = at.quantized_reduce_scatter(xs[r], torch.tensor(counts), group=comm, async_op=True)
-        assert same(work.result(), wanted)
-        sends = [[1, 0, 8], [3, 3, 3], [9, 0, 0]]
-        recvs = [row[r] for row in sends]
-        wanted = reference.quantized_all_to_all([as_numpy(x) for x in xs], sends, dtype="float32")[r]
-        for told in (recvs, None, torch.tensor(recvs)):
-            how: dict[str, Any] = {"out_dtype": torch.float32, "group": comm}
-            result = at.quantized_all_to_all(xs[r], sends[r], told, **how)
-            assert result.shape == (sum(recvs), 33)
-            assert same(result, wanted.reshape(result.shape))
-            result, work = at.quantized_all_to_all(xs[r], sends[r], told, async_op=True, **how)
-            assert same(work.result(), wanted.reshape(-1, 33))
-            assert (result is None) == (told is None)
-
-    ranks(3)(check)
-
-
 def test_feedback_and_errors(ranks: Ranks) -> None:
     def check(comm: Communicator) -> None:
         xs = vectors(comm.size, (5000,))
@@ -158,6 +90,13 @@ def test_refusals_with_and_without_gradients(ranks: Ranks) -> None:
         with pytest.raises(ValueOverflowError):
             at.quantized_all_reduce(half, overflow="raise", group=comm)
         assert at.quantized_all_reduce(half, overflow="infinity", group=comm).isinf().all()
+        with pytest.raises(InvalidTensorError, match="scale has dtype float64, expected float32"):
+            at.quantized_all_reduce(x.to(torch.int8), scale=torch.ones(700).double(), group=comm)
+        strided = torch.stack([x, -x], dim=-1)[..., 0]
+        assert torch.equal(at.quantized_all_reduce(strided, group=comm), at.quantized_all_reduce(x, group=comm))
+        rows, one = x.view(2, 350), torch.ones(2, dtype=torch.int64)
+        told = at.quantized_all_to_all(rows, one, one, group=comm)
+        assert torch.equal(told, at.quantized_all_to_all(rows, [1, 1], group=comm))
         leaf, out = x.clone().requires_grad_(), torch.empty(700)
         for wrong in ({"bits": 3}, {"group_size": 0}, {"gather": "none"}):
             for given in (x, leaf):
