@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from alltoallv._calls.kernels import providers
 
-__all__ = ["host_view", "install"]
+__all__ = ["host_view", "install", "on_host"]
 
 # Memory, views of it and their bookkeeping are torch_npu's own, which is what the emulator is to run.
 _KEPT = {
@@ -48,7 +48,9 @@ def install() -> None:
     library.impl(
         "copy_", _copy(torch.library.get_kernel("aten::copy_", "PrivateUse1")), "PrivateUse1", with_keyset=True
     )
-    _install_npu_operators()
+    from alltoallv_emulator import operators  # which use this module
+
+    _libraries.append(operators.install())
     providers["npu"] = _interpreted_kernels
 
 
@@ -88,7 +90,7 @@ def _replacement(name: str, operator: Any) -> Callable[..., Any] | None:
         kernel = torch.library.get_kernel("aten::_to_copy", "CPU")
         keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
         return lambda *args, **kwargs: kernel.call_boxed(keys, *args, **kwargs)
-    return _on_host(operator) if kernels else None
+    return on_host(operator) if kernels else None
 
 
 def _like_cpu(name: str) -> Callable[..., Any]:
@@ -143,7 +145,7 @@ def _host_generator(generator: torch.Generator) -> torch.Generator:
     return host
 
 
-def _on_host(operator: Any) -> Callable[..., Any]:
+def on_host(operator: Any) -> Callable[..., Any]:
     """The operator, run by the CPU's kernel on views of the same memory."""
     outs = {argument.name for argument in operator._schema.arguments if argument.is_out}
 
@@ -232,18 +234,3 @@ def _copy(native: Any) -> Callable[..., Any]:
         return target
 
     return run
-
-
-def _install_npu_operators() -> None:
-    """The few operators of torch_npu's own that ordinary programs meet without asking for them."""
-    library = torch.library.Library("npu", "IMPL")
-    _libraries.append(library)
-    cast = {
-        "npu_dtype_cast": lambda x, dtype: x.to(dtype, copy=True),
-        "_npu_dtype_cast": lambda x, dtype: x.to(dtype, copy=True),
-        "one_": lambda x: x.fill_(1),
-    }
-    known = set(torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1"))
-    for name, kernel in cast.items():
-        if f"npu::{name}" in known:
-            library.impl(name, kernel, "PrivateUse1")

@@ -167,19 +167,3 @@ def test_devices_and_their_memory(ranks: Ranks) -> None:
             assert (y + 1).tolist() == [1.0, 2.0, 3.0, 4.0]
 
     ranks(1, communicator=False)(check)
-
-
-def test_what_has_no_cpu_kernel_fails_by_name(ranks: Ranks) -> None:
-    def check(rank: int, size: int) -> None:
-        import torch_npu
-
-        device = use_device(rank)
-        x = torch.ones(4, 8, device=device)
-
-        def call() -> None:
-            torch_npu.npu_rms_norm(x, x[0])
-            torch.npu.synchronize()
-
-        assert "RmsNorm" in str(caught(call))
-
-    ranks(1, communicator=False, fresh=True)(check)  # torch_npu's queue of launches ends with it
