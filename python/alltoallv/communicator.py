@@ -10,7 +10,7 @@ import weakref
 from types import TracebackType
 from typing import Any
 
-from alltoallv import _core
+from alltoallv import _core, membership
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError
 from alltoallv.launch import detect as launch
 from alltoallv.launch import hccl
@@ -33,8 +33,9 @@ class Communicator:
     Use `from_env` in a program that a launcher started, `threads` in a test.
     """
 
-    def __init__(self, core: _core.Communicator) -> None:
+    def __init__(self, core: _core.Communicator, options: _core.CommunicatorOptions | None = None) -> None:
         self.core = core
+        self._options = options  # what it was made from, as far as that is known
         self.rank: int = core.rank
         self.size: int = core.size
         self.domain: str = core.domain
@@ -88,7 +89,7 @@ class Communicator:
         options.rank, options.size = job.rank, job.size
         options.job = f"{job.job_id}#{job.restart_count}"
         _forget_default(options.domain)
-        return cls(_core.communicator(options))
+        return cls(_core.communicator(options), options)
 
     @classmethod
     def threads(
@@ -108,7 +109,61 @@ class Communicator:
         options = make_options(domain or f"threads-{next(_thread_domains)}", timeout, check)
         options.size = n
         options.job = f"pid-{os.getpid()}"
-        return [cls(core) for core in _core.thread_communicators(options)]
+        return [cls(core, options) for core in _core.thread_communicators(options)]
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """A new communicator for the ranks that give the same color; this one stays as it is.
+
+        Collective over this communicator.
+
+        Args:
+            color: An integer of 64 bits; ranks of one color come together. None: this rank comes into none.
+            key: An integer of 64 bits: the new ranks are ordered by it, and where it is equal by the old ranks.
+
+        Returns:
+            The communicator, with domain ``"<this domain>/<color>"`` and this one's timeout, check and budget; None
+            for color None.
+
+        Raises:
+            InvalidParamError: color or key is no such integer; on every rank.
+            BackendUnavailableError: the communicator is not one in shared memory.
+            PeerMismatchError, PeerLostError, CommTimeoutError: a peer calls something else, died or did not come.
+        """
+        made = membership.split(self, color, key)
+        return None if made is None else Communicator(*made)
+
+    def shrink(self) -> Communicator:
+        """A new communicator of the ranks that still live, for going on after a loss.
+
+        Every rank calls it that lives and has not destroyed this communicator: usually on `PeerLostError`, which all of
+        them raise. This communicator is unusable then and stays so; one that is still usable is aborted, so that peers
+        which wait in it learn of it. Ranks that die meanwhile are left out, too. Ranks that are threads count as lost
+        once they have destroyed their communicator.
+
+        Returns:
+            The communicator, whose ranks are in the old order, with the domain, timeout, check and budget of this one.
+
+        Raises:
+            BackendUnavailableError: the communicator is not one in shared memory.
+            CommTimeoutError: a rank that lives did not call it within the timeout.
+        """
+        return Communicator(*membership.shrink(self))
+
+    def options(self) -> _core.CommunicatorOptions:
+        """What a communicator like this one is made from, less its ranks."""
+        known, options = self._options, make_options("default")
+        options.domain = self.domain
+        if known is None:
+            job = launch.detect()
+            options.job = f"{job.job_id}#{job.restart_count}"
+            return options
+        options.job, options.timeout, options.check, options.budget_mb = (
+            known.job,
+            known.timeout,
+            known.check,
+            known.budget_mb,
+        )
+        return options
 
     def stats(self) -> dict[str, int]:
         """Counters: ``operators``, ``failed_operators``; bytes per data path as ``bytes_inline``, ``bytes_push``,

@@ -45,4 +45,4 @@ def connect(name: str, domain: str, members: Sequence[int], timeout: float) -> C
     options = communicator.make_options(domain, timeout)
     options.rank, options.size = members.index(job.rank), len(members)
     options.job = f"{job.job_id}#{job.restart_count}"
-    return Communicator(_core.communicator(options))
+    return Communicator(_core.communicator(options), options)

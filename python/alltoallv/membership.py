@@ -1,0 +1,133 @@
+"""Communicators made of others: of some of their ranks, and of those that are left after a loss."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import secrets
+import select
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from alltoallv import _core
+from alltoallv.errors import (
+    AllToAllVError,
+    BackendUnavailableError,
+    CommTimeoutError,
+    InvalidParamError,
+    PeerLostError,
+)
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from alltoallv.communicator import Communicator
+
+Made = tuple[_core.Communicator, _core.CommunicatorOptions]
+
+_MEETING_SECONDS = 1.0  # of one try to meet: a rank that dies meanwhile is left out of the next
+_identity = secrets.randbits(62)  # of this process, with its number, which others in other containers may have
+
+
+def split(
+    comm: Communicator, color: int | None, key: int
+) -> tuple[_core.Communicator, _core.CommunicatorOptions] | None:
+    """What `alltoallv.Communicator.split` makes, with what it is made from."""
+    options = _options_like(comm, "split")
+    try:
+        mine = [color is not None, _integer("color", color or 0), _integer("key", key)]
+    except InvalidParamError as error:
+        with contextlib.suppress(AllToAllVError):  # nobody left to tell: the first error counts
+            comm.fail("all_gather", error)
+        raise
+    told = _gather(comm.core, mine)
+    if color is None:
+        return None
+    members = sorted((row[2], rank) for rank, row in enumerate(told.tolist()) if row[:2] == [1, color])
+    options.domain = f"{comm.domain}/{color}"
+    return _make(options, told, [rank for _, rank in members], comm.rank)
+
+
+def shrink(comm: Communicator) -> Made:
+    """What `alltoallv.Communicator.shrink` makes, with what it is made from."""
+    final, trial = _options_like(comm, "shrink"), _options_like(comm, "shrink")
+    if comm.usable:
+        comm.abort(f"rank {comm.rank} called shrink()")
+    job, deadline = final.job, time.monotonic() + final.timeout
+    while True:
+        ranks = {one["rank"]: one["pid"] for one in comm.flight_record()["ranks"] if not one["left"]}
+        living = [rank for rank, pid in sorted(ranks.items()) if rank == comm.rank or _lives(pid)]
+        trial.job = f"{job}/shrink/{'.'.join(f'{rank}-{ranks.get(rank)}' for rank in living)}"
+        trial.rank, trial.size = living.index(comm.rank), len(living)
+        trial.threads = list(ranks.values()).count(os.getpid()) > 1
+        trial.timeout = min(_MEETING_SECONDS, final.timeout)
+        try:
+            met = _core.communicator(trial)
+            try:
+                told = _gather(met, [0, 0, 0])
+                final.job = job
+                return _make(final, told, list(range(met.size)), met.rank)
+            finally:
+                met.destroy()
+        except (CommTimeoutError, PeerLostError) as error:  # others saw other ranks alive
+            if time.monotonic() >= deadline:
+                raise CommTimeoutError(
+                    f"shrink() of domain '{comm.domain}' waited {final.timeout:g} s for the ranks {living}, "
+                    f"which live, to call it too"
+                ) from error
+
+
+def _options_like(comm: Communicator, function: str) -> _core.CommunicatorOptions:
+    if comm.backend != "shm":
+        raise BackendUnavailableError(
+            f"{function}() of domain '{comm.domain}' over backend '{comm.backend}', expected one in host memory: 'shm'"
+        )
+    return comm.options()
+
+
+def _integer(name: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidParamError(f"{name} is {value!r}, expected an integer{' or None' * (name == 'color')}") from None
+    if not -(2**63) <= number < 2**63:
+        raise InvalidParamError(f"{name} is {number}, expected what 64 bits hold")
+    return number
+
+
+def _gather(core: _core.Communicator, mine: Sequence[int]) -> npt.NDArray[np.int64]:
+    """All ranks' numbers, behind which stand one that names the call and two that name the rank's process."""
+    row = np.array([*mine, secrets.randbits(62), _identity, os.getpid()], np.int64)
+    told = np.empty((core.size, row.size), np.int64)
+    counts = [row.size] * core.size
+    layout = counts, [0] * core.size, counts, [row.size * rank for rank in range(core.size)]
+    _core.Plan(core, "all_gather", "int64", *layout).run(row.ctypes.data, told.ctypes.data)
+    return told
+
+
+def _make(options: _core.CommunicatorOptions, told: npt.NDArray[np.int64], members: Sequence[int], rank: int) -> Made:
+    """Of these ranks, in this order, of those that have told; a job of its own, so that no other meets with it."""
+    options.job = f"{options.job.partition('/')[0]}/{told[0, 3]:x}"
+    options.rank, options.size = members.index(rank), len(members)
+    options.threads = len({tuple(process) for process in told[members, 4:].tolist()}) < len(members)
+    return _core.communicator(options), options
+
+
+def _lives(pid: int) -> bool:
+    """Whether the process has not ended, waited for by its parent or not."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    except OSError:  # refused here: the meeting finds out
+        return pid > 0
+    try:
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        return not poll.poll(0)
+    finally:
+        os.close(handle)
