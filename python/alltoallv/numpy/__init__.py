@@ -7,18 +7,18 @@ raised on all of them. With ``async_op=True`` a function returns at once; the ar
 
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
-from alltoallv.numpy.exchange import (
-    all_gather,
-    all_gather_into_tensor,
-    all_to_all,
-    all_to_all_single,
-    all_to_all_v,
-    barrier,
-    broadcast,
-    exchange_counts,
-)
+from alltoallv.numpy.exchange import all_to_all, all_to_all_single, all_to_all_v, exchange_counts
+from alltoallv.numpy.gathers import all_gather, all_gather_into_tensor, all_gather_v, barrier, broadcast
 from alltoallv.numpy.moe import global_gather, global_scatter
-from alltoallv.numpy.p2p import MessageWork, irecv, isend, recv, send
+from alltoallv.numpy.objects import (
+    all_gather_object,
+    broadcast_object,
+    gather_object,
+    recv_object,
+    scatter_object,
+    send_object,
+)
+from alltoallv.numpy.p2p import MessageWork, irecv, isend, recv, send, sendrecv
 from alltoallv.numpy.plan import Plan
 from alltoallv.numpy.quantized import (
     ErrorFeedback,
@@ -39,14 +39,18 @@ __all__ = [
     "Work",
     "all_gather",
     "all_gather_into_tensor",
+    "all_gather_object",
+    "all_gather_v",
     "all_reduce",
     "all_to_all",
     "all_to_all_single",
     "all_to_all_v",
     "barrier",
     "broadcast",
+    "broadcast_object",
     "exchange_counts",
     "gather",
+    "gather_object",
     "global_gather",
     "global_scatter",
     "irecv",
@@ -55,8 +59,12 @@ __all__ = [
     "quantized_all_to_all",
     "quantized_reduce_scatter",
     "recv",
+    "recv_object",
     "reduce",
     "reduce_scatter",
     "scatter",
+    "scatter_object",
     "send",
+    "send_object",
+    "sendrecv",
 ]

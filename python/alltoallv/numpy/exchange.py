@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from alltoallv import _core, memory
 from alltoallv._calls import experts
-from alltoallv._calls.collectives import barrier_plan, broadcast_layout, check_length
+from alltoallv._calls.collectives import check_length
 from alltoallv._calls.counts import Counts, Unit
 from alltoallv._calls.guard import guard
-from alltoallv._calls.regions import check_gather_apart, check_lists_apart, lowest
+from alltoallv._calls.regions import check_lists_apart, lowest
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidTensorError
@@ -138,11 +138,12 @@ def all_to_all_v(
     )
     if made is None:
         counts = (send_counts, recv_counts, sdispls, rdispls, unit)
-        return _adapted(comm, input, out, counts, async_op, timeout)
-    return _with_work(comm, made, input) if async_op else made
+        return adapted("all_to_all_v", comm, input, out, counts, async_op, timeout)
+    return with_work(comm, made, input) if async_op else made
 
 
-def _adapted(
+def adapted(
+    operator: str,
     comm: Communicator,
     input: npt.ArrayLike,
     out: Array | None,
@@ -151,26 +152,26 @@ def _adapted(
     timeout: float | None,
 ) -> Any:
     """A call whose arrays have to be looked at, or whose rows have no elements."""
-    with guard(comm, "all_to_all_v"):
+    with guard(comm, operator):
         limit = _core.read_timeout(timeout)
         x = as_input("input", input)
         if out is not None:
             check_output("out", out, x.dtype)
             check_apart(out, x)
         request = _core.Request.all_to_all_v(comm.size, x.shape, *counts, out=None if out is None else out.shape)
-        plan = request.plan(comm.core, "all_to_all_v", core_name(x.dtype))
+        plan = request.plan(comm.core, operator, core_name(x.dtype))
         if out is None and not request.learns:
             out = new_output(request.shape, x.dtype, request.has_gaps)
     if out is None:
         if async_op:
-            return _with_work(comm, (None, plan.submit_learning(address(x), limit)), x)
+            return with_work(comm, (None, plan.submit_learning(address(x), limit)), x)
         block, told = plan.run_learning(address(x), limit)
         return memory.from_block(block, request.shape_for(told), x.dtype)
     call = Call(comm, plan, x, out, out, limit)
     return (out, call.submit()) if async_op else call.run()
 
 
-def _with_work(comm: Communicator, made: tuple[Any, Any], input: Any) -> tuple[Array | None, Work]:
+def with_work(comm: Communicator, made: tuple[Any, Any], input: Any) -> tuple[Array | None, Work]:
     """What an asynchronous call of the core has returned, with the handle of this front end."""
     output, pending = made
     if output is not None:
@@ -208,7 +209,7 @@ def all_to_all_single(
     splits = (output_split_sizes, input_split_sizes)
     made = _core.all_to_all_single(comm.core, output, input, *splits, async_op, timeout)
     if made is not None:
-        return _with_work(comm, made, input)[1] if async_op else None
+        return with_work(comm, made, input)[1] if async_op else None
     with guard(comm, "all_to_all_single"):
         limit = _core.read_timeout(timeout)
         x = as_input("input", input)
@@ -217,10 +218,10 @@ def all_to_all_single(
         check_apart(output, x)
         plan = request.plan(comm.core, "all_to_all_single", core_name(x.dtype))
         call = Call(comm, plan, x, output, output, limit)
-    return _finish(call, async_op)
+    return finish(call, async_op)
 
 
-def _finish(call: Call, async_op: bool) -> Work | None:
+def finish(call: Call, async_op: bool) -> Work | None:
     if async_op:
         return call.submit()
     call.run()
@@ -264,88 +265,4 @@ def all_to_all(
             byte_displs=True,
         )
         call = Call(comm, plan, xs[0], outs[0], (xs, outs), _core.read_timeout(timeout), source, target)
-    return _finish(call, async_op)
-
-
-def all_gather_into_tensor(
-    output_tensor: Array,
-    input_tensor: npt.ArrayLike,
-    group: Communicator | None = None,
-    async_op: bool = False,
-    *,
-    timeout: float | None = None,
-) -> Work | None:
-    """Concatenates the ``input_tensor`` of all ranks, in rank order, into ``output_tensor``.
-
-    Signature and meaning of ``torch.distributed.all_gather_into_tensor``: inputs of one shape ``[x1, x2, ...]`` and
-    dtype; the output has as many elements, in shape ``[W * x1, x2, ...]``, ``[W, x1, x2, ...]`` or any other, and the
-    input may be this rank's part of it. Returns None, or the `Work` with
-    ``async_op=True``. Raises as `all_to_all_v`.
-    """
-    made = _gather("all_gather_into_tensor", resolve(group), output_tensor, input_tensor, async_op, timeout)
-    return made[1] if async_op else None
-
-
-def all_gather(
-    input: npt.ArrayLike,
-    *,
-    out: Array | None = None,
-    group: Communicator | None = None,
-    async_op: bool = False,
-    timeout: float | None = None,
-) -> Any:
-    """The ``input`` of every rank, stacked: shape ``[W, *input.shape]``. Inputs have one shape and dtype.
-
-    Returns the output, or ``(output, work)`` with ``async_op=True``. Raises as `all_to_all_v`.
-    """
-    return _gather("all_gather", resolve(group), out, input, async_op, timeout)
-
-
-def _gather(
-    operator: str,
-    comm: Communicator,
-    out: Array | None,
-    input: npt.ArrayLike,
-    async_op: bool,
-    timeout: float | None,
-) -> Any:
-    read = _core.all_gather if operator == "all_gather" else _core.all_gather_into_tensor
-    stacks = operator == "all_gather"
-    made = None if out is None and not stacks else read(comm.core, out, input, async_op, timeout)
-    if made is not None:
-        return _with_work(comm, made, input) if async_op else made
-    name = "out" if stacks else "output_tensor"
-    with guard(comm, operator):
-        limit = _core.read_timeout(timeout)
-        x = as_input("input" if stacks else "input_tensor", input)
-        dtype = core_name(x.dtype)
-        if out is None and stacks:
-            out = memory.empty((comm.size, *x.shape), x.dtype)
-        target = check_output(name, out, x.dtype)
-        request = _core.Request.all_gather(comm.size, x.shape, target.size, name)
-        check_gather_apart(region(target), region(x), comm.rank)
-        call = Call(comm, request.plan(comm.core, operator, dtype), x, target, target, limit)
-    return (target, call.submit()) if async_op else call.run()
-
-
-def broadcast(array: Array, root: int = 0, *, group: Communicator | None = None, async_op: bool = False) -> Work | None:
-    """Copies the array of rank ``root`` into the arrays of all other ranks, in place. One shape and dtype everywhere.
-
-    Returns None, or the `Work` with ``async_op=True``. Raises as `all_to_all_v`.
-    """
-    comm = resolve(group)
-    with guard(comm, "broadcast"):
-        check_output("array", array)
-        layout = broadcast_layout(comm.rank, comm.size, array.size, root)
-        plan = _core.Plan(comm.core, "broadcast", core_name(array.dtype), *layout, root)
-        call = Call(comm, plan, array, array, array, -1.0)
-    return _finish(call, async_op)
-
-
-def barrier(*, group: Communicator | None = None, async_op: bool = False, timeout: float | None = None) -> Work | None:
-    """Returns when every rank has called it. Late ranks are named, in a warning and in the timeout's error."""
-    comm = resolve(group)
-    with guard(comm, "barrier"):
-        nothing = np.empty(0, np.uint8)
-        call = Call(comm, barrier_plan(comm), nothing, nothing, None, _core.read_timeout(timeout))
-    return _finish(call, async_op)
+    return finish(call, async_op)

@@ -8,7 +8,7 @@ from alltoallv import _core
 from alltoallv._calls import messages
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
-from alltoallv.numpy.arrays import Array, as_input, check_output, region, resolve
+from alltoallv.numpy.arrays import Array, as_input, check_apart, check_output, region, resolve
 from alltoallv.numpy.work import Work
 
 
@@ -91,3 +91,34 @@ def irecv(
     check_output("out", out)
     message = messages.recv(comm, core_name(out.dtype), region(out), src, tag, waits=False)
     return MessageWork(comm, message.submit(limit), (out,), lambda: out)
+
+
+def sendrecv(
+    input: npt.ArrayLike,
+    dst: int,
+    out: Array,
+    src: int | None = None,
+    *,
+    send_tag: int = 0,
+    recv_tag: int = 0,
+    group: Communicator | None = None,
+    timeout: float | None = None,
+) -> int:
+    """Sends ``input`` to rank ``dst`` and receives into ``out`` from rank ``src`` meanwhile, so that neither waits.
+
+    Args:
+        input, out: As of `send` and `recv`; apart in memory.
+        dst, src: Ranks of the group, also this one; None for ``src``: whoever sends first with the tag.
+        send_tag, recv_tag: The tags of the two messages.
+        timeout: Seconds to wait for either; default: the communicator's.
+
+    Returns:
+        The rank that ``out`` has come from. Raises as `send`.
+    """
+    x = as_input("input", input)
+    check_apart(check_output("out", out), x)
+    coming = irecv(out, src, recv_tag, group=group, timeout=timeout)
+    going = isend(x, dst, send_tag, group=group, timeout=timeout)
+    going.wait()
+    coming.wait()
+    return coming.source

@@ -1,0 +1,105 @@
+"""Messages both ways, and objects: processes and threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alltoallv import Communicator
+from alltoallv import numpy as av
+from alltoallv.errors import InvalidParamError, PeerLostError
+from alltoallv.testing import Ranks
+
+Launch = Callable[..., list[Any]]
+
+
+def test_sendrecv(launch: Launch) -> None:
+    def program(comm: Communicator) -> list[Any]:
+        out, me = np.zeros(2, np.int64), comm.rank
+        to_self = av.sendrecv([me, 7], me, out, me, group=comm), out.tolist()
+        large = np.full(1 << 18, me, np.int32)  # would wait for ever if sends came first
+        got = np.empty_like(large)
+        source = av.sendrecv(large, 1 - me, got, send_tag=me, recv_tag=1 - me, group=comm)
+        with pytest.raises(InvalidParamError, match="overlap"):
+            av.sendrecv(out, 1 - me, out, 1 - me, group=comm)
+        return [to_self, source, set(got.tolist())]
+
+    assert launch(2, program) == [[(0, [0, 7]), 1, {1}], [(1, [1, 7]), 0, {0}]]
+
+
+VALUES = [None, {"a": [1, 2]}, "x" * 100_000]
+
+
+def test_objects(launch: Launch) -> None:
+    def program(comm: Communicator) -> None:
+        me, mine = comm.rank, VALUES[comm.rank]
+        assert av.all_gather_object(mine, group=comm) == VALUES
+        for root in range(3):
+            assert av.gather_object(mine, root, group=comm) == (VALUES if me == root else None)
+            assert av.broadcast_object(mine, root, group=comm) == VALUES[root]
+            assert av.scatter_object(VALUES if me == root else None, root, group=comm) == mine
+        if me == 0:
+            assert [av.recv_object(tag=3, group=comm), av.recv_object(2, group=comm)] == [VALUES[1], "last"]
+        elif me == 1:
+            av.send_object(mine, 0, 3, group=comm)
+        else:
+            av.send_object("last", 0, group=comm)
+
+    launch(3, program)
+
+
+def test_objects_that_cannot_be_pickled(launch: Launch) -> None:
+    def program(comm: Communicator) -> bool:
+        bad = (lambda: None) if comm.rank == 1 else 1
+        for call in (
+            lambda: av.all_gather_object(bad, group=comm),
+            lambda: av.gather_object(bad, group=comm),
+            lambda: av.broadcast_object(bad, 1, group=comm),
+            lambda: av.scatter_object([0, bad], 1, group=comm),
+        ):
+            with pytest.raises(InvalidParamError, match=r"is a function that cannot be pickled \("):
+                call()
+        for values, text in ((None, "values is None, expected 2"), ([1], r"values is \[1\], expected 2 objects")):
+            with pytest.raises(InvalidParamError, match=text):
+                av.scatter_object(values, group=comm)
+        return av.all_gather_object(comm.rank, group=comm) == [0, 1]
+
+    assert launch(2, program) == [True, True]
+
+
+def test_a_lost_peer_of_objects(ranks: Ranks) -> None:
+    def program(comm: Communicator) -> bool:
+        if comm.rank == 1:
+            comm.destroy()
+            return True
+        with pytest.raises(PeerLostError):
+            av.recv_object(1, group=comm)
+        with pytest.raises(PeerLostError):
+            av.all_gather_object(1, group=comm)
+        return True
+
+    assert ranks(2)(program) == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["f4", "c16", "?"])
+def test_all_gather_v(launch: Launch, kind: str) -> None:
+    inputs = [np.arange(6 * r).reshape(2 * r, 3).astype(kind) for r in (1, 0, 2)]
+
+    def program(comm: Communicator) -> None:
+        x, wanted = inputs[comm.rank], np.concatenate(inputs)
+        out = np.zeros((6, 3), kind)
+        later, work = av.all_gather_v(x, group=comm, async_op=True)
+        assert later is None
+        for got in (
+            av.all_gather_v(x, group=comm),
+            av.all_gather_v(x, [2, 0, 4], group=comm),
+            av.all_gather_v(x, [2, 0, 4], out=out, group=comm),
+            work.result(),
+        ):
+            assert got.dtype == wanted.dtype
+            np.testing.assert_array_equal(got, wanted)
+
+    launch(3, program)
