@@ -52,6 +52,7 @@ OF_FRAMEWORKS = {  # run where the framework is
     "moe_torch.py": "torch/test_torch_examples.py",
     "ddp_digits.py": "torch/test_torch_examples.py",
     "tensor_parallel_minilm.py": "torch/test_torch_examples.py",
+    "mindspore_on_cpu.py": "mindspore/test_mindspore_jobs.py",
     "moe_mindspore.py": "mindspore/test_mindspore_jobs.py",
     "moe_paddle.py": "paddle/test_paddle_jobs.py",
 }

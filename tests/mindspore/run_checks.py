@@ -22,6 +22,7 @@ MODULES = (
     "checks_graph",
     "checks_quantized",
     "checks_operations",
+    "checks_mint",
 )
 
 

@@ -22,6 +22,14 @@ def test_against_mindspores_own_collectives(tmp_path: Path) -> None:
     assert len(medians) == 4, medians
 
 
+def test_a_program_for_npus_as_it_is(tmp_path: Path) -> None:
+    """mint.distributed.init_process_group() comes up on CPU; nothing warns at each call."""
+    job = msrun(tmp_path, 2, EXAMPLES / "mindspore_on_cpu.py", str(JOBS / "for_npus.py"))
+    assert job.code == 0, "\n".join(job.logs.values())[-5000:]
+    for rank in range(2):
+        assert job.logs[f"worker_{rank}.log"] == "ran on CPU\n"
+
+
 @pytest.mark.parametrize(("how", "error"), [("killed", "PeerLostError"), ("disagrees", "PeerMismatchError")])
 def test_a_failing_job_says_why_in_seconds(tmp_path: Path, how: str, error: str) -> None:
     """Every log but that of a killed worker names the rank and the error."""

@@ -20,17 +20,10 @@ from mindspore.graph._utils.check_jit_forbidden_api import add_jit_forbidden_mod
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.mindspore.collectives import all_gather_into_tensor, all_to_all, all_to_all_single
-from alltoallv.mindspore.distributed import (
-    all_gather,
-    all_reduce,
-    barrier,
-    broadcast,
-    reduce_scatter,
-    reduce_scatter_tensor,
-)
 from alltoallv.mindspore.exchange import all_to_all_v, exchange_counts
 from alltoallv.mindspore.graph import AllToAllV
 from alltoallv.mindspore.group import init, new_group
+from alltoallv.mindspore.mint.install import install, uninstall
 from alltoallv.mindspore.moe import global_gather, global_scatter
 from alltoallv.mindspore.quantized import (
     ErrorFeedback,
@@ -38,11 +31,22 @@ from alltoallv.mindspore.quantized import (
     quantized_all_to_all,
     quantized_reduce_scatter,
 )
+from alltoallv.mindspore.reductions import (
+    all_gather,
+    all_reduce,
+    barrier,
+    broadcast,
+    reduce_scatter,
+    reduce_scatter_tensor,
+)
+from alltoallv.mindspore.rooted import gather, irecv, isend, recv, reduce, scatter, send
 from alltoallv.mindspore.tensors import empty
 from alltoallv.mindspore.work import CommHandle
 
 # A graph cannot hold these functions: MindSpore then says so instead of reading their source.
-for _module in ("collectives", "distributed", "exchange", "group", "moe", "quantized", "tensors"):
+for _module in ("mint.checks", "mint.comm_func", "mint.groups", "mint.messages", "mint.objects"):
+    _forbid(f"{__name__}.{_module}")
+for _module in ("collectives", "exchange", "group", "moe", "quantized", "reductions", "rooted", "tensors"):
     _forbid(f"{__name__}.{_module}")
 for _module in ("atb.operations", "atb.quant_operations", "quantization.functions"):
     _forbid(f"alltoallv.{_module}")
@@ -63,13 +67,22 @@ __all__ = [
     "broadcast",
     "empty",
     "exchange_counts",
+    "gather",
     "global_gather",
     "global_scatter",
     "init",
+    "install",
+    "irecv",
+    "isend",
     "new_group",
     "quantized_all_reduce",
     "quantized_all_to_all",
     "quantized_reduce_scatter",
+    "recv",
+    "reduce",
     "reduce_scatter",
     "reduce_scatter_tensor",
+    "scatter",
+    "send",
+    "uninstall",
 ]

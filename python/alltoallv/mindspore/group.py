@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from mindspore.communication import _comm_helper as mindspore_groups  # its public functions may be ours
+
 from alltoallv._calls import subgroups
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError
@@ -52,11 +54,33 @@ def _leave_scheduler() -> None:
         sys.exit(0)
 
 
-def new_group(ranks: Sequence[int] | None = None) -> str:
+def joined() -> bool:
+    """Whether `init` has been called and its communicator is usable."""
+    made = _made.get("")
+    return made is not None and made.usable
+
+
+def forget(group: str | None) -> None:
+    """Ends the communicator of a group that `new_group` made, or all of them; they can be made again."""
+    if group is not None and group not in _ranks:
+        raise InvalidParamError(f"group is {group!r}, expected a name made by new_group()")
+    for name in list(_made) if group is None else [group]:
+        made = _made.pop(name, None)
+        if made is not None:
+            made.destroy()
+    if group is None:
+        _ranks.clear()
+    else:
+        del _ranks[group]
+
+
+def new_group(ranks: Sequence[int] | None = None, *, prefix: str = "alltoallv", name: str | None = None) -> str:
     """The name of the group of these ranks of the job, for ``group``. Talks to no peer.
 
     Args:
         ranks: Different ranks of the job; a rank's place among them, sorted, is its rank in the group. None: all.
+        prefix: How the name begins.
+        name: The whole name, in place of one made of the ranks.
 
     Raises:
         TypeError: ``ranks`` is no list.
@@ -67,9 +91,9 @@ def new_group(ranks: Sequence[int] | None = None) -> str:
     if not isinstance(ranks, list | tuple):
         raise TypeError(f"ranks must be list, but got {type(ranks)}")
     _leave_scheduler()
-    members = subgroups.check_ranks(ranks, launch.detect().size)
-    name = f"alltoallv_{len(members)}_{subgroups.digest(members)}"
-    _ranks[name] = members
+    checked = subgroups.check_ranks(ranks, launch.detect().size)
+    name = name or f"{prefix}_{len(checked)}_{subgroups.digest(checked)}"
+    _ranks[name] = checked
     return name
 
 
@@ -88,11 +112,11 @@ def resolve(group: Group) -> Communicator:
         raise TypeError(f"The argument 'group' must be type of string, but got 'group' type : {type(group)}.")
     made = _made.get(group)
     if made is None or not made.usable:
-        members = _members(group)
+        ranks = members(group)
         if target() == "Ascend":
             raise BackendUnavailableError(f"group is {group!r}, expected that of all ranks on Ascend")
-        domain = f"group-{len(members)}-{subgroups.digest(members)}"
-        made = _made[group] = subgroups.connect(group, domain, members, _timeout)
+        domain = f"group-{len(ranks)}-{subgroups.digest(ranks)}"
+        made = _made[group] = subgroups.connect(group, domain, ranks, _timeout)
     return made
 
 
@@ -104,10 +128,10 @@ def rank_in(group: Group, rank: int) -> int:
     """
     if not isinstance(group, str) or group in WORLD:
         return rank
-    members = _members(group)
-    if rank not in members:
-        raise InvalidParamError(f"src is {rank!r}, expected one of the group's ranks {members}")
-    return members.index(rank)
+    ranks = members(group)
+    if rank not in ranks:
+        raise InvalidParamError(f"src is {rank!r}, expected one of the group's ranks {ranks}")
+    return ranks.index(rank)
 
 
 def on_host(comm: Communicator) -> Communicator:
@@ -120,15 +144,20 @@ def on_host(comm: Communicator) -> Communicator:
     return Communicator(control)
 
 
-def _members(group: str) -> list[int]:
-    if group in _ranks:
-        return _ranks[group]
-    from mindspore.mint.distributed import get_process_group_ranks, is_initialized
+def members(group: str | None) -> list[int]:
+    """The ranks of the job that make a group, in the order of their ranks in it.
 
+    Raises:
+        InvalidParamError: nobody made this name.
+    """
+    if group is None or group in WORLD:
+        return list(range(launch.detect().size))
+    if group in _ranks:
+        return list(_ranks[group])
     try:
-        if not is_initialized():
+        if not mindspore_groups._is_initialized():
             raise RuntimeError("mindspore.communication.init() has not been called")
-        return [int(rank) for rank in get_process_group_ranks(group)]
+        return [int(rank) for rank in mindspore_groups._get_group_ranks(group)]
     except (RuntimeError, ValueError, TypeError) as error:
         raise InvalidParamError(
             f"group is {group!r}, expected a name made by new_group() ({str(error).strip().splitlines()[0]})"

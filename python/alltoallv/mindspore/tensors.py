@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -70,6 +71,12 @@ def core_name(dtype: Any) -> str:
         raise InvalidTensorError(f"dtype is {dtype}, expected one of {', '.join(_NAMES.values())}", 13) from None
 
 
+@functools.cache
+def numpy_dtype(dtype: Any) -> np.dtype[Any]:
+    """NumPy's dtype of a tensor's; MindSpore's own function for it prints a warning at each call."""
+    return Tensor([0], dtype).asnumpy().dtype
+
+
 def as_input(tensor: Any) -> Tensor:
     """The same values in contiguous memory, complete; copied only if they must be."""
     check_tensor("input", tensor)
@@ -119,20 +126,20 @@ def row_size(tensor: Tensor) -> int:
 
 def from_block(block: _core.Block, shape: Sequence[int], dtype: Any) -> Tensor:
     """The tensor of that shape over a block, which lives as long as the tensor and what MindSpore computes from it."""
-    return Tensor.from_numpy(memory.from_block(block, shape, np.dtype(mindspore.dtype_to_nptype(dtype))))
+    return Tensor.from_numpy(memory.from_block(block, shape, numpy_dtype(dtype)))
 
 
 def empty(shape: int | Sequence[int], dtype: Any = mindspore.float32) -> Tensor:
     """A new tensor, not initialized, in this process's shared arena; see `alltoallv.empty`."""
     core_name(dtype)
     dims = (shape,) if isinstance(shape, int) else tuple(shape)
-    itemsize = np.dtype(mindspore.dtype_to_nptype(dtype)).itemsize
+    itemsize = numpy_dtype(dtype).itemsize
     return from_block(_core.allocate(math.prod(dims) * itemsize), dims, dtype)
 
 
 def zeros(shape: Sequence[int], dtype: Any) -> Tensor:
     """The same, all zero, at once: MindSpore's own ``zeros`` are written later."""
-    array = memory.empty(shape, np.dtype(mindspore.dtype_to_nptype(dtype)))
+    array = memory.empty(shape, numpy_dtype(dtype))
     if array.size:
         array.reshape(-1).view(np.uint8)[...] = 0
     return Tensor.from_numpy(array)

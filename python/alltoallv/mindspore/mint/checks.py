@@ -1,0 +1,103 @@
+"""What MindSpore's own functions refuse, with its words and classes: TypeError where ours would raise a ValueError."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from mindspore import Tensor
+
+from alltoallv._calls.guard import guard
+from alltoallv.communicator import Communicator
+from alltoallv.mindspore import group as groups
+from alltoallv.mindspore.exchange import check_async, enter
+from alltoallv.mindspore.group import Group
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OPS = ("sum", "prod", "min", "max", "avg")
+_TENSORS = {"tensor": "input", "input": "input", "input_tensor": "input", "output": "output", "output_tensor": "output"}
+# Lists of one tensor per rank, and the tensor that this rank's entry is like.
+_LISTS = {"tensor_list": "tensor", "input_list": "output", "scatter_list": "tensor", "gather_list": "tensor"}
+_ROOTS = {"scatter_list": "src", "gather_list": "dst"}  # of lists that one rank has
+
+
+def as_mint(function: Callable[P, R], ops: tuple[str, ...] = OPS) -> Callable[P, R]:
+    """The function with MindSpore's checks before its own; all ranks raise what one of them refuses.
+
+    A parameter's name says what it must be.
+    """
+    parameters = inspect.signature(function).parameters
+    operator = function.__name__.removesuffix("_uneven")  # as the core calls it
+    operator = "reduce_scatter" if operator == "reduce_scatter_tensor" else operator
+    lists = [name for name in _LISTS if name in parameters]
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        given = {**defaults, **dict(zip(parameters, args, strict=False)), **kwargs}
+        comm = None
+        try:
+            _check_values(function.__name__, given, ops)
+            if lists:
+                comm = enter(given.get("group"))
+                for name in lists:
+                    _check_list(name, given, comm)
+        except Exception as error:
+            with guard(comm or enter(given.get("group")), operator):
+                raise error
+        return function(*args, **kwargs)
+
+    return call
+
+
+def check_rank(operator: str, name: str, value: Any) -> None:
+    """Refuses a ``src`` or ``dst`` that is no int."""
+    if not isinstance(value, int):
+        raise TypeError(f"For {operator}, the {name} must be int, but got {type(value)}")
+
+
+def _check_values(operator: str, given: dict[str, Any], ops: tuple[str, ...]) -> None:
+    for name, value in given.items():
+        if value is inspect.Parameter.empty:
+            continue  # the function itself says what is missing
+        if name in _TENSORS and not isinstance(value, Tensor):
+            raise TypeError(f"For {operator}, the {_TENSORS[name]} tensor must be tensor, but got {type(value)}")
+        if name == "op" and not isinstance(value, str):
+            raise TypeError(f"For {operator}, the input op type must be str, but got {type(value)}")
+        if name == "op" and value not in ops:
+            raise TypeError(f"For {operator}, the input op value must be one of {', '.join(ops)}, but got {value!r}")
+        if name in ("src", "dst"):
+            check_rank(operator, name, value)
+        if name == "async_op":
+            check_async(value)
+
+
+def _check_list(name: str, given: dict[str, Any], comm: Communicator) -> None:
+    tensors, own = given[name], given[_LISTS[name]]
+    root = given.get(_ROOTS.get(name, ""))
+    if root is not None and not (root >= 0 and comm.rank == _rank_in(given["group"], root)):
+        return
+    if not isinstance(tensors, list | tuple):
+        raise TypeError(f"Expected list or tuple, but got {type(tensors)}.")
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"Expected tensor, but got {type(tensor)}")
+    if len(tensors) != comm.size:
+        raise TypeError(f"The argument list tensor len must be equal to group rank size, but got {len(tensors)}.")
+    if len({str(tensor.dtype) for tensor in (*tensors, own)}) > 1:
+        raise TypeError(
+            f"{name} has dtypes {[str(x.dtype) for x in tensors]}, expected {own.dtype}, that of the tensor"
+        )
+    if tensors[comm.rank].shape != own.shape:
+        raise TypeError(f"{name}[{comm.rank}] has shape {tensors[comm.rank].shape}, expected {own.shape}")
+
+
+def _rank_in(group: Group, rank: int) -> int:
+    try:
+        return groups.rank_in(group, rank)
+    except ValueError:
+        return -1  # the function itself refuses it

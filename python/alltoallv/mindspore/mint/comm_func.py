@@ -1,0 +1,255 @@
+"""The functions of ``mindspore.communication.comm_func``, which return their outputs, and of its groups.
+
+Made of `alltoallv.mindspore.distributed`, whose errors they raise; signatures and return values are MindSpore's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from mindspore import Tensor, ops
+
+from alltoallv.errors import InvalidParamError
+from alltoallv.launch import detect as launch
+from alltoallv.mindspore import distributed as dist
+from alltoallv.mindspore import group as groups
+from alltoallv.mindspore.autograd import assign
+from alltoallv.mindspore.exchange import all_to_all_v, check_async, enter
+from alltoallv.mindspore.tensors import check_tensor, empty
+from alltoallv.mindspore.work import CommHandle
+
+WORLD = groups.WORLD[0]
+
+
+def all_reduce(
+    tensor: Tensor, op: str = "sum", group: str = WORLD, async_op: bool = False
+) -> tuple[Tensor, CommHandle | None]:
+    """The combination of all ranks' tensors, and the handle with ``async_op=True``."""
+    output = _copy(tensor)
+    return output, dist.all_reduce(output, op, group, async_op)
+
+
+def reduce(tensor: Tensor, dst: int, op: str = "sum", group: str = WORLD) -> Tensor:
+    """On rank ``dst`` the combination of all ranks' tensors, elsewhere a copy of the own."""
+    output = _copy(tensor)
+    dist.reduce(output, dst, op, group)
+    return output
+
+
+def broadcast(tensor: Tensor, src: int = 0, group: str = WORLD) -> Tensor:
+    """The tensor of rank ``src``."""
+    output = _copy(tensor)
+    dist.broadcast(output, src, group)
+    return output
+
+
+def all_gather_into_tensor(
+    tensor: Tensor, group: str = WORLD, async_op: bool = False
+) -> tuple[Tensor, CommHandle | None]:
+    """All ranks' tensors along dimension 0, and the handle with ``async_op=True``."""
+    check_tensor("tensor", tensor)
+    output = _rows(tensor, tensor.shape[0] * enter(group).size)
+    return output, dist.all_gather_into_tensor(output, tensor, group, async_op)
+
+
+def reduce_scatter_tensor(
+    tensor: Tensor, op: str = "sum", group: str = WORLD, async_op: bool = False
+) -> tuple[Tensor, CommHandle | None]:
+    """This rank's part along dimension 0 of the combination of all ranks', and the handle with ``async_op=True``."""
+    output = _rows(tensor, _share(tensor, group))
+    return output, dist.reduce_scatter_tensor(output, tensor, op, group, async_op)
+
+
+def scatter_tensor(tensor: Tensor, src: int = 0, group: str = WORLD) -> Tensor:
+    """This rank's part along dimension 0 of the tensor of rank ``src``; the others' say the shape."""
+    output = _rows(tensor, _share(tensor, group))
+    dist.scatter(output, list(tensor.split(output.shape[0])), src, group)
+    return output
+
+
+def gather_into_tensor(tensor: Tensor, dst: int = 0, group: str = WORLD) -> Tensor:
+    """On rank ``dst`` all ranks' tensors along dimension 0; elsewhere, as in MindSpore, ``[0]``."""
+    check_tensor("tensor", tensor)
+    comm = enter(group)
+    rows = tensor.shape[0]
+    if groups.rank_in(group, dst) != comm.rank:
+        dist.gather(tensor, [], dst, group)
+        return ops.zeros(1, tensor.dtype)
+    output = _rows(tensor, rows * comm.size)
+    dist.gather(tensor, list(output.split(rows)), dst, group)
+    return output
+
+
+def all_to_all_with_output_shape(
+    output_shape_list: Sequence[Any],
+    input_tensor_list: Sequence[Tensor],
+    group: str | None = None,
+    async_op: bool = False,
+) -> tuple[tuple[Tensor, ...], CommHandle | None]:
+    """What the ranks have sent, in the shapes given, of tensors or as tuples; and the handle with ``async_op=True``."""
+    if not isinstance(input_tensor_list, list | tuple) or not isinstance(output_shape_list, list | tuple):
+        raise TypeError("Expected lists or tuples of tensors and of shapes")
+    for tensor in input_tensor_list:
+        check_tensor("input_tensor_list", tensor)
+    outputs = [empty(_shape(shape), input_tensor_list[0].dtype) for shape in output_shape_list]
+    return tuple(outputs), dist.all_to_all(outputs, input_tensor_list, group, async_op)
+
+
+def all_to_all_single_with_output_shape(
+    output_shape: Any,
+    tensor: Tensor,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: str | None = None,
+    async_op: bool = False,
+) -> tuple[Tensor, CommHandle | None]:
+    """What `all_to_all_single` would write into a tensor of that shape, and the handle with ``async_op=True``."""
+    check_tensor("tensor", tensor)
+    output = empty(_shape(output_shape), tensor.dtype)
+    handle = dist.all_to_all_single(
+        output, tensor, output_split_sizes or None, input_split_sizes or None, group, async_op
+    )
+    return output, handle
+
+
+def all_to_all_v_c(
+    output: Tensor, input: Tensor, send_count_matrix: list[int], group: str | None = None, async_op: bool = False
+) -> CommHandle | None:
+    """`all_to_all_v` by rows into ``output``; rank i sends ``send_count_matrix[i * W + j]`` rows to rank j."""
+    comm = enter(group)
+    size, rank = comm.size, comm.rank
+    if not isinstance(send_count_matrix, list) or not all(isinstance(n, int) for n in send_count_matrix):
+        raise TypeError(f"send_count_matrix must be list of int, but got {send_count_matrix!r}")
+    if len(send_count_matrix) != size * size:
+        raise TypeError(f"send_count_matrix must be square matrix of {size} rows, but got {len(send_count_matrix)}.")
+    sends, recvs = send_count_matrix[rank * size : (rank + 1) * size], send_count_matrix[rank::size]
+    check_async(async_op)
+    options: dict[str, Any] = {"unit": "row", "out": output, "group": group, "async_op": async_op}
+    result: Any = all_to_all_v(input, sends, recvs, **options)
+    return result[1] if async_op else None
+
+
+def barrier(group: str = WORLD) -> None:
+    """Returns when every rank has called it."""
+    dist.barrier(group)
+
+
+send, isend = dist.send, dist.isend
+
+
+def recv(tensor: Tensor, src: int = 0, group: str = WORLD, tag: int = 0) -> Tensor:
+    """What rank ``src`` sends, in a new tensor like the one given."""
+    check_tensor("tensor", tensor)
+    output = empty(tuple(tensor.shape), tensor.dtype)
+    dist.recv(output, src, group, tag)
+    return output
+
+
+def irecv(tensor: Tensor, src: int = 0, group: str = WORLD, tag: int = 0) -> tuple[Tensor, CommHandle]:
+    """What rank ``src`` sends, in a new tensor like the one given, once the handle's ``wait`` has returned."""
+    check_tensor("tensor", tensor)
+    output = empty(tuple(tensor.shape), tensor.dtype)
+    return output, dist.irecv(output, src, group, tag)
+
+
+class P2POp(dist.P2POp):
+    """One message of `batch_isend_irecv`; to receive, ``tensor`` may be a shape, with ``recv_dtype``."""
+
+    def __init__(
+        self, op: Any, tensor: Any, peer: int, group: str | None = None, tag: int = 0, *, recv_dtype: Any = None
+    ) -> None:
+        name = op if isinstance(op, str) else getattr(op, "__name__", "")
+        if name not in ("isend", "irecv"):
+            raise ValueError(f"Expected ``op`` to be of type ``isend`` or `irecv``, but got {op}")
+        if isinstance(tensor, tuple):
+            if recv_dtype is None:
+                raise ValueError("recv_dtype is None, expected a dtype where tensor is a shape")
+            tensor = empty(tensor, recv_dtype)
+        elif name == "irecv" and isinstance(tensor, Tensor):
+            tensor = empty(tuple(tensor.shape), tensor.dtype)
+        super().__init__(op, tensor, peer, group, tag)
+        self.recv_dtype = recv_dtype
+
+
+def batch_isend_irecv(p2p_op_list: list[P2POp]) -> tuple[Tensor, ...]:
+    """What has been received, by the places of the list; 0 where it sends."""
+    if not isinstance(p2p_op_list, list):
+        raise TypeError(f"p2p_op_list must be type of list, but got type of {type(p2p_op_list)}.")
+    dist.batch_isend_irecv(list(p2p_op_list))[0].wait()
+    return tuple(Tensor(0, op.tensor.dtype) if op.sends else op.tensor for op in p2p_op_list)
+
+
+def get_group_size(group: str = WORLD) -> int:
+    """The number of the group's ranks."""
+    return len(dist.get_process_group_ranks(group))
+
+
+def get_local_rank(group: str = WORLD) -> int:
+    """This process's rank among those of its host."""
+    return launch.detect().local_rank
+
+
+def get_local_rank_size(group: str = WORLD) -> int:
+    """The number of ranks on this host."""
+    job = launch.detect()
+    return job.local_size or job.size
+
+
+def get_world_rank_from_group_rank(group: str, group_rank_id: int) -> int:
+    """The rank in the job of the group's rank."""
+    return dist.get_global_rank(group, group_rank_id)
+
+
+def get_group_rank_from_world_rank(world_rank_id: int, group: str) -> int:
+    """The rank in the group of the job's rank."""
+    return dist.get_group_rank(group, world_rank_id)
+
+
+def get_rank(group: str = WORLD) -> int:
+    """This process's rank in the group."""
+    return dist.get_process_group_ranks(group).index(launch.detect().rank)
+
+
+def create_group(group: str, rank_ids: list[int], options: Any = None) -> None:
+    """Names the group of these ranks. Talks to no peer."""
+    if not isinstance(group, str):
+        raise TypeError(f"the argument 'group' must be type of string, but got 'group' type : {type(group)}.")
+    if not isinstance(rank_ids, list):
+        raise TypeError(f"the argument 'rank_ids' must be type of list, but got 'rank_ids' type : {type(rank_ids)}.")
+    groups.new_group(rank_ids, name=group)
+
+
+def destroy_group(group: str) -> None:
+    """Forgets a group that `create_group` has named."""
+    if group in groups.WORLD:
+        raise ValueError("The world_group does not support destruction.")
+    dist.destroy_process_group(group)
+
+
+def _copy(tensor: Any) -> Tensor:
+    check_tensor("tensor", tensor)
+    output = empty(tuple(tensor.shape), tensor.dtype)
+    assign("output", output, tensor)
+    return output
+
+
+def _rows(tensor: Tensor, rows: int) -> Tensor:
+    return empty((rows, *tensor.shape[1:]), tensor.dtype)
+
+
+def _share(tensor: Any, group: str) -> int:
+    check_tensor("tensor", tensor)
+    size = enter(group).size
+    rows = tensor.shape[0] if tensor.shape else 0
+    if rows % size or not rows:
+        raise InvalidParamError(f"tensor has shape {tensor.shape}, expected dimension 0 to be a multiple of {size}")
+    return rows // size
+
+
+def _shape(given: Any) -> tuple[int, ...]:
+    shape = tuple(given.shape if isinstance(given, Tensor) else given)
+    if not all(isinstance(n, int) for n in shape) or math.prod(shape) < 0:
+        raise TypeError(f"Expected tensor or tuple, but got {given!r}")
+    return shape

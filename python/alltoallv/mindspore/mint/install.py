@@ -1,0 +1,76 @@
+"""Puts our functions in the place of MindSpore's, so that a program for NPUs runs on CPU as it is."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any
+
+from mindspore import communication
+from mindspore.communication import comm_func as mindspore_comm_func
+from mindspore.communication import management
+from mindspore.mint import distributed as mindspore_distributed
+
+from alltoallv.mindspore import distributed
+from alltoallv.mindspore.mint import comm_func
+
+_GROUPS = (
+    *("get_rank", "get_group_size", "get_local_rank", "get_local_rank_size", "create_group", "destroy_group"),
+    *("get_world_rank_from_group_rank", "get_group_rank_from_world_rank"),
+)
+_replaced: list[tuple[Any, str, Any]] = []
+
+
+class install:
+    """Replaces MindSpore's communication functions by ours, on CPU, until `uninstall` or the end of ``with``.
+
+    What it replaces, as attributes of MindSpore's modules:
+
+    - every name of ``mindspore.mint.distributed`` (by those of `alltoallv.mindspore.distributed`), so that
+      ``mint.distributed.init_process_group()`` comes up without an NPU;
+    - every name of ``mindspore.communication.comm_func``;
+    - the functions about ranks and groups of ``mindspore.communication``: get_rank, get_group_size, get_local_rank,
+      get_local_rank_size, create_group, destroy_group, get_world_rank_from_group_rank,
+      get_group_rank_from_world_rank, get_process_group_ranks.
+
+    Nothing else: ``mindspore.communication.init`` (not needed), ``mindspore.ops.AllReduce`` and the other primitives,
+    and ``mindspore.ops.communication`` stay MindSpore's. Names that a module has imported before with ``from ... import
+    ...`` stay, too: install first. Ours are not for ``ms.jit``; there is the cell `AllToAllV`.
+
+    Called again it changes nothing. For a program that is not to be changed at all: ``msrun ... run.py program.py``,
+    with run.py in examples/mindspore_on_cpu.py.
+    """
+
+    def __init__(self) -> None:
+        if _replaced:
+            return
+        for name in distributed.__all__:
+            ours = getattr(distributed, name)
+            for module in (mindspore_distributed, sys.modules[f"{mindspore_distributed.__name__}.distributed"]):
+                _replace(module, name, ours)
+        for name in mindspore_comm_func.__all__:
+            _replace(mindspore_comm_func, name, getattr(comm_func, name))
+        for module in (communication, management):
+            for name in _GROUPS:
+                _replace(module, name, getattr(comm_func, name))
+            _replace(module, "get_process_group_ranks", distributed.get_process_group_ranks)
+
+    def __enter__(self) -> install:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        uninstall()
+
+
+def uninstall() -> None:
+    """Puts MindSpore's own functions back; does nothing where `install` has not been called."""
+    while _replaced:
+        module, name, theirs = _replaced.pop()
+        setattr(module, name, theirs)
+
+
+def _replace(module: Any, name: str, ours: Any) -> None:
+    _replaced.append((module, name, getattr(module, name)))
+    setattr(module, name, ours)
