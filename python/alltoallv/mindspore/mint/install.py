@@ -37,8 +37,8 @@ class install:
     and ``mindspore.ops.communication`` stay MindSpore's. Names that a module has imported before with ``from ... import
     ...`` stay, too: install first. Ours are not for ``ms.jit``; there is the cell `AllToAllV`.
 
-    Called again it changes nothing. For a program that is not to be changed at all: ``msrun ... run.py program.py``,
-    with run.py in examples/mindspore_on_cpu.py.
+    Called again it changes nothing. For a program that is not to be changed at all:
+    ``msrun ... examples/mindspore_on_cpu.py program.py``.
     """
 
     def __init__(self) -> None:
