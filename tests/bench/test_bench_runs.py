@@ -24,6 +24,7 @@ from alltoallv_tools.bench.turns import measure
 from alltoallv_tools.cli import main as cli
 
 COMMAND = [sys.executable, "-m", "alltoallv", "bench"]
+SLOW = pytest.mark.slow
 QUICK = ["--np", "2", "--seconds", "0.05", "--peers", ""]
 
 
@@ -41,7 +42,9 @@ def check_row(row: dict[str, Any], contenders: set[str]) -> None:
     assert row["count"] * np.dtype(row["dtype"]).itemsize == row["nbytes"]
 
 
-@pytest.mark.parametrize("collective", ["alltoallv", "allgather", "allreduce"])
+@pytest.mark.parametrize(
+    "collective", ["alltoallv", pytest.param("allgather", marks=SLOW), pytest.param("allreduce", marks=SLOW)]
+)
 def test_table_and_json(collective: str, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     arguments = ["--np", "1,2", "--bytes", "0,1K,64K", "--seconds", "0.05", "--peers", "", "--json", str(path)]
@@ -64,9 +67,9 @@ def test_table_and_json(collective: str, tmp_path: Path) -> None:
     ("output", "variant", "pattern", "dtype", "api"),
     [
         ("allocated", "cycle", "uneven", "float32", "numpy"),
-        pytest.param("empty", "rewritten", "uniform", "int8", "core", marks=pytest.mark.slow),
+        pytest.param("empty", "rewritten", "uniform", "int8", "core", marks=SLOW),
         ("private", "consumed", "skewed", "complex64", "plan"),
-        ("private", "cycle", "moe", "float64", "core"),
+        pytest.param("private", "cycle", "moe", "float64", "core", marks=SLOW),
     ],
 )
 def test_outputs_variants_patterns_and_interfaces(
@@ -108,9 +111,7 @@ def test_kernels(tmp_path: Path) -> None:
     assert not any(row["wrong"] for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("suffix", "magic"), [("png", b"\x89PNG"), pytest.param("svg", b"<?xml", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), pytest.param("svg", b"<?xml", marks=SLOW)])
 def test_plot(suffix: str, magic: bytes, tmp_path: Path) -> None:
     path = tmp_path / f"out.{suffix}"
     done = bench(*QUICK, "--bytes", "1K,4K", "--plot", str(path))
@@ -155,7 +156,7 @@ def test_what_makes_no_sense_is_named(
     assert said.out == ""
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_peer_that_cannot_be_had_is_reported_and_left_out(tmp_path: Path) -> None:
     """Pip is told to use an index that is not there."""
     env = {**os.environ, "ALLTOALLV_BENCH_CACHE": str(tmp_path), "PIP_NO_INDEX": "1"}
@@ -296,7 +297,7 @@ def test_interrupted_kernels_keep_what_was_measured(tmp_path: Path) -> None:
     assert 1 <= len(document["rows"]) < 4
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("collective", ["alltoallv", "allgather", "allreduce"])
 def test_peers_give_the_same_results(collective: str, tmp_path: Path) -> None:

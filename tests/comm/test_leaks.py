@@ -22,6 +22,7 @@ from alltoallv.errors import PeerLostError
 from alltoallv.numpy import all_gather, all_reduce, all_to_all_v, barrier
 
 MB = 1 << 20
+SLOW = pytest.mark.slow
 
 
 def difference(before: dict, after: dict) -> dict:
@@ -74,7 +75,7 @@ def exchanges(comm) -> list[np.ndarray]:
     return kept
 
 
-@pytest.mark.parametrize("path", ["auto", "push", "pull", "cma", "staged"])
+@pytest.mark.parametrize("path", ["auto", "staged", *(pytest.param(p, marks=SLOW) for p in ("push", "pull", "cma"))])
 def test_nothing_after_ordinary_use(ranks, path):
     def work(rank, size):
         before = warm_up(rank, size)
@@ -233,6 +234,7 @@ def cycle(rank: int, size: int, k: int) -> None:
     comm.destroy()
 
 
+@SLOW
 def test_thirty_cycles_do_not_grow(ranks):
     def resident() -> int:
         """Private memory of this process in kB."""

@@ -18,7 +18,11 @@ from alltoallv_tools.cli import main
         pytest.param(
             "allreduce --output private --variant cycle --peers mindspore", {"mindspore"}, marks=pytest.mark.slow
         ),
-        ("quantized --output empty --variant rewritten --peers mindspore", {"mindspore", "ours-full", "ours-fp32"}),
+        pytest.param(
+            "quantized --output empty --variant rewritten --peers mindspore",
+            {"mindspore", "ours-full", "ours-fp32"},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_contenders_of_mindspore(arguments: str, others: set[str], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ JOBS = HERE / "jobs"
 EXAMPLES = HERE.parent.parent / "examples"
 
 
+@pytest.mark.slow  # tests/matrix has the values
 def test_against_mindspores_own_collectives(tmp_path: Path) -> None:
     job = msrun(tmp_path, 2, JOBS / "oracle.py")
     assert job.code == 0, "\n".join(job.logs.values())[-5000:]
@@ -48,6 +49,7 @@ def test_subgroups(tmp_path: Path) -> None:
         assert "groups agree" in job.logs[f"worker_{worker}.log"]
 
 
+@pytest.mark.slow
 def test_mixture_of_experts(tmp_path: Path) -> None:
     job = msrun(tmp_path, 4, EXAMPLES / "moe_mindspore.py", "--epochs", "1", "--batch", "600", timeout=200)
     assert job.code == 0, "\n".join(job.logs.values())[-5000:]

@@ -274,10 +274,17 @@ def test_a_rank_that_comes_too_late_is_a_timeout_that_names_it(ranks: Ranks) -> 
     ranks(2, communicator=False)(check)
 
 
-def test_a_rank_leaves_out_a_call_after_the_checked_ones(ranks: Ranks) -> None:
+def wait_for(file: Path) -> None:
+    """Until a peer has made it, or for long."""
+    end = time.monotonic() + 25
+    while not file.exists() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def test_a_rank_leaves_out_a_call_after_the_checked_ones(ranks: Ranks, tmp_path: Path) -> None:
     """Nothing is compared then: HCCL's time limit ends it."""
 
-    def check(rank: int, size: int) -> None:
+    def check(rank: int, size: int, done: Path) -> None:
         device = use_device(rank)
         comm = Communicator.from_env(backend="hccl", timeout=20)
         x = zeros(size, device)
@@ -289,11 +296,12 @@ def test_a_rank_leaves_out_a_call_after_the_checked_ones(ranks: Ranks) -> None:
             with pytest.raises(HcclError, match="HCCL_E_"):
                 at.all_to_all_v(x, [1] * size, [1] * size, group=comm)
             assert not comm.usable
+            done.touch()
         else:
-            time.sleep(4)
+            wait_for(done)
         comm.destroy()
 
-    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})(check)
+    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})(check, tmp_path / "done")
 
 
 def test_own_checks_fail_after_the_checked_calls(ranks: Ranks) -> None:
@@ -391,10 +399,10 @@ def test_destroyed_with_much_left_to_do(ranks: Ranks) -> None:
     ranks(2, communicator=False)(check)
 
 
-def test_what_is_stuck_on_the_device_is_left_there(ranks: Ranks) -> None:
+def test_what_is_stuck_on_the_device_is_left_there(ranks: Ranks, tmp_path: Path) -> None:
     """To free its stream would mean to wait for HCCL's own time limit."""
 
-    def check(rank: int, size: int) -> None:
+    def check(rank: int, size: int, done: Path) -> None:
         device = use_device(rank)
         comm = Communicator.from_env(backend="hccl", timeout=20, check="off")
         x, y = zeros(size, device), zeros(size, device)
@@ -407,10 +415,11 @@ def test_what_is_stuck_on_the_device_is_left_there(ranks: Ranks) -> None:
             try_to(comm.destroy)
             del plan, comm
             assert time.monotonic() - start < 10
+            done.touch()
         else:
-            time.sleep(8)
+            wait_for(done)
 
-    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "20"})(check)
+    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "20"})(check, tmp_path / "done")
 
 
 def test_a_forked_child_leaves_it_alone(ranks: Ranks) -> None:

@@ -125,7 +125,7 @@ def test_threads_that_hang_in_a_call_are_aborted(ranks):
         from alltoallv.numpy import barrier
 
         if communicator.rank == 0:
-            time.sleep(4)
+            time.sleep(2.5)
         barrier(group=communicator)
 
     found = ranks(2, threads=True, timeout=1, outcomes=True)(work)

@@ -29,7 +29,8 @@ if not _installed("torch"):
 
 @pytest.fixture(scope="session")
 def ranks_preload() -> tuple[str, ...]:
-    return ("alltoallv.torch",)
+    # The last two are what the first torch.compile of a process imports: five seconds of every rank.
+    return "alltoallv.torch", "torch._dynamo", "torch._inductor.lowering"
 
 
 @pytest.fixture

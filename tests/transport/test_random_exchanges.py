@@ -29,7 +29,9 @@ CASES = {"processes": 125, "threads": 25}  # for each of 8 world sizes
 cached_cases = lru_cache(maxsize=None)(make_cases)
 
 
-@pytest.mark.parametrize("size", range(1, 9))
+@pytest.mark.parametrize(
+    "size", [pytest.param(size, marks=() if size in (2, 3, 8) else pytest.mark.slow) for size in range(1, 9)]
+)
 @pytest.mark.parametrize("path", PATHS)
 def test_equal_to_the_reference(launch: Launch, path: str, size: int, request: pytest.FixtureRequest) -> None:
     mode = request.node.callspec.params["launch"]
