@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from mint_page import PAGE, page
 
 CHECKS = [
     node.name
@@ -20,3 +21,7 @@ def test_check(name: str, outcomes: dict[str, dict[int, str]]) -> None:
     assert sorted(outcomes[name]) == [0, 1]
     for rank, text in outcomes[name].items():
         assert not text, f"on rank {rank}:\n{text}"
+
+
+def test_the_page_of_mint_names_is_up_to_date() -> None:
+    assert PAGE.read_text() == page(), "python tests/mindspore/mint_page.py writes it again"

@@ -9,7 +9,8 @@
 
 - All ranks of a group raise what one of them refuses, instead of waiting for it.
 - ``group`` may be an `alltoallv.Communicator`, too; ``src``, ``dst`` and ``peer`` are then ranks in it.
-- ``scatter_list`` and ``gather_list`` are looked at on the root alone, where MindSpore demands them of all ranks.
+- ``scatter_list`` and ``gather_list`` may be None except on the root, where MindSpore demands them of all ranks.
+- Lists have one tensor per rank; MindSpore ignores outputs of all_to_all beyond that.
 - all_reduce, broadcast, reduce_scatter and the functions of names with all_gather and all_to_all have gradients,
   as `alltoallv.mindspore` describes. The others have none, as MindSpore's.
 

@@ -1,5 +1,6 @@
 """A program as it is written for NPUs; it knows nothing of alltoallv."""
 
+import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 from mindspore.communication import comm_func, get_group_size, get_rank
@@ -18,6 +19,8 @@ from mindspore.mint.distributed import (
     reduce_scatter_tensor,
 )
 
+ms.set_context(mode=ms.PYNATIVE_MODE, device_target="Ascend")
+ms.set_device("Ascend", 0)
 init_process_group()
 rank, size = get_rank(), get_group_size()
 assert get_world_size() == size == 2

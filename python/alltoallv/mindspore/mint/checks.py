@@ -78,22 +78,27 @@ def _check_values(operator: str, given: dict[str, Any], ops: tuple[str, ...]) ->
 
 def _check_list(name: str, given: dict[str, Any], comm: Communicator) -> None:
     tensors, own = given[name], given[_LISTS[name]]
-    root = given.get(_ROOTS.get(name, ""))
-    if root is not None and not (root >= 0 and comm.rank == _rank_in(given["group"], root)):
+    rooted = name in _ROOTS
+    at_root = not rooted or _rank_in(given["group"], given[_ROOTS[name]]) == comm.rank
+    if tensors is None and not at_root:
         return
     if not isinstance(tensors, list | tuple):
         raise TypeError(f"Expected list or tuple, but got {type(tensors)}.")
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
             raise TypeError(f"Expected tensor, but got {type(tensor)}")
+    if len({str(tensor.dtype) for tensor in tensors}) > 1:
+        raise TypeError(f"{name} has dtypes {[str(x.dtype) for x in tensors]}, expected one dtype")
+    if rooted and len({tensor.shape for tensor in tensors}) > 1:
+        raise TypeError(f"{name} has shapes {[x.shape for x in tensors]}, expected one shape")
+    if not at_root:
+        return
     if len(tensors) != comm.size:
         raise TypeError(f"The argument list tensor len must be equal to group rank size, but got {len(tensors)}.")
-    if len({str(tensor.dtype) for tensor in (*tensors, own)}) > 1:
-        raise TypeError(
-            f"{name} has dtypes {[str(x.dtype) for x in tensors]}, expected {own.dtype}, that of the tensor"
-        )
-    if tensors[comm.rank].shape != own.shape:
-        raise TypeError(f"{name}[{comm.rank}] has shape {tensors[comm.rank].shape}, expected {own.shape}")
+    entry = tensors[comm.rank]
+    if (entry.dtype, entry.shape) != (own.dtype, own.shape):
+        expected = f"{own.dtype} and {own.shape}, those of {_LISTS[name]}"
+        raise TypeError(f"{name}[{comm.rank}] has dtype {entry.dtype} and shape {entry.shape}, expected {expected}")
 
 
 def _rank_in(group: Group, rank: int) -> int:

@@ -13,6 +13,7 @@ from mindspore.mint.distributed._utils import _parse_tcp_url_for_ipv4
 from mindspore.mint.distributed.distributed import TCPStore
 
 from alltoallv.errors import InvalidParamError
+from alltoallv.launch import detect as launch
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.tensors import executor
 
@@ -150,6 +151,9 @@ def new_group(
         pg_options: A MindSpore ``GroupOptions``, and like ``timeout``, ``use_local_synchronization`` and
             ``group_desc`` not used.
 
+    Returns:
+        The name; ``""`` where this rank is not among ``ranks``, as MindSpore's.
+
     Raises:
         TypeError: ``ranks`` is no list, ``backend`` or ``pg_options`` something else.
         ValueError: ranks out of range or repeated.
@@ -162,6 +166,8 @@ def new_group(
         raise TypeError(f"the input backend must be hccl or mccl, but got {backend}")
     if pg_options is not None and not isinstance(pg_options, GroupOptions):
         raise TypeError(f"pg_options must be type GroupOptions, but got {type(pg_options)}")
+    if len(set(ranks)) == len(ranks) and launch.detect().rank not in ranks:
+        return ""
     return groups.new_group(ranks, prefix=backend or "hccl")
 
 

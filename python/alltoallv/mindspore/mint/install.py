@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+import mindspore
 from mindspore import communication
 from mindspore.communication import comm_func as mindspore_comm_func
 from mindspore.communication import management
@@ -13,6 +16,7 @@ from mindspore.mint import distributed as mindspore_distributed
 
 from alltoallv.mindspore import distributed
 from alltoallv.mindspore.mint import comm_func
+from alltoallv.mindspore.tensors import target
 
 _GROUPS = (
     *("get_rank", "get_group_size", "get_local_rank", "get_local_rank_size", "create_group", "destroy_group"),
@@ -31,7 +35,8 @@ class install:
     - every name of ``mindspore.communication.comm_func``;
     - the functions about ranks and groups of ``mindspore.communication``: get_rank, get_group_size, get_local_rank,
       get_local_rank_size, create_group, destroy_group, get_world_rank_from_group_rank,
-      get_group_rank_from_world_rank, get_process_group_ranks.
+      get_group_rank_from_world_rank, get_process_group_ranks;
+    - ``mindspore.set_device`` and ``set_context``, in which "Ascend" means CPU where MindSpore has no Ascend.
 
     Nothing else: ``mindspore.communication.init`` (not needed), ``mindspore.ops.AllReduce`` and the other primitives,
     and ``mindspore.ops.communication`` stay MindSpore's. Names that a module has imported before with ``from ... import
@@ -54,6 +59,8 @@ class install:
             for name in _GROUPS:
                 _replace(module, name, getattr(comm_func, name))
             _replace(module, "get_process_group_ranks", distributed.get_process_group_ranks)
+        for module, name in ((mindspore, "set_device"), (mindspore, "set_context"), (mindspore.context, "set_context")):
+            _replace(module, name, _on_cpu(getattr(module, name)))
 
     def __enter__(self) -> install:
         return self
@@ -69,6 +76,20 @@ def uninstall() -> None:
     while _replaced:
         module, name, theirs = _replaced.pop()
         setattr(module, name, theirs)
+
+
+def _on_cpu(theirs: Callable[..., None]) -> Callable[..., None]:
+    """MindSpore's function, in which "Ascend" means CPU."""
+
+    @functools.wraps(theirs)
+    def call(*args: Any, **kwargs: Any) -> None:
+        if target() == "CPU" and "Ascend" in (*args, *kwargs.values()):
+            # A device's number goes with the device.
+            args = ("CPU",) if args else ()
+            kwargs = {k: "CPU" if v == "Ascend" else v for k, v in kwargs.items() if k != "device_id"}
+        theirs(*args, **kwargs)
+
+    return call
 
 
 def _replace(module: Any, name: str, ours: Any) -> None:
