@@ -1,0 +1,262 @@
+"""Matrix products: of floating point numbers, of int8 with scales, by groups of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from alltoallv_emulator.operators.packing import scale_and_offset, unpack_matrix
+from alltoallv_emulator.operators.registry import Refused, dtype_of, expect, operator
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Of floating point matrices in float32, of integers exactly, as float64."""
+    return a.float() @ b.float() if a.is_floating_point() else a.double() @ b.double()
+
+
+@operator("npu_linear")
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    y = product(input, weight.t())
+    return (y if bias is None else y + bias.float()).to(input.dtype)
+
+
+@operator("npu_linear_backward")
+def linear_backward(grad: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    rows = grad.reshape(-1, grad.size(-1))
+    of_weight = product(rows.t(), input.reshape(-1, input.size(-1)))
+    return product(grad, weight).to(input.dtype), of_weight.to(weight.dtype)
+
+
+@operator("npu_bmmV2", ignores=("output_sizes",))
+def bmm_v2(input: Tensor, mat2: Tensor) -> Tensor:
+    return product(input, mat2).to(input.dtype)
+
+
+@operator("npu_bmm_v2_mat1_backward", ignores=("mat1",))
+def bmm_v2_mat1_backward(grad: Tensor, mat2: Tensor, size: list[int]) -> Tensor:
+    return product(grad, mat2.mT).sum_to_size(size).to(grad.dtype)
+
+
+@operator("npu_bmm_v2_mat2_backward", ignores=("mat2",))
+def bmm_v2_mat2_backward(grad: Tensor, mat1: Tensor, size: list[int]) -> Tensor:
+    return product(mat1.mT, grad).sum_to_size(size).to(grad.dtype)
+
+
+def to_int8(values: Tensor) -> Tensor:
+    """Rounded to the nearest, halves to even, within int8."""
+    return values.round().clamp(-128, 127).to(torch.int8)
+
+
+def _dequantize(
+    total: Tensor,
+    scale: Tensor,
+    offset: Tensor | None,
+    pertoken: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """(total + bias) * scale * pertoken, where a bias of floating point is added last; or int8 with an offset."""
+    if bias is not None and bias.dtype == torch.int32:
+        total, bias = total + bias.double(), None
+    if dtype == torch.int32:
+        return total.to(torch.int32)
+    factor, packed_offset = scale_and_offset(scale)
+    result = total.float() * factor
+    if pertoken is not None:
+        result = result * pertoken.float().unsqueeze(-1)
+    if bias is not None:
+        result = result + bias.float()
+    if dtype == torch.int8:
+        return to_int8(result + (packed_offset if offset is None else offset))
+    return result.to(dtype)
+
+
+@operator("npu_quant_matmul")
+def quant_matmul(
+    x1: Tensor,
+    x2: Tensor,
+    scale: Tensor,
+    offset: Tensor | None,
+    pertoken_scale: Tensor | None,
+    bias: Tensor | None,
+    output_dtype: int | None,
+) -> Tensor:
+    """Of int8, or of four bits in int32. Without ``output_dtype`` the result is int8."""
+    for name, value in (("x1", x1), ("x2", x2)):
+        expect(value.dtype in (torch.int8, torch.int32), name, value, "int8, or int32 with eight numbers of four bits")
+    total = product(unpack_matrix(x1), unpack_matrix(x2))
+    dtype = dtype_of(output_dtype, torch.int8, "output_dtype")
+    return _dequantize(total, scale, offset, pertoken_scale, bias, dtype)
+
+
+def _antiquantize(weight: Tensor, scale: Tensor, offset: Tensor | None, group_size: int, dtype: torch.dtype) -> Tensor:
+    """(weight + offset) * scale in the dtype that they are multiplied in; scales for groups of rows are repeated."""
+    weight = unpack_matrix(weight).float()
+    if group_size:
+        scale, offset = (
+            None if one is None else one.repeat_interleave(group_size, 0)[: weight.size(-2)] for one in (scale, offset)
+        )
+    if offset is not None:
+        weight = weight + offset.float()
+    return (weight * scale.float()).to(dtype)
+
+
+@operator("npu_weight_quant_batchmatmul", ignores=("inner_precise",))
+def weight_quant_batchmatmul(
+    x: Tensor,
+    weight: Tensor,
+    antiquant_scale: Tensor,
+    antiquant_offset: Tensor | None,
+    quant_scale: Tensor | None,
+    quant_offset: Tensor | None,
+    bias: Tensor | None,
+    antiquant_group_size: int,
+) -> Tensor:
+    expect(antiquant_scale.is_floating_point(), "antiquant_scale", antiquant_scale, "floating point")
+    y = product(x, _antiquantize(weight, antiquant_scale, antiquant_offset, antiquant_group_size, x.dtype))
+    y = y if bias is None else y + bias.float()
+    if quant_scale is None:
+        return y.to(x.dtype)
+    return to_int8(y * quant_scale.float() + (0 if quant_offset is None else quant_offset.float()))
+
+
+@operator("npu_dequant_bias")
+def dequant_bias(
+    x: Tensor,
+    weight_scale: Tensor,
+    activation_scale: Tensor | None,
+    bias: Tensor | None,
+    output_dtype: torch.dtype | None,
+) -> Tensor:
+    dtype = dtype_of(output_dtype, torch.float16, "output_dtype")
+    return _dequantize(x.double(), weight_scale, None, activation_scale, bias, dtype)
+
+
+_ACTIVATIONS: dict[int, Callable[[Tensor], Tensor]] = {
+    0: lambda y: y,
+    1: functional.relu,
+    2: lambda y: functional.gelu(y, approximate="tanh"),
+    4: lambda y: y * torch.sigmoid(1.702 * y),
+    5: functional.silu,
+}
+
+
+def ends_of(group_list: Tensor | Sequence[int], group_list_type: int) -> list[int]:
+    """Where each group ends: 0 means that the list says so, 1 that it has the groups' sizes."""
+    expect(group_list_type in (0, 1), "group_list_type", group_list_type, "0 (ends) or 1 (sizes)")
+    given = [int(one) for one in group_list]
+    ends = list(accumulate(given)) if group_list_type else given
+    expect(ends == sorted(ends) and ends[:1] >= [0], "group_list", given, "groups that begin where the one before ends")
+    return ends
+
+
+def _slices(total: int, group_list: Tensor | Sequence[int], group_list_type: int) -> list[slice]:
+    ends = ends_of(group_list, group_list_type)
+    expect(ends[-1] <= total, "group_list", ends, f"groups of {total} in all")
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _members(tensors: Sequence[Tensor] | None, count: int) -> list[Tensor | None]:
+    """For each group its own: a list of so many, or one tensor whose first dimension is the groups'."""
+    if not tensors:
+        return [None] * count
+    return list(tensors[0]) if len(tensors) == 1 and tensors[0].size(0) == count else list(tensors)
+
+
+@operator("npu_grouped_matmul", "npu_grouped_matmul.List", ignores=("tuning_config",))
+def grouped_matmul(
+    x: list[Tensor],
+    weight: list[Tensor],
+    bias: list[Tensor] | None,
+    scale: list[Tensor] | None,
+    antiquant_scale: list[Tensor] | None,
+    antiquant_offset: list[Tensor] | None,
+    per_token_scale: list[Tensor] | None,
+    group_list: Tensor | list[int] | None,
+    split_item: int,
+    group_type: int | None,
+    group_list_type: int,
+    act_type: int,
+    output_dtype: int | torch.dtype | None,
+) -> list[Tensor]:
+    """Rows of x (``group_type`` 0), columns of x (2) or whole matrices (-1), each by the weight of its group.
+
+    Rows behind the last group give zeros.
+    """
+    expect(group_type in (None, -1, 0, 2), "group_type", group_type, "-1, 0 or 2")
+    expect(act_type in _ACTIVATIONS, "act_type", act_type, f"one of {sorted(_ACTIVATIONS)}")
+    dtype = dtype_of(output_dtype, x[0].dtype, "output_dtype")
+    if group_type == 2:
+        expect(len(x) == len(weight) == 1 and group_list is not None, "x", len(x), "one matrix, and a group_list")
+        assert group_list is not None
+        parts = _slices(x[0].size(1), group_list, group_list_type)
+        products = [product(x[0][:, part], weight[0][part]).to(dtype) for part in parts]
+        return [torch.stack(products)] if split_item in (2, 3) else products
+    weights = list(weight[0]) if len(weight) == 1 and weight[0].dim() == 3 else weight
+    if len(x) == 1 and group_list is not None:
+        parts = _slices(x[0].size(0), group_list, group_list_type)
+        rows = [x[0][part] for part in parts]
+        tokens = [per_token_scale[0][part] if per_token_scale else None for part in parts]
+    else:
+        rows, tokens = x, list(per_token_scale) if per_token_scale else [None] * len(x)
+    expect(len(rows) == len(weights), "weight", len(weights), f"one for each of {len(rows)} groups")
+    given = [_members(one, len(rows)) for one in (bias, scale, antiquant_scale, antiquant_offset)]
+    results = [
+        _one_group(row, matrix, token, b, s, a, o, act_type, dtype)
+        for row, matrix, token, b, s, a, o in zip(rows, weights, tokens, *given, strict=True)
+    ]
+    if split_item in (0, 1):
+        return results
+    whole = torch.cat(results)
+    behind = sum(one.size(0) for one in x) - whole.size(0)
+    return [torch.cat([whole, whole.new_zeros(behind, whole.size(1))]) if behind else whole]
+
+
+def _one_group(
+    x: Tensor,
+    weight: Tensor,
+    token: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    antiquant_scale: Tensor | None,
+    antiquant_offset: Tensor | None,
+    act_type: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    activate = _ACTIVATIONS[act_type]
+    if not x.is_floating_point():
+        if scale is None and dtype != torch.int32:
+            raise Refused("scale is None; the emulator expects one for int8")
+        scale = torch.ones(1) if scale is None else scale
+        total = product(x, unpack_matrix(weight))
+        if dtype in (torch.int8, torch.int32) or not act_type:
+            expect(not act_type, "act_type", act_type, "0 for a result of integers")
+            return _dequantize(total, scale, None, token, bias, dtype)
+        return activate(_dequantize(total, scale, None, token, bias, torch.float32)).to(dtype)
+    if antiquant_scale is not None:
+        groups = antiquant_scale.size(0) if antiquant_scale.dim() == 2 else 0
+        size = -(-x.size(-1) // groups) if groups else 0
+        weight = _antiquantize(weight, antiquant_scale, antiquant_offset, size, x.dtype)
+    y = product(x, weight)
+    return activate(y if bias is None else y + bias.float()).to(dtype)
+
+
+def _added(input: Tensor, x: Tensor, weight: Tensor, group_list: Tensor, group_list_type: int) -> Tensor:
+    parts = _slices(x.size(0), group_list, group_list_type)
+    products = torch.stack([product(x[part].t(), weight[part]) for part in parts])
+    return (input.float() + products.reshape(input.shape)).to(input.dtype)
+
+
+@operator("npu_grouped_matmul_add", ignores=("group_type",))
+def grouped_matmul_add(input: Tensor, x: Tensor, weight: Tensor, group_list: Tensor, group_list_type: int) -> Tensor:
+    """For each group of rows, x transposed times weight, as weight gradients are: [groups * m, n] or [groups, m, n]."""
+    return _added(input, x, weight, group_list, group_list_type)
+
+
+@operator("npu_grouped_matmul_add_", ignores=("group_type",))
+def grouped_matmul_add_(input: Tensor, x: Tensor, weight: Tensor, group_list: Tensor, group_list_type: int) -> Tensor:
+    return input.copy_(_added(input, x, weight, group_list, group_list_type))

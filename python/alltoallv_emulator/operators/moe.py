@@ -1,0 +1,281 @@
+"""Mixture of experts: which experts a token goes to, tokens in the order of the experts, and back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from alltoallv_emulator.operators.quantization import quantize_rows
+from alltoallv_emulator.operators.registry import differentiate, expect, operator
+
+
+def _row_numbers(rows: int, k: int) -> Tensor:
+    """Of every choice its number when all first choices come first: row + choice * rows."""
+    return torch.arange(rows * k, dtype=torch.int32).view(k, rows).t().contiguous()
+
+
+def _top_k_softmax(x: Tensor, finished: Tensor | None, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    y, experts = x.float().softmax(-1).topk(k, -1)
+    if finished is not None:
+        experts = experts.masked_fill(finished.unsqueeze(-1), x.size(-1))
+    rows = _row_numbers(x.numel() // x.size(-1), k).view(experts.shape)
+    return y, experts.to(torch.int32), rows
+
+
+@operator("npu_moe_gating_top_k_softmax")
+def gating_top_k_softmax(x: Tensor, finished: Tensor | None, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The experts of a finished row are the number of experts, which is none."""
+    y, experts, rows = _top_k_softmax(x, finished, k)
+    return y.to(x.dtype), experts, rows
+
+
+@operator("npu_moe_gating_top_k_softmax_v2")
+def gating_top_k_softmax_v2(
+    x: Tensor, k: int, finished: Tensor | None, renorm: int | None, output_softmax: bool | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """With ``renorm`` 1 the softmax is that of the chosen ones alone; the third result is all of it, if asked for."""
+    expect(renorm in (None, 0, 1), "renorm", renorm, "0 or 1")
+    y, experts, _ = _top_k_softmax(x, finished, k)
+    softmax = x.float().softmax(-1) if output_softmax and not renorm else torch.zeros(x.shape)
+    y = y / y.sum(-1, keepdim=True) if renorm else y
+    return y.to(x.dtype), experts, softmax
+
+
+@operator("npu_moe_gating_top_k", ignores=("out_flag",))
+def gating_top_k(
+    x: Tensor,
+    k: int,
+    bias: Tensor | None,
+    k_group: int,
+    group_count: int,
+    group_select_mode: int,
+    renorm: int,
+    norm_type: int,
+    routed_scaling_factor: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The k best of the best groups, by norm + bias. Their norms are the result; those of the sigmoid sum to one."""
+    expect(norm_type in (0, 1), "norm_type", norm_type, "0 (softmax) or 1 (sigmoid)")
+    expect(renorm in (0, 1), "renorm", renorm, "0 or 1")
+    expect(group_select_mode in (0, 1), "group_select_mode", group_select_mode, "0 (largest) or 1 (sum of two)")
+    norm = x.float().sigmoid() if norm_type else x.float().softmax(-1)
+    choice = norm if bias is None else norm + bias.float()
+    if group_count > 1:
+        groups = choice.view(len(x), group_count, -1)
+        score = groups.amax(-1) if group_select_mode == 0 else groups.topk(2, -1)[0].sum(-1)
+        kept = torch.zeros_like(score).scatter(1, score.topk(k_group, -1)[1], 1.0).bool()
+        choice = groups.masked_fill(~kept.unsqueeze(-1), -torch.inf).view(x.shape)
+    experts = choice.topk(k, -1)[1]
+    y = norm.gather(1, experts)
+    if norm_type == 1 or renorm == 1:
+        y = y / (y.sum(-1, keepdim=True) + eps)
+    return (y * routed_scaling_factor).to(x.dtype), experts.to(torch.int32), norm
+
+
+def _inverse(order: Tensor) -> Tensor:
+    """Where each number is in a permutation."""
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+
+
+def _copies(tokens: Tensor, sorted_indices: Tensor, rows: int) -> Tensor:
+    """The tokens in their new order: ``sorted_indices`` has the place of each token's copies."""
+    copies = len(sorted_indices) // max(1, len(tokens))
+    return tokens[_inverse(sorted_indices.long())[:rows] // max(1, copies)]
+
+
+@operator("npu_moe_token_permute")
+def token_permute(tokens: Tensor, indices: Tensor, num_out_tokens: int | None) -> tuple[Tensor, Tensor]:
+    """Sorted by expert, stable; the second result has the place of each choice."""
+    places = _inverse(indices.reshape(-1).sort(stable=True)[1])
+    rows = num_out_tokens or len(places)
+    rows = max(0, len(places) + rows) if rows < 0 else min(rows, len(places))
+    return _copies(tokens, places, rows), places.to(torch.int32)
+
+
+@operator("npu_moe_token_permute_grad", ignores=("indices",))
+def token_permute_grad(tokens: Tensor, grad_permuted_tokens: Tensor, sorted_indices: Tensor) -> Tensor:
+    rows = len(grad_permuted_tokens)
+    return differentiate(
+        lambda x: _copies(x.float(), sorted_indices, rows).to(x.dtype), [tokens], [grad_permuted_tokens]
+    )[0]
+
+
+@operator("npu_moe_token_permute_grad_v2", ignores=("num_topK",))
+def token_permute_grad_v2(
+    grad_permuted_tokens: Tensor, sorted_indices: Tensor, tokens_size_0: int, tokens_dtype: torch.dtype
+) -> Tensor:
+    tokens = grad_permuted_tokens.new_zeros(tokens_size_0, grad_permuted_tokens.size(1), dtype=tokens_dtype)
+    return token_permute_grad(tokens, grad_permuted_tokens, sorted_indices)
+
+
+def _unpermute(permuted: Tensor, sorted_indices: Tensor, probs: Tensor | None) -> Tensor:
+    """Each token's rows, times their probabilities, added up. Rows that were dropped add nothing."""
+    k = 1 if probs is None else probs.size(-1)
+    places = sorted_indices.long()
+    there = (places >= 0) & (places < len(permuted))
+    rows = permuted.float()[places.where(there, torch.zeros_like(places))] * there.unsqueeze(-1)
+    if probs is not None:
+        rows = rows * probs.float().reshape(-1, 1)
+    return rows.view(-1, k, permuted.size(1)).sum(1).to(permuted.dtype)
+
+
+@operator("npu_moe_token_unpermute")
+def token_unpermute(permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None) -> Tensor:
+    return _unpermute(permuted_tokens, sorted_indices, probs)
+
+
+@operator("_npu_moe_token_unpermute")
+def token_unpermute_and_keep(
+    permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """What the gradient needs comes second."""
+    return _unpermute(permuted_tokens, sorted_indices, probs), permuted_tokens.clone()
+
+
+def _unpermute_grad(
+    permuted: Tensor, grad: Tensor, sorted_indices: Tensor, probs: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    if probs is None:
+        return differentiate(lambda x: _unpermute(x, sorted_indices, None), [permuted], [grad])[0], None
+    of_rows, of_probs = differentiate(lambda x, p: _unpermute(x, sorted_indices, p), [permuted, probs], [grad])
+    return of_rows, of_probs
+
+
+@operator("npu_moe_token_unpermute_grad")
+def token_unpermute_grad(
+    permuted_tokens: Tensor, grad_unpermuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    return _unpermute_grad(permuted_tokens, grad_unpermuted_tokens, sorted_indices, probs)
+
+
+@operator("npu_moe_token_unpermute_grad_v2")
+def token_unpermute_grad_v2(
+    grad_unpermuted_tokens: Tensor,
+    sorted_indices: Tensor,
+    permuted_tokens_size_0: int,
+    permuted_tokens_dtype: torch.dtype,
+    probs: Tensor | None,
+    permuted_tokens: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    if permuted_tokens is None:
+        shape = permuted_tokens_size_0, grad_unpermuted_tokens.size(1)
+        permuted_tokens = torch.zeros(shape, dtype=permuted_tokens_dtype)
+    return _unpermute_grad(permuted_tokens, grad_unpermuted_tokens, sorted_indices, probs)
+
+
+@operator("npu_moe_init_routing")
+def init_routing(x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_num: int) -> tuple[Tensor, Tensor, Tensor]:
+    """``row_idx`` numbers the choices with all first choices first; the second result has each one's place."""
+    experts, order = expert_idx.reshape(-1).sort(stable=True)
+    sorted_rows = row_idx.reshape(-1)[order].long()
+    rows = min(len(x), active_num) * expert_idx.size(1)
+    return x[sorted_rows[:rows] % len(x)], _inverse(sorted_rows).to(torch.int32), experts
+
+
+@operator("npu_moe_compute_expert_tokens")
+def compute_expert_tokens(sorted_expert_for_source_row: Tensor, num_expert: int) -> Tensor:
+    """Where each expert's rows end."""
+    experts = torch.arange(num_expert, dtype=sorted_expert_for_source_row.dtype)
+    return torch.searchsorted(sorted_expert_for_source_row, experts, right=True).to(torch.int32)
+
+
+@operator("npu_moe_init_routing_v2", ignores=("expert_capacity", "expert_tokens_num_flag"))
+def init_routing_v2(
+    x: Tensor,
+    expert_idx: Tensor,
+    scale: Tensor | None,
+    active_num: int,
+    expert_num: int,
+    drop_pad_mode: int,
+    expert_tokens_num_type: int,
+    quant_mode: int,
+    active_expert_range: list[int],
+    row_idx_type: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rows of the experts of a range, sorted by expert; rows behind the last are zeros, as are their scales."""
+    expect(drop_pad_mode == 0, "drop_pad_mode", drop_pad_mode, "0")
+    expect(quant_mode in (-1, 1), "quant_mode", quant_mode, "-1 (none) or 1 (a scale for each row)")
+    expect(row_idx_type in (0, 1), "row_idx_type", row_idx_type, "0 (each choice's place) or 1 (each row's choice)")
+    first, end = active_expert_range or (0, expert_num)
+    experts = expert_idx.reshape(-1).long()
+    here = (experts >= first) & (experts < end)
+    order = experts.where(here, torch.full_like(experts, expert_num)).sort(stable=True)[1]
+    count = int(here.sum())
+    count = min(count, active_num) if active_num > 0 else count
+    choices = order[:count]
+    sources = choices // expert_idx.size(1)
+    rows = x[sources]
+    scales = torch.zeros(len(experts))
+    if quant_mode == 1:
+        smooth = 1.0 if scale is None else scale.float()[(experts[choices] - first).clamp(max=len(scale) - 1)]
+        rows, scales[:count] = quantize_rows(rows.float() * smooth, torch.int8)
+    elif scale is not None:
+        scales[:count] = scale[sources]
+    expanded = rows.new_zeros(len(experts) if active_num <= 0 else min(active_num, len(experts)), x.size(1))
+    expanded[:count] = rows
+    index = torch.full_like(experts, -1)
+    if row_idx_type == 0:
+        index[choices] = torch.arange(count)
+    else:
+        index[:count] = choices
+    counts = experts[here].bincount(minlength=expert_num)
+    tokens = counts[first:end]
+    if expert_tokens_num_type == 0:
+        tokens = tokens.cumsum(0)
+    elif expert_tokens_num_type == 2:
+        used = counts.nonzero().view(-1)
+        tokens = counts.new_zeros(expert_num, 2)
+        tokens[: len(used)] = torch.stack([used, counts[used]], 1)
+    return expanded, index.to(torch.int32), tokens, scales
+
+
+@operator("npu_moe_finalize_routing")
+def finalize_routing(
+    expanded_permuted_rows: Tensor,
+    skip1: Tensor | None,
+    skip2: Tensor | None,
+    bias: Tensor | None,
+    scales: Tensor | None,
+    expanded_src_to_dst_row: Tensor,
+    export_for_source_row: Tensor | None,
+    drop_pad_mode: int | None,
+    k: int | None,
+) -> Tensor:
+    """The sum of a row's choices, each plus its expert's bias and times its scale, and of what skips the experts.
+
+    Choice k of row i has its place at ``i + k * rows`` (``drop_pad_mode`` 0), or at ``i * K + k`` (2); -1 adds nothing.
+    """
+    expect(drop_pad_mode in (0, 2), "drop_pad_mode", drop_pad_mode, "0 or 2")
+    choices = (k or 1) if scales is None else scales.size(1)
+    places = expanded_src_to_dst_row.long()
+    places = places.view(choices, -1).t() if drop_pad_mode == 0 else places.view(-1, choices)
+    there = (places >= 0) & (places < len(expanded_permuted_rows))
+    rows = expanded_permuted_rows.float()[places.where(there, torch.zeros_like(places))]
+    if bias is not None:
+        expect(export_for_source_row is not None, "export_for_source_row", None, "the experts, where there is a bias")
+        assert export_for_source_row is not None
+        rows = rows + bias.float()[export_for_source_row.long()]
+    rows = rows * there.unsqueeze(-1)
+    total = (rows if scales is None else rows * scales.float().unsqueeze(-1)).sum(1)
+    for skip in (skip1, skip2):
+        total = total if skip is None else total + skip.float()
+    return total.to(expanded_permuted_rows.dtype)
+
+
+@operator("npu_moe_re_routing")
+def re_routing(
+    tokens: Tensor,
+    expert_token_num_per_rank: Tensor,
+    per_token_scales: Tensor | None,
+    expert_token_num_type: int,
+    idx_type: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """From the order rank, expert to the order expert, rank; the counts are a row for each rank."""
+    expect(expert_token_num_type == 1, "expert_token_num_type", expert_token_num_type, "1 (counts)")
+    expect(idx_type in (0, 1), "idx_type", idx_type, "0 (where a row comes from) or 1 (where it goes to)")
+    counts = expert_token_num_per_rank.long()
+    experts = torch.arange(counts.size(1)).repeat(counts.size(0)).repeat_interleave(counts.view(-1))
+    order = experts.sort(stable=True)[1]
+    scales = torch.zeros(len(tokens)) if per_token_scales is None else per_token_scales[order]
+    index = order if idx_type == 0 else _inverse(order)
+    return tokens[order], scales, index.to(torch.int32), counts.sum(0).to(expert_token_num_per_rank.dtype)

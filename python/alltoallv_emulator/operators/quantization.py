@@ -1,0 +1,143 @@
+"""Quantization: by scales that are given, or by the largest value of a row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from alltoallv_emulator.operators.activations import swish_of_first
+from alltoallv_emulator.operators.matmuls import ends_of, to_int8
+from alltoallv_emulator.operators.packing import pack
+from alltoallv_emulator.operators.registry import dtype_of, expect, operator
+
+_LARGEST = {torch.int8: 127.0, torch.quint4x2: 7.0}
+
+
+def _to_integers(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rounded, halves to even, to the nearest number of the dtype; four bits are packed."""
+    if dtype == torch.quint4x2:
+        return pack(values.round().clamp(-8, 7))
+    limits = torch.iinfo(dtype)
+    return values.double().round().clamp(limits.min, limits.max).to(dtype)
+
+
+def quantize_rows(x: Tensor, dtype: torch.dtype, dim: int | None = -1) -> tuple[Tensor, Tensor]:
+    """Symmetric, of float32: a scale for each row, or one for all (``dim`` None), so that the largest fits."""
+    expect(dtype in _LARGEST, "dst_type", dtype, "int8 or quint4x2")
+    largest = x.abs().amax().view(1) if dim is None else x.abs().amax(dim, keepdim=True)
+    scale = largest / _LARGEST[dtype]
+    values = torch.where(scale == 0, torch.zeros_like(x), x / scale)
+    return _to_integers(values, dtype), scale if dim is None else scale.squeeze(dim)
+
+
+def _smooth(x: Tensor, smooth_scales: Tensor | None, group_index: Tensor | None) -> Tensor:
+    """The rows times their smooth scales: all the same, or those of the row's group, whose ends are given."""
+    if smooth_scales is None:
+        return x.float()
+    if group_index is None:
+        return x.float() * smooth_scales.float()
+    rows = x.float().reshape(-1, x.size(-1)).clone()
+    ends = ends_of(group_index, 0)
+    for start, end, scales in zip([0, *ends], ends, smooth_scales.float(), strict=False):
+        rows[start:end] *= scales
+    return rows.view(x.shape)
+
+
+@operator("npu_dynamic_quant")
+def dynamic_quant(
+    input: Tensor, smooth_scales: Tensor | None, group_index: Tensor | None, dst_type: int | None, quant_mode: str
+) -> tuple[Tensor, Tensor]:
+    dims = {"pertoken": -1, "perchannel": -2, "pertensor": None}
+    expect(quant_mode in dims, "quant_mode", quant_mode, " or ".join(dims))
+    dtype = dtype_of(dst_type, torch.int8, "dst_type")
+    return quantize_rows(_smooth(input, smooth_scales, group_index), dtype, dims[quant_mode])
+
+
+@operator("npu_dynamic_quant_asymmetric")
+def dynamic_quant_asymmetric(
+    input: Tensor, smooth_scales: Tensor | None, group_index: Tensor | None, dst_type: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The row's range becomes int8's or that of four bits: result, scale and offset of each row."""
+    dtype = dtype_of(dst_type, torch.int8, "dst_type")
+    expect(dtype in _LARGEST, "dst_type", dtype, "int8 or quint4x2")
+    top, steps = _LARGEST[dtype], 2 * _LARGEST[dtype] + 1
+    x = _smooth(input, smooth_scales, group_index)
+    high, low = x.amax(-1, keepdim=True), x.amin(-1, keepdim=True)
+    scale = (high - low) / steps
+    offset = top - high / scale
+    return _to_integers(x / scale + offset, dtype), scale.squeeze(-1), offset.squeeze(-1)
+
+
+@operator("npu_quantize")
+def quantize(
+    input: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: int, axis: int, div_mode: bool
+) -> Tensor:
+    """Input / scales + zero_points, or input * scales + zero_points; scales of one dimension lie along ``axis``."""
+    axis = axis if div_mode else (-2 if axis == -2 else -1)
+
+    def along_axis(values: Tensor) -> Tensor:
+        if values.dim() != 1 or values.numel() == 1:
+            return values.float()
+        shape = [1] * input.dim()
+        shape[axis] = -1
+        return values.float().view(shape)
+
+    scaled = input.float() / along_axis(scales) if div_mode else input.float() * along_axis(scales)
+    if zero_points is not None:
+        scaled = scaled + along_axis(zero_points)
+    return _to_integers(scaled, dtype_of(dtype, torch.int8, "dtype"))
+
+
+@operator("npu_anti_quant")
+def anti_quant(x: Tensor, scale: Tensor, offset: Tensor | None, dst_dtype: int | None) -> Tensor:
+    expect(x.dtype == torch.int8, "x", x, "int8")
+    shifted = x.float() if offset is None else x.float() + offset.float()
+    return (shifted * scale.float()).to(dtype_of(dst_dtype, torch.float16, "dst_dtype"))
+
+
+@operator("npu_dequant_swiglu_quant")
+def dequant_swiglu_quant(
+    x: Tensor,
+    weight_scale: Tensor | None,
+    activation_scale: Tensor | None,
+    bias: Tensor | None,
+    quant_scale: Tensor | None,
+    quant_offset: Tensor | None,
+    group_index: Tensor | None,
+    activate_left: bool,
+    quant_mode: int,
+) -> tuple[Tensor, Tensor]:
+    """X times its scales, SwiGLU, and int8 by a given scale (``quant_mode`` 0) or one for each row (1).
+
+    ``group_index`` has the number of rows of each group; scales then have a row for each.
+    """
+    flat = x.reshape(-1, x.size(-1))
+    counts = torch.tensor([len(flat)]) if group_index is None else group_index
+    behind = len(flat) - int(counts.sum())
+
+    def of_rows(values: Tensor) -> Tensor:
+        each = values.float().reshape(len(counts), -1).repeat_interleave(counts, 0)
+        return torch.cat([each, each.new_ones(behind, each.size(1))])
+
+    values = flat.float()
+    if bias is not None and bias.dtype == torch.int32:
+        values, bias = values + of_rows(bias), None
+    if weight_scale is not None:
+        values = values * of_rows(weight_scale)
+    if activation_scale is not None:
+        values = values * activation_scale.float().reshape(-1, 1)
+    if bias is not None:
+        values = values + of_rows(bias)
+    if not activate_left:
+        values = torch.cat(values.chunk(2, -1)[::-1], -1)
+    values = swish_of_first(values, -1)
+    if quant_mode == 1:
+        if quant_scale is not None:
+            values = values * of_rows(quant_scale)
+        y, scale = quantize_rows(values, torch.int8)
+    else:
+        expect(quant_mode == 0 and quant_scale is not None, "quant_mode", quant_mode, "1, or 0 with a quant_scale")
+        assert quant_scale is not None
+        shift = 0.0 if quant_offset is None else of_rows(quant_offset)
+        y, scale = to_int8(values / of_rows(quant_scale) + shift), values.new_zeros(len(flat))
+    return y.view(*x.shape[:-1], -1), scale.view(x.shape[:-1])

@@ -1,0 +1,132 @@
+"""Quantization. The references compute in float32 in the documented order, so that rounding is the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from operator_case import Case
+
+from operators.activations import sigmoid
+from operators.matmuls import int8, single
+from operators.packing import packed
+
+Array = np.ndarray[Any, Any]
+INT8, FOUR_BITS, UINT8, INT32 = 1, 16, 13, 14
+
+
+def integers(values: Array, low: int, high: int, dtype: type[Any] = np.int8) -> Array:
+    return np.clip(np.rint(values), low, high).astype(dtype)
+
+
+def symmetric(x: Array, dim: int | None = -1) -> tuple[Array, Array]:
+    """int8 and scales: the largest of a row becomes 127."""
+    x = x.astype(np.float32)
+    scale = np.abs(x).max(dim, keepdims=True) / np.float32(127)
+    return integers(x / scale, -128, 127), scale.reshape(-1) if dim is None else scale.squeeze(dim)
+
+
+def smoothed(input: Array, smooth_scales: Array, group_index: Array) -> tuple[Array, Array]:
+    x = input.astype(np.float32).copy()
+    for start, end, scales in zip([0, *group_index[:-1]], group_index, smooth_scales, strict=True):
+        x[start:end] *= scales.astype(np.float32)
+    return symmetric(x)
+
+
+def four_bits(input: Array, dst_type: int) -> tuple[Array, Array]:
+    x = input.astype(np.float32)
+    scale = np.abs(x).max(-1, keepdims=True) / np.float32(7)
+    return packed(integers(x / scale, -8, 7)), scale[:, 0]
+
+
+def asymmetric(input: Array) -> tuple[Array, Array, Array]:
+    x = input.astype(np.float32)
+    high, low = x.max(-1, keepdims=True), x.min(-1, keepdims=True)
+    scale = (high - low) / np.float32(255)
+    offset = np.float32(127) - high / scale
+    return integers(x / scale + offset, -128, 127), scale[..., 0], offset[..., 0]
+
+
+def quantized(input: Array, scales: Array, zero_points: Any, dtype: int, axis: int, div_mode: bool) -> Array:
+    x, scales = input.astype(np.float32), scales.astype(np.float32)
+    shape = [-1 if axis % 3 == i else 1 for i in range(3)]
+    zeros = np.float32(0) if zero_points is None else zero_points.astype(np.float32).reshape(shape)
+    made = (x / scales.reshape(shape) if div_mode else x * scales.reshape(shape)) + zeros
+    limits = {INT8: (-128, 127, np.int8), UINT8: (0, 255, np.uint8), INT32: (-(2**31), 2**31 - 1, np.int32)}
+    return integers(made.astype(np.float64), *limits[dtype])
+
+
+def to_quantize(dtype: int, axis: int, div_mode: bool, zeros: type[Any] | None) -> Any:
+    def inputs(r: np.random.Generator) -> dict[str, Any]:
+        size = (2, 3, 4)[axis]
+        points = None if zeros is None else r.integers(0, 9, size).astype(zeros)
+        return {
+            "input": r.normal(size=(2, 3, 4)) * 9, "scales": np.float32(r.uniform(0.1, 2, size)),
+            "zero_points": points, "dtype": dtype, "axis": axis, "div_mode": div_mode,
+        }  # fmt: skip
+
+    return inputs
+
+
+def swiglu_quant(
+    x: Array, weight_scale: Array, activation_scale: Array, activate_left: bool, quant_mode: int,
+    group_index: Array | None = None, quant_scale: Array | None = None,
+) -> tuple[Array, Array | None]:  # fmt: skip
+    """In float64: an exponential of float32 differs by more than rounding, which is one step of int8 at most."""
+    counts = [len(x)] if group_index is None else list(group_index)
+    rows = np.repeat(weight_scale.astype(np.float64).reshape(len(counts), -1), counts, 0)
+    a, b = np.split(x * rows * activation_scale[:, None].astype(np.float64), 2, -1)
+    gate, other = (a, b) if activate_left else (b, a)
+    values = gate * sigmoid(gate) * other
+    if quant_mode == 0:
+        assert quant_scale is not None
+        return integers(values / quant_scale.astype(np.float64), -128, 127), None
+    scale = np.abs(values).max(-1, keepdims=True) / 127
+    return integers(values / scale, -128, 127), scale[:, 0]
+
+
+def to_swiglu(groups: bool, left: bool, mode: int) -> Any:
+    def inputs(r: np.random.Generator) -> dict[str, Any]:
+        made: dict[str, Any] = {"group_index": np.array([1, 3], np.int64)} if groups else {}
+        if mode == 0:
+            made["quant_scale"] = np.float32(r.uniform(0.01, 0.02, 8))
+        return {
+            "x": r.integers(-9999, 9999, (4, 16)).astype(np.int32), "activate_left": left, "quant_mode": mode,
+            "weight_scale": single(r, 2, 16) if groups else single(r, 16),
+            "activation_scale": single(r, 4) * 10, **made,
+        }  # fmt: skip
+
+    return inputs
+
+
+CASES = [
+    Case("npu_dynamic_quant", lambda r: {"input": r.normal(size=(2, 3, 8))}, lambda input: symmetric(input),
+         exact=True),
+    Case("npu_dynamic_quant", lambda r: {"input": np.zeros((2, 3, 8))},
+         lambda input: (np.zeros((2, 3, 8), np.int8), np.zeros((2, 3))), exact=True, note="zeros"),
+    *(
+        Case("npu_dynamic_quant", lambda r, m=mode: {"input": r.normal(size=(3, 8)), "quant_mode": m},
+             lambda input, quant_mode, d=dim: symmetric(input, d), exact=True, note=mode)
+        for mode, dim in (("perchannel", -2), ("pertensor", None))
+    ),
+    Case("npu_dynamic_quant", lambda r: {
+        "input": r.normal(size=(5, 8)), "smooth_scales": r.uniform(0.5, 2, (2, 8)),
+        "group_index": np.array([2, 5], np.int32),
+    }, smoothed, exact=True, note="groups"),
+    Case("npu_dynamic_quant", lambda r: {"input": r.normal(size=(5, 16)), "dst_type": FOUR_BITS}, four_bits,
+         exact=True),
+    Case("npu_dynamic_quant_asymmetric", lambda r: {"input": r.normal(size=(2, 3, 8)) + 1}, asymmetric, exact=True),
+    *(
+        Case("npu_quantize", to_quantize(*arguments), quantized, exact=True)
+        for arguments in (
+            (INT8, 1, True, np.int8), (UINT8, 2, True, np.uint8), (INT32, 0, True, None), (INT8, -1, False, np.float32),
+        )
+    ),
+    Case("npu_anti_quant", lambda r: {"x": int8(r, 3, 8), "scale": single(r, 8), "offset": single(r, 8)},
+         lambda x, scale, offset: (x.astype(np.float32) + offset.astype(np.float32)) * scale.astype(np.float32),
+         dtypes=("int8",), exact=True),
+    *(
+        Case("npu_dequant_swiglu_quant", to_swiglu(*arguments), swiglu_quant, dtypes=("int32",))
+        for arguments in ((True, False, 1), (False, True, 1), (False, False, 0))
+    ),
+]  # fmt: skip
