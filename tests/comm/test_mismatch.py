@@ -221,7 +221,10 @@ def disagree(comm, odd: int, n: int) -> list[tuple[str, str, Failure, int, bool]
 
 @pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
 @pytest.mark.parametrize("n", [SMALL, LARGE])
-@pytest.mark.parametrize(("size", "odd"), [(2, 0), (2, 1), (3, 1), (3, 2), (5, 0), (5, 3)])
+@pytest.mark.parametrize(
+    ("size", "odd"),
+    [(2, 1), (3, 2), (5, 0), *(pytest.param(*more, marks=pytest.mark.slow) for more in ((2, 0), (3, 1), (5, 3)))],
+)
 def test_every_rank_gets_the_same_error(ranks, size, odd, n, threads):
     for cases in zip(*ranks(size, threads=threads)(disagree, odd, n), strict=True):
         name = cases[0][0]

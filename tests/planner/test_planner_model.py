@@ -267,6 +267,7 @@ def test_files_that_cannot_be_fitted(text: str, tmp_path: Path, capsys: pytest.C
     assert f"--fit is {path}: " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_fit_on_measured_rows(tmp_path: Path) -> None:
     """A run on this machine is fitted, and the sizes left out of the fit are foretold. How well depends on how quiet
     the machine is: see docs/performance.md, whose figures are of a quiet one. Here half of them must be within a factor

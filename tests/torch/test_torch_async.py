@@ -14,43 +14,10 @@ from torch import Tensor
 
 import alltoallv.torch as at
 from alltoallv import Communicator
-from alltoallv.errors import CommTimeoutError, InvalidParamError, PeerLostError, PeerMismatchError
+from alltoallv.errors import CommTimeoutError, InvalidParamError, PeerMismatchError
 from alltoallv.testing import Ranks
 
 LATE = 0.3  # seconds that a peer lets others wait
-
-
-def test_every_function_returns_a_handle(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        r = comm.rank
-        x = torch.arange(4.0) + 10 * r
-        expected = [2 * r, 2 * r + 1, 10 + 2 * r, 11 + 2 * r]
-        y, work = at.all_to_all_v(x, [2, 2], [2, 2], group=comm, async_op=True)
-        assert work.wait()
-        assert y.tolist() == expected
-        assert work.is_completed()
-        assert work.is_success()
-        assert work.exception() is None
-        assert work.result() is y
-        work.synchronize()
-        unknown, work = at.all_to_all_v(x, [2, 2], group=comm, async_op=True)
-        assert unknown is None
-        assert work.result().tolist() == expected
-        out = torch.empty(4)
-        y, work = at.all_to_all_v(x, [2, 2], [2, 2], out=out, group=comm, async_op=True)
-        assert work.result() is y is out
-        assert out.tolist() == expected
-        out = torch.empty(4)
-        at.all_to_all_single(out, x, group=comm, async_op=True).wait()
-        assert out.tolist() == expected
-        outs = [torch.empty(2), torch.empty(2)]
-        at.all_to_all(outs, list(x.split(2)), comm, async_op=True).wait(timedelta(seconds=10))
-        assert torch.cat(outs).tolist() == expected
-        out = torch.empty(2, 4)
-        at.all_gather_into_tensor(out, x, comm, async_op=True).wait(10)
-        assert out.tolist() == [[0, 1, 2, 3], [10, 11, 12, 13]]
-
-    ranks(2)(check)
 
 
 def test_returns_before_its_peers_come(ranks: Ranks) -> None:
@@ -69,8 +36,16 @@ def test_returns_before_its_peers_come(ranks: Ranks) -> None:
                 work.wait(0.01)
             with pytest.raises(CommTimeoutError, match="still under way"):
                 work.wait(timedelta(milliseconds=10))
-        work.wait(timedelta())  # as in torch, zero is no limit
+        assert work.wait(timedelta())  # as in torch, zero is no limit
         assert y.tolist() == [1, 1]
+        assert work.is_completed()
+        assert work.is_success()
+        assert work.exception() is None
+        assert work.result() is y
+        work.synchronize()
+        unknown, work = at.all_to_all_v(y, [1, 1], group=comm, async_op=True)
+        assert unknown is None
+        assert work.result().tolist() == [1, 1]
 
     ranks(2)(check)
 
@@ -86,18 +61,6 @@ def test_many_in_flight_and_sync_calls_behind_them(ranks: Ranks) -> None:
         assert all(work.wait(1) for work in works)  # as good as done: the sync call came after them
         for n in (*range(50, 100), *range(50)):  # waited for in any order
             assert works[n].result().tolist() == [n] * (n % 7) + [100 + n] * (n % 7)
-
-    ranks(2)(check)
-
-
-def test_groups_in_opposite_order(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        other = Communicator.from_env("other", timeout=20)
-        order = [comm, other] if comm.rank else [other, comm]
-        started = [at.all_to_all_v(torch.ones(2) * comm.rank, [1, 1], group=group, async_op=True)[1] for group in order]
-        for work in started:
-            assert work.result().tolist() == [0, 1]
-        other.destroy()
 
     ranks(2)(check)
 
@@ -192,18 +155,6 @@ def test_own_mistakes_raise_at_once(ranks: Ranks) -> None:
                 work.wait()
         with pytest.raises(InvalidParamError, match="expected recv_counts"):
             at.all_to_all_v(torch.ones(2, requires_grad=True), [1, 1], group=comm, async_op=True)
-
-    ranks(2)(check)
-
-
-def test_a_peer_that_leaves(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        if comm.rank:
-            comm.destroy()
-            return
-        _, work = at.all_to_all_v(torch.ones(2), [1, 1], [1, 1], group=comm, async_op=True)
-        with pytest.raises(PeerLostError, match="rank 1"):
-            work.wait()
 
     ranks(2)(check)
 

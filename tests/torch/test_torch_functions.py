@@ -164,23 +164,6 @@ def test_views(ranks: Ranks) -> None:
     ranks(2)(check)
 
 
-def test_shapes(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        x = torch.arange(24.0).view(2, 3, 4)
-        assert at.all_to_all_v(x, [12, 12], unit="element", group=comm).shape == (24,)
-        assert at.all_to_all_v(x, [1, 1], unit="row", group=comm).shape == (2, 3, 4)
-        assert at.all_to_all_v(x, [0, 0], [0, 0], unit="row", group=comm).shape == (0, 3, 4)
-        assert at.all_to_all_v(x, [0, 0], unit="row", group=comm).shape == (0, 3, 4)
-        assert at.all_to_all_v(torch.empty(4, 0), [1, 3], [1 + 2 * comm.rank] * 2, unit="row", group=comm).shape == (
-            2 + 4 * comm.rank,
-            0,
-        )
-        assert at.all_to_all_v(torch.tensor(5.0), [1 - comm.rank, comm.rank], group=comm).shape == (1,)
-        assert at.all_to_all_v(torch.empty(0), [0, 0], group=comm).shape == (0,)
-
-    ranks(2)(check)
-
-
 def test_process_groups(ranks: Ranks, tmp_path: Path) -> None:
     """The default group, sub-groups and communicators side by side; names of dist.new_group as of Communicator."""
 
