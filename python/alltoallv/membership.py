@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 Made = tuple[_core.Communicator, _core.CommunicatorOptions]
 
-_MEETING_SECONDS = 1.0  # of one try to meet: a rank that dies meanwhile is left out of the next
+# Of tries to meet, each twice as long as the one before: a rank that is seen to have died meanwhile is left out of the
+# next. A dying process closes its sockets, by which peers learn of it, a moment before it has ended.
+_FIRST_TRY, _LONGEST_TRY = 0.05, 1.0  # seconds
 _identity = secrets.randbits(62)  # of this process, with its number, which others in other containers may have
 
 
@@ -57,18 +59,19 @@ def shrink(comm: Communicator) -> Made:
     final, trial = _options_like(comm, "shrink"), _options_like(comm, "shrink")
     if comm.usable:
         comm.abort(f"rank {comm.rank} called shrink()")
-    job, deadline = final.job, time.monotonic() + final.timeout
+    job, deadline, trial.timeout = final.job, time.monotonic() + final.timeout, min(_FIRST_TRY, final.timeout)
     while True:
         ranks = {one["rank"]: one["pid"] for one in comm.flight_record()["ranks"] if not one["left"]}
+        if comm.rank not in ranks:
+            raise InvalidParamError(f"the communicator of domain '{comm.domain}' has been destroyed: shrink it before")
         living = [rank for rank, pid in sorted(ranks.items()) if rank == comm.rank or _lives(pid)]
         trial.job = f"{job}/shrink/{'.'.join(f'{rank}-{ranks.get(rank)}' for rank in living)}"
         trial.rank, trial.size = living.index(comm.rank), len(living)
         trial.threads = list(ranks.values()).count(os.getpid()) > 1
-        trial.timeout = min(_MEETING_SECONDS, final.timeout)
         try:
             met = _core.communicator(trial)
             try:
-                told = _gather(met, [0, 0, 0])
+                told = _gather(met, [0, 0, 0], final.timeout)
                 final.job = job
                 return _make(final, told, list(range(met.size)), met.rank)
             finally:
@@ -79,6 +82,7 @@ def shrink(comm: Communicator) -> Made:
                     f"shrink() of domain '{comm.domain}' waited {final.timeout:g} s for the ranks {living}, "
                     f"which live, to call it too"
                 ) from error
+            trial.timeout = min(2 * trial.timeout, _LONGEST_TRY, final.timeout)
 
 
 def _options_like(comm: Communicator, function: str) -> _core.CommunicatorOptions:
@@ -99,13 +103,13 @@ def _integer(name: str, value: Any) -> int:
     return number
 
 
-def _gather(core: _core.Communicator, mine: Sequence[int]) -> npt.NDArray[np.int64]:
+def _gather(core: _core.Communicator, mine: Sequence[int], timeout: float = -1.0) -> npt.NDArray[np.int64]:
     """All ranks' numbers, behind which stand one that names the call and two that name the rank's process."""
     row = np.array([*mine, secrets.randbits(62), _identity, os.getpid()], np.int64)
     told = np.empty((core.size, row.size), np.int64)
     counts = [row.size] * core.size
     layout = counts, [0] * core.size, counts, [row.size * rank for rank in range(core.size)]
-    _core.Plan(core, "all_gather", "int64", *layout).run(row.ctypes.data, told.ctypes.data)
+    _core.Plan(core, "all_gather", "int64", *layout).run(row.ctypes.data, told.ctypes.data, timeout)
     return told
 
 

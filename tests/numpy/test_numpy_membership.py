@@ -126,6 +126,14 @@ def test_after_an_abort_all_go_on(launch: Launch) -> None:
     assert launch(3, program) == [[3, 1003, 2003]] * 3
 
 
+def test_not_after_destroy() -> None:
+    (alone,) = Communicator.threads(1)
+    alone.destroy()
+    for call in (alone.shrink, lambda: alone.split(0)):
+        with pytest.raises(InvalidParamError, match="has been destroyed"):
+            call()
+
+
 def test_a_rank_that_lives_and_does_not_come(ranks: Ranks) -> None:
     def program(comm: Communicator) -> None:
         av.barrier(group=comm)
