@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 namespace alltoallv {
@@ -44,7 +45,9 @@ inline constexpr std::string_view arithmetic_names[] = {"none", "logical", "inte
     X(float8_e8m0fnu, "float8_e8m0fnu", 1, none, false, 7, 1, false, false)
 // clang-format on
 
-enum class DType : uint8_t {
+/// One of the table, or one that only moves: bytes of an element << 16 | a digest of what it is, by which ranks find a
+/// difference. Such a type needs no row: its name says both numbers.
+enum class DType : uint32_t {
 #define X(id, ...) id,
     ALLTOALLV_DTYPES(X)
 #undef X
@@ -65,11 +68,21 @@ inline constexpr std::array dtype_table{
 #undef X
 };
 
+constexpr bool only_moves(DType dtype) {
+    return static_cast<uint32_t>(dtype) >> 16 != 0;
+}
+
+/// What a type that only moves can do, under the name "N bytes #digest"; lives as long as the process.
+const DTypeInfo& moving_info(DType dtype);
+
+/// The type of that name; nothing if it is none that only moves.
+std::optional<DType> moving_dtype(std::string_view name);
+
 constexpr const DTypeInfo& info(DType dtype) {
-    return dtype_table[static_cast<size_t>(dtype)];
+    return only_moves(dtype) ? moving_info(dtype) : dtype_table[static_cast<size_t>(dtype)];
 }
 constexpr size_t size_of(DType dtype) {
-    return info(dtype).size;
+    return only_moves(dtype) ? static_cast<uint32_t>(dtype) >> 16 : info(dtype).size;
 }
 constexpr std::string_view name_of(DType dtype) {
     return info(dtype).name;

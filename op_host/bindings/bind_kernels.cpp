@@ -1,4 +1,4 @@
-// The CPU kernels of quantization on raw addresses.
+// The CPU kernels on raw addresses.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -10,6 +10,7 @@
 #include "bindings/bindings.h"
 #include "op_kernel/cpu/copy.h"
 #include "op_kernel/cpu/quantize.h"
+#include "op_kernel/cpu/reduce.h"
 
 namespace nb = nanobind;
 
@@ -152,6 +153,15 @@ void bind_kernels(nb::module_& m) {
         "kernel_copy_streaming",
         [](uintptr_t to, uintptr_t from, size_t bytes) { kernel::copy_streaming(pointer(to), pointer(from), bytes); },
         nb::arg("to"), nb::arg("from_"), nb::arg("nbytes"), Release(), "Non-temporal stores; addresses.");
+    m.def(
+        "kernel_reduce",
+        [](const std::string& dtype, const std::string& op, uintptr_t out, const std::vector<uintptr_t>& inputs,
+           size_t count) {
+            kernel::reduce(dtype_from_name(dtype), static_cast<kernel::Reduce>(reduce_op_from_name(op)), pointer(out),
+                           pointers<void>(inputs).data(), inputs.size(), count);
+        },
+        nb::arg("dtype"), nb::arg("op"), nb::arg("out"), nb::arg("inputs"), nb::arg("count"), Release(),
+        "`count` elements of each input, in the order of the inputs; addresses, `out` may be one of them.");
     bind_groups(m);
     bind_shared_scale(m);
 }

@@ -20,7 +20,8 @@ Enum named(const Table& table, const std::string& name, const char* what) {
 }  // namespace
 
 DType dtype_from_name(const std::string& name) {
-    return named<DType>(dtype_table, name, "dtype");
+    const std::optional<DType> moving = moving_dtype(name);
+    return moving ? *moving : named<DType>(dtype_table, name, "dtype");
 }
 
 OpKind op_from_name(const std::string& name) {

@@ -32,6 +32,9 @@ std::string row_difference(const ControlPlane& control, int rank_b) {
                           *reinterpret_cast<const QuantTerms*>(control.payload(b)), rank_b);
     if (a.root != b.root && a.op == OpKind::quantized_all_to_all)
         return both("has " + describe_row_terms(a.root), "has " + describe_row_terms(b.root));
+    if (a.root != b.root && a.op == OpKind::scan)
+        return both("reduces with " + std::string(name_of(static_cast<ReduceOp>(a.root))),
+                    "reduces with " + std::string(name_of(static_cast<ReduceOp>(b.root))));
     if (a.root != b.root) return both("has root " + std::to_string(a.root), "has root " + std::to_string(b.root));
     if (a.count != b.count) {
         const char* what = is_reduction(a.op) ? "has elements: " : "has elements per row: ";

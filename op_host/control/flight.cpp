@@ -32,7 +32,7 @@ void append_field(std::string& json, const char* name, uint64_t value) {
 /// Nothing if the entry is unused, or given to another operator meanwhile. Loads acquire so that they stay in order.
 std::optional<FlightOperator> operator_of(const FlightEntry& entry) {
     const uint64_t seq = entry.seq.load(std::memory_order_acquire), what = entry.what.load(std::memory_order_acquire);
-    FlightOperator one{seq, static_cast<OpKind>(what >> 16), static_cast<DType>(what >> 8 & 0xff),
+    FlightOperator one{seq, static_cast<OpKind>(what >> 40), static_cast<DType>(what >> 8 & 0xffffffff),
                        std::min(static_cast<FlightState>(what & 0xff), FlightState::failed)};
     one.start_ns = entry.start_ns.load(std::memory_order_acquire);
     if (one.state != FlightState::running) {
@@ -75,7 +75,7 @@ std::string flight_json(const std::string& domain, int rank, int size, const std
 void ControlPlane::record_start(DType dtype) {
     FlightEntry& entry = status(rank()).flight[seq_ % flight_length];
     entry.seq.store(0, std::memory_order_relaxed);
-    entry.what.store(static_cast<uint64_t>(op_) << 16 | static_cast<uint64_t>(dtype) << 8 |
+    entry.what.store(static_cast<uint64_t>(op_) << 40 | static_cast<uint64_t>(dtype) << 8 |
                          static_cast<uint64_t>(FlightState::running),
                      std::memory_order_release);
     entry.start_ns.store(flight_ns(started_), std::memory_order_release);

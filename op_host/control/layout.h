@@ -44,7 +44,7 @@ struct Pair {
     bool operator==(const Pair&) const = default;
 };
 
-enum RowFlag : uint16_t {
+enum RowFlag : uint8_t {
     row_failed = 1,     // the rank failed its own checks: the payload holds an ErrorText
     row_inline = 2,     // everything this rank sends lies in the payload
     row_learns = 4,     // receive counts are learnt from the peers; `output` and the targets follow with `Flags::late`
@@ -54,10 +54,10 @@ enum RowFlag : uint16_t {
 /// What a rank announces for one operator; followed by Pair[W] and the payload.
 struct alignas(cache_line) Row {
     std::atomic<uint64_t> seq;  // published with release once the rest is written
-    OpKind op;
     DType dtype;
+    OpKind op;
     ReduceOp reduce_op;
-    uint16_t flags;
+    uint8_t flags;
     PairDigests digests;
     Location input;
     Location output;
@@ -97,7 +97,7 @@ enum class RankState : uint32_t { absent, joined, ready, left };
 
 /// One operator in the flight recorder.
 struct FlightEntry {
-    std::atomic<uint64_t> seq, what, bytes, start_ns, end_ns;  // what: op << 16 | dtype << 8 | FlightState
+    std::atomic<uint64_t> seq, what, bytes, start_ns, end_ns;  // what: op << 40 | dtype << 8 | FlightState
 };
 
 struct alignas(cache_line) RankStatus {

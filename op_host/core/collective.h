@@ -44,7 +44,8 @@ enum class Kind : uint8_t {
     X(reduce, reduction, true) \
     X(quantized_all_reduce, quantized, false) \
     X(quantized_reduce_scatter, quantized, false) \
-    X(quantized_all_to_all, exchange, false)
+    X(quantized_all_to_all, exchange, false) \
+    X(scan, exchange, false)
 // clang-format on
 
 enum class OpKind : uint16_t {
@@ -116,8 +117,10 @@ struct Exchange {
     std::span<const int64_t> send_counts, sdispls, recv_counts, rdispls;
     /// Displacements count bytes instead: the regions are tensors of their own, seen from the lowest address.
     bool byte_displs = false;
-    int64_t root = 0;  // of a rooted operator, or what makes rows of quantized_all_to_all codes; equal on all ranks
-    int64_t row = 1;   // elements per unit of the caller's counts, for messages; equal on all ranks
+    /// Of a rooted operator, or what makes rows of quantized_all_to_all codes, or a scan's ReduceOp; equal on all
+    /// ranks.
+    int64_t root = 0;
+    int64_t row = 1;  // elements per unit of the caller's counts, for messages; equal on all ranks
     /// Set when `recv_counts` is empty: learn them from the peers. Called once with the W counts learnt; returns
     /// the output that holds them packed in rank order (may be null when all are zero).
     std::function<void*(std::span<const int64_t>)> allocate;

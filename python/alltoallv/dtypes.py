@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from functools import lru_cache
 from typing import Any
 
@@ -18,15 +19,26 @@ _INI_MATCH = 13  # ATB's code for a dtype that the operator does not list
 def core_name(dtype: np.dtype[Any]) -> str:
     """The core's name of ``dtype``: NumPy's, or ml_dtypes' for bfloat16 and the float8 family.
 
+    Any other dtype of fixed size only moves: records, times, texts of fixed length, long doubles, numbers of foreign
+    byte order. Its name has the bytes of an element and a digest of what NumPy says of it, by which ranks find that
+    theirs differ.
+
     Raises:
-        InvalidTensorError: a dtype without a fixed size known to the core, or of foreign byte order.
+        InvalidTensorError: a dtype that holds references, or whose elements have no bytes or more than 65535.
     """
-    if not dtype.isnative:
-        raise InvalidTensorError(f"dtype is {dtype.str}, expected this machine's byte order", _INI_MATCH)
-    if dtype.name not in _core.dtypes:
-        known = ", ".join(_core.dtypes)
-        raise InvalidTensorError(f"dtype is {dtype.name}, expected one of {known}", _INI_MATCH)
-    return dtype.name
+    if dtype.isnative and dtype.name in _core.dtypes:
+        return dtype.name
+    if dtype.hasobject or not 0 < dtype.itemsize < 2**16:
+        raise InvalidTensorError(
+            f"dtype is {dtype}, expected one whose elements have 1 to 65535 bytes and hold no references", _INI_MATCH
+        )
+    return f"{dtype.itemsize} bytes #{zlib.crc32(repr(dtype).encode()) & 0xFFFF:04x}"
+
+
+def item_size(name: str) -> int:
+    """Bytes of an element of the dtype that the core calls so."""
+    known = _core.dtypes.get(name)
+    return known.size if known else int(name.split()[0])
 
 
 def numpy_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:

@@ -59,11 +59,25 @@ void learnt_counts_and_bytes() {
     CHECK_EQ(all.written + all.from_peers + all.output_extent, 0u);
 }
 
+void types_that_only_move() {
+    const auto type = moving_dtype("12 bytes #0a3f");
+    CHECK(type && only_moves(*type));
+    CHECK_EQ(size_of(*type), 12u);
+    CHECK(name_of(*type) == "12 bytes #0a3f");
+    CHECK(info(*type).arithmetic == Arithmetic::none);
+    CHECK(!moving_dtype("float32") && !moving_dtype("0 bytes #0000") && !moving_dtype("65536 bytes #0000"));
+    const Counts counts{2, 1}, displs{0, 2};
+    Exchange x = exchange(counts, displs, counts, displs);
+    x.dtype = *type;
+    CHECK_EQ(summarize(x, 0).input_extent, 36u);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
     return testing::run_all(argc, argv,
                             {{"regions apart", regions_apart},
                              {"one region for all", one_region_for_all},
-                             {"learnt counts and bytes", learnt_counts_and_bytes}});
+                             {"learnt counts and bytes", learnt_counts_and_bytes},
+                             {"types that only move", types_that_only_move}});
 }

@@ -27,7 +27,7 @@ struct WireRow {
     OpKind op;
     DType dtype;
     ReduceOp reduce_op;
-    uint16_t flags;
+    uint8_t flags;
     PairDigests digests;
     int64_t count, root;
     uint64_t payload_bytes;

@@ -17,6 +17,7 @@ from alltoallv._calls.counts import even_parts, gather_layout, integer
 from alltoallv._calls.reductions import ReductionPlan, check_reduction
 from alltoallv._calls.regions import Region, as_bytes, check_apart, check_gather_apart, check_outputs_apart, lowest
 from alltoallv.communicator import Communicator
+from alltoallv.dtypes import item_size
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 
@@ -157,5 +158,4 @@ def check_one_dtype(dtypes: Iterable[str]) -> None:
 
 def count_of(region: Region, dtype: str) -> int:
     """Elements in a region."""
-    itemsize: int = _core.dtypes[dtype].size
-    return region[1] // itemsize
+    return region[1] // item_size(dtype)

@@ -14,12 +14,13 @@ COMPLEX = frozenset(name for name, dtype in _core.dtypes.items() if dtype.arithm
 OTHERS = frozenset(name for name, dtype in _core.dtypes.items() if dtype.arithmetic in ("logical", "integer"))
 
 
-def check_reduction(op: object, dtype: str) -> None:
+def check_reduction(op: object, dtype: str, shown: object = None) -> None:
     """To be called under the guard: an operation that the core alone refuses would leave the peers waiting.
 
     Args:
         op: What the user gave.
         dtype: The core's name of a dtype.
+        shown: What the user calls it, if that is another name.
 
     Raises:
         InvalidParamError: no such operation, or not for this dtype.
@@ -34,7 +35,7 @@ def check_reduction(op: object, dtype: str) -> None:
         defined = dtype in FLOATS | OTHERS or (op == "sum" and dtype in COMPLEX)
         known = "float16, bfloat16, float32 or float64, bool or an integer"
     if not defined:
-        raise InvalidParamError(f"op '{op}' is not defined for dtype {dtype}, expected {known}")
+        raise InvalidParamError(f"op '{op}' is not defined for dtype {shown or dtype}, expected {known}")
 
 
 class ReductionPlan:

@@ -26,7 +26,7 @@ from alltoallv.numpy.quantized import (
     quantized_all_to_all,
     quantized_reduce_scatter,
 )
-from alltoallv.numpy.reduce import all_reduce, reduce_scatter
+from alltoallv.numpy.reduce import all_reduce, reduce_scatter, scan
 from alltoallv.numpy.rooted import gather, reduce, scatter
 from alltoallv.numpy.work import Work
 
@@ -62,6 +62,7 @@ __all__ = [
     "recv_object",
     "reduce",
     "reduce_scatter",
+    "scan",
     "scatter",
     "scatter_object",
     "send",

@@ -10,8 +10,10 @@ import numpy.typing as npt
 from alltoallv import _core, communicator, memory
 from alltoallv._calls import regions
 from alltoallv._calls.counts import Counts
+from alltoallv._calls.reductions import check_reduction
 from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
+from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 Array = npt.NDArray[Any]
@@ -36,6 +38,13 @@ def as_input(name: str, array: npt.ArrayLike | Counts) -> Array:
         raise InvalidTensorError(
             f"{name} is a {type(array).__name__} that is no array ({error}), expected one"
         ) from error
+
+
+def reduced_dtype(x: Array, op: object) -> str:
+    """The core's name of the dtype of ``x``, for which the reduction is defined."""
+    name = core_name(x.dtype)
+    check_reduction(op, name, x.dtype)
+    return name
 
 
 def check_output(name: str, array: object, dtype: np.dtype[Any] | None = None, size: int | None = None) -> Array:

@@ -8,13 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core, memory
-from alltoallv._calls.counts import Counts, even_parts, scaled, shares
+from alltoallv._calls.counts import Counts, even_parts, packed, scaled, shares
 from alltoallv._calls.guard import guard
-from alltoallv._calls.reductions import check_reduction
+from alltoallv._calls.reductions import OPS
 from alltoallv.communicator import Communicator
-from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.numpy.arrays import Array, address, as_input, check_output, resolve, row_size
+from alltoallv.numpy.arrays import Array, address, as_input, check_output, reduced_dtype, resolve, row_size
 from alltoallv.numpy.work import Work
 
 Op = Literal["sum", "avg", "min", "max", "prod", "band", "bor", "bxor"]
@@ -53,8 +52,7 @@ def all_reduce(
             return result
     with guard(comm, "all_reduce"):
         x = as_input("input", input)
-        dtype = core_name(x.dtype)
-        check_reduction(op, dtype)
+        dtype = reduced_dtype(x, op)
         if out is None:
             out = memory.empty(x.shape, x.dtype)
         check_output("out", out, x.dtype, x.size)
@@ -90,8 +88,7 @@ def reduce_scatter(
     comm = resolve(group)
     with guard(comm, "reduce_scatter"):
         x = as_input("input", input)
-        dtype = core_name(x.dtype)
-        check_reduction(op, dtype)
+        dtype = reduced_dtype(x, op)
         row = row_size(x)
         rows = shares("recv_counts", recv_counts, "input", x.shape[0], comm.size)
         shape = (rows[comm.rank], *x.shape[1:])
@@ -108,6 +105,51 @@ def reduce_scatter(
         return out, Work(comm, comm.core.submit_reduce(*args), (x, out), lambda: out)
     comm.core.reduce(*args)
     return out
+
+
+def scan(
+    input: npt.ArrayLike,
+    op: Op = "sum",
+    *,
+    exclusive: bool = False,
+    out: Array | None = None,
+    group: Communicator | None = None,
+    timeout: float | None = None,
+) -> Array | None:
+    """Combines the ``input`` of ranks 0 to this one, in this order: on the last rank, what `all_reduce` gives.
+
+    Every rank combines a share of the elements for all of them, so that a rank moves twice its input and no more.
+
+    Args:
+        input, op: As for `all_reduce`.
+        exclusive: Without this rank's own input. On rank 0 nothing is combined then.
+        out: Where the result goes: contiguous, of the input's size and dtype; may be the input itself. Left out, it is
+            allocated in shared memory.
+
+    Returns:
+        The result, of the input's shape and dtype. None on rank 0 of an exclusive scan, where ``out`` is left alone.
+        Raises as `all_reduce`.
+    """
+    comm = resolve(group)
+    with guard(comm, "scan"):
+        x, limit = as_input("input", input), _core.read_timeout(timeout)
+        dtype = reduced_dtype(x, op)
+        out = memory.empty(x.shape, x.dtype) if out is None else out
+        check_output("out", out, x.dtype, x.size)
+        check_same_or_apart(out, x)
+        parts = even_parts(x.size, comm.size)
+        mine = parts[comm.rank]
+        shares_of_all, known = [memory.empty((comm.size, mine), x.dtype) for _ in range(2)]
+        there, here = (parts, packed(parts)), ([mine] * comm.size, packed([mine] * comm.size))
+        way_out = _core.Plan(comm.core, "scan", dtype, *there, *here, OPS.index(op))
+        way_back = _core.Plan(comm.core, "scan", dtype, *here, *there, OPS.index(op))
+        into = out if comm.rank or not exclusive else np.empty_like(x)
+    way_out.run(address(x), address(shares_of_all), limit)
+    at = [address(shares_of_all) + j * mine * x.itemsize for j in range(comm.size)]
+    for j in range(comm.size - exclusive):
+        _core.kernel_reduce(dtype, op, address(known) + (j + exclusive) * mine * x.itemsize, at[: j + 1], mine)
+    way_back.run(address(known), address(into), limit)
+    return out if into is out else None
 
 
 def check_same_or_apart(out: Array, x: Array) -> None:

@@ -17,7 +17,7 @@ from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidTensorError
-from alltoallv.numpy.arrays import Array, as_input, check_output, region, resolve
+from alltoallv.numpy.arrays import Array, as_input, check_output, reduced_dtype, region, resolve
 from alltoallv.numpy.reduce import Op, check_same_or_apart
 from alltoallv.numpy.work import Work
 
@@ -48,7 +48,7 @@ def reduce(
     comm = resolve(group)
     with guard(comm, "reduce"):
         x, limit = as_input("input", input), _core.read_timeout(timeout)
-        dtype = core_name(x.dtype)
+        dtype = reduced_dtype(x, op)
         if comm.rank != root:
             out = None
         else:

@@ -129,6 +129,12 @@ def all_reduce(inputs: Sequence[Array], op: str = "sum") -> list[Array]:
     return [_reduce(inputs, op) for _ in inputs]
 
 
+def scan(inputs: Sequence[Array], op: str = "sum", exclusive: bool = False) -> list[Array | None]:
+    """Rank r's result: inputs[0] op ... op inputs[r]; exclusive: without inputs[r], and None on rank 0."""
+    ends = range(1 - exclusive, len(inputs) + 1 - exclusive)
+    return [_reduce(inputs[:end], op) if end else None for end in ends]
+
+
 def reduce_scatter(inputs: Sequence[Array], op: str = "sum", counts: Sequence[int] | None = None) -> list[Array]:
     """Rank r's result: part r of the reduction; ``counts[r]`` entries of axis 0, by default equal parts."""
     size = len(inputs)

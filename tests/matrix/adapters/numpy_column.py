@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-from case import Case, Own, Part, Turned, data, filled
+from case import Case, Own, Part, Turned, data, filled, reduce
 from column import Column
 from right import A, G, S, V
 from wrong import LISTS, OVERLAP, PARAM, TENSOR, bad, wrong_counts
+
+from alltoallv.testing import reference
 
 
 class NoArray:
@@ -26,19 +28,17 @@ def read_only() -> Any:
 
 #: What no array of a known dtype can be made of: by name, the value, and the error's text.
 ODD: dict[str, tuple[Callable[[], Any], str]] = {
-    "objects": (lambda: np.zeros((6, 2), object), "dtype is object, expected one of bool, int8, ..."),
-    "texts": (lambda: np.zeros((6, 2), "S3"), "dtype is bytes24, expected one of bool, int8, ..."),
-    "times": (lambda: np.zeros((6, 2), "M8[s]"), "dtype is datetime64[s], expected one of bool, int8, ..."),
-    "records": (lambda: np.zeros((6, 2), [("a", "i4"), ("b", "f4")]),
-        "dtype is void64, expected one of bool, int8, ..."),
-    "long doubles": (lambda: np.zeros((6, 2), np.longdouble),
-        f"dtype is {np.dtype(np.longdouble)}, expected one of bool, int8, ..."),
-    "4 bits": (lambda: np.zeros((6, 2), ml_dtypes.int4), "dtype is int4, expected one of bool, int8, ..."),
-    "big endians": (lambda: np.zeros((6, 2), ">f4"), "dtype is >f4, expected this machine's byte order"),
+    "objects": (lambda: np.zeros((6, 2), object),
+        "dtype is object, expected one whose elements have 1 to 65535 bytes and hold no references"),
+    "large elements": (lambda: np.zeros((6, 2), "V65536"),
+        "dtype is |V65536, expected one whose elements have 1 to 65535 bytes and hold no references"),
     "lists of several lengths": (lambda: [[1], [2, 3]],
         "{name} is a list that is no array (...inhomogeneous...), expected one"),
     "no array": (NoArray, "{name} is a NoArray that is no array (cannot be converted), expected one"),
 }  # fmt: skip
+
+
+RECORDS = np.dtype([("a", "i4"), ("b", ">f4")])  # they only move
 
 
 def only(
@@ -70,6 +70,8 @@ def reductions(function: str) -> list[Case]:
     return [
         *odd(function, "input"),
         *outputs(function, "out"),
+        only(function, "records", PARAM, f"op 'sum' is not defined for dtype {RECORDS}, {floats}",
+            input=lambda: np.zeros((6, 2), RECORDS)),
         bad(function, "op", PARAM, f"op is 'mean', {ops}", op="mean"),
         bad(function, "no op", PARAM, f"op is None, {ops}", op=None),
         bad(function, "complex", PARAM, f"op 'max' is not defined for dtype complex128, {floats}", op="max",
@@ -78,6 +80,19 @@ def reductions(function: str) -> list[Case]:
         bad(function, "out: dtypes", TENSOR, "out has dtype int32, expected float32", code=13, out=filled(6, 2,
             dtype="int32")),
     ]  # fmt: skip
+
+
+def turned(cases: list[Case], function: str, arguments: Callable[[int], dict[str, Any]] | None = None) -> list[Case]:
+    """The same mistakes in another function."""
+    return [replace(case, function=function, arguments=arguments or case.arguments) for case in cases]
+
+
+def scanned(all_: list[Any]) -> list[Any]:
+    return reference.scan([a["input"] for a in all_], all_[0]["op"], all_[0].get("exclusive", False))
+
+
+def stacked(all_: list[Any]) -> list[Any]:
+    return [np.concatenate([a["input"] for a in all_])] * 3
 
 
 class NumpyColumn(Column):
@@ -90,7 +105,7 @@ class NumpyColumn(Column):
         *odd(S, "input", ("lists of several lengths", "no array")),
         *outputs(S, "output"),
         *[only(S, f"both of {kind}", TENSOR, ODD[kind][1], 13, input=ODD[kind][0], output=ODD[kind][0])
-          for kind in ("objects", "big endians")],
+          for kind in ("objects", "large elements")],
         only(A, "an input of lists of several lengths", TENSOR, ODD["lists of several lengths"][1].format(
             name="input_tensor_list[1]"), input_tensor_list=lambda: [data(0, 1, 2), [[1], [2, 3]], data(0, 1, 2)]),
         only(A, "an output is a list", TENSOR, "output_tensor_list[2] is a list, expected a NumPy array", 5,
@@ -117,6 +132,22 @@ class NumpyColumn(Column):
           for function in ("barrier", "all_reduce", "reduce_scatter") for value in (0, -1.5, float("nan"), "1")],
         *reductions("all_reduce"),
         *reductions("reduce_scatter"),
+        *turned(reductions("all_reduce"), "scan"),
+        *[Case("scan", f"{op}{', exclusive' * exclusive}", reduce(op=op, exclusive=exclusive), scanned)
+            for op in ("sum", "prod", "max", "avg") for exclusive in (False, True)],
+        *[Case("scan", f"{op} of {dtype}", reduce(dtype, op=op), scanned)
+            for op, dtype in (("bxor", "int64"), ("sum", "float16"), ("sum", "bool"), ("sum", "complex64"))],
+        *turned([bad("all_reduce", "ranks disagree about the operation", "PeerMismatchError",
+            "rank 0 reduces with sum, rank 2 reduces with max", breach=True, op="max")], "scan"),
+        Case("all_gather_v", "learnt", lambda rank: {"input": data(rank, rank, 2)}, stacked),
+        Case("all_gather_v", "counts", lambda rank: {"input": data(rank, rank + 1), "recv_counts": [1, 2, 3]}, stacked),
+        Case("all_gather_v", "into an array", lambda rank: {
+            "input": data(rank, rank + 1, 2), "recv_counts": [1, 2, 3], "out": filled(6, 2)}, stacked),
+        Case("all_gather_v", "async", lambda rank: {"input": data(rank, rank, 2), "async_op": True}, stacked),
+        *turned([*odd("all_gather", "input"), *wrong_counts("all_gather", "recv_counts"),
+            bad("all_gather", "a scalar", TENSOR, "a 0-dimensional input has no rows, expected at least 1 dimension",
+                input=np.array(1, "float32"))],
+            "all_gather_v", lambda rank: {"input": data(rank, 2, 3), "recv_counts": [2] * 3}),
         bad("all_reduce", "size of out", TENSOR, "out has 10 elements, expected 12", code=9, out=filled(5, 2)),
         bad("all_reduce", "overlap", PARAM,
             "out and input overlap in memory without being the same, expected one or the other", input=Part(0, 6),
