@@ -7,6 +7,7 @@ from mindspore.communication import init as mindspore_init
 
 import alltoallv.mindspore as am
 from alltoallv.errors import InvalidParamError
+from alltoallv.mindspore import distributed as dist
 
 mindspore_init()
 comm = am.init(timeout=60)
@@ -34,5 +35,20 @@ for name, ranks in members.items():
         mine = ranks.index(rank) + 1
         got = am.all_to_all_v(ops.ones((mine * len(ranks),)) * rank, [mine] * len(ranks), group=name)
         assert got.asnumpy().tolist() == [r for i, r in enumerate(ranks) for _ in range(i + 1)], name
+if rank in (1, 2):  # roots and peers are ranks of the job
+    pair = dist.new_group([1, 2])
+    assert (dist.get_rank(pair), dist.get_group_rank(pair, 2), dist.get_global_rank(pair, 1)) == (rank - 1, 1, 2)
+    gathered = [ops.zeros((1,)), ops.zeros((1,))]
+    dist.gather(x, gathered, dst=2, group=pair)
+    assert [part.asnumpy().item() for part in gathered] == ([2, 3] if rank == 2 else [0, 0])
+    told = [rank]
+    dist.broadcast_object_list(told, src=2, group=pair)
+    assert told == [2]
+    if rank == 2:
+        dist.send(x, 1, group=pair)
+    else:
+        dist.recv(x, 2, group=pair)
+    assert x.asnumpy().item() == 3
+    dist.destroy_process_group(pair)
 am.exchange_counts([0] * 3)
 print("groups agree", flush=True)
