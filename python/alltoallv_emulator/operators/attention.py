@@ -1,0 +1,176 @@
+"""Attention for training, with its gradient. There is no dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from alltoallv_emulator.operators.attention_parts import (
+    Attention,
+    attend,
+    attend_backward,
+    hidden,
+    join,
+    lengths_of,
+    scores_of,
+    split,
+)
+from alltoallv_emulator.operators.registry import operator
+
+_IGNORED = ("inner_precise", "gen_mask_parallel", "sync", "softmax_layout", "seed", "offset", "numels", "softmax_in")
+
+
+class _Sequences:
+    """The sequences of a batch, each as [heads, length, size], and their scores."""
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        heads: int,
+        layout: str,
+        ends: tuple[Sequence[int] | None, Sequence[int] | None],
+    ) -> None:
+        self._lengths = [None if one is None else lengths_of(one) for one in ends]
+        self.query = split(query, layout, heads, self._lengths[0])
+        size = self.query[0].size(-1) if self.query else 1
+        kv_heads = key.size(-1) // size if key.dim() == 3 and layout != "TND" else heads
+        self.key, self.value = (split(x, layout, kv_heads, self._lengths[1]) for x in (key, value))
+        self._heads, self._layout = heads, layout
+
+    def scores(
+        self, scale: float, mask: Tensor | None, sparse_mode: int, band: tuple[int, int], pse: Tensor | None
+    ) -> list[Tensor]:
+        made = []
+        for number, (query, key) in enumerate(zip(self.query, self.key, strict=True)):
+            unseen = hidden(mask, sparse_mode, number, query.size(1), key.size(1), *band)
+            own = None if pse is None else pse[min(number, len(pse) - 1)]
+            made.append(scores_of(query, key, scale, unseen, own))
+        return made
+
+    def split_like_query(self, x: Tensor) -> list[Tensor]:
+        return split(x, self._layout, self._heads, self._lengths[0])
+
+    def rows(self, x: Tensor) -> list[Tensor]:
+        """A number for each query and head, of eight equal ones."""
+        layout = "TND" if self._layout == "TND" else "BNSD"
+        return [one[..., 0] for one in split(x, layout, self._heads, self._lengths[0])]
+
+    def eight(self, rows: list[Tensor]) -> Tensor:
+        return join([row.unsqueeze(-1).repeat(1, 1, 8) for row in rows], "TND" if self._layout == "TND" else "BNSD")
+
+
+_Forward = tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]
+
+
+@operator("npu_fusion_attention", ignores=_IGNORED)
+def fusion_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    head_num: int,
+    input_layout: str,
+    pse: Tensor | None,
+    atten_mask: Tensor | None,
+    scale: float,
+    pre_tockens: int,
+    next_tockens: int,
+    actual_seq_qlen: list[int] | None,
+    actual_seq_kvlen: list[int] | None,
+    sparse_mode: int,
+) -> _Forward:
+    """The result, each query's largest score and sum of exponentials (eight times each), and what is for dropout."""
+    batch = _Sequences(query, key, value, head_num, input_layout, (actual_seq_qlen, actual_seq_kvlen))
+    scores = batch.scores(scale, atten_mask, sparse_mode, (pre_tockens, next_tockens), pse)
+    done = [attend(*each) for each in zip(scores, batch.value, strict=True)]
+    result = join([one.result for one in done], input_layout).to(query.dtype)
+    rows = [batch.eight([one[i] for one in done]) for i in (1, 2)]
+    return result, rows[0], rows[1], query.new_zeros(0), 0, 0, 0
+
+
+@operator("npu_fusion_attention_v2", ignores=(*_IGNORED, "q_start_idx", "kv_start_idx"))
+def fusion_attention_v2(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    head_num: int,
+    input_layout: str,
+    pse: Tensor | None,
+    atten_mask: Tensor | None,
+    scale: float,
+    pre_tokens: int,
+    next_tokens: int,
+    actual_seq_qlen: list[int] | None,
+    actual_seq_kvlen: list[int] | None,
+    sparse_mode: int,
+) -> _Forward:
+    """As `fusion_attention`, where ``pse_type`` is 1."""
+    return fusion_attention(
+        query, key, value, head_num, input_layout, pse, atten_mask, scale, pre_tokens, next_tokens,
+        actual_seq_qlen, actual_seq_kvlen, sparse_mode,
+    )  # fmt: skip
+
+
+@operator("npu_fusion_attention_grad", ignores=_IGNORED)
+def fusion_attention_grad(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
+    head_num: int,
+    input_layout: str,
+    pse: Tensor | None,
+    atten_mask: Tensor | None,
+    softmax_max: Tensor | None,
+    softmax_sum: Tensor | None,
+    attention_in: Tensor | None,
+    scale_value: float,
+    pre_tockens: int,
+    next_tockens: int,
+    actual_seq_qlen: list[int] | None,
+    actual_seq_kvlen: list[int] | None,
+    sparse_mode: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Of query, key, value and pse, from what the forward operator gave."""
+    batch = _Sequences(query, key, value, head_num, input_layout, (actual_seq_qlen, actual_seq_kvlen))
+    scores = batch.scores(scale_value, atten_mask, sparse_mode, (pre_tockens, next_tockens), pse)
+    if softmax_max is None or softmax_sum is None or attention_in is None:
+        forward = [attend(*each) for each in zip(scores, batch.value, strict=True)]
+    else:
+        given = batch.split_like_query(attention_in), batch.rows(softmax_max), batch.rows(softmax_sum)
+        forward = [Attention(*each) for each in zip(*given, strict=True)]
+    parts = zip(batch.query, batch.key, batch.value, batch.split_like_query(dy), scores, forward, strict=True)
+    found = [attend_backward(q, k, v, grad, s, done, scale_value) for q, k, v, grad, s, done in parts]
+    dq, dk, dv = (join([one[i] for one in found], input_layout).to(query.dtype) for i in range(3))
+    dpse = None if pse is None else torch.stack([one[3] for one in found]).sum_to_size(pse.shape).to(pse.dtype)
+    return dq, dk, dv, dpse, None
+
+
+@operator("npu_fusion_attention_grad_v2", ignores=(*_IGNORED, "q_start_idx", "kv_start_idx"))
+def fusion_attention_grad_v2(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
+    head_num: int,
+    input_layout: str,
+    pse: Tensor | None,
+    atten_mask: Tensor | None,
+    softmax_max: Tensor | None,
+    softmax_sum: Tensor | None,
+    attention_in: Tensor | None,
+    scale_value: float,
+    pre_tokens: int,
+    next_tokens: int,
+    actual_seq_qlen: list[int] | None,
+    actual_seq_kvlen: list[int] | None,
+    sparse_mode: int,
+) -> tuple[Tensor | None, ...]:
+    gradients = fusion_attention_grad(
+        query, key, value, dy, head_num, input_layout, pse, atten_mask, softmax_max, softmax_sum, attention_in,
+        scale_value, pre_tokens, next_tokens, actual_seq_qlen, actual_seq_kvlen, sparse_mode,
+    )  # fmt: skip
+    return (*gradients[:4], None, None, None)

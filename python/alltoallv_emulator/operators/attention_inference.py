@@ -1,0 +1,169 @@
+"""Attention for inference: keys and values as tensors or in blocks of a cache, each sequence with its own length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from alltoallv_emulator.operators.attention_parts import attend, hidden, join, lengths_of, scores_of, split
+from alltoallv_emulator.operators.registry import expect, operator
+
+
+def from_blocks(cache: Tensor, table: Tensor, length: int, heads: int) -> Tensor:
+    """A sequence's rows as [heads, length, size], from [blocks, block size, heads * size] or [blocks, heads, block
+    size, size].
+    """
+    expect(cache.dim() in (3, 4), "key", cache, "a cache of 3 or 4 dimensions")
+    blocks = cache.unflatten(-1, (heads, -1)).transpose(1, 2) if cache.dim() == 3 else cache
+    used = table[: -(-length // blocks.size(2))].long()
+    return blocks[used].transpose(0, 1).flatten(1, 2)[:, :length]
+
+
+def _lengths(given: Sequence[int] | None, batch: int, default: int, ends: bool) -> list[int]:
+    if given is None:
+        return [default] * batch
+    if ends:
+        return lengths_of(given)
+    lengths = [int(one) for one in given]
+    return lengths * batch if len(lengths) == 1 else lengths[:batch]
+
+
+@operator("npu_fused_infer_attention_score", ignores=("inner_precise", "block_size"))
+def fused_infer_attention_score(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pse_shift: Tensor | None,
+    atten_mask: Tensor | None,
+    actual_seq_lengths: list[int] | None,
+    actual_seq_lengths_kv: list[int] | None,
+    block_table: Tensor | None,
+    query_rope: Tensor | None,
+    key_rope: Tensor | None,
+    num_heads: int,
+    scale: float,
+    pre_tokens: int,
+    next_tokens: int,
+    input_layout: str,
+    num_key_value_heads: int,
+    sparse_mode: int,
+    softmax_lse_flag: bool,
+) -> tuple[Tensor, Tensor]:
+    """The result, and the logarithm of each query's sum of exponentials. Rows behind a sequence's end are zeros."""
+    layout, result_layout = (input_layout.split("_") * 2)[:2]
+    tokens = layout == "TND"
+    kv_heads = num_key_value_heads or num_heads
+    expect(not tokens or actual_seq_lengths is not None, "actual_seq_lengths", None, "the sequences' ends, for TND")
+    q_lengths = lengths_of(actual_seq_lengths) if tokens and actual_seq_lengths is not None else None
+    queries = split(query, layout, num_heads, q_lengths)
+    ropes = None if query_rope is None else split(query_rope, layout, num_heads, q_lengths)
+    if block_table is None:
+        ends = lengths_of(actual_seq_lengths_kv or actual_seq_lengths or []) if tokens else None
+        keys, values = (split(x, layout, kv_heads, ends) for x in (key, value))
+        key_ropes = None if key_rope is None else split(key_rope, layout, kv_heads, ends)
+        kv_lengths = ends or _lengths(actual_seq_lengths_kv, len(keys), keys[0].size(1) if keys else 0, False)
+    else:
+        expect(
+            actual_seq_lengths_kv is not None, "actual_seq_lengths_kv", None, "lengths, where there is a block_table"
+        )
+        kv_lengths = _lengths(actual_seq_lengths_kv, len(queries), 0, False)
+        rows = list(zip(block_table, kv_lengths, strict=False))
+        keys, values = ([from_blocks(x, *row, kv_heads) for row in rows] for x in (key, value))
+        key_ropes = None if key_rope is None else [from_blocks(key_rope, *row, kv_heads) for row in rows]
+    results, sums = [], []
+    for number, whole in enumerate(queries):
+        full = whole.size(1)
+        used = full if tokens or full == 1 else _lengths(actual_seq_lengths, len(queries), full, False)[number]
+        length = kv_lengths[number]
+        q, k, v = whole[:, :used], keys[number][:, :length], values[number][:, :length]
+        if ropes is not None and key_ropes is not None:
+            q, k = torch.cat([q, ropes[number][:, :used]], -1), torch.cat([k, key_ropes[number][:, :length]], -1)
+        ignored = full == 1 and not tokens and sparse_mode > 1  # one query sees all
+        mask = None if ignored else atten_mask
+        if mask is not None and full == 1 and mask.dim() == 2 and sparse_mode < 2 and not tokens:
+            mask = mask.unsqueeze(1).unsqueeze(1)
+        unseen = hidden(mask, sparse_mode, number, used, length, pre_tokens, next_tokens)
+        scores = scores_of(q, k, 1.0, None, None) * scale
+        if pse_shift is not None:
+            scores = scores + pse_shift[min(number, len(pse_shift) - 1)][..., :used, :length].float()
+        done = attend(scores if unseen is None else scores.masked_fill(unseen, -torch.inf), v)
+        padding = (0, 0, 0, full - used)
+        results.append(torch.nn.functional.pad(done.result, padding))
+        logarithms = (done.largest + done.total.log()).unsqueeze(-1)
+        sums.append(torch.nn.functional.pad(logarithms, padding, value=torch.inf))
+    lse = join(sums, "TND" if tokens else "BNSD") if softmax_lse_flag else torch.zeros(1)
+    return join(results, result_layout).to(query.dtype), lse
+
+
+@operator("npu_fused_infer_attention_score_v2", ignores=("inner_precise", "block_size"))
+def fused_infer_attention_score_v2(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_rope: Tensor | None,
+    key_rope: Tensor | None,
+    pse_shift: Tensor | None,
+    atten_mask: Tensor | None,
+    actual_seq_qlen: list[int] | None,
+    actual_seq_kvlen: list[int] | None,
+    block_table: Tensor | None,
+    num_query_heads: int,
+    num_key_value_heads: int,
+    softmax_scale: float,
+    pre_tokens: int,
+    next_tokens: int,
+    input_layout: str,
+    sparse_mode: int,
+    return_softmax_lse: bool,
+) -> tuple[Tensor, Tensor]:
+    return fused_infer_attention_score(
+        query, key, value, pse_shift, atten_mask, actual_seq_qlen, actual_seq_kvlen, block_table, query_rope, key_rope,
+        num_query_heads, softmax_scale, pre_tokens, next_tokens, input_layout, num_key_value_heads, sparse_mode,
+        return_softmax_lse,
+    )  # fmt: skip
+
+
+@operator("npu_prompt_flash_attention")
+def prompt_flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    atten_mask: Tensor | None,
+    pse_shift: Tensor | None,
+    actual_seq_lengths: list[int] | None,
+    num_heads: int,
+    scale_value: float,
+    pre_tokens: int,
+    next_tokens: int,
+    input_layout: str,
+    num_key_value_heads: int,
+    actual_seq_lengths_kv: list[int] | None,
+    sparse_mode: int,
+) -> Tensor:
+    return fused_infer_attention_score(
+        query, key, value, pse_shift, atten_mask, actual_seq_lengths, actual_seq_lengths_kv, None, None, None,
+        num_heads, scale_value, pre_tokens, next_tokens, input_layout, num_key_value_heads, sparse_mode, False,
+    )[0]  # fmt: skip
+
+
+@operator("npu_incre_flash_attention", ignores=("inner_precise", "block_size"))
+def incre_flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    atten_mask: Tensor | None,
+    pse_shift: Tensor | None,
+    actual_seq_lengths: list[int] | None,
+    block_table: Tensor | None,
+    num_heads: int,
+    scale_value: float,
+    input_layout: str,
+    num_key_value_heads: int,
+) -> Tensor:
+    """The lengths are those of keys and values: there is one query."""
+    return fused_infer_attention_score(
+        query, key, value, pse_shift, atten_mask, None, actual_seq_lengths, block_table, None, None,
+        num_heads, scale_value, 0, 0, input_layout, num_key_value_heads, 0, False,
+    )[0]  # fmt: skip

@@ -1,0 +1,104 @@
+"""What the attention operators share: layouts, masks, and attention of one sequence, forwards and backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from alltoallv_emulator.operators.registry import expect
+
+# From each layout to [batch, heads, length, size], once BSH and SBH have their last dimension split into heads.
+_TO_BNSD = {"BNSD": (0, 1, 2, 3), "BSND": (0, 2, 1, 3), "BSH": (0, 2, 1, 3), "SBH": (1, 2, 0, 3)}
+
+
+def lengths_of(ends: Sequence[int]) -> list[int]:
+    """Of sequences that end there; zeros at the end are sequences without tokens."""
+    ends = list(accumulate((int(end) for end in ends), max))
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def split(x: Tensor, layout: str, heads: int, lengths: Sequence[int] | None) -> list[Tensor]:
+    """Each sequence as [heads, length, size]; lengths are needed for TND only."""
+    if layout == "TND":
+        expect(lengths is not None, "actual_seq_qlen", None, "where each sequence ends, for layout TND")
+        assert lengths is not None
+        return [part.transpose(0, 1) for part in x[: sum(lengths)].split(list(lengths))]
+    expect(layout in _TO_BNSD, "input_layout", layout, "BSH, SBH, BSND, BNSD or TND")
+    return list((x.unflatten(-1, (heads, -1)) if x.dim() == 3 else x).permute(_TO_BNSD[layout]))
+
+
+def join(parts: Sequence[Tensor], layout: str) -> Tensor:
+    """The opposite of `split`."""
+    if layout == "TND":
+        return torch.cat([part.transpose(0, 1) for part in parts])
+    order = _TO_BNSD[layout]
+    whole = torch.stack(list(parts)).permute([order.index(axis) for axis in range(4)])
+    return (whole.flatten(2) if layout in ("BSH", "SBH") else whole).contiguous()
+
+
+def hidden(
+    mask: Tensor | None, sparse_mode: int, batch: int, queries: int, keys: int, before: int, after: int
+) -> Tensor | None:
+    """What a sequence must not see, of shape [queries, keys] or [heads, queries, keys]; without a mask nothing."""
+    expect(sparse_mode in (0, 1, 2, 3, 4), "sparse_mode", sparse_mode, "0 to 4")
+    if mask is None:
+        return None
+    if sparse_mode in (0, 1):
+        mask = mask.bool()
+        if mask.dim() == 3:
+            mask = mask.unsqueeze(1)
+        if mask.dim() == 4:
+            mask = mask[min(batch, mask.size(0) - 1)]
+        return mask[..., :queries, :keys]
+    shift = 0 if sparse_mode == 2 else keys - queries
+    distance = torch.arange(keys) - (torch.arange(queries) + shift).unsqueeze(1)
+    return distance > 0 if sparse_mode != 4 else (distance > after) | (distance < -before)
+
+
+class Attention(NamedTuple):
+    """Of one sequence: the result [heads, queries, size], and each query's largest score and sum of exponentials."""
+
+    result: Tensor
+    largest: Tensor
+    total: Tensor
+
+
+def scores_of(query: Tensor, key: Tensor, scale: float, unseen: Tensor | None, pse: Tensor | None) -> Tensor:
+    """Scale * (query * key + pse) in float32, -inf where a query must not look. Heads of keys are shared by groups."""
+    scores = query.float() @ key.float().repeat_interleave(len(query) // len(key), 0).mT
+    scores = (scores if pse is None else scores + pse.float()) * scale
+    return scores if unseen is None else scores.masked_fill(unseen, -torch.inf)
+
+
+def attend(scores: Tensor, value: Tensor) -> Attention:
+    """Queries that see nothing give zeros."""
+    largest = scores.amax(-1) if scores.size(-1) else scores.new_full(scores.shape[:-1], -torch.inf)
+    largest = largest.clamp(min=torch.finfo(torch.float32).min)
+    weights = (scores - largest.unsqueeze(-1)).exp()
+    total = weights.sum(-1)
+    values = value.float().repeat_interleave(len(scores) // len(value), 0)
+    return Attention(weights / total.clamp(min=1e-30).unsqueeze(-1) @ values, largest, total)
+
+
+def attend_backward(
+    query: Tensor, key: Tensor, value: Tensor, grad: Tensor, scores: Tensor, forward: Attention, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of query, key, value and of what was added to the scores.
+
+    Of ``forward`` those of the whole sequence are meant, where key and value are only a part of it.
+    """
+    groups = len(query) // len(key)
+
+    def of_heads(gradient: Tensor) -> Tensor:
+        return gradient.unflatten(0, (-1, groups)).sum(1)
+
+    keys, values = (x.float().repeat_interleave(groups, 0) for x in (key, value))
+    weights = (scores - forward.largest.unsqueeze(-1)).exp() / forward.total.clamp(min=1e-30).unsqueeze(-1)
+    grad = grad.float()
+    inner = (grad * forward.result.float()).sum(-1, keepdim=True)
+    of_scores = weights * (grad @ values.mT - inner) * scale
+    return of_scores @ keys, of_heads(of_scores.mT @ query.float()), of_heads(weights.mT @ grad), of_scores

@@ -1,0 +1,54 @@
+"""Rotary position embeddings."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from alltoallv_emulator.operators.registry import differentiate, expect, operator
+
+
+def _rotated(x: Tensor, mode: str) -> Tensor:
+    """Every pair (a, b) as (-b, a); a pair is the same place of both halves, or two neighbours (interleave)."""
+    expect(mode in ("half", "interleave"), "rotary_mode", mode, "half or interleave")
+    if mode == "half":
+        a, b = x.chunk(2, -1)
+        return torch.cat([-b, a], -1)
+    return torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
+    return (x.float() * cos.float() + _rotated(x.float(), mode) * sin.float()).to(x.dtype)
+
+
+@operator("npu_rotary_mul")
+def rotary_mul(input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str, rotate: Tensor | None) -> Tensor:
+    """``r1`` times the input plus ``r2`` times the rotated one, which is input @ rotate if that is given."""
+    if rotate is None:
+        return turn(input, r1, r2, rotary_mode)
+    return (input.float() * r1.float() + input.float() @ rotate.float() * r2.float()).to(input.dtype)
+
+
+@operator("npu_rotary_mul_backward")
+def rotary_mul_backward(
+    grad: Tensor, input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    dx, d1, d2 = differentiate(lambda x, cos, sin: turn(x, cos, sin, rotary_mode), [input, r1, r2], [grad])
+    return dx, d1, d2
+
+
+@operator("npu_apply_rotary_pos_emb")
+def apply_rotary_pos_emb(
+    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str, rotary_mode: str
+) -> tuple[Tensor, Tensor]:
+    """Of query and key, which are changed as well, as on the device."""
+    expect(layout in ("BSND", "BSH", "TND"), "layout", layout, "BSND")
+    for x in (query, key):
+        x.copy_(turn(x, cos, sin, rotary_mode))
+    return query.clone(), key.clone()
+
+
+@operator("npu_interleave_rope")
+def interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Even places come first, then odd ones; then half by half."""
+    return turn(torch.cat([x[..., ::2], x[..., 1::2]], -1), cos, sin, "half")

@@ -1,0 +1,198 @@
+"""Attention for training and inference: the references go through sequences, heads and queries one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from operator_case import FLOATS, HALVES, Case
+
+Array = np.ndarray[Any, Any]
+ORDER = {"BNSD": (0, 1, 2, 3), "BSND": (0, 2, 1, 3), "BSH": (0, 2, 1, 3), "SBH": (2, 0, 1, 3)}
+
+
+def attend(q: Array, k: Array, v: Array, scale: float, sees: Any, extra: Any = None) -> tuple[Array, ...]:
+    """Of [heads, length, size]: ``sees(i, j)`` says whether query i sees key j, ``extra(head, i, j)`` is added."""
+    heads, queries = q.shape[:2]
+    result, top, total = np.zeros((heads, queries, v.shape[2])), np.zeros((heads, queries)), np.zeros((heads, queries))
+    for head in range(heads):
+        own = head * len(k) // heads
+        for i in range(queries):
+            seen = [j for j in range(k.shape[1]) if sees(i, j)]
+            scores = np.array([scale * (q[head, i] @ k[own, j] + (extra(head, i, j) if extra else 0)) for j in seen])
+            top[head, i] = scores.max()
+            weights = np.exp(scores - top[head, i])
+            total[head, i] = weights.sum()
+            result[head, i] = weights @ v[own, seen] / total[head, i]
+    return result, top, total
+
+
+def laid_out(x: Array, layout: str) -> Array:
+    """From [batch, heads, length, size]."""
+    made = x.transpose(ORDER[layout])
+    return np.ascontiguousarray(made.reshape(*made.shape[:2], -1) if layout in ("BSH", "SBH") else made)
+
+
+def brought_back(x: Array, layout: str, heads: int) -> Array:
+    if x.ndim == 3:
+        x = x.reshape(*x.shape[:2], heads, -1)
+    return x.transpose(np.argsort(ORDER[layout]))
+
+
+def seen(mode: int, mask: Any, before: int, after: int, queries: int, keys: int) -> Any:
+    shift = keys - queries
+    if mask is None:
+        return lambda i, j: True
+    return {
+        0: lambda i, j: not mask[..., i, j].any(), 1: lambda i, j: not mask[..., i, j].any(),
+        2: lambda i, j: j <= i, 3: lambda i, j: j <= i + shift,
+        4: lambda i, j: i + shift - before <= j <= i + shift + after,
+    }[mode]  # fmt: skip
+
+
+def training(
+    query: Array, key: Array, value: Array, head_num: int, input_layout: str, scale: float, sparse_mode: int = 0,
+    atten_mask: Any = None, pse: Any = None, pre_tockens: int = 2**31 - 1, next_tockens: int = 2**31 - 1,
+    pre_tokens: int = 2**31 - 1, next_tokens: int = 2**31 - 1,
+    actual_seq_qlen: Any = None, actual_seq_kvlen: Any = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    before, after = min(pre_tockens, pre_tokens), min(next_tockens, next_tokens)
+    if input_layout == "TND":
+        q_parts, kv_parts = np.split(query, actual_seq_qlen[:-1]), np.array_split(key, actual_seq_kvlen[:-1])
+        done = [
+            attend(*(x.transpose(1, 0, 2) for x in (q, k, v)), scale,
+                   seen(sparse_mode, atten_mask, before, after, len(q), len(k)))
+            for q, k, v in zip(q_parts, kv_parts, np.split(value, actual_seq_kvlen[:-1]), strict=True)
+        ]  # fmt: skip
+        result = np.concatenate([one[0].transpose(1, 0, 2) for one in done])
+        rows = [np.repeat(np.concatenate([one[i].T for one in done])[..., None], 8, -1) for i in (1, 2)]
+    else:
+        q = brought_back(query, input_layout, head_num)
+        kv_heads = key.shape[-1] // q.shape[3] if key.ndim == 3 else head_num
+        k, v = (brought_back(x, input_layout, kv_heads) for x in (key, value))
+        sees = seen(sparse_mode, atten_mask, before, after, q.shape[2], k.shape[2])
+        done = [
+            attend(q[b], k[b], v[b], scale, sees, None if pse is None else lambda h, i, j, b=b: pse[b, h, i, j])
+            for b in range(len(q))
+        ]
+        result = laid_out(np.stack([one[0] for one in done]), input_layout)
+        rows = [np.repeat(np.stack([one[i] for one in done])[..., None], 8, -1) for i in (1, 2)]
+    return (result, *rows, None, None, None, None)
+
+
+def to_train(layout: str, heads: int = 2, kv_heads: int = 2, queries: int = 3, keys: int = 4, **more: Any) -> Any:
+    def inputs(r: np.random.Generator) -> dict[str, Any]:
+        q, k, v = (r.normal(size=(2, n, s, 4)) for n, s in ((heads, queries), (kv_heads, keys), (kv_heads, keys)))
+        made = {name: make(r) if callable(make) else make for name, make in more.items()}
+        return {
+            "query": laid_out(q, layout), "key": laid_out(k, layout), "value": laid_out(v, layout),
+            "head_num": heads, "input_layout": layout, "scale": 0.5, **made,
+        }  # fmt: skip
+
+    return inputs
+
+
+def packed_sequences(r: np.random.Generator) -> dict[str, Any]:
+    return {
+        "query": r.normal(size=(5, 2, 4)), "key": r.normal(size=(7, 2, 4)), "value": r.normal(size=(7, 2, 4)),
+        "head_num": 2, "input_layout": "TND", "scale": 0.5, "actual_seq_qlen": [2, 5], "actual_seq_kvlen": [3, 7],
+        "atten_mask": np.ones((8, 8), bool), "sparse_mode": 3,
+    }  # fmt: skip
+
+
+ALL = ("query", "key", "value")
+COMPRESSED = np.triu(np.ones((16, 16), bool), 1)
+
+
+def trains(inputs: Any, note: str, version: str = "", gradient: tuple[str, ...] = ALL) -> Case:
+    return Case(
+        f"npu_fusion_attention{version}", inputs, training, gradient=gradient, note=note, differentiable=1,
+        runs=(f"npu_fusion_attention_grad{version}",),
+    )  # fmt: skip
+
+
+def inference(
+    query: Array, key: Array, value: Array, input_layout: str, lengths: Any, sees: Any, q_lengths: Any = None,
+    scale: float = 0.5,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Of BNSD with a length for each sequence; rows behind the queries' are zeros."""
+    results, sums = np.zeros((*query.shape[:3], value.shape[3])), np.full((*query.shape[:3], 1), np.inf)
+    for b, length in enumerate(lengths):
+        used = query.shape[2] if q_lengths is None else q_lengths[b]
+        own = attend(query[b][:, :used], key[b][:, :length], value[b][:, :length], scale, sees(b, used, length))
+        results[b, :, :used] = own[0]
+        sums[b, :, :used, 0] = own[1] + np.log(own[2])
+    return results, sums
+
+
+def blocks_of(rows: Array, table: Array, size: int, flat: bool) -> Array:
+    """A cache whose blocks hold the sequences [batch, heads, length, size]; unused blocks are noise."""
+    cache = np.full((table.max() + 2, rows.shape[1], size, rows.shape[3]), 9.0)
+    for b in range(len(rows)):
+        for number, block in enumerate(table[b]):
+            cache[block] = rows[b][:, number * size : (number + 1) * size]
+    return np.ascontiguousarray(cache.transpose(0, 2, 1, 3)).reshape(len(cache), size, -1) if flat else cache
+
+
+TABLE = np.array([[3, 0], [1, 4]], np.int32)
+
+
+def all_seen(b: int, queries: int, keys: int) -> Any:
+    return lambda i, j: True
+
+
+def causal(b: int, queries: int, keys: int) -> Any:
+    return lambda i, j: j <= i + keys - queries
+
+
+def infers(
+    operator: str, queries: int, sees: Any, flat: bool | None, names: tuple[str, str, str, str], **more: Any
+) -> Case:
+    """Attention over a cache of blocks, or over tensors (``flat`` None), with lengths 3 and 7 of 8."""
+    heads, kv_heads, factor, lengths = names
+    rows = np.random.default_rng(1).normal(size=(2, 2, 2, 8, 4))
+    rows = rows.astype(np.float16).astype(np.float64)  # so that every dtype but bfloat16 has the same
+
+    def inputs(r: np.random.Generator) -> dict[str, Any]:
+        key, value = (one if flat is None else blocks_of(one, TABLE, 4, flat) for one in np.round(rows * 4) / 4)
+        table = {} if flat is None else {"block_table": TABLE, "block_size": 4}
+        return {
+            "query": r.normal(size=(2, 4, queries, 4)), "key": key, "value": value, "input_layout": "BNSD", heads: 4,
+            kv_heads: 2, factor: 0.5, lengths: [3, 7], **table, **more,
+        }  # fmt: skip
+
+    def reference(query: Array, **_: Any) -> Any:
+        key, value = np.round(rows * 4) / 4
+        result, lse = inference(query, key, value, "BNSD", [3, 7], sees)
+        with_lse = more.get("softmax_lse_flag") or more.get("return_softmax_lse")
+        return result if "flash" in operator else (result, lse if with_lse else None)
+
+    return Case(operator, inputs, reference, dtypes=FLOATS if flat is None else HALVES, note=str(sorted(more)))
+
+
+OLD = ("num_heads", "num_key_value_heads", "scale", "actual_seq_lengths_kv")
+NEW = ("num_query_heads", "num_key_value_heads", "softmax_scale", "actual_seq_kvlen")
+PROMPT = ("num_heads", "num_key_value_heads", "scale_value", "actual_seq_lengths_kv")
+INCRE = ("num_heads", "num_key_value_heads", "scale_value", "actual_seq_lengths")
+CAUSAL = {"atten_mask": COMPRESSED, "sparse_mode": 3}
+CASES = [
+    *(trains(to_train(layout), layout) for layout in ORDER),
+    trains(to_train("BSH", heads=4), "heads of keys are shared"),
+    trains(to_train("BNSD", atten_mask=np.eye(3, 4, 1, dtype=bool)), "mask"),
+    *(
+        trains(
+            to_train("BNSD", queries=queries, sparse_mode=mode, atten_mask=COMPRESSED, **more), f"sparse_mode {mode}"
+        )
+        for mode, queries, more in ((2, 3, {}), (3, 3, {}), (4, 4, {"pre_tockens": 1, "next_tockens": 1}))
+    ),
+    trains(to_train("BNSD", pse=lambda r: r.normal(size=(2, 2, 3, 4))), "pse", gradient=(*ALL, "pse")),
+    trains(packed_sequences, "TND"),
+    trains(to_train("SBH", sparse_mode=2, atten_mask=COMPRESSED), "SBH", "_v2"),
+    infers("npu_fused_infer_attention_score", 3, all_seen, None, OLD, softmax_lse_flag=True),
+    infers("npu_fused_infer_attention_score", 3, causal, None, OLD, softmax_lse_flag=True, **CAUSAL),
+    *(infers("npu_fused_infer_attention_score", 1, all_seen, flat, OLD, **CAUSAL) for flat in (True, False)),
+    infers("npu_fused_infer_attention_score", 3, causal, True, OLD, **CAUSAL),
+    infers("npu_fused_infer_attention_score_v2", 3, causal, True, NEW, return_softmax_lse=True, **CAUSAL),
+    infers("npu_prompt_flash_attention", 3, causal, None, PROMPT, **CAUSAL),
+    infers("npu_incre_flash_attention", 1, all_seen, True, INCRE),
+]
