@@ -307,7 +307,7 @@ std::string ControlPlane::describe_rank(int peer) const {
     }
     if (last == 0) return text + ", no operator yet)";
     return text + ", last operator #" + std::to_string(last) + " " +
-           std::string(name_of(static_cast<OpKind>(what >> 16))) + ")";
+           std::string(name_of(static_cast<OpKind>(what >> 40))) + ")";
 }
 
 std::string ControlPlane::describe_ranks(const std::vector<int>& ranks) const {
