@@ -111,6 +111,7 @@ def check_errors_of_distributed_functions(comm: Communicator) -> None:
         (lambda: am.all_gather(ops.ones(4), ops.ones(2), comm), TypeError, "Expected list or tuple"),
         (lambda: am.reduce_scatter(ops.ones(3), [ops.ones(2)] * 2, group=comm), InvalidTensorError, "has 3 elements"),
         (lambda: am.reduce_scatter_tensor(ops.ones(2), ops.ones(3), group=comm), InvalidTensorError, "2 times the 2"),
+        (lambda: am.all_reduce(ops.ones(2), "mean", comm), InvalidParamError, "mean"),
         (lambda: am.broadcast(ops.ones(2), 2, comm), InvalidParamError, "root is 2, expected 0 <= root < 2"),
         (lambda: am.broadcast([1.0], 0, comm), TypeError, "Expected tensor"),
         (lambda: am.barrier(comm, 1), TypeError, "'async_op' must be a bool"),

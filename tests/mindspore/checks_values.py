@@ -10,7 +10,6 @@ from mindspore import Tensor, ops
 import alltoallv.mindspore as am
 from alltoallv import Communicator
 from alltoallv.errors import InvalidParamError
-from alltoallv.testing import reference
 
 REPETITIONS = 400
 
@@ -85,24 +84,6 @@ def check_given_output_is_safe(comm: Communicator) -> None:
         wrong += not (before.asnumpy() == 7).all()
         wrong += not (after.asnumpy().reshape(2, -1) == [[2 * step], [2 * step + 2]]).all()
     assert wrong == 0
-
-
-def check_all_reduce(comm: Communicator) -> None:
-    """In place, with the reference's bits; empty, small and large, of several dtypes."""
-    for n, dtype, op in ((0, "float32", "sum"), (5, "int32", "prod"), (70_001, "float16", "avg"), (300, "bool", "max")):
-        rng = np.random.default_rng(n)
-        xs = [(rng.normal(size=n) * 3).astype(dtype) for _ in range(comm.size)]
-        wanted = reference.all_reduce(xs, op)[comm.rank]
-        for async_op in (False, True):
-            tensor = Tensor.from_numpy(xs[comm.rank].copy())
-            handle = am.all_reduce(tensor, op, comm, async_op)
-            assert (handle is not None) == async_op
-            if handle is not None:
-                handle.wait()
-            np.testing.assert_array_equal(tensor.asnumpy(), wanted)
-    for wrong, dtype in (("mean", ms.float32), ("avg", ms.int32)):
-        with pytest.raises(InvalidParamError, match=wrong):
-            am.all_reduce(ops.ones((2,), dtype), wrong, comm)
 
 
 def check_argument_types(comm: Communicator) -> None:

@@ -196,7 +196,7 @@ def program(number: int, groups: list[Group]) -> Counter[str]:
     return compared
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_same_results_as_gloo(ranks: Ranks, tmp_path: Path, size: int) -> None:
     def run(rank: int, size: int, file: str) -> dict[str, int]:
         with joined(rank, size, file) as world:

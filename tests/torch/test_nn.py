@@ -51,7 +51,7 @@ class Problem:
         return [y.detach(), x.grad, *([] if w is None else [w.grad])]
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize(
     ("dtype", "weights"),
     [

@@ -81,7 +81,12 @@ def run_case(comm: Any, case: golden.Case, number: int) -> None:
 
 @pytest.mark.parametrize(
     ("size", "count", "large"),
-    [(1, 30, LARGE), (2, 60, LARGE), (3, 50, LARGE), (4, 60, LARGE), (2, 60, 40), (4, 60, 40)],
+    [
+        (1, 30, LARGE),
+        (3, 50, LARGE),
+        (2, 60, 40),
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in ((2, 60, LARGE), (4, 60, LARGE), (4, 60, 40))),
+    ],
 )
 def test_random_exchanges(ranks: Ranks, file: str, size: int, count: int, large: int) -> None:
     """With the messages that gloo moves by themselves, and some of each kind in one exchange."""
