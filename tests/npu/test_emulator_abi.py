@@ -182,11 +182,14 @@ def test_declarations_are_the_wheels(tmp_path: Path) -> None:
     ("header", "right", "wrong", "message"),
     [
         ("hccl.h", "HCCL_E_TIMEOUT = 9", "HCCL_E_TIMEOUT = 10", "HCCL_E_TIMEOUT"),
-        ("hccl.h", "uint8_t aclGraphZeroCopyEnable", "uint64_t aclGraphZeroCopyEnable", "HcclCommConfig"),
+        pytest.param("hccl.h", "uint8_t aclGraphZeroCopyEnable", "uint64_t aclGraphZeroCopyEnable", "HcclCommConfig",
+                     marks=pytest.mark.slow),
         ("hccl.h", "uint64_t recvCount, HcclDataType dataType, HcclReduceOp op, HcclComm comm",
          "uint32_t recvCount, HcclDataType dataType, HcclReduceOp op, HcclComm comm", "HcclReduceScatter"),
-        ("acl.h", "aclrtMalloc(void** devPtr, size_t size", "aclrtMalloc(void* devPtr, size_t size", "aclrtMalloc"),
-        ("acl.h", "acl_error_rt_context_null = 107002", "acl_error_rt_context_null = 107003", "acl_error_rt_context"),
+        pytest.param("acl.h", "aclrtMalloc(void** devPtr, size_t size", "aclrtMalloc(void* devPtr, size_t size",
+                     "aclrtMalloc", marks=pytest.mark.slow),
+        pytest.param("acl.h", "acl_error_rt_context_null = 107002", "acl_error_rt_context_null = 107003",
+                     "acl_error_rt_context", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_a_wrong_declaration_is_found(header: str, right: str, wrong: str, message: str, tmp_path: Path) -> None:
@@ -199,7 +202,12 @@ def test_a_wrong_declaration_is_found(header: str, right: str, wrong: str, messa
 
 
 @pytest.mark.parametrize(
-    "field", ["hcclBufferSize = hccl_config_not_set", "hcclExecTimeOut = -1", "hcclSymWinMaxMemSizePerRank = 16"]
+    "field",
+    [
+        "hcclBufferSize = hccl_config_not_set",
+        pytest.param("hcclExecTimeOut = -1", marks=pytest.mark.slow),
+        pytest.param("hcclSymWinMaxMemSizePerRank = 16", marks=pytest.mark.slow),
+    ],
 )
 def test_a_wrong_default_is_found(field: str, tmp_path: Path) -> None:
     headers = our_headers()

@@ -38,11 +38,17 @@ def test_a_program_for_torch_npu_runs() -> None:
     [
         ("", "the ranks disagree: count is 4 on rank 0 and 5 on rank 1"),
         pytest.param("HcclAllReduce@1=die", "the process dies because a fault was asked for", marks=pytest.mark.slow),
-        ("HcclAllReduce=fail:4", "HcclAllReduce: fails because a fault was asked for (4)"),
+        pytest.param(
+            "HcclAllReduce=fail:4", "HcclAllReduce: fails because a fault was asked for (4)", marks=pytest.mark.slow
+        ),
         pytest.param(
             "HcclCommInitRootInfoConfig@1=die", "after 3.0 s rank 1 of 2 had not joined", marks=pytest.mark.slow
         ),
-        ("aclrtMalloc*=fail:207001", "aclrtMallocAlign32: fails because a fault was asked for (207001)"),
+        pytest.param(
+            "aclrtMalloc*=fail:207001",
+            "aclrtMallocAlign32: fails because a fault was asked for (207001)",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_failure_ends_the_program(fault: str, message: str) -> None:
