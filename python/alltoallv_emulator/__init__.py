@@ -52,7 +52,7 @@ def environment(
     exec_timeout: float | None = None,
     faults: str | None = None,
 ) -> dict[str, str]:
-    """The environment of a child process that shall use the emulated devices.
+    """The environment of a child process that shall use the emulated devices; its own children inherit it.
 
     Args:
         base: Variables to start from; by default this process's.
@@ -64,8 +64,10 @@ def environment(
         faults: Misbehaviour on request, ``FUNCTION[@RANK][#CALL]=ACTION`` separated by ``;``: docs/emulator.md.
     """
     env = dict(os.environ if base is None else base)
-    path = env.get("LD_LIBRARY_PATH")
-    env["LD_LIBRARY_PATH"] = f"{library_folder()}{os.pathsep}{path}" if path else str(library_folder())
+    folder = library_folder()
+    for name, first in (("LD_LIBRARY_PATH", folder), ("PYTHONPATH", folder.parent / "startup")):
+        others = [path for path in env.get(name, "").split(os.pathsep) if path and path != str(first)]
+        env[name] = os.pathsep.join([str(first), *others])
     settings = {
         "devices": devices,
         "memory_mb": memory_mb,

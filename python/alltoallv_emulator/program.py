@@ -2,9 +2,9 @@
 
 ``-m module`` in place of the script runs a module. The program runs as ``python`` itself would run it, with one
 addition: as soon as torch_npu has been imported (which ``import torch`` does by itself where the wheel is installed),
-:func:`alltoallv_emulator.aten.install` is called. For that an entry is put in front of ``sys.meta_path``; nothing is
-installed, and no file of torch or torch_npu is touched. The environment must be the one of
-:func:`alltoallv_emulator.environment`: the loader reads LD_LIBRARY_PATH only when a process starts.
+:func:`alltoallv_emulator.aten.install` is called. No file of torch or torch_npu is touched. The environment must be the
+one of :func:`alltoallv_emulator.environment`: the loader reads LD_LIBRARY_PATH only when a process starts. Processes
+that the program starts inherit it, and have the operators as well.
 """
 
 from __future__ import annotations
@@ -13,37 +13,8 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
 
-from alltoallv_emulator import library_folder
-
-
-class _AfterTorchNpu(MetaPathFinder):
-    """Finds torch_npu as usual, and installs the operators once it has been executed."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != "torch_npu":
-            return None
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _InstallingLoader(spec.loader)
-        return spec
-
-
-class _InstallingLoader(Loader):
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        from alltoallv_emulator import aten
-
-        aten.install()
+from alltoallv_emulator import after_torch_npu, library_folder
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -53,7 +24,7 @@ def main(arguments: Sequence[str]) -> None:
     folder = str(library_folder())
     if folder not in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
         raise SystemExit(f"LD_LIBRARY_PATH lacks {folder}: start the process with alltoallv_emulator.environment()")
-    sys.meta_path.insert(0, _AfterTorchNpu())
+    after_torch_npu.watch()
     if arguments[0] == "-m":
         sys.argv[:] = arguments[1:]
         sys.path[0] = os.getcwd()

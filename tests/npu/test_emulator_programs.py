@@ -33,6 +33,15 @@ def test_a_program_for_torch_npu_runs() -> None:
     }
 
 
+@pytest.mark.slow
+def test_children_of_a_program_have_the_operators() -> None:
+    """Spawned processes, workers of a DataLoader, and a Python of its own, which also finds its own sitecustomize."""
+    own = PROGRAMS / "own_sitecustomize"
+    result = run(str(PROGRAMS / "children.py"), ranks=1, PYTHONPATH=f"{own}{os.pathsep}{os.environ['PYTHONPATH']}")
+    assert result.returncode == 0, result.stderr
+    assert "spawned [3.0, 6.0] loaded [0.0, 2.0, 4.0] started 8.0 True" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

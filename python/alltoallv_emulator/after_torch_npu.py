@@ -1,0 +1,43 @@
+"""Installs the operators as soon as torch_npu has been imported, by an entry in front of ``sys.meta_path``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+__all__ = ["watch"]
+
+
+def watch() -> None:
+    """From now on in this process. A second call does nothing."""
+    if not any(isinstance(finder, _AfterTorchNpu) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterTorchNpu())
+
+
+class _AfterTorchNpu(MetaPathFinder):
+    """Finds torch_npu as usual, and installs the operators once it has been executed."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != "torch_npu":
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _InstallingLoader(spec.loader)
+        return spec
+
+
+class _InstallingLoader(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        from alltoallv_emulator import aten
+
+        aten.install()

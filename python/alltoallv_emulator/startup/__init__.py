@@ -1,0 +1,1 @@
+"""A folder for PYTHONPATH: every Python that starts with it gets the emulator's operators with torch_npu."""
