@@ -52,6 +52,7 @@ enum class ErrorClass : uint8_t {
     hccl,
     backend_unavailable,
     value_overflow,
+    deadlock,
 };
 
 /// Every failure of the core. `what()` is one sentence for a person.
@@ -90,6 +91,10 @@ inline Error comm_timeout(const std::string& message) {
 
 inline Error value_overflow(const std::string& message) {
     return {ErrorClass::value_overflow, ErrorType::INTERNAL_ERROR, message};
+}
+
+inline Error deadlock(const std::string& message) {
+    return {ErrorClass::deadlock, ErrorType::INVALID_PARAM, message};
 }
 
 inline Error backend_unavailable(const std::string& message) {

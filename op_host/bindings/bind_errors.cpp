@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "bindings/bindings.h"
+#include "control/deadlock.h"
 #include "core/call_queue.h"
 #include "core/hooks.h"
 
@@ -13,7 +14,7 @@ namespace {
 
 constexpr const char* class_names[] = {"InvalidParamError",       "InvalidTensorError", "PeerMismatchError",
                                        "PeerLostError",           "CommTimeoutError",   "HcclError",
-                                       "BackendUnavailableError", "ValueOverflowError"};
+                                       "BackendUnavailableError", "ValueOverflowError", "DeadlockError"};
 
 void set(const Error& error) {
     try {
@@ -37,6 +38,27 @@ void translate(const std::exception_ptr& pointer, void*) {
 /// Python must not be entered from the core's own threads, nor while the interpreter goes down.
 bool python_is_reachable() {
     return !CallQueue::on_worker() && Py_IsInitialized() != 0;
+}
+
+/// Whether a thread waits, for good, for another thread of the program: an idle pool, a join, a lock's owner.
+bool waits_for_threads(nb::handle frame) {
+    const nb::object code = frame.attr("f_code");
+    const auto name = nb::cast<std::string>(code.attr("co_name"));
+    const auto file = nb::cast<std::string>(code.attr("co_filename"));
+    if (file.ends_with("concurrent/futures/thread.py")) return name == "_worker";
+    if (!file.ends_with("/threading.py")) return false;
+    if (name != "wait" && name != "join" && name != "_wait_for_tstate_lock") return false;
+    const nb::object limit = frame.attr("f_locals").attr("get")("timeout");
+    return limit.is_none() || nb::cast<double>(limit) < 0;
+}
+
+/// The threads of the program that may call are those that run Python.
+void look_for_deadlocks() {
+    std::vector<uint64_t> callers;
+    const auto frames = nb::cast<nb::dict>(nb::module_::import_("sys").attr("_current_frames")());
+    for (const auto& [thread, frame] : frames)
+        if (!waits_for_threads(frame)) callers.push_back(nb::cast<uint64_t>(thread));
+    Deadlocks::instance().look(callers);
 }
 
 }  // namespace
@@ -64,6 +86,7 @@ void bind_errors(nb::module_& m) {
         if (!python_is_reachable()) return;
         const nb::gil_scoped_acquire gil;
         if (PyErr_CheckSignals() != 0) throw nb::python_error();
+        if (Deadlocks::instance().due()) look_for_deadlocks();
     };
     hooks().warn = [](const std::string& message) {
         if (!python_is_reachable()) {

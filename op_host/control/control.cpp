@@ -8,6 +8,8 @@
 #include <cstring>
 #include <fstream>
 
+#include "control/deadlock.h"
+
 namespace alltoallv {
 namespace {
 
@@ -64,6 +66,11 @@ ControlPlane::ControlPlane(const Options& options, std::shared_ptr<Mapping> memo
     mine.pid.store(static_cast<uint32_t>(getpid()), std::memory_order_relaxed);
     const CpuSet cpus = affinity();
     for (size_t i = 0; i < cpus.size(); ++i) mine.cpus[i].store(cpus[i], std::memory_order_relaxed);
+    Deadlocks::instance().add(*this);
+}
+
+ControlPlane::~ControlPlane() {
+    Deadlocks::instance().remove(*this);
 }
 
 void ControlPlane::enter_state(RankState state) {
@@ -194,7 +201,21 @@ bool ControlPlane::step_due(WaitState& state) const {
     return true;
 }
 
-void ControlPlane::step(const std::function<std::vector<int>()>& missing) {
+/// Where the peers share memory, a wait that takes long is looked at together with those in other domains.
+void ControlPlane::tell_wait(const std::vector<int>& missing, WaitState& state) {
+    if (op_ == OpKind::none || on_publish || !state.for_calls) return;
+    const auto now = Clock::now();
+    if (state.begun == Clock::time_point{}) state.begun = now;
+    if (now - state.begun < Deadlocks::long_wait) return;
+    if (!state.waiting) state.waiting.emplace();
+    Deadlocks::instance().waits(*this, op_, missing);
+}
+
+void ControlPlane::forget_wait() {
+    Deadlocks::instance().goes_on(*this);
+}
+
+void ControlPlane::step(const std::function<std::vector<int>()>& missing, WaitState& state) {
     const std::vector<int> late = missing();
     if (late.empty()) return;  // the last of them has just come; what it published before it died or aborted counts
     throw_if_poisoned();
@@ -208,6 +229,7 @@ void ControlPlane::step(const std::function<std::vector<int>()>& missing) {
             throw_poison();
         }
     }
+    tell_wait(late, state);
     const auto now = Clock::now();
     if (std::chrono::duration<double>(now - started_).count() >= op_timeout_) throw_timeout(late);
     if (now >= next_warning_) {
@@ -236,6 +258,10 @@ ControlPlane::Poison ControlPlane::poison_told() const {
 void ControlPlane::throw_poison() const {
     const Poison poison = poison_told();
     if (poison.kind == PoisonKind::timeout) throw comm_timeout(poison.reason);
+    if (poison.kind == PoisonKind::deadlock) {
+        Deadlocks::instance().judge();  // those who wait for this rank must hear of it before it goes on
+        throw deadlock(poison.reason);
+    }
     throw peer_lost(describe_op() + ": " + poison.reason);
 }
 

@@ -21,6 +21,7 @@
 #include "control/layout.h"
 #include "core/hooks.h"
 #include "core/quant_reduction.h"
+#include "core/waiting.h"
 
 namespace alltoallv {
 
@@ -38,6 +39,9 @@ class ControlPlane {
 
     /// Takes the zero-filled control segment of a completed bootstrap.
     ControlPlane(const Options& options, std::shared_ptr<Mapping> memory);
+    ~ControlPlane();
+    ControlPlane(const ControlPlane&) = delete;
+    ControlPlane& operator=(const ControlPlane&) = delete;
 
     /// Moves this rank to `state` and waits until every rank has reached it.
     void enter_state(RankState state);
@@ -70,6 +74,7 @@ class ControlPlane {
     char* payload(Row& row) const { return layout_.payload(row); }
     Flags& flags(int rank) const { return layout_.flags(memory_->data(), rank); }
     Flags& my_flags() const { return flags(rank()); }
+    WaitBoard& board(int rank) const { return layout_.board(memory_->data(), rank); }
     RankStatus& status(int rank) const { return layout_.status(memory_->data(), rank); }
     RingHeader& ring(int from, int to) const { return layout_.ring(memory_->data(), from, to); }
     char* scratch(int rank) const { return layout_.scratch(memory_->data(), rank); }
@@ -81,9 +86,10 @@ class ControlPlane {
     }
 
     /// Returns once `ready()`; `missing()` lists the ranks waited for. Throws on poison, loss and timeout.
+    /// `for_calls`: it is their calls that it takes, nothing that their processes do beside these.
     template <class Ready, class Missing>
-    void wait(Ready&& ready, Missing&& missing) {
-        if (!spin(ready)) wait_on(ready, missing, Clock::now());
+    void wait(Ready&& ready, Missing&& missing, bool for_calls = true) {
+        if (!spin(ready)) wait_on(ready, missing, Clock::now(), for_calls);
     }
 
     /// Waits until `flag(j) >= value` for the ranks that `needed` selects.
@@ -143,8 +149,16 @@ class ControlPlane {
 
   private:
     struct WaitState {
+        WaitState(ControlPlane& of, bool calls) : plane(of), for_calls(calls) {}
+        ~WaitState() {
+            if (waiting) plane.forget_wait();
+        }
+
+        ControlPlane& plane;
+        const bool for_calls;
         uint64_t rounds = 0;
-        Clock::time_point next_step{};
+        Clock::time_point begun{}, next_step{};
+        std::optional<Waiting> waiting;  // once it has taken long
     };
 
     static constexpr int spins_with_room = 100;  // pauses, where every rank has a processor
@@ -163,8 +177,8 @@ class ControlPlane {
 
     /// `now`: a time not long ago.
     template <class Ready, class Missing>
-    void wait_on(Ready&& ready, Missing&& missing, Clock::time_point now) {
-        WaitState state;
+    void wait_on(Ready&& ready, Missing&& missing, Clock::time_point now, bool for_calls = true) {
+        WaitState state(*this, for_calls);
         if (crowd_.present()) state.rounds = yields_before_sleep;
         do {
             if (++state.rounds <= yields_before_sleep) {
@@ -173,7 +187,7 @@ class ControlPlane {
             } else {
                 if (doorbell_.sleep(ready, sleep_limit())) return;
             }
-            if (step_due(state)) step(std::function<std::vector<int>()>(missing));
+            if (step_due(state)) step(std::function<std::vector<int>()>(missing), state);
         } while (!ready());
     }
 
@@ -182,7 +196,9 @@ class ControlPlane {
     void count_cpus();
     int sleep_limit() const;
     bool step_due(WaitState& state) const;
-    void step(const std::function<std::vector<int>()>& missing);
+    void step(const std::function<std::vector<int>()>& missing, WaitState& state);
+    void tell_wait(const std::vector<int>& missing, WaitState& state);
+    void forget_wait();
     [[noreturn]] void throw_timeout(const std::vector<int>& missing);
     [[noreturn]] void throw_poison() const;
     void compare_rows() const;

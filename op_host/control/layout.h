@@ -113,7 +113,7 @@ struct alignas(cache_line) RankStatus {
     FlightEntry flight[flight_length];
 };
 
-enum class PoisonKind : uint8_t { none, timeout, lost, aborted };
+enum class PoisonKind : uint8_t { none, timeout, lost, aborted, deadlock };
 
 struct alignas(cache_line) ControlHeader {
     std::atomic<uint64_t> poison;  // 0, or kind << 32 | rank + 1 whose `reason` tells why; set once
@@ -147,6 +147,32 @@ struct Channel {
     MessageSlot messages[slots];
 };
 
+/// An operator in which a process waits, and the first of the ranks that it waits for.
+struct WaitRecord {
+    static constexpr size_t most_ranks = 4;
+    struct For {
+        int32_t rank, pid;
+    };
+
+    int32_t pid, rank;
+    int64_t since_ns, seen_ns;  // all that time no thread of the process could go on
+    uint64_t seq;
+    uint32_t operators;  // in which the process waits; a record each
+    OpKind op;
+    uint16_t ranks;
+    For missing[most_ranks];
+    char domain[136];
+};
+static_assert(sizeof(WaitRecord) % sizeof(uint64_t) == 0);
+
+/// What a process that waits knows of who waits for whom: its own records, and what its peers have told.
+struct alignas(cache_line) WaitBoard {
+    static constexpr size_t most_records = 64;
+
+    std::atomic<uint64_t> version, records;  // version: odd while it is written
+    std::atomic<uint64_t> words[most_records * sizeof(WaitRecord) / sizeof(uint64_t)];
+};
+
 /// Offsets inside the control segment.
 class Layout {
   public:
@@ -164,7 +190,8 @@ class Layout {
         rings_ = hot_;
         scratch_ = round_up(rings_ + size_ * size_ * (sizeof(RingHeader) + ring_bytes_), 4096);
         channels_ = scratch_ + size_ * scratch_bytes;
-        total_ = channels_ + size_ * size_ * (sizeof(Channel) + 2 * piece_bytes());
+        boards_ = round_up(channels_ + size_ * size_ * (sizeof(Channel) + 2 * piece_bytes()), 4096);
+        total_ = boards_ + size_ * sizeof(WaitBoard);
     }
 
     size_t total() const { return total_; }
@@ -193,6 +220,8 @@ class Layout {
     }
     char* scratch(char* base, int rank) const { return base + scratch_ + static_cast<size_t>(rank) * scratch_bytes; }
 
+    WaitBoard& board(char* base, int rank) const { return reinterpret_cast<WaitBoard*>(base + boards_)[rank]; }
+
     static constexpr size_t scratch_bytes = size_t{7} << 18;  // of a two-shot reduction, per rank
 
   private:
@@ -201,7 +230,7 @@ class Layout {
     static constexpr size_t max_ring = size_t{256} << 10;
 
     size_t size_, inline_bytes_, row_stride_, ring_bytes_;
-    size_t flags_, rows_, status_, hot_, rings_, scratch_, channels_, total_;
+    size_t flags_, rows_, status_, hot_, rings_, scratch_, channels_, boards_, total_;
 };
 
 }  // namespace alltoallv

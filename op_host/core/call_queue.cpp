@@ -7,6 +7,7 @@
 
 #include "base/processors.h"
 #include "core/hooks.h"
+#include "core/waiting.h"
 
 namespace alltoallv {
 namespace {
@@ -17,6 +18,8 @@ constexpr auto slice = std::chrono::milliseconds(100);
 
 bool Work::wait(double seconds) {
     const auto start = Clock::now();
+    std::optional<Waiting> waiting;
+    if (seconds < 0 && !done()) waiting.emplace();
     std::unique_lock lock(mutex_);
     while (!done_.load(std::memory_order_acquire)) {
         auto limit = std::chrono::duration_cast<Clock::duration>(slice);
@@ -59,6 +62,7 @@ const CallQueue*& CallQueue::on_worker_of() {
 void CallQueue::enter(uint64_t ticket) {
     if (serving_.load() == ticket) return;
     waiting_.fetch_add(1);
+    const Waiting waiting;
     std::exception_ptr interrupted;
     {
         std::unique_lock lock(mutex_);
@@ -115,9 +119,11 @@ void CallQueue::run_or_submit(const std::function<void()>& call) {
 
 void CallQueue::run() {
     on_worker_of() = this;
+    Waiting::make_calls();
     for (;;) {
         Item item;
         {
+            const Waiting waiting;
             std::unique_lock lock(mutex_);
             items_.wait(lock, [&] { return closing_ || !queue_.empty(); });
             if (queue_.empty()) return;

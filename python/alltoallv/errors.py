@@ -51,6 +51,14 @@ class CommTimeoutError(AllToAllVError, TimeoutError):
     code = 25
 
 
+class DeadlockError(AllToAllVError):
+    """Ranks wait for each other in different groups; the message says who, in what. Raised on all of them within about
+    a second. The communicators in which they waited are unusable; make new ones.
+    """
+
+    code = 1
+
+
 class HcclError(AllToAllVError):
     """A call into HCCL failed; the message gives HCCL's number, its name and the call."""
 

@@ -264,7 +264,7 @@ char* ShmCommunicator::address_of(int peer, Location location) {
         if (base == nullptr) {
             links_->request_segment(peer, location.segment());
             control_->wait([&] { return (base = state.memory->base(location.segment())) != nullptr; },
-                           [&] { return std::vector<int>{peer}; });
+                           [&] { return std::vector<int>{peer}; }, false);
         }
     }
     state.segments.emplace_back(location.segment(), base);

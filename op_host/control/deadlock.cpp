@@ -1,0 +1,290 @@
+#include "control/deadlock.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+
+#include "control/control.h"
+
+namespace alltoallv {
+namespace {
+
+constexpr int64_t between_looks_ns = 50'000'000;
+constexpr int64_t hearsay_ns = 3'000'000'000;  // older news of a process are of no use
+
+int64_t now_ns() {
+    return static_cast<int64_t>(flight_ns(Clock::now()));
+}
+
+void write(WaitBoard& board, const std::vector<WaitRecord>& records) {
+    const uint64_t version = board.version.load(std::memory_order_relaxed);
+    board.version.store(version + 1, std::memory_order_relaxed);
+    board.records.store(records.size(), std::memory_order_release);
+    const size_t words = records.size() * sizeof(WaitRecord) / sizeof(uint64_t);
+    for (size_t i = 0; i < words; ++i) {
+        uint64_t word;
+        std::memcpy(&word, reinterpret_cast<const char*>(records.data()) + i * sizeof word, sizeof word);
+        board.words[i].store(word, std::memory_order_release);
+    }
+    board.version.store(version + 2, std::memory_order_release);
+}
+
+/// Nothing while it is being written.
+std::vector<WaitRecord> read(const WaitBoard& board) {
+    const uint64_t version = board.version.load(std::memory_order_acquire);
+    const uint64_t count = std::min<uint64_t>(board.records.load(std::memory_order_acquire), WaitBoard::most_records);
+    std::vector<WaitRecord> records(count);
+    for (size_t i = 0; i < count * sizeof(WaitRecord) / sizeof(uint64_t); ++i) {
+        const uint64_t word = board.words[i].load(std::memory_order_acquire);
+        std::memcpy(reinterpret_cast<char*>(records.data()) + i * sizeof word, &word, sizeof word);
+    }
+    if (version % 2 != 0 || board.version.load(std::memory_order_relaxed) != version) return {};
+    for (WaitRecord& record : records) {
+        record.ranks = std::min<uint16_t>(record.ranks, WaitRecord::most_ranks);
+        record.domain[sizeof record.domain - 1] = 0;
+        if (static_cast<size_t>(record.op) >= std::size(op_table)) record.op = OpKind::none;
+    }
+    return records;
+}
+
+std::span<const WaitRecord::For> missing_of(const WaitRecord& record) {
+    return {record.missing, record.ranks};
+}
+
+using Step = std::pair<const WaitRecord*, WaitRecord::For>;
+
+/// The shortest way from the wait `from` over those of `all` back to its process, or as far as it goes.
+std::vector<Step> way_back(const WaitRecord& from, const std::vector<WaitRecord>& all) {
+    std::deque<std::vector<Step>> ways;
+    std::set<const WaitRecord*> seen;
+    const auto add = [&](const std::vector<Step>& way, const WaitRecord& next) {
+        if (!seen.insert(&next).second) return;
+        for (const WaitRecord::For& whom : missing_of(next)) {
+            ways.push_back(way);
+            ways.back().emplace_back(&next, whom);
+        }
+    };
+    add({}, from);
+    for (; !ways.empty(); ways.pop_front()) {
+        const std::vector<Step> way = ways.front();
+        const WaitRecord::For whom = way.back().second;
+        const auto is = [&whom](const WaitRecord& record) { return record.pid == whom.pid; };
+        // Of ranks that are threads of one process, those of the same number are taken to be the same thread.
+        const auto same = [&](const WaitRecord& record) { return is(record) && record.rank == whom.rank; };
+        const bool threads = whom.pid == way.back().first->pid && std::ranges::any_of(all, same);
+        if (threads ? same(from) : is(from)) return way;
+        for (const WaitRecord& next : all)
+            if (threads ? same(next) : is(next)) add(way, next);
+    }
+    return {{&from, from.missing[0]}};
+}
+
+std::string chain_text(const WaitRecord& from, const std::vector<WaitRecord>& all) {
+    std::string text = "ranks wait for each other in different domains: rank " + std::to_string(from.rank) + " waits";
+    int expected = from.rank;
+    for (const auto& [record, whom] : way_back(from, all)) {
+        if (record != &from) text += ", which waits";
+        if (record->rank != expected) text += " as rank " + std::to_string(record->rank);
+        text += " in operator #" + std::to_string(record->seq) + " " + std::string(name_of(record->op)) +
+                " of domain '" + record->domain + "' for rank " + std::to_string(whom.rank);
+        expected = whom.rank;
+    }
+    return text;
+}
+
+Deadlocks* current = nullptr;
+
+}  // namespace
+
+// Never destroyed; a forked child, which has no communicators, begins anew.
+Deadlocks& Deadlocks::instance() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        current = new Deadlocks;
+        pthread_atfork(nullptr, nullptr, [] { current = new Deadlocks; });
+    });
+    return *current;
+}
+
+void Deadlocks::add(ControlPlane& plane) {
+    const std::lock_guard lock(mutex_);
+    planes_.insert(&plane);
+}
+
+void Deadlocks::remove(ControlPlane& plane) {
+    const std::lock_guard lock(mutex_);
+    planes_.erase(&plane);
+    waits_.erase(&plane);
+}
+
+void Deadlocks::waits(const ControlPlane& plane, OpKind op, const std::vector<int>& missing) {
+    const std::lock_guard lock(mutex_);
+    const auto [found, fresh] = waits_.try_emplace(&plane);
+    Wait& wait = found->second;
+    if (fresh) {
+        wait.thread = Waiting::this_thread();
+        wait.number = ++numbers_;
+    }
+    wait.seen_ns = now_ns();
+    WaitRecord& record = wait.record = WaitRecord{};
+    record.pid = getpid();
+    record.rank = plane.rank();
+    record.seq = plane.seq();
+    record.op = op;
+    record.ranks = static_cast<uint16_t>(std::min(missing.size(), WaitRecord::most_ranks));
+    for (size_t i = 0; i < record.ranks; ++i) {
+        const uint32_t pid = plane.status(missing[i]).pid.load(std::memory_order_relaxed);
+        record.missing[i] = {missing[i], static_cast<int32_t>(pid)};
+    }
+    plane.domain().copy(record.domain, sizeof record.domain - 1);
+}
+
+void Deadlocks::goes_on(const ControlPlane& plane) {
+    const std::lock_guard lock(mutex_);
+    waits_.erase(&plane);
+}
+
+bool Deadlocks::due() {
+    const std::lock_guard lock(mutex_);
+    const int64_t now = now_ns();
+    if (waits_.empty() || now < next_look_ns_) return false;
+    next_look_ns_ = now + between_looks_ns;
+    return true;
+}
+
+/// Whether every thread that makes calls waits; `state` says how.
+bool Deadlocks::stands_still(const std::vector<uint64_t>& callers, std::vector<uint64_t>& state) const {
+    std::map<uint64_t, Waiting::Thread> threads;
+    std::set<uint64_t> all(callers.begin(), callers.end());
+    for (const Waiting::Thread& thread : Waiting::threads()) {
+        threads[thread.id] = thread;
+        if (thread.calls) all.insert(thread.id);
+    }
+    for (const uint64_t id : all) {
+        const auto found = threads.find(id);
+        if (found == threads.end() || !found->second.waits) return false;
+        state.insert(state.end(), {id, found->second.changes});
+    }
+    for (const auto& [plane, wait] : waits_) {
+        if (!all.contains(wait.thread)) return false;  // a thread that the program does not know, beside others like it
+        state.push_back(wait.number);
+    }
+    return true;
+}
+
+void Deadlocks::look(const std::vector<uint64_t>& callers) {
+    const std::lock_guard lock(mutex_);
+    const int64_t now = now_ns();
+    std::vector<uint64_t> state;
+    if (waits_.empty() || waits_.size() > WaitBoard::most_records || !stands_still(callers, state)) {
+        state_.clear();
+        return;
+    }
+    if (state != state_) {
+        state_ = std::move(state);
+        since_ns_ = now;
+    }
+    int64_t seen = now;
+    for (const auto& [plane, wait] : waits_) seen = std::min(seen, wait.seen_ns);
+    mine_.clear();
+    for (const auto& [plane, wait] : waits_) {
+        WaitRecord& record = mine_.emplace_back(wait.record);
+        record.since_ns = since_ns_;
+        record.seen_ns = seen;
+        record.operators = static_cast<uint32_t>(waits_.size());
+    }
+    hear();
+    publish();
+    judge_known();
+}
+
+void Deadlocks::judge() {
+    const std::lock_guard lock(mutex_);
+    if (mine_.empty()) return;
+    hear();
+    judge_known();
+    mine_.clear();
+}
+
+/// Collects what the peers that this process waits for know, the latest of each process.
+void Deadlocks::hear() {
+    const auto learn = [this](const std::vector<WaitRecord>& records) {
+        Known told;
+        for (const WaitRecord& record : records) {
+            Process& process = told[record.pid];
+            process.since_ns = record.since_ns;
+            process.seen_ns = record.seen_ns;
+            process.records.push_back(record);
+        }
+        for (auto& [pid, process] : told) {
+            const auto known = known_.find(pid);
+            if (process.records.size() != process.records[0].operators) continue;
+            if (known == known_.end() || known->second.seen_ns < process.seen_ns) known_[pid] = std::move(process);
+        }
+    };
+    const int64_t now = now_ns();
+    std::erase_if(known_, [&](const auto& item) { return item.second.seen_ns < now - hearsay_ns; });
+    learn(mine_);
+    for (ControlPlane* plane : planes_)
+        for (const WaitRecord& record : mine_)
+            if (plane->domain() == record.domain)
+                for (const WaitRecord::For& whom : missing_of(record))
+                    if (whom.rank < plane->size() && whom.pid != getpid()) learn(read(plane->board(whom.rank)));
+}
+
+void Deadlocks::publish() {
+    std::vector<WaitRecord> records = mine_;
+    for (const auto& [pid, process] : known_)
+        if (pid != getpid() && records.size() + process.records.size() <= WaitBoard::most_records)
+            records.insert(records.end(), process.records.begin(), process.records.end());
+    for (ControlPlane* plane : planes_) write(plane->board(plane->rank()), records);
+}
+
+void Deadlocks::judge_known() {
+    // Of all processes, those of which each waits, in every operator, for one that stays.
+    Known stuck = known_;
+    const auto is_stuck = [&](const WaitRecord& record) {
+        return std::ranges::any_of(missing_of(record), [&](const auto& whom) { return stuck.contains(whom.pid); });
+    };
+    while (std::erase_if(stuck, [&](const auto& item) { return !std::ranges::all_of(item.second.records, is_stuck); }) >
+           0) {
+    }
+    const int me = getpid();
+    if (!stuck.contains(me)) return;
+
+    // Those that the waits of `from` lead to.
+    const auto reach = [&](int from) {
+        std::set<int> reached;
+        std::deque<int> next{from};
+        for (; !next.empty(); next.pop_front())
+            for (const WaitRecord& record : stuck[next.front()].records)
+                for (const WaitRecord::For& whom : missing_of(record))
+                    if (stuck.contains(whom.pid) && reached.insert(whom.pid).second) next.push_back(whom.pid);
+        return reached;
+    };
+    const std::set<int> closure = reach(me);
+    if (!closure.contains(me)) return;
+    int64_t since = 0, seen = INT64_MAX;
+    std::vector<WaitRecord> cycle;
+    for (const int pid : closure) {
+        const Process& process = stuck[pid];
+        since = std::max(since, process.since_ns);
+        seen = std::min(seen, process.seen_ns);
+        if (reach(pid).contains(me)) cycle.insert(cycle.end(), process.records.begin(), process.records.end());
+    }
+    if (since > seen) return;  // not all of them at one instant, as far as is known
+
+    for (ControlPlane* plane : planes_)
+        for (const WaitRecord& record : cycle) {
+            const bool ours = record.pid == me ||
+                              std::ranges::any_of(missing_of(record), [&](const auto& whom) { return whom.pid == me; });
+            if (ours && plane->domain() == record.domain && !plane->poisoned())
+                plane->poison(PoisonKind::deadlock, chain_text(record, cycle));
+        }
+    mine_.clear();
+}
+
+}  // namespace alltoallv

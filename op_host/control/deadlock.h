@@ -1,0 +1,75 @@
+/// \file deadlock.h
+/// \brief Ranks that wait for each other in different domains of a host: found, proven, and told to all of them.
+///
+/// A process in which no thread can go on before one of its operators does publishes these operators, and whom they
+/// wait for, in the segments of all its domains, with the time since when that is so and the time it last was. It
+/// passes on what the peers that it waits for have published. Processes of which each waits, in every operator, for
+/// another of them stand still for good if there was one instant at which all did so: such a state cannot end by
+/// itself. No message is lost on the way, for what a peer has published is seen at once in shared memory.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "control/layout.h"
+
+namespace alltoallv {
+
+class ControlPlane;
+
+/// Of this process; thread-safe.
+class Deadlocks {
+  public:
+    static constexpr auto long_wait = std::chrono::milliseconds(400);
+
+    static Deadlocks& instance();
+
+    void add(ControlPlane& plane);
+    void remove(ControlPlane& plane);
+
+    /// The caller still waits for these ranks in its operator, as it has for `long_wait`.
+    void waits(const ControlPlane& plane, OpKind op, const std::vector<int>& missing);
+    void goes_on(const ControlPlane& plane);
+
+    /// Whether it is time to look.
+    bool due();
+
+    /// Publishes what this process waits for and judges. `callers`: the program's threads that may make calls.
+    void look(const std::vector<uint64_t>& callers);
+
+    /// Ends the domains in which ranks wait for each other, as far as what this process has published proves it.
+    void judge();
+
+  private:
+    struct Wait {
+        uint64_t thread, number;
+        int64_t seen_ns;
+        WaitRecord record;
+    };
+    struct Process {
+        int64_t since_ns, seen_ns;
+        std::vector<WaitRecord> records;
+    };
+    using Known = std::map<int, Process>;  // by pid
+
+    bool stands_still(const std::vector<uint64_t>& callers, std::vector<uint64_t>& state) const;
+    void publish();
+    void hear();
+    void judge_known();
+
+    std::mutex mutex_;
+    std::set<ControlPlane*> planes_;
+    std::map<const ControlPlane*, Wait> waits_;
+    uint64_t numbers_ = 0;
+    int64_t next_look_ns_ = 0, since_ns_ = 0;
+    std::vector<uint64_t> state_;  // of the last look: which threads wait, in what
+    std::vector<WaitRecord> mine_;
+    Known known_;
+};
+
+}  // namespace alltoallv
