@@ -53,6 +53,7 @@ enum class ErrorClass : uint8_t {
     backend_unavailable,
     value_overflow,
     deadlock,
+    resource,
 };
 
 /// Every failure of the core. `what()` is one sentence for a person.
@@ -95,6 +96,11 @@ inline Error value_overflow(const std::string& message) {
 
 inline Error deadlock(const std::string& message) {
     return {ErrorClass::deadlock, ErrorType::INVALID_PARAM, message};
+}
+
+/// Something that the operating system gives has run out: threads, descriptors, memory.
+inline Error resource_error(const std::string& message) {
+    return {ErrorClass::resource, ErrorType::OUT_OF_HOST_MEMORY, message};
 }
 
 inline Error backend_unavailable(const std::string& message) {

@@ -74,8 +74,9 @@ nb::object run(Communicator& communicator, Request request, const ArrayPair& giv
     } else {
         const auto ready =
             std::make_shared<const ReadyExchange>(std::move(request), given.input.dtype, communicator.rank());
-        WorkPtr work = communicator.submit(
-            [ready, &communicator, input, output, timeout] { ready->run(communicator, input, output, timeout); });
+        WorkPtr work = communicator.begin(ready->request().op, [ready, &communicator, input, output, timeout] {
+            ready->run(communicator, input, output, timeout);
+        });
         return nb::make_tuple(std::move(target.array), std::move(work));
     }
     return std::move(target.array);

@@ -142,7 +142,7 @@ void bind_communicator(nb::module_& m) {
                double timeout, int64_t root) {
                 auto call =
                     std::make_shared<OwnedReduction>(op, dtype, reduce_op, input, output, std::move(counts), root);
-                return self->submit([call, raw = self.get(), timeout] { call->run(*raw, timeout); });
+                return self->begin(call->reduction.op, [call, raw = self.get(), timeout] { call->run(*raw, timeout); });
             },
             nb::arg("op"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("input"), nb::arg("output"),
             nb::arg("counts"), nb::arg("timeout") = -1.0, nb::arg("root") = 0)

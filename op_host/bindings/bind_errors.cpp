@@ -12,9 +12,9 @@ namespace nb = nanobind;
 namespace alltoallv {
 namespace {
 
-constexpr const char* class_names[] = {"InvalidParamError",       "InvalidTensorError", "PeerMismatchError",
-                                       "PeerLostError",           "CommTimeoutError",   "HcclError",
-                                       "BackendUnavailableError", "ValueOverflowError", "DeadlockError"};
+constexpr const char* class_names[] = {
+    "InvalidParamError", "InvalidTensorError",      "PeerMismatchError",  "PeerLostError", "CommTimeoutError",
+    "HcclError",         "BackendUnavailableError", "ValueOverflowError", "DeadlockError", "ResourceError"};
 
 void set(const Error& error) {
     try {

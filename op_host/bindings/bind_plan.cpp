@@ -80,8 +80,10 @@ LearningWork submit_learning(Communicator& communicator, std::shared_ptr<const R
                              double timeout) {
     auto learnt = std::make_shared<Learnt>();
     // The queue belongs to the communicator and ends before it: a plain reference is enough.
-    WorkPtr work = communicator.submit(
-        [exchange, &communicator, input, timeout, learnt] { exchange->learn(communicator, input, timeout, *learnt); });
+    const OpKind op = exchange->request().op;
+    WorkPtr work = communicator.begin(op, [exchange, &communicator, input, timeout, learnt] {
+        exchange->learn(communicator, input, timeout, *learnt);
+    });
     return {std::move(work), std::move(exchange), std::move(learnt)};
 }
 
@@ -148,9 +150,9 @@ void bind_plan(nb::module_& m) {
         .def(
             "submit",
             [](const Plan& self, uintptr_t input, uintptr_t output, double timeout) {
-                return self.communicator->submit([data = self.data, communicator = self.communicator.get(), input,
-                                                  output,
-                                                  timeout] { data->run(*communicator, input, output, timeout); });
+                return self.communicator->begin(
+                    self.data->request().op, [data = self.data, communicator = self.communicator.get(), input, output,
+                                              timeout] { data->run(*communicator, input, output, timeout); });
             },
             nb::arg("input"), nb::arg("output"), nb::arg("timeout") = -1.0)
         .def(

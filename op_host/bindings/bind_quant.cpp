@@ -79,6 +79,8 @@ class QuantPlanData {
         communicator.quant_reduce(request, timeout);
     }
 
+    OpKind op() const { return request_.op; }
+
     void compare(Communicator& communicator, bool feeds_back, bool gather_feeds_back) const {
         QuantReduction request = request_;
         request.moves = false;
@@ -255,7 +257,8 @@ void bind_quant(nb::module_& m) {
             "submit",
             [](const QuantPlan& self, uintptr_t input, uintptr_t output, Address error, Address gather_error,
                double timeout) {
-                return self.communicator->submit(
+                return self.communicator->begin(
+                    self.data->op(),
                     [data = self.data, communicator = self.communicator.get(), input, output, error, gather_error,
                      timeout] { data->run(*communicator, input, output, error, gather_error, timeout); });
             },

@@ -10,6 +10,15 @@ void Communicator::check_rank(int rank, int size) {
         throw invalid_param("rank is " + std::to_string(rank) + ", expected 0 <= rank < " + std::to_string(size));
 }
 
+WorkPtr Communicator::begin(OpKind op, std::function<void()> call) {
+    try {
+        return submit(std::move(call));
+    } catch (const Error& error) {
+        if (error.kind() == ErrorClass::resource) fail(op, error);
+        throw;
+    }
+}
+
 Error Communicator::inherited() const {
     return backend_unavailable("the communicator of domain '" + domain() +
                                "' was made before fork and belongs to the parent process; make a new one in the child");

@@ -64,6 +64,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// Runs `call`, which uses this communicator's blocking calls, later and in order.
     virtual WorkPtr submit(std::function<void()> call) = 0;
 
+    /// The same for one operator: where it cannot be begun, its failure is the peers' too.
+    WorkPtr begin(OpKind op, std::function<void()> call);
+
     /// Wakes and fails every rank that waits or comes later. Callable from any thread.
     virtual void abort(const std::string& reason) = 0;
 

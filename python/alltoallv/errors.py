@@ -77,3 +77,11 @@ class ValueOverflowError(AllToAllVError, OverflowError):
     """
 
     code = 3
+
+
+class ResourceError(AllToAllVError, OSError):
+    """This process, or a peer's, has run out of threads, descriptors or memory; the message says of what. No data have
+    been moved, the communicator stays usable.
+    """
+
+    code = 27

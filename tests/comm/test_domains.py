@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import resource
 import threading
 
 import numpy as np
@@ -12,7 +13,7 @@ from trouble import attempt, check_works, join, on_threads
 
 import alltoallv
 from alltoallv import Communicator
-from alltoallv.errors import AllToAllVError, InvalidParamError
+from alltoallv.errors import AllToAllVError, InvalidParamError, ResourceError
 from alltoallv.memory import is_shared
 from alltoallv.numpy import all_reduce, all_to_all_v, barrier
 
@@ -344,3 +345,28 @@ def test_threads_and_processes_in_one_process(ranks):
         assert not errors
 
     ranks(2)(work)
+
+
+def test_a_thread_that_cannot_be_made(ranks):
+    """An error of its own class on every rank, at once; then both go on."""
+
+    def work(rank, size):
+        comm = join(rank, size, timeout=30)
+        barrier(group=comm)
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        if rank == 0:
+            with open("/proc/self/statm") as statm:
+                used = int(statm.read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + MB, before[1]))
+        try:
+            with pytest.raises(ResourceError, match="no thread can be made for asynchronous calls") as caught:
+                barrier(group=comm, async_op=True) if rank == 0 else barrier(group=comm)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
+        assert isinstance(caught.value, OSError)
+        assert rank == 0 or "failed on rank 0" in str(caught.value)
+        assert all_reduce(np.array([rank]), group=comm) == 1
+        barrier(group=comm, async_op=True).wait()
+        comm.destroy()
+
+    ranks(2, communicator=False, fresh=True)(work)

@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <new>
+#include <utility>
+
+#include "transport/shm/links.h"
 
 namespace alltoallv {
 namespace {
@@ -75,7 +78,7 @@ Arena& Arena::instance() {
 
 Arena::Arena(const Arena* inherited)
     : inherited_(inherited), quarantine_([this] {
-          const std::lock_guard lock(mutex_);
+          const Hold hold(*this);
           settle_quarantine();
           release_idle();
           quarantine_.rest();
@@ -137,13 +140,22 @@ char* Arena::take_from(Segment& segment, size_t bytes) {
     return segment.memory.data() + offset;
 }
 
+/// Of 16 bits: those of segments released long ago come again.
+uint32_t Arena::free_id() {
+    for (;;) {
+        const uint32_t id = next_id_;
+        next_id_ = id == 0xffff ? 1 : id + 1;
+        if (std::ranges::none_of(segments_, [id](const auto& segment) { return segment->id == id; })) return id;
+    }
+}
+
 bool Arena::grow(size_t bytes) {
     const size_t limit = communicators_ == 0 ? default_budget : budget_;
     size_t size = round_up(std::max({bytes, min_segment, std::min(total_, max_segment)}), 2 * megabyte);
     if (total_ + size > limit) size = round_up(bytes, 4096);
-    if (total_ + size > limit || segments_.size() == max_segments || next_id_ > 0xffff) return false;
+    if (total_ + size > limit || segments_.size() == max_segments) return false;
     auto segment = std::make_unique<Segment>();
-    segment->id = next_id_;
+    segment->id = free_id();
     segment->fd = UniqueFd(memfd_create("alltoallv-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (!segment->fd || ftruncate(segment->fd.get(), static_cast<off_t>(size)) != 0) return false;
     // Sealed, so that no peer can shrink it under another's feet.
@@ -165,14 +177,19 @@ bool Arena::grow(size_t bytes) {
         spans_in_use_.store(std::max(spans_in_use_.load(std::memory_order_relaxed), i + 1), std::memory_order_release);
         break;
     }
-    ++next_id_;
     total_ += size;
     segments_.push_back(std::move(segment));
     return true;
 }
 
+Arena::Hold::~Hold() {
+    const std::vector<uint32_t> released = std::exchange(arena_.released_, {});
+    lock_.unlock();
+    if (!released.empty()) Links::announce_released(released);
+}
+
 void Arena::give_back(char* data, size_t bytes) {
-    const std::lock_guard lock(mutex_);
+    const Hold hold(*this);
     settle_quarantine();
     if (quarantine_.covers(data, bytes)) {
         parked_.push_back({data, bytes});
@@ -250,7 +267,7 @@ void Arena::add_budget(size_t bytes) {
 }
 
 void Arena::remove_budget(size_t bytes) {
-    const std::lock_guard lock(mutex_);
+    const Hold hold(*this);
     --communicators_;
     budget_ -= bytes;
     settle_quarantine();
@@ -266,6 +283,7 @@ void Arena::release_idle() {
         for (Span& span : spans_)
             if (span.id.load(std::memory_order_relaxed) == segment->id) span.id.store(0, std::memory_order_release);
         total_ -= segment->memory.size();
+        released_.push_back(segment->id);
         return true;
     });
 }

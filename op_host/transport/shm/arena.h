@@ -104,10 +104,24 @@ class Arena {
         size_t bytes;
     };
 
+    /// Holds the mutex, and tells the peers without it what has been released meanwhile.
+    class Hold {
+      public:
+        explicit Hold(Arena& arena) : arena_(arena), lock_(arena.mutex_) {}
+        ~Hold();
+        Hold(const Hold&) = delete;
+        Hold& operator=(const Hold&) = delete;
+
+      private:
+        Arena& arena_;
+        std::unique_lock<std::mutex> lock_;
+    };
+
     std::span<const Span> spans() const { return {spans_.data(), spans_in_use_.load(std::memory_order_acquire)}; }
     char* take(size_t bytes);
     char* take_from(Segment& segment, size_t bytes);
     bool grow(size_t bytes);
+    uint32_t free_id();
     void give_back(char* data, size_t bytes);
     void merge(char* data, size_t bytes);
     void settle_quarantine();
@@ -126,8 +140,9 @@ class Arena {
     size_t budget_ = 0;
     size_t total_ = 0;
     std::vector<std::unique_ptr<Segment>> segments_;
-    std::vector<Parked> recent_;  // freed blocks kept whole for the next request of that size
-    std::vector<Parked> parked_;  // freed but quarantined
+    std::vector<uint32_t> released_;  // segments that peers have still to be told of
+    std::vector<Parked> recent_;      // freed blocks kept whole for the next request of that size
+    std::vector<Parked> parked_;      // freed but quarantined
     Quarantine quarantine_;
     std::array<Span, max_segments> spans_;  // the segments again, for lookups without the lock
     std::atomic<size_t> spans_in_use_{0};   // one past the highest slot ever taken

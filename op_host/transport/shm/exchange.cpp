@@ -254,20 +254,13 @@ void ShmCommunicator::await_late(int peer, uint64_t seq) {
 
 char* ShmCommunicator::address_of(int peer, Location location) {
     PeerState& state = peers_[static_cast<size_t>(peer)];
-    for (const auto& [segment, base] : state.segments)
-        if (segment == location.segment()) return base + location.offset();
-    char* base = nullptr;
-    if (state.same_process) {
-        base = Arena::instance().base(location.segment());
-    } else {
-        base = state.memory->base(location.segment());
-        if (base == nullptr) {
-            links_->request_segment(peer, location.segment());
-            control_->wait([&] { return (base = state.memory->base(location.segment())) != nullptr; },
-                           [&] { return std::vector<int>{peer}; }, false);
-        }
+    if (state.same_process) return Arena::instance().base(location.segment()) + location.offset();
+    char* base = state.segments.base(location.segment());
+    if (base == nullptr) {
+        links_->request_segment(peer, location.segment());
+        control_->wait([&] { return (base = state.segments.base(location.segment())) != nullptr; },
+                       [&] { return std::vector<int>{peer}; }, false);
     }
-    state.segments.emplace_back(location.segment(), base);
     return base + location.offset();
 }
 

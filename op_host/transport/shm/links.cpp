@@ -12,15 +12,16 @@
 #include "transport/shm/arena.h"
 
 namespace alltoallv {
-namespace {
 
-enum class MessageKind : uint32_t { want_segment, segment, poisoned };
+enum class MessageKind : uint32_t { want_segment, segment, released, poisoned };
 
 struct WireMessage {
     MessageKind kind;
     uint32_t segment;
     uint64_t bytes;
 };
+
+namespace {
 
 std::string_view wire(const WireMessage& message) {
     return {reinterpret_cast<const char*>(&message), sizeof message};
@@ -145,11 +146,11 @@ void Links::on_socket(int rank) {
         std::memcpy(&wire_message, message.data.data(), sizeof wire_message);
         switch (wire_message.kind) {
             case MessageKind::want_segment: {
+                const std::lock_guard lock(mutex_);  // before the look, so that the word of a release comes behind
                 size_t bytes = 0;
                 const int fd = Arena::instance().descriptor(wire_message.segment, &bytes);
                 if (fd < 0) break;
                 const WireMessage answer{MessageKind::segment, wire_message.segment, bytes};
-                const std::lock_guard lock(mutex_);
                 if (!stopped_) (void)try_send(link.peer.socket.get(), wire(answer), std::span(&fd, 1));
                 break;
             }
@@ -157,6 +158,11 @@ void Links::on_socket(int rank) {
                 const std::lock_guard lock(mutex_);
                 if (link.memory && message.fds.size() == 1)
                     link.memory->offer(wire_message.segment, std::move(message.fds[0]), wire_message.bytes);
+                break;
+            }
+            case MessageKind::released: {
+                const std::lock_guard lock(mutex_);
+                if (link.memory) link.memory->drop(wire_message.segment);
                 break;
             }
             case MessageKind::poisoned: {
@@ -181,10 +187,20 @@ void Links::request_segment(int rank, uint32_t segment) {
 }
 
 void Links::announce_poison() {
-    const WireMessage message{MessageKind::poisoned, 0, 0};
+    tell_all(WireMessage{MessageKind::poisoned, 0, 0});
+}
+
+void Links::tell_all(const WireMessage& message) {
     const std::lock_guard lock(mutex_);
     for (const auto& link : links_)
         if (link->peer.socket) (void)try_send(link->peer.socket.get(), wire(message));
+}
+
+void Links::announce_released(std::span<const uint32_t> segments) {
+    LinksRegistry& registry = LinksRegistry::instance();
+    const std::lock_guard lock(registry.mutex);
+    for (Links* links : registry.all)
+        for (const uint32_t segment : segments) links->tell_all(WireMessage{MessageKind::released, segment, 0});
 }
 
 UniqueFd Links::duplicate_pidfd(int rank) const {

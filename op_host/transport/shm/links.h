@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,9 @@ class Links : public std::enable_shared_from_this<Links> {
     /// Tells every peer's process to look at the poison, also when none of its threads waits.
     void announce_poison();
 
+    /// Tells the processes of all peers, over all links of this process, that its arena no longer has these segments.
+    static void announce_released(std::span<const uint32_t> segments);
+
     /// True once the process of `rank` is known to have ended.
     bool gone(int rank) const { return links_[static_cast<size_t>(rank)]->gone.load(std::memory_order_acquire); }
 
@@ -53,6 +57,7 @@ class Links : public std::enable_shared_from_this<Links> {
 
     explicit Links(std::vector<Peer> peers, LinkEvents events);
     void watch();
+    void tell_all(const struct WireMessage& message);
     void on_socket(int rank);
     void on_death(int rank, const std::string& how);
     void unwatch(int rank);

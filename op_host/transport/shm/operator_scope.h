@@ -15,6 +15,7 @@ void ShmCommunicator::run(OpKind op, DType dtype, double timeout, Body&& body) {
     check_usable();
     copying_ = false;
     output_ = nullptr;
+    for (PeerState& peer : peers_) peer.segments.refresh();
     peer_writer_.begin();
     scratch_writer_.begin();
     codes_writer_.begin();

@@ -20,32 +20,38 @@ std::shared_ptr<PeerMemory> PeerMemory::of(uint64_t process) {
     return memory;
 }
 
-char* PeerMemory::base(uint32_t id) {
+std::shared_ptr<Mapping> PeerMemory::segment(uint32_t id) {
     const std::lock_guard lock(mutex_);
     const auto it = segments_.find(id);
     if (it == segments_.end()) return nullptr;
     Segment& segment = it->second;
-    if (segment.memory.data() == nullptr) {
-        segment.memory = Mapping(segment.fd.get(), segment.bytes);
-        segment.memory.populate(segment.bytes);
+    if (segment.memory == nullptr) {
+        segment.memory = std::make_shared<Mapping>(segment.fd.get(), segment.bytes);
+        segment.memory->populate(segment.bytes);
         segment.fd.reset();
     }
-    return segment.memory.data();
+    return segment.memory;
 }
 
 void PeerMemory::offer(uint32_t id, UniqueFd fd, size_t bytes) {
     const std::lock_guard lock(mutex_);
     Segment& segment = segments_[id];
-    if (segment.memory.data() != nullptr || segment.fd) return;
+    if (segment.memory != nullptr || segment.fd) return;
     segment.fd = std::move(fd);
     segment.bytes = bytes;
 }
 
-size_t PeerMemory::mapped() const {
+void PeerMemory::drop(uint32_t id) {
     const std::lock_guard lock(mutex_);
-    size_t count = 0;
-    for (const auto& [id, segment] : segments_) count += segment.memory.data() != nullptr;
-    return count;
+    if (segments_.erase(id) != 0) drops_.fetch_add(1, std::memory_order_release);
+}
+
+char* PeerSegments::base(uint32_t id) {
+    for (const auto& [held, memory] : held_)
+        if (held == id) return memory->data();
+    std::shared_ptr<Mapping> memory = memory_->segment(id);
+    if (memory == nullptr) return nullptr;
+    return held_.emplace_back(id, std::move(memory)).second->data();
 }
 
 }  // namespace alltoallv

@@ -2,10 +2,13 @@
 /// \brief The segments of another process's arena, mapped here when first needed and shared by all domains.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "base/mapping.h"
 #include "base/unique_fd.h"
@@ -17,23 +20,50 @@ class PeerMemory {
     /// The one object for the process named `process`; unmapped when the last communicator with it is gone.
     static std::shared_ptr<PeerMemory> of(uint64_t process);
 
-    /// Address of a segment here; null while it has not been offered. Maps on first use.
-    char* base(uint32_t segment);
+    /// A segment here; null while it has not been offered. Maps on first use.
+    std::shared_ptr<Mapping> segment(uint32_t id);
 
     /// A descriptor that arrived from the owner.
-    void offer(uint32_t segment, UniqueFd fd, size_t bytes);
+    void offer(uint32_t id, UniqueFd fd, size_t bytes);
 
-    size_t mapped() const;
+    /// The owner has released the segment: it is unmapped when nobody here holds it any more.
+    void drop(uint32_t id);
+
+    /// How often `drop` has been called.
+    uint64_t drops() const { return drops_.load(std::memory_order_acquire); }
 
   private:
     struct Segment {
         UniqueFd fd;
         size_t bytes = 0;
-        Mapping memory;
+        std::shared_ptr<Mapping> memory;
     };
 
-    mutable std::mutex mutex_;
+    std::mutex mutex_;
     std::map<uint32_t, Segment> segments_;
+    std::atomic<uint64_t> drops_{0};
+};
+
+/// The segments of one peer that a communicator has used: found without a lock, and held as long as it may copy.
+class PeerSegments {
+  public:
+    PeerSegments() = default;
+    explicit PeerSegments(std::shared_ptr<PeerMemory> memory) : memory_(std::move(memory)) {}
+
+    /// At the start of an operator, when nothing is being copied: what the owner has released since is let go.
+    void refresh() {
+        if (memory_ == nullptr || seen_ == memory_->drops()) return;
+        seen_ = memory_->drops();
+        held_.clear();
+    }
+
+    /// Address of a segment; null while it has not been offered.
+    char* base(uint32_t id);
+
+  private:
+    std::shared_ptr<PeerMemory> memory_;
+    uint64_t seen_ = 0;
+    std::vector<std::pair<uint32_t, std::shared_ptr<Mapping>>> held_;
 };
 
 }  // namespace alltoallv

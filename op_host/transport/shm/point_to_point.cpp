@@ -74,8 +74,7 @@ PointToPoint::PointToPoint(ControlPlane& control, std::shared_ptr<Links> links, 
       sent_(peers_.size()),
       arrived_(peers_.size()),
       reading_(peers_.size()),
-      waiting_(peers_.size()),
-      segments_(peers_.size()) {}
+      waiting_(peers_.size()) {}
 
 PointToPoint::~PointToPoint() = default;
 
@@ -407,16 +406,14 @@ bool PointToPoint::staged(int other, Location input) const {
 /// Null until the peer has sent its segment.
 const char* PointToPoint::address_of(int peer, Location input) {
     if (input.segment() == 0) return reinterpret_cast<const char*>(input.offset());
-    const auto i = static_cast<size_t>(peer);
-    for (const auto& [segment, base] : segments_[i])
-        if (segment == input.segment()) return base + input.offset();
-    char* base =
-        peers_[i].same_process ? Arena::instance().base(input.segment()) : peers_[i].memory->base(input.segment());
+    Peer& owner = peers_[static_cast<size_t>(peer)];
+    if (owner.same_process) return Arena::instance().base(input.segment()) + input.offset();
+    owner.segments.refresh();  // nothing is being copied: every copy follows at once
+    const char* const base = owner.segments.base(input.segment());
     if (base == nullptr) {
         links_->request_segment(peer, input.segment());
         return nullptr;
     }
-    segments_[i].emplace_back(input.segment(), base);
     return base + input.offset();
 }
 

@@ -32,7 +32,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     struct Peer {
         bool same_process = false;
         pid_t pid = 0;
-        std::shared_ptr<PeerMemory> memory;
+        PeerSegments segments;  // of another process
     };
 
     /// What sender and receiver alike know of the ways between them.
@@ -88,13 +88,12 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     Ways ways_;
     double timeout_;
 
-    std::mutex mutex_;                                               // guards what follows
-    std::list<Post> posts_;                                          // in the order of their calls
-    std::vector<uint64_t> sent_, arrived_;                           // per peer: messages so far
-    std::vector<uint8_t> reading_;                                   // per peer: in pieces
-    std::vector<std::deque<uint64_t>> waiting_;                      // per peer: numbers of those not yet taken
-    std::vector<std::vector<std::pair<uint32_t, char*>>> segments_;  // per peer: found so far
-    std::condition_variable changed_;                                // posts_, drivers_ or closing_
+    std::mutex mutex_;                           // guards what follows
+    std::list<Post> posts_;                      // in the order of their calls
+    std::vector<uint64_t> sent_, arrived_;       // per peer: messages so far
+    std::vector<uint8_t> reading_;               // per peer: in pieces
+    std::vector<std::deque<uint64_t>> waiting_;  // per peer: numbers of those not yet taken
+    std::condition_variable changed_;            // posts_, drivers_ or closing_
     std::thread thread_;
     int drivers_ = 0;
     bool closing_ = false;

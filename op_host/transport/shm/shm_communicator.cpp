@@ -121,7 +121,7 @@ void ShmCommunicator::connect() {
         options_.copy_threads > 0 ? options_.copy_threads : std::min(processors_ / size(), most_copy_threads);
     if (hands > 1) crew_ = std::make_unique<CopyCrew>(static_cast<size_t>(hands - 1));
     std::vector<PointToPoint::Peer> others;
-    for (const PeerState& peer : peers_) others.push_back({peer.same_process, peer.pid, peer.memory});
+    for (const PeerState& peer : peers_) others.push_back({peer.same_process, peer.pid, peer.segments});
     messages_ =
         std::make_shared<PointToPoint>(*control_, links_, std::move(others),
                                        PointToPoint::Ways{allows(Path::pull), allows(Path::cma)}, options_.timeout);
@@ -145,6 +145,7 @@ void ShmCommunicator::probe_peers() {
         peer.same_process = process == mine.process.load(std::memory_order_relaxed);
         if (!peer.same_process) {
             peer.memory = PeerMemory::of(process);
+            peer.segments = PeerSegments(peer.memory);
             links_->set_memory(j, peer.memory);
         }
         uint64_t word = 0;
@@ -222,7 +223,7 @@ void ShmCommunicator::destroy() {
     crew_.reset();
     for (PeerState& peer : peers_) {
         peer.memory.reset();
-        peer.segments.clear();
+        peer.segments = {};
     }
     {
         const std::lock_guard lock(lifetime_);

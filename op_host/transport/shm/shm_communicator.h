@@ -79,7 +79,7 @@ class ShmCommunicator final : public Communicator {
         bool same_process = false;
         pid_t pid = 0;
         std::shared_ptr<PeerMemory> memory;
-        std::vector<std::pair<uint32_t, char*>> segments;  // addresses found so far
+        PeerSegments segments;  // of another process
     };
 
     /// One staged transfer under way.
