@@ -110,6 +110,7 @@ void PointToPoint::close() {
     changed_.wait(lock, [&] { return drivers_ == 0; });
     lock.unlock();
     if (thread_.joinable()) thread_.join();
+    for (Peer& peer : peers_) peer.segments = {};
 }
 
 /// Calls `ready` until it holds, once; spins, yields, then sleeps until a peer rings.
