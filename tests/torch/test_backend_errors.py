@@ -120,11 +120,15 @@ def test_late_rank(ranks: Ranks, file: str) -> None:
             dist.all_reduce(torch.ones(3), group=again)
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), again)
             for sub in (slow, again):
+                over = Path(f"{file}-{sub.group_name}-over")
                 if rank == 0:
                     started = time.monotonic()
                     with pytest.raises(CommTimeoutError, match="rank 1"):
                         dist.all_reduce(torch.ones(3), group=sub)
                     assert 0.8 < time.monotonic() - started < 5
+                    over.touch()
+                while not over.exists():  # a call of another group would be a deadlock, and told as one
+                    time.sleep(0.01)
                 dist.barrier(group)
                 with pytest.raises(AllToAllVError, match="rank"):  # ended for good
                     dist.all_reduce(torch.ones(3), group=sub)
