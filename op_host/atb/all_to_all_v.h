@@ -10,10 +10,10 @@
 
 #include "atb/all_to_all_v_param.h"
 #include "atb/checks.h"
-#include "core/regions.h"
 #include "atb/member.h"
 #include "atb/tensor_checks.h"
 #include "base/tensor_view.h"
+#include "core/regions.h"
 
 namespace alltoallv {
 
