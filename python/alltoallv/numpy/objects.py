@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from alltoallv import _core, memory
+from alltoallv import _core
 from alltoallv._calls.collectives import check_rank
 from alltoallv._calls.counts import packed
 from alltoallv._calls.guard import guard
+from alltoallv._calls.objects import ByteExchange
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
-from alltoallv.numpy.arrays import address, resolve
+from alltoallv.numpy.arrays import resolve
 from alltoallv.numpy.p2p import recv, send
 
 
@@ -70,9 +71,9 @@ def broadcast_object(
         check_rank("root", root, comm.size)
         data = _pickled("value", value) if comm.rank == root else b""
         sends = [len(data) * (j != comm.rank) for j in range(comm.size)]
-        call = _exchange(comm, "broadcast", data, sends, [0] * comm.size, root)
+        exchange = ByteExchange(comm, "broadcast", data, sends, root=root)
         limit = _core.read_timeout(timeout)
-    parts = call(limit)
+    parts = exchange.run(limit)
     return value if comm.rank == root else pickle.loads(parts[root])
 
 
@@ -88,9 +89,9 @@ def gather_object(
         check_rank("root", root, comm.size)
         data = _pickled("value", value)
         sends = [len(data) * (j == root) for j in range(comm.size)]
-        call = _exchange(comm, "gather", data, sends, [0] * comm.size, root)
+        exchange = ByteExchange(comm, "gather", data, sends, root=root)
         limit = _core.read_timeout(timeout)
-    parts = call(limit)
+    parts = exchange.run(limit)
     return [pickle.loads(part) for part in parts] if comm.rank == root else None
 
 
@@ -117,9 +118,9 @@ def scatter_object(
                 raise InvalidParamError(f"values is {values}, expected {comm.size} objects on the root, one per rank")
             parts = [_pickled(f"values[{j}]", value) for j, value in enumerate(values)]
         sends = [len(part) for part in parts]
-        call = _exchange(comm, "scatter", b"".join(parts), sends, packed(sends), root)
+        exchange = ByteExchange(comm, "scatter", b"".join(parts), sends, packed(sends), root)
         limit = _core.read_timeout(timeout)
-    return pickle.loads(call(limit)[root])
+    return pickle.loads(exchange.run(limit)[root])
 
 
 def all_gather_object(value: Any, *, group: Communicator | None = None, timeout: float | None = None) -> list[Any]:
@@ -127,9 +128,9 @@ def all_gather_object(value: Any, *, group: Communicator | None = None, timeout:
     comm = resolve(group)
     with guard(comm, "all_gather"):
         data = _pickled("value", value)
-        call = _exchange(comm, "all_gather", data, [len(data)] * comm.size, [0] * comm.size)
+        exchange = ByteExchange(comm, "all_gather", data, [len(data)] * comm.size)
         limit = _core.read_timeout(timeout)
-    return [pickle.loads(part) for part in call(limit)]
+    return [pickle.loads(part) for part in exchange.run(limit)]
 
 
 def _pickled(name: str, value: Any) -> bytes:
@@ -137,17 +138,3 @@ def _pickled(name: str, value: Any) -> bytes:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # of many classes
         raise InvalidParamError(f"{name} is a {type(value).__name__} that cannot be pickled ({error})") from error
-
-
-def _exchange(
-    comm: Communicator, operator: str, data: bytes, sends: list[int], sdispls: list[int], root: int = 0
-) -> Any:
-    """What runs the exchange within a time and gives the bytes that every rank has sent."""
-    plan = _core.Plan(comm.core, operator, "uint8", sends, sdispls, [], [], root)
-
-    def run(limit: float) -> list[memoryview]:
-        block, told = plan.run_learning(address(np.frombuffer(data, np.uint8)), limit)
-        array = memory.from_block(block, (sum(told),), np.dtype(np.uint8))
-        return [array[at : at + n].data for n, at in zip(told, packed(told), strict=True)]
-
-    return run

@@ -7,16 +7,16 @@ What arrives is unpickled, which runs code of the sender's choosing: the ranks m
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv import _core, memory
+from alltoallv import _core
 from alltoallv._calls import messages
 from alltoallv._calls.counts import packed
 from alltoallv._calls.guard import guard
+from alltoallv._calls.objects import ByteExchange, split
 from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
 from alltoallv.mindspore import group as groups
@@ -34,8 +34,8 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
     with guard(comm, _OPERATOR):
         _check_list("object_list", object_list, comm.size)
         data = pickle.dumps(obj)
-        plan = _plan(comm, [len(data)] * comm.size, [0] * comm.size)
-    object_list[:] = map(pickle.loads, _swap(plan, data))
+        exchange = ByteExchange(comm, _OPERATOR, data, [len(data)] * comm.size)
+    object_list[:] = map(pickle.loads, exchange.run())
 
 
 def broadcast_object_list(object_list: list[Any], src: int = 0, group: Group = None, device: Any = None) -> None:
@@ -47,8 +47,8 @@ def broadcast_object_list(object_list: list[Any], src: int = 0, group: Group = N
             raise TypeError("The object_list can not be empty.")
         root = groups.rank_in(group, src)
         data = pickle.dumps(object_list) if comm.rank == root else b""
-        plan = _plan(comm, [len(data)] * comm.size, [0] * comm.size)
-    object_list[:] = pickle.loads(_swap(plan, data)[root])
+        exchange = ByteExchange(comm, _OPERATOR, data, [len(data)] * comm.size)
+    object_list[:] = pickle.loads(exchange.run()[root])
 
 
 def gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: int = 0, group: Group = None) -> None:
@@ -61,8 +61,8 @@ def gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: in
             _check_list("object_gather_list", object_gather_list, comm.size)
         data = pickle.dumps(obj)
         sends = [len(data) if j == root else 0 for j in range(comm.size)]
-        plan = _plan(comm, sends, [0] * comm.size)
-    arrived = _swap(plan, data)
+        exchange = ByteExchange(comm, _OPERATOR, data, sends)
+    arrived = exchange.run()
     if object_gather_list is not None and comm.rank == root:
         object_gather_list[:] = map(pickle.loads, arrived)
 
@@ -85,8 +85,8 @@ def scatter_object_list(
             _check_list("scatter_object_input_list", scatter_object_input_list, comm.size)
             parts = [pickle.dumps(obj) for obj in scatter_object_input_list or ()]
         sizes = [len(part) for part in parts]
-        plan = _plan(comm, sizes, packed(sizes))
-    scatter_object_output_list[0] = pickle.loads(_swap(plan, b"".join(parts))[root])
+        exchange = ByteExchange(comm, _OPERATOR, b"".join(parts), sizes, packed(sizes))
+    scatter_object_output_list[0] = pickle.loads(exchange.run()[root])
 
 
 def send_object_list(object_list: list[Any], dst: int, group: Group = None, device: Any = None) -> None:
@@ -107,7 +107,7 @@ def recv_object_list(object_list: list[Any], src: int = 0, group: Group = None, 
     messages.recv(comm, "int64", _region(sizes), peer, 0, waits=True).run()
     data = np.empty(sizes.sum(), np.uint8)
     messages.recv(comm, "uint8", _region(data), peer, 0, waits=True).run()
-    object_list[:] = map(pickle.loads, _split(data.data, sizes.tolist()))
+    object_list[:] = map(pickle.loads, split(data.data, sizes.tolist()))
     return 0
 
 
@@ -126,20 +126,5 @@ def _check_list(name: str, objects: Any, size: int) -> None:
         raise TypeError(f"The len of argument {name} must be equal to group rank size {size}, but got {given}.")
 
 
-def _plan(comm: Communicator, sends: list[int], sdispls: list[int]) -> _core.Plan:
-    """``sends[j]`` bytes to rank j; what comes back the peers tell."""
-    return _core.Plan(comm.core, _OPERATOR, "uint8", sends, sdispls, [], [])
-
-
 def _region(array: npt.NDArray[Any]) -> Region:
     return _core.buffer_address(array), array.nbytes
-
-
-def _swap(plan: _core.Plan, data: bytes) -> list[memoryview]:
-    """What the ranks have sent, by rank."""
-    block, counts = plan.run_learning(_core.buffer_address(np.frombuffer(data, np.uint8)))
-    return _split(memory.from_block(block, (sum(counts),), np.dtype(np.uint8)).data, counts)
-
-
-def _split(data: memoryview, sizes: Sequence[int]) -> list[memoryview]:
-    return [data[begin : begin + n] for begin, n in zip(packed(sizes), sizes, strict=True)]
