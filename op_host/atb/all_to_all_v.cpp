@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "atb/tensor_checks.h"
+#include "core/request.h"
 
 namespace alltoallv {
 namespace {
@@ -116,8 +117,8 @@ void AllToAllVOperation::setup(std::span<const TensorDesc> inputs, std::span<con
         }
         const TensorDesc expected = alltoallv::infer_shape(param_, inputs, device_ ? &*device_ : nullptr);
         if (output.shape != expected.shape) {
-            throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "the output has shape " + text_of(output.shape) +
-                                                                    ", expected " + text_of(expected.shape));
+            throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "the output has shape " + list_text(output.shape) +
+                                                                    ", expected " + list_text(expected.shape));
         }
         return Plan{nullptr, input.dtype, numel_in * size_of(input.dtype), numel_out * size_of(input.dtype)};
     });

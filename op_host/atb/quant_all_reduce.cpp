@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "atb/tensor_checks.h"
+#include "core/request.h"
 #include "op_kernel/cpu/half.h"
 
 namespace alltoallv {
@@ -54,9 +55,9 @@ void check_vector(std::string_view name, const TensorDesc& desc, int64_t size) {
     const bool row = desc.shape.size() == 2 && desc.shape[0] == 1 && size > 1;
     const bool fits = (desc.shape.size() == 1 || row) && desc.shape.back() == size;
     if (fits) return;
-    throw invalid_tensor(
-        ErrorType::INVALID_TENSOR_DIM,
-        "the " + std::string(name) + " has shape " + text_of(desc.shape) + ", expected [" + std::to_string(size) + "]");
+    throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "the " + std::string(name) + " has shape " +
+                                                            list_text(desc.shape) + ", expected [" +
+                                                            std::to_string(size) + "]");
 }
 
 std::vector<float> widened(const Buffer& buffer) {
@@ -185,8 +186,8 @@ QuantAllReduceOperation::Plan QuantAllReduceOperation::check_setup(std::span<con
     }
     check_dtype(output_names[0], outputs[0], expected.dtype);
     if (outputs[0].shape != expected.shape)
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "the output has shape " + text_of(outputs[0].shape) +
-                                                                ", expected " + text_of(expected.shape));
+        throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "the output has shape " + list_text(outputs[0].shape) +
+                                                                ", expected " + list_text(expected.shape));
     plan.gather_state = quant_part(plan.count, param_.group_size, param_.group.rank_size, param_.group.rank).count;
     for (size_t i = 1; i < outputs.size(); ++i) {
         check_dtype(output_names[i], outputs[i], DType::float32);

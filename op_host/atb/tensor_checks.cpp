@@ -1,6 +1,7 @@
 #include "atb/tensor_checks.h"
 
 #include "base/error.h"
+#include "core/request.h"
 
 namespace alltoallv {
 namespace {
@@ -9,12 +10,6 @@ constexpr size_t max_dims = 8;
 constexpr uint64_t max_tensor_bytes = uint64_t{256} << 30;
 
 }  // namespace
-
-std::string text_of(std::span<const int64_t> shape) {
-    std::string text = "[";
-    for (size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-    return text + "]";
-}
 
 void check_tensor_count(std::string_view what, size_t count, size_t expected) {
     if (count == expected) return;
@@ -38,7 +33,7 @@ int64_t check_shape(std::string_view name, const TensorDesc& desc) {
     }
     if (!is_in_range) {
         throw invalid_tensor(ErrorType::INVALID_TENSOR_SIZE, "the " + std::string(name) + " has shape " +
-                                                                 text_of(desc.shape) + " of " +
+                                                                 list_text(desc.shape) + " of " +
                                                                  std::string(name_of(desc.dtype)) +
                                                                  ", expected positive dimensions and at most 256 GiB");
     }

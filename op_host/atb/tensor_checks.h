@@ -17,8 +17,6 @@ struct Buffer {
     uint64_t bytes = 0;
 };
 
-std::string text_of(std::span<const int64_t> shape);
-
 /// Code 5.
 void check_tensor_count(std::string_view what, size_t count, size_t expected);
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "bindings/arrays.h"
@@ -75,12 +77,12 @@ nb::object listed(nb::handle values) {
     return fast;
 }
 
-}  // namespace
-
+/// As Python writes it.
 std::string text_of(nb::handle value) {
     return nb::cast<std::string>(nb::repr(value));
 }
 
+/// Of any number. Throws python_error where a value is no integer.
 std::vector<int64_t> read_integers(const char* name, nb::handle values) {
     const nb::object fast = listed(values);
     std::vector<int64_t> read;
@@ -89,6 +91,8 @@ std::vector<int64_t> read_integers(const char* name, nb::handle values) {
             throw invalid_param(std::string(name) + " is " + text_of(fast) + ", expected 64-bit integers");
     return read;
 }
+
+}  // namespace
 
 void read_counts(const char* name, nb::handle values, std::span<int64_t> counts) {
     size_t found = 0;

@@ -6,8 +6,6 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "core/request.h"
 
@@ -16,9 +14,6 @@ namespace alltoallv {
 /// One integer per rank; signs and bounds are checked later, against the tensors.
 /// Throws invalid_param with `name`, the value and what was expected.
 void read_counts(const char* name, nanobind::handle values, std::span<int64_t> counts);
-
-/// The same of any number of integers. Throws nanobind::python_error where a value is none.
-std::vector<int64_t> read_integers(const char* name, nanobind::handle values);
 
 /// None, or seconds above 0; negative for None.
 double read_timeout(nanobind::handle timeout);
@@ -33,8 +28,5 @@ Request read_all_to_all_v(int size, Shape input, nanobind::handle send_counts, n
 /// Those of `all_to_all_single`.
 Request read_all_to_all_single(int size, Shape output, Shape input, nanobind::handle output_split_sizes,
                                nanobind::handle input_split_sizes, const SplitNames& names = {});
-
-/// As Python writes it.
-std::string text_of(nanobind::handle value);
 
 }  // namespace alltoallv

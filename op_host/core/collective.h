@@ -108,7 +108,7 @@ struct ExchangeSummary {
 
 /// Data movement. Every array has one entry per rank, in elements of `dtype`:
 ///     out_r[rdispls[j] : +recv_counts[j]] = x_j[sdispls_j[r] : +send_counts_j[r]]
-/// The caller has checked signs and bounds (atb/checks.h); the spans outlive the call.
+/// The caller has checked signs and bounds (core/regions.h); the spans outlive the call.
 struct Exchange {
     OpKind op = OpKind::all_to_all_v;
     DType dtype = DType::uint8;
