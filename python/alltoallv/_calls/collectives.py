@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from alltoallv import _core
-from alltoallv._calls.counts import even_parts, gather_layout, integer
+from alltoallv._calls.counts import even_parts, integer
 from alltoallv._calls.reductions import ReductionPlan, check_reduction
 from alltoallv._calls.regions import Region, as_bytes, check_apart, check_gather_apart, check_outputs_apart, lowest
 from alltoallv.communicator import Communicator
@@ -84,7 +84,7 @@ def all_gather(comm: Communicator, dtype: str, outputs: Sequence[Region], input:
                 9,
             )
         check_gather_apart(outputs[0], input, comm.rank)
-        layout = gather_layout(comm.size, count_of(input, dtype))
+        layout = _core.Request.all_gather(comm.size, [count_of(input, dtype)]).layout
         return Ready(_core.Plan(comm.core, "all_gather_into_tensor", dtype, *layout), input[0], outputs[0][0])
     check_length("the list", outputs, comm.size)
     check_outputs_apart(outputs, "tensor_list")

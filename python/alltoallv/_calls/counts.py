@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Literal, SupportsIndex
 
 from alltoallv import _core
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import InvalidParamError
 
 Unit = Literal["element", "row"]
 Layout = tuple[list[int], list[int], list[int], list[int]]  # send_counts, sdispls, recv_counts, rdispls
@@ -68,21 +67,6 @@ def shares(name: str, counts: Counts | None, tensor: str, rows: int, size: int) 
             f"{name} is {counts}, expected entries >= 0 whose sum is {rows}, dimension 0 of {tensor}"
         )
     return counts
-
-
-def check_gathered(name: str, numel: int, shape: Sequence[int], size: int) -> None:
-    """Refuses an output ``name`` of ``numel`` elements for the gathered inputs of that shape."""
-    each = math.prod(shape)
-    if numel != size * each:
-        raise InvalidTensorError(
-            f"{name} has {numel} elements, expected {size} times the {each} of an input of shape {tuple(shape)}", 9
-        )
-
-
-def gather_layout(size: int, numel: int) -> Layout:
-    """Every rank sends the same elements to all, and receives all ranks', packed."""
-    counts = [numel] * size
-    return counts, [0] * size, counts, packed(counts)
 
 
 def plan_request(

@@ -6,7 +6,6 @@ function, in the reverse order. Derivatives of every order exist.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from mindspore.common._grad_function import _Function
 
 from alltoallv import _core
 from alltoallv._calls import collectives, experts
-from alltoallv._calls.counts import even_parts, gather_layout, packed
+from alltoallv._calls.counts import even_parts, packed
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import as_bytes, lowest
 from alltoallv._calls.transfer import Transfer
@@ -204,7 +203,7 @@ class Broadcast(_Function):
 
 def gather_transfer(comm: Communicator, shape_in: Sequence[int], shape_out: Sequence[int]) -> TensorTransfer:
     """Every rank sends the same elements to all; its transpose is no exchange but a `ReduceScatter`."""
-    layout = gather_layout(comm.size, math.prod(shape_in))
+    layout = _core.Request.all_gather(comm.size, shape_in).layout
     return TensorTransfer(comm, "all_gather_into_tensor", layout, tuple(shape_in), tuple(shape_out), 1)
 
 

@@ -14,7 +14,7 @@ from mindspore import Tensor
 
 from alltoallv import _core
 from alltoallv._calls.collectives import check_length, check_one_dtype
-from alltoallv._calls.counts import Counts, check_gathered
+from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import check_gather_apart, check_lists_apart
 from alltoallv.communicator import Communicator
@@ -100,7 +100,7 @@ def all_gather_into_tensor(
         limit = _core.read_timeout(timeout)
         _check_pair("all_gather_into_tensor", output_tensor, input_tensor, "output_tensor", "input_tensor")
         shape, expected = tuple(input_tensor.shape), tuple(output_tensor.shape)
-        check_gathered("output_tensor", output_tensor.size, shape, comm.size)
+        _core.Request.all_gather(comm.size, shape, output_tensor.size, "output_tensor")
         if not in_queue():
             settle()
             check_gather_apart(region(output_tensor), region(input_tensor), comm.rank)

@@ -18,7 +18,6 @@ from paddle.distributed.communication.group import Group as PaddleGroup
 from alltoallv import _core
 from alltoallv._calls import collectives
 from alltoallv._calls.collectives import Ready
-from alltoallv._calls.counts import check_gathered
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
@@ -95,7 +94,7 @@ def all_gather(
         for out in outs:
             check_output("tensor_list", out, tensor.dtype)
         if isinstance(tensor_list, Tensor):
-            check_gathered("tensor_list", tensor_list.size, tuple(tensor.shape), comm.size)
+            _core.Request.all_gather(comm.size, tensor.shape, tensor_list.size, "tensor_list")
         ready = collectives.all_gather(comm, core_name(tensor.dtype), [region(x) for x in outs], region(kept[0]))
         ready.timeout = _core.read_timeout(timeout)
         if made:

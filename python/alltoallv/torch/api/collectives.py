@@ -17,7 +17,7 @@ from torch import Tensor
 
 from alltoallv import _core
 from alltoallv._calls.collectives import barrier_plan, broadcast_layout, check_length
-from alltoallv._calls.counts import Layout, check_gathered, even_parts, gather_layout, scaled
+from alltoallv._calls.counts import Layout, even_parts, scaled
 from alltoallv._calls.protocol import Pending
 from alltoallv._calls.reductions import check_reduction
 from alltoallv._calls.regions import check_apart, check_gather_apart, check_lists_apart, check_outputs_apart, lowest
@@ -129,14 +129,13 @@ def all_gather(comm: AnyCommunicator, outputs: Sequence[Tensor], input: Tensor) 
 
 def all_gather_single(comm: AnyCommunicator, output: Tensor, input: Tensor) -> Operation:
     check_dtype("output_tensor", output, input.dtype)
-    check_gathered("output_tensor", output.numel(), input.shape, comm.size)
+    request = _core.Request.all_gather(comm.size, input.shape, output.numel(), "output_tensor")
     copies: list[tuple[Tensor, Tensor]] = []
     x, out = as_input("input_tensor", input), output_of(output, copies)
     check_gather_apart(region(out), region(x), comm.rank)
     if not isinstance(comm, Communicator):
         x = apart([x], [out])[0]
-    layout = gather_layout(comm.size, x.numel())
-    return _exchange(comm, "all_gather_into_tensor", x, out, layout, [output], copies)
+    return _exchange(comm, "all_gather_into_tensor", x, out, request.layout, [output], copies)
 
 
 def all_to_all(comm: AnyCommunicator, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Operation:

@@ -209,7 +209,7 @@ class HcclMover(DeviceMover):
         return self.launches(inputs[0].device).exchange_lists("all_to_all", "uint8", outputs, inputs, wait)
 
     def gather(self, output: Tensor, input: Tensor, wait: bool = True) -> Any:
-        layout = gather_layout(input.numel(), self._size)
+        layout = _core.Request.all_gather(self._size, input.shape).layout
         return self.launches(input.device).exchange("all_gather_into_tensor", "uint8", output, input, layout, 1, wait)
 
     def broadcast(self, tensor: Tensor, root: int, wait: bool = True) -> Any:
@@ -234,11 +234,6 @@ class HcclMover(DeviceMover):
 
     def reduces(self, dtype: torch.dtype, op: str) -> bool:
         return True  # with `reduce_in_order` for what HCCL lacks
-
-
-def gather_layout(n: int, size: int) -> Layout:
-    counts = [n] * size
-    return counts, [0] * size, counts, packed(counts)
 
 
 def handle_of(group: dist.ProcessGroup, device: torch.device) -> int:
@@ -381,7 +376,7 @@ class _MemberMover(DeviceMover):
         return self._member.exchange(self._operator, "uint8", output, input, layout).run()
 
     def gather(self, output: Tensor, input: Tensor, wait: bool = True) -> Any:
-        layout = gather_layout(input.numel(), self._member.size)
+        layout = _core.Request.all_gather(self._member.size, input.shape).layout
         return self._member.exchange("all_gather_into_tensor", "uint8", output, input, layout).run()
 
 

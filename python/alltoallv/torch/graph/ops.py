@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv._calls.counts import Layout, even_parts, gather_layout, overlap
+from alltoallv._calls.counts import Layout, even_parts, overlap
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError
 from alltoallv.torch.api import calls
@@ -222,7 +222,8 @@ def all_gather(input: Tensor, size: int, group: str) -> Tensor:
         out = _core.all_gather_into_tensor(comm.host_core, None, input, False, None)
     if out is None:
         n, operator = input.numel(), "all_gather_into_tensor"
-        out = _exchange(comm, operator, input, gather_layout(comm.size, n), n * comm.size, 1)
+        layout = _core.Request.all_gather(comm.size, [n]).layout
+        out = _exchange(comm, operator, input, layout, n * comm.size, 1)
     return shaped(out, (size * input.shape[0], *input.shape[1:]))
 
 
