@@ -107,9 +107,8 @@ def _gather(core: _core.Communicator, mine: Sequence[int], timeout: float = -1.0
     """All ranks' numbers, behind which stand one that names the call and two that name the rank's process."""
     row = np.array([*mine, secrets.randbits(62), _identity, os.getpid()], np.int64)
     told = np.empty((core.size, row.size), np.int64)
-    counts = [row.size] * core.size
-    layout = counts, [0] * core.size, counts, [row.size * rank for rank in range(core.size)]
-    _core.Plan(core, "all_gather", "int64", *layout).run(row.ctypes.data, told.ctypes.data, timeout)
+    request = _core.Request.all_gather(core.size, row.shape)
+    request.plan(core, "all_gather", "int64").run(row.ctypes.data, told.ctypes.data, timeout)
     return told
 
 
