@@ -99,12 +99,16 @@ Deadlocks* current = nullptr;
 
 }  // namespace
 
-// Never destroyed; a forked child, which has no communicators, begins anew.
+// Never destroyed; a forked child, which has no communicators, begins anew. What it had may be locked, and is kept.
 Deadlocks& Deadlocks::instance() {
     static std::once_flag once;
     std::call_once(once, [] {
         current = new Deadlocks;
-        pthread_atfork(nullptr, nullptr, [] { current = new Deadlocks; });
+        pthread_atfork(nullptr, nullptr, [] {
+            auto* const fresh = new Deadlocks;
+            fresh->of_parent_ = current;
+            current = fresh;
+        });
     });
     return *current;
 }

@@ -62,6 +62,8 @@ class Deadlocks {
     void hear();
     void judge_known();
 
+    const Deadlocks* of_parent_ = nullptr;  // before a fork
+
     std::mutex mutex_;
     std::set<ControlPlane*> planes_;
     std::map<const ControlPlane*, Wait> waits_;
