@@ -58,7 +58,7 @@ ControlPlane::ControlPlane(const Options& options, std::shared_ptr<Mapping> memo
       memory_(std::move(memory)),
       layout_(options.size, options.inline_bytes),
       doorbell_(layout_.header(memory_->data()).bell),
-      crowd_(options.size),
+      oversubscription_(options.size),
       spins_(options.size <= usable_cpus() ? spins_with_room : 0) {
     start_clock(-1);
     memory_->populate(layout_.hot());
@@ -95,7 +95,7 @@ void ControlPlane::count_cpus() {
     }
     processors_ = std::min(together, quota_cpus());
     spins_ = has_room() ? spins_with_room : 0;
-    crowd_.set_cpus(processors_);
+    oversubscription_.set_cpus(processors_);
 }
 
 void ControlPlane::start_clock(double timeout) {

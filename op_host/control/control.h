@@ -16,9 +16,9 @@
 #include "base/error.h"
 #include "base/mapping.h"
 #include "base/processors.h"
-#include "control/crowd.h"
 #include "control/doorbell.h"
 #include "control/layout.h"
+#include "control/oversubscription.h"
 #include "core/hooks.h"
 #include "core/quant_reduction.h"
 #include "core/waiting.h"
@@ -179,10 +179,10 @@ class ControlPlane {
     template <class Ready, class Missing>
     void wait_on(Ready&& ready, Missing&& missing, Clock::time_point now, bool for_calls = true) {
         WaitState state(*this, for_calls);
-        if (crowd_.present()) state.rounds = yields_before_sleep;
+        if (oversubscription_.present()) state.rounds = yields_before_sleep;
         do {
             if (++state.rounds <= yields_before_sleep) {
-                if (crowd_.yield(now)) state.rounds = yields_before_sleep;
+                if (oversubscription_.yield(now)) state.rounds = yields_before_sleep;
                 if (state.rounds % yields_per_step != 0) continue;
             } else {
                 if (doorbell_.sleep(ready, sleep_limit())) return;
@@ -212,7 +212,7 @@ class ControlPlane {
     std::shared_ptr<Mapping> memory_;
     Layout layout_;
     Doorbell doorbell_;
-    Crowd crowd_;
+    Oversubscription oversubscription_;
     CpuSet cpus_{};
     int processors_ = 1;
     int spins_;

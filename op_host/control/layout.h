@@ -45,10 +45,10 @@ struct Pair {
 };
 
 enum RowFlag : uint8_t {
-    row_failed = 1,     // the rank failed its own checks: the payload holds an ErrorText
-    row_inline = 2,     // everything this rank sends lies in the payload
-    row_learns = 4,     // receive counts are learnt from the peers; `output` and the targets follow with `Flags::late`
-    row_reads_not = 8,  // this rank would rather not read the peers' private memory: better a mailbox, or a ring
+    row_failed = 1,  // the rank failed its own checks: the payload holds an ErrorText
+    row_inline = 2,  // everything this rank sends lies in the payload
+    row_learns = 4,  // receive counts are learnt from the peers; `output` and the targets follow with `Flags::late`
+    row_avoids_reads = 8,  // this rank would rather not read the peers' private memory: better a mailbox, or a ring
 };
 
 /// What a rank announces for one operator; followed by Pair[W] and the payload.

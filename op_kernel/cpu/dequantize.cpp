@@ -1,7 +1,7 @@
 /// \file dequantize.cpp
 /// \brief Values and sums of codes, and their rounding to the output type.
+#include "op_kernel/cpu/eight_lanes.h"
 #include "op_kernel/cpu/half.h"
-#include "op_kernel/cpu/octets.h"
 #include "op_kernel/cpu/quantize.h"
 #include "op_kernel/cpu/quantize_blocks.h"
 
@@ -59,7 +59,7 @@ ALLTOALLV_INLINE void add_finite_group(const Bytes* a, float scale_a, const Byte
 #if ALLTOALLV_HAS_CLONES
     if constexpr (isa == Isa::v3 || (isa == Isa::v4 && kind == Sum::stream)) {
         done = n / 8 * 8;
-        add_octets<kind>(a, scale_a, b, scale_b, done, sum);
+        add_eight<kind>(a, scale_a, b, scale_b, done, sum);
     }
 #endif
     if (done == n) return;

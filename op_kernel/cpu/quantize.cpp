@@ -2,8 +2,8 @@
 /// \brief Scales and codes of groups.
 #include "op_kernel/cpu/quantize.h"
 
+#include "op_kernel/cpu/eight_lanes.h"
 #include "op_kernel/cpu/half.h"
-#include "op_kernel/cpu/octets.h"
 #include "op_kernel/cpu/quantize_blocks.h"
 
 namespace alltoallv::kernel {
@@ -70,7 +70,7 @@ ALLTOALLV_INLINE void codes_of_groups(const void* x, size_t count, size_t group_
 #if ALLTOALLV_HAS_CLONES
             if constexpr (isa == Isa::v3) {
                 done = n / 32 * 32;
-                encode_octets(static_cast<const Bytes*>(x) + begin * sizeof(float), inverse, done, codes + begin);
+                encode_eight(static_cast<const Bytes*>(x) + begin * sizeof(float), inverse, done, codes + begin);
             }
 #endif
             ALLTOALLV_INDEPENDENT

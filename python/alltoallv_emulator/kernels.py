@@ -36,7 +36,7 @@ class InterpretedKernels:
             device = given[0].device
             aten.synchronize(device)
             to_host = {name: aten.host_view(x) if isinstance(x, torch.Tensor) else x for name, x in kwargs.items()}
-            misfits = kernel(*(aten.host_view(x) if isinstance(x, torch.Tensor) else x for x in args), **to_host)
-            return None if misfits is None else misfits.to(device)
+            overflows = kernel(*(aten.host_view(x) if isinstance(x, torch.Tensor) else x for x in args), **to_host)
+            return None if overflows is None else overflows.to(device)
 
         return run

@@ -82,18 +82,18 @@ def core_quantize(x: Array, how: Quantization) -> tuple[Array, Array]:
 
 
 def expect_result(
-    misfits: torch.Tensor | None, result: Array, overflow: Overflow, reference: Callable[[Any], Array]
+    overflows: torch.Tensor | None, result: Array, overflow: Overflow, reference: Callable[[Any], Array]
 ) -> None:
     """``reference(overflow)`` raises where the kernel says that a value did not fit."""
-    assert (misfits is not None) == (overflow == "raise")
+    assert (overflows is not None) == (overflow == "raise")
     try:
         expected = reference(overflow)
     except OverflowError:
-        assert misfits is not None
-        assert misfits.item() == 1
+        assert overflows is not None
+        assert overflows.item() == 1
         expected = reference("saturate")
     else:
-        assert misfits is None or misfits.item() == 0
+        assert overflows is None or overflows.item() == 0
     assert_bits_equal(result, expected)
 
 
@@ -133,10 +133,10 @@ def test_dequantize_sum(bits, group_size, count, ranks, average, name, overflow,
     sources = [q.quantize(x, group_size, bits) for x in values]
     out = torch.full((count + SLACK,), 3.0, dtype=getattr(torch, name), device=DEVICE)
     how = Quantization(bits, group_size, overflow=overflow)
-    misfits = launch.dequantize_sum(*stacked(sources), how, out[:count], average=average)
+    overflows = launch.dequantize_sum(*stacked(sources), how, out[:count], average=average)
     assert (out[count:] == 3).all()
     total = q.dequantize_sum(sources, average)
-    expect_result(misfits, to_numpy(out[:count]), overflow, lambda overflow: q.cast(total, name, overflow))
+    expect_result(overflows, to_numpy(out[:count]), overflow, lambda overflow: q.cast(total, name, overflow))
 
 
 @settings(max_examples=50)
@@ -260,12 +260,12 @@ def test_shared_scale(ranks, channels, rows, per_channel, name, overflow, offset
     scale = some_values(rng, channels if per_channel else 1, "float32", exponent, special)
     out = torch.empty(rows * channels, dtype=getattr(torch, name), device=DEVICE)
     stack = to_torch(np.stack(inputs).reshape(ranks, -1))
-    misfits = launch.sum_shared_scale(stack, to_torch(scale), torch.tensor([offset], device=DEVICE), out, overflow)
+    overflows = launch.sum_shared_scale(stack, to_torch(scale), torch.tensor([offset], device=DEVICE), out, overflow)
 
     def reference(overflow: Overflow) -> Array:
         return q.shared_scale_all_reduce(inputs, scale, offset, dtype=name, overflow=overflow)[0].reshape(-1)
 
-    expect_result(misfits, to_numpy(out), overflow, reference)
+    expect_result(overflows, to_numpy(out), overflow, reference)
 
 
 @settings(max_examples=40)

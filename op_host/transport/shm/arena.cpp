@@ -78,7 +78,7 @@ Arena& Arena::instance() {
 
 Arena::Arena(const Arena* inherited)
     : inherited_(inherited), quarantine_([this] {
-          const Hold hold(*this);
+          const Lock lock(*this);
           settle_quarantine();
           release_idle();
           quarantine_.rest();
@@ -182,14 +182,14 @@ bool Arena::grow(size_t bytes) {
     return true;
 }
 
-Arena::Hold::~Hold() {
+Arena::Lock::~Lock() {
     const std::vector<uint32_t> released = std::exchange(arena_.released_, {});
     lock_.unlock();
     if (!released.empty()) Links::announce_released(released);
 }
 
 void Arena::give_back(char* data, size_t bytes) {
-    const Hold hold(*this);
+    const Lock lock(*this);
     settle_quarantine();
     if (quarantine_.covers(data, bytes)) {
         parked_.push_back({data, bytes});
@@ -267,7 +267,7 @@ void Arena::add_budget(size_t bytes) {
 }
 
 void Arena::remove_budget(size_t bytes) {
-    const Hold hold(*this);
+    const Lock lock(*this);
     --communicators_;
     budget_ -= bytes;
     settle_quarantine();

@@ -105,12 +105,12 @@ class Arena {
     };
 
     /// Holds the mutex, and tells the peers without it what has been released meanwhile.
-    class Hold {
+    class Lock {
       public:
-        explicit Hold(Arena& arena) : arena_(arena), lock_(arena.mutex_) {}
-        ~Hold();
-        Hold(const Hold&) = delete;
-        Hold& operator=(const Hold&) = delete;
+        explicit Lock(Arena& arena) : arena_(arena), lock_(arena.mutex_) {}
+        ~Lock();
+        Lock(const Lock&) = delete;
+        Lock& operator=(const Lock&) = delete;
 
       private:
         Arena& arena_;

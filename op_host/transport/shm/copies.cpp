@@ -19,7 +19,7 @@ constexpr size_t least_share = size_t{1} << 20;
 }  // namespace
 
 void ShmCommunicator::copy_checked(char* to, const char* from, size_t bytes, Stores stores) {
-    if (crew_ && bytes >= crew_->hands() * least_share) {
+    if (copy_threads_ && bytes >= copy_threads_->shares() * least_share) {
         copy_together(to, from, bytes, stores);
     } else {
         copy_alone(to, from, bytes, stores);
@@ -27,9 +27,9 @@ void ShmCommunicator::copy_checked(char* to, const char* from, size_t bytes, Sto
 }
 
 void ShmCommunicator::copy_together(char* to, const char* from, size_t bytes, Stores stores) {
-    const size_t share = round_up((bytes + crew_->hands() - 1) / crew_->hands(), 4096);
+    const size_t share = round_up((bytes + copy_threads_->shares() - 1) / copy_threads_->shares(), 4096);
     const bool streams = stores == Stores::streaming || (stores == Stores::to_peer && peer_writer_.streams());
-    crew_->run([&](size_t hand) {
+    copy_threads_->run([&](size_t hand) {
         const size_t begin = std::min(hand * share, bytes), end = std::min(begin + share, bytes);
         if (hand == 0) return copy_alone(to, from, end, stores);
         for (size_t at = begin; at < end && !control_->poisoned(); at += checked_chunk)

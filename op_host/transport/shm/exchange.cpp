@@ -90,7 +90,7 @@ void ShmCommunicator::announce_output(const void* output, size_t bytes, Row& min
 }
 
 /// What this rank may read from the peers' private memory into its own, if two copies may be quicker; else 0.
-size_t ShmCommunicator::contested_bytes(const Exchange& x, const ExchangeSummary& all, const Row& mine) const {
+size_t ShmCommunicator::timed_bytes(const Exchange& x, const ExchangeSummary& all, const Row& mine) const {
     if (options_.path != "auto" || !allows(Path::cma) || !x.moves) return 0;
     if ((mine.flags & row_learns) != 0 || mine.output.segment() != 0) return 0;
     if (all.from_peers <= 4 * options_.inline_bytes || all.from_peers > copied_twice) return 0;
@@ -106,7 +106,7 @@ size_t ShmCommunicator::inline_capacity(const Row& mine) const {
     if (mine.output.segment() != 0)  // as the peers', supposedly
         return has_room ? std::min(options_.inline_bytes, pushed_from) : options_.inline_bytes;
     bool avoided = !has_room;  // by the rows of the last operator
-    for (int j = 0; j < size(); ++j) avoided |= (control_->row(j, control_->seq() - 1).flags & row_reads_not) != 0;
+    for (int j = 0; j < size(); ++j) avoided |= (control_->row(j, control_->seq() - 1).flags & row_avoids_reads) != 0;
     return avoided ? control_->layout().inline_bytes() : 4 * options_.inline_bytes;
 }
 
@@ -143,7 +143,7 @@ Path ShmCommunicator::path_of(const Row& sender, const Row& receiver) const {
     if (receiver.output.segment() != 0 && allows(Path::push)) return Path::push;
     if (sender.input.segment() != 0 && allows(Path::pull)) return Path::pull;
     // The row of an input in the arena gives no address to read from.
-    const bool reads = allows(Path::cma) && sender.input.segment() == 0 && (receiver.flags & row_reads_not) == 0;
+    const bool reads = allows(Path::cma) && sender.input.segment() == 0 && (receiver.flags & row_avoids_reads) == 0;
     return reads ? Path::cma : Path::staged;
 }
 
@@ -152,9 +152,10 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
     const ExchangeSummary all = x.summary != nullptr ? *x.summary : summarize(x, rank());
     fill_row(x, all, mine);
     // Where ranks take turns their times mean nothing; two copies are quicker there.
-    const size_t rather_not = contested_bytes(x, all, mine), contested = control_->has_room() ? rather_not : 0;
-    if (contested > 0 ? reads_.choose(contested) == Contest::other : rather_not > 0) mine.flags |= row_reads_not;
-    Stopwatch watch(contested > 0);
+    const size_t avoided_bytes = timed_bytes(x, all, mine), timed = control_->has_room() ? avoided_bytes : 0;
+    if (timed > 0 ? reads_.choose(timed) == AlgorithmSelector::other : avoided_bytes > 0)
+        mine.flags |= row_avoids_reads;
+    Stopwatch watch(timed > 0);
     fill_pairs(x, mine);
     watch.pause();
     control_->publish(mine);
@@ -243,8 +244,8 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
     if (awaits)
         control_->wait_flags([](Flags& flags) -> Flag& { return flags.done; }, seq,
                              [&](int j) { return awaited_[static_cast<size_t>(j)] != 0; });
-    if (contested > 0) reads_.note(contested, reads ? Contest::usual : Contest::other, watch.nanoseconds());
-    if (is_read) read_inputs_.note(input, all.input_extent);
+    if (timed > 0) reads_.note(timed, reads ? AlgorithmSelector::usual : AlgorithmSelector::other, watch.nanoseconds());
+    if (is_read) promoter_.note(input, all.input_extent);
     return moved;
 }
 

@@ -73,7 +73,7 @@ struct QuantStages {
     const QuantGrid& grid;
     Misfit& misfit;
     PeerWriter& writer;
-    char* by_way;                             // a piece
+    char* bounce;                             // a piece
     const std::vector<const char*>& outputs;  // of all ranks, from which the peers take the results, or empty
     size_t me, flag_at;                       // behind a result
     bool scatters;
@@ -85,7 +85,7 @@ struct QuantStages {
         if (part == me) {
             writer.make_own(bytes, [&] { codec.encode(range, slot); });
         } else {
-            writer.make(slot, bytes, by_way, [&](char* at) { codec.encode(range, at); });
+            writer.make(slot, bytes, bounce, [&](char* at) { codec.encode(range, at); });
         }
     }
     void reduce(size_t step, const std::vector<const char*>& slots, char* result) const {
@@ -94,8 +94,8 @@ struct QuantStages {
         const bool in_output = scatters || !outputs.empty();
         char* const target = in_output ? output_at(request, grid, range) : result;
         const bool streams = !scatters && writer.streams();
-        if (range.count > 0) fits = codec.reduce(range, slots, streams ? by_way : target);
-        if (streams) writer.stream(target, by_way, codec.result_bytes(range.count));
+        if (range.count > 0) fits = codec.reduce(range, slots, streams ? bounce : target);
+        if (streams) writer.stream(target, bounce, codec.result_bytes(range.count));
         const uint64_t flag = fits ? 0 : 1;
         std::memcpy(result + flag_at, &flag, sizeof flag);
     }
@@ -139,8 +139,8 @@ TwoShotShape shape_of(const QuantCodec& codec, size_t piece) {
 size_t largest_piece(const QuantCodec& codec, size_t ranks) {
     const auto fits = [&](size_t units) {
         const TwoShotShape shape = shape_of(codec, units * codec.unit());
-        const size_t by_way = std::max(shape.slot_bytes, shape.result_bytes);
-        return shape.bytes(ranks) + by_way <= Layout::scratch_bytes;
+        const size_t bounce = std::max(shape.slot_bytes, shape.result_bytes);
+        return shape.bytes(ranks) + bounce <= Layout::scratch_bytes;
     };
     size_t most = 0;
     for (size_t step = Layout::scratch_bytes; step > 0; step /= 2)
@@ -278,9 +278,9 @@ void ShmCommunicator::quant_reduce_two_shot(const QuantReduction& q, QuantCodec&
     Misfit misfit;
     shape.gathers = !scatters || q.overflow == Overflow::raise;
     shape.shares_results = shares_results;
-    char* by_way = control_->scratch(rank()) + shape.bytes(ranks);
+    char* bounce = control_->scratch(rank()) + shape.bytes(ranks);
     const size_t flag_at = shape.result_bytes - flag_bytes;
-    QuantStages stages{q, codec, grid, misfit, codes_writer_, by_way, outputs_, me, flag_at, scatters};
+    QuantStages stages{q, codec, grid, misfit, codes_writer_, bounce, outputs_, me, flag_at, scatters};
     two_shot(stages, shape);
     copying_ = false;  // everybody is done: an error that all ranks raise leaves the communicator usable
     const auto n = static_cast<size_t>(scatters ? grid.parts[me].count : mine.count);

@@ -74,11 +74,11 @@ struct ReduceStages {
             sources.push_back(j == me ? input() + at(me, step) : inputs.empty() ? slots[j] : inputs[j] + at(me, step));
         if (!gathers) result = output() + step * piece;
         char* const shared = gathers && !outputs.empty() ? output() + at(me, step) : nullptr;
-        const bool by_way = shared != nullptr && writer.streams();  // of scratch that no peer reads
-        if (shared != nullptr && !by_way) result = shared;
+        const bool bounce = shared != nullptr && writer.streams();  // of scratch that no peer reads
+        if (shared != nullptr && !bounce) result = shared;
         kernel::reduce(reduction.dtype, static_cast<kernel::Reduce>(reduction.reduce_op), result, sources.data(),
                        sources.size(), n / size_of(reduction.dtype));
-        if (by_way) writer.stream(shared, result, n);
+        if (bounce) writer.stream(shared, result, n);
     }
     void decode(size_t part, size_t step, const char* result) const {
         const size_t n = parts[part].piece_bytes(step, piece);

@@ -74,7 +74,7 @@ ShmCommunicator::~ShmCommunicator() {
         abandon(std::move(links_));
         abandon(std::move(queue_));
         abandon(std::move(messages_));
-        abandon(std::move(crew_));
+        abandon(std::move(copy_threads_));
         return;
     }
     destroy_quietly();
@@ -117,9 +117,9 @@ void ShmCommunicator::connect() {
     probe_peers();
     cache_bytes_ = last_level_cache_bytes(control_->cpus());
     processors_ = control_->processors();
-    const int hands =
+    const int shares =
         options_.copy_threads > 0 ? options_.copy_threads : std::min(processors_ / size(), most_copy_threads);
-    if (hands > 1) crew_ = std::make_unique<CopyCrew>(static_cast<size_t>(hands - 1));
+    if (shares > 1) copy_threads_ = std::make_unique<CopyThreads>(static_cast<size_t>(shares - 1));
     std::vector<PointToPoint::Peer> others;
     for (const PeerState& peer : peers_) others.push_back({peer.same_process, peer.pid, peer.segments});
     messages_ =
@@ -220,7 +220,7 @@ void ShmCommunicator::destroy() {
     messages_->close();
     control_->leave();
     links_->stop();
-    crew_.reset();
+    copy_threads_.reset();
     for (PeerState& peer : peers_) {
         peer.memory.reset();
         peer.segments = {};

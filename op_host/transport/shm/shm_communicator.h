@@ -16,13 +16,13 @@
 #include "core/call_queue.h"
 #include "core/communicator.h"
 #include "core/options.h"
+#include "transport/shm/algorithm_selector.h"
 #include "transport/shm/arena.h"
-#include "transport/shm/contest.h"
-#include "transport/shm/copy_crew.h"
+#include "transport/shm/copy_threads.h"
+#include "transport/shm/hugepage_promoter.h"
 #include "transport/shm/links.h"
-#include "transport/shm/pace.h"
 #include "transport/shm/point_to_point.h"
-#include "transport/shm/read_inputs.h"
+#include "transport/shm/store_policy.h"
 
 namespace alltoallv {
 
@@ -103,7 +103,7 @@ class ShmCommunicator final : public Communicator {
     uint64_t exchange_in_turn(const Exchange& exchange, Row& mine);
     void fill_row(const Exchange& exchange, const ExchangeSummary& all, Row& mine);
     void fill_pairs(const Exchange& exchange, Row& mine);
-    size_t contested_bytes(const Exchange& exchange, const ExchangeSummary& all, const Row& mine) const;
+    size_t timed_bytes(const Exchange& exchange, const ExchangeSummary& all, const Row& mine) const;
     size_t inline_capacity(const Row& mine) const;
     uint64_t tell_counts(const Exchange& exchange);
     char* learn_counts(const Exchange& exchange, Row& mine, size_t& bytes);
@@ -162,9 +162,9 @@ class ShmCommunicator final : public Communicator {
     PeerWriter peer_writer_{10.0};     // about what streaming stores reach
     PeerWriter scratch_writer_{4.0};   // less than reading an input takes that lies in no cache
     PeerWriter codes_writer_{0.6};     // of what the own codes take
-    Contest reads_;                    // of private memory by a system call, and two copies with shared memory between
-    ReadInputs read_inputs_;
-    std::unique_ptr<CopyCrew> crew_;  // none where ranks need all processors
+    AlgorithmSelector reads_;          // of private memory by a system call, and two copies with shared memory between
+    HugepagePromoter promoter_;
+    std::unique_ptr<CopyThreads> copy_threads_;  // none where ranks need all processors
     std::vector<Stream> outgoing_, incoming_;
     std::vector<uint8_t> awaited_;
     std::vector<int64_t> learnt_;

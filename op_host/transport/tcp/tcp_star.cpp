@@ -75,7 +75,7 @@ struct TcpStars {
             pthread_atfork([] { instance().mutex.lock(); }, [] { instance().mutex.unlock(); },
                            [] {
                                for (TcpStar* star : instance().all)
-                                   for (TcpStar::Wire& wire : star->wires_) wire.socket.reset();
+                                   for (TcpStar::Connection& connection : star->connections_) connection.socket.reset();
                                instance().all.clear();
                                instance().mutex.unlock();
                            });
@@ -91,7 +91,7 @@ std::shared_ptr<TcpStar> TcpStar::make(std::vector<UniqueFd> sockets, ControlPla
 
 TcpStar::TcpStar(std::vector<UniqueFd> sockets, ControlPlane& control)
     : control_(control), base_(control.memory()->data()) {
-    for (UniqueFd& socket : sockets) wires_.push_back({std::move(socket), {}, false});
+    for (UniqueFd& socket : sockets) connections_.push_back({std::move(socket), {}, false});
 }
 
 TcpStar::~TcpStar() {
@@ -105,9 +105,9 @@ void TcpStar::watch() {
         const std::lock_guard lock(stars.mutex);
         stars.all.insert(this);
     }
-    for (size_t i = 0; i < wires_.size(); ++i) {
-        if (!wires_[i].socket) continue;
-        Reactor::instance().add(wires_[i].socket.get(), [weak = weak_from_this(), i](uint32_t) {
+    for (size_t i = 0; i < connections_.size(); ++i) {
+        if (!connections_[i].socket) continue;
+        Reactor::instance().add(connections_[i].socket.get(), [weak = weak_from_this(), i](uint32_t) {
             if (const auto self = weak.lock()) self->on_bytes(i);
         });
     }
@@ -133,7 +133,7 @@ void TcpStar::publish(Row& mine, uint64_t seq) {
 void TcpStar::relay(Row& from, int rank, uint64_t seq) {
     WireRow head = head_of(from);
     head.difference = find_difference(rank, seq);
-    for (size_t i = 1; i < wires_.size(); ++i) {
+    for (size_t i = 1; i < connections_.size(); ++i) {
         std::string body;
         append(body, &head, 1);
         append(body, from.pairs() + i, 1);
@@ -202,35 +202,35 @@ void TcpStar::tell_poison() {
     if (!is_root() && poison.by != control_.rank()) return;  // rank 0 knows
     Message message{poisoned, poison.by, 0};
     message.kind = poison.kind;
-    for (size_t i = 0; i < wires_.size(); ++i) send(i, message, poison.reason);
+    for (size_t i = 0; i < connections_.size(); ++i) send(i, message, poison.reason);
 }
 
 void TcpStar::on_bytes(size_t index) {
     const std::lock_guard lock(mutex_);
-    Wire& wire = wires_[index];
-    if (wire.ended) return;
+    Connection& connection = connections_[index];
+    if (connection.ended) return;
     char chunk[65536];
     bool ended = false;
     for (;;) {
-        const ssize_t got = ::recv(wire.socket.get(), chunk, sizeof chunk, MSG_DONTWAIT);
+        const ssize_t got = ::recv(connection.socket.get(), chunk, sizeof chunk, MSG_DONTWAIT);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && errno == EAGAIN) break;
         if (got <= 0) {
             ended = true;
             break;
         }
-        wire.heard.append(chunk, static_cast<size_t>(got));
+        connection.heard.append(chunk, static_cast<size_t>(got));
     }
     size_t at = 0;
     try {
-        for (Message message; wire.heard.size() - at >= sizeof message; at += sizeof message + message.bytes) {
-            std::memcpy(&message, wire.heard.data() + at, sizeof message);
+        for (Message message; connection.heard.size() - at >= sizeof message; at += sizeof message + message.bytes) {
+            std::memcpy(&message, connection.heard.data() + at, sizeof message);
             if (message.bytes > most_bytes() || message.rank < 0 || message.rank >= control_.size())
                 throw peer_lost("it sent a message that nobody understands");
-            if (wire.heard.size() - at < sizeof message + message.bytes) break;
-            on_message(index, message, wire.heard.data() + at + sizeof message);
+            if (connection.heard.size() - at < sizeof message + message.bytes) break;
+            on_message(index, message, connection.heard.data() + at + sizeof message);
         }
-        wire.heard.erase(0, at);
+        connection.heard.erase(0, at);
     } catch (const Error& error) {
         control_.lost(rank_of(index), error.what());
         ended = true;
@@ -243,7 +243,7 @@ size_t TcpStar::most_bytes() const {
     return sizeof(WireRow) + ranks * sizeof(Pair) + control_.layout().inline_bytes();
 }
 
-void TcpStar::on_message(size_t wire, const Message& message, const char* body) {
+void TcpStar::on_message(size_t connection, const Message& message, const char* body) {
     switch (message.type) {
         case row_of_one:
         case row_for_one:
@@ -255,9 +255,9 @@ void TcpStar::on_message(size_t wire, const Message& message, const char* body) 
         case departed:
             control_.hear_left(static_cast<int>(message.rank));
             if (!is_root()) return;
-            for (size_t i = 0; i < wires_.size(); ++i)
-                if (i != wire) send(i, message, {});
-            ::shutdown(wires_[wire].socket.get(), SHUT_WR);  // it waits for this
+            for (size_t i = 0; i < connections_.size(); ++i)
+                if (i != connection) send(i, message, {});
+            ::shutdown(connections_[connection].socket.get(), SHUT_WR);  // it waits for this
             return;
         default:
             break;
@@ -266,49 +266,51 @@ void TcpStar::on_message(size_t wire, const Message& message, const char* body) 
 }
 
 void TcpStar::on_end(size_t index) {
-    Wire& wire = wires_[index];
-    wire.ended = true;
-    Reactor::instance().remove(wire.socket.get());  // closed by `stop`, so that its number is not another's before
-    ::shutdown(wire.socket.get(), SHUT_RDWR);
+    Connection& connection = connections_[index];
+    connection.ended = true;
+    Reactor::instance().remove(
+        connection.socket.get());  // closed by `stop`, so that its number is not another's before
+    ::shutdown(connection.socket.get(), SHUT_RDWR);
     if (!stopped_ && !control_.has_left(rank_of(index))) control_.lost(rank_of(index), "its connection has ended");
 }
 
 /// One who takes nothing any more is lost: its own callback sees the end of the connection.
 void TcpStar::send(size_t index, Message message, const std::string& body) {
-    const Wire& wire = wires_[index];
-    if (!wire.socket || wire.ended) return;
+    const Connection& connection = connections_[index];
+    if (!connection.socket || connection.ended) return;
     message.bytes = static_cast<uint32_t>(body.size());
     std::string data;
     append(data, &message, 1);
     data += body;
-    if (!send_all(wire.socket.get(), data.data(), data.size())) ::shutdown(wire.socket.get(), SHUT_RDWR);
+    if (!send_all(connection.socket.get(), data.data(), data.size())) ::shutdown(connection.socket.get(), SHUT_RDWR);
 }
 
 bool TcpStar::all_ended() {
     const std::lock_guard lock(mutex_);
-    return std::all_of(wires_.begin(), wires_.end(), [](const Wire& wire) { return !wire.socket || wire.ended; });
+    return std::all_of(connections_.begin(), connections_.end(),
+                       [](const Connection& connection) { return !connection.socket || connection.ended; });
 }
 
 void TcpStar::stop() {
     {
         const std::lock_guard lock(mutex_);
         if (std::exchange(stopped_, true)) return;
-        for (size_t i = 0; i < wires_.size(); ++i) {
+        for (size_t i = 0; i < connections_.size(); ++i) {
             send(i, {departed, control_.rank(), 0}, {});
-            if (is_root() && wires_[i].socket) ::shutdown(wires_[i].socket.get(), SHUT_WR);
+            if (is_root() && connections_[i].socket) ::shutdown(connections_[i].socket.get(), SHUT_WR);
         }
     }
     // Closed at once, with something unread, a connection would lose what has just been sent.
     const auto deadline = std::chrono::steady_clock::now() + (control_.poisoned() ? farewell / 10 : farewell);
     while (!all_ended() && std::chrono::steady_clock::now() < deadline) ::usleep(500);
-    for (Wire& wire : wires_)
-        if (wire.socket) Reactor::instance().remove(wire.socket.get());
+    for (Connection& connection : connections_)
+        if (connection.socket) Reactor::instance().remove(connection.socket.get());
     {
         auto& stars = TcpStars::instance();
         const std::lock_guard lock(stars.mutex);
         stars.all.erase(this);
     }
-    for (Wire& wire : wires_) wire.socket.reset();
+    for (Connection& connection : connections_) connection.socket.reset();
 }
 
 }  // namespace alltoallv

@@ -35,7 +35,7 @@ class TcpStar : public std::enable_shared_from_this<TcpStar> {
     void stop();
 
   private:
-    struct Wire {
+    struct Connection {
         UniqueFd socket;
         std::string heard;   // the beginning of a message
         bool ended = false;  // the other end has closed
@@ -44,23 +44,23 @@ class TcpStar : public std::enable_shared_from_this<TcpStar> {
 
     TcpStar(std::vector<UniqueFd> sockets, ControlPlane& control);
     bool is_root() const { return control_.rank() == 0; }
-    int rank_of(size_t wire) const { return is_root() ? static_cast<int>(wire) : 0; }
+    int rank_of(size_t connection) const { return is_root() ? static_cast<int>(connection) : 0; }
     size_t most_bytes() const;
     bool all_ended();
-    void on_bytes(size_t wire);
-    void on_message(size_t wire, const Message& message, const char* body);
-    void on_end(size_t wire);
+    void on_bytes(size_t connection);
+    void on_message(size_t connection, const Message& message, const char* body);
+    void on_end(size_t connection);
     void hear_row(const Message& message, const char* body);
     void relay(Row& row, int rank, uint64_t seq);
     PairDifference find_difference(int newest, uint64_t seq) const;
-    void send(size_t wire, Message message, const std::string& body);
+    void send(size_t connection, Message message, const std::string& body);
     Row& row(int rank, uint64_t seq) const { return control_.layout().row(base_, rank, seq); }
     friend struct TcpStars;
 
     ControlPlane& control_;
     char* base_;
-    std::recursive_mutex mutex_;  // guards the wires; a failed send may lead to another
-    std::vector<Wire> wires_;     // as in TcpMembership
+    std::recursive_mutex mutex_;           // guards the wires; a failed send may lead to another
+    std::vector<Connection> connections_;  // as in TcpMembership
     bool stopped_ = false;
 };
 

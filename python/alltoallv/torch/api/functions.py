@@ -35,8 +35,8 @@ from alltoallv.torch.api.tensors import (
 )
 from alltoallv.torch.api.work import Work
 from alltoallv.torch.graph import ops as ops
-from alltoallv.torch.graph import recorded
-from alltoallv.torch.graph.graphs import makes_graph
+from alltoallv.torch.graph import traced
+from alltoallv.torch.graph.graphs import is_tracing
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -134,10 +134,10 @@ def all_to_all_v(
         if made is not None:
             return _with_work(shared, made, input) if async_op else made
     counts = (send_counts, recv_counts, sdispls, rdispls, unit)
-    if makes_graph():
+    if is_tracing():
         _enter(group, input)
         _check_graph(timeout)
-        return recorded.all_to_all_v(input, *counts, out, group, async_op)
+        return traced.all_to_all_v(input, *counts, out, group, async_op)
     comm = groups.resolve(group, device_of(input))
     if comm is None:
         return (None, None) if async_op else None
@@ -246,8 +246,8 @@ class _AsyncExchange(torch.autograd.Function):
 
 def exchange_counts(send_counts: Counts, group: Group = None) -> Tensor:
     """What every rank will send to this one: entry j is rank j's ``send_counts`` for this rank. int64, ``[W]``."""
-    if makes_graph():
-        return recorded.exchange_counts(send_counts, group)
+    if is_tracing():
+        return traced.exchange_counts(send_counts, group)
     comm = groups.resolve(group)
     if comm is None:
         return None  # type: ignore[return-value]
@@ -282,10 +282,10 @@ def all_to_all_single(
         made = _core.all_to_all_single(shared.core, output, input, *splits, async_op, timeout)
         if made is not None:
             return _with_work(shared, made, input)[1] if async_op else None
-    if makes_graph():
+    if is_tracing():
         _enter(group, input)
         _check_graph(timeout)
-        return recorded.all_to_all_single(output, input, *splits, group, async_op)
+        return traced.all_to_all_single(output, input, *splits, group, async_op)
     comm = groups.resolve(group, device_of(input))
     if comm is None:
         return None
@@ -319,9 +319,9 @@ def all_to_all(
     Signature and meaning of ``torch.distributed.all_to_all``: tensors of any sizes, all of one dtype, moved from and to
     where they lie. Returns None, or the `Work` with ``async_op=True``. Raises as `all_to_all_v`.
     """
-    if makes_graph():
+    if is_tracing():
         _check_graph(timeout)
-        return recorded.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
+        return traced.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
     first = input_tensor_list[0] if isinstance(input_tensor_list, list | tuple) and input_tensor_list else None
     comm = groups.resolve(group, device_of(first))
     if comm is None:
@@ -360,10 +360,10 @@ def all_gather_into_tensor(
         made = _core.all_gather_into_tensor(shared.core, output_tensor, input_tensor, async_op, timeout)
         if made is not None:
             return _with_work(shared, made, input_tensor)[1] if async_op else None
-    if makes_graph():
+    if is_tracing():
         _enter(group, input_tensor)
         _check_graph(timeout)
-        return recorded.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+        return traced.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
     comm = groups.resolve(group, device_of(input_tensor))
     if comm is None:
         return None

@@ -16,7 +16,7 @@ from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.calls import AnyCommunicator
 from alltoallv.torch.api.functions import all_to_all_v
 from alltoallv.torch.api.group import Group, device_of
-from alltoallv.torch.graph.graphs import makes_graph
+from alltoallv.torch.graph.graphs import is_tracing
 from alltoallv.torch.graph.library import Operator
 from alltoallv.torch.graph.ops import carrier
 
@@ -35,7 +35,7 @@ def global_scatter(x: Tensor, local_count: Counts, global_count: Counts, group: 
     Raises:
         As `alltoallv.torch.all_to_all_v`; PeerMismatchError also when two cards disagree about one expert's rows.
     """
-    if makes_graph():
+    if is_tracing():
         return _recorded(x, local_count, global_count, global_count, False, group)
     comm = groups.resolve(group, device_of(x))
     if comm is None:
@@ -55,7 +55,7 @@ def global_gather(x: Tensor, local_count: Counts, global_count: Counts, group: G
     Returns:
         Shape ``[sum(local_count), ...]``, rows sorted by the card they come from, then by that card's expert.
     """
-    if makes_graph():
+    if is_tracing():
         return _recorded(x, local_count, global_count, local_count, True, group)
     comm = groups.resolve(group, device_of(x))
     if comm is None:

@@ -13,7 +13,7 @@ from alltoallv import _core
 from alltoallv._calls import regions
 from alltoallv._calls.regions import Region
 from alltoallv.errors import InvalidTensorError
-from alltoallv.torch.graph.graphs import makes_graph
+from alltoallv.torch.graph.graphs import is_tracing
 
 # Who wants to see more of a call than its result gets the way through Python.
 _core.add_torch(
@@ -52,7 +52,7 @@ def check_tensor(name: str, tensor: object) -> None:
         raise InvalidTensorError(
             f"{name} is traced by torch.jit, which may drop the call: expected torch.compile or export"
         )
-    if makes_graph():
+    if is_tracing():
         raise InvalidTensorError(
             f"{name} stands for other tensors (torch.export, make_fx, FakeTensorMode, torch.func), which this call "
             "does not know: expected one of the functions of alltoallv.torch"
@@ -154,6 +154,6 @@ def empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> Tenso
     dtype = dtype or torch.get_default_dtype()
     dims = (shape,) if isinstance(shape, int) else tuple(shape)
     count = math.prod(dims)
-    if count == 0 or makes_graph() or torch._C._is_tracing():
+    if count == 0 or is_tracing() or torch._C._is_tracing():
         return torch.empty(dims, dtype=dtype, device="cpu")
     return from_block(_core.allocate(count * dtype.itemsize), dims, dtype)

@@ -32,7 +32,7 @@ Rows = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class Proposal:
+class Descriptor:
     """What one rank is about to do.
 
     Attributes:
@@ -59,14 +59,14 @@ class Proposal:
         return self.operator in REDUCTIONS
 
 
-def announcement(operator: str, size: int, error: BaseException) -> Proposal:
+def announcement(operator: str, size: int, error: BaseException) -> Descriptor:
     """The row of a rank that failed its own checks."""
     names = _core.error_classes
     name = type(error).__name__
     kind = names.index(name) if name in names else names.index("InvalidParamError")
     code = error.code if isinstance(error, AllToAllVError) else 1
     text = str(error) if name in names else f"{name}: {error}"
-    return Proposal(operator, "uint8", [0] * size, [0] * size, failure=(kind, code, text))
+    return Descriptor(operator, "uint8", [0] * size, [0] * size, failure=(kind, code, text))
 
 
 def describe(seq: int, operator: str, domain: str) -> str:
@@ -79,21 +79,26 @@ class Agreement:
     def __init__(self, rank: int, size: int, domain: str) -> None:
         self.rank, self.size, self.domain = rank, size, domain
 
-    def row(self, seq: int, proposal: Proposal) -> Rows:
+    def row(self, seq: int, descriptor: Descriptor) -> Rows:
         """Shape ``[ROW]``."""
         row = np.zeros(ROW, np.int64)
         row[SEQ] = seq
-        row[FLAGS] = (FAILED if proposal.failure else 0) | (LEARNS if proposal.recv_counts is None else 0)
+        row[FLAGS] = (FAILED if descriptor.failure else 0) | (LEARNS if descriptor.recv_counts is None else 0)
         row[SIGNATURE] = _signature(
-            proposal.operator, proposal.dtype, proposal.reduce_op, proposal.root, proposal.count, proposal.terms
+            descriptor.operator,
+            descriptor.dtype,
+            descriptor.reduce_op,
+            descriptor.root,
+            descriptor.count,
+            descriptor.terms,
         )
-        row[SENT], row[EXPECTED] = _core.pair_digests(self.rank, proposal.send_counts, proposal.recv_counts or [])
+        row[SENT], row[EXPECTED] = _core.pair_digests(self.rank, descriptor.send_counts, descriptor.recv_counts or [])
         return row
 
     def judge(
         self,
         seq: int,
-        proposal: Proposal,
+        descriptor: Descriptor,
         rows: Rows,
         gather: Callable[[str, bytes], list[bytes]],
         *,
@@ -102,21 +107,21 @@ class Agreement:
         """Raises on every rank alike what the ranks disagree about, or what one of them announces.
 
         Args:
-            seq, proposal: This rank's own.
+            seq, descriptor: This rank's own.
             rows: All ranks' rows, shape ``[W, ROW]``.
             gather: Collective: all ranks' bytes of a given length; called on all ranks or on none.
             mixed_learning: Whether ranks that learn their counts get on with ranks that give them.
         """
         flags = rows[:, FLAGS]
         if (flags & FAILED).any():
-            notes = gather("note", note(proposal))
+            notes = gather("note", note(descriptor))
             first = int(np.flatnonzero(flags & FAILED)[0])
             told = json.loads(notes[first].rstrip(b"\0"))
             kind = getattr(errors, _core.error_classes[told["kind"]])
             what = describe(seq, told["operator"], self.domain)
             raise kind(f"{what} failed on rank {first}: {told['text']}", told["code"])
         if (rows[:, SIGNATURE] != rows[0, SIGNATURE]).any():
-            told = [json.loads(text.rstrip(b"\0")) for text in gather("note", note(proposal))]
+            told = [json.loads(text.rstrip(b"\0")) for text in gather("note", note(descriptor))]
             for j in range(1, self.size):
                 if difference := _difference(told[0], told[j], j):
                     raise PeerMismatchError(f"operator #{seq} of domain '{self.domain}': {difference}")
@@ -126,25 +131,25 @@ class Agreement:
         if not mixed_learning and learns.any():
             a, b = (int(np.flatnonzero(learns == value)[0]) for value in (True, False))
             raise PeerMismatchError(
-                f"{describe(seq, proposal.operator, self.domain)}: rank {a} learns its receive counts, rank {b} gives "
-                "them, expected all or none where not every call is checked"
+                f"{describe(seq, descriptor.operator, self.domain)}: rank {a} learns its receive counts, rank {b} "
+                "gives them, expected all or none where not every call is checked"
             )
         digests = rows[:, (SENT, EXPECTED)].view(np.uint64).sum(axis=0, dtype=np.uint64)
         if not learns.any() and digests[0] == digests[1]:
             return
         # With some ranks learning their counts the digests cannot balance, so the others are compared pair by pair.
-        if difference := self._count_difference(proposal, learns.tolist(), gather):
-            raise PeerMismatchError(f"{describe(seq, proposal.operator, self.domain)}: {difference}")
+        if difference := self._count_difference(descriptor, learns.tolist(), gather):
+            raise PeerMismatchError(f"{describe(seq, descriptor.operator, self.domain)}: {difference}")
 
     def _count_difference(
-        self, proposal: Proposal, learns: list[bool], gather: Callable[[str, bytes], list[bytes]]
+        self, descriptor: Descriptor, learns: list[bool], gather: Callable[[str, bytes], list[bytes]]
     ) -> str:
         mine = np.zeros((2, self.size), np.int64)
-        mine[0] = proposal.send_counts
-        if proposal.recv_counts is not None:
-            mine[1] = proposal.recv_counts
+        mine[0] = descriptor.send_counts
+        if descriptor.recv_counts is not None:
+            mine[1] = descriptor.recv_counts
         counts = [np.frombuffer(part, np.int64).reshape(2, -1) for part in gather("counts", mine.tobytes())]
-        unit = 1 if proposal.reduces else max(proposal.count, 1)
+        unit = 1 if descriptor.reduces else max(descriptor.count, 1)
         what = " rows" if unit > 1 else " elements"
         for to in range(self.size):
             if learns[to]:
@@ -162,22 +167,22 @@ def _signature(*parts: object) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def note(proposal: Proposal) -> bytes:
+def note(descriptor: Descriptor) -> bytes:
     """What a row hashes, in words; always NOTE_BYTES long."""
-    if proposal.failure is None:
+    if descriptor.failure is None:
         told = {
-            "operator": proposal.operator,
-            "dtype": proposal.dtype,
-            "reduce_op": proposal.reduce_op,
-            "root": proposal.root,
-            "count": proposal.count,
-            "terms": proposal.terms,
+            "operator": descriptor.operator,
+            "dtype": descriptor.dtype,
+            "reduce_op": descriptor.reduce_op,
+            "root": descriptor.root,
+            "count": descriptor.count,
+            "terms": descriptor.terms,
         }
     else:
-        kind, code, text = proposal.failure
+        kind, code, text = descriptor.failure
         cut = text.encode(errors="replace")[:_TEXT_BYTES].decode(errors="ignore")
         cut = "".join(" " if c < " " and c not in "\n\t" else c for c in cut)  # JSON would write six letters for one
-        told = {"operator": proposal.operator, "kind": kind, "code": code, "text": cut}
+        told = {"operator": descriptor.operator, "kind": kind, "code": code, "text": cut}
     return json.dumps(told, ensure_ascii=False).encode().ljust(NOTE_BYTES, b"\0")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from alltoallv.errors import AllToAllVError
-from alltoallv.torch.engines.agreement import Proposal
+from alltoallv.torch.engines.agreement import Descriptor
 from alltoallv.torch.engines.call_queue import QueuedCall
 
 # What moves the data of one call: told the receive counts if they are learnt, and whether to wait; returns the result
@@ -20,15 +20,15 @@ Move = Callable[[list[int] | None, bool], tuple[Any, Any]]
 class Runner(Protocol):
     """The communicator, as its calls see it."""
 
-    def run(self, proposal: Proposal, move: Move) -> Any: ...
-    def submit(self, proposal: Proposal, move: Move, tensors: Sequence[Tensor]) -> PendingResult: ...
+    def run(self, descriptor: Descriptor, move: Move) -> Any: ...
+    def submit(self, descriptor: Descriptor, move: Move, tensors: Sequence[Tensor]) -> PendingResult: ...
 
 
 class GroupCall:
     """A collective whose arguments have passed this rank's checks."""
 
-    def __init__(self, communicator: Runner, proposal: Proposal, move: Move, *tensors: Tensor) -> None:
-        self._communicator, self._proposal, self._move, self._tensors = communicator, proposal, move, tensors
+    def __init__(self, communicator: Runner, descriptor: Descriptor, move: Move, *tensors: Tensor) -> None:
+        self._communicator, self._proposal, self._move, self._tensors = communicator, descriptor, move, tensors
 
     def run(self) -> Any:
         """Returns when the data have arrived; on a GPU, when the current stream will wait for them."""

@@ -24,7 +24,7 @@ from torch import Tensor
 from alltoallv._calls.counts import Layout, packed
 from alltoallv.errors import InvalidParamError
 from alltoallv.quantization.spec import QuantizedReduction
-from alltoallv.torch.engines.agreement import Proposal
+from alltoallv.torch.engines.agreement import Descriptor
 from alltoallv.torch.engines.calls import GroupCall as GroupCall
 from alltoallv.torch.engines.membership import FIRST as FIRST
 from alltoallv.torch.engines.membership import Membership
@@ -59,7 +59,7 @@ class TorchGroupCommunicator(Membership):
             return None, work
 
         return GroupCall(
-            self, Proposal(operator, dtype, layout[0], layout[2], count=row, root=root), move, output, input
+            self, Descriptor(operator, dtype, layout[0], layout[2], count=row, root=root), move, output, input
         )
 
     def exchange_lists(
@@ -73,7 +73,7 @@ class TorchGroupCommunicator(Membership):
             self._count(recvs, inputs[0].itemsize)
             return None, work
 
-        return GroupCall(self, Proposal(operator, dtype, sends, recvs), move, *outputs, *inputs)
+        return GroupCall(self, Descriptor(operator, dtype, sends, recvs), move, *outputs, *inputs)
 
     def learn(
         self,
@@ -95,7 +95,7 @@ class TorchGroupCommunicator(Membership):
             self._count(recvs, input.itemsize)
             return (output, recvs), work
 
-        return GroupCall(self, Proposal(operator, dtype, sends, None, count=row, root=root), move, input)
+        return GroupCall(self, Descriptor(operator, dtype, sends, None, count=row, root=root), move, input)
 
     def reduce(
         self, operator: str, dtype: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int]
@@ -113,7 +113,7 @@ class TorchGroupCommunicator(Membership):
         except InvalidParamError as error:
             self.fail(operator, error)
             raise
-        proposal = Proposal(
+        descriptor = Descriptor(
             operator, dtype, list(counts), [counts[self.rank]] * self.size, reduce_op=op, count=sum(counts)
         )
 
@@ -127,7 +127,7 @@ class TorchGroupCommunicator(Membership):
             self._stats[f"bytes_{self.backend}"] += output.nbytes
             return None, work
 
-        return GroupCall(self, proposal, move, output, input)
+        return GroupCall(self, descriptor, move, output, input)
 
     def quantized_reduce(
         self,
@@ -149,7 +149,7 @@ class TorchGroupCommunicator(Membership):
         The call raises ValueOverflowError on every rank if a value does not fit and ``overflow`` is "raise".
         """
         counts = list(request.counts) if request.operator == "quantized_reduce_scatter" else [0] * self.size
-        proposal = Proposal(
+        descriptor = Descriptor(
             request.operator,
             request.dtype,
             counts,
@@ -166,7 +166,7 @@ class TorchGroupCommunicator(Membership):
             return None, None
 
         tensors = [x for x in (output, input, error, gather_error) if x is not None]
-        return GroupCall(self, proposal, move, *tensors)
+        return GroupCall(self, descriptor, move, *tensors)
 
     def _wire(self, tensor: Tensor) -> Wire:
         if isinstance(self._mover, HostMover) and self.size > 1 and tensor.is_cpu:
@@ -185,7 +185,7 @@ class TorchGroupCommunicator(Membership):
                 self._count(recvs, tensor.itemsize)
             return None, work
 
-        return GroupCall(self, Proposal("broadcast", dtype, sends, recvs, root=root), move, tensor)
+        return GroupCall(self, Descriptor("broadcast", dtype, sends, recvs, root=root), move, tensor)
 
     def barrier(self) -> GroupCall:
         """Returns when all ranks have come. The host waits, also where the engine is a GPU's."""
@@ -194,7 +194,7 @@ class TorchGroupCommunicator(Membership):
         def move(told: list[int] | None, wait: bool) -> tuple[None, None]:
             if self.size > 1:
                 # A second step: a rank that comes late must meet the timeout of the others here.
-                self._plane.gather("barrier", b"here")
+                self._channel.gather("barrier", b"here")
             return None, None
 
-        return GroupCall(self, Proposal("barrier", "uint8", nothing, nothing), move)
+        return GroupCall(self, Descriptor("barrier", "uint8", nothing, nothing), move)

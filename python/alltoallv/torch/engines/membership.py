@@ -21,11 +21,11 @@ from torch import Tensor
 
 from alltoallv.communicator import Communicator
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError, ValueOverflowError
-from alltoallv.torch.engines.agreement import Agreement, Proposal, announcement
+from alltoallv.torch.engines.agreement import Agreement, Descriptor, announcement
 from alltoallv.torch.engines.call_queue import CallQueue, QueuedCall
 from alltoallv.torch.engines.calls import DeviceWork, Move, PendingResult
+from alltoallv.torch.engines.channels import Channel, EngineChannel, StoreChannel
 from alltoallv.torch.engines.movers import DeviceMover, HostMover, Mover, as_bytes
-from alltoallv.torch.engines.planes import EnginePlane, Plane, StorePlane
 from alltoallv.torch.engines.rendezvous import GroupStore
 from alltoallv.torch.engines.watch import Watch
 
@@ -82,15 +82,15 @@ class Membership:
         if self._engine is not None and backend == "gloo":
             self._watch.on_poison = functools.partial(_leak, self._engine)
         self._mover: Mover
-        self._plane: Plane
+        self._channel: Channel
         if backend in HOST_ENGINES:
             large = LARGE if backend == "gloo" else None
             self._mover = HostMover(self._engine, self.rank, self.size, self._watch, large)
-            self._plane = EnginePlane(self._engine, self.size, self._watch.work)
+            self._channel = EngineChannel(self._engine, self.size, self._watch.work)
         else:
             if store is None:
                 raise BackendUnavailableError(f"the group has no store, expected one for backend {backend!r}")
-            self._plane = StorePlane(store, self._watch.wait)
+            self._channel = StoreChannel(store, self._watch.wait)
             self._mover = mover = self._device_mover(group)
             self._watch.on_poison = mover.abandon
         self._agreement = Agreement(self.rank, self.size, domain)
@@ -129,29 +129,29 @@ class Membership:
         look = self._watch.look_for_losses
         from alltoallv.torch.engines.hccl import HcclMover  # torch_npu is there only where this is needed
 
-        return HcclMover(group, self.rank, self.size, self._plane.gather, self.domain, self.timeout, look)
+        return HcclMover(group, self.rank, self.size, self._channel.gather, self.domain, self.timeout, look)
 
     # --- order and agreement ----------------------------------------------------------------------------------------
 
-    def run(self, proposal: Proposal, move: Move) -> Any:
+    def run(self, descriptor: Descriptor, move: Move) -> Any:
         self._check_usable()
-        result, _ = self._queue.run(lambda: self._operate(proposal, move, True))
+        result, _ = self._queue.run(lambda: self._operate(descriptor, move, True))
         return result
 
-    def submit(self, proposal: Proposal, move: Move, tensors: Sequence[Tensor]) -> PendingResult:
+    def submit(self, descriptor: Descriptor, move: Move, tensors: Sequence[Tensor]) -> PendingResult:
         self._check_usable()
         if isinstance(self._mover, DeviceMover):
-            result, work = self._queue.run(lambda: self._operate(proposal, move, False))
+            result, work = self._queue.run(lambda: self._operate(descriptor, move, False))
             return DeviceWork(work, result)
         device = next((x.device for x in tensors if x.device.type != "cpu"), None)
         ready = None if device is None else torch.cuda.current_stream(device).record_event()
 
         def call() -> Any:
             if ready is None:
-                return self._operate(proposal, move, True)[0]
+                return self._operate(descriptor, move, True)[0]
             with torch.cuda.device(device):
                 ready.synchronize()
-                result, _ = self._operate(proposal, move, True)
+                result, _ = self._operate(descriptor, move, True)
                 torch.cuda.current_stream(device).synchronize()
                 return result
 
@@ -161,27 +161,27 @@ class Membership:
         done.run()
         return done
 
-    def _operate(self, proposal: Proposal, move: Move, wait: bool) -> tuple[Any, Any]:
+    def _operate(self, descriptor: Descriptor, move: Move, wait: bool) -> tuple[Any, Any]:
         self._check_usable()
         self._seq += 1
-        entry = self._record(proposal)
+        entry = self._record(descriptor)
         agreed = False
         try:
-            self._watch.begin(self._seq, proposal.operator)
-            told = self._agree(proposal)
+            self._watch.begin(self._seq, descriptor.operator)
+            told = self._agree(descriptor)
             agreed = True
             outcome = move(told, wait)
         except AllToAllVError as error:
             self._stats["failed_operators"] += 1
             if agreed and not isinstance(error, ValueOverflowError):  # the peers move their data, or will
-                self._watch.poison("lost", f"{proposal.operator} failed on rank {self.rank}: {error}")
+                self._watch.poison("lost", f"{descriptor.operator} failed on rank {self.rank}: {error}")
             raise
         except BaseException as error:
             self._stats["failed_operators"] += 1
             text = str(error).splitlines()[0] if str(error) else type(error).__name__
-            self._watch.poison("aborted", f"rank {self.rank} broke off {proposal.operator}: {text}")
+            self._watch.poison("aborted", f"rank {self.rank} broke off {descriptor.operator}: {text}")
             raise
-        if proposal.failure is not None:
+        if descriptor.failure is not None:
             self._stats["failed_operators"] += 1
             return outcome
         self._stats["operators"] += 1
@@ -191,23 +191,23 @@ class Membership:
     def _checks(self) -> bool:
         return self.check == "always" or (self.check == "first" and self._seq <= FIRST)
 
-    def _agree(self, proposal: Proposal) -> list[int] | None:
+    def _agree(self, descriptor: Descriptor) -> list[int] | None:
         """Raises what the ranks disagree about; returns the receive counts if it has heard them."""
         if not self._checks():
-            if proposal.failure is not None:
-                self._watch.poison("lost", f"{proposal.operator} failed on rank {self.rank}: {proposal.failure[2]}")
+            if descriptor.failure is not None:
+                self._watch.poison("lost", f"{descriptor.operator} failed on rank {self.rank}: {descriptor.failure[2]}")
             return None
-        row = self._agreement.row(self._seq, proposal)
+        row = self._agreement.row(self._seq, descriptor)
         told: list[int] | None
         if self.size == 1:
-            rows, told, gather = row[None], list(proposal.send_counts), _alone
-        elif proposal.failure is not None and isinstance(self._plane, StorePlane):
-            self._plane.announce(row, proposal)
+            rows, told, gather = row[None], list(descriptor.send_counts), _alone
+        elif descriptor.failure is not None and isinstance(self._channel, StoreChannel):
+            self._channel.announce(row, descriptor)
             return None
         else:
-            rows, told, gather = *self._plane.rows(row, proposal), self._plane.gather
+            rows, told, gather = *self._channel.rows(row, descriptor), self._channel.gather
         mixed = self.check == "always" and told is not None
-        self._agreement.judge(self._seq, proposal, rows, gather, mixed_learning=mixed)
+        self._agreement.judge(self._seq, descriptor, rows, gather, mixed_learning=mixed)
         return told
 
     def _tell_counts(self, sends: list[int], device: torch.device) -> list[int]:
@@ -237,11 +237,11 @@ class Membership:
         Where the call is not checked, the peers cannot be told in turn: the communicator ends for all of them.
         """
         self._check_usable()
-        proposal = announcement(operator, self.size, error)
+        descriptor = announcement(operator, self.size, error)
 
         def announce() -> None:
             with contextlib.suppress(AllToAllVError):  # its own error, or nobody is left to tell
-                self._operate(proposal, lambda told, wait: (None, None), True)
+                self._operate(descriptor, lambda told, wait: (None, None), True)
 
         if self.size > 1 and self.backend == "gloo":
             self._queue.submit(announce)
@@ -266,7 +266,7 @@ class Membership:
             self._watch.on_poison = _nothing
             if isinstance(self._mover, DeviceMover):
                 self._mover.close()
-            self._engine = self._mover = self._plane = None  # type: ignore[assignment]  # closes its connections
+            self._engine = self._mover = self._channel = None  # type: ignore[assignment]  # closes its connections
 
     def settle(self, seconds: float) -> None:
         """Before the process ends: what is pending gets a last chance, an engine that is stuck is left as it is."""
@@ -311,12 +311,12 @@ class Membership:
         mine = {"rank": self.rank, "pid": self._pid, "left": self._destroyed, "operators": list(self._flight)}
         return {"domain": self.domain, "rank": self.rank, "size": self.size, "ranks": [mine]}
 
-    def _record(self, proposal: Proposal) -> dict[str, Any]:
+    def _record(self, descriptor: Descriptor) -> dict[str, Any]:
         entry = {
             "seq": self._seq,
-            "operator": proposal.operator,
-            "dtype": proposal.dtype,
-            "state": "failed" if proposal.failure else "running",
+            "operator": descriptor.operator,
+            "dtype": descriptor.dtype,
+            "state": "failed" if descriptor.failure else "running",
             "start_ns": time.monotonic_ns(),
             "end_ns": 0,
         }

@@ -94,7 +94,7 @@ class GroupStore:
 
         return self._ask(poll, step + _STORE_SECONDS)
 
-    def call_roll(self, seq: int, age: float) -> list[int]:
+    def absent(self, seq: int, age: float) -> list[int]:
         """Which ranks do not say within 2 s that they were in operator ``seq`` when they were asked."""
         number = self._ask(lambda: int(self.store.add("roll", 1)))
         begin = time.monotonic()

@@ -230,7 +230,7 @@ class Watch:
     def _call_roll(self) -> list[int]:
         if self._store is None:
             return []
-        missing: list[int] = self._asking(lambda store: store.call_roll(self._seq, time.monotonic() - self._started))
+        missing: list[int] = self._asking(lambda store: store.absent(self._seq, time.monotonic() - self._started))
         return missing
 
     def _has_left(self, rank: int) -> bool:

@@ -14,7 +14,7 @@ T = TypeVar("T")
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 
-def makes_graph() -> bool:
+def is_tracing() -> bool:
     """Whether a call has to be operators, since its tensors stand for others.
 
     True under torch.compile, export and make_fx, under FakeTensorMode, where tensors have no data, and in the

@@ -54,7 +54,7 @@ class Operator:
         compiling = torch.compiler.is_compiling()
         if not compiling and (has_tangent(args[0]) or torch._C._is_tracing()):
             return self.run(*args)  # which refuses it, so that all ranks hear of it
-        if compiling or is_watched(args[0]):
+        if compiling or has_dispatch_mode(args[0]):
             return self.packet(*args[:-1], groups.name_of(args[-1]))
         if needs_grad(args[0]):
             result = _Direct.apply(self, *args)
@@ -77,7 +77,7 @@ class _Direct(torch.autograd.Function):
         return None, *ctx.operator_called.backward(ctx, grads[0] if len(grads) == 1 else grads)
 
 
-def is_watched(tensor: Tensor) -> bool:
+def has_dispatch_mode(tensor: Tensor) -> bool:
     """Whether somebody is to see the operator itself: a mode, a transform, a profiler, the tensor's class."""
     return (
         type(tensor) not in PLAIN

@@ -21,7 +21,7 @@ class Codec:
     Attributes:
         unit: Parts and chunks begin at multiples of so many elements.
         result: The output as bytes, where a sum is gathered as it will lie there; None where it must be decoded.
-        misfits: int32 tensors, 1 where a value did not fit and that is an error.
+        overflows: int32 tensors, 1 where a value did not fit and that is an error.
     """
 
     unit: int
@@ -31,7 +31,7 @@ class Codec:
         self._kernels: Kernels = kernels_for(input.device.type)
         self._output, self._input = output, input
         self.result = output.view(torch.uint8)
-        self.misfits: list[Tensor] = []
+        self.overflows: list[Tensor] = []
 
     def sent_bytes(self, part: int) -> int:
         """Of a message of ``part`` elements."""
@@ -53,9 +53,9 @@ class Codec:
         """What has been gathered becomes ``count`` elements of the output from ``first`` on."""
         copy_parts(gathered.view(self._output.dtype), self._output[first : first + count], part)
 
-    def _note(self, misfits: Tensor | None) -> None:
-        if misfits is not None:
-            self.misfits.append(misfits)
+    def _note(self, overflows: Tensor | None) -> None:
+        if overflows is not None:
+            self.overflows.append(overflows)
 
 
 class Dynamic(Codec):

@@ -21,8 +21,8 @@ from alltoallv.torch.api.group import Group, device_of
 from alltoallv.torch.api.tensors import needs_grad, row_size
 from alltoallv.torch.api.work import Done
 from alltoallv.torch.graph import quantized_ops as quantized_ops
-from alltoallv.torch.graph.graphs import makes_graph
-from alltoallv.torch.graph.recorded import outcome
+from alltoallv.torch.graph.graphs import is_tracing
+from alltoallv.torch.graph.traced import outcome
 from alltoallv.torch.quantized.adapter import ADAPTER
 from alltoallv.torch.quantized.feedback import ErrorFeedback
 from alltoallv.torch.quantized.rows import RowExchange
@@ -64,8 +64,8 @@ def quantized_all_reduce(
         if comm is None:
             return (None, None) if async_op else None
     given = {"out": out, "async_op": async_op, "error_feedback": error_feedback, "timeout": timeout}
-    recorded = makes_graph()
-    if recorded:
+    traced = is_tracing()
+    if traced:
         _check_recorded(input, given)
     else:
         assert comm is not None
@@ -80,7 +80,7 @@ def quantized_all_reduce(
                 made = requests.all_reduce(ADAPTER, comm, input, options, out, error_feedback)
                 call = calls.quantized_reduce(comm, made)
             limit = calls.limit(comm, timeout)
-    if recorded or needs_grad(input):
+    if traced or needs_grad(input):
         scales = map(_as_tensor, options[:3])
         return outcome(quantized_ops.quantized_all_reduce(input, *scales, *options[3:], group), out, async_op)
     return _started(call, async_op, limit)
@@ -107,9 +107,9 @@ def quantized_reduce_scatter(
     if comm is None:
         return (None, None) if async_op else None
     given = {"out": out, "async_op": async_op, "error_feedback": error_feedback, "timeout": timeout}
-    recorded = makes_graph()
+    traced = is_tracing()
     with guard(comm, "quantized_reduce_scatter"):
-        if recorded:
+        if traced:
             _check_recorded(input, given)
         elif needs_grad(input):
             requests.exclude("input requires grad", **given)
@@ -120,7 +120,7 @@ def quantized_reduce_scatter(
             row_size(input)
         rows = shares("recv_counts", recv_counts, "input", input.shape[0], comm.size)
         limit = calls.limit(comm, timeout)
-    if recorded or needs_grad(input):
+    if traced or needs_grad(input):
         result = quantized_ops.quantized_reduce_scatter(input, rows, comm.rank, *options, group)
         return outcome(result, out, async_op)
     return _started(call, async_op, limit)
@@ -141,10 +141,10 @@ def quantized_all_to_all(
     timeout: float | None = None,
 ) -> Any:
     options = Options(bits=bits, group_size=group_size, overflow=overflow, out_dtype=out_dtype)
-    recorded = makes_graph()
-    if recorded or (needs_grad(input) and not async_op):
+    traced = is_tracing()
+    if traced or (needs_grad(input) and not async_op):
         requests.exclude("input requires grad, or is recorded for a graph", timeout=timeout)
-        if not recorded and groups.resolve(group, device_of(input)) is None:
+        if not traced and groups.resolve(group, device_of(input)) is None:
             return None
         sends = torch.as_tensor(send_counts, device="cpu")
         recvs = None if recv_counts is None else torch.as_tensor(recv_counts, device="cpu")

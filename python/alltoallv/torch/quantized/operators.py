@@ -74,12 +74,12 @@ def dequantize_sum(
 
 
 def dequantize(codes: Tensor, scales: Tensor, how: Quantization, out: Tensor, part: int | None = None) -> Tensor | None:
-    misfits = None
+    overflows = None
     for rows, elements, length in _in_parts(out.numel(), part):
         values = _one_nan(_values(codes[rows], scales[rows], how, length)).view(-1)
         found = _narrow(values, out[elements], how.overflow)
-        misfits = found if misfits is None or found is None else misfits | found
-    return misfits
+        overflows = found if overflows is None or found is None else overflows | found
+    return overflows
 
 
 def requantize(

@@ -250,8 +250,8 @@ def _ahead(begins: Sequence[int], start: Callable[[int], tuple[T, Wait]]) -> Ite
 
 def _share_misfits(wire: Wire, size: int, codec: Codec, request: QuantizedReduction, device: torch.device) -> None:
     mine = torch.zeros(4, dtype=torch.uint8, device=device)
-    if codec.misfits:
-        mine[0] = torch.cat(codec.misfits).amax()
+    if codec.overflows:
+        mine[0] = torch.cat(codec.overflows).amax()
     told = torch.empty((size, 4), dtype=torch.uint8, device=device)
     wire.gather(told, mine)()
     if told[:, 0].any():

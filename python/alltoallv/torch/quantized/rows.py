@@ -58,8 +58,8 @@ class DeviceRows(HostRows):
             return True
         how = replace(self._how, overflow=overflow)
         views = record_views(coded, self._how, self._length)
-        misfits = self._kernels.dequantize(*views, how, out.view(-1), part=self._length)
-        return misfits is None or not misfits.any()
+        overflows = self._kernels.dequantize(*views, how, out.view(-1), part=self._length)
+        return overflows is None or not overflows.any()
 
 
 class RowExchange:

@@ -1,4 +1,4 @@
-#include "transport/shm/copy_crew.h"
+#include "transport/shm/copy_threads.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -17,7 +17,7 @@ constexpr int spins = 2000;
 
 }  // namespace
 
-CopyCrew::~CopyCrew() {
+CopyThreads::~CopyThreads() {
     {
         const std::lock_guard lock(mutex_);
         closing_.store(true);
@@ -26,7 +26,7 @@ CopyCrew::~CopyCrew() {
     for (std::thread& thread : threads_) thread.join();
 }
 
-void CopyCrew::start() {
+void CopyThreads::start() {
     sigset_t all, before;  // signals belong to the program's own threads
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -37,7 +37,7 @@ void CopyCrew::start() {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-void CopyCrew::run(const std::function<void(size_t)>& share) {
+void CopyThreads::run(const std::function<void(size_t)>& share) {
     if (threads_.empty()) start();
     share_ = &share;
     busy_.store(helpers_, std::memory_order_relaxed);
@@ -56,7 +56,7 @@ void CopyCrew::run(const std::function<void(size_t)>& share) {
     if (error) std::rethrow_exception(error);
 }
 
-void CopyCrew::help(size_t which) {
+void CopyThreads::help(size_t which) {
     for (uint64_t seen = 0;; ++seen) {
         const auto due = [&] { return call_.load(std::memory_order_acquire) != seen || closing_.load(); };
         for (int i = 0; i < spins && !due(); ++i) cpu_pause();

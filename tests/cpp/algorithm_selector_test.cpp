@@ -1,6 +1,6 @@
-/// \file contest_test.cpp
+/// \file algorithm_selector_test.cpp
 /// \brief Both ways are tried, the quicker one is taken, and what changes is noticed.
-#include "transport/shm/contest.h"
+#include "transport/shm/algorithm_selector.h"
 
 #include "check.h"
 
@@ -11,36 +11,36 @@ namespace {
 constexpr size_t size = 100000;
 
 /// Runs `calls` calls, whose times by either way are given; returns how many went the other way.
-int run(Contest& contest, int calls, double usual, double other, size_t bytes = size) {
+int run(AlgorithmSelector& selector, int calls, double usual, double other, size_t bytes = size) {
     int others = 0;
     for (int i = 0; i < calls; ++i) {
-        const Contest::Way way = contest.choose(bytes);
-        others += way == Contest::other;
-        contest.note(bytes, way, way == Contest::other ? other : usual);
+        const AlgorithmSelector::Way way = selector.choose(bytes);
+        others += way == AlgorithmSelector::other;
+        selector.note(bytes, way, way == AlgorithmSelector::other ? other : usual);
     }
     return others;
 }
 
 void the_quicker_is_taken_until_it_is_not() {
-    Contest contest;
-    const int tried = run(contest, 100, 10, 20);
+    AlgorithmSelector selector;
+    const int tried = run(selector, 100, 10, 20);
     CHECK(0 < tried && tried < 50);
-    CHECK(run(contest, 1000, 10, 5) > 500);
-    CHECK(run(contest, 1000, 10, 20) < 500);
+    CHECK(run(selector, 1000, 10, 5) > 500);
+    CHECK(run(selector, 1000, 10, 20) < 500);
 }
 
 void one_slow_call_is_no_change() {
-    Contest contest;
-    run(contest, 10, 10, 20);
-    CHECK(run(contest, 1, 1000, 20) == 0);
-    CHECK(run(contest, 20, 10, 20) < 10);
+    AlgorithmSelector selector;
+    run(selector, 10, 10, 20);
+    CHECK(run(selector, 1, 1000, 20) == 0);
+    CHECK(run(selector, 20, 10, 20) < 10);
 }
 
 void sizes_are_told_apart() {
-    Contest contest;
-    run(contest, 100, 10, 20);
-    CHECK(run(contest, 100, 100, 50, 4 * size) > 50);
-    CHECK(run(contest, 20, 10, 20) < 10);
+    AlgorithmSelector selector;
+    run(selector, 100, 10, 20);
+    CHECK(run(selector, 100, 100, 50, 4 * size) > 50);
+    CHECK(run(selector, 20, 10, 20) < 10);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-/// \file read_inputs.h
+/// \file hugepage_promoter.h
 /// \brief Inputs in private memory that peers read again and again are brought together in huge pages.
 ///
 /// For a peer's read the kernel looks up and holds every page, which takes as long as copying 4 KiB. Whoever gives back
@@ -11,7 +11,7 @@
 namespace alltoallv {
 
 /// Not thread-safe.
-class ReadInputs {
+class HugepagePromoter {
   public:
     /// Peers have read this one.
     void note(const void* input, size_t bytes);

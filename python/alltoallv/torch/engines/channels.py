@@ -8,19 +8,19 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from alltoallv.torch.engines.agreement import ROW, Proposal, Rows, note
+from alltoallv.torch.engines.agreement import ROW, Descriptor, Rows, note
 from alltoallv.torch.engines.rendezvous import GroupStore, Wait
 
 
-class Plane(Protocol):
-    def rows(self, row: Rows, proposal: Proposal) -> tuple[Rows, list[int] | None]:
-        """All ranks' rows, shape ``[W, ROW]``, and what every rank sends to this one, if the plane tells."""
+class Channel(Protocol):
+    def rows(self, row: Rows, descriptor: Descriptor) -> tuple[Rows, list[int] | None]:
+        """All ranks' rows, shape ``[W, ROW]``, and what every rank sends to this one, if the channel tells."""
 
     def gather(self, tag: str, data: bytes) -> list[bytes]:
         """Every rank's bytes, of one length, while the ranks are in one operator."""
 
 
-class EnginePlane:
+class EngineChannel:
     """Each rank sends every other its row and what it will send it, in one step.
 
     Args:
@@ -31,10 +31,10 @@ class EnginePlane:
     def __init__(self, engine: Any, size: int, wait: Callable[[Any], None]) -> None:
         self._engine, self._size, self._wait = engine, size, wait
 
-    def rows(self, row: Rows, proposal: Proposal) -> tuple[Rows, list[int]]:
+    def rows(self, row: Rows, descriptor: Descriptor) -> tuple[Rows, list[int]]:
         told = np.empty((self._size, ROW + 1), np.int64)
         told[:, :ROW] = row
-        told[:, ROW] = proposal.send_counts
+        told[:, ROW] = descriptor.send_counts
         heard = np.empty_like(told)
         self._wait(self._engine.alltoall_base(torch.from_numpy(heard), torch.from_numpy(told), [], []))
         return heard[:, :ROW], heard[:, ROW].tolist()
@@ -46,7 +46,7 @@ class EnginePlane:
         return [part.numpy().tobytes() for part in parts]
 
 
-class StorePlane:
+class StoreChannel:
     """Every rank posts its row and reads those of all.
 
     Args:
@@ -57,16 +57,16 @@ class StorePlane:
         self._store, self._wait = store, wait
         self._seq = 0
 
-    def rows(self, row: Rows, proposal: Proposal) -> tuple[Rows, None]:
-        self.announce(row, proposal)
+    def rows(self, row: Rows, descriptor: Descriptor) -> tuple[Rows, None]:
+        self.announce(row, descriptor)
         rows = [np.frombuffer(told, np.int64) for told in self._store.collect(f"row/{self._seq}", self._wait)]
         return np.stack(rows), None
 
-    def announce(self, row: Rows, proposal: Proposal) -> None:
+    def announce(self, row: Rows, descriptor: Descriptor) -> None:
         """Posts a row without waiting for the others'."""
         self._seq = int(row[0])
-        if proposal.failure is not None:
-            self._post("note", note(proposal))
+        if descriptor.failure is not None:
+            self._post("note", note(descriptor))
         self._post("row", row.tobytes())
 
     def gather(self, tag: str, data: bytes) -> list[bytes]:

@@ -1,4 +1,4 @@
-/// \file crowd.h
+/// \file oversubscription.h
 /// \brief Whether programs that are none of our ranks compete for the processors, so that yielding costs time slices.
 ///
 /// A rank that yields to a peer gets the processor back in microseconds. On a machine where strangers compute, it gives
@@ -13,9 +13,9 @@
 namespace alltoallv {
 
 /// What one rank has found out by yielding. Not thread-safe.
-class Crowd {
+class Oversubscription {
   public:
-    explicit Crowd(int ranks);
+    explicit Oversubscription(int ranks);
 
     /// Processors that the ranks have together.
     void set_cpus(int cpus) { cpus_ = cpus; }
@@ -29,7 +29,7 @@ class Crowd {
         sched_yield();
         ++tried_;
         now = Clock::now();
-        return now - before > long_yield && lost_slice();
+        return now - before > long_yield && was_preempted();
     }
 
   private:
@@ -37,7 +37,7 @@ class Crowd {
     static constexpr auto long_yield = std::chrono::microseconds(400);
     static constexpr int fewest = 64, most = 4096;
 
-    bool lost_slice();
+    bool was_preempted();
 
     /// Threads of this host that run or could run now; 0 if that is not to be learnt.
     int runnable_threads();

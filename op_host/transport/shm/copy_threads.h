@@ -1,4 +1,4 @@
-/// \file copy_crew.h
+/// \file copy_threads.h
 /// \brief Threads that help a rank with large copies, where processors outnumber ranks.
 #pragma once
 
@@ -14,14 +14,14 @@
 namespace alltoallv {
 
 /// Used by one thread at a time. The helpers are started by the first copy, and sleep between copies.
-class CopyCrew {
+class CopyThreads {
   public:
-    explicit CopyCrew(size_t helpers) : helpers_(helpers) {}
-    ~CopyCrew();
-    CopyCrew(const CopyCrew&) = delete;
-    CopyCrew& operator=(const CopyCrew&) = delete;
+    explicit CopyThreads(size_t helpers) : helpers_(helpers) {}
+    ~CopyThreads();
+    CopyThreads(const CopyThreads&) = delete;
+    CopyThreads& operator=(const CopyThreads&) = delete;
 
-    size_t hands() const { return helpers_ + 1; }
+    size_t shares() const { return helpers_ + 1; }
 
     /// Calls `share(0)` here and `share(1)` to `share(helpers)` in threads, which must not throw, all at once. Returns,
     /// or throws what `share(0)` threw, after all have ended.

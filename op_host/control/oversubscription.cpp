@@ -1,4 +1,4 @@
-#include "control/crowd.h"
+#include "control/oversubscription.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -8,22 +8,23 @@
 
 namespace alltoallv {
 
-Crowd::Crowd(int ranks) : ranks_(ranks), cpus_(usable_cpus()), loadavg_(open("/proc/loadavg", O_RDONLY | O_CLOEXEC)) {}
+Oversubscription::Oversubscription(int ranks)
+    : ranks_(ranks), cpus_(usable_cpus()), loadavg_(open("/proc/loadavg", O_RDONLY | O_CLOEXEC)) {}
 
-bool Crowd::lost_slice() {
+bool Oversubscription::was_preempted() {
     static const auto online = sysconf(_SC_NPROCESSORS_ONLN);  // reads a file
     // It may have been a peer at work. The count is of the whole host: of no use where this job has a share of it only.
     if (cpus_ >= static_cast<int>(online)) {
         const int runnable = runnable_threads();
         if (runnable > 0 && runnable <= ranks_) return false;
     }
-    period_ = tried_ < 2 * period_ ? std::min(2 * period_, most) : fewest;  // still crowded, or again
+    period_ = tried_ < 2 * period_ ? std::min(2 * period_, most) : fewest;  // still oversubscribed, or again
     sleeps_ = period_;
     tried_ = 0;
     return true;
 }
 
-int Crowd::runnable_threads() {
+int Oversubscription::runnable_threads() {
     char text[128];
     const ssize_t length = pread(loadavg_.get(), text, sizeof text - 1, 0);
     if (length < 0) return 0;

@@ -1,4 +1,4 @@
-#include "transport/shm/read_inputs.h"
+#include "transport/shm/hugepage_promoter.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -20,7 +20,7 @@ void gather(uintptr_t begin, uintptr_t end) {
 
 }  // namespace
 
-void ReadInputs::note(const void* input, size_t bytes) {
+void HugepagePromoter::note(const void* input, size_t bytes) {
     if (bytes < HugePages::size / 2) return;
     auto found = std::ranges::find_if(latest_, [&](const Input& i) { return i.data == input && i.bytes == bytes; });
     if (found == latest_.end()) {

@@ -1,4 +1,4 @@
-/// \file pace.h
+/// \file store_policy.h
 /// \brief Copies between ranks by the way that is quicker at present, found out by timing them.
 ///
 /// An ordinary store has to take each line away from the processor that read it last. Where the two share a cache that
@@ -16,10 +16,10 @@
 namespace alltoallv {
 
 /// Whether copies of one kind have been slow in the operators of late. Not thread-safe.
-class Pace {
+class StorePolicy {
   public:
     /// `enough`: bytes per nanosecond of copies that are not slow, or part of what `compare` has found.
-    explicit Pace(double enough) : enough_(enough) {}
+    explicit StorePolicy(double enough) : enough_(enough) {}
 
     /// Before every operator: judges the last.
     void begin() {
@@ -82,51 +82,51 @@ class Pace {
 /// Writes what a peer reads: with ordinary stores, or past the caches while those are slow.
 class PeerWriter {
   public:
-    /// `enough`: as Pace has it, for ordinary stores to be kept to.
-    explicit PeerWriter(double enough) : pace_(enough) {}
+    /// `enough`: as StorePolicy has it, for ordinary stores to be kept to.
+    explicit PeerWriter(double enough) : policy_(enough) {}
 
-    void begin() { pace_.begin(); }
+    void begin() { policy_.begin(); }
 
     /// Whether this operator's copies go past the caches.
-    bool streams() const { return pace_.slow(); }
+    bool streams() const { return policy_.slow(); }
 
     void copy(void* to, const void* from, size_t bytes) {
         if (bytes < timed_from) {
             if (bytes > 0) std::memcpy(to, from, bytes);
-        } else if (pace_.slow()) {
+        } else if (policy_.slow()) {
             stream(to, from, bytes);
         } else {
-            pace_.time(bytes, [=] { std::memcpy(to, from, bytes); });
+            policy_.time(bytes, [=] { std::memcpy(to, from, bytes); });
         }
     }
 
     /// Past the caches, where `streams()` says so.
     void stream(void* to, const void* from, size_t bytes) {
         kernel::copy_streaming(to, from, bytes);
-        pace_.passed(bytes);
+        policy_.passed(bytes);
     }
 
-    /// `make(at)` computes `bytes`: right at `to`, or into `by_way`, from where they go past the caches.
+    /// `make(at)` computes `bytes`: right at `to`, or into `bounce`, from where they go past the caches.
     template <class Make>
-    void make(void* to, size_t bytes, char* by_way, Make&& make) {
-        if (pace_.slow()) {
-            make(by_way);
-            stream(to, by_way, bytes);
+    void make(void* to, size_t bytes, char* bounce, Make&& make) {
+        if (policy_.slow()) {
+            make(bounce);
+            stream(to, bounce, bytes);
         } else {
-            pace_.time(bytes, [&] { make(static_cast<char*>(to)); });
+            policy_.time(bytes, [&] { make(static_cast<char*>(to)); });
         }
     }
 
     /// What `make` does for the peers, done for this rank alone.
     template <class Make>
     void make_own(size_t bytes, Make&& make) {
-        pace_.compare(bytes, make);
+        policy_.compare(bytes, make);
     }
 
   private:
     static constexpr size_t timed_from = 4096;
 
-    Pace pace_;
+    StorePolicy policy_;
 };
 
 }  // namespace alltoallv

@@ -1,4 +1,4 @@
-/// \file contest.h
+/// \file algorithm_selector.h
 /// \brief The quicker of two ways, found out by taking both now and then.
 ///
 /// Which way of moving private memory is quicker depends on the machine, on what its neighbours do at present and on
@@ -14,7 +14,7 @@
 namespace alltoallv {
 
 /// Decides per size, in powers of two. Not thread-safe.
-class Contest {
+class AlgorithmSelector {
   public:
     enum Way : unsigned char { usual, other };
 
