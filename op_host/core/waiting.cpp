@@ -9,51 +9,56 @@
 namespace alltoallv {
 namespace {
 
-struct Slot;
+struct Slot {
+    const uint64_t id = Waiting::this_thread();
+    std::atomic<bool> calls{false};
+    std::atomic<uint32_t> depth{0};
+    std::atomic<uint64_t> changes{0};
+};
 
 struct Slots {
     std::mutex mutex;
     std::vector<Slot*> all;
+    pthread_key_t ends;  // whose destructor a thread's end calls; a thread_local with one leaks it in forked children
 };
 
 Slots* current = nullptr;
 
-void forget_other_threads();
+void forget(void* slot) {
+    const std::lock_guard lock(current->mutex);
+    std::erase(current->all, slot);
+    delete static_cast<Slot*>(slot);
+}
+
+void forget_other_threads() {
+    std::erase_if(current->all, [](const Slot* slot) {
+        const bool other = slot->id != Waiting::this_thread();
+        if (other) delete slot;
+        return other;
+    });
+    current->mutex.unlock();
+}
 
 // Never destroyed: threads may end after static objects. In a forked child there is one thread.
 Slots& slots() {
     static std::once_flag once;
     std::call_once(once, [] {
         current = new Slots;
+        pthread_key_create(&current->ends, forget);
         pthread_atfork([] { current->mutex.lock(); }, [] { current->mutex.unlock(); }, forget_other_threads);
     });
     return *current;
 }
 
-struct Slot {
-    const uint64_t id = Waiting::this_thread();
-    std::atomic<bool> calls{false};
-    std::atomic<uint32_t> depth{0};
-    std::atomic<uint64_t> changes{0};
-
-    Slot() {
-        const std::lock_guard lock(slots().mutex);
-        slots().all.push_back(this);
-    }
-    ~Slot() {
-        const std::lock_guard lock(slots().mutex);
-        std::erase(slots().all, this);
-    }
-};
-
-void forget_other_threads() {
-    std::erase_if(current->all, [](const Slot* slot) { return slot->id != Waiting::this_thread(); });
-    current->mutex.unlock();
-}
-
 Slot& mine() {
-    thread_local Slot slot;
-    return slot;
+    thread_local Slot* slot = nullptr;
+    if (slot == nullptr) {
+        slot = new Slot;
+        pthread_setspecific(slots().ends, slot);
+        const std::lock_guard lock(slots().mutex);
+        slots().all.push_back(slot);
+    }
+    return *slot;
 }
 
 }  // namespace

@@ -28,14 +28,14 @@ class GroupCall:
     """A collective whose arguments have passed this rank's checks."""
 
     def __init__(self, communicator: Runner, descriptor: Descriptor, move: Move, *tensors: Tensor) -> None:
-        self._communicator, self._proposal, self._move, self._tensors = communicator, descriptor, move, tensors
+        self._communicator, self._descriptor, self._move, self._tensors = communicator, descriptor, move, tensors
 
     def run(self) -> Any:
         """Returns when the data have arrived; on a GPU, when the current stream will wait for them."""
-        return self._communicator.run(self._proposal, self._move)
+        return self._communicator.run(self._descriptor, self._move)
 
     def submit(self) -> PendingResult:
-        return self._communicator.submit(self._proposal, self._move, self._tensors)
+        return self._communicator.submit(self._descriptor, self._move, self._tensors)
 
 
 class DeviceWork:
