@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import fused_cases
 from operator_case import TOLERANCE
 from operators import families
 
@@ -19,6 +22,14 @@ Any other operator `npu::` raises NotImplementedError in the caller, and the pro
 value that the emulator does not cover, by a sentence that names the argument. Nothing here tells how fast an NPU is,
 and kernels of CANN may round differently within these bounds.
 
+The families Moe distribute, Moe alltoallv and Parallel matmuls communicate over the group that `hcom` or `group_ep`
+names. Each case runs on 2 and on 4 ranks against a reference of one process that has all ranks' arguments. torch_npu
+has no gradients for them; on CPU tensors (`alltoallv.npu_ops`) their formulas have. What ranks disagree about, or one
+of them refuses, is raised on all of them. Limits that the devices' documentation states (world sizes, hidden sizes,
+tokens, experts, HCCL_BUFFSIZE) are kept: `ALLTOALLV_NPU_PRODUCT` is `A3` (the default) or `A2`, and
+`ALLTOALLV_NPU_LIMITS=relax` lifts them. Not covered: `group_tp`, ranks of shared experts, `elastic_info`, scales of
+blocks (mx).
+
 """
 
 
@@ -26,17 +37,17 @@ def page() -> str:
     """The text of the page."""
     bounds = ", ".join(f"{bound:g} ({dtype})" for dtype, bound in TOLERANCE.items())
     lines = []
-    for family, cases in families().items():
+    for family, cases in (families() | fused_cases.FAMILIES).items():
         lines += [f"## {family.replace('_', ' ').capitalize()}", ""]
         lines += ["| operator | dtypes | gradient | compared | cases |", "| --- | --- | --- | --- | --- |"]
         for name in dict.fromkeys(case.operator for case in cases):
             of = [case for case in cases if case.operator == name]
             dtypes = dict.fromkeys(dtype for case in of for dtype in case.dtypes)
-            gradient = dict.fromkeys(one for case in of for one in case.gradient)
+            gradient = dict.fromkeys(one for case in of for one in getattr(case, "gradient", ()))
             compared = "exact" if all(case.exact for case in of) else "tolerance"
             cells = [f"`{name}`", ", ".join(dtypes), ", ".join(gradient) or "-", compared, str(len(of))]
             lines.append(f"| {' | '.join(cells)} |")
-        backward = dict.fromkeys(f"`{name}`" for case in cases for name in case.runs)
+        backward = dict.fromkeys(f"`{name}`" for case in cases for name in getattr(case, "runs", ()))
         lines += ["", *([f"Run by these cases too: {', '.join(backward)}.", ""] if backward else [])]
     return HEAD.format(bounds) + "\n".join(lines).rstrip() + "\n"
 

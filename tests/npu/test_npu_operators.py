@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+import fused_cases
+import fused_trouble
 import operator_page
 import pytest
-from npu_ranks import caught, use_device
+from npu_ranks import caught, group, use_device
 from operators import families
 
 from alltoallv.testing import Ranks
@@ -23,14 +28,29 @@ def test_operators_compute_their_formulas(ranks: Ranks, family: str) -> None:
     ranks(1, communicator=False)(check)
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_fused_operators_compute_their_formulas(ranks: Ranks, tmp_path: Path, size: int) -> None:
+    def check(rank: int, size: int, file: str) -> None:
+        os.environ["ALLTOALLV_NPU_LIMITS"] = "relax"
+        with group(rank, size, file) as (made, device):
+            name = made._get_backend(device).get_hccl_comm_name(rank)
+            for cases in fused_cases.FAMILIES.values():
+                for case in cases:
+                    case.call(device, name, rank, size)
+            fused_trouble.check(device, name, rank, size)
+
+    ranks(size, communicator=False)(check, str(tmp_path / "store"))
+
+
 def test_every_operator_has_a_case(ranks: Ranks) -> None:
     def check(rank: int, size: int) -> None:
         use_device(rank)
-        from alltoallv_emulator.operators import registry
+        from alltoallv.npu_ops import registry
 
         cases = [case for family in families().values() for case in family]
         run = {name for case in cases for name in (case.operator, *case.runs)}
-        assert set(registry.names()) - run == set()
+        run |= {case.operator for cases in fused_cases.FAMILIES.values() for case in cases}
+        assert set(registry.formulas()) - run == set()
 
     ranks(1, communicator=False)(check)
 
@@ -76,5 +96,20 @@ def test_a_format_is_remembered(ranks: Ranks) -> None:
         casts = (x, cast, cast.t(), torch_npu.npu_format_cast(cast, 2))
         assert [int(torch_npu.get_npu_format(one)) for one in casts] == [2, 29, 29, 2]
         assert torch.equal(cast.cpu(), x.cpu())
+
+    ranks(1, communicator=False)(check)
+
+
+def test_the_schemas_are_torch_npus(ranks: Ranks) -> None:
+    def check(rank: int, size: int) -> None:
+        import torch
+
+        use_device(rank)
+        from alltoallv.npu_ops import registry, schemas
+
+        theirs = {str(one) for one in torch._C._jit_get_all_schemas() if one.name.startswith("npu::")}
+        ours = [text for texts in schemas().values() for text in texts]
+        assert [text for text in ours if text not in theirs] == []
+        assert len(ours) == len(registry.formulas())
 
     ranks(1, communicator=False)(check)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from alltoallv_emulator.operators.registry import differentiate, expect, operator
+from alltoallv.npu_ops.registry import differentiate, expect, operator
 
 
 def _halves(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:

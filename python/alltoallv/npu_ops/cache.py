@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alltoallv_emulator.operators.registry import expect, operator
+from alltoallv.npu_ops.registry import expect, operator
 
 
 def _write(cache: Tensor, rows: Tensor, slots: Tensor, cache_mode: str | None) -> None:

@@ -1,4 +1,4 @@
-"""The cases of all operators: a module for each family, as in alltoallv_emulator.operators."""
+"""The cases of all operators: a module for each family, as in alltoallv.npu_ops."""
 
 from __future__ import annotations
 

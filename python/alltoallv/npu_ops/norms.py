@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alltoallv_emulator.operators.registry import operator
+from alltoallv.npu_ops.registry import operator
 
 
 def _normalize(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:

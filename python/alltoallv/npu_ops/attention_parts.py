@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from alltoallv_emulator.operators.registry import expect
+from alltoallv.npu_ops.registry import expect
 
 # From each layout to [batch, heads, length, size], once BSH and SBH have their last dimension split into heads.
 _TO_BNSD = {"BNSD": (0, 1, 2, 3), "BSND": (0, 2, 1, 3), "BSH": (0, 2, 1, 3), "SBH": (1, 2, 0, 3)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alltoallv_emulator.operators.quantization import quantize_rows
-from alltoallv_emulator.operators.registry import differentiate, expect, operator
+from alltoallv.npu_ops.quantization import quantize_rows
+from alltoallv.npu_ops.registry import differentiate, expect, operator
 
 
 def _row_numbers(rows: int, k: int) -> Tensor:
@@ -262,6 +262,12 @@ def finalize_routing(
     return total.to(expanded_permuted_rows.dtype)
 
 
+def by_expert(counts: Tensor) -> Tensor:
+    """From the order rank, expert to the order expert, rank: where each row comes from. Counts: a row for each rank."""
+    experts = torch.arange(counts.size(1)).repeat(counts.size(0)).repeat_interleave(counts.reshape(-1))
+    return experts.sort(stable=True)[1]
+
+
 @operator("npu_moe_re_routing")
 def re_routing(
     tokens: Tensor,
@@ -274,8 +280,7 @@ def re_routing(
     expect(expert_token_num_type == 1, "expert_token_num_type", expert_token_num_type, "1 (counts)")
     expect(idx_type in (0, 1), "idx_type", idx_type, "0 (where a row comes from) or 1 (where it goes to)")
     counts = expert_token_num_per_rank.long()
-    experts = torch.arange(counts.size(1)).repeat(counts.size(0)).repeat_interleave(counts.view(-1))
-    order = experts.sort(stable=True)[1]
+    order = by_expert(counts)
     scales = torch.zeros(len(tokens)) if per_token_scales is None else per_token_scales[order]
     index = order if idx_type == 0 else _inverse(order)
     return tokens[order], scales, index.to(torch.int32), counts.sum(0).to(expert_token_num_per_rank.dtype)

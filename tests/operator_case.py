@@ -1,4 +1,7 @@
-"""One case of an operator of torch_npu's: inputs, a reference in NumPy's float64, and how near the results must be."""
+"""One case of an operator of torch_npu's: inputs, a reference in NumPy's float64, and how near the results must be.
+
+Run on emulated NPUs against the real torch_npu, and on the CPU against `alltoallv.npu_ops`.
+"""
 
 from __future__ import annotations
 
@@ -45,43 +48,56 @@ class Case:
     def call(self, device: torch.device, dtype: str) -> None:
         """Fails unless operator and reference agree."""
         arguments = self.inputs(np.random.default_rng(5))
-        given = {name: _to_torch(value, dtype, device) for name, value in arguments.items()}
-        known = {name: _to_numpy(value) for name, value in given.items()}
-        results = [*_listed(self._operator()(**given)), *(given[name] for name in self.writes)]
-        expected = _listed(self.reference(**known))
-        assert len(results) == len(expected)
-        for number, (result, value) in enumerate(zip(results, expected, strict=True)):
-            if value is not None:
-                _compare(f"result {number} of {self.operator}, {dtype}", result, value, self.exact)
+        given = {name: to_torch(value, dtype, device) for name, value in arguments.items()}
+        known = {name: to_numpy(value) for name, value in given.items()}
+        results = [*listed(called(self.operator, device)(**given)), *(given[name] for name in self.writes)]
+        compare_all(f"{self.operator}, {dtype}", results, self.reference(**known), self.exact)
 
     def differentiate(self, device: torch.device) -> None:
         """Fails unless the gradients are the reference's."""
         import torch
 
         arguments = self.inputs(np.random.default_rng(6))
-        given = {name: _to_torch(value, "float32", device) for name, value in arguments.items()}
-        known = {name: _to_numpy(value) for name, value in given.items()}
+        given = {name: to_torch(value, "float32", device) for name, value in arguments.items()}
+        known = {name: to_numpy(value) for name, value in given.items()}
         for name in self.gradient:
             given[name].requires_grad_()
-        results = [r for r in _listed(self._operator()(**given)) if isinstance(r, torch.Tensor) and r.requires_grad]
+        results = [
+            r for r in listed(called(self.operator, device)(**given)) if isinstance(r, torch.Tensor) and r.requires_grad
+        ]
         results = results[: self.differentiable]
         weights = [np.random.default_rng(7).normal(size=r.shape).astype(np.float32) for r in results]
         torch.autograd.backward(results, [torch.from_numpy(w).to(device) for w in weights])
 
         def loss() -> float:
-            expected = [np.asarray(value) for value in _listed(self.reference(**known)) if value is not None]
+            expected = [np.asarray(value) for value in listed(self.reference(**known)) if value is not None]
             floating = [value for value in expected if value.dtype.kind == "f"]
             return float(sum((w * v).sum() for w, v in zip(weights, floating, strict=False)))
 
         for name in self.gradient:
             _compare(f"gradient of {name} in {self.operator}", given[name].grad, _differences(loss, known[name]), False)
 
-    def _operator(self) -> Callable[..., Any]:
-        import torch
 
-        base, _, overload = self.operator.partition(".")
-        packet = getattr(torch.ops.npu, base)
-        return getattr(packet, overload) if overload else packet
+def called(operator: str, device: torch.device) -> Callable[..., Any]:
+    """The operator that is under test on the device."""
+    import torch
+
+    base, _, overload = operator.partition(".")
+    if device.type == "cpu":
+        from alltoallv import npu_ops
+
+        return getattr(npu_ops, base)
+    packet = getattr(torch.ops.npu, base)
+    return getattr(packet, overload) if overload else packet
+
+
+def compare_all(what: str, results: Sequence[Any], expected: Any, exact: bool) -> None:
+    """Fails unless there are as many results as expected, each near enough; None is not compared."""
+    expected = listed(expected)
+    assert len(results) == len(expected)
+    for number, (result, value) in enumerate(zip(results, expected, strict=True)):
+        if value is not None:
+            _compare(f"result {number} of {what}", result, value, exact)
 
 
 def _differences(loss: Callable[[], float], value: np.ndarray[Any, Any], step: float = 1e-5) -> np.ndarray[Any, Any]:
@@ -97,28 +113,28 @@ def _differences(loss: Callable[[], float], value: np.ndarray[Any, Any], step: f
     return derivative
 
 
-def _listed(results: Any) -> list[Any]:
+def listed(results: Any) -> list[Any]:
     if results is None:
         return []
     return list(results) if isinstance(results, (tuple, list)) else [results]
 
 
-def _to_torch(value: Any, dtype: str, device: torch.device) -> Any:
+def to_torch(value: Any, dtype: str, device: torch.device) -> Any:
     import torch
 
     if isinstance(value, list) and value and isinstance(value[0], np.ndarray):
-        return [_to_torch(one, dtype, device) for one in value]
+        return [to_torch(one, dtype, device) for one in value]
     if not isinstance(value, np.ndarray):
         return value
     tensor = torch.from_numpy(value.copy())
     return (tensor.to(getattr(torch, dtype)) if value.dtype == np.float64 else tensor).to(device)
 
 
-def _to_numpy(value: Any) -> Any:
+def to_numpy(value: Any) -> Any:
     import torch
 
     if isinstance(value, list):
-        return [_to_numpy(one) for one in value]
+        return [to_numpy(one) for one in value]
     if not isinstance(value, torch.Tensor):
         return value
     return (value.double() if value.is_floating_point() else value).cpu().numpy().copy()

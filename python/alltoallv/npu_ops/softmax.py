@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from alltoallv_emulator.operators.registry import expect, operator
+from alltoallv.npu_ops.registry import expect, operator
 
 
 @operator("npu_scaled_masked_softmax")

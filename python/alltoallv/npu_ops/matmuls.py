@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from alltoallv_emulator.operators.packing import scale_and_offset, unpack_matrix
-from alltoallv_emulator.operators.registry import Refused, dtype_of, expect, operator
+from alltoallv.npu_ops.packing import scale_and_offset, unpack_matrix
+from alltoallv.npu_ops.registry import Refused, dtype_of, expect, operator
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def to_int8(values: Tensor) -> Tensor:
     return values.round().clamp(-128, 127).to(torch.int8)
 
 
-def _dequantize(
+def dequantize(
     total: Tensor,
     scale: Tensor,
     offset: Tensor | None,
@@ -90,10 +90,10 @@ def quant_matmul(
         expect(value.dtype in (torch.int8, torch.int32), name, value, "int8, or int32 with eight numbers of four bits")
     total = product(unpack_matrix(x1), unpack_matrix(x2))
     dtype = dtype_of(output_dtype, torch.int8, "output_dtype")
-    return _dequantize(total, scale, offset, pertoken_scale, bias, dtype)
+    return dequantize(total, scale, offset, pertoken_scale, bias, dtype)
 
 
-def _antiquantize(weight: Tensor, scale: Tensor, offset: Tensor | None, group_size: int, dtype: torch.dtype) -> Tensor:
+def antiquantize(weight: Tensor, scale: Tensor, offset: Tensor | None, group_size: int, dtype: torch.dtype) -> Tensor:
     """(weight + offset) * scale in the dtype that they are multiplied in; scales for groups of rows are repeated."""
     weight = unpack_matrix(weight).float()
     if group_size:
@@ -117,7 +117,7 @@ def weight_quant_batchmatmul(
     antiquant_group_size: int,
 ) -> Tensor:
     expect(antiquant_scale.is_floating_point(), "antiquant_scale", antiquant_scale, "floating point")
-    y = product(x, _antiquantize(weight, antiquant_scale, antiquant_offset, antiquant_group_size, x.dtype))
+    y = product(x, antiquantize(weight, antiquant_scale, antiquant_offset, antiquant_group_size, x.dtype))
     y = y if bias is None else y + bias.float()
     if quant_scale is None:
         return y.to(x.dtype)
@@ -133,7 +133,7 @@ def dequant_bias(
     output_dtype: torch.dtype | None,
 ) -> Tensor:
     dtype = dtype_of(output_dtype, torch.float16, "output_dtype")
-    return _dequantize(x.double(), weight_scale, None, activation_scale, bias, dtype)
+    return dequantize(x.double(), weight_scale, None, activation_scale, bias, dtype)
 
 
 _ACTIVATIONS: dict[int, Callable[[Tensor], Tensor]] = {
@@ -235,12 +235,12 @@ def _one_group(
         total = product(x, unpack_matrix(weight))
         if dtype in (torch.int8, torch.int32) or not act_type:
             expect(not act_type, "act_type", act_type, "0 for a result of integers")
-            return _dequantize(total, scale, None, token, bias, dtype)
-        return activate(_dequantize(total, scale, None, token, bias, torch.float32)).to(dtype)
+            return dequantize(total, scale, None, token, bias, dtype)
+        return activate(dequantize(total, scale, None, token, bias, torch.float32)).to(dtype)
     if antiquant_scale is not None:
         groups = antiquant_scale.size(0) if antiquant_scale.dim() == 2 else 0
         size = -(-x.size(-1) // groups) if groups else 0
-        weight = _antiquantize(weight, antiquant_scale, antiquant_offset, size, x.dtype)
+        weight = antiquantize(weight, antiquant_scale, antiquant_offset, size, x.dtype)
     y = product(x, weight)
     return activate(y if bias is None else y + bias.float()).to(dtype)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alltoallv_emulator.operators.registry import dtype_of, expect, operator
+from alltoallv.npu_ops.registry import dtype_of, expect, operator
 
 _ND = 2
 
@@ -30,14 +30,20 @@ def format_cast(input: Tensor, acl_format: int) -> Tensor:
     return result
 
 
+def _differentiable_cast(input: Tensor, acl_format: int) -> Tensor:
+    """On an emulated NPU through torch_npu's operator, which has a gradient there."""
+    on_npu = input.device.type == "npu"
+    return torch.ops.npu._npu_format_cast(input, acl_format) if on_npu else format_cast(input, acl_format)
+
+
 @operator("npu_format_cast", ignores=("customize_dtype", "input_dtype"), on_host=False)
 def format_cast_by_number(input: Tensor, acl_format: int) -> Tensor:
-    return torch.ops.npu._npu_format_cast(input, acl_format)  # which has a gradient
+    return _differentiable_cast(input, acl_format)
 
 
 @operator("npu_format_cast.Tensor", ignores=("customize_dtype", "input_dtype"), on_host=False)
 def format_cast_like(input: Tensor, dst: Tensor) -> Tensor:
-    return torch.ops.npu._npu_format_cast(input, get_npu_format(dst))
+    return _differentiable_cast(input, get_npu_format(dst))
 
 
 @operator("npu_format_cast_.acl_format", ignores=("customize_dtype", "input_dtype"), on_host=False)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alltoallv_emulator.operators.activations import swish_of_first
-from alltoallv_emulator.operators.matmuls import ends_of, to_int8
-from alltoallv_emulator.operators.packing import pack
-from alltoallv_emulator.operators.registry import dtype_of, expect, operator
+from alltoallv.npu_ops.activations import swish_of_first
+from alltoallv.npu_ops.matmuls import ends_of, to_int8
+from alltoallv.npu_ops.packing import pack
+from alltoallv.npu_ops.registry import dtype_of, expect, operator
 
 _LARGEST = {torch.int8: 127.0, torch.quint4x2: 7.0}
 

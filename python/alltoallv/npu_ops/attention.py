@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from alltoallv_emulator.operators.attention_parts import (
+from alltoallv.npu_ops.attention_parts import (
     Attention,
     attend,
     attend_backward,
@@ -17,7 +17,7 @@ from alltoallv_emulator.operators.attention_parts import (
     scores_of,
     split,
 )
-from alltoallv_emulator.operators.registry import operator
+from alltoallv.npu_ops.registry import operator
 
 _IGNORED = ("inner_precise", "gen_mask_parallel", "sync", "softmax_layout", "seed", "offset", "numels", "softmax_in")
 

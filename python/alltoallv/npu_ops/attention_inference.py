@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from alltoallv_emulator.operators.attention_parts import attend, hidden, join, lengths_of, scores_of, split
-from alltoallv_emulator.operators.registry import expect, operator
+from alltoallv.npu_ops.attention_parts import attend, hidden, join, lengths_of, scores_of, split
+from alltoallv.npu_ops.registry import expect, operator
 
 
 def from_blocks(cache: Tensor, table: Tensor, length: int, heads: int) -> Tensor:

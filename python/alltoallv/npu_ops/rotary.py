@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alltoallv_emulator.operators.registry import differentiate, expect, operator
+from alltoallv.npu_ops.registry import differentiate, expect, operator
 
 
 def _rotated(x: Tensor, mode: str) -> Tensor:

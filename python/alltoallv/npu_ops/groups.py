@@ -1,0 +1,131 @@
+"""The ranks that an operator names by HCCL's name of their communicator, and what they exchange.
+
+On emulated NPUs that is torch_npu's process group, whose HCCL moves the data; on CPU tensors any other group of
+torch.distributed, through `alltoallv.torch`. Both tell all ranks when ranks disagree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from alltoallv.errors import InvalidParamError, PeerMismatchError
+from alltoallv.torch import all_to_all_v
+
+_TEXT = 4096  # bytes that a rank tells of itself, in JSON
+_MOVED_AS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # dtypes that every engine has, by bytes
+
+
+def named(hcom: str | dist.ProcessGroup, world_size: int | None = None) -> Group:
+    """The group with this name.
+
+    Args:
+        hcom: A ProcessGroup, its ``group_name``, "" for the default group, or on NPUs what ``get_hccl_comm_name`` gave.
+        world_size: The size that the operator was told, None if it takes none.
+
+    Raises:
+        InvalidParamError: No group of this process has the name, or it has another size.
+    """
+    group = _found(hcom)
+    if group is None:
+        raise InvalidParamError(f"hcom is {hcom!r}, expected the name of a process group that this process has made")
+    if world_size not in (None, group.size):
+        raise InvalidParamError(f"the world size is {world_size}, expected {group.size}, that of the group {hcom!r}")
+    return group
+
+
+def _found(hcom: str | dist.ProcessGroup) -> Group | None:
+    if not isinstance(hcom, str):
+        return Group(hcom, None)
+    known = list(dist.distributed_c10d._world.pg_map) if dist.is_initialized() else []
+    if hcom == "" and known:
+        return Group(dist.group.WORLD, None)
+    for group in known:
+        if group.group_name == hcom:
+            return Group(group, None)
+    for group in known if hasattr(torch, "npu") else []:
+        if "npu" in {device.type for device in group._device_types}:
+            backend = group._get_backend(torch.device("npu"))
+            if backend.get_hccl_comm_name(dist.get_rank(), init_comm=False) == hcom:
+                return Group(group, torch.device("npu", torch.npu.current_device()))
+    return None
+
+
+class Group:
+    """Ranks 0 to ``size`` - 1 of a process group, of which this is ``rank``. Tensors are the CPU's."""
+
+    def __init__(self, group: dist.ProcessGroup | None, device: torch.device | None) -> None:
+        self._group, self._device = group, device
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+
+    def all_to_all(self, rows: Tensor, sends: Sequence[int], recvs: Sequence[int]) -> Tensor:
+        """Sends ``sends[j]`` rows to rank j, in the order of the ranks; returns those of all ranks, in that order."""
+        if self._device is None:
+            return all_to_all_v(rows, sends, recvs, unit="row", group=self._group)
+        own = rows.clone(memory_format=torch.contiguous_format)  # rows may lie in the device's memory, seen by the host
+        moved = own.view(_MOVED_AS[rows.itemsize]).to(self._device)
+        output = moved.new_empty(sum(recvs), *rows.shape[1:])
+        dist.all_to_all_single(output, moved, list(recvs), list(sends), group=self._group)
+        return output.cpu().view(rows.dtype)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """The tensors of all ranks, all of one shape, as one with a new first dimension."""
+        return self.all_to_all(x.expand(self.size, *x.shape), [1] * self.size, [1] * self.size)
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """Of the sum of all ranks' rows, in float32 and in the order of the ranks, this rank's equal part."""
+        return self.all_to_all(x.unflatten(0, (self.size, -1)), [1] * self.size, [1] * self.size).float().sum(0)
+
+    def agree(self, operator: str, same: dict[str, int]) -> None:
+        """Raises PeerMismatchError on all ranks unless the values are equal on all, and no rank refuses the call."""
+        told = self.tell(operator, same, "")
+        for rank, (name, values, refusal) in enumerate(told):
+            if refusal:
+                raise PeerMismatchError(f"rank {rank} refuses {name}: {refusal}")
+            if name != operator:
+                raise PeerMismatchError(
+                    f"rank {rank} is in {name} and rank {self.rank} in {operator}, expected the same"
+                )
+            for key, value in values.items():
+                if told[0][1].get(key) != value:
+                    raise PeerMismatchError(
+                        f"{operator}: {key} is {told[0][1].get(key)} on rank 0 and {value} on rank {rank}, "
+                        "expected the same on all ranks"
+                    )
+
+    def tell(self, operator: str, values: dict[str, int], refusal: str) -> list[tuple[str, dict[str, int], str]]:
+        """What this rank calls, with what, and why it refuses the call, if it does; returns what each rank tells."""
+        text = json.dumps([operator, values, refusal[: _TEXT // 8]]).encode()
+        row = torch.zeros(_TEXT, dtype=torch.int8)
+        row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.int8)
+        rows = self.all_gather(row).numpy()
+        return [tuple(json.loads(told.tobytes().rstrip(b"\0"))) for told in rows]
+
+
+def refuse(hcom: Any, operator: str, why: str) -> None:
+    """Tells the other ranks, which wait in `Group.agree`, that this one refuses the call."""
+    group = _found(hcom)
+    if group is not None:
+        group.tell(operator, {}, why)
+
+
+def check_counts(group: Group, operator: str, sends: Sequence[int], recvs: Sequence[int]) -> None:
+    """Raises PeerMismatchError on all ranks unless what a rank sends is what the other expects.
+
+    Both have for each rank, in order, a number of rows for each expert of the receiver or the sender.
+    """
+    each = len(sends) // group.size
+    told = group.all_gather(torch.tensor([list(sends), list(recvs)]))
+    sent, expected = told.view(group.size, 2, group.size, each).unbind(1)
+    wrong = (sent != expected.transpose(0, 1)).nonzero().tolist()
+    if wrong:
+        source, target, expert = wrong[0]
+        raise PeerMismatchError(
+            f"{operator}: rank {source} sends {sent[source, target, expert]} rows of expert {expert} to rank {target}, "
+            f"which expects {expected[target, source, expert]}"
+        )

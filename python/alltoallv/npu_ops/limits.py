@@ -1,0 +1,160 @@
+"""What the devices demand of operators that communicate, from their documentation; the emulator keeps to it.
+
+``ALLTOALLV_NPU_PRODUCT`` says which product: A3 (the default) or A2. ``ALLTOALLV_NPU_LIMITS=relax`` lifts the limits,
+for sizes that suit a laptop. This module needs no torch: ``python -m alltoallv plan --moe`` asks it as well.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple
+
+from alltoallv.errors import InvalidParamError
+
+Product = Literal["A2", "A3"]
+_MB = 1 << 20
+_RELAX = "ALLTOALLV_NPU_LIMITS=relax lifts the limits of the device"
+
+
+def product() -> Product:
+    """The product that is checked for.
+
+    Raises:
+        InvalidParamError: ``ALLTOALLV_NPU_PRODUCT`` is neither A2 nor A3.
+    """
+    value = os.environ.get("ALLTOALLV_NPU_PRODUCT", "A3")
+    if value not in ("A2", "A3"):
+        raise InvalidParamError(f"ALLTOALLV_NPU_PRODUCT is {value!r}, expected A2 or A3")
+    return "A2" if value == "A2" else "A3"
+
+
+def buffer_mb() -> int:
+    """HCCL_BUFFSIZE: megabytes of a communicator's buffer, 200 where it is not set."""
+    return int(os.environ.get("HCCL_BUFFSIZE") or 200)
+
+
+def check(breaches: Callable[[Product], Iterable[str]]) -> None:
+    """Raises InvalidParamError with the first of what the product of this process would refuse."""
+    value = os.environ.get("ALLTOALLV_NPU_LIMITS", "keep")
+    if value not in ("keep", "relax"):
+        raise InvalidParamError(f"ALLTOALLV_NPU_LIMITS is {value!r}, expected keep or relax")
+    if value == "keep":
+        for breach in breaches(product()):
+            raise InvalidParamError(f"{breach} ({_RELAX})")
+
+
+def _outside(name: str, value: int, low: int, high: int, product: str) -> Iterable[str]:
+    if not low <= value <= high:
+        yield f"{name} is {value}, expected {low} to {high} on {product}"
+
+
+def _not_among(name: str, value: int, allowed: Iterable[int], product: str) -> Iterable[str]:
+    if value not in allowed:
+        yield f"{name} is {value}, expected one of {', '.join(map(str, allowed))} on {product}"
+
+
+class MoE(NamedTuple):
+    """A call of npu_moe_distribute_dispatch and combine."""
+
+    world: int  # ranks of the expert-parallel group
+    experts: int  # of all ranks
+    hidden: int  # elements of a token
+    tokens: int  # of the rank that has most
+    k: int  # experts of a token
+    algorithm: str = ""  # comm_alg
+    shared: int = 1  # shared_expert_num, which the buffer's formula counts even where no rank has one
+    version: int = 2  # of the operator
+
+    @property
+    def local(self) -> int:
+        """Experts of a rank."""
+        return self.experts // self.world
+
+    def buffer_mb(self, product: Product) -> int:
+        """The smallest HCCL_BUFFSIZE."""
+        if product == "A2" and self.algorithm == "hierarchy":
+            needed = self.experts * self.tokens * (2 * self.hidden + 16 * _round_up(self.k, 8)) + 104 * _MB
+        elif product == "A2":
+            needed = 2 * (self.tokens * self.world * min(self.local, self.k) * 2 * self.hidden + 2 * _MB)
+        else:
+            token = _round_up(2 * self.hidden, 32) + 64
+            token = -(-token // 480) * 512 if self.algorithm == "fullmesh_v2" else _round_up(token, 512)
+            received = self.local * self.tokens * self.world * token
+            needed = 2 * (received + (self.k + self.shared) * self.tokens * _round_up(2 * self.hidden, 512))
+        return max(2, -(-needed // _MB))
+
+    def breaches(self, product: Product) -> Iterable[str]:
+        """What the product would refuse, a sentence each."""
+        hierarchy = product == "A2" and self.algorithm == "hierarchy"
+        algorithms = ("", "fullmesh", "hierarchy") if product == "A2" else ("", "fullmesh_v1", "fullmesh_v2")
+        if self.algorithm not in algorithms:
+            yield f"comm_alg is {self.algorithm!r}, expected one of {algorithms} on {product}"
+        if product == "A3":
+            yield from _outside("ep_world_size", self.world, 2, 768, product)
+            if self.version == 1:
+                yield from _not_among("the hidden size", self.hidden, (7168,), product)
+            else:
+                yield from _outside("the hidden size", self.hidden, 1024, 8192, product)
+        else:
+            sizes = (16, 32, 64) if hierarchy else (*range(2, 9), 16, 32, 64, 128, 256)
+            yield from _not_among("ep_world_size", self.world, sizes, product)
+            yield from _outside("the hidden size", self.hidden, 32, 10240 if hierarchy else 7168, product)
+            if self.hidden % 32:
+                yield f"the hidden size is {self.hidden}, expected a multiple of 32 on {product}"
+            if not hierarchy and self.local > 24:
+                yield f"moe_expert_num is {self.experts}, {self.local} for each rank, expected 24 at most on {product}"
+        yield from _outside("moe_expert_num", self.experts, 1, 1024, product)
+        yield from _outside("the number of tokens", self.tokens, 1, 256 if product == "A2" else 512, product)
+        yield from _outside("the number of experts of a token", self.k, 1, 8 if self.version == 1 else 16, product)
+        needed, there = self.buffer_mb(product), buffer_mb()
+        if needed > there:
+            yield f"HCCL_BUFFSIZE is {there} MB, expected {needed} at least on {product}: set HCCL_BUFFSIZE={needed}"
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+class GroupedMatmul(NamedTuple):
+    """A call of npu_alltoallv_gmm or npu_gmm_alltoallv."""
+
+    world: int
+    local: int  # experts of a rank
+    hidden: int  # H1, elements of a row that is multiplied
+    columns: int  # N1, of the product
+    nbytes: int  # that this rank sends
+
+    def breaches(self, product: Product) -> Iterable[str]:
+        """What the product would refuse, a sentence each."""
+        if product == "A2":
+            yield "npu_alltoallv_gmm and npu_gmm_alltoallv do not exist on A2, expected A3"
+        yield from _not_among("ep_world_size", self.world, (8, 16, 32, 64, 128), "A3")
+        yield from _outside("the number of experts of a rank", self.local, 1, 32, "A3")
+        yield from _outside("the number of experts of all ranks", self.local * self.world, 1, 256, "A3")
+        yield from _outside("the first matrix's width", self.hidden, 1, 65535, "A3")
+        yield from _outside("the second matrix's width", self.columns, 1, 65535, "A3")
+        yield from _outside("the number of bytes that a rank sends", self.nbytes, 2 * _MB, 100 * _MB, "A3")
+
+
+class Matmul(NamedTuple):
+    """A matrix product with a collective of tensor parallelism."""
+
+    operator: str
+    world: int
+    inner: int  # k, the first matrix's width
+
+    def breaches(self, product: Product) -> Iterable[str]:
+        """What the product would refuse, a sentence each."""
+        if self.operator == "npu_mm_all_reduce_base":
+            if product == "A3":
+                yield f"{self.operator} does not exist on A3, expected A2: set ALLTOALLV_NPU_PRODUCT=A2"
+            yield from _not_among("the world size", self.world, (1, 2, 4, 8), "A2")
+            yield from _outside("the first matrix's width", self.inner, 1, 65535, "A2")
+        elif "all_to_all" in self.operator:
+            yield from _not_among("world_size", self.world, (2, 4, 8, 16), product)
+        else:
+            yield from _not_among(
+                "world_size", self.world, (2, 4, 8, 16, 32) if product == "A3" else (2, 4, 8), product
+            )
+            yield from _outside("the first matrix's width", self.inner, 256, 65534, product)

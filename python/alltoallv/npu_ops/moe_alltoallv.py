@@ -1,0 +1,209 @@
+"""Experts' matrix products with the exchange of their rows, before or after, and a shared expert's beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from alltoallv.npu_ops import groups, limits
+from alltoallv.npu_ops.groups import Group
+from alltoallv.npu_ops.matmuls import product
+from alltoallv.npu_ops.moe import by_expert
+from alltoallv.npu_ops.registry import dtype_of, expect, operator
+
+_PER_TENSOR = 1
+_QUANTIZED = ("gmm_x_quant_mode", "gmm_weight_quant_mode", "mm_x_quant_mode", "mm_weight_quant_mode")
+
+
+def _checked(
+    group: Group, name: str, x: Tensor, weight: Tensor, sends: Sequence[int], recvs: Sequence[int], sent_width: int
+) -> None:
+    """Refuses what the formula does not cover or the device does not take, and counts that disagree, on all ranks.
+
+    ``sent_width``: bytes of a row that travels.
+    """
+    expect(x.dim() == 2, "gmm_x", x, "two dimensions")
+    expect(weight.dim() == 3 and x.size(1) == weight.size(1), "gmm_weight", weight, f"(e, {x.size(1)}, N1)")
+    each, count = weight.size(0), weight.size(0) * group.size
+    for argument, counts in (("send_counts", sends), ("recv_counts", recvs)):
+        expect(len(counts) == count, argument, list(counts), f"{count} numbers, {each} for each rank")
+    nbytes = sum(sends) * sent_width
+    limits.check(limits.GroupedMatmul(group.size, each, x.size(1), weight.size(2), nbytes).breaches)
+    same = {"the number of experts of a rank": each, "H1": x.size(1), "N1": weight.size(2)}
+    group.agree(name, same)
+    groups.check_counts(group, name, sends, recvs)
+
+
+def _by_expert(counts: Sequence[int], experts: int) -> tuple[Tensor, list[int]]:
+    """Where each row comes from in the order rank, expert, and each expert's rows."""
+    table = torch.tensor(list(counts), dtype=torch.long).view(-1, experts)
+    return by_expert(table), table.sum(0).tolist()
+
+
+def _products(rows: Tensor, weight: Tensor, counts: list[int]) -> Tensor:
+    """Of each expert's rows and weight, in float32."""
+    return torch.cat([product(part, matrix) for part, matrix in zip(rows.split(counts), weight, strict=True)])
+
+
+def _of_ranks(counts: Sequence[int], experts: int) -> list[int]:
+    return [sum(counts[start : start + experts]) for start in range(0, len(counts), experts)]
+
+
+def _shared(mm_x: Tensor | None, mm_weight: Tensor | None, transposed: bool = False) -> Tensor:
+    expect((mm_x is None) == (mm_weight is None), "mm_weight", mm_weight, "a matrix exactly where mm_x is given")
+    if mm_x is None or mm_weight is None:
+        return torch.zeros(0)
+    return product(mm_x, mm_weight.t() if transposed else mm_weight)
+
+
+def _first(
+    group: Group, x: Tensor, experts: int, sends: Sequence[int], recvs: Sequence[int]
+) -> tuple[Tensor, list[int]]:
+    """The rows of this rank's experts, by expert, and how many each has."""
+    order, counts = _by_expert(recvs, experts)
+    return group.all_to_all(x, _of_ranks(sends, experts), _of_ranks(recvs, experts))[order], counts
+
+
+def _last(group: Group, rows: Tensor, experts: int, sends: Sequence[int], recvs: Sequence[int]) -> Tensor:
+    """The rows of this rank's experts back to the ranks, which get them by rank and expert."""
+    order, _ = _by_expert(sends, experts)
+    leaving = torch.empty_like(rows).index_copy(0, order, rows)
+    return group.all_to_all(leaving, _of_ranks(sends, experts), _of_ranks(recvs, experts))
+
+
+@operator("npu_alltoallv_gmm", ignores=("comm_mode",))
+def alltoallv_gmm(
+    gmm_x: Tensor,
+    gmm_weight: Tensor,
+    hcom: str,
+    ep_world_size: int,
+    send_counts: list[int],
+    recv_counts: list[int],
+    mm_x: Tensor | None,
+    mm_weight: Tensor | None,
+    trans_gmm_weight: bool,
+    trans_mm_weight: bool,
+    permute_out_flag: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows of all ranks for this rank's experts, times their weights; the shared expert's product; those rows.
+
+    Counts are by rank and then by expert, as the rows of ``gmm_x`` are; the results are by expert and then by rank.
+    """
+    group = groups.named(hcom, ep_world_size)
+    weight = gmm_weight.mT if trans_gmm_weight else gmm_weight
+    width = gmm_x.size(-1) * gmm_x.itemsize
+    _checked(group, "npu_alltoallv_gmm", gmm_x, weight, send_counts, recv_counts, width)
+    rows, counts = _first(group, gmm_x, len(weight), send_counts, recv_counts)
+    shared = _shared(mm_x, mm_weight, trans_mm_weight).to(gmm_x.dtype)
+    return _products(rows, weight, counts).to(gmm_x.dtype), shared, rows if permute_out_flag else rows[:0]
+
+
+@operator("npu_gmm_alltoallv", ignores=("comm_mode",))
+def gmm_alltoallv(
+    gmm_x: Tensor,
+    gmm_weight: Tensor,
+    hcom: str,
+    ep_world_size: int,
+    send_counts: list[int],
+    recv_counts: list[int],
+    mm_x: Tensor | None,
+    mm_weight: Tensor | None,
+    trans_gmm_weight: bool,
+    trans_mm_weight: bool,
+) -> tuple[Tensor, Tensor]:
+    """The rows of this rank's experts times their weights, back to the ranks that they came from.
+
+    ``gmm_x`` is by expert and then by rank; counts and result are by rank and then by expert.
+    """
+    group = groups.named(hcom, ep_world_size)
+    weight = gmm_weight.mT if trans_gmm_weight else gmm_weight
+    width = weight.size(-1) * gmm_x.itemsize
+    _checked(group, "npu_gmm_alltoallv", gmm_x, weight, send_counts, recv_counts, width)
+    _, counts = _by_expert(send_counts, len(weight))
+    y = _products(gmm_x, weight, counts).to(gmm_x.dtype)
+    shared = _shared(mm_x, mm_weight, trans_mm_weight).to(gmm_x.dtype)
+    return _last(group, y, len(weight), send_counts, recv_counts), shared
+
+
+def _check_modes(modes: dict[str, int | None]) -> None:
+    for name, mode in modes.items():
+        expect(mode in (None, _PER_TENSOR), name, mode, "1 (one scale for the whole tensor)")
+
+
+@operator("npu_alltoallv_quant_gmm", ignores=("comm_mode",))
+def alltoallv_quant_gmm(
+    gmm_x: Tensor,
+    gmm_weight: Tensor,
+    gmm_x_scale: Tensor,
+    gmm_weight_scale: Tensor,
+    hcom: str,
+    ep_world_size: int,
+    send_counts: list[int],
+    recv_counts: list[int],
+    gmm_y_dtype: int,
+    mm_x: Tensor | None,
+    mm_weight: Tensor | None,
+    mm_x_scale: Tensor | None,
+    mm_weight_scale: Tensor | None,
+    gmm_x_quant_mode: int | None,
+    gmm_weight_quant_mode: int | None,
+    mm_x_quant_mode: int | None,
+    mm_weight_quant_mode: int | None,
+    permute_out_flag: bool,
+    mm_y_dtype: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As npu_alltoallv_gmm, of quantized numbers with one scale for each tensor."""
+    modes = gmm_x_quant_mode, gmm_weight_quant_mode, mm_x_quant_mode, mm_weight_quant_mode
+    _check_modes(dict(zip(_QUANTIZED, modes, strict=True)))
+    group = groups.named(hcom, ep_world_size)
+    width = gmm_x.size(-1) * gmm_x.itemsize
+    _checked(group, "npu_alltoallv_quant_gmm", gmm_x, gmm_weight, send_counts, recv_counts, width)
+    rows, counts = _first(group, gmm_x, len(gmm_weight), send_counts, recv_counts)
+    y = _products(rows, gmm_weight, counts).float() * gmm_x_scale * gmm_weight_scale
+    shared = _quantized_shared(mm_x, mm_weight, mm_x_scale, mm_weight_scale, mm_y_dtype)
+    kept = rows if permute_out_flag else rows[:0]
+    return y.to(dtype_of(gmm_y_dtype, torch.bfloat16, "gmm_y_dtype")), shared, kept
+
+
+def _quantized_shared(
+    x: Tensor | None, weight: Tensor | None, x_scale: Tensor | None, weight_scale: Tensor | None, dtype: int | None
+) -> Tensor:
+    y = _shared(x, weight).float()
+    for scale in (x_scale, weight_scale):
+        y = y if scale is None else y * scale
+    return y.to(dtype_of(dtype, torch.bfloat16, "mm_y_dtype"))
+
+
+@operator("npu_quant_gmm_alltoallv", ignores=("comm_mode",))
+def quant_gmm_alltoallv(
+    gmm_x: Tensor,
+    gmm_weight: Tensor,
+    gmm_x_scale: Tensor,
+    gmm_weight_scale: Tensor,
+    hcom: str,
+    ep_world_size: int,
+    send_counts: list[int],
+    recv_counts: list[int],
+    gmm_y_dtype: int,
+    mm_x: Tensor | None,
+    mm_weight: Tensor | None,
+    mm_x_scale: Tensor | None,
+    mm_weight_scale: Tensor | None,
+    gmm_x_quant_mode: int | None,
+    gmm_weight_quant_mode: int | None,
+    mm_x_quant_mode: int | None,
+    mm_weight_quant_mode: int | None,
+    mm_y_dtype: int | None,
+) -> tuple[Tensor, Tensor]:
+    """As npu_gmm_alltoallv, of quantized numbers with one scale for each tensor."""
+    modes = gmm_x_quant_mode, gmm_weight_quant_mode, mm_x_quant_mode, mm_weight_quant_mode
+    _check_modes(dict(zip(_QUANTIZED, modes, strict=True)))
+    group, dtype = groups.named(hcom, ep_world_size), dtype_of(gmm_y_dtype, torch.bfloat16, "gmm_y_dtype")
+    width = gmm_weight.size(-1) * dtype.itemsize
+    _checked(group, "npu_quant_gmm_alltoallv", gmm_x, gmm_weight, send_counts, recv_counts, width)
+    _, counts = _by_expert(send_counts, len(gmm_weight))
+    y = (_products(gmm_x, gmm_weight, counts).float() * gmm_x_scale * gmm_weight_scale).to(dtype)
+    shared = _quantized_shared(mm_x, mm_weight, mm_x_scale, mm_weight_scale, mm_y_dtype)
+    return _last(group, y, len(gmm_weight), send_counts, recv_counts), shared

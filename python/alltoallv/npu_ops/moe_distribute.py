@@ -1,0 +1,189 @@
+"""Tokens to the ranks of their experts: MC2's dispatch. The way back is in `moe_combine`.
+
+A choice is one of a token's K experts. Rows go sorted by expert, and within an expert by token; a receiver has them by
+its expert, then by the rank that they come from. So combine finds the way back by the experts and by how many rows came
+from whom, and needs nothing else of what dispatch told.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from alltoallv.npu_ops import groups, limits
+from alltoallv.npu_ops.groups import Group
+from alltoallv.npu_ops.moe import by_expert
+from alltoallv.npu_ops.registry import expect, operator
+
+RESERVED = ("tp_rank_id", "tp_send_counts", "expand_scales", "performance_info", "shared_expert_num")
+
+
+class Experts(NamedTuple):
+    """Who is where, and which experts are none but a rule: they follow those of the ranks by number."""
+
+    group: Group
+    operator: str
+    total: int
+    zero: int = 0
+    copy: int = 0
+    const: int = 0
+
+    @property
+    def local(self) -> int:
+        return self.total // self.group.size
+
+    def first(self, kind: str) -> int:
+        """The number of the first zero, copy or const expert."""
+        return self.total + {"zero": 0, "copy": self.zero, "const": self.zero + self.copy}[kind]
+
+
+def check(
+    experts: Experts, x: Tensor, ids: Tensor, rank: int, tp: int, global_bs: int, algorithm: str, version: int
+) -> None:
+    """Refuses what the formulas do not cover or the device does not take, on all ranks."""
+    group, hidden = experts.group, x.size(-1)
+    expect(tp in (0, 1), "tp_world_size", tp, "0 or 1")
+    expect(x.dim() == 2, "x", x, "two dimensions")
+    expect(ids.dim() == 2, "expert_ids", ids, "a row for each token")
+    expect(rank == group.rank, "ep_rank_id", rank, f"{group.rank}, this rank of the group")
+    count = experts.total
+    expect(count > 0 and count % group.size == 0, "moe_expert_num", count, f"a multiple of {group.size} ranks")
+    expect(global_bs % group.size == 0, "global_bs", global_bs, f"0 or a multiple of {group.size} ranks")
+    last = experts.first("const") + experts.const
+    expect(((ids >= 0) & (ids < last)).all(), "expert_ids", ids.tolist(), f"numbers from 0 to {last - 1}")
+    distinct = ids.sort(1)[0].diff(dim=1).ne(0).all()
+    expect(distinct, "expert_ids", ids.tolist(), "distinct experts for each token")
+    most = global_bs // group.size or len(ids)
+    expect(len(ids) <= most, "global_bs", global_bs, f"{len(ids) * group.size} at least, for {len(ids)} tokens")
+    use = limits.MoE(group.size, count, hidden, most, ids.size(1), algorithm, version=version)
+    limits.check(use.breaches)
+    same = {"the hidden size": hidden, "the number of experts of a token": ids.size(1), "moe_expert_num": count}
+    same |= {"global_bs": global_bs, "zero_expert_num": experts.zero, "copy_expert_num": experts.copy}
+    same |= {"const_expert_num": experts.const, "the number of tokens": most}
+    group.agree(experts.operator, same)
+
+
+def chosen(ids: Tensor, mask: Tensor | None, experts: Experts) -> Tensor:
+    """Of the choices that travel their numbers, sorted by expert."""
+    there = ids < experts.total
+    if mask is not None:
+        there = there & (mask.bool().unsqueeze(1) if mask.dim() == 1 else mask.bool())
+    order = ids.reshape(-1).long().sort(stable=True)[1]
+    return order[there.reshape(-1)[order]]
+
+
+def counts_of(ids: Tensor, choices: Tensor, experts: Experts) -> Tensor:
+    """How many rows go to each rank's experts: a row for each rank."""
+    numbers = ids.reshape(-1)[choices].long()
+    return numbers.bincount(minlength=experts.total).view(experts.group.size, experts.local)
+
+
+def _quantized(x: Tensor, scales: Tensor | None, ids: Tensor, choices: Tensor) -> tuple[Tensor, Tensor]:
+    """Each choice's token, times its expert's smooth scales, as int8 with a scale of its own."""
+    rows = x.float()[choices // ids.size(1)]
+    if scales is not None:
+        rows = rows * scales.float()[ids.reshape(-1)[choices].long()]
+    factor = torch.div(torch.tensor(127.0), rows.abs().amax(1))  # a number / tensor would round twice
+    return (rows * factor.unsqueeze(1)).nan_to_num(0.0).round().clamp(-128, 127).to(torch.int8), 1.0 / factor
+
+
+def _dispatch(
+    experts: Experts,
+    x: Tensor,
+    expert_ids: Tensor,
+    scales: Tensor | None,
+    mask: Tensor | None,
+    expert_scales: Tensor | None,
+    quant_mode: int,
+    global_bs: int,
+    nums_type: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """All but the third result are those of both versions; the third is where each row comes from."""
+    group = experts.group
+    choices = chosen(expert_ids, mask, experts)
+    sent = counts_of(expert_ids, choices, experts)
+    told = group.all_to_all(sent, [1] * group.size, [1] * group.size)
+    sends, recvs, order = sent.sum(1).tolist(), told.sum(1).tolist(), by_expert(told)
+    room = (global_bs or len(x) * group.size) * min(experts.local, expert_ids.size(1))
+
+    def exchanged(rows: Tensor) -> Tensor:
+        arrived = group.all_to_all(rows, sends, recvs)[order]
+        return torch.cat([arrived, arrived.new_zeros(room - len(arrived), *arrived.shape[1:])])
+
+    if quant_mode == 2:
+        rows, row_scales = _quantized(x, scales, expert_ids, choices)
+        dynamic = exchanged(row_scales)
+    else:
+        rows, dynamic = x[choices // expert_ids.size(1)], torch.zeros(1)
+    per_expert = told.sum(0)
+    weights = torch.zeros(0) if expert_scales is None else exchanged(expert_scales.float().reshape(-1)[choices])
+    came_from = exchanged(torch.stack([torch.full_like(choices, group.rank), choices], 1))
+    ends = told.t().reshape(-1).cumsum(0).to(torch.int32)
+    numbers = per_expert.cumsum(0) if nums_type == 0 else per_expert
+    return exchanged(rows), dynamic, came_from, numbers, ends, torch.zeros(1, dtype=torch.int32), weights
+
+
+@operator("npu_moe_distribute_dispatch_v2", ignores=(*RESERVED, "tp_rank_id"))
+def dispatch_v2(
+    x: Tensor,
+    expert_ids: Tensor,
+    group_ep: str,
+    ep_world_size: int,
+    ep_rank_id: int,
+    moe_expert_num: int,
+    scales: Tensor | None,
+    x_active_mask: Tensor | None,
+    expert_scales: Tensor | None,
+    tp_world_size: int,
+    quant_mode: int,
+    global_bs: int,
+    expert_token_nums_type: int,
+    comm_alg: str,
+    zero_expert_num: int,
+    copy_expert_num: int,
+    const_expert_num: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Rows of this rank's experts, their scales, where they come from, rows of each expert, of each expert and rank."""
+    expect(quant_mode in (0, 2), "quant_mode", quant_mode, "0 (none) or 2 (a scale for each row)")
+    group = groups.named(group_ep, ep_world_size)
+    special = zero_expert_num, copy_expert_num, const_expert_num
+    experts = Experts(group, "npu_moe_distribute_dispatch_v2", moe_expert_num, *special)
+    check(experts, x, expert_ids, ep_rank_id, tp_world_size, global_bs, comm_alg, 2)
+    results = _dispatch(
+        experts, x, expert_ids, scales, x_active_mask, expert_scales, quant_mode, global_bs, expert_token_nums_type
+    )
+    rows = torch.zeros(len(results[0]), 128, dtype=torch.int32)
+    rows[:, :2] = results[2]
+    return *results[:2], rows.view(-1), *results[3:]
+
+
+@operator("npu_moe_distribute_dispatch", ignores=RESERVED)
+def dispatch(
+    x: Tensor,
+    expert_ids: Tensor,
+    group_ep: str,
+    ep_world_size: int,
+    ep_rank_id: int,
+    moe_expert_num: int,
+    scales: Tensor | None,
+    x_active_mask: Tensor | None,
+    expert_scales: Tensor | None,
+    tp_world_size: int,
+    quant_mode: int,
+    global_bs: int,
+    expert_token_nums_type: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As version 2, whose third result is here the place of each choice among those of its expert."""
+    expect(quant_mode in (0, 2), "quant_mode", quant_mode, "0 (none) or 2 (a scale for each row)")
+    experts = Experts(groups.named(group_ep, ep_world_size), "npu_moe_distribute_dispatch", moe_expert_num)
+    check(experts, x, expert_ids, ep_rank_id, tp_world_size, global_bs, "", 1)
+    results = _dispatch(
+        experts, x, expert_ids, scales, x_active_mask, expert_scales, quant_mode, global_bs, expert_token_nums_type
+    )
+    choices = chosen(expert_ids, x_active_mask, experts)
+    counts = counts_of(expert_ids, choices, experts).view(-1)
+    places = torch.zeros(expert_ids.numel(), dtype=torch.int32)
+    places[choices] = torch.cat([torch.arange(n) for n in counts.tolist()]).to(torch.int32)
+    return *results[:2], places, *results[3:]

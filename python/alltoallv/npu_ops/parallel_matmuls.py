@@ -1,0 +1,239 @@
+"""Tensor parallelism: matrix products with a collective before or after."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from alltoallv.npu_ops import groups, limits
+from alltoallv.npu_ops.groups import Group
+from alltoallv.npu_ops.matmuls import antiquantize, dequantize, product
+from alltoallv.npu_ops.quantization import quantize_rows
+from alltoallv.npu_ops.registry import dtype_of, expect, operator
+
+_SPEED = ("comm_turn", "comm_mode")  # say how, not what
+_PER_CHANNEL, _PER_TOKEN, _DYNAMIC_PER_TOKEN = 2, 3, 7
+
+
+def _checked(group: Group, name: str, x1: Tensor, x2: Tensor, inner: int, shared: int | None = None) -> None:
+    """Refuses what the formula does not cover or the device does not take, on all ranks.
+
+    ``inner``: rows that x2 must have. ``shared``: what the ranks must share equally.
+    """
+    expect(x1.dim() in (2, 3), "x1", x1, "two or three dimensions")
+    expect(x2.dim() == 2 and x2.size(0) == inner, "x2", x2, f"a matrix of {inner} rows")
+    equal = shared is None or shared % group.size == 0
+    expect(equal, "x1 @ x2", f"of shape {(*x1.shape[:-1], x2.size(1))}", f"what {group.size} ranks share equally")
+    limits.check(limits.Matmul(name, group.size, x1.size(-1)).breaches)
+    same = {f"dimension {axis} of x1": size for axis, size in enumerate(x1.shape)} | {"columns of x2": x2.size(1)}
+    group.agree(name, same)
+
+
+def _product(
+    x1: Tensor, x2: Tensor, bias: Tensor | None, x1_scale: Tensor | None, x2_scale: Tensor | None, late: bool = False
+) -> Tensor:
+    """In float32: (x1 @ x2 + bias) * scales; with ``late`` the bias comes last."""
+    total = product(x1, x2)
+    if x2_scale is None:
+        return total if bias is None else total + bias.float()
+    first, last = (None, bias) if late else (bias, None)
+    total = total if first is None else total + first.double()
+    y = dequantize(total, x2_scale, None, None if x1_scale is None else x1_scale.reshape(-1), None, torch.float32)
+    return y if last is None else y + last.float()
+
+
+def _result_dtype(x: Tensor, scale: Tensor | None, asked: int | torch.dtype | None, argument: str) -> torch.dtype:
+    if scale is None:
+        return x.dtype
+    return dtype_of(asked, torch.float16 if scale.dtype == torch.int64 else torch.bfloat16, argument)
+
+
+@operator("npu_all_gather_base_mm", ignores=_SPEED)
+def all_gather_base_mm(
+    input: Tensor,
+    x2: Tensor,
+    hcom: str,
+    world_size: int,
+    bias: Tensor | None,
+    x1_scale: Tensor | None,
+    x2_scale: Tensor | None,
+    gather_output: bool,
+    output_dtype: int | None,
+) -> tuple[Tensor, Tensor]:
+    """The rows of all ranks times x2, and those rows. A scale for each row of ``input`` is gathered with it."""
+    group = groups.named(hcom, world_size)
+    _checked(group, "npu_all_gather_base_mm", input, x2, input.size(-1))
+    rows = group.all_gather(input).flatten(0, 1)
+    if x1_scale is not None:
+        x1_scale = group.all_gather(x1_scale.reshape(-1)).flatten()
+    y = _product(rows, x2, bias, x1_scale, x2_scale)
+    return y.to(_result_dtype(input, x2_scale, output_dtype, "output_dtype")), rows if gather_output else rows[:0]
+
+
+@operator("npu_mm_reduce_scatter_base", ignores=_SPEED)
+def mm_reduce_scatter_base(
+    input: Tensor,
+    x2: Tensor,
+    hcom: str,
+    world_size: int,
+    bias: Tensor | None,
+    x1_scale: Tensor | None,
+    x2_scale: Tensor | None,
+    output_dtype: int | None,
+) -> Tensor:
+    """This rank's part of the rows of the sum over the ranks of input @ x2, each with its bias."""
+    group = groups.named(hcom, world_size)
+    _checked(group, "npu_mm_reduce_scatter_base", input, x2, input.size(-1), input.size(0))
+    y = group.reduce_scatter(_product(input, x2, bias, x1_scale, x2_scale))
+    return y.to(_result_dtype(input, x2_scale, output_dtype, "output_dtype"))
+
+
+@operator("npu_mm_all_reduce_base", ignores=_SPEED)
+def mm_all_reduce_base(
+    x1: Tensor,
+    x2: Tensor,
+    hcom: str,
+    bias: Tensor | None,
+    antiquant_scale: Tensor | None,
+    antiquant_offset: Tensor | None,
+    x3: Tensor | None,
+    dequant_scale: Tensor | None,
+    pertoken_scale: Tensor | None,
+    comm_quant_scale_1: Tensor | None,
+    comm_quant_scale_2: Tensor | None,
+    antiquant_group_size: int,
+) -> Tensor:
+    """The sum over the ranks of x1 @ x2 with its scales, each rank's with its bias and x3.
+
+    Where both ``comm_quant_scale`` are given the terms travel as int8 in units of the first, and their sum in units of
+    the second: the mode of two scales of `alltoallv.torch.quantized_all_reduce`.
+    """
+    group = groups.named(hcom)
+    _checked(group, "npu_mm_all_reduce_base", x1, x2, x1.size(-1))
+    x2 = (
+        x2
+        if antiquant_scale is None
+        else antiquantize(x2, antiquant_scale, antiquant_offset, antiquant_group_size, x1.dtype)
+    )
+    rows = x1.reshape(-1, x1.size(-1))
+    dtype = x1.dtype
+    if dequant_scale is not None:
+        dtype = torch.bfloat16 if dequant_scale.dtype == torch.bfloat16 else torch.float16
+    y = _product(rows, x2, bias, pertoken_scale, dequant_scale)
+    if x3 is not None:
+        y = y + x3.float().reshape(y.shape)
+    if comm_quant_scale_1 is None:
+        total = group.all_gather(y).sum(0)
+    else:
+        expect(comm_quant_scale_2 is not None, "comm_quant_scale_2", None, "a scale, as comm_quant_scale_1 is")
+        assert comm_quant_scale_2 is not None
+        total = _two_scales(group, y.to(dtype), comm_quant_scale_1, comm_quant_scale_2)
+    return total.to(dtype).view(*x1.shape[:-1], -1)
+
+
+def _two_scales(group: Group, y: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """The quantized sum: int8 by ``first``, added exactly, int8 by ``second``."""
+    one, two = (scale.float().reshape(1, -1) for scale in (first, second))
+    numbers = (y.float() / one).round().clamp(-128, 127).to(torch.int8)
+    total = group.all_gather(numbers).int().sum(0)
+    return (total * (one / two)).round().clamp(-128, 127) * two
+
+
+def _transposed(group: Group, x1: Tensor) -> Tensor:
+    """Of (W * m, H) on every rank this rank's m rows of all ranks, side by side: (m, W * H)."""
+    blocks = group.all_to_all(x1.unflatten(0, (group.size, -1)), [1] * group.size, [1] * group.size)
+    return blocks.transpose(0, 1).flatten(1)
+
+
+def _scattered(group: Group, y: Tensor) -> Tensor:
+    """Of (m, W * n) on every rank this rank's n columns of all ranks, one below the other: (W * m, n)."""
+    blocks = y.unflatten(1, (group.size, -1)).transpose(0, 1).contiguous()
+    return group.all_to_all(blocks, [1] * group.size, [1] * group.size).flatten(0, 1)
+
+
+def _check_axes(axes: list[int] | None, expected: list[int]) -> None:
+    expect(axes is None or list(axes) == expected, "all2all_axes", axes, f"{expected}")
+
+
+@operator("npu_all_to_all_matmul", ignores=("comm_mode",))
+def all_to_all_matmul(
+    x1: Tensor,
+    x2: Tensor,
+    hcom: str,
+    world_size: int,
+    bias: Tensor | None,
+    all2all_axes: list[int] | None,
+    all2all_out_flag: bool,
+) -> tuple[Tensor, Tensor]:
+    """This rank's part of the rows of all ranks, side by side, times x2; and those rows."""
+    _check_axes(all2all_axes, [-2, -1])
+    group = groups.named(hcom, world_size)
+    _checked(group, "npu_all_to_all_matmul", x1, x2, x1.size(-1) * group.size, x1.size(0))
+    rows = _transposed(group, x1)
+    return _product(rows, x2, bias, None, None).to(x1.dtype), rows if all2all_out_flag else rows[:0]
+
+
+@operator("npu_matmul_all_to_all", ignores=("comm_mode",))
+def matmul_all_to_all(
+    x1: Tensor, x2: Tensor, hcom: str, world_size: int, bias: Tensor | None, all2all_axes: list[int] | None
+) -> Tensor:
+    """This rank's part of the columns of x1 @ x2 + bias of all ranks, one below the other."""
+    _check_axes(all2all_axes, [-1, -2])
+    group = groups.named(hcom, world_size)
+    _checked(group, "npu_matmul_all_to_all", x1, x2, x1.size(-1), x2.size(-1))
+    return _scattered(group, _product(x1, x2, bias, None, None).to(x1.dtype))
+
+
+@operator("npu_all_to_all_quant_matmul", ignores=("comm_mode",))
+def all_to_all_quant_matmul(
+    x1: Tensor,
+    x2: Tensor,
+    hcom: str,
+    world_size: int,
+    all2all_out_flag: bool,
+    bias: Tensor | None,
+    x1_scale: Tensor | None,
+    x2_scale: Tensor,
+    x1_quant_mode: int | None,
+    x2_quant_mode: int | None,
+    all2all_axes: list[int] | None,
+    y_dtype: int | None,
+) -> tuple[Tensor, Tensor]:
+    """As npu_all_to_all_matmul, of int8: given with scales for its rows, or made of the rows that arrive (mode 7)."""
+    _check_axes(all2all_axes, [-2, -1])
+    modes = (_PER_TOKEN, _DYNAMIC_PER_TOKEN)
+    expect(x1_quant_mode in modes, "x1_quant_mode", x1_quant_mode, "3 (scales of rows) or 7 (made here)")
+    expect(x2_quant_mode == _PER_CHANNEL, "x2_quant_mode", x2_quant_mode, "2 (scales of columns)")
+    group = groups.named(hcom, world_size)
+    _checked(group, "npu_all_to_all_quant_matmul", x1, x2, x1.size(-1) * group.size, x1.size(0))
+    rows = arrived = _transposed(group, x1)
+    if x1_quant_mode == _DYNAMIC_PER_TOKEN:
+        rows, x1_scale = quantize_rows(arrived.float(), torch.int8)
+    dtype = dtype_of(y_dtype, x1.dtype if x1.is_floating_point() else torch.bfloat16, "y_dtype")
+    return _product(rows, x2, bias, x1_scale, x2_scale, late=True).to(dtype), arrived if all2all_out_flag else arrived[
+        :0
+    ]
+
+
+@operator("npu_quant_matmul_all_to_all", ignores=("comm_mode",))
+def quant_matmul_all_to_all(
+    x1: Tensor,
+    x2: Tensor,
+    hcom: str,
+    world_size: int,
+    bias: Tensor | None,
+    x1_scale: Tensor | None,
+    x2_scale: Tensor,
+    x1_quant_mode: int | None,
+    x2_quant_mode: int | None,
+    all2all_axes: list[int] | None,
+    y_dtype: int | None,
+) -> Tensor:
+    """As npu_matmul_all_to_all, of int8 with scales for the rows of x1 and the columns of x2; the bias comes last."""
+    _check_axes(all2all_axes, [-1, -2])
+    expect(x1_quant_mode == _PER_TOKEN, "x1_quant_mode", x1_quant_mode, "3 (scales of rows)")
+    expect(x2_quant_mode == _PER_CHANNEL, "x2_quant_mode", x2_quant_mode, "2 (scales of columns)")
+    group = groups.named(hcom, world_size)
+    _checked(group, "npu_quant_matmul_all_to_all", x1, x2, x1.size(-1), x2.size(-1))
+    y = _product(x1, x2, bias, x1_scale, x2_scale, late=True)
+    return _scattered(group, y.to(dtype_of(y_dtype, torch.bfloat16, "y_dtype")))

@@ -1,0 +1,142 @@
+"""How a formula becomes an operator: arguments by name, and refusals that name the argument."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from alltoallv.errors import InvalidParamError
+
+__all__ = ["Formula", "Operator", "Refused", "differentiate", "dtype_of", "expect", "formulas", "operator"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Formula(NamedTuple):
+    """A function of tensors, the arguments that cannot change its results, and whether it gets tensors of the host."""
+
+    function: Callable[..., Any]
+    ignores: frozenset[str]
+    on_host: bool
+
+
+_formulas: dict[str, Formula] = {}
+
+
+class Refused(NotImplementedError):
+    """An argument's value that a formula does not cover; the operator's name is put before the text.
+
+    A formula raises it, like InvalidParamError, before it communicates: the other ranks of its group are told.
+    """
+
+
+def operator(*names: str, ignores: Sequence[str] = (), on_host: bool = True) -> Callable[[Function], Function]:
+    """Registers a function of CPU tensors as the operators ``npu::`` of these names (with ``.overload``, if any).
+
+    The function takes what it covers of the schema's arguments, by their names. Of the others, those in ``ignores``
+    cannot change the result; any other must have its default value, or the call is refused. With ``on_host=False`` the
+    function gets the npu tensors themselves, where they are on an emulated NPU.
+    """
+
+    def register(function: Function) -> Function:
+        _formulas.update(dict.fromkeys(names, Formula(function, frozenset(ignores), on_host)))
+        return function
+
+    return register
+
+
+def formulas() -> dict[str, Formula]:
+    """All operators that have a formula, by name."""
+    package = __package__ or ""
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        importlib.import_module(f"{package}.{module.name}")
+    return dict(sorted(_formulas.items()))
+
+
+def expect(condition: object, argument: str, value: object, expected: str) -> None:
+    """Refuses the call if the condition does not hold."""
+    if not condition:
+        if isinstance(value, torch.Tensor):
+            value = f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+        raise Refused(f"{argument} is {value}; the emulator expects {expected}")
+
+
+class Operator:
+    """A formula that is called as its schema says: by place or name, defaults filled in."""
+
+    def __init__(self, name: str, schema: Any, formula: Formula) -> None:
+        self._name, self.schema, self._formula = name, schema, formula
+        self._schema = schema  # as torch's own operators have it
+        self._takes = set(inspect.signature(formula.function).parameters)
+        self._defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+        unknown = self._takes - {a.name for a in schema.arguments}
+        if unknown:
+            raise TypeError(f"npu::{name} has no argument {', '.join(sorted(unknown))}")
+
+    @property
+    def doc(self) -> str:
+        """What the formula says of itself."""
+        return inspect.getdoc(self._formula.function) or ""
+
+    def fits(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Whether tensors are where the schema has tensors, and nowhere else."""
+        types = {a.name: str(a.type) for a in self.schema.arguments}
+        given = dict(zip(types, args, strict=False)) | kwargs
+        return given.keys() <= types.keys() and all(
+            isinstance(value, torch.Tensor) == (types[name] in ("Tensor", "Optional[Tensor]"))
+            for name, value in given.items()
+            if value is not None
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = self._defaults | dict(zip([a.name for a in self.schema.arguments], args, strict=False)) | kwargs
+        try:
+            for argument, value in given.items():
+                if argument not in self._takes and argument not in self._formula.ignores:
+                    default = self._defaults.get(argument)
+                    same = value is default or (not isinstance(value, torch.Tensor) and value == default)
+                    expect(same, argument, value, f"{default}")
+            taken = {argument: value for argument, value in given.items() if argument in self._takes}
+            return self._formula.function(**taken)
+        except (Refused, InvalidParamError) as error:
+            text = f"npu::{self._name}: {error}"
+            self._tell_peers(given, text)
+            if isinstance(error, Refused):
+                raise NotImplementedError(text) from None
+            raise InvalidParamError(text) from None
+
+    def _tell_peers(self, given: dict[str, Any], why: str) -> None:
+        """Formulas that communicate refuse before they have exchanged anything: their peers wait for the same."""
+        name = next((given[argument] for argument in ("hcom", "group_ep") if argument in given), None)
+        if name is not None:
+            importlib.import_module(f"{__package__}.groups").refuse(name, self._name, why)
+
+
+def dtype_of(code: int | torch.dtype | None, default: torch.dtype, argument: str) -> torch.dtype:
+    """The dtype that an argument means: torch's numbers of dtypes, or a dtype."""
+    if code is None or isinstance(code, torch.dtype):
+        return code or default
+    dtype = {
+        0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16,
+        6: torch.float32, 7: torch.float64, 11: torch.bool, 12: torch.int8, 13: torch.uint8, 14: torch.int32,
+        15: torch.bfloat16, 16: torch.quint4x2,
+    }.get(code)  # fmt: skip
+    expect(dtype is not None, argument, code, "a dtype of integers up to 64 bits, or float16, float32, bfloat16")
+    assert dtype is not None
+    return dtype
+
+
+def differentiate(
+    formula: Callable[..., Any], inputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """The gradients of the inputs, given those of the formula's outputs."""
+    with torch.enable_grad():
+        leaves = [value.detach().requires_grad_() for value in inputs]
+        results = formula(*leaves)
+        outputs = [results] if isinstance(results, torch.Tensor) else list(results)
+        return list(torch.autograd.grad(outputs, leaves, list(gradients)))

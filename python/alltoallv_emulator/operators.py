@@ -1,0 +1,50 @@
+"""torch_npu's own operators (``npu::``) on emulated NPUs: the formulas of `alltoallv.npu_ops`.
+
+Every operator is computed by a function of CPU tensors over the memory of the npu tensors. Where torch_npu has a
+gradient for an operator, its own autograd calls the operator's backward operator, which has a formula as well. What has
+none raises NotImplementedError in the caller, before it gets into torch_npu's queue of launches: an operator that fails
+in there takes all later ones with it. docs/npu-operators.md lists the operators.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from alltoallv.npu_ops.registry import Formula, Operator, formulas
+from alltoallv_emulator import aten
+
+__all__ = ["install"]
+
+# Of torch_npu's own kernels, those that only do bookkeeping or are made of aten operators.
+_KEPT = {
+    "get_storage_size", "copy_memory_", "npu_change_data_ptr", "set_op_timeout_ms", "npu_reshape", "npu_reshape.out",
+    "super_kernel_scope_begin", "super_kernel_scope_end",
+}  # fmt: skip
+
+
+def install() -> Any:
+    """Registers the operators of the installed torch_npu; the result must live as long as they are to."""
+    known = formulas()
+    library = torch.library.Library("npu", "IMPL")
+    for qualified in sorted(torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1")):
+        namespace, _, name = qualified.partition("::")
+        if namespace == "npu" and name not in _KEPT:
+            library.impl(name, _kernel(name, known.get(name)), "PrivateUse1")
+    return library
+
+
+def _kernel(name: str, formula: Formula | None) -> Callable[..., Any]:
+    """The formula, on views of the memory, or the refusal."""
+    if formula is None:
+        return functools.partial(_refuse, name)
+    base, _, overload = name.partition(".")
+    computed = Operator(name, getattr(getattr(torch.ops.npu, base), overload or "default")._schema, formula)
+    return aten.on_host(computed) if formula.on_host else computed
+
+
+def _refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+    raise NotImplementedError(f"npu::{name} is not among the operators of the emulator: see docs/npu-operators.md")

@@ -1,0 +1,84 @@
+"""What operators that communicate refuse: on all ranks, by the argument's name, and the next call works."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import fused_cases
+import numpy as np
+from fused_case import called, place, to_torch
+
+from alltoallv.errors import InvalidParamError, PeerMismatchError
+
+if TYPE_CHECKING:
+    import torch
+
+DISPATCH, EXCHANGE, GATHER = "npu_moe_distribute_dispatch_v2", "npu_alltoallv_gmm", "npu_all_gather_base_mm"
+
+
+def check(device: torch.device, group: str, rank: int, size: int) -> None:
+    """Fails unless every call is refused as it should be."""
+
+    def call(operator: str, change: Any = None, **environ: str) -> Exception | None:
+        """What the operator raises after a change of its arguments."""
+        os.environ.update({"ALLTOALLV_NPU_LIMITS": "relax"} | environ)
+        case = next(one for cases in fused_cases.FAMILIES.values() for one in cases if one.operator == operator)
+        arguments = case.inputs(np.random.default_rng(5), size)[rank] | place(operator, group, rank, size)
+        arguments |= change(arguments) if change else {}
+        try:
+            called(operator, device)(**{name: to_torch(value, "float16", device) for name, value in arguments.items()})
+        except Exception as error:
+            return error
+        return None
+
+    def expect(error: Exception | None, kind: type[Exception], words: str) -> None:
+        assert type(error) is kind, repr(error)
+        assert words in str(error), str(error)
+        assert call(operator) is None
+
+    operator = DISPATCH
+    lifted = "(ALLTOALLV_NPU_LIMITS=relax lifts the limits of the device)"
+    expect(
+        call(operator, ALLTOALLV_NPU_LIMITS="keep"),
+        InvalidParamError,
+        f"npu::{operator}: the hidden size is 16, expected 1024 to 8192 on A3 {lifted}",
+    )
+    wide = {"x": np.ones((4, 2048))}
+    expect(
+        call(operator, lambda one: wide, ALLTOALLV_NPU_LIMITS="keep", HCCL_BUFFSIZE="1"),
+        InvalidParamError,
+        "HCCL_BUFFSIZE is 1 MB, expected 2 at least on A3: set HCCL_BUFFSIZE=2",
+    )
+    del os.environ["HCCL_BUFFSIZE"]
+    assert call(operator, lambda one: wide, ALLTOALLV_NPU_LIMITS="keep") is None
+    expect(
+        call(operator, lambda one: {"x": np.ones((4, 16 + 16 * (rank == 1)))}),
+        PeerMismatchError,
+        f"{operator}: the hidden size is 16 on rank 0 and 32 on rank 1, expected the same on all ranks",
+    )
+    error = call(operator, lambda one: {"tp_world_size": 2 * (rank == 1)})
+    text = f"npu::{operator}: tp_world_size is 2; the emulator expects 0 or 1"
+    if rank == 1:
+        expect(error, NotImplementedError, text)
+    else:
+        expect(error, PeerMismatchError, f"rank 1 refuses {operator}: {text}")
+    expect(
+        call(operator, lambda one: {"ep_world_size": size + 1}),
+        InvalidParamError,
+        f"the world size is {size + 1}, expected {size}, that of the group",
+    )
+    operator = EXCHANGE
+    counts = lambda one: {"recv_counts": [one["recv_counts"][0] + (rank == 1), *one["recv_counts"][1:]]}  # noqa: E731
+    expect(call(operator, counts), PeerMismatchError, "rank 0 sends 0 rows of expert 0 to rank 1, which expects 1")
+    expect(
+        call(operator, ALLTOALLV_NPU_LIMITS="keep"), InvalidParamError, f"ep_world_size is {size}, expected one of 8,"
+    )
+    operator = GATHER
+    expect(
+        call(operator if rank else EXCHANGE),
+        PeerMismatchError,
+        f"rank 1 is in {GATHER} and rank 0 in {EXCHANGE}"
+        if rank == 0
+        else f"rank 0 is in {EXCHANGE} and rank {rank} in",
+    )
