@@ -168,7 +168,8 @@ class Communicator:
     def stats(self) -> dict[str, int]:
         """Counters: ``operators``, ``failed_operators``; bytes per data path as ``bytes_inline``, ``bytes_push``,
         ``bytes_pull``, ``bytes_cma``, ``bytes_staged``, ``bytes_self``, each counted once, by the rank that made the
-        last copy; the arena's ``arena_segments``, ``arena_bytes``, ``arena_used_bytes``, ``arena_quarantined_bytes``;
+        last copy; the arena's ``arena_segments``, ``arena_bytes``, ``arena_used_bytes``, ``arena_quarantined_bytes``,
+        ``arena_cut_bytes`` (private copies in place of pages that late peers may write to);
         ``private_outputs`` and ``private_output_bytes`` for outputs beyond the budget; ``cma_permitted``;
         ``processors`` that the ranks have together, which take turns if they are more.
         """

@@ -5,11 +5,11 @@ What it still writes must land in memory that nobody uses any more, and what it 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import numpy as np
@@ -21,6 +21,7 @@ from trouble import (
     join,
     mapped,
     process_state,
+    shared_bytes,
     stop,
     stop_myself,
     trap,
@@ -50,11 +51,6 @@ def counts_of(rank: int, amount: int = BYTES) -> tuple[list[int], list[int]]:
 
 def pids_of(comm) -> list[int]:
     return all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
-
-
-def bytes_at(address: int, length: int) -> np.ndarray:
-    """Memory of this process, whoever owns it by now."""
-    return np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(address))
 
 
 def foreign(array: np.ndarray) -> int:
@@ -103,6 +99,7 @@ def push_round(comm, suffix: str, learns: bool, at: int) -> int:
     out = alltoallv.empty(BYTES, np.uint8)
     out[:] = FILL
     address = out.ctypes.data
+    memory = shared_bytes(address, BYTES)
     if learns:
         del out  # the operator's own output takes the block just freed
     sends, recvs = counts_of(RECEIVER)
@@ -112,11 +109,11 @@ def push_round(comm, suffix: str, learns: bool, at: int) -> int:
     assert failure.name == "CommTimeoutError", failure
     assert f"rank {SENDER} (pid {pids[SENDER]}, stopped" in failure.text, failure
     wait_for(lambda: process_state(pids[SENDER]) == "T", "stop")
-    memory = bytes_at(address, BYTES)
     before = foreign(memory)
     assert at - MB <= before <= at, "the sender did not stop in the middle of its copy"
     options.clear()
     if not learns:
+        assert foreign(out) == before, "what had arrived is no longer there"
         del out
     assert comm.stats()["arena_quarantined_bytes"] == BYTES, comm.stats()
 
@@ -152,6 +149,80 @@ def test_late_writer_touches_only_quarantined_memory(ranks, learns):
 
     arrived = ranks(3)(work)[RECEIVER]
     assert all(0 < late <= MB for late in arrived), arrived  # the rest of one piece, and no more
+
+
+def test_late_writer_leaves_the_callers_array_alone(ranks):
+    """The caller goes on with its own array: also in the pages that it shares with other arrays, and in new calls."""
+
+    def work(comm):
+        if comm.rank == OTHER:
+            base = counted = None
+        else:
+            base = alltoallv.empty(BYTES + 200, np.uint8)
+            base[:] = 1
+            counted = base[100:-100]
+        for k in range(2):
+            with join(comm.rank, comm.size, f"kept-{k}", comm.domain, path="push") as place:
+                pids = pids_of(place)
+                if place.rank == SENDER:
+                    send_and_stop(place, BYTES // 2)
+                elif place.rank == OTHER:
+                    stand_by(place)
+                else:
+                    sends, recvs = counts_of(RECEIVER)
+                    shared = shared_bytes(counted.ctypes.data, BYTES) if k == 0 else None
+                    if k == 1:  # private by now: nobody can be late with it
+                        base[:] = 1
+                    failure = attempt(all_to_all_v, base[:0], sends, recvs, out=counted, group=place, timeout=0.4)
+                    assert failure.name == "CommTimeoutError", failure
+                    wait_for(lambda pid=pids[SENDER]: process_state(pid) == "T", "stop")
+                    assert (base[:100] == 1).all()
+                    assert (base[-100:] == 1).all()
+                    base[:] = FILL
+                    before = foreign(shared) if k == 0 else 0
+                    os.kill(pids[SENDER], signal.SIGCONT)
+                    if k == 0:
+                        wait_for(lambda shared=shared, before=before: foreign(shared) > before, "the late bytes")
+                        assert place.stats()["arena_cut_bytes"] > BYTES
+                all_again(comm, f"kept-{k}")
+                if place.rank == RECEIVER:
+                    assert (base == FILL).all(), "a late writer reached the caller's array"
+        with join(comm.rank, comm.size, "afterwards", comm.domain) as place:
+            sends, recvs = counts_of(comm.rank, 4 * MB)
+            x = np.full(sum(sends), FOREIGN, np.uint8)
+            out = counted[: sum(recvs)] if comm.rank == RECEIVER else np.empty(0, np.uint8)
+            all_to_all_v(x, sends, recvs, out=out, group=place)
+            assert (out == FOREIGN).all()
+            del base, counted, out
+            return place.stats()["arena_cut_bytes"]
+
+    assert ranks(3)(work)[RECEIVER] == 0
+
+
+def test_late_thread_is_waited_for():
+    """Threads share their pages: none writes any more once its peer's call has failed."""
+
+    def work(comm):
+        if comm.rank == SENDER:
+            x = np.full(BYTES, FOREIGN, np.uint8)
+            for _ in range(40):
+                try:
+                    all_to_all_v(x, [x.size, 0], [0, 0], group=comm)
+                except CommTimeoutError:
+                    return 0
+            return 0
+        out = alltoallv.empty(BYTES, np.uint8)
+        for k in range(40):
+            try:
+                all_to_all_v(out[:0], [0, 0], [0, out.size], out=out, group=comm, timeout=0.001 * (1 + k % 7))
+            except CommTimeoutError:
+                out[:] = FILL
+                time.sleep(0.05)
+                return foreign(out)
+        raise AssertionError("no timeout")
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sum(pool.map(work, alltoallv.Communicator.threads(2, "late-threads"))) == 0
 
 
 def test_sender_that_dies_instead_frees_the_block(ranks):

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,6 +169,20 @@ class Place:
             if inode == self.inode and offset <= self.offset < offset + end - begin:
                 return begin + self.offset - offset
         raise AssertionError(f"{self} is not mapped here")
+
+
+def shared_bytes(address: int, length: int) -> np.ndarray:
+    """The shared pages at an address, mapped once more: peers write here, whatever becomes of these."""
+    place = Place.of(address)
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if str(os.stat(f"/proc/self/fd/{fd}").st_ino) != place.inode:
+                continue
+            start = place.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            skipped = place.offset - start
+            pages = mmap.mmap(int(fd), length + skipped, offset=start)
+            return np.frombuffer(pages, np.uint8)[skipped:]
+    raise AssertionError(f"no descriptor of the segment at {address:#x}")
 
 
 def _shared_mappings() -> Iterator[tuple[int, int, int, str]]:

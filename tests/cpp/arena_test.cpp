@@ -204,7 +204,17 @@ void quarantines() {
     std::atomic<bool> clear = false;
     std::optional<Block> block(arena().allocate(2 * megabyte));
     char* data = block->data();
+    const Location place = arena().locate(data, 1);
+    size_t size = 0;
+    const int fd = arena().descriptor(place.segment(), &size);
+    const Mapping peers(fd, size);
+    std::memset(data, 1, 2 * megabyte);
     arena().quarantine(data + 100, 1000, [&] { return clear.load(); });
+    std::memset(peers.data() + place.offset(), 2, 2 * megabyte);
+    CHECK(data[0] == 1 && data[100] == 1 && data[4095] == 1 && data[4096] == 2);  // whole pages, and no more
+    CHECK_EQ(arena().locate(data, 1).segment(), 0u);
+    CHECK(arena().locate(data + 4096, 1).segment() != 0);
+    CHECK_EQ(arena().stats().cut_bytes, uint64_t{4096});
     block.reset();
     CHECK_EQ(arena().stats().quarantined_bytes, 2 * megabyte);
     std::vector<Block> others;
@@ -217,6 +227,9 @@ void quarantines() {
     clear = true;
     CHECK(arena().allocate(2 * megabyte).data() == data);
     CHECK_EQ(arena().stats().quarantined_bytes, uint64_t{0});
+    CHECK_EQ(arena().stats().cut_bytes, uint64_t{0});
+    peers.data()[place.offset()] = 3;
+    CHECK(data[0] == 3 && arena().locate(data, 1).bits == place.bits);
 
     int asked = 0;  // one that is clear at once leaves nothing behind
     arena().quarantine(data, 1000, [&] { return ++asked > 0; });
@@ -278,7 +291,7 @@ void forked() {
         std::memset(own.data(), 9, own.bytes());
         CHECK_EQ(static_cast<int>(block->data()[999]), 7);
         block.reset();
-        CHECK_EQ(arena().stats().used_bytes, uint64_t{1024});
+        CHECK_EQ(arena().stats().used_bytes, uint64_t{4096});
     });
     CHECK_EQ(testing::wait_for(child), 0);
     CHECK_EQ(arena().process(), process);

@@ -24,8 +24,9 @@ constexpr size_t recent_limit = 128 * megabyte;
 std::atomic<Arena*> current{nullptr};
 std::atomic<uint32_t> generation{0};
 
+/// Whole pages: what a late writer may reach is cut out without touching another block.
 size_t rounded(size_t bytes) {
-    return bytes < 65536 ? round_up(std::max<size_t>(bytes, 1), 2 * cache_line) : round_up(bytes, 4096);
+    return round_up(std::max<size_t>(bytes, 1), 4096);
 }
 
 Arena* make_arena() {
@@ -191,7 +192,7 @@ Arena::Lock::~Lock() {
 void Arena::give_back(char* data, size_t bytes) {
     const Lock lock(*this);
     settle_quarantine();
-    if (quarantine_.covers(data, bytes)) {
+    if (!usable(data, bytes)) {
         parked_.push_back({data, bytes});
         return;
     }
@@ -227,6 +228,7 @@ void Arena::merge(char* data, size_t bytes) {
 
 Location Arena::locate(const void* data, size_t bytes) const {
     const auto address = reinterpret_cast<uint64_t>(data);
+    if (has_cuts() && is_cut(data, bytes)) return Location::in_private(data);
     for (const Span& span : spans()) {
         const uint32_t id = span.id.load(std::memory_order_acquire);
         if (id == 0) continue;
@@ -288,15 +290,36 @@ void Arena::release_idle() {
     });
 }
 
-void Arena::quarantine(const void* data, size_t bytes, std::function<bool()> clear) {
+void Arena::quarantine(const void* begin, size_t bytes, std::function<bool()> clear) {
     const std::lock_guard lock(mutex_);
-    quarantine_.add(static_cast<const char*>(data), bytes, std::move(clear));
+    const auto* data = static_cast<const char*>(begin);
+    if (!quarantine_.add(data, bytes, std::move(clear))) return;
+    for (const auto& segment : segments_) {
+        char* const base = segment->memory.data();
+        if (data < base || data >= base + segment->memory.size()) continue;
+        (void)cuts_.cut(segment->fd.get(), base, data, bytes);  // without memory for it: quarantined, and no more
+        has_cuts_.store(true, std::memory_order_release);
+    }
+}
+
+bool Arena::is_cut(const void* data, size_t bytes) const {
+    const std::lock_guard lock(mutex_);
+    return cuts_.overlaps(static_cast<const char*>(data), bytes);
+}
+
+/// Of a block that nobody holds any more.
+bool Arena::usable(const char* data, size_t bytes) {
+    if (quarantine_.covers(data, bytes)) return false;
+    if (!has_cuts()) return true;
+    const bool whole = cuts_.mend(data, bytes);
+    has_cuts_.store(cuts_.bytes() > 0, std::memory_order_release);
+    return whole;
 }
 
 void Arena::settle_quarantine() {
     if (quarantine_.empty() || !quarantine_.settle()) return;
     std::erase_if(parked_, [&](const Parked& block) {
-        if (quarantine_.covers(block.data, block.bytes)) return false;
+        if (!usable(block.data, block.bytes)) return false;
         merge(block.data, block.bytes);
         return true;
     });
@@ -310,7 +333,8 @@ ArenaStats Arena::stats() {
                      0,
                      0,
                      private_blocks_.load(std::memory_order_relaxed),
-                     private_bytes_.load(std::memory_order_relaxed)};
+                     private_bytes_.load(std::memory_order_relaxed),
+                     cuts_.bytes()};
     for (const auto& segment : segments_) stats.used_bytes += segment->used;
     for (const Parked& block : recent_) stats.used_bytes -= block.bytes;
     for (const Parked& block : parked_) stats.quarantined_bytes += block.bytes;

@@ -19,6 +19,7 @@
 #include "base/mapping.h"
 #include "base/unique_fd.h"
 #include "control/layout.h"
+#include "transport/shm/cut_pages.h"
 #include "transport/shm/quarantine.h"
 
 namespace alltoallv {
@@ -46,7 +47,7 @@ class Block {
 };
 
 struct ArenaStats {
-    uint64_t segments, segment_bytes, used_bytes, quarantined_bytes, private_blocks, private_bytes;
+    uint64_t segments, segment_bytes, used_bytes, quarantined_bytes, private_blocks, private_bytes, cut_bytes;
 };
 
 class Arena {
@@ -60,7 +61,7 @@ class Arena {
     /// Never fails for lack of budget: beyond it the block is private, and counted.
     Block allocate(size_t bytes);
 
-    /// Where `[data, data + bytes)` lies for peers.
+    /// Where `[data, data + bytes)` lies for peers; what has been cut out of the arena is private.
     Location locate(const void* data, size_t bytes) const;
 
     /// Address of a segment in this process; null if there is none of that number.
@@ -73,8 +74,12 @@ class Arena {
     void add_budget(size_t bytes);
     void remove_budget(size_t bytes);
 
-    /// Blocks that overlap the range are not reused until `clear()` holds.
+    /// Unless `clear()` holds: gives this process private pages at these addresses, where no peer can write any more,
+    /// and does not reuse the block until `clear()` holds.
     void quarantine(const void* data, size_t bytes, std::function<bool()> clear);
+
+    /// Whether there are private pages in place of shared ones.
+    bool has_cuts() const { return has_cuts_.load(std::memory_order_acquire); }
 
     ArenaStats stats();
 
@@ -125,6 +130,8 @@ class Arena {
     void give_back(char* data, size_t bytes);
     void merge(char* data, size_t bytes);
     void settle_quarantine();
+    bool is_cut(const void* data, size_t bytes) const;
+    bool usable(const char* data, size_t bytes);
     size_t limit() const { return communicators_ == 0 ? 0 : budget_; }  // of what stays without being used
     void release_idle();
 
@@ -144,6 +151,8 @@ class Arena {
     std::vector<Parked> recent_;      // freed blocks kept whole for the next request of that size
     std::vector<Parked> parked_;      // freed but quarantined
     Quarantine quarantine_;
+    CutPages cuts_;
+    std::atomic<bool> has_cuts_{false};
     std::array<Span, max_segments> spans_;  // the segments again, for lookups without the lock
     std::atomic<size_t> spans_in_use_{0};   // one past the highest slot ever taken
     std::atomic<uint64_t> private_blocks_{0}, private_bytes_{0};

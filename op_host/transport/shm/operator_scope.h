@@ -28,6 +28,10 @@ void ShmCommunicator::run(OpKind op, DType dtype, double timeout, Body&& body) {
     try {
         Row& mine = control_->open(op, dtype, timeout);
         const uint64_t bytes = body(mine);
+        if (output_ != nullptr && Arena::instance().has_cuts() &&
+            Arena::instance().locate(output_, output_bytes_).segment() == 0)
+            throw peer_lost(control_->describe_op() +
+                            ": the output shares a page with that of an operator which has failed meanwhile");
         control_->close(true, bytes);
     } catch (const Error& error) {
         // The peers are in the middle of their copies: they cannot go on without this rank.

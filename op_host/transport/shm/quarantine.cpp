@@ -15,10 +15,11 @@ constexpr long review_ms = 50;
 
 }  // namespace
 
-void Quarantine::add(const char* data, size_t bytes, std::function<bool()> clear) {
-    if (clear()) return;
+bool Quarantine::add(const char* data, size_t bytes, std::function<bool()> clear) {
+    if (clear()) return false;
     ranges_.push_back({data, bytes, std::move(clear)});
     if (!timer_) watch();
+    return true;
 }
 
 bool Quarantine::covers(const char* data, size_t bytes) const {

@@ -17,7 +17,8 @@ class Quarantine {
     /// `settle` and `rest`.
     explicit Quarantine(std::function<void()> review) : review_(std::move(review)) {}
 
-    void add(const char* data, size_t bytes, std::function<bool()> clear);
+    /// False, and nothing is kept, if the range is clear.
+    bool add(const char* data, size_t bytes, std::function<bool()> clear);
     bool covers(const char* data, size_t bytes) const;
     bool empty() const { return ranges_.empty(); }
 

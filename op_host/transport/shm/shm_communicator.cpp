@@ -1,6 +1,7 @@
 #include "transport/shm/shm_communicator.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -233,8 +234,10 @@ void ShmCommunicator::destroy() {
     Arena::instance().remove_budget(options_.budget_bytes());
 }
 
-/// The peers that have seen where this rank's output lies may still write there: keep it from being reused.
+/// The peers that have seen where this rank's output lies may still write there: other processes from now on into
+/// memory that nobody uses, while threads of this one, which share its pages, are waited for.
 void ShmCommunicator::quarantine_output(const void* data, size_t bytes) {
+    await_threads();
     struct Watched {
         int rank;
         UniqueFd pidfd;
@@ -250,6 +253,21 @@ void ShmCommunicator::quarantine_output(const void* data, size_t bytes) {
             return peer.pidfd && ::poll(&ended, 1, 0) == 1;
         });
     });
+}
+
+/// Until the ranks of this process that have begun this operator have met the poison. They are not stopped alone, and
+/// look at it after each piece of a copy.
+void ShmCommunicator::await_threads() const {
+    const auto is_inside = [&](int j) {
+        if (j == rank() || !peers_[static_cast<size_t>(j)].same_process) return false;
+        return control_->row(j).seq.load(std::memory_order_acquire) >= control_->seq() &&
+               control_->flags(j).done.value.load(std::memory_order_acquire) < control_->seq() &&
+               control_->row(j).pairs()[rank()].send_count > 0 &&
+               control_->status(j).acked.load(std::memory_order_acquire) == 0;
+    };
+    const auto end = Clock::now() + std::chrono::seconds(1);
+    for (int j = 0; j < size(); ++j)
+        while (is_inside(j) && Clock::now() < end) sched_yield();
 }
 
 /// Leaves the flight record where ALLTOALLV_FLIGHT_DIR says, for whoever asks later what each rank was doing.
@@ -275,6 +293,7 @@ Stats ShmCommunicator::stats() const {
     stats["arena_bytes"] = arena.segment_bytes;
     stats["arena_used_bytes"] = arena.used_bytes;
     stats["arena_quarantined_bytes"] = arena.quarantined_bytes;
+    stats["arena_cut_bytes"] = arena.cut_bytes;
     stats["private_outputs"] = arena.private_blocks;
     stats["private_output_bytes"] = arena.private_bytes;
     return stats;

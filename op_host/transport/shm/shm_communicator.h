@@ -97,6 +97,7 @@ class ShmCommunicator final : public Communicator {
     template <class Body>
     void run(OpKind op, DType dtype, double timeout, Body&& body);
     void quarantine_output(const void* data, size_t bytes);
+    void await_threads() const;
     void dump_flight_record() const;
 
     // exchange.cpp
