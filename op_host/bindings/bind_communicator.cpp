@@ -13,6 +13,7 @@
 #include "base/caches.h"
 #include "bindings/bindings.h"
 #include "bootstrap/registry.h"
+#include "control/trace.h"
 #include "core/communicator.h"
 #include "transport/shm/shm_communicator.h"
 
@@ -171,6 +172,9 @@ void bind_communicator(nb::module_& m) {
         nb::arg("rank"), nb::arg("send_counts"), nb::arg("recv_counts"),
         "What one rank's counts add to two sums over all ranks, modulo 2^64, which are equal exactly when what the "
         "ranks send is what their peers expect.");
+    m.def("set_trace_folder", &set_trace_folder, nb::arg("folder"),
+          "Begins to trace this process's operators into files there, or ends that with an empty name; returns the "
+          "one until now.");
     m.def("thread_communicators", &make_threads, nb::arg("options"));
     m.def("destroy_all", &destroy_all_communicators, nb::call_guard<nb::gil_scoped_release>());
 }

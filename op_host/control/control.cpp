@@ -59,7 +59,8 @@ ControlPlane::ControlPlane(const Options& options, std::shared_ptr<Mapping> memo
       layout_(options.size, options.inline_bytes),
       doorbell_(layout_.header(memory_->data()).bell),
       oversubscription_(options.size),
-      spins_(options.size <= usable_cpus() ? spins_with_room : 0) {
+      spins_(options.size <= usable_cpus() ? spins_with_room : 0),
+      tracer_(options.domain, options.rank, options.size) {
     start_clock(-1);
     memory_->populate(layout_.hot());
     RankStatus& mine = status(rank());
@@ -134,11 +135,13 @@ void ControlPlane::publish(Row& mine) {
     if (on_publish) return on_publish(mine, seq_);
     mine.seq.store(seq_, std::memory_order_release);
     // Everybody waits for all rows: the last of them wakes the sleepers, once.
-    doorbell_.ring_if([&] {
-        for (int j = 0; j < size(); ++j)
-            if (!has_row(j, seq_)) return false;
-        return true;
-    });
+    doorbell_.ring_if([&] { return has_all_rows(); });
+}
+
+bool ControlPlane::has_all_rows() const {
+    for (int j = 0; j < size(); ++j)
+        if (!has_row(j, seq_)) return false;
+    return true;
 }
 
 void ControlPlane::await_rows(uint64_t seq) {
@@ -158,7 +161,10 @@ void ControlPlane::await_rows(uint64_t seq) {
 }
 
 void ControlPlane::agree() {
+    const bool timed = traced_ != nullptr && !has_all_rows();  // the last to come looks at no clock
+    const auto begun = timed ? Clock::now() : started_;
     await_rows(seq_);
+    if (timed) traced_->waited_ns = flight_ns(Clock::now()) - flight_ns(begun);
     compare_rows();
 }
 

@@ -19,6 +19,7 @@
 #include "control/doorbell.h"
 #include "control/layout.h"
 #include "control/oversubscription.h"
+#include "control/trace.h"
 #include "core/hooks.h"
 #include "core/quant_reduction.h"
 #include "core/waiting.h"
@@ -140,6 +141,7 @@ class ControlPlane {
     std::string describe_op(OpKind op) const;
     std::string describe_op() const { return describe_op(op_); }
     std::string flight_record() const;
+    Tracer& tracer() { return tracer_; }
 
     /// The segment itself, for whoever must outlive the communicator (quarantined blocks).
     std::shared_ptr<Mapping> memory() const { return memory_; }
@@ -203,10 +205,12 @@ class ControlPlane {
     [[noreturn]] void throw_poison() const;
     void compare_rows() const;
     bool has_row(int rank, uint64_t seq) const { return row(rank, seq).seq.load(std::memory_order_acquire) >= seq; }
+    bool has_all_rows() const;
     void await_rows(uint64_t seq);
     std::string describe_ranks(const std::vector<int>& ranks) const;
     void record_start(DType dtype);
     void record_end(bool ok, uint64_t bytes);
+    void trace_end(bool ok, uint64_t bytes, uint64_t now_ns);
 
     Options options_;
     std::shared_ptr<Mapping> memory_;
@@ -223,6 +227,8 @@ class ControlPlane {
     Clock::time_point started_, next_warning_;
     std::atomic<bool> active_{false};
     std::mutex poison_mutex_;
+    Tracer tracer_;
+    TraceRecord* traced_ = nullptr;  // of the present operator
 };
 
 /// What a reduction says in rank's row: of the counts, rank i gives counts_i[j] elements to the part of rank j, which

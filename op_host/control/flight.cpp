@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "control/control.h"
 
@@ -10,20 +11,6 @@ namespace alltoallv {
 namespace {
 
 constexpr const char* state_names[] = {"running", "done", "failed"};
-
-/// A JSON string; a domain's name may hold any byte.
-std::string quoted(const std::string& text) {
-    std::string json = "\"";
-    for (const char c : text) {
-        if (c == '"' || c == '\\') json += '\\';
-        if (static_cast<unsigned char>(c) < 0x20) {
-            json += ' ';
-        } else {
-            json += c;
-        }
-    }
-    return json + '"';
-}
 
 void append_field(std::string& json, const char* name, uint64_t value) {
     json += std::string(", \"") + name + "\": " + std::to_string(value);
@@ -45,12 +32,21 @@ std::optional<FlightOperator> operator_of(const FlightEntry& entry) {
 
 }  // namespace
 
+std::string json_string(const std::string& text) {
+    std::string json = "\"";
+    for (const char c : text) {
+        if (c == '"' || c == '\\') json += '\\';
+        json += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+    }
+    return json + '"';
+}
+
 uint64_t flight_ns(std::chrono::steady_clock::time_point time) {
     return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count());
 }
 
 std::string flight_json(const std::string& domain, int rank, int size, const std::vector<FlightOfRank>& ranks) {
-    std::string json = "{\"domain\": " + quoted(domain) + ", \"rank\": " + std::to_string(rank) +
+    std::string json = "{\"domain\": " + json_string(domain) + ", \"rank\": " + std::to_string(rank) +
                        ", \"size\": " + std::to_string(size) + ", \"ranks\": [";
     for (size_t j = 0; j < ranks.size(); ++j) {
         json += (j > 0 ? ", " : "") + std::string("{\"rank\": ") + std::to_string(ranks[j].rank);
@@ -80,16 +76,29 @@ void ControlPlane::record_start(DType dtype) {
                      std::memory_order_release);
     entry.start_ns.store(flight_ns(started_), std::memory_order_release);
     entry.seq.store(seq_, std::memory_order_release);
+    traced_ = tracer_.begin(seq_, op_, dtype, started_);
 }
 
 void ControlPlane::record_end(bool ok, uint64_t bytes) {
+    const uint64_t now = flight_ns(Clock::now());
+    if (traced_ != nullptr) trace_end(ok, bytes, now);
     FlightEntry& entry = status(rank()).flight[seq_ % flight_length];
     if (entry.seq.load(std::memory_order_relaxed) != seq_) return;  // refused before it started
     const uint64_t what = entry.what.load(std::memory_order_relaxed) & ~uint64_t{0xff};
     entry.bytes.store(bytes, std::memory_order_relaxed);
-    entry.end_ns.store(flight_ns(Clock::now()), std::memory_order_relaxed);
+    entry.end_ns.store(now, std::memory_order_relaxed);
     entry.what.store(what | static_cast<uint64_t>(ok ? FlightState::done : FlightState::failed),
                      std::memory_order_release);
+}
+
+/// A quantized all-reduce announces no counts: its parts are even.
+void ControlPlane::trace_end(bool ok, uint64_t bytes, uint64_t now_ns) {
+    Row& mine = row(rank());
+    if (ok)
+        for (int j = 0; j < size(); ++j)
+            traced_->counts()[j] =
+                op_ == OpKind::quantized_all_reduce ? mine.count / size() : mine.pairs()[j].send_count;
+    Tracer::end(*std::exchange(traced_, nullptr), ok, bytes, now_ns);
 }
 
 std::string ControlPlane::flight_record() const {

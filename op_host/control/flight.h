@@ -35,6 +35,9 @@ struct FlightOfRank {
 /// Nanoseconds of the clock of `start_ns` and `end_ns`.
 uint64_t flight_ns(std::chrono::steady_clock::time_point time);
 
+/// A JSON string; a domain's name may hold any byte.
+std::string json_string(const std::string& text);
+
 /// As JSON: what rank `rank` of `size` knows of `ranks`.
 std::string flight_json(const std::string& domain, int rank, int size, const std::vector<FlightOfRank>& ranks);
 

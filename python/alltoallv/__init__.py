@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from alltoallv.atb.quant_params import QuantType as QuantType
     from alltoallv.communicator import Communicator as Communicator
     from alltoallv.memory import empty as empty
+    from alltoallv.tracing import trace as trace
 
 __version__ = "0.1.0"
 
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Communicator": "communicator",
     "empty": "memory",
+    "trace": "tracing",
     "AllToAllVOperation": "atb.operations",
     "AllToAllVParam": "atb.params",
     "CommMode": "atb.params",
@@ -41,6 +43,7 @@ __all__ = [
     "QuantAllReduceParam",
     "QuantType",
     "empty",
+    "trace",
 ]
 
 

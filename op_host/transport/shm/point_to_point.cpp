@@ -55,6 +55,7 @@ struct PointToPoint::Post {
     MessageSlot* message = nullptr;  // once offered, or taken
     int from = PeerMessage::any_rank;
     size_t moved = 0;  // bytes, in pieces
+    TraceRecord* traced = nullptr;
 
     bool sends() const { return asked.op == OpKind::send; }
     char* data() const { return static_cast<char*>(asked.data); }
@@ -85,6 +86,8 @@ MessageWorkPtr PointToPoint::start(const PeerMessage& message, double timeout, b
     if (post.sends()) post.input = Arena::instance().locate(message.data, post.bytes());
     const std::lock_guard lock(mutex_);
     if (closing_ || control_.poisoned()) throw ended(post);
+    post.traced = control_.tracer().begin(0, message.op, message.dtype, now);
+    if (post.traced != nullptr) post.traced->peer = message.peer;
     posts_.push_back(std::move(post));
     progress();
     if (waits || work->done()) return work;
@@ -284,6 +287,10 @@ bool PointToPoint::take_from(Post& post, int from) {
     waiting_[i].erase(found);
     post.from = from;
     post.work->set_source(from);
+    if (post.traced != nullptr) {
+        post.traced->peer = from;
+        post.traced->waited_ns = flight_ns(Clock::now()) - flight_ns(post.started);
+    }
     if (!fits) {
         ring(from);
         return finish(post, std::make_exception_ptr(mismatch(post, message)));
@@ -371,6 +378,10 @@ void PointToPoint::look(Post& post) {
 }
 
 bool PointToPoint::finish(Post& post, std::exception_ptr error) {
+    if (post.traced != nullptr) {
+        if (post.sends()) post.traced->counts()[post.asked.peer] = post.asked.count;
+        Tracer::end(*post.traced, error == nullptr, post.sends() ? 0 : post.bytes(), flight_ns(Clock::now()));
+    }
     post.work->finish(std::move(error));
     return true;
 }

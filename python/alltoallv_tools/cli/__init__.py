@@ -8,6 +8,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import os
+import signal
+import sys
 from collections.abc import Sequence
 
 # name -> (module, one line of help)
@@ -15,6 +18,8 @@ _COMMANDS = {
     "run": ("alltoallv_tools.cli.run", "start N ranks of a Python program on this host"),
     "demo": ("alltoallv_tools.cli.demo", "route real data between 4 ranks and check every bit"),
     "bench": ("alltoallv_tools.cli.bench", "measure the collectives against peers"),
+    "trace": ("alltoallv_tools.cli.trace", "show what a job has moved, and who was late"),
+    "top": ("alltoallv_tools.cli.top", "show where the ranks of a running job are"),
     "plan": ("alltoallv_tools.cli.plan", "predict times on clusters that are not at hand"),
     "doctor": ("alltoallv_tools.cli.doctor", "say what works on this machine and what is missing"),
 }
@@ -42,7 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(command)
-    code: int = module.main(command.parse_args(chosen.arguments))
+    try:
+        code: int = module.main(command.parse_args(chosen.arguments))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # nobody reads our output any more; Python would say so again when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     return code
 
 

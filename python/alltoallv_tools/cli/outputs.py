@@ -5,17 +5,30 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
+from typing import TextIO
 
 _PLOTS = (".png", ".svg")
 
 
+STANDARD_OUTPUT = Path("-")
+
+
+def write_text(path: Path, text: str, log: TextIO) -> None:
+    """Writes a file and says so in ``log``; ``-`` is standard output."""
+    if path == STANDARD_OUTPUT:
+        print(text)
+        return
+    path.write_text(text, "utf-8")
+    print(f"wrote {path}", file=log)
+
+
 def check_file(option: str, path: Path | None) -> None:
-    """Whether a file can be written.
+    """Whether a file can be written; ``-`` is standard output.
 
     Raises:
         ValueError: its folder is missing or may not be written, or it is a folder itself.
     """
-    if path and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+    if path and path != STANDARD_OUTPUT and (path.is_dir() or not os.access(path.parent, os.W_OK)):
         raise ValueError(f"--{option} is {str(path)!r}, expected a file in a folder that exists and can be written")
 
 

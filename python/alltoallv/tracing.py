@@ -1,0 +1,42 @@
+"""Recording the traffic: what every operator of a rank moves, to whom, and how long it waits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from alltoallv import _core
+from alltoallv.errors import InvalidParamError
+
+
+@contextlib.contextmanager
+def trace(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Records what this process's operators do inside the block, for ``python -m alltoallv trace FOLDER``.
+
+    Not collective: each rank that should appear enters a block of its own, usually all of them with the same folder.
+    ``ALLTOALLV_TRACE=FOLDER`` in the environment does the same from the first communicator on, without a block.
+
+    Recorded are collectives and messages of communicators in shared memory, and what ranks on several hosts or on
+    devices agree about over them: operator, domain, sequence number, begin, end, the time waited for peers, and the
+    elements for each rank. Each rank and domain has one file ``*.trace`` in the folder, of at most 1 GiB. A record
+    takes 56 bytes and 8 per rank.
+
+    Args:
+        folder: Where the files go; it is made if need be.
+
+    Raises:
+        InvalidParamError: the folder cannot be made or written.
+    """
+    path = os.path.abspath(folder)
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise InvalidParamError(f"folder is {path!r}, expected one that can be made: {error.strerror}") from None
+    if not os.access(path, os.W_OK):
+        raise InvalidParamError(f"folder is {path!r}, expected one that this process may write")
+    before = _core.set_trace_folder(path)
+    try:
+        yield
+    finally:
+        _core.set_trace_folder(before)

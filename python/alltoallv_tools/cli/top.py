@@ -1,0 +1,41 @@
+"""``top``: shows where the ranks of a running job are, from the trace that they write."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from alltoallv_tools.trace.records import read
+from alltoallv_tools.trace.watch import table
+
+_EPILOG = """\
+The job has been started with ALLTOALLV_TRACE=FOLDER. Ctrl-C ends the display, not the job.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of ``top``."""
+    parser.epilog = _EPILOG
+    parser.add_argument("folder", type=Path, help="the folder of the trace")
+    parser.add_argument("--seconds", type=float, default=1.0, help="between two looks (default: %(default)s)")
+    parser.add_argument("--once", action="store_true", help="show it once and end")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Shows the table until Ctrl-C."""
+    if not args.seconds > 0:
+        print(f"top: --seconds is {args.seconds}, expected more than 0", file=sys.stderr)
+        return 2
+    clear = "\x1b[H\x1b[J" if sys.stdout.isatty() and not args.once else ""
+    while True:
+        try:
+            lines = table(read(args.folder), args.seconds)
+        except (OSError, ValueError) as error:
+            print(f"top: {error}", file=sys.stderr)
+            return 2
+        print(clear + "\n".join(lines), flush=True)
+        if args.once:
+            return 0
+        time.sleep(args.seconds)

@@ -1,0 +1,58 @@
+"""``trace``: shows what a job has moved, from the files that ALLTOALLV_TRACE or alltoallv.trace() left."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from alltoallv_tools.cli.outputs import check_file, write_text
+from alltoallv_tools.trace import page, perfetto, story, torch_flight
+from alltoallv_tools.trace.records import read
+
+_EPILOG = """\
+Without options it says in words where the ranks are, or were when the job ended, and writes FOLDER/trace.html.
+The job may still be running. FILE - is standard output.
+
+example:
+  ALLTOALLV_TRACE=traffic python -m alltoallv run -n 4 program.py
+  python -m alltoallv trace traffic
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of ``trace``."""
+    parser.epilog = _EPILOG
+    parser.add_argument("folder", type=Path, help="the folder of the trace")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="the page (default: FOLDER/trace.html)")
+    parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write JSON for ui.perfetto.dev there")
+    parser.add_argument(
+        "--flight-recorder",
+        type=Path,
+        metavar="DIR",
+        help="write dumps for torchfrtrace there",
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Writes what is asked for; exits with 2 if it cannot."""
+    target = args.html or (None if args.perfetto or args.flight_recorder else args.folder / "trace.html")
+    try:
+        for option, path in (("html", args.html), ("perfetto", args.perfetto)):
+            check_file(option, path)
+        domains = read(args.folder)
+    except (OSError, ValueError) as error:
+        print(f"trace: {error}", file=sys.stderr)
+        return 2
+    log = sys.stderr if Path("-") in (args.html, args.perfetto) else sys.stdout
+    for sentence in story.tell(domains):
+        print(sentence, file=log)
+    if target:
+        write_text(target, page.html(domains, str(args.folder)), log)
+    if args.perfetto:
+        write_text(args.perfetto, json.dumps(perfetto.events(domains)), log)
+    if args.flight_recorder:
+        paths = torch_flight.write(domains, args.flight_recorder)
+        print(f"wrote {len(paths)} dumps; compare them with: torchfrtrace {args.flight_recorder}", file=log)
+    return 0

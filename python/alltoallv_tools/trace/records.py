@@ -1,0 +1,151 @@
+"""Reads the files of a trace: one per rank and domain, a page of JSON and then records of one size."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+HEADER_BYTES = 4096
+RUNNING, DONE, FAILED = range(3)
+MESSAGES = ("send", "recv")
+
+Records = npt.NDArray[Any]  # of `_layout`
+
+
+def _layout(size: int) -> np.dtype[Any]:
+    """As op_host/control/trace.h has it: times in nanoseconds, ``counts`` in elements of ``element`` bytes."""
+    fields = "begin=u8 end=u8 waited=u8 seq=u8 bytes=u8 dtype=u4 element=u4 op=u2 state=u1 unused=u1 peer=i4"
+    return np.dtype([*(tuple(field.split("=")) for field in fields.split()), ("counts", "i8", (size,))])
+
+
+@dataclass
+class RankTrace:
+    """What one rank of one domain did: ``records`` in the order in which it began them."""
+
+    domain: str
+    rank: int
+    size: int
+    pid: int
+    host: str
+    started_ns: int  # on the clock of the records
+    clock_ns: int  # to add to times of this rank, so that those of all hosts are on one clock
+    operators: list[str]
+    dtypes: list[str]
+    records: Records
+
+    def name(self, record: Any) -> str:
+        """``"all_reduce #41"``, or ``"recv from rank 3"`` for a message, which has no sequence number."""
+        operator = self.operators[record["op"]]
+        if operator not in MESSAGES:
+            return f"{operator} #{record['seq']}"
+        peer = f"rank {record['peer']}" if record["peer"] >= 0 else "any rank"
+        return f"{operator} {'to' if operator == 'send' else 'from'} {peer}"
+
+    def dtype(self, record: Any) -> str:
+        """The name of a record's element type."""
+        number = int(record["dtype"])
+        return self.dtypes[number] if number < len(self.dtypes) else f"{record['element']} bytes"
+
+    def sent_bytes(self) -> npt.NDArray[np.int64]:
+        """Bytes for each rank, a row per record."""
+        sent: npt.NDArray[np.int64] = self.records["counts"] * self.records["element"][:, None].astype(np.int64)
+        return sent
+
+    def collectives(self) -> Records:
+        """The records less those of messages."""
+        return self.records[~self.of(MESSAGES)]
+
+    def of(self, operators: Iterable[str]) -> npt.NDArray[np.bool_]:
+        """Which records are of one of these operators."""
+        return np.isin(self.records["op"], [self.operators.index(name) for name in operators])
+
+
+@dataclass
+class DomainTrace:
+    """One communicator: its ranks that have been traced, by rank."""
+
+    name: str  # of the domain; with a number where the domain was made again
+    size: int
+    ranks: dict[int, RankTrace]
+
+    @property
+    def bytes(self) -> int:
+        """What its ranks have sent, in bytes."""
+        return sum(int(trace.sent_bytes().sum()) for trace in self.ranks.values())
+
+
+def read(folder: Path) -> list[DomainTrace]:
+    """All communicators of a folder, in the order in which they were made.
+
+    Raises:
+        ValueError: the folder is missing or holds no trace, or a file is not one.
+    """
+    traces = [read_file(path) for path in sorted(folder.glob("*.trace"))] if folder.is_dir() else []
+    if not traces:
+        raise ValueError(
+            f"folder {str(folder)!r} holds no *.trace files, expected the one that ALLTOALLV_TRACE or "
+            "alltoallv.trace() named"
+        )
+    steady = {trace.host: trace.clock_ns for trace in traces}  # one offset a host: its ranks share a clock
+    for trace in traces:
+        trace.clock_ns = steady[trace.host]
+    made: dict[tuple[str, int, int], dict[int, RankTrace]] = defaultdict(dict)
+    times: dict[tuple[str, int, int], int] = defaultdict(int)
+    for trace in sorted(traces, key=lambda one: one.started_ns + one.clock_ns):
+        which = times[trace.domain, trace.size, trace.rank] = times[trace.domain, trace.size, trace.rank] + 1
+        made[trace.domain, trace.size, which][trace.rank] = trace
+    again: dict[str, int] = defaultdict(int)
+    domains = []
+    for (name, size, _), ranks in made.items():
+        again[name] += 1
+        shown = name if again[name] == 1 else f"{name} ({again[name]})"
+        domains.append(DomainTrace(shown, size, dict(sorted(ranks.items()))))
+    return domains
+
+
+def read_file(path: Path) -> RankTrace:
+    """One file, which its rank may still be writing.
+
+    Raises:
+        ValueError: it is not a trace.
+    """
+    with path.open("rb") as file:
+        try:
+            about = json.loads(file.read(HEADER_BYTES).rstrip(b"\0"))
+            layout = _layout(about["size"])
+            if about["stride"] != layout.itemsize:
+                raise ValueError("another version wrote it")
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{str(path)!r} is no trace: {error}") from None
+        data = file.read()
+    records = np.frombuffer(data, layout, count=len(data) // layout.itemsize)
+    empty = np.flatnonzero(records["begin"] == 0)  # files grow in steps
+    return RankTrace(
+        domain=about["domain"],
+        rank=about["rank"],
+        size=about["size"],
+        pid=about["pid"],
+        host=about["host"],
+        started_ns=about["steady_ns"],
+        clock_ns=about["unix_ns"] - about["steady_ns"],
+        operators=about["operators"],
+        dtypes=about["dtypes"],
+        records=records[: empty[0]] if empty.size else records,
+    )
+
+
+def rank_names(domains: list[DomainTrace]) -> dict[tuple[str, int], int]:
+    """The ranks of the largest domain, by host and process, for those who are known by other numbers elsewhere.
+
+    Empty where ranks are threads of one process.
+    """
+    world = max(domains, key=lambda domain: len(domain.ranks))
+    names = {(trace.host, trace.pid): rank for rank, trace in world.ranks.items()}
+    return names if len(names) == len(world.ranks) else {}

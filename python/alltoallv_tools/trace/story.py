@@ -1,0 +1,131 @@
+"""Where the ranks of a job are, or were when it ended, in words; and for whom they waited."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from alltoallv_tools.trace.records import DONE, FAILED, MESSAGES, RUNNING, DomainTrace, RankTrace
+
+
+def tell(domains: Sequence[DomainTrace]) -> list[str]:
+    """One sentence or more per domain: first where its ranks are, then for whom they waited."""
+    return [sentence for domain in domains for sentence in (*_places(domain), *_messages(domain), *_waits(domain))]
+
+
+def where(trace: RankTrace, record: Any) -> str:
+    """``"is in all_reduce #41"``, ``"has ended all_reduce #40"`` or ``"failed in all_reduce #41"``."""
+    verb = {RUNNING: "is in", DONE: "has ended", FAILED: "failed in"}[int(record["state"])]
+    return f"{verb} {trace.name(record)}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``"rank 2"``, ``"ranks 0, 1 and 3"``."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def _places(domain: DomainTrace) -> list[str]:
+    last = {rank: trace.collectives()[-1] for rank, trace in domain.ranks.items() if len(trace.collectives())}
+    sentences = []
+    if silent := sorted(set(range(domain.size)) - set(domain.ranks)):
+        sentences.append(f"Of {ranks_text(silent)} of {domain.name!r} there is no trace.")
+    if idle := sorted(set(domain.ranks) - set(last)):
+        sentences.append(f"No collective of {domain.name!r} was called by {ranks_text(idle)}.")
+    if not last:
+        return sentences
+    # The ones that are behind explain the others.
+    groups: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for rank, record in last.items():
+        groups[int(record["seq"]), int(record["state"] == DONE), int(record["op"])].append(rank)
+    if len(groups) == 1:
+        ranks = next(iter(groups.values()))
+        everybody = {1: ranks_text(ranks), 2: "both ranks"}.get(len(ranks), f"all {len(ranks)} ranks")
+        return [*sentences, f"{_start(_phrase(domain, ranks[0], last, everybody))} of {domain.name!r}."]
+    ordered = [ranks for _, ranks in sorted(groups.items())]
+    phrases = [_phrase(domain, ranks[0], last, ranks_text(ranks)) for ranks in ordered[:-1]]
+    end = ordered[-1]
+    others = "all others" if len(end) > 1 else f"{ranks_text(end)}"
+    first = f"{phrases[0]} of {domain.name!r}"
+    text = ", ".join([first, *phrases[1:], _phrase(domain, end[0], last, others)])
+    sentences.append(f"{_start(text)}.")
+    return sentences
+
+
+def _phrase(domain: DomainTrace, rank: int, last: dict[int, Any], who: str) -> str:
+    text = where(domain.ranks[rank], last[rank])
+    plural = {"is": "are", "has": "have"} if not who.startswith("rank ") else {}
+    verb, _, rest = text.partition(" ")
+    return f"{who} {plural.get(verb, verb)} {rest}"
+
+
+def _start(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _messages(domain: DomainTrace) -> list[str]:
+    sentences = []
+    for rank, trace in domain.ranks.items():
+        left = trace.records[trace.of(MESSAGES) & (trace.records["state"] == RUNNING)]
+        if len(left):
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            sentences.append(f"Rank {rank} of {domain.name!r} has not ended its {trace.name(left[0])}{more}.")
+    return sentences
+
+
+@dataclass
+class Lateness:
+    """Of the operators that every rank has begun, by rank."""
+
+    operators: int
+    came_last: npt.NDArray[np.int64]  # to how many of them
+    waited_ns: npt.NDArray[np.int64]  # for others
+    caused_ns: npt.NDArray[np.int64]  # what the others waited in those to which this rank came last
+
+
+def lateness(domain: DomainTrace) -> Lateness:
+    """Who came last how often, and what that cost the others."""
+    size = domain.size
+    found = Lateness(0, *(np.zeros(size, np.int64) for _ in range(3)))
+    per_rank = {rank: trace.collectives() for rank, trace in domain.ranks.items()}
+    for rank, records in per_rank.items():
+        found.waited_ns[rank] = records["waited"].sum()
+    if len(per_rank) < 2 or len(per_rank) < size:
+        return found
+    shared = set.intersection(*(set(records["seq"].tolist()) for records in per_rank.values()))
+    rows = [records[np.isin(records["seq"], list(shared))] for records in per_rank.values()]
+    clocks = [trace.clock_ns for trace in domain.ranks.values()]
+    begin = np.stack([row["begin"].astype(np.int64) + clock for row, clock in zip(rows, clocks, strict=True)])
+    waited = np.stack([row["waited"].astype(np.int64) for row in rows])
+    latest = begin.argmax(0)
+    found.operators = begin.shape[1]
+    found.came_last = np.bincount(latest, minlength=size)
+    own = waited[latest, np.arange(begin.shape[1])]
+    found.caused_ns = np.bincount(latest, waited.sum(0) - own, minlength=size).astype(np.int64)
+    return found
+
+
+def _waits(domain: DomainTrace) -> list[str]:
+    late = lateness(domain)
+    if late.operators == 0 or not late.caused_ns.any():
+        return []
+    span = max(int(trace.records["end"].max()) - int(trace.records["begin"].min()) for trace in domain.ranks.values())
+    worst = int(late.caused_ns.argmax())
+    return [
+        f"In {domain.name!r} the ranks waited {_seconds(late.waited_ns.mean())} each of {_seconds(span)}, "
+        f"{late.caused_ns[worst] / late.caused_ns.sum():.0%} of it for rank {worst}, "
+        f"which came last to {late.came_last[worst]:,} of {late.operators:,} operators."
+    ]
+
+
+def _seconds(nanoseconds: float) -> str:
+    for unit, size in (("s", 1e9), ("ms", 1e6)):
+        if nanoseconds >= size:
+            return f"{nanoseconds / size:.3g} {unit}"
+    return f"{nanoseconds / 1e3:.3g} us"

@@ -1,0 +1,61 @@
+"""What ``top`` shows of a running job: where every rank is, how much it moves, how much it waits."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from alltoallv_tools.trace.records import RUNNING, DomainTrace, RankTrace
+from alltoallv_tools.trace.story import where
+
+_COLUMNS = ("domain", "rank", "pid", "where", "since", "ops/s", "MB/s sent", "waits")
+
+
+def table(domains: Sequence[DomainTrace], seconds: float, now_ns: int | None = None) -> list[str]:
+    """Lines of text, one per rank of each domain, over the last ``seconds``.
+
+    Args:
+        domains: What has been read of the trace just now.
+        seconds: Over how long rates are taken.
+        now_ns: The clock of the records, `time.monotonic_ns`, if not that.
+    """
+    now = time.monotonic_ns() if now_ns is None else now_ns
+    rows = [_row(domain, trace, now, seconds) for domain in domains for trace in domain.ranks.values()]
+    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (_COLUMNS, *rows)
+    ]
+
+
+def _row(domain: DomainTrace, trace: RankTrace, now: int, seconds: float) -> tuple[str, ...]:
+    records = trace.records
+    about = (domain.name, str(trace.rank), str(trace.pid))
+    if len(records) == 0:
+        return (*about, "no operator yet" if _lives(trace) else "its process has ended", "", "", "", "")
+    last = records[-1]
+    since = now - int(last["begin"] if last["state"] == RUNNING else last["end"])
+    begun = now - int(seconds * 1e9)
+    recent = np.where(records["state"] == RUNNING, np.uint64(now), records["end"]) >= begun
+    waited = int(np.minimum(records["waited"][recent], np.uint64(seconds * 1e9)).sum())
+    if last["state"] == RUNNING:
+        waited += now - max(int(last["begin"]), begun)
+    sent = int(trace.sent_bytes()[recent].sum())
+    gone = "" if _lives(trace) else "; its process has ended"
+    return (
+        *about,
+        where(trace, last) + gone,
+        f"{since / 1e9:.1f} s",
+        f"{recent.sum() / seconds:,.0f}",
+        f"{sent / seconds / 1e6:,.1f}",
+        f"{min(1.0, waited / seconds / 1e9):.0%}",
+    )
+
+
+def _lives(trace: RankTrace) -> bool:
+    """Whether the process is there, as far as this host can tell."""
+    return trace.host != socket.gethostname() or os.path.exists(f"/proc/{trace.pid}")

@@ -1,0 +1,145 @@
+"""What is recorded: every operator of every rank, with its counts, its times and how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from traced_program import COUNTS, LATE, STEPS
+
+import alltoallv
+from alltoallv.errors import InvalidParamError, PeerMismatchError
+from alltoallv.numpy import all_reduce, all_to_all_v, barrier
+from alltoallv_tools.trace.records import DONE, FAILED, RUNNING, read, read_file
+
+
+def domain_of(folder, size):
+    return [domain for domain in read(folder) if domain.size == size]
+
+
+def test_every_operator_with_its_counts(folder):
+    (world,) = domain_of(folder, 4)
+    assert sorted(world.ranks) == [0, 1, 2, 3]
+    for rank, trace in world.ranks.items():
+        names = [trace.operators[number] for number in trace.collectives()["op"]]
+        assert names[-2 * STEPS - 2 :] == ["all_to_all_v", "all_reduce"] * STEPS + ["all_gather", "barrier"]
+        numbers = trace.collectives()["seq"].tolist()
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        exchanges = trace.records[trace.of(["all_to_all_v"])]
+        assert (exchanges["counts"] == COUNTS[rank]).all()
+        assert {trace.dtype(one) for one in exchanges} == {"float32"}
+        assert (exchanges["bytes"] == 4 * COUNTS[:, rank].sum()).all()
+        reductions = trace.records[trace.of(["all_reduce"])]
+        assert (reductions["counts"].sum(1) == 8).all()
+        assert (reductions["element"] == 8).all()
+        assert (trace.records["state"] == DONE).all()
+        assert (trace.records["begin"] + trace.records["waited"] <= trace.records["end"]).all()
+        assert trace.records["end"].max() <= time.monotonic_ns()
+
+
+def test_who_waits(folder):
+    (world,) = domain_of(folder, 4)
+    waited = {rank: trace.records[trace.of(["all_reduce"])]["waited"] for rank, trace in world.ranks.items()}
+    for rank in set(waited) - {LATE}:
+        assert (waited[rank] > waited[LATE] + 10_000_000).all()  # of 50 ms
+
+
+def test_messages(folder):
+    (world,) = domain_of(folder, 4)
+    for rank, operator, peer in ((0, "send", 3), (3, "recv", 0)):
+        trace = world.ranks[rank]
+        (message,) = trace.records[trace.of([operator])]
+        assert (message["peer"], message["state"]) == (peer, DONE)
+        assert message["counts"].tolist() == ([0, 0, 0, 5] if operator == "send" else [0] * 4)
+        assert trace.name(message) == f"{operator} {'to' if operator == 'send' else 'from'} rank {peer}"
+
+
+def test_every_domain_has_files_of_its_own(folder):
+    pairs = domain_of(folder, 2)
+    assert len(pairs) == 2
+    for pair in pairs:
+        assert sorted(pair.ranks) == [0, 1]
+        for trace in pair.ranks.values():
+            assert len(trace.records[trace.of(["all_reduce"])]) == STEPS
+
+
+def test_failures_and_what_never_ends(ranks, tmp_path):
+    def work(comm, folder):
+        with alltoallv.trace(folder):
+            with pytest.raises(PeerMismatchError):
+                all_to_all_v(np.ones(2), [1, 1], [1, 1 + comm.rank], group=comm)
+            barrier(group=comm)
+            if comm.rank == 0:
+                os._exit(0)
+            all_reduce(np.ones(1), group=comm)
+
+    outcomes = ranks(2, communicator=True, outcomes=True)(work, str(tmp_path))
+    assert len(outcomes) == 2
+    (domain,) = read(tmp_path)
+    assert domain.ranks[0].records["state"].tolist() == [FAILED, DONE]
+    assert domain.ranks[1].records["state"].tolist() == [FAILED, DONE, FAILED]
+
+
+def test_nested_blocks(ranks, tmp_path):
+    def work(comm):
+        barrier(group=comm)
+        with alltoallv.trace(tmp_path / "a"):
+            barrier(group=comm)
+            with alltoallv.trace(tmp_path / "b"):
+                barrier(group=comm)
+            barrier(group=comm)
+        barrier(group=comm)
+
+    ranks(1, threads=True)(work)
+    assert {name: read(tmp_path / name)[0].ranks[0].records["seq"].tolist() for name in "ab"} == {"a": [2, 4], "b": [3]}
+
+
+def test_environment_variable(tmp_path):
+    program = (
+        "import numpy as np, alltoallv, alltoallv.numpy as an\n"
+        "comm = alltoallv.Communicator.from_env('a/b \"c')\n"
+        "an.all_reduce(np.ones(4), group=comm)\n"
+    )
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    env = os.environ | {"ALLTOALLV_TRACE": str(tmp_path / "new" / "folder")}
+    subprocess.run([sys.executable, "-m", "alltoallv", "run", "-n", "2", str(script)], check=True, env=env, timeout=60)
+    (domain,) = read(tmp_path / "new" / "folder")
+    assert domain.name == 'a/b "c'
+    assert [len(trace.records) for trace in domain.ranks.values()] == [1, 1]
+    assert all(path.stat().st_size < 8192 for path in (tmp_path / "new" / "folder").iterdir())  # cut at the end
+
+
+def test_a_folder_that_cannot_be(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidParamError, match=r"folder is '.*/file/x', expected one that can be made"):
+        alltoallv.trace(tmp_path / "file" / "x").__enter__()
+
+
+def test_what_is_no_trace(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no \*\.trace files"):
+        read(tmp_path)
+    (tmp_path / "x.trace").write_text(json.dumps({"size": 2}))
+    with pytest.raises(ValueError, match=r"x\.trace' is no trace"):
+        read_file(tmp_path / "x.trace")
+
+
+def test_a_running_operator_is_seen_from_outside(ranks, tmp_path):
+    def work(comm, folder):
+        with alltoallv.trace(folder):
+            barrier(group=comm)
+            if comm.rank == 0:
+                while True:
+                    (domain,) = read(type(tmp_path)(folder))
+                    last = domain.ranks[1].records[-1]
+                    if last["state"] == RUNNING:
+                        break
+                    time.sleep(0.01)
+            all_reduce(np.ones(1), group=comm)
+
+    ranks(2)(work, str(tmp_path))

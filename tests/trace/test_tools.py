@@ -1,0 +1,155 @@
+"""What the commands make of a trace: sentences, the page, Perfetto's and torch's formats, ``top``."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from traced_program import COUNTS, LATE, STEPS
+
+from alltoallv_tools.cli import main
+from alltoallv_tools.trace.records import read
+from alltoallv_tools.trace.story import lateness, tell
+
+ALLTOALLV = [sys.executable, "-m", "alltoallv"]
+
+DESYNC = """\
+import numpy as np, os, sys, time
+import alltoallv, alltoallv.numpy as an
+comm = alltoallv.Communicator.from_env('tp')
+for _ in range(40):
+    an.all_reduce(np.ones(4), group=comm)
+if comm.rank != 2:
+    an.all_reduce(np.ones(4), group=comm)
+else:
+    print('here', flush=True)
+    time.sleep(60)
+"""
+
+
+def page_data(html: str) -> dict:
+    return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', html, re.DOTALL)[1])
+
+
+def test_sentences(folder):
+    sentences = tell(read(folder))
+    assert any(re.match(r"All 4 ranks have ended barrier #\d+ of '.*'\.$", one) for one in sentences)
+    late = rf"In '.*' the ranks waited .* each of .*, \d+% of it for rank {LATE}, which came last to \d+ of \d+"
+    assert any(re.match(late, one) for one in sentences)
+
+
+def test_who_is_late(folder):
+    (world,) = (domain for domain in read(folder) if domain.size == 4)
+    late = lateness(world)
+    assert late.caused_ns.argmax() == LATE
+    assert late.came_last[LATE] >= STEPS
+    assert late.caused_ns[LATE] > 3 * STEPS * 40_000_000  # of 50 ms, by each of 3 ranks
+
+
+def test_page(folder, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main(["trace", str(folder), "--html", str(page)]) == 0
+    assert f"wrote {page}" in capsys.readouterr().out
+    html = page.read_text("utf-8")
+    assert not re.search(r"(src|href)\s*=|https?://", html)  # nothing from elsewhere
+    (world,) = (domain for domain in page_data(html)["domains"] if domain["size"] == 4)
+    sent = np.array(world["matrix"]).sum(0)
+    ends, gathers = 4 * 5 * np.eye(4, k=3, dtype=int), np.full((4, 4), 4 * 3)
+    reductions = sent - 4 * STEPS * COUNTS - ends - gathers  # split and the reductions
+    assert (reductions.sum(1) >= STEPS * 8 * 8).all()
+    assert np.array(world["load"]).sum(0).tolist() == (4 * STEPS * COUNTS.sum(0)).tolist()
+    late = lateness(next(domain for domain in read(folder) if domain.size == 4))
+    assert [row[0] for row in world["late"]] == late.came_last.tolist()
+    assert world["left_out"] == 0
+
+
+def test_page_in_a_browser(folder, tmp_path):
+    """Where Chromium is at hand the page draws itself there; elsewhere its script is at least complete."""
+    page = tmp_path / "page.html"
+    assert main(["trace", str(folder), "--html", str(page)]) == 0
+    chromium = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+    if chromium is None:
+        html = page.read_text("utf-8")
+        assert set(re.findall(r'\$\("([\w-]+)"\)', html)) <= set(re.findall(r'id="([\w-]+)"', html))
+        return
+    command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1240,1400"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000"]
+    shot = tmp_path / "page.png"
+    dump = [*command, "--dump-dom", page.as_uri()]
+    dom = subprocess.run(dump, capture_output=True, text=True, timeout=120, check=True)
+    assert 'data-drawn="true"' in dom.stdout
+    assert f"for rank {LATE}" in dom.stdout
+    skew = COUNTS.sum(0).max() / COUNTS.sum(0).mean()
+    assert f"The most loaded rank receives {skew:.2f} times the mean" in dom.stdout
+    subprocess.run([*command, f"--screenshot={shot}", page.as_uri()], capture_output=True, timeout=120, check=True)
+    assert shot.stat().st_size > 20_000
+
+
+def test_perfetto_on_standard_output(folder, capsys):
+    assert main(["trace", str(folder), "--perfetto", "-"]) == 0
+    out = capsys.readouterr()
+    events = json.loads(out.out)["traceEvents"]
+    assert "ranks have ended" in out.err
+    assert not (folder / "trace.html").exists()
+    slices = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            slices[event["pid"], event["name"]].append(event)
+    assert {pid for pid, _ in slices} == {0, 1, 2, 3}
+    for rank in range(4):
+        exchanges = slices[rank, "all_to_all_v"]
+        assert [event["args"]["bytes_to"] for event in exchanges] == [(4 * COUNTS[rank]).tolist()] * STEPS
+        for event in slices[rank, "waiting"]:
+            assert event["dur"] > 0
+    assert {event["args"]["name"] for event in events if event["name"] == "process_name"} >= {
+        f"rank 0 (pid {next(iter(read(folder)[0].ranks.values())).pid} of {os.uname().nodename})"
+    }
+
+
+def test_flight_recorder_dumps(folder, tmp_path, capsys):
+    assert main(["trace", str(folder), "--flight-recorder", str(tmp_path / "dumps")]) == 0
+    assert "wrote 4 dumps" in capsys.readouterr().out
+    dumps = [pickle.loads((tmp_path / "dumps" / f"rank_{rank}").read_bytes()) for rank in range(4)]
+    for dump in dumps:
+        assert len(dump["pg_config"]) == 2  # all ranks, and every second one
+        kinds = [entry["profiling_name"] for entry in dump["entries"]]
+        assert kinds.count("gloo:all_to_all") == STEPS
+        assert kinds.count("gloo:all_reduce") == 2 * STEPS
+        assert {entry["state"] for entry in dump["entries"]} == {"completed"}
+
+
+def test_a_job_that_hangs(tmp_path):
+    """One rank stays away: both commands say which, while the job runs and after it has been killed."""
+    script, folder = tmp_path / "program.py", tmp_path / "trace"
+    script.write_text(DESYNC)
+    env = os.environ | {"ALLTOALLV_TRACE": str(folder)}
+    with subprocess.Popen([*ALLTOALLV, "run", "-n", "4", str(script)], stdout=subprocess.PIPE, env=env) as job:
+        assert job.stdout.readline() == b"[2] here\n"
+        expected = "Rank 2 has ended all_reduce #40 of 'tp', all others are in all_reduce #41."
+        end = time.monotonic() + 30
+        while expected not in (said := tell(read(folder))) and time.monotonic() < end:
+            pass
+        assert expected in said
+        top = subprocess.run([*ALLTOALLV, "top", "--once", str(folder)], capture_output=True, text=True, check=True)
+        rows = [line.split() for line in top.stdout.splitlines()[1:]]
+        assert [row[:2] for row in rows] == [["tp", str(rank)] for rank in range(4)]
+        assert rows[2][3:7] == ["has", "ended", "all_reduce", "#40"]
+        assert rows[0][3:7] == ["is", "in", "all_reduce", "#41"]
+        job.send_signal(signal.SIGKILL)
+    assert expected in tell(read(folder))
+
+
+@pytest.mark.parametrize("command", ["trace", "top"])
+def test_no_trace(command, tmp_path, capsys):
+    assert main([command, str(tmp_path)]) == 2
+    assert "holds no *.trace files" in capsys.readouterr().err
