@@ -28,7 +28,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What every check of ``checks_*.py`` came to: error text or "" by rank, from one job of 2 workers."""
     folder = tmp_path_factory.mktemp("checks")
-    job = msrun(folder, 2, HERE / "run_checks.py", str(folder))
+    job = msrun(folder, 2, HERE / "run_checks.py", str(folder), timeout=300)
     found: dict[str, dict[int, str]] = {}
     for rank in range(2):
         path = folder / f"rank-{rank}.json"

@@ -22,7 +22,7 @@ class AllToAllVOperation(Operation):
     When a rank's own checks fail in a call, the call fails on every rank. A call on the CPU blocks until this rank's
     output is complete. On an NPU it is launched on torch's current stream, over HCCL, and the host does not wait; the
     param is checked against the device's family and the number of devices, at the first call if not when it is made.
-    Results have no gradients.
+    Results have no gradients; in MindSpore those of the cell `alltoallv.mindspore.AllToAllVCell` have.
     """
 
     def __init__(
@@ -53,6 +53,10 @@ class AllToAllVOperation(Operation):
     def param(self) -> _core.AllToAllVParam:
         """A copy of the param that the operation was made with."""
         return self._core.param
+
+    def infer_shape(self, x: object) -> tuple[int, ...]:
+        """The output's shape for `x`, after ATB's checks of it; what they refuse the peers' call raises too."""
+        return tuple(self._core.infer_shape([self._checked(describe, x)]).shape)
 
     def __call__(self, x: A, *, out: A | None = None, timeout: float | None = None) -> A:
         """Exchanges `x`.

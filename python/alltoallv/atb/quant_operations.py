@@ -40,7 +40,8 @@ class QuantAllReduceOperation(Operation):
     With torch tensors on a GPU or an NPU the codes travel over NCCL, HCCL or gloo, as bytes of an all-to-all and an
     all-gather, and are summed on the device. A call is enqueued on torch's current stream; the host waits only to read
     ``scale`` and ``offset``, which the ranks compare. Without a communicator, tensors on a GPU go through the default
-    group of torch.distributed. Results have no gradients.
+    group of torch.distributed. Results have no gradients; in MindSpore those of the cell
+    `alltoallv.mindspore.QuantAllReduceCell` have.
     """
 
     def __init__(

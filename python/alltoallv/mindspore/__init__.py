@@ -11,7 +11,7 @@ asked to compute, then exchanges host memory on the calling thread, so its outpu
 ``wait()`` has returned.
 
 All functions that move values have gradients in PyNative, those that write into a given output too. In a graph
-(``ms.jit``, GRAPH_MODE) use the cell `AllToAllV`; the functions raise there. MindSpore's ``quantized`` and float8
+(``ms.jit``, GRAPH_MODE) use the cells; the functions raise there. MindSpore's ``quantized`` and float8
 dtypes are not supported.
 """
 
@@ -19,9 +19,16 @@ from mindspore.graph._utils.check_jit_forbidden_api import add_jit_forbidden_mod
 
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
+from alltoallv.mindspore.cells import (
+    AllToAllVCell,
+    QuantAllReduceCell,
+    QuantizedAllReduce,
+    QuantizedAllToAll,
+    QuantizedReduceScatter,
+)
 from alltoallv.mindspore.collectives import all_gather_into_tensor, all_to_all, all_to_all_single
 from alltoallv.mindspore.exchange import all_to_all_v, exchange_counts
-from alltoallv.mindspore.graph import AllToAllV
+from alltoallv.mindspore.graph import AllToAllV, DynamicAllToAllV
 from alltoallv.mindspore.group import init, new_group
 from alltoallv.mindspore.mint.install import install, uninstall
 from alltoallv.mindspore.moe import global_gather, global_scatter
@@ -52,10 +59,16 @@ for _module in ("atb.operations", "atb.quant_operations", "quantization.function
 
 __all__ = [
     "AllToAllV",
+    "AllToAllVCell",
     "AllToAllVOperation",
     "CommHandle",
+    "DynamicAllToAllV",
     "ErrorFeedback",
+    "QuantAllReduceCell",
     "QuantAllReduceOperation",
+    "QuantizedAllReduce",
+    "QuantizedAllToAll",
+    "QuantizedReduceScatter",
     "all_gather",
     "all_gather_into_tensor",
     "all_reduce",

@@ -2,11 +2,16 @@
 
 A graph reaches the transport through an operator that calls back into Python while the graph runs. It is marked as a
 side effect: MindSpore then runs the exchanges of a graph in the order of the program, the same on every rank, and
-neither merges nor drops any. Without the mark it does all three.
+neither merges nor drops any. Without the mark it does all three. What a gradient exchanges comes in the reverse order,
+if the gradient is the operator's own, by ``bprop``, and not a cell's.
 """
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mindspore
@@ -16,17 +21,17 @@ from mindspore import Tensor, nn, ops
 from mindspore._c_expression.typing import TensorType
 
 from alltoallv import _core, memory
-from alltoallv._calls.counts import Counts, Unit, as_counts, packed
+from alltoallv._calls.counts import Counts, Unit, as_counts, overlap, packed
 from alltoallv._calls.guard import guard
-from alltoallv._calls.transfer import packing
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.exchange import all_to_all_v
 from alltoallv.mindspore.group import Group
-from alltoallv.mindspore.tensors import core_name
+from alltoallv.mindspore.tensors import check_tensor, core_name, zeros
+
+Array = npt.NDArray[Any]
 
 _EMPTY = "MindSpore's graphs on CPU cannot hand over empty tensors: call all_to_all_v outside the graph"
-_DERIVATIVES = 3  # orders of derivatives that a graph can take through an exchange
 
 
 class AllToAllV(nn.Cell):
@@ -38,6 +43,8 @@ class AllToAllV(nn.Cell):
     Args:
         send_counts, recv_counts, sdispls, rdispls, unit, group: As for `all_to_all_v`; ``recv_counts`` is needed, as a
             graph must know shapes.
+        derivatives: Orders of derivatives that a graph takes. Above 1 MindSpore orders what they exchange only where
+            one exchange depends on the other: use it for one exchange, or several behind each other.
 
     Inputs:
         input: As for `all_to_all_v`.
@@ -58,9 +65,10 @@ class AllToAllV(nn.Cell):
         rdispls: Counts | None = None,
         unit: Unit = "element",
         group: Group = None,
+        derivatives: int = 1,
     ) -> None:
         super().__init__()
-        self.by_row = _core.reads_rows(unit, 1)
+        by_row = _core.reads_rows(unit, 1)
         size = groups.resolve(group).size
         sends, recvs = as_counts("send_counts", send_counts, size), as_counts("recv_counts", recv_counts, size)
         places = [
@@ -72,100 +80,227 @@ class AllToAllV(nn.Cell):
             "recv_counts": recvs,
             "sdispls": places[0],
             "rdispls": places[1],
-            "unit": "row" if self.by_row else "element",
+            "unit": "row" if by_row else "element",
             "group": group,
         }
-        index = packing(sends, places[0])  # MindSpore's gather adds up the gradients of what is sent twice
-        self.index = None if index is None else Tensor(index)
-        sdispl = places[0] if index is None else packed(sends)
-        host = _Host(sends, sdispl, recvs, places[1], self.by_row, group)
-        if not sum(recvs):
-            host.refusal = f"recv_counts is {recvs}, but {_EMPTY}"
-        self.graph = _Exchange(host, _DERIVATIVES)
-        self.rows = Tensor(np.zeros(max(host.rows, 1), np.int8))
-        nothing = _Host(sends, sdispl, recvs, places[1], self.by_row, group)
-        nothing.refusal = f"input is empty, but {_EMPTY}"
-        self.nothing = _Exchange(nothing, 0)
+        rows = max((d + n for n, d in zip(recvs, places[1], strict=True) if n), default=0)
+        self.sends, self.recvs = (Tensor(np.array(pair, np.int64)) for pair in ((sends, places[0]), (recvs, places[1])))
+        self.rows = Tensor(np.zeros(max(rows, 1), np.int8))
+        self.graph = Exchange(
+            Host(by_row, group, "" if rows else f"recv_counts is {recvs}, but {_EMPTY}", self._check), derivatives
+        )
+
+    def _check(self, input: Array) -> None:
+        """What else there is to check in a graph."""
 
     def __call__(self, input: Tensor) -> Tensor:
         """The PyNative way; in a graph MindSpore reads `construct` instead."""
         return all_to_all_v(input, **self._arguments)
 
     def construct(self, input: Tensor) -> Tensor:
-        if not self.by_row:
-            input = input.reshape(-1)
-        if self.index is not None:
-            input = ops.gather(input, self.index, 0)
-        if input.shape[0] == 0:
-            return self.nothing(ops.zeros((1, *input.shape[1:]), input.dtype), self.rows)
-        return self.graph(input, self.rows)
+        return self.graph(input, self.sends, self.recvs, self.rows)
 
 
-class _Host:
-    """What the graph's operator does when it runs: an exchange of the memory that MindSpore hands over."""
+class DynamicAllToAllV(nn.Cell):
+    """`alltoallv.mindspore.all_to_all_v` with counts that are tensors, which one graph serves whatever they hold.
 
-    def __init__(
+    The same values and gradients in PyNative, in ``ms.jit`` functions and in GRAPH_MODE; bfloat16 as in `AllToAllV`.
+
+    Args:
+        rows: What the output has room for, in units; at least 1. A graph must know shapes.
+        unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0.
+        group: As for `all_to_all_v`.
+        derivatives: As for `AllToAllV`.
+
+    Inputs:
+        input: As for `all_to_all_v`; in a graph not empty.
+        send_counts, recv_counts: Integer tensors ``[W]``. Those of rank i for j and of rank j for i agree.
+        sdispls, rdispls: Integer tensors ``[W]``, where the regions begin; packed in rank order if left out.
+
+    Outputs:
+        Shape ``[rows]``, in rows ``[rows, *input.shape[1:]]``; zero where no region lies.
+
+    Raises:
+        As `all_to_all_v`. In a graph, MindSpore may wrap the error's text into a RuntimeError.
+    """
+
+    def __init__(self, rows: int, *, unit: Unit = "element", group: Group = None, derivatives: int = 1) -> None:
+        super().__init__()
+        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+            raise InvalidParamError(f"rows is {rows!r}, expected an integer above 0")
+        self._by_row, self._group = _core.reads_rows(unit, 1), group
+        self.rows = Tensor(np.zeros(rows, np.int8))
+        self.graph = Exchange(Host(self._by_row, group), derivatives)
+
+    def __call__(
         self,
-        sends: list[int],
-        sdispls: list[int],
-        recvs: list[int],
-        rdispls: list[int],
-        by_row: bool,
-        group: Group,
-    ) -> None:
-        self.layout = (sends, sdispls, recvs, rdispls)
-        self.by_row = by_row
-        self.group = group
-        self.rows = max((d + n for n, d in zip(recvs, rdispls, strict=True) if n), default=0)  # of the output
-        self.refusal: str | None = None
+        input: Tensor,
+        send_counts: Tensor,
+        recv_counts: Tensor,
+        sdispls: Tensor | None = None,
+        rdispls: Tensor | None = None,
+    ) -> Tensor:
+        """The PyNative way; in a graph MindSpore reads `construct` instead."""
+        with guard(groups.resolve(self._group), "all_to_all_v"):
+            check_tensor("input", input)
+            core_name(input.dtype)
+            tail = tuple(input.shape[1:]) if self._by_row else ()
+            out = zeros((len(self.rows), *tail), input.dtype)
+        return all_to_all_v(
+            input,
+            send_counts,
+            recv_counts,
+            sdispls=sdispls,
+            rdispls=rdispls,
+            unit="row" if self._by_row else "element",
+            out=out,
+            group=self._group,
+        )
 
-    def transposed(self) -> _Host:
-        sends, sdispls, recvs, rdispls = self.layout
-        return _Host(recvs, rdispls, sends, sdispls, self.by_row, self.group)
+    def construct(
+        self,
+        input: Tensor,
+        send_counts: Tensor,
+        recv_counts: Tensor,
+        sdispls: Tensor | None = None,
+        rdispls: Tensor | None = None,
+    ) -> Tensor:
+        sends, recvs = self._regions(send_counts, sdispls), self._regions(recv_counts, rdispls)
+        return self.graph(input, sends, recvs, self.rows)
 
-    def run(self, x: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
+    def _regions(self, counts: Tensor, displs: Tensor | None) -> Tensor:
+        counts = ops.cast(counts, mindspore.int64)
+        displs = ops.cumsum(counts, 0) - counts if displs is None else ops.cast(displs, mindspore.int64)
+        return ops.stack((counts, displs))
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the graph's operator does when it runs: an exchange of the memory that MindSpore hands over.
+
+    Attributes:
+        by_row: Whether layouts count rows of dimension 0, and not elements.
+        refusal: Why it is none.
+        check: Called with the input before anything else; peers hear of what it raises.
+        sums: Whether receive regions may overlap, and what arrives is then added up: the transpose of an exchange
+            whose send regions overlap.
+    """
+
+    by_row: bool
+    group: Group
+    refusal: str = ""
+    check: Callable[[Array], None] = lambda input: None
+    sums: bool = False
+
+    def transposed(self) -> Host:
+        return replace(self, refusal="", check=lambda input: None, sums=not self.sums)
+
+    def shape(self, x: Any, send: Any, recv: Any, like: Any) -> Any:
+        return [like[0], *x[1:]] if self.by_row else like
+
+    def run(self, x: Array, send: Array, recv: Array, like: Array) -> Array:
+        """``send`` and ``recv``: counts and displacements, ``[2, W]``; ``like``: of the output's shape, or rows."""
+        self.check(x)
         comm = groups.resolve(self.group)
         with guard(comm, "all_to_all_v"):
             if self.refusal:
                 raise InvalidParamError(self.refusal)
-            row = int(np.prod(x.shape[1:], dtype=np.int64)) if self.by_row else 1
-            sends, sdispls, recvs, rdispls = ([value * row for value in values] for values in self.layout)
-            _core.check_exchange(x.size, rows * row, sends, sdispls, recvs, rdispls, comm.size)
-            out = memory.empty((rows, *x.shape[1:]), x.dtype)
-            if sum(recvs) < rows * row:
-                out.reshape(-1).view(np.uint8)[...] = 0
-            arrays = (sends, sdispls, recvs, rdispls)
-            plan = _core.Plan(comm.core, "all_to_all_v", x.dtype.name, *arrays, 0, max(row, 1))
+            for name, values in (("send_counts", send), ("recv_counts", recv)):
+                if values.shape != (2, comm.size):
+                    raise InvalidParamError(f"{name} has {values.shape[1]} entries, expected {comm.size}, one per rank")
+            shape = (len(like), *x.shape[1:]) if self.by_row else like.shape
+            row = math.prod(shape[1:]) if self.by_row else 1
+            room = math.prod(shape)
+            sends, sdispls, recvs, rdispls = ([n * row for n in values] for values in (*send.tolist(), *recv.tolist()))
+            summed = self.sums and overlap(recvs, rdispls)
+            places, numel = (packed(recvs), sum(recvs)) if summed else (rdispls, room)
+            _core.check_exchange(x.size, numel, sends, sdispls, recvs, places, comm.size)
+            out = memory.empty((numel,), x.dtype)
+            if sum(recvs) < numel:
+                out.view(np.uint8)[...] = 0
+            plan = _core.Plan(comm.core, "all_to_all_v", x.dtype.name, sends, sdispls, recvs, places, 0, max(row, 1))
         x = np.ascontiguousarray(x)
         plan.run(x.ctypes.data, out.ctypes.data)
-        # MindSpore reads results through the buffer protocol, which has no bfloat16.
-        return out.astype(np.float32) if x.dtype.name == "bfloat16" else out
+        if summed:
+            parts = out.astype(np.float32) if x.dtype.name == "bfloat16" else out
+            out = np.zeros(room, parts.dtype)
+            for begin, place, n in zip(rdispls, places, recvs, strict=True):
+                out[begin : begin + n] += parts[place : place + n]
+        return out.reshape(shape)
 
 
-class _Exchange(nn.Cell):
-    """The operator and, as its gradient, the transposed one. The output has as many rows as a second tensor."""
+class Exchange(nn.Cell):
+    """What a graph calls: the exchange, or its refusal of an empty tensor. The output has the last tensor's shape, or
+    rows.
+    """
 
-    def __init__(self, host: _Host, derivatives: int) -> None:
+    def __init__(self, host: Host, derivatives: int = 1) -> None:
         super().__init__()
-        self.back = _Exchange(host.transposed(), derivatives - 1) if derivatives else None
+        self.exchange = exchange_operator(host) if derivatives == 1 else _Differentiable(host, derivatives)
+        self.empty = make_operator(replace(host, refusal=f"input is empty, but {_EMPTY}").run, host.shape)
 
-        def run(x: npt.NDArray[Any], like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            return host.run(x, len(like))
+    def construct(self, x: Tensor, send: Tensor, recv: Tensor, like: Tensor) -> Tensor:
+        if x.size == 0:
+            return ops.cast(self.empty(ops.zeros((1, *x.shape[1:]), x.dtype), send, recv, like), x.dtype)
+        return ops.cast(self.exchange(x, send, recv, like), x.dtype)
 
-        def shape(x: Any, like: Any) -> Any:
-            return [like[0], *x[1:]]
 
-        def dtype(x: Any, like: Any) -> Any:
-            core_name(x.element_type())
-            return TensorType(mindspore.float32) if x.element_type() == mindspore.bfloat16 else x
+def exchange_operator(host: Host) -> ops.Custom:
+    """The exchange and its gradient, the transposed one. For bfloat16 the output is float32: cast it."""
+    back = make_operator(host.transposed().run, host.transposed().shape)
 
-        self.operator = ops.Custom(run, out_shape=shape, out_dtype=dtype, func_type="pyfunc")
-        self.operator.add_prim_attr("side_effect_io", True)
+    def bprop(x: Tensor, send: Tensor, recv: Tensor, like: Tensor, out: Tensor, dout: Tensor) -> tuple[Any, ...]:
+        grad = back(ops.depend(dout, out), recv, send, x)
+        return ops.cast(grad, x.dtype), send * 0, recv * 0, like * 0
 
-    def construct(self, x: Tensor, like: Tensor) -> Tensor:
-        return ops.cast(self.operator(x, like), x.dtype)
+    return make_operator(host.run, host.shape, bprop=bprop)
 
-    def bprop(self, x: Tensor, like: Tensor, out: Tensor, dout: Tensor) -> tuple[Any, ...]:
+
+class _Differentiable(nn.Cell):
+    """The same for derivatives of several orders, which MindSpore takes of a cell's ``bprop`` alone.
+
+    It orders what they exchange only where one depends on the other.
+    """
+
+    def __init__(self, host: Host, derivatives: int) -> None:
+        super().__init__()
+        self.operator = make_operator(host.run, host.shape)
+        self.back = _Differentiable(host.transposed(), derivatives - 1) if derivatives else None
+
+    def construct(self, x: Tensor, send: Tensor, recv: Tensor, like: Tensor) -> Tensor:
+        return ops.cast(self.operator(x, send, recv, like), x.dtype)
+
+    def bprop(self, x: Tensor, send: Tensor, recv: Tensor, like: Tensor, out: Tensor, dout: Tensor) -> tuple[Any, ...]:
         if self.back is None:
             raise NotImplementedError("a graph takes no derivative of this order through alltoallv")
-        return self.back(dout, x), like * 0
+        return self.back(ops.depend(dout, out), recv, send, x), send * 0, recv * 0, like * 0
+
+
+def make_operator(
+    run: Callable[..., Array], shape: Callable[..., Any], dtype: Any = None, bprop: Callable[..., Any] | None = None
+) -> ops.Custom:
+    """A function of NumPy arrays as an operator of a graph.
+
+    Args:
+        run: The function; called in the order of the program, and then of the gradients, which is the same on every
+            rank.
+        shape: The output's shape, from those of the inputs.
+        dtype: The output's; None: the first input's. For bfloat16 it is float32: cast it.
+        bprop: Of inputs, output and the output's gradient: the inputs' gradients; left out, there is none. What it
+            calls must depend on the output, to come after all of the program.
+    """
+
+    def infer(x: Any, *_others: Any) -> Any:
+        core_name(x.element_type())
+        made = x.element_type() if dtype is None else dtype
+        return TensorType(mindspore.float32 if made == mindspore.bfloat16 else made)
+
+    @functools.wraps(run)  # MindSpore counts the inputs by the signature
+    def array(*inputs: Array) -> Array:
+        out = run(*inputs)  # MindSpore reads it through the buffer protocol, which has no bfloat16
+        return out.astype(np.float32) if out.dtype.name == "bfloat16" else out
+
+    operator = ops.Custom(array, out_shape=shape, out_dtype=infer, bprop=bprop, func_type="pyfunc")
+    for effect in ("side_effect_io", "side_effect_backprop"):  # the second for what the gradient calls
+        operator.add_prim_attr(effect, True)
+    return operator

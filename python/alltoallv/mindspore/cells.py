@@ -1,0 +1,293 @@
+"""ATB's operations and the quantized collectives as cells, with gradients, in PyNative and in graphs.
+
+In a graph bfloat16 needs the package ml_dtypes, and results of bfloat16 come back by way of float32.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore.common._grad_function import _Function
+
+from alltoallv._calls import adapters
+from alltoallv._calls.counts import Counts, as_counts, even_parts, packed, shares
+from alltoallv._calls.guard import guard
+from alltoallv.atb.operations import AllToAllVOperation
+from alltoallv.atb.params import AllToAllVParam
+from alltoallv.atb.quant_operations import QuantAllReduceOperation
+from alltoallv.atb.quant_params import QuantAllReduceParam, QuantType
+from alltoallv.communicator import Communicator, connect
+from alltoallv.errors import InvalidParamError
+from alltoallv.mindspore import group as groups
+from alltoallv.mindspore import quantized
+from alltoallv.mindspore.autograd import AllReduce, tracks
+from alltoallv.mindspore.graph import AllToAllV, Array, Host, make_operator
+from alltoallv.mindspore.group import Group
+from alltoallv.mindspore.tensors import core_name, target
+from alltoallv.quantization.functions import Quantized
+
+_OUTPUTS = {1: mindspore.float16, 0: mindspore.float32, 27: mindspore.bfloat16}  # by ACL's number
+_ALL_REDUCE = ("scale", "offset", "comm_quant_scale_1", "comm_quant_scale_2", "bits", "group_size", "gather", "op")
+_OPTIONS = {
+    "quantized_all_reduce": (*_ALL_REDUCE, "out_dtype", "overflow"),
+    "quantized_reduce_scatter": ("bits", "group_size", "op", "out_dtype", "overflow"),
+    "quantized_all_to_all": ("bits", "group_size", "out_dtype", "overflow"),
+}
+
+
+class AllToAllVCell(AllToAllV):
+    """`AllToAllVOperation` as a cell: the same checks and values, and gradients, in PyNative and in graphs.
+
+    Args:
+        param: As for the operation.
+        communicator: One of ``param.rank_size`` ranks in which this is ``param.rank``. Left out, the one that the param
+            describes, which is made or found here, with its ranks.
+
+    Inputs:
+        input: As for the operation.
+
+    Outputs:
+        Shape ``[1, sum(recv_counts)]``.
+
+    Raises:
+        As the operation. In a graph, MindSpore may wrap the error's text into a RuntimeError.
+    """
+
+    def __init__(self, param: AllToAllVParam, communicator: Communicator | None = None) -> None:
+        operation = AllToAllVOperation(param, communicator)
+        comm = _connected(param, param, communicator)
+        super().__init__(param.send_counts, param.recv_counts, sdispls=param.sdispls, rdispls=param.rdispls, group=comm)
+        self.rows = self.rows.reshape(1, -1)
+        self._operation = operation
+
+    def _check(self, input: Array | Tensor) -> None:
+        self._operation.infer_shape(input)
+
+    def __call__(self, input: Tensor) -> Tensor:
+        self._check(input)
+        return super().__call__(input).reshape(1, -1)
+
+
+class QuantAllReduceCell(nn.Cell):
+    """`QuantAllReduceOperation` as a cell, in PyNative and in graphs.
+
+    With ``QuantType.DYNAMIC`` it has gradients, straight through the rounding: those of the sum (or average), not
+    quantized. With a shared scale, whose input is int8, there are none.
+
+    Args:
+        param, communicator: As for `AllToAllVCell`.
+
+    Inputs:
+        x, scale, offset: As for the operation.
+
+    Outputs:
+        Of the param's output dtype in the shape of ``x``.
+
+    Raises:
+        As the operation. In a graph, MindSpore may wrap the error's text into a RuntimeError.
+    """
+
+    def __init__(self, param: QuantAllReduceParam, communicator: Communicator | None = None) -> None:
+        super().__init__()
+        self._operation = QuantAllReduceOperation(param, communicator)
+        group = AllToAllVParam(
+            **{name: getattr(param, name) for name in ("rank", "rank_size", "rank_root", "comm_mode", "comm_domain")}
+        )
+        self._comm, self._op = _connected(param, group, communicator), param.all_reduce_type
+        self.dynamic = param.quant_type == QuantType.DYNAMIC
+        self.dtype = None if self.dynamic and param.out_data_type == -1 else _OUTPUTS[abs(param.out_data_type)]
+        self.graph = _Straight(lambda x: self._operation(x), _same, self.dtype, _summed(self._comm, self._op))
+        self.shared = make_operator(lambda x, scale, offset: self._operation(x, scale, offset), _same, self.dtype)
+
+    def __call__(self, x: Tensor, scale: Tensor | None = None, offset: Tensor | None = None) -> Tensor:
+        """The PyNative way; in a graph MindSpore reads `construct` instead."""
+        if self.dynamic and scale is None and offset is None and tracks(x):
+            return _Reduction.apply(x, self._operation, self._comm, self._op)
+        return self._operation(x, scale, offset)
+
+    def construct(self, x: Tensor, scale: Tensor | None = None, offset: Tensor | None = None) -> Tensor:
+        if self.dynamic:
+            return self.graph(x)
+        return ops.cast(self.shared(x, scale, offset), self.dtype)
+
+
+class _Reduction(_Function):
+    """A dynamic reduction in PyNative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, operation: QuantAllReduceOperation, comm: Communicator, op: str) -> Tensor:
+        ctx.comm, ctx.op, ctx.dtype = comm, op, x.dtype
+        return operation(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return AllReduce.apply(grad.astype(ctx.dtype), ctx.comm, ctx.op), None, None, None
+
+
+class _Options(nn.Cell):
+    """What the cells of the quantized collectives have in common.
+
+    ``counts`` are the function's own, by row; ``options`` its other arguments.
+    """
+
+    function: str
+
+    def __init__(self, group: Group, options: dict[str, Any], **counts: Any) -> None:
+        super().__init__()
+        known = _OPTIONS[self.function]
+        for name in options:
+            if name not in known:
+                raise TypeError(f"{type(self).__name__} has no option {name!r}, expected one of {', '.join(known)}")
+        self._arguments = {**counts, **options, "group": group}
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """The PyNative way; in a graph MindSpore reads `construct` instead."""
+        return getattr(quantized, self.function)(input, **self._arguments)
+
+    def construct(self, input: Tensor) -> Tensor:
+        return self.graph(input)
+
+    def _make(self, shape: Callable[..., Any], back: Callable[..., Any]) -> None:
+        """The way of graphs; ``shape`` is that of the output, ``back`` the gradient."""
+        given, dtype = dict(self._arguments), self._arguments.get("out_dtype")
+        if dtype is not None:
+            given["out_dtype"] = core_name(dtype)
+        for name in ("scale", "comm_quant_scale_1", "comm_quant_scale_2"):
+            if isinstance(given.get(name), Tensor):
+                given[name] = given[name].asnumpy()
+        if dtype is None and given.get("scale") is not None:
+            dtype = mindspore.float16
+        self.graph = _Straight(lambda x: getattr(_on_arrays(), self.function)(x, **given), shape, dtype, back)
+
+
+class QuantizedAllReduce(_Options):
+    """`quantized_all_reduce` as a cell; its options are the arguments scale, offset, comm_quant_scale_1,
+    comm_quant_scale_2, bits, group_size, gather, op, out_dtype and overflow.
+
+    The same values and gradients in PyNative, in ``ms.jit`` functions and in GRAPH_MODE.
+    """
+
+    function = "quantized_all_reduce"
+
+    def __init__(self, *, group: Group = None, **options: Any) -> None:
+        super().__init__(group, options)
+        self._make(_same, _summed(group, options.get("op", "sum")))
+
+
+class QuantizedReduceScatter(_Options):
+    """`quantized_reduce_scatter` as a cell, for inputs of ``rows`` rows; its options are the arguments bits,
+    group_size, op, out_dtype and overflow.
+
+    The same values and gradients in PyNative, in ``ms.jit`` functions and in GRAPH_MODE.
+    """
+
+    function = "quantized_reduce_scatter"
+
+    def __init__(self, rows: int, recv_counts: Counts | None = None, *, group: Group = None, **options: Any) -> None:
+        comm = groups.resolve(group)
+        parts = shares("recv_counts", recv_counts, "input", rows, comm.size)
+        super().__init__(group, options, recv_counts=parts)
+        own = parts[comm.rank]
+        gathers = ([own] * comm.size, [0] * comm.size), (parts, packed(parts))
+        share = 1 / comm.size if options.get("op") == "avg" else 1.0
+        self._make(lambda x: [own, *x[1:]], _returned(group, *gathers, share))
+
+
+class QuantizedAllToAll(_Options):
+    """`quantized_all_to_all` as a cell with known counts of rows; its options are the arguments bits, group_size,
+    out_dtype and overflow.
+
+    The same values and gradients in PyNative, in ``ms.jit`` functions and in GRAPH_MODE.
+    """
+
+    function = "quantized_all_to_all"
+
+    def __init__(self, send_counts: Counts, recv_counts: Counts, *, group: Group = None, **options: Any) -> None:
+        size = groups.resolve(group).size
+        sends, recvs = as_counts("send_counts", send_counts, size), as_counts("recv_counts", recv_counts, size)
+        super().__init__(group, options, send_counts=sends, recv_counts=recvs)
+        back = _returned(group, (recvs, packed(recvs)), (sends, packed(sends)))
+        self._make(lambda x: [sum(recvs), *x[1:]], back)
+
+
+class _Straight(nn.Cell):
+    """A graph's operator whose gradient passes straight through the rounding: ``back(dout, x)``."""
+
+    def __init__(
+        self, run: Callable[[Array], Array], shape: Callable[..., Any], dtype: Any, back: Callable[..., Any]
+    ) -> None:
+        super().__init__()
+
+        def bprop(x: Tensor, out: Tensor, dout: Tensor) -> tuple[Any, ...]:
+            if x.dtype == mindspore.int8:
+                return (x * 0,)
+            return (ops.cast(back(ops.depend(ops.cast(dout, x.dtype), out), x), x.dtype),)
+
+        self.operator, self.dtype = make_operator(run, shape, dtype, bprop), dtype
+
+    def construct(self, x: Tensor) -> Tensor:
+        return ops.cast(self.operator(x), x.dtype if self.dtype is None else self.dtype)
+
+
+def _returned(group: Group, send: Any, recv: Any, share: float = 1.0) -> Callable[..., Any]:
+    """The gradient of rows: they go back where they came from, or are gathered."""
+    sends, recvs = (Tensor(np.array(pair, np.int64)) for pair in (send, recv))
+    host = Host(True, group)
+    exchange = make_operator(host.run, host.shape)
+
+    def back(dout: Tensor, x: Tensor) -> Tensor:
+        return exchange(dout, sends, recvs, x) * share
+
+    return back
+
+
+def _summed(group: Group, op: str) -> Callable[..., Any]:
+    """The gradient of a sum or average over the ranks: that of the gradients."""
+
+    def run(dout: Array) -> Array:
+        comm = groups.resolve(group)
+        with guard(comm, "all_reduce"):
+            x = np.ascontiguousarray(dout)
+            out = np.empty_like(x)
+        places = x.ctypes.data, out.ctypes.data
+        comm.core.reduce("all_reduce", x.dtype.name, op, *places, even_parts(x.size, comm.size))
+        return out
+
+    operator = make_operator(run, _same)
+
+    def back(dout: Tensor, x: Tensor) -> Tensor:
+        return operator(dout)
+
+    return back
+
+
+def _same(x: Any, *_others: Any) -> Any:
+    return x
+
+
+def _connected(param: Any, group: AllToAllVParam, communicator: Communicator | None) -> Communicator:
+    comm = communicator or Communicator(connect(group, target() == "Ascend"))
+    if (param.rank, param.rank_size) != (comm.rank, comm.size):
+        raise InvalidParamError(
+            f"rank and rank_size are {param.rank} and {param.rank_size}, expected {comm.rank} and {comm.size}, "
+            f"as in the communicator '{comm.domain}'"
+        )
+    return comm
+
+
+@functools.cache
+def _on_arrays() -> Quantized[Array]:
+    """The quantized collectives on what MindSpore hands over."""
+
+    class Arrays(Quantized[Array]):
+        adapter = adapters.find("x", np.empty(0))
+
+        def communicator(self, group: Any) -> Communicator | None:
+            return groups.resolve(group)
+
+    return Arrays()

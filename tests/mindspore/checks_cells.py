@@ -1,0 +1,225 @@
+"""ATB's operations and the quantized collectives as cells: NumPy's bits in PyNative and in graphs, and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mindspore as ms
+import ml_dtypes
+import numpy as np
+import pytest
+from checks_operations import array, tensor
+from mindspore import Tensor, nn
+
+import alltoallv
+import alltoallv.mindspore as am
+import alltoallv.numpy as an
+from alltoallv import AllToAllVParam, Communicator, QuantAllReduceParam, QuantType
+from alltoallv.errors import AllToAllVError, InvalidParamError, PeerMismatchError
+from alltoallv.testing.golden import assert_bits_equal
+
+COUNTS = [[2, 3], [1, 2]]
+
+
+def jitted(cell: nn.Cell) -> Callable[..., Tensor]:
+    def function(*inputs: Tensor) -> Tensor:
+        return cell(*inputs)
+
+    return ms.jit(function)
+
+
+def in_graph_mode(cell: nn.Cell) -> Callable[..., Tensor]:
+    def function(*inputs: Tensor) -> Tensor:
+        ms.set_context(mode=ms.GRAPH_MODE)
+        try:
+            return cell(*inputs)
+        finally:
+            ms.set_context(mode=ms.PYNATIVE_MODE)
+
+    return function
+
+
+WAYS = (lambda cell: cell, jitted, in_graph_mode)
+
+
+def exchange_param(comm: Communicator, **more: Any) -> AllToAllVParam:
+    sends, recvs = COUNTS[comm.rank], [row[comm.rank] for row in COUNTS]
+    fields = {"send_counts": sends, "sdispls": [1, 0], "recv_counts": recvs, "rdispls": [recvs[1], 0]}
+    return AllToAllVParam(rank=comm.rank, rank_size=comm.size, **(fields | more))
+
+
+def check_cell_of_atb(comm: Communicator) -> None:
+    """Every dtype, regions that overlap and are out of order; the gradient counts what has been sent."""
+    param = exchange_param(comm)
+    cell, operation = am.AllToAllVCell(param, comm), alltoallv.AllToAllVOperation(param, comm)
+    for dtype in ("float16", "float32", "int8", "int16", "int32", "int64", ml_dtypes.bfloat16):
+        x = (np.arange(6) + 10 * comm.rank).astype(dtype).reshape(2, 3)
+        wanted = operation(x)
+        for way in WAYS if dtype == "float32" else WAYS[:2]:
+            assert_bits_equal(array(way(cell)(tensor(x))), wanted)
+    sent = np.zeros(6, np.float32)
+    for begin, count in zip(param.sdispls, param.send_counts, strict=True):
+        sent[begin : begin + count] += 1
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    def cubes(x: Tensor) -> Tensor:
+        return (cell(x) ** 3).sum()
+
+    for function in (cubes, ms.jit(cubes)):
+        for take in (ms.grad(function), ms.jit(ms.grad(function))):
+            np.testing.assert_array_equal(take(Tensor(x)).asnumpy(), sent.reshape(2, 3) * 3 * x**2)
+
+
+def check_cell_of_atb_refuses_what_the_operation_does(comm: Communicator) -> None:
+    """With ATB's code, on every rank."""
+    cell = am.AllToAllVCell(exchange_param(comm), comm)
+    wrong = np.zeros(6, np.bool_ if comm.rank else np.float32)
+    for way in WAYS[:2]:
+        with pytest.raises(AllToAllVError) as caught:
+            way(cell)(Tensor(wrong)).asnumpy()
+        assert caught.value.code == 13
+    with pytest.raises(InvalidParamError, match="recv_counts"):
+        am.AllToAllVCell(exchange_param(comm, recv_counts=[1]), comm)
+    with pytest.raises(InvalidParamError, match="as in the communicator"):
+        am.AllToAllVCell(AllToAllVParam(**{**_fields(exchange_param(comm)), "rank": 1 - comm.rank}), comm)
+
+
+def _fields(param: AllToAllVParam) -> dict[str, Any]:
+    names = ("rank", "rank_size", "send_counts", "sdispls", "recv_counts", "rdispls")
+    return {name: getattr(param, name) for name in names}
+
+
+def check_cell_of_atb_finds_its_communicator(comm: Communicator) -> None:
+    param = exchange_param(comm, comm_domain="cells")
+    x = np.arange(6, dtype=np.float32) + 10 * comm.rank
+    assert_bits_equal(am.AllToAllVCell(param)(Tensor(x)).asnumpy(), alltoallv.AllToAllVOperation(param)(x))
+    reduces = QuantAllReduceParam(
+        rank=comm.rank, rank_size=comm.size, comm_domain="cells", quant_type=QuantType.DYNAMIC
+    )
+    assert_bits_equal(
+        am.QuantAllReduceCell(reduces)(Tensor(x)).asnumpy(), alltoallv.QuantAllReduceOperation(reduces)(x)
+    )
+
+
+def squares_of(cell: nn.Cell) -> Callable[..., Any]:
+    def squares(x: Tensor, sends: Tensor, recvs: Tensor, begins: Tensor) -> tuple[Tensor, Tensor]:
+        out = cell(x, sends, recvs, begins)
+        return (out**2).sum(), out
+
+    return ms.value_and_grad(squares, 0, has_aux=True)
+
+
+def check_counts_as_tensors(comm: Communicator) -> None:
+    """One graph for all counts; values and gradients of NumPy's and of PyNative."""
+    compiled: dict[bool, Any] = {}
+    for seed in range(2):
+        counts = np.random.default_rng(seed).integers(0, 3, (2, 2))
+        for by_row in (False, True):
+            shape = (6, 2) if by_row else (6,)
+            cell = am.DynamicAllToAllV(8, unit="row" if by_row else "element", group=comm)
+            x = np.random.default_rng(comm.rank).normal(size=shape).astype(np.float32)
+            sends, recvs = (Tensor(n.astype(np.int32)) for n in (counts[comm.rank], counts[:, comm.rank]))
+            begins = Tensor(np.array([2, 1], np.int32))
+            out = np.zeros((8, *shape[1:]), np.float32)
+            wanted = an.all_to_all_v(
+                x, sends.asnumpy(), recvs.asnumpy(), sdispls=begins.asnumpy(), out=out, group=comm,
+                unit="row" if by_row else "element",
+            )  # fmt: skip
+
+            step = squares_of(cell)
+            graph = compiled.setdefault(by_row, ms.jit(step))
+            found = []
+            for way in (step, graph):
+                (_, made), grad = way(Tensor(x), sends, recvs, begins)
+                assert_bits_equal(made.asnumpy(), wanted)
+                found.append(grad.asnumpy())
+            np.testing.assert_array_equal(*found)
+    packed = am.DynamicAllToAllV(5, group=comm)
+    ones = Tensor(np.array([1, 2], np.int64))
+    counts = Tensor(np.array([1 + comm.rank] * 2, np.int64))
+    x = Tensor(np.arange(3, dtype=np.int64) + 10 * comm.rank)
+    for way in WAYS:
+        wanted = [0, 10, 0, 0, 0] if comm.rank == 0 else [1, 2, 11, 12, 0]
+        np.testing.assert_array_equal(way(packed)(x, ones, counts).asnumpy(), wanted)
+
+
+def check_counts_as_tensors_that_disagree(comm: Communicator) -> None:
+    cell = jitted(am.DynamicAllToAllV(4, group=comm))
+    x, fine = Tensor(np.arange(4.0, dtype=np.float32)), np.array([1, 2])
+    with pytest.raises(PeerMismatchError):
+        cell(x, Tensor(fine), Tensor(fine)).asnumpy()
+    with pytest.raises(InvalidParamError, match="expected 2, one per rank"):
+        cell(x, Tensor(np.array([1, 1, 1])), Tensor(np.array([1, 1, 1]))).asnumpy()
+    with pytest.raises(InvalidParamError, match="rows is 0"):
+        am.DynamicAllToAllV(0, group=comm)
+
+
+def check_quantized_cell_of_atb(comm: Communicator) -> None:
+    rng = np.random.default_rng(comm.rank)
+    codes, scale, offset = rng.integers(-9, 9, (2, 32)).astype(np.int8), np.array([0.5], "f2"), np.array([1], "f2")
+    param = QuantAllReduceParam(rank=comm.rank, rank_size=comm.size)
+    wanted = alltoallv.QuantAllReduceOperation(param, comm)(codes, scale, offset)
+    cell = am.QuantAllReduceCell(param, comm)
+    for way in WAYS:
+        assert_bits_equal(way(cell)(Tensor(codes), Tensor(scale), Tensor(offset)).asnumpy(), wanted)
+    for fields in ({}, {"bits": 4, "all_reduce_type": "avg"}, {"out_data_type": 27}, {"out_data_type": 1}):
+        param = QuantAllReduceParam(rank=comm.rank, rank_size=comm.size, quant_type=QuantType.DYNAMIC, **fields)
+        cell = am.QuantAllReduceCell(param, comm)
+        for dtype in ("float32",) if fields else ("float32", "float16", ml_dtypes.bfloat16):
+            x = rng.normal(size=300).astype(dtype)
+            wanted = alltoallv.QuantAllReduceOperation(param, comm)(x)
+            for way in WAYS[:2]:
+                assert_bits_equal(array(way(cell)(tensor(x))), wanted)
+    straight_through(cell, Tensor(np.ones(6, np.float32)))
+
+
+def check_quantized_cells(comm: Communicator) -> None:
+    rng = np.random.default_rng(comm.rank)
+    x = rng.normal(size=(4, 40)).astype(np.float32)
+    codes = rng.integers(-9, 9, (4, 40)).astype(np.int8)
+    recvs = [1, 1] if comm.rank == 0 else [3, 3]
+    cases: list[tuple[nn.Cell, Any, Any]] = [
+        (am.QuantizedAllReduce(group=comm), an.quantized_all_reduce(x, group=comm), x),
+        (
+            am.QuantizedAllReduce(bits=4, gather="quantized", out_dtype=ms.float16, group=comm),
+            an.quantized_all_reduce(x, bits=4, gather="quantized", out_dtype="float16", group=comm),
+            x,
+        ),
+        (
+            am.QuantizedAllReduce(scale=Tensor(np.array([0.25], np.float16)), offset=1.0, group=comm),
+            an.quantized_all_reduce(codes, scale=0.25, offset=1.0, group=comm),
+            codes,
+        ),
+        (
+            am.QuantizedReduceScatter(4, [1, 3], op="avg", group=comm),
+            an.quantized_reduce_scatter(x, [1, 3], op="avg", group=comm),
+            x,
+        ),
+        (
+            am.QuantizedAllToAll([1, 3], recvs, bits=4, group=comm),
+            an.quantized_all_to_all(x, [1, 3], recvs, bits=4, group=comm),
+            x,
+        ),
+    ]
+    for cell, wanted, given in cases:
+        for way in WAYS[:2]:
+            assert_bits_equal(way(cell)(Tensor(given)).asnumpy(), wanted)
+    ones = Tensor(np.ones((4, 40), np.float32))
+    for cell, _, given in cases:
+        if given is x:
+            straight_through(cell, ones)
+    with pytest.raises(TypeError, match="QuantizedAllToAll has no option 'gather'"):
+        am.QuantizedAllToAll([1, 3], recvs, gather="full", group=comm)
+
+
+def straight_through(cell: nn.Cell, x: Tensor) -> None:
+    """The gradient of the sum of squares is that of PyNative in a graph too."""
+
+    def squares(x: Tensor) -> Tensor:
+        return (cell(x) ** 2).sum()
+
+    found = [take(x).asnumpy() for take in (ms.grad(squares), ms.jit(ms.grad(squares)), ms.grad(ms.jit(squares)))]
+    assert found[0].any()
+    for grad in found:
+        np.testing.assert_array_equal(grad, found[0])
