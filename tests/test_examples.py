@@ -50,6 +50,8 @@ def check_digits_dispatch(size: int, tmp_path: Path) -> None:
 CHECKS = {"hello.py": check_hello, "digits_dispatch.py": check_digits_dispatch}
 OF_FRAMEWORKS = {  # run where the framework is
     "moe_torch.py": "torch/test_torch_examples.py",
+    "megatron_dispatcher.py": "torch/test_torch_examples.py",
+    "npu_moe_transformer.py": "torch/test_torch_examples.py",
     "ddp_digits.py": "torch/test_torch_examples.py",
     "tensor_parallel_minilm.py": "torch/test_torch_examples.py",
     "mindspore_on_cpu.py": "mindspore/test_mindspore_jobs.py",

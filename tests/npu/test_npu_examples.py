@@ -31,6 +31,20 @@ def test_a_mixture_of_experts_gets_the_losses_of_the_cpu() -> None:
     assert "same losses" in said
 
 
+@pytest.mark.timeout(300)
+def test_a_transformer_in_torch_npus_operators() -> None:
+    """The losses are plain torch's; MC2's operators, all_to_all_v and all-gather dispatch the same tokens."""
+    said = run(str(ROOT / "examples" / "npu_moe_transformer.py"), "--device", "npu", "--steps", "4")
+    assert "same losses to" in said
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_megatrons_dispatcher(size: int) -> None:
+    said = run(str(ROOT / "examples" / "megatron_dispatcher.py"), "--device", "npu", ranks=size)
+    assert f"{size} ranks, {8 // size} of 8 experts each: the same as one process" in said
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_torch_npus_own_exchange_in_its_place_gives_the_same_bits() -> None:

@@ -85,3 +85,19 @@ def test_ddp_digits(backend: str, tmp_path: Path) -> None:
     assert all(0 < value < 0.1 for value in apart[1:])  # the codes do travel, and bend the curve little
     assert lines[-1] == f"as a picture: {picture}"
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_megatrons_dispatcher(size: int) -> None:
+    """Megatron-core's own, unmodified, on the backend alltoallv."""
+    lines = run(*LAUNCHERS["alltoallv"], str(size), str(EXAMPLES / "megatron_dispatcher.py"))
+    assert lines == [f"{size} ranks, {8 // size} of 8 experts each: the same as one process"]
+
+
+@pytest.mark.parametrize("size", [4, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_transformer_in_torch_npus_operators(size: int) -> None:
+    """Without torch_npu: alltoallv.npu_ops in its place."""
+    lines = run(*LAUNCHERS["alltoallv"], str(size), str(EXAMPLES / "npu_moe_transformer.py"), "--steps", "6")
+    assert lines[-1].startswith("same losses to ")
+    losses = [float(line.split()[3].rstrip(",")) for line in lines[:6]]
+    assert losses[-1] < 0.7 * losses[0]

@@ -1,0 +1,327 @@
+"""A small transformer with routed experts, in torch_npu's fused operators as programs for Ascend NPUs call them.
+
+It learns English letters: attention with rotary positions, RMS norms, SwiGLU experts of which every token goes to 2
+of 8. Four NPUs share the batch and the experts. Training exchanges tokens inside the experts' matrix products
+(npu_alltoallv_gmm and npu_gmm_alltoallv, each the other's gradient, as MindSpeed has them); the losses are those of
+the same model in plain torch in one process. Then the trained model predicts letters, its tokens dispatched in the
+three ways that serving knows (MC2's operators, all_to_all_v, all-gather), which give the same letters.
+
+    pip install torch_npu==2.13.*
+    python -m alltoallv run --emulate-npu -n 4 examples/npu_moe_transformer.py --device npu
+
+Without torch_npu the same program runs on CPU tensors, `alltoallv.npu_ops` in torch_npu's place:
+
+    pip install torch
+    python -m alltoallv run -n 4 examples/npu_moe_transformer.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import alltoallv.torch as at
+
+EXPERTS, TOP_K, WIDTH, HEADS, INNER, BLOCKS = 8, 2, 32, 2, 32, 2
+LETTERS, BATCH, LENGTH = 128, 8, 32  # BATCH sequences of all ranks together
+TOLERANCE = 2e-5
+ops: Any = None  # torch_npu, or alltoallv.npu_ops
+
+
+class Ranks:
+    """Who shares the experts, and their group's name for operators that communicate."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.group = dist.group.WORLD
+        self.name = self.group.group_name
+        if device.type == "npu":
+            self.name = self.group._get_backend(device).get_hccl_comm_name(self.rank)
+        self.local = EXPERTS // self.size
+        self.mine = slice(self.rank * self.local, (self.rank + 1) * self.local)
+
+    def arriving(self, per_expert: Tensor) -> Tensor:
+        """From the rows for each expert those for this rank's, by rank and expert."""
+        told = torch.empty_like(per_expert)
+        dist.all_to_all_single(told, per_expert, group=self.group)
+        return told
+
+
+class Scattered(torch.autograd.Function):
+    """Rows to their experts and times their first weights: npu_alltoallv_gmm, whose gradient npu_gmm_alltoallv is."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, ranks: Ranks, sends: list[int], recvs: list[int]) -> Tensor:
+        given = ranks.name, ranks.size, sends, recvs
+        y, _, arrived = ops.npu_alltoallv_gmm(rows, weight, *given, permute_out_flag=True)
+        ctx.save_for_backward(arrived, weight)
+        ctx.ranks, ctx.sends, ctx.recvs = ranks, sends, recvs
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        arrived, weight = ctx.saved_tensors
+        ranks = ctx.ranks
+        given = ranks.name, ranks.size, ctx.recvs, ctx.sends
+        of_rows, _ = ops.npu_gmm_alltoallv(grad, weight, *given, trans_gmm_weight=True)
+        return of_rows, of_weights(arrived, grad, ctx.recvs, ranks), None, None, None
+
+
+class Gathered(torch.autograd.Function):
+    """Rows times their experts' second weights and back: npu_gmm_alltoallv, whose gradient npu_alltoallv_gmm is."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, ranks: Ranks, sends: list[int], recvs: list[int]) -> Tensor:
+        y, _ = ops.npu_gmm_alltoallv(rows, weight, ranks.name, ranks.size, sends, recvs)
+        ctx.save_for_backward(rows, weight)
+        ctx.ranks, ctx.sends, ctx.recvs = ranks, sends, recvs
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight = ctx.saved_tensors
+        ranks = ctx.ranks
+        given = ranks.name, ranks.size, ctx.recvs, ctx.sends
+        of_rows, _, arrived = ops.npu_alltoallv_gmm(grad, weight, *given, trans_gmm_weight=True, permute_out_flag=True)
+        return of_rows, of_weights(rows, arrived, ctx.sends, ranks), None, None, None
+
+
+def of_weights(rows: Tensor, grad: Tensor, counts: list[int], ranks: Ranks) -> Tensor:
+    """The gradient of each expert's weights, from what went in and what came back."""
+    sizes = torch.tensor(counts, device=rows.device).view(ranks.size, -1).sum(0)
+    given = {"group_list": sizes, "group_list_type": 1, "split_item": 3, "group_type": 2}
+    return ops.npu_grouped_matmul([rows.t()], [grad], **given)[0]
+
+
+class Experts(nn.Module):
+    """Of every expert two matrices; a rank uses those of its own."""
+
+    def __init__(self, ranks: Ranks | None) -> None:
+        super().__init__()
+        own = slice(None) if ranks is None else ranks.mine
+        self.ranks = ranks
+        self.router = nn.Parameter(torch.randn(WIDTH, EXPERTS) * 0.3)
+        self.up = nn.Parameter((torch.randn(EXPERTS, WIDTH, 2 * INNER) * WIDTH**-0.5)[own].clone())
+        self.down = nn.Parameter((torch.randn(EXPERTS, INNER, WIDTH) * INNER**-0.5)[own].clone())
+
+    def routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        weights, chosen = (x @ self.router).softmax(-1).topk(TOP_K)
+        return weights / weights.sum(-1, keepdim=True), chosen.int()
+
+    def forward(self, x: Tensor, way: str) -> Tensor:
+        if self.ranks is None:
+            return self.plainly(x)
+        return {"train": self.trained, "mc2": self.mc2, "all_to_all_v": self.exchanged, "all-gather": self.gathered}[
+            way
+        ](x)
+
+    def plainly(self, x: Tensor) -> Tensor:
+        """In plain torch: every expert on its tokens, one after another."""
+        weights, chosen = self.routed(x)
+        result = torch.zeros_like(x)
+        for number in range(EXPERTS):
+            tokens, choices = (chosen == number).nonzero(as_tuple=True)
+            a, b = (x[tokens] @ self.up[number]).chunk(2, -1)
+            made = (F.silu(a) * b) @ self.down[number]
+            result = result.index_add(0, tokens, made * weights[tokens, choices].unsqueeze(-1))
+        return result
+
+    def trained(self, x: Tensor) -> Tensor:
+        """As MindSpeed trains: permute, exchange within the products, unpermute."""
+        weights, chosen = self.routed(x)
+        rows, places = ops.npu_moe_token_permute(x, chosen)
+        per_expert = torch.bincount(chosen.view(-1), minlength=EXPERTS)
+        sends, recvs = per_expert.tolist(), self.ranks.arriving(per_expert).tolist()
+        inner = ops.npu_swiglu(Scattered.apply(rows, self.up, self.ranks, sends, recvs))
+        back = Gathered.apply(inner, self.down, self.ranks, recvs, sends)
+        return ops.npu_moe_token_unpermute(back, places, weights)
+
+    def computed(self, rows: Tensor, sizes: Tensor) -> Tensor:
+        """This rank's experts on rows that lie by expert."""
+        given = {"group_list": sizes, "group_list_type": 1, "split_item": 2, "group_type": 0}
+        inner = ops.npu_swiglu(ops.npu_grouped_matmul([rows], [self.up], **given)[0])
+        return ops.npu_grouped_matmul([inner], [self.down], **given)[0]
+
+    def mc2(self, x: Tensor) -> Tensor:
+        weights, chosen = self.routed(x)
+        ranks = self.ranks
+        place = ranks.name, ranks.size, ranks.rank, EXPERTS
+        rows, _, assist, sizes, counts, *_ = ops.npu_moe_distribute_dispatch_v2(x, chosen, *place)
+        made = self.computed(rows, sizes)
+        return ops.npu_moe_distribute_combine_v2(made, chosen, assist, counts, weights.float(), *place)
+
+    def exchanged(self, x: Tensor) -> Tensor:
+        weights, chosen = self.routed(x)
+        ranks = self.ranks
+        given = {"expert_num": EXPERTS, "expert_tokens_num_type": 1, "expert_tokens_num_flag": True}
+        given |= {"active_num": chosen.numel(), "quant_mode": -1, "active_expert_range": [0, EXPERTS]}
+        rows, places, per_expert, _ = ops.npu_moe_init_routing_v2(x, chosen, **given)
+        told = ranks.arriving(per_expert).view(ranks.size, -1)
+        sends, recvs = per_expert.view(ranks.size, -1).sum(1).tolist(), told.sum(1).tolist()
+        arrived = at.all_to_all_v(rows, sends, recvs, unit="row", group=ranks.group)
+        rows, _, order, sizes = ops.npu_moe_re_routing(arrived, told)
+        made = torch.empty_like(arrived).index_copy(0, order.long(), self.computed(rows, sizes))
+        back = at.all_to_all_v(made, recvs, sends, unit="row", group=ranks.group)
+        return ops.npu_moe_token_unpermute(back, places, weights)
+
+    def gathered(self, x: Tensor) -> Tensor:
+        weights, chosen = self.routed(x)
+        ranks = self.ranks
+        every = [x.new_empty(ranks.size, *one.shape, dtype=one.dtype) for one in (x, weights, chosen)]
+        for whole, one in zip(every, (x, weights, chosen), strict=True):
+            dist.all_gather_into_tensor(whole, one.contiguous(), group=ranks.group)
+        all_x, all_weights, all_chosen = (whole.flatten(0, 1) for whole in every)
+        given = {"expert_num": EXPERTS, "expert_tokens_num_type": 1, "expert_tokens_num_flag": True}
+        given |= {"active_num": all_chosen.numel(), "quant_mode": -1}
+        bounds = [ranks.mine.start, ranks.mine.stop]
+        rows, places, sizes, _ = ops.npu_moe_init_routing_v2(all_x, all_chosen, active_expert_range=bounds, **given)
+        here = (all_chosen >= bounds[0]) & (all_chosen < bounds[1])
+        made = self.computed(rows, sizes)  # places of choices that are not here are -1, and their weights zero
+        parts = ops.npu_moe_token_unpermute(made, places.abs(), all_weights * here)
+        result = torch.empty_like(x)
+        dist.reduce_scatter_tensor(result, parts, group=ranks.group)
+        return result
+
+
+class Block(nn.Module):
+    def __init__(self, ranks: Ranks | None) -> None:
+        super().__init__()
+        self.plain = ranks is None
+        self.norms = nn.Parameter(torch.ones(2, WIDTH))
+        self.qkv = nn.Parameter(torch.randn(WIDTH, 3 * WIDTH) * WIDTH**-0.5)
+        self.out = nn.Parameter(torch.randn(WIDTH, WIDTH) * WIDTH**-0.5)
+        self.experts = Experts(ranks)
+
+    def norm(self, x: Tensor, gamma: Tensor) -> Tensor:
+        return F.rms_norm(x, (WIDTH,), gamma, 1e-6) if self.plain else ops.npu_rms_norm(x, gamma, 1e-6)[0]
+
+    def turn(self, x: Tensor) -> Tensor:
+        """Rotary positions of [batch, length, heads, size]."""
+        size = x.size(-1)
+        angle = torch.arange(LENGTH).outer(10000.0 ** (-torch.arange(0, size, 2) / size))
+        angle = torch.cat([angle, angle], -1).view(1, LENGTH, 1, size).to(x.device)
+        if not self.plain:
+            return ops.npu_rotary_mul(x, angle.cos(), angle.sin())
+        a, b = x.chunk(2, -1)
+        return x * angle.cos() + torch.cat([-b, a], -1) * angle.sin()
+
+    def attend(self, x: Tensor) -> Tensor:
+        q, k, v = (x @ self.qkv).view(-1, LENGTH, 3, HEADS, WIDTH // HEADS).unbind(2)
+        q, k, scale = self.turn(q), self.turn(k), (WIDTH // HEADS) ** -0.5
+        if self.plain:
+            q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        else:
+            mask = torch.ones(LENGTH, LENGTH, device=x.device).triu(1).bool()
+            y = ops.npu_fusion_attention(q, k, v.contiguous(), HEADS, "BSND", atten_mask=mask, scale=scale)[0]
+        return y.reshape(x.shape) @ self.out
+
+    def forward(self, x: Tensor, way: str) -> Tensor:
+        x = x + self.attend(self.norm(x, self.norms[0]))
+        rows = self.norm(x, self.norms[1]).view(-1, WIDTH)
+        return x + self.experts(rows, way).view(x.shape)
+
+
+class Model(nn.Module):
+    """With ranks in torch_npu's operators, without in plain torch; the same numbers to begin with."""
+
+    def __init__(self, ranks: Ranks | None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.letters = nn.Parameter(torch.randn(LETTERS, WIDTH))
+        self.blocks = nn.ModuleList(Block(ranks) for _ in range(BLOCKS))
+        self.head = nn.Parameter(torch.randn(WIDTH, LETTERS) * WIDTH**-0.5)
+
+    def forward(self, letters: Tensor, way: str = "train") -> Tensor:
+        x = self.letters[letters]
+        for block in self.blocks:
+            x = block(x, way)
+        return x @ self.head
+
+
+def batches(steps: int) -> list[Tensor]:
+    """Of every step BATCH sequences of LENGTH + 1 letters."""
+    text = Path(__file__).with_name("sentences.txt").read_bytes()
+    letters = torch.frombuffer(bytearray(text), dtype=torch.uint8).long() % LETTERS
+    generator = torch.Generator().manual_seed(1)
+    starts = torch.randint(len(letters) - LENGTH - 1, (steps, BATCH), generator=generator)
+    return list(letters[starts.unsqueeze(-1) + torch.arange(LENGTH + 1)])
+
+
+def train(model: Model, ranks: Ranks | None, steps: int, device: torch.device) -> list[float]:
+    """The loss of every step, over the sequences of all ranks."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.5)
+    shared = [one for name, one in model.named_parameters() if not name.endswith(("up", "down"))]
+    losses = []
+    for batch in batches(steps):
+        mine = (batch if ranks is None else batch.chunk(ranks.size)[ranks.rank]).to(device)
+        logits = model(mine[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), mine[:, 1:].flatten(), reduction="sum") / (BATCH * LENGTH)
+        optimizer.zero_grad()
+        loss.backward()
+        total = loss.detach().view(1)
+        if ranks is not None:
+            flat = torch.cat([total, *(one.grad.view(-1) for one in shared)])
+            dist.all_reduce(flat)
+            total, *grads = flat.split([1, *(one.numel() for one in shared)])
+            for one, grad in zip(shared, grads, strict=True):
+                one.grad = grad.view_as(one)
+        optimizer.step()
+        losses.append(total.item())
+    return losses
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "npu"], help="where every rank computes")
+    options = parser.parse_args()
+    os.environ.setdefault("ALLTOALLV_NPU_LIMITS", "relax")  # the model is smaller than the devices allow
+    torch.set_num_threads(1)
+    global ops
+    device = torch.device("cpu")
+    if options.device == "npu":
+        import torch_npu as ops
+
+        device = torch.device("npu", int(os.environ["LOCAL_RANK"]))
+        torch.npu.set_device(device)
+    else:
+        import alltoallv.npu_ops as ops
+    dist.init_process_group("hccl" if options.device == "npu" else "alltoallv")
+    ranks = Ranks(device)
+    model = Model(ranks).to(device)
+    start = time.perf_counter()
+    losses = train(model, ranks, options.steps, device)
+    took = time.perf_counter() - start
+    with torch.no_grad():
+        sequences = batches(1)[0].chunk(ranks.size)[ranks.rank][:, :-1].to(device)
+        guesses = {way: model(sequences, way).argmax(-1).cpu() for way in ("mc2", "all_to_all_v", "all-gather")}
+    for way, letters in guesses.items():
+        if not torch.equal(letters, guesses["mc2"]):
+            raise SystemExit(f"rank {ranks.rank}: tokens dispatched by {way} give other letters than by mc2")
+    dist.barrier()
+    if ranks.rank == 0:
+        start = time.perf_counter()
+        expected = train(Model(None), None, options.steps, torch.device("cpu"))
+        alone = time.perf_counter() - start
+        for step, (ours, theirs) in enumerate(zip(losses, expected, strict=True), 1):
+            print(f"step {step:2d}: loss {ours:.6f}, in plain torch {theirs:.6f}")
+        apart = max(abs(ours - theirs) for ours, theirs in zip(losses, expected, strict=True))
+        print(f"a step takes {took / options.steps * 1e3:.0f} ms, in plain torch {alone / options.steps * 1e3:.0f}")
+        if not apart <= TOLERANCE:
+            raise SystemExit(f"the losses differ by {apart:.1e}, allowed are {TOLERANCE:.0e}")
+        print(f"same losses to {apart:.1e}; the same letters by mc2, all_to_all_v and all-gather")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
