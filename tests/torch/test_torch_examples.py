@@ -94,7 +94,7 @@ def test_megatrons_dispatcher(size: int) -> None:
     assert lines == [f"{size} ranks, {8 // size} of 8 experts each: the same as one process"]
 
 
-@pytest.mark.parametrize("size", [4, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_transformer_in_torch_npus_operators(size: int) -> None:
     """Without torch_npu: alltoallv.npu_ops in its place."""
     lines = run(*LAUNCHERS["alltoallv"], str(size), str(EXAMPLES / "npu_moe_transformer.py"), "--steps", "6")
