@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from alltoallv.errors import InvalidParamError
+from alltoallv.npu_ops.limits import Product
 from alltoallv_tools.bench.cases import parse_bytes
 from alltoallv_tools.bench.figure import panels
 from alltoallv_tools.cli.outputs import check_file, check_plot
-from alltoallv_tools.planner import fit, model, patterns
+from alltoallv_tools.planner import fit, model, moe, patterns
 from alltoallv_tools.planner.topology import PRESETS, Topology
 
 MAX_RANKS = 100_000
@@ -30,6 +31,7 @@ examples:
   python -m alltoallv plan --np 8,64,1024 --topology atlas-a2
   python -m alltoallv plan --np 100000 --topology atlas-a3 --pattern moe --bytes 16M
   python -m alltoallv plan --plot wins.svg
+  python -m alltoallv plan --np 16,64 --moe tokens=256,hidden=7168,experts=256,k=8
   python -m alltoallv bench alltoallv --np 2,4 --json measured.json
   python -m alltoallv plan --fit measured.json --out here.json
 """
@@ -47,6 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--pattern", choices=patterns.NAMES, help=f"of all_to_all_v (default: {_PATTERN})")
     parser.add_argument("--bytes", help=f"payload of a rank (default: {_BYTES})")
+    parser.add_argument(
+        "--moe",
+        metavar="MODEL",
+        help="what Ascend devices demand of a mixture of experts: tokens of a rank, hidden, experts, k, as NAME=NUMBER",
+    )
     parser.add_argument("--fit", type=Path, metavar="FILE", help="fit a topology to what `bench --json` wrote")
     parser.add_argument("--out", type=Path, metavar="FILE", help="with --fit: write the topology there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the predictions there")
@@ -59,6 +66,8 @@ def main(args: argparse.Namespace) -> int:
         _check(args)
         if args.fit:
             return _fit(args.fit, args.out)
+        if args.moe:
+            return _moe(args)
         topology = Topology.read(args.topology or _TOPOLOGY)
         pattern = args.pattern or _PATTERN
         sizes = _sizes(args.np or _NP)
@@ -80,6 +89,9 @@ def _check(args: argparse.Namespace) -> None:
     for name in ("np", "topology", "pattern", "bytes", "json", "plot"):
         if args.fit and getattr(args, name) is not None:
             raise ValueError(f"--{name} is given with --fit, which takes --out only")
+    for name in ("pattern", "bytes", "plot", "fit"):
+        if args.moe and getattr(args, name) is not None:
+            raise ValueError(f"--{name} is given with --moe, which takes --np, --topology and --json only")
     if args.out and not args.fit:
         raise ValueError("--out is given without --fit, expected both")
     check_file("out", args.out)
@@ -141,6 +153,19 @@ def _print(topology: Topology, pattern: str, rows: list[dict[str, Any]], sizes: 
             nbytes = model.quantizing_wins_from(topology, size, algorithm)
             wins.append(f"{algorithm} {'never' if nbytes is None else f'from {nbytes / 1024:.0f} KiB'}")
         print(f"# {size} ranks: int8 is quicker than float16: {', '.join(wins)}")
+
+
+def _moe(args: argparse.Namespace) -> int:
+    """Prints the limits; 1 where nothing would run."""
+    every: tuple[Product, ...] = ("A2", "A3")
+    products = [one for one in every if args.topology in (None, f"atlas-{one.lower()}")]
+    if not products:
+        raise ValueError(f"--topology is {args.topology!r} with --moe, expected atlas-a2 or atlas-a3")
+    rows = moe.rows(moe.parse(args.moe), _sizes(args.np or "8,16,64"), products)
+    print(*moe.table(rows), sep="\n")
+    if args.json:
+        args.json.write_text(json.dumps({"schema": 1, "rows": rows}, indent=1) + "\n")
+    return 0 if any([] in row.values() for row in rows) else 1
 
 
 def _fit(source: Path, out: Path | None) -> int:

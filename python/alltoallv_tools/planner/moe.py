@@ -1,0 +1,64 @@
+"""What devices will demand of a mixture of experts, before they are booked: the limits that the emulator keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from alltoallv.errors import InvalidParamError
+from alltoallv.npu_ops.limits import GroupedMatmul, MoE, Product
+
+_NEEDED, _OPTIONAL = ("tokens", "hidden", "experts", "k"), {"algorithm": "", "inner": 0}
+
+
+def parse(text: str) -> dict[str, Any]:
+    """``tokens=128,hidden=7168,experts=256,k=8``, and if wanted ``algorithm`` (comm_alg) and ``inner`` (columns).
+
+    Raises:
+        InvalidParamError: A name is missing or unknown, or a value is no positive number.
+    """
+    given: dict[str, Any] = dict(_OPTIONAL)
+    for part in text.split(","):
+        name, _, value = (word.strip() for word in part.partition("="))
+        if name not in (*_NEEDED, *_OPTIONAL) or not (value.isdecimal() or name == "algorithm"):
+            names = ", ".join((*_NEEDED, *_OPTIONAL))
+            raise InvalidParamError(f"--moe has {part!r}, expected NAME=NUMBER with a name among {names}")
+        given[name] = value if name == "algorithm" else int(value)
+    missing = [name for name in _NEEDED if not given.get(name)]
+    if missing:
+        raise InvalidParamError(f"--moe is {text!r}, expected {', '.join(missing)} too, above zero")
+    return given
+
+
+def rows(model: dict[str, Any], sizes: Sequence[int], products: Sequence[Product]) -> list[dict[str, Any]]:
+    """For each product and number of ranks: the buffer, and what would be refused, by operator."""
+    return [row(model, size, product) for product in products for size in sizes]
+
+
+def row(model: dict[str, Any], size: int, product: Product) -> dict[str, Any]:
+    """One of `rows`."""
+    tokens, hidden, experts, k = (model[name] for name in _NEEDED)
+    use = MoE(size, experts, hidden, tokens, k, model["algorithm"])
+    uneven = [f"moe_expert_num is {experts}, expected a multiple of {size} ranks"] if experts % size else []
+    sent = tokens * k * hidden * 2  # bytes
+    products = GroupedMatmul(size, max(1, experts // size), hidden, model["inner"] or hidden, sent)
+    return {
+        "np": size,
+        "product": product,
+        "bytes": sent,
+        "hccl_buffsize": use.buffer_mb(product),
+        "npu_moe_distribute_dispatch_v2": [*uneven, *use.breaches(product)],
+        "npu_alltoallv_gmm": [*uneven, *products.breaches(product)],
+    }
+
+
+def table(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Lines for a person."""
+    yield f"{'np':>6} {'product':>8} {'sent(B)':>11} {'HCCL_BUFFSIZE':>14}  operators"
+    for one in found:
+        start = f"{one['np']:>6} {one['product']:>8} {one['bytes']:>11} {one['hccl_buffsize']:>11} MB  "
+        for name in ("npu_moe_distribute_dispatch_v2", "npu_alltoallv_gmm"):
+            breaches = one[name]
+            yield start + (f"{name}: ok" if not breaches else f"{name}: {breaches[0]}")
+            start = " " * len(start)
+            yield from (f"{start}  {breach}" for breach in breaches[1:])
