@@ -111,7 +111,7 @@ class Column:
             assert work.is_completed()
             returned = work.result() if row.output is None and made is None else made
         if output is None:
-            return returned
+            return returned if row.output is None else None
         assert arguments.get("async_op") or returned is None or self.returns_handles, returned
         return output
 

@@ -1,18 +1,25 @@
-"""Bytes of any length between ranks, which the receivers do not know before: what pickled objects travel as."""
+"""Picklable objects between ranks: as bytes of any length, which the receivers do not know before.
+
+To unpickle runs what the bytes say: the ranks of a communicator are processes of one user, which trust each other.
+"""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from alltoallv import _core, memory
+from alltoallv._calls import messages
 from alltoallv._calls.counts import packed
 from alltoallv.communicator import Communicator
+from alltoallv.errors import InvalidParamError
 
 
-class ByteExchange:
-    """Ready to run. ``sends[j]`` bytes from ``sdispls[j]`` of ``data`` on go to rank j. To be made under the guard."""
+class ObjectExchange:
+    """Ready to run; to be made under the guard. ``sends[j]`` bytes from ``sdispls[j]`` of ``data`` on go to rank j."""
 
     def __init__(
         self,
@@ -27,12 +34,70 @@ class ByteExchange:
         self._plan = _core.Plan(comm.core, operator, "uint8", sends, begins, [], [], root)
         self._data = np.frombuffer(data, np.uint8)
 
-    def run(self, timeout: float = -1.0) -> list[memoryview]:
-        """What the ranks have sent, by rank; within seconds, below 0 the communicator's."""
+    def run(self, timeout: float = -1.0) -> list[Any]:
+        """What the ranks have sent, by rank, None for nothing; within seconds, below 0 the communicator's."""
         block, told = self._plan.run_learning(_core.buffer_address(self._data), timeout)
-        return split(memory.from_block(block, (sum(told),), np.dtype(np.uint8)).data, told)
+        return loads(memory.from_block(block, (sum(told),), np.dtype(np.uint8)).data, told)
 
 
-def split(data: memoryview, sizes: Sequence[int]) -> list[memoryview]:
-    """Parts that follow each other."""
-    return [data[begin : begin + n] for begin, n in zip(packed(sizes), sizes, strict=True)]
+def all_gather(comm: Communicator, value: Any) -> ObjectExchange:
+    """Every rank's to every rank."""
+    data = pickled("value", value)
+    return ObjectExchange(comm, "all_gather", data, [len(data)] * comm.size)
+
+
+def broadcast(comm: Communicator, value: Any, root: int) -> ObjectExchange:
+    """The root's to every other rank; it gets nothing itself."""
+    data = pickled("value", value) if comm.rank == root else b""
+    return ObjectExchange(comm, "broadcast", data, [len(data) * (j != comm.rank) for j in range(comm.size)], root=root)
+
+
+def gather(comm: Communicator, value: Any, root: int) -> ObjectExchange:
+    """Every rank's to the root."""
+    data = pickled("value", value)
+    return ObjectExchange(comm, "gather", data, [len(data) * (j == root) for j in range(comm.size)], root=root)
+
+
+def scatter(comm: Communicator, values: Sequence[Any] | None, root: int) -> ObjectExchange:
+    """One of the root's to each rank; elsewhere ``values`` is not looked at."""
+    given = (values or ()) if comm.rank == root else [None] * comm.size
+    parts = [pickled(f"values[{j}]", value) if comm.rank == root else b"" for j, value in enumerate(given)]
+    sends = [len(part) for part in parts]
+    return ObjectExchange(comm, "scatter", b"".join(parts), sends, packed(sends), root)
+
+
+def send(comm: Communicator, values: Sequence[Any], dst: int, tag: int = 0, timeout: float = -1.0) -> None:
+    """Objects to one rank, which knows how many."""
+    parts = [pickled(f"values[{j}]", value) for j, value in enumerate(values)]
+    sizes = np.array([len(part) for part in parts], np.int64)
+    for array in (sizes, np.frombuffer(b"".join(parts), np.uint8)):
+        region = _core.buffer_address(array), array.nbytes
+        messages.send(comm, array.dtype.name, region, dst, tag, waits=True).run(timeout)
+
+
+def recv(comm: Communicator, number: int, src: int | None, tag: int = 0, timeout: float = -1.0) -> list[Any]:
+    """So many objects of one rank, or of whoever sends first."""
+    sizes = np.empty(number, np.int64)
+    place = _core.buffer_address(sizes), sizes.nbytes
+    source = messages.recv(comm, "int64", place, src, tag, waits=True).run(timeout).source
+    data = np.empty(sizes.sum(), np.uint8)
+    messages.recv(comm, "uint8", (_core.buffer_address(data), data.nbytes), source, tag, waits=True).run(timeout)
+    return loads(data.data, sizes.tolist())
+
+
+def pickled(name: str, value: Any) -> bytes:
+    """Its bytes.
+
+    Raises:
+        InvalidParamError: it has none.
+    """
+    try:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # of many classes
+        raise InvalidParamError(f"{name} is a {type(value).__name__} that cannot be pickled ({error})") from error
+
+
+def loads(data: memoryview, sizes: Sequence[int]) -> list[Any]:
+    """The objects whose bytes follow each other; None for no bytes."""
+    parts = [data[begin : begin + n] for begin, n in zip(packed(sizes), sizes, strict=True)]
+    return [pickle.loads(part) if len(part) else None for part in parts]

@@ -46,6 +46,7 @@ from alltoallv.mindspore.reductions import (
     reduce_scatter,
     reduce_scatter_tensor,
 )
+from alltoallv.mindspore.rooted import gather, irecv, isend, recv, reduce, scatter, send
 from alltoallv.mindspore.tensors import empty
 from alltoallv.mindspore.work import CommHandle
 
@@ -79,15 +80,22 @@ __all__ = [
     "broadcast",
     "empty",
     "exchange_counts",
+    "gather",
     "global_gather",
     "global_scatter",
     "init",
     "install",
+    "irecv",
+    "isend",
     "new_group",
     "quantized_all_reduce",
     "quantized_all_to_all",
     "quantized_reduce_scatter",
+    "recv",
+    "reduce",
     "reduce_scatter",
     "reduce_scatter_tensor",
+    "scatter",
+    "send",
     "uninstall",
 ]

@@ -5,21 +5,16 @@ To unpickle runs what the bytes say: the ranks of a communicator are processes o
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from alltoallv import _core
+from alltoallv._calls import objects
 from alltoallv._calls.collectives import check_rank
-from alltoallv._calls.counts import packed
 from alltoallv._calls.guard import guard
-from alltoallv._calls.objects import ByteExchange
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.numpy.arrays import resolve
-from alltoallv.numpy.p2p import recv, send
 
 
 def send_object(
@@ -30,9 +25,7 @@ def send_object(
     Raises:
         InvalidParamError: the object cannot be pickled; and as `send`.
     """
-    data = _pickled("value", value)
-    send(np.array([len(data)], np.int64), dst, tag, group=group, timeout=timeout)
-    send(np.frombuffer(data, np.uint8), dst, tag, group=group, timeout=timeout)
+    objects.send(resolve(group), [value], dst, tag, _core.read_timeout(timeout))
 
 
 def recv_object(
@@ -42,11 +35,7 @@ def recv_object(
 
     Raises as `recv`, and what unpickling raises.
     """
-    length = np.empty(1, np.int64)
-    source = recv(length, src, tag, group=group, timeout=timeout)
-    data = np.empty(int(length[0]), np.uint8)
-    recv(data, source, tag, group=group, timeout=timeout)
-    return pickle.loads(data.data)
+    return objects.recv(resolve(group), 1, src, tag, _core.read_timeout(timeout))[0]
 
 
 def broadcast_object(
@@ -69,12 +58,10 @@ def broadcast_object(
     comm = resolve(group)
     with guard(comm, "broadcast"):
         check_rank("root", root, comm.size)
-        data = _pickled("value", value) if comm.rank == root else b""
-        sends = [len(data) * (j != comm.rank) for j in range(comm.size)]
-        exchange = ByteExchange(comm, "broadcast", data, sends, root=root)
+        exchange = objects.broadcast(comm, value, root)
         limit = _core.read_timeout(timeout)
-    parts = exchange.run(limit)
-    return value if comm.rank == root else pickle.loads(parts[root])
+    arrived = exchange.run(limit)
+    return value if comm.rank == root else arrived[root]
 
 
 def gather_object(
@@ -87,12 +74,10 @@ def gather_object(
     comm = resolve(group)
     with guard(comm, "gather"):
         check_rank("root", root, comm.size)
-        data = _pickled("value", value)
-        sends = [len(data) * (j == root) for j in range(comm.size)]
-        exchange = ByteExchange(comm, "gather", data, sends, root=root)
+        exchange = objects.gather(comm, value, root)
         limit = _core.read_timeout(timeout)
-    parts = exchange.run(limit)
-    return [pickle.loads(part) for part in parts] if comm.rank == root else None
+    arrived = exchange.run(limit)
+    return arrived if comm.rank == root else None
 
 
 def scatter_object(
@@ -112,29 +97,17 @@ def scatter_object(
     comm = resolve(group)
     with guard(comm, "scatter"):
         check_rank("root", root, comm.size)
-        parts = [b""] * comm.size
-        if comm.rank == root:
-            if values is None or len(values) != comm.size:
-                raise InvalidParamError(f"values is {values}, expected {comm.size} objects on the root, one per rank")
-            parts = [_pickled(f"values[{j}]", value) for j, value in enumerate(values)]
-        sends = [len(part) for part in parts]
-        exchange = ByteExchange(comm, "scatter", b"".join(parts), sends, packed(sends), root)
+        if comm.rank == root and (values is None or len(values) != comm.size):
+            raise InvalidParamError(f"values is {values}, expected {comm.size} objects on the root, one per rank")
+        exchange = objects.scatter(comm, values, root)
         limit = _core.read_timeout(timeout)
-    return pickle.loads(exchange.run(limit)[root])
+    return exchange.run(limit)[root]
 
 
 def all_gather_object(value: Any, *, group: Communicator | None = None, timeout: float | None = None) -> list[Any]:
     """The ``value`` of every rank, in rank order, on every rank. Arguments and errors as of `broadcast_object`."""
     comm = resolve(group)
     with guard(comm, "all_gather"):
-        data = _pickled("value", value)
-        exchange = ByteExchange(comm, "all_gather", data, [len(data)] * comm.size)
+        exchange = objects.all_gather(comm, value)
         limit = _core.read_timeout(timeout)
-    return [pickle.loads(part) for part in exchange.run(limit)]
-
-
-def _pickled(name: str, value: Any) -> bytes:
-    try:
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # of many classes
-        raise InvalidParamError(f"{name} is a {type(value).__name__} that cannot be pickled ({error})") from error
+    return exchange.run(limit)

@@ -5,9 +5,9 @@
 launcher the job is one process. ``init_parallel_env`` is not needed, and does no harm. A rank outside the group gets a
 warning and None, as in Paddle.
 
-Every function is collective: all ranks of the group call it, in the same order. Errors that concern several ranks are
-raised on all of them. With ``sync_op=False`` (``async_op=True``) a function returns at once, with a `Task`; the tensors
-given must not be touched until its ``wait()`` has returned.
+All but the messages (`send`, `recv`, ...) are collective: all ranks of the group call them, in the same order. Errors
+that concern several ranks are raised on all of them. With ``sync_op=False`` (``async_op=True``) a function returns at
+once, with a `Task`; the tensors given must not be touched until its ``wait()`` has returned.
 
 What returns a new tensor has gradients, of every order. What writes into a given one has none, as in Paddle.
 """
@@ -21,36 +21,58 @@ from alltoallv.paddle.collectives import all_gather, all_reduce, barrier, broadc
 from alltoallv.paddle.exchange import all_to_all_v, alltoall, alltoall_single, exchange_counts
 from alltoallv.paddle.group import new_group
 from alltoallv.paddle.moe import global_gather, global_scatter
+from alltoallv.paddle.objects import (
+    all_gather_object,
+    broadcast_object_list,
+    recv_object_list,
+    scatter_object_list,
+    send_object_list,
+)
 from alltoallv.paddle.quantized import (
     ErrorFeedback,
     quantized_all_reduce,
     quantized_all_to_all,
     quantized_reduce_scatter,
 )
+from alltoallv.paddle.rooted import P2POp, batch_isend_irecv, gather, irecv, isend, recv, reduce, scatter, send
 from alltoallv.paddle.tensors import empty
 from alltoallv.paddle.work import Task
 
 __all__ = [
     "AllToAllVOperation",
     "ErrorFeedback",
+    "P2POp",
     "QuantAllReduceOperation",
     "Task",
     "all_gather",
+    "all_gather_object",
     "all_reduce",
     "all_to_all_v",
     "alltoall",
     "alltoall_single",
     "barrier",
+    "batch_isend_irecv",
     "broadcast",
+    "broadcast_object_list",
     "empty",
     "exchange_counts",
+    "gather",
     "global_gather",
     "global_scatter",
+    "irecv",
+    "isend",
     "new_group",
     "quantized_all_reduce",
     "quantized_all_to_all",
     "quantized_reduce_scatter",
+    "recv",
+    "recv_object_list",
+    "reduce",
     "reduce_scatter",
+    "scatter",
+    "scatter_object_list",
+    "send",
+    "send_object_list",
 ]
 
 graphs.leave_out(sys.modules[__name__])

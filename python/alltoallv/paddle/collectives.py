@@ -13,7 +13,6 @@ from typing import Any
 import paddle
 from paddle import Tensor
 from paddle.distributed import ReduceOp
-from paddle.distributed.communication.group import Group as PaddleGroup
 
 from alltoallv import _core
 from alltoallv._calls import collectives
@@ -21,7 +20,7 @@ from alltoallv._calls.collectives import Ready
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
-from alltoallv.paddle.group import Group, resolve
+from alltoallv.paddle.group import Group, rank_in, resolve
 from alltoallv.paddle.tensors import as_input, check_output, check_tensor, core_name, region
 from alltoallv.paddle.work import Done, Task
 
@@ -39,9 +38,9 @@ def all_reduce(tensor: Tensor, op: int = ReduceOp.SUM, group: Group = None, sync
 
     def prepare(comm: Communicator) -> Ready:
         check_output("tensor", tensor)
-        return collectives.all_reduce(comm, core_name(tensor.dtype), _op(op), region(tensor))
+        return collectives.all_reduce(comm, core_name(tensor.dtype), reduction(op), region(tensor))
 
-    return _run("all_reduce", group, sync_op, prepare, [tensor])
+    return run("all_reduce", group, sync_op, prepare, [tensor])
 
 
 def reduce_scatter(
@@ -64,9 +63,9 @@ def reduce_scatter(
         for x in kept:
             check_output("tensor_list", x, tensor.dtype)
         name, regions = core_name(tensor.dtype), [region(x) for x in kept]
-        return collectives.reduce_scatter(comm, name, _op(op), region(tensor), regions)
+        return collectives.reduce_scatter(comm, name, reduction(op), region(tensor), regions)
 
-    return _run("reduce_scatter", group, sync_op, prepare, [tensor], kept)
+    return run("reduce_scatter", group, sync_op, prepare, [tensor], kept)
 
 
 def all_gather(
@@ -101,7 +100,7 @@ def all_gather(
             tensor_list.extend(made)
         return ready
 
-    return _run("all_gather", group, sync_op, prepare, outs, kept)
+    return run("all_gather", group, sync_op, prepare, outs, kept)
 
 
 def broadcast(tensor: Tensor, src: int, group: Group = None, sync_op: bool = True) -> Task | None:
@@ -112,22 +111,17 @@ def broadcast(tensor: Tensor, src: int, group: Group = None, sync_op: bool = Tru
 
     def prepare(comm: Communicator) -> Ready:
         check_output("tensor", tensor)
-        root = src
-        if isinstance(group, PaddleGroup):
-            if src not in group.ranks:
-                raise InvalidParamError(f"src is {src!r}, expected one of the group's ranks {group.ranks}")
-            root = sorted(group.ranks).index(src)
-        return collectives.broadcast(comm, core_name(tensor.dtype), region(tensor), root)
+        return collectives.broadcast(comm, core_name(tensor.dtype), region(tensor), rank_in(group, src, "src"))
 
-    return _run("broadcast", group, sync_op, prepare, [tensor])
+    return run("broadcast", group, sync_op, prepare, [tensor])
 
 
 def barrier(group: Group = None) -> None:
     """Returns when every rank has called it; late ranks are named, in a warning and in the timeout's error."""
-    _run("barrier", group, True, collectives.barrier, [])
+    run("barrier", group, True, collectives.barrier, [])
 
 
-def _run(
+def run(
     name: str,
     group: Group,
     sync_op: bool,
@@ -149,7 +143,7 @@ def _run(
     return Done(outs)
 
 
-def _op(op: object) -> str:
+def reduction(op: object) -> str:
     if type(op) is not int or op not in _OPS:
         raise InvalidParamError(f"op is {op!r}, expected a paddle.distributed.ReduceOp")
     return _OPS[op]

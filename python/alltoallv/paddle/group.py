@@ -64,3 +64,16 @@ def resolve(group: Group) -> Communicator | None:
         domain = f"paddle-{group.id}-{subgroups.digest(group.ranks)}"
         made = _made[group] = subgroups.connect(str(group.name), domain, sorted(group.ranks), _TIMEOUT)
     return made
+
+
+def rank_in(group: Group, rank: Any, name: str) -> Any:
+    """The number in a group of a rank of the job; for a `Communicator` it is that already.
+
+    Raises:
+        InvalidParamError: it is not a member.
+    """
+    if not isinstance(group, PaddleGroup):
+        return rank
+    if rank not in group.ranks:
+        raise InvalidParamError(f"{name} is {rank!r}, expected one of the group's ranks {group.ranks}")
+    return sorted(group.ranks).index(rank)

@@ -10,7 +10,15 @@ from wrong import GOOD, LISTS
 
 
 def _gathered(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {**arguments, "out": [arguments["out"][j] for j in range(len(arguments["out"]))]}
+    return {**arguments, "out": _parts(arguments.get("out"))}
+
+
+def _scattered(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {**arguments, "input": _parts(arguments.get("input"))}
+
+
+def _parts(tensor: Any) -> Any:
+    return None if tensor is None else [tensor[j] for j in range(len(tensor))]
 
 
 class MindsporeColumn(Column):
@@ -19,10 +27,12 @@ class MindsporeColumn(Column):
         "all_reduce": Row("all_reduce", {"input": "tensor"}, "input"),
         "broadcast": Row("broadcast", {"array": "tensor", "root": "src"}, "array"),
         "all_gather": Row("all_gather", {"input": "tensor", "out": "tensor_list"}, "out", _gathered),
+        "reduce": Row("reduce", {"input": "tensor", "root": "dst"}, "input"),
+        "gather": Row("gather", {"input": "tensor", "out": "gather_list", "root": "dst"}, "out", _gathered),
+        "scatter": Row("scatter", {"out": "tensor", "input": "scatter_list", "root": "src"}, "out", _scattered),
         "reduce_scatter": Row("reduce_scatter_tensor", {"out": "output"}, "out"),
     }
     lacks = {
-        **dict.fromkeys(["reduce", "gather", "scatter"], "not yet"),
         "uneven parts of one tensor": "MindSpore's reduce_scatter takes a list for them",
         "reduce_scatter without an output": "MindSpore's functions write into tensors",
     }

@@ -26,6 +26,18 @@ def _reduced(arguments: dict[str, Any]) -> dict[str, Any]:
     return {**_synchronous(arguments), "op": getattr(ReduceOp, arguments.get("op", "sum").upper())}
 
 
+def _gathered(arguments: dict[str, Any]) -> dict[str, Any]:
+    return _synchronous({**arguments, "out": _parts(arguments.get("out"))})
+
+
+def _scattered(arguments: dict[str, Any]) -> dict[str, Any]:
+    return _synchronous({**arguments, "input": _parts(arguments.get("input"))})
+
+
+def _parts(tensor: Any) -> Any:
+    return None if tensor is None else [tensor[j] for j in range(len(tensor))]
+
+
 def only(function: str, what: str, error: str, text: str, **mistake: Callable[[Any], Any]) -> Case:
     """A case whose wrong arguments are made by Paddle."""
 
@@ -71,10 +83,12 @@ class PaddleColumn(Column):
         "all_gather": Row("all_gather", {"input": "tensor", "out": "tensor_list"}, "out", _synchronous),
         "all_reduce": Row("all_reduce", {"input": "tensor"}, "input", _reduced),
         "reduce_scatter": Row("reduce_scatter", {"input": "tensor_list", "out": "tensor"}, "out", _reduced),
+        "reduce": Row("reduce", {"input": "tensor", "root": "dst"}, "input", _reduced),
+        "gather": Row("gather", {"input": "tensor", "out": "gather_list", "root": "dst"}, "out", _gathered),
+        "scatter": Row("scatter", {"out": "tensor", "input": "tensor_list", "root": "src"}, "out", _scattered),
         "broadcast": Row("broadcast", {"array": "tensor", "root": "src"}, "array", _synchronous),
     }
     lacks = {
-        **dict.fromkeys(["reduce", "gather", "scatter"], "not yet"),
         "reductions of bits": "Paddle's ReduceOp has none",
         "uneven parts of one tensor": "Paddle's reduce_scatter takes a list for them",
         "reduce_scatter without an output": "Paddle's functions write into tensors",
