@@ -321,11 +321,11 @@ def test_output_that_nobody_reads(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-n", "0", "x.py"], "argument -n/--nprocs: is '0', expected an integer of at least 1"),
-        (["-n", "two", "x.py"], "argument -n/--nprocs: is 'two', expected an integer of at least 1"),
+        (["-n", "0", "x.py"], "argument -n/--nprocs/--nproc-per-node: is '0', expected an integer of at least 1"),
+        (["-n", "two", "x.py"], "argument -n/--nprocs/--nproc-per-node: is 'two', expected an integer of at least 1"),
         (["-n", "2", "missing.py"], "script 'missing.py' does not exist in"),
         (["-n", "2"], "the following arguments are required: program"),
-        (["missing.py"], "the following arguments are required: -n/--nprocs"),
+        (["missing.py"], "the following arguments are required: -n/--nprocs/--nproc-per-node"),
         (
             ["-n", "2", "--timeout", "-1", "x.py"],
             "argument --timeout: is '-1', expected a number of seconds above 0",

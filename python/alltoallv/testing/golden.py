@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv.testing import reference
+from alltoallv.testing.extras import extra
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -30,9 +31,7 @@ DTYPES = (
 def dtype_of(name: str | npt.DTypeLike) -> np.dtype[Any]:
     """The NumPy dtype of a name, ml_dtypes' names included."""
     if isinstance(name, str) and name.startswith(("bfloat", "float8")):
-        import ml_dtypes
-
-        name = getattr(ml_dtypes, name)
+        name = getattr(extra("ml_dtypes"), name)
     return np.dtype(name)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -16,7 +15,10 @@ from alltoallv import AllToAllVOperation, AllToAllVParam, Communicator, QuantAll
 from alltoallv.errors import AllToAllVError
 from alltoallv.quantization.feedback import Feedback
 from alltoallv.testing import quantized, reference
+from alltoallv.testing.extras import extra
 from alltoallv.testing.golden import assert_bits_equal
+
+ml_dtypes = extra("ml_dtypes")
 
 Array = npt.NDArray[Any]
 _DTYPES = ("float16", "float32", "int8", "int16", "int32", "int64", ml_dtypes.bfloat16)

@@ -27,7 +27,7 @@ def ranks(ranks_preload: Sequence[str]) -> Iterator[Ranks]:
     Returns the list of results; raises RankFailures with the traceback of every rank that failed. The
     processes are kept for the next call. See :class:`alltoallv.testing.Ranks` for the options.
     """
-    from alltoallv.testing.pool import Ranks
+    from alltoallv.testing import Ranks
 
     runner = Ranks(ranks_preload)
     yield runner

@@ -14,14 +14,15 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import cloudpickle
-
 from alltoallv.launch.processes import Guard
+from alltoallv.testing.extras import extra
 from alltoallv.testing.forkserver import ForkServer
 from alltoallv.testing.outcome import Outcome, RankFailures
 from alltoallv.testing.process import Worker, collect
 from alltoallv.testing.threads import run_threads
 from alltoallv.testing.worker import Task, code_of_file
+
+cloudpickle = extra("cloudpickle")
 
 _by_value_lock = threading.Lock()
 
@@ -231,7 +232,7 @@ def _pickle_by_value(function: Callable[..., Any], args: tuple[Any, ...]) -> byt
             cloudpickle.unregister_pickle_by_value(module)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc, name-defined]
     """Code keeps the name of its file, by which tracebacks find its lines; cloudpickle drops it from 3.1.3 on."""
 
     def reducer_override(self, obj: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import platform
@@ -93,9 +95,23 @@ def best_ratio(row: Row, names: tuple[str, ...]) -> float | None:
     return min(ratio(row, name) for name in names)
 
 
-def write_json(path: Path, about: dict[str, Any], rows: list[Row]) -> None:
+def as_json(about: dict[str, Any], rows: list[Row]) -> str:
     """The schema of docs/bench.md."""
-    path.write_text(json.dumps({"schema": SCHEMA, "machine": machine(), **about, "rows": rows}, indent=1) + "\n")
+    return json.dumps({"schema": SCHEMA, "machine": machine(), **about, "rows": rows}, indent=1)
+
+
+def as_csv(rows: list[Row]) -> str:
+    """A line per contender of each row; values that are lists or tables are left out."""
+    lines = [
+        {key: value for key, value in row.items() if not isinstance(value, dict | list)} | {"contender": name} | times
+        for row in rows
+        for name, times in row["times"].items()
+    ]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for one in lines for key in one)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue().rstrip("\n")
 
 
 class Progress:

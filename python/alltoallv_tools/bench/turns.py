@@ -44,18 +44,44 @@ def _wall(replies: list[Reply], what: str) -> float:
     return float(max(reply[what][1] for reply in replies) - min(reply[what][0] for reply in replies))
 
 
-def measure(jobs: dict[str, Job], case: Case, seconds: float, columns: dict[str, tuple[str, ...]]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Effort:
+    """How long a contender is measured: for ``seconds``, or for at least ``iters`` calls.
+
+    ``warmup``: calls before each block, which are not timed; None: as many as take 5 ms.
+    """
+
+    seconds: float
+    iters: int | None = None
+    warmup: int | None = None
+
+    def fit(self, turn: Turn) -> None:
+        """Sets the length of a contender's blocks."""
+        turn.calls = min(turn.calls, self.iters or MAX_CALLS)
+        turn.warm = turn.warm if self.warmup is None else self.warmup
+
+    def goes_on(self, turns: list[Turn], rounds: int, begun: float) -> bool:
+        """Whether another round is due, ``rounds`` after the clock stood at ``begun``."""
+        if self.iters is not None:
+            return any(turn.calls * len(turn.samples) < self.iters for turn in turns)
+        return rounds < MAX_ROUNDS and (rounds < MIN_ROUNDS or time.monotonic() - begun < self.seconds)
+
+
+def measure(
+    jobs: dict[str, Job], case: Case, effort: Effort | float, columns: dict[str, tuple[str, ...]]
+) -> dict[str, Any]:
     """Times of all contenders of all jobs.
 
     Args:
         jobs: the parties that take part; one that fails is taken out, and its reason is in the row's ``failed``.
         case: what is measured.
-        seconds: how long to go on, after the first few rounds.
+        effort: how long to go on, after the first few rounds; a number: of seconds.
         columns: the contenders of each party.
 
     Returns:
         A row of docs/bench.md's schema.
     """
+    effort = effort if isinstance(effort, Effort) else Effort(effort)
     failed: dict[str, str] = {}
     turns: list[Turn] = []
     times: dict[str, dict[str, Any]] = {}
@@ -74,9 +100,9 @@ def measure(jobs: dict[str, Job], case: Case, seconds: float, columns: dict[str,
         with taking_out(party):
             for name in columns[party]:
                 turns.append(_prepare(job, name, case))
-    end = time.monotonic() + seconds
-    rounds = 0
-    while turns and rounds < MAX_ROUNDS and (rounds < MIN_ROUNDS or time.monotonic() < end):
+                effort.fit(turns[-1])
+    begun, rounds = time.monotonic(), 0
+    while turns and effort.goes_on(turns, rounds, begun):
         first = rounds % len(turns)
         for turn in turns[first:] + turns[:first]:
             if turn.job.party in jobs:

@@ -39,22 +39,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="see COMMAND --help")
     chosen = parser.parse_args(argv)
 
-    name, text = _COMMANDS[chosen.command]
-    module = importlib.import_module(name)
-    command = argparse.ArgumentParser(
-        prog=f"python -m alltoallv {chosen.command}",
-        description=text[0].upper() + text[1:] + ".",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    module.add_arguments(command)
     try:
-        code: int = module.main(command.parse_args(chosen.arguments))
+        code = _run(chosen.command, chosen.arguments)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:  # nobody reads our output any more; Python would say so again when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    return code
+
+
+def _run(command: str, arguments: Sequence[str]) -> int:
+    name, text = _COMMANDS[command]
+    module = importlib.import_module(name)
+    parser = argparse.ArgumentParser(
+        prog=f"python -m alltoallv {command}",
+        description=text[0].upper() + text[1:] + ".",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    code: int = module.main(parser.parse_args(arguments))
     return code
 
 

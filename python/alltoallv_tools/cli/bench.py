@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -27,8 +28,8 @@ from alltoallv_tools.bench.cases import (
 from alltoallv_tools.bench.contenders import contenders_of
 from alltoallv_tools.bench.jobs import Job, Jobs, PartyError
 from alltoallv_tools.bench.peers import PEERS, SUPPORTED
-from alltoallv_tools.bench.turns import measure
-from alltoallv_tools.cli.outputs import check_file, check_plot
+from alltoallv_tools.bench.turns import Effort, measure
+from alltoallv_tools.cli.outputs import STANDARD_OUTPUT, check_file, check_plot, write_text
 
 # The options that bear on results, in the order of `given`, with the subjects to which each has a meaning.
 _JOBS = (*COLLECTIVES, "overhead")
@@ -42,6 +43,8 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "variant": COLLECTIVES,
     "peers": _JOBS,
     "no-bind": _JOBS,
+    "iters": _JOBS,
+    "warmup": _JOBS,
     "device": ("kernels",),
 }
 _BYTES = {"overhead": "0", "kernels": "64K,1M,16M"}  # unless given; the others: 1K..64M
@@ -78,7 +81,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="of kernels: C++ or Triton (default: cpu)")
     parser.add_argument("--seconds", type=float, default=2.0, help="per line of the table (default: %(default)s)")
     parser.add_argument("--no-bind", action="store_true", help="do not bind ranks to processors where there are enough")
+    parser.add_argument("--iters", type=_count, help="timed calls of each contender, in place of --seconds")
+    parser.add_argument("--warmup", type=_count, help="calls before each block of timed ones (default: 5 ms of them)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, schema in docs/bench.md")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the times there, a line per contender")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them there, as PNG or SVG by its suffix")
 
 
@@ -92,7 +98,9 @@ def main(args: argparse.Namespace) -> int:
         return 2
     interrupted = False
     try:
-        run(rows)
+        to_log = STANDARD_OUTPUT in (args.json, args.csv)
+        with contextlib.redirect_stdout(sys.stderr) if to_log else contextlib.nullcontext():
+            run(rows)
     except KeyboardInterrupt:
         print("bench: interrupted; all processes have been ended", file=sys.stderr)
         interrupted = True
@@ -101,7 +109,9 @@ def main(args: argparse.Namespace) -> int:
         about = {"collective": args.collective, "argv": given(args), "complete": complete}
         if args.collective in _JOBS:
             about |= {"api": _api(args), "bound": not args.no_bind}
-        report.write_json(args.json, about, rows)
+        write_text(args.json, report.as_json(about, rows))
+    if args.csv:
+        write_text(args.csv, report.as_csv(rows))
     if args.plot and rows:
         report.plot(rows, args.plot)
     if interrupted:
@@ -115,13 +125,19 @@ def given(args: argparse.Namespace) -> list[str]:
     for option in _OPTIONS:
         value = _value(args, option)
         if value is not None:
-            found += [f"--{option}"] if value is True else [f"--{option}", value]
+            found += [f"--{option}"] if value is True else [f"--{option}", str(value)]
     return [*found, "--seconds", f"{args.seconds:g}"]
 
 
-def _value(args: argparse.Namespace, option: str) -> str | bool | None:
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"is {text!r}, expected an integer of at least 1")
+    return int(text)
+
+
+def _value(args: argparse.Namespace, option: str) -> str | int | bool | None:
     """None where the option is not given."""
-    value: str | bool | None = getattr(args, option.replace("-", "_"))
+    value: str | int | bool | None = getattr(args, option.replace("-", "_"))
     return None if value is False else value
 
 
@@ -139,6 +155,9 @@ def _prepare(args: argparse.Namespace) -> tuple[int, Callable[[list[report.Row]]
         if _value(args, option) is not None and args.collective not in subjects:
             raise ValueError(f"--{option} has no meaning for {args.collective}")
     check_file("json", args.json)
+    check_file("csv", args.csv)
+    if args.json == args.csv == STANDARD_OUTPUT:
+        raise ValueError("--json and --csv are both '-', expected one of them on standard output")
     check_plot(args.plot)
     payloads = parse_bytes(_BYTES.get(args.collective, "1K..64M") if args.bytes is None else args.bytes)
     if args.plot and (args.collective == "kernels" or not any(payloads)):
@@ -224,7 +243,7 @@ def _run(
             for case in cases:
                 bar.step(f"{size} ranks, {case.nbytes} bytes", done=False)
                 before = dict(running)
-                row = measure(running, case, args.seconds, columns)
+                row = measure(running, case, Effort(args.seconds, args.iters, args.warmup), columns)
                 for party, reason in row["failed"].items():
                     say(reason)
                     jobs.stop(before[party])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from alltoallv_tools.cli.run import Job
+from alltoallv_tools.cli.job import Job
 from alltoallv_tools.demo import arguments, missing_packages
 
 _EPILOG = """\

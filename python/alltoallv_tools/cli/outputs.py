@@ -13,13 +13,14 @@ _PLOTS = (".png", ".svg")
 STANDARD_OUTPUT = Path("-")
 
 
-def write_text(path: Path, text: str, log: TextIO) -> None:
-    """Writes a file and says so in ``log``; ``-`` is standard output."""
+def write_text(path: Path, text: str, log: TextIO | None = None) -> None:
+    """Writes a file, and says so in ``log``; ``-`` is standard output."""
     if path == STANDARD_OUTPUT:
         print(text)
         return
-    path.write_text(text, "utf-8")
-    print(f"wrote {path}", file=log)
+    path.write_text(text + "\n", "utf-8")
+    if log is not None:
+        print(f"wrote {path}", file=log)
 
 
 def check_file(option: str, path: Path | None) -> None:

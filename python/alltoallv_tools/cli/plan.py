@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from alltoallv.errors import InvalidParamError
 from alltoallv.npu_ops.limits import Product
 from alltoallv_tools.bench.cases import parse_bytes
 from alltoallv_tools.bench.figure import panels
-from alltoallv_tools.cli.outputs import check_file, check_plot
+from alltoallv_tools.cli.outputs import STANDARD_OUTPUT, check_file, check_plot, write_text
 from alltoallv_tools.planner import fit, model, moe, patterns
 from alltoallv_tools.planner.topology import PRESETS, Topology
 
@@ -73,11 +74,16 @@ def main(args: argparse.Namespace) -> int:
         sizes = _sizes(args.np or _NP)
         payloads = _payloads(args.bytes or _BYTES)
         rows = [predict(topology, size, nbytes, pattern) for size in sizes for nbytes in payloads]
-        _print(topology, pattern, rows, sizes)
+        log = sys.stderr if args.json == STANDARD_OUTPUT else sys.stdout
+        with contextlib.redirect_stdout(log):
+            _print(topology, pattern, rows, sizes)
         if args.json:
-            args.json.write_text(json.dumps({"schema": 1, "topology": asdict(topology), "rows": rows}, indent=1) + "\n")
+            about = {"schema": 1, "topology": asdict(topology), "rows": rows}
+            write_text(args.json, json.dumps(about, indent=1))
         if args.plot:
             plot(args.plot, [topology] if args.topology else list(PRESETS.values()), _sizes(args.np or _PLOTTED))
+    except BrokenPipeError:
+        raise
     except (InvalidParamError, ValueError, OSError) as error:
         print(f"plan: {error}", file=sys.stderr)
         return 2

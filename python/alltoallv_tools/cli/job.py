@@ -1,0 +1,288 @@
+"""A job: the ranks of one command on this host, from their start to the end of the last."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from alltoallv.launch.processes import Guard, child_setup, describe_exit, exit_code, kill_group
+from alltoallv_tools.cli.streams import LINGER_SECONDS, OutputClosed, Screen, Stream, prefix
+
+FINISH_SECONDS = 5.0  # for the other ranks after one failed, and for all after Ctrl-C
+TERMINATE_SECONDS = 1.0  # between SIGTERM and SIGKILL
+DRAIN_SECONDS = 1.0  # for output of processes that the ranks have left behind
+TIMED_OUT = 124  # exit code, as of timeout(1)
+
+
+@dataclass(eq=False)
+class _Rank:
+    rank: int
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    code: int | None = None  # as Popen.returncode; the process itself stays unreaped, so its group number stays its own
+    ended_by_us: bool = False
+    streams: list[Stream] = field(default_factory=list)  # that are open
+
+
+class Job:
+    """N processes of one command with the environment of N ranks."""
+
+    def __init__(
+        self,
+        command: list[str],
+        size: int,
+        *,
+        timeout: float | None = None,
+        prefix: bool = True,
+        variables: Mapping[str, str] | None = None,  # the environment to start from, by default this process's
+        stdin: int | None = None,  # the rank that reads this process's standard input
+        log_dir: Path | None = None,  # where each rank's output goes as well
+        bind: bool = False,  # each rank to processors of its own
+    ) -> None:
+        self._command = command
+        self._size = size
+        self._timeout = timeout
+        self._prefix = prefix
+        self._variables = os.environ if variables is None else variables
+        self._stdin = stdin
+        self._log_dir = log_dir
+        self._bind = bind
+        self._ranks: list[_Rank] = []
+        self._screens: dict[TextIO, Screen] = {}
+        self._selector = selectors.DefaultSelector()
+        self._signals: list[int] = []
+        self._code = 0  # of the job, once one rank has failed
+        self._interrupted = False
+        self._stage = 0  # 0 running, 1 told to finish, 2 terminated, 3 killed
+        self._deadline: float | None = None  # of the present stage
+
+    def run(self) -> int:
+        """Starts the ranks, waits for them, and returns the job's exit code."""
+        guard = Guard()
+        wake, alarm = socket.socketpair()
+        try:
+            with wake, alarm, _signal_handlers(alarm, self._signals):
+                self._selector.register(wake, selectors.EVENT_READ, wake)
+                try:
+                    self._start(guard)
+                    self._supervise()
+                except OutputClosed:
+                    self._code = 128 + signal.SIGPIPE
+                finally:
+                    for rank in self._ranks:  # what they left behind goes with them
+                        kill_group(rank.process.pid)
+                    guard.close()
+        finally:
+            self._selector.close()
+            for rank in self._ranks:
+                rank.process.wait()
+                os.close(rank.pidfd)
+                for pipe in (rank.process.stdout, rank.process.stderr):
+                    if pipe is not None:
+                        pipe.close()
+        return self._code
+
+    def _start(self, guard: Guard) -> None:
+        common = self._environment()
+        setup = child_setup()
+        if self._log_dir is not None:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+        self._screens = {file: Screen(file) for file in (sys.stdout, sys.stderr)}
+        for rank in range(self._size):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            process = subprocess.Popen(
+                self._command,
+                stdin=None if rank == self._stdin else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                env=common | place | {f"ALLTOALLV_{name}": value for name, value in place.items()},
+                start_new_session=True,
+                preexec_fn=bound(setup, rank, self._size) if self._bind else setup,
+            )
+            guard.add(process.pid)
+            entry = _Rank(rank, process, os.pidfd_open(process.pid))
+            self._ranks.append(entry)
+            self._selector.register(entry.pidfd, selectors.EVENT_READ, entry)
+            assert process.stdout is not None
+            assert process.stderr is not None
+            log = None if self._log_dir is None else (self._log_dir / f"rank{rank}.log").open("wb", buffering=0)
+            for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+                stream = Stream(source, self._screens[target], prefix(rank, target) if self._prefix else b"", log)
+                self._selector.register(source, selectors.EVENT_READ, stream)
+                entry.streams.append(stream)
+
+    def _environment(self) -> dict[str, str]:
+        # An outer torchrun's store is not for these ranks.
+        env = {name: value for name, value in self._variables.items() if not name.startswith("TORCHELASTIC_")}
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        size = str(self._size)
+        env.update(
+            ALLTOALLV_WORLD_SIZE=size,
+            ALLTOALLV_LOCAL_WORLD_SIZE=size,
+            ALLTOALLV_JOB_ID=uuid.uuid4().hex,
+            ALLTOALLV_RESTART_COUNT="0",
+            WORLD_SIZE=size,
+            LOCAL_WORLD_SIZE=size,
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+        )
+        env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // self._size)))
+        env.setdefault("PYTHONUNBUFFERED", "1")
+        return env
+
+    def _supervise(self) -> None:
+        end = None if self._timeout is None else time.monotonic() + self._timeout
+        drained: float | None = None  # when to stop waiting for output after the last rank has ended
+        while True:
+            running = any(rank.code is None for rank in self._ranks)
+            now = time.monotonic()
+            if not running:
+                if drained is None:
+                    drained = now + DRAIN_SECONDS
+                if self._stage == 3 or now >= drained or not any(rank.streams for rank in self._ranks):
+                    break
+            elif self._deadline is not None and now >= self._deadline:
+                self._escalate()
+            elif end is not None and now >= end and self._stage == 0:
+                say(f"the job has not ended after {self._timeout:g} s (--timeout): {self._unfinished()}")
+                self._code = self._code or TIMED_OUT
+                self._escalate()
+            limits = [drained] if not running else [self._deadline, end if self._stage == 0 else None]
+            wait = min((max(0.0, limit - now) for limit in limits if limit is not None), default=None)
+            self._step(wait)
+        for rank in self._ranks:
+            self._pump(rank)
+            for stream in rank.streams:
+                stream.flush()
+        for screen in self._screens.values():
+            screen.end_line()
+
+    def _step(self, wait: float | None) -> None:
+        """Handles what happens within ``wait`` seconds. Output first: it explains a rank's end."""
+        streams = [stream for rank in self._ranks for stream in rank.streams]
+        if any(stream.lingers for stream in streams):
+            wait = min(LINGER_SECONDS, LINGER_SECONDS if wait is None else wait)
+        ready = [key.data for key, _ in self._selector.select(wait)]
+        for rank in self._ranks:
+            if any(stream in ready for stream in rank.streams):
+                self._pump(rank)
+        for stream in streams:
+            if stream.lingers and stream not in ready:
+                stream.flush()
+        for rank in self._ranks:
+            if rank in ready:
+                self._ended(rank)
+        for entry in ready:
+            if isinstance(entry, socket.socket):
+                entry.recv(64)
+        while self._signals:
+            self._interrupt(self._signals.pop(0))
+
+    def _pump(self, entry: _Rank) -> None:
+        """Passes on what a rank has printed."""
+        for stream in list(entry.streams):
+            if not stream.pump():
+                self._selector.unregister(stream.source)
+                stream.source.close()
+                entry.streams.remove(stream)
+
+    def _ended(self, entry: _Rank) -> None:
+        entry.code = exit_code(entry.process.pid)
+        if entry.code is None:
+            return
+        self._selector.unregister(entry.pidfd)
+        if entry.code == 0 or entry.ended_by_us:
+            return
+        others = any(rank.code is None for rank in self._ranks)
+        first = self._stage == 0
+        hint = f"; the other ranks have {FINISH_SECONDS:g} s to finish" if first and others else ""
+        self._pump(entry)
+        say(f"rank {entry.rank} (pid {entry.process.pid}) {describe_exit(entry.code)}{hint}")
+        if self._code == 0:
+            self._code = entry.code if entry.code > 0 else 128 - entry.code
+        if first:
+            self._stage, self._deadline = 1, time.monotonic() + FINISH_SECONDS
+
+    def _interrupt(self, number: int) -> None:
+        if self._interrupted:
+            self._escalate()
+            return
+        name = signal.Signals(number).name
+        say(f"{name}: interrupting all ranks; they have {FINISH_SECONDS:g} s to finish (again: kill)")
+        self._interrupted, self._code = True, 128 + number
+        for rank in self._ranks:
+            if rank.code is None:
+                rank.ended_by_us = True
+                kill_group(rank.process.pid, signal.SIGINT)
+        # Interrupted ranks have had their chance when the time is up: the next stage kills.
+        self._stage, self._deadline = 2, time.monotonic() + FINISH_SECONDS
+
+    def _escalate(self) -> None:
+        """SIGTERM to the ranks that still run, or SIGKILL if they have had it."""
+        number, seconds = (signal.SIGTERM, TERMINATE_SECONDS) if self._stage < 2 else (signal.SIGKILL, None)
+        say(f"ending {self._unfinished()} with {number.name}")
+        for rank in self._ranks:
+            if rank.code is None:
+                rank.ended_by_us = True
+                kill_group(rank.process.pid, number)
+        self._stage = 2 if number == signal.SIGTERM else 3
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+
+    def _unfinished(self) -> str:
+        running = [rank for rank in self._ranks if rank.code is None]
+        names = ", ".join(f"{rank.rank} (pid {rank.process.pid})" for rank in running)
+        return f"rank{'s' if len(running) > 1 else ''} {names}"
+
+
+def bound(setup: Callable[[], None], rank: int, size: int) -> Callable[[], None]:
+    """``setup``, and then the rank's share of the processors; ranks that outnumber them take turns on one each."""
+    cpus = sorted(os.sched_getaffinity(0))
+    share = len(cpus) // size
+    mine = cpus[rank * share : (rank + 1) * share] or [cpus[rank % len(cpus)]]
+
+    def bind() -> None:
+        setup()
+        os.sched_setaffinity(0, mine)
+
+    return bind
+
+
+@contextlib.contextmanager
+def _signal_handlers(alarm: socket.socket, received: list[int]) -> Iterator[None]:
+    """Collects SIGINT, SIGTERM and SIGHUP in ``received`` and writes a byte to ``alarm`` for each."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals go to the main thread, which is someone else's
+        return
+    alarm.setblocking(False)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
+        numbers.append(signal.SIGHUP)
+    before = [signal.signal(number, lambda n, _: received.append(n)) for number in numbers]
+    wakeup = signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def say(text: str) -> None:
+    """Tells the user something about the job, on standard error."""
+    with contextlib.suppress(BrokenPipeError):
+        print(f"alltoallv run: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,85 @@
+"""What all commands have in common: standard output as a file, quiet ends, sentences about what is missing."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+ALLTOALLV = [sys.executable, "-m", "alltoallv"]
+BENCH = ["bench", "--np", "2", "--bytes", "1K", "--peers", ""]
+
+
+def run(*arguments: str, **kwargs) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*ALLTOALLV, *arguments], capture_output=True, text=True, timeout=120, check=False, **kwargs)
+
+
+def test_bench_counts_calls_and_writes_csv():
+    done = run(*BENCH, "--iters", "30", "--warmup", "2", "--csv", "-")
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert [row["contender"] for row in rows] == ["ours", "copy", "copy-nt"]
+    for row in rows:
+        assert (row["np"], row["nbytes"], row["dtype"], row["wrong"]) == ("2", "1024", "float32", "0")
+        assert 30 <= int(row["calls"]) < 60
+        assert float(row["min_us"]) <= float(row["median_us"])
+    assert "size(B)" in done.stderr  # the table has made room
+
+
+@pytest.mark.parametrize("command", [[*BENCH, "--iters", "1"], ["plan", "--np", "8", "--bytes", "1M"]])
+def test_json_on_standard_output(command):
+    done = run(*command, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--iters", "0"], "argument --iters: is '0', expected an integer of at least 1"),
+        (["--json", "-", "--csv", "-"], "--json and --csv are both '-'"),
+    ],
+)
+def test_wrong_options(options, message):
+    done = run(*BENCH, *options)
+    assert (done.returncode, message in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["plan", "doctor"])
+def test_output_that_nobody_reads(command):
+    line = f"{sys.executable} -m alltoallv {command} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stderr == ""
+
+
+def test_ctrl_c_ends_quietly(tmp_path):
+    env = os.environ | {"ALLTOALLV_TRACE": str(tmp_path)}
+    program = "import numpy as np, alltoallv.numpy as an; an.all_reduce(np.ones(1))"
+    subprocess.run([sys.executable, "-c", program], env=env, check=True, timeout=60)
+    with subprocess.Popen(
+        [*ALLTOALLV, "top", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as top:
+        assert top.stdout.readline().startswith("domain")
+        top.send_signal(signal.SIGINT)
+        _, errors = top.communicate(timeout=30)
+    assert (top.returncode, errors) == (130, "")
+
+
+@pytest.mark.parametrize(
+    ("statement", "module"),
+    [
+        ("import alltoallv.testing; alltoallv.testing.Ranks", "cloudpickle"),
+        ("import alltoallv.testing.golden as golden; golden.dtype_of('bfloat16')", "ml_dtypes"),
+    ],
+)
+def test_a_missing_extra_is_a_sentence(statement, module):
+    program = f"import sys; sys.modules[{module!r}] = None\n{statement}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    expected = f"ModuleNotFoundError: alltoallv.testing needs {module}: pip install 'alltoallv[testing]'"
+    assert done.stderr.splitlines()[-1] == expected
