@@ -48,9 +48,10 @@ def install() -> None:
     library.impl(
         "copy_", _copy(torch.library.get_kernel("aten::copy_", "PrivateUse1")), "PrivateUse1", with_keyset=True
     )
-    from alltoallv_emulator import operators  # which use this module
+    from alltoallv_emulator import graphs, operators  # which use this module
 
     _libraries.append(operators.install())
+    graphs.install()
     providers["npu"] = _interpreted_kernels
 
 
@@ -86,6 +87,8 @@ def _replacement(name: str, operator: Any) -> Callable[..., Any] | None:
         return operator.decompose  # into operators that are here
     if any(r.alias_info is not None and not r.alias_info.is_write for r in operator._schema.returns):
         return None  # a view
+    if torch.Tag.inplace_view in operator.tags:
+        return None  # changes the tensor, not its memory
     if name == "_to_copy":  # allocate and copy_: also between devices
         kernel = torch.library.get_kernel("aten::_to_copy", "CPU")
         keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)

@@ -48,6 +48,9 @@ def cases() -> dict[str, Case]:
             x.clone().add_(y).mul_(2).clamp_(-1, 1), y.clone().t().copy_(x.t()), y.clone().zero_(),
             x.clone().index_fill_(0, i, 2.0), y.clone().index_copy_(0, i[:2], x[:2]), x.clone().fill_diagonal_(9),
         ),
+        "shapes in place": lambda x, y, i: (
+            x.clone().t_(), y.clone().unsqueeze_(1), x[None].clone().squeeze_(0), y.clone().transpose_(0, 1),
+        ),
         "out": lambda x, y, i: (
             torch.add(x, y, out=torch.empty(0, device=x.device)),
             torch.mm(x, y.t(), out=torch.empty(6, 6, device=x.device)),
