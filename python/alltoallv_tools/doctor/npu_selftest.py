@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 from alltoallv_tools.doctor import Check
 from alltoallv_tools.doctor.selftest import reasons
@@ -45,15 +45,19 @@ def run(devices: int | None = None) -> tuple[list[Check], dict[str, Any]]:
     found = last_report(out)
     found |= {"ranks": ranks, "exit_status": status, "stderr": errors[-20000:]}
     checks = [
-        Check(SECTION, name, "ok" if case["ok"] else "no", case.get("error") or f"{case['seconds']:.2f} s")
+        Check(SECTION, name, _status(case), case.get("error") or case.get("left_out") or f"{case['seconds']:.2f} s")
         for name, case in found["cases"].items()
     ]
     if "running" in found:
         checks.append(Check(SECTION, found["running"], "no", "rank 0 did not come to its end"))
-    if not found["cases"] or (status != 0 and all(check.status == "ok" for check in checks)):
+    if not found["cases"] or (status != 0 and all(check.status != "no" for check in checks)):
         reason = " | ".join(reasons(errors)) or f"exit status {status}"
         checks.append(Check(SECTION, "ranks", "no", reason))
     return checks, found
+
+
+def _status(case: dict[str, Any]) -> Literal["ok", "no", "-"]:
+    return "-" if "left_out" in case else "ok" if case["ok"] else "no"
 
 
 def last_report(out: str) -> dict[str, Any]:
