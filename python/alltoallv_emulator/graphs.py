@@ -99,10 +99,12 @@ class _Recorder(modes.TorchDispatchMode):
             self._before[address] = whole, whole.clone()
 
     def restore(self) -> None:
-        """Memory from before the capture gets its values again."""
+        """Memory from before the capture gets its values again. Nothing of it runs on any stream from then on."""
+        torch.npu.synchronize()
         for memory, values in self._before.values():
             memory.copy_(values)
         self._before.clear()
+        torch.npu.synchronize()
 
     def replay(self) -> None:
         places = [place for place, _ in self.groups]
