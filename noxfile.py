@@ -130,6 +130,34 @@ def mindspore(session: nox.Session) -> None:
     framework_tests(session, "tests/mindspore tests/matrix", "mindspore==2.10.*", "numpy<2")
 
 
+@nox.session
+def mindspore_own(session: nox.Session) -> None:
+    """MindSpore's own tests of mint.distributed, as they are, under `alltoallv.mindspore.install`.
+
+    ``nox -s mindspore_own -- FOLDER``, where test_distributed.py and test_comm_cpu.py of its sources (tests/st/mint)
+    have been put; they are no part of its package. Prints what passed, failed and was skipped, on every rank.
+    """
+    if not session.posargs:
+        session.error("name the folder that has MindSpore's tests: nox -s mindspore_own -- FOLDER")
+    session.install("mindspore==2.10.*", "numpy<2", *TEST_TOOLS)
+    env = {"PYTHONPATH": os.pathsep.join(map(str, SOURCES)), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    session.run("python", "tests/mindspore/run_own.py", session.posargs[0], env=env)
+
+
+@nox.session(venv_backend="none")
+def mpi4py_own(session: nox.Session) -> None:
+    """mpi4py's own vector tests, of its source distribution, on alltoallv.numpy (tests/mpi4py_own); 3 ranks."""
+    folder = Path(session.create_tmp())
+    download = ("pip", "download", "--quiet", "--no-deps", "--no-binary", "mpi4py", "--dest", str(folder))
+    session.run("python", "-m", *download, "mpi4py==4.1.*")
+    archive = max(folder.glob("mpi4py-*.tar.gz"))
+    with tarfile.open(archive) as file:
+        file.extractall(folder, filter="data")
+    tests = folder / archive.name.removesuffix(".tar.gz") / "test"
+    env = {"PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
+    session.run("python", "-m", "alltoallv", "run", "-n", "3", "tests/mpi4py_own/run.py", str(tests), env=env)
+
+
 @nox.session(tags=["lane-a"])
 def paddle(session: nox.Session) -> None:
     """The tests of alltoallv.paddle."""

@@ -7,6 +7,7 @@ import unittest.mock
 from typing import Any
 
 import mindspore as ms
+import numpy as np
 import pytest
 from mindspore import Tensor, mint
 from mint_calls import CALLS, call_broadcast, equal, given
@@ -64,6 +65,18 @@ def check_mint_signatures(comm: Communicator) -> None:
         mine = inspect.signature(getattr(ours, name)).parameters.values()
         mine = [(p.name, p.default) for p in mine if p.kind is not p.KEYWORD_ONLY]
         assert mine == [(p.name, p.default) for p in inspect.signature(theirs).parameters.values()], name
+
+
+def check_mint_outputs_are_mints(comm: Communicator) -> None:
+    """A gathered tensor has exactly the inputs' rows; outputs of all_to_all beyond one per rank are left alone."""
+    am.init()
+    x = Tensor(np.ones((3, 3), np.float32))
+    for shape in ((3, 6), (2, 3, 3), (18,)):
+        with pytest.raises(ValueError, match="output_tensor has shape"):
+            ours.all_gather_into_tensor(Tensor(np.zeros(shape, np.float32)), x)
+    outs = [Tensor(np.zeros((3, 3), np.float32)) for _ in range(5)]
+    ours.all_to_all(outs, [x] * comm.size)
+    assert [int(out.asnumpy().sum()) for out in outs] == [9, 9, 0, 0, 0]
 
 
 def check_mint_without_a_launcher(comm: Communicator) -> None:

@@ -10,7 +10,6 @@
 - All ranks of a group raise what one of them refuses, instead of waiting for it.
 - ``group`` may be an `alltoallv.Communicator`, too; ``src``, ``dst`` and ``peer`` are then ranks in it.
 - ``scatter_list`` and ``gather_list`` may be None except on the root, where MindSpore demands them of all ranks.
-- Lists have one tensor per rank; MindSpore ignores outputs of all_to_all beyond that.
 - all_reduce, broadcast, reduce_scatter and the functions of names with all_gather and all_to_all have gradients,
   as `alltoallv.mindspore` describes. The others have none, as MindSpore's.
 
@@ -20,7 +19,7 @@ Outputs are contiguous tensors. Asynchronous calls return a `CommHandle`.
 from mindspore.mint.distributed.distributed import TCPStore
 
 from alltoallv.mindspore import collectives, reductions, rooted
-from alltoallv.mindspore.mint.checks import as_mint
+from alltoallv.mindspore.mint.checks import as_mint, first_outputs
 from alltoallv.mindspore.mint.groups import (
     destroy_process_group,
     get_backend,
@@ -48,7 +47,7 @@ all_gather = as_mint(reductions.all_gather)
 all_gather_into_tensor = as_mint(collectives.all_gather_into_tensor)
 all_gather_into_tensor_uneven = as_mint(reductions.all_gather_into_tensor_uneven)
 all_reduce = as_mint(reductions.all_reduce)
-all_to_all = as_mint(collectives.all_to_all)
+all_to_all = as_mint(first_outputs(collectives.all_to_all))
 all_to_all_single = as_mint(collectives.all_to_all_single)
 barrier = as_mint(reductions.barrier)
 broadcast = as_mint(reductions.broadcast)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from mindspore import Tensor
 
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
+from alltoallv.errors import InvalidTensorError
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.exchange import check_async, enter
 from alltoallv.mindspore.group import Group
@@ -33,7 +34,7 @@ def as_mint(function: Callable[P, R], ops: tuple[str, ...] = OPS) -> Callable[P,
     parameters = inspect.signature(function).parameters
     operator = function.__name__.removesuffix("_uneven")  # as the core calls it
     operator = "reduce_scatter" if operator == "reduce_scatter_tensor" else operator
-    lists = [name for name in _LISTS if name in parameters]
+    lists, whole = [name for name in _LISTS if name in parameters], "output_tensor" in parameters
     defaults = {name: parameter.default for name, parameter in parameters.items()}
 
     @functools.wraps(function)
@@ -42,10 +43,12 @@ def as_mint(function: Callable[P, R], ops: tuple[str, ...] = OPS) -> Callable[P,
         comm = None
         try:
             _check_values(function.__name__, given, ops)
-            if lists:
+            if lists or whole:
                 comm = enter(given.get("group"))
                 for name in lists:
                     _check_list(name, given, comm)
+                if whole:
+                    _check_gathered(given["output_tensor"], given["input_tensor"], comm)
         except Exception as error:
             with guard(comm or enter(given.get("group")), operator):
                 raise error
@@ -99,6 +102,26 @@ def _check_list(name: str, given: dict[str, Any], comm: Communicator) -> None:
     if (entry.dtype, entry.shape) != (own.dtype, own.shape):
         expected = f"{own.dtype} and {own.shape}, those of {_LISTS[name]}"
         raise TypeError(f"{name}[{comm.rank}] has dtype {entry.dtype} and shape {entry.shape}, expected {expected}")
+
+
+def _check_gathered(output: Tensor, input: Tensor, comm: Communicator) -> None:
+    expected = (comm.size * input.shape[0], *input.shape[1:]) if input.ndim else (comm.size,)
+    if tuple(output.shape) != expected:
+        raise InvalidTensorError(f"output_tensor has shape {tuple(output.shape)}, expected {expected}")
+
+
+def first_outputs(function: Callable[P, R]) -> Callable[P, R]:
+    """An all_to_all that leaves outputs beyond one per rank alone, as MindSpore's."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+        outputs, group = given["output_tensor_list"], given.get("group")
+        if isinstance(outputs, list | tuple):
+            given["output_tensor_list"] = outputs[: enter(group).size]
+        return cast("Callable[..., R]", function)(**given)
+
+    return call
 
 
 def _rank_in(group: Group, rank: int) -> int:
