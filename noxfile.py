@@ -22,7 +22,7 @@ from pathlib import Path
 import nox
 
 FRAMEWORKS = ("torch", "triton_ascend", "mindspore", "npu", "paddle")
-nox.options.sessions = ["lint", "cpp", "tests", *FRAMEWORKS, "sanitize", "tsan", "aarch64", "wheel"]
+nox.options.sessions = ["lint", "cpp", "tests", *FRAMEWORKS, "sanitize", "tsan", "aarch64", "docs", "wheel"]
 
 ROOT = Path(__file__).resolve().parent
 SOURCES = (ROOT / "python", ROOT / "op_kernel/triton")
@@ -227,6 +227,14 @@ def aarch64(session: nox.Session) -> None:
     chosen = cpp_tests(lambda name: re.search("^(?!emulator_).*(selftest|kernel|half|quantize)", name) is not None)
     build = configure_core(session, "aarch64", chosen, "-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake")
     ctest(session, build, "-R", f"^({'|'.join(chosen)})$")
+
+
+@nox.session(tags=["lane-a"])
+def docs(session: nox.Session) -> None:
+    """The site, under build/site; a link that leads nowhere is an error. ``-- serve`` shows it while it is edited."""
+    session.install("mkdocs-material>=9.7,<10", "mkdocstrings[python]>=1.0,<2")
+    command = session.posargs or ("build", "--strict", "--quiet")
+    session.run("mkdocs", *command, env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session(tags=["lane-b"])

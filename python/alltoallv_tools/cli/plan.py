@@ -168,9 +168,9 @@ def _moe(args: argparse.Namespace) -> int:
     if not products:
         raise ValueError(f"--topology is {args.topology!r} with --moe, expected atlas-a2 or atlas-a3")
     rows = moe.rows(moe.parse(args.moe), _sizes(args.np or "8,16,64"), products)
-    print(*moe.table(rows), sep="\n")
+    print(*moe.table(rows), sep="\n", file=sys.stderr if args.json == STANDARD_OUTPUT else sys.stdout)
     if args.json:
-        args.json.write_text(json.dumps({"schema": 1, "rows": rows}, indent=1) + "\n")
+        write_text(args.json, json.dumps({"schema": 1, "rows": rows}, indent=1))
     return 0 if any([] in row.values() for row in rows) else 1
 
 

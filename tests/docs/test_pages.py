@@ -1,0 +1,66 @@
+"""Lists in docs/ are complete, and name what exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+from documented import ROOT
+
+import alltoallv
+from alltoallv import errors
+
+PYTHON = ROOT / "python"
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / f"{name}.md").read_text("utf-8")
+
+
+def exported(module: str) -> set[str]:
+    """``__all__`` of a front end, whose framework need not be here."""
+    tree = ast.parse((PYTHON / module.replace(".", "/") / "__init__.py").read_text("utf-8"))
+    (names,) = (one for one in tree.body if isinstance(one, ast.Assign) and one.targets[0].id == "__all__")
+    return set(ast.literal_eval(names.value))
+
+
+def test_every_error_is_explained():
+    classes = [name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, Exception)]
+    text = page("errors")
+    for name in set(classes) - {"AllToAllVError"}:
+        assert re.search(rf"^## .*\b{name}\b", text, re.MULTILINE), name
+        codes = re.search(rf"`{name}`[^|]*\| (\d+)", text)
+        assert codes is not None, name
+        assert int(codes[1]) == getattr(errors, name).code, name
+
+
+@pytest.mark.parametrize(
+    "module", ["alltoallv.torch", "alltoallv.numpy", "alltoallv.mindspore", "alltoallv.paddle", "alltoallv"]
+)
+def test_migration_names_exist(module):
+    pattern = rf"^## From [^\n]* to `{re.escape(module)}`\n(.*?)(?=^## |\Z)"
+    (section,) = re.findall(pattern, page("migration"), re.MULTILINE | re.DOTALL)
+    names = {
+        name
+        for row in re.findall(r"^\| [^|]+ \| (.+) \|$", section, re.MULTILINE)
+        for name in re.findall(r"`(\w+(?:\.\w+)?)[^`]*`", row)
+    }
+    assert len(names) >= 5
+    known = exported(module) if module != "alltoallv" else set(alltoallv.__all__)
+    for name in names - {"unit", "alltoallv"}:
+        owner, _, member = name.partition(".")
+        assert hasattr(getattr(alltoallv, owner), member) if member else name in known, name
+
+
+def test_every_environment_variable_is_explained():
+    before = r"getenv\(|environ(?:\.get\(|\.pop\(|\[)|integer\(os\.environ, |in os\.environ|^"
+    read = re.compile(rf"""(?:{before})\s*["'](ALLTOALLV_\w+)["']""")
+    files = [
+        *(ROOT / "op_host").rglob("*.cpp"),
+        *(PYTHON / "alltoallv").rglob("*.py"),
+        *(PYTHON / "alltoallv_tools").rglob("*.py"),
+    ]
+    found = {name for path in files for name in read.findall(path.read_text("utf-8"))}
+    assert len(found) > 8
+    assert {name for name in found if f"`{name}`" not in page("environment") and "EMULATOR" not in name} == set()

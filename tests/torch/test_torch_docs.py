@@ -1,0 +1,11 @@
+"""What docs/ show of `alltoallv.torch` is what a user gets."""
+
+from __future__ import annotations
+
+import pytest
+from documented import pages, run_page
+
+
+@pytest.mark.parametrize("page", pages("torch"))
+def test_commands_print_what_the_page_shows(page, tmp_path):
+    run_page(page, "torch", tmp_path)
