@@ -56,6 +56,9 @@ OF_FRAMEWORKS = {  # run where the framework is
     "tensor_parallel_minilm.py": "torch/test_torch_examples.py",
     "mindspore_on_cpu.py": "mindspore/test_mindspore_jobs.py",
     "moe_mindspore.py": "mindspore/test_mindspore_jobs.py",
+    "moe_cell_mindspore.py": "mindspore/test_mindspore_jobs.py",
+    "transposition_mindspore.py": "mindspore/test_mindspore_jobs.py",
+    "tensor_parallel_mindspore.py": "mindspore/test_mindspore_jobs.py",
     "moe_paddle.py": "paddle/test_paddle_jobs.py",
 }
 

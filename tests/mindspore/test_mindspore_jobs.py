@@ -57,3 +57,18 @@ def test_mixture_of_experts(tmp_path: Path) -> None:
     assert said[0] == "4 ranks, 8 experts, 1 epochs of 1,797 digits"
     assert said[-1] == "same losses"
     assert float(re.search(r"largest difference (\S+),", job.logs["worker_0.log"]).group(1)) <= 1e-9
+
+
+@pytest.mark.parametrize(
+    ("example", "ranks", "said"),
+    [
+        ("transposition_mindspore.py", 3, "same as one process"),
+        ("tensor_parallel_mindspore.py", 2, "int8 changes the last loss by"),
+        ("moe_cell_mindspore.py", 2, "the first epoch's loss in PyNative differs by"),
+    ],
+)
+def test_trained_in_a_graph(example: str, ranks: int, said: str, tmp_path: Path) -> None:
+    """Each says itself whether it has learnt, and what it should."""
+    job = msrun(tmp_path, ranks, EXAMPLES / example, timeout=240)
+    assert job.code == 0, "\n".join(job.logs.values())[-5000:]
+    assert said in job.logs["worker_0.log"].splitlines()[-1]
