@@ -172,6 +172,20 @@ def npu(session: nox.Session) -> None:
         framework_tests(session, folder, "torch==2.13.*", "torch_npu==2.13.*", "triton>=3.4,<4")
 
 
+@nox.session
+def torch_npu_tests(session: nox.Session) -> None:
+    """torch_npu's own tests, which are not here, unchanged on emulated NPUs: ``-- FOLDER/test/distributed/test_x.py``.
+
+    pytest says how many passed, failed and were skipped.
+    """
+    if not session.posargs:
+        session.error("expected after -- the files or folders of a checkout of torch_npu")
+    session.install("torch==2.13.*", "torch_npu==2.13.*", "expecttest", *TEST_TOOLS)
+    command = ["-m", "alltoallv", "run", "--emulate-npu", "--no-prefix", "-n", "1", "-m", "pytest", "-rA", "--tb=short"]
+    env = {"PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
+    session.run("python", *command, "-p", "no:cacheprovider", *session.posargs, env=env)
+
+
 @nox.session(tags=["lane-a"])
 def sanitize(session: nox.Session) -> None:
     """Address and undefined-behaviour sanitizers: tests/cpp, then the tests of transport and communicator."""
