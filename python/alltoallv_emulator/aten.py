@@ -18,6 +18,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from alltoallv._calls.kernels import providers
+from alltoallv_emulator import graphs
 
 __all__ = ["host_view", "install", "on_host"]
 
@@ -48,7 +49,7 @@ def install() -> None:
     library.impl(
         "copy_", _copy(torch.library.get_kernel("aten::copy_", "PrivateUse1")), "PrivateUse1", with_keyset=True
     )
-    from alltoallv_emulator import graphs, operators  # which use this module
+    from alltoallv_emulator import operators  # which use this module
 
     _libraries.append(operators.install())
     graphs.install()
@@ -115,6 +116,7 @@ def _is_npu(value: object) -> bool:
 
 
 def synchronize(device: torch.device) -> None:
+    graphs.check_waiting()
     if device.index == torch.npu.current_device():
         torch.npu.current_stream().synchronize()
     else:
@@ -220,6 +222,7 @@ def _copy(native: Any) -> Callable[..., Any]:
     """copy_: torch_npu's where it only moves bytes, on its stream; else by the CPU's, on views of the memory."""
 
     def run(keys: Any, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        graphs.check_waiting()
         moves = (
             target.dtype == source.dtype
             and target.size() == source.size()

@@ -6,7 +6,9 @@ same memory and puts what they return into the tensors that the capture gave. On
 it writes into memory from before is put back when it ends.
 
 A group of operators (graph_task_group_begin, _end) is called with other arguments from the next replay on, where an
-update (graph_task_update_begin, _end) has called them so; what they return still goes where the capture put it.
+update (graph_task_update_begin, _end) has called them so; what they return still goes where the capture put it. Where
+the capture waits for an ExternalEvent a replay stands still until somebody records the event; until then its stream
+does nothing else, and whoever asks it to is told so.
 
 Refused by name: operators whose result goes to the host or whose size depends on values, and graphs with conditions.
 """
@@ -29,8 +31,15 @@ _REFUSED = (
 _FROM_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _graphs: dict[int, _Recorder] = {}  # by the NPUGraph's id
 _capturing: list[_Recorder] = []  # one at most
+_waiting: list[_Recorder] = []  # in their replays
 _begins: list[int] = []  # of groups, among the calls
 _updates: list[tuple[_Recorder, list[_Call]]] = []
+
+
+class _Wait(NamedTuple):
+    """For an ExternalEvent."""
+
+    event: Any
 
 
 class _Call(NamedTuple):
@@ -40,6 +49,19 @@ class _Call(NamedTuple):
     args: Any
     kwargs: Any
     fresh: list[tuple[int, torch.Tensor]]  # place among the results
+
+    def again(self) -> None:
+        """Calls the operator on what its memory holds now."""
+        results = tree_leaves(self.operator(*self.args, **self.kwargs))
+        for place, target in self.fresh:
+            if results[place].shape != target.shape:
+                raise RuntimeError(
+                    f"{self.operator.name()} gives {tuple(results[place].shape)} in a replay of an NPUGraph, "
+                    f"expected {tuple(target.shape)} as when captured"
+                )
+            target.copy_(results[place])
+        if self.operator.namespace == "c10d":
+            torch.npu.synchronize()  # there is no handle to wait for
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:
@@ -61,8 +83,9 @@ class _Recorder(modes.TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[_Call] = []
-        self.groups: list[tuple[int, list[_Call]]] = []  # where each stands among the calls
+        self.calls: list[_Call | list[_Call] | _Wait] = []
+        self._rest: Iterator[None] = iter(())  # of a replay
+        self.stream: Any = None  # of the replay
         self._made: set[int] = set()  # addresses of memory that the capture made
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # memory, and what was in it
 
@@ -86,9 +109,8 @@ class _Recorder(modes.TorchDispatchMode):
 
     def group(self, begin: int) -> list[_Call]:
         """The calls from there on, which an update may replace."""
-        group = self.calls[begin:]
-        del self.calls[begin:]
-        self.groups.append((begin, group))
+        group = [call for call in self.calls[begin:] if isinstance(call, _Call)]
+        self.calls[begin:] = [group]
         return group
 
     def _keep(self, tensor: torch.Tensor) -> None:
@@ -107,16 +129,33 @@ class _Recorder(modes.TorchDispatchMode):
         torch.npu.synchronize()
 
     def replay(self) -> None:
-        places = [place for place, _ in self.groups]
-        parts = [self.calls[a:b] for a, b in zip([0, *places], [*places, None], strict=True)]
-        groups = [*(group for _, group in self.groups), []]
-        with torch.no_grad():
-            for call in (call for part, group in zip(parts, groups, strict=True) for call in (*part, *group)):
-                results = tree_leaves(call.operator(*call.args, **call.kwargs))
-                for place, target in call.fresh:
-                    _put(call.operator, target, results[place])
-                if call.operator.namespace == "c10d":
-                    torch.npu.synchronize()  # there is no handle to wait for
+        check_waiting()
+        self._rest, self.stream = self._steps(), torch.npu.current_stream()
+        self.advance()
+
+    def _steps(self) -> Iterator[None]:
+        """Runs the calls; yields where it has to wait."""
+        for step in self.calls:
+            if isinstance(step, _Wait):
+                while not step.event.happened:
+                    yield
+                step.event.happened = False
+            else:
+                for call in step if isinstance(step, list) else [step]:
+                    call.again()
+
+    def advance(self) -> None:
+        """Runs the replay to its end, or to an event that has not happened."""
+        with torch.no_grad(), torch.npu.stream(self.stream):
+            for _ in self._rest:
+                _waiting.append(self)
+                return
+
+
+def check_waiting() -> None:
+    """Raises RuntimeError where the current stream stands still in a replay."""
+    if _waiting and any(recorder.stream == torch.npu.current_stream() for recorder in _waiting):
+        raise RuntimeError("the stream waits in a replay of an NPUGraph for an ExternalEvent, which was not recorded")
 
 
 def _check(func: Any, args: Any, kwargs: Any) -> None:
@@ -148,14 +187,6 @@ def _computes(func: Any) -> bool:
     is_view = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
     allocates = func.namespace == "aten" and func.name().removeprefix("aten::").startswith(("empty", "new_empty"))
     return not is_view and not allocates and torch.Tag.inplace_view not in func.tags
-
-
-def _put(operator: Any, target: torch.Tensor, value: torch.Tensor) -> None:
-    if value.shape != target.shape:
-        raise RuntimeError(
-            f"{operator.name()} gives {tuple(value.shape)} in a replay, expected {tuple(target.shape)} as when captured"
-        )
-    target.copy_(value)
 
 
 def _begin(self: Any, pool: Any = None, capture_error_mode: str = "global", report_shape: bool = True) -> None:
@@ -218,10 +249,33 @@ def _update_end(stream: Any) -> None:
     recorder, handle = _updates.pop()
     _below_others(lambda: recorder.__exit__(None, None, None))
     recorder.restore()
-    names = [[call.operator for call in calls] for calls in (handle, recorder.calls)]
+    calls = recorder.group(0)
+    names = [[call.operator for call in one] for one in (handle, calls)]
     if names[0] != names[1]:
         raise RuntimeError(f"an update of an NPUGraph calls {names[1]}, expected {names[0]} as when captured")
-    handle[:] = [new._replace(fresh=old.fresh) for old, new in zip(handle, recorder.calls, strict=True)]
+    handle[:] = [new._replace(fresh=old.fresh) for old, new in zip(handle, calls, strict=True)]
+
+
+def _event_wait(self: Any, stream: Any = None) -> None:
+    if not _capturing:
+        raise NotImplementedError("ExternalEvent.wait is called outside of a capture of an NPUGraph, expected in one")
+    _capturing[-1].calls.append(_Wait(self))
+
+
+def _event_reset(self: Any, stream: Any = None) -> None:
+    if not _capturing:  # in a replay whoever has waited resets
+        self.happened = False
+
+
+def _event_record(self: Any, stream: Any = None) -> None:
+    if _capturing:
+        raise NotImplementedError("ExternalEvent.record is called in a capture of an NPUGraph, expected outside")
+    (stream or torch.npu.current_stream()).synchronize()
+    self.happened = True
+    waiting = _waiting[:]
+    _waiting.clear()
+    for recorder in waiting:
+        recorder.advance()
 
 
 def _refusal(name: str) -> Callable[..., Any]:
@@ -242,4 +296,6 @@ def install() -> None:
         setattr(base, name, _refusal(name))
     module._graph_task_group_begin, module._graph_task_group_end = _task_begin, _task_end
     module._graph_task_update_begin, module._graph_task_update_end = _update_begin, _update_end
+    event = torch.npu.ExternalEvent
+    event.happened, event.wait, event.reset, event.record = False, _event_wait, _event_reset, _event_record
     module._npu_isCurrentStreamCapturing = lambda: bool(_capturing)

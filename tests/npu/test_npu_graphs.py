@@ -106,6 +106,34 @@ def test_a_group_of_operators_gets_other_arguments(ranks: Ranks) -> None:
     ranks(1, communicator=False)(check)
 
 
+def test_attention_gets_other_lengths_while_a_replay_waits_for_them(ranks: Ranks) -> None:
+    """As serving does: replay, and then the update, each of whose events lets the replay go on."""
+
+    def check(rank: int, size: int) -> None:
+        import torch
+        import torch_npu
+
+        device = use_device(rank)
+        query, key, value = (torch.randn(2, 4, length, 8, device=device) for length in (1, 6, 6))
+        options = {"num_heads": 4, "input_layout": "BNSD", "scale": 0.3}
+        graph = torch.npu.NPUGraph()
+        with torch.npu.graph(graph, auto_dispatch_capture=True):
+            result, _ = torch_npu.npu_fused_infer_attention_score(
+                query, key, value, actual_seq_lengths_kv=[3, 6], **options
+            )
+            doubled = result * 2
+        for lengths in ([3, 6], [2, 5]):
+            graph.replay()
+            assert "waits in a replay of an NPUGraph for an ExternalEvent" in str(caught(doubled.cpu))
+            graph.update([{"actual_seq_lengths_kv": lengths}])
+            expected = torch_npu.npu_fused_infer_attention_score(
+                query, key, value, actual_seq_lengths_kv=lengths, **options
+            )
+            assert torch.equal(doubled, expected[0] * 2)
+
+    ranks(1, communicator=False)(check)
+
+
 def test_collectives_are_replayed(ranks: Ranks, tmp_path: Path) -> None:
     def check(rank: int, size: int, file: str) -> None:
         import torch

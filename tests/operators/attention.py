@@ -146,7 +146,13 @@ def causal(b: int, queries: int, keys: int) -> Any:
 
 
 def infers(
-    operator: str, queries: int, sees: Any, flat: bool | None, names: tuple[str, str, str, str], **more: Any
+    operator: str,
+    queries: int,
+    sees: Any,
+    flat: bool | None,
+    names: tuple[str, str, str, str],
+    runs: tuple[str, ...] = (),
+    **more: Any,
 ) -> Case:
     """Attention over a cache of blocks, or over tensors (``flat`` None), with lengths 3 and 7 of 8."""
     heads, kv_heads, factor, lengths = names
@@ -167,7 +173,7 @@ def infers(
         with_lse = more.get("softmax_lse_flag") or more.get("return_softmax_lse")
         return result if "flash" in operator else (result, lse if with_lse else None)
 
-    return Case(operator, inputs, reference, dtypes=FLOATS if flat is None else HALVES, note=str(sorted(more)))
+    return Case(operator, inputs, reference, dtypes=FLOATS if flat is None else HALVES, runs=runs)
 
 
 OLD = ("num_heads", "num_key_value_heads", "scale", "actual_seq_lengths_kv")
@@ -175,6 +181,8 @@ NEW = ("num_query_heads", "num_key_value_heads", "softmax_scale", "actual_seq_kv
 PROMPT = ("num_heads", "num_key_value_heads", "scale_value", "actual_seq_lengths_kv")
 INCRE = ("num_heads", "num_key_value_heads", "scale_value", "actual_seq_lengths")
 CAUSAL = {"atten_mask": COMPRESSED, "sparse_mode": 3}
+INTO = {"out": [np.zeros((2, 4, 3, 4)), np.zeros(1)], "workspace": np.zeros(1)}
+GRAPH = ("get_max_workspace", "infer_output")
 CASES = [
     *(trains(to_train(layout), layout) for layout in ORDER),
     trains(to_train("BSH", heads=4), "heads of keys are shared"),
@@ -193,6 +201,10 @@ CASES = [
     *(infers("npu_fused_infer_attention_score", 1, all_seen, flat, OLD, **CAUSAL) for flat in (True, False)),
     infers("npu_fused_infer_attention_score", 3, causal, True, OLD, **CAUSAL),
     infers("npu_fused_infer_attention_score_v2", 3, causal, True, NEW, return_softmax_lse=True, **CAUSAL),
+    *(
+        infers(f"{name}.out", 3, causal, True, of, tuple(f"_{name}_{more}" for more in GRAPH), **CAUSAL, **INTO)
+        for name, of in (("npu_fused_infer_attention_score", OLD), ("npu_fused_infer_attention_score_v2", NEW))
+    ),
     infers("npu_prompt_flash_attention", 3, causal, None, PROMPT, **CAUSAL),
     infers("npu_incre_flash_attention", 1, all_seen, True, INCRE),
 ]

@@ -39,8 +39,8 @@ def operator(*names: str, ignores: Sequence[str] = (), on_host: bool = True) -> 
     """Registers a function of CPU tensors as the operators ``npu::`` of these names (with ``.overload``, if any).
 
     The function takes what it covers of the schema's arguments, by their names. Of the others, those in ``ignores``
-    cannot change the result; any other must have its default value, or the call is refused. With ``on_host=False`` the
-    function gets the npu tensors themselves, where they are on an emulated NPU.
+    ("*": all) cannot change the result; any other must have its default value, or the call is refused. With
+    ``on_host=False`` the function gets the npu tensors themselves, where they are on an emulated NPU.
     """
 
     def register(function: Function) -> Function:
@@ -97,7 +97,7 @@ class Operator:
         given = self._defaults | dict(zip([a.name for a in self.schema.arguments], args, strict=False)) | kwargs
         try:
             for argument, value in given.items():
-                if argument not in self._takes and argument not in self._formula.ignores:
+                if argument not in self._takes and not {argument, "*"} & self._formula.ignores:
                     default = self._defaults.get(argument)
                     same = value is default or (not isinstance(value, torch.Tensor) and value == default)
                     expect(same, argument, value, f"{default}")
