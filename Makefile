@@ -21,7 +21,7 @@ help:
 	@echo "make clean      remove all that was built, .venv too"
 
 demo: build
-	python -m alltoallv demo
+	@python -m alltoallv demo
 
 bench: build
 	python -m alltoallv bench
@@ -59,11 +59,11 @@ $(VENV)/.installed: pyproject.toml setup.py
 	@command -v "$${CXX:-c++}" >/dev/null || \
 	  { echo "no C++ compiler: install one (Debian, Ubuntu: apt-get install g++) or set CXX" >&2; exit 1; }
 	@echo "making the environment $(VENV) and building; a few minutes the first time"
-	$(PYTHON) -m venv $(VENV)
-	pip install --quiet --upgrade pip
-	pip install --quiet "setuptools>=77" "nanobind>=2.4,<3" "numpy>=1.25,<3" "cmake>=3.25" ninja \
+	@$(PYTHON) -m venv $(VENV)
+	@pip install --quiet --upgrade pip
+	@pip install --quiet "setuptools>=77" "nanobind>=2.4,<3" "numpy>=1.25,<3" "cmake>=3.25" ninja \
 	  "typing_extensions>=4.12; python_version < '3.11'"
-	pip install --quiet --no-build-isolation --editable ".[dev]"
+	@pip install --quiet --no-build-isolation --editable ".[dev]"
 	@touch $@
 
 clean:

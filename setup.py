@@ -42,14 +42,16 @@ class CMakeBuild(build_ext):
         )
         # fmt: on
         self.cmake("--build", str(BUILD), "--parallel", jobs)
-        self.install(Path(self.get_ext_fullpath(ext.name)).parent)
+        # A sanitizer's report would have no names.
+        strip = [] if "SANITIZE" in os.environ.get("CMAKE_ARGS", "") else ["--strip"]
+        self.install(Path(self.get_ext_fullpath(ext.name)).parent, *strip)
 
     def copy_extensions_to_source(self) -> None:
         """Called for editable installs and ``build_ext --inplace``."""
         self.install(Path(self.get_finalized_command("build_py").get_package_dir("alltoallv")))
 
-    def install(self, folder: Path) -> None:
-        self.cmake("--install", str(BUILD), "--component", "python", "--prefix", str(folder.resolve()))
+    def install(self, folder: Path, *options: str) -> None:
+        self.cmake("--install", str(BUILD), "--component", "python", "--prefix", str(folder.resolve()), *options)
 
     @staticmethod
     def cmake(*arguments: str) -> None:

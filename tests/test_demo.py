@@ -54,7 +54,9 @@ def read_table(text: str, size: int) -> np.ndarray:
 def test_prints_the_true_traffic(size, tmp_path):
     result = demo(size, tmp_path)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-1] == "all 1797 tokens came back bit for bit"
+    assert "all 1797 tokens came back bit for bit" in result.stdout.splitlines()
+    assert "what to try next:" in result.stdout.splitlines()
+    assert "ended" in (tmp_path / "trace.html").read_text("utf-8")
     table, traffic = read_table(result.stdout, size), true_traffic(size)
     assert (table[:-1, :-1] == traffic).all()
     assert table[:-1, -1].tolist() == [sum(PER_CLASS[c] for c in mine) for mine in CLASSES[size]]

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import tempfile
+from pathlib import Path
 
 from alltoallv_tools.cli.job import Job
 from alltoallv_tools.demo import arguments, missing_packages
+from alltoallv_tools.trace import page
+from alltoallv_tools.trace.records import read
 
 _EPILOG = """\
 The 1,797 handwritten digits that scikit-learn ships are tokens. They begin on the ranks in order of their
 class, travel to the ranks of their experts (the nearest of 8 centroids) with all_to_all_v, are processed
 there, and travel back. Every rank compares every bit of what it gets with the result of one process. Rank 0
-prints who sent how much to whom, with times and bandwidths, and writes the traffic as DIR/traffic.png.
+prints who sent how much to whom, with times and bandwidths, and writes the traffic as DIR/traffic.png, and
+DIR/trace.html has every operator in time.
 
 The exit code is 0 only if all tokens came back bit for bit. Needs scikit-learn and matplotlib. The program
 of a rank is the module alltoallv_tools.demo; examples/digits_dispatch.py starts it under other launchers.
 """
+
+_NEXT = """
+every operator of every rank in time, and who waited for whom: {trace}
+
+what to try next:
+  python -m alltoallv run -n 4 examples/hello.py                         the smallest program
+  ALLTOALLV_TRACE=traffic python -m alltoallv run -n 4 your_program.py   the traffic of yours,
+  python -m alltoallv trace traffic                                      drawn as a page
+  python -m alltoallv doctor                                             what works on this machine
+  docs/quickstart.md                                                     PyTorch, MindSpore, Paddle, ATB"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,4 +51,11 @@ def main(args: argparse.Namespace) -> int:
         return 1
     command = [sys.executable, "-m", "alltoallv_tools.demo", "--output-dir", args.output_dir]
     command += ["--repetitions", str(args.repetitions)]
-    return Job(command, args.nprocs, prefix=False).run()
+    with tempfile.TemporaryDirectory() as folder:
+        variables = os.environ | {"ALLTOALLV_TRACE": folder}
+        code = Job(command, args.nprocs, prefix=False, variables=variables).run()
+        if code == 0:
+            trace = Path(args.output_dir, "trace.html")
+            trace.write_text(page.html(read(Path(folder)), "the demo"), "utf-8")
+            print(_NEXT.format(trace=trace))
+    return code
