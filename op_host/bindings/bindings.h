@@ -24,6 +24,7 @@ void bind_request(nanobind::module_& m);
 void bind_plan(nanobind::module_& m);
 void bind_operation(nanobind::module_& m);
 void bind_hccl(nanobind::module_& m);
+void bind_hosts(nanobind::module_& m);
 void bind_kernels(nanobind::module_& m);
 void bind_quant(nanobind::module_& m);
 

@@ -46,6 +46,7 @@ NB_MODULE(_core, m) {
     alltoallv::bind_torch_tensors(m);
     alltoallv::bind_communicator(m);
     alltoallv::bind_hccl(m);
+    alltoallv::bind_hosts(m);
     alltoallv::bind_plan(m);
     alltoallv::bind_request(m);
     alltoallv::bind_array_plan(m);

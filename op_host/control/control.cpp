@@ -226,12 +226,13 @@ void ControlPlane::step(const std::function<std::vector<int>()>& missing, WaitSt
     if (late.empty()) return;  // the last of them has just come; what it published before it died or aborted counts
     throw_if_poisoned();
     for (const int j : late) {
-        if (!has_left(j)) continue;
+        if (state.polls || !(has_left(j) || hub_left_.load(std::memory_order_acquire))) continue;
         // Look again: what it published before it left counts.
         for (const int still : missing()) {
             if (still != j) continue;
+            const int gone = has_left(j) ? j : 0;
             poison(PoisonKind::lost,
-                   "rank " + std::to_string(j) + " has left domain '" + domain() + "': " + describe_rank(j));
+                   "rank " + std::to_string(gone) + " has left domain '" + domain() + "': " + describe_rank(gone));
             throw_poison();
         }
     }
@@ -303,6 +304,11 @@ void ControlPlane::hear_left(int peer) {
     doorbell_.ring();
 }
 
+void ControlPlane::hear_hub_left() {
+    hub_left_.store(true, std::memory_order_release);
+    doorbell_.ring();
+}
+
 void ControlPlane::lost(int peer, const std::string& how) {
     poison(PoisonKind::lost, "rank " + std::to_string(peer) + " was lost: " + how + "; " + describe_rank(peer));
 }
@@ -337,7 +343,7 @@ std::string ControlPlane::describe_rank(int peer) const {
         last = seq;
         what = entry.what.load(std::memory_order_relaxed);
     }
-    if (last == 0) return text + ", no operator yet)";
+    if (last == 0) return text + (on_publish ? ")" : ", no operator yet)");  // other hosts' records are not here
     return text + ", last operator #" + std::to_string(last) + " " +
            std::string(name_of(static_cast<OpKind>(what >> 40))) + ")";
 }

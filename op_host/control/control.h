@@ -93,6 +93,15 @@ class ControlPlane {
         if (!spin(ready)) wait_on(ready, missing, Clock::now(), for_calls);
     }
 
+    /// The same for a `ready` that takes its time itself, some milliseconds, while there is nothing to do.
+    template <class Ready, class Missing>
+    void wait_polling(Ready&& ready, Missing&& missing) {
+        WaitState state(*this, false);
+        state.polls = true;
+        while (!ready())
+            if (step_due(state)) step(std::function<std::vector<int>()>(missing), state);
+    }
+
     /// Waits until `flag(j) >= value` for the ranks that `needed` selects.
     template <class FlagOf, class Needed>
     void wait_flags(FlagOf&& flag_of, uint64_t value, Needed&& needed) {
@@ -128,6 +137,8 @@ class ControlPlane {
     /// From a transport whose ranks do not see one segment: what it has heard of the others.
     void hear_poison(PoisonKind kind, int by, const std::string& reason);
     void hear_left(int rank);
+    /// Rank 0 has left, over which the ranks hear each other: rows that have not come never will.
+    void hear_hub_left();
     struct Poison {
         PoisonKind kind;
         int by;
@@ -158,6 +169,7 @@ class ControlPlane {
 
         ControlPlane& plane;
         const bool for_calls;
+        bool polls = false;  // data of ranks that may have left since they sent them
         uint64_t rounds = 0;
         Clock::time_point begun{}, next_step{};
         std::optional<Waiting> waiting;  // once it has taken long
@@ -225,7 +237,7 @@ class ControlPlane {
     OpKind op_ = OpKind::none;
     double op_timeout_;
     Clock::time_point started_, next_warning_;
-    std::atomic<bool> active_{false};
+    std::atomic<bool> active_{false}, hub_left_{false};
     std::mutex poison_mutex_;
     Tracer tracer_;
     TraceRecord* traced_ = nullptr;  // of the present operator

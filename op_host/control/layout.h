@@ -9,16 +9,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/sizes.h"
 #include "control/flight.h"
 #include "core/collective.h"
 
 namespace alltoallv {
-
-inline constexpr size_t cache_line = 64;
-
-constexpr size_t round_up(size_t value, size_t unit) {
-    return (value + unit - 1) / unit * unit;
-}
 
 /// Where a tensor lies: segment 0 is the owner's private memory (offset = address), else a segment of its arena.
 struct Location {

@@ -13,9 +13,9 @@ from typing import Any
 from alltoallv import _core, membership
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError
 from alltoallv.launch import detect as launch
-from alltoallv.launch import hccl
+from alltoallv.launch import hccl, mpi
 
-BACKENDS = ("auto", "shm", "hccl", "nccl", "gloo", "mpi")
+BACKENDS = ("auto", "shm", "tcp", "hccl", "nccl", "gloo", "mpi")
 
 _thread_domains = itertools.count()
 _pending: set[Any] = set()  # of all communicators: several objects of this class may stand for one
@@ -40,7 +40,7 @@ class Communicator:
         self.size: int = core.size
         self.domain: str = core.domain
         self.backend: str = core.backend
-        self.host_core = core if self.backend == "shm" else None  # that of arrays in host memory
+        self.host_core = core if self.backend != "hccl" else None  # that of arrays in host memory
         self.name = f"communicator:{self.domain}:{next(_numbers)}"  # of this object, for graphs that cannot hold it
         by_name[self.name] = self
 
@@ -60,8 +60,11 @@ class Communicator:
         Args:
             domain: ``"name"`` or ``"name:MB"``, at most 128 bytes; MB is the shared memory per rank for outputs
                 (default and minimum 200). Domains are independent of each other.
-            backend: ``"auto"`` or ``"shm"``: shared memory, all ranks on this host. ``"hccl"``: tensors on NPUs, any
-                number of hosts, one rank per device: the thread's current device, else the launcher's local rank; MB in
+            backend: ``"shm"``: shared memory, all ranks on this host. ``"tcp"``: any number of hosts, between which
+                data go over TCP; inside a host they go through shared memory. Rank 0 listens at the launcher's address
+                (``MASTER_ADDR`` where it gives none), at ``ALLTOALLV_ROOT_PORT`` or the port after the launcher's.
+                ``"auto"``: tcp where the launcher says that there are several hosts, else shm. For MPI see `from_mpi`.
+                ``"hccl"``: tensors on NPUs, any number of hosts, one rank per device: the thread's current device, else the launcher's local rank; MB in
                 ``domain`` is then the size of HCCL's buffer.
             timeout: Seconds that a rank waits for its peers, here and in every operator.
             check: ``"always"`` (the default in shared memory) compares operator, dtype and counts of all ranks before
@@ -80,16 +83,43 @@ class Communicator:
             options.job = f"{job.job_id}#{job.restart_count}"
             _forget_default(options.domain)
             return cls(hccl.from_launch(job, options, check))
-        if backend not in ("auto", "shm"):
+        if backend not in ("auto", "shm", "tcp"):
             raise BackendUnavailableError(
-                f"backend is {backend!r}, which Communicator.from_env does not offer: use 'shm', 'hccl' or 'auto'"
+                f"backend is {backend!r}, which Communicator.from_env does not offer: use 'shm', 'tcp', 'hccl' or "
+                "'auto', and for MPI Communicator.from_mpi"
             )
-        job.require_one_host(job.size)
         options = make_options(domain, timeout, check)
         options.rank, options.size = job.rank, job.size
         options.job = f"{job.job_id}#{job.restart_count}"
         _forget_default(options.domain)
+        if backend == "tcp" or (backend == "auto" and job.several_hosts):
+            options.job = f"{job.restart_count}"  # the launcher's names may differ between hosts
+            return cls(_core.hosts_communicator(options, *job.root()), options)
+        job.require_one_host(job.size)
         return cls(_core.communicator(options), options)
+
+    @classmethod
+    def from_mpi(
+        cls, comm: Any, domain: str = "mpi", *, timeout: float = 600.0, check: str | None = None
+    ) -> Communicator:
+        """A new communicator over the ranks of an MPI communicator.
+
+        Collective. Ranks that share a host move their data through shared memory, and MPI carries what goes between
+        hosts; what the ranks ask for is compared over TCP. ``comm`` is not used otherwise: the communicator has a
+        duplicate of it.
+
+        Args:
+            comm: An ``mpi4py.MPI.Intracomm``, such as ``MPI.COMM_WORLD``; of an MPI that was initialized with
+                ``MPI_THREAD_MULTIPLE``, as mpi4py does, if asynchronous calls are made.
+            domain, timeout, check: As for `from_env`.
+
+        Raises:
+            InvalidParamError: an argument.
+            BackendUnavailableError: mpi4py is missing, or the hosts do not reach each other over TCP.
+            CommTimeoutError: ranks did not come.
+        """
+        options = make_options(domain, timeout, check)
+        return cls(mpi.connect(comm, options), options)
 
     @classmethod
     def threads(

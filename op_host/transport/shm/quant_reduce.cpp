@@ -6,66 +6,14 @@
 #include <optional>
 
 #include "core/quant_terms.h"
+#include "quantized/quant_grid.h"
 #include "transport/shm/operator_scope.h"
-#include "transport/shm/quant_codecs.h"
 #include "transport/shm/two_shot.h"
 
 namespace alltoallv {
 namespace {
 
 constexpr size_t flag_bytes = cache_line;  // behind a reduced piece: 1 if a value of it did not fit
-
-/// The parts of the vector, in elements, and how steps cut them.
-struct QuantGrid {
-    std::vector<QuantPart> parts;
-    size_t span = 0;   // pieces begin anew at its multiples; 0: they do not
-    size_t piece = 1;  // elements
-
-    size_t longest() const {
-        int64_t most = 0;
-        for (const QuantPart& part : parts) most = std::max(most, part.count);
-        return static_cast<size_t>(most);
-    }
-    size_t steps_per_span() const { return (span + piece - 1) / piece; }
-    size_t steps() const {
-        const size_t count = longest();
-        if (span == 0) return (count + piece - 1) / piece;
-        return count / span * steps_per_span() + (count % span + piece - 1) / piece;
-    }
-    QuantRange range(size_t part, size_t step) const {
-        const auto count = static_cast<size_t>(parts[part].count);
-        size_t begin = step * piece, end = begin + piece;
-        if (span != 0) {
-            const size_t base = step / steps_per_span() * span;
-            begin = base + step % steps_per_span() * piece;
-            end = std::min(begin + piece, base + span);
-        }
-        begin = std::min(begin, count);
-        return {part, static_cast<size_t>(parts[part].begin) + begin, std::min(end, count) - begin};
-    }
-};
-
-/// The first piece with a value that does not fit: the same on all ranks, since all see the same flags.
-struct Misfit {
-    std::optional<QuantRange> first;
-
-    void note(const QuantRange& range) {
-        if (!first || range.first < first->first) first = range;
-    }
-    void raise(const QuantReduction& q, const std::string& what) const {
-        if (!first || q.overflow != Overflow::raise) return;
-        throw value_overflow(what + ": elements " + std::to_string(first->first) + " to " +
-                             std::to_string(first->first + first->count - 1) + " of the result hold a value that " +
-                             std::string(name_of(q.out_dtype)) + " cannot");
-    }
-};
-
-/// Where a piece of the output lies in this rank's.
-char* output_at(const QuantReduction& q, const QuantGrid& grid, const QuantRange& range) {
-    const bool scatters = q.op == OpKind::quantized_reduce_scatter;
-    const size_t first = scatters ? range.first - static_cast<size_t>(grid.parts[range.part].begin) : range.first;
-    return static_cast<char*>(q.output) + first * size_of(q.out_dtype);
-}
 
 struct QuantStages {
     const QuantReduction& request;
@@ -169,25 +117,9 @@ uint64_t ShmCommunicator::quant_reduce_in_turn(const QuantReduction& q, Row& min
         return 0;
     }
 
-    std::vector<QuantPart> parts;
-    const int64_t unit = q.mode == QuantMode::dynamic ? q.group_size : static_cast<int64_t>(cache_line);
-    for (int j = 0; j < size(); ++j) {
-        const int64_t begin = parts.empty() ? 0 : parts.back().begin + parts.back().count;
-        parts.push_back(scatters ? QuantPart{begin, q.counts[static_cast<size_t>(j)]}
-                                 : quant_part(mine.count, unit, size(), j));
-    }
+    const std::vector<QuantPart> parts = parts_of(q, size());
     const int64_t kept = scatters ? parts[static_cast<size_t>(rank())].count : mine.count;
-    if (q.mode == QuantMode::shared_scale) {
-        SharedScaleCodec codec(q);
-        quant_reduce_by(q, codec, std::move(parts), mine);
-    } else if (q.mode == QuantMode::two_scales) {
-        TwoScaleCodec codec(q);
-        quant_reduce_by(q, codec, std::move(parts), mine);
-    } else {
-        const std::vector<QuantPart> parts_of_codec = parts;
-        DynamicCodec codec(q, static_cast<size_t>(size()), parts_of_codec);
-        quant_reduce_by(q, codec, std::move(parts), mine);
-    }
+    with_codec(q, parts, [&](QuantCodec& codec) { quant_reduce_by(q, codec, parts, mine); });
     return static_cast<uint64_t>(kept) * size_of(q.out_dtype);
 }
 

@@ -1,5 +1,5 @@
 /// \file tcp_communicator.h
-/// \brief Communicator between hosts that compares what ranks are about to do, for transports that move the data.
+/// \brief Communicator between hosts: compares over TCP what ranks are about to do, and lets a `Mover` carry the data.
 #pragma once
 
 #include <sys/types.h>
@@ -14,14 +14,22 @@
 #include "control/control.h"
 #include "core/call_queue.h"
 #include "core/communicator.h"
+#include "core/mover.h"
 #include "core/options.h"
 #include "transport/tcp/tcp_meeting.h"
 #include "transport/tcp/tcp_star.h"
 
 namespace alltoallv {
 
-/// Exchanges and reductions with `moves` false: their rows are compared, learnt counts told. Of data it moves what fits
-/// a row and goes to all alike, such as root info of HCCL.
+/// What carries data beyond the few that travel with the rows: between hosts and within this one.
+struct Carriers {
+    std::unique_ptr<Mover> between;
+    CommunicatorPtr within;    // of the ranks of this host, where they share memory; may be empty
+    std::vector<int> on_host;  // their ranks in the whole, in order, this one among them; empty without `within`
+};
+
+/// Without carriers: exchanges and reductions with `moves` false, whose rows are compared and learnt counts told. Data
+/// that are small enough travel with the rows, with and without carriers.
 class TcpCommunicator final : public Communicator {
   public:
     TcpCommunicator(const CommunicatorOptions& options, TcpMembership membership);
@@ -30,7 +38,13 @@ class TcpCommunicator final : public Communicator {
     int rank() const override { return options_.rank; }
     int size() const override { return options_.size; }
     const std::string& domain() const override { return options_.domain; }
-    std::string backend() const override { return "tcp"; }
+    std::string backend() const override { return carriers_.between ? carriers_.between->name() : "tcp"; }
+
+    /// Whether this rank and that one are on one host.
+    bool on_this_host(int rank) const { return on_this_host_[static_cast<size_t>(rank)]; }
+
+    /// Before the first operator that moves much; what it is given is the same kind on all ranks.
+    void carry_by(Carriers carriers);
 
     void exchange(const Exchange& exchange, double timeout) override;
     void reduce(const Reduction& reduction, double timeout) override;
@@ -48,13 +62,37 @@ class TcpCommunicator final : public Communicator {
     void check_usable() const;
     template <class Body>
     void run(OpKind op, DType dtype, double timeout, Body&& body);
+
+    // tcp_exchange.cpp
+    void fill_row(const Exchange& exchange, Row& mine);
     void pack(const Exchange& exchange, Row& mine);
-    void unpack(const Exchange& exchange);
+    void deliver(const Exchange& exchange, const Row& mine, std::vector<int64_t>& recvs);
+
+    // tcp_reduce.cpp
+    void reduce_small(const Reduction& reduction, Row& mine);
+    void reduce_in_parts(const Reduction& reduction, Row& mine);
+    void quant_reduce_in_parts(const QuantReduction& reduction);
+
+    /// One contiguous piece to and from every rank, this one too; sizes agree.
+    struct Pieces {
+        std::vector<const char*> out;
+        std::vector<char*> in;
+        std::vector<size_t> out_bytes, in_bytes;
+
+        explicit Pieces(int ranks)
+            : out(static_cast<size_t>(ranks)), in(out.size()), out_bytes(out.size()), in_bytes(out.size()) {}
+    };
+    /// After agreement. `within`: whether any rank of this host has a piece for another, or itself.
+    void move(const Pieces& pieces, bool within);
 
     CommunicatorOptions options_;
     pid_t pid_;
     std::unique_ptr<ControlPlane> control_;
     std::shared_ptr<TcpStar> star_;
+    std::vector<bool> on_this_host_;
+    Carriers carriers_;
+    bool moving_ = false;  // the peers cannot go on without this rank
+    std::vector<char> scratch_;
     std::atomic<uint64_t> operators_{0}, failed_{0};
     std::string final_record_;  // of the flight recorder, once destroyed
     std::atomic<bool> destroyed_{false};
@@ -63,12 +101,15 @@ class TcpCommunicator final : public Communicator {
 };
 
 /// The ranks meet at rank 0, which listens on that port of that host. Collective.
-CommunicatorPtr make_tcp_communicator(const CommunicatorOptions& options, const TcpAddress& rank_0);
+std::shared_ptr<TcpCommunicator> make_tcp_communicator(const CommunicatorOptions& options, const TcpAddress& rank_0);
 
 /// The ranks learn rank 0's addresses over `gather`, which hands everybody what all ranks give, of one length. All get
 /// a communicator, or all get none, and `failure` then says why.
 using GatherBytes = std::function<std::vector<std::string>(const std::string&)>;
-CommunicatorPtr make_tcp_communicator(const CommunicatorOptions& options, const GatherBytes& gather,
-                                      std::string& failure);
+std::shared_ptr<TcpCommunicator> make_tcp_communicator(const CommunicatorOptions& options, const GatherBytes& gather,
+                                                       std::string& failure);
+
+/// What all ranks give, texts of one length of up to 8 KiB. Collective.
+std::vector<std::string> gather_texts(Communicator& communicator, const std::string& mine);
 
 }  // namespace alltoallv

@@ -27,7 +27,7 @@ struct Hello {
     int32_t rank = 0, size = 0;
     uint32_t pid = 0;
     char token[64] = {};
-    char boot[40] = {};  // tells hosts apart, whatever their names
+    char place[96] = {};  // tells hosts apart, whatever their names
     char host[64] = {};
 };
 
@@ -55,17 +55,15 @@ Hello introduce(const TcpMeetingOptions& options) {
     hello.size = options.size;
     hello.pid = static_cast<uint32_t>(getpid());
     set_text(hello.token, options.token);
-    std::string boot;
-    std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-    set_text(hello.boot, boot);
+    set_text(hello.place, this_place());
     (void)::gethostname(hello.host, sizeof hello.host - 1);
     return hello;
 }
 
 std::vector<TcpPeer> peers_of(const std::vector<Hello>& all, int rank) {
-    const std::string boot = text_of(all[static_cast<size_t>(rank)].boot);
+    const std::string place = text_of(all[static_cast<size_t>(rank)].place);
     std::vector<TcpPeer> peers;
-    for (const Hello& hello : all) peers.push_back({hello.pid, text_of(hello.boot) == boot, text_of(hello.host)});
+    for (const Hello& hello : all) peers.push_back({hello.pid, text_of(hello.place) == place, text_of(hello.host)});
     return peers;
 }
 
@@ -97,6 +95,17 @@ std::string absent(const TcpMembership& membership) {
 }
 
 }  // namespace
+
+std::string this_place() {
+    std::string place;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> place;
+    for (const char* name : {"/proc/self/ns/net", "/proc/self/ns/pid"}) {
+        char text[24] = {};
+        (void)!::readlink(name, text, sizeof text - 1);
+        place += text;
+    }
+    return place;
+}
 
 UniqueFd listen_when_free(int port, const TcpMeetingOptions& options) {
     const auto deadline = after(options.timeout);

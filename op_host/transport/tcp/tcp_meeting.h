@@ -35,6 +35,9 @@ struct TcpMembership {
     std::vector<TcpPeer> peers;     ///< by rank
 };
 
+/// What ranks must have in common to share memory: the kernel, and the namespaces of sockets and processes.
+std::string this_place();
+
 /// Rank 0's part. Throws comm_timeout, which names the ranks that have not come, on all that have.
 TcpMembership receive_ranks(const UniqueFd& listener, const TcpMeetingOptions& options);
 

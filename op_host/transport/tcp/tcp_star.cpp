@@ -133,11 +133,18 @@ void TcpStar::publish(Row& mine, uint64_t seq) {
 void TcpStar::relay(Row& from, int rank, uint64_t seq) {
     WireRow head = head_of(from);
     head.difference = find_difference(rank, seq);
+    const bool divides = (from.flags & row_inline) != 0 && !is_reduction(from.op);
     for (size_t i = 1; i < connections_.size(); ++i) {
         std::string body;
+        Pair pair = from.pairs()[i];
+        const char* payload = control_.payload(from);
+        if (divides) {
+            payload += std::exchange(pair.source, 0);
+            head.payload_bytes = static_cast<size_t>(pair.send_count) * size_of(from.dtype);
+        }
         append(body, &head, 1);
-        append(body, from.pairs() + i, 1);
-        body.append(control_.payload(from), head.payload_bytes);
+        append(body, &pair, 1);
+        body.append(payload, head.payload_bytes);
         send(i, {row_for_one, rank, seq}, body);
     }
 }
@@ -271,7 +278,9 @@ void TcpStar::on_end(size_t index) {
     Reactor::instance().remove(
         connection.socket.get());  // closed by `stop`, so that its number is not another's before
     ::shutdown(connection.socket.get(), SHUT_RDWR);
-    if (!stopped_ && !control_.has_left(rank_of(index))) control_.lost(rank_of(index), "its connection has ended");
+    if (stopped_) return;
+    if (!is_root() && control_.has_left(0)) return control_.hear_hub_left();
+    if (!control_.has_left(rank_of(index))) control_.lost(rank_of(index), "its connection has ended");
 }
 
 /// One who takes nothing any more is lost: its own callback sees the end of the connection.

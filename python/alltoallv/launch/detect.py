@@ -73,13 +73,37 @@ class Launch:
         if self.local_size is not None and not 1 <= self.local_size <= self.size:
             raise InvalidParamError(f"{where} give {self.local_size} ranks on this host, expected 1 to {self.size}")
 
+    @property
+    def several_hosts(self) -> bool:
+        """Whether the launcher says that the job's ranks are on more than one host."""
+        return self.local_size is not None and self.local_size < self.size
+
     def require_one_host(self, size: int) -> None:
         """Raises BackendUnavailableError if ``size`` ranks of the job are known to be on several hosts."""
         if self.local_size is not None and self.local_size < size:
             raise BackendUnavailableError(
                 f"the job has {self.size} ranks, {self.local_size} of them on this host, and shared memory needs all "
-                "on one host: between hosts give a group of torch.distributed, or backend='hccl' on NPUs"
+                "on one host: between hosts use backend='tcp', Communicator.from_mpi, or backend='hccl' on NPUs"
             )
+
+    def root(self) -> tuple[str, int]:
+        """Host and port at which rank 0 listens for ranks of other hosts.
+
+        The port is ``ALLTOALLV_ROOT_PORT``, or the one after the launcher's.
+
+        Raises:
+            BackendUnavailableError: neither the launcher nor MASTER_ADDR and MASTER_PORT tell.
+            InvalidParamError: a variable that is no port.
+        """
+        address = self.master_addr if self.master_port else os.environ.get("MASTER_ADDR", self.master_addr)
+        near = self.master_port or integer(os.environ, "MASTER_PORT", 0)
+        if not address or not (near or "ALLTOALLV_ROOT_PORT" in os.environ):
+            raise BackendUnavailableError(
+                f"the job has {self.size} ranks, {self.local_size} of them on this host, and launcher "
+                f"{self.launcher!r} gives no address of rank 0: set MASTER_ADDR and MASTER_PORT to it, or use "
+                "Communicator.from_mpi or RANK_TABLE_FILE"
+            )
+        return address, port("ALLTOALLV_ROOT_PORT", near + 1)
 
 
 def detect(environ: Environ | None = None) -> Launch:

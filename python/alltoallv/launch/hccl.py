@@ -32,13 +32,7 @@ def from_launch(job: Launch, options: _core.CommunicatorOptions, check: str | No
         return _from_table(hccl, options, job.rank_table)
     if job.local_size in (None, job.size):
         return _core.hccl_communicator_on_host(hccl, options)
-    if not (job.master_addr and job.master_port):
-        raise BackendUnavailableError(
-            f"the job has {job.size} ranks, {job.local_size} of them on this host, and launcher {job.launcher!r} "
-            "gives no address of rank 0: set RANK_TABLE_FILE, or use a group of torch.distributed"
-        )
-    port = launch.port("ALLTOALLV_ROOT_PORT", job.master_port + 1)
-    return _core.hccl_communicator_across_hosts(hccl, options, job.master_addr, port)
+    return _core.hccl_communicator_across_hosts(hccl, options, *job.root())
 
 
 def from_param(param: _core.AllToAllVParam, options: _core.CommunicatorOptions) -> _core.Communicator:

@@ -136,7 +136,7 @@ def rank_in(group: Group, rank: int) -> int:
 
 def on_host(comm: Communicator) -> Communicator:
     """The communicator of the same ranks in host memory."""
-    if comm.backend == "shm":
+    if comm.host_core is not None:
         return comm
     control = comm.core.control
     if control is None or control.backend != "shm":

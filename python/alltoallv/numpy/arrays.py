@@ -25,8 +25,8 @@ def resolve(group: Communicator | None) -> Communicator:
         return communicator.default()
     if not isinstance(group, Communicator):
         raise InvalidParamError(f"group is a {type(group).__name__}, expected a Communicator or None")
-    if group.backend != "shm":
-        raise InvalidParamError(f"group has backend {group.backend!r}, expected one for arrays in host memory: 'shm'")
+    if group.host_core is None:
+        raise InvalidParamError(f"group has backend {group.backend!r}, expected one for arrays in host memory")
     return group
 
 

@@ -72,7 +72,7 @@ def on_shm(group: Group) -> Communicator | None:
 
 def _of_tensors(made: Communicator) -> AnyCommunicator:
     """A communicator over HCCL launches on torch's streams."""
-    return made if made.backend == "shm" else DeviceMember(made)
+    return made if made.host_core is not None else DeviceMember(made)
 
 
 def from_group(

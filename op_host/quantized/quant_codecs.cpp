@@ -1,4 +1,4 @@
-#include "transport/shm/quant_codecs.h"
+#include "quantized/quant_codecs.h"
 
 #include <algorithm>
 #include <cstring>

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "control/layout.h"
+#include "base/sizes.h"
 #include "core/quant_reduction.h"
 #include "op_kernel/cpu/quantize.h"
 

@@ -1,0 +1,140 @@
+// Communicators between hosts: agreement over TCP, data through shared memory on a host and by a mover between hosts.
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/bindings.h"
+#include "bootstrap/registry.h"
+#include "core/hooks.h"
+#include "transport/shm/shm_communicator.h"
+#include "transport/tcp/tcp_communicator.h"
+#include "transport/tcp/tcp_mesh.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace alltoallv {
+namespace {
+
+/// An engine that Python has, such as MPI: an object with `name`, `begin`, `progress`, `missing` and `close` as those
+/// of `Mover`, which takes pieces as tuples of rank, address and bytes.
+class PythonMover final : public Mover {
+  public:
+    explicit PythonMover(nb::object engine) : engine_(std::move(engine)) {}
+    ~PythonMover() override {
+        const nb::gil_scoped_acquire acquire;
+        engine_.reset();
+    }
+
+    std::string name() const override {
+        const nb::gil_scoped_acquire acquire;
+        return nb::cast<std::string>(engine_.attr("name"));
+    }
+    void begin(std::span<const Outgoing> out, std::span<const Incoming> in) override {
+        const nb::gil_scoped_acquire acquire;
+        engine_.attr("begin")(listed(out), listed(in));
+    }
+    bool progress() override {
+        const nb::gil_scoped_acquire acquire;
+        return nb::cast<bool>(engine_.attr("progress")());
+    }
+    std::vector<int> missing() const override {
+        const nb::gil_scoped_acquire acquire;
+        return nb::cast<std::vector<int>>(engine_.attr("missing")());
+    }
+    void close() override {
+        const nb::gil_scoped_acquire acquire;
+        engine_.attr("close")();
+    }
+
+  private:
+    template <class Piece>
+    static nb::list listed(std::span<const Piece> pieces) {
+        nb::list list;
+        for (const Piece& piece : pieces)
+            list.append(nb::make_tuple(piece.rank, reinterpret_cast<uintptr_t>(piece.data), piece.bytes));
+        return list;
+    }
+
+    nb::object engine_;
+};
+
+/// Gives a communicator what carries its data. Collective.
+CommunicatorPtr equip(const CommunicatorOptions& options, const std::shared_ptr<TcpCommunicator>& made,
+                      std::unique_ptr<Mover> between) {
+    try {
+        Carriers carriers;
+        std::vector<int> on_host, others;
+        for (int j = 0; j < options.size; ++j) (made->on_this_host(j) ? on_host : others).push_back(j);
+        if (on_host.size() > 1) {
+            CommunicatorOptions local = options;
+            local.rank = static_cast<int>(std::find(on_host.begin(), on_host.end(), options.rank) - on_host.begin());
+            local.size = static_cast<int>(on_host.size());
+            local.job += "/hosts/" + std::to_string(on_host[0]);
+            carriers.within = make_shm_communicator(local);
+            carriers.on_host = on_host;
+        }
+        if (between == nullptr) {
+            TcpMeshOptions mesh;
+            mesh.rank = options.rank;
+            mesh.peers = others;
+            mesh.timeout = options.timeout;
+            mesh.poll = [&] {
+                if (!made->usable()) gather_texts(*made, "");  // throws what has ended it
+                if (hooks().poll) hooks().poll();
+            };
+            mesh.gather = [&](const std::string& card) { return gather_texts(*made, card); };
+            between = std::make_unique<TcpMesh>(mesh);
+        }
+        carriers.between = std::move(between);
+        made->carry_by(std::move(carriers));
+        gather_texts(*made, "+");  // so that all have it, or none
+    } catch (const std::exception& error) {
+        made->abort(error.what());
+        throw;
+    }
+    return made;
+}
+
+}  // namespace
+
+void bind_hosts(nb::module_& m) {
+    m.def("this_place", &this_place, "Equal for processes that can share memory.");
+    m.def(
+        "hosts_communicator",
+        [](const CommunicatorOptions& options, const std::string& host, int port) {
+            const nb::gil_scoped_release release;
+            return find_or_make_communicator(options, [&](const CommunicatorOptions& of) {
+                return equip(of, make_tcp_communicator(of, TcpAddress{host, port}), nullptr);
+            });
+        },
+        "options"_a, "host"_a, "port"_a,
+        "The communicator of ranks on several hosts, made if need be: rank 0 listens at that port of that host until "
+        "all have come. Data go over TCP between hosts, through shared memory inside.");
+    m.def(
+        "engine_communicator",
+        [](const CommunicatorOptions& options, const std::function<std::vector<nb::bytes>(nb::bytes)>& gather,
+           nb::object engine) -> CommunicatorPtr {
+            std::unique_ptr<Mover> between;
+            if (!engine.is_none()) between = std::make_unique<PythonMover>(std::move(engine));
+            const GatherBytes gather_bytes = [&](const std::string& mine) {
+                const nb::gil_scoped_acquire acquire;
+                std::vector<std::string> all;
+                for (const nb::bytes& text : gather(nb::bytes(mine.data(), mine.size())))
+                    all.emplace_back(text.c_str(), text.size());
+                return all;
+            };
+            const nb::gil_scoped_release release;
+            std::string failure;
+            const auto made = make_tcp_communicator(options, gather_bytes, failure);
+            if (!made)
+                throw backend_unavailable("domain '" + options.domain + "' found no way between its hosts: " + failure);
+            return equip(options, made, std::move(between));
+        },
+        "options"_a, "gather"_a, "engine"_a.none(),
+        "A new communicator of ranks on several hosts that have an engine already: `gather` hands everybody the bytes "
+        "that all ranks give, in their order; `engine` carries the data, None: TCP.");
+}
+
+}  // namespace alltoallv

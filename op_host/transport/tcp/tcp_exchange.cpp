@@ -1,0 +1,173 @@
+// Exchanges between hosts: small ones travel with the rows, others within a host through shared memory and between
+// hosts by the mover.
+#include <algorithm>
+#include <cstring>
+
+#include "transport/tcp/tcp_operator.h"
+
+namespace alltoallv {
+namespace {
+
+size_t bytes_of(DType dtype, int64_t count) {
+    return static_cast<size_t>(count) * size_of(dtype);
+}
+
+size_t place_of(const Exchange& x, int64_t displ) {
+    return x.byte_displs ? static_cast<size_t>(displ) : bytes_of(x.dtype, displ);
+}
+
+}  // namespace
+
+void TcpCommunicator::exchange(const Exchange& x, double timeout) {
+    run(x.op, x.dtype, timeout, [&](Row& mine) {
+        fill_row(x, mine);
+        if (x.moves) pack(x, mine);
+        control_->publish(mine);
+        control_->agree();
+        std::vector<int64_t> recvs(x.recv_counts.begin(), x.recv_counts.end());
+        if (x.moves) return deliver(x, mine, recvs);
+        if (!recvs.empty()) return;
+        for (int j = 0; j < size(); ++j) recvs.push_back(control_->row(j).pairs()[rank()].send_count);
+        x.allocate(recvs);
+    });
+}
+
+void TcpCommunicator::fill_row(const Exchange& x, Row& mine) {
+    const bool learns = x.recv_counts.empty();
+    for (int j = 0; j < size(); ++j) {
+        const auto i = static_cast<size_t>(j);
+        mine.pairs()[j] = {x.send_counts[i], 0, learns ? 0 : x.recv_counts[i], 0};
+    }
+    mine.digests = digest_pairs(rank(), x.send_counts, x.recv_counts);
+    mine.root = x.root;
+    mine.count = x.row;
+    if (learns) mine.flags |= row_learns;
+}
+
+/// All that this rank sends, if it is little: regions that go to several ranks once.
+void TcpCommunicator::pack(const Exchange& x, Row& mine) {
+    size_t used = 0;
+    for (size_t j = 0; j < x.send_counts.size(); ++j) {
+        Pair& pair = mine.pairs()[j];
+        const size_t bytes = bytes_of(x.dtype, x.send_counts[j]);
+        if (j > 0 && x.send_counts[j] == x.send_counts[j - 1] && x.sdispls[j] == x.sdispls[j - 1]) {
+            pair.source = mine.pairs()[j - 1].source;
+            continue;
+        }
+        if (used + bytes > tcp_payload_bytes) {
+            if (carriers_.between) return;
+            throw backend_unavailable("domain '" + domain() + "' moves no more than " +
+                                      std::to_string(tcp_payload_bytes) + " bytes of a rank between hosts");
+        }
+        pair.source = static_cast<int64_t>(used);
+        if (bytes > 0)
+            std::memcpy(control_->payload(mine) + used, static_cast<const char*>(x.input) + place_of(x, x.sdispls[j]),
+                        bytes);
+        used += bytes;
+    }
+    mine.input.bits = used;
+    mine.flags |= row_inline;
+}
+
+void TcpCommunicator::deliver(const Exchange& x, const Row& mine, std::vector<int64_t>& recvs) {
+    const bool learns = recvs.empty();
+    auto* output = static_cast<char*>(x.output);
+    if (learns) {
+        for (int j = 0; j < size(); ++j) recvs.push_back(control_->row(j).pairs()[rank()].send_count);
+        output = static_cast<char*>(x.allocate(recvs));
+    }
+    Pieces pieces(size());
+    bool within = false, between = false;
+    size_t packed = 0;
+    for (size_t j = 0; j < recvs.size(); ++j) {
+        const size_t bytes = bytes_of(x.dtype, recvs[j]);
+        char* const to = output + (learns ? packed : place_of(x, x.rdispls[j]));
+        packed += bytes;
+        Row& sender = control_->row(static_cast<int>(j));
+        if ((sender.flags & row_inline) != 0) {
+            if (bytes > 0) std::memcpy(to, control_->payload(sender) + sender.pairs()[rank()].source, bytes);
+            continue;
+        }
+        (on_this_host(static_cast<int>(j)) ? within : between) = true;
+        pieces.in[j] = to;
+        pieces.in_bytes[j] = bytes;
+    }
+    if ((mine.flags & row_inline) == 0) {
+        within = between = true;
+        for (size_t j = 0; j < x.send_counts.size(); ++j) {
+            pieces.out[j] = static_cast<const char*>(x.input) + place_of(x, x.sdispls[j]);
+            pieces.out_bytes[j] = bytes_of(x.dtype, x.send_counts[j]);
+        }
+    }
+    if (within || between) move(pieces, within);
+}
+
+void TcpCommunicator::move(const Pieces& pieces, bool within) {
+    if (!carriers_.between) throw backend_unavailable("domain '" + domain() + "' moves no data between hosts");
+    moving_ = true;
+    std::vector<Outgoing> out;
+    std::vector<Incoming> in;
+    for (int j = 0; j < size(); ++j) {
+        const auto i = static_cast<size_t>(j);
+        if (j == rank() || (carriers_.within && on_this_host(j))) continue;
+        if (pieces.out_bytes[i] > 0) out.push_back({j, pieces.out[i], pieces.out_bytes[i]});
+        if (pieces.in_bytes[i] > 0) in.push_back({j, pieces.in[i], pieces.in_bytes[i]});
+    }
+    carriers_.between->begin(out, in);
+    const auto me = static_cast<size_t>(rank());
+    if (!carriers_.within) {
+        if (pieces.in_bytes[me] > 0) std::memcpy(pieces.in[me], pieces.out[me], pieces.in_bytes[me]);
+    } else if (within) {
+        // Displacements from address 0: the pieces may be of several allocations.
+        const size_t n = carriers_.on_host.size();
+        std::vector<int64_t> sends(n), sdispls(n), recvs(n), rdispls(n);
+        for (size_t k = 0; k < n; ++k) {
+            const auto i = static_cast<size_t>(carriers_.on_host[k]);
+            sends[k] = static_cast<int64_t>(pieces.out_bytes[i]);
+            recvs[k] = static_cast<int64_t>(pieces.in_bytes[i]);
+        }
+        const char* input = nullptr;
+        char* output = nullptr;
+        for (size_t k = 0; k < n; ++k) {
+            const auto i = static_cast<size_t>(carriers_.on_host[k]);
+            if (sends[k] > 0 && (input == nullptr || pieces.out[i] < input)) input = pieces.out[i];
+            if (recvs[k] > 0 && (output == nullptr || pieces.in[i] < output)) output = pieces.in[i];
+        }
+        for (size_t k = 0; k < n; ++k) {
+            const auto i = static_cast<size_t>(carriers_.on_host[k]);
+            if (sends[k] > 0) sdispls[k] = pieces.out[i] - input;
+            if (recvs[k] > 0) rdispls[k] = pieces.in[i] - output;
+        }
+        Exchange x;
+        x.input = input;
+        x.output = output;
+        x.send_counts = sends;
+        x.sdispls = sdispls;
+        x.recv_counts = recvs;
+        x.rdispls = rdispls;
+        carriers_.within->exchange(x, -1);
+    }
+    control_->wait_polling([&] { return carriers_.between->progress(); }, [&] { return carriers_.between->missing(); });
+}
+
+std::vector<std::string> gather_texts(Communicator& communicator, const std::string& mine) {
+    const auto ranks = static_cast<size_t>(communicator.size());
+    const auto bytes = static_cast<int64_t>(mine.size());
+    std::string all(ranks * mine.size(), '\0');
+    const std::vector<int64_t> counts(ranks, bytes), zeros(ranks, 0);
+    std::vector<int64_t> places;
+    for (size_t j = 0; j < ranks; ++j) places.push_back(static_cast<int64_t>(j) * bytes);
+    Exchange x;
+    x.op = OpKind::all_gather;
+    x.input = mine.data();
+    x.output = all.data();
+    x.send_counts = x.recv_counts = counts;
+    x.sdispls = zeros;
+    x.rdispls = places;
+    communicator.exchange(x, -1);
+    std::vector<std::string> texts;
+    for (size_t j = 0; j < ranks; ++j) texts.push_back(all.substr(j * mine.size(), mine.size()));
+    return texts;
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,103 @@
+"""Every collective of alltoallv.numpy on ranks of this job; prints one line per collective: its name and a digest.
+
+The same numbers on one host and on several are what test_hosts.py compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import alltoallv.numpy as an
+from alltoallv import Communicator
+from alltoallv.errors import PeerMismatchError
+
+LENGTHS = (0, 7, 1000, 40_000, 400_000)  # elements: with the row, by the mover
+
+
+def results(comm: Communicator, n: int, dtype: str) -> Iterator[tuple[str, Any]]:
+    """The outputs of every collective for inputs of about ``n`` elements."""
+    rank, size = comm.rank, comm.size
+    rng = np.random.default_rng(rank + n)
+    x = (rng.standard_normal(n) * 8).astype(dtype)
+    sends = [(n + j + rank) // (j + 2) // size for j in range(size)]
+    recvs = [(n + rank + j) // (rank + 2) // size for j in range(size)]
+    places = [(n // size) * j for j in range(size)]
+    yield "all_to_all_v", an.all_to_all_v(x, sends, recvs, group=comm)
+    yield "all_to_all_v learnt", an.all_to_all_v(x, sends, group=comm)
+    out = np.full(n + sum(recvs) + size, 3, dtype)
+    ends = np.cumsum([0, *(count + 1 for count in recvs[:-1])])
+    yield "all_to_all_v displaced", an.all_to_all_v(x, sends, recvs, sdispls=places, rdispls=ends, out=out, group=comm)
+    yield "async", an.all_to_all_v(x, sends, recvs, group=comm, async_op=True)[1].result()
+    yield "exchange_counts", an.exchange_counts(sends, group=comm)
+    rows = x[: n // size * size]
+    single = np.zeros_like(rows)
+    an.all_to_all_single(single, rows, group=comm)
+    yield "all_to_all_single", single
+    parts = np.array_split(x, size)
+    outs = [np.zeros(len(np.array_split(np.empty(n), size)[rank]), dtype) for _ in range(size)]
+    an.all_to_all(outs, parts, group=comm)
+    yield "all_to_all", np.concatenate(outs)
+    whole = np.zeros((size, n), dtype)
+    an.all_gather_into_tensor(whole, x, group=comm)
+    yield "all_gather_into_tensor", whole
+    yield "all_gather", an.all_gather(x, group=comm)
+    yield "all_gather_v", an.all_gather_v(x[: n // (rank + 1)], group=comm)
+    told = x.copy()
+    an.broadcast(told, size - 1, group=comm)
+    yield "broadcast", told
+    for op in ("sum", "max") if dtype != "complex64" else ("sum",):
+        yield f"all_reduce {op}", an.all_reduce(x, op, group=comm)
+    in_place = x.copy()
+    an.all_reduce(in_place, out=in_place, group=comm)
+    yield "all_reduce in place", in_place
+    yield "reduce_scatter", an.reduce_scatter(rows, group=comm)
+    if (reduced := an.reduce(x, 1, group=comm)) is not None:
+        yield "reduce", reduced
+    if (gathered := an.gather(x, 1, group=comm)) is not None:
+        yield "gather", gathered
+    taken = np.zeros(n // size, dtype)
+    an.scatter(taken, rows if rank == 2 else None, 2, group=comm)
+    yield "scatter", taken
+    yield "scan", an.scan(x, "sum", group=comm)
+    an.barrier(group=comm)
+    if dtype == "float32":
+        yield "quantized_all_reduce", an.quantized_all_reduce(x, group=comm)
+        yield "quantized_all_reduce 4 bits", an.quantized_all_reduce(x, bits=4, gather="quantized", group=comm)
+        feedback = an.ErrorFeedback()
+        for _ in range(2):
+            kept = an.quantized_all_reduce(x, error_feedback=feedback, group=comm)
+        yield "error feedback", kept
+        yield "quantized_reduce_scatter", an.quantized_reduce_scatter(rows, group=comm)
+        codes = np.clip(x, -128, 127).astype(np.int8)
+        yield "shared scale", an.quantized_all_reduce(codes, scale=0.5, group=comm)
+    yield "all_gather_object", np.frombuffer(repr(an.all_gather_object({"rank": rank, "n": n}, group=comm)).encode(), "u1")
+
+
+def main() -> None:
+    comm = Communicator.from_env(sys.argv[1] if len(sys.argv) > 1 else "default", timeout=60)
+    for n in LENGTHS:
+        for dtype in ("float32", "int16", "complex64"):
+            if dtype == "complex64" and n > 1000:
+                continue
+            for name, value in results(comm, n, dtype):
+                digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]
+                print(f"{comm.rank} {n} {dtype} {name}: {digest}")
+    for wrong in (0, 1):
+        try:
+            an.all_to_all_v(np.zeros(9, np.float32), [1 + (comm.rank == wrong)] * comm.size, [1] * comm.size, group=comm)
+        except PeerMismatchError as error:
+            print(f"{comm.rank} mismatch: {str(error).partition(': ')[2]}")
+    an.barrier(group=comm)
+    if os.environ.get("SHOW_BACKEND"):
+        print("backend", comm.backend)
+    comm.destroy()
+
+
+if __name__ == "__main__":
+    main()
