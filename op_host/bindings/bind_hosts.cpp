@@ -4,11 +4,15 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <numeric>
+
 #include "bindings/bindings.h"
 #include "bootstrap/registry.h"
 #include "core/hooks.h"
 #include "transport/shm/shm_communicator.h"
 #include "transport/tcp/tcp_communicator.h"
+#include "transport/tcp/tcp_connections.h"
 #include "transport/tcp/tcp_mesh.h"
 
 namespace nb = nanobind;
@@ -75,20 +79,23 @@ CommunicatorPtr equip(const CommunicatorOptions& options, const std::shared_ptr<
             carriers.within = make_shm_communicator(local);
             carriers.on_host = on_host;
         }
-        if (between == nullptr) {
-            TcpMeshOptions mesh;
-            mesh.rank = options.rank;
-            mesh.peers = others;
-            mesh.timeout = options.timeout;
-            mesh.poll = [&] {
-                if (!made->usable()) gather_texts(*made, "");  // throws what has ended it
-                if (hooks().poll) hooks().poll();
-            };
-            mesh.gather = [&](const std::string& card) { return gather_texts(*made, card); };
-            between = std::make_unique<TcpMesh>(mesh);
-        }
+        TcpConnectionsOptions connections;
+        connections.rank = options.rank;
+        std::vector<int> all(static_cast<size_t>(options.size));
+        std::iota(all.begin(), all.end(), 0);
+        std::erase(all, options.rank);
+        connections.peers = {all};
+        if (between == nullptr) connections.peers.push_back(carriers.within ? others : all);
+        connections.timeout = options.timeout;
+        connections.poll = [&] {
+            if (!made->usable()) gather_texts(*made, "");  // throws what has ended it
+            if (hooks().poll) hooks().poll();
+        };
+        connections.gather = [&](const std::string& card) { return gather_texts(*made, card); };
+        std::vector<std::vector<UniqueFd>> sockets = connect_ranks(connections);
+        if (between == nullptr) between = std::make_unique<TcpMesh>(std::move(sockets[1]));
         carriers.between = std::move(between);
-        made->carry_by(std::move(carriers));
+        made->carry_by(std::move(carriers), std::move(sockets[0]));
         gather_texts(*made, "+");  // so that all have it, or none
     } catch (const std::exception& error) {
         made->abort(error.what());

@@ -76,7 +76,27 @@ def results(comm: Communicator, n: int, dtype: str) -> Iterator[tuple[str, Any]]
         yield "quantized_reduce_scatter", an.quantized_reduce_scatter(rows, group=comm)
         codes = np.clip(x, -128, 127).astype(np.int8)
         yield "shared scale", an.quantized_all_reduce(codes, scale=0.5, group=comm)
+    yield from messages(comm, x)
     yield "all_gather_object", np.frombuffer(repr(an.all_gather_object({"rank": rank, "n": n}, group=comm)).encode(), "u1")
+
+
+def messages(comm: Communicator, x: Any) -> Iterator[tuple[str, Any]]:
+    """Around the ranks, in both directions at once, and from any rank."""
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    got, back = np.zeros_like(x), np.zeros_like(x)
+    works = [an.isend(x, after, tag=1, group=comm), an.irecv(got, before, tag=1, group=comm)]
+    works += [an.irecv(back, after, tag=2, group=comm), an.isend(x, before, tag=2, group=comm)]
+    for work in works:
+        work.wait()
+    yield "messages", np.concatenate([got, back])
+    if comm.rank == 0:
+        came = {}
+        for _ in range(1, comm.size):
+            one = np.zeros_like(x)
+            came[an.recv(one, None, tag=3, group=comm)] = one
+        yield "from any rank", np.concatenate([came[j] for j in sorted(came)])
+    else:
+        an.send(x, 0, tag=3, group=comm)
 
 
 def main() -> None:
@@ -93,6 +113,13 @@ def main() -> None:
             an.all_to_all_v(np.zeros(9, np.float32), [1 + (comm.rank == wrong)] * comm.size, [1] * comm.size, group=comm)
         except PeerMismatchError as error:
             print(f"{comm.rank} mismatch: {str(error).partition(': ')[2]}")
+    try:
+        if comm.rank == 0:
+            an.send(np.zeros(6), comm.size - 1, group=comm)
+        elif comm.rank == comm.size - 1:
+            an.recv(np.zeros(4), 0, group=comm)
+    except PeerMismatchError as error:
+        print(f"{comm.rank} mismatch: {str(error).partition(': ')[2]}")
     an.barrier(group=comm)
     if os.environ.get("SHOW_BACKEND"):
         print("backend", comm.backend)

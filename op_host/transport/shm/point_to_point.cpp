@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "core/hooks.h"
+#include "core/message_text.h"
 #include "transport/shm/arena.h"
 
 namespace alltoallv {
@@ -20,10 +21,6 @@ namespace {
 constexpr uint64_t spins = 100, yields = 400;  // before a wait sleeps
 constexpr int sleep_ms = 20;
 constexpr auto look_every = std::chrono::milliseconds(20);
-
-std::string elements(int64_t count, DType dtype) {
-    return std::to_string(count) + " " + std::string(name_of(dtype));
-}
 
 double seconds_since(Clock::time_point then) {
     return std::chrono::duration<double>(Clock::now() - then).count();
@@ -430,19 +427,13 @@ const char* PointToPoint::address_of(int peer, Location input) {
 }
 
 std::string PointToPoint::describe(const Post& post) const {
-    const int other = post.other();
-    return std::string(name_of(post.asked.op)) + " of " + elements(post.asked.count, post.asked.dtype) + " with tag " +
-           std::to_string(post.asked.tag) + (post.sends() ? " to " : " from ") +
-           (other < 0 ? "any rank" : "rank " + std::to_string(other)) + " of domain '" + control_.domain() + "'";
+    return alltoallv::describe(post.asked, post.other(), control_.domain());
 }
 
-/// In the same words on both sides.
 Error PointToPoint::mismatch(const Post& post, const MessageSlot& message) const {
-    const std::string me = "rank " + std::to_string(control_.rank()), peer = "rank " + std::to_string(post.other());
-    const std::string from = post.sends() ? me : peer, to = post.sends() ? peer : me;
-    return peer_mismatch("message with tag " + std::to_string(message.tag) + " of domain '" + control_.domain() +
-                         "': " + from + " sends " + elements(message.count, message.dtype) + " to " + to +
-                         ", which expects " + elements(message.expected_count, message.expected_dtype));
+    const int me = control_.rank(), peer = post.other();
+    return message_mismatch(message.tag, control_.domain(), post.sends() ? me : peer, {message.count, message.dtype},
+                            post.sends() ? peer : me, {message.expected_count, message.expected_dtype});
 }
 
 }  // namespace alltoallv

@@ -6,13 +6,12 @@
 #include <cstring>
 
 #include "base/abandon.h"
-#include "transport/tcp/tcp_mesh.h"
+#include "transport/tcp/tcp_connections.h"
 #include "transport/tcp/tcp_operator.h"
 
 namespace alltoallv {
 namespace {
 
-constexpr size_t card_bytes = 2048;     // what rank 0 says of itself over `gather`
 constexpr double meeting_seconds = 30;  // where nothing but agreement depends on it
 
 TcpMeetingOptions meeting_options(const CommunicatorOptions& options, std::string token) {
@@ -50,7 +49,7 @@ std::shared_ptr<TcpCommunicator> make_tcp_communicator(const CommunicatorOptions
         try {
             listener = listen_tcp(0);
             token = random_secret();
-            card = card_of(port_of(listener.get()), token, card_bytes);
+            card = card_of(port_of(listener.get()), token);
         } catch (const Error& error) {
             failure = error.what();
         }
@@ -113,6 +112,7 @@ TcpCommunicator::~TcpCommunicator() {
         abandon(std::move(queue_));
         abandon(std::move(control_));
         abandon(std::move(carriers_.between));
+        abandon(std::move(messages_));
         return;
     }
     destroy_quietly();
@@ -143,8 +143,16 @@ WorkPtr TcpCommunicator::submit(std::function<void()> call) {
     return queue_->submit(std::move(call));
 }
 
-void TcpCommunicator::carry_by(Carriers carriers) {
+void TcpCommunicator::carry_by(Carriers carriers, std::vector<UniqueFd> for_messages) {
     carriers_ = std::move(carriers);
+    messages_ = std::make_unique<TcpMessages>(*control_, std::move(for_messages), options_.timeout);
+}
+
+MessageWorkPtr TcpCommunicator::post(const PeerMessage& message, double timeout, bool waits) {
+    check_usable();
+    if (message.peer != PeerMessage::any_rank) check_rank(message.peer, size());
+    if (!messages_) return Communicator::post(message, timeout, waits);
+    return messages_->start(message, timeout);
 }
 
 void TcpCommunicator::abort(const std::string& reason) {
@@ -160,6 +168,7 @@ void TcpCommunicator::destroy() {
     if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;
     control_->leave();
     star_->stop();
+    if (messages_) messages_->close();
     if (carriers_.between) carriers_.between->close();
     if (carriers_.within) carriers_.within->destroy();
     const std::lock_guard lock(lifetime_);

@@ -17,6 +17,7 @@
 #include "core/mover.h"
 #include "core/options.h"
 #include "transport/tcp/tcp_meeting.h"
+#include "transport/tcp/tcp_messages.h"
 #include "transport/tcp/tcp_star.h"
 
 namespace alltoallv {
@@ -43,12 +44,14 @@ class TcpCommunicator final : public Communicator {
     /// Whether this rank and that one are on one host.
     bool on_this_host(int rank) const { return on_this_host_[static_cast<size_t>(rank)]; }
 
-    /// Before the first operator that moves much; what it is given is the same kind on all ranks.
-    void carry_by(Carriers carriers);
+    /// Before the first operator that moves much; what it is given is of the same kind on all ranks. The sockets are
+    /// those of `TcpMessages`.
+    void carry_by(Carriers carriers, std::vector<UniqueFd> for_messages);
 
     void exchange(const Exchange& exchange, double timeout) override;
     void reduce(const Reduction& reduction, double timeout) override;
     void quant_reduce(const QuantReduction& reduction, double timeout) override;
+    MessageWorkPtr post(const PeerMessage& message, double timeout, bool waits) override;
     void fail(OpKind op, const Error& error) override;
     WorkPtr submit(std::function<void()> call) override;
     void abort(const std::string& reason) override;
@@ -91,6 +94,7 @@ class TcpCommunicator final : public Communicator {
     std::shared_ptr<TcpStar> star_;
     std::vector<bool> on_this_host_;
     Carriers carriers_;
+    std::unique_ptr<TcpMessages> messages_;
     bool moving_ = false;  // the peers cannot go on without this rank
     std::vector<char> scratch_;
     std::atomic<uint64_t> operators_{0}, failed_{0};

@@ -1,0 +1,36 @@
+/// \file tcp_connections.h
+/// \brief Connections between all ranks that need one, made once a communicator over rank 0 exists.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.h"
+
+namespace alltoallv {
+
+struct TcpConnectionsOptions {
+    int rank = 0;
+    std::vector<std::vector<int>> peers;  ///< per kind of connection: the ranks that this one has one to
+    double timeout = 600.0;               ///< seconds
+    std::function<void()> poll;           ///< called about every 10 ms; may throw
+    /// Hands everybody what all ranks give, texts of one length of up to 2 KiB. Collective.
+    std::function<std::vector<std::string>(const std::string&)> gather;
+};
+
+/// Non-blocking sockets, per kind by rank. Collective over the ranks of `gather`: rank 0 makes up the secret by which
+/// ranks that connect prove that they belong. Throws comm_timeout, which names a rank that was not reached.
+std::vector<std::vector<UniqueFd>> connect_ranks(const TcpConnectionsOptions& options);
+
+/// "port secret address address ...", as many addresses as fit into 2 KiB, filled up with zeros.
+std::string card_of(int port, const std::string& secret);
+
+std::vector<std::string> words_of(const std::string& card);
+
+/// Nobody can guess it.
+std::string random_secret();
+
+inline constexpr size_t card_bytes = 2048;
+
+}  // namespace alltoallv

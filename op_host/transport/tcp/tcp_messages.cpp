@@ -1,0 +1,373 @@
+#include "transport/tcp/tcp_messages.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "bootstrap/unix_socket.h"
+#include "core/message_text.h"
+
+namespace alltoallv {
+namespace {
+
+constexpr size_t little = 64 << 10;  // bytes that travel with an offer
+constexpr int step_ms = 20;
+constexpr double last_words = 1.0;  // seconds
+
+enum class Say : uint32_t { offer, take, refuse, data, done };
+
+double seconds_since(Clock::time_point then) {
+    return std::chrono::duration<double>(Clock::now() - then).count();
+}
+
+}  // namespace
+
+/// What one rank says to another; `bytes` follow. The number is the sender's of the message.
+struct TcpMessages::Frame {
+    Say type = Say::offer;
+    int32_t tag = 0;
+    uint64_t number = 0, bytes = 0;
+    int64_t count = 0;  // of the message; of a refusal: as the receiver expected
+    DType dtype = DType::uint8;
+    uint8_t reserved[7] = {};
+};
+
+/// One send or receive of this rank.
+struct TcpMessages::Post {
+    PeerMessage asked;
+    double timeout;
+    MessageWorkPtr work;
+    Clock::time_point started;
+    int from = PeerMessage::any_rank;
+    uint64_t number = 0;  // once offered, or met
+    bool met = false;
+
+    bool sends() const { return asked.op == OpKind::send; }
+    char* data() const { return static_cast<char*>(asked.data); }
+    size_t bytes() const { return static_cast<size_t>(asked.count) * size_of(asked.dtype); }
+    int other() const { return from >= 0 ? from : asked.peer; }
+    SentAs as() const { return {asked.count, asked.dtype}; }
+};
+
+struct TcpMessages::Offer {
+    Frame frame;
+    std::string data;  // what came along
+};
+
+struct TcpMessages::Connection {
+    UniqueFd socket;
+    uint64_t sent = 0;  // messages
+    std::deque<Offer> offers;
+
+    /// To say: the heads and little data copied, large data where they lie.
+    struct Words {
+        std::string own;
+        const char* data;
+        size_t bytes;
+    };
+    std::deque<Words> words;
+
+    Frame head;
+    size_t head_heard = 0, body_heard = 0;
+    std::string body;
+    char* into = nullptr;  // where a body goes that is a message's data
+};
+
+TcpMessages::TcpMessages(ControlPlane& control, std::vector<UniqueFd> sockets, double timeout)
+    : control_(control),
+      timeout_(timeout),
+      connections_(sockets.size()),
+      bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (!bell_) throw system_error("cannot make an eventfd", errno);
+    for (size_t j = 0; j < sockets.size(); ++j) connections_[j].socket = std::move(sockets[j]);
+}
+
+TcpMessages::~TcpMessages() {
+    close();
+}
+
+MessageWorkPtr TcpMessages::start(const PeerMessage& message, double timeout) {
+    const auto work = std::make_shared<MessageWork>();
+    const std::lock_guard lock(mutex_);
+    Post post{message, timeout < 0 ? timeout_ : timeout, work, Clock::now()};
+    if (closing_ || control_.poisoned()) std::rethrow_exception(ended(post));
+    if (!thread_.joinable()) {
+        sigset_t all, before;  // signals belong to the program's own threads
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        thread_ = std::thread([this] { run(); });
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        pthread_setname_np(thread_.native_handle(), "alltoallv-p2p");
+    }
+    posts_.push_back(std::move(post));
+    const uint64_t one = 1;
+    (void)!::write(bell_.get(), &one, sizeof one);
+    return work;
+}
+
+void TcpMessages::close() {
+    {
+        const std::lock_guard lock(mutex_);
+        closing_ = true;
+        const uint64_t one = 1;
+        (void)!::write(bell_.get(), &one, sizeof one);
+    }
+    if (thread_.joinable()) thread_.join();
+    const std::lock_guard lock(mutex_);
+    for (Post& post : posts_) post.work->finish(ended(post));
+    posts_.clear();
+    for (Connection& connection : connections_) connection.socket.reset();
+}
+
+void TcpMessages::run() {
+    for (;;) {
+        wait_a_step();
+        const std::lock_guard lock(mutex_);
+        if (closing_) return say_last_words();
+        for (Post& post : posts_)
+            if (post.sends() && post.number == 0) offer(post);
+        match();
+        for (size_t j = 0; j < connections_.size(); ++j) speak(static_cast<int>(j));
+        look();
+        posts_.remove_if([](const Post& post) { return post.work->done(); });
+    }
+}
+
+/// Until there is something to hear, to say or to end; hears it.
+void TcpMessages::wait_a_step() {
+    std::vector<pollfd> ready{{bell_.get(), POLLIN, 0}};
+    std::vector<int> peers{-1};
+    {
+        const std::lock_guard lock(mutex_);
+        for (size_t j = 0; j < connections_.size(); ++j) {
+            if (!connections_[j].socket) continue;
+            const int events = POLLIN | (connections_[j].words.empty() ? 0 : POLLOUT);
+            ready.push_back({connections_[j].socket.get(), static_cast<short>(events), 0});
+            peers.push_back(static_cast<int>(j));
+        }
+    }
+    if (::poll(ready.data(), ready.size(), step_ms) <= 0) return;
+    uint64_t rung;
+    if (ready[0].revents != 0) (void)!::read(bell_.get(), &rung, sizeof rung);
+    const std::lock_guard lock(mutex_);
+    for (size_t i = 1; i < ready.size(); ++i)
+        if ((ready[i].revents & ~POLLOUT) != 0) hear(peers[i]);
+}
+
+/// Answers without which sends of the peers would not end.
+void TcpMessages::say_last_words() {
+    const auto begun = Clock::now();
+    const auto silent = [&](Connection& connection) { return !connection.socket || connection.words.empty(); };
+    while (!std::all_of(connections_.begin(), connections_.end(), silent) && seconds_since(begun) < last_words) {
+        for (size_t j = 0; j < connections_.size(); ++j) speak(static_cast<int>(j));
+        ::usleep(500);
+    }
+    for (Connection& connection : connections_)
+        if (connection.socket) ::shutdown(connection.socket.get(), SHUT_WR);
+}
+
+void TcpMessages::offer(Post& post) {
+    Connection& to = connections_[static_cast<size_t>(post.asked.peer)];
+    post.number = ++to.sent;
+    Frame frame{Say::offer, post.asked.tag, post.number, 0, post.asked.count, post.asked.dtype};
+    if (post.bytes() <= little || post.asked.peer == control_.rank()) frame.bytes = post.bytes();
+    say(post.asked.peer, frame, post.data(), frame.bytes);
+}
+
+/// `body` is copied if it is little.
+void TcpMessages::say(int peer, const Frame& frame, const char* body, size_t bytes) {
+    if (peer == control_.rank()) return on_frame(peer, frame, std::string(body, bytes));
+    std::string own(reinterpret_cast<const char*>(&frame), sizeof frame);
+    if (bytes <= little) own.append(body, bytes);
+    connections_[static_cast<size_t>(peer)].words.push_back({std::move(own), body, bytes <= little ? 0 : bytes});
+}
+
+void TcpMessages::speak(int peer) {
+    Connection& connection = connections_[static_cast<size_t>(peer)];
+    while (connection.socket && !connection.words.empty()) {
+        Connection::Words& words = connection.words.front();
+        const bool own = !words.own.empty();
+        const ssize_t sent = ::send(connection.socket.get(), own ? words.own.data() : words.data,
+                                    own ? words.own.size() : words.bytes, MSG_NOSIGNAL);
+        if (sent < 0 && (errno == EAGAIN || errno == EINTR)) return;
+        if (sent < 0) return connection.socket.reset();  // whoever waits for this rank hears that it is lost
+        const auto n = static_cast<size_t>(sent);
+        if (own) {
+            words.own.erase(0, n);
+        } else {
+            words.data += n;
+            words.bytes -= n;
+        }
+        if (words.own.empty() && words.bytes == 0) connection.words.pop_front();
+    }
+}
+
+void TcpMessages::hear(int peer) {
+    Connection& connection = connections_[static_cast<size_t>(peer)];
+    while (connection.socket) {
+        const bool in_head = connection.head_heard < sizeof connection.head;
+        char* const at =
+            in_head ? reinterpret_cast<char*>(&connection.head) + connection.head_heard
+                    : (connection.into != nullptr ? connection.into : connection.body.data()) + connection.body_heard;
+        const size_t left =
+            in_head ? sizeof connection.head - connection.head_heard : connection.head.bytes - connection.body_heard;
+        if (left > 0) {
+            const ssize_t got = ::recv(connection.socket.get(), at, left, MSG_DONTWAIT);
+            if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+            if (got <= 0) return connection.socket.reset();
+            (in_head ? connection.head_heard : connection.body_heard) += static_cast<size_t>(got);
+        }
+        if (connection.head_heard < sizeof connection.head) continue;
+        if (in_head && connection.head.bytes > 0) {
+            connection.body_heard = 0;
+            Post* const post = connection.head.type == Say::data ? find(false, peer, connection.head.number) : nullptr;
+            connection.into = post != nullptr && post->bytes() == connection.head.bytes ? post->data() : nullptr;
+            if (connection.into == nullptr && connection.head.bytes > little) return connection.socket.reset();
+            connection.body.assign(connection.into == nullptr ? connection.head.bytes : 0, '\0');
+        }
+        if (connection.body_heard < connection.head.bytes) continue;
+        const Frame frame = connection.head;
+        connection.head_heard = connection.body_heard = 0;
+        connection.into = nullptr;
+        on_frame(peer, frame, std::exchange(connection.body, {}));
+    }
+}
+
+void TcpMessages::on_frame(int peer, const Frame& frame, std::string body) {
+    if (frame.type == Say::offer) {
+        connections_[static_cast<size_t>(peer)].offers.push_back({frame, std::move(body)});
+        return;
+    }
+    Post* const post = find(frame.type != Say::data, peer, frame.number);
+    if (post == nullptr) return;
+    if (frame.type == Say::take) {
+        say(peer, {Say::data, frame.tag, frame.number, post->bytes(), frame.count, frame.dtype}, post->data(),
+            post->bytes());
+    } else if (frame.type == Say::refuse) {
+        finish(*post, std::make_exception_ptr(message_mismatch(frame.tag, control_.domain(), control_.rank(),
+                                                               post->as(), peer, {frame.count, frame.dtype})));
+    } else {
+        if (frame.type == Say::data) say(peer, {Say::done, frame.tag, frame.number}, nullptr, 0);
+        finish(*post, nullptr);
+    }
+}
+
+/// Receives and offers that belong together, in the order of both.
+void TcpMessages::match() {
+    for (Post& post : posts_) {
+        if (post.sends() || post.met || post.work->done()) continue;
+        if (post.asked.peer != PeerMessage::any_rank) {
+            meet(post, post.asked.peer);
+            continue;
+        }
+        for (int from = 0; from < control_.size() && !meet(post, from);) ++from;
+    }
+}
+
+bool TcpMessages::meet(Post& post, int from) {
+    std::deque<Offer>& offers = connections_[static_cast<size_t>(from)].offers;
+    const auto found = std::find_if(offers.begin(), offers.end(),
+                                    [&](const Offer& offer) { return offer.frame.tag == post.asked.tag; });
+    if (found == offers.end()) return false;
+    Offer offer = std::move(*found);
+    offers.erase(found);
+    post.from = from;
+    post.met = true;
+    post.number = offer.frame.number;
+    post.work->set_source(from);
+    if (offer.frame.dtype == post.asked.dtype && offer.frame.count == post.asked.count)
+        take(post, offer);
+    else
+        refuse(post, offer);
+    return true;
+}
+
+void TcpMessages::take(Post& post, Offer& offer) {
+    if (offer.data.size() < post.bytes()) {
+        say(post.from, {Say::take, offer.frame.tag, post.number}, nullptr, 0);
+        return;
+    }
+    if (post.bytes() > 0) std::memcpy(post.data(), offer.data.data(), post.bytes());
+    finish(post, nullptr);
+    say(post.from, {Say::done, offer.frame.tag, post.number}, nullptr, 0);
+}
+
+void TcpMessages::refuse(Post& post, const Offer& offer) {
+    const Frame& frame = offer.frame;
+    say(post.from, {Say::refuse, frame.tag, frame.number, 0, post.asked.count, post.asked.dtype}, nullptr, 0);
+    finish(post, std::make_exception_ptr(message_mismatch(frame.tag, control_.domain(), post.from,
+                                                          {frame.count, frame.dtype}, control_.rank(), post.as())));
+}
+
+/// Whether there is anybody to wait for, and for how long.
+void TcpMessages::look() {
+    for (Post& post : posts_) {
+        if (post.work->done()) continue;
+        if (!control_.poisoned()) {
+            std::vector<int> late;
+            for (int j = 0; j < control_.size(); ++j)
+                if (j == post.other() || (post.other() < 0 && j != control_.rank())) late.push_back(j);
+            const bool gone = !late.empty() && std::all_of(late.begin(), late.end(), [&](int j) {
+                return j != control_.rank() && !connections_[static_cast<size_t>(j)].socket;
+            });
+            if (gone)
+                control_.lost(late[0], "its connection for messages has ended");
+            else if (seconds_since(post.started) >= post.timeout) {
+                char seconds[32];
+                std::snprintf(seconds, sizeof seconds, "%.1f s", seconds_since(post.started));
+                std::string ranks;
+                for (const int j : late) ranks += (ranks.empty() ? "" : ", ") + control_.describe_rank(j);
+                control_.poison(PoisonKind::timeout, "rank " + std::to_string(control_.rank()) + " waited " + seconds +
+                                                         " in " + describe(post) + " for " + ranks);
+            }
+        }
+        if (control_.poisoned()) finish(post, ended(post));
+    }
+}
+
+TcpMessages::Post* TcpMessages::find(bool sends, int peer, uint64_t number) {
+    const auto found = std::find_if(posts_.begin(), posts_.end(), [&](const Post& post) {
+        return post.sends() == sends && post.other() == peer && post.number == number && !post.work->done();
+    });
+    return found == posts_.end() ? nullptr : &*found;
+}
+
+/// A message that fails half way takes its connection with it: what follows would be taken for its data.
+void TcpMessages::finish(Post& post, std::exception_ptr error) {
+    const auto is_of = [&](const char* at) { return post.data() <= at && at < post.data() + post.bytes(); };
+    if (error != nullptr)
+        for (Connection& connection : connections_) {
+            bool half = connection.into != nullptr && !post.sends() && is_of(connection.into);
+            for (const Connection::Words& words : connection.words)
+                half |= words.bytes > 0 && post.sends() && is_of(words.data);
+            if (!half) continue;
+            connection.words.clear();
+            connection.socket.reset();
+        }
+    post.work->finish(std::move(error));
+}
+
+std::exception_ptr TcpMessages::ended(const Post& post) const {
+    if (!control_.poisoned())
+        return std::make_exception_ptr(
+            peer_lost(describe(post) + ": the communicator was destroyed while the message was pending"));
+    const ControlPlane::Poison poison = control_.poison_told();
+    if (poison.kind == PoisonKind::timeout) return std::make_exception_ptr(comm_timeout(poison.reason));
+    return std::make_exception_ptr(peer_lost(describe(post) + ": " + poison.reason));
+}
+
+std::string TcpMessages::describe(const Post& post) const {
+    return alltoallv::describe(post.asked, post.other(), control_.domain());
+}
+
+}  // namespace alltoallv

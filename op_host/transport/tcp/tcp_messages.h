@@ -1,0 +1,68 @@
+/// \file tcp_messages.h
+/// \brief Messages between two ranks of a communicator between hosts, over connections of their own.
+///
+/// A sender offers a message: tag, dtype, count, and little data along. The receiver takes the first that fits one of
+/// its receives, in the order of both, or refuses it; its answer ends the send. One thread, from the first message on,
+/// serves all connections of the rank.
+#pragma once
+
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "control/control.h"
+#include "core/communicator.h"
+
+namespace alltoallv {
+
+class TcpMessages {
+  public:
+    /// `sockets`: by rank, non-blocking, empty for this one. The control plane outlives this, or its `close`.
+    TcpMessages(ControlPlane& control, std::vector<UniqueFd> sockets, double timeout);
+    ~TcpMessages();
+
+    MessageWorkPtr start(const PeerMessage& message, double timeout);
+
+    /// Ends what is pending with an error, and the thread.
+    void close();
+
+  private:
+    struct Frame;
+    struct Post;
+    struct Offer;
+    struct Connection;
+
+    void run();
+    void wait_a_step();
+    void look();
+    void say_last_words();
+    void offer(Post& post);
+    void match();
+    bool meet(Post& post, int from);
+    void take(Post& post, Offer& offer);
+    void refuse(Post& post, const Offer& offer);
+    void hear(int peer);
+    void on_frame(int peer, const Frame& frame, std::string body);
+    void speak(int peer);
+    void say(int peer, const Frame& frame, const char* body, size_t bytes);
+    void finish(Post& post, std::exception_ptr error);
+    Post* find(bool sends, int peer, uint64_t number);
+    std::exception_ptr ended(const Post& post) const;
+    std::string describe(const Post& post) const;
+
+    ControlPlane& control_;
+    double timeout_;
+    std::mutex mutex_;  // guards what follows
+    std::vector<Connection> connections_;
+    std::list<Post> posts_;  // in the order of their calls
+    UniqueFd bell_;          // an eventfd: there is something to say, or to end
+    std::thread thread_;
+    bool closing_ = false;
+};
+
+}  // namespace alltoallv
