@@ -21,7 +21,7 @@ from pathlib import Path
 
 import nox
 
-FRAMEWORKS = ("torch", "triton_ascend", "mindspore", "npu", "paddle")
+FRAMEWORKS = ("torch", "triton_ascend", "mindspore", "npu", "paddle", "hosts")
 nox.options.sessions = ["lint", "cpp", "tests", *FRAMEWORKS, "sanitize", "tsan", "aarch64", "docs", "wheel"]
 
 ROOT = Path(__file__).resolve().parent
@@ -81,7 +81,7 @@ def includes(session: nox.Session) -> None:
 @nox.session(venv_backend="none", tags=["lane-a"])
 def tests(session: nox.Session) -> None:
     """The Python tests. Arguments after ``--`` go to pytest."""
-    session.run("pytest", *RERUN, *selected(session))
+    session.run("pytest", *RERUN, "--ignore=tests/hosts", *selected(session))
 
 
 @nox.session(venv_backend="none")
@@ -162,6 +162,14 @@ def mpi4py_own(session: nox.Session) -> None:
 def paddle(session: nox.Session) -> None:
     """The tests of alltoallv.paddle."""
     framework_tests(session, "tests/paddle tests/matrix", "paddlepaddle==3.3.*")
+
+
+@nox.session(tags=["lane-a"])
+def hosts(session: nox.Session) -> None:
+    """Ranks on two hosts, which are network namespaces: over TCP, and over MPI with MPICH's launcher."""
+    if not has_debian(session, ("ip", "nsenter"), HOSTS_PACKAGES):
+        session.log(f"without the Debian packages {' '.join(HOSTS_PACKAGES)}: tests of two hosts will skip")
+    framework_tests(session, "tests/hosts", "numpy>=1.25,<3", "mpi4py>=4.1,<5", "mpich>=5,<6")
 
 
 @nox.session(tags=["lane-b"])

@@ -64,8 +64,8 @@ class Communicator:
                 data go over TCP; inside a host they go through shared memory. Rank 0 listens at the launcher's address
                 (``MASTER_ADDR`` where it gives none), at ``ALLTOALLV_ROOT_PORT`` or the port after the launcher's.
                 ``"auto"``: tcp where the launcher says that there are several hosts, else shm. For MPI see `from_mpi`.
-                ``"hccl"``: tensors on NPUs, any number of hosts, one rank per device: the thread's current device, else the launcher's local rank; MB in
-                ``domain`` is then the size of HCCL's buffer.
+                ``"hccl"``: tensors on NPUs, any number of hosts, one rank per device: the thread's current device, else
+                the launcher's local rank; MB in ``domain`` is then the size of HCCL's buffer.
             timeout: Seconds that a rank waits for its peers, here and in every operator.
             check: ``"always"`` (the default in shared memory) compares operator, dtype and counts of all ranks before
                 any data move; ``"first"`` (hccl, its default there) does so for the first 8 calls; ``"off"`` does not.
@@ -93,8 +93,7 @@ class Communicator:
         options.job = f"{job.job_id}#{job.restart_count}"
         _forget_default(options.domain)
         if backend == "tcp" or (backend == "auto" and job.several_hosts):
-            options.job = f"{job.restart_count}"  # the launcher's names may differ between hosts
-            return cls(_core.hosts_communicator(options, *job.root()), options)
+            return cls(_between_hosts(job, options), options)
         job.require_one_host(job.size)
         return cls(_core.communicator(options), options)
 
@@ -312,11 +311,22 @@ def connect(param: _core.AllToAllVParam, npu: bool = False) -> _core.Communicato
         job = launch.detect()
         # Ranks that no launcher started, such as the children of one test, share their parent.
         options.job = f"{job.job_id}#{job.restart_count}" if job.launcher != "single" else f"parent-{os.getppid()}"
-        if not npu and job.launcher != "single":
-            job.require_one_host(param.rank_size)
+        if not npu and job.several_hosts:
+            if param.backend == "shm" or param.rank_size != job.size:
+                job.require_one_host(param.rank_size)
+            return _kept(options, _between_hosts(job, options), "/tcp")
     core = hccl.from_param(param, options) if npu else _core.communicator(options)
-    # As in ATB a domain lasts, although the operations that use it come and go; destroy() ends it.
-    key = (options.job + "/hccl" * npu, options.domain, param.rank)
+    return _kept(options, core, "/hccl" * npu)
+
+
+def _between_hosts(job: launch.Launch, options: _core.CommunicatorOptions) -> _core.Communicator:
+    options.job = f"hosts#{job.restart_count}"  # the launcher's names of a job may differ between hosts
+    return _core.hosts_communicator(options, *job.root())
+
+
+def _kept(options: _core.CommunicatorOptions, core: _core.Communicator, transport: str) -> _core.Communicator:
+    """The communicator, which lasts as in ATB, although the operations that use it come and go; destroy() ends it."""
+    key = (options.job + transport, options.domain, options.rank)
     for other in [k for k, kept in list(_connected.items()) if k != key and not kept.usable]:
         _connected.pop(other, None)
     _connected[key] = core

@@ -1,4 +1,6 @@
-"""Every collective of alltoallv.numpy on ranks of this job; prints one line per collective: its name and a digest.
+"""Every collective of alltoallv.numpy on ranks of this job; a line each, its name and a digest, in a file of the rank.
+
+Arguments: ``env`` or ``mpi``, how the ranks find each other, and a folder.
 
 The same numbers on one host and on several are what test_hosts.py compares.
 """
@@ -6,9 +8,9 @@ The same numbers on one host and on several are what test_hosts.py compares.
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,7 +79,10 @@ def results(comm: Communicator, n: int, dtype: str) -> Iterator[tuple[str, Any]]
         codes = np.clip(x, -128, 127).astype(np.int8)
         yield "shared scale", an.quantized_all_reduce(codes, scale=0.5, group=comm)
     yield from messages(comm, x)
-    yield "all_gather_object", np.frombuffer(repr(an.all_gather_object({"rank": rank, "n": n}, group=comm)).encode(), "u1")
+    yield (
+        "all_gather_object",
+        np.frombuffer(repr(an.all_gather_object({"rank": rank, "n": n}, group=comm)).encode(), "u1"),
+    )
 
 
 def messages(comm: Communicator, x: Any) -> Iterator[tuple[str, Any]]:
@@ -99,30 +104,39 @@ def messages(comm: Communicator, x: Any) -> Iterator[tuple[str, Any]]:
         an.send(x, 0, tag=3, group=comm)
 
 
+def made(how: str) -> Communicator:
+    if how == "env":
+        return Communicator.from_env(timeout=60)
+    from mpi4py import MPI
+
+    return Communicator.from_mpi(MPI.COMM_WORLD, timeout=60)
+
+
 def main() -> None:
-    comm = Communicator.from_env(sys.argv[1] if len(sys.argv) > 1 else "default", timeout=60)
+    comm, lines = made(sys.argv[1]), []
     for n in LENGTHS:
         for dtype in ("float32", "int16", "complex64"):
             if dtype == "complex64" and n > 1000:
                 continue
             for name, value in results(comm, n, dtype):
                 digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]
-                print(f"{comm.rank} {n} {dtype} {name}: {digest}")
+                lines.append(f"{n} {dtype} {name}: {digest}")
     for wrong in (0, 1):
         try:
-            an.all_to_all_v(np.zeros(9, np.float32), [1 + (comm.rank == wrong)] * comm.size, [1] * comm.size, group=comm)
+            an.all_to_all_v(
+                np.zeros(9, np.float32), [1 + (comm.rank == wrong)] * comm.size, [1] * comm.size, group=comm
+            )
         except PeerMismatchError as error:
-            print(f"{comm.rank} mismatch: {str(error).partition(': ')[2]}")
+            lines.append(f"mismatch: {str(error).partition(': ')[2]}")
     try:
         if comm.rank == 0:
             an.send(np.zeros(6), comm.size - 1, group=comm)
         elif comm.rank == comm.size - 1:
             an.recv(np.zeros(4), 0, group=comm)
     except PeerMismatchError as error:
-        print(f"{comm.rank} mismatch: {str(error).partition(': ')[2]}")
+        lines.append(f"mismatch: {str(error).partition(': ')[2]}")
     an.barrier(group=comm)
-    if os.environ.get("SHOW_BACKEND"):
-        print("backend", comm.backend)
+    Path(sys.argv[2], f"rank{comm.rank}.txt").write_text("\n".join(lines))
     comm.destroy()
 
 

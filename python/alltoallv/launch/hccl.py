@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from alltoallv import _core
-from alltoallv.errors import BackendUnavailableError, InvalidParamError
+from alltoallv.errors import InvalidParamError
 from alltoallv.launch import detect as launch
 from alltoallv.launch.detect import Launch
 from alltoallv.launch.rank_table import RankTable

@@ -1,0 +1,88 @@
+"""Communicators over two hosts: the bits of one host, errors that name ranks, and no wait without end."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from alltoallv.testing.hosts import Host
+
+from .conftest import FOLDER, LAUNCHERS, Ranks, environment
+
+
+def read_lines(folder: Path) -> list[list[str]]:
+    return [(folder / f"rank{rank}.txt").read_text().splitlines() for rank in range(4)]
+
+
+@pytest.fixture(scope="module")
+def one_host(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """What every collective gives on 4 ranks of this host."""
+    folder = tmp_path_factory.mktemp("one-host")
+    ranks = Ranks("numpy_program.py", [], 4, "env", str(folder))
+    texts = ranks.outputs()
+    assert ranks.codes() == [0] * 4, "\n".join(texts)
+    return read_lines(folder)
+
+
+def test_every_collective_has_the_bits_of_one_host(
+    two_hosts: list[Host], one_host: list[list[str]], tmp_path: Path
+) -> None:
+    ranks = Ranks("numpy_program.py", two_hosts, 4, "env", str(tmp_path))
+    texts = ranks.outputs()
+    assert ranks.codes() == [0] * 4, "\n".join(texts)
+    assert read_lines(tmp_path) == one_host
+    assert len(one_host[0]) > 250
+
+
+def test_mpi_carries_what_goes_between_hosts(two_hosts: list[Host], one_host: list[list[str]], tmp_path: Path) -> None:
+    """Started by mpiexec, whose launcher enters each host's network namespace."""
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed: the session `hosts` has it")
+    enter = "".join(
+        f'{host.address}) exec nsenter --net=/run/netns/{host.name} bash -c "$*" ;;\n' for host in two_hosts
+    )
+    launcher = tmp_path / "launcher"
+    launcher.write_text(f"#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nto=$1; shift\ncase $to in\n{enter}esac\n")
+    launcher.chmod(launcher.stat().st_mode | stat.S_IXUSR)
+    first, where = two_hosts[0], ",".join(f"{host.address}:2" for host in two_hosts)
+    command = [str(Path(sys.executable).with_name("mpiexec")), "-launcher", "ssh", "-launcher-exec", str(launcher)]
+    command += ["-hosts", where, "-iface", first.interface, "-n", "4"]
+    command += [sys.executable, str(FOLDER / "numpy_program.py"), "mpi", str(tmp_path)]
+    env = {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
+    ended = subprocess.run(first.command(*command), env=env, capture_output=True, text=True, timeout=150, check=False)
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    assert read_lines(tmp_path) == one_host
+
+
+def test_a_killed_rank_is_named_on_all_within_a_second(two_hosts: list[Host]) -> None:
+    ranks = Ranks("lost_program.py", two_hosts, 4, port=29_510)
+    texts = ranks.outputs()
+    for rank in (0, 1, 2):
+        assert ranks.codes()[rank] == 0, texts[rank]
+        assert "rank 3 was lost" in texts[rank]
+        assert float(texts[rank].split("after ")[1].split()[0]) < 1.0, texts[rank]
+
+
+def test_ranks_that_end_before_others_need_nothing_of_them(two_hosts: list[Host]) -> None:
+    """Rank 0, over which rows go, destroys its communicator while others are still receiving its data."""
+    ranks = Ranks("leaving_program.py", two_hosts, 4, port=29_520)
+    texts = ranks.outputs()
+    assert ranks.codes() == [0] * 4, "\n".join(texts)
+
+
+def test_a_job_on_several_hosts_without_an_address_is_refused_at_once(two_hosts: list[Host]) -> None:
+    env = environment(0, 4, 2, "", 0)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        del env[name]
+    code = "import alltoallv; alltoallv.Communicator.from_env()"
+    begin = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert time.monotonic() - begin < 30
+    assert "set MASTER_ADDR and MASTER_PORT" in ended.stderr, ended.stderr
