@@ -72,14 +72,17 @@ def test_ctrl_c_ends_quietly(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("statement", "module"),
+    ("statement", "module", "part"),
     [
-        ("import alltoallv.testing; alltoallv.testing.Ranks", "cloudpickle"),
-        ("import alltoallv.testing.golden as golden; golden.dtype_of('bfloat16')", "ml_dtypes"),
+        ("import alltoallv.testing; alltoallv.testing.Ranks", "cloudpickle", "testing"),
+        ("import alltoallv.testing.golden as golden; golden.dtype_of('bfloat16')", "ml_dtypes", "testing"),
+        ("import alltoallv.torch", "torch", "torch"),
+        ("import alltoallv.mindspore", "mindspore", "mindspore"),
+        ("import alltoallv.paddle", "paddle", "paddle"),
     ],
 )
-def test_a_missing_extra_is_a_sentence(statement, module):
+def test_a_missing_extra_is_a_sentence(statement, module, part):
     program = f"import sys; sys.modules[{module!r}] = None\n{statement}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    expected = f"ModuleNotFoundError: alltoallv.testing needs {module}: pip install 'alltoallv[testing]'"
+    expected = f"ModuleNotFoundError: alltoallv.{part} needs {module}: pip install 'alltoallv[{part}]'"
     assert done.stderr.splitlines()[-1] == expected

@@ -15,6 +15,9 @@ All functions that move values have gradients in PyNative, those that write into
 dtypes are not supported.
 """
 
+from alltoallv.mindspore import _needs as _needs
+
+# isort: split
 from mindspore.graph._utils.check_jit_forbidden_api import add_jit_forbidden_module as _forbid
 
 from alltoallv.atb.operations import AllToAllVOperation

@@ -16,6 +16,7 @@ import sys
 
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
+from alltoallv.paddle import _needs as _needs
 from alltoallv.paddle import graphs
 from alltoallv.paddle.collectives import all_gather, all_reduce, barrier, broadcast, reduce_scatter
 from alltoallv.paddle.exchange import all_to_all_v, alltoall, alltoall_single, exchange_counts

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from alltoallv.extras import extra
 from alltoallv.testing import reference
-from alltoallv.testing.extras import extra
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -31,7 +31,7 @@ DTYPES = (
 def dtype_of(name: str | npt.DTypeLike) -> np.dtype[Any]:
     """The NumPy dtype of a name, ml_dtypes' names included."""
     if isinstance(name, str) and name.startswith(("bfloat", "float8")):
-        name = getattr(extra("ml_dtypes"), name)
+        name = getattr(extra("ml_dtypes", "testing"), name)
     return np.dtype(name)
 
 

@@ -13,12 +13,12 @@ import pytest
 import alltoallv
 from alltoallv import AllToAllVOperation, AllToAllVParam, Communicator, QuantAllReduceOperation, QuantAllReduceParam
 from alltoallv.errors import AllToAllVError
+from alltoallv.extras import extra
 from alltoallv.quantization.feedback import Feedback
 from alltoallv.testing import quantized, reference
-from alltoallv.testing.extras import extra
 from alltoallv.testing.golden import assert_bits_equal
 
-ml_dtypes = extra("ml_dtypes")
+ml_dtypes = extra("ml_dtypes", "testing")
 
 Array = npt.NDArray[Any]
 _DTYPES = ("float16", "float32", "int8", "int16", "int32", "int64", ml_dtypes.bfloat16)

@@ -14,15 +14,15 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from alltoallv.extras import extra
 from alltoallv.launch.processes import Guard
-from alltoallv.testing.extras import extra
 from alltoallv.testing.forkserver import ForkServer
 from alltoallv.testing.outcome import Outcome, RankFailures
 from alltoallv.testing.process import Worker, collect
 from alltoallv.testing.threads import run_threads
 from alltoallv.testing.worker import Task, code_of_file
 
-cloudpickle = extra("cloudpickle")
+cloudpickle = extra("cloudpickle", "testing")
 
 _by_value_lock = threading.Lock()
 

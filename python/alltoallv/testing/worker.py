@@ -19,12 +19,12 @@ from multiprocessing.connection import Connection
 from types import CodeType
 from typing import Any
 
+from alltoallv.extras import extra
 from alltoallv.launch.processes import die_with_parent
 from alltoallv.testing.data_path import data_path
-from alltoallv.testing.extras import extra
 from alltoallv.testing.outcome import RemoteError
 
-cloudpickle = extra("cloudpickle")
+cloudpickle = extra("cloudpickle", "testing")
 
 _THREAD_SECONDS = 0.2  # for threads to end after the function has
 

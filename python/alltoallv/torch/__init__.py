@@ -17,6 +17,7 @@ torch's dispatcher sees where somebody watches it: a graph, a mode, a profiler.
 
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
+from alltoallv.torch import _needs as _needs
 from alltoallv.torch import functional, nn
 from alltoallv.torch.api.distributed import (
     all_gather,

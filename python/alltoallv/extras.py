@@ -1,0 +1,21 @@
+"""Packages that an installation may lack: what needs them says how to install them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def extra(module: str, name: str) -> Any:
+    """An imported module of the extra ``name``, which is also the part of alltoallv that needs it.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; the message has the pip command.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        message = f"alltoallv.{name} needs {module}: pip install 'alltoallv[{name}]'"
+        raise ModuleNotFoundError(message, name=module) from None
