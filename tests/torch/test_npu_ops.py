@@ -28,6 +28,24 @@ def test_operators_compute_their_formulas(ranks: Ranks) -> None:
     ranks(1, communicator=False)(check)
 
 
+def check_gradients(group: str, rank: int, size: int) -> None:
+    """Of npu_alltoallv_gmm: what npu_gmm_alltoallv computes, as programs for NPUs write it."""
+    import torch
+
+    from alltoallv import npu_ops
+
+    torch.manual_seed(rank)
+    x, weight = torch.randn(2 * size * 2, 8).requires_grad_(), torch.randn(2, 8, 3).requires_grad_()
+    place = group, size, [2] * (2 * size), [2] * (2 * size)
+    y, _, rows = npu_ops.npu_alltoallv_gmm(x, weight, *place, permute_out_flag=True)
+    grad = torch.randn(y.shape)
+    y.backward(grad)
+    expected, _ = npu_ops.npu_gmm_alltoallv(grad, weight.detach(), *place, trans_gmm_weight=True)
+    assert torch.allclose(x.grad, expected)
+    parts = zip(rows.detach().chunk(2), grad.chunk(2), strict=True)
+    assert torch.allclose(weight.grad, torch.stack([part.t() @ one for part, one in parts]), atol=1e-5)
+
+
 @pytest.mark.parametrize(("size", "backend"), [(2, "gloo"), (4, "alltoallv")])
 def test_fused_operators_compute_their_formulas(ranks: Ranks, tmp_path: Path, size: int, backend: str) -> None:
     def check(rank: int, size: int, file: str, backend: str) -> None:
@@ -38,6 +56,7 @@ def test_fused_operators_compute_their_formulas(ranks: Ranks, tmp_path: Path, si
             for cases in fused_cases.FAMILIES.values():
                 for case in cases:
                     case.call(torch.device("cpu"), group.group_name, rank, size)
+            check_gradients(group.group_name, rank, size)
             fused_trouble.check(torch.device("cpu"), group.group_name, rank, size)
 
     ranks(size, communicator=False)(check, str(tmp_path / "store"), backend)
