@@ -68,6 +68,11 @@ def check(device: torch.device, group: str, rank: int, size: int) -> None:
         InvalidParamError,
         f"the world size is {size + 1}, expected {size}, that of the group",
     )
+    expect(
+        call(operator, lambda one: {"x_active_mask": np.array([True, False, True, True])}),
+        NotImplementedError,
+        "x_active_mask is [True, False, True, True]; the emulator expects the active tokens first",
+    )
     operator = EXCHANGE
     counts = lambda one: {"recv_counts": [one["recv_counts"][0] + (rank == 1), *one["recv_counts"][1:]]}  # noqa: E731
     expect(call(operator, counts), PeerMismatchError, "rank 0 sends 0 rows of expert 0 to rank 1, which expects 1")

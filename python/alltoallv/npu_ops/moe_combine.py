@@ -118,7 +118,7 @@ def combine_v2(
     experts = Experts(group, "npu_moe_distribute_combine_v2", moe_expert_num, *numbers)
     special = _Special(ori_x, const_expert_alpha_1, const_expert_alpha_2, const_expert_v)
     special.check(experts)
-    check(experts, expand_x, expert_ids, ep_rank_id, tp_world_size, global_bs, comm_alg, 2)
+    check(experts, expand_x, expert_ids, x_active_mask, ep_rank_id, tp_world_size, global_bs, comm_alg, 2)
     about = x_active_mask, shared_expert_x, special, comm_quant_mode
     return _combine(experts, expand_x, expert_ids, ep_send_counts, expert_scales, *about).to(expand_x.dtype)
 
@@ -142,7 +142,7 @@ def combine(
     """As version 2, without its special experts."""
     expect(comm_quant_mode in (0, 2), "comm_quant_mode", comm_quant_mode, "0 (none) or 2 (int8)")
     experts = Experts(groups.named(group_ep, ep_world_size), "npu_moe_distribute_combine", moe_expert_num)
-    check(experts, expand_x, expert_ids, ep_rank_id, tp_world_size, global_bs, "", 1)
+    check(experts, expand_x, expert_ids, x_active_mask, ep_rank_id, tp_world_size, global_bs, "", 1)
     about = x_active_mask, shared_expert_x, _Special(), comm_quant_mode
     return _combine(experts, expand_x, expert_ids, ep_send_counts, expert_scales, *about).to(expand_x.dtype)
 
@@ -179,7 +179,7 @@ def combine_add_rms_norm(
     experts = Experts(group, "npu_moe_distribute_combine_add_rms_norm", moe_expert_num, *numbers)
     special = _Special(ori_x, const_expert_alpha_1, const_expert_alpha_2, const_expert_v)
     special.check(experts)
-    check(experts, expand_x, expert_ids, ep_rank_id, tp_world_size, global_bs, comm_alg, 2)
+    check(experts, expand_x, expert_ids, x_active_mask, ep_rank_id, tp_world_size, global_bs, comm_alg, 2)
     about = x_active_mask, shared_expert_x, special, 0
     tokens = _combine(experts, expand_x, expert_ids, ep_send_counts, expert_scales, *about)
     y, rstd, total = add_rms_norm(tokens.view(residual_x.shape), residual_x, gamma, norm_eps)

@@ -40,7 +40,15 @@ class Experts(NamedTuple):
 
 
 def check(
-    experts: Experts, x: Tensor, ids: Tensor, rank: int, tp: int, global_bs: int, algorithm: str, version: int
+    experts: Experts,
+    x: Tensor,
+    ids: Tensor,
+    mask: Tensor | None,
+    rank: int,
+    tp: int,
+    global_bs: int,
+    algorithm: str,
+    version: int,
 ) -> None:
     """Refuses what the formulas do not cover or the device does not take, on all ranks."""
     group, hidden = experts.group, x.size(-1)
@@ -53,6 +61,8 @@ def check(
     expect(global_bs % group.size == 0, "global_bs", global_bs, f"0 or a multiple of {group.size} ranks")
     last = experts.first("const") + experts.const
     expect(((ids >= 0) & (ids < last)).all(), "expert_ids", ids.tolist(), f"numbers from 0 to {last - 1}")
+    first = mask is None or mask.dim() == 2 or mask.equal(mask.sort(descending=True)[0])
+    expect(first, "x_active_mask", None if mask is None else mask.tolist(), "the active tokens first")
     distinct = ids.sort(1)[0].diff(dim=1).ne(0).all()
     expect(distinct, "expert_ids", ids.tolist(), "distinct experts for each token")
     most = global_bs // group.size or len(ids)
@@ -99,8 +109,8 @@ def _dispatch(
     quant_mode: int,
     global_bs: int,
     nums_type: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """All but the third result are those of both versions; the third is where each row comes from."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What both versions return but for the third result, which combine does not need here."""
     group = experts.group
     choices = chosen(expert_ids, mask, experts)
     sent = counts_of(expert_ids, choices, experts)
@@ -119,10 +129,9 @@ def _dispatch(
         rows, dynamic = x[choices // expert_ids.size(1)], torch.zeros(1)
     per_expert = told.sum(0)
     weights = torch.zeros(0) if expert_scales is None else exchanged(expert_scales.float().reshape(-1)[choices])
-    came_from = exchanged(torch.stack([torch.full_like(choices, group.rank), choices], 1))
     ends = told.t().reshape(-1).cumsum(0).to(torch.int32)
     numbers = per_expert.cumsum(0) if nums_type == 0 else per_expert
-    return exchanged(rows), dynamic, came_from, numbers, ends, torch.zeros(1, dtype=torch.int32), weights
+    return exchanged(rows), dynamic, numbers, ends, torch.zeros(1, dtype=torch.int32), weights
 
 
 @operator("npu_moe_distribute_dispatch_v2", ignores=(*RESERVED, "tp_rank_id"))
@@ -145,18 +154,16 @@ def dispatch_v2(
     copy_expert_num: int,
     const_expert_num: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Rows of this rank's experts, their scales, where they come from, rows of each expert, of each expert and rank."""
+    """Rows of this rank's experts, their scales, zeros, rows of each expert, ends of those of each expert and rank."""
     expect(quant_mode in (0, 2), "quant_mode", quant_mode, "0 (none) or 2 (a scale for each row)")
     group = groups.named(group_ep, ep_world_size)
     special = zero_expert_num, copy_expert_num, const_expert_num
     experts = Experts(group, "npu_moe_distribute_dispatch_v2", moe_expert_num, *special)
-    check(experts, x, expert_ids, ep_rank_id, tp_world_size, global_bs, comm_alg, 2)
+    check(experts, x, expert_ids, x_active_mask, ep_rank_id, tp_world_size, global_bs, comm_alg, 2)
     results = _dispatch(
         experts, x, expert_ids, scales, x_active_mask, expert_scales, quant_mode, global_bs, expert_token_nums_type
     )
-    rows = torch.zeros(len(results[0]), 128, dtype=torch.int32)
-    rows[:, :2] = results[2]
-    return *results[:2], rows.view(-1), *results[3:]
+    return *results[:2], torch.zeros(128 * len(results[0]), dtype=torch.int32), *results[2:]
 
 
 @operator("npu_moe_distribute_dispatch", ignores=RESERVED)
@@ -178,7 +185,7 @@ def dispatch(
     """As version 2, whose third result is here the place of each choice among those of its expert."""
     expect(quant_mode in (0, 2), "quant_mode", quant_mode, "0 (none) or 2 (a scale for each row)")
     experts = Experts(groups.named(group_ep, ep_world_size), "npu_moe_distribute_dispatch", moe_expert_num)
-    check(experts, x, expert_ids, ep_rank_id, tp_world_size, global_bs, "", 1)
+    check(experts, x, expert_ids, x_active_mask, ep_rank_id, tp_world_size, global_bs, "", 1)
     results = _dispatch(
         experts, x, expert_ids, scales, x_active_mask, expert_scales, quant_mode, global_bs, expert_token_nums_type
     )
@@ -186,4 +193,4 @@ def dispatch(
     counts = counts_of(expert_ids, choices, experts).view(-1)
     places = torch.zeros(expert_ids.numel(), dtype=torch.int32)
     places[choices] = torch.cat([torch.arange(n) for n in counts.tolist()]).to(torch.int32)
-    return *results[:2], places, *results[3:]
+    return *results[:2], places, *results[2:]
