@@ -73,7 +73,9 @@ def tracks(*tensors: Any) -> bool:
     """Whether a gradient may be asked for with respect to one of these."""
     if not executor.enable_grad():
         return False
-    return bool(executor.grad_flag()) or any(getattr(tensor, "_requires_grad", False) for tensor in tensors)
+    if executor.grad_flag():
+        return True
+    return any(getattr(tensor, "_requires_grad", False) for tensor in tensors)
 
 
 class Exchange(_Function):
@@ -109,21 +111,26 @@ class LearningExchange(_Function):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, transfer: TensorTransfer, tail: tuple[int, ...]) -> Tensor:
-        if tensors.in_queue():
-            recvs = experts.tell_counts(on_host(transfer.communicator), transfer.layout[0]).tolist()
-            ctx.transfer = transfer.received(recvs, (sum(recvs) // transfer.row, *tail))
-            return ctx.transfer.enqueue(input)
-        with guard(transfer.communicator, transfer.operator):
-            x = as_input(input)
-            plan = transfer.plan(core_name(x.dtype))
-        block, recvs = plan.run_learning(x.data_ptr(), transfer.timeout)
-        shape = (sum(recvs) // transfer.row, *tail)
-        ctx.transfer = transfer.received(recvs, shape)
-        return from_block(block, shape, x.dtype)
+        out, ctx.transfer = run_learning(input, transfer, tail)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         return Exchange.apply(grad, ctx.transfer.transposed()), None, None
+
+
+def run_learning(input: Tensor, transfer: TensorTransfer, tail: tuple[int, ...]) -> tuple[Tensor, TensorTransfer]:
+    """The output, and the transfer with what the peers have told."""
+    if tensors.in_queue():
+        recvs = experts.tell_counts(on_host(transfer.communicator), transfer.layout[0]).tolist()
+        told = transfer.received(recvs, (sum(recvs) // transfer.row, *tail))
+        return told.enqueue(input), told
+    with guard(transfer.communicator, transfer.operator):
+        x = as_input(input)
+        plan = transfer.plan(core_name(x.dtype))
+    block, recvs = plan.run_learning(x.data_ptr(), transfer.timeout)
+    shape = (sum(recvs) // transfer.row, *tail)
+    return from_block(block, shape, x.dtype), transfer.received(recvs, shape)
 
 
 class Gather(_Function):

@@ -13,20 +13,33 @@ from alltoallv import _core
 from alltoallv._calls import experts
 from alltoallv._calls.counts import Counts, Unit, packed
 from alltoallv._calls.guard import guard
+from alltoallv._calls.regions import check_apart
 from alltoallv._calls.request import read_request
 from alltoallv._calls.transfer import packing
 from alltoallv.communicator import Communicator
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore import tensors
-from alltoallv.mindspore.autograd import AsyncExchange, Exchange, LearningExchange, TensorTransfer, assign, tracks
+from alltoallv.mindspore.autograd import (
+    AsyncExchange,
+    Exchange,
+    LearningExchange,
+    TensorTransfer,
+    assign,
+    run_learning,
+    tracks,
+)
 from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import (
     as_input,
     check_output,
     check_tensor,
     core_name,
+    empty,
     from_block,
+    region,
+    settle,
     settle_apart,
+    zeros,
 )
 from alltoallv.mindspore.work import CommHandle, Done
 
@@ -109,14 +122,30 @@ def all_to_all_v(
         check_async(async_op)
         limit = _core.read_timeout(timeout)
         check_tensor("input", input)
-        core_name(input.dtype)
+        dtype = core_name(input.dtype)
         wants_grad = tracks(input)
+        at_once = not (async_op or wants_grad or recv_counts is None or tensors.in_queue())
         if out is not None and recv_counts is not None:
             check_output("out", out, input.dtype)
-            settle_apart(out, input)
+            at_once = at_once and not tracks(out)
+            if not at_once:
+                settle_apart(out, input)
         request = read_request(
             comm.size, input.shape, send_counts, recv_counts, sdispls, rdispls, unit, out, async_op and wants_grad
         )
+        if at_once:
+            x, target = input if input.is_contiguous() else input.contiguous(), out
+            if target is None:
+                target = (zeros if request.has_gaps else empty)(request.shape, input.dtype)
+            settle()
+            place, source = region(target), region(x)
+            if out is not None:
+                check_apart(place, source)
+            plan = request.plan(comm.core, "all_to_all_v", dtype)
+    if at_once:
+        plan.run(source[0], place[0], limit)
+        return target
+    with guard(comm, "all_to_all_v"):
         layout = request.layout
         index = packing(*layout[:2]) if wants_grad else None
         if index is not None:  # MindSpore's own gather adds up the gradients of what is sent twice
@@ -125,7 +154,9 @@ def all_to_all_v(
     transfer = TensorTransfer(comm, "all_to_all_v", layout, tuple(input.shape), request.shape, request.row, limit)
     if request.learns:
         tail = request.shape[1:]
-        return _submit_learning(input, transfer, tail) if async_op else LearningExchange.apply(input, transfer, tail)
+        if async_op:
+            return _submit_learning(input, transfer, tail)
+        return LearningExchange.apply(input, transfer, tail) if wants_grad else run_learning(input, transfer, tail)[0]
     return exchange(input, transfer, out, "out", async_op)
 
 
@@ -148,6 +179,8 @@ def check_async(async_op: Any) -> None:
 def exchange(input: Tensor, transfer: TensorTransfer, out: Tensor | None, name: str, async_op: bool) -> Any:
     """Runs or submits a checked exchange, with gradients where they may be asked for."""
     if out is None:
+        if not tracks(input):
+            return transfer.submit(input) if async_op else transfer.run(input)
         if async_op:
             holder: list[CommHandle] = []
             output = AsyncExchange.apply(input, transfer, holder)
