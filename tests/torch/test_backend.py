@@ -376,40 +376,32 @@ def test_again_in_the_same_processes(ranks: Ranks, tmp_path: Path) -> None:
     ranks(2, communicator=False)(run, str(tmp_path))
 
 
-def test_several_hosts_fall_back_to_gloo(ranks: Ranks, file: str) -> None:
-    def run(rank: int, size: int) -> list[str]:
+def test_several_hosts_use_tcp(ranks: Ranks, file: str) -> None:
+    """Ranks that are told they have no host in common; tests of two real hosts are in test_two_hosts.py."""
+
+    def run(rank: int, size: int) -> None:
         from alltoallv.torch.engines import rendezvous
-        from alltoallv.torch.process_group import group as group_creation
 
         here = rendezvous.host
         rendezvous.host = lambda: f"host-{rank // 2}"
         try:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                with joined(rank, size, file) as group:
-                    assert isinstance(group, at.backend.AllToAllVGroup)
-                    assert group.communicator is None
-                    dist.new_group([0, 1, 2])
-                    dist.all_reduce(x := torch.tensor([rank]))
-                    assert x.item() == 3
-                    dist.all_to_all_single(y := torch.empty(3).long(), torch.arange(3) + 3 * rank)
-                    assert y.tolist() == [rank, rank + 3, rank + 6]
-                    dist.all_gather(xs := [torch.empty(1).long() for _ in range(size)], torch.tensor([rank]))
-                    assert torch.cat(xs).tolist() == [0, 1, 2]
-                    dist.all_gather_object(objects := [None] * size, rank)
-                    assert objects == [0, 1, 2]
-                    assert at.from_group(group).backend == "gloo"
-                    out = at.all_to_all_v(torch.arange(3) + 10 * rank, [1, 1, 1])
-                    assert out.tolist() == [rank, rank + 10, rank + 20]
-                    dist.barrier()
-            return [str(w.message) for w in caught if "gloo" in str(w.message)]
+            with joined(rank, size, file) as group:
+                assert isinstance(group, at.backend.AllToAllVGroup)
+                assert group.communicator.backend == "tcp"
+                dist.new_group([0, 1, 2])
+                dist.all_reduce(x := torch.tensor([rank]))
+                assert x.item() == 3
+                dist.all_to_all_single(y := torch.empty(3).long(), torch.arange(3) + 3 * rank)
+                assert y.tolist() == [rank, rank + 3, rank + 6]
+                dist.all_gather(xs := [torch.empty(1).long() for _ in range(size)], torch.tensor([rank]))
+                assert torch.cat(xs).tolist() == [0, 1, 2]
+                dist.all_gather_object(objects := [None] * size, rank)
+                assert objects == [0, 1, 2]
+                assert at.from_group(group).backend == "tcp"
+                out = at.all_to_all_v(torch.arange(3) + 10 * rank, [1, 1, 1])
+                assert out.tolist() == [rank, rank + 10, rank + 20]
+                dist.barrier()
         finally:
             rendezvous.host = here
-            group_creation._warned = False
 
-    found = ranks(3, communicator=False)(run)
-    assert found[0] == [
-        "rank 0 and rank 2 of group '0' run on different hosts: shared memory does not cross hosts, "
-        "backend 'alltoallv' uses gloo for all CPU collectives"
-    ]
-    assert found[1:] == [[], []]
+    ranks(3, communicator=False)(run)

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from alltoallv import _core, communicator
+from alltoallv import communicator
 from alltoallv.communicator import BACKENDS, Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError, PeerMismatchError
 from alltoallv.torch.engines import group as torch_group
-from alltoallv.torch.engines import rendezvous
+from alltoallv.torch.engines import hosts, rendezvous
 from alltoallv.torch.engines.group import TorchGroupCommunicator
 from alltoallv.torch.engines.hccl import DeviceMember
 
@@ -85,16 +85,16 @@ def from_group(
 ) -> AnyCommunicator:
     """The communicator over the ranks of a ProcessGroup, made at the first call, which is collective.
 
-    The ranks find each other through the group's store. On one host they share memory. Ranks on several hosts use a
-    gloo of their own over the group's store (or the group's MPI), tensors on a GPU the group's backend for it; which
-    one is logged once to ``alltoallv``, as information. A group of backend ``alltoallv`` has a communicator already.
+    The ranks find each other through the group's store. On one host they share memory; ranks on several hosts use TCP
+    between them (or the group's MPI). Tensors on a GPU use the group's backend for it. Which one it is, is logged once
+    to ``alltoallv``, as information. A group of backend ``alltoallv`` has a communicator already.
 
     Args:
         group: Of torch.distributed, made with any backend.
         timeout: Seconds that a rank waits for its peers, here and in every operator.
         device: Kind of device of the tensors: ``"cpu"``, ``"cuda"``, ``"npu"``. Every kind has its own communicator.
-        backend: ``"auto"``, ``"shm"``, ``"gloo"``, ``"nccl"``, ``"hccl"``, ``"mpi"``; the same on all ranks. Default:
-            ``ALLTOALLV_TORCH_BACKEND`` at the group's first use, or auto.
+        backend: ``"auto"``, ``"shm"``, ``"tcp"``, ``"gloo"`` (one of its own), ``"nccl"``, ``"hccl"``, ``"mpi"``; the
+            same on all ranks. Default: ``ALLTOALLV_TORCH_BACKEND`` at the group's first use, or auto.
         check: ``"always"`` (the default in host memory) compares operator, dtype and counts of all ranks before any
             data move, ``"first"`` (the default on a GPU) for the first 8 calls, ``"off"`` never.
 
@@ -108,7 +108,7 @@ def from_group(
     of_group = _made.setdefault(group, {})
     carrier: Communicator | None = getattr(group, "communicator", None)
     made: AnyCommunicator | None = of_group.get((device, wanted))
-    if carrier is not None and device == "cpu" and wanted in ("auto", "shm"):
+    if carrier is not None and device == "cpu" and wanted in ("auto", "shm", "tcp"):
         made = carrier
     elif made is None or not made.usable:
         of_group[device, wanted] = made = _make(group, timeout, device, wanted, check)
@@ -132,11 +132,11 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
     if check not in (None, "always", "first", "off"):
         raise InvalidParamError(f"check is {check!r}, expected 'always', 'first' or 'off'")
     name, rank, size = group.group_name, group.rank(), group.size()
-    domain = f"torch-{name}".replace(":", "-").encode()[:128].decode(errors="ignore")  # a colon would begin a size
-    shared = communicator.make_options(domain, timeout, "off" if check == "off" else None)
     raw = dist.distributed_c10d._world.pg_map[group][1]
     if raw is None:  # MPI's own launcher has brought the ranks together
-        return TorchGroupCommunicator(group, "mpi", None, [], domain=domain, timeout=timeout, check=check)
+        return TorchGroupCommunicator(
+            group, "mpi", None, [], domain=hosts.domain_of(name), timeout=timeout, check=check
+        )
     meeting = rendezvous.meet(raw, rank, size, name, timeout, device=device, backend=wanted)
     who = meeting.who
     for j, peer in enumerate(who):
@@ -144,23 +144,21 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
         if asked[0] != asked[1]:
             raise PeerMismatchError(f"group {name!r}: rank 0 has {asked[0]}, rank {j} has {asked[1]}")
     chosen = _choose(group, device, wanted, who)
-    if chosen == "shm":
-        shared.rank, shared.size = rank, size
-        shared.job = "torch:" + meeting.key
-        return Communicator(_core.communicator(shared))
-    hosts = len({peer["host"] for peer in who})
-    _log.info(
-        "group %r: %s tensors of %d ranks on %d host%s go through %s",
-        name,
-        device,
-        size,
-        hosts,
-        "s"[: hosts > 1],
-        chosen,
-    )
-    store = meeting.store(raw, rank, size)
+    if chosen != "shm":
+        number = f"{meeting.hosts} host{'s'[: meeting.hosts > 1]}"
+        _log.info("group %r: %s tensors of %d ranks on %s go through %s", name, device, size, number, chosen)
+    if chosen in ("shm", "tcp"):
+        return hosts.connect(meeting, raw, rank, size, name, timeout, "off" if check == "off" else None)
+    options = communicator.make_options(hosts.domain_of(name), timeout, "off" if check == "off" else None)
     return TorchGroupCommunicator(
-        group, chosen, store, who, domain=domain, timeout=timeout, check=check, warn_after=shared.warn_after
+        group,
+        chosen,
+        meeting.store(raw, rank, size),
+        who,
+        domain=options.domain,
+        timeout=timeout,
+        check=check,
+        warn_after=options.warn_after,
     )
 
 
@@ -176,9 +174,13 @@ def _choose(group: dist.ProcessGroup, device: str, wanted: str, who: Sequence[di
                 "expected all on one: shared memory does not cross hosts"
             )
     if wanted == "gloo" or (wanted == "auto" and device == "cpu"):
-        if wanted == "auto" and other is None:
-            return "shm"
+        if wanted == "auto" and (other is None or _engine(group, device) != "mpi"):
+            return "shm" if other is None else "tcp"
         return "mpi" if _engine(group, device) == "mpi" else "gloo"
+    if wanted == "tcp":
+        if device != "cpu":
+            raise BackendUnavailableError(f"backend is 'tcp' for {device} tensors, expected cpu")
+        return "shm" if other is None else "tcp"
     if device == "npu" and wanted in ("auto", "hccl"):
         return "hccl"  # over a communicator of our own if the group has none
     if wanted in ("auto", "nccl", "hccl", "mpi"):

@@ -37,6 +37,11 @@ class Meeting(NamedTuple):
     who: list[dict[str, Any]]
     key: str
 
+    @property
+    def hosts(self) -> int:
+        """How many hosts the ranks are on."""
+        return len({peer["host"] for peer in self.who})
+
     def store(self, of_group: dist.Store, rank: int, size: int) -> GroupStore:
         """A part of the group's store that nobody has written to."""
         return GroupStore(dist.PrefixStore(f"alltoallv/{self.key}", connection(of_group)), rank, size)

@@ -4,11 +4,11 @@
 
     dist.init_process_group("alltoallv")                      # or "cpu:alltoallv", or "cpu:alltoallv,cuda:nccl"
 
-Over shared memory, for dense CPU tensors of ranks on one host: every collective of torch.distributed, send and recv
-with tags and from any source, the coalesced forms, and what is made of them: DDP, FSDP2, functional collectives, object
-collectives, pipelines. Handed to gloo, after all ranks have agreed that it is: sparse tensors and tensor subclasses.
+For dense CPU tensors, over shared memory on a host and TCP between hosts: every collective of torch.distributed, send
+and recv with tags and from any source, the coalesced forms, and what is made of them: DDP, FSDP2, functional
+collectives, object collectives, pipelines. Handed to gloo, after all ranks have agreed that it is: sparse tensors and
+tensor subclasses.
 Tensors of accelerators go to the engine that the group's configuration names for them, NCCL and HCCL if it names none.
-Ranks on several hosts use gloo for everything, which a warning says once.
 
 What the core checks holds here too: ranks that disagree about operator, dtype or sizes all raise
 `PeerMismatchError`, late and lost ranks are named, and `alltoallv.torch` functions called with such a group use the
@@ -46,9 +46,9 @@ from alltoallv.torch.process_group.group import NAME
 
 
 class AllToAllVGroup(CarriedGroup):
-    """A group whose CPU collectives run over shared memory; see the module."""
+    """A group whose CPU collectives run over its communicator; see the module."""
 
-    # Collectives over shared memory.
+    # Collectives over the communicator.
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
         opts = opts or AllreduceOptions()
@@ -174,14 +174,12 @@ class AllToAllVGroup(CarriedGroup):
     def barrier(self, opts: Any = None) -> TorchWork:
         opts = opts or BarrierOptions()
         device = opts.device.type if opts.device is not None else "cpu"
-        if device == "cpu" and self.communicator is not None:
+        if device == "cpu":
             return self._run("barrier", opts, calls.barrier)
         return self._kept(self._engine(device).barrier(opts))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A `barrier`, which names late ranks; ``dist.monitored_barrier`` itself insists on backend gloo."""
-        if self.communicator is None:
-            return super().monitored_barrier(timeout, wait_all_ranks)
         opts = BarrierOptions()
         opts.asyncOp = False
         if timeout is not None:

@@ -39,8 +39,8 @@ class CarriedGroup(EngineGroup):
         self._pending: list[BackendWork] = []
 
     def _carries(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether shared memory does: every rank must answer alike."""
-        return self.communicator is not None and all(
+        """Whether the communicator does: every rank must answer alike."""
+        return all(
             tensor.is_cpu and type(tensor) in PLAIN and tensor.layout is torch.strided and tensor.dtype in MOVABLE
             for tensor in tensors
         )
@@ -54,7 +54,6 @@ class CarriedGroup(EngineGroup):
     ) -> TorchWork:
         """``at_once`` makes a call that blocks, on tensors that need no more than the core's look; else it is None."""
         comm = self.communicator
-        assert comm is not None
         in_turn()
         limit = opts.timeout.total_seconds()
         if limit <= 0:
@@ -76,7 +75,6 @@ class CarriedGroup(EngineGroup):
     def _post(self, name: str, prepare: Callable[[Communicator], Operation]) -> TorchWork:
         """Begins a message. Errors of its arguments are this rank's alone."""
         comm = self.communicator
-        assert comm is not None
         with _as_torch(name, comm):
             operation = prepare(comm)
             call = operation.submit(self._limit())
@@ -94,9 +92,9 @@ class CarriedGroup(EngineGroup):
         return self._gloo.options._timeout.total_seconds()  # what all ways to set a group's timeout reach
 
     def _hand_over(self, method: str, tensors: Any, *args: Any, **kwargs: Any) -> TorchWork:
-        """As the base class; on a host all ranks agree first that gloo does it, and in what."""
+        """As the base class; all ranks agree first that gloo does it, and in what."""
         comm = self.communicator
-        if comm is not None and _on_cpu(tensors):
+        if _on_cpu(tensors):
             in_turn()
             none = [0] * comm.size
             _core.Plan(comm.core, "handed_to_gloo", "uint8", none, none, none, none).run(0, 0, self._limit())

@@ -1,4 +1,4 @@
-"""What carries a group of the backend: a communicator on one host, and torch's own engines for everything else."""
+"""What carries a group of the backend: a communicator in host memory, and torch's own engines for everything else."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as TorchBackend
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
-from alltoallv import _core, communicator
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError
-from alltoallv.torch.engines import rendezvous
+from alltoallv.torch.engines import hosts, rendezvous
 from alltoallv.torch.engines.rendezvous import Meeting
 
 _NATIVE = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl"}
@@ -41,17 +40,10 @@ def meet(options: _DistributedBackendOptions, world: Meeting | None, counts: Cou
     return Meeting([world.who[rank] for rank in ranks], f"{world.key}/{group}, {counts[group]}")
 
 
-def connect(options: _DistributedBackendOptions, meeting: Meeting) -> Communicator | str:
-    """The communicator of all ranks that have met; if they run on several hosts, a sentence that says which."""
-    name, who = options.group_id, meeting.who
-    for j, peer in enumerate(who):
-        if peer["host"] != who[0]["host"]:
-            return f"rank 0 and rank {j} of group {name!r} run on different hosts"
-    domain = f"torch-{name}".replace(":", "-").encode()[:128].decode(errors="ignore")  # what follows a colon is a size
-    shared = communicator.make_options(domain, options.timeout.total_seconds())
-    shared.rank, shared.size = options.group_rank, options.group_size
-    shared.job = "torch:" + meeting.key
-    return Communicator(_core.communicator(shared))
+def connect(options: _DistributedBackendOptions, meeting: Meeting) -> Communicator:
+    """The communicator of all ranks that have met."""
+    place = options.store, options.group_rank, options.group_size
+    return hosts.connect(meeting, *place, options.group_id, options.timeout.total_seconds())
 
 
 def gloo(options: _DistributedBackendOptions, store: dist.Store) -> dist.ProcessGroupGloo:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections import Counter
 from datetime import timedelta
 from typing import Any
@@ -14,7 +13,6 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work as TorchWork
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
-from alltoallv.communicator import Communicator
 from alltoallv.torch.engines.rendezvous import Meeting
 from alltoallv.torch.process_group import engines as engines
 from alltoallv.torch.process_group.work import Futures, WorkList, in_turn
@@ -47,15 +45,11 @@ class EngineGroup(dist.ProcessGroup):
         self.meeting: Meeting = engines.meet(options, *met)
         # A place of this group alone: the group's own store may hold what a group of before has written.
         self._place = dist.PrefixStore(f"alltoallv/{self.meeting.key}", options.store)
-        found = engines.connect(options, self.meeting)
-        self.communicator = found if isinstance(found, Communicator) else None
-        if isinstance(found, str) and rank == 0:
-            _warn_hosts(found)
+        self.communicator = engines.connect(options, self.meeting)
         try:
             self._gloo = engines.gloo(options, self._place)
         except BaseException:
-            if self.communicator is not None:
-                self.communicator.destroy()
+            self.communicator.destroy()
             raise
         for group in (self, self._engines):
             dist.ProcessGroup._register_backend(group, _CPU, dist.ProcessGroup.BackendType.GLOO, self._gloo)
@@ -113,16 +107,14 @@ class EngineGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Leaves the group; peers that still wait for this rank get an error."""
-        if self.communicator is not None:
-            self.communicator.destroy()
+        self.communicator.destroy()
         self._futures.close()
         self._message_futures.close()
         self._engines.shutdown()
 
     def abort(self) -> None:
         """Makes every rank's present and later collectives fail."""
-        if self.communicator is not None:
-            self.communicator.abort("the process group was aborted")
+        self.communicator.abort("the process group was aborted")
         self._futures.close()
         self._message_futures.close()
         self._engines.abort()
@@ -163,10 +155,6 @@ class EngineGroup(dist.ProcessGroup):
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> TorchWork:
         return self._engine_work("recv_anysource", tensors, tensors, tag)
 
-    def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Gloo's; `barrier` names late ranks as well. ``dist.monitored_barrier`` itself insists on backend gloo."""
-        self._engines.monitored_barrier(*args, **kwargs)
-
     def _start_coalescing(self, device: torch.device) -> None:
         if device.type != "cpu":
             self._engine(device.type)._start_coalescing(device)
@@ -193,16 +181,3 @@ class EngineGroup(dist.ProcessGroup):
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
-
-
-_warned = False
-
-
-def _warn_hosts(reason: str) -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        warnings.warn(
-            f"{reason}: shared memory does not cross hosts, backend 'alltoallv' uses gloo for all CPU collectives",
-            stacklevel=2,
-        )
