@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_map
 
 from alltoallv._calls.kernels import providers
 from alltoallv_emulator import graphs
@@ -118,10 +118,29 @@ def _is_npu(value: object) -> bool:
 def synchronize(device: torch.device) -> None:
     graphs.check_waiting()
     if device.index == torch.npu.current_device():
-        torch.npu.current_stream().synchronize()
+        torch.npu.current_stream(device.index).synchronize()
     else:
         with torch.npu.device(device):  # also sets it up where it has not been used before
             torch.npu.current_stream().synchronize()
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    """What tuples, lists and dictionaries hold. torch's pytree does the same in ten times the time."""
+    if isinstance(tree, (tuple, list, dict)):
+        for one in tree.values() if isinstance(tree, dict) else tree:
+            yield from _leaves(one)
+    else:
+        yield tree
+
+
+def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
+    """The same with every leaf changed."""
+    kind = type(tree)
+    if kind is tuple or kind is list:
+        return kind([_mapped(change, one) for one in tree])
+    if kind is dict:
+        return {name: _mapped(change, one) for name, one in tree.items()}
+    return tree_map(change, tree) if isinstance(tree, tuple) else change(tree)  # results that have names
 
 
 def _device_of(values: list[Any]) -> torch.device:
@@ -156,8 +175,8 @@ def on_host(operator: Any) -> Callable[..., Any]:
 
     def run(*args: Any, **kwargs: Any) -> Any:
         targets = {name: kwargs.pop(name) for name in outs if name in kwargs}
-        values, structure = tree_flatten((args, kwargs))
-        device = _device_of([*values, *tree_flatten(targets)[0]])
+        values = list(_leaves((args, kwargs)))
+        device = _device_of([*values, *_leaves(targets)])
         devices = {value.device for value in values if _is_npu(value)} | {device}
         for used in devices:
             synchronize(used)
@@ -179,7 +198,7 @@ def on_host(operator: Any) -> Callable[..., Any]:
                 return value
             return views[id(value)][1] if id(value) in views else _to_npu(value, device)
 
-        host_args, host_kwargs = tree_unflatten([to_host(value) for value in values], structure)
+        host_args, host_kwargs = _mapped(to_host, args), _mapped(to_host, kwargs)
         # An out may have any size before: the kernel fills a fresh one, whose contents it gets.
         fresh = {name: _empty_like_out(target) for name, target in targets.items()}
         results = operator(*host_args, **host_kwargs, **fresh)
@@ -187,8 +206,7 @@ def on_host(operator: Any) -> Callable[..., Any]:
             written = [_fill_out(target, fresh[name]) for name, target in targets.items()]
             returned = len(operator._schema.returns)
             return None if returned == 0 else written[0] if returned == 1 else tuple(written)
-        flat, shape = tree_flatten(results)
-        return tree_unflatten([to_npu(value) for value in flat], shape)
+        return _mapped(to_npu, results)
 
     return run
 
