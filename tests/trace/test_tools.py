@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 from traced_program import COUNTS, LATE, STEPS
 
+from alltoallv.errors import PeerLostError
+from alltoallv.numpy import all_reduce, barrier
 from alltoallv_tools.cli import main
 from alltoallv_tools.trace.records import read
 from alltoallv_tools.trace.story import lateness, tell
@@ -147,6 +149,23 @@ def test_a_job_that_hangs(tmp_path):
         assert rows[0][3:7] == ["is", "in", "all_reduce", "#41"]
         job.send_signal(signal.SIGKILL)
     assert expected in tell(read(folder))
+
+
+def test_flight_records_of_a_job_that_was_not_traced(ranks, tmp_path, capsys):
+    def work(comm):
+        for _ in range(3):
+            all_reduce(np.ones(4), group=comm)
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(PeerLostError):
+            barrier(group=comm)
+
+    ranks(3, fresh=True, outcomes=True, env={"ALLTOALLV_FLIGHT_DIR": str(tmp_path)})(work)
+    assert main(["trace", str(tmp_path)]) == 0
+    told = capsys.readouterr().out.splitlines()[0]
+    assert re.fullmatch(r"Rank 1 has ended all_reduce #3 of '.*', all others failed in barrier #4\.", told)
+    (domain,) = page_data((tmp_path / "trace.html").read_text("utf-8"))["domains"]
+    assert [len(rank) for rank in domain["events"]] == [4, 3, 4]
 
 
 @pytest.mark.parametrize("command", ["trace", "top"])

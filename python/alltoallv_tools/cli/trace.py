@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from alltoallv_tools.cli.outputs import check_file, write_text
-from alltoallv_tools.trace import page, perfetto, story, torch_flight
+from alltoallv_tools.trace import flight, page, perfetto, story, torch_flight
 from alltoallv_tools.trace.records import read
 
 _EPILOG = """\
@@ -24,7 +24,7 @@ example:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``trace``."""
     parser.epilog = _EPILOG
-    parser.add_argument("folder", type=Path, help="the folder of the trace")
+    parser.add_argument("folder", type=Path, help="the folder of the trace, or of flight records")
     parser.add_argument("--html", type=Path, metavar="FILE", help="the page (default: FOLDER/trace.html)")
     parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write JSON for ui.perfetto.dev there")
     parser.add_argument(
@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
     try:
         for option, path in (("html", args.html), ("perfetto", args.perfetto)):
             check_file(option, path)
-        domains = read(args.folder)
+        domains = flight.read(args.folder) or read(args.folder)
     except (OSError, ValueError) as error:
         print(f"trace: {error}", file=sys.stderr)
         return 2

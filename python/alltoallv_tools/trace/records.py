@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ HEADER_BYTES = 4096
 RUNNING, DONE, FAILED = range(3)
 MESSAGES = ("send", "recv")
 
-Records = npt.NDArray[Any]  # of `_layout`
+Records = npt.NDArray[Any]  # of `layout`
 
 
-def _layout(size: int) -> np.dtype[Any]:
+def layout(size: int) -> np.dtype[Any]:
     """As op_host/control/trace.h has it: times in nanoseconds, ``counts`` in elements of ``element`` bytes."""
     fields = "begin=u8 end=u8 waited=u8 seq=u8 bytes=u8 dtype=u4 element=u4 op=u2 state=u1 unused=u1 peer=i4"
     return np.dtype([*(tuple(field.split("=")) for field in fields.split()), ("counts", "i8", (size,))])
@@ -62,9 +62,9 @@ class RankTrace:
         """The records less those of messages."""
         return self.records[~self.of(MESSAGES)]
 
-    def of(self, operators: Iterable[str]) -> npt.NDArray[np.bool_]:
+    def of(self, operators: Collection[str]) -> npt.NDArray[np.bool_]:
         """Which records are of one of these operators."""
-        return np.isin(self.records["op"], [self.operators.index(name) for name in operators])
+        return np.isin(self.records["op"], [i for i, name in enumerate(self.operators) if name in operators])
 
 
 @dataclass
@@ -119,13 +119,13 @@ def read_file(path: Path) -> RankTrace:
     with path.open("rb") as file:
         try:
             about = json.loads(file.read(HEADER_BYTES).rstrip(b"\0"))
-            layout = _layout(about["size"])
-            if about["stride"] != layout.itemsize:
+            form = layout(about["size"])
+            if about["stride"] != form.itemsize:
                 raise ValueError("another version wrote it")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{str(path)!r} is no trace: {error}") from None
         data = file.read()
-    records = np.frombuffer(data, layout, count=len(data) // layout.itemsize)
+    records = np.frombuffer(data, form, count=len(data) // form.itemsize)
     empty = np.flatnonzero(records["begin"] == 0)  # files grow in steps
     return RankTrace(
         domain=about["domain"],
