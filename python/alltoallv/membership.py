@@ -8,7 +8,8 @@ import os
 import secrets
 import select
 import time
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,7 +52,52 @@ def split(
         return None
     members = sorted((row[2], rank) for rank, row in enumerate(told.tolist()) if row[:2] == [1, color])
     options.domain = f"{comm.domain}/{color}"
-    return _make(options, told, [rank for _, rank in members], comm.rank)
+    ranks = [rank for _, rank in members]
+    if comm.backend == "shm":
+        return _make(options, told, ranks, comm.rank)
+    options.job = f"split/{told[0, 3]:x}"
+    return connect(options, comm.core, ranks), options
+
+
+def connect(
+    options: _core.CommunicatorOptions, whole: _core.Communicator, members: Sequence[int]
+) -> _core.Communicator:
+    """The communicator of some ranks of one between hosts, made by messages among them; collective among them alone.
+
+    Args:
+        options: Job and domain equal on all members and different from others'; they get rank and size.
+        whole: The communicator that has more ranks.
+        members: The ranks in ``whole``, in the order of their ranks in the new one.
+    """
+    options.rank, options.size = members.index(whole.rank), len(members)
+    gather = _gatherer(whole, members, f"{options.job}\n{options.domain}")
+    if len(set(gather(_core.this_place().encode()))) == 1:
+        return _core.communicator(options)
+    return _core.engine_communicator(options, gather, None)
+
+
+def _gatherer(whole: _core.Communicator, members: Sequence[int], name: str) -> Callable[[bytes], list[bytes]]:
+    """Hands every member the bytes, as many on all, that all members give: over the first of them."""
+    tag = -1 - zlib.crc32(name.encode()) % 2**30  # apart from those of programs
+
+    def post(operator: str, data: npt.NDArray[np.uint8], peer: int) -> None:
+        whole.post(operator, "uint8", data.ctypes.data, data.size, peer, tag).wait()
+
+    def gather(mine: bytes) -> list[bytes]:
+        every = np.empty((len(members), len(mine)), np.uint8)
+        row = np.frombuffer(mine, np.uint8).copy()
+        if whole.rank != members[0]:
+            post("send", row, members[0])
+            post("recv", every, members[0])
+        else:
+            every[0] = row
+            for j, peer in enumerate(members[1:], 1):
+                post("recv", every[j], peer)
+            for peer in members[1:]:
+                post("send", every, peer)
+        return [one.tobytes() for one in every]
+
+    return gather
 
 
 def shrink(comm: Communicator) -> Made:
@@ -86,9 +132,10 @@ def shrink(comm: Communicator) -> Made:
 
 
 def _options_like(comm: Communicator, function: str) -> _core.CommunicatorOptions:
-    if comm.backend != "shm":
+    if comm.host_core is None or (function == "shrink" and comm.backend != "shm"):
         raise BackendUnavailableError(
-            f"{function}() of domain '{comm.domain}' over backend '{comm.backend}', expected one in host memory: 'shm'"
+            f"{function}() of domain '{comm.domain}' over backend '{comm.backend}', expected one in host memory"
+            + ", on one host" * (function == "shrink")
         )
     return comm.options()
 

@@ -136,6 +136,12 @@ def main() -> None:
     except PeerMismatchError as error:
         lines.append(f"mismatch: {str(error).partition(': ')[2]}")
     an.barrier(group=comm)
+    for color in (comm.rank % 2, comm.rank // 2):  # across the hosts, and within them
+        part = comm.split(color, -comm.rank)
+        assert part is not None
+        lines.append(f"split: {part.rank} {an.all_gather(np.array([comm.rank]), group=part).tolist()}")
+        lines.append(f"its sum: {an.all_reduce(np.full(100_000, comm.rank), group=part).sum()}")
+        part.destroy()
     Path(sys.argv[2], f"rank{comm.rank}.txt").write_text("\n".join(lines))
     comm.destroy()
 

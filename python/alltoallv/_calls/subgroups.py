@@ -1,13 +1,13 @@
-"""Communicators of some of the ranks of a job on one host."""
+"""Communicators of some of the ranks of a job."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
 
-from alltoallv import _core, communicator
+from alltoallv import _core, communicator, membership
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError
+from alltoallv.errors import BackendUnavailableError, InvalidParamError
 from alltoallv.launch import detect as launch
 
 
@@ -35,14 +35,22 @@ def connect(name: str, domain: str, members: Sequence[int], timeout: float) -> C
 
     Raises:
         InvalidParamError: this rank is not a member.
-        BackendUnavailableError: the job's ranks do not share a host.
+        BackendUnavailableError: the job is on several hosts, and there is no communicator of all its ranks yet.
         CommTimeoutError: ranks did not come; the message names them.
     """
     job = launch.detect()
     if job.rank not in members:
         raise InvalidParamError(f"group {name!r} has ranks {list(members)}, of which this rank, {job.rank}, is none")
-    job.require_one_host(job.size)
     options = communicator.make_options(domain, timeout)
+    if job.several_hosts:
+        whole = communicator.existing_default()
+        if whole is None:
+            raise BackendUnavailableError(
+                f"group {name!r} of a job on several hosts needs the communicator of all ranks, which this rank has "
+                "not made yet: call Communicator.from_env() on all of them before"
+            )
+        options.job = "group"
+        return Communicator(membership.connect(options, whole.core, members), options)
     options.rank, options.size = members.index(job.rank), len(members)
     options.job = f"{job.job_id}#{job.restart_count}"
     return Communicator(_core.communicator(options), options)
