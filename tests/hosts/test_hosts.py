@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import subprocess
 import sys
@@ -11,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from alltoallv.testing.hosts import Host
+from alltoallv.testing.hosts import Host, HostRanks, no_launcher, torchrun_environment
 
-from .conftest import FOLDER, LAUNCHERS, Ranks, environment
+FOLDER = Path(__file__).parent
 
 
 def read_lines(folder: Path) -> list[list[str]]:
@@ -24,7 +23,7 @@ def read_lines(folder: Path) -> list[list[str]]:
 def one_host(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     """What every collective gives on 4 ranks of this host."""
     folder = tmp_path_factory.mktemp("one-host")
-    ranks = Ranks("numpy_program.py", [], 4, "env", str(folder))
+    ranks = HostRanks(FOLDER / "numpy_program.py", [], 4, "env", str(folder))
     texts = ranks.outputs()
     assert ranks.codes() == [0] * 4, "\n".join(texts)
     return read_lines(folder)
@@ -33,7 +32,7 @@ def one_host(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
 def test_every_collective_has_the_bits_of_one_host(
     two_hosts: list[Host], one_host: list[list[str]], tmp_path: Path
 ) -> None:
-    ranks = Ranks("numpy_program.py", two_hosts, 4, "env", str(tmp_path))
+    ranks = HostRanks(FOLDER / "numpy_program.py", two_hosts, 4, "env", str(tmp_path))
     texts = ranks.outputs()
     assert ranks.codes() == [0] * 4, "\n".join(texts)
     assert read_lines(tmp_path) == one_host
@@ -53,14 +52,15 @@ def test_mpi_carries_what_goes_between_hosts(two_hosts: list[Host], one_host: li
     command = [str(Path(sys.executable).with_name("mpiexec")), "-launcher", "ssh", "-launcher-exec", str(launcher)]
     command += ["-hosts", where, "-iface", first.interface, "-n", "4"]
     command += [sys.executable, str(FOLDER / "numpy_program.py"), "mpi", str(tmp_path)]
-    env = {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
-    ended = subprocess.run(first.command(*command), env=env, capture_output=True, text=True, timeout=150, check=False)
+    ended = subprocess.run(
+        first.command(*command), env=no_launcher(), capture_output=True, text=True, timeout=150, check=False
+    )
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     assert read_lines(tmp_path) == one_host
 
 
 def test_a_killed_rank_is_named_on_all_within_a_second(two_hosts: list[Host]) -> None:
-    ranks = Ranks("lost_program.py", two_hosts, 4, port=29_510)
+    ranks = HostRanks(FOLDER / "lost_program.py", two_hosts, 4, port=29_510)
     texts = ranks.outputs()
     for rank in (0, 1, 2):
         assert ranks.codes()[rank] == 0, texts[rank]
@@ -70,13 +70,13 @@ def test_a_killed_rank_is_named_on_all_within_a_second(two_hosts: list[Host]) ->
 
 def test_ranks_that_end_before_others_need_nothing_of_them(two_hosts: list[Host]) -> None:
     """Rank 0, over which rows go, destroys its communicator while others are still receiving its data."""
-    ranks = Ranks("leaving_program.py", two_hosts, 4, port=29_520)
+    ranks = HostRanks(FOLDER / "leaving_program.py", two_hosts, 4, port=29_520)
     texts = ranks.outputs()
     assert ranks.codes() == [0] * 4, "\n".join(texts)
 
 
 def test_a_job_on_several_hosts_without_an_address_is_refused_at_once(two_hosts: list[Host]) -> None:
-    env = environment(0, 4, 2, "", 0)
+    env = torchrun_environment(0, 4, 2, "", 0)
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         del env[name]
     code = "import alltoallv; alltoallv.Communicator.from_env()"

@@ -11,7 +11,9 @@ import itertools
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from alltoallv.errors import BackendUnavailableError
@@ -104,6 +106,76 @@ def gloo_environment(hosts: Sequence[Host], rank: int, size: int, port: int) -> 
         "GLOO_SOCKET_IFNAME": host.interface,
         "OMP_NUM_THREADS": "1",
     }
+
+
+def no_launcher() -> dict[str, str]:
+    """This process's variables but those that launchers set, our own among them."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return {name: value for name, value in os.environ.items() if name not in names and not name.startswith("ALLTOALLV")}
+
+
+def torchrun_environment(rank: int, size: int, on_host: int, address: str, port: int) -> dict[str, str]:
+    """A rank's variables as torchrun sets them, where ``on_host`` ranks share a host and rank 0's has the address."""
+    return {
+        **no_launcher(),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank % on_host),
+        "LOCAL_WORLD_SIZE": str(on_host),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+class HostRanks:
+    """Processes that run a Python program on several hosts, as many on each, or on this one.
+
+    Args:
+        program: Path of the script.
+        hosts: Where; none: on this host.
+        size: Ranks in all.
+        arguments: Of the script.
+        port: Free on the first host, and the next one too.
+        environment: Gives a rank's variables, all of them; None: `torchrun_environment`.
+    """
+
+    def __init__(
+        self,
+        program: str | os.PathLike[str],
+        hosts: Sequence[Host],
+        size: int,
+        *arguments: str,
+        port: int = 29_500,
+        environment: Callable[[int], Mapping[str, str]] | None = None,
+    ) -> None:
+        self.processes: list[subprocess.Popen[str]] = []
+        for rank in range(size):
+            on_host = size // max(len(hosts), 1)
+            address = hosts[0].address if hosts else "127.0.0.1"
+            env = environment(rank) if environment else torchrun_environment(rank, size, on_host, address, port)
+            command = [sys.executable, str(program), *arguments]
+            if hosts:
+                command = hosts[rank // on_host].command(*command)
+            self.processes.append(
+                subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            )
+
+    def outputs(self, seconds: float = 120) -> list[str]:
+        """What each has printed, once all have ended; those that have not by then are killed."""
+        end = time.monotonic() + seconds
+        texts = []
+        for process in self.processes:
+            try:
+                texts.append(process.communicate(timeout=max(end - time.monotonic(), 0.1))[0])
+            except subprocess.TimeoutExpired:
+                process.kill()
+                texts.append(process.communicate()[0] + "\n(killed: it took too long)")
+        return texts
+
+    def codes(self) -> list[int]:
+        """Their exit statuses, after `outputs`."""
+        return [process.returncode for process in self.processes]
 
 
 def _find(program: str) -> None:
