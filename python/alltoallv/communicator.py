@@ -93,7 +93,9 @@ class Communicator:
         options.job = f"{job.job_id}#{job.restart_count}"
         _forget_default(options.domain)
         if backend == "tcp" or (backend == "auto" and job.several_hosts):
-            return cls(_between_hosts(job, options), options)
+            made = cls(_between_hosts(job, options), options)
+            _of_hosts[:] = [made]
+            return made
         job.require_one_host(job.size)
         return cls(_core.communicator(options), options)
 
@@ -283,6 +285,14 @@ def default(backend: str = "auto") -> Communicator:
 def existing_default() -> Communicator | None:
     """The same if it has been made."""
     return _defaults.get("auto")
+
+
+_of_hosts: list[Communicator] = []  # the last of all ranks of a job on several hosts
+
+
+def of_all_hosts() -> Communicator | None:
+    """A communicator of all ranks of a job on several hosts, if `Communicator.from_env` has made one."""
+    return _of_hosts[0] if _of_hosts and _of_hosts[0].usable else None
 
 
 def _forget_default(domain: str) -> None:

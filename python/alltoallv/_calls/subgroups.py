@@ -43,7 +43,7 @@ def connect(name: str, domain: str, members: Sequence[int], timeout: float) -> C
         raise InvalidParamError(f"group {name!r} has ranks {list(members)}, of which this rank, {job.rank}, is none")
     options = communicator.make_options(domain, timeout)
     if job.several_hosts:
-        whole = communicator.existing_default()
+        whole = communicator.of_all_hosts()
         if whole is None:
             raise BackendUnavailableError(
                 f"group {name!r} of a job on several hosts needs the communicator of all ranks, which this rank has "
