@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import alltoallv.torch as at
@@ -164,5 +165,56 @@ def test_errors_surface(ranks: Ranks) -> None:
         with pytest.raises(PeerMismatchError, match="rank 1 sends 2 elements to rank 1, which expects 3"):
             compiled(torch.ones(4), [2, 2], [2, 2 + comm.rank])
         assert compiled(torch.ones(4), [2, 2], [2, 2]).tolist() == [1, 1, 1, 1]
+
+    ranks(2, **OPTIONS)(check)
+
+
+@BACKENDS
+def test_collectives_that_write_into_tensors(ranks: Ranks, backend: str) -> None:
+    """Reductions, gathers and those with a root, in place and out of place, are in the graph and give the same."""
+
+    def check(comm: Communicator) -> None:
+        def function(x: Tensor) -> list[Tensor]:
+            total = x * 2
+            at.all_reduce(total, dist.ReduceOp.MAX, group=comm)
+            part, single = torch.zeros_like(x[:2]), torch.zeros_like(x[:2])
+            at.reduce_scatter(part, [x[:2], x[2:4] + 1], group=comm)
+            at.reduce_scatter_tensor(single, total[:4], group=comm)
+            whole = [torch.zeros_like(x), torch.zeros_like(x)]
+            work = at.all_gather(whole, total + part.sum(), group=comm, async_op=True)
+            assert work is not None
+            work.wait()
+            told, summed, share = whole[0] - comm.rank, x + 1, torch.zeros_like(x[:2])
+            at.broadcast(told, 1, group=comm)
+            at.reduce(summed, 1, group=comm)
+            gathered = [torch.zeros_like(x), torch.zeros_like(x)] if comm.rank == 0 else None
+            at.gather(told * 3, gathered, 0, group=comm)
+            at.scatter(share, [x[:2], told[2:4]] if comm.rank == 1 else None, 1, group=comm)
+            return [total, part, single, *whole, told, summed, share, *(gathered or [])]
+
+        compiled = _compiled(function, backend)
+        for seed in range(3):
+            x = torch.randn(5, generator=torch.Generator().manual_seed(seed + 10 * comm.rank))
+            for one, other in zip(function(x), compiled(x), strict=True):
+                assert torch.equal(one, other)
+
+    ranks(2, **OPTIONS)(check)
+
+
+def test_a_graph_tells_of_wrong_tensors_when_it_runs(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        def function(x: Tensor) -> Tensor:
+            y = x * 2
+            at.all_reduce(y, group=comm)
+            return y
+
+        compiled = _compiled(function, "aot_eager")
+        compiled(torch.ones(4))
+        try:
+            compiled(torch.ones(4 + comm.rank))
+        except PeerMismatchError as error:
+            assert "rank 0 has elements: 4, rank 1 has elements: 5" in str(error), error  # noqa: PT017
+        else:
+            raise AssertionError("nobody said that the ranks differ")
 
     ranks(2, **OPTIONS)(check)

@@ -2,7 +2,7 @@
 
 All return None, or the `Work` with ``async_op=True``. They have no gradients, as in torch; `alltoallv.torch.functional`
 has. Tensors that are not contiguous are copied; an output of that kind is complete when ``wait`` has returned.
-``torch.compile`` leaves the calls out of its graphs.
+In a graph they are an operator and copies; ``torch.compile`` leaves `barrier` out of its graphs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from alltoallv.torch.api.collectives import Operation
 from alltoallv.torch.api.group import AnyCommunicator, Group, device_of
 from alltoallv.torch.api.tensors import check_tensor
 from alltoallv.torch.api.work import Work
-from alltoallv.torch.graph.graphs import between_graphs
+from alltoallv.torch.graph.collective import collective
+from alltoallv.torch.graph.graphs import between_graphs, is_tracing
 
 _SUM = dist.ReduceOp.SUM
 
 
-@between_graphs
 def all_reduce(tensor: Tensor, op: Any = _SUM, group: Group = None, async_op: bool = False) -> Work | None:
     """Replaces ``tensor``, of one shape and dtype on all ranks, by the combination of all ranks' tensors.
 
@@ -40,10 +40,11 @@ def all_reduce(tensor: Tensor, op: Any = _SUM, group: Group = None, async_op: bo
     Raises:
         InvalidParamError: ``op`` has no meaning for the dtype. Otherwise as `all_to_all_v`.
     """
+    if is_tracing():
+        return collective("all_reduce", [tensor], [], op, 0, group, async_op)
     return _run("all_reduce", group, async_op, lambda c: collectives.all_reduce(c, tensor, _op(tensor, op)), [tensor])
 
 
-@between_graphs
 def reduce_scatter(
     output: Tensor, input_list: Sequence[Tensor], op: Any = _SUM, group: Group = None, async_op: bool = False
 ) -> Work | None:
@@ -52,6 +53,8 @@ def reduce_scatter(
     Signature and meaning of ``torch.distributed.reduce_scatter``: one tensor per rank, of any sizes, which are equal on
     all ranks; ``output`` has as many elements as this rank's entry. ``op`` and errors as for `all_reduce`.
     """
+    if is_tracing():
+        return collective("reduce_scatter", [output], input_list, op, 0, group, async_op)
 
     def prepare(comm: AnyCommunicator) -> Operation:
         return collectives.reduce_scatter(comm, output, input_list, _op(output, op))
@@ -59,7 +62,6 @@ def reduce_scatter(
     return _run("reduce_scatter", group, async_op, prepare, [output], input_list)
 
 
-@between_graphs
 def reduce_scatter_tensor(
     output: Tensor, input: Tensor, op: Any = _SUM, group: Group = None, async_op: bool = False
 ) -> Work | None:
@@ -68,6 +70,8 @@ def reduce_scatter_tensor(
     Signature and meaning of ``torch.distributed.reduce_scatter_tensor``: ``input`` has W times the elements of
     ``output``. ``op`` and errors as for `all_reduce`.
     """
+    if is_tracing():
+        return collective("reduce_scatter_tensor", [output], [input], op, 0, group, async_op)
 
     def prepare(comm: AnyCommunicator) -> Operation:
         return collectives.reduce_scatter_single(comm, output, input, _op(output, op))
@@ -75,7 +79,6 @@ def reduce_scatter_tensor(
     return _run("reduce_scatter", group, async_op, prepare, [output, input])
 
 
-@between_graphs
 def all_gather(
     tensor_list: Sequence[Tensor], tensor: Tensor, group: Group = None, async_op: bool = False
 ) -> Work | None:
@@ -84,12 +87,13 @@ def all_gather(
     Signature and meaning of ``torch.distributed.all_gather``: one output per rank, with the elements of that rank's
     tensor; the ranks may differ in size. Raises as `all_to_all_v`.
     """
+    if is_tracing():
+        return collective("all_gather", tensor_list, [tensor], _SUM, 0, group, async_op)
     return _run(
         "all_gather", group, async_op, lambda c: collectives.all_gather(c, tensor_list, tensor), [tensor], tensor_list
     )
 
 
-@between_graphs
 def broadcast(
     tensor: Tensor, src: int | None = None, group: Group = None, async_op: bool = False, group_src: int | None = None
 ) -> Work | None:
@@ -101,6 +105,8 @@ def broadcast(
         src: That rank: its number in the job for a ProcessGroup, in the communicator for a `Communicator`.
         group_src: That rank's number in the group, in place of ``src``.
     """
+    if is_tracing():
+        return collective("broadcast", [tensor], [], _SUM, rank_in(group, "src", src, group_src), group, async_op)
     return _run(
         "broadcast",
         group,
@@ -110,7 +116,6 @@ def broadcast(
     )
 
 
-@between_graphs
 def reduce(
     tensor: Tensor,
     dst: int | None = None,
@@ -127,6 +132,8 @@ def reduce(
         dst: That rank: its number in the job for a ProcessGroup, in the communicator for a `Communicator`.
         group_dst: That rank's number in the group, in place of ``dst``.
     """
+    if is_tracing():
+        return collective("reduce", [tensor], [], op, rank_in(group, "dst", dst, group_dst), group, async_op)
 
     def prepare(comm: AnyCommunicator) -> Operation:
         return rooted.reduce(comm, tensor, rank_in(group, "dst", dst, group_dst), _op(tensor, op))
@@ -134,7 +141,6 @@ def reduce(
     return _run("reduce", group, async_op, prepare, [tensor])
 
 
-@between_graphs
 def gather(
     tensor: Tensor,
     gather_list: Sequence[Tensor] | None = None,
@@ -152,6 +158,10 @@ def gather(
         gather_list: On that rank one output per rank, with the elements of that rank's tensor; None elsewhere.
         dst, group_dst: That rank, as for `reduce`; rank 0 of the job if neither is given.
     """
+    if is_tracing():
+        return collective(
+            "gather", gather_list or [], [tensor], _SUM, _root(group, "dst", dst, group_dst), group, async_op
+        )
 
     def prepare(comm: AnyCommunicator) -> Operation:
         return rooted.gather(comm, gather_list or (), tensor, _root(group, "dst", dst, group_dst))
@@ -159,7 +169,6 @@ def gather(
     return _run("gather", group, async_op, prepare, [tensor], gather_list or ())
 
 
-@between_graphs
 def scatter(
     tensor: Tensor,
     scatter_list: Sequence[Tensor] | None = None,
@@ -177,6 +186,10 @@ def scatter(
         scatter_list: On that rank one input per rank, with the elements of that rank's tensor; None elsewhere.
         src, group_src: That rank, as for `broadcast`; rank 0 of the job if neither is given.
     """
+    if is_tracing():
+        return collective(
+            "scatter", [tensor], scatter_list or [], _SUM, _root(group, "src", src, group_src), group, async_op
+        )
 
     def prepare(comm: AnyCommunicator) -> Operation:
         return rooted.scatter(comm, tensor, scatter_list or (), _root(group, "src", src, group_src))
