@@ -77,7 +77,8 @@ def main() -> None:
             known = torchrun_environment(rank, 4, 2, hosts[0].address, 29_511)
             return known | {INSIDE: "1", "GLOO_SOCKET_IFNAME": hosts[rank // 2].interface}
 
-        ranks = HostRanks(Path(__file__), hosts, 4, *options, environment=environment)
+        place = [host for host in hosts for _ in range(2)]
+        ranks = HostRanks(Path(__file__), place, *options, environment=environment)
         texts = ranks.outputs(120 + 5 * arguments.seconds * len(arguments.kib) * len(NAMES))
     if any(ranks.codes()):
         raise SystemExit("\n".join(texts))

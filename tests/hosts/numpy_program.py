@@ -124,7 +124,7 @@ def main() -> None:
     for wrong in (0, 1):
         try:
             an.all_to_all_v(
-                np.zeros(9, np.float32), [1 + (comm.rank == wrong)] * comm.size, [1] * comm.size, group=comm
+                np.zeros(2 * comm.size, np.float32), [1 + (comm.rank == wrong)] * comm.size, [1] * comm.size, group=comm
             )
         except PeerMismatchError as error:
             lines.append(f"mismatch: {str(error).partition(': ')[2]}")

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,28 +16,37 @@ from alltoallv.testing.hosts import Host, HostRanks, no_launcher, torchrun_envir
 FOLDER = Path(__file__).parent
 
 
-def read_lines(folder: Path) -> list[list[str]]:
-    return [(folder / f"rank{rank}.txt").read_text().splitlines() for rank in range(4)]
+def lines_of(place: Sequence[Host | None], folder: Path) -> list[list[str]]:
+    """What every collective gives on ranks placed so, by rank."""
+    ranks = HostRanks(FOLDER / "numpy_program.py", place, "env", str(folder))
+    texts = ranks.outputs()
+    assert ranks.codes() == [0] * len(place), "\n".join(texts)
+    return read_lines(folder, len(place))
+
+
+def read_lines(folder: Path, size: int) -> list[list[str]]:
+    return [(folder / f"rank{rank}.txt").read_text().splitlines() for rank in range(size)]
 
 
 @pytest.fixture(scope="module")
 def one_host(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """What every collective gives on 4 ranks of this host."""
-    folder = tmp_path_factory.mktemp("one-host")
-    ranks = HostRanks(FOLDER / "numpy_program.py", [], 4, "env", str(folder))
-    texts = ranks.outputs()
-    assert ranks.codes() == [0] * 4, "\n".join(texts)
-    return read_lines(folder)
+    return lines_of([None] * 4, tmp_path_factory.mktemp("one-host"))
 
 
 def test_every_collective_has_the_bits_of_one_host(
     two_hosts: list[Host], one_host: list[list[str]], tmp_path: Path
 ) -> None:
-    ranks = HostRanks(FOLDER / "numpy_program.py", two_hosts, 4, "env", str(tmp_path))
-    texts = ranks.outputs()
-    assert ranks.codes() == [0] * 4, "\n".join(texts)
-    assert read_lines(tmp_path) == one_host
+    a, b = two_hosts
+    assert lines_of([a, a, b, b], tmp_path) == one_host
     assert len(one_host[0]) > 250
+
+
+def test_ranks_in_any_place(two_hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Hosts with unequal numbers of ranks, and ranks that do not follow each other on a host."""
+    a, b = two_hosts
+    expected = lines_of([None] * 5, tmp_path_factory.mktemp("one"))
+    for number, place in enumerate(([a, b, b, b, b], [a, b, a, b, b])):
+        assert lines_of(place, tmp_path_factory.mktemp(f"place-{number}")) == expected
 
 
 def test_mpi_carries_what_goes_between_hosts(two_hosts: list[Host], one_host: list[list[str]], tmp_path: Path) -> None:
@@ -56,11 +66,11 @@ def test_mpi_carries_what_goes_between_hosts(two_hosts: list[Host], one_host: li
         first.command(*command), env=no_launcher(), capture_output=True, text=True, timeout=150, check=False
     )
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
-    assert read_lines(tmp_path) == one_host
+    assert read_lines(tmp_path, 4) == one_host
 
 
 def test_a_killed_rank_is_named_on_all_within_a_second(two_hosts: list[Host]) -> None:
-    ranks = HostRanks(FOLDER / "lost_program.py", two_hosts, 4, port=29_510)
+    ranks = HostRanks(FOLDER / "lost_program.py", [*two_hosts, *two_hosts], port=29_510)
     texts = ranks.outputs()
     for rank in (0, 1, 2):
         assert ranks.codes()[rank] == 0, texts[rank]
@@ -70,7 +80,7 @@ def test_a_killed_rank_is_named_on_all_within_a_second(two_hosts: list[Host]) ->
 
 def test_ranks_that_end_before_others_need_nothing_of_them(two_hosts: list[Host]) -> None:
     """Rank 0, over which rows go, destroys its communicator while others are still receiving its data."""
-    ranks = HostRanks(FOLDER / "leaving_program.py", two_hosts, 4, port=29_520)
+    ranks = HostRanks(FOLDER / "leaving_program.py", [*two_hosts, *two_hosts], port=29_520)
     texts = ranks.outputs()
     assert ranks.codes() == [0] * 4, "\n".join(texts)
 

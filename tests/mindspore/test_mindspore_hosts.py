@@ -21,7 +21,8 @@ def test_mint_on_two_hosts() -> None:
 
     try:
         with joined_hosts() as hosts:
-            ranks = HostRanks(Path(__file__).with_name("hosts_program.py"), hosts, 4, environment=environment)
+            place = [host for host in hosts for _ in range(2)]
+            ranks = HostRanks(Path(__file__).with_name("hosts_program.py"), place, environment=environment)
             texts = ranks.outputs()
     except BackendUnavailableError as error:
         pytest.skip(f"no two hosts on this machine: {error}")

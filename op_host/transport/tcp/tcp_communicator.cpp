@@ -96,6 +96,7 @@ TcpCommunicator::TcpCommunicator(const CommunicatorOptions& options, TcpMembersh
         status.pid.store(peer.pid, std::memory_order_relaxed);
         status.state.store(RankState::ready, std::memory_order_relaxed);
         on_this_host_.push_back(peer.same_host);
+        first_on_host_.push_back(peer.first_on_host);
         if (!peer.same_host)
             std::memcpy(status.host, peer.host.data(), std::min(peer.host.size(), sizeof status.host - 1));
     }

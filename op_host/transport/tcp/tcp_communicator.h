@@ -87,12 +87,20 @@ class TcpCommunicator final : public Communicator {
     };
     /// After agreement. `within`: whether any rank of this host has a piece for another, or itself.
     void move(const Pieces& pieces, bool within);
+    /// The same where every rank gives all others one piece: it goes once to every other host, to a rank that hands it
+    /// on there.
+    void share(const Pieces& pieces);
+    void begin_between(const Pieces& pieces);
+    void end_between();
+    void move_within(const Pieces& pieces);
+    int takes_for(int host, int from) const;
 
     CommunicatorOptions options_;
     pid_t pid_;
     std::unique_ptr<ControlPlane> control_;
     std::shared_ptr<TcpStar> star_;
     std::vector<bool> on_this_host_;
+    std::vector<int> first_on_host_;  // per rank: names its host
     Carriers carriers_;
     std::unique_ptr<TcpMessages> messages_;
     bool moving_ = false;  // the peers cannot go on without this rank

@@ -99,10 +99,17 @@ void TcpCommunicator::deliver(const Exchange& x, const Row& mine, std::vector<in
             pieces.out_bytes[j] = bytes_of(x.dtype, x.send_counts[j]);
         }
     }
-    if (within || between) move(pieces, within);
+    if (!within && !between) return;
+    // All ranks see all rows, and decide alike.
+    bool shares = x.op == OpKind::all_gather || x.op == OpKind::all_gather_into_tensor;
+    for (int j = 0; j < size(); ++j) shares &= (control_->row(j).flags & row_inline) == 0;
+    if (shares)
+        share(pieces);
+    else
+        move(pieces, within);
 }
 
-void TcpCommunicator::move(const Pieces& pieces, bool within) {
+void TcpCommunicator::begin_between(const Pieces& pieces) {
     if (!carriers_.between) throw backend_unavailable("domain '" + domain() + "' moves no data between hosts");
     moving_ = true;
     std::vector<Outgoing> out;
@@ -114,40 +121,113 @@ void TcpCommunicator::move(const Pieces& pieces, bool within) {
         if (pieces.in_bytes[i] > 0) in.push_back({j, pieces.in[i], pieces.in_bytes[i]});
     }
     carriers_.between->begin(out, in);
+}
+
+void TcpCommunicator::end_between() {
+    control_->wait_polling([&] { return carriers_.between->progress(); }, [&] { return carriers_.between->missing(); });
+}
+
+/// Displacements from the lowest address: the pieces may be of several allocations.
+void TcpCommunicator::move_within(const Pieces& pieces) {
+    const size_t n = carriers_.on_host.size();
+    std::vector<int64_t> sends(n), sdispls(n), recvs(n), rdispls(n);
+    const char* input = nullptr;
+    char* output = nullptr;
+    for (size_t k = 0; k < n; ++k) {
+        const auto i = static_cast<size_t>(carriers_.on_host[k]);
+        sends[k] = static_cast<int64_t>(pieces.out_bytes[i]);
+        recvs[k] = static_cast<int64_t>(pieces.in_bytes[i]);
+        if (sends[k] > 0 && (input == nullptr || pieces.out[i] < input)) input = pieces.out[i];
+        if (recvs[k] > 0 && (output == nullptr || pieces.in[i] < output)) output = pieces.in[i];
+    }
+    for (size_t k = 0; k < n; ++k) {
+        const auto i = static_cast<size_t>(carriers_.on_host[k]);
+        if (sends[k] > 0) sdispls[k] = pieces.out[i] - input;
+        if (recvs[k] > 0) rdispls[k] = pieces.in[i] - output;
+    }
+    Exchange x;
+    x.input = input;
+    x.output = output;
+    x.send_counts = sends;
+    x.sdispls = sdispls;
+    x.recv_counts = recvs;
+    x.rdispls = rdispls;
+    carriers_.within->exchange(x, -1);
+}
+
+void TcpCommunicator::move(const Pieces& pieces, bool within) {
+    begin_between(pieces);
     const auto me = static_cast<size_t>(rank());
+    if (!carriers_.within && pieces.in_bytes[me] > 0) std::memcpy(pieces.in[me], pieces.out[me], pieces.in_bytes[me]);
+    if (carriers_.within && within) move_within(pieces);
+    end_between();
+}
+
+/// The rank of `host`, which its first rank names, that takes what comes from rank `from` of another.
+int TcpCommunicator::takes_for(int host, int from) const {
+    std::vector<int> ranks;
+    size_t place = 0;
+    for (int j = 0; j < size(); ++j) {
+        if (first_on_host_[static_cast<size_t>(j)] == host) ranks.push_back(j);
+        if (j < from && first_on_host_[static_cast<size_t>(j)] == first_on_host_[static_cast<size_t>(from)]) ++place;
+    }
+    return ranks[place % ranks.size()];
+}
+
+void TcpCommunicator::share(const Pieces& pieces) {
+    const auto me = static_cast<size_t>(rank());
+    const int here = first_on_host_[me];
+    Pieces between(size()), within(size());
+    // In every round, each rank of this host hands on one piece: first its own, then those that it takes.
+    std::vector<std::vector<int>> taken(static_cast<size_t>(size()));
+    size_t rounds = 1;
+    for (int j = 0; j < size(); ++j) {
+        const auto i = static_cast<size_t>(j);
+        if (first_on_host_[i] == here) {
+            within.in[i] = pieces.in[i];
+            within.in_bytes[i] = pieces.in_bytes[i];
+            within.out[i] = pieces.out[i];
+            within.out_bytes[i] = pieces.out_bytes[i];
+            continue;
+        }
+        if (takes_for(first_on_host_[i], rank()) == j) {
+            between.out[i] = pieces.out[i];
+            between.out_bytes[i] = pieces.out_bytes[i];
+        }
+        const int taker = takes_for(here, j);
+        taken[static_cast<size_t>(taker)].push_back(j);
+        rounds = std::max(rounds, taken[static_cast<size_t>(taker)].size() + 1);
+        if (taker != rank()) continue;
+        between.in[i] = pieces.in[i];
+        between.in_bytes[i] = pieces.in_bytes[i];
+    }
+    move(between, false);
     if (!carriers_.within) {
         if (pieces.in_bytes[me] > 0) std::memcpy(pieces.in[me], pieces.out[me], pieces.in_bytes[me]);
-    } else if (within) {
-        // Displacements from address 0: the pieces may be of several allocations.
-        const size_t n = carriers_.on_host.size();
-        std::vector<int64_t> sends(n), sdispls(n), recvs(n), rdispls(n);
-        for (size_t k = 0; k < n; ++k) {
-            const auto i = static_cast<size_t>(carriers_.on_host[k]);
-            sends[k] = static_cast<int64_t>(pieces.out_bytes[i]);
-            recvs[k] = static_cast<int64_t>(pieces.in_bytes[i]);
-        }
-        const char* input = nullptr;
-        char* output = nullptr;
-        for (size_t k = 0; k < n; ++k) {
-            const auto i = static_cast<size_t>(carriers_.on_host[k]);
-            if (sends[k] > 0 && (input == nullptr || pieces.out[i] < input)) input = pieces.out[i];
-            if (recvs[k] > 0 && (output == nullptr || pieces.in[i] < output)) output = pieces.in[i];
-        }
-        for (size_t k = 0; k < n; ++k) {
-            const auto i = static_cast<size_t>(carriers_.on_host[k]);
-            if (sends[k] > 0) sdispls[k] = pieces.out[i] - input;
-            if (recvs[k] > 0) rdispls[k] = pieces.in[i] - output;
-        }
-        Exchange x;
-        x.input = input;
-        x.output = output;
-        x.send_counts = sends;
-        x.sdispls = sdispls;
-        x.recv_counts = recvs;
-        x.rdispls = rdispls;
-        carriers_.within->exchange(x, -1);
+        return;
     }
-    control_->wait_polling([&] { return carriers_.between->progress(); }, [&] { return carriers_.between->missing(); });
+    move_within(within);
+    for (size_t round = 0; round + 1 < rounds; ++round) {
+        Pieces handed(size());
+        const auto of = [&](int taker) -> int {
+            const std::vector<int>& list = taken[static_cast<size_t>(taker)];
+            return round < list.size() ? list[round] : -1;
+        };
+        const int mine = of(rank());
+        for (const int j : carriers_.on_host) {
+            const auto i = static_cast<size_t>(j);
+            if (j == rank()) continue;
+            if (mine >= 0) {
+                handed.out[i] = pieces.in[static_cast<size_t>(mine)];
+                handed.out_bytes[i] = pieces.in_bytes[static_cast<size_t>(mine)];
+            }
+            if (const int other = of(j); other >= 0) {
+                handed.in[i] = pieces.in[static_cast<size_t>(other)];
+                handed.in_bytes[i] = pieces.in_bytes[static_cast<size_t>(other)];
+            }
+        }
+        move_within(handed);
+    }
 }
 
 std::vector<std::string> gather_texts(Communicator& communicator, const std::string& mine) {

@@ -63,7 +63,12 @@ Hello introduce(const TcpMeetingOptions& options) {
 std::vector<TcpPeer> peers_of(const std::vector<Hello>& all, int rank) {
     const std::string place = text_of(all[static_cast<size_t>(rank)].place);
     std::vector<TcpPeer> peers;
-    for (const Hello& hello : all) peers.push_back({hello.pid, text_of(hello.place) == place, text_of(hello.host)});
+    for (const Hello& hello : all) {
+        const auto first = std::find_if(
+            all.begin(), all.end(), [&](const Hello& other) { return text_of(other.place) == text_of(hello.place); });
+        peers.push_back(
+            {hello.pid, text_of(hello.place) == place, static_cast<int>(first - all.begin()), text_of(hello.host)});
+    }
     return peers;
 }
 

@@ -27,7 +27,8 @@ struct TcpMeetingOptions {
 struct TcpPeer {
     uint32_t pid = 0;
     bool same_host = false;
-    std::string host;  ///< its name
+    int first_on_host = 0;  ///< the lowest rank on its host
+    std::string host;       ///< its name
 };
 
 struct TcpMembership {

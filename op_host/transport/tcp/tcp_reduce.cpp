@@ -105,7 +105,10 @@ void TcpCommunicator::reduce_in_parts(const Reduction& r, Row& mine) {
             results.in_bytes[j] = parts[j].bytes;
         }
     }
-    move(results, true);
+    if (r.op == OpKind::all_reduce)
+        share(results);
+    else
+        move(results, true);
 }
 
 void TcpCommunicator::quant_reduce(const QuantReduction& q, double timeout) {
@@ -172,7 +175,7 @@ void TcpCommunicator::quant_reduce_in_parts(const QuantReduction& q) {
             sums.out_bytes[j] = j == me ? 0 : sums.in_bytes[me];
         }
         const size_t own_bytes = std::exchange(sums.in_bytes[me], 0);
-        if (!scatters || q.overflow == Overflow::raise) move(sums, true);
+        if (!scatters || q.overflow == Overflow::raise) share(sums);
         sums.in_bytes[me] = own_bytes;
         for (size_t j = 0; j < ranks; ++j) {
             const QuantRange part = grid.range(j, 0);

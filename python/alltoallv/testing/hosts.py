@@ -129,36 +129,38 @@ def torchrun_environment(rank: int, size: int, on_host: int, address: str, port:
 
 
 class HostRanks:
-    """Processes that run a Python program on several hosts, as many on each, or on this one.
+    """Processes that run a Python program, rank by rank on the hosts that are named.
 
     Args:
         program: Path of the script.
-        hosts: Where; none: on this host.
-        size: Ranks in all.
+        place: The host of every rank; None: this one, for all of them.
         arguments: Of the script.
-        port: Free on the first host, and the next one too.
+        port: Free on rank 0's host, and the next one too.
         environment: Gives a rank's variables, all of them; None: `torchrun_environment`.
     """
 
     def __init__(
         self,
         program: str | os.PathLike[str],
-        hosts: Sequence[Host],
-        size: int,
+        place: Sequence[Host | None],
         *arguments: str,
         port: int = 29_500,
         environment: Callable[[int], Mapping[str, str]] | None = None,
     ) -> None:
         self.processes: list[subprocess.Popen[str]] = []
-        for rank in range(size):
-            on_host = size // max(len(hosts), 1)
-            address = hosts[0].address if hosts else "127.0.0.1"
-            env = environment(rank) if environment else torchrun_environment(rank, size, on_host, address, port)
+        address = place[0].address if place[0] else "127.0.0.1"
+        for rank, host in enumerate(place):
+            on_host = list(place).count(host)
+            env = environment(rank) if environment else torchrun_environment(rank, len(place), on_host, address, port)
             command = [sys.executable, str(program), *arguments]
-            if hosts:
-                command = hosts[rank // on_host].command(*command)
             self.processes.append(
-                subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                subprocess.Popen(
+                    host.command(*command) if host else command,
+                    env=env,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
             )
 
     def outputs(self, seconds: float = 120) -> list[str]:
