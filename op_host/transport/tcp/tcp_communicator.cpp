@@ -146,6 +146,10 @@ WorkPtr TcpCommunicator::submit(std::function<void()> call) {
 
 void TcpCommunicator::carry_by(Carriers carriers, std::vector<UniqueFd> for_messages) {
     carriers_ = std::move(carriers);
+    // Ranks that do not share memory are as on hosts of their own.
+    if (!carriers_.within)
+        for (int j = 0; j < size(); ++j)
+            if (on_this_host(j)) first_on_host_[static_cast<size_t>(j)] = j;
     messages_ = std::make_unique<TcpMessages>(*control_, std::move(for_messages), options_.timeout);
 }
 

@@ -25,7 +25,7 @@ namespace alltoallv {
 /// What carries data beyond the few that travel with the rows: between hosts and within this one.
 struct Carriers {
     std::unique_ptr<Mover> between;
-    CommunicatorPtr within;    // of the ranks of this host, where they share memory; may be empty
+    CommunicatorPtr within;    // of the ranks of this host; empty if it has one alone, or on all hosts
     std::vector<int> on_host;  // their ranks in the whole, in order, this one among them; empty without `within`
 };
 
