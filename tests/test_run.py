@@ -348,3 +348,13 @@ def test_help():
         assert re.search(rf"^  {command} ", top.stdout, re.MULTILINE)
     wrong = subprocess.run([sys.executable, "-m", "alltoallv", "x"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
+
+
+def test_options_of_the_program_may_begin_as_those_of_run_do(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import sys; print(sys.argv[1:])")
+    arguments = ["--np", "4", "--nproc", "2", "-n", "3", "--time", "1", "--log"]
+    ended = subprocess.run(
+        [*RUN, "--no-prefix", "-n", "1", program, *arguments], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.strip() == str(arguments)

@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``run``."""
     parser.usage = "%(prog)s -n N [option ...] (script.py | -m module) [argument ...]"
     parser.epilog = _EPILOG
+    parser.allow_abbrev = False  # the program's own options may begin as ours do
     parser.add_argument(
         "-n", "--nprocs", "--nproc-per-node", type=_positive_int, required=True, metavar="N", help="number of ranks"
     )
