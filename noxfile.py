@@ -332,7 +332,9 @@ def not_packed(archive: Path, wheel: Path) -> set[str]:
     ours = {path for path in paths if path.is_file() and path.is_relative_to(ROOT)}
     # CMake reads files of its own, which lie in the environment that `make` has made here.
     ours = {path for path in ours if not path.relative_to(ROOT).parts[0].startswith(".")}
-    built = {path for path in ours if path.is_relative_to(ROOT / "build") or path.stem.startswith("_core")}
+    built = {
+        path for path in ours if path.is_relative_to(ROOT / "build") or path.suffix == ".so" or path.name == "_core.pyi"
+    }
     return {str(path.relative_to(ROOT)) for path in ours - built} - packed
 
 
