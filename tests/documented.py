@@ -70,6 +70,7 @@ def compare(command: str, expected: str, folder: Path) -> None:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
     }
+    env.pop("PYTHONUNBUFFERED", None)  # ranks that share an output would write lines and their ends apart
     done = subprocess.run(
         ["bash", "-c", command], cwd=folder, env=env, text=True, timeout=240, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
