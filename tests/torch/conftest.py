@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
 
 import pytest
-
-from alltoallv.errors import BackendUnavailableError
-from alltoallv.testing.hosts import Host, joined_hosts
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the ranks are as many as the cores, or more
 
@@ -31,19 +26,3 @@ if not _installed("torch"):
 def ranks_preload() -> tuple[str, ...]:
     # The last two are what the first torch.compile of a process imports: five seconds of every rank.
     return "alltoallv.torch", "torch._dynamo", "torch._inductor.lowering"
-
-
-@pytest.fixture
-def two_hosts() -> Callable[..., contextlib.AbstractContextManager[list[Host]]]:
-    """`joined_hosts`; skips where a program is missing or the machine forbids them, not where a command fails."""
-
-    @contextlib.contextmanager
-    def joined_or_skipped(limit: tuple[str, str, str] | None = None) -> Iterator[list[Host]]:
-        with contextlib.ExitStack() as stack:
-            try:
-                hosts = stack.enter_context(joined_hosts(limit))
-            except BackendUnavailableError as error:
-                pytest.skip(f"no two hosts on this machine: {error}")
-            yield hosts
-
-    return joined_or_skipped
