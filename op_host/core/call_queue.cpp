@@ -1,14 +1,11 @@
 #include "core/call_queue.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <chrono>
 #include <string>
-#include <system_error>
 
 #include "base/error.h"
 #include "base/processors.h"
+#include "base/quiet_thread.h"
 #include "core/hooks.h"
 #include "core/waiting.h"
 
@@ -98,25 +95,11 @@ void CallQueue::leave() {
 WorkPtr CallQueue::submit(std::function<void()> call) {
     auto work = std::make_shared<Work>();
     const std::lock_guard lock(mutex_);
-    if (!thread_.joinable()) start_thread();  // before a ticket is taken, which nobody would serve without it
+    if (!thread_.joinable())  // before a ticket is taken, which nobody would serve without it
+        thread_ = quiet_thread("alltoallv-async", "asynchronous calls", [this] { run(); });
     queue_.push_back({next_.fetch_add(1), std::move(call), work});
     items_.notify_one();
     return work;
-}
-
-void CallQueue::start_thread() {
-    sigset_t all, before;  // signals belong to the program's own threads
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    std::string refused;
-    try {
-        thread_ = std::thread([this] { run(); });
-    } catch (const std::system_error& error) {
-        refused = error.code().message();
-    }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    if (!refused.empty()) throw resource_error("no thread can be made for asynchronous calls: " + refused);
-    pthread_setname_np(thread_.native_handle(), "alltoallv-async");
 }
 
 void CallQueue::run_or_submit(const std::function<void()>& call) {

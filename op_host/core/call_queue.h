@@ -86,7 +86,6 @@ class CallQueue {
     static const CallQueue*& on_worker_of();
     void enter(uint64_t ticket);
     void leave();
-    void start_thread();  // throws resource_error
     void run();
 
     std::atomic<uint64_t> next_{0};

@@ -1,12 +1,11 @@
 #include "transport/shm/copy_threads.h"
 
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 
 #include <exception>
 
 #include "base/processors.h"
+#include "base/quiet_thread.h"
 
 namespace alltoallv {
 namespace {
@@ -27,14 +26,8 @@ CopyThreads::~CopyThreads() {
 }
 
 void CopyThreads::start() {
-    sigset_t all, before;  // signals belong to the program's own threads
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    for (size_t i = 1; i <= helpers_; ++i) {
-        threads_.emplace_back([this, i] { help(i); });
-        pthread_setname_np(threads_.back().native_handle(), "alltoallv-copy");
-    }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    for (size_t i = 1; i <= helpers_; ++i)
+        threads_.push_back(quiet_thread("alltoallv-copy", "copies", [this, i] { help(i); }));
 }
 
 void CopyThreads::run(const std::function<void(size_t)>& share) {

@@ -1,8 +1,6 @@
 #include "transport/shm/point_to_point.h"
 
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "base/quiet_thread.h"
 #include "core/hooks.h"
 #include "core/message_text.h"
 #include "transport/shm/arena.h"
@@ -88,14 +87,7 @@ MessageWorkPtr PointToPoint::start(const PeerMessage& message, double timeout, b
     posts_.push_back(std::move(post));
     progress();
     if (waits || work->done()) return work;
-    if (!thread_.joinable()) {
-        sigset_t all, before;  // signals belong to the program's own threads
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        thread_ = std::thread([this] { run(); });
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
-        pthread_setname_np(thread_.native_handle(), "alltoallv-p2p");
-    }
+    if (!thread_.joinable()) thread_ = quiet_thread("alltoallv-p2p", "messages", [this] { run(); });
     changed_.notify_all();
     return work;
 }

@@ -104,6 +104,7 @@ class TcpCommunicator final : public Communicator {
     Carriers carriers_;
     std::unique_ptr<TcpMessages> messages_;
     bool moving_ = false;  // the peers cannot go on without this rank
+    double timeout_ = -1;  // of the present operator
     std::vector<char> scratch_;
     std::atomic<uint64_t> operators_{0}, failed_{0};
     std::string final_record_;  // of the flight recorder, once destroyed

@@ -85,7 +85,9 @@ void TcpCommunicator::deliver(const Exchange& x, const Row& mine, std::vector<in
         packed += bytes;
         Row& sender = control_->row(static_cast<int>(j));
         if ((sender.flags & row_inline) != 0) {
-            if (bytes > 0) std::memcpy(to, control_->payload(sender) + sender.pairs()[rank()].source, bytes);
+            const Pair& pair = sender.pairs()[rank()];  // unless the counts are compared, it may have sent less
+            const size_t n = std::min(bytes, bytes_of(x.dtype, pair.send_count));
+            if (n > 0) std::memcpy(to, control_->payload(sender) + pair.source, n);
             continue;
         }
         (on_this_host(static_cast<int>(j)) ? within : between) = true;
@@ -152,7 +154,7 @@ void TcpCommunicator::move_within(const Pieces& pieces) {
     x.sdispls = sdispls;
     x.recv_counts = recvs;
     x.rdispls = rdispls;
-    carriers_.within->exchange(x, -1);
+    carriers_.within->exchange(x, timeout_);
 }
 
 void TcpCommunicator::move(const Pieces& pieces, bool within) {

@@ -1,8 +1,6 @@
 #include "transport/tcp/tcp_messages.h"
 
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -14,6 +12,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/quiet_thread.h"
 #include "bootstrap/unix_socket.h"
 #include "core/message_text.h"
 
@@ -101,14 +100,7 @@ MessageWorkPtr TcpMessages::start(const PeerMessage& message, double timeout) {
     const std::lock_guard lock(mutex_);
     Post post{message, timeout < 0 ? timeout_ : timeout, work, Clock::now()};
     if (closing_ || control_.poisoned()) std::rethrow_exception(ended(post));
-    if (!thread_.joinable()) {
-        sigset_t all, before;  // signals belong to the program's own threads
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        thread_ = std::thread([this] { run(); });
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
-        pthread_setname_np(thread_.native_handle(), "alltoallv-p2p");
-    }
+    if (!thread_.joinable()) thread_ = quiet_thread("alltoallv-p2p", "messages", [this] { run(); });
     posts_.push_back(std::move(post));
     const uint64_t one = 1;
     (void)!::write(bell_.get(), &one, sizeof one);

@@ -18,6 +18,7 @@ void TcpCommunicator::run(OpKind op, DType dtype, double timeout, Body&& body) {
     const CallQueue::Turn turn(*queue_);
     check_usable();
     moving_ = false;
+    timeout_ = timeout;
     const auto give_up = [&](const std::string& why) {
         if (!why.empty())
             control_->poison(PoisonKind::aborted,

@@ -166,6 +166,24 @@ PairDifference TcpStar::find_difference(int newest, uint64_t seq) const {
     return first_difference(control_.layout(), base_, control_.size(), seq).value_or(none);
 }
 
+namespace {
+
+/// Whether what the row says of its payload is so: every region lies in it.
+bool fits(const WireRow& head, const char* pairs, size_t count) {
+    if ((head.flags & row_inline) == 0 || is_reduction(head.op)) return true;
+    for (size_t i = 0; i < count; ++i) {
+        Pair pair;
+        std::memcpy(&pair, pairs + i * sizeof pair, sizeof pair);
+        const size_t room = head.payload_bytes / size_of(head.dtype);
+        if (pair.send_count < 0 || static_cast<uint64_t>(pair.send_count) > room) return false;
+        const size_t bytes = static_cast<size_t>(pair.send_count) * size_of(head.dtype);
+        if (bytes > 0 && static_cast<uint64_t>(pair.source) > head.payload_bytes - bytes) return false;
+    }
+    return true;
+}
+
+}  // namespace
+
 void TcpStar::hear_row(const Message& message, const char* body) {
     WireRow head;
     std::memcpy(&head, body, sizeof head);
@@ -173,7 +191,7 @@ void TcpStar::hear_row(const Message& message, const char* body) {
     const size_t pairs = message.type == row_of_one ? ranks : 1;
     const auto rank = static_cast<int>(message.rank);
     if (message.bytes != sizeof head + pairs * sizeof(Pair) + head.payload_bytes ||
-        head.payload_bytes > control_.layout().inline_bytes())
+        head.payload_bytes > control_.layout().inline_bytes() || !fits(head, body + sizeof head, pairs))
         throw peer_lost("it sent a row that nobody understands");
     Row& target = row(rank, message.seq);
     if (rank != control_.rank()) {

@@ -1,0 +1,36 @@
+/// \file quiet_thread.h
+/// \brief Threads of the core beside the program's own.
+#pragma once
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+
+namespace alltoallv {
+
+/// A thread that takes no signals, which belong to the program's own. `purpose`: for the error where there is none.
+template <class Body>
+std::thread quiet_thread(const char* name, const std::string& purpose, Body&& body) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    std::thread thread;
+    std::string refused;
+    try {
+        thread = std::thread(std::forward<Body>(body));
+    } catch (const std::system_error& error) {
+        refused = error.code().message();
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (!refused.empty()) throw resource_error("no thread can be made for " + purpose + ": " + refused);
+    pthread_setname_np(thread.native_handle(), name);
+    return thread;
+}
+
+}  // namespace alltoallv
