@@ -2,9 +2,9 @@
 
 ``group`` is a ProcessGroup of torch.distributed, a `Communicator`, or None for the default group (without
 ``init_process_group``: all ranks that the launcher started). The ranks of a ProcessGroup find each other through its
-store at the first call. On one host they share memory; ranks on several hosts, and tensors on a GPU, use the group's
-own engine (gloo, NCCL, MPI), with the same checks before data move (see `from_group`). A rank outside the group gets a
-warning and None, as in torch.distributed.
+store at the first call. On one host they share memory, between hosts they use TCP (a group of MPI its MPI); tensors on
+a GPU use the group's own engine, such as NCCL. The checks before data move are the same (see `from_group`). A rank
+outside the group gets a warning and None, as in torch.distributed.
 
 Every function is collective: all ranks of the group call it, in the same order. Errors that concern several ranks are
 raised on all of them. With ``async_op=True`` a function returns at once, with a handle like ``torch.distributed.Work``;

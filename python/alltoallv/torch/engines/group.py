@@ -1,6 +1,6 @@
 """The communicator over a group's own engine in torch.distributed: gloo, NCCL, MPI.
 
-For groups whose ranks do not share a host, and for tensors on a GPU. Every call has a sequence number and a row that
+For tensors on a GPU, groups of MPI, and where gloo is asked for. Every call has a sequence number and a row that
 the ranks compare before any data move (`alltoallv.torch.engines.agreement`):
 
 * ``check="always"``, the default for tensors in host memory: the rows travel through the engine, each rank telling
