@@ -1,4 +1,7 @@
-"""The exchange as Paddle's autograd sees it: linear, followed by its transpose, so derivatives of every order exist."""
+"""The exchange as Paddle's autograd sees it: linear, followed by its transpose, so derivatives of every order exist.
+
+A layer's context keeps nothing before the exchange has gone well: Paddle never frees that of a forward that has raised.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,9 @@ class Exchange(PyLayer):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, transfer: Transfer) -> Tensor:
+        output = run(input, transfer)
         ctx.transfer = transfer
-        return run(input, transfer)
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -55,8 +59,8 @@ class AsyncExchange(PyLayer):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, transfer: Transfer, holder: list[Task]) -> Tensor:
-        ctx.transfer = transfer
         out, task = submit(input, transfer)
+        ctx.transfer = transfer
         holder.append(task)
         return out
 
@@ -70,8 +74,9 @@ class AllReduce(PyLayer):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, comm: Communicator, op: str) -> Tensor:
+        output = _reduced(input, comm, "all_reduce", op, even_parts(input.size, comm.size), input.shape)
         ctx.arguments = comm, op
-        return _reduced(input, comm, "all_reduce", op, even_parts(input.size, comm.size), input.shape)
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -83,9 +88,10 @@ class Gather(PyLayer):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, comm: Communicator, counts: Sequence[int], shape: Sequence[int]) -> Tensor:
-        ctx.arguments = comm, counts, input.shape
         layout = ([input.size] * comm.size, [0] * comm.size, list(counts), packed(counts))
-        return run(input, Transfer(comm, "all_gather", layout, tuple(input.shape), tuple(shape), 1))
+        output = run(input, Transfer(comm, "all_gather", layout, tuple(input.shape), tuple(shape), 1))
+        ctx.arguments = comm, counts, input.shape
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -97,8 +103,9 @@ class ReduceScatter(PyLayer):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, comm: Communicator, counts: Sequence[int], shape: Sequence[int]) -> Tensor:
+        output = _reduced(input, comm, "reduce_scatter", "sum", counts, shape)
         ctx.arguments = comm, counts, input.shape
-        return _reduced(input, comm, "reduce_scatter", "sum", counts, shape)
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:

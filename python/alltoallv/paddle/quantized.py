@@ -45,8 +45,9 @@ class _Reduce(PyLayer):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, call: ReductionCall[Tensor]) -> Tensor:
+        output = call.run()
         ctx.comm, ctx.request, ctx.dtype, ctx.shape = call.comm, call.made.request, input.dtype, input.shape
-        return call.run()
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
