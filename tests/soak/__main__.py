@@ -1,0 +1,47 @@
+"""Faults and random collectives for as long as you like: ``python tests/soak --seconds 3600``.
+
+Prints the seed, with which the run can be repeated, and a table in Markdown; exits with 1 if there was a hang, a wrong
+byte, a leak or another surprise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+import tempfile
+from pathlib import Path
+
+from soak import KINDS, Table, episodes, soak
+
+from alltoallv.testing import Ranks
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python tests/soak", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60, help="how long (default: 60)")
+    parser.add_argument("--faults", type=int, default=1 << 30, help="stop after so many")
+    parser.add_argument("--operators", type=int, default=400, help="at most so many before each fault (default: 400)")
+    parser.add_argument("--front-end", action="append", choices=("numpy", "torch", "mindspore", "paddle"), default=[])
+    parser.add_argument("--kind", action="append", choices=list(KINDS), default=[], help="of fault; default: all")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32), help="default: another each time")
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    front_ends = options.front_end or ["numpy"]
+    ranks = Ranks(["episode", *(f"alltoallv.{name}" for name in front_ends if name in ("numpy", "torch"))])
+    table = Table()
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        plans = episodes(options.seed, front_ends, Path(folder), options.operators, options.kind or list(KINDS))
+        try:
+            soak(ranks, plans, table, options.seconds, options.faults)
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+        finally:
+            print(*table.lines(), sep="\n", flush=True)
+    failures = table.failures()
+    print(*failures[:50], sep="\n", file=sys.stderr)
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,9 @@
+"""Where modules of other tests lie that are used here: `case` and `column` of the matrix, `trouble` of tests/comm."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent.parent
+sys.path[:0] = [room for name in ("soak", "matrix", "comm") if (room := str(TESTS / name)) not in sys.path]
