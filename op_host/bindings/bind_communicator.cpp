@@ -137,6 +137,17 @@ void bind_communicator(nb::module_& m) {
             nb::arg("counts"), nb::arg("timeout") = -1.0, nb::arg("stream") = 0, nb::arg("root") = 0,
             "On a device's stream it is enqueued; without one the call blocks. root: of a reduce.")
         .def(
+            "compare_reduction",
+            [](Communicator& self, const std::string& op, const std::string& dtype, const std::string& reduce_op,
+               std::vector<int64_t> counts, double timeout) {
+                OwnedReduction call(op, dtype, reduce_op, 0, 0, std::move(counts));
+                call.reduction.moves = false;
+                const nb::gil_scoped_release release;
+                call.run(self, timeout);
+            },
+            nb::arg("op"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("counts"), nb::arg("timeout") = -1.0,
+            "The ranks' agreement alone, for who moves the data by other means.")
+        .def(
             "submit_reduce",
             [](const CommunicatorPtr& self, const std::string& op, const std::string& dtype,
                const std::string& reduce_op, uintptr_t input, uintptr_t output, std::vector<int64_t> counts,

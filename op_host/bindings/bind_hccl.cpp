@@ -81,11 +81,13 @@ void bind_hccl(nb::module_& m) {
 
     m.def(
         "hccl_communicator",
-        [](const HcclOptions& options) -> CommunicatorPtr {
+        [](const HcclOptions& options, CommunicatorPtr control) -> CommunicatorPtr {
             const nb::gil_scoped_release release;
-            return std::make_shared<HcclCommunicator>(options, nullptr);
+            return std::make_shared<HcclCommunicator>(options, std::move(control));
         },
-        "options"_a, "A new communicator over HCCL, whose maker sees to agreement. Collective.");
+        "options"_a, "control"_a,
+        "A new communicator over HCCL of the ranks of `control`, one in host memory on which they agree and which goes "
+        "with it. Collective.");
     m.def(
         "hccl_communicator_on_host",
         [](const HcclOptions& options, const CommunicatorOptions& control) {

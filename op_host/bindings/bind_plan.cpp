@@ -53,6 +53,18 @@ void ReadyExchange::run(Communicator& communicator, uintptr_t input, uintptr_t o
     communicator.exchange(exchange, timeout);
 }
 
+std::vector<int64_t> ReadyExchange::compare(Communicator& communicator, double timeout) const {
+    Exchange exchange = at(0, 0);
+    exchange.moves = false;
+    std::vector<int64_t> learnt;
+    exchange.allocate = [&](std::span<const int64_t> counts) -> void* {
+        learnt.assign(counts.begin(), counts.end());
+        return nullptr;
+    };
+    communicator.exchange(exchange, timeout);
+    return learnt;
+}
+
 void ReadyExchange::learn(Communicator& communicator, uintptr_t input, double timeout, Learnt& learnt) const {
     Exchange exchange = at(input, 0);
     const size_t element = size_of(exchange.dtype);
@@ -125,6 +137,15 @@ void bind_plan(nb::module_& m) {
             },
             nb::arg("input"), nb::arg("output"), nb::arg("timeout") = -1.0, nb::arg("stream") = 0,
             "On a device's stream it is enqueued; without one the call blocks.")
+        .def(
+            "compare",
+            [](const Plan& self, double timeout) {
+                const nb::gil_scoped_release release;
+                return self.data->compare(*self.communicator, timeout);
+            },
+            nb::arg("timeout") = -1.0,
+            "The ranks' agreement alone, for who moves the data by other means. Returns the receive counts if they are "
+            "learnt, else nothing.")
         .def(
             "run_learning",
             [](const Plan& self, uintptr_t input, double timeout) {

@@ -31,6 +31,9 @@ class ReadyExchange {
 
     void run(Communicator& communicator, uintptr_t input, uintptr_t output, double timeout, uintptr_t stream = 0) const;
 
+    /// The ranks' agreement alone; the counts if they are learnt.
+    std::vector<int64_t> compare(Communicator& communicator, double timeout) const;
+
     /// Into a block of the arena.
     void learn(Communicator& communicator, uintptr_t input, double timeout, Learnt& learnt) const;
 

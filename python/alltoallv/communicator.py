@@ -15,7 +15,7 @@ from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidPar
 from alltoallv.launch import detect as launch
 from alltoallv.launch import hccl, mpi
 
-BACKENDS = ("auto", "shm", "tcp", "hccl", "nccl", "gloo", "mpi")
+BACKENDS = ("auto", "shm", "tcp", "hccl", "nccl")
 
 _thread_domains = itertools.count()
 _pending: set[Any] = set()  # of all communicators: several objects of this class may stand for one

@@ -377,7 +377,7 @@ def test_a_failing_call_in_a_group(ranks: Ranks, tmp_path: Path) -> None:
             else:
                 try_to(lambda: exchange(comm, device))
             dist.barrier()
-            with pytest.raises(PeerLostError, match="rank 1"):
+            with pytest.raises(PeerLostError, match="HCCL_E_INTERNAL|rank 1"):
                 exchange(comm, device)
 
     ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})(check, str(tmp_path / "store"))
@@ -450,24 +450,20 @@ def test_a_forked_child_leaves_it_alone(ranks: Ranks) -> None:
     ranks(2, communicator=False, fresh=True)(check)
 
 
-def test_a_group_whose_call_fails_after_the_agreement_ends(ranks: Ranks, tmp_path: Path) -> None:
-    """Whatever the failure: the peers have launched."""
+def test_tensors_on_another_device(ranks: Ranks, tmp_path: Path) -> None:
+    """The peers hear of it, and all go on."""
 
     def check(rank: int, size: int, file: str) -> None:
         with group(rank, size, file, backend="gloo") as (world, device):
             comm = at.from_group(world, device="npu", timeout=20)
             exchange(comm, device)
-            if rank == 1:
-                other = use_device(rank + size)  # the communicator was made for another
-                with pytest.raises(InvalidTensorError, match="expected npu:1"):
-                    exchange(comm, other)
-            else:
-                try_to(lambda: exchange(comm, device))
-            dist.barrier()
-            with pytest.raises(PeerLostError, match="rank 1"):
-                exchange(comm, device)
+            other = use_device(rank + size) if rank == 1 else device  # the communicator was made for another
+            with pytest.raises(InvalidTensorError, match="expected npu:1"):
+                exchange(comm, other)
+            use_device(rank)
+            exchange(comm, device)
 
-    ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})(check, str(tmp_path / "store"))
+    ranks(2, communicator=False, fresh=True)(check, str(tmp_path / "store"))
 
 
 def test_abort_and_use_after_destroy(ranks: Ranks) -> None:

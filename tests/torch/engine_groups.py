@@ -1,4 +1,4 @@
-"""A default group whose tensors go through the group's own engine, as they would on several hosts."""
+"""A communicator over the engine of a group, as on a GPU, and what tests of it share."""
 
 from __future__ import annotations
 
@@ -14,35 +14,49 @@ import torch.distributed as dist
 from backend_groups import joined
 from torch import Tensor
 
-import alltoallv.torch as at
+from alltoallv import Communicator
 from alltoallv.testing import golden
-from alltoallv.torch.engines import rendezvous
-from alltoallv.torch.engines.group import TorchGroupCommunicator
+from alltoallv.torch.engines import hosts, rendezvous
+from alltoallv.torch.engines.nccl import NcclMember
+from alltoallv.torch.engines.staged import StagedMember
 
 #: Dtypes that both torch and the reference know.
 DTYPES = [name for name in golden.DTYPES if isinstance(getattr(torch, name, None), torch.dtype)]
 
 
-@contextlib.contextmanager
-def engine(rank: int, size: int, file: str, **options: Any) -> Iterator[TorchGroupCommunicator]:
-    """The ranks meet in ``file`` and get a communicator over gloo."""
-    with joined(rank, size, file, backend="gloo") as group:
-        comm = at.from_group(group, **{"backend": "gloo", "timeout": 30.0} | options)
-        assert isinstance(comm, TorchGroupCommunicator)
-        yield comm
-        comm.destroy()
+class Views(NcclMember):
+    """NCCL's way in host memory: views per peer, and agreement before the first calls."""
+
+    reaches_host = True
+
+
+class Staged(StagedMember):
+    """The way of tensors without an engine, for some that lie in host memory already."""
+
+    reaches_host = True
 
 
 @contextlib.contextmanager
-def views(rank: int, size: int, file: str, **options: Any) -> Iterator[TorchGroupCommunicator]:
-    """The way of NCCL, views per peer and agreement through the store, in host memory: this package's backend moves."""
+def _connected(rank: int, size: int, file: str, timeout: float) -> Iterator[tuple[dist.ProcessGroup, Communicator]]:
     with joined(rank, size, file) as group:
         raw = dist.distributed_c10d._world.pg_map[group][1]
         meeting = rendezvous.meet(raw, rank, size, "views", 30)
-        named = {"domain": "views", "timeout": 30.0} | options
-        comm = TorchGroupCommunicator(group, "nccl", meeting.store(raw, rank, size), meeting.who, **named)
-        yield comm
-        comm.destroy()
+        gather = rendezvous.gatherer(meeting, raw, rank, size, 30)
+        with hosts.connect(meeting, gather, rank, size, "views", timeout) as control:
+            yield group, control
+
+
+@contextlib.contextmanager
+def views(rank: int, size: int, file: str, *, timeout: float = 30.0, check: str | None = None) -> Iterator[Views]:
+    """In place of NCCL, backend alltoallv of torch.distributed moves the views."""
+    with _connected(rank, size, file, timeout) as (group, control):
+        yield Views(group, "nccl", control, check)
+
+
+@contextlib.contextmanager
+def staged(rank: int, size: int, file: str) -> Iterator[Staged]:
+    with _connected(rank, size, file, 30.0) as (group, control):
+        yield Staged(group, control)
 
 
 @contextlib.contextmanager

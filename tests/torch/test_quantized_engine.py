@@ -1,4 +1,4 @@
-"""Quantized reductions over gloo: the oracle's bits on every rank, in chunks, and what the ranks disagree about."""
+"""Quantized reductions over an engine: the oracle's bits on every rank, and what the ranks disagree about."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from engine_groups import caught, engine, to_numpy, to_torch, views
+from engine_groups import caught, staged, to_numpy, to_torch, views
 
 import alltoallv.torch as at
 from alltoallv import QuantAllReduceParam, QuantType
@@ -16,10 +16,8 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatch
 from alltoallv.quantization.spec import Quantization, QuantizedReduction
 from alltoallv.testing import quantized as q
 from alltoallv.testing.golden import assert_bits_equal, dtype_of
-from alltoallv.torch.engines.group import TorchGroupCommunicator
 from alltoallv.torch.quantized import codecs as quantized_codecs
 from alltoallv.torch.quantized import operators as quantized_operators
-from alltoallv.torch.quantized import reduction as quantized_reduction
 from alltoallv.torch.quantized import rows as quantized_rows
 
 F32 = np.float32
@@ -174,7 +172,7 @@ def operation_troubles(comm: Any, place: str = "cpu") -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_the_operation_over_a_group(ranks: Any, file: str, size: int) -> None:
     def run(rank: int, size: int) -> None:
-        with engine(rank, size, file) as comm:
+        with views(rank, size, file) as comm:
             operation_cases(comm)
             if size == 2:
                 operation_troubles(comm)
@@ -190,31 +188,13 @@ def every_case(comm: Any, place: str = "cpu") -> int:
     return done
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_over_gloo(ranks: Any, file: str, size: int) -> None:
+@pytest.mark.parametrize(("size", "way"), [(1, views), (2, staged), (3, views)])
+def test_over_an_engine(ranks: Any, file: str, size: int, way: Any) -> None:
     def run(rank: int, size: int) -> int:
-        with engine(rank, size, file) as comm:
-            done = every_case(comm)
-            with mock.patch.object(quantized_reduction, "CHUNKS", (300, 300)):  # several chunks, the last one shorter
-                for shot in (True, False):
-                    with mock.patch.object(quantized_reduction.HostWire, "in_one_shot", return_value=shot):
-                        done += every_case(comm)
-            return done
+        with way(rank, size, file) as comm:
+            return every_case(comm)
 
-    assert ranks(size, communicator=False)(run) == [60] * size
-
-
-def test_shots() -> None:
-    """One where it moves fewer bytes, or few."""
-    wire = quantized_reduction.HostWire(None, lambda work: None, True)
-    n = 1 << 20
-    assert wire.in_one_shot(2, n // 2, n // 2)
-    assert not wire.in_one_shot(2, n, n)
-    assert wire.in_one_shot(4, n, 4 * n)
-    assert not wire.in_one_shot(3, n, n)
-    assert not wire.in_one_shot(6, n, 4 * n)
-    assert wire.in_one_shot(8, 8192, 8192)
-    assert not wire.in_one_shot(9, 8192, 8192)
+    assert ranks(size, communicator=False)(run) == [20] * size
 
 
 def scattered(comm: Any, counts: list[int], tail: tuple[int, ...], **how: Any) -> None:
@@ -259,27 +239,25 @@ def rows_cases(comm: Any, place: str = "cpu") -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_parts_and_rows_over_gloo(ranks: Any, file: str, size: int) -> None:
-    """Uneven counts, ranks that send or get nothing, rows that are empty; whole and in chunks."""
+def test_parts_and_rows(ranks: Any, file: str, size: int) -> None:
+    """Uneven counts, ranks that send or get nothing, rows that are empty."""
     parts = [[0] * size, [4, 0, 5][-size:], [901, 1, 300][:size]]
 
     def run(rank: int, size: int) -> None:
-        with engine(rank, size, file) as comm:
-            for chunk in (1 << 18, 200):
-                with mock.patch.object(quantized_reduction, "CHUNKS", (chunk, chunk)):
-                    for counts in parts:
-                        scattered(comm, counts, (33,), group_size=32)
-                        scattered(comm, counts, (3, 5), bits=4, op="avg", group_size=1 << 40)
+        with views(rank, size, file) as comm:
+            for counts in parts:
+                scattered(comm, counts, (33,), group_size=32)
+                scattered(comm, counts, (3, 5), bits=4, op="avg", group_size=1 << 40)
             rows_cases(comm)
 
     ranks(size, communicator=False)(run)
 
 
 def test_disagreement_about_rows(ranks: Any, file: str) -> None:
-    """Of rows and of parts, over gloo; what does not fit is told everywhere, and the communicator stays usable."""
+    """Of rows and of parts; what does not fit is told everywhere, and the communicator stays usable."""
 
     def run(rank: int, size: int) -> list[str]:
-        with engine(rank, size, file) as comm:
+        with views(rank, size, file) as comm:
             x, to = torch.ones(2, 64), {"group": comm}
             told = [
                 caught(lambda: at.quantized_all_to_all(x, [1, 1], group_size=32 if rank else None, **to)),
@@ -306,7 +284,7 @@ def test_disagreement_about_rows(ranks: Any, file: str) -> None:
 
 
 def test_as_on_an_accelerator(ranks: Any, file: str) -> None:
-    """In one chunk, over the mover of NCCL, with torch operators as kernels."""
+    """With torch operators as kernels."""
 
     def run(rank: int, size: int) -> int:
         operators = [
@@ -316,8 +294,7 @@ def test_as_on_an_accelerator(ranks: Any, file: str) -> None:
         rows = mock.patch.object(
             quantized_rows, "HostRows", lambda *how: quantized_rows.DeviceRows(*how, torch.device("cpu"))
         )
-        host = mock.patch.object(TorchGroupCommunicator, "reaches_host", True)
-        with views(rank, size, file) as comm, np.errstate(all="ignore"), operators[0], operators[1], rows, host:
+        with views(rank, size, file) as comm, np.errstate(all="ignore"), operators[0], operators[1], rows:
             done = every_case(comm)
             rows_cases(comm)
             large = torch.full((2, 40), 7e4)
@@ -334,7 +311,7 @@ def test_overflow_raises_everywhere(ranks: Any, file: str) -> None:
     """Also on ranks whose part fits; the communicator stays usable. Asynchronous calls tell it when waited for."""
 
     def run(rank: int, size: int) -> None:
-        with engine(rank, size, file) as comm:
+        with views(rank, size, file) as comm:
             x = torch.zeros(1000)
             x[3] = 60000.0
             for gather in ("full", "quantized"):
@@ -356,7 +333,7 @@ def test_disagreement(ranks: Any, file: str) -> None:
 
     def run(rank: int, size: int) -> list[str]:
         told = []
-        with engine(rank, size, file) as comm:
+        with views(rank, size, file) as comm:
             x, out = torch.ones(256), torch.full((256,), -1.0)
             base = {"bits": 8, "group_size": 128, "gather": "full", "op": "sum", "overflow": "saturate"}
             for other in ({"bits": 4}, {"group_size": 64}, {"gather": "quantized"}, {"op": "avg"}):

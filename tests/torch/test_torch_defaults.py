@@ -13,25 +13,18 @@ from alltoallv.testing import Ranks
 
 
 @pytest.mark.parametrize("what", ["device", "dtype"])
-@pytest.mark.parametrize("carrier", ["shm", "gloo"])
-def test_defaults(ranks: Ranks, what: str, carrier: str, tmp_path: object) -> None:
+def test_defaults(ranks: Ranks, what: str) -> None:
     """All functions, twice each, with gradients where there are some; a device without data would show at once."""
 
     def check(comm: Communicator) -> None:
-        group = comm
-        if carrier == "gloo":
-            torch.distributed.init_process_group(
-                "gloo", rank=comm.rank, world_size=comm.size, init_method=f"file://{tmp_path}/store"
-            )
-            group = at.from_group(torch.distributed.group.WORLD, backend="gloo")
-        dispatcher = at.nn.MoEDispatcher(3, group)
+        dispatcher = at.nn.MoEDispatcher(3, comm)
 
         def experts(x: Tensor) -> Tensor:
             ids = torch.tensor([[0, 2], [1, 0], [2, 2], [0, 1]], device="cpu")
             rows, _, state = dispatcher.dispatch(x, ids, torch.ones((4, 2), dtype=torch.float32, device="cpu"))
             return dispatcher.combine(rows * 2, state)
 
-        functions = functions_of(group) | {"experts": experts}
+        functions = functions_of(comm) | {"experts": experts}
         x = input_of(comm)
 
         def results(function: str) -> list[Tensor]:
@@ -56,7 +49,5 @@ def test_defaults(ranks: Ranks, what: str, carrier: str, tmp_path: object) -> No
                 torch.set_default_dtype(torch.float32)
             assert [(y.dtype, y.device.type) for y in found] == [(y.dtype, "cpu") for y in expected], name
             assert all(map(torch.equal, found, expected)), name
-        if carrier == "gloo":
-            torch.distributed.destroy_process_group()
 
     ranks(2, timeout=120)(check)

@@ -14,13 +14,13 @@ import torch.distributed as dist
 from backend_groups import joined
 from engine_groups import DTYPES, caught, to_numpy, to_torch
 from test_quantized_engine import every_case, operation_cases, operation_troubles, rows_cases
-from test_torch_group import random_cases
+from test_torch_group_views import random_cases
 
 import alltoallv.torch as at
 from alltoallv import QuantAllReduceParam, QuantType
 from alltoallv.errors import InvalidTensorError, PeerMismatchError
 from alltoallv.testing import Ranks, golden, reference
-from alltoallv.torch.engines.group import FIRST
+from alltoallv.torch.engines.nccl import FIRST
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device and a torch built for it")
 needs_nccl = pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch has no NCCL")
@@ -111,12 +111,12 @@ def test_nccl_alone(ranks: Ranks, file: str) -> None:
 
 
 def test_several_ranks_on_one_gpu(ranks: Ranks, file: str) -> None:
-    """gloo, through host memory; checked like everything over gloo."""
+    """Through host memory, and checked there."""
 
     def run(rank: int, size: int, cases: list[golden.Case]) -> None:
         with on_gpu(rank, size, file, "gloo") as group:
             comm = at.from_group(group, device="cuda")
-            assert comm.backend == "gloo"
+            assert comm.backend == "shm"
             for number, case in enumerate(cases):
                 run_case(case, rank, number)
             gradients()

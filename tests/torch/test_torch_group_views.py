@@ -1,25 +1,37 @@
-"""NCCL's way in host memory: views per peer, agreement through the store for the first calls.
+"""NCCL's way in host memory: views per peer, agreement before the first calls.
 
 In place of NCCL, backend alltoallv of torch.distributed moves the views.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from engine_groups import DTYPES, caught, to_numpy, to_torch, views
-from test_torch_group import random_cases
+from engine_groups import DTYPES, caught, staged, to_numpy, to_torch, views
+from replicated import check_gradients
 
 import alltoallv.torch as at
-from alltoallv.errors import CommTimeoutError, InvalidTensorError, PeerLostError, PeerMismatchError
+from alltoallv._calls.reductions import COMPLEX, FLOATS, OPS, OTHERS
+from alltoallv.errors import (
+    BackendUnavailableError,
+    CommTimeoutError,
+    InvalidParamError,
+    InvalidTensorError,
+    PeerLostError,
+    PeerMismatchError,
+)
 from alltoallv.testing import Ranks, golden, reference
-from alltoallv.torch.engines import rendezvous
-from alltoallv.torch.engines.group import FIRST, TorchGroupCommunicator
+from alltoallv.torch.engines.nccl import FIRST
+
+SEED = 20240611
 
 
 @pytest.fixture
@@ -27,12 +39,31 @@ def file(tmp_path: Path) -> str:
     return str(tmp_path / "store")
 
 
-@pytest.mark.parametrize(("size", "check"), [(1, None), (2, None), (3, None), (3, "always")])
+def random_cases(size: int, count: int) -> list[golden.Case]:
+    """Every dtype in turn; the same on every rank."""
+    rng = np.random.default_rng([SEED, size])
+    return [
+        golden.random_case(
+            rng,
+            size,
+            DTYPES[(i + size) % len(DTYPES)],
+            zeros=float(rng.choice([0.0, 0.3, 0.7, 1.0])),
+            gaps=bool(rng.integers(2)),
+            permuted=bool(rng.integers(2)),
+            overlapping_sends=bool(rng.integers(2)),
+            max_count=int(rng.choice([1, 7, 60, 3000])),
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize(("size", "check"), [(1, None), (2, None), (3, "staged"), (3, "always")])
 def test_random_exchanges(ranks: Ranks, file: str, size: int, check: str | None) -> None:
     """Given and learnt counts, at once and asynchronous, before and after the checked calls."""
 
     def run(rank: int, size: int, cases: list[golden.Case]) -> None:
-        with views(rank, size, file, check=check) as comm:
+        way = staged(rank, size, file) if check == "staged" else views(rank, size, file, check=check)
+        with way as comm:
             for number, case in enumerate(cases):
                 x, name = to_torch(case.inputs[rank]), case.dtype.name
                 sends, sdispls = case.send_counts[rank].tolist(), case.sdispls[rank].tolist()
@@ -60,7 +91,7 @@ def test_random_exchanges(ranks: Ranks, file: str, size: int, check: str | None)
 
 def test_other_collectives(ranks: Ranks, file: str) -> None:
     def run(rank: int, size: int) -> None:
-        with views(rank, size, file) as comm:
+        with views(rank, size, file, check="always") as comm:
             for name in DTYPES:
                 x = torch.arange(6).to(getattr(torch, name))
                 outputs = [torch.empty(j + rank, dtype=x.dtype) for j in range(size)]
@@ -72,50 +103,128 @@ def test_other_collectives(ranks: Ranks, file: str) -> None:
                 layout = ([6] * size, [0] * size, [6] * size, [6 * j for j in range(size)])
                 comm.exchange("all_gather_into_tensor", name, gathered, x, layout).run()
                 golden.assert_bits_equal(to_numpy(gathered), to_numpy(torch.cat([x] * size)), name)
-                comm.broadcast(name, x, 1).run()
-            x = torch.arange(6.0) + rank
-            out = torch.empty(6)
-            comm.reduce("all_reduce", "float32", out, x, "sum", [3, 3]).run()
-            assert out.tolist() == [2.0 * i + 1 for i in range(6)]
-            small = x.short()  # NCCL has no int16
-            comm.reduce("all_reduce", "int16", (total := torch.empty_like(small)), small, "max", [3, 3]).run()
-            assert total.tolist() == [1, 2, 3, 4, 5, 6]
-            comm.barrier().run()
+            with pytest.raises(InvalidParamError, match="op 'avg' is not defined for dtype int32"):
+                at.all_reduce(x.int(), dist.ReduceOp.AVG, comm)
+            at.barrier(comm)
+
+    ranks(2, communicator=False)(run)
+
+
+def defined(op: str, dtype: str) -> bool:
+    if op in ("band", "bor", "bxor"):
+        return dtype in OTHERS
+    return dtype in FLOATS or (dtype in OTHERS and op != "avg") or (dtype in COMPLEX and op in ("sum", "avg"))
+
+
+@pytest.mark.parametrize("length", [37, 9001])  # in one step, and in two
+def test_reductions(ranks: Ranks, file: str, length: int) -> None:
+    """Those that NCCL has, and those that are added in the order of ranks: every dtype and operation."""
+
+    def run(rank: int, size: int) -> None:
+        rng = np.random.default_rng(length)
+        with views(rank, size, file) as comm, np.errstate(all="ignore"):
+            for name in DTYPES:
+                inputs = [golden.fill(rng, length, name) for _ in range(size)]
+                for op in (op for op in OPS if defined(op, name)):
+                    x = to_torch(inputs[rank])
+                    out = torch.empty_like(x)
+                    counts = [length // size + (j < length % size) for j in range(size)]
+                    comm.reduce("all_reduce", name, out, x, op, counts).run()
+                    golden.assert_bits_equal(
+                        to_numpy(out), reference.all_reduce(inputs, op)[rank], f"all_reduce {op} of {name}"
+                    )
+                    counts = [length - 5 * (size - 1), *[5] * (size - 1)][::-1]
+                    out = torch.empty(counts[rank], dtype=x.dtype)
+                    comm.reduce("reduce_scatter", name, out, x, op, counts).run()
+                    expected = reference.reduce_scatter(inputs, op, counts)[rank]
+                    golden.assert_bits_equal(to_numpy(out), expected, f"reduce_scatter {op} of {name}")
+
+    ranks(3, communicator=False)(run)
+
+
+def test_gradients(ranks: Ranks, file: str) -> None:
+    """First and second derivatives with gaps, permutations and overlapping send regions; learnt counts."""
+
+    def run(rank: int, size: int) -> None:
+        with views(rank, size, file) as comm:
+            sends = [[1, 2], [0, 1]][rank]
+            recvs = [[1, 0], [2, 1]][rank]
+            check_gradients(
+                comm,
+                [4, 2],
+                (),
+                lambda x: at.all_to_all_v(x, sends, recvs, sdispls=[0, 0], rdispls=[[1, 0], [0, 3]][rank], group=comm),
+            )
+            check_gradients(comm, [3, 1], (2,), lambda x: at.all_to_all_v(x, sends, unit="row", group=comm))
+            x = torch.ones(3, requires_grad=True)
+            out, work = at.all_to_all_v(x, [1, 2], [1 + rank] * 2, group=comm, async_op=True)
+            work.wait()
+            (out * 3).sum().backward()
+            assert x.grad is not None
+            assert x.grad.tolist() == [3, 3, 3]
+
+    ranks(2, communicator=False)(run)
+
+
+def test_compiled(ranks: Ranks, file: str) -> None:
+    def run(rank: int, size: int) -> None:
+        with views(rank, size, file) as comm:
+
+            @torch.compile(fullgraph=True, backend="aot_eager")
+            def step(x: torch.Tensor, sends: torch.Tensor) -> torch.Tensor:
+                return at.all_to_all_v(x * 2, sends, unit="row", group=comm) + 1
+
+            for n in (1, 2, 3):
+                x = torch.full((size * n, 2), float(rank), requires_grad=True)
+                out = step(x, torch.tensor([n] * size))
+                assert out[:, 0].tolist() == [2.0 * j + 1 for j in range(size) for _ in range(n)]
+                out.sum().backward()
+                assert torch.equal(x.grad, torch.full_like(x, 2))
 
     ranks(2, communicator=False)(run)
 
 
 def test_first_calls_are_checked(ranks: Ranks, file: str) -> None:
     """Breaches and failures of the first calls are errors on every rank; then a failing rank ends the communicator."""
+    domain = "domain 'torch-views'"
 
     def run(rank: int, size: int) -> list[str]:
         with views(rank, size, file) as comm:
             x, out, one = torch.arange(float(size)), torch.full((size,), -1.0), [1] * size
-            places = list(range(size))
+            places, same = list(range(size)), [size] * size
 
             def exchange(sends: list[int] = one, x: torch.Tensor = x, name: str = "float32", **more: Any) -> Any:
                 return comm.exchange("all_to_all_v", name, out, x, (sends, places, one, places), **more).run()
+
+            def reduce(op: str) -> None:
+                comm.reduce("all_reduce", "int16", torch.empty(size * size).short(), x.short(), op, same).run()
 
             texts = []
             zero = [0] * size
             for kind, attempt in (
                 (PeerMismatchError, lambda: exchange(zero if rank == 1 else one)),
                 (PeerMismatchError, lambda: exchange(x=x.int(), name="int32") if rank == 1 else exchange()),
-                (PeerMismatchError, lambda: comm.barrier().run() if rank == 1 else exchange()),
+                (PeerMismatchError, lambda: learn(comm, x, [2] * size) if rank == 1 else exchange()),
                 (InvalidTensorError, lambda: fail(comm) if rank == 1 else exchange()),
-                (PeerMismatchError, lambda: learn(comm, x) if rank == 1 else exchange()),
+                (PeerMismatchError, lambda: reduce("max" if rank == 1 else "sum")),
             ):
                 error = caught(attempt)
                 assert isinstance(error, kind), error
                 assert (out == -1).all()
-                texts.append(str(error).removeprefix("operator #4 all_to_all_v of domain 'views' failed on rank 1: "))
+                texts.append(
+                    str(error).removeprefix("operator #4 all_to_all_v of domain 'torch-views' failed on rank 1: ")
+                )
             for _ in range(FIRST):
                 exchange()
             assert out.tolist() == [rank] * size
-            error = caught(lambda: fail(comm) if rank == 1 else comm.barrier().run())
-            assert isinstance(error, InvalidTensorError if rank == 1 else PeerLostError)
+            stats = comm.stats()
+            assert (stats["operators"], stats["failed_operators"], stats["bytes_nccl"]) == (FIRST, 5, FIRST * size * 4)
+            error = caught(lambda: fail(comm) if rank == 1 else wait_until_ended(comm, exchange))
+            assert isinstance(error, InvalidTensorError if rank == 1 else PeerLostError), error
             assert "the test made it so" in str(error)
             assert not comm.usable
+            record = comm.flight_record()["ranks"][0]["operators"]
+            assert [one["state"] for one in record[:6]] == ["failed"] * (5 - (rank == 1)) + ["done"] * (1 + (rank == 1))
             return texts
 
     def fail(comm: Any) -> None:
@@ -123,53 +232,75 @@ def test_first_calls_are_checked(ranks: Ranks, file: str) -> None:
         comm.fail("all_to_all_v", error)
         raise error
 
-    def learn(comm: Any, x: torch.Tensor) -> None:
-        comm.learn("all_to_all_v", "float32", x, [1] * comm.size, list(range(comm.size))).run()
+    def learn(comm: Any, x: torch.Tensor, sends: list[int]) -> None:
+        comm.learn("all_to_all_v", "float32", x, sends, list(range(comm.size))).run()
+
+    def wait_until_ended(comm: Any, call: Any) -> None:
+        while comm.usable:
+            time.sleep(0.01)
+        call()
 
     found = ranks(3, communicator=False)(run)
     assert found[0] == found[1] == found[2]
-    head = "operator #{} of domain 'views': rank 0 {}, rank 1 {}".format
+    head = f"operator #{{}} of {domain}: rank 0 {{}}, rank 1 {{}}".format
     assert found[0] == [
-        "operator #1 all_to_all_v of domain 'views': rank 1 sends 0 elements to rank 0, which expects 1",
+        f"operator #1 all_to_all_v of {domain}: rank 1 sends 0 elements to rank 0, which expects 1",
         head(2, "has dtype float32", "has dtype int32"),
-        head(3, "calls all_to_all_v", "calls barrier"),
+        f"operator #3 all_to_all_v of {domain}: rank 1 sends 2 elements to rank 0, which expects 1",
         "the test made it so",
-        "operator #5 all_to_all_v of domain 'views': rank 1 learns its receive counts, rank 0 gives them, "
-        "expected all or none where not every call is checked",
+        head(5, "reduces with sum", "reduces with max"),
     ]
 
 
-def test_ranks_that_are_late_and_leave(ranks: Ranks, file: str) -> None:
-    """The store tells who has not posted a row."""
+def test_ranks_in_trouble(ranks: Ranks, file: str) -> None:
+    """One that is late, that leaves, that aborts, that breaks off, and a forked child."""
 
     def run(rank: int, size: int) -> None:
+        one = torch.ones(size), [1] * size, [1] * size
+
+        def exchange(comm: Any) -> torch.Tensor:
+            return at.all_to_all_v(*one, group=comm)
+
         with views(rank, size, file, timeout=1.0) as comm:
             if rank == 1:
                 time.sleep(1.5)
-            error = caught(lambda: comm.barrier().run())
+            error = caught(lambda: exchange(comm))
             assert isinstance(error, CommTimeoutError)
-            assert "waited 1.0 s in operator #1 barrier of domain 'views' for rank 1 (pid " in str(error)
-        dist.init_process_group("alltoallv", store=dist.FileStore(file + "2", size), rank=rank, world_size=size)
-        group = dist.group.WORLD
-        raw = dist.distributed_c10d._world.pg_map[group][1]
-        meeting = rendezvous.meet(raw, rank, size, "", 30)
-        store = meeting.store(raw, rank, size)
-        comm = TorchGroupCommunicator(group, "nccl", store, meeting.who, domain="views", timeout=30)
-        comm.barrier().run()
-        if rank == 0:
-            comm.destroy()
-        else:
-            error = caught(lambda: comm.barrier().run())
-            assert isinstance(error, PeerLostError)
-            assert "rank 0 has left domain 'views'" in str(error)
-        dist.destroy_process_group()
+            assert "waited 1.0 s in operator #1 all_to_all_v of domain 'torch-views' for rank 1 (pid " in str(error)
+        with views(rank, size, file + "2") as comm:
+            exchange(comm)
+            child = os.fork()
+            if child == 0:
+                right = not comm.usable and isinstance(caught(lambda: exchange(comm)), BackendUnavailableError)
+                os._exit(0 if right else 1)
+            assert os.waitpid(child, 0)[1] == 0
+            at.barrier(comm)
+            if rank == 0:
+                comm.destroy()
+            else:
+                error = caught(lambda: exchange(comm))
+                assert isinstance(error, PeerLostError)
+                assert "rank 0" in str(error)
+        with views(rank, size, file + "3") as comm:
+            for _ in range(FIRST):
+                exchange(comm)
+            if rank == 1:
+                with mock.patch.object(dist, "all_to_all", side_effect=RuntimeError("the engine says so")):
+                    error = caught(lambda: exchange(comm))
+                assert "the engine says so" in str(error)
+            else:
+                while comm.usable:
+                    time.sleep(0.01)
+                error = caught(lambda: exchange(comm))
+                assert isinstance(error, PeerLostError)
+                assert "it broke off all_to_all_v: the engine says so" in str(error)
 
     ranks(2, communicator=False)(run)
 
 
 def test_host_tensors_are_refused_by_the_front_end(ranks: Ranks, file: str) -> None:
     def run(rank: int, size: int) -> None:
-        with views(rank, size, file) as comm:
+        with views(rank, size, file) as comm, mock.patch.object(type(comm), "reaches_host", False):
             error = caught(lambda: at.all_to_all_v(torch.ones(1), [1], [1], group=comm))
             assert isinstance(error, InvalidTensorError)
             assert "the tensors lie on cpu, expected a device of nccl" in str(error)

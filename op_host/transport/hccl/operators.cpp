@@ -109,7 +109,11 @@ void HcclCommunicator::exchange(const Exchange& x, double timeout) {
             control_->exchange(announced, timeout);
             agreed_.fetch_add(1, std::memory_order_relaxed);
         },
-        [&](const std::string& where) {
+        [&](const std::string& where) -> uint64_t {
+            if (!x.moves) {
+                if (x.recv_counts.empty()) x.allocate(learnt);
+                return 0;
+            }
             std::span<const int64_t> recv_counts = x.recv_counts, rdispls = x.rdispls;
             void* output = x.output;
             if (recv_counts.empty()) {
@@ -176,6 +180,15 @@ void HcclCommunicator::copy_own(const Exchange& x, void* output, aclrtStream str
 }
 
 void HcclCommunicator::reduce(const Reduction& r, double timeout) {
+    const auto agree = [&] {
+        if (!agrees(seq_)) return look_at_control();
+        Reduction announced = r;
+        announced.stream = nullptr;
+        announced.moves = false;
+        control_->reduce(announced, timeout);
+        agreed_.fetch_add(1, std::memory_order_relaxed);
+    };
+    if (!r.moves) return run(r.op, r.dtype, agree, [](const std::string&) { return uint64_t{0}; });
     const auto type = reduction_type(r.dtype);
     const auto op = reduction_of(r.reduce_op);
     const bool even = std::adjacent_find(r.counts.begin(), r.counts.end(), std::not_equal_to<>()) == r.counts.end();
@@ -192,15 +205,7 @@ void HcclCommunicator::reduce(const Reduction& r, double timeout) {
     run(
         r.op, r.dtype,
         [&] {
-            if (agrees(seq_)) {
-                Reduction announced = r;
-                announced.stream = nullptr;
-                announced.moves = false;
-                control_->reduce(announced, timeout);
-                agreed_.fetch_add(1, std::memory_order_relaxed);
-            } else {
-                look_at_control();
-            }
+            agree();
             if (stream == nullptr) stream = device_->stream();
             check_reduction(r.op, stream);
         },

@@ -1,4 +1,4 @@
-"""Collectives that have passed this rank's checks, over shared memory or over the group's own engine."""
+"""Collectives that have passed this rank's checks, in host memory or over a device's engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from alltoallv import _core
 from alltoallv._calls.counts import Layout
 from alltoallv._calls.guard import guard
-from alltoallv._calls.reductions import ReductionPlan
+from alltoallv._calls.reductions import ReductionPlan, check_reduction
 from alltoallv._calls.regions import lowest
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
@@ -22,8 +22,7 @@ from alltoallv.torch.api import profile
 from alltoallv.torch.api.group import AnyCommunicator as AnyCommunicator
 from alltoallv.torch.api.tensors import core_name, empty, from_block, region
 from alltoallv.torch.api.work import Work
-from alltoallv.torch.engines.group import GroupCall, TorchGroupCommunicator
-from alltoallv.torch.engines.hccl import DeviceCall, DeviceMember
+from alltoallv.torch.engines.device import DeviceCall, DeviceMember
 
 About = tuple[str, int, Sequence[int], Sequence[int]]  # operator, bytes per element, send and receive counts
 
@@ -55,8 +54,8 @@ class SharedCall:
 class EngineCall:
     """Over the group's own engine, whose timeout counts."""
 
-    communicator: TorchGroupCommunicator | DeviceMember
-    call: GroupCall | DeviceCall
+    communicator: DeviceMember
+    call: DeviceCall
     about: About
     input: Any
     output: Any
@@ -113,7 +112,7 @@ class Learning:
     """An exchange whose receive counts the peers tell."""
 
     communicator: AnyCommunicator
-    call: _core.Plan | GroupCall | DeviceCall
+    call: _core.Plan | DeviceCall
     operator: str
     input: Tensor
     sends: list[int]
@@ -121,7 +120,7 @@ class Learning:
     def run(self, timeout: float = -1.0) -> tuple[Tensor, list[int]]:
         """The output, flat, and the receive counts."""
         with self._span(False):
-            if isinstance(self.call, GroupCall | DeviceCall):
+            if isinstance(self.call, DeviceCall):
                 output, counts = self.call.run()
                 return output, counts
             return self._made(*self.call.run_learning(self.input.data_ptr(), timeout))
@@ -129,7 +128,7 @@ class Learning:
     def submit(self, finish: Callable[[Tensor, list[int]], Any], timeout: float = -1.0) -> Work:
         """``finish`` makes the handle's result of what `run` would return."""
         with self._span(True):
-            if isinstance(self.call, GroupCall | DeviceCall):
+            if isinstance(self.call, DeviceCall):
                 pending = self.call.submit()
                 return Work(self.communicator, pending, (self.input,), lambda: finish(*pending.result))
             learning = self.call.submit_learning(self.input.data_ptr(), timeout)
@@ -155,7 +154,7 @@ def learn(
     """An exchange of checked send counts and displacements in elements; for ``root`` see `exchange`."""
     check_place(comm, input)
     dtype = core_name(input.dtype)
-    call: _core.Plan | GroupCall | DeviceCall
+    call: _core.Plan | DeviceCall
     if isinstance(comm, Communicator):
         call = _core.Plan(comm.core, operator, dtype, sends, sdispls, [], [], root, row)
     else:
@@ -168,11 +167,12 @@ def reduce(comm: AnyCommunicator, operator: str, output: Tensor, input: Tensor, 
     with guard(comm, operator):
         dtype = core_name(input.dtype)
         check_place(comm, input, output)
+        check_reduction(op, dtype)
     about = (operator, input.itemsize, counts, [output.numel()])
     if isinstance(comm, Communicator):
         plan = ReductionPlan(comm.core, operator, dtype, op, counts)
         return SharedCall(comm, plan, about, input, output, (input.data_ptr(), output.data_ptr()))
-    call = comm.reduce(operator, dtype, output, input, op, counts)  # which tells the peers by itself what it refuses
+    call = comm.reduce(operator, dtype, output, input, op, counts)
     return EngineCall(comm, call, about, input, output, input.is_cuda)
 
 

@@ -27,8 +27,7 @@ from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.calls import check_place
 from alltoallv.torch.api.group import AnyCommunicator
 from alltoallv.torch.api.tensors import as_input, check_dtype, core_name, region
-from alltoallv.torch.engines.group import GroupCall, TorchGroupCommunicator
-from alltoallv.torch.engines.hccl import DeviceCall
+from alltoallv.torch.engines.device import DeviceCall
 
 _Op = dist.ReduceOp.RedOpType
 _REDUCE_OPS = {
@@ -167,10 +166,6 @@ def broadcast(comm: AnyCommunicator, tensor: Tensor, root: int) -> Operation:
     if comm.rank == root:
         copies.clear()
     layout = broadcast_layout(comm.rank, comm.size, x.numel(), root)
-    if isinstance(comm, TorchGroupCommunicator):  # whose engine has one of its own
-        check_place(comm, x)
-        call = comm.broadcast(core_name(x.dtype), x, root)
-        return _on_engine("broadcast", call, x.itemsize, layout[0], layout[2], [tensor], [x], copies)
     source = target = x
     if not isinstance(comm, Communicator):  # HCCL refuses one buffer for both, also where it has nothing to do
         nothing = x.new_empty(1)
@@ -179,11 +174,7 @@ def broadcast(comm: AnyCommunicator, tensor: Tensor, root: int) -> Operation:
 
 
 def barrier(comm: AnyCommunicator) -> Operation:
-    comm, none = groups.on_host(comm), [0] * comm.size
-    if not isinstance(comm, Communicator):
-        assert isinstance(comm, TorchGroupCommunicator)
-        return _on_engine("barrier", comm.barrier(), 1, none, none, [], [], [])
-    plan = barrier_plan(comm)
+    none, plan = [0] * comm.size, barrier_plan(groups.on_host(comm))
     return Operation("barrier", partial(plan.run, 0, 0), partial(plan.submit, 0, 0), 1, none, none, [], [])
 
 
@@ -227,7 +218,7 @@ def exchange_lists(
     return Operation(name, partial(plan.run, source, target), partial(plan.submit, source, target), *about)
 
 
-def _on_engine(name: str, call: GroupCall | DeviceCall, *about: Any) -> Operation:
+def _on_engine(name: str, call: DeviceCall, *about: Any) -> Operation:
     """``about``: as `Operation` has it. The engine's calls have the communicator's timeout."""
     return Operation(name, lambda timeout: call.run(), lambda timeout: call.submit(), *about)
 

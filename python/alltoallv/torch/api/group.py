@@ -15,13 +15,15 @@ import torch.distributed as dist
 from alltoallv import communicator
 from alltoallv.communicator import BACKENDS, Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError, PeerMismatchError
-from alltoallv.torch.engines import group as torch_group
+from alltoallv.torch.engines import device as devices
 from alltoallv.torch.engines import hosts, rendezvous
-from alltoallv.torch.engines.group import TorchGroupCommunicator
-from alltoallv.torch.engines.hccl import DeviceMember
+from alltoallv.torch.engines.device import DeviceMember
+from alltoallv.torch.engines.hccl import HcclGroupMember, HcclMember
+from alltoallv.torch.engines.nccl import NcclMember
+from alltoallv.torch.engines.staged import StagedMember
 
-Group = Any  # ProcessGroup | Communicator | TorchGroupCommunicator | None
-AnyCommunicator = Communicator | TorchGroupCommunicator | DeviceMember
+Group = Any  # ProcessGroup | Communicator | DeviceMember | None
+AnyCommunicator = Communicator | DeviceMember
 
 _log = logging.getLogger("alltoallv")
 # By group, then by kind of device and backend; the backend None is the default when the group was first used.
@@ -48,9 +50,10 @@ def resolve(group: Group, device: str = "cpu") -> AnyCommunicator | None:
         if group is None:
             return _of_tensors(communicator.default("hccl" if device == "npu" else "auto"))
     if isinstance(group, dist.ProcessGroup):
+        # One that a loss, a timeout or an abort has ended stays: a rank that comes late must not wait for others anew.
         made = _made.get(group, {}).get((device, None))
-        return made if made is not None and made.usable else from_group(group, device=device)
-    if isinstance(group, (TorchGroupCommunicator, DeviceMember)):
+        return made if made is not None else from_group(group, device=device)
+    if isinstance(group, DeviceMember):
         return group
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         warnings.warn("this rank is not a member of the group: the call does nothing", stacklevel=3)
@@ -72,7 +75,7 @@ def on_shm(group: Group) -> Communicator | None:
 
 def _of_tensors(made: Communicator) -> AnyCommunicator:
     """A communicator over HCCL launches on torch's streams."""
-    return made if made.host_core is not None else DeviceMember(made)
+    return made if made.host_core is not None else HcclMember(made)
 
 
 def from_group(
@@ -85,16 +88,17 @@ def from_group(
 ) -> AnyCommunicator:
     """The communicator over the ranks of a ProcessGroup, made at the first call, which is collective.
 
-    The ranks find each other through the group's store. On one host they share memory; ranks on several hosts use TCP
-    between them (or the group's MPI). Tensors on a GPU use the group's backend for it. Which one it is, is logged once
-    to ``alltoallv``, as information. A group of backend ``alltoallv`` has a communicator already.
+    The ranks find each other through the group's store, or its MPI. On one host they share memory; ranks on several
+    hosts use TCP between them. Tensors on a GPU or NPU use the group's backend for it, once the ranks have agreed in
+    host memory; where that is gloo, or with ``"shm"`` and ``"tcp"``, they travel through host memory. Which one it is,
+    is logged once to ``alltoallv``, as information. A group of backend ``alltoallv`` has a communicator already.
 
     Args:
         group: Of torch.distributed, made with any backend.
         timeout: Seconds that a rank waits for its peers, here and in every operator.
         device: Kind of device of the tensors: ``"cpu"``, ``"cuda"``, ``"npu"``. Every kind has its own communicator.
-        backend: ``"auto"``, ``"shm"``, ``"tcp"``, ``"gloo"`` (one of its own), ``"nccl"``, ``"hccl"``, ``"mpi"``; the
-            same on all ranks. Default: ``ALLTOALLV_TORCH_BACKEND`` at the group's first use, or auto.
+        backend: ``"auto"``, ``"shm"``, ``"tcp"``, ``"nccl"``, ``"hccl"``; the same on all ranks.
+            Default: ``ALLTOALLV_TORCH_BACKEND`` at the group's first use, or auto.
         check: ``"always"`` (the default in host memory) compares operator, dtype and counts of all ranks before any
             data move, ``"first"`` (the default on a GPU) for the first 8 calls, ``"off"`` never.
 
@@ -117,13 +121,9 @@ def from_group(
     return made
 
 
-def on_host(comm: AnyCommunicator) -> AnyCommunicator:
+def on_host(comm: AnyCommunicator) -> Communicator:
     """The communicator of the same ranks for tensors in host memory."""
-    if isinstance(comm, DeviceMember):
-        return comm.on_host
-    if isinstance(comm, Communicator) or comm.reaches_host:
-        return comm
-    return from_group(comm.group)
+    return comm.on_host if isinstance(comm, DeviceMember) else comm
 
 
 def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, check: str | None) -> AnyCommunicator:
@@ -134,10 +134,11 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
     name, rank, size = group.group_name, group.rank(), group.size()
     raw = dist.distributed_c10d._world.pg_map[group][1]
     if raw is None:  # MPI's own launcher has brought the ranks together
-        return TorchGroupCommunicator(
-            group, "mpi", None, [], domain=hosts.domain_of(name), timeout=timeout, check=check
-        )
-    meeting = rendezvous.meet(raw, rank, size, name, timeout, device=device, backend=wanted)
+        gather = _gatherer(group)
+        meeting = rendezvous.meet_over(gather, device=device, backend=wanted)
+    else:
+        meeting = rendezvous.meet(raw, rank, size, name, timeout, device=device, backend=wanted)
+        gather = rendezvous.gatherer(meeting, raw, rank, size, timeout)
     who = meeting.who
     for j, peer in enumerate(who):
         asked = [f"{one['device']} tensors over backend {one['backend']!r}" for one in (who[0], peer)]
@@ -147,52 +148,45 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
     if chosen != "shm":
         number = f"{meeting.hosts} host{'s'[: meeting.hosts > 1]}"
         _log.info("group %r: %s tensors of %d ranks on %s go through %s", name, device, size, number, chosen)
-    if chosen in ("shm", "tcp"):
-        return hosts.connect(meeting, raw, rank, size, name, timeout, "off" if check == "off" else None)
-    options = communicator.make_options(hosts.domain_of(name), timeout, "off" if check == "off" else None)
-    return TorchGroupCommunicator(
-        group,
-        chosen,
-        meeting.store(raw, rank, size),
-        who,
-        domain=options.domain,
-        timeout=timeout,
-        check=check,
-        warn_after=options.warn_after,
-    )
+    on_host = chosen in ("shm", "tcp")
+    made = hosts.connect(meeting, gather, rank, size, name, timeout, "off" if check == "off" and on_host else None)
+    if on_host:
+        return made if device == "cpu" else StagedMember(group, made)
+    return HcclGroupMember(group, made, timeout, check) if chosen == "hccl" else NcclMember(group, chosen, made, check)
+
+
+def _gatherer(group: dist.ProcessGroup) -> rendezvous.Gather:
+    def gather(mine: bytes) -> list[bytes]:
+        heard: list[Any] = [None] * group.size()
+        dist.all_gather_object(heard, mine, group)
+        return heard
+
+    return gather
 
 
 def _choose(group: dist.ProcessGroup, device: str, wanted: str, who: Sequence[dict[str, Any]]) -> str:
     """The backend that carries the group; the same on all ranks."""
     other = next((j for j, peer in enumerate(who) if peer["host"] != who[0]["host"]), None)
-    if wanted == "shm":
-        if device != "cpu":
-            raise BackendUnavailableError(f"backend is 'shm' for {device} tensors, expected cpu: memory is the host's")
-        if other is not None:
-            raise BackendUnavailableError(
-                f"rank 0 and rank {other} of group {group.group_name!r} run on different hosts, "
-                "expected all on one: shared memory does not cross hosts"
-            )
-    if wanted == "gloo" or (wanted == "auto" and device == "cpu"):
-        if wanted == "auto" and (other is None or _engine(group, device) != "mpi"):
-            return "shm" if other is None else "tcp"
-        return "mpi" if _engine(group, device) == "mpi" else "gloo"
-    if wanted == "tcp":
-        if device != "cpu":
-            raise BackendUnavailableError(f"backend is 'tcp' for {device} tensors, expected cpu")
-        return "shm" if other is None else "tcp"
+    if wanted == "shm" and other is not None:
+        raise BackendUnavailableError(
+            f"rank 0 and rank {other} of group {group.group_name!r} run on different hosts, "
+            "expected all on one: shared memory does not cross hosts"
+        )
+    on_host = "shm" if other is None else "tcp"
+    if wanted in ("shm", "tcp") or (device == "cpu" and wanted == "auto"):
+        return on_host
     if device == "npu" and wanted in ("auto", "hccl"):
         return "hccl"  # over a communicator of our own if the group has none
-    if wanted in ("auto", "nccl", "hccl", "mpi"):
-        found = _engine(group, device)
-        if found is None or (wanted != "auto" and wanted != found):
-            raise BackendUnavailableError(
-                f"group {group.group_name!r} has {repr(found) if found else 'no backend'} for {device} tensors, "
-                f"expected {repr(wanted) if wanted != 'auto' else 'one'}, as in "
-                "init_process_group('cpu:gloo,cuda:nccl')"
-            )
-        return found
-    return wanted
+    found = _engine(group, device)
+    if (found, wanted) == ("gloo", "auto"):
+        return on_host  # gloo would take them there, too
+    if found is None or wanted not in ("auto", found):
+        raise BackendUnavailableError(
+            f"group {group.group_name!r} has {repr(found) if found else 'no backend'} for {device} tensors, "
+            f"expected {repr(wanted) if wanted != 'auto' else 'one'}, as in "
+            "init_process_group('cpu:gloo,cuda:nccl')"
+        )
+    return found
 
 
 def _engine(group: dist.ProcessGroup, device: str) -> str | None:
@@ -209,7 +203,7 @@ def name_of(group: Group) -> str:
         return ""
     if isinstance(group, str):  # one already
         return group
-    if isinstance(group, Communicator | TorchGroupCommunicator | DeviceMember):
+    if isinstance(group, Communicator | DeviceMember):
         return group.name
     return f"group:{group.group_name}"
 
@@ -221,7 +215,7 @@ def by_name(name: str, device: str = "cpu") -> AnyCommunicator:
         found = resolve(dist.distributed_c10d._resolve_process_group(name.removeprefix("group:")), device)
     elif name:
         made = communicator.by_name.get(name)
-        found = _of_tensors(made) if made is not None else torch_group.by_name.get(name)
+        found = _of_tensors(made) if made is not None else devices.by_name.get(name)
     else:
         found = resolve(None, device)
     if found is None:

@@ -1,17 +1,13 @@
-"""Tensors on an NPU over the core's transport hccl.
-
-Two ways lead here. A ProcessGroup gets a `TorchGroupCommunicator` with an `HcclMover`: the ranks agree through the
-group's store. A `Communicator` over HCCL (``Communicator.from_env(backend="hccl")``) gets a `DeviceMember`: its ranks
-agree over shared memory, or between hosts over TCP.
-"""
+"""Tensors on an NPU over the core's transport hccl, whose ranks agree in shared memory, or between hosts over TCP."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import threading
 import weakref
-from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,25 +15,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv import _core
+from alltoallv._calls.collectives import barrier_plan
 from alltoallv._calls.counts import Layout, packed
+from alltoallv._calls.guard import guard
 from alltoallv._calls.reductions import FLOATS
 from alltoallv.communicator import Communicator
 from alltoallv.errors import HcclError, InvalidParamError, InvalidTensorError
 from alltoallv.quantization import requests as quantized
 from alltoallv.quantization.spec import QuantizedReduction
-from alltoallv.torch.engines.calls import DeviceWork
-from alltoallv.torch.engines.movers import DeviceMover
+from alltoallv.torch.engines.device import DeviceMember
 from alltoallv.torch.engines.npu import Streams, StreamWork, handle, npu, synchronizes
-from alltoallv.torch.engines.reduction import reduce_in_order
-from alltoallv.torch.quantized.reduction import Wire, reduce_quantized
 
 
-class Launches:
-    """Collectives of one communicator of the core on torch's streams. ``shared``, ``wait``: see `Streams`."""
+class HcclLaunches:
+    """Collectives of a communicator over HCCL on torch's streams; see `Launches`. ``shared``: see `Streams`."""
 
-    def __init__(self, core: _core.Communicator, shared: Any = None) -> None:
-        self.core = core
-        self._streams = Streams(core, shared)
+    def __init__(self, communicator: Communicator, shared: Any = None) -> None:
+        self._communicator, self.core = communicator, communicator.core
+        self._streams = Streams(self.core, shared)
         self._does: dict[str, bool] = {}  # by reduction, once it is known
 
     def exchange(
@@ -106,11 +101,8 @@ class Launches:
     def reduce(
         self, operator: str, dtype: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
     ) -> tuple[bool, StreamWork | None]:
-        """HCCL's own reduction, in its own order of additions; see `native`.
-
-        Returns:
-            Whether it does it: some CANN releases return success and do nothing, which all ranks find out at the first
-            call. And the work.
+        """See `Launches`. Some CANN releases return success and do nothing, which all ranks find
+        out at the first call.
         """
 
         def start(stream: int) -> None:
@@ -121,7 +113,10 @@ class Launches:
             if op == "avg":
                 output.div_(self.core.size)
 
-        if not self._does.get(operator, True):
+        does = native(operator, dtype, op, counts) and self._does.get(operator, True)
+        if not does or op == "avg":
+            self.core.compare_reduction(operator, dtype, op, list(counts))
+        if not does:
             return False, None
         try:
             work = self._streams.launch(input.device, start, wait, lambda: (output, input))
@@ -133,6 +128,9 @@ class Launches:
         self._does[operator] = True
         return True, work
 
+    def compare(self, request: QuantizedReduction, feeds_back: bool, gather_feeds_back: bool) -> None:
+        quantized.plan(self._communicator, request).compare(feeds_back, gather_feeds_back)
+
 
 def native(operator: str, dtype: str, op: str, counts: Sequence[int]) -> bool:
     """Whether HCCL has this reduction on every family of devices."""
@@ -141,99 +139,6 @@ def native(operator: str, dtype: str, op: str, counts: Sequence[int]) -> bool:
     if op == "avg" and dtype not in FLOATS:
         return False
     return _core.dtypes[dtype].hccl_reduces and not (op == "prod" and dtype in ("int16", "bfloat16"))
-
-
-class HcclMover(DeviceMover):
-    """Moves bytes for a ProcessGroup: over its own HcclComm where torch_npu gives it, else over one of ours.
-
-    Args:
-        share: Collective: every rank's bytes, of one length; carries rank 0's root info.
-        domain, timeout: Of the communicator.
-        look: Raises what has become of the peers; called while HCCL waits for them.
-    """
-
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        rank: int,
-        size: int,
-        share: Callable[[str, bytes], list[bytes]],
-        domain: str,
-        timeout: float,
-        look: Callable[[], None],
-    ) -> None:
-        super().__init__(group, size)
-        self._rank, self._share, self._domain, self._timeout = rank, share, domain, timeout
-        self._look = look
-        self._launches: Launches | None = None
-        self._device: int | None = None
-
-    def close(self) -> None:
-        if self._launches is not None:
-            self._launches.core.destroy()
-
-    def abandon(self) -> None:
-        if self._launches is not None:
-            self._launches.core.abort("the group's communicator has ended")
-
-    def launches(self, device: torch.device) -> Launches:
-        """Made at the first call, which is collective: only then is it known which device this rank uses."""
-        group = self.group()
-        if group not in dist.distributed_c10d._world.pg_map:
-            raise InvalidParamError("the process group has been destroyed, expected one in use")
-        if self._launches is None:
-            options = _core.HcclOptions()
-            options.rank, options.size, options.domain = self._rank, self._size, self._domain
-            options.timeout, options.check = self._timeout, "off"  # the membership has compared the calls
-            options.poll = self._look
-            options.device = self._device = device.index or 0
-            options.comm = handle_of(group, device)
-            if options.comm and synchronizes("owner-queue"):
-                handle(npu().current_stream(device))  # torch_npu's queue comes before the core's self-check
-            with npu().device(device):
-                if not options.comm and self._size > 1:
-                    mine = _core.hccl_root_info(options.device) if self._rank == 0 else bytes(_core.root_info_bytes)
-                    options.root_info = self._share("hccl", mine)[0]
-                shared = stream_of(group, device) if options.comm else None
-                self._launches = Launches(_core.hccl_communicator(options), shared)
-            _cores.add(self._launches.core)
-            end_before_torch_npu()
-        if (device.index or 0) != self._device:
-            raise InvalidTensorError(f"the tensors lie on {device}, expected npu:{self._device} as in the first call")
-        return self._launches
-
-    def exchange(self, output: Tensor, input: Tensor, layout: Layout, wait: bool = True) -> Any:
-        return self.launches(input.device).exchange("all_to_all_v", "uint8", output, input, layout, 1, wait)
-
-    def exchange_lists(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool = True) -> Any:
-        return self.launches(inputs[0].device).exchange_lists("all_to_all", "uint8", outputs, inputs, wait)
-
-    def gather(self, output: Tensor, input: Tensor, wait: bool = True) -> Any:
-        layout = _core.Request.all_gather(self._size, input.shape).layout
-        return self.launches(input.device).exchange("all_gather_into_tensor", "uint8", output, input, layout, 1, wait)
-
-    def broadcast(self, tensor: Tensor, root: int, wait: bool = True) -> Any:
-        n, places = tensor.numel(), [0] * self._size
-        mine = self._rank == root
-        sends = [n if mine and j != root else 0 for j in range(self._size)]
-        recvs = [n if j == root and not mine else 0 for j in range(self._size)]
-        nothing = tensor.new_empty(0)
-        output, input = (nothing, tensor) if mine else (tensor, nothing)
-        return self.launches(tensor.device).exchange(
-            "broadcast", "uint8", output, input, (sends, places, recvs, places), 1, wait
-        )
-
-    def reduce(self, operator: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool) -> Any:
-        name = str(input.dtype).removeprefix("torch.")
-        if native(operator, name, op, counts):
-            done, work = self.launches(input.device).reduce(operator, name, output, input, op, counts, wait)
-            if done:
-                return work
-        reduce_in_order(self, self._rank, operator, output, input, op, counts)
-        return None
-
-    def reduces(self, dtype: torch.dtype, op: str) -> bool:
-        return True  # with `reduce_in_order` for what HCCL lacks
 
 
 def handle_of(group: dist.ProcessGroup, device: torch.device) -> int:
@@ -261,123 +166,78 @@ def stream_of(group: dist.ProcessGroup, device: torch.device) -> Any:
     return npu().Stream(stream_id=number, device_index=current.device_index, device_type=current.device_type)
 
 
-class DeviceMember:
-    """A `Communicator` over HCCL as the torch front end uses it; see `Member` for what the methods mean."""
+class HcclMember(DeviceMember):
+    """A `Communicator` over HCCL."""
 
-    reaches_host = False
-    host_core = None  # its calls are not the core's
+    def __init__(self, communicator: Communicator, group: dist.ProcessGroup | None = None) -> None:
+        super().__init__(communicator, "hccl", group)
+        if group is None:
+            self.name = communicator.name
+            self._launches: HcclLaunches | None = HcclLaunches(communicator)
+            end_before_torch_npu()
 
-    def __init__(self, communicator: Communicator) -> None:
-        self.communicator = communicator
-        self.rank, self.size = communicator.rank, communicator.size
-        self.domain, self.backend, self.name = communicator.domain, communicator.backend, communicator.name
-        self.fail, self.keep, self.abort = communicator.fail, communicator.keep, communicator.abort
-        self.stats, self.flight_record, self.destroy = (
-            communicator.stats,
-            communicator.flight_record,
-            communicator.destroy,
-        )
-        self._launches = Launches(communicator.core)
-        end_before_torch_npu()
+    def launches(self, device: torch.device, operator: str) -> HcclLaunches:
+        assert self._launches is not None
+        return self._launches
 
     @property
-    def usable(self) -> bool:
-        return self.communicator.usable
-
-    @cached_property
     def on_host(self) -> Communicator:
-        """The communicator of the same ranks for tensors in host memory."""
         control = self.communicator.core.control
         if control is None or control.backend != "shm":
             raise InvalidParamError(f"domain '{self.domain}' has no communicator in host memory, expected npu tensors")
         return Communicator(control)
 
-    def exchange(
-        self, operator: str, dtype: str, output: Tensor, input: Tensor, layout: Layout, row: int = 1, root: int = 0
-    ) -> DeviceCall:
-        return DeviceCall(
-            lambda wait: (None, self._launches.exchange(operator, dtype, output, input, layout, row, wait, root))
-        )
 
-    def exchange_lists(
-        self, operator: str, dtype: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
-    ) -> DeviceCall:
-        return DeviceCall(lambda wait: (None, self._launches.exchange_lists(operator, dtype, outputs, inputs, wait)))
+class HcclGroupMember(HcclMember):
+    """Of a ProcessGroup: over its own HcclComm where torch_npu gives it, else over one of ours.
 
-    def learn(
-        self,
-        operator: str,
-        dtype: str,
-        input: Tensor,
-        sends: list[int],
-        sdispls: list[int],
-        row: int = 1,
-        root: int = 0,
-    ) -> DeviceCall:
-        return DeviceCall(lambda wait: self._launches.learn(operator, dtype, input, sends, sdispls, row, wait, root))
+    Args:
+        group: Its ranks; kept only weakly.
+        control: Of the same ranks, in host memory; goes with this one.
+        check: As `DeviceMember` has it.
+    """
 
-    def reduce(
-        self, operator: str, dtype: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int]
-    ) -> DeviceCall:
-        def run(wait: bool) -> tuple[None, Any]:
-            flat, x = output.view(-1), input.view(-1)
-            if native(operator, dtype, op, counts):
-                done, work = self._launches.reduce(operator, dtype, flat, x, op, counts, wait)
-                if done:
-                    return None, work
-            reduce_in_order(_MemberMover(self, operator), self.rank, operator, flat, x, op, counts)
-            return None, None
+    def __init__(self, group: dist.ProcessGroup, control: Communicator, timeout: float, check: str | None) -> None:
+        super().__init__(control, group)  # until it is known which device this rank uses
+        self._control, self._timeout, self.check = control, timeout, check or "first"
+        self._launches = None
+        self._device: int | None = None
+        self._lock = threading.Lock()
 
-        return DeviceCall(run)
+    @property
+    def on_host(self) -> Communicator:
+        return self._control
 
-    def quantized_reduce(
-        self,
-        request: QuantizedReduction,
-        output: Tensor,
-        input: Tensor,
-        error: Tensor | None = None,
-        gather_error: Tensor | None = None,
-    ) -> DeviceCall:
-        """As that of `TorchGroupCommunicator`. Always on the current stream."""
-        plan = quantized.plan(self.communicator, request)
+    def launches(self, device: torch.device, operator: str) -> HcclLaunches:
+        """Made at the first call, which is collective."""
+        with self._lock:
+            if self._launches is None:
+                barrier_plan(self._control).compare()  # what another rank has refused is told before HCCL is begun
+                self._launches = self._make(self.group, device)
+        with guard(self, operator):
+            if self.group not in dist.distributed_c10d._world.pg_map:
+                raise InvalidParamError("the process group has been destroyed, expected one in use")
+            if (device.index or 0) != self._device:
+                raise InvalidTensorError(
+                    f"the tensors lie on {device}, expected npu:{self._device} as in the first call"
+                )
+        return self._launches
 
-        def run(wait: bool) -> tuple[None, None]:
-            plan.compare(error is not None, gather_error is not None)
-            flat = [None if x is None else x.detach().view(-1) for x in (output, input, error, gather_error)]
-            wire = Wire(_MemberMover(self, request.operator))
-            reduce_quantized(wire, self.rank, self.size, request, *flat)
-            return None, None
-
-        return DeviceCall(run)
-
-
-class DeviceCall:
-    """A collective ready to run, or to submit."""
-
-    def __init__(self, run: Callable[[bool], tuple[Any, Any]]) -> None:
-        self._run = run
-
-    def run(self) -> Any:
-        """Returns when the current stream will wait for the data; the host does not wait."""
-        return self._run(True)[0]
-
-    def submit(self) -> DeviceWork:
-        result, work = self._run(False)
-        return DeviceWork(work, result)
-
-
-class _MemberMover(DeviceMover):
-    """What `reduce_in_order` needs of a mover, under the reduction's name."""
-
-    def __init__(self, member: DeviceMember, operator: str) -> None:
-        self._member, self._operator = member, operator
-
-    def exchange(self, output: Tensor, input: Tensor, layout: Layout, wait: bool = True) -> Any:
-        return self._member.exchange(self._operator, "uint8", output, input, layout).run()
-
-    def gather(self, output: Tensor, input: Tensor, wait: bool = True) -> Any:
-        layout = _core.Request.all_gather(self._member.size, input.shape).layout
-        return self._member.exchange("all_gather_into_tensor", "uint8", output, input, layout).run()
+    def _make(self, group: dist.ProcessGroup, device: torch.device) -> HcclLaunches:
+        options = _core.HcclOptions()
+        options.rank, options.size, options.domain = self.rank, self.size, self.domain
+        options.timeout, options.check = self._timeout, self.check
+        options.device = self._device = device.index or 0
+        options.comm = handle_of(group, device)
+        if options.comm and synchronizes("owner-queue"):
+            handle(npu().current_stream(device))  # torch_npu's queue comes before the core's self-check
+        with npu().device(device):
+            shared = stream_of(group, device) if options.comm else None
+            core = _core.hccl_communicator(options, self._control.core)
+        self.communicator = Communicator(core)
+        _cores.add(core)
+        end_before_torch_npu()
+        return HcclLaunches(self.communicator, shared)
 
 
 @lru_cache

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from alltoallv._calls.counts import packed
-from alltoallv.errors import InvalidParamError
-from alltoallv.torch.engines.movers import FLOATS, Mover, as_bytes, in_bytes
+from alltoallv._calls.counts import Layout, packed
 
 _SMALL = 16384  # bytes: everything to everyone in one step
-_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+_BITS = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
 _UNSIGNED = {
     getattr(torch, unsigned): signed
     for unsigned, signed in (("uint16", torch.int16), ("uint32", torch.int32), ("uint64", torch.int64))
@@ -21,18 +21,27 @@ _UNSIGNED = {
 }
 
 
-def reduces(op: str, dtype: torch.dtype) -> bool:
-    """Whether the operation has a meaning for the dtype, as in the core."""
-    if op == "avg":
-        return dtype in FLOATS
-    known = dtype in (*FLOATS, *_INTEGERS, torch.bool) or dtype in _UNSIGNED
-    return known and op in ("sum", "min", "max", "prod")
+class Mover(Protocol):
+    """Moves flat views of bytes."""
+
+    def exchange(self, output: Tensor, input: Tensor, layout: Layout) -> None:
+        """The exchange of a layout in bytes."""
+
+    def gather(self, output: Tensor, input: Tensor) -> None:
+        """Every rank's input, one behind the other; of one length on all ranks."""
 
 
-def check_reduction(op: str, dtype: torch.dtype, name: str) -> None:
-    """Refuses what has no meaning, in the core's words."""
-    if not reduces(op, dtype):
-        raise InvalidParamError(f"op '{op}' is not defined for dtype {name}")
+def as_bytes(tensor: Tensor) -> Tensor:
+    """A contiguous tensor as bytes: engines that lack a dtype have this one."""
+    if not tensor.numel():
+        return torch.empty(0, dtype=torch.uint8, device=tensor.device)  # strides of nothing may forbid a view
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def in_bytes(layout: Layout, itemsize: int) -> Layout:
+    """A layout of elements."""
+    sends, sdispls, recvs, rdispls = ([value * itemsize for value in values] for values in layout)
+    return sends, sdispls, recvs, rdispls
 
 
 def reduce_in_order(
@@ -71,10 +80,14 @@ def reduce_in_order(
 def combine(parts: Tensor, op: str) -> Tensor:
     """``parts[0] op parts[1] op ...`` in this order; shape ``[W, n]`` to ``[n]``."""
     dtype = parts.dtype
-    if dtype is torch.bool:
+    if dtype.is_complex:
+        return torch.view_as_complex(combine(torch.view_as_real(parts), op))
+    if dtype is torch.bool and op not in _BITS:
         return parts.any(0) if op in ("sum", "max") else parts.all(0)
     if len(parts) == 1:
         return parts[0]
+    if op in _BITS:
+        return reduce(_BITS[op], parts)
     if op in ("min", "max"):
         return _extreme(parts, op)
     if dtype in _UNSIGNED:  # the same bits, and torch adds them

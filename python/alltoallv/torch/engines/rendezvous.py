@@ -1,10 +1,10 @@
-"""What the ranks of a group tell each other through the group's store, apart from data: who they are, and trouble."""
+"""How the ranks of a group find each other: through the group's store, or an engine that they have."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
-import os
-import socket
 import threading
 import time
 import uuid
@@ -14,14 +14,15 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
+from alltoallv import _core
 from alltoallv.errors import CommTimeoutError, PeerLostError
 
 T = TypeVar("T")
 
-_ANSWER_SECONDS = 2.0  # for a roll call; waiting ranks look at the store twice a second
 _LOOK_SECONDS = 0.05
 _STORE_SECONDS = 10.0  # for the store itself
 
+Gather = Callable[[bytes], list[bytes]]  # collective
 Ready = Callable[[float], bool]  # waits for some seconds; whether what is waited for has come
 Wait = Callable[[Ready, Callable[[], list[int]]], None]  # returns once it has; the second tells who is missing
 
@@ -30,7 +31,7 @@ class Meeting(NamedTuple):
     """What a rank knows once all ranks of a group have come.
 
     Attributes:
-        who: Every rank's `introduction`.
+        who: What every rank said of itself; ``"host"`` is equal for those that can share memory.
         key: Equal on all ranks, and different from every other meeting's.
     """
 
@@ -42,13 +43,9 @@ class Meeting(NamedTuple):
         """How many hosts the ranks are on."""
         return len({peer["host"] for peer in self.who})
 
-    def store(self, of_group: dist.Store, rank: int, size: int) -> GroupStore:
-        """A part of the group's store that nobody has written to."""
-        return GroupStore(dist.PrefixStore(f"alltoallv/{self.key}", connection(of_group)), rank, size)
-
 
 class GroupStore:
-    """A part of a store that belongs to one communicator.
+    """A part of a group's store.
 
     Only `collect` waits for other ranks. A store that no longer answers raises PeerLostError.
     """
@@ -56,7 +53,6 @@ class GroupStore:
     def __init__(self, store: dist.Store, rank: int, size: int) -> None:
         self.store, self.rank, self.size = store, rank, size
         self._dead = False
-        self._answered = 0  # of the roll calls
 
     def post(self, key: str, value: bytes | str) -> None:
         """Does not wait for an answer."""
@@ -68,10 +64,6 @@ class GroupStore:
     def peek(self, key: str) -> bytes | None:
         """The value of a key; None if nobody has set it."""
         return self._ask(lambda: bytes(self.store.get(key)) if self.store.check([key]) else None)
-
-    def set_once(self, key: str, value: str) -> bytes:
-        """Sets a key that nobody has set; returns its value, the winner's."""
-        return self._ask(lambda: bytes(self.store.compare_set(key, "", value)))
 
     def collect(self, key: str, wait: Wait) -> list[bytes]:
         """``key/j`` of every rank j, which `wait` waits for."""
@@ -98,30 +90,6 @@ class GroupStore:
             return True
 
         return self._ask(poll, step + _STORE_SECONDS)
-
-    def absent(self, seq: int, age: float) -> list[int]:
-        """Which ranks do not say within 2 s that they were in operator ``seq`` when they were asked."""
-        number = self._ask(lambda: int(self.store.add("roll", 1)))
-        begin = time.monotonic()
-        present = {self.rank}
-        while len(present) < self.size and time.monotonic() < begin + _ANSWER_SECONDS:
-            time.sleep(_LOOK_SECONDS)
-            self.answer_roll(seq, age + time.monotonic() - begin)  # others may ask at the same time
-            for j in set(range(self.size)) - present:
-                answer = self.peek(f"here/{number}/{j}")
-                if answer is not None:
-                    there, stay = json.loads(answer)
-                    came_later = stay + 2 * _LOOK_SECONDS < time.monotonic() - begin
-                    if there > seq or (there == seq and not came_later):
-                        present.add(j)
-        return sorted(set(range(self.size)) - present)
-
-    def answer_roll(self, seq: int, age: float) -> None:
-        """Says that this rank has been in operator ``seq`` for ``age`` seconds, if somebody asks."""
-        latest = self._ask(lambda: int(self.store.add("roll", 0)))
-        for number in range(self._answered + 1, latest + 1):
-            self.post(f"here/{number}/{self.rank}", json.dumps([seq, age]))
-        self._answered = latest
 
     def _ask(self, question: Callable[[], T], seconds: float = _STORE_SECONDS) -> T:
         """On a thread: the store's own calls may wait for minutes where a network is cut."""
@@ -150,18 +118,6 @@ def _silent(error: RuntimeError) -> PeerLostError:
     return PeerLostError(f"the group's store does not answer: {str(error).splitlines()[0]}")
 
 
-def introduction(**more: Any) -> dict[str, Any]:
-    """What peers may want to know of this process."""
-    return {"pid": os.getpid(), "name": socket.gethostname(), "host": host(), **more}
-
-
-def host() -> str:
-    """What ranks must have in common to share memory: the kernel, and the namespaces of sockets and processes."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        boot = file.read().strip()
-    return " ".join([boot, *(os.readlink(f"/proc/self/ns/{name}") for name in ("net", "pid"))])
-
-
 def meet(store: dist.Store, rank: int, size: int, name: str, timeout: float, **more: Any) -> Meeting:
     """Waits for all ranks of group ``name`` at its store, which may hold what they wrote for a group of before.
 
@@ -169,14 +125,14 @@ def meet(store: dist.Store, rank: int, size: int, name: str, timeout: float, **m
     who were there, and looks for a newer.
 
     Args:
-        more: What peers should know of this rank beside its `introduction`.
+        more: What peers should know of this rank beside its host.
 
     Raises:
         CommTimeoutError: ranks did not come; the message names them.
     """
     own = GroupStore(dist.PrefixStore("alltoallv", store), rank, size)
     key = uuid.uuid4().hex
-    mine = json.dumps(introduction(key=key, **more))
+    mine = _introduction(key, more)
     place, end, everybody = "", time.monotonic() + timeout, b"[]"
 
     def wait(ready: Ready, missing: Callable[[], list[int]]) -> None:
@@ -205,8 +161,43 @@ def meet(store: dist.Store, rank: int, size: int, name: str, timeout: float, **m
         own.post(f"{key}/all", everybody)
     else:
         wait(lambda step: own.await_(gathered, step), lambda: own.missing(place) or [0])
-    who = json.loads(everybody)
+    return _meeting(json.loads(everybody))
+
+
+def meet_over(gather: Gather, **more: Any) -> Meeting:
+    """The same for ranks that have no store, but can hand everybody what all give."""
+    return _meeting([json.loads(one) for one in gather(_introduction(uuid.uuid4().hex, more).encode())])
+
+
+def _introduction(key: str, more: dict[str, Any]) -> str:
+    return json.dumps({"host": _core.this_place(), "key": key, **more})
+
+
+def _meeting(who: list[dict[str, Any]]) -> Meeting:
     return Meeting(who, who[0]["key"])
+
+
+def gatherer(meeting: Meeting, of_group: dist.Store, rank: int, size: int, timeout: float) -> Gather:
+    """Hands everybody the bytes that all ranks give, through a part of the group's store."""
+    numbers = itertools.count()
+
+    @functools.cache
+    def own_part() -> GroupStore:
+        return GroupStore(dist.PrefixStore(f"alltoallv/{meeting.key}", connection(of_group)), rank, size)
+
+    def gather(mine: bytes) -> list[bytes]:
+        end = time.monotonic() + timeout
+
+        def wait(ready: Ready, missing: Callable[[], list[int]]) -> None:
+            while not ready(0.5):
+                if time.monotonic() >= end:
+                    raise CommTimeoutError(f"rank {rank} waited {timeout:.1f} s for ranks {missing()} to join")
+
+        key = f"gather/{next(numbers)}"
+        own_part().post(f"{key}/{rank}", mine)
+        return own_part().collect(key, wait)
+
+    return gather
 
 
 _connections: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()
@@ -226,20 +217,3 @@ def connection(store: Any) -> Any:
     if world not in _connections or _connections[world][0] is not root:
         _connections[world] = root, root.clone()
     return _connections[world][1]
-
-
-def describe_rank(rank: int, who: dict[str, Any], left: bool) -> str:
-    """As the core does: pid, and state where this process can see it."""
-    if who["host"].split()[0::2] == host().split()[0::2]:  # one kernel, one namespace of processes
-        return f"rank {rank} (pid {who['pid']}, {'left' if left else process_state(who['pid'])})"
-    return f"rank {rank} (pid {who['pid']} on {who['name']}{', left' if left else ''})"
-
-
-def process_state(pid: int) -> str:
-    """``running``, ``stopped`` or ``gone``, from the kernel's own table."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            state = file.read().rpartition(")")[2].split()[0]
-    except OSError:
-        return "gone"
-    return {"T": "stopped", "t": "stopped", "Z": "gone", "X": "gone"}.get(state, "running")

@@ -42,8 +42,9 @@ def meet(options: _DistributedBackendOptions, world: Meeting | None, counts: Cou
 
 def connect(options: _DistributedBackendOptions, meeting: Meeting) -> Communicator:
     """The communicator of all ranks that have met."""
-    place = options.store, options.group_rank, options.group_size
-    return hosts.connect(meeting, *place, options.group_id, options.timeout.total_seconds())
+    rank, size, timeout = options.group_rank, options.group_size, options.timeout.total_seconds()
+    gather = rendezvous.gatherer(meeting, options.store, rank, size, timeout)
+    return hosts.connect(meeting, gather, rank, size, options.group_id, timeout)
 
 
 def gloo(options: _DistributedBackendOptions, store: dist.Store) -> dist.ProcessGroupGloo:

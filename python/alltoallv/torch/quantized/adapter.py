@@ -16,8 +16,8 @@ from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.tensors import as_input, check_tensor, core_name, empty, region
 from alltoallv.torch.api.work import Work
-from alltoallv.torch.engines.group import TorchGroupCommunicator
-from alltoallv.torch.engines.hccl import DeviceMember
+from alltoallv.torch.engines.device import DeviceMember
+from alltoallv.torch.engines.hccl import HcclMember
 from alltoallv.torch.engines.npu import Streams
 from alltoallv.torch.graph.graphs import between_graphs
 from alltoallv.torch.quantized.feedback import ErrorFeedback
@@ -56,16 +56,16 @@ class _Tensors(Adapter[Tensor]):
     def launch(self, x: Tensor, start: Callable[[int], None]) -> None:
         Streams().launch(x.device, start, True, lambda: ())
 
-    def engine(self, x: Tensor, member: Any) -> DeviceMember | TorchGroupCommunicator:
+    def engine(self, x: Tensor, member: Any) -> DeviceMember:
         if member is not None:
-            return DeviceMember(member)
+            return HcclMember(member)
         if not dist.is_initialized():
             raise BackendUnavailableError(
                 f"x lies on {x.device} and torch.distributed has no default group, expected one, or a communicator "
                 "made by alltoallv.torch.from_group"
             )
         made = groups.resolve(None, groups.device_of(x))
-        assert isinstance(made, TorchGroupCommunicator)  # shared memory is the CPU's
+        assert isinstance(made, DeviceMember)  # shared memory is the CPU's
         return made
 
     def check_place(self, engine: Any, *tensors: Tensor) -> None:

@@ -1,0 +1,304 @@
+"""A rank's membership in a group whose tensors lie on a device: what HCCL's and NCCL's have in common."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from alltoallv import _core
+from alltoallv._calls.counts import Layout
+from alltoallv.communicator import Communicator
+from alltoallv.errors import AllToAllVError, InvalidParamError
+from alltoallv.quantization.spec import QuantizedReduction
+from alltoallv.torch.engines.reduction import reduce_in_order
+from alltoallv.torch.quantized.reduction import reduce_quantized
+
+_numbers = itertools.count()
+by_name: weakref.WeakValueDictionary[str, DeviceMember] = weakref.WeakValueDictionary()
+
+
+class Launches(Protocol):
+    """Collectives of one communicator. Each is compared with those of the peers, then launched.
+
+    With ``wait`` the current stream waits for the data, and the host does not. Without it, what is returned has
+    ``wait`` and ``is_completed``. Layouts count elements.
+    """
+
+    def exchange(
+        self,
+        operator: str,
+        dtype: str,
+        output: Tensor,
+        input: Tensor,
+        layout: Layout,
+        row: int,
+        wait: bool,
+        root: int = 0,
+    ) -> Any: ...
+
+    def exchange_lists(
+        self, operator: str, dtype: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool
+    ) -> Any: ...
+
+    def learn(
+        self,
+        operator: str,
+        dtype: str,
+        input: Tensor,
+        sends: list[int],
+        sdispls: list[int],
+        row: int,
+        wait: bool,
+        root: int = 0,
+    ) -> tuple[tuple[Tensor, list[int]], Any]:
+        """The flat output and the receive counts, and the work."""
+
+    def reduce(
+        self, operator: str, dtype: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
+    ) -> tuple[bool, Any]:
+        """Whether the engine has this reduction, in its own order of additions, and the work.
+
+        Where it has not, the ranks have compared it, and no more.
+        """
+
+    def compare(self, request: QuantizedReduction, feeds_back: bool, gather_feeds_back: bool) -> None:
+        """The ranks' agreement about a quantized reduction."""
+
+
+class DeviceMember(ABC):
+    """This rank's membership in a group, for tensors on a device.
+
+    Every collective takes contiguous tensors and returns a call, to run or to submit. Collective calls are made by all
+    ranks in the same order; before they are launched the ranks compare what they ask for, over ``on_host``, as often
+    as ``check`` says: ``"always"``, ``"first"`` (the first 8 calls), ``"off"``. What they disagree about is an error on
+    all of them, after which the communicator stays usable. A lost rank, a timeout and an abort end it for good.
+    """
+
+    host_core = None  # its calls are not the core's
+    reaches_host = False  # whether it takes tensors in host memory
+    keep = Communicator.keep  # of the process, for all communicators
+
+    def __init__(self, communicator: Communicator, backend: str, group: Any = None) -> None:
+        """``communicator``: whose life and records are this one's; ``group``: kept only weakly."""
+        self.communicator = communicator
+        self.rank, self.size, self.domain, self.backend = (
+            communicator.rank,
+            communicator.size,
+            communicator.domain,
+            backend,
+        )
+        self.name = f"{backend}:{self.domain}:{next(_numbers)}"  # of this object, for graphs that cannot hold it
+        self._group = None if group is None else weakref.ref(group)
+        by_name[self.name] = self
+
+    @abstractmethod
+    def launches(self, device: torch.device, operator: str) -> Launches:
+        """Of the calls on tensors that lie there. What this rank refuses is told to the peers as ``operator``'s."""
+
+    @property
+    def on_host(self) -> Communicator:
+        """The communicator of the same ranks for tensors in host memory."""
+        return self.communicator
+
+    def fail(self, operator: str, error: BaseException) -> None:
+        """Uses up this rank's next operator with a failure, which every peer then raises too.
+
+        Where the call is not compared, the peers cannot be told in turn: the communicator ends for all of them.
+        """
+        self.communicator.fail(operator, error)
+
+    def abort(self, reason: str = "abort() was called") -> None:
+        """Makes every rank's present and later calls fail with `PeerLostError`. Callable from any thread."""
+        self.communicator.abort(reason)
+
+    def destroy(self) -> None:
+        """Leaves the domain, after what is pending; a second call does nothing."""
+        self.communicator.destroy()
+
+    @property
+    def usable(self) -> bool:
+        """False once destroyed or ended by a loss, a timeout or an abort, and in a forked child."""
+        return self.communicator.usable
+
+    def stats(self) -> dict[str, int]:
+        """Counters: ``operators``, ``failed_operators``, and bytes received: ``bytes_<backend>``."""
+        return self.communicator.stats()
+
+    def flight_record(self) -> dict[str, Any]:
+        """The last operators: sequence number, name, dtype, state, start and end in nanoseconds."""
+        return self.communicator.flight_record()
+
+    @property
+    def group(self) -> Any:
+        """The ProcessGroup it was made for."""
+        group = None if self._group is None else self._group()
+        if group is None:
+            raise InvalidParamError(f"the process group of domain '{self.domain}' is gone, expected one in use")
+        return group
+
+    def exchange(
+        self, operator: str, dtype: str, output: Tensor, input: Tensor, layout: Layout, row: int = 1, root: int = 0
+    ) -> DeviceCall:
+        """The exchange of a layout in elements.
+
+        Args:
+            row: Elements per unit of the caller's counts, for messages.
+            root: Of a broadcast; or what ranks that exchange quantized rows must agree on beside the bytes of a row.
+        """
+
+        def run(wait: bool) -> tuple[None, Any]:
+            launches = self.launches(input.device, operator)
+            return None, launches.exchange(operator, dtype, output, input, layout, row, wait, root)
+
+        return DeviceCall(run)
+
+    def exchange_lists(
+        self, operator: str, dtype: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
+    ) -> DeviceCall:
+        """``inputs[j]`` to rank j, ``outputs[j]`` from it."""
+
+        def run(wait: bool) -> tuple[None, Any]:
+            launches = self.launches(inputs[0].device, operator)
+            return None, launches.exchange_lists(operator, dtype, outputs, inputs, wait)
+
+        return DeviceCall(run)
+
+    def learn(
+        self,
+        operator: str,
+        dtype: str,
+        input: Tensor,
+        sends: list[int],
+        sdispls: list[int],
+        row: int = 1,
+        root: int = 0,
+    ) -> DeviceCall:
+        """An exchange whose receive counts the peers tell. Result: the flat output and the counts."""
+
+        def run(wait: bool) -> tuple[tuple[Tensor, list[int]], Any]:
+            launches = self.launches(input.device, operator)
+            return launches.learn(operator, dtype, input, sends, sdispls, row, wait, root)
+
+        return DeviceCall(run)
+
+    def reduce(
+        self, operator: str, dtype: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int]
+    ) -> DeviceCall:
+        """``"all_reduce"``, or ``"reduce_scatter"`` whose rank j keeps ``counts[j]`` elements.
+
+        The order of additions is the engine's; what it does not reduce is added in the order of ranks.
+        """
+
+        def run(wait: bool) -> tuple[None, Any]:
+            flat, x = output.view(-1), input.view(-1)
+            done, work = self.launches(x.device, operator).reduce(operator, dtype, flat, x, op, counts, wait)
+            if not done:
+                reduce_in_order(Steps(self, operator), self.rank, operator, flat, x, op, counts)
+            return None, work
+
+        return DeviceCall(run)
+
+    def quantized_reduce(
+        self,
+        request: QuantizedReduction,
+        output: Tensor,
+        input: Tensor,
+        error: Tensor | None = None,
+        gather_error: Tensor | None = None,
+    ) -> DeviceCall:
+        """``request`` on contiguous tensors on one device, always on the current stream.
+
+        Args:
+            output: ``request.out_dtype``, allocated; all elements, or this rank's part of a reduce_scatter.
+            input: ``request.dtype``, all elements. May be the output of an all-reduce if the dtypes agree.
+            error: Error feedback, or None: float32, one per element of the input; replaced.
+            gather_error: Error feedback of the second quantization, or None: float32, one per element of
+                ``request.quantization.part(request.count, size, rank)``; replaced.
+
+        The call raises ValueOverflowError on every rank if a value does not fit and ``overflow`` is "raise".
+        """
+
+        def run(wait: bool) -> tuple[None, None]:
+            launches = self.launches(input.device, request.operator)
+            launches.compare(request, error is not None, gather_error is not None)
+            flat = [None if x is None else x.detach().view(-1) for x in (output, input, error, gather_error)]
+            reduce_quantized(Steps(self, request.operator), self.rank, self.size, request, *flat)
+            return None, None
+
+        return DeviceCall(run)
+
+    def __enter__(self) -> DeviceMember:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.destroy()
+
+    def __repr__(self) -> str:
+        about = f"rank={self.rank}, size={self.size}, domain={self.domain!r}, backend={self.backend!r}"
+        return f"{type(self).__name__}({about})"
+
+
+class Steps:
+    """Exchanges of bytes as steps of a reduction, under its name, on the current stream."""
+
+    def __init__(self, member: DeviceMember, operator: str) -> None:
+        self._member, self._operator = member, operator
+
+    def exchange(self, output: Tensor, input: Tensor, layout: Layout) -> None:
+        self._member.exchange(self._operator, "uint8", output, input, layout).run()
+
+    def gather(self, output: Tensor, input: Tensor) -> None:
+        """Every rank's input, one behind the other; of one length on all ranks."""
+        layout = _core.Request.all_gather(self._member.size, input.shape).layout
+        self._member.exchange("all_gather_into_tensor", "uint8", output, input, layout).run()
+
+
+class DeviceCall:
+    """A collective ready to run, or to submit."""
+
+    def __init__(self, run: Callable[[bool], tuple[Any, Any]]) -> None:
+        self._run = run
+
+    def run(self) -> Any:
+        """Returns when the current stream will wait for the data; the host does not wait."""
+        return self._run(True)[0]
+
+    def submit(self) -> DeviceWork:
+        result, work = self._run(False)
+        return DeviceWork(work, result)
+
+
+class DeviceWork:
+    """A launch whose result is known, but not yet complete."""
+
+    def __init__(self, work: Any, result: Any) -> None:
+        self._work, self.result = work, result
+
+    def wait(self, seconds: float = -1.0) -> bool:
+        """Makes the current stream wait; with a time, the host waits."""
+        if self._work is None:
+            return True
+        if seconds < 0:
+            self._work.wait()
+            return True
+        end = time.monotonic() + seconds
+        while not self._work.is_completed():
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.0005)
+        self._work.wait()
+        return True
+
+    def done(self) -> bool:
+        """True, too, once it has failed: the next wait raises that."""
+        try:
+            return self._work is None or bool(self._work.is_completed())
+        except AllToAllVError:
+            return True

@@ -1,0 +1,237 @@
+"""Tensors on a GPU over a group's NCCL: views per peer, nothing packed."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from alltoallv import _core
+from alltoallv._calls import reductions
+from alltoallv._calls.counts import Layout, packed
+from alltoallv.communicator import Communicator
+from alltoallv.quantization import requests as quantized
+from alltoallv.quantization.spec import QuantizedReduction
+from alltoallv.torch.engines.device import DeviceMember
+from alltoallv.torch.engines.reduction import as_bytes, in_bytes
+
+FIRST = 8  # calls that check="first" compares
+_FLIGHT_LENGTH = 64
+_NATIVE = {"sum": "SUM", "avg": "AVG", "min": "MIN", "max": "MAX", "prod": "PRODUCT"}
+_FLOATS = frozenset(getattr(torch, name) for name in reductions.FLOATS)
+_INTEGERS = frozenset((torch.int8, torch.uint8, torch.int32, torch.int64))
+
+
+class NcclMember(DeviceMember):
+    """This rank's membership in a ProcessGroup, over the group's own engine for a device, such as NCCL.
+
+    Calls that are not compared are launched and recorded only: a breach shows as it does in torch.distributed, and a
+    rank that fails its own checks ends the communicator for everybody.
+
+    Args:
+        group: Its ranks; kept only weakly.
+        control: Of the same ranks, in host memory; goes with this one.
+        check: ``"always"``, ``"first"`` (None means that, too), ``"off"``.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, backend: str, control: Communicator, check: str | None = None) -> None:
+        super().__init__(control, backend, group)
+        self.check = check or "first"
+        self._launches = NcclLaunches(self, control, self.check)
+
+    def launches(self, device: torch.device, operator: str) -> NcclLaunches:
+        return self._launches
+
+    def fail(self, operator: str, error: BaseException) -> None:
+        self._launches.fail(operator, error)
+
+    def stats(self) -> dict[str, int]:
+        return dict(self._launches.stats)
+
+    def flight_record(self) -> dict[str, Any]:
+        mine = {
+            "rank": self.rank,
+            "pid": os.getpid(),
+            "left": not self.usable,
+            "operators": list(self._launches.flight),
+        }
+        return {"domain": self.domain, "rank": self.rank, "size": self.size, "ranks": [mine]}
+
+
+class NcclLaunches:
+    """Collectives of a group of torch.distributed, on the current stream; see `Launches`."""
+
+    def __init__(self, member: DeviceMember, control: Communicator, check: str) -> None:
+        self._member, self._control, self._check = member, control, check
+        self._lock = threading.Lock()  # one call at a time
+        self._seq = 0
+        self._received = f"bytes_{member.backend}"
+        self.stats = dict.fromkeys(("operators", "failed_operators", self._received), 0)
+        self.flight: deque[dict[str, Any]] = deque(maxlen=_FLIGHT_LENGTH)
+
+    def _compares(self) -> bool:
+        """Whether the ranks compare the call whose turn it is."""
+        return self._check == "always" or (self._check == "first" and self._seq <= FIRST)
+
+    def _run(
+        self,
+        operator: str,
+        dtype: str,
+        compare: Callable[[], Any],
+        launch: Callable[[Any], tuple[Any, int]],
+        learns: bool = False,
+    ) -> Any:
+        """Compares the call where that is due, and launches it with what the comparison has told.
+
+        Args:
+            launch: Returns the result, and the bytes that arrive.
+        """
+        with self._lock:
+            self._seq += 1
+            entry: dict[str, Any] = {"seq": self._seq, "operator": operator, "dtype": dtype, "state": "failed"}
+            entry["start_ns"], entry["end_ns"] = time.monotonic_ns(), 0
+            self.flight.append(entry)
+            self.stats["failed_operators"] += 1
+            told = None
+            if learns or self._compares() or not self._control.usable:  # which then says what has ended it
+                told = compare()
+            try:
+                result, received = launch(told)
+            except BaseException as error:  # the peers have launched it, or will
+                text = str(error).splitlines()[0] if str(error) else type(error).__name__
+                self._control.abort(f"it broke off {operator}: {text}")
+                raise
+            self.stats["failed_operators"] -= 1
+            self.stats["operators"] += 1
+            self.stats[self._received] += received
+            entry["state"], entry["end_ns"] = "done", time.monotonic_ns()
+            return result
+
+    def fail(self, operator: str, error: BaseException) -> None:
+        with self._lock:
+            self._seq += 1
+            self.stats["failed_operators"] += 1
+            if self._compares():
+                self._control.fail(operator, error)
+            else:
+                self._control.abort(f"{operator} failed on it: {error}")
+
+    def exchange(
+        self,
+        operator: str,
+        dtype: str,
+        output: Tensor,
+        input: Tensor,
+        layout: Layout,
+        row: int,
+        wait: bool,
+        root: int = 0,
+    ) -> Any:
+        plan = _core.Plan(self._control.core, operator, dtype, *layout, root, row)
+
+        def launch(told: Any) -> tuple[Any, int]:
+            received = sum(layout[2]) * input.itemsize
+            if operator == "broadcast":
+                tensor = input if self._member.rank == root else output
+                return dist.broadcast(
+                    as_bytes(tensor), group=self._group(), group_src=root, async_op=not wait
+                ), received
+            return self._move(
+                operator, as_bytes(output), as_bytes(input), in_bytes(layout, input.itemsize), wait
+            ), received
+
+        return self._run(operator, dtype, plan.compare, launch)
+
+    def exchange_lists(
+        self, operator: str, dtype: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool
+    ) -> Any:
+        sends, recvs = [x.numel() for x in inputs], [out.numel() for out in outputs]
+        plan = _core.Plan(self._control.core, operator, dtype, sends, packed(sends), recvs, packed(recvs))
+
+        def launch(told: Any) -> tuple[Any, int]:
+            work = self._exchange_views([as_bytes(out) for out in outputs], [as_bytes(x) for x in inputs], wait)
+            return work, sum(recvs) * inputs[0].itemsize
+
+        return self._run(operator, dtype, plan.compare, launch)
+
+    def learn(
+        self,
+        operator: str,
+        dtype: str,
+        input: Tensor,
+        sends: list[int],
+        sdispls: list[int],
+        row: int,
+        wait: bool,
+        root: int = 0,
+    ) -> tuple[tuple[Tensor, list[int]], Any]:
+        plan = _core.Plan(self._control.core, operator, dtype, sends, sdispls, [], [], root, row)
+
+        def launch(recvs: list[int]) -> tuple[tuple[tuple[Tensor, list[int]], Any], int]:
+            output = torch.empty(sum(recvs), dtype=input.dtype, device=input.device)
+            layout = in_bytes((sends, sdispls, recvs, packed(recvs)), input.itemsize)
+            work = self._move(operator, as_bytes(output), as_bytes(input), layout, wait)
+            return ((output, recvs), work), output.nbytes
+
+        result: tuple[tuple[Tensor, list[int]], Any] = self._run(operator, dtype, plan.compare, launch, learns=True)
+        return result
+
+    def reduce(
+        self, operator: str, dtype: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
+    ) -> tuple[bool, Any]:
+        kinds = _FLOATS if op == "avg" else _FLOATS | _INTEGERS
+        native = self._member.size > 1 and op in _NATIVE and input.dtype in kinds
+
+        def compare() -> None:
+            self._control.core.compare_reduction(operator, dtype, op, list(counts))
+
+        def launch(told: Any) -> tuple[tuple[bool, Any], int]:
+            if not native:
+                return (False, None), 0
+            reduce_op, options = getattr(dist.ReduceOp, _NATIVE[op]), {"group": self._group(), "async_op": not wait}
+            if operator == "all_reduce":
+                output.copy_(input)
+                work = dist.all_reduce(output, reduce_op, **options)
+            elif len(set(counts)) == 1:
+                work = dist.reduce_scatter_tensor(output, input, reduce_op, **options)
+            else:
+                work = dist.reduce_scatter(output, list(input.split(list(counts))), reduce_op, **options)
+            return (True, work), output.nbytes
+
+        result: tuple[bool, Any] = self._run(operator, dtype, compare, launch)
+        return result
+
+    def compare(self, request: QuantizedReduction, feeds_back: bool, gather_feeds_back: bool) -> None:
+        plan = quantized.plan(self._control, request)
+        self._run(
+            request.operator, request.dtype, lambda: plan.compare(feeds_back, gather_feeds_back), lambda told: (None, 0)
+        )
+
+    def _group(self) -> dist.ProcessGroup:
+        group: dist.ProcessGroup = self._member.group
+        return group
+
+    def _move(self, operator: str, output: Tensor, input: Tensor, layout: Layout, wait: bool) -> Any:
+        """Flat views of bytes, and a layout in bytes."""
+        sends, sdispls, recvs, rdispls = layout
+        if operator == "all_gather_into_tensor" and self._member.size > 1:
+            return dist.all_gather_into_tensor(output, input, group=self._group(), async_op=not wait)
+        return self._exchange_views(regions(output, recvs, rdispls), regions(input, sends, sdispls), wait)
+
+    def _exchange_views(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool) -> Any:
+        if self._member.size == 1:
+            outputs[0].copy_(inputs[0])
+            return None
+        return dist.all_to_all(list(outputs), list(inputs), group=self._group(), async_op=not wait)
+
+
+def regions(tensor: Tensor, counts: Sequence[int], displs: Sequence[int]) -> list[Tensor]:
+    """A view per peer."""
+    return [tensor[displ : displ + count] for count, displ in zip(counts, displs, strict=True)]

@@ -1,0 +1,140 @@
+"""Tensors on a device without an engine of its own, such as one GPU that several ranks share: through host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from alltoallv import _core
+from alltoallv._calls.counts import Layout, packed
+from alltoallv.communicator import Communicator
+from alltoallv.quantization import requests as quantized
+from alltoallv.quantization.spec import QuantizedReduction
+from alltoallv.torch.engines.device import DeviceMember
+
+
+class StagedMember(DeviceMember):
+    """This rank's membership in a group: tensors are copied to host memory, which ``control`` moves, and back.
+
+    The host waits for the copies, and for the peers unless the call is asynchronous.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, control: Communicator) -> None:
+        super().__init__(control, control.backend, group)
+        self._launches = StagedLaunches(control)
+
+    def launches(self, device: torch.device, operator: str) -> StagedLaunches:
+        return self._launches
+
+
+class StagedWork:
+    """A call of the host's communicator, and the copies that follow it."""
+
+    def __init__(self, pending: _core.Work, finish: Callable[[], None], keep: Any) -> None:
+        self._pending, self._finish, self._keep = pending, finish, keep
+
+    def wait(self) -> None:
+        self._pending.wait()
+        if self._keep is not None:
+            self._finish()
+            self._keep = None
+
+    def is_completed(self) -> bool:
+        return self._pending.done()
+
+
+class StagedLaunches:
+    """See `Launches`."""
+
+    def __init__(self, control: Communicator) -> None:
+        self._core, self._control = control.core, control
+
+    def exchange(
+        self,
+        operator: str,
+        dtype: str,
+        output: Tensor,
+        input: Tensor,
+        layout: Layout,
+        row: int,
+        wait: bool,
+        root: int = 0,
+    ) -> StagedWork | None:
+        plan = _core.Plan(self._core, operator, dtype, *layout, root, row)
+        return self._run(plan.run, plan.submit, [output], [input], wait)
+
+    def exchange_lists(
+        self, operator: str, dtype: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool
+    ) -> StagedWork | None:
+        sends, recvs = [x.numel() for x in inputs], [out.numel() for out in outputs]
+        plan = _core.Plan(self._core, operator, dtype, sends, packed(sends), recvs, packed(recvs))
+        return self._run(plan.run, plan.submit, outputs, inputs, wait)
+
+    def learn(
+        self,
+        operator: str,
+        dtype: str,
+        input: Tensor,
+        sends: list[int],
+        sdispls: list[int],
+        row: int,
+        wait: bool,
+        root: int = 0,
+    ) -> tuple[tuple[Tensor, list[int]], None]:
+        """Always waits: the counts must be known."""
+        plan = _core.Plan(self._core, operator, dtype, sends, sdispls, [], [], root, row)
+        source = _staged([input])
+        made: list[Any] = []
+
+        def allocate(counts: Sequence[int]) -> int:
+            made[:] = [torch.empty(sum(counts), dtype=input.dtype, device="cpu"), list(counts)]
+            return int(made[0].data_ptr())
+
+        plan.run_learning_into(source.data_ptr(), allocate)
+        return (made[0].to(input.device), made[1]), None
+
+    def reduce(
+        self, operator: str, dtype: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
+    ) -> tuple[bool, StagedWork | None]:
+        def run(source: int, target: int) -> None:
+            self._core.reduce(operator, dtype, op, source, target, list(counts))
+
+        def submit(source: int, target: int) -> _core.Work:
+            return self._core.submit_reduce(operator, dtype, op, source, target, list(counts))
+
+        return True, self._run(run, submit, [output], [input], wait)
+
+    def compare(self, request: QuantizedReduction, feeds_back: bool, gather_feeds_back: bool) -> None:
+        quantized.plan(self._control, request).compare(feeds_back, gather_feeds_back)
+
+    def _run(
+        self,
+        run: Callable[[int, int], None],
+        submit: Callable[[int, int], _core.Work],
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        wait: bool,
+    ) -> StagedWork | None:
+        """On one piece of host memory for all inputs, and one for all outputs, which keeps what no region covers."""
+        source, target = _staged(inputs), _staged(outputs)
+
+        def finish() -> None:
+            for out, part in zip(outputs, target.split([out.numel() for out in outputs]), strict=True):
+                out.detach().copy_(part.view_as(out))
+
+        if not wait:
+            return StagedWork(submit(source.data_ptr(), target.data_ptr()), finish, (source, target))
+        run(source.data_ptr(), target.data_ptr())
+        finish()
+        return None
+
+
+def _staged(tensors: Sequence[Tensor]) -> Tensor:
+    host = torch.empty(sum(x.numel() for x in tensors), dtype=tensors[0].dtype, device="cpu")
+    for part, x in zip(host.split([x.numel() for x in tensors]), tensors, strict=True):
+        part.copy_(x.detach().reshape(-1))
+    return host
