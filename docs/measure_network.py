@@ -32,7 +32,7 @@ def contenders() -> dict[str, Callable[[object], object]]:
     import alltoallv.torch as at
     from alltoallv_tools.bench.peers import bfloat16_sum, composed_sum
 
-    comm = at.from_group(dist.group.WORLD, backend="gloo")
+    comm = at.from_group(dist.group.WORLD)
 
     def ours(bits: int, gather: str = "quantized") -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda x: at.quantized_all_reduce(x, bits=bits, gather=gather, group=comm)

@@ -377,7 +377,7 @@ def test_a_failing_call_in_a_group(ranks: Ranks, tmp_path: Path) -> None:
             else:
                 try_to(lambda: exchange(comm, device))
             dist.barrier()
-            with pytest.raises(PeerLostError, match="HCCL_E_INTERNAL|rank 1"):
+            with pytest.raises(PeerLostError, match=r"HCCL_E_INTERNAL|rank 1"):
                 exchange(comm, device)
 
     ranks(2, communicator=False, fresh=True, env={"HCCL_EXEC_TIMEOUT": "2"})(check, str(tmp_path / "store"))

@@ -14,11 +14,14 @@ import torch.distributed as dist
 from backend_groups import joined
 from torch import Tensor
 
+import alltoallv.torch as at
 from alltoallv import Communicator
-from alltoallv.testing import golden
+from alltoallv.testing import golden, reference
 from alltoallv.torch.engines import hosts, rendezvous
 from alltoallv.torch.engines.nccl import NcclMember
 from alltoallv.torch.engines.staged import StagedMember
+
+SEED = 20240611
 
 #: Dtypes that both torch and the reference know.
 DTYPES = [name for name in golden.DTYPES if isinstance(getattr(torch, name, None), torch.dtype)]
@@ -96,3 +99,49 @@ def caught(call: Callable[[], object]) -> Exception:
     except Exception as error:
         return error
     raise AssertionError("nothing was raised")
+
+
+def random_cases(size: int, count: int) -> list[golden.Case]:
+    """Every dtype in turn; the same on every rank."""
+    rng = np.random.default_rng([SEED, size])
+    return [
+        golden.random_case(
+            rng,
+            size,
+            DTYPES[(i + size) % len(DTYPES)],
+            zeros=float(rng.choice([0.0, 0.3, 0.7, 1.0])),
+            gaps=bool(rng.integers(2)),
+            permuted=bool(rng.integers(2)),
+            overlapping_sends=bool(rng.integers(2)),
+            max_count=int(rng.choice([1, 7, 60, 3000])),
+        )
+        for i in range(count)
+    ]
+
+
+def run_case(comm: Any, case: golden.Case, number: int) -> None:
+    """One exchange; ``number`` decides how it is asked for, alike on all ranks or not."""
+    r = comm.rank
+    x = to_torch(case.inputs[r])
+    arguments: dict[str, Any] = {"sdispls": case.sdispls[r], "group": comm}
+    expected = case.expected[r]
+    if number % 4 == 2:  # the operator allocates: gaps are zero
+        arguments |= {"recv_counts": case.recv_counts[r], "rdispls": case.rdispls[r]}
+        expected = reference.all_to_all_v(case.inputs, case.send_counts, case.sdispls, case.recv_counts, case.rdispls)[
+            r
+        ]
+        ends = [case.rdispls[r][j] + n for j, n in enumerate(case.recv_counts[r]) if n]
+        expected = expected[: max(ends, default=0)]
+    elif number % 4 == 3 and (number // 4 + r) % 3:  # some or all ranks learn
+        expected = reference.all_to_all_v(case.inputs, case.send_counts, case.sdispls)[r]
+    else:
+        arguments |= {"recv_counts": case.recv_counts[r], "rdispls": case.rdispls[r]}
+        arguments["out"] = to_torch(case.outputs[r])
+    if number % 5 == 4:
+        out, work = at.all_to_all_v(x, case.send_counts[r], **arguments, async_op=True)
+        assert work.wait()
+        out = work.result() if out is None else out
+    else:
+        out = at.all_to_all_v(x, case.send_counts[r], **arguments)
+    golden.assert_bits_equal(to_numpy(out), expected, f"exchange {number} on rank {r}: {case!r}")
+    golden.assert_bits_equal(to_numpy(x), case.inputs[r], f"input of exchange {number}")

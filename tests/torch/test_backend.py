@@ -380,10 +380,10 @@ def test_several_hosts_use_tcp(ranks: Ranks, file: str) -> None:
     """Ranks that are told they have no host in common; tests of two real hosts are in test_two_hosts.py."""
 
     def run(rank: int, size: int) -> None:
-        from alltoallv.torch.engines import rendezvous
+        from alltoallv import _core
 
-        here = rendezvous.host
-        rendezvous.host = lambda: f"host-{rank // 2}"
+        here = _core.this_place
+        _core.this_place = lambda: f"host-{rank // 2}"
         try:
             with joined(rank, size, file) as group:
                 assert isinstance(group, at.backend.AllToAllVGroup)
@@ -402,6 +402,6 @@ def test_several_hosts_use_tcp(ranks: Ranks, file: str) -> None:
                 assert out.tolist() == [rank, rank + 10, rank + 20]
                 dist.barrier()
         finally:
-            rendezvous.host = here
+            _core.this_place = here
 
     ranks(3, communicator=False)(run)

@@ -12,9 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend_groups import joined
-from engine_groups import DTYPES, caught, to_numpy, to_torch
+from engine_groups import DTYPES, caught, random_cases, to_numpy, to_torch
 from test_quantized_engine import every_case, operation_cases, operation_troubles, rows_cases
-from test_torch_group_views import random_cases
 
 import alltoallv.torch as at
 from alltoallv import QuantAllReduceParam, QuantType

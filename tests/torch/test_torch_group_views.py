@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from engine_groups import DTYPES, caught, staged, to_numpy, to_torch, views
+from engine_groups import DTYPES, caught, random_cases, staged, to_numpy, to_torch, views
 from replicated import check_gradients
 
 import alltoallv.torch as at
@@ -31,30 +31,10 @@ from alltoallv.errors import (
 from alltoallv.testing import Ranks, golden, reference
 from alltoallv.torch.engines.nccl import FIRST
 
-SEED = 20240611
-
 
 @pytest.fixture
 def file(tmp_path: Path) -> str:
     return str(tmp_path / "store")
-
-
-def random_cases(size: int, count: int) -> list[golden.Case]:
-    """Every dtype in turn; the same on every rank."""
-    rng = np.random.default_rng([SEED, size])
-    return [
-        golden.random_case(
-            rng,
-            size,
-            DTYPES[(i + size) % len(DTYPES)],
-            zeros=float(rng.choice([0.0, 0.3, 0.7, 1.0])),
-            gaps=bool(rng.integers(2)),
-            permuted=bool(rng.integers(2)),
-            overlapping_sends=bool(rng.integers(2)),
-            max_count=int(rng.choice([1, 7, 60, 3000])),
-        )
-        for i in range(count)
-    ]
 
 
 @pytest.mark.parametrize(("size", "check"), [(1, None), (2, None), (3, "staged"), (3, "always")])

@@ -11,10 +11,9 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from engine_groups import caught, logged
+from engine_groups import caught, logged, random_cases, run_case
 from replicated import check_gradients
 from test_quantized_engine import dispatched, scattered
-from test_torch_group import random_cases, run_case
 
 import alltoallv.torch as at
 from alltoallv import Communicator
