@@ -91,6 +91,15 @@ def tell_counts(comm: Communicator, send_counts: Counts) -> npt.NDArray[np.int64
     return told
 
 
+def gathered(comm: Communicator, numbers: Sequence[int] | npt.NDArray[np.int64]) -> Matrix:
+    """As many numbers of every rank, a row for each."""
+    mine = np.array([numbers] * comm.size, np.int64)
+    told = np.empty_like(mine)
+    plan = _core.Plan(comm.core, "exchange_counts", "int64", *layout(mine))
+    plan.run(mine.ctypes.data, told.ctypes.data)
+    return told
+
+
 def read_counts(send_counts: Counts, size: int) -> npt.NDArray[np.int64]:
     """One count >= 0 per rank."""
     x = np.array(as_counts("send_counts", send_counts, size), np.int64)

@@ -7,6 +7,7 @@ raised on all of them. With ``async_op=True`` a function returns at once; the ar
 
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
+from alltoallv.numpy.dispatcher import MoEDispatcher
 from alltoallv.numpy.exchange import all_to_all, all_to_all_single, all_to_all_v, exchange_counts
 from alltoallv.numpy.gathers import all_gather, all_gather_into_tensor, all_gather_v, barrier, broadcast
 from alltoallv.numpy.moe import global_gather, global_scatter
@@ -34,6 +35,7 @@ __all__ = [
     "AllToAllVOperation",
     "ErrorFeedback",
     "MessageWork",
+    "MoEDispatcher",
     "Plan",
     "QuantAllReduceOperation",
     "Work",

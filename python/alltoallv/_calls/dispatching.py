@@ -1,0 +1,182 @@
+"""What the dispatchers of all front ends do alike: whole layers, in chunks that overlap, with shared experts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from alltoallv._calls import experts
+from alltoallv._calls.guard import guard
+from alltoallv._calls.protocol import Member
+from alltoallv._calls.routing import Load, Routing, chunk_ends
+from alltoallv.communicator import Communicator
+from alltoallv.errors import BackendUnavailableError, InvalidParamError
+
+A = TypeVar("A")  # the framework's tensor
+T = TypeVar("T")
+OPERATOR = "all_to_all_v"  # what the exchanges of rows are
+
+
+class Pending(Generic[T]):
+    """A dispatch or combine under way; all ranks ask for the results in the order in which they began."""
+
+    def __init__(self, finish: Callable[[], T]) -> None:
+        self._finish: Callable[[], T] | None = finish
+        self._result: Any = None
+
+    def result(self) -> T:
+        """What the call returns, after a wait."""
+        if self._finish is not None:
+            self._result, self._finish = self._finish(), None
+        result: T = self._result
+        return result
+
+
+@dataclass(eq=False)
+class DispatchState(Generic[A]):
+    """What a dispatch found out: the way back, and what came with the rows. Lists and arrays, in torch tensors.
+
+    Attributes:
+        counts: Rows of every local expert, those of zeros that fill it up included.
+        received: Rows of every local expert that came from tokens.
+        weights: Gate weight of every row, shape ``[rows]``; None if none were given.
+        experts: Local expert of every row, int64, shape ``[rows]``, ascending.
+        sources: Rank that every row comes from, int64, shape ``[rows]``; ascending within an expert, -1 of zeros.
+        chosen, kept: How often this rank's tokens chose every expert, and how many rows it sent to each; int64 of shape
+            ``[num_experts]``.
+        scales: Scale of every row, float32, shape ``[rows]``, where rows come as codes; else None.
+        route: The way of every row; for `combine` and for a dispatch of other tokens by the same way.
+    """
+
+    counts: Any
+    received: Any
+    weights: A | None
+    experts: Any
+    sources: Any
+    chosen: Any
+    kept: Any
+    route: Any
+    scales: A | None = None
+
+
+Dispatched = tuple[Any, Any, DispatchState[A]]
+
+
+class Dispatching(ABC, Generic[A]):
+    """The layer around `begin_dispatch` and `begin_combine`, which the front ends have."""
+
+    routing: Routing
+    group: Any
+
+    @abstractmethod
+    def member(self) -> Member:
+        """This rank in the dispatcher's group, on the host."""
+
+    @abstractmethod
+    def begin_dispatch(
+        self, tokens: A, expert_ids: A, gate_weights: A | None, begins: bool
+    ) -> Callable[[], Dispatched[A]]:
+        """Sends; what it returns receives. ``begins``: in the background."""
+
+    @abstractmethod
+    def begin_combine(self, expert_outputs: A, state: DispatchState[A], begins: bool) -> Callable[[], A]:
+        """The same for the way back."""
+
+    @abstractmethod
+    def parts(self, tokens: A, ends: Sequence[int]) -> list[A]:
+        """Neighbouring rows, cut at ``ends``; views where the framework has them."""
+
+    @abstractmethod
+    def joined(self, parts: Sequence[A]) -> A:
+        """The rows of all parts."""
+
+    @abstractmethod
+    def gathered(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Those of every rank, a row for each."""
+
+    @property
+    def num_experts(self) -> int:
+        """Experts on all ranks together."""
+        return self.routing.num_experts
+
+    @property
+    def local_experts(self) -> Sequence[int]:
+        """The numbers of this rank's experts."""
+        comm = self.member()
+        return self.routing.placed(comm.size)[comm.rank]
+
+    def load(self, state: DispatchState[A]) -> Load:
+        """How the tokens of all ranks were divided among the experts, in the dispatch that returned ``state``.
+
+        Collective. ``load.kept.max() / load.kept.mean()`` says how uneven the work is.
+        """
+        mine = np.concatenate([np.asarray(state.chosen), np.asarray(state.kept)])
+        return Load(*self.gathered(mine).sum(0).reshape(2, -1))
+
+    def layer(
+        self,
+        tokens: A,
+        expert_ids: A,
+        gate_weights: A | None,
+        functions: Sequence[Callable[[A], A]],
+        shared: Callable[[A], A] | None,
+        chunks: int,
+    ) -> A:
+        """See the dispatchers' call."""
+        comm, ends = self.member(), [0]
+        with guard(comm, OPERATOR):
+            if len(functions) != len(self.local_experts):
+                raise InvalidParamError(
+                    f"experts has {len(functions)} entries, expected {len(self.local_experts)}, one per local expert"
+                )
+            ends = chunk_ends(len(tokens), chunks)  # type: ignore[arg-type]
+        given: Any = [None if x is None else self.parts(x, ends) for x in (tokens, expert_ids, gate_weights)]
+
+        def begin(chunk: int, begins: bool) -> Callable[[], Dispatched[A]]:
+            x, ids, weights = (part and part[chunk] for part in given)
+            return self.begin_dispatch(x, ids, weights, begins)
+
+        arriving = [begin(0, chunks > 1 or shared is not None)]
+        beside: Any = None if shared is None else shared(tokens)  # while the first rows are under way
+        leaving = []
+        for chunk in range(chunks):
+            if chunk + 1 < chunks:
+                arriving.append(begin(chunk + 1, True))
+            rows, counts, state = arriving[chunk]()
+            with guard(comm, OPERATOR):
+                parts = self.parts(rows, np.cumsum(counts).tolist())
+                made = [function(part) for function, part in zip(functions, parts, strict=True)]
+                outputs = self.joined(made) if made else rows
+            leaving.append(self.begin_combine(outputs, state, chunks > 1))
+        combined = [finish() for finish in leaving]
+        result: A = combined[0] if chunks == 1 else self.joined(combined)
+        if shared is not None:
+            result += beside
+        return result
+
+    def survivors(self: T) -> T:
+        """A dispatcher of the ranks that are left after one was lost, who keep the experts that they have.
+
+        Collective among them; `alltoallv.Communicator.shrink` makes their communicator, which is its ``group``. The
+        experts of lost ranks are lost: pairs that choose them are dropped from then on, so that a token gets the sum
+        over its other choices. Their weights are not divided anew.
+
+        Raises:
+            BackendUnavailableError: the group is not one of shared memory.
+            CommTimeoutError: a rank that lives did not call.
+        """
+        this: Any = self
+        whole = this.member()
+        if not isinstance(whole, Communicator):
+            raise BackendUnavailableError(f"the group has backend {whole.backend!r}, expected one in shared memory")
+        placed, left = this.routing.placed(whole.size), whole.shrink()
+        ranks = experts.gathered(left, [whole.rank])[:, 0].tolist()
+        options = {one.name: getattr(this.routing, one.name) for one in fields(this.routing)}
+        options["placement"] = tuple(tuple(placed[rank]) for rank in ranks)
+        made: T = type(this)(group=left, **options)
+        return made

@@ -1,0 +1,224 @@
+"""Where the tokens of a mixture of experts go and how they come back: one description for all front ends.
+
+A pair is a token and one of its k choices of an expert: pair ``t * k + j``. Rows are sent sorted by rank and expert,
+and within an expert by pair. A receiver has them sorted by its expert, then by the rank that they come from, then as
+they lay there; behind the rows of an expert are rows of zeros, up to a multiple of the alignment. Everything here is
+arithmetic on numbers of rows, in host memory.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from alltoallv._calls.counts import packed
+from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
+
+Numbers = npt.NDArray[np.int64]
+Drop = Literal["last", "lightest"]
+PAYLOADS = {"int8": 8, "int4": 4}  # bits of a code; every row has one float32 scale, which travels beside its codes
+
+
+class Load(NamedTuple):
+    """What the experts have to do, over all ranks; int64 of shape ``[num_experts]`` each."""
+
+    chosen: Any  # how often an expert was chosen
+    kept: Any  # rows that it got: fewer where a capacity was reached, or the expert is lost
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What a dispatcher is told once; equal on all ranks.
+
+    Attributes:
+        num_experts: Experts on all ranks together.
+        capacity: Rows that one rank may send to one expert in a call: an integer of at least 1, or as a float the
+            factor by which it exceeds an even share, ``ceil(capacity * tokens * k / num_experts)``. None: any number.
+        drop: Which pairs are dropped beyond the capacity: ``"last"``, those of the last tokens, or ``"lightest"``,
+            those with the smallest gate weights, of equal ones the last.
+        alignment: The rows of every expert are filled up with zeros to a multiple of this.
+        payload, combine_payload: How rows travel to the experts and back: None as they are; ``"int8"`` or ``"int4"``
+            as codes, with a float32 scale for each row.
+        codes: With ``payload="int8"``: give the experts the codes, and their scales in the state, not their values.
+        placement: Which experts each rank has. None: neighbouring ones, ``num_experts // W`` each and one more on the
+            first ``num_experts % W`` ranks. Experts that no rank has are lost: pairs that choose them are dropped.
+    """
+
+    num_experts: int
+    capacity: float | None = None
+    drop: Drop = "last"
+    alignment: int = 1
+    payload: str | None = None
+    combine_payload: str | None = None
+    placement: tuple[tuple[int, ...], ...] | None = None
+    codes: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("num_experts", "alignment"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InvalidParamError(f"{name} is {value!r}, expected an integer of at least 1")
+        room = self.capacity
+        if room is not None and (not isinstance(room, int | float) or not 0 < room < math.inf):
+            raise InvalidParamError(f"capacity is {room!r}, expected an integer >= 1, a factor > 0, or None")
+        if self.drop not in get_args(Drop):
+            raise InvalidParamError(f"drop is {self.drop!r}, expected 'last' or 'lightest'")
+        for name in ("payload", "combine_payload"):
+            value = getattr(self, name)
+            if value is not None and value not in PAYLOADS:
+                raise InvalidParamError(f"{name} is {value!r}, expected None or one of {', '.join(PAYLOADS)}")
+        if self.codes and self.payload != "int8":
+            raise InvalidParamError(f"codes is True with payload {self.payload!r}, expected 'int8'")
+        placed = [expert for part in self.placement or () for expert in part]
+        if len(set(placed)) < len(placed) or not set(placed) <= set(range(self.num_experts)):
+            raise InvalidParamError(
+                f"placement is {self.placement}, expected distinct numbers from 0 to {self.num_experts - 1}"
+            )
+
+    def placed(self, size: int) -> Sequence[Sequence[int]]:
+        """The experts of every rank of a group of that size."""
+        if self.placement is None:
+            each, more = divmod(self.num_experts, size)
+            begins = [*packed([each + (rank < more) for rank in range(size)]), self.num_experts]
+            return [range(begin, end) for begin, end in pairwise(begins)]
+        if len(self.placement) != size:
+            raise InvalidParamError(f"placement has experts of {len(self.placement)} ranks, expected {size}")
+        return self.placement
+
+    def room(self, tokens: int, k: int) -> int | None:
+        """Rows that a rank with so many tokens may send to one expert."""
+        if self.capacity is None or isinstance(self.capacity, int):
+            return self.capacity
+        return math.ceil(self.capacity * tokens * k / self.num_experts)
+
+    def check_ids(self, ids: npt.NDArray[Any]) -> None:
+        """Refuses numbers of experts that do not exist."""
+        wrong = ids[(ids < 0) | (ids >= self.num_experts)]
+        if len(wrong):
+            raise InvalidParamError(f"expert_ids holds {int(wrong[0])}, expected 0 to {self.num_experts - 1}")
+
+    def send(self, ids: Numbers, weights: npt.NDArray[Any] | None, size: int, about: str) -> Sending:
+        """The rows of tokens with choices ``ids``, ``[n, k]``; ``about``: what peers must agree on besides."""
+        parts = self.placed(size)
+        slots = np.full(self.num_experts, -1)  # an expert's place among all
+        order_of_experts = np.array([expert for part in parts for expert in part], np.int64)
+        slots[order_of_experts] = np.arange(len(order_of_experts))
+        flat = slots[ids.reshape(-1)]
+        order = np.argsort(flat.astype(np.uint16) if self.num_experts < 2**16 - 1 else flat, kind="stable")
+        lost = flat == -1
+        if lost.any():
+            order = order[~lost[order]]
+        room = self.room(*ids.shape)
+        if room is not None:
+            order = order[_within(flat, order, room, weights if self.drop == "lightest" else None)[order]]
+        ends = np.cumsum([len(part) for part in parts])
+        sent = flat[order]
+        owners = np.searchsorted(ends, sent, side="right")
+        sends = np.bincount(owners, minlength=size)
+        local = sent - np.concatenate([[0], ends])[owners]
+        text = f"{about} {self.num_experts} {parts} {self.alignment} {self.payload} {self.combine_payload}"
+        signature = zlib.crc32(text.encode()) & 0x7FFFFFFF
+        tags = np.stack([local, np.full(len(local), signature)], 1).astype(np.int32)
+        return Sending(order, sends.tolist(), tags, signature)
+
+    def receive(self, tags: npt.NDArray[np.int32], recvs: Sequence[int], rank: int, signature: int) -> Arrival:
+        """The rows that have come, with their tags, in the order of ranks.
+
+        Raises:
+            PeerMismatchError: a peer sends rows of another kind.
+        """
+        sources = np.repeat(np.arange(len(recvs)), recvs)
+        other = np.flatnonzero(tags[:, 1] != signature)
+        if len(other):
+            raise PeerMismatchError(
+                f"rank {int(sources[other[0]])} dispatches other rows than rank {rank}: expected one dtype and row "
+                "shape of tokens, one dtype of gate_weights, one number of experts and the same options on all ranks"
+            )
+        experts = tags[:, 0]
+        received = np.bincount(experts, minlength=len(self.placed(len(recvs))[rank]))
+        counts = -(-received // self.alignment) * self.alignment
+        within = np.arange(len(experts)) + np.repeat(
+            np.cumsum(counts) - counts - np.cumsum(received) + received, received
+        )
+        source = np.full(counts.sum(), -1)
+        source[within] = np.argsort(experts, kind="stable")
+        return Arrival(source, received, counts)
+
+
+class Sending(NamedTuple):
+    """What a rank sends."""
+
+    order: Numbers  # the pair of every row
+    sends: list[int]  # rows for every rank
+    tags: npt.NDArray[np.int32]  # of every row its expert, by the receiver's numbers, and the signature
+    signature: int
+
+
+class Arrival(NamedTuple):
+    """What a rank has received."""
+
+    source: Numbers  # of every row of the experts which one of those that came it is; -1: zeros
+    received: Numbers  # rows of every expert
+    counts: Numbers  # the same with its rows of zeros
+
+
+def _within(flat: Numbers, order: Numbers, room: int, weights: npt.NDArray[Any] | None) -> npt.NDArray[np.bool_]:
+    """Of every pair whether it is among the first, or the heaviest, ``room`` of its expert."""
+    if weights is not None:
+        order = order[np.lexsort((-weights.reshape(-1)[order].astype(np.float64), flat[order]))]
+    sent = flat[order]
+    first = np.searchsorted(sent, sent)  # where the rows of the same expert begin
+    kept = np.zeros(len(flat), np.bool_)
+    kept[order] = np.arange(len(order)) - first < room
+    return kept
+
+
+def places(source: Numbers, rows: int) -> Numbers:
+    """Where each of the rows that came lies among those of the experts."""
+    there = np.flatnonzero(source >= 0)
+    result = np.empty(rows, np.int64)
+    result[source[there]] = there
+    return result
+
+
+def positions(order: Numbers, tokens: int, k: int) -> Numbers:
+    """Of every pair, ``[tokens, k]``, which row sent it is; -1: none, it was dropped."""
+    result = np.full(tokens * k, -1)
+    result[order] = np.arange(len(order))
+    return result.reshape(tokens, k)
+
+
+def check_shapes(
+    tokens: Sequence[int], ids: Sequence[int], weights: Sequence[int] | None, integers: bool, dtype: object
+) -> tuple[int, int]:
+    """The number of tokens and of choices, of arguments with these shapes; ``integers``: whether the choices are."""
+    if not integers:
+        raise InvalidTensorError(f"expert_ids has dtype {dtype}, expected integers", 13)
+    if len(tokens) == 0 or len(ids) not in (1, 2) or ids[0] != tokens[0] or 0 in ids[1:]:
+        raise InvalidTensorError(
+            f"expert_ids has shape {tuple(ids)} and tokens {tuple(tokens)}, "
+            "expected [n, k] or [n], with k at least 1, and [n, ...]"
+        )
+    if weights is not None and tuple(weights) != tuple(ids):
+        raise InvalidTensorError(f"gate_weights has shape {tuple(weights)}, expected {tuple(ids)}, that of expert_ids")
+    return ids[0], ids[1] if len(ids) == 2 else 1
+
+
+def check_outputs(shape: Sequence[int], rows: int) -> None:
+    """Refuses what experts have made of another number of rows."""
+    if len(shape) == 0 or shape[0] != rows:
+        raise InvalidTensorError(f"expert_outputs has shape {tuple(shape)}, expected {rows} rows, as dispatched")
+
+
+def chunk_ends(tokens: int, chunks: int) -> list[int]:
+    """Where equal parts of the tokens end."""
+    if not isinstance(chunks, int) or chunks < 1:
+        raise InvalidParamError(f"chunks is {chunks!r}, expected an integer of at least 1")
+    return [tokens * (part + 1) // chunks for part in range(chunks)]

@@ -1,0 +1,214 @@
+"""Tokens to their experts and back, on any number of ranks as on one, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from alltoallv import Communicator
+from alltoallv import numpy as av
+from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerLostError, PeerMismatchError
+from alltoallv.testing import Ranks
+
+EXPERTS, K, WIDTH, TOKENS = 8, 3, 5, 24
+Array = np.ndarray[Any, Any]
+
+
+def problem(dtype: Any = np.float32) -> tuple[Array, Array, Array, Array]:
+    """Tokens, their choices and weights, and a factor for every expert."""
+    rng = np.random.default_rng(3)
+    tokens = rng.normal(size=(TOKENS, WIDTH)).astype(dtype)
+    ids = np.argsort(rng.random((TOKENS, EXPERTS)), axis=1)[:, :K]
+    return tokens, ids, rng.random((TOKENS, K)).astype(np.float32), rng.normal(size=(EXPERTS, WIDTH)).astype(dtype)
+
+
+def layer(comm: Communicator, begin: int, end: int, dtype: Any, call: dict[str, Any], options: dict[str, Any]) -> Array:
+    tokens, ids, weights, factors = problem(dtype)
+    dispatcher = av.MoEDispatcher(EXPERTS, comm, **options)
+    experts = [lambda rows, e=e: rows * factors[e] for e in dispatcher.local_experts]
+    return dispatcher(tokens[begin:end], ids[begin:end], weights[begin:end], experts, **call)
+
+
+def part(comm: Communicator, begins: list[int], ends: list[int], *about: Any) -> Array:
+    return layer(comm, begins[comm.rank], ends[comm.rank], *about)
+
+
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "chunks": ({"chunks": 3}, {}),
+    "shared": ({"shared": lambda x: x * x, "chunks": 2}, {}),
+    "alignment": ({}, {"alignment": 4}),
+    "int8": ({}, {"payload": "int8"}),
+    "int4 there, int8 back": ({"chunks": 2}, {"payload": "int4", "combine_payload": "int8"}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_the_same_bits_for_any_split_and_any_ranks(ranks: Ranks, name: str, dtype: Any) -> None:
+    call, options = OPTIONS[name]
+    alone = layer(Communicator.threads(1)[0], 0, TOKENS, dtype, {**call, "chunks": 1}, options).tobytes()
+    for size in (2, 4):
+        for ends in ([TOKENS * (r + 1) // size for r in range(size)], [0] * (size - 1) + [TOKENS]):
+            begins = [0, *ends]
+            parts = ranks(size)(part, begins, ends, dtype, call, options)
+            assert b"".join(part.tobytes() for part in parts) == alone
+
+
+def test_the_plain_formula() -> None:
+    tokens, ids, weights, factors = problem(np.float64)
+    expected = sum((tokens * factors[ids[:, j]]) * weights[:, j : j + 1] for j in range(K))
+    (comm,) = Communicator.threads(1)
+    assert np.array_equal(layer(comm, 0, TOKENS, np.float64, {}, {}), expected)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.integers(1, 9), st.integers(0, 12), st.integers(1, 3), st.integers(1, 5), st.sampled_from(["last", "lightest"])
+)
+def test_capacity_drops_what_it_says(experts: int, tokens: int, k: int, capacity: int, drop: Any) -> None:
+    rng = np.random.default_rng(experts * tokens)
+    ids, weights = rng.integers(0, experts, (tokens, k)), rng.integers(1, 4, (tokens, k)).astype(np.float32)
+    dispatcher = av.MoEDispatcher(experts, Communicator.threads(1)[0], capacity=capacity, drop=drop, alignment=2)
+    rows, counts, state = dispatcher.dispatch(np.ones((tokens, 2)), ids, weights)
+    kept = np.zeros((tokens, k), bool)
+    for expert in range(experts):
+        pairs = np.argwhere(ids == expert).tolist()
+        if drop == "lightest":
+            pairs.sort(key=lambda pair: -weights[tuple(pair)])
+        for pair in pairs[:capacity]:
+            kept[tuple(pair)] = True
+    assert state.received == [int((kept & (ids == e)).sum()) for e in range(experts)]
+    assert counts == [n + n % 2 for n in state.received]
+    assert np.array_equal(dispatcher.combine(rows, state)[:, 0] if tokens else [], (weights * kept).sum(1))
+    assert dispatcher.load(state).chosen.tolist() == np.bincount(ids.ravel(), minlength=experts).tolist()
+    assert dispatcher.load(state).kept.tolist() == state.received
+
+
+def test_a_factor_as_capacity_and_the_load_of_all_ranks(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        dispatcher = av.MoEDispatcher(4, comm, capacity=1.5)
+        _, counts, state = dispatcher.dispatch(np.ones((8, 1)), np.zeros(8, np.int64))
+        assert counts == ([6, 0] if comm.rank == 0 else [0, 0])  # ceil(1.5 * 8 / 4) of each rank
+        load = dispatcher.load(state)
+        assert (load.chosen.tolist(), load.kept.tolist()) == ([16, 0, 0, 0], [6, 0, 0, 0])
+
+    ranks(2)(check)
+
+
+def test_rows_state_and_their_ways(ranks: Ranks) -> None:
+    """Two ranks, three experts: 0 and 1 on rank 0, 2 on rank 1; a second dispatch goes the way of the first."""
+
+    def check(comm: Communicator) -> tuple[Any, ...]:
+        tokens = np.arange(3.0)[:, None] + 10 * (comm.rank + 1)
+        dispatcher = av.MoEDispatcher(3, comm, alignment=4)
+        rows, counts, state = dispatcher.dispatch(tokens, np.array([[2, 0], [1, 0], [0, 2]], np.int32))
+        again, _, other = dispatcher.dispatch(tokens, state, np.ones((3, 2)))
+        assert np.array_equal(again, rows)
+        assert np.array_equal(other.weights, (rows[:, 0] > 0).astype(float))
+        assert np.array_equal(dispatcher.combine(again, other), 2 * tokens)
+        return rows[:, 0].tolist(), counts, state.received, state.sources.tolist(), state.experts.tolist()
+
+    first, second = ranks(2)(check)
+    assert first[0] == [10, 11, 12, 20, 21, 22, 0, 0, 11, 21, 0, 0]
+    assert first[1:3] == ([8, 4], [6, 2])
+    assert first[3] == [0, 0, 0, 1, 1, 1, -1, -1, 0, 1, -1, -1]
+    assert first[4] == [0] * 8 + [1] * 4
+    assert second[0] == [10, 12, 20, 22]
+
+
+def test_codes_and_scales(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        tokens, ids, weights, _ = problem()
+        codes, _, state = av.MoEDispatcher(EXPERTS, comm, payload="int8", codes=True).dispatch(tokens, ids, weights)
+        rows, _, _ = av.MoEDispatcher(EXPERTS, comm, payload="int8").dispatch(tokens, ids, weights)
+        assert codes.dtype == np.int8
+        assert np.array_equal(codes.astype(np.float32) * state.scales[:, None], rows)
+
+    ranks(2)(check)
+
+
+BAD: dict[str, tuple[dict[str, Any], type[Exception]]] = {
+    "no such expert": ({"expert_ids": np.full((2, 1), 9)}, InvalidParamError),
+    "ids of floats": ({"expert_ids": np.zeros((2, 1))}, InvalidTensorError),
+    "another number of ids": ({"expert_ids": np.zeros((3, 1), int)}, InvalidTensorError),
+    "other weights": ({"gate_weights": np.ones((2, 2))}, InvalidTensorError),
+    "integer weights": ({"gate_weights": np.ones((2, 1), int)}, InvalidTensorError),
+}
+
+
+def test_a_bad_argument_of_one_rank_fails_on_all(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        good = {"tokens": np.ones((2, 3)), "expert_ids": np.zeros((2, 1), int), "gate_weights": np.ones((2, 1))}
+        dispatcher = av.MoEDispatcher(4, comm)
+        for name, (arguments, kind) in BAD.items():
+            with pytest.raises(
+                (kind, InvalidParamError, InvalidTensorError), match=None if comm.rank == 0 else "rank 0"
+            ):
+                dispatcher.dispatch(**(good if comm.rank else {**good, **arguments}))
+            rows, _, _ = dispatcher.dispatch(**good)
+            assert len(rows) == (0 if comm.rank else 4), name
+
+    ranks(2)(check)
+
+
+@pytest.mark.parametrize("differs", [{"alignment": 2}, {"payload": "int8"}, {"num_experts": 6}])
+def test_ranks_that_disagree(ranks: Ranks, differs: dict[str, Any]) -> None:
+    def check(comm: Communicator) -> None:
+        dispatcher = av.MoEDispatcher(**{"num_experts": 2, "group": comm, **(differs if comm.rank else {})})
+        with pytest.raises(PeerMismatchError, match="rank 1"):
+            dispatcher.dispatch(np.ones((4, 8), np.float32), np.array([0, 0, 1, 1]))
+
+    ranks(2)(check)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_experts", 0), ("capacity", 0), ("drop", "all"), ("alignment", 0), ("payload", "int5"),
+        ("combine_payload", "int5"), ("placement", ((0, 0),)), ("codes", True),
+    ],
+)  # fmt: skip
+def test_bad_options(name: str, value: Any) -> None:
+    with pytest.raises(InvalidParamError, match=name):
+        av.MoEDispatcher(**{"num_experts": 4, name: value})
+
+
+@pytest.mark.parametrize(("dies", "victim"), [("before", 0), ("between", 2)])
+def test_the_step_goes_on_without_a_rank(ranks: Ranks, dies: str, victim: int) -> None:
+    """What is left computes what one process computes with the experts of those that live."""
+
+    def program(comm: Communicator) -> None:
+        tokens, ids, weights, factors = problem()
+        mine = slice(8 * comm.rank, 8 * comm.rank + 8)
+        dispatcher = av.MoEDispatcher(EXPERTS, comm)
+        lost = dispatcher.routing.placed(3)[victim]
+
+        def step() -> None:
+            if comm.rank == victim and dies == "before":
+                os.kill(os.getpid(), signal.SIGKILL)
+            rows, _, state = dispatcher.dispatch(tokens[mine], ids[mine], weights[mine])
+            if comm.rank == victim:
+                os.kill(os.getpid(), signal.SIGKILL)
+            dispatcher.combine(rows, state)
+
+        with pytest.raises(PeerLostError):
+            step()
+        left = dispatcher.survivors()
+        experts = [lambda rows, e=e: rows * factors[e] for e in left.local_experts]
+        y = left(tokens[mine], ids[mine], weights[mine], experts)
+        alone = av.MoEDispatcher(
+            EXPERTS, Communicator.threads(1)[0], placement=(tuple(e for e in range(EXPERTS) if e not in lost),)
+        )
+        every = [lambda rows, e=e: rows * factors[e] for e in alone.local_experts]
+        assert np.array_equal(y, alone(tokens[mine], ids[mine], weights[mine], every))
+
+    for outcome in ranks(3, fresh=True, outcomes=True)(program):
+        assert outcome.rank == victim or outcome.error is None, outcome.error
