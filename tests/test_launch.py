@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from alltoallv.errors import InvalidParamError
-from alltoallv.launch.detect import Launch, detect
+from alltoallv.launch.detect import detect
+from alltoallv.launch.job import Launch
 
 OWN = {"ALLTOALLV_RANK": "1", "ALLTOALLV_WORLD_SIZE": "4", "ALLTOALLV_JOB_ID": "job"}
 TORCHRUN = {

@@ -13,7 +13,8 @@ from typing import Any
 from alltoallv import _core, membership
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError
 from alltoallv.launch import detect as launch
-from alltoallv.launch import hccl, mpi
+from alltoallv.launch import hccl, mpi, variables
+from alltoallv.launch.job import Launch
 
 BACKENDS = ("auto", "shm", "tcp", "hccl", "nccl")
 
@@ -329,7 +330,7 @@ def connect(param: _core.AllToAllVParam, npu: bool = False) -> _core.Communicato
     return _kept(options, core, "/hccl" * npu)
 
 
-def _between_hosts(job: launch.Launch, options: _core.CommunicatorOptions) -> _core.Communicator:
+def _between_hosts(job: Launch, options: _core.CommunicatorOptions) -> _core.Communicator:
     options.job = f"hosts#{job.restart_count}"  # the launcher's names of a job may differ between hosts
     return _core.hosts_communicator(options, *job.root())
 
@@ -354,7 +355,7 @@ def make_options(domain: str, timeout: float = 600.0, check: str | None = None) 
     options.timeout = float(timeout)
     options.check = check != "off"
     options.path = os.environ.get("ALLTOALLV_PATH", "auto")
-    options.copy_threads = launch.integer(os.environ, "ALLTOALLV_COPY_THREADS", 0)
+    options.copy_threads = variables.integer(os.environ, "ALLTOALLV_COPY_THREADS", 0)
     if "ALLTOALLV_WARN_AFTER" in os.environ:
         options.warn_after = float(os.environ["ALLTOALLV_WARN_AFTER"])
     return options

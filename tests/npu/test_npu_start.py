@@ -19,7 +19,7 @@ from alltoallv.errors import (
     InvalidParamError,
     PeerLostError,
 )
-from alltoallv.launch import detect as launch
+from alltoallv.launch import variables
 from alltoallv.testing import Ranks
 
 
@@ -87,7 +87,7 @@ def test_started_with_a_rank_table(ranks: Ranks, tmp_path: Path, servers: list[i
 def test_a_port_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("ALLTOALLV_ROOT_PORT", text)
     with pytest.raises(InvalidParamError, match="ALLTOALLV_ROOT_PORT is '?" + text):
-        launch.port("ALLTOALLV_ROOT_PORT", 29501)
+        variables.port("ALLTOALLV_ROOT_PORT", 29501)
 
 
 def test_hosts_may_have_the_rank_table_at_different_paths(ranks: Ranks, tmp_path: Path) -> None:

@@ -21,89 +21,14 @@ Variables that are malformed or contradict each other raise :class:`~alltoallv.e
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from alltoallv.errors import BackendUnavailableError, InvalidParamError
+from alltoallv.errors import InvalidParamError
+from alltoallv.launch.job import Launch
 from alltoallv.launch.processes import launcher_number, launcher_process, pid_namespace, process_id
 from alltoallv.launch.rank_table import RankTable
 from alltoallv.launch.slurm import tasks_of_node
-
-Environ = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Launch:
-    """This process's place in its job.
-
-    Attributes:
-        launcher: one of alltoallv, torchrun, msrun, paddle, openmpi, pmi, rank_table, slurm, single.
-        rank: 0 <= rank < size.
-        size: number of ranks of the job.
-        local_rank: index among the job's ranks on this host.
-        job_id: equal on all ranks of a job that share a host, different between concurrent jobs.
-        restart_count: how often an elastic launcher has restarted the job.
-        local_size: number of the job's ranks on this host; None where the launcher does not say.
-        master_addr: host of rank 0 as the launcher gives it, or "".
-        master_port: port that goes with it, or 0.
-        rank_table: path in RANK_TABLE_FILE, or "".
-    """
-
-    launcher: str
-    rank: int
-    size: int
-    local_rank: int
-    job_id: str
-    restart_count: int = 0
-    local_size: int | None = None
-    master_addr: str = ""
-    master_port: int = 0
-    rank_table: str = ""
-
-    def __post_init__(self) -> None:
-        where = f"the variables of launcher {self.launcher!r}"
-        if self.size < 1:
-            raise InvalidParamError(f"{where} give world size {self.size}, expected at least 1")
-        if not 0 <= self.rank < self.size:
-            raise InvalidParamError(f"{where} give rank {self.rank}, expected 0 <= rank < {self.size} (the world size)")
-        if self.local_rank < 0:
-            raise InvalidParamError(f"{where} give local rank {self.local_rank}, expected at least 0")
-        if self.restart_count < 0:
-            raise InvalidParamError(f"{where} give restart count {self.restart_count}, expected at least 0")
-        if self.local_size is not None and not 1 <= self.local_size <= self.size:
-            raise InvalidParamError(f"{where} give {self.local_size} ranks on this host, expected 1 to {self.size}")
-
-    @property
-    def several_hosts(self) -> bool:
-        """Whether the launcher says that the job's ranks are on more than one host."""
-        return self.local_size is not None and self.local_size < self.size
-
-    def require_one_host(self, size: int) -> None:
-        """Raises BackendUnavailableError if ``size`` ranks of the job are known to be on several hosts."""
-        if self.local_size is not None and self.local_size < size:
-            raise BackendUnavailableError(
-                f"the job has {self.size} ranks, {self.local_size} of them on this host, and shared memory needs all "
-                "on one host: between hosts use backend='tcp', Communicator.from_mpi, or backend='hccl' on NPUs"
-            )
-
-    def root(self) -> tuple[str, int]:
-        """Host and port at which rank 0 listens for ranks of other hosts.
-
-        The port is ``ALLTOALLV_ROOT_PORT``, or the one after the launcher's.
-
-        Raises:
-            BackendUnavailableError: neither the launcher nor MASTER_ADDR and MASTER_PORT tell.
-            InvalidParamError: a variable that is no port.
-        """
-        address = self.master_addr if self.master_port else os.environ.get("MASTER_ADDR", self.master_addr)
-        near = self.master_port or integer(os.environ, "MASTER_PORT", 0)
-        if not address or not (near or "ALLTOALLV_ROOT_PORT" in os.environ):
-            raise BackendUnavailableError(
-                f"the job has {self.size} ranks, {self.local_size} of them on this host, and launcher "
-                f"{self.launcher!r} gives no address of rank 0: set MASTER_ADDR and MASTER_PORT to it, or use "
-                "Communicator.from_mpi or RANK_TABLE_FILE"
-            )
-        return address, port("ALLTOALLV_ROOT_PORT", near + 1)
+from alltoallv.launch.variables import Environ, integer, optional, required
 
 
 def detect(environ: Environ | None = None) -> Launch:
@@ -127,7 +52,7 @@ def detect(environ: Environ | None = None) -> Launch:
 def _own(env: Environ) -> Launch | None:
     if "ALLTOALLV_RANK" not in env and "ALLTOALLV_WORLD_SIZE" not in env:
         return None
-    rank, size = _required(env, "ALLTOALLV_RANK"), _required(env, "ALLTOALLV_WORLD_SIZE")
+    rank, size = required(env, "ALLTOALLV_RANK"), required(env, "ALLTOALLV_WORLD_SIZE")
     job = env.get("ALLTOALLV_JOB_ID", "")
     if not job:
         raise InvalidParamError(
@@ -141,7 +66,7 @@ def _own(env: Environ) -> Launch | None:
         integer(env, "ALLTOALLV_LOCAL_RANK", rank),
         f"alltoallv:{job}",
         integer(env, "ALLTOALLV_RESTART_COUNT", 0),
-        _optional(env, "ALLTOALLV_LOCAL_WORLD_SIZE"),
+        optional(env, "ALLTOALLV_LOCAL_WORLD_SIZE"),
         env.get("MASTER_ADDR", ""),
         integer(env, "MASTER_PORT", 0),
         _table(env),
@@ -151,7 +76,7 @@ def _own(env: Environ) -> Launch | None:
 def _torchrun(env: Environ) -> Launch | None:
     if "RANK" not in env:  # WORLD_SIZE alone is common in job scripts whose ranks come from srun or mpirun
         return None
-    rank, size = _required(env, "RANK"), _required(env, "WORLD_SIZE")
+    rank, size = required(env, "RANK"), required(env, "WORLD_SIZE")
     address, port = env.get("MASTER_ADDR", ""), integer(env, "MASTER_PORT", 0)
     run = env.get("TORCHELASTIC_RUN_ID", "")
     job = f"{run}@{address}:{port}" if run or (address and port) else launcher_process("RANK")
@@ -162,7 +87,7 @@ def _torchrun(env: Environ) -> Launch | None:
         integer(env, "LOCAL_RANK", rank),
         f"torchrun:{job}",
         integer(env, "TORCHELASTIC_RESTART_COUNT", 0),
-        _optional(env, "LOCAL_WORLD_SIZE"),
+        optional(env, "LOCAL_WORLD_SIZE"),
         address,
         port,
         _table(env),
@@ -175,7 +100,7 @@ def _msrun(env: Environ) -> Launch | None:
     cluster = "MS_WORKER_NUM" in env or env.get("MS_ROLE") == "MS_WORKER"
     if not cluster and ("RANK_ID" not in env or "RANK_TABLE_FILE" in env):
         return None
-    rank = _required(env, "RANK_ID")
+    rank = required(env, "RANK_ID")
     sizes = {name: integer(env, name, 0) for name in ("RANK_SIZE", "MS_WORKER_NUM") if name in env}
     if not sizes:
         raise InvalidParamError(f"RANK_ID is {env['RANK_ID']!r} but neither RANK_SIZE nor MS_WORKER_NUM is set")
@@ -190,7 +115,7 @@ def _msrun(env: Environ) -> Launch | None:
         next(iter(sizes.values())),
         integer(env, "DEVICE_ID", rank),
         f"msrun:{address}:{port}" if port else f"msrun:{launcher_process('RANK_ID')}",
-        local_size=_optional(env, "ALLTOALLV_LOCAL_WORLD_SIZE") or launcher_number("RANK_ID", "--local_worker_num"),
+        local_size=optional(env, "ALLTOALLV_LOCAL_WORLD_SIZE") or launcher_number("RANK_ID", "--local_worker_num"),
         master_addr=address,
         master_port=port,
         rank_table=_table(env),
@@ -200,7 +125,7 @@ def _msrun(env: Environ) -> Launch | None:
 def _paddle(env: Environ) -> Launch | None:
     if "PADDLE_TRAINER_ID" not in env:
         return None
-    rank, size = _required(env, "PADDLE_TRAINER_ID"), _required(env, "PADDLE_TRAINERS_NUM")
+    rank, size = required(env, "PADDLE_TRAINER_ID"), required(env, "PADDLE_TRAINERS_NUM")
     endpoints = [e for e in env.get("PADDLE_TRAINER_ENDPOINTS", "").split(",") if e]
     if endpoints and len(endpoints) != size:
         raise InvalidParamError(
@@ -214,7 +139,7 @@ def _paddle(env: Environ) -> Launch | None:
         size,
         integer(env, "PADDLE_LOCAL_RANK", integer(env, "PADDLE_RANK_IN_NODE", rank)),
         f"paddle:{root}" if root else f"paddle:{launcher_process('PADDLE_TRAINER_ID')}",
-        local_size=_optional(env, "PADDLE_LOCAL_SIZE"),
+        local_size=optional(env, "PADDLE_LOCAL_SIZE"),
         master_addr=address,
         master_port=int(port) if port.isdecimal() else 0,
         rank_table=_table(env),
@@ -224,7 +149,7 @@ def _paddle(env: Environ) -> Launch | None:
 def _openmpi(env: Environ) -> Launch | None:
     if "OMPI_COMM_WORLD_RANK" not in env and "OMPI_COMM_WORLD_SIZE" not in env:
         return None
-    rank, size = _required(env, "OMPI_COMM_WORLD_RANK"), _required(env, "OMPI_COMM_WORLD_SIZE")
+    rank, size = required(env, "OMPI_COMM_WORLD_RANK"), required(env, "OMPI_COMM_WORLD_SIZE")
     # Both names hold the pid of mpirun, so they need that pid's namespace to be unique between containers.
     job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or launcher_process("OMPI_COMM_WORLD_RANK")
     return Launch(
@@ -233,7 +158,7 @@ def _openmpi(env: Environ) -> Launch | None:
         size,
         integer(env, "OMPI_COMM_WORLD_LOCAL_RANK", rank),
         f"openmpi:{job}:{pid_namespace()}",
-        local_size=_optional(env, "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        local_size=optional(env, "OMPI_COMM_WORLD_LOCAL_SIZE"),
         rank_table=_table(env),
     )
 
@@ -246,10 +171,10 @@ def _pmi(env: Environ) -> Launch | None:
                 "start mpiexec without -pmi-port"
             )
         return None
-    rank, size = _required(env, "PMI_RANK"), _required(env, "PMI_SIZE")
+    rank, size = required(env, "PMI_RANK"), required(env, "PMI_SIZE")
     by_slurm = {"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": size}  # and not Hydra's proxies, one a host
     slurm = all(integer(env, name, -1) == value for name, value in by_slurm.items()) and "SLURM_STEP_ID" in env
-    local_rank = _optional(env, "MPI_LOCALRANKID", "PMI_LOCAL_RANK", *["SLURM_LOCALID"] * slurm)
+    local_rank = optional(env, "MPI_LOCALRANKID", "PMI_LOCAL_RANK", *["SLURM_LOCALID"] * slurm)
     # Hydra gives its ranks no job id (Intel MPI's does); the proxy that starts them on this host is one.
     job = env.get("I_MPI_HYDRA_UUID") or launcher_process("PMI_RANK")
     return Launch(
@@ -258,7 +183,7 @@ def _pmi(env: Environ) -> Launch | None:
         size,
         rank if local_rank is None else local_rank,
         f"pmi:{job}",
-        local_size=_optional(env, "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE") or (_tasks_here(env) if slurm else None),
+        local_size=optional(env, "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE") or (_tasks_here(env) if slurm else None),
         rank_table=_table(env),
     )
 
@@ -269,18 +194,18 @@ def _rank_table(env: Environ) -> Launch | None:
         return None
     table = RankTable.load(path)
     if "RANK_ID" in env:
-        rank = _required(env, "RANK_ID")
+        rank = required(env, "RANK_ID")
         if rank >= table.size:
             raise InvalidParamError(f"RANK_ID is {rank}, expected less than {table.size}, the ranks in {path!r}")
     else:
-        device = _required(env, "DEVICE_ID")
+        device = required(env, "DEVICE_ID")
         if len(table.servers) > 1:
             raise InvalidParamError(f"RANK_ID is not set, but {path!r} lists {len(table.servers)} servers: set RANK_ID")
         found = [d.rank for d in table.servers[0].devices if d.device == device]
         if not found:
             raise InvalidParamError(f"DEVICE_ID is {device}, which {path!r} does not list; set RANK_ID or correct it")
         rank = found[0]
-    if "RANK_SIZE" in env and _required(env, "RANK_SIZE") != table.size:
+    if "RANK_SIZE" in env and required(env, "RANK_SIZE") != table.size:
         raise InvalidParamError(f"RANK_SIZE is {env['RANK_SIZE']!r}, expected {table.size}, the ranks in {path!r}")
     server = table.server_of(rank)
     local = [d.rank for d in server.devices]
@@ -300,11 +225,11 @@ def _slurm(env: Environ) -> Launch | None:
     # A batch script itself has SLURM_PROCID too; only srun's tasks have a step with a number of tasks.
     if any(name not in env for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID")):
         return None
-    rank = _required(env, "SLURM_PROCID")
+    rank = required(env, "SLURM_PROCID")
     return Launch(
         "slurm",
         rank,
-        _required(env, "SLURM_STEP_NUM_TASKS"),
+        required(env, "SLURM_STEP_NUM_TASKS"),
         integer(env, "SLURM_LOCALID", rank),
         f"slurm:{env.get('SLURM_JOB_ID', '')}.{env['SLURM_STEP_ID']}",
         local_size=_tasks_here(env),
@@ -316,7 +241,7 @@ def _slurm(env: Environ) -> Launch | None:
 def _tasks_here(env: Environ) -> int | None:
     """How many of a Slurm step's tasks are on this host, if Slurm says."""
     if "SLURM_STEP_TASKS_PER_NODE" not in env or "SLURM_NODEID" not in env:
-        return _required(env, "SLURM_STEP_NUM_TASKS") if integer(env, "SLURM_STEP_NUM_NODES", 0) == 1 else None
+        return required(env, "SLURM_STEP_NUM_TASKS") if integer(env, "SLURM_STEP_NUM_NODES", 0) == 1 else None
     return tasks_of_node(env["SLURM_STEP_TASKS_PER_NODE"], integer(env, "SLURM_NODEID", 0))
 
 
@@ -334,37 +259,3 @@ _READERS: tuple[Callable[[Environ], Launch | None], ...] = (
 
 def _table(env: Environ) -> str:
     return env.get("RANK_TABLE_FILE", "")
-
-
-def _required(env: Environ, name: str) -> int:
-    if name not in env:
-        raise InvalidParamError(f"{name} is not set, expected an integer: the launcher's other variables are set")
-    return integer(env, name, 0)
-
-
-def _optional(env: Environ, *names: str) -> int | None:
-    return next((integer(env, name, 0) for name in names if name in env), None)
-
-
-def port(name: str, default: int) -> int:
-    """A port's number from the environment.
-
-    Raises:
-        InvalidParamError: it, or ``default`` in its place, is not in 1..65535.
-    """
-    number = integer(os.environ, name, default)
-    if not 1 <= number <= 65535:
-        given = "is" if name in os.environ else "is not set, which means"
-        raise InvalidParamError(f"{name} {given} {number}, expected a port, 1 to 65535")
-    return number
-
-
-def integer(env: Environ, name: str, default: int) -> int:
-    """A variable that holds an integer of at least 0."""
-    text = env.get(name)
-    if text is None:
-        return default
-    digits = text.strip()
-    if not (digits.isascii() and digits.isdecimal()):
-        raise InvalidParamError(f"{name} is {text!r}, expected an integer of at least 0")
-    return int(digits)

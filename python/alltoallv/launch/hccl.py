@@ -12,7 +12,7 @@ import os
 from alltoallv import _core
 from alltoallv.errors import InvalidParamError
 from alltoallv.launch import detect as launch
-from alltoallv.launch.detect import Launch
+from alltoallv.launch.job import Launch
 from alltoallv.launch.rank_table import RankTable
 
 CHECKS = ("first", "always", "off")

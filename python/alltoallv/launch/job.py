@@ -1,0 +1,83 @@
+"""A process's place in its job."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from alltoallv.errors import BackendUnavailableError, InvalidParamError
+from alltoallv.launch.variables import integer, port
+
+
+@dataclass(frozen=True)
+class Launch:
+    """This process's place in its job.
+
+    Attributes:
+        launcher: one of alltoallv, torchrun, msrun, paddle, openmpi, pmi, rank_table, slurm, single.
+        rank: 0 <= rank < size.
+        size: number of ranks of the job.
+        local_rank: index among the job's ranks on this host.
+        job_id: equal on all ranks of a job that share a host, different between concurrent jobs.
+        restart_count: how often an elastic launcher has restarted the job.
+        local_size: number of the job's ranks on this host; None where the launcher does not say.
+        master_addr: host of rank 0 as the launcher gives it, or "".
+        master_port: port that goes with it, or 0.
+        rank_table: path in RANK_TABLE_FILE, or "".
+    """
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int
+    job_id: str
+    restart_count: int = 0
+    local_size: int | None = None
+    master_addr: str = ""
+    master_port: int = 0
+    rank_table: str = ""
+
+    def __post_init__(self) -> None:
+        where = f"the variables of launcher {self.launcher!r}"
+        if self.size < 1:
+            raise InvalidParamError(f"{where} give world size {self.size}, expected at least 1")
+        if not 0 <= self.rank < self.size:
+            raise InvalidParamError(f"{where} give rank {self.rank}, expected 0 <= rank < {self.size} (the world size)")
+        if self.local_rank < 0:
+            raise InvalidParamError(f"{where} give local rank {self.local_rank}, expected at least 0")
+        if self.restart_count < 0:
+            raise InvalidParamError(f"{where} give restart count {self.restart_count}, expected at least 0")
+        if self.local_size is not None and not 1 <= self.local_size <= self.size:
+            raise InvalidParamError(f"{where} give {self.local_size} ranks on this host, expected 1 to {self.size}")
+
+    @property
+    def several_hosts(self) -> bool:
+        """Whether the launcher says that the job's ranks are on more than one host."""
+        return self.local_size is not None and self.local_size < self.size
+
+    def require_one_host(self, size: int) -> None:
+        """Raises BackendUnavailableError if ``size`` ranks of the job are known to be on several hosts."""
+        if self.local_size is not None and self.local_size < size:
+            raise BackendUnavailableError(
+                f"the job has {self.size} ranks, {self.local_size} of them on this host, and shared memory needs all "
+                "on one host: between hosts use backend='tcp', Communicator.from_mpi, or backend='hccl' on NPUs"
+            )
+
+    def root(self) -> tuple[str, int]:
+        """Host and port at which rank 0 listens for ranks of other hosts.
+
+        The port is ``ALLTOALLV_ROOT_PORT``, or the one after the launcher's.
+
+        Raises:
+            BackendUnavailableError: neither the launcher nor MASTER_ADDR and MASTER_PORT tell.
+            InvalidParamError: a variable that is no port.
+        """
+        address = self.master_addr if self.master_port else os.environ.get("MASTER_ADDR", self.master_addr)
+        near = self.master_port or integer(os.environ, "MASTER_PORT", 0)
+        if not address or not (near or "ALLTOALLV_ROOT_PORT" in os.environ):
+            raise BackendUnavailableError(
+                f"the job has {self.size} ranks, {self.local_size} of them on this host, and launcher "
+                f"{self.launcher!r} gives no address of rank 0: set MASTER_ADDR and MASTER_PORT to it, or use "
+                "Communicator.from_mpi or RANK_TABLE_FILE"
+            )
+        return address, port("ALLTOALLV_ROOT_PORT", near + 1)

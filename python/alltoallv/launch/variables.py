@@ -1,0 +1,46 @@
+"""Numbers from a launcher's environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from alltoallv.errors import InvalidParamError
+
+Environ = Mapping[str, str]
+
+
+def required(env: Environ, name: str) -> int:
+    """A variable that the launcher sets together with others."""
+    if name not in env:
+        raise InvalidParamError(f"{name} is not set, expected an integer: the launcher's other variables are set")
+    return integer(env, name, 0)
+
+
+def optional(env: Environ, *names: str) -> int | None:
+    """The first of these variables that is set."""
+    return next((integer(env, name, 0) for name in names if name in env), None)
+
+
+def port(name: str, default: int) -> int:
+    """A port's number from the environment.
+
+    Raises:
+        InvalidParamError: it, or ``default`` in its place, is not in 1..65535.
+    """
+    number = integer(os.environ, name, default)
+    if not 1 <= number <= 65535:
+        given = "is" if name in os.environ else "is not set, which means"
+        raise InvalidParamError(f"{name} {given} {number}, expected a port, 1 to 65535")
+    return number
+
+
+def integer(env: Environ, name: str, default: int) -> int:
+    """A variable that holds an integer of at least 0."""
+    text = env.get(name)
+    if text is None:
+        return default
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdecimal()):
+        raise InvalidParamError(f"{name} is {text!r}, expected an integer of at least 0")
+    return int(digits)
