@@ -252,10 +252,15 @@ def aarch64(session: nox.Session) -> None:
 
 @nox.session(tags=["lane-a"])
 def docs(session: nox.Session) -> None:
-    """The site, under build/site; a link that leads nowhere is an error. ``-- serve`` shows it while it is edited."""
+    """The site, under build/site; a link that leads nowhere is an error. ``-- serve`` shows it while it is edited.
+
+    And the notebook of examples/, whose output is compared with what it shows.
+    """
     session.install("mkdocs-material>=9.7,<10", "mkdocstrings[python]>=1.0,<2")
     command = session.posargs or ("build", "--strict", "--quiet")
     session.run("mkdocs", *command, env={"NO_MKDOCS_2_WARNING": "1"})
+    if not session.posargs:
+        framework_tests(session, "tests/notebook", "nbclient>=0.10", "ipykernel>=6", "matplotlib>=3.8")
 
 
 @nox.session(tags=["lane-b"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,11 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
-def run(size: int, example: str, *arguments: str) -> list[list[str]]:
+def run(size: int, example: str, *arguments: str, status: int = 0) -> list[list[str]]:
     """Runs an example under our launcher; returns what each rank printed."""
     command = [sys.executable, "-m", "alltoallv", "run", "-n", str(size), str(EXAMPLES / example), *arguments]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == status, result.stderr
     return split(result.stdout, size)
 
 
@@ -47,7 +48,37 @@ def check_digits_dispatch(size: int, tmp_path: Path) -> None:
     assert others == [[]] * (size - 1)
 
 
-CHECKS = {"hello.py": check_hello, "digits_dispatch.py": check_digits_dispatch}
+def check_sort_and_shuffle(size: int, tmp_path: Path) -> None:
+    (head, *lines), *others = run(size, "sort_and_shuffle.py", "--records", "5000")
+    assert head.startswith(f"{5000 * size} records sorted")
+    keys = [[int(text) for text in line.split(": ")[1].split()] for line in lines]
+    assert sum(n for n, _, _ in keys) == 5000 * size
+    assert [line.split(":")[0] for line in lines] == [f"rank {r}" for r in range(size)]
+    assert others == [[]] * (size - 1)
+
+
+def check_recovery(size: int, tmp_path: Path) -> None:
+    first, *others = run(size, "recovery.py", status=128 + signal.SIGKILL)
+    assert re.match(r"step 60: rank 1 was lost: .*gone", first[0])
+    assert re.fullmatch(rf"step 60: {size - 1} ranks go on after \d+ ms", first[1])
+    assert first[2] == "after 200 steps the weights are [1.0, -2.0, 0.5]"
+    assert others == [[]] * (size - 1)
+
+
+def check_operator(size: int, tmp_path: Path) -> None:
+    """Which chooses its ranks itself."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLES / "test_operator.py")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    assert "4 passed" in result.stdout, result.stdout + result.stderr
+
+
+CHECKS = {
+    "hello.py": check_hello,
+    "digits_dispatch.py": check_digits_dispatch,
+    "sort_and_shuffle.py": check_sort_and_shuffle,
+    "recovery.py": check_recovery,
+    "test_operator.py": check_operator,
+}
 OF_FRAMEWORKS = {  # run where the framework is
     "moe_torch.py": "torch/test_torch_examples.py",
     "megatron_dispatcher.py": "torch/test_torch_examples.py",
