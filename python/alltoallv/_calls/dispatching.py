@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
@@ -123,14 +123,14 @@ class Dispatching(ABC, Generic[A]):
         tokens: A,
         expert_ids: A,
         gate_weights: A | None,
-        functions: Sequence[Callable[[A], A]],
+        functions: Sequence[Callable[[A], A]] | Callable[[A, Any], A],
         shared: Callable[[A], A] | None,
         chunks: int,
     ) -> A:
         """See the dispatchers' call."""
         comm, ends = self.member(), [0]
         with guard(comm, OPERATOR):
-            if len(functions) != len(self.local_experts):
+            if isinstance(functions, Sized) and len(functions) != len(self.local_experts):
                 raise InvalidParamError(
                     f"experts has {len(functions)} entries, expected {len(self.local_experts)}, one per local expert"
                 )
@@ -149,15 +149,21 @@ class Dispatching(ABC, Generic[A]):
                 arriving.append(begin(chunk + 1, True))
             rows, counts, state = arriving[chunk]()
             with guard(comm, OPERATOR):
-                parts = self.parts(rows, np.cumsum(counts).tolist())
-                made = [function(part) for function, part in zip(functions, parts, strict=True)]
-                outputs = self.joined(made) if made else rows
+                outputs = self._outputs_of(functions, rows, counts)
             leaving.append(self.begin_combine(outputs, state, chunks > 1))
         combined = [finish() for finish in leaving]
         result: A = combined[0] if chunks == 1 else self.joined(combined)
         if shared is not None:
             result += beside
         return result
+
+    def _outputs_of(self, functions: Any, rows: A, counts: Any) -> A:
+        if not isinstance(functions, Iterable):
+            both: A = functions(rows, counts)
+            return both
+        parts = self.parts(rows, np.cumsum(counts).tolist())
+        made = [function(part) for function, part in zip(functions, parts, strict=True)]
+        return self.joined(made) if made else rows
 
     def survivors(self: T) -> T:
         """A dispatcher of the ranks that are left after one was lost, who keep the experts that they have.

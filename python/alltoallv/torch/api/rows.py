@@ -1,53 +1,24 @@
-"""Rows to the ranks of their experts and back: the two exchanges under `alltoallv.torch.nn.MoEDispatcher`.
-
-`spread` is linear: row i of its result is a copy of one token. `collect` is its transpose: it takes the rows back and
-adds those of one token. Each is the gradient of the other, so derivatives of every order exist. What belongs to a row
-travels with it as bytes: its values, its gate weight, its tag.
-"""
+"""Rows as bytes, beside each other, to the ranks that they go to: what is under the operators of `graph.moe`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from alltoallv._calls.counts import packed
+from alltoallv._calls.counts import packed, scaled, split_layout
+from alltoallv._calls.dispatching import OPERATOR
+from alltoallv._calls.guard import guard
+from alltoallv._calls.routing import PAYLOADS
+from alltoallv.errors import InvalidTensorError
+from alltoallv.quantization.spec import Quantization
+from alltoallv.torch.api import calls
 from alltoallv.torch.api.calls import AnyCommunicator
 from alltoallv.torch.api.tensors import as_input, empty
-from alltoallv.torch.graph import ops
 
-
-@dataclass(eq=False)
-class Route:
-    """Which row goes where. A pair is a token and one of its k choices: pair ``t * k + j``.
-
-    The first `spread` learns the second half, from tags of shape ``[pairs, 2]`` whose column 0 is the local expert.
-    """
-
-    group: str
-    communicator: AnyCommunicator  # kept alive with its name
-    tokens: int
-    k: int
-    order: Tensor  # pair of every row sent, in the order of sending
-    sends: list[int]  # rows for every rank
-    recvs: list[int] | None = None
-    tags: Tensor | None = None  # of the rows received
-    by_expert: Tensor | None = None  # rows received, sorted by expert
-
-
-def spread(
-    tokens: Tensor | None, weights: Tensor | None, route: Route, tags: Tensor | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """Tokens ``[n, d]`` and weights ``[n, k]`` to rows ``[r, d]`` and ``[r]`` sorted by expert; differentiable."""
-    return cast("tuple[Tensor, Tensor | None]", _Spread.apply(tokens, weights, route, tags))
-
-
-def collect(rows: Tensor | None, weights: Tensor | None, route: Route) -> tuple[Tensor, Tensor | None]:
-    """Rows ``[r, d]`` to sums ``[n, d]`` over the k choices in order, weights ``[r]`` to ``[n, k]``; differentiable."""
-    return cast("tuple[Tensor, Tensor | None]", _Collect.apply(rows, weights, route))
+Part = tuple[Tensor, Tensor | None]  # rows of bytes, and which of them go
 
 
 def sum_dtype(*dtypes: torch.dtype) -> torch.dtype:
@@ -58,140 +29,103 @@ def sum_dtype(*dtypes: torch.dtype) -> torch.dtype:
     return wide
 
 
-class _Spread(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, tokens: Tensor | None, weights: Tensor | None, route: Route, tags: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        ctx.route = route
-        rows, row_weights = _spread(tokens, weights, route, tags)
-        _mark(ctx, (rows, row_weights))
-        return rows, row_weights
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override, unused-ignore]
-        tokens, weights = _Collect.apply(*_needed(ctx, grads), ctx.route)
-        return tokens, weights, None, None
+def _room(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Uninitialized; on the host of pages that have been touched before."""
+    return empty(shape, dtype) if like.is_cpu else like.new_empty(shape, dtype=dtype)
 
 
-class _Collect(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor | None, weights: Tensor | None, route: Route
-    ) -> tuple[Tensor | None, Tensor | None]:
-        ctx.route = route
-        tokens, token_weights = _collect(rows, weights, route)
-        _mark(ctx, (tokens, token_weights))
-        return tokens, token_weights
+def _codec(payload: str, length: int, device: torch.device) -> Any:
+    from alltoallv.torch.quantized.rows import DeviceRows, HostRows  # which imports operators
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override, unused-ignore]
-        rows, weights = _Spread.apply(*_needed(ctx, grads), ctx.route, None)
-        return rows, weights, None
+    how = Quantization(bits=PAYLOADS[payload], group_size=max(length, 1))
+    return HostRows(how, length) if device.type == "cpu" else DeviceRows(how, length, device)
 
 
-def _mark(ctx: Any, outputs: tuple[Tensor | None, Tensor | None]) -> None:
-    """An output is as differentiable as the input it comes from."""
-    constant = [out for out, needs in zip(outputs, ctx.needs_input_grad, strict=False) if out is not None and not needs]
-    ctx.mark_non_differentiable(*constant)
+def encode(rows: Tensor, payload: str | None) -> Tensor:
+    """As bytes, a row for each: the values, or a scale and the codes."""
+    if payload is None:
+        return as_bytes(rows)
+    if rows.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise InvalidTensorError(f"rows have dtype {rows.dtype}, expected float32, float16 or bfloat16 for codes", 13)
+    codec = _codec(payload, rows.shape[1], rows.device)
+    coded = _room(rows, (len(rows), codec.stride), torch.uint8)
+    codec.encode(rows, coded)
+    return coded
 
 
-def _needed(ctx: Any, grads: Sequence[Tensor]) -> list[Tensor | None]:
-    return [grad if needs else None for grad, needs in zip(grads, ctx.needs_input_grad, strict=False)]
+def decode(coded: Tensor, payload: str | None, length: int, dtype: torch.dtype) -> Tensor:
+    """The rows again."""
+    if payload is None:
+        return coded.view(dtype)
+    out = _room(coded, (len(coded), length), dtype)
+    _codec(payload, length, coded.device).decode(coded.contiguous(), out, "saturate")
+    return out
 
 
-def _spread(
-    tokens: Tensor | None, weights: Tensor | None, route: Route, tags: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    parts = [tokens, None if weights is None else weights.reshape(-1, 1), tags]
-    indices = [route.order // route.k, route.order, None]
-    received, places = _exchange(parts, indices, route, route.sends, route.recvs)
-    if tags is not None:
-        route.tags = received[:, places[2]].view(torch.int32).clone()
-        route.by_expert = torch.argsort(route.tags[:, 0], stable=True)
-    by_expert = known(route.by_expert)
-    rows = None if tokens is None else _select(received[:, places[0]], by_expert, tokens.dtype)
-    if weights is None:
-        return rows, None
-    return rows, _select(received[:, places[1]], by_expert, weights.dtype).view(-1)
+def split_codes(coded: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Codes of 8 bits ``[r, length]`` and scales ``[r, 1]`` of rows that `encode` has made."""
+    begin = 4 if coded.is_cpu else 16
+    return coded[:, begin : begin + length].view(torch.int8), coded[:, :4].view(torch.float32)
 
 
-def _collect(rows: Tensor | None, weights: Tensor | None, route: Route) -> tuple[Tensor | None, Tensor | None]:
-    arrived = _inverse(known(route.by_expert))
-    parts = [rows, None if weights is None else weights.reshape(-1, 1)]
-    received, places = _exchange(parts, [arrived, arrived], route, known(route.recvs), route.sends)
-    position = _inverse(route.order).view(route.tokens, route.k)
-    tokens: Tensor | None = None
-    if rows is not None:
-        values, wide = received[:, places[0]], sum_dtype(rows.dtype)
-        tokens = _select(values, position[:, 0], rows.dtype)
-        if route.k > 1:
-            tokens = tokens.to(wide)
-            for choice in range(1, route.k):
-                tokens += _select(values, position[:, choice], rows.dtype).to(wide)
-            tokens = tokens.to(rows.dtype)
-    if weights is None:
-        return tokens, None
-    return tokens, _select(received[:, places[1]], position.reshape(-1), weights.dtype).view(route.tokens, route.k)
+def placed(rows: Tensor, source: Tensor, complete: bool | None = None) -> Tensor:
+    """Row i of the result is row ``source[i]``, or zeros where that is -1; ``complete``: it never is."""
+    if complete or (complete is None and len(source) == len(rows)):
+        return torch.index_select(rows, 0, source)
+    if not len(rows):
+        return rows.new_zeros((len(source), *rows.shape[1:]))
+    result = torch.index_select(rows, 0, source.clamp(min=0))
+    result.view(torch.uint8)[source < 0] = 0
+    return result
 
 
-def _exchange(
-    parts: Sequence[Tensor | None],
-    indices: Sequence[Tensor | None],
-    route: Route,
-    sends: list[int],
-    recvs: list[int] | None,
-) -> tuple[Tensor, list[slice]]:
-    """Sends the rows ``part[index]`` of all parts, side by side; returns bytes received, and each part's columns.
-
-    Without ``recvs`` they are learnt.
-    """
-    sources = [None if part is None else _bytes(part) for part in parts]
-    places, begin = [], 0
-    for source in sources:
-        end = begin + (0 if source is None else source.shape[1])
-        places.append(slice(begin, end))
-        begin = -(-end // 16) * 16  # so that columns can be viewed as any dtype
-    stride = max(begin, 16)
-    device = next(source.device for source in sources if source is not None)
-    total = sum(sends)
-    shape = (total, stride)
-    buffer = empty(shape, torch.uint8) if device.type == "cpu" else torch.empty(shape, dtype=torch.uint8, device=device)
-    for source, index, place in zip(sources, indices, places, strict=True):
-        if source is not None and index is not None:
-            torch.index_select(source, 0, index, out=buffer[:, place])
-        elif source is not None:
-            buffer[:, place] = source
-    flat = buffer.view(-1)
-    if recvs is None:
-        layout = torch.tensor([sends, packed(sends)], device="cpu") * stride
-        received, full = ops.all_to_all_v_learn(flat, layout, stride, "all_to_all_v", route.group)
-        route.recvs = [count // stride for count in full[2].tolist()]
-    else:
-        layout = torch.tensor([sends, packed(sends), recvs, packed(recvs)], device="cpu") * stride
-        received = ops.all_to_all_v(flat, layout, sum(recvs) * stride, stride, "all_to_all_v", route.group)
-    return received.view(-1, stride), places
-
-
-def _bytes(part: Tensor) -> Tensor:
+def as_bytes(rows: Tensor) -> Tensor:
     """The rows of a matrix as rows of bytes."""
-    rows, columns = part.shape
-    flat = as_input("rows", part).as_strided((part.numel(),), (1,))  # one or no element may have any stride
-    return flat.view(torch.uint8).view(rows, columns * part.itemsize)
+    count, columns = rows.shape
+    flat = as_input("rows", rows).as_strided((rows.numel(),), (1,))  # one or no element may have any stride
+    return flat.view(torch.uint8).view(count, columns * rows.itemsize)
 
 
-def _select(values: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of bytes as rows of a dtype."""
-    return torch.index_select(values, 0, index).view(dtype)
+def side_by_side(parts: Sequence[Part]) -> tuple[Tensor, list[slice]]:
+    """The rows ``part[index]`` of all parts in one buffer, and the columns of each."""
+    columns, begin = [], 0
+    for part, _ in parts:
+        columns.append(slice(begin, begin + part.shape[1]))
+        begin = -(-columns[-1].stop // 16) * 16  # so that columns can be viewed as any dtype
+    first, index = parts[0]
+    buffer = _room(first, (len(first) if index is None else len(index), max(begin, 16)), torch.uint8)
+    for (part, index), place in zip(parts, columns, strict=True):
+        if index is None:
+            buffer[:, place] = part
+        else:
+            torch.index_select(part, 0, index, out=buffer[:, place])
+    return buffer, columns
 
 
-def _inverse(permutation: Tensor) -> Tensor:
-    inverse = torch.empty_like(permutation)
-    inverse[permutation] = torch.arange(permutation.numel(), device=permutation.device)
-    return inverse
+def exchange(
+    comm: AnyCommunicator, buffer: Tensor, sends: list[int], recvs: list[int] | None, begins: bool
+) -> Callable[[], tuple[Tensor, list[int]]]:
+    """Rows of bytes to the ranks; what it returns gives those received and how many from each."""
+    stride, flat = buffer.shape[1], buffer.view(-1)
+    if recvs is None:
+        send = scaled(sends, stride)
 
+        def made(output: Tensor, told: Sequence[int]) -> tuple[Tensor, list[int]]:
+            return output.view(-1, stride), [count // stride for count in told]
 
-def known(value: Any) -> Any:
-    """What the first exchange has found out."""
-    assert value is not None, "the route has not been travelled yet"
-    return value
+        with guard(comm, OPERATOR):
+            learning = calls.learn(comm, OPERATOR, flat, send, packed(send), stride)
+        if begins:
+            return learning.submit(made).result
+        learnt = made(*learning.run())
+        return lambda: learnt
+    with guard(comm, OPERATOR):
+        output = calls.new_output(comm, sum(recvs) * stride, flat)
+        call = calls.exchange(comm, OPERATOR, output, flat, split_layout(sends, recvs, stride), stride)
+    known = output.view(-1, stride), recvs
+    if begins:
+        work = call.submit()
+        work.then(lambda: known)
+        return work.result
+    call.run()
+    return lambda: known

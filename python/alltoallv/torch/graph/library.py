@@ -26,9 +26,12 @@ class Operator:
     the function's annotations tell torch, in any other call also the group itself.
     """
 
-    def __init__(self, run: Callable[..., Any], schema: str | None = None) -> None:
-        """``schema``: the operator's, in torch's words; left out, it follows from the function's annotations."""
-        self.run = run
+    def __init__(self, run: Callable[..., Any], schema: str | None = None, followed: int = 1) -> None:
+        """``schema``: the operator's, in torch's words; left out, it follows from the function's annotations.
+
+        ``followed``: how many of the first arguments may need gradients.
+        """
+        self.run, self.followed = run, followed
         self.custom = torch.library.custom_op(f"alltoallv::{run.__name__}", run, mutates_args=(), schema=schema)
         self.packet = getattr(torch.ops.alltoallv, run.__name__)
         # Every rank must issue the same collectives in the same order: a compiler may neither drop nor reorder them.
@@ -56,25 +59,32 @@ class Operator:
             return self.run(*args)  # which refuses it, so that all ranks hear of it
         if compiling or has_dispatch_mode(args[0]):
             return self.packet(*args[:-1], groups.name_of(args[-1]))
-        if needs_grad(args[0]):
-            result = _Direct.apply(self, *args)
-            return list(result) if type(result) is tuple else result
+        if needs_grad(*args[: self.followed]):
+            return self._direct(self.run, args)
         return self.run(*args)
+
+    def ran(self, result: Any, *args: Any) -> Any:
+        """What a call with these arguments returns, when what `run` would return is there already."""
+        return self._direct(lambda *args: result, args) if needs_grad(*args[: self.followed]) else result
+
+    def _direct(self, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        result = _Direct.apply(self, run, *args)
+        return list(result) if type(result) is tuple else result
 
 
 class _Direct(torch.autograd.Function):
     """An operator without the dispatcher."""
 
     @staticmethod
-    def forward(ctx: Any, operator: Operator, *args: Any) -> Any:
-        output = operator.run(*args)
+    def forward(ctx: Any, operator: Operator, run: Callable[..., Any], *args: Any) -> Any:
+        output = run(*args)
         operator.setup(ctx, args, output)
         ctx.operator_called = operator
         return tuple(output) if isinstance(output, list) else output
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return None, *ctx.operator_called.backward(ctx, grads[0] if len(grads) == 1 else grads)
+        return None, None, *ctx.operator_called.backward(ctx, grads[0] if len(grads) == 1 else grads)
 
 
 def has_dispatch_mode(tensor: Tensor) -> bool:

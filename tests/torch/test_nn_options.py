@@ -1,0 +1,126 @@
+"""The dispatcher's options: the bits of NumPy's, gradients on any number of ranks, and graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from replicated import check_gradients
+from torch import Tensor
+
+import alltoallv.torch as at
+from alltoallv import Communicator
+from alltoallv import numpy as av
+from alltoallv.testing import Ranks
+
+EXPERTS, K, WIDTH, TOKENS = 6, 2, 7, 20
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "capacity": ({}, {"capacity": 1.0, "alignment": 4}),
+    "lightest": ({"chunks": 2}, {"capacity": 2, "drop": "lightest"}),
+    "int8": ({"shared": lambda x: x * x}, {"payload": "int8", "combine_payload": "int8"}),
+    "int4": ({"chunks": 3}, {"payload": "int4"}),
+    "elsewhere": ({}, {"placement": ((5, 1), (0, 2))}),  # 3 and 4 are lost
+}
+
+
+def problem(rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(rank)
+    tokens = torch.randn(TOKENS, WIDTH, generator=generator)
+    ids = torch.rand(TOKENS, EXPERTS, generator=generator).argsort(1)[:, :K]
+    return tokens, ids, torch.rand(TOKENS, K, generator=generator)
+
+
+def test_the_bits_of_numpy(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        given = problem(comm.rank)
+        for call, options in OPTIONS.values():
+            torch_one = at.nn.MoEDispatcher(EXPERTS, comm, **options)
+            other = av.MoEDispatcher(EXPERTS, comm, **options)
+            experts = [lambda rows, e=e: rows * (e + 0.5) for e in torch_one.local_experts]
+            y = torch_one(*given, experts, **call)
+            assert np.array_equal(y.numpy(), other(*(x.numpy() for x in given), experts, **call))
+            rows, counts, state = torch_one.dispatch(*given)
+            _, counted, known = other.dispatch(*(x.numpy() for x in given))
+            assert (counts, state.received) == (counted, known.received)
+            for name in ("experts", "sources", "chosen", "kept", "weights"):
+                assert np.array_equal(getattr(state, name).numpy(), getattr(known, name)), name
+            assert np.array_equal(torch_one.load(state).kept, other.load(known).kept)
+            again, _, _ = torch_one.dispatch(given[0], state)
+            assert "payload" in options or torch.equal(again, rows)
+
+    ranks(2)(check)
+
+
+def test_codes_and_scales(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        given = problem(comm.rank)
+        codes, _, state = at.nn.MoEDispatcher(EXPERTS, comm, payload="int8", codes=True).dispatch(*given)
+        rows, _, _ = at.nn.MoEDispatcher(EXPERTS, comm, payload="int8").dispatch(*given)
+        assert codes.dtype == torch.int8
+        assert torch.equal(codes * state.scales[:, None], rows)
+
+    ranks(2)(check)
+
+
+@pytest.mark.parametrize("name", ["lightest", "elsewhere"])
+def test_gradients(ranks: Ranks, name: str) -> None:
+    """First and second derivatives, by tokens and by gate weights."""
+    call, options = OPTIONS[name]
+
+    def check(comm: Communicator) -> None:
+        ids = torch.randint(0, EXPERTS, (2, K), generator=torch.Generator().manual_seed(comm.rank))
+        drop = {**options, "drop": "last"}  # which are the lightest must not change with them
+
+        def function(x: Tensor) -> Tensor:
+            dispatcher = at.nn.MoEDispatcher(EXPERTS, comm, **drop)
+            experts = [lambda rows, e=e: rows * rows * (e + 1) for e in dispatcher.local_experts]
+            return dispatcher(x[:, K:], ids, x[:, :K], experts, **call)
+
+        check_gradients(comm, [2, 2], (K + 2,), function)
+
+    ranks(2)(check)
+
+
+def test_gradients_pass_straight_through_codes(ranks: Ranks) -> None:
+    def check(comm: Communicator) -> None:
+        tokens, ids, weights = problem(comm.rank)
+        grads = []
+        for payload in (None, "int8"):
+            x = tokens.clone().requires_grad_()
+            dispatcher = at.nn.MoEDispatcher(EXPERTS, comm, payload=payload, combine_payload=payload)
+            rows, _, state = dispatcher.dispatch(x, ids, weights)
+            (dispatcher.combine(rows * 2, state) * tokens).sum().backward()
+            grads.append(x.grad)
+        assert torch.equal(*grads)
+
+    ranks(2)(check)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_one_graph(ranks: Ranks, backend: str) -> None:
+    """Of the whole layer, forward and backward, for other routes without another graph."""
+
+    def check(comm: Communicator) -> None:
+        torch._dynamo.reset()
+        for options in ({"alignment": 4}, {"capacity": 1.0, "payload": "int8"}):
+            dispatcher = at.nn.MoEDispatcher(EXPERTS, comm, **options)
+
+            def layer(x: Tensor, ids: Tensor, weights: Tensor, dispatcher: Any = dispatcher) -> Tensor:
+                return dispatcher(x * 2, ids, weights, lambda rows, counts: rows * rows, shared=torch.neg) + 1
+
+            compiled = torch.compile(layer, fullgraph=True, backend=backend)
+            for seed in (comm.rank, comm.rank + 7):
+                tokens, ids, weights = problem(seed)
+                results = []
+                for function in (layer, compiled):
+                    x, w = tokens.clone().requires_grad_(), weights.clone().requires_grad_()
+                    y = function(x, ids, w)
+                    y.square().sum().backward()
+                    results.append((y.detach(), x.grad, w.grad))
+                for ours, expected in zip(*results, strict=True):
+                    assert torch.equal(ours, expected)
+
+    ranks(2, timeout=200, comm_timeout=150)(check)
