@@ -18,6 +18,7 @@ from alltoallv.mindspore.tensors import executor
 
 MODULES = (
     "checks_values",
+    "checks_dispatcher",
     "checks_distributed",
     "checks_gradients",
     "checks_graph",

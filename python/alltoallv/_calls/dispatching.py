@@ -152,10 +152,8 @@ class Dispatching(ABC, Generic[A]):
                 outputs = self._outputs_of(functions, rows, counts)
             leaving.append(self.begin_combine(outputs, state, chunks > 1))
         combined = [finish() for finish in leaving]
-        result: A = combined[0] if chunks == 1 else self.joined(combined)
-        if shared is not None:
-            result += beside
-        return result
+        result: Any = combined[0] if chunks == 1 else self.joined(combined)
+        return result if shared is None else result + beside  # type: ignore[no-any-return]
 
     def _outputs_of(self, functions: Any, rows: A, counts: Any) -> A:
         if not isinstance(functions, Iterable):

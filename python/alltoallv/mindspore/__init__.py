@@ -30,6 +30,7 @@ from alltoallv.mindspore.cells import (
     QuantizedReduceScatter,
 )
 from alltoallv.mindspore.collectives import all_gather_into_tensor, all_to_all, all_to_all_single
+from alltoallv.mindspore.dispatcher import MoEDispatcher
 from alltoallv.mindspore.exchange import all_to_all_v, exchange_counts
 from alltoallv.mindspore.graph import AllToAllV, DynamicAllToAllV
 from alltoallv.mindspore.group import init, new_group
@@ -56,7 +57,17 @@ from alltoallv.mindspore.work import CommHandle
 # A graph cannot hold these functions: MindSpore then says so instead of reading their source.
 for _module in ("mint.checks", "mint.comm_func", "mint.groups", "mint.messages", "mint.objects"):
     _forbid(f"{__name__}.{_module}")
-for _module in ("collectives", "exchange", "group", "moe", "quantized", "reductions", "rooted", "tensors"):
+for _module in (
+    "collectives",
+    "dispatcher",
+    "exchange",
+    "group",
+    "moe",
+    "quantized",
+    "reductions",
+    "rooted",
+    "tensors",
+):
     _forbid(f"{__name__}.{_module}")
 for _module in ("atb.operations", "atb.quant_operations", "quantization.functions"):
     _forbid(f"alltoallv.{_module}")
@@ -68,6 +79,7 @@ __all__ = [
     "CommHandle",
     "DynamicAllToAllV",
     "ErrorFeedback",
+    "MoEDispatcher",
     "QuantAllReduceCell",
     "QuantAllReduceOperation",
     "QuantizedAllReduce",

@@ -1,0 +1,60 @@
+"""The dispatcher: NumPy's bits, and gradients that are those of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor
+
+import alltoallv.mindspore as am
+from alltoallv import Communicator
+from alltoallv import numpy as av
+
+EXPERTS, K, WIDTH, TOKENS = 5, 2, 7, 12
+OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"chunks": 2}, {"capacity": 1.0, "alignment": 4}),
+    ({"shared": lambda x: x * x}, {"payload": "int8", "combine_payload": "int8"}),
+    ({}, {"placement": ((4, 1), (0,)), "capacity": 3, "drop": "lightest"}),
+]
+
+
+def problem(rank: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(rank)
+    ids = np.argsort(rng.random((TOKENS, EXPERTS)), axis=1)[:, :K]
+    return [rng.normal(size=(TOKENS, WIDTH)).astype(np.float32), ids, rng.random((TOKENS, K), dtype=np.float32)]
+
+
+def experts_of(dispatcher: Any) -> list[Any]:
+    return [lambda rows, e=e: rows * rows * (e + 0.5) for e in dispatcher.local_experts]
+
+
+def check_dispatcher_has_the_bits_of_numpy(comm: Communicator) -> None:
+    given = problem(comm.rank)
+    for call, options in OPTIONS:
+        ours, other = am.MoEDispatcher(EXPERTS, comm, **options), av.MoEDispatcher(EXPERTS, comm, **options)
+        y = ours(*map(Tensor, given), experts_of(ours), **call)
+        assert np.array_equal(y.asnumpy(), other(*given, experts_of(other), **call)), options
+        rows, counts, state = ours.dispatch(*map(Tensor, given))
+        again, _, _ = ours.dispatch(Tensor(given[0]), state)
+        assert counts == other.dispatch(*given)[1]
+        assert "payload" in options or np.array_equal(again.asnumpy(), rows.asnumpy())
+        assert ours.load(state).chosen.sum() == comm.size * TOKENS * K
+
+
+def check_gradients_of_a_dispatcher(comm: Communicator) -> None:
+    """The gradient of ``sum over j of w_j (e_j + 0.5) x²`` times ``g``, by tokens and by weights."""
+    x, ids, w = problem(comm.rank)
+    g = np.arange(WIDTH, dtype=np.float32)
+    for chunks in (1, 2):
+        dispatcher = am.MoEDispatcher(EXPERTS, comm, alignment=2)
+
+        def loss(x: Tensor, w: Tensor, chunks: int = chunks, dispatcher: Any = dispatcher) -> Tensor:
+            return (dispatcher(x, Tensor(ids), w, experts_of(dispatcher), chunks=chunks) * Tensor(g)).sum()
+
+        by_x, by_w = ms.grad(loss, (0, 1))(Tensor(x), Tensor(w))
+        factor = ids + np.float32(0.5)
+        np.testing.assert_allclose(by_x.asnumpy(), 2 * x * g * (w * factor).sum(1, keepdims=True), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(by_w.asnumpy(), factor * (x * x * g).sum(1, keepdims=True), rtol=1e-4)
