@@ -98,10 +98,10 @@ void check_create(const QuantAllReduceParam& param, const DeviceInfo* device) {
                                      : ", expected 1 (float16)"));
     if (dynamic) {
         QuantReduction request;
-        request.bits = param.bits;
+        request.format = param.format;
         request.group_size = param.group_size;
         check(request);
-    } else if (const QuantAllReduceParam usual; param.bits != usual.bits || param.group_size != usual.group_size ||
+    } else if (const QuantAllReduceParam usual; param.format != usual.format || param.group_size != usual.group_size ||
                                                 param.requantizes || param.overflow != usual.overflow) {
         throw invalid_param("bits, group_size, gather and overflow are set, expected them only with quant_type 16");
     }
@@ -242,7 +242,7 @@ void QuantAllReduceOperation::execute(std::span<const Buffer> inputs, std::span<
     reduction.counts = {&plan.count, 1};
     if (dynamic()) {
         reduction.average = param_.all_reduce_type == "avg";
-        reduction.bits = param_.bits;
+        reduction.format = param_.format;
         reduction.group_size = param_.group_size;
         reduction.requantizes = param_.requantizes;
         reduction.overflow = param_.overflow;

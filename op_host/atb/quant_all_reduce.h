@@ -32,7 +32,7 @@ struct QuantAllReduceParam {
     int out_data_type = -1;
 
     /// --- DYNAMIC; see QuantReduction ---
-    int bits = 8;
+    CodeFormat format = CodeFormat::int8;
     int64_t group_size = 128;
     bool requantizes = false;
     Overflow overflow = Overflow::saturate;

@@ -244,17 +244,19 @@ std::optional<size_t> word(nb::handle value, const char* const (&known)[n]) {
     return std::nullopt;
 }
 
-nb::object quantized_all_reduce(Communicator& communicator, nb::handle input, nb::object output, nb::handle bits,
+nb::object quantized_all_reduce(Communicator& communicator, nb::handle input, nb::object output, nb::handle format,
                                 nb::handle group_size, nb::handle gather, nb::handle op, nb::handle overflow) {
     const std::optional<ArrayPair> given = arrays_given(input, output);
     if (!given || !info(given->input.dtype).quantizes) return nb::none();
-    if (PyLong_CheckExact(bits.ptr()) == 0 || PyLong_CheckExact(group_size.ptr()) == 0) return nb::none();
-    int bits_overflow = 0, group_overflow = 0;
-    const long width = PyLong_AsLongAndOverflow(bits.ptr(), &bits_overflow);
-    const int64_t group = PyLong_AsLongLongAndOverflow(group_size.ptr(), &group_overflow);
+    if (PyUnicode_Check(format.ptr()) == 0) return nb::none();
+    if (!group_size.is_none() && PyLong_CheckExact(group_size.ptr()) == 0) return nb::none();
+    int group_overflow = 0;
+    const std::optional<CodeFormat> codes = code_format(nb::cast<std::string>(format));
+    const int64_t group = group_size.is_none() ? (codes ? usual_group(*codes) : 0)
+                                               : PyLong_AsLongLongAndOverflow(group_size.ptr(), &group_overflow);
     const std::optional<size_t> gathers = word(gather, {"full", "quantized"}), averages = word(op, {"sum", "avg"}),
                                 handling = word(overflow, {"saturate", "raise", "infinity"});
-    if (bits_overflow != 0 || group_overflow != 0 || (width != 4 && width != 8) || group < 1) return nb::none();
+    if (!codes || group_overflow != 0 || !takes_group(*codes, group)) return nb::none();
     if (!gathers || !averages || !handling) return nb::none();
     const bool in_place = given->output && given->output->address == given->input.address;
     if (given->output && (!std::ranges::equal(given->output->shape, given->input.shape) ||
@@ -271,7 +273,7 @@ nb::object quantized_all_reduce(Communicator& communicator, nb::handle input, nb
     call.overflow = static_cast<Overflow>(*handling);
     call.average = *averages == 1;
     call.requantizes = *gathers == 1;
-    call.bits = static_cast<int>(width);
+    call.format = *codes;
     call.group_size = group;
     call.counts = {&count, 1};
     call.input = pointer<const void>(given->input.address);
@@ -325,7 +327,7 @@ void bind_array_calls(nb::module_& m) {
           nb::arg("output").none(), nb::arg("reduce_op").none(), nb::arg("timeout") = -1.0,
           "'all_reduce' or, in equal parts, 'reduce_scatter'; the output, or None as for `all_to_all_v`.");
     m.def("quantized_all_reduce", untyped(&quantized_all_reduce), nb::arg("communicator"), nb::arg("input").none(),
-          nb::arg("output").none(), nb::arg("bits").none(), nb::arg("group_size").none(), nb::arg("gather").none(),
+          nb::arg("output").none(), nb::arg("format").none(), nb::arg("group_size").none(), nb::arg("gather").none(),
           nb::arg("op").none(), nb::arg("overflow").none(),
           "With scales of its own, into the input's dtype; the output, or None as for `all_to_all_v`.");
 }

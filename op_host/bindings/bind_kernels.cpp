@@ -1,6 +1,7 @@
 // The CPU kernels on raw addresses.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
@@ -56,41 +57,51 @@ void check_lengths(const std::vector<uintptr_t>& codes, const std::vector<uintpt
 
 void bind_groups(nb::module_& m) {
     m.def(
+        "kernel_scale_bytes",
+        [](size_t count, const FormatName& bits, size_t group_size) {
+            const QuantFormat format{format_from_name(bits), group_size};
+            format.check();
+            return format.scale_bytes(count);
+        },
+        nb::arg("count"), nb::arg("bits"), nb::arg("group_size"));
+    m.def(
         "kernel_code_bytes",
-        [](size_t count, int bits, size_t group_size) {
-            const QuantFormat format{bits, group_size};
+        [](size_t count, const FormatName& bits, size_t group_size) {
+            const QuantFormat format{format_from_name(bits), group_size};
             format.check();
             return format.code_bytes(count);
         },
         nb::arg("count"), nb::arg("bits"), nb::arg("group_size"));
     m.def(
         "kernel_quantize",
-        [](int bits, size_t group_size, const std::string& dtype, uintptr_t input, size_t count, uintptr_t codes,
-           uintptr_t scales, uintptr_t error, const std::optional<std::string>& isa) {
-            kernel::quantize({bits, group_size}, dtype_from_name(dtype), pointer(input), count, pointer(codes),
-                             pointer<float>(scales), pointer<float>(error), isa_from_name(isa));
+        [](const FormatName& bits, size_t group_size, const std::string& dtype, uintptr_t input, size_t count,
+           uintptr_t codes, uintptr_t scales, uintptr_t error, const std::optional<std::string>& isa) {
+            kernel::quantize({format_from_name(bits), group_size}, dtype_from_name(dtype), pointer(input), count,
+                             pointer(codes), pointer(scales), pointer<float>(error), isa_from_name(isa));
         },
         nb::arg("bits"), nb::arg("group_size"), nb::arg("dtype"), nb::arg("input"), nb::arg("count"), nb::arg("codes"),
         nb::arg("scales"), nb::arg("error") = 0, nb::arg("isa") = nb::none(), Release(),
         "Addresses; error 0: without feedback.");
     m.def(
         "kernel_dequantize",
-        [](int bits, size_t group_size, const std::string& dtype, uintptr_t codes, uintptr_t scales, size_t count,
-           const std::string& overflow, uintptr_t out, const std::optional<std::string>& isa) {
-            return kernel::dequantize({bits, group_size}, dtype_from_name(dtype), pointer(codes),
-                                      pointer<const float>(scales), count, overflow_from_name(overflow), pointer(out),
-                                      false, isa_from_name(isa));
+        [](const FormatName& bits, size_t group_size, const std::string& dtype, uintptr_t codes, uintptr_t scales,
+           size_t count, const std::string& overflow, uintptr_t out, const std::optional<std::string>& isa) {
+            return kernel::dequantize({format_from_name(bits), group_size}, dtype_from_name(dtype), pointer(codes),
+                                      pointer(scales), count, overflow_from_name(overflow), pointer(out), false,
+                                      isa_from_name(isa));
         },
         nb::arg("bits"), nb::arg("group_size"), nb::arg("dtype"), nb::arg("codes"), nb::arg("scales"), nb::arg("count"),
         nb::arg("overflow"), nb::arg("out"), nb::arg("isa") = nb::none(), Release(),
         "False: a value did not fit and overflow is raise.");
     m.def(
         "kernel_dequantize_sum",
-        [](int bits, size_t group_size, const std::vector<uintptr_t>& codes, const std::vector<uintptr_t>& scales,
-           size_t count, bool average, uintptr_t sum, const std::optional<std::string>& isa) {
+        [](const FormatName& bits, size_t group_size, const std::vector<uintptr_t>& codes,
+           const std::vector<uintptr_t>& scales, size_t count, bool average, uintptr_t sum,
+           const std::optional<std::string>& isa) {
             check_lengths(codes, scales);
-            kernel::dequantize_sum({bits, group_size}, pointers<void>(codes).data(), pointers<float>(scales).data(),
-                                   codes.size(), count, average, pointer<float>(sum), isa_from_name(isa));
+            kernel::dequantize_sum({format_from_name(bits), group_size}, pointers<void>(codes).data(),
+                                   pointers<void>(scales).data(), codes.size(), count, average, pointer<float>(sum),
+                                   isa_from_name(isa));
         },
         nb::arg("bits"), nb::arg("group_size"), nb::arg("codes"), nb::arg("scales"), nb::arg("count"),
         nb::arg("average"), nb::arg("sum"), nb::arg("isa") = nb::none(), Release());

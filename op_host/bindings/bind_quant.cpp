@@ -4,6 +4,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -43,7 +44,7 @@ std::vector<float> floats_at(uintptr_t address, size_t count) {
 class QuantPlanData {
   public:
     QuantPlanData(const std::string& op, const std::string& dtype, const std::string& out_dtype,
-                  std::vector<int64_t> counts, int bits, int64_t group_size, bool requantizes, bool average,
+                  std::vector<int64_t> counts, CodeFormat format, int64_t group_size, bool requantizes, bool average,
                   const std::string& overflow, uintptr_t scale, size_t scales, uintptr_t scale_2, float offset)
         : counts_(std::move(counts)),
           scale_(floats_at(scale, scales)),
@@ -57,7 +58,7 @@ class QuantPlanData {
         request_.overflow = overflow_from_name(overflow);
         request_.average = average;
         request_.requantizes = requantizes;
-        request_.bits = bits;
+        request_.format = format;
         request_.group_size = group_size;
         request_.offset = offset;
         request_.counts = counts_;
@@ -103,51 +104,55 @@ struct QuantPlan {
 /// Bytes of a quantized row: its scales, its codes, and padding, so that the next row's scales are aligned.
 size_t row_bytes(const kernel::QuantFormat& format, size_t length) {
     format.check();
-    return (format.groups(length) * sizeof(float) + format.code_bytes(length) + 3) / 4 * 4;
+    return (format.scale_bytes(length) + format.code_bytes(length) + 3) / 4 * 4;
 }
 
 void bind_rows(nb::module_& m) {
     m.def(
         "quantized_row_bytes",
-        [](size_t length, int bits, size_t group_size) { return row_bytes({bits, group_size}, length); }, "length"_a,
-        "bits"_a, "group_size"_a, "Bytes of a row of `length` elements: float32 scales, codes, padding to 4 bytes.");
-    m.def("quantized_row_terms", &row_terms, "bits"_a, "group_size"_a,
-          "What peers agree on beside the bytes of a row, for `root` of an exchange.");
+        [](size_t length, const FormatName& format, size_t group_size) {
+            return row_bytes({format_from_name(format), group_size}, length);
+        },
+        "length"_a, "format"_a, "group_size"_a,
+        "Bytes of a row of `length` elements: scales, codes, padding to 4 bytes.");
+    m.def(
+        "quantized_row_terms",
+        [](const FormatName& format, int64_t group_size) { return row_terms(format_from_name(format), group_size); },
+        "format"_a, "group_size"_a, "What peers agree on beside the bytes of a row, for `root` of an exchange.");
     m.def("describe_row_terms", &describe_row_terms, "terms"_a, "These terms in words.");
     m.def(
         "quantize_rows",
-        [](int bits, size_t group_size, const std::string& dtype, uintptr_t input, size_t rows, size_t length,
-           uintptr_t out) {
-            const kernel::QuantFormat format{bits, group_size};
+        [](const FormatName& name, size_t group_size, const std::string& dtype, uintptr_t input, size_t rows,
+           size_t length, uintptr_t out) {
+            const kernel::QuantFormat format{format_from_name(name), group_size};
             const DType type = dtype_from_name(dtype);
-            const size_t stride = row_bytes(format, length), codes = format.groups(length) * sizeof(float);
+            const size_t stride = row_bytes(format, length), codes = format.scale_bytes(length);
             const size_t used = codes + format.code_bytes(length);
             const char* from = pointer<const char>(input);
             char* to = pointer<char>(out);
             for (size_t r = 0; r < rows; ++r, from += length * size_of(type), to += stride) {
-                kernel::quantize(format, type, from, length, to + codes, reinterpret_cast<float*>(to), nullptr);
+                kernel::quantize(format, type, from, length, to + codes, to, nullptr);
                 std::fill(to + used, to + stride, char{0});
             }
         },
-        "bits"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "out"_a,
+        "format"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "out"_a,
         nb::call_guard<nb::gil_scoped_release>(), "`out` is aligned to 4 bytes.");
     m.def(
         "dequantize_rows",
-        [](int bits, size_t group_size, const std::string& dtype, uintptr_t input, size_t rows, size_t length,
-           const std::string& overflow, uintptr_t out) {
-            const kernel::QuantFormat format{bits, group_size};
+        [](const FormatName& name, size_t group_size, const std::string& dtype, uintptr_t input, size_t rows,
+           size_t length, const std::string& overflow, uintptr_t out) {
+            const kernel::QuantFormat format{format_from_name(name), group_size};
             const DType type = dtype_from_name(dtype);
             const auto handling = static_cast<kernel::Overflow>(overflow_from_name(overflow));
-            const size_t stride = row_bytes(format, length), codes = format.groups(length) * sizeof(float);
+            const size_t stride = row_bytes(format, length), codes = format.scale_bytes(length);
             const char* from = pointer<const char>(input);
             char* to = pointer<char>(out);
             bool fits = true;
             for (size_t r = 0; r < rows; ++r, from += stride, to += length * size_of(type))
-                fits &= kernel::dequantize(format, type, from + codes, reinterpret_cast<const float*>(from), length,
-                                           handling, to);
+                fits &= kernel::dequantize(format, type, from + codes, from, length, handling, to);
             return fits;
         },
-        "bits"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "overflow"_a, "out"_a,
+        "format"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "overflow"_a, "out"_a,
         nb::call_guard<nb::gil_scoped_release>(), "False: a value did not fit and overflow is raise.");
 }
 
@@ -165,20 +170,22 @@ void bind_quant_operation(nb::module_& m) {
         .def(
             "__init__",
             [](QuantAllReduceParam* self, const AllToAllVParam& group, std::string all_reduce_type, int quant_type,
-               int out_data_type, int bits, int64_t group_size, bool requantizes, const std::string& overflow) {
+               int out_data_type, const FormatName& format, int64_t group_size, bool requantizes,
+               const std::string& overflow) {
                 const Overflow handling = overflow_from_name(overflow);
+                const CodeFormat codes = format_from_name(format);
                 auto* param = new (self) QuantAllReduceParam;
                 param->group = group;
                 param->all_reduce_type = std::move(all_reduce_type);
                 param->quant_type = static_cast<QuantType>(quant_type);
                 param->out_data_type = out_data_type;
-                param->bits = bits;
+                param->format = codes;
                 param->group_size = group_size;
                 param->requantizes = requantizes;
                 param->overflow = handling;
             },
-            "group"_a, "all_reduce_type"_a, "quant_type"_a, "out_data_type"_a, "bits"_a = 8, "group_size"_a = 128,
-            "requantizes"_a = false, "overflow"_a = "saturate");
+            "group"_a, "all_reduce_type"_a, "quant_type"_a, "out_data_type"_a, "format"_a = "int8",
+            "group_size"_a = 128, "requantizes"_a = false, "overflow"_a = "saturate");
     nb::class_<Operation>(m, "QuantAllReduceOperation", "The ATB-shaped operator on raw addresses.")
         .def(
             "__init__",
@@ -221,19 +228,33 @@ void bind_quant_operation(nb::module_& m) {
 }  // namespace
 
 void bind_quant(nb::module_& m) {
+    nb::class_<CodeFormatInfo>(m, "CodeFormatInfo", "What elements become in a quantized collective.")
+        .def_ro("bits", &CodeFormatInfo::bits, "Of a code.")
+        .def_ro("mantissa", &CodeFormatInfo::mantissa, "Bits of a code's mantissa; -1: codes are integers.")
+        .def_ro("bias", &CodeFormatInfo::bias, "Of a code's exponent.")
+        .def_ro("most", &CodeFormatInfo::most, "The largest value of a code.")
+        .def_prop_ro(
+            "scale",
+            [](const CodeFormatInfo& self) { return std::string(scale_names[static_cast<size_t>(self.scale)]); },
+            "A group's scale: 'float32', 'e8m0' or 'e4m3'.")
+        .def_ro("group_size", &CodeFormatInfo::group_size, "Elements of a group; 0: any number.");
+    nb::dict formats;
+    for (const CodeFormatInfo& format : code_format_table)
+        formats[nb::str(format.name.data(), format.name.size())] = nb::cast(format);
+    m.attr("code_formats") = formats;
     nb::class_<QuantPlan>(m, "QuantPlan", "A quantized reduction, ready to run on any buffers that fit it.")
         .def(
             "__init__",
             [](QuantPlan* self, CommunicatorPtr communicator, const std::string& op, const std::string& dtype,
-               const std::string& out_dtype, std::vector<int64_t> counts, int bits, int64_t group_size,
+               const std::string& out_dtype, std::vector<int64_t> counts, const FormatName& format, int64_t group_size,
                bool requantizes, bool average, const std::string& overflow, uintptr_t scale, size_t scales,
                uintptr_t scale_2, float offset) {
-                new (self) QuantPlan{
-                    std::move(communicator),
-                    std::make_shared<QuantPlanData>(op, dtype, out_dtype, std::move(counts), bits, group_size,
-                                                    requantizes, average, overflow, scale, scales, scale_2, offset)};
+                new (self) QuantPlan{std::move(communicator),
+                                     std::make_shared<QuantPlanData>(
+                                         op, dtype, out_dtype, std::move(counts), format_from_name(format), group_size,
+                                         requantizes, average, overflow, scale, scales, scale_2, offset)};
             },
-            "communicator"_a, "op"_a, "dtype"_a, "out_dtype"_a, "counts"_a, "bits"_a = 8, "group_size"_a = 128,
+            "communicator"_a, "op"_a, "dtype"_a, "out_dtype"_a, "counts"_a, "format"_a = "int8", "group_size"_a = 128,
             "requantizes"_a = false, "average"_a = false, "overflow"_a = "saturate", "scale"_a = 0, "scales"_a = 0,
             "scale_2"_a = 0, "offset"_a = 0.0f,
             "counts: of every rank for a reduce_scatter, else one entry. scale and scale_2: addresses of `scales` "

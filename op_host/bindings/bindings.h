@@ -6,8 +6,10 @@
 
 #include <cstdint>
 #include <string>
+#include <variant>
 #include <vector>
 
+#include "base/code_format.h"
 #include "base/dtype.h"
 #include "core/collective.h"
 
@@ -35,6 +37,10 @@ void set_python_error();
 DType dtype_from_name(const std::string& name);
 OpKind op_from_name(const std::string& name);
 ReduceOp reduce_op_from_name(const std::string& name);
+
+/// The name of a format, or 8 or 4 for int8 and int4; its parameter includes <nanobind/stl/variant.h>.
+using FormatName = std::variant<int64_t, std::string>;
+CodeFormat format_from_name(const FormatName& name);
 
 /// As Python has shapes.
 inline nanobind::tuple tuple_of(const std::vector<int64_t>& values) {

@@ -34,6 +34,15 @@ ReduceOp reduce_op_from_name(const std::string& name) {
     throw invalid_param("op is '" + name + "', expected sum, avg, min, max, prod, band, bor or bxor");
 }
 
+CodeFormat format_from_name(const FormatName& name) {
+    if (const auto* bits = std::get_if<int64_t>(&name)) {
+        if (*bits == 8) return CodeFormat::int8;
+        if (*bits == 4) return CodeFormat::int4;
+        throw invalid_param("bits is " + std::to_string(*bits) + ", expected 4 or 8");
+    }
+    return named<CodeFormat>(code_format_table, std::get<std::string>(name), "format");
+}
+
 }  // namespace alltoallv
 
 NB_MODULE(_core, m) {

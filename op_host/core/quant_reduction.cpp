@@ -26,9 +26,13 @@ void check(const QuantReduction& r) {
     if (!info(r.out_dtype).quantizes)
         throw invalid_param("the output's dtype is " + std::string(name_of(r.out_dtype)) +
                             ", expected float32, float16 or bfloat16");
-    if (r.bits != 4 && r.bits != 8) throw invalid_param("bits is " + std::to_string(r.bits) + ", expected 4 or 8");
-    if (r.group_size < 1)
-        throw invalid_param("group_size is " + std::to_string(r.group_size) + ", expected at least 1");
+    if (!takes_group(r.format, r.group_size)) {
+        const CodeFormatInfo& format = info(r.format);
+        throw invalid_param("group_size is " + std::to_string(r.group_size) + ", expected " +
+                            (format.group_size == 0
+                                 ? "at least 1"
+                                 : std::to_string(format.group_size) + " in format " + std::string(format.name)));
+    }
     const bool scatters = r.op == OpKind::quantized_reduce_scatter;
     if (scatters && (r.mode != QuantMode::dynamic || r.requantizes))
         throw invalid_param("a quantized_reduce_scatter has neither a shared scale nor a second quantization");

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/code_format.h"
 #include "base/dtype.h"
 #include "core/collective.h"
 
@@ -33,7 +34,7 @@ struct QuantReduction {
     /// --- dynamic ---
     bool average = false;      ///< divides the sum by the number of ranks
     bool requantizes = false;  ///< the sum of an all-reduce travels as codes too
-    int bits = 8;              ///< or 4
+    CodeFormat format = CodeFormat::int8;
     int64_t group_size = 128;  ///< elements per scale; groups begin at element 0 (of each part of a reduce_scatter)
 
     /// --- shared scales: one value, or one per entry of the last axis ---

@@ -56,7 +56,7 @@ QuantTerms terms_of(const QuantReduction& r) {
     terms.out_dtype = r.out_dtype;
     terms.overflow = r.overflow;
     if (r.mode == QuantMode::dynamic) {
-        terms.bits = static_cast<uint8_t>(r.bits);
+        terms.format = r.format;
         terms.requantizes = r.requantizes;
         terms.feeds_back = static_cast<uint8_t>(r.feeds_back | r.gather_feeds_back << 1);
         terms.group_size = r.group_size;
@@ -83,7 +83,8 @@ std::string difference(const QuantTerms& a, int rank_a, const QuantTerms& b, int
         return both(mode_names.at(static_cast<size_t>(a.mode)), mode_names.at(static_cast<size_t>(b.mode)));
     if (a.out_dtype != b.out_dtype)
         return both("an output of " + std::string(name_of(a.out_dtype)), "one of " + std::string(name_of(b.out_dtype)));
-    if (a.bits != b.bits) return both("bits " + std::to_string(a.bits), "bits " + std::to_string(b.bits));
+    if (a.format != b.format)
+        return both("format " + std::string(info(a.format).name), "format " + std::string(info(b.format).name));
     if (a.group_size != b.group_size)
         return both("group_size " + std::to_string(a.group_size), "group_size " + std::to_string(b.group_size));
     if (a.requantizes != b.requantizes)
@@ -103,7 +104,9 @@ std::string difference(const QuantTerms& a, int rank_a, const QuantTerms& b, int
 }
 
 std::string describe_row_terms(int64_t terms) {
-    return "codes of " + std::to_string(terms & 0xff) + " bits in groups of " + std::to_string(terms >> 8);
+    const auto format = static_cast<size_t>(terms & 0xff);  // as a peer has it
+    const std::string_view name = format < code_format_table.size() ? code_format_table[format].name : "unknown";
+    return std::string(name) + " codes in groups of " + std::to_string(terms >> 8);
 }
 
 }  // namespace alltoallv

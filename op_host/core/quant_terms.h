@@ -14,7 +14,7 @@ struct alignas(64) QuantTerms {
     QuantMode mode;
     DType out_dtype;
     Overflow overflow;
-    uint8_t bits;
+    CodeFormat format;
     uint8_t requantizes;
     uint8_t feeds_back;  ///< 1: error feedback, 2: error feedback of the second quantization
     int64_t group_size;
@@ -34,8 +34,8 @@ int64_t digest(const QuantTerms& terms);
 std::string difference(const QuantTerms& a, int rank_a, const QuantTerms& b, int rank_b);
 
 /// What peers of a quantized_all_to_all must agree on beside the bytes of a row, for Exchange::root.
-constexpr int64_t row_terms(int bits, int64_t group_size) {
-    return group_size << 8 | bits;
+constexpr int64_t row_terms(CodeFormat format, int64_t group_size) {
+    return group_size << 8 | static_cast<int64_t>(format);
 }
 std::string describe_row_terms(int64_t terms);
 

@@ -28,16 +28,17 @@ DynamicCodec::DynamicCodec(const QuantReduction& request, size_t ranks, const st
     : QuantCodec(request), parts_(parts), error_(request.error), codes_(ranks), scales_at_(ranks) {
     int64_t longest = 1;
     for (const QuantPart& part : parts) longest = std::max(longest, part.count);
-    group_size_ = static_cast<size_t>(std::min(request.group_size, longest));
+    const bool fixed = info(request.format).group_size != 0;
+    group_size_ = static_cast<size_t>(fixed ? request.group_size : std::min(request.group_size, longest));
     cuts_groups_ = group_size_ > longest_group;
 }
 
 kernel::QuantFormat DynamicCodec::format_for(size_t count) const {
-    return {request_.bits, cuts_groups_ ? std::max<size_t>(count, 1) : group_size_};
+    return {request_.format, cuts_groups_ ? std::max<size_t>(count, 1) : group_size_};
 }
 
 size_t DynamicCodec::scale_bytes(size_t count) const {
-    return round_up(format_for(count).groups(count) * sizeof(float), cache_line);
+    return round_up(format_for(count).scale_bytes(count), cache_line);
 }
 
 size_t DynamicCodec::slot_bytes(size_t count) const {
@@ -49,6 +50,17 @@ size_t DynamicCodec::result_bytes(size_t count) const {
 }
 
 void DynamicCodec::find_scales() {
+    if (has_tensor_scale()) {
+        std::vector<uint32_t> most;
+        for (const QuantPart& part : parts_)
+            most.push_back(kernel::largest_of_finite_groups(
+                group_size_, request_.dtype, input_at(static_cast<size_t>(part.begin)), static_cast<size_t>(part.count),
+                error_at(static_cast<size_t>(part.begin))));
+        const uint32_t all = *std::max_element(most.begin(), most.end());
+        tensors_.clear();
+        for (const uint32_t part : most)
+            tensors_.push_back(kernel::tensor_scale(request_.op == OpKind::quantized_all_reduce ? all : part));
+    }
     if (!cuts_groups_) return;
     scales_.assign(parts_.size(), {});
     for (size_t p = 0; p < parts_.size(); ++p) {
@@ -56,7 +68,7 @@ void DynamicCodec::find_scales() {
         for (size_t first = begin; first < end; first += group_size_) {
             const size_t n = std::min(group_size_, end - first);
             const uint32_t most = kernel::largest_magnitude(request_.dtype, input_at(first), n, error_at(first));
-            scales_[p].push_back(kernel::scale_of(request_.bits, most));
+            scales_[p].push_back(kernel::scale_of(request_.format, most));
         }
     }
 }
@@ -64,14 +76,16 @@ void DynamicCodec::find_scales() {
 void DynamicCodec::encode_piece(const QuantRange& range, char* slot, float* error_out) {
     const float scale = scales_[range.part][offset_in_part(range) / group_size_];
     std::memcpy(slot, &scale, sizeof scale);
-    kernel::encode_group(request_.bits, request_.dtype, input_at(range.first), range.count, scale,
+    kernel::encode_group(request_.format, request_.dtype, input_at(range.first), range.count, scale,
                          slot + scale_bytes(range.count), error_at(range.first), error_out);
 }
 
 void DynamicCodec::encode(const QuantRange& range, char* slot) {
     if (cuts_groups_) return encode_piece(range, slot, error_at(range.first));
-    kernel::quantize(format_for(range.count), request_.dtype, input_at(range.first), range.count,
-                     slot + scale_bytes(range.count), reinterpret_cast<float*>(slot), error_at(range.first));
+    kernel::QuantFormat format = format_for(range.count);
+    if (has_tensor_scale()) format.tensor = tensors_[range.part];
+    kernel::quantize(format, request_.dtype, input_at(range.first), range.count, slot + scale_bytes(range.count), slot,
+                     error_at(range.first));
 }
 
 void DynamicCodec::defer_feedback() {
@@ -92,11 +106,12 @@ void DynamicCodec::each_sum(size_t count, const std::vector<const char*>& slots,
     const size_t codes_at = scale_bytes(count);
     for (size_t first = 0; first < count; first += step) {
         const size_t n = std::min(step, count - first);
-        const kernel::QuantFormat format = format_for(n);
-        const size_t code = format_for(count).bits == 8 ? first : cuts_groups_ ? first / 2 : format.code_bytes(first);
+        kernel::QuantFormat format = format_for(n);
+        format.first_group = cuts_groups_ ? 0 : first / group_size_;
+        const size_t code = format.bits() == 8 ? first : cuts_groups_ ? first / 2 : format.code_bytes(first);
         for (size_t j = 0; j < slots.size(); ++j) {
             codes_[j] = slots[j] + codes_at + code;
-            scales_at_[j] = reinterpret_cast<const float*>(slots[j]) + (cuts_groups_ ? 0 : first / group_size_);
+            scales_at_[j] = slots[j];
         }
         kernel::dequantize_sum(format, codes_.data(), scales_at_.data(), slots.size(), n, request_.average,
                                sums_.data());
@@ -128,22 +143,36 @@ bool DynamicCodec::reduce(const QuantRange& range, const std::vector<const char*
     }
     char* codes = result + scale_bytes(range.count);
     float* feedback = gather_error_at(range);
+    const float tensor = has_tensor_scale() ? tensor_of_sum(slots) : 0;
     float scale = 0;
     if (cuts_groups_) {
-        scale = kernel::scale_of(request_.bits, magnitudes_[offset_in_part(range) / group_size_]);
+        scale = kernel::scale_of(request_.format, magnitudes_[offset_in_part(range) / group_size_]);
         std::memcpy(result, &scale, sizeof scale);
     }
     each_sum(range.count, slots, [&](size_t first, size_t n, const float* sums) {
         float* lost = feedback == nullptr ? nullptr : feedback + first;
         if (cuts_groups_) {
-            kernel::encode_group(request_.bits, DType::float32, sums, n, scale,
-                                 codes + (request_.bits == 8 ? first : first / 2), lost, lost);
+            kernel::encode_group(request_.format, DType::float32, sums, n, scale,
+                                 codes + (info(request_.format).bits == 8 ? first : first / 2), lost, lost);
         } else {
-            kernel::quantize(format_for(n), DType::float32, sums, n, codes + format_for(n).code_bytes(first),
-                             reinterpret_cast<float*>(result) + first / group_size_, lost);
+            kernel::QuantFormat format = format_for(n);
+            format.tensor = tensor;
+            format.first_group = first / group_size_;
+            kernel::quantize(format, DType::float32, sums, n, codes + format.code_bytes(first), result, lost);
         }
     });
     return true;
+}
+
+/// The sum of the ranks' scales holds the sum of their values, and all who see a record know it.
+float DynamicCodec::tensor_of_sum(const std::vector<const char*>& slots) const {
+    float sum = 0;
+    for (const char* slot : slots) {
+        float tensor;
+        std::memcpy(&tensor, slot, sizeof tensor);
+        sum += tensor;
+    }
+    return kernel::limited_tensor_scale(request_.average ? sum / static_cast<float>(slots.size()) : sum);
 }
 
 bool DynamicCodec::decode(const QuantRange& range, const char* result, char* out) {
@@ -151,8 +180,8 @@ bool DynamicCodec::decode(const QuantRange& range, const char* result, char* out
         copy_out(out, result, range.count);
         return true;
     }
-    return kernel::dequantize(format_for(range.count), request_.out_dtype, result + scale_bytes(range.count),
-                              reinterpret_cast<const float*>(result), range.count, overflow(), out, streams);
+    return kernel::dequantize(format_for(range.count), request_.out_dtype, result + scale_bytes(range.count), result,
+                              range.count, overflow(), out, streams);
 }
 
 void SharedScaleCodec::encode(const QuantRange& range, char* slot) {

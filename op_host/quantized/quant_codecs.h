@@ -27,8 +27,9 @@ class QuantCodec {
     virtual size_t unit() const { return cache_line; }
     /// A group is longer than a piece, and cut: no piece reaches beyond its multiples. 0: none is.
     virtual size_t span() const { return 0; }
-    /// Asked for when not even one unit fits: cuts groups.
+    /// Asked for when not even one unit fits: cuts groups. And where all parts are one piece each: does not.
     virtual void cut() {}
+    virtual void keep_whole() {}
 
     virtual size_t slot_bytes(size_t count) const = 0;    ///< of an encoded piece
     virtual size_t result_bytes(size_t count) const = 0;  ///< of a reduced piece that is gathered
@@ -47,7 +48,7 @@ class QuantCodec {
     std::vector<const char*> inputs;
     bool streams = false;  ///< whether results that are the output's elements already go past the caches
 
-    /// --- cut groups: their scales are found before the pieces are encoded ---
+    /// --- scales of cut groups, and of all groups together, are found before the pieces are encoded ---
     virtual void find_scales() {}
     virtual bool measures_sums() const { return false; }  ///< a sweep with the next two comes before
     virtual void encode_for_measure(const QuantRange&, char*) {}
@@ -77,6 +78,7 @@ class DynamicCodec final : public QuantCodec {
     size_t unit() const override { return cuts_groups_ ? cache_line : group_size_; }
     size_t span() const override { return cuts_groups_ ? group_size_ : 0; }
     void cut() override { cuts_groups_ = true; }
+    void keep_whole() override { cuts_groups_ = false; }
     size_t slot_bytes(size_t count) const override;
     size_t result_bytes(size_t count) const override;
     void encode(const QuantRange& range, char* slot) override;
@@ -92,6 +94,8 @@ class DynamicCodec final : public QuantCodec {
 
   private:
     kernel::QuantFormat format_for(size_t count) const;
+    bool has_tensor_scale() const { return info(request_.format).scale == ScaleKind::e4m3; }
+    float tensor_of_sum(const std::vector<const char*>& slots) const;
     size_t scale_bytes(size_t count) const;
     void encode_piece(const QuantRange& range, char* slot, float* error_out);
     size_t offset_in_part(const QuantRange& range) const {
@@ -111,7 +115,8 @@ class DynamicCodec final : public QuantCodec {
     std::vector<std::vector<float>> scales_;  // of the input's groups, per part, if they are cut
     std::vector<uint32_t> magnitudes_;        // of the sums of the groups of this rank's part, likewise
     std::vector<const void*> codes_;
-    std::vector<const float*> scales_at_;
+    std::vector<const void*> scales_at_;
+    std::vector<float> tensors_;  // of the parts
     std::vector<float> sums_;
 };
 

@@ -1,6 +1,7 @@
 /// \file dequantize.cpp
 /// \brief Values and sums of codes, and their rounding to the output type.
 #include "op_kernel/cpu/eight_lanes.h"
+#include "op_kernel/cpu/elements.h"
 #include "op_kernel/cpu/half.h"
 #include "op_kernel/cpu/quantize.h"
 #include "op_kernel/cpu/quantize_blocks.h"
@@ -132,14 +133,39 @@ ALLTOALLV_CLONES(limit, limit_all, (const float* in, size_t count, const Limit& 
 /// The codes of a piece as int8: where they lie, or unpacked into `buffer`.
 const void* codes_of(const QuantFormat& format, const Piece& piece, const void* codes, Isa isa, Bytes* buffer) {
     const Bytes* from = static_cast<const Bytes*>(codes) + piece.code;
-    if (format.bits == 8) return from;
+    if (format.bits() == 8) return from;
     unpack[static_cast<size_t>(isa)](from, piece.count, packing_size(piece), buffer);
     return buffer;
 }
 
+/// The scales of a piece: where they lie, or out of their bytes.
+const float* scales_of(const QuantFormat& format, const Piece& piece, const void* scales, float* buffer) {
+    const size_t group = format.first_group + piece.group;
+    if (format.has_floats()) return static_cast<const float*>(scales) + group;
+    const auto* bytes = static_cast<const Bytes*>(scales);
+    float tensor = 0;
+    if (info(format.codes).scale == ScaleKind::e4m3) {
+        std::memcpy(&tensor, bytes, sizeof tensor);
+        bytes += sizeof tensor;
+    }
+    const size_t groups = (piece.count + piece.group_size - 1) / piece.group_size;
+    scales_from_bytes(format.codes, bytes + group, groups, tensor, buffer);
+    return buffer;
+}
+
+/// The values of a piece whose codes are floats; with `adds` the sum with what is there.
+void add_values(const QuantFormat& format, const Piece& piece, const void* codes, const void* scales, bool adds,
+                float* out, Isa isa) {
+    alignas(64) Bytes unpacked[block];
+    float found[block / 16];
+    elements(format.codes, isa)
+        .multiply(codes_of(format, piece, codes, isa, unpacked), piece.count, piece.group_size,
+                  scales_of(format, piece, scales, found), adds, out);
+}
+
 }  // namespace
 
-void dequantize_sum(const QuantFormat& format, const void* const* codes, const float* const* scales, size_t n_sources,
+void dequantize_sum(const QuantFormat& format, const void* const* codes, const void* const* scales, size_t n_sources,
                     size_t count, bool average, float* sum, Isa isa) {
     format.check();
     check_sources(n_sources);
@@ -148,11 +174,15 @@ void dequantize_sum(const QuantFormat& format, const void* const* codes, const f
         alignas(64) Bytes unpacked_a[block];
         alignas(64) Bytes unpacked_b[block];
         float* to = sum + piece.first;
-        for (size_t s = 0; s < n_sources; s += 2) {
-            const Term a{codes_of(format, piece, codes[s], isa, unpacked_a), scales[s] + piece.group};
+        const bool floats = info(format.codes).mantissa >= 0;
+        for (size_t s = 0; floats && s < n_sources; ++s) add_values(format, piece, codes[s], scales[s], s > 0, to, isa);
+        for (size_t s = 0; !floats && s < n_sources; s += 2) {
+            const Term a{codes_of(format, piece, codes[s], isa, unpacked_a),
+                         scales_of(format, piece, scales[s], nullptr)};
             Term b{nullptr, nullptr};
             if (s + 1 < n_sources) {
-                b = {codes_of(format, piece, codes[s + 1], isa, unpacked_b), scales[s + 1] + piece.group};
+                b = {codes_of(format, piece, codes[s + 1], isa, unpacked_b),
+                     scales_of(format, piece, scales[s + 1], nullptr)};
             }
             (s == 0 ? start : resume)[i](a, b, piece.count, piece.group_size, to);
         }
@@ -160,20 +190,26 @@ void dequantize_sum(const QuantFormat& format, const void* const* codes, const f
     });
 }
 
-bool dequantize(const QuantFormat& format, DType dtype, const void* codes, const float* scales, size_t count,
+bool dequantize(const QuantFormat& format, DType dtype, const void* codes, const void* scales, size_t count,
                 Overflow overflow, void* out, bool streams, Isa isa) {
     format.check();
     check_float(dtype);
     const auto i = static_cast<size_t>(isa);
     const bool rounds = dtype != DType::float32;
     // Groups have to begin where vectors are aligned.
-    streams = streams && !rounds && reinterpret_cast<uintptr_t>(out) % 32 == 0 && format.group_size % 8 == 0;
+    const bool floats = info(format.codes).mantissa >= 0;
+    streams = streams && !floats && !rounds && reinterpret_cast<uintptr_t>(out) % 32 == 0 && format.group_size % 8 == 0;
     bool fits = true;
     each_piece(format, count, [=, &fits](const Piece& piece) {
         alignas(64) Bytes unpacked[block];
         alignas(64) float values[block];
-        const Term term{codes_of(format, piece, codes, isa, unpacked), scales + piece.group};
         void* direct = static_cast<Bytes*>(out) + piece.first * size_of(dtype);
+        if (floats) {
+            add_values(format, piece, codes, scales, false, values, isa);
+            fits &= cast(dtype, overflow, values, piece.count, direct, isa);
+            return;
+        }
+        const Term term{codes_of(format, piece, codes, isa, unpacked), scales_of(format, piece, scales, nullptr)};
         if (streams) {
             stream[i](term, piece.count, piece.group_size, direct);
         } else {

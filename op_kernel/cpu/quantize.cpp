@@ -3,6 +3,7 @@
 #include "op_kernel/cpu/quantize.h"
 
 #include "op_kernel/cpu/eight_lanes.h"
+#include "op_kernel/cpu/elements.h"
 #include "op_kernel/cpu/half.h"
 #include "op_kernel/cpu/quantize_blocks.h"
 
@@ -10,13 +11,6 @@ namespace alltoallv::kernel {
 namespace {
 
 using namespace quant;  // NOLINT
-
-constexpr uint32_t least_normal = 1u << 23;  // 2^-126
-/// Bounds of a scale. From 2^-125 on, the quotient of a subnormal rounds to 0 whether or not the processor keeps
-/// subnormals; above the largest, the largest code would be dequantized to inf.
-constexpr float least_scale = 0x1p-125f;
-constexpr float largest_scale_8 = 0x1.020406p+121f;  // 127 times it is finite
-constexpr float largest_scale_4 = 0x1.249248p+125f;  // 7 times it is finite
 
 /// The largest magnitude of each group, as bits: their order is that of the values, and NaN is above inf.
 ALLTOALLV_INLINE void largest_of_groups(const void* x, size_t count, size_t group_size, uint32_t* out) {
@@ -30,25 +24,6 @@ ALLTOALLV_INLINE void largest_of_groups(const void* x, size_t count, size_t grou
             out[g] = static_cast<uint32_t>(most);
         });
     });
-}
-
-/// Scales and their inverses, which are 0 where codes do not depend on them: scale 0, inf, NaN.
-ALLTOALLV_INLINE void scales_of_groups(const uint32_t* magnitudes, size_t groups, int bits, float* scales,
-                                       float* inverses) {
-    const float largest_code = bits == 8 ? 127.0f : 7.0f;
-    const float largest_scale = bits == 8 ? largest_scale_8 : largest_scale_4;
-    ALLTOALLV_INDEPENDENT
-    for (size_t g = 0; g < groups; ++g) {
-        const uint32_t magnitude = magnitudes[g];
-        float scale = from_bits(magnitude) / largest_code;
-        scale = scale < least_scale ? least_scale : scale;
-        scale = scale > largest_scale ? largest_scale : scale;
-        const uint32_t special = if_greater(magnitude, infinity_bits, nan_bits, infinity_bits);
-        const uint32_t some = if_greater(least_normal, magnitude, 0u, bits_of(scale));
-        const uint32_t inverse = if_greater(least_normal, magnitude, 0u, bits_of(1.0f / scale));
-        scales[g] = from_bits(if_greater(infinity_bits, magnitude, some, special));
-        inverses[g] = from_bits(if_greater(infinity_bits, magnitude, inverse, 0u));
-    }
 }
 
 /// What is read next, `bytes_each` per element that is worked on now. Elements that lie in the first-level cache let
@@ -91,6 +66,11 @@ ALLTOALLV_INLINE void errors_of_groups(const void* x, size_t count, size_t group
     });
 }
 
+ALLTOALLV_INLINE void subtract(const void* x, const float* y, size_t count, float* difference) {
+    ALLTOALLV_INDEPENDENT
+    for (size_t k = 0; k < count; ++k) difference[k] = load<float>(x, k) - y[k];
+}
+
 ALLTOALLV_INLINE void add(const void* x, const float* y, size_t count, float* sum) {
     ALLTOALLV_INDEPENDENT
     for (size_t k = 0; k < count; ++k) sum[k] = load<float>(x, k) + y[k];
@@ -113,9 +93,6 @@ ALLTOALLV_INLINE void pack_groups(const Bytes* codes, size_t count, size_t group
 
 ALLTOALLV_CLONES(largest, largest_of_groups, (const void* x, size_t count, size_t group_size, uint32_t* out),
                  (x, count, group_size, out))
-ALLTOALLV_CLONES(scale, scales_of_groups,
-                 (const uint32_t* magnitudes, size_t groups, int bits, float* scales, float* inverses),
-                 (magnitudes, groups, bits, scales, inverses))
 ALLTOALLV_CLONES_BY_ISA(encode, codes_of_groups,
                         (const void* x, size_t count, size_t group_size, const float* inverses, Bytes* codes,
                          const Ahead& ahead),
@@ -125,14 +102,21 @@ ALLTOALLV_CLONES(lose, errors_of_groups,
                   float* error),
                  (x, count, group_size, scales, codes, error))
 ALLTOALLV_CLONES(add_error, add, (const void* x, const float* y, size_t count, float* sum), (x, y, count, sum))
+ALLTOALLV_CLONES(take_away, subtract, (const void* x, const float* y, size_t count, float* difference),
+                 (x, y, count, difference))
 ALLTOALLV_CLONES(pack, pack_groups, (const Bytes* codes, size_t count, size_t group_size, Bytes* packed),
                  (codes, count, group_size, packed))
 
-/// One call of quantize(), with its scratch of 26 KiB.
+/// Bits of a magnitude that a finite value has, else 0.
+uint32_t if_finite(uint32_t magnitude) {
+    return magnitude < infinity_bits ? magnitude : 0;
+}
+
+/// One call of quantize(), with its scratch of 34 KiB.
 class Quantizer {
   public:
     /// `error_in` and `error_out` may be the same.
-    Quantizer(const QuantFormat& format, DType dtype, Isa isa, const void* input, void* codes, float* scales,
+    Quantizer(const QuantFormat& format, DType dtype, Isa isa, const void* input, void* codes, void* scales,
               const float* error_in, float* error_out)
         : format_(format),
           dtype_(dtype),
@@ -141,23 +125,28 @@ class Quantizer {
           input_(input),
           codes_(static_cast<Bytes*>(codes)),
           scales_(scales),
+          floats_(static_cast<float*>(scales)),
           error_in_(error_in),
           error_out_(error_out) {}
 
     void run(size_t count) {
+        if (info(format_.codes).scale == ScaleKind::e4m3) {
+            if (format_.tensor == 0) format_.tensor = tensor_scale(largest_finite(count));
+            std::memcpy(scales_, &format_.tensor, sizeof format_.tensor);
+        }
         if (format_.group_size <= block) {
             each_piece(format_, count, [this](const Piece& piece) {
                 const void* x = values(piece);
                 const size_t groups = (piece.count + piece.group_size - 1) / piece.group_size;
                 largest[i_](x, piece.count, piece.group_size, magnitudes_);
-                scale[i_](magnitudes_, groups, format_.bits, scales_ + piece.group, inverses_);
+                find_scales(piece.group, groups);
                 write(piece, x);
             });
             return;
         }
         for (size_t group = 0; group < format_.groups(count); ++group) {  // read twice
             magnitudes_[0] = magnitude(count, group);
-            scale[i_](magnitudes_, 1, format_.bits, scales_ + group, inverses_);
+            find_scales(group, 1);
             write_group(count, group);
         }
     }
@@ -171,15 +160,40 @@ class Quantizer {
         return most;
     }
 
+    /// Of groups without inf and NaN, which are not longer than a block.
+    uint32_t largest_finite(size_t count) {
+        uint32_t most = 0;
+        each_piece(format_, count, [this, &most](const Piece& piece) {
+            largest[i_](values(piece), piece.count, piece.group_size, magnitudes_);
+            const size_t groups = (piece.count + piece.group_size - 1) / piece.group_size;
+            for (size_t g = 0; g < groups; ++g) most = std::max(most, if_finite(magnitudes_[g]));
+        });
+        return most;
+    }
+
     /// The only group, by a scale that is given.
     void run_scaled(size_t count, float given) {
         const uint32_t magnitude = magnitude_of(given);
         inverses_[0] = magnitude == 0 || magnitude >= infinity_bits ? 0.0f : 1.0f / given;
-        scales_ = &given;
+        now_ = &given;
         write_group(count, 0);
     }
 
   private:
+    /// Of the groups whose magnitudes are there, which begin with `group`.
+    void find_scales(size_t group, size_t groups) {
+        const CodeFormatInfo& codes = info(format_.codes);
+        group += format_.first_group;
+        if (format_.has_floats()) {
+            scales_of_floats(format_.codes, magnitudes_, groups, floats_ + group, inverses_, isa_);
+            now_ = floats_ + group;
+            return;
+        }
+        Bytes* bytes = static_cast<Bytes*>(scales_) + (codes.scale == ScaleKind::e4m3 ? sizeof(float) : 0) + group;
+        scales_of_bytes(format_.codes, magnitudes_, groups, format_.tensor, found_, inverses_, bytes);
+        now_ = found_;
+    }
+
     void write_group(size_t count, size_t group) {
         each_part(format_, count, group, [this](const Piece& piece) { write(piece, values(piece)); });
     }
@@ -192,26 +206,43 @@ class Quantizer {
     }
 
     void write(const Piece& piece, const void* x) {
-        Bytes* codes = format_.bits == 8 ? codes_ + piece.code : unpacked_;
-        const float* scales = scales_ + piece.group;
+        Bytes* codes = format_.bits() == 8 ? codes_ + piece.code : unpacked_;
+        const float* scales = now_;
         float* error = error_out_ == nullptr ? nullptr : error_out_ + piece.first;
+        if (info(format_.codes).mantissa >= 0) {
+            const Elements by = elements(format_.codes, isa_);
+            by.encode(x, piece.count, piece.group_size, inverses_, codes);
+            if (error != nullptr) {
+                by.multiply(codes, piece.count, piece.group_size, scales, false, products_);
+                take_away[i_](x, products_, piece.count, error);
+            }
+        } else {
+            encode_integers(piece, x, scales, codes, error);
+        }
+        each_group(piece.count, piece.group_size, [=, this](size_t begin, size_t n, size_t g) {
+            if (magnitude_of(scales[g]) >= infinity_bits) write_special(x, begin, n, scales[g], codes, error);
+        });
+        if (format_.bits() == 4) pack[i_](codes, piece.count, packing_size(piece), codes_ + piece.code);
+    }
+
+    void encode_integers(const Piece& piece, const void* x, const float* scales, Bytes* codes, float* error) {
         const size_t width = size_of(dtype_);
         const Ahead ahead{static_cast<const Bytes*>(input_) + (piece.first + piece.count) * width, width};
         encode[i_](x, piece.count, piece.group_size, inverses_, codes, ahead);
         if (error != nullptr) lose[i_](x, piece.count, piece.group_size, scales, codes, error);
-        each_group(piece.count, piece.group_size, [=, this](size_t begin, size_t n, size_t g) {
-            if (magnitude_of(scales[g]) >= infinity_bits) write_special(x, begin, n, scales[g], codes, error);
-        });
-        if (format_.bits == 4) pack[i_](codes, piece.count, packing_size(piece), codes_ + piece.code);
     }
 
     /// A group with inf keeps it in place, and code 0 times inf is NaN elsewhere. Nothing of it is carried over.
     void write_special(const void* x, size_t begin, size_t count, float scale_value, Bytes* codes, float* error) const {
-        const int largest_code = format_.bits == 8 ? 127 : 7;
+        const CodeFormatInfo& format = info(format_.codes);
+        const int largest_code = format.mantissa < 0    ? static_cast<int>(format.most)
+                                 : format.mantissa == 3 ? 0x7E
+                                                        : 0x7B;
+        const int least_code = format.mantissa < 0 ? -largest_code : largest_code | 0x80;
         for (size_t k = begin; k < begin + count; ++k) {
             const uint32_t bits = bits_of(load<float>(x, k));
             const bool infinite = bits_of(scale_value) == infinity_bits && (bits & 0x7FFFFFFFu) == infinity_bits;
-            const int code = !infinite ? 0 : bits == infinity_bits ? largest_code : -largest_code;
+            const int code = !infinite ? 0 : bits == infinity_bits ? largest_code : least_code;
             codes[k] = static_cast<Bytes>(code);
         }
         if (error != nullptr) std::fill_n(error + begin, count, 0.0f);
@@ -223,23 +254,31 @@ class Quantizer {
     size_t i_;  // of the clones
     const void* input_;
     Bytes* codes_;
-    float* scales_;
+    void* scales_;
+    float* floats_;               // the same, where they are that
+    const float* now_ = nullptr;  // of the piece's groups
     const float* error_in_;
     float* error_out_;
     alignas(64) float values_[block];
     alignas(64) uint32_t magnitudes_[block];
     alignas(64) float inverses_[block];
+    alignas(64) float products_[block];
+    alignas(64) float found_[block / 16];  // groups whose scales are bytes have at least 16 elements
     alignas(64) Bytes unpacked_[block];
 };
 
 }  // namespace
 
 void QuantFormat::check() const {
-    if (bits != 4 && bits != 8) throw invalid_param("bits is " + std::to_string(bits) + ", expected 4 or 8");
-    if (group_size == 0) throw invalid_param("group_size is 0, expected at least 1 element");
+    const auto size = static_cast<int64_t>(group_size);
+    if (takes_group(codes, size)) return;
+    const size_t fixed = info(codes).group_size;
+    throw invalid_param("group_size is " + std::to_string(size) + ", expected " +
+                        (fixed == 0 ? "at least 1 element"
+                                    : std::to_string(fixed) + " elements in format " + std::string(info(codes).name)));
 }
 
-void quantize(const QuantFormat& format, DType dtype, const void* input, size_t count, void* codes, float* scales,
+void quantize(const QuantFormat& format, DType dtype, const void* input, size_t count, void* codes, void* scales,
               float* error, Isa isa) {
     format.check();
     check_float(dtype);
@@ -249,18 +288,20 @@ void quantize(const QuantFormat& format, DType dtype, const void* input, size_t 
 uint32_t largest_magnitude(DType dtype, const void* input, size_t count, const float* error, Isa isa) {
     check_float(dtype);
     if (count == 0) return 0;
-    return Quantizer({8, count}, dtype, isa, input, nullptr, nullptr, error, nullptr).magnitude(count, 0);
+    return Quantizer({CodeFormat::int8, count}, dtype, isa, input, nullptr, nullptr, error, nullptr)
+        .magnitude(count, 0);
 }
 
-float scale_of(int bits, uint32_t magnitude) {
-    float scale_value = 0, inverse = 0;
-    scale[0](&magnitude, 1, bits, &scale_value, &inverse);
-    return scale_value;
+uint32_t largest_of_finite_groups(size_t group_size, DType dtype, const void* input, size_t count, const float* error,
+                                  Isa isa) {
+    check_float(dtype);
+    return Quantizer({CodeFormat::nvfp4, group_size}, dtype, isa, input, nullptr, nullptr, error, nullptr)
+        .largest_finite(count);
 }
 
-void encode_group(int bits, DType dtype, const void* input, size_t count, float scale_value, void* codes,
+void encode_group(CodeFormat codes_kind, DType dtype, const void* input, size_t count, float scale_value, void* codes,
                   const float* error_in, float* error_out, Isa isa) {
-    const QuantFormat format{bits, std::max<size_t>(count, 1)};
+    const QuantFormat format{codes_kind, std::max<size_t>(count, 1)};
     format.check();
     check_float(dtype);
     Quantizer(format, dtype, isa, input, codes, nullptr, error_in, error_out).run_scaled(count, scale_value);

@@ -2,31 +2,43 @@
 /// \brief Quantization of floating-point vectors in groups, and the sums of quantized all-reduces.
 ///
 /// docs/quantization.md has the rules. These kernels, the Triton kernels and alltoallv.testing.quantized agree bit for
-/// bit in codes, scales and sums. Codes, inputs and outputs may have any alignment; `float*` are aligned.
+/// bit in codes, scales and sums. Codes, inputs and outputs may have any alignment; scales of float32 and
+/// `float*` are aligned.
 /// Every kernel takes the instruction set last, at most best_isa(), for tests.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "base/code_format.h"
 #include "base/dtype.h"
 #include "op_kernel/cpu/clones.h"
 
 namespace alltoallv::kernel {
 
-/// Codes of one vector: `bits` 8 (one int8 per element) or 4 (two per byte, the even element in the low half),
-/// one float32 scale per `group_size` elements. Groups begin at element 0; the last may be shorter.
+/// Codes and scales of one vector: a byte per element or, in formats of 4 bits, per two, the even element in the low
+/// half; a scale per `group_size` elements. Groups begin at element 0; the last may be shorter.
 struct QuantFormat {
-    int bits = 8;
+    CodeFormat codes = CodeFormat::int8;
     size_t group_size = 128;
+    float tensor = 0;        ///< NVFP4: the scale of all groups, tensor_scale(); 0: quantize() finds that of its input
+    size_t first_group = 0;  ///< of the record of scales, at which the vector begins
 
-    /// Throws Error (invalid_param) unless bits is 4 or 8 and group_size is at least 1.
+    /// Throws Error (invalid_param) unless groups of the format can have this size.
     void check() const;
+    int bits() const { return info(codes).bits; }
+    /// Scales are numbers of float32, which are found alone and given to encode_group().
+    bool has_floats() const { return info(codes).scale == ScaleKind::float32; }
     size_t groups(size_t count) const { return count / group_size + (count % group_size != 0); }
+    /// Of the record of scales of `count` elements.
+    size_t scale_bytes(size_t count) const {
+        if (has_floats()) return groups(count) * sizeof(float);
+        return groups(count) + (info(codes).scale == ScaleKind::e4m3 ? sizeof(float) : 0);
+    }
     /// Bytes of the codes of `count` elements. A group of odd size ends with a half byte that holds 0, so that every
     /// group begins at a byte.
     size_t code_bytes(size_t count) const {
-        if (bits == 8) return count;
+        if (bits() == 8) return count;
         return count / group_size * (group_size / 2 + group_size % 2) + (count % group_size + 1) / 2;
     }
 };
@@ -37,25 +49,32 @@ enum class Overflow : uint8_t { saturate, raise, infinity };
 
 /// Quantizes `count` elements of float32, float16 or bfloat16. `error`, if not null, holds float32 values that are
 /// added to the input first and replaced by what the rounding lost (error feedback).
-void quantize(const QuantFormat& format, DType dtype, const void* input, size_t count, void* codes, float* scales,
+void quantize(const QuantFormat& format, DType dtype, const void* input, size_t count, void* codes, void* scales,
               float* error, Isa isa = best_isa());
 
 /// quantize() in two steps, for a group that is never in one place: the largest magnitude of its pieces gives its
 /// scale, by which pieces are encoded. Magnitudes are the bits of a float32 without sign.
 uint32_t largest_magnitude(DType dtype, const void* input, size_t count, const float* error, Isa isa = best_isa());
-float scale_of(int bits, uint32_t magnitude);
-void encode_group(int bits, DType dtype, const void* input, size_t count, float scale, void* codes,
+float scale_of(CodeFormat codes, uint32_t magnitude);
+void encode_group(CodeFormat format, DType dtype, const void* input, size_t count, float scale, void* codes,
                   const float* error_in, float* error_out, Isa isa = best_isa());
+
+/// NVFP4's scale of a vector whose largest magnitude in a finite group is this; and of a sum of vectors with scales.
+float tensor_scale(uint32_t magnitude);
+float limited_tensor_scale(float sum);
+/// That magnitude.
+uint32_t largest_of_finite_groups(size_t group_size, DType dtype, const void* input, size_t count, const float* error,
+                                  Isa isa = best_isa());
 
 /// out[k] = code * scale in float32, then cast() to `dtype` (float32, float16, bfloat16).
 /// With `streams`, float32 goes past the caches where it can, and a store fence comes after. Returns false if a value
 /// did not fit and `overflow` is raise.
-bool dequantize(const QuantFormat& format, DType dtype, const void* codes, const float* scales, size_t count,
+bool dequantize(const QuantFormat& format, DType dtype, const void* codes, const void* scales, size_t count,
                 Overflow overflow, void* out, bool streams = false, Isa isa = best_isa());
 
 /// sum[k] = code_0*scale_0 + code_1*scale_1 + ... in float32, in the order of the sources; `average` divides it by
 /// their number.
-void dequantize_sum(const QuantFormat& format, const void* const* codes, const float* const* scales, size_t n_sources,
+void dequantize_sum(const QuantFormat& format, const void* const* codes, const void* const* scales, size_t n_sources,
                     size_t count, bool average, float* sum, Isa isa = best_isa());
 
 /// Rounds float32 to `dtype` (float32, float16, bfloat16), half to even; inf and NaN stay. Returns false if a finite

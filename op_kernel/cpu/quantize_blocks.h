@@ -110,7 +110,7 @@ void each_part(const QuantFormat& format, size_t count, size_t group, Run run) {
     const size_t code = format.code_bytes(begin);
     for (size_t part = begin; part < end; part += block) {
         const size_t n = std::min(block, end - part);
-        run(Piece{part, n, n, group, code + (part - begin) / (format.bits == 8 ? 1 : 2)});
+        run(Piece{part, n, n, group, code + (part - begin) / (format.bits() == 8 ? 1 : 2)});
     }
 }
 

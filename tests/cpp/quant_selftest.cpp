@@ -42,7 +42,7 @@ void shared_scale(Communicator& communicator, size_t count) {
 }
 
 /// A result close to the sum, in place too, whose error feedback is what was lost.
-void dynamic(Communicator& communicator, size_t count, int64_t group_size, int bits, bool requantizes) {
+void dynamic(Communicator& communicator, size_t count, int64_t group_size, CodeFormat format, bool requantizes) {
     const int size = communicator.size();
     std::vector<float> vector(count), wanted(count, 0.0f), error(count, 0.0f);
     for (int r = 0; r < size; ++r) {
@@ -57,7 +57,7 @@ void dynamic(Communicator& communicator, size_t count, int64_t group_size, int b
     std::vector<float> gather_error(static_cast<size_t>(part.count), 0.0f);
     QuantReduction q;
     q.counts = {&total, 1};
-    q.bits = bits;
+    q.format = format;
     q.group_size = group_size;
     q.requantizes = requantizes;
     q.input = q.output = vector.data();
@@ -66,7 +66,7 @@ void dynamic(Communicator& communicator, size_t count, int64_t group_size, int b
     q.feeds_back = true;
     q.gather_feeds_back = requantizes;
     communicator.quant_reduce(q, -1);
-    const float step = 1.0f / (bits == 8 ? 127.0f : 7.0f);  // of one rank's codes, whose values are at most 1
+    const float step = 1.0f / info(format).most;  // of one rank's codes, whose values are at most 1
     const float limit = step * static_cast<float>(size) * (requantizes ? 1.1f : 0.6f);
     for (size_t i = 0; i < count; ++i) {
         if (!(std::abs(vector[i] - wanted[i]) <= limit))
@@ -95,9 +95,10 @@ void disagreement(Communicator& communicator) {
     QuantReduction q;
     q.counts = {&total, 1};
     q.input = q.output = vector.data();
-    q.bits = communicator.rank() == 0 ? 4 : 8;
-    fails(ErrorClass::peer_mismatch, "rank 0 has bits 4, rank 1 has bits 8", [&] { communicator.quant_reduce(q, -1); });
-    q.bits = 8;
+    q.format = communicator.rank() == 0 ? CodeFormat::int4 : CodeFormat::int8;
+    fails(ErrorClass::peer_mismatch, "rank 0 has format int4, rank 1 has format int8",
+          [&] { communicator.quant_reduce(q, -1); });
+    q.format = CodeFormat::int8;
     std::vector<uint16_t> halves(1000);
     q.output = halves.data();
     q.out_dtype = DType::float16;
@@ -113,10 +114,10 @@ void everything(const Mode& mode, int size) {
         const CommunicatorPtr communicator = make_shm_communicator(options_of(mode, rank, size));
         for (const size_t count : {size_t{0}, size_t{1}, size_t{1000}, size_t{UNDER_SANITIZER ? 100001 : 300001}}) {
             shared_scale(*communicator, count);
-            for (const int bits : {8, 4}) {
+            for (const CodeFormat format : {CodeFormat::int8, CodeFormat::int4}) {
                 for (const bool requantizes : {false, true}) {
                     for (const int64_t group_size : {int64_t{128}, int64_t{1} << 40, int64_t{40000}})
-                        dynamic(*communicator, count, group_size, bits, requantizes);
+                        dynamic(*communicator, count, group_size, format, requantizes);
                 }
             }
         }

@@ -80,7 +80,7 @@ float get(DType dtype, const unsigned char* from, size_t k) {
 
 /// Code of an element: a byte, or half of one.
 int code_at(const QuantFormat& format, const unsigned char* codes, size_t k) {
-    if (format.bits == 8) return static_cast<int8_t>(codes[k]);
+    if (format.bits() == 8) return static_cast<int8_t>(codes[k]);
     const size_t group = k / format.group_size, within = k % format.group_size;
     const unsigned char byte = codes[group * ((format.group_size + 1) / 2) + within / 2];
     const int nibble = within % 2 == 0 ? byte & 15 : byte >> 4;
@@ -89,7 +89,7 @@ int code_at(const QuantFormat& format, const unsigned char* codes, size_t k) {
 
 void expect_group(const QuantFormat& format, const std::vector<float>& x, const unsigned char* codes, float scale,
                   const float* error, size_t begin, size_t end, const char* what) {
-    const float most = format.bits == 8 ? 127 : 7;
+    const float most = format.bits() == 8 ? 127 : 7;
     float largest = 0;
     bool any_nan = false;
     for (size_t k = begin; k < end; ++k) {
@@ -119,7 +119,7 @@ void expect_group(const QuantFormat& format, const std::vector<float>& x, const 
 }
 
 void test_quantize(const QuantFormat& format, DType dtype, size_t count, bool feedback, Isa isa) {
-    const std::string what = "quantize " + std::string(name_of(dtype)) + " bits " + std::to_string(format.bits) +
+    const std::string what = "quantize " + std::string(name_of(dtype)) + " bits " + std::to_string(format.bits()) +
                              " group " + std::to_string(format.group_size) + " count " + std::to_string(count) +
                              " isa " + std::to_string(static_cast<int>(isa));
     Unaligned input(count * size_of(dtype)), codes(format.code_bytes(count));
@@ -135,7 +135,7 @@ void test_quantize(const QuantFormat& format, DType dtype, size_t count, bool fe
         expect_group(format, x, codes.data(), scales[g], feedback ? error.data() : nullptr, g * format.group_size,
                      std::min(count, (g + 1) * format.group_size), what.c_str());
         const size_t size = std::min(count - g * format.group_size, format.group_size);
-        if (format.bits == 4 && size % 2 == 1) {
+        if (format.bits() == 4 && size % 2 == 1) {
             const size_t last = format.code_bytes(g * format.group_size) + size / 2;
             EXPECT(codes.data()[last] >> 4 == 0, "%s: half byte after group %zu", what.c_str(), g);
         }
@@ -156,13 +156,13 @@ bool expect_cast(DType dtype, Overflow overflow, float value, bool limited, floa
 }
 
 void test_sums(const QuantFormat& format, DType dtype, Overflow overflow, size_t n_sources, size_t count, Isa isa) {
-    const std::string what = "sum of " + std::to_string(n_sources) + " bits " + std::to_string(format.bits) +
+    const std::string what = "sum of " + std::to_string(n_sources) + " bits " + std::to_string(format.bits()) +
                              " group " + std::to_string(format.group_size) + " count " + std::to_string(count) +
                              " isa " + std::to_string(static_cast<int>(isa));
     std::vector<Unaligned> codes(n_sources, Unaligned(format.code_bytes(count)));
     std::vector<std::vector<float>> scales(n_sources, std::vector<float>(format.groups(count)));
     std::vector<const void*> code_pointers;
-    std::vector<const float*> scale_pointers;
+    std::vector<const void*> scale_pointers;
     for (size_t s = 0; s < n_sources; ++s) {
         for (size_t k = 0; k < format.code_bytes(count); ++k) codes[s].data()[k] = random_bits() & 0xFF;
         for (float& scale : scales[s]) scale = std::fabs(random_value()) * (random_bits() % 8 == 0 ? 1000.0f : 1.0f);
@@ -272,11 +272,13 @@ void test_errors() {
     float x = 1;
     signed char code = 1;
     const void* codes = &code;
-    const float* scales = &x;
-    expect_invalid("bits is 5", [&] { quantize({5, 128}, DType::float32, &x, 1, &code, &x, nullptr); });
-    expect_invalid("group_size is 0", [&] { quantize({8, 0}, DType::float32, &x, 1, &code, &x, nullptr); });
-    expect_invalid("dtype is int8", [&] { quantize({8, 1}, DType::int8, &x, 1, &code, &x, nullptr); });
-    expect_invalid("n_sources is 0", [&] { dequantize_sum({8, 1}, &codes, &scales, 0, 1, false, &x); });
+    const void* scales = &x;
+    expect_invalid("group_size is 64, expected 32",
+                   [&] { quantize({CodeFormat::mxfp8, 64}, DType::float32, &x, 1, &code, &x, nullptr); });
+    expect_invalid("group_size is 0",
+                   [&] { quantize({CodeFormat::int8, 0}, DType::float32, &x, 1, &code, &x, nullptr); });
+    expect_invalid("dtype is int8", [&] { quantize({CodeFormat::int8, 1}, DType::int8, &x, 1, &code, &x, nullptr); });
+    expect_invalid("n_sources is 0", [&] { dequantize_sum({CodeFormat::int8, 1}, &codes, &scales, 0, 1, false, &x); });
     expect_invalid("scales are empty", [&] { requantize_sum(&codes, 1, 1, {&x, 0}, &code); });
 }
 
@@ -285,9 +287,9 @@ void test_errors() {
 int main() {
     for (int i = 0; i <= static_cast<int>(best_isa()); ++i) {
         const auto isa = static_cast<Isa>(i);
-        for (const int bits : {8, 4}) {
+        for (const CodeFormat codes : {CodeFormat::int8, CodeFormat::int4}) {
             for (const size_t group : {1, 2, 3, 31, 32, 64, 127, 128, 1000, 2047, 2048, 2049, 4096, 5001}) {
-                const QuantFormat format{bits, group};
+                const QuantFormat format{codes, group};
                 const size_t counts[] = {0, 1, group - 1, group, group + 1, 3 * group + random_below(group) + 1, 10007};
                 for (const size_t count : counts) {
                     for (const DType dtype : float_types) {

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from alltoallv import Communicator, memory
 from alltoallv import numpy as av
-from alltoallv.quantization.spec import Quantization
+from alltoallv.quantization.spec import Quantization, coding
 from alltoallv.testing import quantized as reference
 from alltoallv.testing.golden import assert_bits_equal
 
@@ -50,7 +50,7 @@ def check_all_reduce(
     x = put(inputs[r], shared)
     out_dtype = DTYPES[arguments.get("out_dtype") or x.dtype.name]
     out = put(np.full(x.shape, 77, out_dtype), shared)
-    names = ("bits", "group_size", "gather", "op", "overflow")
+    names = ("bits", "format", "group_size", "gather", "op", "overflow")
     known = {name: arguments[name] for name in names if name in arguments}
     state = av.ErrorFeedback() if feedback else None
     errors = [np.zeros(x.shape, F32) for _ in inputs] if feedback else None
@@ -68,6 +68,6 @@ def check_all_reduce(
         assert saved["error"] is not None
         assert_bits_equal(saved["error"], errors[r].reshape(-1), "the error feedback")
         if gather_error is not None and saved["gather_error"] is not None:
-            begin, count = Quantization(group_size=arguments.get("group_size", 128)).part(x.size, size, r)
+            begin, count = Quantization.checked(coding(arguments.get("bits", 8), arguments.get("format")), arguments.get("group_size")).part(x.size, size, r)
             assert_bits_equal(saved["gather_error"], gather_error.reshape(-1)[begin : begin + count], "of the gather")
     return digest(out)

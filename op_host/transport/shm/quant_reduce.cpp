@@ -147,6 +147,7 @@ void ShmCommunicator::quant_reduce_small(const QuantReduction& q, QuantCodec& co
     for (size_t p = 0; p < parts.size(); ++p)
         places.push_back(places.back() + round_up(codec.slot_bytes(grid.range(p, 0).count), cache_line));
     codec.defer_feedback();
+    codec.find_scales();
     for (size_t p = 0; p < parts.size(); ++p)
         if (parts[p].count > 0) codec.encode(grid.range(p, 0), control_->payload(mine) + places[p]);
     mine.flags |= row_inline;

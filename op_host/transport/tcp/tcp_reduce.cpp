@@ -133,6 +133,8 @@ void TcpCommunicator::quant_reduce_in_parts(const QuantReduction& q) {
     grid.piece = std::max<size_t>(grid.longest(), 1);
     Misfit misfit;
     with_codec(q, grid.parts, [&](QuantCodec& codec) {
+        codec.keep_whole();
+        codec.find_scales();
         const auto bytes_of = [&](size_t part) {
             return round_up(codec.slot_bytes(grid.range(part, 0).count), cache_line);
         };

@@ -189,7 +189,7 @@ def requantize(
         _sums(
             codes,
             scales,
-            Quantization(how.bits, how.group_size, overflow="infinity"),
+            Quantization(how.format, how.group_size, overflow="infinity"),
             total,
             len(codes),
             count,

@@ -11,7 +11,7 @@ from typing import Any
 from alltoallv import _core
 from alltoallv.atb.params import KEYS, READERS, AllToAllVParam, parse_object, read_int32, read_str, with_fields
 from alltoallv.errors import InvalidParamError
-from alltoallv.quantization.spec import Gather, Overflow, Quantization, SumOp
+from alltoallv.quantization.spec import Gather, Overflow, Quantization, coding, SumOp
 
 _GROUP = {key: name for key, name in KEYS.items() if name not in ("send_counts", "sdispls", "recv_counts", "rdispls")}
 _OWN = {"allReduceType": "all_reduce_type", "quantType": "quant_type", "outDataType": "out_data_type"}
@@ -72,7 +72,7 @@ class QuantAllReduceParam:
     def quantization(self) -> Quantization:
         """Of the dynamic mode, checked."""
         op: SumOp = "avg" if self.all_reduce_type == "avg" else "sum"
-        return Quantization.checked(self.bits, self.group_size, self.gather, op, self.overflow)
+        return Quantization.checked(coding(self.bits, None), self.group_size, self.gather, op, self.overflow)
 
     def core(self) -> _core.QuantAllReduceParam:
         """What the core takes.
@@ -87,7 +87,7 @@ class QuantAllReduceParam:
             self.all_reduce_type,
             int(self.quant_type),
             self.out_data_type,
-            how.bits,
+            how.format,
             how.group_size,
             how.gather == "quantized",
             how.overflow,

@@ -32,11 +32,12 @@ from alltoallv.mindspore.tensors import core_name, target
 from alltoallv.quantization.functions import Quantized
 
 _OUTPUTS = {1: mindspore.float16, 0: mindspore.float32, 27: mindspore.bfloat16}  # by ACL's number
-_ALL_REDUCE = ("scale", "offset", "comm_quant_scale_1", "comm_quant_scale_2", "bits", "group_size", "gather", "op")
+_ALL_REDUCE = ("scale", "offset", "comm_quant_scale_1", "comm_quant_scale_2", "bits", "format", "group_size",
+    "gather", "op")
 _OPTIONS = {
     "quantized_all_reduce": (*_ALL_REDUCE, "out_dtype", "overflow"),
-    "quantized_reduce_scatter": ("bits", "group_size", "op", "out_dtype", "overflow"),
-    "quantized_all_to_all": ("bits", "group_size", "out_dtype", "overflow"),
+    "quantized_reduce_scatter": ("bits", "format", "group_size", "op", "out_dtype", "overflow"),
+    "quantized_all_to_all": ("bits", "format", "group_size", "out_dtype", "overflow"),
 }
 
 
@@ -167,7 +168,7 @@ class _Options(nn.Cell):
 
 class QuantizedAllReduce(_Options):
     """`quantized_all_reduce` as a cell; its options are the arguments scale, offset, comm_quant_scale_1,
-    comm_quant_scale_2, bits, group_size, gather, op, out_dtype and overflow.
+    comm_quant_scale_2, bits, format, group_size, gather, op, out_dtype and overflow.
 
     The same values and gradients in PyNative, in ``ms.jit`` functions and in GRAPH_MODE.
     """
@@ -181,7 +182,7 @@ class QuantizedAllReduce(_Options):
 
 class QuantizedReduceScatter(_Options):
     """`quantized_reduce_scatter` as a cell, for inputs of ``rows`` rows; its options are the arguments bits,
-    group_size, op, out_dtype and overflow.
+    format, group_size, op, out_dtype and overflow.
 
     The same values and gradients in PyNative, in ``ms.jit`` functions and in GRAPH_MODE.
     """
@@ -199,8 +200,8 @@ class QuantizedReduceScatter(_Options):
 
 
 class QuantizedAllToAll(_Options):
-    """`quantized_all_to_all` as a cell with known counts of rows; its options are the arguments bits, group_size,
-    out_dtype and overflow.
+    """`quantized_all_to_all` as a cell with known counts of rows; its options are the arguments bits, format,
+    group_size, out_dtype and overflow.
 
     The same values and gradients in PyNative, in ``ms.jit`` functions and in GRAPH_MODE.
     """

@@ -13,7 +13,7 @@ from alltoallv.communicator import Communicator
 from alltoallv.quantization import requests
 from alltoallv.quantization.feedback import ErrorFeedback
 from alltoallv.quantization.host import ReductionCall, RowsCall
-from alltoallv.quantization.spec import Gather, Options, Overflow, SumOp
+from alltoallv.quantization.spec import Format, Gather, GroupSize, Options, Overflow, SumOp, coding, grouping
 
 A = TypeVar("A")  # a NumPy array, or a tensor of MindSpore or Paddle
 F = TypeVar("F", bound=Callable[..., object])
@@ -44,7 +44,8 @@ class Quantized(Generic[A]):
         scale: A | float | None = None,
         offset: float | None = None,
         bits: int = 8,
-        group_size: int = 128,
+        format: Format | None = None,
+        group_size: GroupSize | None = None,
         gather: Gather = "full",
         op: SumOp = "sum",
         out_dtype: Any = None,
@@ -69,8 +70,11 @@ class Quantized(Generic[A]):
             scale: A number, or a tensor: one value, or one per entry of the last axis, ``[n]`` or ``[1, n]``, of
                 float16, bfloat16 or float32; equal on all ranks.
             offset: A number that is added to the codes of every rank, with ``scale``.
-            bits: Of a code: 8, or 4. Dynamic only, as the next four.
-            group_size: Elements per scale; groups begin at the first element of the flat tensor.
+            bits: 8 or 4, for the formats int8 and int4. Dynamic only, as the next five.
+            format: What the elements become: ``"int8"``, ``"int4"``, ``"fp8_e4m3"``, ``"fp8_e5m2"``, ``"mxfp8"``,
+                ``"mxfp8_e5m2"``, ``"mxfp4"`` or ``"nvfp4"``; docs/quantization.md defines them. Default: by ``bits``.
+            group_size: Elements per scale; groups begin at the first element of the flat tensor. ``"token"``: the last
+                axis; ``"tensor"``: all. Default: 128, 32 in MX formats and 16 in NVFP4, which have no other.
             gather: ``"full"`` gathers the sum in the output's dtype, ``"quantized"`` quantizes it again: fewer bytes,
                 about 1.4 times the error.
             op: ``"sum"`` or ``"avg"``.
@@ -100,13 +104,14 @@ class Quantized(Generic[A]):
         comm = self.communicator(group)
         if comm is None:
             return (None, None) if async_op else None
+        how, group_size = coding(bits, format), grouping(group_size, input)
         plain = scale is offset is comm_quant_scale_1 is comm_quant_scale_2 is out_dtype is None
         if plain and error_feedback is None and timeout is None and not async_op:
-            result = _core.quantized_all_reduce(comm.core, input, out, bits, group_size, gather, op, overflow)
+            result = _core.quantized_all_reduce(comm.core, input, out, how, group_size, gather, op, overflow)
             if result is not None:
                 return result
         options = Options(
-            scale, comm_quant_scale_1, comm_quant_scale_2, offset, bits, group_size, gather, op, overflow, out_dtype
+            scale, comm_quant_scale_1, comm_quant_scale_2, offset, how, group_size, gather, op, overflow, out_dtype
         )
         with guard(comm, "quantized_all_reduce"):
             wants_grad = self.wants_grad(input, out=out, async_op=async_op, error_feedback=error_feedback)
@@ -120,7 +125,8 @@ class Quantized(Generic[A]):
         recv_counts: Counts | None = None,
         *,
         bits: int = 8,
-        group_size: int = 128,
+        format: Format | None = None,
+        group_size: GroupSize | None = None,
         op: SumOp = "sum",
         out_dtype: Any = None,
         error_feedback: ErrorFeedback | None = None,
@@ -139,7 +145,7 @@ class Quantized(Generic[A]):
                 float16, bfloat16.
             recv_counts: Rows that each rank gets, W integers >= 0, equal on all ranks; their sum is dimension 0.
                 Default: equal shares.
-            bits, group_size, op, error_feedback, out_dtype, overflow: As for `quantized_all_reduce`, dynamic.
+            bits, format, group_size, op, error_feedback, out_dtype, overflow: As for `quantized_all_reduce`, dynamic.
             out: Shape ``[recv_counts[rank], *input.shape[1:]]``, apart from the input. Left out, it is allocated.
             group, async_op, timeout: As for `quantized_all_reduce`.
 
@@ -153,7 +159,8 @@ class Quantized(Generic[A]):
             InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer; no output has been written.
             PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
         """
-        options = Options(bits=bits, group_size=group_size, op=op, overflow=overflow, out_dtype=out_dtype)
+        how, group_size = coding(bits, format), grouping(group_size, input)
+        options = Options(format=how, group_size=group_size, op=op, overflow=overflow, out_dtype=out_dtype)
         comm = self.communicator(group)
         if comm is None:
             return (None, None) if async_op else None
@@ -170,7 +177,8 @@ class Quantized(Generic[A]):
         recv_counts: Counts | None = None,
         *,
         bits: int = 8,
-        group_size: int | None = None,
+        format: Format | None = None,
+        group_size: GroupSize | None = None,
         out_dtype: Any = None,
         overflow: Overflow = "saturate",
         group: Any = None,
@@ -183,8 +191,9 @@ class Quantized(Generic[A]):
             input: Rows ``[T, ...]`` of float32, float16 or bfloat16, sorted by the rank they go to.
             send_counts: Rows for every rank, W integers >= 0; their sum is T.
             recv_counts: Rows from every rank; left out, the peers tell.
-            bits: Of a code: 8, or 4.
-            group_size: Elements per scale; groups begin anew with every row. Default: one scale per row.
+            bits, format: As for `quantized_all_reduce`.
+            group_size: Elements per scale; groups begin anew with every row. Default: one scale per row, where the
+                format leaves the choice.
             out_dtype: Of the rows received: float32, float16 or bfloat16; default: the input's.
             overflow: As for `quantized_all_reduce`; "raise" looks at the rows sent, by this rank's ``out_dtype``.
             group, timeout: As for `quantized_all_reduce`.
@@ -196,12 +205,13 @@ class Quantized(Generic[A]):
             back where the rows came from, not quantized; otherwise as `quantized_all_reduce`.
 
         Raises:
-            PeerMismatchError: two ranks differ in operator, counts, length of rows, bits or group size.
+            PeerMismatchError: two ranks differ in operator, counts, length of rows, format or group size.
             ValueOverflowError: on every rank, with ``overflow="raise"``.
             InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer; no output has been written.
             PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
         """
-        options = Options(bits=bits, group_size=group_size, overflow=overflow, out_dtype=out_dtype)
+        how, group_size = coding(bits, format), grouping(group_size, input)
+        options = Options(format=how, group_size=group_size, overflow=overflow, out_dtype=out_dtype)
         comm = self.communicator(group)
         if comm is None:
             return (None, None) if async_op else None

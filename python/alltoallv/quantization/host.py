@@ -66,10 +66,10 @@ class RowsCall(Generic[A]):
         how, length = made.how, made.length
         x: Any = made.input
         self._tail, count = tuple(x.shape[1:]), x.shape[0]
-        self._stride = max(_core.quantized_row_bytes(length, how.bits, how.group_size), 4)
+        self._stride = max(_core.quantized_row_bytes(length, how.format, how.group_size), 4)
         self._coded = memory.empty((count, self._stride), np.uint8)
         _core.quantize_rows(
-            how.bits, how.group_size, made.dtype, adapter.region(x)[0], count, length, _address(self._coded)
+            how.format, how.group_size, made.dtype, adapter.region(x)[0], count, length, _address(self._coded)
         )
         if made.must_fit() and not self._decode(self._coded, self._allocate(count), how):
             raise ValueOverflowError(made.misfit())
@@ -122,5 +122,5 @@ class RowsCall(Generic[A]):
     def _decode(self, coded: Codes, out: A, how: Quantization) -> bool:
         made, place = self.rows, self._adapter.region(out)[0]
         return _core.dequantize_rows(
-            how.bits, how.group_size, made.out_dtype, _address(coded), len(coded), made.length, how.overflow, place
+            how.format, how.group_size, made.out_dtype, _address(coded), len(coded), made.length, how.overflow, place
         )

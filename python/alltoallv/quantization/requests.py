@@ -46,7 +46,7 @@ def all_reduce(
     """
     x: Any = adapter.read("input", input)
     shape, dtype = tuple(x.shape), adapter.dtype(x)
-    how = Quantization.checked(options.bits, options.group_size, options.gather, options.op, options.overflow)
+    how = Quantization.checked(options.format, options.group_size, options.gather, options.op, options.overflow)
     first, second = _scales(adapter, options, how, shape, feedback is not None)
     if options.scale is not None and dtype != "int8":
         raise InvalidTensorError(f"input has dtype {dtype}, expected int8 with a shared scale", 13)
@@ -72,7 +72,7 @@ def reduce_scatter(
     x: Any = adapter.read("input", input)
     row, dtype = _core.row_size(x.shape), adapter.dtype(x)
     rows = shares("recv_counts", recv_counts, "input", x.shape[0], comm.size)
-    how = Quantization.checked(options.bits, options.group_size, "full", options.op, options.overflow)
+    how = Quantization.checked(options.format, options.group_size, "full", options.op, options.overflow)
     _check_float(dtype)
     counts, out_dtype = tuple(scaled(rows, row)), output_dtype(adapter, options, dtype)
     request = QuantizedReduction("quantized_reduce_scatter", dtype, out_dtype, counts, how)
@@ -134,7 +134,7 @@ class Rows(Generic[A]):
 
     def terms(self) -> int:
         """What peers agree on beside the bytes of a row, for `_core.Plan`."""
-        return _core.quantized_row_terms(self.how.bits, self.how.group_size)
+        return _core.quantized_row_terms(self.how.format, self.how.group_size)
 
     def must_fit(self) -> bool:
         """Whether the sender has to look for values that the output's dtype does not hold."""
@@ -156,10 +156,12 @@ def rows(
     x: Any = adapter.read("input", input)
     length, dtype = _core.row_size(x.shape), adapter.dtype(x)
     most = max(length, 1)
-    group_size = most if options.group_size is None else options.group_size
-    how = Quantization.checked(options.bits, group_size, overflow=options.overflow)
+    row = _core.code_formats.get(options.format)
+    fixed = row is not None and row.group_size > 0
+    group_size = most if options.group_size is None and not fixed else options.group_size
+    how = Quantization.checked(options.format, group_size, overflow=options.overflow)
     _check_float(dtype)
-    if how.group_size > most:
+    if how.group_size > most and not fixed:
         how = replace(how, group_size=most)  # the same codes, and the same terms on all ranks
     out_dtype = output_dtype(adapter, options, dtype)
     sends = shares("send_counts", as_counts("send_counts", send_counts, comm.size), "input", x.shape[0], comm.size)
@@ -179,7 +181,7 @@ def plan(comm: Communicator, request: QuantizedReduction) -> _core.QuantPlan:
         request.dtype,
         request.out_dtype,
         request.counts,
-        how.bits,
+        how.format,
         how.group_size,
         how.gather == "quantized",
         how.op == "avg",
@@ -269,7 +271,7 @@ def _scales(
 
 def _check_shared(quantization: Quantization, has_feedback: bool, two: bool) -> None:
     """With shared scales the rest is not free."""
-    wanted: tuple[tuple[str, object, object], ...] = (("bits", quantization.bits, 8), ("op", quantization.op, "sum"))
+    wanted: tuple[tuple[str, object, object], ...] = (("format", quantization.format, "int8"), ("op", quantization.op, "sum"))
     if not two:
         wanted += (("gather", quantization.gather, "full"),)
     for name, value, expected in wanted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
@@ -14,6 +15,8 @@ from alltoallv import _core
 from alltoallv._calls.counts import integer
 from alltoallv.errors import InvalidParamError
 
+Format = Literal["int8", "int4", "fp8_e4m3", "fp8_e5m2", "mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4"]
+GroupSize = int | Literal["token", "tensor"]
 Gather = Literal["full", "quantized"]
 SumOp = Literal["sum", "avg"]
 Overflow = Literal["saturate", "raise", "infinity"]
@@ -36,15 +39,15 @@ class Options(NamedTuple):
     """What a caller asks of a quantized collective beside tensors and counts: as given, unchecked, equal on all ranks.
 
     Scales, offset and ``gather`` are for all-reduces, ``op`` not for all-to-alls. ``group_size=None``: the row of an
-    all-to-all. ``out_dtype`` is the framework's; None: the input's. See `alltoallv.numpy.quantized_all_reduce`.
+    all-to-all; else None: the format's usual one. ``out_dtype`` is the framework's; None: the input's. See `alltoallv.numpy.quantized_all_reduce`.
     """
 
     scale: Any = None
     comm_quant_scale_1: Any = None
     comm_quant_scale_2: Any = None
     offset: float | None = None
-    bits: int = 8
-    group_size: int | None = 128
+    format: str = "int8"
+    group_size: int | None = None
     gather: Gather = "full"
     op: SumOp = "sum"
     overflow: Overflow = "saturate"
@@ -61,7 +64,7 @@ class Quantization:
     """How vectors become codes, and their sum a result; equal on all ranks.
 
     Attributes:
-        bits: Of a code: 8, or 4 (two per byte).
+        format: Of codes and scales, a row of `_core.code_formats`; docs/quantization.md has the table.
         group_size: Elements per scale; groups begin at element 0 of the flat vector.
         gather: Of an all-reduce: ``"full"`` gathers the sum in the output's dtype, ``"quantized"`` quantizes it again.
         op: ``"avg"`` divides the sum by the number of ranks, before it is rounded or quantized.
@@ -69,7 +72,7 @@ class Quantization:
             value; ``"raise"``: an error on every rank; ``"infinity"``.
     """
 
-    bits: int = 8
+    format: str = "int8"
     group_size: int = 128
     gather: Gather = "full"
     op: SumOp = "sum"
@@ -77,7 +80,7 @@ class Quantization:
 
     @staticmethod
     def checked(
-        bits: int, group_size: int | None, gather: Gather = "full", op: SumOp = "sum", overflow: Overflow = "saturate"
+        format: str, group_size: int | None, gather: Gather = "full", op: SumOp = "sum", overflow: Overflow = "saturate"
     ) -> Quantization:
         """One whose values have a meaning; those of earlier calls are remembered.
 
@@ -85,9 +88,25 @@ class Quantization:
             InvalidParamError: a value that has none.
         """
         try:
-            return _remembered(bits, group_size, gather, op, overflow)
+            return _remembered(format, group_size, gather, op, overflow)
         except TypeError:  # a value that cannot be remembered has no meaning either
-            return _checked(bits, group_size, gather, op, overflow)
+            return _checked(format, group_size, gather, op, overflow)
+
+    @property
+    def bits(self) -> int:
+        """Of a code; two of 4 bits share a byte."""
+        return _core.code_formats[self.format].bits
+
+    @property
+    def has_floats(self) -> bool:
+        """Whether scales are float32, not bytes."""
+        return _core.code_formats[self.format].scale == "float32"
+
+    def scale_bytes(self, count: int) -> int:
+        """Bytes of the scales of ``count`` elements."""
+        if self.has_floats:
+            return 4 * self.groups(count)
+        return self.groups(count) + (4 if _core.code_formats[self.format].scale == "e4m3" else 0)
 
     def groups(self, count: int) -> int:
         """Scales of ``count`` elements."""
@@ -110,16 +129,38 @@ class Quantization:
         return begin, min(share, count - begin)
 
 
-def _checked(bits: Any, group_size: Any, *texts: Any) -> Quantization:
-    if _integer(bits) not in (4, 8):
-        raise InvalidParamError(f"bits is {bits!r}, expected 4 or 8")
+def coding(bits: Any, format: Any) -> Any:
+    """What `Quantization.checked` takes for a format, of ``format`` or, where that is None, of ``bits``."""
+    if format is not None:
+        return format
+    return f"int{bits}" if type(bits) is int else f"int{_integer(bits) or repr(bits)}"
+
+
+def grouping(group_size: Any, input: Any) -> Any:
+    """The elements of a ``"token"``, the last axis of the input, or of the whole ``"tensor"``; else as given."""
+    if not isinstance(group_size, str) or group_size not in ("token", "tensor"):
+        return group_size
+    shape = tuple(getattr(input, "shape", ())) or (1,)
+    return max(shape[-1] if group_size == "token" else math.prod(shape), 1)
+
+
+def _checked(format: Any, group_size: Any, *texts: Any) -> Quantization:
+    row = _core.code_formats.get(format) if isinstance(format, str) else None
+    if row is None:
+        if isinstance(format, str) and format.startswith("int"):
+            raise InvalidParamError(f"bits is {format[3:]}, expected 4 or 8")
+        raise InvalidParamError(f"format is {format!r}, expected one of {', '.join(_core.code_formats)}")
+    if group_size is None:
+        group_size = row.group_size or 128
+    if row.group_size and _integer(group_size) != row.group_size:
+        raise InvalidParamError(f"group_size is {group_size!r}, expected {row.group_size} in format {format}")
     if not 1 <= _integer(group_size) < 2**63:
         raise InvalidParamError(f"group_size is {group_size!r}, expected an integer of at least 1, below 2**63")
     for name, value, kind in zip(("gather", "op", "overflow"), texts, (Gather, SumOp, Overflow), strict=True):
         known = get_args(kind)
         if not isinstance(value, str) or value not in known:
             raise InvalidParamError(f"{name} is {value!r}, expected {', '.join(known[:-1])} or {known[-1]}")
-    return Quantization(integer(bits), integer(group_size), *texts)
+    return Quantization(format, integer(group_size), *texts)
 
 
 _remembered = lru_cache(maxsize=256, typed=True)(_checked)
@@ -169,7 +210,7 @@ class QuantizedReduction:
         mode = "dynamic scales" if self.scale is None else shared
         terms = [("", "", mode), ("an output of ", "one of ", self.out_dtype)]
         if self.scale is None:
-            terms += [("bits ", "bits ", str(how.bits)), ("group_size ", "group_size ", str(how.group_size))]
+            terms += [("format ", "format ", how.format), ("group_size ", "group_size ", str(how.group_size))]
             terms.append(("gather ", "", how.gather))
         terms.append(("overflow ", "", how.overflow))
         if self.scale is None:

@@ -25,14 +25,17 @@ from alltoallv.testing.quantized_codes import (
     dequantize,
     dequantize_sum,
     handle_overflow,
+    named,
     one_nan,
     quantize,
     scale_of,
     widened,
 )
+from alltoallv.testing.quantized_formats import FORMATS, limited_tensor_scale
 from alltoallv.testing.reference import all_to_all_v
 
 __all__ = [
+    "FORMATS",
     "Quantized",
     "cast",
     "code_bytes",
@@ -54,8 +57,9 @@ _F32 = np.float32
 def quantized_all_reduce(
     inputs: Sequence[Array],
     *,
-    group_size: int = 128,
+    group_size: int | None = None,
     bits: int = 8,
+    format: str | None = None,
     gather: Literal["full", "quantized"] = "full",
     op: Literal["sum", "avg"] = "sum",
     dtype: str | npt.DTypeLike | None = None,
@@ -68,7 +72,8 @@ def quantized_all_reduce(
     Args:
         inputs: W arrays of one shape and dtype.
         group_size: elements per scale; groups begin at element 0 of the flattened array.
-        bits: 8 or 4.
+        bits: 8 or 4, for int8 and int4.
+        format: a key of `FORMATS`; default: by ``bits``.
         gather: "full" rounds the reduced values to ``dtype``; "quantized" quantizes them again, in the same groups,
             before.
         op: avg divides the sum by W, before it is rounded or quantized.
@@ -84,10 +89,15 @@ def quantized_all_reduce(
     if gather not in ("full", "quantized") or op not in ("sum", "avg"):
         raise ValueError(f"gather is {gather!r}, op is {op!r}, expected full or quantized, sum or avg")
     size = len(inputs)
-    codes = [quantize(x, group_size, bits, None if errors is None else errors[r]) for r, x in enumerate(inputs)]
+    states = [None] * size if errors is None else errors
+    codes = [quantize(x, group_size, bits, states[r], format=format) for r, x in enumerate(inputs)]
     total = dequantize_sum(codes, op == "avg")
     if gather == "quantized":
-        total = dequantize(quantize(total, group_size, bits, gather_error))
+        tensor = _F32(0)
+        for each in codes:  # of NVFP4: known to all who see the codes
+            tensor = tensor + each.tensor
+        tensor = limited_tensor_scale(tensor / _F32(size) if op == "avg" else tensor)
+        total = dequantize(quantize(total, group_size, bits, gather_error, format=format, tensor=tensor))
     result = cast(total, inputs[0].dtype if dtype is None else dtype, overflow).reshape(inputs[0].shape)
     return [result.copy() for _ in range(size)]
 
@@ -96,8 +106,9 @@ def quantized_reduce_scatter(
     inputs: Sequence[Array],
     counts: Sequence[int] | None = None,
     *,
-    group_size: int = 128,
+    group_size: int | None = None,
     bits: int = 8,
+    format: str | None = None,
     op: Literal["sum", "avg"] = "sum",
     dtype: str | npt.DTypeLike | None = None,
     overflow: Overflow = "saturate",
@@ -122,7 +133,14 @@ def quantized_reduce_scatter(
         parts = [x[part] for x in inputs]
         results.append(
             quantized_all_reduce(
-                parts, group_size=group_size, bits=bits, op=op, dtype=dtype, overflow=overflow, errors=part_errors
+                parts,
+                group_size=group_size,
+                bits=bits,
+                format=format,
+                op=op,
+                dtype=dtype,
+                overflow=overflow,
+                errors=part_errors,
             )[r]
         )
     return results
@@ -134,6 +152,7 @@ def quantized_all_to_all(
     *,
     group_size: int | None = None,
     bits: int = 8,
+    format: str | None = None,
     dtype: str | npt.DTypeLike | None = None,
     overflow: Overflow = "saturate",
 ) -> list[Array]:
@@ -143,17 +162,19 @@ def quantized_all_to_all(
         inputs: W arrays of rows, [T_r, H].
         send_counts: W x W, in rows; row r belongs to rank r.
         group_size: elements per scale; groups begin anew with every row. Default: one scale per row.
-        bits: 8 or 4.
+        bits: 8 or 4, for int8 and int4.
+        format: a key of `FORMATS`; default: by ``bits``.
         dtype: of the results; default: the inputs'.
         overflow: what values become that do not fit.
     """
     restored = []
     for x in inputs:
-        group = max(1, x[0:1].size if group_size is None else group_size)
+        fixed = FORMATS[named(bits, format)].group_size
+        group = max(1, (fixed or x[0:1].size) if group_size is None else group_size)
         target = dtype_of(x.dtype if dtype is None else dtype)
         rows = np.zeros(x.shape, target)
         for t in range(len(x)):
-            rows[t] = dequantize(quantize(x[t], group, bits), target, overflow).reshape(x.shape[1:])
+            rows[t] = dequantize(quantize(x[t], group, bits, format=format), target, overflow).reshape(x.shape[1:])
         restored.append(rows)
     return all_to_all_v(restored, send_counts)
 

@@ -12,7 +12,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from alltoallv.testing import quantized_formats as formats
 from alltoallv.testing.golden import dtype_of
+from alltoallv.testing.quantized_formats import FORMATS, Format
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -29,18 +31,42 @@ class Quantized:
     """A vector in codes.
 
     Attributes:
-        codes: one byte per element (bits 8) or per two (bits 4); uint8.
-        scales: one per group; float32.
+        codes: one byte per element, or per two of 4 bits; uint8.
+        scales: one per group; float32, or uint8.
         count: elements.
         group_size: elements per group; the last may be shorter.
-        bits: 8 or 4.
+        format: a key of `FORMATS`.
+        tensor: NVFP4: the scale of all.
     """
 
     codes: npt.NDArray[np.uint8]
-    scales: Floats
+    scales: Array
     count: int
     group_size: int
-    bits: int
+    format: str
+    tensor: np.float32 = _F32(0)
+
+    @property
+    def how(self) -> Format:
+        """The row of the format."""
+        return FORMATS[self.format]
+
+    def record(self) -> npt.NDArray[np.uint8]:
+        """The scales as they travel: behind that of the tensor, if there is one."""
+        parts = [self.tensor.tobytes()] if self.format == "nvfp4" else []
+        return np.frombuffer(b"".join([*parts, self.scales.tobytes()]), np.uint8)
+
+
+def named(bits: int = 8, format: str | None = None) -> str:
+    """The format; by ``bits`` where it is None."""
+    if format is None and bits not in (4, 8):
+        raise ValueError(f"bits is {bits}, expected 4 or 8")
+    return f"int{bits}" if format is None else format
+
+
+def usual_group(format: str) -> int:
+    """Elements of a group where none are asked for."""
+    return FORMATS[format].group_size or 128
 
 
 def code_bytes(count: int, group_size: int = 128, bits: int = 8) -> int:
@@ -51,7 +77,11 @@ def code_bytes(count: int, group_size: int = 128, bits: int = 8) -> int:
 
 def scale_of(largest: npt.ArrayLike, bits: int = 8) -> Floats:
     """The scales of groups whose largest magnitudes are ``largest``: float32 that may be NaN, of any shape."""
-    most, magnitudes = _F32(_largest_code(bits)), np.asarray(largest, _F32)
+    return _scale_of(largest, FORMATS[named(bits)].most)
+
+
+def _scale_of(largest: npt.ArrayLike, largest_code: float) -> Floats:
+    most, magnitudes = _F32(largest_code), np.asarray(largest, _F32)
     with np.errstate(all="ignore"):
         scale = np.maximum(magnitudes / most, _LEAST_SCALE)
         while (too_large := np.isfinite(scale) & np.isinf(scale * most)).any():
@@ -59,46 +89,80 @@ def scale_of(largest: npt.ArrayLike, bits: int = 8) -> Floats:
         return one_nan(np.where(magnitudes < _LEAST_NORMAL, _F32(0), scale))
 
 
-def quantize(x: Array, group_size: int = 128, bits: int = 8, error: Floats | None = None) -> Quantized:
+def quantize(
+    x: Array,
+    group_size: int | None = None,
+    bits: int = 8,
+    error: Floats | None = None,
+    *,
+    format: str | None = None,
+    tensor: np.float32 | None = None,
+) -> Quantized:
     """Codes and scales of ``x`` (flattened).
 
     Args:
         x: float32, float16 or bfloat16.
-        group_size: elements per scale.
-        bits: 8 or 4.
+        group_size: elements per scale; default: the format's.
+        bits: 8 or 4, for the formats int8 and int4.
         error: float32, as many elements as x: added first, then replaced by what the codes do not hold.
+        format: a key of `FORMATS`; default: by ``bits``.
+        tensor: the scale of all in NVFP4; default: that of x.
     """
-    _check(group_size, bits)
+    name = named(bits, format)
+    how, group_size = FORMATS[name], usual_group(name) if group_size is None else group_size
+    if group_size < 1 or group_size != (how.group_size or group_size):
+        raise ValueError(f"group_size is {group_size}, expected {how.group_size or 'at least 1'}")
     values = widened(x).reshape(-1)
     with np.errstate(all="ignore"):
         if error is not None:
             values = values + error.reshape(-1)
         groups = _rows(values, group_size)
-        scales = scale_of(np.max(np.abs(groups), axis=1), bits)
-        codes = _codes(groups, scales[:, None], bits)
+        if how.scale == "float32":
+            kept = scales = _scale_of(np.max(np.abs(groups), axis=1), how.most)
+        else:
+            tensor = formats.tensor_scale(groups) if tensor is None else tensor
+            kept = formats.byte_scales(groups, how, tensor)
+            scales = formats.scales_of(kept, how, tensor)
+        if how.is_integer:
+            codes = _codes(groups, scales[:, None], how.bits)
+            numbers = codes.astype(_F32)
+        else:
+            codes = formats.encode(groups, scales, how).view(np.int8)
+            numbers = formats.decode(codes.view(np.uint8), how)
         if error is not None:
-            lost = np.where(np.isfinite(scales)[:, None], groups - codes.astype(_F32) * scales[:, None], _F32(0))
+            lost = np.where(np.isfinite(scales)[:, None], groups - numbers * scales[:, None], _F32(0))
             error.reshape(-1)[:] = lost.reshape(-1)[: values.size]
-    packed = _pack(codes, bits)[: code_bytes(values.size, group_size, bits)]
-    return Quantized(packed, scales, values.size, group_size, bits)
+    packed = _pack(codes, how.bits)[: code_bytes(values.size, group_size, how.bits)]
+    return Quantized(packed, kept, values.size, group_size, name, _F32(0) if tensor is None else tensor)
 
 
 def codes_of(quantized: Quantized) -> Codes:
-    """One int8 per element."""
-    if quantized.bits == 8:
+    """One int8 per element; of floats of 4 bits the lower half counts."""
+    if quantized.how.bits == 8:
         return quantized.codes.view(np.int8)
-    longest = min(quantized.group_size, max(quantized.count, 1))
+    longest = _longest(quantized)
     data = _rows(quantized.codes, (longest + 1) // 2)
     nibbles = np.stack([data & 15, data >> 4], axis=2).astype(np.int8)
     codes: Codes = np.where(nibbles < 8, nibbles, nibbles - 16).astype(np.int8)
     return codes.reshape(len(data), 2 * data.shape[1])[:, :longest].reshape(-1)[: quantized.count]
 
 
+def _longest(quantized: Quantized) -> int:
+    return min(quantized.group_size, max(quantized.count, 1))
+
+
 def dequantize(quantized: Quantized, dtype: str | npt.DTypeLike = "float32", overflow: Overflow = "saturate") -> Array:
     """The product code * scale for every element, rounded to ``dtype``."""
-    scales = np.repeat(quantized.scales, min(quantized.group_size, max(quantized.count, 1)))[: quantized.count]
+    how = quantized.how
     with np.errstate(all="ignore"):
-        return cast(codes_of(quantized).astype(_F32) * scales, dtype, overflow)
+        scales = quantized.scales
+        if how.scale != "float32":
+            scales = formats.scales_of(scales, how, quantized.tensor)
+        codes = codes_of(quantized)
+        numbers = codes.astype(_F32) if how.is_integer else formats.decode((codes & how.mask).view(np.uint8), how)
+    scales = np.repeat(scales, _longest(quantized))[: quantized.count]
+    with np.errstate(all="ignore"):
+        return cast(numbers * scales, dtype, overflow)
 
 
 def dequantize_sum(sources: Sequence[Quantized], average: bool = False) -> Floats:
@@ -161,7 +225,7 @@ def _rows(values: Array, length: int) -> Array:
 def _codes(groups: Floats, scales: Floats, bits: int) -> Codes:
     quotients = np.rint(groups * (_F32(1) / scales))
     signs = np.isinf(groups) * np.sign(groups)
-    wanted = np.where(np.isinf(scales), signs * _F32(_largest_code(bits)), quotients)
+    wanted = np.where(np.isinf(scales), signs * _F32(FORMATS[named(bits)].most), quotients)
     return np.where(np.isnan(scales) | (scales == 0), _F32(0), wanted).astype(np.int8)
 
 
@@ -170,14 +234,3 @@ def _pack(codes: Codes, bits: int) -> npt.NDArray[np.uint8]:
         nibbles = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2))).view(np.uint8) & 15
         return (nibbles[:, 0::2] | nibbles[:, 1::2] << 4).astype(np.uint8).reshape(-1)
     return codes.view(np.uint8).reshape(-1)
-
-
-def _largest_code(bits: int) -> int:
-    return {8: 127, 4: 7}[bits]
-
-
-def _check(group_size: int, bits: int) -> None:
-    if bits not in (4, 8):
-        raise ValueError(f"bits is {bits}, expected 4 or 8")
-    if group_size < 1:
-        raise ValueError(f"group_size is {group_size}, expected at least 1")

@@ -27,7 +27,7 @@ from alltoallv.torch.quantized.rows import RowExchange
 
 # The fields of `Options`, then the group.
 _OPTIONS = (
-    "Tensor? scale, Tensor? comm_quant_scale_1, Tensor? comm_quant_scale_2, float? offset, SymInt bits, "
+    "Tensor? scale, Tensor? comm_quant_scale_1, Tensor? comm_quant_scale_2, float? offset, str format, "
     "SymInt? group_size, str gather, str op, str overflow, ScalarType? out_dtype, str group"
 )
 _NONE = (None,) * (len(Options._fields) + 1)  # their gradients

@@ -14,7 +14,7 @@ from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError
 from alltoallv.quantization import requests
 from alltoallv.quantization.functions import Quantized, described
-from alltoallv.quantization.spec import Gather, Options, Overflow, Quantization, SumOp
+from alltoallv.quantization.spec import Format, Gather, GroupSize, Options, Overflow, Quantization, SumOp, coding, grouping
 from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.group import Group, device_of
@@ -37,7 +37,8 @@ def quantized_all_reduce(
     scale: Scale = None,
     offset: float | None = None,
     bits: int = 8,
-    group_size: int = 128,
+    format: Format | None = None,
+    group_size: GroupSize | None = None,
     gather: Gather = "full",
     op: SumOp = "sum",
     out_dtype: torch.dtype | None = None,
@@ -50,8 +51,9 @@ def quantized_all_reduce(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
+    coded, group_size = coding(bits, format), grouping(group_size, input)
     options = Options(
-        scale, comm_quant_scale_1, comm_quant_scale_2, offset, bits, group_size, gather, op, overflow, out_dtype
+        scale, comm_quant_scale_1, comm_quant_scale_2, offset, coded, group_size, gather, op, overflow, out_dtype
     )
     comm = None
     plain = options.dynamic() and out_dtype is None and error_feedback is None and timeout is None and not async_op
@@ -72,8 +74,8 @@ def quantized_all_reduce(
         with guard(comm, "quantized_all_reduce"):
             if needs_grad(input):
                 requests.exclude("input requires grad", **given)
-                how = Quantization.checked(bits, group_size, gather, op, overflow)
-                options = options._replace(bits=how.bits, group_size=how.group_size)
+                how = Quantization.checked(coded, group_size, gather, op, overflow)
+                options = options._replace(format=how.format, group_size=how.group_size)
                 for name, value in zip(requests.SCALES, options, strict=False):
                     requests.as_scale(ADAPTER, name, value)
             else:
@@ -92,7 +94,8 @@ def quantized_reduce_scatter(
     recv_counts: Counts | None = None,
     *,
     bits: int = 8,
-    group_size: int = 128,
+    format: Format | None = None,
+    group_size: GroupSize | None = None,
     op: SumOp = "sum",
     out_dtype: torch.dtype | None = None,
     error_feedback: ErrorFeedback | None = None,
@@ -102,7 +105,8 @@ def quantized_reduce_scatter(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    options = Options(bits=bits, group_size=group_size, op=op, overflow=overflow, out_dtype=out_dtype)
+    coded, group_size = coding(bits, format), grouping(group_size, input)
+    options = Options(format=coded, group_size=group_size, op=op, overflow=overflow, out_dtype=out_dtype)
     comm = groups.resolve(group, device_of(input))
     if comm is None:
         return (None, None) if async_op else None
@@ -133,14 +137,16 @@ def quantized_all_to_all(
     recv_counts: Counts | None = None,
     *,
     bits: int = 8,
-    group_size: int | None = None,
+    format: Format | None = None,
+    group_size: GroupSize | None = None,
     out_dtype: torch.dtype | None = None,
     overflow: Overflow = "saturate",
     group: Group = None,
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    options = Options(bits=bits, group_size=group_size, overflow=overflow, out_dtype=out_dtype)
+    coded, group_size = coding(bits, format), grouping(group_size, input)
+    options = Options(format=coded, group_size=group_size, overflow=overflow, out_dtype=out_dtype)
     traced = is_tracing()
     if traced or (needs_grad(input) and not async_op):
         requests.exclude("input requires grad, or is recorded for a graph", timeout=timeout)

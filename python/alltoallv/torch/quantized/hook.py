@@ -8,7 +8,7 @@ from torch import Tensor
 
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError
-from alltoallv.quantization.spec import Gather, Quantization
+from alltoallv.quantization.spec import Format, Gather, Quantization, coding
 from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.group import Group, device_of
 from alltoallv.torch.quantized.feedback import BucketFeedback
@@ -32,7 +32,8 @@ class QuantizedCommHook:
         group: Group = None,
         *,
         bits: int = 8,
-        group_size: int = 128,
+        format: Format | None = None,
+        group_size: int | None = None,
         gather: Gather = "quantized",
         error_feedback: bool = True,
     ) -> None:
@@ -41,9 +42,10 @@ class QuantizedCommHook:
         Raises:
             InvalidParamError: an argument.
         """
-        quantization = Quantization.checked(bits, group_size, gather, "avg", "saturate")
+        self.format = coding(bits, format)
+        quantization = Quantization.checked(self.format, group_size, gather, "avg", "saturate")
         self.group = group
-        self.bits, self.group_size, self.gather = bits, group_size, gather
+        self.group_size, self.gather = quantization.group_size, gather
         self.error_feedback = error_feedback
         self._feedback = BucketFeedback(quantization)
         # DDP asks a hook for its name; and for its annotations as objects, hence no postponed ones in this file.
@@ -61,7 +63,7 @@ class QuantizedCommHook:
                 feedback = self._feedback.of(bucket.parameters(), comm.rank, comm.size)
         _, work = quantized_all_reduce(
             gradient,
-            bits=self.bits,
+            format=self.format,
             group_size=self.group_size,
             gather=self.gather,
             op="avg",

@@ -68,7 +68,7 @@ class CoreKernels:
         part = part or max(count, 1)
         for row, first in enumerate(range(0, count, part)):
             _core.kernel_quantize(
-                how.bits,
+                how.format,
                 how.group_size,
                 dtype,
                 x.data_ptr() + first * x.itemsize,
@@ -84,7 +84,7 @@ class CoreKernels:
         rows, count = range(len(codes)), out.numel()
         total = out if out.dtype is torch.float32 else torch.empty(count, dtype=torch.float32, device="cpu")
         places = [_row(codes, row) for row in rows], [_row(scales, row) for row in rows]
-        _core.kernel_dequantize_sum(how.bits, how.group_size, *places, count, average, total.data_ptr())
+        _core.kernel_dequantize_sum(how.format, how.group_size, *places, count, average, total.data_ptr())
         if total is out and how.overflow == "infinity":
             return None
         fits = _core.kernel_cast(_name(out), how.overflow, total.data_ptr(), count, out.data_ptr())
@@ -97,7 +97,7 @@ class CoreKernels:
         part = part or max(count, 1)
         for row, first in enumerate(range(0, count, part)):
             fits &= _core.kernel_dequantize(
-                how.bits,
+                how.format,
                 how.group_size,
                 _name(out),
                 _row(codes, row),
@@ -123,7 +123,7 @@ class CoreKernels:
         total = torch.empty(count, dtype=torch.float32, device="cpu")
         rows = range(len(codes))
         places = [_row(codes, row) for row in rows], [_row(scales, row) for row in rows]
-        _core.kernel_dequantize_sum(how.bits, how.group_size, *places, count, average, total.data_ptr())
+        _core.kernel_dequantize_sum(how.format, how.group_size, *places, count, average, total.data_ptr())
         self.quantize(total, how, new_codes, new_scales, error)
 
     def sum_shared_scale(
@@ -176,14 +176,15 @@ def record_bytes(how: Quantization, length: int) -> int:
 
     So every record begins where an accelerator reads many bytes at once.
     """
-    return _aligned(4 * how.groups(length)) + _aligned(how.code_bytes(length))
+    return _aligned(how.scale_bytes(length)) + _aligned(how.code_bytes(length))
 
 
 def record_views(records: Tensor, how: Quantization, length: int) -> tuple[Tensor, Tensor]:
     """Codes and scales of rows of ``length`` elements each, one row per row."""
-    scales = 4 * how.groups(length)
-    begin = _aligned(scales)
-    return records[:, begin : begin + how.code_bytes(length)], records[:, :scales].view(torch.float32)
+    size = how.scale_bytes(length)
+    begin, scales = _aligned(size), records[:, :size]
+    codes = records[:, begin : begin + how.code_bytes(length)]
+    return codes, scales.view(torch.float32) if how.has_floats else scales
 
 
 def _aligned(size: int) -> int:

@@ -26,18 +26,18 @@ class HostRows:
 
     def __init__(self, how: Quantization, length: int) -> None:
         self._how, self._length = how, length
-        self.stride = max(_core.quantized_row_bytes(length, how.bits, how.group_size), 4)
+        self.stride = max(_core.quantized_row_bytes(length, how.format, how.group_size), 4)
 
     def encode(self, x: Tensor, coded: Tensor) -> None:
         how, place = self._how, x.data_ptr()
         count = len(coded), self._length
-        _core.quantize_rows(how.bits, how.group_size, core_name(x.dtype), place, *count, coded.data_ptr())
+        _core.quantize_rows(how.format, how.group_size, core_name(x.dtype), place, *count, coded.data_ptr())
 
     def decode(self, coded: Tensor, out: Tensor, overflow: Overflow) -> bool:
         """False: a value does not fit and ``overflow`` is "raise"."""
         how, place, dtype = self._how, coded.data_ptr(), core_name(out.dtype)
         count = len(coded), self._length
-        return _core.dequantize_rows(how.bits, how.group_size, dtype, place, *count, overflow, out.data_ptr())
+        return _core.dequantize_rows(how.format, how.group_size, dtype, place, *count, overflow, out.data_ptr())
 
 
 class DeviceRows(HostRows):

@@ -1,0 +1,115 @@
+/// \file scales.cpp
+/// \brief Scales of groups by their largest magnitudes; docs/quantization.md has the definitions.
+#include <algorithm>
+
+#include "op_kernel/cpu/elements.h"
+#include "op_kernel/cpu/half.h"
+#include "op_kernel/cpu/quantize.h"
+#include "op_kernel/cpu/small_floats.h"
+
+namespace alltoallv::kernel {
+namespace quant {
+namespace {
+
+constexpr uint32_t least_normal = 1u << 23;  // 2^-126
+/// Bounds of a scale. From 2^-125 on, the quotient of a subnormal rounds to 0 whether or not the processor keeps
+/// subnormals; above the largest, the largest code would be dequantized to inf.
+constexpr float least_scale = 0x1p-125f;
+constexpr float largest_scale(CodeFormat codes) {
+    switch (codes) {
+        case CodeFormat::int4:
+            return 0x1.249248p+125f;  // 7 times it is finite
+        case CodeFormat::fp8_e4m3:
+            return 0x1.249248p+119f;  // 448 times
+        case CodeFormat::fp8_e5m2:
+            return 0x1.249248p+112f;  // 57344 times
+        default:
+            return 0x1.020406p+121f;  // 127 times
+    }
+}
+/// Of NVFP4's tensor: a product with the least float8 is normal, one with the largest and the largest code finite.
+constexpr float least_tensor = 0x1p-110f, largest_tensor = 0x1.861860p+116f, tensor_range = 6 * 448;
+
+constexpr Bytes nan_byte_e8m0 = 0xFF, nan_byte_e4m3 = 0x7F;
+constexpr uint32_t half_of_least_normal = 1u << 22;  // 2^-127, the least power of e8m0
+
+/// Scales and their inverses, which are 0 where codes do not depend on them: scale 0, inf, NaN.
+ALLTOALLV_INLINE void scales_of_groups(const uint32_t* magnitudes, size_t groups, float largest_code,
+                                       float largest_scale, float* scales, float* inverses) {
+    ALLTOALLV_INDEPENDENT
+    for (size_t g = 0; g < groups; ++g) {
+        const uint32_t magnitude = magnitudes[g];
+        float scale = from_bits(magnitude) / largest_code;
+        scale = scale < least_scale ? least_scale : scale;
+        scale = scale > largest_scale ? largest_scale : scale;
+        const uint32_t special = if_greater(magnitude, infinity_bits, nan_bits, infinity_bits);
+        const uint32_t some = if_greater(least_normal, magnitude, 0u, bits_of(scale));
+        const uint32_t inverse = if_greater(least_normal, magnitude, 0u, bits_of(1.0f / scale));
+        scales[g] = from_bits(if_greater(infinity_bits, magnitude, some, special));
+        inverses[g] = from_bits(if_greater(infinity_bits, magnitude, inverse, 0u));
+    }
+}
+
+ALLTOALLV_CLONES(scale, scales_of_groups,
+                 (const uint32_t* magnitudes, size_t groups, float largest_code, float most, float* scales,
+                  float* inverses),
+                 (magnitudes, groups, largest_code, most, scales, inverses))
+/// The largest power of two not above the magnitude, divided by that of the largest code: OCP MX 6.3.
+void powers(CodeFormat format, const uint32_t* magnitudes, size_t groups, float* scales, float* inverses,
+            Bytes* bytes) {
+    const auto largest_exponent = static_cast<int>(bits_of(info(format).most) >> 23) - 127;
+    for (size_t g = 0; g < groups; ++g) {
+        const bool finite = magnitudes[g] < infinity_bits;
+        const int power = std::max(static_cast<int>(magnitudes[g] >> 23) - largest_exponent, 0);
+        bytes[g] = finite ? static_cast<Bytes>(power) : nan_byte_e8m0;
+        inverses[g] = finite ? from_bits(static_cast<uint32_t>(254 - power) << 23) : 0.0f;
+    }
+    scales_from_bytes(format, bytes, groups, 0.0f, scales);
+}
+
+}  // namespace
+
+void scales_of_floats(CodeFormat format, const uint32_t* magnitudes, size_t groups, float* scales, float* inverses,
+                      Isa isa) {
+    scale[static_cast<size_t>(isa)](magnitudes, groups, info(format).most, largest_scale(format), scales, inverses);
+}
+
+void scales_of_bytes(CodeFormat format, const uint32_t* magnitudes, size_t groups, float tensor, float* scales,
+                     float* inverses, Bytes* bytes) {
+    if (info(format).scale == ScaleKind::e8m0) return powers(format, magnitudes, groups, scales, inverses, bytes);
+    for (size_t g = 0; g < groups; ++g) {
+        const uint32_t magnitude = magnitudes[g] < least_normal ? 0u : magnitudes[g];
+        const bool finite = magnitude < infinity_bits;
+        const float wanted = finite ? from_bits(magnitude) / info(format).most / tensor : 0.0f;
+        bytes[g] = finite ? static_cast<Bytes>(E4M3::encode(wanted)) : nan_byte_e4m3;
+        scales[g] = E4M3::decode(bytes[g]) * tensor;
+        inverses[g] = finite && bytes[g] != 0 ? 1.0f / scales[g] : 0.0f;
+    }
+}
+
+void scales_from_bytes(CodeFormat format, const Bytes* bytes, size_t groups, float tensor, float* scales) {
+    const bool powers_of_two = info(format).scale == ScaleKind::e8m0;
+    for (size_t g = 0; g < groups; ++g) {
+        const uint32_t byte = bytes[g];
+        const uint32_t power = byte == nan_byte_e8m0 ? nan_bits : byte == 0 ? half_of_least_normal : byte << 23;
+        scales[g] = powers_of_two ? from_bits(power) : one_nan(E4M3::decode(byte) * tensor);
+    }
+}
+
+}  // namespace quant
+
+float scale_of(CodeFormat codes, uint32_t magnitude) {
+    float scale_value = 0, inverse = 0;
+    quant::scales_of_floats(codes, &magnitude, 1, &scale_value, &inverse, Isa::base);
+    return scale_value;
+}
+
+float tensor_scale(uint32_t magnitude) {
+    return limited_tensor_scale(quant::from_bits(magnitude) / quant::tensor_range);
+}
+
+float limited_tensor_scale(float sum) {
+    return std::min(std::max(sum, quant::least_tensor), quant::largest_tensor);
+}
+
+}  // namespace alltoallv::kernel

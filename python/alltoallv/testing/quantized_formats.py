@@ -1,0 +1,123 @@
+"""Floats of 8 and 4 bits with scales of several kinds, in NumPy: from the published definitions, with ml_dtypes' types.
+
+OCP "8-bit Floating Point" and "Microscaling Formats" (conversion: section 6.3), NVIDIA's NVFP4. Groups are rows of a
+matrix of float32. docs/quantization.md says what the definitions leave open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from alltoallv.extras import extra
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+_F32 = np.float32
+_LEAST_NORMAL = _F32(2.0**-126)
+
+
+@dataclass(frozen=True)
+class Format:
+    """How elements are kept.
+
+    Attributes:
+        element: the type of codes in ml_dtypes; "int8" and "int4" are integers.
+        most: the largest value of a code.
+        scale: of a group: "float32", or a type of ml_dtypes, of one byte.
+        group_size: elements of a group; 0: any number.
+    """
+
+    element: str
+    most: float
+    scale: str = "float32"
+    group_size: int = 0
+
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return 4 if "4_" in self.element or self.element == "int4" else 8
+
+    @property
+    def mask(self) -> np.int8:
+        """The bits of a byte that are a code."""
+        return np.int8(15 if self.bits == 4 else -1)
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether codes are integers."""
+        return self.element.startswith("int")
+
+
+FORMATS = {
+    "int8": Format("int8", 127),
+    "int4": Format("int4", 7),
+    "fp8_e4m3": Format("float8_e4m3fn", 448),
+    "fp8_e5m2": Format("float8_e5m2", 57344),
+    "mxfp8": Format("float8_e4m3fn", 448, "float8_e8m0fnu", 32),
+    "mxfp8_e5m2": Format("float8_e5m2", 57344, "float8_e8m0fnu", 32),
+    "mxfp4": Format("float4_e2m1fn", 6, "float8_e8m0fnu", 32),
+    "nvfp4": Format("float4_e2m1fn", 6, "float8_e4m3fn", 16),
+}
+
+
+def kind(name: str) -> np.dtype[Any]:
+    """An element type of ml_dtypes."""
+    return np.dtype(getattr(extra("ml_dtypes", "testing"), name))
+
+
+def tensor_scale(groups: Floats) -> np.float32:
+    """NVFP4's scale of the tensor, by which the largest group of finite numbers has the scale 448."""
+    largest = np.max(np.abs(groups), axis=1, initial=0)
+    return limited_tensor_scale(np.max(largest[np.isfinite(largest)], initial=_F32(0)) / _F32(6 * 448))
+
+
+def limited_tensor_scale(scale: np.float32) -> np.float32:
+    """No product of scales is subnormal, and none with the largest codes infinite."""
+    return _F32(np.clip(scale, _F32(2.0**-110), _F32(float.fromhex("0x1.86186p+116"))))
+
+
+def byte_scales(groups: Floats, how: Format, tensor: np.float32) -> Bytes:
+    """The scales of groups, as the bytes that are kept."""
+    largest = np.max(np.abs(groups), axis=1)
+    largest = np.where(largest < _LEAST_NORMAL, _F32(0), largest)
+    if how.scale == "float8_e8m0fnu":
+        exponents = np.frexp(largest)[1] - 1 - int(np.floor(np.log2(how.most)))
+        exponents = np.where(largest == 0, -127, np.maximum(exponents, -127))
+        wanted = np.ldexp(1.0, exponents)
+    else:
+        wanted = np.minimum(largest / _F32(how.most) / tensor, _F32(448))
+    finite = np.isfinite(largest)
+    kept = np.where(finite, wanted, _F32(1)).astype(_F32).astype(kind(how.scale)).view(np.uint8)
+    return np.where(finite, kept, 0xFF if how.scale == "float8_e8m0fnu" else 0x7F).astype(np.uint8)
+
+
+def scales_of(stored: Bytes, how: Format, tensor: np.float32) -> Floats:
+    """What those bytes say, NVFP4's times the scale of the tensor."""
+    scales: Floats = stored.view(kind(how.scale)).astype(_F32)
+    return scales if how.scale == "float8_e8m0fnu" else scales * tensor
+
+
+def encode(groups: Floats, scales: Floats, how: Format) -> Bytes:
+    """Codes, one per byte, of x / scale, half to even, saturated; 0 in groups that are not finite, but of an inf.
+
+    Numbers below 2^-126 count as zeros of their sign.
+    """
+    column = scales[:, None]
+    usual = np.isfinite(column) & (column != 0)
+    inverse = np.where(usual, _F32(1) / np.where(usual, column, _F32(1)), _F32(0))
+    values = np.where(np.abs(groups) < _LEAST_NORMAL, np.copysign(_F32(0), groups), groups) * inverse
+    values = np.where(np.isinf(column) & np.isinf(groups), np.copysign(_F32(how.most), groups), values)
+    values = np.where(np.isfinite(column) | (np.isinf(column) & np.isinf(groups)), values, _F32(0))
+    most = _F32(how.most)
+    return np.clip(values, -most, most).astype(kind(how.element)).view(np.uint8)
+
+
+def decode(codes: Bytes, how: Format) -> Floats:
+    """What codes say, one per byte."""
+    return codes.view(kind(how.element)).astype(_F32)

@@ -1,0 +1,205 @@
+"""Every format: the kernels on every instruction set, and the collectives, have the bits of the NumPy reference.
+
+The golden file holds inputs, codes, scales and values of every format for other projects to compare themselves with;
+``python tests/quantized/test_formats.py`` writes it, from the reference.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from quantized_cases import Array, Launch, check_all_reduce, normal
+
+from alltoallv import Communicator, _core
+from alltoallv import numpy as av
+from alltoallv.errors import InvalidParamError, PeerMismatchError
+from alltoallv.quantization.spec import Format, Quantization
+from alltoallv.testing import quantized as reference
+from alltoallv.testing import run_ranks
+from alltoallv.testing.golden import assert_bits_equal
+from alltoallv.testing.quantized_formats import FORMATS
+
+F32 = np.float32
+FILE = Path(__file__).with_name("golden_formats.json")
+GROUPS = {name: [how.group_size] if how.group_size else [128, 32, 7, 5000] for name, how in FORMATS.items()}
+
+
+def awkward(n: int, seed: int = 0) -> Array:
+    """Ties of every code, zeros of both signs, subnormals, values of all magnitudes; now and then inf and NaN."""
+    rng = np.random.default_rng(seed)
+    x = (rng.normal(size=n) * np.exp(3 * rng.normal(size=n))).astype(F32)
+    x[::5] = rng.integers(-64, 64, x[::5].size) / F32(32)
+    x[3::29] = rng.integers(0, 1 << 32, x[3::29].size, np.uint32).view(F32)
+    x[200:264] = 0
+    x[264:300] = np.copysign(F32(1e-40), x[264:300])
+    with np.errstate(over="ignore"):
+        x[300:340] *= F32(1e30)
+    for first, value in ((700, np.inf), (900, -np.inf), (1100, np.nan)):
+        x[first : first + 1] = value
+    if n > 1300:
+        x[1300:1302] = np.inf, np.nan
+    return x
+
+
+def test_one_table() -> None:
+    """The reference's rows are those of the core."""
+    assert list(FORMATS) == list(_core.code_formats) == list(Format.__args__)  # type: ignore[attr-defined]
+    for name, row in _core.code_formats.items():
+        how = FORMATS[name]
+        scale = {"float32": "float32", "float8_e8m0fnu": "e8m0", "float8_e4m3fn": "e4m3"}[how.scale]
+        assert (row.bits, row.most, row.scale, row.group_size) == (how.bits, how.most, scale, how.group_size)
+
+
+@pytest.mark.parametrize("isa", _core.kernel_isas())
+@pytest.mark.parametrize("name", FORMATS)
+def test_kernels(name: str, isa: str) -> None:
+    for group in GROUPS[name]:
+        for n in (0, 1, 15, 33, 2048, 7001):
+            x, how = awkward(n, n + group), Quantization(name, group)
+            want = reference.quantize(x, group, format=name)
+            codes, scales = np.empty(how.code_bytes(n), np.uint8), np.empty(how.scale_bytes(n), np.uint8)
+            assert codes.size == _core.kernel_code_bytes(n, name, group)
+            assert scales.size == _core.kernel_scale_bytes(n, name, group)
+            where = codes.ctypes.data, scales.ctypes.data
+            _core.kernel_quantize(name, group, "float32", x.ctypes.data, n, *where, 0, isa)
+            at = f"{name}, groups of {group}, {n} elements"
+            if n:
+                assert_bits_equal(scales, want.record(), f"scales, {at}")
+            assert_bits_equal(codes, want.codes, f"codes, {at}")
+            out = np.empty(n, F32)
+            _core.kernel_dequantize(name, group, "float32", *where, n, "infinity", out.ctypes.data, isa)
+            assert_bits_equal(out, reference.dequantize(want, overflow="infinity"), f"values, {at}")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_code(name: str) -> None:
+    """What no encoder makes is read as the types define it."""
+    codes, one = np.arange(256, dtype=np.uint8), np.ones(1, F32)
+    how, group = FORMATS[name], FORMATS[name].group_size or 512
+    n = 256 * 8 // how.bits
+    groups = -(-n // group)
+    tensor = one[0] if name == "nvfp4" else F32(0)
+    byte = {"float32": one.view(np.uint8), "float8_e8m0fnu": [127], "float8_e4m3fn": [0x38]}[how.scale]
+    stored = np.tile(np.array(byte, np.uint8), groups)
+    made = reference.Quantized(codes, stored.view(F32) if how.scale == "float32" else stored, n, group, name, tensor)
+    out, record = np.empty(n, F32), made.record()
+    _core.kernel_dequantize(
+        name, group, "float32", codes.ctypes.data, record.ctypes.data, n, "infinity", out.ctypes.data
+    )
+    assert_bits_equal(out, reference.dequantize(made, overflow="infinity"), name)
+
+
+def reduce_all(communicator: Communicator, name: str, sizes: tuple[int, ...]) -> list[str]:
+    rng = np.random.default_rng(5)
+    digests = []
+    for i, n in enumerate(sizes):
+        inputs = normal(rng, communicator.size, n)
+        if n > 1000:
+            inputs[0][37], inputs[-1][500] = np.inf, np.nan
+        for gather in ("full", "quantized"):
+            for op in ("sum", "avg"):
+                how = {"format": name, "gather": gather, "op": op}
+                digests.append(check_all_reduce(communicator, inputs, (i + len(op)) % 2 == 0, **how))
+    return digests
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("int8", "int4")])
+def test_all_reduce(launch: Launch, name: str) -> None:
+    """Small and in pieces; the same bits on all ranks."""
+    for size in (2, 3):
+        for digests in (results := launch(size, reduce_all, name, (0, 5, 1000, 300_001))):
+            assert digests == results[0]
+
+
+def other_collectives(communicator: Communicator, name: str) -> None:
+    rng = np.random.default_rng(7)
+    r, size = communicator.rank, communicator.size
+    inputs = [x.reshape(-1, 50) for x in normal(rng, size, 50 * 40 * size)]
+    counts = [40 * size - 3 * (size - 1), *[3] * (size - 1)]
+    [*wanted] = reference.quantized_reduce_scatter(inputs, counts, format=name)
+    assert_bits_equal(av.quantized_reduce_scatter(inputs[r], counts, format=name, group=communicator), wanted[r], name)
+    sends = rng.integers(0, 9, (size, size))
+    rows = [x[: sum(sends[j])] for j, x in enumerate(inputs)]
+    arrived = reference.quantized_all_to_all(rows, sends.tolist(), format=name)
+    assert_bits_equal(av.quantized_all_to_all(rows[r], sends[r], format=name, group=communicator), arrived[r], name)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_scatter_and_rows(launch: Launch, name: str) -> None:
+    launch(3, other_collectives, name)
+
+
+def test_groups_of_tokens_and_tensors() -> None:
+    """One scale per entry of the last axis, or one in all; between ranks it is the same as the numbers."""
+
+    def check(communicator: Communicator) -> None:
+        x = normal(np.random.default_rng(1), 2, 60 * 700)[communicator.rank].reshape(60, 700)
+        for name in ("fp8_e4m3", "fp8_e5m2", "int8"):
+            for group_size, n in (("token", 700), ("tensor", 42000)):
+                for gather in ("full", "quantized"):
+                    how: Any = {"format": name, "gather": gather, "group": communicator}
+                    got = av.quantized_all_reduce(x, group_size=group_size, **how)  # type: ignore[arg-type]
+                    assert_bits_equal(got, av.quantized_all_reduce(x, group_size=n, **how), f"{name} {group_size}")
+
+    run_ranks(2, check)
+
+
+def test_errors() -> None:
+    def check(communicator: Communicator) -> None:
+        x, r = np.ones(40, F32), communicator.rank
+        for wrong, text in (
+            ({"format": "fp8"}, "format is 'fp8', expected one of int8, int4, fp8_e4m3"),
+            ({"format": "mxfp8", "group_size": 64}, "group_size is 64, expected 32 in format mxfp8"),
+            ({"bits": 5}, "bits is 5, expected 4 or 8"),
+        ):
+            with pytest.raises(InvalidParamError, match=text):
+                av.quantized_all_reduce(x, group=communicator, **wrong)  # type: ignore[arg-type]
+        with pytest.raises(PeerMismatchError, match="rank 0 has format mxfp8, rank 1 has format mxfp8_e5m2"):
+            av.quantized_all_reduce(x, format=("mxfp8", "mxfp8_e5m2")[r], group=communicator)  # type: ignore[arg-type]
+
+    run_ranks(2, check)
+
+
+def golden() -> dict[str, Any]:
+    """Of 96 numbers: ties, zeros, subnormals, all magnitudes; then of two groups with inf and NaN."""
+    x = np.concatenate([awkward(32, 1), np.linspace(-8, 8, 33, dtype=F32)[:32], awkward(300, 2)[236:268]])
+    y = np.concatenate([np.array([1, np.inf, -2, -np.inf], F32), np.ones(28, F32), x[:32], [F32(np.nan)], x[:31]])
+    made: dict[str, Any] = {"input": [_hex(x), _hex(y.astype(F32))], "formats": {}}
+    for name in FORMATS:
+        rows = []
+        for values in (x, y.astype(F32)):
+            codes = reference.quantize(values, FORMATS[name].group_size or 32, format=name)
+            rows.append({"scales": _hex(codes.record()), "codes": _hex(codes.codes), "values": _hex(_values(codes))})
+        made["formats"][name] = {"group_size": codes.group_size, "results": rows}
+    return made
+
+
+def _values(codes: reference.Quantized) -> Array:
+    return reference.dequantize(codes, overflow="infinity")
+
+
+def _hex(array: Array) -> str:
+    """Of its bytes, the lowest first."""
+    return array.tobytes().hex()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_golden(name: str) -> None:
+    """The file is what the reference gives, and the kernels give the file."""
+    known = json.loads(FILE.read_text())
+    assert known == golden()
+    row = known["formats"][name]
+    for given, result in zip(known["input"], row["results"], strict=True):
+        x = np.frombuffer(bytes.fromhex(given), F32)
+        codes, scales = (np.zeros(len(result[key]) // 2, np.uint8) for key in ("codes", "scales"))
+        where = x.ctypes.data, x.size, codes.ctypes.data, scales.ctypes.data
+        _core.kernel_quantize(name, row["group_size"], "float32", *where)
+        assert (_hex(codes), _hex(scales)) == (result["codes"], result["scales"])
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(golden(), indent=1) + "\n")
