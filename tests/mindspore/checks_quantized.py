@@ -28,7 +28,7 @@ def vectors(comm: Communicator, n: int) -> list[Any]:
 
 def check_quantized_errors(comm: Communicator) -> None:
     xs = vectors(comm, 3000)
-    with pytest.raises(PeerMismatchError, match="rank 0 has bits 8, rank 1 has bits 4"):
+    with pytest.raises(PeerMismatchError, match="rank 0 has format int8, rank 1 has format int4"):
         am.quantized_all_reduce(Tensor(xs[0]), bits=8 if comm.rank == 0 else 4, group=comm)
     with pytest.raises(InvalidParamError, match="bits is 3"):
         am.quantized_all_reduce(Tensor(xs[0]), bits=3 if comm.rank == 0 else 8, group=comm)

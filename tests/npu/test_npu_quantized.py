@@ -194,7 +194,7 @@ def test_disagreement_and_misfits_are_errors_on_all(ranks: Ranks) -> None:
             assert "rank 0 has scale 0.25, rank 1 has scale 0.5" in str(error)
             y = normal(rank, 64).to(device)
             error = caught(lambda: at.quantized_all_reduce(y, bits=8 if rank else 4, group=comm))
-            assert "rank 0 has bits 4, rank 1 has bits 8" in str(error)
+            assert "rank 0 has format int4, rank 1 has format int8" in str(error)
             large = torch.full((100,), 6e4).to(device)
             error = caught(
                 lambda: at.quantized_all_reduce(large, out_dtype=torch.float16, overflow="raise", group=comm)

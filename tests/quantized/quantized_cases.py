@@ -68,6 +68,7 @@ def check_all_reduce(
         assert saved["error"] is not None
         assert_bits_equal(saved["error"], errors[r].reshape(-1), "the error feedback")
         if gather_error is not None and saved["gather_error"] is not None:
-            begin, count = Quantization.checked(coding(arguments.get("bits", 8), arguments.get("format")), arguments.get("group_size")).part(x.size, size, r)
+            coded = coding(arguments.get("bits", 8), arguments.get("format"))
+            begin, count = Quantization.checked(coded, arguments.get("group_size")).part(x.size, size, r)
             assert_bits_equal(saved["gather_error"], gather_error.reshape(-1)[begin : begin + count], "of the gather")
     return digest(out)

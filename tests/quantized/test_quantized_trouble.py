@@ -23,7 +23,7 @@ from alltoallv.testing.golden import assert_bits_equal
 
 BOTH = {"bits": 8, "group_size": 32}
 DIFFERENCES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"bits": 8}, {"bits": 4}, "rank 0 has bits 8, rank 1 has bits 4"),
+    ({"bits": 8}, {"bits": 4}, "rank 0 has format int8, rank 1 has format int4"),
     ({"group_size": 32}, {"group_size": 64}, "rank 0 has group_size 32, rank 1 has group_size 64"),
     ({"gather": "full"}, {"gather": "quantized"}, "rank 0 has gather full, rank 1 has quantized"),
     ({"op": "sum"}, {"op": "avg"}, "rank 0 reduces with sum, rank 1 reduces with avg"),
@@ -107,7 +107,11 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"dtype": "float64"}, InvalidTensorError, "input has dtype float64"),
     ({"dtype": "int8", "scale": np.ones(3, F32)}, InvalidTensorError, "scale has 3 values, expected 1 or 8"),
     ({"dtype": "int8", "scale": np.ones(1)}, InvalidTensorError, "scale has dtype float64"),
-    ({"dtype": "int8", "scale": 1.0, "bits": 4}, InvalidParamError, "bits is 4, expected 8 with a shared scale"),
+    (
+        {"dtype": "int8", "scale": 1.0, "bits": 4},
+        InvalidParamError,
+        "format is .int4., expected .int8. with a shared scale",
+    ),
     ({"dtype": "int8", "scale": 1.0, "op": "avg"}, InvalidParamError, "op is 'avg', expected 'sum' with a shared"),
     ({"dtype": "int8", "scale": 1.0, "gather": "quantized"}, InvalidParamError, "gather is 'quantized'"),
     ({"comm_quant_scale_1": 1.0}, InvalidParamError, "comm_quant_scale_2 is None while the other scale is given"),
@@ -153,7 +157,7 @@ def test_asynchronous_calls(launch: Launch) -> None:
         for (out, work), inputs in zip(pending, vectors, strict=True):
             assert work.result() is out
             assert_bits_equal(out, reference.quantized_all_reduce(inputs, gather="quantized")[0])
-        with pytest.raises(PeerMismatchError, match="bits"):
+        with pytest.raises(PeerMismatchError, match="format"):
             wrong.wait()
         check_all_reduce(communicator, vectors[1], feedback=True)
 

@@ -119,9 +119,7 @@ def test_differences_of_rows(launch: Launch) -> None:
         r = communicator.rank
         x = np.ones((2, 64), F32)
         both: dict[str, Any] = {"send_counts": [1, 1], "group": communicator}
-        with pytest.raises(
-            PeerMismatchError, match=r"rank 0 has codes of 8 bits in groups of 64, rank 1 .* groups of 32"
-        ):
+        with pytest.raises(PeerMismatchError, match=r"rank 0 has int8 codes in groups of 64, rank 1 .* groups of 32"):
             av.quantized_all_to_all(x, group_size=32 if r else None, **both)
         with pytest.raises(PeerMismatchError, match="rank 0 sends 2 rows to rank 1, which expects 1"):
             av.quantized_all_to_all(x, [0, 2] if r == 0 else [1, 1], [0, 1] if r == 0 else [1, 1], group=communicator)

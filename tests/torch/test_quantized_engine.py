@@ -55,7 +55,7 @@ def all_reduce_cases(comm: Any, place: str) -> int:
             xs = inputs_of(number, size, count, name)
             errors = feedback(number, size, count) if feeds else None
             gather_error = feedback(99, 1, count)[0] if feeds and gather == "quantized" else None
-            how = Quantization(bits, group, gather, op)  # type: ignore[arg-type]
+            how = Quantization(f"int{bits}", group, gather, op)  # type: ignore[arg-type]
             request = QuantizedReduction("quantized_all_reduce", name, out_name, (count,), how)
             mine = None if errors is None else to_torch(errors[rank]).to(place)
             begin, length = how.part(count, size, rank)
@@ -107,7 +107,7 @@ def reduce_scatter_cases(comm: Any, place: str) -> None:
         xs = inputs_of(4, size, sum(counts), "float32")
         errors = feedback(5, size, sum(counts))
         mine = to_torch(errors[rank]).to(place)
-        how = Quantization(8, 32)
+        how = Quantization("int8", 32)
         request = QuantizedReduction("quantized_reduce_scatter", "float32", "bfloat16", tuple(counts), how)
         out = torch.empty(counts[rank], dtype=torch.bfloat16, device=place)
         comm.quantized_reduce(request, out, to_torch(xs[rank]).to(place), mine).run()
@@ -277,8 +277,8 @@ def test_disagreement_about_rows(ranks: Any, file: str) -> None:
 
     told = ranks(2, communicator=False)(run)
     assert told[0] == told[1]
-    assert "rank 0 has codes of 8 bits in groups of 64, rank 1 has codes of 8 bits in groups of 32" in told[0][0]
-    assert "rank 0 has codes of 8 bits in groups of 40, rank 1 has codes of 8 bits in groups of 32" in told[0][1]
+    assert "rank 0 has int8 codes in groups of 64, rank 1 has int8 codes in groups of 32" in told[0][0]
+    assert "rank 0 has int8 codes in groups of 40, rank 1 has int8 codes in groups of 32" in told[0][1]
     assert "rank 0 sends 2 rows to rank 1, which expects 1" in told[0][2]
     assert "quantized_reduce_scatter" in told[0][3]
 
@@ -334,8 +334,8 @@ def test_disagreement(ranks: Any, file: str) -> None:
         told = []
         with views(rank, size, file) as comm:
             x, out = torch.ones(256), torch.full((256,), -1.0)
-            base = {"bits": 8, "group_size": 128, "gather": "full", "op": "sum", "overflow": "saturate"}
-            for other in ({"bits": 4}, {"group_size": 64}, {"gather": "quantized"}, {"op": "avg"}):
+            base = {"format": "int8", "group_size": 128, "gather": "full", "op": "sum", "overflow": "saturate"}
+            for other in ({"format": "int4"}, {"group_size": 64}, {"gather": "quantized"}, {"op": "avg"}):
                 how = Quantization(**(base | other if rank else base))
                 request = QuantizedReduction("quantized_all_reduce", "float32", "float32", (256,), how)
                 error = caught(comm.quantized_reduce(request, out, x).run)
@@ -354,7 +354,7 @@ def test_disagreement(ranks: Any, file: str) -> None:
         told[0]
         == told[1]
         == [
-            "rank 0 has bits 8, rank 1 has bits 4",
+            "rank 0 has format int8, rank 1 has format int4",
             "rank 0 has group_size 128, rank 1 has group_size 64",
             "rank 0 has gather full, rank 1 has quantized",
             "rank 0 reduces with sum, rank 1 reduces with avg",

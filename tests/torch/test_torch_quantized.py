@@ -56,7 +56,7 @@ def test_feedback_and_errors(ranks: Ranks) -> None:
             states = loaded
         for n in (0, 5):  # the part of one rank, or of both, is empty
             at.quantized_all_reduce(xs[0][:n], gather="quantized", error_feedback=at.ErrorFeedback(), group=comm)
-        with pytest.raises(PeerMismatchError, match="rank 0 has bits 8, rank 1 has bits 4"):
+        with pytest.raises(PeerMismatchError, match="rank 0 has format int8, rank 1 has format int4"):
             at.quantized_all_reduce(xs[0], bits=8 - 4 * comm.rank, group=comm)
         with pytest.raises(ValueOverflowError):
             at.quantized_all_reduce(xs[0] * 1e9, out_dtype=torch.float16, overflow="raise", group=comm)

@@ -45,19 +45,19 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def quantizations(bits: int, group_size: int, dtype: torch.dtype, feedback: bool) -> Case:
-    how, error = Quantization(bits, group_size), values()[0] if feedback else None
+    how, error = Quantization(f"int{bits}", group_size), values()[0] if feedback else None
     what = f"int{bits}, groups of {group_size}, {name_of(dtype)}{', error feedback' if feedback else ''}"
     return what, lambda: launch.quantize(values(dtype)[0], how, codes(1), values(), error)
 
 
 def sums(bits: int, group_size: int, dtype: torch.dtype, overflow: Overflow, average: bool) -> Case:
-    how = Quantization(bits, group_size, overflow=overflow)
+    how = Quantization(f"int{bits}", group_size, overflow=overflow)
     what = f"int{bits}, groups of {group_size}, to {name_of(dtype)}, {overflow}{', average' if average else ''}"
     return what, lambda: launch.dequantize_sum(codes(4), values(rows=4), how, values(dtype)[0], average=average)
 
 
 def requantizations(bits: int, group_size: int, feedback: bool, average: bool) -> Case:
-    how, error = Quantization(bits, group_size), values()[0] if feedback else None
+    how, error = Quantization(f"int{bits}", group_size), values()[0] if feedback else None
     what = f"int{bits}, groups of {group_size}{', error feedback' if feedback else ''}{', average' if average else ''}"
     return what, lambda: launch.requantize(
         codes(4), values(rows=4), how, COUNT, codes(1), values(), average=average, error=error

@@ -70,14 +70,14 @@ def quantize(x: Array, how: Quantization, error: Array | None = None) -> q.Quant
         error[...] = to_numpy(state)
     assert (codes[:, -SLACK:] == 0x25).all()
     assert (scales[:, -SLACK:] == -1).all()
-    return q.Quantized(to_numpy(codes)[0, :-SLACK], to_numpy(scales)[0, :-SLACK], x.size, how.group_size, how.bits)
+    return q.Quantized(to_numpy(codes)[0, :-SLACK], to_numpy(scales)[0, :-SLACK], x.size, how.group_size, how.format)
 
 
 def core_quantize(x: Array, how: Quantization) -> tuple[Array, Array]:
     """The C++ kernel's codes and scales."""
     codes, scales = np.zeros(how.code_bytes(x.size), np.uint8), np.zeros(how.groups(x.size), F32)
     addresses = (x.ctypes.data, x.size, codes.ctypes.data, scales.ctypes.data)
-    _core.kernel_quantize(how.bits, how.group_size, x.dtype.name, *addresses)
+    _core.kernel_quantize(how.format, how.group_size, x.dtype.name, *addresses)
     return codes, scales
 
 
@@ -101,7 +101,7 @@ def expect_result(
 @given(bits, group_sizes, counts, names, st.booleans(), st.booleans(), exponents, seeds)
 def test_quantize(bits, group_size, count, name, feedback, special, exponent, seed):
     rng = np.random.default_rng(seed)
-    how = Quantization(bits, group_size)
+    how = Quantization(f"int{bits}", group_size)
     if feedback:  # of two subnormal terms a processor that flushes makes nothing, another a normal sum
         exponent = max(exponent, -90)
     x = some_values(rng, count, name, exponent, special)
@@ -132,7 +132,7 @@ def test_dequantize_sum(bits, group_size, count, ranks, average, name, overflow,
     values = [some_values(rng, count, "float32", exponent, special and r == 0) for r in range(ranks)]
     sources = [q.quantize(x, group_size, bits) for x in values]
     out = torch.full((count + SLACK,), 3.0, dtype=getattr(torch, name), device=DEVICE)
-    how = Quantization(bits, group_size, overflow=overflow)
+    how = Quantization(f"int{bits}", group_size, overflow=overflow)
     overflows = launch.dequantize_sum(*stacked(sources), how, out[:count], average=average)
     assert (out[count:] == 3).all()
     total = q.dequantize_sum(sources, average)
@@ -145,7 +145,7 @@ def test_dequantize_sum(bits, group_size, count, ranks, average, name, overflow,
 def test_requantize(bits, group_size, count, ranks, average, feedback, exponent, seed):
     rng = np.random.default_rng(seed)
     sources = [q.quantize(some_values(rng, count, "float32", exponent, False), group_size, bits) for _ in range(ranks)]
-    how = Quantization(bits, group_size)
+    how = Quantization(f"int{bits}", group_size)
     error = some_values(rng, count, "float32", exponent - 8, False) if feedback else None
     state = None if error is None else to_torch(error)
     codes = torch.zeros(how.code_bytes(count), dtype=torch.uint8, device=DEVICE)
@@ -164,7 +164,7 @@ def test_requantize(bits, group_size, count, ranks, average, feedback, exponent,
 def test_parts(bits, group_size, part, parts, name, seed):
     """Every part is quantized as a vector of its own, in records that lie apart; and comes back."""
     rng = np.random.default_rng(seed)
-    how = Quantization(bits, group_size)
+    how = Quantization(f"int{bits}", group_size)
     count = max(part * parts - int(rng.integers(0, part)), 1)
     x = some_values(rng, count, name, 0, False)
     codes = torch.zeros((parts, how.code_bytes(part) + 7), dtype=torch.uint8, device=DEVICE)
@@ -184,7 +184,7 @@ def test_parts(bits, group_size, part, parts, name, seed):
 def test_groups_longer_than_a_tile(monkeypatch, bits, group_size):
     monkeypatch.setitem(launch.TILINGS, DEVICE, launch.Tiling(128, 128, 1 << 30))
     rng = np.random.default_rng(3)
-    how = Quantization(bits, group_size)
+    how = Quantization(f"int{bits}", group_size)
     xs = [some_values(rng, 2 * group_size + 77, "float32", 0, False) for _ in range(3)]
     xs[0][group_size] = np.inf
     errors = [some_values(rng, x.size, "float32", -8, False) for x in xs]
@@ -219,7 +219,7 @@ def test_grids_are_bounded_by_the_vector(monkeypatch, bits):
         launched(kernel, tiles, *arguments, **constants)
 
     monkeypatch.setattr(launch, "_launch", noted)
-    how = Quantization(bits, 1 << 40)
+    how = Quantization(f"int{bits}", 1 << 40)
     x = some_values(np.random.default_rng(5), 500, "float32", 0, False)
     source = quantize(x, how)
     out = torch.empty(500, device=DEVICE)
@@ -238,7 +238,7 @@ def test_more_than_an_int32_counts(group_size):
     count = (1 << 31) + 77
     x = torch.zeros(count, dtype=torch.float16, device=DEVICE)
     x[0], x[-1] = -0.5, 1.0
-    how = Quantization(8, group_size)
+    how = Quantization("int8", group_size)
     codes = torch.full((1, count), 3, dtype=torch.uint8, device=DEVICE)
     scales = torch.empty((1, how.groups(count)), device=DEVICE)
     launch.quantize(x, how, codes, scales)

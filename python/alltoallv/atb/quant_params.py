@@ -11,7 +11,7 @@ from typing import Any
 from alltoallv import _core
 from alltoallv.atb.params import KEYS, READERS, AllToAllVParam, parse_object, read_int32, read_str, with_fields
 from alltoallv.errors import InvalidParamError
-from alltoallv.quantization.spec import Gather, Overflow, Quantization, coding, SumOp
+from alltoallv.quantization.spec import Gather, Overflow, Quantization, SumOp, coding
 
 _GROUP = {key: name for key, name in KEYS.items() if name not in ("send_counts", "sdispls", "recv_counts", "rdispls")}
 _OWN = {"allReduceType": "all_reduce_type", "quantType": "quant_type", "outDataType": "out_data_type"}

@@ -32,8 +32,17 @@ from alltoallv.mindspore.tensors import core_name, target
 from alltoallv.quantization.functions import Quantized
 
 _OUTPUTS = {1: mindspore.float16, 0: mindspore.float32, 27: mindspore.bfloat16}  # by ACL's number
-_ALL_REDUCE = ("scale", "offset", "comm_quant_scale_1", "comm_quant_scale_2", "bits", "format", "group_size",
-    "gather", "op")
+_ALL_REDUCE = (
+    "scale",
+    "offset",
+    "comm_quant_scale_1",
+    "comm_quant_scale_2",
+    "bits",
+    "format",
+    "group_size",
+    "gather",
+    "op",
+)
 _OPTIONS = {
     "quantized_all_reduce": (*_ALL_REDUCE, "out_dtype", "overflow"),
     "quantized_reduce_scatter": ("bits", "format", "group_size", "op", "out_dtype", "overflow"),

@@ -104,14 +104,14 @@ class Quantized(Generic[A]):
         comm = self.communicator(group)
         if comm is None:
             return (None, None) if async_op else None
-        how, group_size = coding(bits, format), grouping(group_size, input)
+        how, elements = coding(bits, format), grouping(group_size, input)
         plain = scale is offset is comm_quant_scale_1 is comm_quant_scale_2 is out_dtype is None
         if plain and error_feedback is None and timeout is None and not async_op:
-            result = _core.quantized_all_reduce(comm.core, input, out, how, group_size, gather, op, overflow)
+            result = _core.quantized_all_reduce(comm.core, input, out, how, elements, gather, op, overflow)
             if result is not None:
                 return result
         options = Options(
-            scale, comm_quant_scale_1, comm_quant_scale_2, offset, how, group_size, gather, op, overflow, out_dtype
+            scale, comm_quant_scale_1, comm_quant_scale_2, offset, how, elements, gather, op, overflow, out_dtype
         )
         with guard(comm, "quantized_all_reduce"):
             wants_grad = self.wants_grad(input, out=out, async_op=async_op, error_feedback=error_feedback)
@@ -159,8 +159,8 @@ class Quantized(Generic[A]):
             InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer; no output has been written.
             PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
         """
-        how, group_size = coding(bits, format), grouping(group_size, input)
-        options = Options(format=how, group_size=group_size, op=op, overflow=overflow, out_dtype=out_dtype)
+        how, elements = coding(bits, format), grouping(group_size, input)
+        options = Options(format=how, group_size=elements, op=op, overflow=overflow, out_dtype=out_dtype)
         comm = self.communicator(group)
         if comm is None:
             return (None, None) if async_op else None
@@ -210,8 +210,8 @@ class Quantized(Generic[A]):
             InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer; no output has been written.
             PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
         """
-        how, group_size = coding(bits, format), grouping(group_size, input)
-        options = Options(format=how, group_size=group_size, overflow=overflow, out_dtype=out_dtype)
+        how, elements = coding(bits, format), grouping(group_size, input)
+        options = Options(format=how, group_size=elements, overflow=overflow, out_dtype=out_dtype)
         comm = self.communicator(group)
         if comm is None:
             return (None, None) if async_op else None

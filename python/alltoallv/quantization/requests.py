@@ -271,7 +271,10 @@ def _scales(
 
 def _check_shared(quantization: Quantization, has_feedback: bool, two: bool) -> None:
     """With shared scales the rest is not free."""
-    wanted: tuple[tuple[str, object, object], ...] = (("format", quantization.format, "int8"), ("op", quantization.op, "sum"))
+    wanted: tuple[tuple[str, object, object], ...] = (
+        ("format", quantization.format, "int8"),
+        ("op", quantization.op, "sum"),
+    )
     if not two:
         wanted += (("gather", quantization.gather, "full"),)
     for name, value, expected in wanted:

@@ -38,8 +38,9 @@ _FEEDBACK = (
 class Options(NamedTuple):
     """What a caller asks of a quantized collective beside tensors and counts: as given, unchecked, equal on all ranks.
 
-    Scales, offset and ``gather`` are for all-reduces, ``op`` not for all-to-alls. ``group_size=None``: the row of an
-    all-to-all; else None: the format's usual one. ``out_dtype`` is the framework's; None: the input's. See `alltoallv.numpy.quantized_all_reduce`.
+    Scales, offset and ``gather`` are for all-reduces, ``op`` not for all-to-alls. ``group_size=None``: the format's
+    usual one, or the row of an all-to-all. ``out_dtype`` is the framework's; None: the input's. See
+    `alltoallv.numpy.quantized_all_reduce`.
     """
 
     scale: Any = None
@@ -95,12 +96,12 @@ class Quantization:
     @property
     def bits(self) -> int:
         """Of a code; two of 4 bits share a byte."""
-        return _core.code_formats[self.format].bits
+        return int(_core.code_formats[self.format].bits)
 
     @property
     def has_floats(self) -> bool:
         """Whether scales are float32, not bytes."""
-        return _core.code_formats[self.format].scale == "float32"
+        return bool(_core.code_formats[self.format].scale == "float32")
 
     def scale_bytes(self, count: int) -> int:
         """Bytes of the scales of ``count`` elements."""

@@ -22,6 +22,7 @@ Codes = npt.NDArray[np.int8]
 Overflow = Literal["saturate", "raise", "infinity"]
 
 _F32 = np.float32
+_ZERO = _F32(0)
 _LEAST_NORMAL = _F32(2.0**-126)
 _LEAST_SCALE = _F32(2.0**-125)
 
@@ -44,7 +45,7 @@ class Quantized:
     count: int
     group_size: int
     format: str
-    tensor: np.float32 = _F32(0)
+    tensor: np.float32 = _ZERO
 
     @property
     def how(self) -> Format:
@@ -117,6 +118,7 @@ def quantize(
         if error is not None:
             values = values + error.reshape(-1)
         groups = _rows(values, group_size)
+        kept: Array
         if how.scale == "float32":
             kept = scales = _scale_of(np.max(np.abs(groups), axis=1), how.most)
         else:

@@ -68,7 +68,8 @@ FORMATS = {
 
 def kind(name: str) -> np.dtype[Any]:
     """An element type of ml_dtypes."""
-    return np.dtype(getattr(extra("ml_dtypes", "testing"), name))
+    made: np.dtype[Any] = np.dtype(getattr(extra("ml_dtypes", "testing"), name))
+    return made
 
 
 def tensor_scale(groups: Floats) -> np.float32:
@@ -115,7 +116,8 @@ def encode(groups: Floats, scales: Floats, how: Format) -> Bytes:
     values = np.where(np.isinf(column) & np.isinf(groups), np.copysign(_F32(how.most), groups), values)
     values = np.where(np.isfinite(column) | (np.isinf(column) & np.isinf(groups)), values, _F32(0))
     most = _F32(how.most)
-    return np.clip(values, -most, most).astype(kind(how.element)).view(np.uint8)
+    codes: Bytes = np.clip(values, -most, most).astype(kind(how.element)).view(np.uint8)
+    return codes
 
 
 def decode(codes: Bytes, how: Format) -> Floats:

@@ -49,7 +49,7 @@ def kernels_of(nbytes: int, device: str) -> list[Kernel]:
     x = torch.randn(count, generator=torch.Generator().manual_seed(1)).to(device)
     made = []
     for bits in (8, 4):
-        how = Quantization(bits, GROUP)
+        how = Quantization(f"int{bits}", GROUP)
         size, groups = how.code_bytes(count), how.groups(count)
         codes = torch.zeros((SOURCES, size), dtype=torch.uint8, device=device)
         scales = torch.zeros((SOURCES, groups), device=device)

@@ -14,7 +14,17 @@ from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError
 from alltoallv.quantization import requests
 from alltoallv.quantization.functions import Quantized, described
-from alltoallv.quantization.spec import Format, Gather, GroupSize, Options, Overflow, Quantization, SumOp, coding, grouping
+from alltoallv.quantization.spec import (
+    Format,
+    Gather,
+    GroupSize,
+    Options,
+    Overflow,
+    Quantization,
+    SumOp,
+    coding,
+    grouping,
+)
 from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.group import Group, device_of
@@ -51,9 +61,9 @@ def quantized_all_reduce(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    coded, group_size = coding(bits, format), grouping(group_size, input)
+    coded, elements = coding(bits, format), grouping(group_size, input)
     options = Options(
-        scale, comm_quant_scale_1, comm_quant_scale_2, offset, coded, group_size, gather, op, overflow, out_dtype
+        scale, comm_quant_scale_1, comm_quant_scale_2, offset, coded, elements, gather, op, overflow, out_dtype
     )
     comm = None
     plain = options.dynamic() and out_dtype is None and error_feedback is None and timeout is None and not async_op
@@ -74,7 +84,7 @@ def quantized_all_reduce(
         with guard(comm, "quantized_all_reduce"):
             if needs_grad(input):
                 requests.exclude("input requires grad", **given)
-                how = Quantization.checked(coded, group_size, gather, op, overflow)
+                how = Quantization.checked(coded, elements, gather, op, overflow)
                 options = options._replace(format=how.format, group_size=how.group_size)
                 for name, value in zip(requests.SCALES, options, strict=False):
                     requests.as_scale(ADAPTER, name, value)
@@ -105,8 +115,8 @@ def quantized_reduce_scatter(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    coded, group_size = coding(bits, format), grouping(group_size, input)
-    options = Options(format=coded, group_size=group_size, op=op, overflow=overflow, out_dtype=out_dtype)
+    coded, elements = coding(bits, format), grouping(group_size, input)
+    options = Options(format=coded, group_size=elements, op=op, overflow=overflow, out_dtype=out_dtype)
     comm = groups.resolve(group, device_of(input))
     if comm is None:
         return (None, None) if async_op else None
@@ -145,8 +155,8 @@ def quantized_all_to_all(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    coded, group_size = coding(bits, format), grouping(group_size, input)
-    options = Options(format=coded, group_size=group_size, overflow=overflow, out_dtype=out_dtype)
+    coded, elements = coding(bits, format), grouping(group_size, input)
+    options = Options(format=coded, group_size=elements, overflow=overflow, out_dtype=out_dtype)
     traced = is_tracing()
     if traced or (needs_grad(input) and not async_op):
         requests.exclude("input requires grad, or is recorded for a graph", timeout=timeout)
