@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from alltoallv.quantization.spec import Overflow, QuantizedReduction
-from alltoallv.torch.quantized.kernels import CoreKernels, Kernels, kernels_for, record_bytes, record_views
+from alltoallv.torch.quantized.kernels import (
+    CoreKernels,
+    Kernels,
+    check_format,
+    kernels_for,
+    record_bytes,
+    record_views,
+)
 
 
 class Codec:
@@ -71,6 +78,7 @@ class Dynamic(Codec):
     ) -> None:
         super().__init__(request, output, input)
         self.how = request.quantization
+        check_format(self.how, self._kernels, pieces=True)
         self.unit = self.how.group_size
         self._error, self._gather_error = error, gather_error
         self._average = self.how.op == "avg"

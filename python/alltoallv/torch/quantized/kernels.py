@@ -16,6 +16,7 @@ from torch import Tensor
 
 from alltoallv import _core
 from alltoallv._calls.kernels import providers
+from alltoallv.errors import InvalidParamError
 from alltoallv.quantization.spec import Overflow, Quantization
 from alltoallv.torch.quantized import operators as quantized_operators
 
@@ -37,6 +38,17 @@ def kernels_for(device: str) -> Kernels:
         return launch
     _log.info("quantized collectives on %s use torch operators; Triton for it makes them faster", device)
     return quantized_operators
+
+
+def check_format(how: Quantization, kernels: Kernels, pieces: bool = False) -> None:
+    """Refuses what kernels do not know yet; ``pieces``: of a vector, whose scale of all would have to be found before.
+
+    Raises:
+        InvalidParamError: names the format.
+    """
+    known = isinstance(kernels, CoreKernels) or how.format in ("int8", "int4")
+    if not known or (pieces and how.format == "nvfp4"):
+        raise InvalidParamError(f"format is {how.format}, which this engine does not offer; shared memory and tcp do")
 
 
 def _has_triton(device: str) -> bool:

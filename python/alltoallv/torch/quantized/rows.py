@@ -18,7 +18,7 @@ from alltoallv.torch.api.calls import AnyCommunicator
 from alltoallv.torch.api.tensors import core_name
 from alltoallv.torch.api.work import Work
 from alltoallv.torch.quantized.adapter import ADAPTER
-from alltoallv.torch.quantized.kernels import kernels_for, record_bytes, record_views
+from alltoallv.torch.quantized.kernels import check_format, kernels_for, record_bytes, record_views
 
 
 class HostRows:
@@ -46,6 +46,7 @@ class DeviceRows(HostRows):
     def __init__(self, how: Quantization, length: int, device: torch.device) -> None:
         self._how, self._length = how, length
         self._kernels = kernels_for(device.type)
+        check_format(how, self._kernels)
         self.stride = max(record_bytes(how, length), 16)
 
     def encode(self, x: Tensor, coded: Tensor) -> None:
