@@ -9,8 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from alltoallv_triton.numbers import BELOW_INF, RAISE, narrowed, one_nan
-from alltoallv_triton.quantize import store_quantized, store_quantized_pairs
+from alltoallv_triton.numbers import BELOW_INF, FP8_E5M2, RAISE, narrowed, one_nan, scale_of_byte, value_of
+from alltoallv_triton.quantize import store_quantized, store_quantized_pairs, tensor_of
 from alltoallv_triton.tiles import (
     code_bytes,
     halves,
@@ -25,42 +25,50 @@ from alltoallv_triton.tiles import (
 
 
 @triton.jit
-def load_scales(scales, rows_left, ROWS: tl.constexpr):
+def load_scales(scales, tensor, rows_left, ROWS: tl.constexpr, FORMAT: tl.constexpr):
     """Of the groups of a tile, [ROWS, 1]."""
     rows = tl.arange(0, ROWS)
-    return tl.load(scales + rows, mask=rows < rows_left, other=0.0)[:, None]
+    loaded = tl.load(scales + rows, mask=rows < rows_left, other=0)
+    if FORMAT <= FP8_E5M2:
+        return loaded[:, None]
+    else:
+        return scale_of_byte(loaded.to(tl.int32), tensor, FORMAT)[:, None]
 
 
 @triton.jit
 def load_sum(
-    codes, scales, sources, code_stride, scale_stride, rows_left, left,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, AVERAGE: tl.constexpr,
+    codes, scales, tensors, sources, code_stride, scale_stride, rows_left, left,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, AVERAGE: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """Code times scale of ``left`` elements in ``rows_left`` groups, added in float32 in the order of the sources."""
-    total = load_tile(codes, left, GROUP, ROWS, WIDTH).to(tl.float32) * load_scales(scales, rows_left, ROWS)
-    for _ in range(1, sources):
+    tensor = tensor_of(tensors, 0, scale_stride, FORMAT)
+    scale = load_scales(scales, tensor, rows_left, ROWS, FORMAT)
+    total = value_of(load_tile(codes, left, GROUP, ROWS, WIDTH), FORMAT) * scale
+    for source in range(1, sources):
         codes += code_stride
         scales += scale_stride
-        total += load_tile(codes, left, GROUP, ROWS, WIDTH).to(tl.float32) * load_scales(scales, rows_left, ROWS)
+        tensor = tensor_of(tensors, source, scale_stride, FORMAT)
+        scale = load_scales(scales, tensor, rows_left, ROWS, FORMAT)
+        total += value_of(load_tile(codes, left, GROUP, ROWS, WIDTH), FORMAT) * scale
     return mean_or_sum(total, sources, AVERAGE)
 
 
 @triton.jit
 def load_sum_of_pairs(
-    codes, scales, sources, code_stride, scale_stride, rows_left, left,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, AVERAGE: tl.constexpr,
+    codes, scales, tensors, sources, code_stride, scale_stride, rows_left, left,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, AVERAGE: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """The same with codes of 4 bits: of the even and of the odd elements."""
     size = code_bytes(left, GROUP, 4)
-    low, high = unpacked(load_tile(codes, size, (GROUP + 1) // 2, ROWS, WIDTH // 2))
-    scale = load_scales(scales, rows_left, ROWS)
+    low, high = unpacked(load_tile(codes, size, (GROUP + 1) // 2, ROWS, WIDTH // 2), FORMAT)
+    scale = load_scales(scales, tensor_of(tensors, 0, scale_stride, FORMAT), rows_left, ROWS, FORMAT)
     even = low * scale
     odd = high * scale
-    for _ in range(1, sources):
+    for source in range(1, sources):
         codes += code_stride
         scales += scale_stride
-        low, high = unpacked(load_tile(codes, size, (GROUP + 1) // 2, ROWS, WIDTH // 2))
-        scale = load_scales(scales, rows_left, ROWS)
+        low, high = unpacked(load_tile(codes, size, (GROUP + 1) // 2, ROWS, WIDTH // 2), FORMAT)
+        scale = load_scales(scales, tensor_of(tensors, source, scale_stride, FORMAT), rows_left, ROWS, FORMAT)
         even += low * scale
         odd += high * scale
     return mean_or_sum(even, sources, AVERAGE), mean_or_sum(odd, sources, AVERAGE)
@@ -82,10 +90,10 @@ def note_misfit(misfits, found):
 
 @triton.jit
 def dequantize_groups(
-    codes, scales, out, misfits, count, part, part_code_stride, part_scale_stride,
+    codes, scales, tensors, out, misfits, count, part, part_code_stride, part_scale_stride,
     sources, code_stride, scale_stride,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, AVERAGE: tl.constexpr,
-    DTYPE: tl.constexpr, OVERFLOW: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, FORMAT: tl.constexpr,
+    AVERAGE: tl.constexpr, DTYPE: tl.constexpr, OVERFLOW: tl.constexpr,
 ):  # fmt: skip
     """Groups that fit a tile. ``count`` elements of the output in parts, whose records lie one behind the other."""
     span: tl.constexpr = ROWS * GROUP
@@ -98,16 +106,19 @@ def dequantize_groups(
         left = tl.minimum(tl.minimum(count - first, part - within * span), span).to(tl.int32)
         its_codes = codes + (record * part_code_stride + within * span_bytes)
         its_scales = scales + (record * part_scale_stride + within * ROWS)
+        its_tensors = tensors + record * (part_scale_stride // 4)
         rows_left = tl.cdiv(left, GROUP)
         if BITS == 8:
             values = load_sum(
-                its_codes, its_scales, sources, code_stride, scale_stride, rows_left, left, GROUP, ROWS, WIDTH, AVERAGE
-            )
+                its_codes, its_scales, its_tensors, sources, code_stride, scale_stride, rows_left, left,
+                GROUP, ROWS, WIDTH, AVERAGE, FORMAT,
+            )  # fmt: skip
             result, exceeded = narrowed(values, BELOW_INF, DTYPE, OVERFLOW)
         else:
             even, odd = load_sum_of_pairs(
-                its_codes, its_scales, sources, code_stride, scale_stride, rows_left, left, GROUP, ROWS, WIDTH, AVERAGE
-            )
+                its_codes, its_scales, its_tensors, sources, code_stride, scale_stride, rows_left, left,
+                GROUP, ROWS, WIDTH, AVERAGE, FORMAT,
+            )  # fmt: skip
             low, low_exceeded = narrowed(even, BELOW_INF, DTYPE, OVERFLOW)
             high, high_exceeded = narrowed(odd, BELOW_INF, DTYPE, OVERFLOW)
             result = joined(low, high, ROWS, WIDTH)
@@ -121,7 +132,8 @@ def dequantize_groups(
 def dequantize_pieces(
     codes, scales, out, misfits, count, part, group, part_code_stride, part_scale_stride,
     sources, code_stride, scale_stride,
-    WIDTH: tl.constexpr, BITS: tl.constexpr, AVERAGE: tl.constexpr, DTYPE: tl.constexpr, OVERFLOW: tl.constexpr,
+    WIDTH: tl.constexpr, BITS: tl.constexpr, FORMAT: tl.constexpr, AVERAGE: tl.constexpr, DTYPE: tl.constexpr,
+    OVERFLOW: tl.constexpr,
 ):  # fmt: skip
     """Any group of at most ``part``: every tile is a piece of one."""
     pieces = tl.cdiv(group, WIDTH)
@@ -138,20 +150,21 @@ def dequantize_pieces(
         at = record * part_code_stride + within * group_bytes + (begin if BITS == 8 else begin // 2)
         scale_at = record * part_scale_stride + within
         if BITS == 8:
-            values = load_flat(codes + at, left, WIDTH).to(tl.float32) * tl.load(scales + scale_at)
+            values = value_of(load_flat(codes + at, left, WIDTH), FORMAT) * tl.load(scales + scale_at)
             for source in range(1, sources):
                 step = tl.cast(source, tl.int64)
-                term = load_flat(codes + (at + step * code_stride), left, WIDTH).to(tl.float32)
+                term = value_of(load_flat(codes + (at + step * code_stride), left, WIDTH), FORMAT)
                 values += term * tl.load(scales + (scale_at + step * scale_stride))
             result, exceeded = narrowed(mean_or_sum(values, sources, AVERAGE), BELOW_INF, DTYPE, OVERFLOW)
         else:
-            low, high = unpacked(load_flat(codes + at, (left + 1) // 2, WIDTH // 2))
+            low, high = unpacked(load_flat(codes + at, (left + 1) // 2, WIDTH // 2), FORMAT)
             scale = tl.load(scales + scale_at)
             even = low * scale
             odd = high * scale
             for source in range(1, sources):
                 step = tl.cast(source, tl.int64)
-                low, high = unpacked(load_flat(codes + (at + step * code_stride), (left + 1) // 2, WIDTH // 2))
+                pairs = load_flat(codes + (at + step * code_stride), (left + 1) // 2, WIDTH // 2)
+                low, high = unpacked(pairs, FORMAT)
                 scale = tl.load(scales + (scale_at + step * scale_stride))
                 even += low * scale
                 odd += high * scale
@@ -166,9 +179,9 @@ def dequantize_pieces(
 
 @triton.jit
 def requantize_groups(
-    codes, scales, sources, code_stride, scale_stride, error, new_codes, new_scales, count,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, AVERAGE: tl.constexpr,
-    FEEDBACK: tl.constexpr,
+    codes, scales, tensors, sources, code_stride, scale_stride, error, new_codes, new_scales, new_tensors, count,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, FORMAT: tl.constexpr,
+    AVERAGE: tl.constexpr, FEEDBACK: tl.constexpr,
 ):  # fmt: skip
     """The sum of the sources of one part, quantized in the same groups, which fit a tile."""
     span: tl.constexpr = ROWS * GROUP
@@ -179,22 +192,25 @@ def requantize_groups(
         left = tl.minimum(count - first, span).to(tl.int32)
         its_codes = codes + at * span_bytes
         its_scales = scales + at * ROWS
+        tensor = tensor_of(new_tensors, 0, 0, FORMAT)
         rows_left = tl.cdiv(left, GROUP)
         if BITS == 8:
             values = load_sum(
-                its_codes, its_scales, sources, code_stride, scale_stride, rows_left, left, GROUP, ROWS, WIDTH, AVERAGE
-            )
+                its_codes, its_scales, tensors, sources, code_stride, scale_stride, rows_left, left,
+                GROUP, ROWS, WIDTH, AVERAGE, FORMAT,
+            )  # fmt: skip
             values = only_elements(values, left, 0, 1, GROUP, ROWS, WIDTH)
             if FEEDBACK:
                 values += load_tile(error + first, left, GROUP, ROWS, WIDTH)
             store_quantized(
-                values, left, new_codes + at * span_bytes, new_scales + at * ROWS, error + first,
-                GROUP, ROWS, WIDTH, FEEDBACK,
+                values, left, new_codes + at * span_bytes, new_scales + at * ROWS, tensor, error + first,
+                GROUP, ROWS, WIDTH, FEEDBACK, FORMAT,
             )  # fmt: skip
         else:
             even, odd = load_sum_of_pairs(
-                its_codes, its_scales, sources, code_stride, scale_stride, rows_left, left, GROUP, ROWS, WIDTH, AVERAGE
-            )
+                its_codes, its_scales, tensors, sources, code_stride, scale_stride, rows_left, left,
+                GROUP, ROWS, WIDTH, AVERAGE, FORMAT,
+            )  # fmt: skip
             even = only_elements(even, left, 0, 2, GROUP, ROWS, WIDTH // 2)
             odd = only_elements(odd, left, 1, 2, GROUP, ROWS, WIDTH // 2)
             if FEEDBACK:
@@ -202,6 +218,6 @@ def requantize_groups(
                 even += more_even
                 odd += more_odd
             store_quantized_pairs(
-                even, odd, left, new_codes + at * span_bytes, new_scales + at * ROWS, error + first,
-                GROUP, ROWS, WIDTH, FEEDBACK,
+                even, odd, left, new_codes + at * span_bytes, new_scales + at * ROWS, tensor, error + first,
+                GROUP, ROWS, WIDTH, FEEDBACK, FORMAT,
             )  # fmt: skip

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from alltoallv import _core
 from alltoallv.quantization.spec import Overflow, Quantization
 from alltoallv_triton import dequantize as _dequantize
 from alltoallv_triton import quantize as _quantize
@@ -75,16 +76,23 @@ def _launch(kernel: Any, tiles: int, tiles_of: Tiling, *arguments: Any, **consta
 
 
 def quantize(
-    x: Tensor, how: Quantization, codes: Tensor, scales: Tensor, error: Tensor | None = None, part: int | None = None
+    x: Tensor,
+    how: Quantization,
+    codes: Tensor,
+    scales: Tensor,
+    error: Tensor | None = None,
+    part: int | None = None,
+    tensor: Tensor | None = None,
 ) -> None:
     """Quantizes a flat vector in parts.
 
     Args:
         x: float32, float16 or bfloat16.
         codes: Bytes, ``[parts, >= code bytes of a part]``; rows may lie apart.
-        scales: ``[parts, >= groups of a part]``, likewise.
+        scales: ``[parts, >= groups of a part]``, likewise; where scales are no float32, bytes.
         error: Error feedback, float32 like x: added first, then replaced by what the codes do not hold.
         part: Elements of a part, the last may have fewer; default: all.
+        tensor: NVFP4's scale of all; default: that of every part.
     """
     count = x.numel()
     if count == 0:
@@ -93,18 +101,21 @@ def quantize(
     fit = tiling(x.device)
     rows, width = tile_for(how, part, fit)
     feedback = error is not None
-    pointers = (x, x if error is None else error, codes.view(torch.int8), scales)
-    strides = (codes.stride(0), scales.stride(0))
     parts = triton.cdiv(count, part)
+    kept, tensors = _scales(scales, how)
+    if how.format == "nvfp4":
+        tensors[:parts, 0] = _tensor_scale(x, error, part, how.group_size) if tensor is None else tensor
+    pointers = (x, x if error is None else error, codes.view(torch.int8), kept)
+    strides = (codes.stride(0), scales.stride(0))
     if rows:
         _launch(
-            _quantize.quantize_groups, triton.cdiv(part, rows * how.group_size) * parts, fit, *pointers, count, part,
-            *strides, GROUP=how.group_size, ROWS=rows, WIDTH=width, BITS=how.bits, FEEDBACK=feedback,
+            _quantize.quantize_groups, triton.cdiv(part, rows * how.group_size) * parts, fit, *pointers, tensors,
+            count, part, *strides, GROUP=how.group_size, ROWS=rows, WIDTH=width, BITS=how.bits, FORMAT=_format(how), FEEDBACK=feedback,
         )  # fmt: skip
     else:
         _launch(
             _quantize.quantize_pieces, how.groups(part) * parts, fit, *pointers, count, part,
-            min(how.group_size, part), *strides, WIDTH=width, BITS=how.bits, FEEDBACK=feedback,
+            min(how.group_size, part), *strides, WIDTH=width, BITS=how.bits, FORMAT=_format(how), FEEDBACK=feedback,
         )  # fmt: skip
 
 
@@ -139,9 +150,11 @@ def _sums(
     rows, width = tile_for(how, part, fit)
     parts = triton.cdiv(count, part)
     code_stride, scale_stride = codes.stride(0), scales.stride(0)
-    pointers = (codes.view(torch.int8), scales, _bits(out), _bits(out) if misfits is None else misfits)
+    kept, tensors = _scales(scales, how)
+    pointers = (codes.view(torch.int8), kept, tensors, _bits(out), _bits(out) if misfits is None else misfits)
     constants = {
         "BITS": how.bits,
+        "FORMAT": _format(how),
         "AVERAGE": average,
         "DTYPE": DTYPES[out.dtype],
         "OVERFLOW": OVERFLOWS[how.overflow],
@@ -156,7 +169,8 @@ def _sums(
         group = min(how.group_size, part)
         pieces = triton.cdiv(group, width)
         _launch(
-            _dequantize.dequantize_pieces, how.groups(part) * pieces * parts, fit, *pointers, count, part, group,
+            _dequantize.dequantize_pieces, how.groups(part) * pieces * parts, fit, *pointers[:2], *pointers[3:],
+            count, part, group,
             *places, WIDTH=width, **constants,
         )  # fmt: skip
     return misfits
@@ -197,10 +211,16 @@ def requantize(
         )
         quantize(total, how, new_codes, new_scales, error)
         return
+    (kept, tensors), (new_kept, new_tensors) = _scales(scales, how), _scales(new_scales, how)
+    if how.format == "nvfp4":
+        total = tensors[0, 0].clone()
+        for tensor in tensors[1:, 0]:
+            total += tensor
+        new_tensors[0, 0] = _limited(total / len(codes) if average else total)
     _launch(
-        _dequantize.requantize_groups, triton.cdiv(count, rows * how.group_size), fit, codes.view(torch.int8), scales,
-        len(codes), codes.stride(0), scales.stride(0), scales if error is None else error, new_codes.view(torch.int8),
-        new_scales, count, GROUP=how.group_size, ROWS=rows, WIDTH=width, BITS=how.bits, AVERAGE=average,
+        _dequantize.requantize_groups, triton.cdiv(count, rows * how.group_size), fit, codes.view(torch.int8), kept,
+        tensors, len(codes), codes.stride(0), scales.stride(0), kept if error is None else error,
+        new_codes.view(torch.int8), new_kept, new_tensors, count, GROUP=how.group_size, ROWS=rows, WIDTH=width, BITS=how.bits, FORMAT=_format(how), AVERAGE=average,
         FEEDBACK=error is not None,
     )  # fmt: skip
 
@@ -255,6 +275,34 @@ def _launch_channels(kernel: Any, count: int, scales: Tensor, arguments: tuple[A
     rows = fit.elements // max(width, fit.least_row)
     tiles = triton.cdiv(lines, rows) * triton.cdiv(channels, width)
     _launch(kernel, tiles, fit, *arguments, lines, channels, ROWS=rows, WIDTH=width, UNIFORM=uniform, **constants)
+
+
+def _format(how: Quantization) -> int:
+    """Its place in the table."""
+    return list(_core.code_formats).index(how.format)
+
+
+def _scales(scales: Tensor, how: Quantization) -> tuple[Tensor, Tensor]:
+    """Those of groups, and NVFP4's of all, which lie before them; else anything."""
+    if how.has_floats:
+        return scales, scales
+    if how.format != "nvfp4":
+        return scales.view(torch.int8), scales
+    return scales[:, 4:].view(torch.int8), scales[:, :4].view(torch.float32)
+
+
+def _tensor_scale(x: Tensor, error: Tensor | None, part: int, group: int) -> Tensor:
+    """Of every part."""
+    values = x.float() if error is None else x.float() + error
+    whole = torch.nn.functional.pad(values, (0, -len(values) % part)).view(-1, part)
+    groups = torch.nn.functional.pad(whole, (0, -part % group)).view(len(whole), -1, group)
+    largest = (groups.view(torch.int32) & 0x7FFFFFFF).amax(2)
+    finite = torch.where(largest < 0x7F800000, largest, 0).amax(1)
+    return _limited(finite.view(torch.float32) / (6 * 448))
+
+
+def _limited(scale: Tensor) -> Tensor:
+    return scale.clamp(2.0**-110, float.fromhex("0x1.86186p+116"))
 
 
 def _misfits(overflow: Overflow, out: Tensor) -> Tensor | None:

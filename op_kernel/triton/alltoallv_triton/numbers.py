@@ -15,6 +15,16 @@ LEAST_SCALE = tl.constexpr(2.0**-125)
 ROUNDER = tl.constexpr(12582912.0)
 ROUNDER_BITS = tl.constexpr(0x4B400000)
 
+# Places in the table of formats, `alltoallv._core.code_formats`; up to FP8_E5M2 scales are float32, from MXFP4 on codes
+# have 4 bits.
+INT8 = tl.constexpr(0)
+INT4 = tl.constexpr(1)
+FP8_E4M3 = tl.constexpr(2)
+FP8_E5M2 = tl.constexpr(3)
+MXFP8 = tl.constexpr(4)
+MXFP8_E5M2 = tl.constexpr(5)
+NVFP4 = tl.constexpr(7)
+
 SATURATE = tl.constexpr(0)
 RAISE = tl.constexpr(1)
 INFINITY = tl.constexpr(2)
@@ -44,10 +54,20 @@ def round_code(x):
 
 
 @triton.jit
-def scale_of(largest, BITS: tl.constexpr):
+def scale_of(largest, FORMAT: tl.constexpr):
     """Scale and inverse of groups whose largest magnitude has these bits; the inverse is 0 where codes are."""
-    most: tl.constexpr = 127.0 if BITS == 8 else 7.0
-    largest_scale: tl.constexpr = 0x1020406 * 2.0**97 if BITS == 8 else 0x1249248 * 2.0**101
+    if FORMAT == INT8:
+        most: tl.constexpr = 127.0
+        largest_scale: tl.constexpr = 0x1020406 * 2.0**97
+    elif FORMAT == INT4:
+        most: tl.constexpr = 7.0
+        largest_scale: tl.constexpr = 0x1249248 * 2.0**101
+    elif FORMAT == FP8_E4M3:
+        most: tl.constexpr = 448.0
+        largest_scale: tl.constexpr = 0x1249248 * 2.0**95
+    else:
+        most: tl.constexpr = 57344.0
+        largest_scale: tl.constexpr = 0x1249248 * 2.0**88
     usual = (largest >= LEAST_NORMAL) & (largest < INF)
     a = tl.where(usual, largest, 0).to(tl.float32, bitcast=True)
     scale = tl.div_rn(a, tl.full(a.shape, most, tl.float32))
@@ -59,11 +79,100 @@ def scale_of(largest, BITS: tl.constexpr):
 
 
 @triton.jit
-def codes_of(x, largest, inverse, BITS: tl.constexpr):
+def byte_of(largest, tensor, FORMAT: tl.constexpr):
+    """The byte that says such a scale, int32, and the inverse. ``tensor``: NVFP4's scale of all."""
+    finite = largest < INF
+    if FORMAT == NVFP4:
+        a = tl.where(finite & (largest >= LEAST_NORMAL), largest, 0).to(tl.float32, bitcast=True)
+        wanted = tl.div_rn(tl.div_rn(a, tl.full(a.shape, 6.0, tl.float32)), tl.zeros(a.shape, tl.float32) + tensor)
+        byte = tl.where(finite, small_code(wanted, FP8_E4M3), 0x7F)
+        usual = finite & (byte > 0)
+        scale = tl.where(usual, small_value(byte, FP8_E4M3) * tensor, 1.0)
+        return byte, tl.where(usual, tl.div_rn(tl.full(a.shape, 1.0, tl.float32), scale), 0.0)
+    else:
+        exponent: tl.constexpr = 8 if FORMAT == MXFP8 else 15 if FORMAT == MXFP8_E5M2 else 2
+        power = tl.maximum((largest >> 23) - exponent, 0)
+        inverse = tl.where(finite, (254 - power) << 23, 0).to(tl.float32, bitcast=True)
+        return tl.where(finite, power, 0xFF), inverse
+
+
+@triton.jit
+def scale_of_byte(byte, tensor, FORMAT: tl.constexpr):
+    """The scale that a byte says."""
+    if FORMAT == NVFP4:
+        return small_value(byte, FP8_E4M3) * tensor
+    else:
+        power = byte & 0xFF
+        return tl.where(power == 0xFF, NAN, tl.where(power == 0, 1 << 22, power << 23)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def small_code(x, FORMAT: tl.constexpr):
+    """Float32 as a float of 8 or 4 bits, half to even, saturated; int32."""
+    e4m3: tl.constexpr = (FORMAT == FP8_E4M3) or (FORMAT == MXFP8)
+    e5m2: tl.constexpr = (FORMAT == FP8_E5M2) or (FORMAT == MXFP8_E5M2)
+    mantissa: tl.constexpr = 3 if e4m3 else 2 if e5m2 else 1
+    bias: tl.constexpr = 7 if e4m3 else 15 if e5m2 else 1
+    most: tl.constexpr = 0x43E00000 if e4m3 else 0x47600000 if e5m2 else 0x40C00000
+    sign: tl.constexpr = 0x80 if e4m3 or e5m2 else 8
+    shift: tl.constexpr = 23 - mantissa
+    rebias: tl.constexpr = (127 - bias) << 23
+    half: tl.constexpr = (1 << (shift - 1)) - 1
+    rounder: tl.constexpr = 2.0 ** (24 - bias - mantissa)  # whose last place is the least subnormal
+    bits = bits_of(x)
+    magnitude = tl.minimum(bits & SIGN_CLEAR, most)
+    normal = (magnitude - rebias + half + ((magnitude >> shift) & 1)) >> shift
+    counted = bits_of(magnitude.to(tl.float32, bitcast=True) + rounder) & ((1 << 23) - 1)
+    code = tl.where(magnitude < rebias + (1 << 23), counted, normal)
+    return tl.where(bits < 0, code | sign, code)
+
+
+@triton.jit
+def small_value(code, FORMAT: tl.constexpr):
+    """Float32 of a float of 8 or 4 bits, in the low bits of int32."""
+    e4m3: tl.constexpr = (FORMAT == FP8_E4M3) or (FORMAT == MXFP8)
+    e5m2: tl.constexpr = (FORMAT == FP8_E5M2) or (FORMAT == MXFP8_E5M2)
+    mantissa: tl.constexpr = 3 if e4m3 else 2 if e5m2 else 1
+    bias: tl.constexpr = 7 if e4m3 else 15 if e5m2 else 1
+    sign: tl.constexpr = 0x80 if e4m3 or e5m2 else 8
+    rebias: tl.constexpr = (127 - bias) << 23
+    unit: tl.constexpr = 2.0 ** (1 - bias - mantissa)
+    magnitude = code & (sign - 1)
+    normal = (magnitude << (23 - mantissa)) + rebias
+    bits = tl.where(magnitude < (1 << mantissa), bits_of(magnitude.to(tl.float32) * unit), normal)
+    if e4m3:
+        bits = tl.where(magnitude == 0x7F, NAN, bits)
+    if e5m2:
+        bits = tl.where(magnitude < 0x7C, bits, tl.where(magnitude == 0x7C, INF, NAN))
+    value = bits.to(tl.float32, bitcast=True)
+    return tl.where((code & sign) != 0, -value, value)
+
+
+@triton.jit
+def value_of(code, FORMAT: tl.constexpr):
+    """Float32 of a code."""
+    if FORMAT <= INT4:
+        return code.to(tl.float32)
+    else:
+        return small_value(code.to(tl.int32), FORMAT)
+
+
+@triton.jit
+def codes_of(x, largest, inverse, FORMAT: tl.constexpr):
     """Codes of x, int32; ``largest`` and ``inverse`` are those of its groups, broadcast to it."""
-    most: tl.constexpr = 127 if BITS == 8 else 7
-    codes = round_code(x * inverse)
-    extreme = tl.where(magnitude_of(x) == INF, tl.where(bits_of(x) < 0, -most, most), 0)
+    bits = bits_of(x)
+    if FORMAT <= INT4:
+        most: tl.constexpr = 127 if FORMAT == INT8 else 7
+        codes = round_code(x * inverse)
+        extreme = tl.where(magnitude_of(x) == INF, tl.where(bits < 0, -most, most), 0)
+    else:
+        kept = tl.where((bits & SIGN_CLEAR) < LEAST_NORMAL, bits & ~SIGN_CLEAR, bits).to(tl.float32, bitcast=True)
+        codes = small_code(kept * inverse, FORMAT)
+        if FORMAT <= FP8_E5M2:
+            most: tl.constexpr = 0x7E if FORMAT == FP8_E4M3 else 0x7B
+            extreme = tl.where(magnitude_of(x) == INF, tl.where(bits < 0, most | 0x80, most), 0)
+        else:
+            extreme = tl.zeros(codes.shape, tl.int32)
     return tl.where(largest < INF, codes, tl.where(largest == INF, extreme, 0))
 
 

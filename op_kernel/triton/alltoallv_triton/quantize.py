@@ -10,7 +10,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from alltoallv_triton.numbers import INF, codes_of, magnitude_of, scale_of
+from alltoallv_triton.numbers import (
+    FP8_E5M2,
+    INF,
+    NVFP4,
+    byte_of,
+    codes_of,
+    magnitude_of,
+    scale_of,
+    scale_of_byte,
+    value_of,
+)
 from alltoallv_triton.tiles import (
     code_bytes,
     halves,
@@ -33,48 +43,70 @@ def store_scales(scales, scale, left, GROUP: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def lost_by(values, codes, largest, scale):
+def scale_and_store(scales, largest, tensor, left, GROUP: tl.constexpr, ROWS: tl.constexpr, FORMAT: tl.constexpr):
+    """Scale and inverse of a tile's groups, the scale where it belongs."""
+    if FORMAT <= FP8_E5M2:
+        scale, inverse = scale_of(largest, FORMAT)
+        store_scales(scales, scale, left, GROUP, ROWS)
+    else:
+        byte, inverse = byte_of(largest, tensor, FORMAT)
+        store_scales(scales, byte.to(tl.int8), left, GROUP, ROWS)
+        scale = scale_of_byte(byte, tensor, FORMAT)
+    return scale, inverse
+
+
+@triton.jit
+def lost_by(values, codes, largest, scale, FORMAT: tl.constexpr):
     """What codes do not hold; nothing where the group is not finite."""
-    return tl.where(largest < INF, values - codes.to(tl.float32) * scale, 0.0)
+    return tl.where(largest < INF, values - value_of(codes, FORMAT) * scale, 0.0)
 
 
 @triton.jit
 def store_quantized(
-    values, left, codes, scales, error, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-    FEEDBACK: tl.constexpr,
+    values, left, codes, scales, tensor, error, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    FEEDBACK: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """Codes of 8 bits, scales and lost parts of a tile of whole groups, ``left`` elements of them."""
     largest = tl.max(magnitude_of(values), axis=1)
-    scale, inverse = scale_of(largest, 8)
-    store_scales(scales, scale, left, GROUP, ROWS)
-    quotients = codes_of(values, largest[:, None], inverse[:, None], 8)
+    scale, inverse = scale_and_store(scales, largest, tensor, left, GROUP, ROWS, FORMAT)
+    quotients = codes_of(values, largest[:, None], inverse[:, None], FORMAT)
     store_tile(codes, quotients.to(tl.int8), left, GROUP, ROWS, WIDTH)
     if FEEDBACK:
-        store_tile(error, lost_by(values, quotients, largest[:, None], scale[:, None]), left, GROUP, ROWS, WIDTH)
+        lost = lost_by(values, quotients, largest[:, None], scale[:, None], FORMAT)
+        store_tile(error, lost, left, GROUP, ROWS, WIDTH)
 
 
 @triton.jit
 def store_quantized_pairs(
-    even, odd, left, codes, scales, error, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-    FEEDBACK: tl.constexpr,
+    even, odd, left, codes, scales, tensor, error, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    FEEDBACK: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """The same with codes of 4 bits, of a tile's even and odd elements."""
     largest = tl.max(tl.maximum(magnitude_of(even), magnitude_of(odd)), axis=1)
-    scale, inverse = scale_of(largest, 4)
-    store_scales(scales, scale, left, GROUP, ROWS)
-    low = codes_of(even, largest[:, None], inverse[:, None], 4)
-    high = codes_of(odd, largest[:, None], inverse[:, None], 4)
+    scale, inverse = scale_and_store(scales, largest, tensor, left, GROUP, ROWS, FORMAT)
+    low = codes_of(even, largest[:, None], inverse[:, None], FORMAT)
+    high = codes_of(odd, largest[:, None], inverse[:, None], FORMAT)
     store_tile(codes, packed(low, high), code_bytes(left, GROUP, 4), (GROUP + 1) // 2, ROWS, WIDTH // 2)
     if FEEDBACK:
-        even = lost_by(even, low, largest[:, None], scale[:, None])
-        odd = lost_by(odd, high, largest[:, None], scale[:, None])
+        even = lost_by(even, low, largest[:, None], scale[:, None], FORMAT)
+        odd = lost_by(odd, high, largest[:, None], scale[:, None], FORMAT)
         store_tile(error, joined(even, odd, ROWS, WIDTH), left, GROUP, ROWS, WIDTH)
 
 
 @triton.jit
+def tensor_of(tensors, record, scale_stride, FORMAT: tl.constexpr):
+    """NVFP4's scale of all groups of a record, which lies before those."""
+    if FORMAT == NVFP4:
+        return tl.load(tensors + record * (scale_stride // 4))
+    else:
+        return 1.0
+
+
+@triton.jit
 def quantize_groups(
-    x, error, codes, scales, count, part, code_stride, scale_stride,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, FEEDBACK: tl.constexpr,
+    x, error, codes, scales, tensors, count, part, code_stride, scale_stride,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, FORMAT: tl.constexpr,
+    FEEDBACK: tl.constexpr,
 ):  # fmt: skip
     """Groups that fit a tile: WIDTH >= GROUP, ROWS of them at a time."""
     span: tl.constexpr = ROWS * GROUP
@@ -90,11 +122,16 @@ def quantize_groups(
             values += load_tile(error + first, left, GROUP, ROWS, WIDTH)
         its_codes = codes + (record * code_stride + within * span_bytes)
         its_scales = scales + (record * scale_stride + within * ROWS)
+        tensor = tensor_of(tensors, record, scale_stride, FORMAT)
         if BITS == 8:
-            store_quantized(values, left, its_codes, its_scales, error + first, GROUP, ROWS, WIDTH, FEEDBACK)
+            store_quantized(
+                values, left, its_codes, its_scales, tensor, error + first, GROUP, ROWS, WIDTH, FEEDBACK, FORMAT
+            )
         else:
             even, odd = halves(values, ROWS, WIDTH)
-            store_quantized_pairs(even, odd, left, its_codes, its_scales, error + first, GROUP, ROWS, WIDTH, FEEDBACK)
+            store_quantized_pairs(
+                even, odd, left, its_codes, its_scales, tensor, error + first, GROUP, ROWS, WIDTH, FEEDBACK, FORMAT
+            )
 
 
 @triton.jit
@@ -108,7 +145,7 @@ def load_values(x, error, left, WIDTH: tl.constexpr, FEEDBACK: tl.constexpr):
 @triton.jit
 def quantize_pieces(
     x, error, codes, scales, count, part, group, code_stride, scale_stride,
-    WIDTH: tl.constexpr, BITS: tl.constexpr, FEEDBACK: tl.constexpr,
+    WIDTH: tl.constexpr, BITS: tl.constexpr, FORMAT: tl.constexpr, FEEDBACK: tl.constexpr,
 ):  # fmt: skip
     """Any group of at most ``part``, one at a time: read in pieces for the largest magnitude, and again for codes."""
     groups = tl.cdiv(part, group)
@@ -127,7 +164,7 @@ def quantize_pieces(
             lanes = tl.maximum(lanes, tl.max(tl.reshape(magnitude_of(values), [LANES, WIDTH // LANES]), axis=1))
         largest = tl.max(lanes, axis=0)
         # The same in every lane; triton-ascend has no exact division of a scalar.
-        scales_of_lanes, inverses = scale_of(tl.maximum(lanes, largest), BITS)
+        scales_of_lanes, inverses = scale_of(tl.maximum(lanes, largest), FORMAT)
         store_flat(scales + (record * scale_stride + within), scales_of_lanes, tl.minimum(pieces, 1), LANES)
         scale = tl.max(scales_of_lanes, axis=0)
         inverse = tl.max(inverses, axis=0)
@@ -136,11 +173,11 @@ def quantize_pieces(
             left = tl.minimum(length - begin, WIDTH).to(tl.int32)
             values = load_values(x + first + begin, error + first + begin, left, WIDTH, FEEDBACK)
             at = record * code_stride + within * group_bytes + (begin if BITS == 8 else begin // 2)
-            quotients = codes_of(values, largest, inverse, BITS)
+            quotients = codes_of(values, largest, inverse, FORMAT)
             if BITS == 8:
                 store_flat(codes + at, quotients.to(tl.int8), left, WIDTH)
             else:
                 low, high = tl.split(tl.reshape(quotients, [WIDTH // 2, 2]))
                 store_flat(codes + at, packed(low, high), (left + 1) // 2, WIDTH // 2)
             if FEEDBACK:
-                store_flat(error + first + begin, lost_by(values, quotients, largest, scale), left, WIDTH)
+                store_flat(error + first + begin, lost_by(values, quotients, largest, scale, FORMAT), left, WIDTH)

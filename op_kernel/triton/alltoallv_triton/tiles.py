@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from alltoallv_triton.numbers import value_of
+
 
 @triton.jit
 def load_flat(pointer, left, WIDTH: tl.constexpr):
@@ -92,7 +94,7 @@ def packed(even, odd):
 
 
 @triton.jit
-def unpacked(byte):
+def unpacked(byte, FORMAT: tl.constexpr):
     """Float32 values of the two codes in a byte."""
     pair = byte.to(tl.int32)
-    return (((pair & 15) ^ 8) - 8).to(tl.float32), (pair >> 4).to(tl.float32)
+    return value_of(((pair & 15) ^ 8) - 8, FORMAT), value_of(pair >> 4, FORMAT)

@@ -83,6 +83,7 @@ class Case:
         dtype: as NumPy names it.
         pattern: how an exchange's payload divides over the peers; other collectives are uniform.
         output: where ours puts the result: allocated by the operator, `alltoallv.empty`, or ordinary memory.
+        formats: of quantized, further columns: names of formats, with commas between.
         variant: what happens between calls: nothing, the send buffer is rewritten, the output is read, or both.
     """
 
@@ -92,6 +93,7 @@ class Case:
     pattern: str = "uneven"
     output: str = "allocated"
     variant: str = "plain"
+    formats: str = ""
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
@@ -179,6 +181,8 @@ class Case:
         A deviate is below 6; half a step of 6 / 127 for each rank's codes, and half a step of the sum's codes. bfloat16
         keeps 8 bits, which is less in error.
         """
+        if self.formats:  # a float of 4 bits is up to a quarter off
+            return 6.0 / 4 * 2 * size
         return 6.0 / 127 / 2 * size + 6.0 * size / 127 / 2
 
     def _values(self, rank: int, begin: int, count: int) -> npt.NDArray[Any]:

@@ -75,6 +75,7 @@ def contenders_of(party: str, case: Case, api: str) -> tuple[str, ...]:
         names: tuple[str, ...] = ("ours",)
         if case.collective == "quantized":
             names += ("ours-full", "ours-fp32") if outputs_of(api, "allreduce") else ("ours-full",)
+            names += tuple(f"ours-{name}" for name in case.formats.split(",") if name)
         if case.collective == "overhead":
             apis = ["plan", "numpy", *(f"numpy-{counts}" for counts in COUNTS["numpy"])]
             if environments.has_here("torch"):

@@ -33,6 +33,7 @@ class OurParty:
             "full": Full(ours, self.size),
             "ours-full": OtherSum(ours, "full"),
             "ours-fp32": OtherSum(ours, None),
+            **{f"ours-{name}": OtherSum(ours, "quantized", name) for name in _core.code_formats},
             "copy": Copy(rounds),
             "copy-nt": StreamingCopy(rounds),
             **{f"ours-{name}": Lazy(name, self._comm) for name in APIS},  # overhead compares them in one run
@@ -74,13 +75,13 @@ class Lazy:
 
 
 class OtherSum:
-    """Beside a quantized sum: the same interface's with another gather; or, with None, its sum in float32."""
+    """Beside a quantized sum: the same interface's with another gather or format; with None its sum in float32."""
 
-    def __init__(self, ours: Interface, gather: Gather | None) -> None:
-        self._ours, self._gather = ours, gather
+    def __init__(self, ours: Interface, gather: Gather | None, format: str | None = None) -> None:
+        self._ours, self._gather, self._format = ours, gather, format
 
     def prepare(self, case: Case) -> Prepared:
-        return self._ours.sum(case, self._gather)
+        return self._ours.sum(case, self._gather, self._format)
 
 
 def make_output(case: Case, elements: int) -> Array | None:
@@ -142,8 +143,8 @@ class Interface:
     def gather(self, case: Case) -> Prepared:
         raise NotImplementedError(f"{type(self).__name__} has no {case.collective}")
 
-    def sum(self, case: Case, gather: Gather | None) -> Prepared:
-        """The sum of int8 codes in groups of 128, gathered as said; with None that in the case's dtype."""
+    def sum(self, case: Case, gather: Gather | None, format: str | None = None) -> Prepared:
+        """The sum of codes, by default int8 in groups of 128, gathered as said; with None that in the case's dtype."""
         raise NotImplementedError(f"{type(self).__name__} has no {case.collective}")
 
 
@@ -161,10 +162,12 @@ class NumpyInterface(Interface):
         out = make_output(case, x.size * comm.size)
         return Prepared(lambda: an.all_gather(x, out=out, group=comm), np.ravel, x, output=out)
 
-    def sum(self, case: Case, gather: Gather | None) -> Prepared:
+    def sum(self, case: Case, gather: Gather | None, format: str | None = None) -> Prepared:
         x, comm = case.input(self._comm.rank), self._comm
         out = make_output(case, x.size)
-        call: Callable[..., Any] = an.all_reduce if gather is None else partial(an.quantized_all_reduce, gather=gather)
+        call: Any = an.all_reduce
+        if gather is not None:
+            call = partial(an.quantized_all_reduce, gather=gather, format=format)
         return Prepared(lambda: call(x, out=out, group=comm), np.ravel, x, output=out)
 
 
@@ -223,13 +226,13 @@ class TensorInterface(Interface):
 
         return Prepared(call, self._array, source, output=target)
 
-    def sum(self, case: Case, gather: Gather | None) -> Prepared:
+    def sum(self, case: Case, gather: Gather | None, format: str | None = None) -> Prepared:
         front, comm, source = self._front, self._comm, case.input(self._comm.rank)
         x = self._tensor(source)
         if gather is None:
             return Prepared(lambda: front.functional.all_reduce(x, group=comm), self._array, source)
         out, target = self._output(case, source.size)
-        call = partial(front.quantized_all_reduce, x, gather=gather, out=out, group=comm)
+        call = partial(front.quantized_all_reduce, x, gather=gather, format=format, out=out, group=comm)
         return Prepared(call, self._array, source, output=target)
 
     def _output(self, case: Case, elements: int) -> tuple[Any, Array | None]:
@@ -272,10 +275,10 @@ class MindSporeInterface(TensorInterface):
         mindspore.set_device("CPU")
         super().__init__(comm, am, mindspore.Tensor.from_numpy, lambda y: y.asnumpy())
 
-    def sum(self, case: Case, gather: Gather | None) -> Prepared:
+    def sum(self, case: Case, gather: Gather | None, format: str | None = None) -> Prepared:
         """In place, so that the input is copied first; the time includes that."""
         if gather is not None:
-            return super().sum(case, gather)
+            return super().sum(case, gather, format)
         source = case.input(self._comm.rank)
         target = alltoallv.empty(source.shape, case.dtype) if case.output == "empty" else np.empty_like(source)
         tensor = self._tensor(target)

@@ -13,6 +13,7 @@ from types import ModuleType
 
 import numpy as np
 
+from alltoallv import _core
 from alltoallv_tools.bench import environments, kernels, report
 from alltoallv_tools.bench.cases import (
     APIS,
@@ -41,6 +42,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "api": COLLECTIVES,
     "output": COLLECTIVES,
     "variant": COLLECTIVES,
+    "formats": ("quantized",),
     "peers": _JOBS,
     "no-bind": _JOBS,
     "iters": _JOBS,
@@ -77,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=VARIANTS,
         help="between calls: nothing, the send buffer is rewritten, the output is read, both (default: plain)",
     )
+    parser.add_argument("--formats", help="of quantized: columns for them beside int8, such as fp8_e4m3,mxfp8")
     parser.add_argument("--peers", help=f"comma-separated, of {', '.join(PEERS)} (default: those at hand)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="of kernels: C++ or Triton (default: cpu)")
     parser.add_argument("--seconds", type=float, default=2.0, help="per line of the table (default: %(default)s)")
@@ -203,7 +206,11 @@ def _cases(args: argparse.Namespace, payloads: list[int]) -> list[Case]:
     pattern = args.pattern or ("uneven" if args.collective == "alltoallv" else "uniform")
     whole = np.dtype(dtype).itemsize  # as nccl-tests, a payload is of whole elements
     sizes = [nbytes // whole * whole for nbytes in payloads]
-    return [Case(args.collective, n, dtype, pattern, output, args.variant or "plain") for n in sizes]
+    formats = [name for name in (args.formats or "").split(",") if name]
+    if unknown := sorted(set(formats) - set(_core.code_formats)):
+        raise ValueError(f"--formats has {', '.join(unknown)}, expected {', '.join(_core.code_formats)}")
+    variant, columns = args.variant or "plain", ",".join(formats)
+    return [Case(args.collective, n, dtype, pattern, output, variant, columns) for n in sizes]
 
 
 def _peers(args: argparse.Namespace) -> list[str]:

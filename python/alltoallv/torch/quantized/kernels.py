@@ -46,7 +46,7 @@ def check_format(how: Quantization, kernels: Kernels, pieces: bool = False) -> N
     Raises:
         InvalidParamError: names the format.
     """
-    known = isinstance(kernels, CoreKernels) or how.format in ("int8", "int4")
+    known = kernels is not quantized_operators or how.format in ("int8", "int4")
     if not known or (pieces and how.format == "nvfp4"):
         raise InvalidParamError(f"format is {how.format}, which this engine does not offer; shared memory and tcp do")
 

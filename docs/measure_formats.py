@@ -1,0 +1,84 @@
+"""What every format of the quantized collectives loses: the table of docs/quantization.md.
+
+    python docs/measure_formats.py
+
+Eight ranks, threads of this process; every rank has N(0, 1), of which one element in a hundred is an outlier, times
+exp(2 |n|) for another normal n. The error is that of the sum, relative L2, mean of the draws; the program fails unless
+all ranks have the same bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from alltoallv import Communicator
+from alltoallv import numpy as av
+from alltoallv.quantization.spec import Quantization
+from alltoallv.testing import run_ranks
+from alltoallv.testing.quantized_formats import FORMATS
+
+RANKS = 8
+COLUMNS = 1024  # elements of a token
+Floats = npt.NDArray[np.float32]
+
+
+def inputs(draw: int, count: int) -> list[Floats]:
+    """Of every rank."""
+    rng = np.random.default_rng(draw)
+    made = []
+    for _ in range(RANKS):
+        outliers = np.where(rng.random(count) < 0.01, np.exp(2 * np.abs(rng.normal(size=count))), 1)
+        made.append((rng.normal(size=count) * outliers).astype(np.float32).reshape(-1, COLUMNS))
+    return made
+
+
+def ways() -> list[tuple[str, str, Any]]:
+    """Formats with the groups that they can have, and what to call those."""
+    rows: list[tuple[str, str, Any]] = []
+    for name, how in FORMATS.items():
+        if how.group_size:
+            rows.append((name, str(how.group_size), how.group_size))
+        else:
+            rows += [(name, shown, size) for shown, size in (("128", 128), ("token", "token"), ("tensor", "tensor"))]
+    return rows
+
+
+def errors(communicator: Communicator, draws: int, count: int) -> dict[tuple[str, str, str], float]:
+    """By format, group and gather; every rank looks whether the ranks have the same bits."""
+    found: dict[tuple[str, str, str], float] = {}
+    for draw in range(draws):
+        xs = inputs(draw, count)
+        exact = np.sum(np.array(xs, np.float64), axis=0)
+        for name, shown, size in ways():
+            for gather in ("full", "quantized"):
+                how: Any = {"format": name, "group_size": size, "gather": gather, "group": communicator}
+                result = av.quantized_all_reduce(xs[communicator.rank], **how)
+                others = av.all_gather(result.view(np.uint32), group=communicator)
+                if not all((np.asarray(other).ravel() == result.view(np.uint32).ravel()).all() for other in others):
+                    raise AssertionError(f"{name}, {shown}, {gather}: ranks differ")
+                error = float(np.linalg.norm(result - exact) / np.linalg.norm(exact))
+                found[name, shown, gather] = found.get((name, shown, gather), 0.0) + error / draws
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draws", type=int, default=4)
+    parser.add_argument("--count", type=int, default=1 << 16, help="elements, a multiple of 1024")
+    options = parser.parse_args()
+    found = run_ranks(RANKS, errors, options.draws, options.count)[0]
+    print("| format | group | bytes per element | gather full | gather quantized |\n|---|---|---|---|---|")
+    for name, shown, size in ways():
+        group = {"token": COLUMNS, "tensor": options.count}.get(shown, size)
+        how = Quantization(name, group)
+        sent = (how.code_bytes(options.count) + how.scale_bytes(options.count)) / options.count
+        full, again = (found[name, shown, gather] for gather in ("full", "quantized"))
+        print(f"| `{name}` | {shown} | {sent:.3f} | {full:.2e} | {again:.2e} |")
+
+
+if __name__ == "__main__":
+    main()
