@@ -110,12 +110,12 @@ def quantize(
     if rows:
         _launch(
             _quantize.quantize_groups, triton.cdiv(part, rows * how.group_size) * parts, fit, *pointers, tensors,
-            count, part, *strides, GROUP=how.group_size, ROWS=rows, WIDTH=width, BITS=how.bits, FORMAT=_format(how), FEEDBACK=feedback,
+            count, part, *strides, GROUP=how.group_size, ROWS=rows, WIDTH=width, **_coded(how), FEEDBACK=feedback,
         )  # fmt: skip
     else:
         _launch(
             _quantize.quantize_pieces, how.groups(part) * parts, fit, *pointers, count, part,
-            min(how.group_size, part), *strides, WIDTH=width, BITS=how.bits, FORMAT=_format(how), FEEDBACK=feedback,
+            min(how.group_size, part), *strides, WIDTH=width, **_coded(how), FEEDBACK=feedback,
         )  # fmt: skip
 
 
@@ -153,8 +153,7 @@ def _sums(
     kept, tensors = _scales(scales, how)
     pointers = (codes.view(torch.int8), kept, tensors, _bits(out), _bits(out) if misfits is None else misfits)
     constants = {
-        "BITS": how.bits,
-        "FORMAT": _format(how),
+        **_coded(how),
         "AVERAGE": average,
         "DTYPE": DTYPES[out.dtype],
         "OVERFLOW": OVERFLOWS[how.overflow],
@@ -220,8 +219,8 @@ def requantize(
     _launch(
         _dequantize.requantize_groups, triton.cdiv(count, rows * how.group_size), fit, codes.view(torch.int8), kept,
         tensors, len(codes), codes.stride(0), scales.stride(0), kept if error is None else error,
-        new_codes.view(torch.int8), new_kept, new_tensors, count, GROUP=how.group_size, ROWS=rows, WIDTH=width, BITS=how.bits, FORMAT=_format(how), AVERAGE=average,
-        FEEDBACK=error is not None,
+        new_codes.view(torch.int8), new_kept, new_tensors, count, GROUP=how.group_size, ROWS=rows, WIDTH=width,
+        **_coded(how), AVERAGE=average, FEEDBACK=error is not None,
     )  # fmt: skip
 
 
@@ -277,9 +276,9 @@ def _launch_channels(kernel: Any, count: int, scales: Tensor, arguments: tuple[A
     _launch(kernel, tiles, fit, *arguments, lines, channels, ROWS=rows, WIDTH=width, UNIFORM=uniform, **constants)
 
 
-def _format(how: Quantization) -> int:
-    """Its place in the table."""
-    return list(_core.code_formats).index(how.format)
+def _coded(how: Quantization) -> dict[str, int]:
+    """What a kernel has to know of a format; FORMAT is its place in the table."""
+    return {"BITS": how.bits, "FORMAT": list(_core.code_formats).index(how.format)}
 
 
 def _scales(scales: Tensor, how: Quantization) -> tuple[Tensor, Tensor]:

@@ -77,7 +77,7 @@ class Lazy:
 class OtherSum:
     """Beside a quantized sum: the same interface's with another gather or format; with None its sum in float32."""
 
-    def __init__(self, ours: Interface, gather: Gather | None, format: str | None = None) -> None:
+    def __init__(self, ours: Interface, gather: Gather | None, format: Any = None) -> None:
         self._ours, self._gather, self._format = ours, gather, format
 
     def prepare(self, case: Case) -> Prepared:
@@ -143,7 +143,7 @@ class Interface:
     def gather(self, case: Case) -> Prepared:
         raise NotImplementedError(f"{type(self).__name__} has no {case.collective}")
 
-    def sum(self, case: Case, gather: Gather | None, format: str | None = None) -> Prepared:
+    def sum(self, case: Case, gather: Gather | None, format: Any = None) -> Prepared:
         """The sum of codes, by default int8 in groups of 128, gathered as said; with None that in the case's dtype."""
         raise NotImplementedError(f"{type(self).__name__} has no {case.collective}")
 
@@ -162,7 +162,7 @@ class NumpyInterface(Interface):
         out = make_output(case, x.size * comm.size)
         return Prepared(lambda: an.all_gather(x, out=out, group=comm), np.ravel, x, output=out)
 
-    def sum(self, case: Case, gather: Gather | None, format: str | None = None) -> Prepared:
+    def sum(self, case: Case, gather: Gather | None, format: Any = None) -> Prepared:
         x, comm = case.input(self._comm.rank), self._comm
         out = make_output(case, x.size)
         call: Any = an.all_reduce
@@ -226,7 +226,7 @@ class TensorInterface(Interface):
 
         return Prepared(call, self._array, source, output=target)
 
-    def sum(self, case: Case, gather: Gather | None, format: str | None = None) -> Prepared:
+    def sum(self, case: Case, gather: Gather | None, format: Any = None) -> Prepared:
         front, comm, source = self._front, self._comm, case.input(self._comm.rank)
         x = self._tensor(source)
         if gather is None:
@@ -275,7 +275,7 @@ class MindSporeInterface(TensorInterface):
         mindspore.set_device("CPU")
         super().__init__(comm, am, mindspore.Tensor.from_numpy, lambda y: y.asnumpy())
 
-    def sum(self, case: Case, gather: Gather | None, format: str | None = None) -> Prepared:
+    def sum(self, case: Case, gather: Gather | None, format: Any = None) -> Prepared:
         """In place, so that the input is copied first; the time includes that."""
         if gather is not None:
             return super().sum(case, gather, format)

@@ -37,7 +37,7 @@ def _room(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 def _codec(payload: str, length: int, device: torch.device) -> Any:
     from alltoallv.torch.quantized.rows import DeviceRows, HostRows  # which imports operators
 
-    how = Quantization(bits=PAYLOADS[payload], group_size=max(length, 1))
+    how = Quantization(f"int{PAYLOADS[payload]}", group_size=max(length, 1))
     return HostRows(how, length) if device.type == "cpu" else DeviceRows(how, length, device)
 
 
