@@ -22,7 +22,7 @@ from pathlib import Path
 import nox
 
 FRAMEWORKS = ("torch", "triton_ascend", "mindspore", "npu", "paddle", "hosts")
-nox.options.sessions = ["lint", "cpp", "tests", *FRAMEWORKS, "sanitize", "tsan", "aarch64", "docs", "wheel"]
+nox.options.sessions = ["lint", "cpp", "tests", *FRAMEWORKS, "sanitize", "tsan", "aarch64", "model", "docs", "wheel"]
 
 ROOT = Path(__file__).resolve().parent
 SOURCES = (ROOT / "python", ROOT / "op_kernel/triton")
@@ -81,7 +81,7 @@ def includes(session: nox.Session) -> None:
 @nox.session(venv_backend="none", tags=["lane-a"])
 def tests(session: nox.Session) -> None:
     """The Python tests. Arguments after ``--`` go to pytest."""
-    session.run("pytest", *RERUN, "--ignore=tests/hosts", *selected(session))
+    session.run("pytest", *RERUN, "--ignore=tests/hosts", "--ignore=tests/model", *selected(session))
 
 
 @nox.session(venv_backend="none")
@@ -248,6 +248,14 @@ def aarch64(session: nox.Session) -> None:
     chosen = cpp_tests(lambda name: re.search("^(?!emulator_).*(selftest|kernel|half|quantize)", name) is not None)
     build = configure_core(session, "aarch64", chosen, "-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake")
     ctest(session, build, "-R", f"^({'|'.join(chosen)})$")
+
+
+@nox.session(venv_backend="none", tags=["lane-b"])
+def model(session: nox.Session) -> None:
+    """The model of the row protocol, which spin checks; ``-- -m "slow or not slow"`` for three ranks, too."""
+    if not has_debian(session, ("spin",), ("spin",)):
+        session.skip("needs the Debian package spin")
+    session.run("pytest", "tests/model", *selected(session))
 
 
 @nox.session(tags=["lane-a"])

@@ -1,4 +1,5 @@
-// Agreement: every rank compares the same rows and so comes to the same verdict, in the same words.
+// Agreement: every rank compares the same rows and so comes to the same verdict, in the same words (VERDICT in
+// row_protocol.pml).
 #include <algorithm>
 #include <cstring>
 #include <numeric>

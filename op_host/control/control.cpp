@@ -115,7 +115,7 @@ Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
         op_ = op;
         throw_poison();
     }
-    if (!settled_) await_rows(seq_);
+    if (!settled_) await_rows(seq_);  // ROW in row_protocol.pml
     settled_ = false;
     ++seq_;
     op_ = op;

@@ -86,8 +86,9 @@ class ControlPlane {
         doorbell_.ring();
     }
 
-    /// Returns once `ready()`; `missing()` lists the ranks waited for. Throws on poison, loss and timeout.
-    /// `for_calls`: it is their calls that it takes, nothing that their processes do beside these.
+    /// Returns once `ready()`; `missing()` lists the ranks waited for. Throws on poison, loss and timeout: no wait
+    /// lasts for ever (ENDS in row_protocol.pml). `for_calls`: it is their calls that it takes, nothing that their
+    /// processes do beside these.
     template <class Ready, class Missing>
     void wait(Ready&& ready, Missing&& missing, bool for_calls = true) {
         if (!spin(ready)) wait_on(ready, missing, Clock::now(), for_calls);

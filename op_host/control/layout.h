@@ -2,7 +2,8 @@
 /// \brief The shared control segment of a communicator: what each rank writes and its peers read.
 ///
 /// Every rank owns two rows, used in turn. A rank publishes row n+2 only after it has seen all rows n+1, and a rank
-/// that has published row n+1 has finished with the rows n, so a row is never overwritten while it is read.
+/// that has published row n+1 has finished with the rows n, so a row is never overwritten while it is read (ROW in
+/// row_protocol.pml, where a model checker looks at every interleaving).
 #pragma once
 
 #include <atomic>

@@ -1,7 +1,8 @@
 /// \file cut_pages.h
 /// \brief Pages of shared memory that this process has private copies of instead, at the same addresses.
 ///
-/// A peer that goes on late writes into the shared pages, which nobody here sees any more.
+/// A peer that goes on late writes into the shared pages, which nobody here sees any more (LATE in
+/// control/row_protocol.pml).
 #pragma once
 
 #include <cstddef>

@@ -241,7 +241,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
         control_->throw_if_poisoned();  // what was read may have been a dead call's memory
         control_->signal(control_->my_flags().done, seq);
     }
-    if (awaits)
+    if (awaits)  // DONE in row_protocol.pml
         control_->wait_flags([](Flags& flags) -> Flag& { return flags.done; }, seq,
                              [&](int j) { return awaited_[static_cast<size_t>(j)] != 0; });
     if (timed > 0) reads_.note(timed, reads ? AlgorithmSelector::usual : AlgorithmSelector::other, watch.nanoseconds());

@@ -1,5 +1,6 @@
 /// \file quarantine.h
-/// \brief Memory that late writers may still reach, until each of them has promised not to or has ended.
+/// \brief Memory that late writers may still reach, until each of them has promised not to or has ended (LATE in
+/// control/row_protocol.pml).
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,46 @@
+"""The model of the row protocol (op_host/control/row_protocol.pml) holds, and breaking one of its rules is found."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+MODEL = Path(__file__).resolve().parents[2] / "op_host/control/row_protocol.pml"
+BROKEN = {1: "data", 2: "copied", 3: "invalid end state", 4: "cut", 5: "reused", 6: "verdict|invalid end state"}
+
+
+def check(folder: Path, ranks: int, operators: int, fault: int = 0, *compiled: str) -> str:
+    """What the checker prints, after every reachable state or its first error."""
+    chosen = [f"-DN={ranks}", f"-DOPS={operators}", f"-DFAULT={fault}"]
+    subprocess.run(["spin", *chosen, "-a", str(MODEL)], cwd=folder, check=True, capture_output=True)
+    compile_ = ["cc", "-O1", "-w", "-DSAFETY", *compiled, "-o", "pan", "pan.c"]
+    subprocess.run(compile_, cwd=folder, check=True)
+    return subprocess.run(["./pan", "-m100000"], cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("ranks", "operators"), [(2, 2), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((2, 3), (3, 1)))]
+)
+def test_every_interleaving_is_right(tmp_path: Path, ranks: int, operators: int) -> None:
+    said = check(tmp_path, ranks, operators, 0, "-DCOLLAPSE")
+    assert "errors: 0" in said, said
+    assert "max search depth too small" not in said, said
+    assert int(re.search(r"(\d+) states, stored", said)[1]) > 10_000, said
+
+
+@pytest.mark.slow
+def test_three_ranks_by_hashing(tmp_path: Path) -> None:
+    """More operators than memory has room for: states are told apart by three bits each, so a few may be left out."""
+    said = check(tmp_path, 3, 2, 0, "-DBITSTATE")
+    print(said)
+    assert "errors: 0" in said, said
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_broken_rule_is_found(tmp_path: Path, fault: int) -> None:
+    said = check(tmp_path, 2, 3, fault)
+    assert "errors: 1" in said, said
+    assert re.search(f"pan:1: .*({BROKEN[fault]})", said), said
