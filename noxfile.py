@@ -258,6 +258,29 @@ def model(session: nox.Session) -> None:
     session.run("pytest", "tests/model", *selected(session))
 
 
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Coverage-guided fuzzing of parsers (atheris) and of the bootstrap's messages (libFuzzer, with Debian's clang).
+
+    ``-- -runs=10000000`` for more than some seconds; what has reached something new is kept under build/fuzz.
+    """
+    chosen = session.posargs or ["-runs=20000"]
+    session.install("atheris>=3,<4", "numpy>=1.25,<3")
+    folders = [ROOT / "build/fuzz" / name for name in ("parsers", "bootstrap")]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    env = {"PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
+    session.run("python", "tests/fuzz/parsers.py", "-max_len=600", *chosen, str(folders[0]), env=env)
+    if not has_debian(session, ("clang++",), ("clang", "llvm", "libclang-rt-14-dev")):
+        session.skip("the bootstrap's messages need the Debian package clang")
+    program = str(ROOT / "build/fuzz/bootstrap_fuzz")
+    sources = ["tests/fuzz/bootstrap_fuzz.cpp"]
+    sources += [f"op_host/bootstrap/{name}.cpp" for name in ("bootstrap_protocol", "unix_socket")]
+    flags = ["-std=c++20", "-O1", "-g", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=undefined"]
+    session.run("clang++", *flags, "-Iop_host", *sources, "-o", program, external=True)
+    session.run(program, "-max_len=512", *chosen, str(folders[1]), external=True)
+
+
 @nox.session(tags=["lane-a"])
 def docs(session: nox.Session) -> None:
     """The site, under build/site; a link that leads nowhere is an error. ``-- serve`` shows it while it is edited.

@@ -1,0 +1,28 @@
+// libFuzzer: whatever bytes a stranger sends while ranks gather, decoding them is an answer or an error of the family.
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "bootstrap/bootstrap_protocol.h"
+
+using namespace alltoallv;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    const auto packet = decode({reinterpret_cast<const char*>(data), size});
+    if (!packet) return 0;
+    if (packet->kind == MessageKind::failure) (void)decode_failure(*packet);
+    const auto hello = decode_hello(*packet);
+    if (!hello || hello->version != protocol_version) return 0;
+    const std::string again = encode_hello(*hello);
+    const auto back = decode(again);
+    if (!back || !decode_hello(*back) || decode_hello(*back)->job != hello->job) std::abort();
+    Hello present;
+    present.size = 4;
+    present.job = "job#0";
+    present.domain = "default";
+    try {
+        check_joining(*hello, present);
+    } catch (const Error&) {
+    }
+    return 0;
+}
