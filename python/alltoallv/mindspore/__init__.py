@@ -40,6 +40,7 @@ from alltoallv.mindspore.quantized import (
     ErrorFeedback,
     quantized_all_reduce,
     quantized_all_to_all,
+    quantized_linear_all_reduce,
     quantized_reduce_scatter,
 )
 from alltoallv.mindspore.reductions import (
@@ -105,6 +106,7 @@ __all__ = [
     "new_group",
     "quantized_all_reduce",
     "quantized_all_to_all",
+    "quantized_linear_all_reduce",
     "quantized_reduce_scatter",
     "recv",
     "reduce",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspore import Tensor
+from mindspore import Tensor, ops
 from mindspore.common._grad_function import _Function
 
 from alltoallv.communicator import Communicator
@@ -22,6 +22,12 @@ class _Quantized(Quantized[Tensor]):
 
     def communicator(self, group: Any) -> Communicator:
         return enter(group)
+
+    def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
+        return ops.matmul(x, weight.T)
+
+    def join(self, parts: list[Tensor]) -> Tensor:
+        return ops.cat(parts)
 
     def wants_grad(self, input: Tensor, **given: Any) -> bool:
         """Inside of a gradient function a call that cannot have a gradient goes on without, unless its input asks."""
@@ -70,3 +76,4 @@ _functions = _Quantized()
 quantized_all_reduce = _functions.quantized_all_reduce
 quantized_reduce_scatter = _functions.quantized_reduce_scatter
 quantized_all_to_all = _functions.quantized_all_to_all
+quantized_linear_all_reduce = _functions.quantized_linear_all_reduce

@@ -25,6 +25,7 @@ from alltoallv.numpy.quantized import (
     ErrorFeedback,
     quantized_all_reduce,
     quantized_all_to_all,
+    quantized_linear_all_reduce,
     quantized_reduce_scatter,
 )
 from alltoallv.numpy.reduce import all_reduce, reduce_scatter, scan
@@ -59,6 +60,7 @@ __all__ = [
     "isend",
     "quantized_all_reduce",
     "quantized_all_to_all",
+    "quantized_linear_all_reduce",
     "quantized_reduce_scatter",
     "recv",
     "recv_object",

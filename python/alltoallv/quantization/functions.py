@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -10,10 +11,20 @@ from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
-from alltoallv.quantization import requests
+from alltoallv.quantization import linear, requests
 from alltoallv.quantization.feedback import ErrorFeedback
 from alltoallv.quantization.host import ReductionCall, RowsCall
-from alltoallv.quantization.spec import Format, Gather, GroupSize, Options, Overflow, SumOp, coding, grouping
+from alltoallv.quantization.spec import (
+    Format,
+    Gather,
+    GroupSize,
+    Options,
+    Overflow,
+    SumOp,
+    coding,
+    grouping,
+    grouping_of,
+)
 
 A = TypeVar("A")  # a NumPy array, or a tensor of MindSpore or Paddle
 F = TypeVar("F", bound=Callable[..., object])
@@ -219,6 +230,83 @@ class Quantized(Generic[A]):
             wants_grad = self.wants_grad(input, async_op=async_op)
             call = RowsCall(self.adapter, comm, input, send_counts, recv_counts, options, timeout)
         return self._run(input, call, wants_grad, async_op)
+
+    def quantized_linear_all_reduce(
+        self,
+        input: A,
+        weight: A,
+        bias: A | None = None,
+        *,
+        chunks: int | None = None,
+        bits: int = 8,
+        format: Format | None = None,
+        group_size: GroupSize | None = None,
+        gather: Gather = "full",
+        op: SumOp = "sum",
+        overflow: Overflow = "saturate",
+        group: Any = None,
+    ) -> Any:
+        """A linear layer split by its inputs over the ranks: ``sum over ranks of input @ weight.T``, plus ``bias``.
+
+        The products travel as in `quantized_all_reduce`, a chunk of rows at a time: while one travels, the next is
+        computed. Chunks have whole groups, so the sum has the scales of the undivided product.
+
+        Args:
+            input: ``[..., K]``, this rank's part of the features: float32, float16 or bfloat16; its leading dimensions
+                are the same on all ranks.
+            weight: ``[N, K]``, this rank's columns of the layer's weight, in the input's dtype.
+            bias: ``[N]``, added once to the sum; every rank gives the same.
+            chunks: Into how many the rows are divided, at most, equal on all ranks. Default: up to 4, each of at least
+                2^17 elements of the product; 1 for NVFP4, whose scale of a tensor is that of a chunk.
+            bits, format, group_size, gather, op, overflow, group: As for `quantized_all_reduce` of the product.
+
+        Returns:
+            ``[..., N]`` in the input's dtype, the same bits on every rank without ``bias``; None on a rank outside the
+            group. Differentiable where `quantized_all_reduce` is, in input, weight and bias: the gradient passes
+            straight through the rounding, and is summed over the ranks, not quantized.
+
+        Raises:
+            PeerMismatchError: the ranks differ in shapes, dtypes, chunks or options.
+            ValueOverflowError: on every rank, with ``overflow="raise"``.
+            InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer.
+            PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
+        """
+        comm = self.communicator(group)
+        if comm is None:
+            return None
+        about: Any = {"bits": bits, "format": format, "gather": gather, "op": op, "overflow": overflow}
+        with guard(comm, "quantized_all_reduce"):
+            shapes = [None if x is None else tuple(getattr(x, "shape", ())) for x in (input, weight, bias)]
+            linear.check_shapes(*shapes)  # type: ignore[arg-type]
+            rows, columns = math.prod(shapes[0][:-1]), shapes[1][0]  # type: ignore[index]
+            about["group_size"] = grouping_of(group_size, rows, columns)
+            chunks = 1 if group_size == "tensor" else chunks
+            step = linear.chunk_rows(rows, columns, chunks, coding(bits, format), about["group_size"])
+            whole = step >= rows or self.wants_grad(input, async_op=False)
+            x: Any = input
+            flat = x.reshape(rows, shapes[0][-1])  # type: ignore[index,union-attr]
+        if whole:
+            parts = [self.quantized_all_reduce(self.multiply(flat, weight), group=comm, **about)]
+        else:
+            begun = []
+            for begin in range(0, rows, step):
+                with guard(comm, "quantized_all_reduce"):
+                    part = self.multiply(flat[begin : begin + step], weight)
+                begun.append(self.quantized_all_reduce(part, out=part, group=comm, async_op=True, **about))
+            for _, handle in begun:
+                handle.wait()
+            parts = [part for part, _ in begun]
+        total = parts[0] if len(parts) == 1 else self.join(parts)
+        total = total.reshape((*shapes[0][:-1], columns))  # type: ignore[index]
+        return total if bias is None else total + bias
+
+    def multiply(self, x: A, weight: A) -> A:
+        """``x @ weight.T``, contiguous."""
+        raise NotImplementedError
+
+    def join(self, parts: list[A]) -> A:
+        """Rows one behind the other."""
+        raise NotImplementedError
 
     def _run(self, input: A, call: Call[A], wants_grad: bool, async_op: bool) -> Any:
         if wants_grad:

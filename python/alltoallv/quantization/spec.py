@@ -145,6 +145,11 @@ def grouping(group_size: Any, input: Any) -> Any:
     return max(shape[-1] if group_size == "token" else math.prod(shape), 1)
 
 
+def grouping_of(group_size: Any, rows: int, columns: int) -> Any:
+    """The same for a matrix that is not there yet."""
+    return {"token": max(columns, 1), "tensor": max(rows * columns, 1)}.get(group_size, group_size)
+
+
 def _checked(format: Any, group_size: Any, *texts: Any) -> Quantization:
     row = _core.code_formats.get(format) if isinstance(format, str) else None
     if row is None:

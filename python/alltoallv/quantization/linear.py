@@ -1,0 +1,51 @@
+"""A row-parallel linear layer whose partial products travel quantized, in chunks computed beside the exchange."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from alltoallv import _core
+from alltoallv._calls.counts import integer
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+
+CHUNKS = 4  # where a caller leaves it open, and a chunk has at least this many elements:
+SMALLEST = 1 << 17
+
+
+def chunk_rows(rows: int, columns: int, chunks: int | None, format: Any, group_size: int | None) -> int:
+    """Rows of a chunk: with whole groups, so that chunks have the scales of the undivided product.
+
+    NVFP4's scale of all elements, and groups as long as all, do not divide: there is one chunk, unless asked for.
+
+    Raises:
+        InvalidParamError: ``chunks`` is no integer of at least 1.
+    """
+    try:
+        wanted = None if chunks is None else integer(chunks)
+    except TypeError:
+        wanted = 0
+    if wanted is not None and wanted < 1:
+        raise InvalidParamError(f"chunks is {chunks!r}, expected an integer of at least 1, or None")
+    row = _core.code_formats.get(format) if isinstance(format, str) else None
+    group = group_size if isinstance(group_size, int) and group_size > 0 else (row.group_size if row else 0) or 128
+    unit = group // math.gcd(max(columns, 1), group)
+    if wanted is None:
+        wanted = 1 if format == "nvfp4" else min(max(rows * columns // SMALLEST, 1), CHUNKS)
+    units = -(-rows // unit)
+    return max(-(-units // wanted) * unit, 1)
+
+
+def check_shapes(input: Sequence[int], weight: Sequence[int], bias: Sequence[int] | None) -> None:
+    """Refuses what does not multiply.
+
+    Raises:
+        InvalidTensorError: names the argument.
+    """
+    if not input:
+        raise InvalidTensorError("input has shape (), expected at least 1 dimension")
+    if len(weight) != 2 or weight[1] != input[-1]:
+        raise InvalidTensorError(f"weight has shape {tuple(weight)}, expected [out_features, {input[-1]}]")
+    if bias is not None and tuple(bias) != (weight[0],):
+        raise InvalidTensorError(f"bias has shape {tuple(bias)}, expected ({weight[0]},)")
