@@ -4,8 +4,8 @@
 
 Eight ranks, threads of this process; every rank has N(0, 1), of which one element in a hundred is an outlier, times
 exp(2 |n|) for another normal n. The errors are those of the sum, mean of the draws: relative L2, which the outliers
-govern; and of the middle element by size of its error, over the standard deviation of a sum without outliers. The program
-fails unless all ranks have the same bits.
+govern; and the median, over the standard deviation of a sum without outliers. The program fails unless all ranks have
+the same bits.
 """
 
 from __future__ import annotations

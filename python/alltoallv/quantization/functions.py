@@ -276,15 +276,15 @@ class Quantized(Generic[A]):
             return None
         about: Any = {"bits": bits, "format": format, "gather": gather, "op": op, "overflow": overflow}
         with guard(comm, "quantized_all_reduce"):
-            shapes = [None if x is None else tuple(getattr(x, "shape", ())) for x in (input, weight, bias)]
-            linear.check_shapes(*shapes)  # type: ignore[arg-type]
-            rows, columns = math.prod(shapes[0][:-1]), shapes[1][0]  # type: ignore[index]
+            shapes: Any = [None if x is None else tuple(getattr(x, "shape", ())) for x in (input, weight, bias)]
+            linear.check_shapes(*shapes)
+            rows, columns = math.prod(shapes[0][:-1]), shapes[1][0]
             about["group_size"] = grouping_of(group_size, rows, columns)
             chunks = 1 if group_size == "tensor" else chunks
             step = linear.chunk_rows(rows, columns, chunks, coding(bits, format), about["group_size"])
             whole = step >= rows or self.wants_grad(input, async_op=False)
-            x: Any = input
-            flat = x.reshape(rows, shapes[0][-1])  # type: ignore[index,union-attr]
+            flat: Any = self.adapter.contiguous(input)
+            flat = flat.reshape(rows, shapes[0][-1])
         if whole:
             parts = [self.quantized_all_reduce(self.multiply(flat, weight), group=comm, **about)]
         else:
@@ -297,7 +297,7 @@ class Quantized(Generic[A]):
                 handle.wait()
             parts = [part for part, _ in begun]
         total = parts[0] if len(parts) == 1 else self.join(parts)
-        total = total.reshape((*shapes[0][:-1], columns))  # type: ignore[index]
+        total = total.reshape((*shapes[0][:-1], columns))
         return total if bias is None else total + bias
 
     def multiply(self, x: A, weight: A) -> A:
