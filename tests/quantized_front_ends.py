@@ -132,3 +132,11 @@ def _check_given(beside: Beside, front_end: Any, comm: Communicator) -> None:
     assert beside.bits(same) == beside.bits(whole)
     for out in (np.ones(x.shape, F32), np.ones((3, 33), np.float16)):
         beside.both("quantized_all_reduce", x, out=out)
+    # Whole numbers: every framework's product is exact.
+    random = np.random.default_rng(comm.rank)
+    rows, weight = (random.integers(-9, 10, shape).astype(F32) for shape in ((5, 3, 12), (64, 12)))
+    wanted = an.quantized_linear_all_reduce(rows, weight, format="mxfp8", chunks=2, group=comm)
+    linear = front_end.quantized_linear_all_reduce
+    made = linear(beside.tensor(rows), beside.tensor(weight), format="mxfp8", chunks=2, group=comm)
+    assert tuple(made.shape) == (5, 3, 64)
+    assert beside.bits(made) == beside.bits(wanted)

@@ -296,7 +296,7 @@ class Quantized(Generic[A]):
             for _, handle in begun:
                 handle.wait()
             parts = [part for part, _ in begun]
-        total = parts[0] if len(parts) == 1 else self.join(parts)
+        total: Any = parts[0] if len(parts) == 1 else self.join(parts)
         total = total.reshape((*shapes[0][:-1], columns))
         return total if bias is None else total + bias
 
