@@ -17,7 +17,7 @@ import numpy as np
 
 import alltoallv.numpy as an
 from alltoallv import Communicator
-from alltoallv.errors import PeerMismatchError
+from alltoallv.errors import PeerMismatchError, ValueOverflowError
 
 LENGTHS = (0, 7, 1000, 40_000, 400_000)  # elements: with the row, by the mover
 
@@ -85,6 +85,37 @@ def results(comm: Communicator, n: int, dtype: str) -> Iterator[tuple[str, Any]]
     )
 
 
+def in_pieces(comm: Communicator) -> Iterator[tuple[str, Any]]:
+    """Quantized sums whose parts travel in several pieces, in one shot and in two."""
+    n = comm.size * 3 * 2**18 + 13
+    rng = np.random.default_rng(comm.rank)
+    x = rng.standard_normal(n).astype(np.float32)
+    feedback = an.ErrorFeedback()
+    for how in (
+        {"out_dtype": "float32"},
+        {"out_dtype": "float16", "group_size": 33},
+        {"gather": "quantized", "error_feedback": feedback},
+        {"gather": "quantized", "error_feedback": feedback, "op": "avg"},
+        {"format": "nvfp4", "gather": "quantized"},
+        {"format": "mxfp8", "group_size": None},
+        {"bits": 4, "group_size": n},
+    ):
+        yield (
+            str({name: value for name, value in how.items() if name != "error_feedback"}),
+            an.quantized_all_reduce(x, group=comm, **how),
+        )
+    yield "feedback", feedback.state_dict()["error"]
+    codes = rng.integers(-128, 128, n).astype(np.int8)
+    yield "shared scale", an.quantized_all_reduce(codes, scale=0.5, group=comm)
+    counts = [n - 7 * (comm.size - 1), *[7] * (comm.size - 1)]
+    yield "scattered", an.quantized_reduce_scatter(x, counts, bits=4, group=comm)
+    x[-1] = 1e6
+    try:
+        an.quantized_all_reduce(x, out_dtype="float16", overflow="raise", group=comm)
+    except ValueOverflowError:
+        yield "overflow", np.ones(1)  # the message has the piece, which is another on one host
+
+
 def messages(comm: Communicator, x: Any) -> Iterator[tuple[str, Any]]:
     """Around the ranks, in both directions at once, and from any rank."""
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
@@ -121,6 +152,8 @@ def main() -> None:
             for name, value in results(comm, n, dtype):
                 digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]
                 lines.append(f"{n} {dtype} {name}: {digest}")
+    for name, value in in_pieces(comm):
+        lines.append(f"pieces {name}: {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]}")
     for wrong in (0, 1):
         try:
             an.all_to_all_v(

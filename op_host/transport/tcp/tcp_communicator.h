@@ -74,7 +74,11 @@ class TcpCommunicator final : public Communicator {
     // tcp_reduce.cpp
     void reduce_small(const Reduction& reduction, Row& mine);
     void reduce_in_parts(const Reduction& reduction, Row& mine);
-    void quant_reduce_in_parts(const QuantReduction& reduction);
+
+    // tcp_quant.cpp
+    struct QuantPiece;
+    struct QuantRun;
+    void quant_reduce_in_pieces(const QuantReduction& reduction);
 
     /// One contiguous piece to and from every rank, this one too; sizes agree.
     struct Pieces {

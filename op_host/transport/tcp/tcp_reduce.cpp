@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "op_kernel/cpu/reduce.h"
-#include "quantized/quant_grid.h"
 #include "transport/tcp/tcp_operator.h"
 
 namespace alltoallv {
@@ -109,88 +108,6 @@ void TcpCommunicator::reduce_in_parts(const Reduction& r, Row& mine) {
         share(results);
     else
         move(results, true);
-}
-
-void TcpCommunicator::quant_reduce(const QuantReduction& q, double timeout) {
-    try {
-        check(q);
-    } catch (const Error& error) {
-        fail(q.op, error);
-        throw;
-    }
-    run(q.op, q.dtype, timeout, [&](Row& mine) {
-        announce(mine, control_->payload(mine), rank(), q);
-        control_->publish(mine);
-        control_->agree();
-        if (q.moves) quant_reduce_in_parts(q);
-    });
-}
-
-void TcpCommunicator::quant_reduce_in_parts(const QuantReduction& q) {
-    const auto me = static_cast<size_t>(rank()), ranks = static_cast<size_t>(size());
-    const bool scatters = q.op == OpKind::quantized_reduce_scatter;
-    QuantGrid grid{alltoallv::parts_of(q, size())};
-    grid.piece = std::max<size_t>(grid.longest(), 1);
-    Misfit misfit;
-    with_codec(q, grid.parts, [&](QuantCodec& codec) {
-        codec.keep_whole();
-        codec.find_scales();
-        const auto bytes_of = [&](size_t part) {
-            return round_up(codec.slot_bytes(grid.range(part, 0).count), cache_line);
-        };
-        const auto result_of = [&](size_t part) {
-            return scatters ? 0 : round_up(codec.result_bytes(grid.range(part, 0).count), cache_line);
-        };
-        const size_t flag_bytes = sizeof(uint64_t);
-        size_t sent = 0, results = 0;
-        for (size_t j = 0; j < ranks; ++j) {
-            sent += bytes_of(j);
-            results += result_of(j) + flag_bytes;
-        }
-        scratch_.resize(sent + ranks * bytes_of(me) + results);
-        char *encoded = scratch_.data(), *slot = encoded + sent, *result = slot + ranks * bytes_of(me);
-        Pieces codes(size()), sums(size());
-        std::vector<const char*> slots;
-        for (size_t j = 0; j < ranks; ++j) {
-            if (grid.parts[j].count > 0) codec.encode(grid.range(j, 0), encoded);
-            slots.push_back(j == me ? encoded : slot + j * bytes_of(me));
-            if (j != me) {
-                codes.out[j] = encoded;
-                codes.out_bytes[j] = bytes_of(j);
-                codes.in[j] = slot + j * bytes_of(me);
-                codes.in_bytes[j] = bytes_of(me);
-            }
-            sums.in[j] = result;
-            result += sums.in_bytes[j] = result_of(j) + flag_bytes;
-            encoded += bytes_of(j);
-        }
-        move(codes, true);
-
-        char* const own = sums.in[me];
-        const QuantRange range = grid.range(me, 0);
-        bool fits = true;
-        if (range.count > 0) fits = codec.reduce(range, slots, scatters ? output_at(q, grid, range) : own);
-        const uint64_t flag = fits ? 0 : 1;
-        std::memcpy(own + result_of(me), &flag, sizeof flag);
-        for (size_t j = 0; j < ranks; ++j) {
-            sums.out[j] = own;
-            sums.out_bytes[j] = j == me ? 0 : sums.in_bytes[me];
-        }
-        const size_t own_bytes = std::exchange(sums.in_bytes[me], 0);
-        if (!scatters || q.overflow == Overflow::raise) share(sums);
-        sums.in_bytes[me] = own_bytes;
-        for (size_t j = 0; j < ranks; ++j) {
-            const QuantRange part = grid.range(j, 0);
-            if (part.count == 0) continue;
-            uint64_t other = 0;
-            if (!scatters || q.overflow == Overflow::raise || j == me)
-                std::memcpy(&other, sums.in[j] + result_of(j), sizeof other);
-            const bool decoded = scatters || codec.decode(part, sums.in[j], output_at(q, grid, part));
-            if (other != 0 || !decoded) misfit.note(part);
-        }
-    });
-    moving_ = false;  // everybody is done: an error that all ranks raise leaves the communicator usable
-    misfit.raise(q, control_->describe_op());
 }
 
 }  // namespace alltoallv
