@@ -17,6 +17,7 @@ import numpy as np
 
 import alltoallv.numpy as an
 from alltoallv import Communicator
+from alltoallv._core import code_formats
 from alltoallv.errors import PeerMismatchError, ValueOverflowError
 
 LENGTHS = (0, 7, 1000, 40_000, 400_000)  # elements: with the row, by the mover
@@ -71,6 +72,15 @@ def results(comm: Communicator, n: int, dtype: str) -> Iterator[tuple[str, Any]]
     if dtype == "float32":
         yield "quantized_all_reduce", an.quantized_all_reduce(x, group=comm)
         yield "quantized_all_reduce 4 bits", an.quantized_all_reduce(x, bits=4, gather="quantized", group=comm)
+        for name in code_formats:
+            how: Any = {"format": name, "gather": "quantized", "op": "avg", "group": comm}
+            yield f"quantized_all_reduce {name}", an.quantized_all_reduce(x, **how)
+            yield f"quantized_reduce_scatter {name}", an.quantized_reduce_scatter(rows, format=name, group=comm)
+            sends = [n // size] * size
+            yield f"quantized_all_to_all {name}", an.quantized_all_to_all(rows, sends, format=name, group=comm)
+        long = np.resize(x, 40_000)  # in one group, which shared memory cuts
+        tensor: Any = {"format": "fp8_e4m3", "group_size": "tensor", "gather": "quantized", "group": comm}
+        yield "quantized_all_reduce of a tensor", an.quantized_all_reduce(long, **tensor)
         feedback = an.ErrorFeedback()
         for _ in range(2):
             kept = an.quantized_all_reduce(x, error_feedback=feedback, group=comm)
