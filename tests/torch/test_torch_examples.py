@@ -87,10 +87,11 @@ def test_ddp_digits(backend: str, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("flex", [[], ["--flex"]])
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_megatrons_dispatcher(size: int) -> None:
-    """Megatron-core's own, unmodified, on the backend alltoallv."""
-    lines = run(*LAUNCHERS["alltoallv"], str(size), str(EXAMPLES / "megatron_dispatcher.py"))
+def test_megatrons_dispatchers(size: int, flex: list[str]) -> None:
+    """Megatron-core's own, unmodified, on the backend alltoallv and on alltoallv.deep_ep."""
+    lines = run(*LAUNCHERS["alltoallv"], str(size), str(EXAMPLES / "megatron_dispatcher.py"), *flex)
     assert lines == [f"{size} ranks, {8 // size} of 8 experts each: the same as one process"]
 
 

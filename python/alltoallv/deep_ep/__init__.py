@@ -1,0 +1,35 @@
+"""The interface of the package deep_ep, for programs that send the tokens of a mixture of experts through it.
+
+On CPU tensors over shared memory, between hosts over TCP; on NPUs it has not been run yet. A program that imports
+``deep_ep`` runs unchanged after::
+
+    import alltoallv.deep_ep
+
+    alltoallv.deep_ep.install()  # before it looks for deep_ep
+
+`Buffer` has dispatch, combine and layout of version 1, `ElasticBuffer` those of version 2. A token goes once to each
+rank that has one of its experts. Calls are done when they return, so events are, too; streams, numbers of SMs and sizes
+of buffers are taken and mean nothing. The low-latency calls and HybridEPBuffer are not here.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from alltoallv.deep_ep import utils
+from alltoallv.deep_ep.buffers import Buffer, Config, ElasticBuffer, EPHandle
+from alltoallv.deep_ep.utils import EventHandle, EventOverlap
+
+__all__ = ["Buffer", "Config", "EPHandle", "ElasticBuffer", "EventHandle", "EventOverlap", "install"]
+
+
+def install() -> None:
+    """Makes ``import deep_ep`` find this package.
+
+    Raises:
+        ImportError: the program has imported another deep_ep already.
+    """
+    this = sys.modules[__name__]
+    if sys.modules.setdefault("deep_ep", this) is not this:
+        raise ImportError(f"deep_ep is {sys.modules['deep_ep'].__name__} already, expected a call before its import")
+    sys.modules["deep_ep.utils"] = utils

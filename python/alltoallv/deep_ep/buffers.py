@@ -1,0 +1,315 @@
+"""Dispatch and combine of tokens that go once to each rank which has one of their experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from alltoallv._calls.dispatching import OPERATOR
+from alltoallv._calls.guard import guard
+from alltoallv.deep_ep.utils import EventHandle, EventOverlap
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.torch.api import group as groups
+from alltoallv.torch.api import rows
+from alltoallv.torch.api.calls import AnyCommunicator
+from alltoallv.torch.graph.moe import moe_collect
+
+Tokens = Any  # Tensor | tuple[Tensor, Tensor], values or codes with their scales
+
+
+class Config:
+    """Sizes of kernels and buffers, which are not needed here."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.sizes = sizes
+
+    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """0."""
+        return 0
+
+    get_rdma_buffer_size_hint = get_nvl_buffer_size_hint
+
+
+@dataclass(eq=False)
+class EPHandle:
+    """Where the rows of a dispatch went: for `combine` and for other tokens by the same way.
+
+    Attributes:
+        topk_idx: Experts of the rows received, by this rank's numbers, -1 for others' experts; None without weights.
+        num_recv_tokens_per_expert_list: Rows of each of this rank's experts, up to the alignment.
+    """
+
+    tokens: int
+    order: Tensor  # token * W + rank of every row sent, by rank
+    ranks: Tensor  # int64 [2, W], rows for and from every rank
+    topk_idx: Tensor
+    num_recv_tokens_per_expert_list: list[int]
+    rows: int  # received, and those behind them up to the number of the worst case
+
+
+class _Buffer:
+    """What both versions do."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+
+    def _member(self, x: Tensor) -> AnyCommunicator:
+        return groups.by_name(groups.name_of(self.group), groups.device_of(x))
+
+    def _send(
+        self, x: Tokens, ids: Tensor, weights: Tensor | None, experts: int, alignment: int, worst: int
+    ) -> tuple[Tokens, Tensor, Tensor | None, EPHandle]:
+        values = x if isinstance(x, Tensor) else x[0]
+        comm = self._member(values)
+        with guard(comm, OPERATOR):
+            local = _local(experts, comm.size)
+            if ids.dim() != 2 or ids.shape[0] != values.shape[0]:
+                shape = tuple(ids.shape)
+                raise InvalidTensorError(f"topk_idx has shape {shape}, expected [{values.shape[0]}, k]")
+            if weights is not None and weights.shape != ids.shape:
+                shapes = tuple(weights.shape), tuple(ids.shape)
+                raise InvalidTensorError(f"topk_weights has shape {shapes[0]}, expected {shapes[1]}, that of topk_idx")
+            there = _in_rank(ids, experts, comm.size)
+            rank, token = there.t().nonzero(as_tuple=True)
+            here = ids[token] - rank[:, None] * local
+            foreign = (here < 0) | (here >= local)
+            parts = _parts(x, token)
+            parts.append((rows.as_bytes(here.masked_fill(foreign, -1).long()), None))
+            if weights is not None:
+                parts.append((rows.as_bytes(weights[token].masked_fill(foreign, 0)), None))
+            sends = there.sum(0).tolist()
+            buffer, columns = rows.side_by_side(parts)
+        received, recvs = rows.exchange(comm, buffer, sends, None, False)()
+        more, k = max(worst - len(received), 0), ids.shape[1]
+        made, columns = _received(x, received, columns, more)
+        found = _padded(received[:, columns[0]].contiguous().view(torch.int64), more, -1)
+        got = None if weights is None else _padded(received[:, columns[1]].contiguous().view(weights.dtype), more, 0)
+        counts = torch.stack([(found == expert).any(1).sum() for expert in range(local)]).tolist()
+        counts = [-(-count // alignment) * alignment for count in counts]
+        ranks = torch.tensor([sends, recvs], dtype=torch.int64, device="cpu")
+        order = token * comm.size + rank
+        handle = EPHandle(len(values), order, ranks, found, counts, len(received) + more)
+        return made, found.view(-1, k), None if got is None else got.view(-1, k), handle
+
+    def _send_again(self, x: Tokens, handle: EPHandle) -> Tokens:
+        values = x if isinstance(x, Tensor) else x[0]
+        comm = self._member(values)
+        with guard(comm, OPERATOR):
+            if len(values) != handle.tokens:
+                raise InvalidTensorError(f"x has {len(values)} rows, expected {handle.tokens}, as dispatched before")
+            buffer, columns = rows.side_by_side(_parts(x, handle.order // comm.size))
+        sends, recvs = handle.ranks.tolist()
+        received, _ = rows.exchange(comm, buffer, sends, recvs, False)()
+        return _received(x, received, columns, handle.rows - len(received))[0]
+
+    def _collect(self, x: Tensor, handle: EPHandle, weights: Tensor | None, bias: Any) -> tuple[Tensor, Tensor | None]:
+        comm, arrived = self._member(x), int(handle.ranks[1].sum())
+        with guard(comm, OPERATOR):
+            for name, value in (("x", x), ("topk_weights", weights)):
+                if value is not None and len(value) != handle.rows:
+                    raise InvalidTensorError(f"{name} has {len(value)} rows, expected {handle.rows}, as dispatched")
+            source = torch.arange(arrived, device=x.device)
+            way = handle.order, source, handle.ranks, handle.tokens, comm.size, "", groups.name_of(self.group)
+        with torch.no_grad():
+            combined: Tensor = moe_collect.run(x[:arrived], None, *way)[0]
+            for each in (bias,) if isinstance(bias, Tensor) else bias or ():
+                combined = (combined.float() + each.float()).to(x.dtype)
+            return combined, None if weights is None else moe_collect.run(weights[:arrived], None, *way)[0]
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """An event of now."""
+        return EventOverlap(EventHandle())
+
+
+class Buffer(_Buffer):
+    """Of version 1: dispatch and combine with a layout that `get_dispatch_layout` tells before.
+
+    Args:
+        group: A ProcessGroup, a `Communicator`, or None for the default group.
+        num_nvl_bytes, num_rdma_bytes: Kept as attributes.
+        unused: What has no meaning here.
+    """
+
+    num_sms = 20
+
+    def __init__(self, group: Any, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0, *unused: Any, **named: Any) -> None:
+        super().__init__(group)
+        self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
+
+    @classmethod
+    def set_num_sms(cls, new_num_sms: int) -> None:
+        """Kept as attribute."""
+        Buffer.num_sms = new_num_sms
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> Config:
+        """One that asks for no memory."""
+        return Config()
+
+    get_combine_config = get_dispatch_config
+
+    def get_dispatch_layout(
+        self, topk_idx: Tensor, num_experts: int, *unused: Any, **named: Any
+    ) -> tuple[Tensor, None, Tensor, Tensor, EventOverlap]:
+        """How many tokens go where. Talks to no peer.
+
+        Args:
+            topk_idx: Experts of every token, int64 ``[n, k]``; -1: none.
+            num_experts: On all ranks together, a multiple of their number.
+            unused: Events and streams.
+
+        Returns:
+            Tokens for each rank, int32 ``[W]``; None, tokens for each RDMA rank; tokens for each expert, int32
+            ``[num_experts]``; bool ``[n, W]``; an event.
+        """
+        size = self._member(topk_idx).size
+        _local(num_experts, size)
+        there = _in_rank(topk_idx, num_experts, size)
+        counts = topk_idx[topk_idx >= 0].bincount(minlength=num_experts).int()
+        return there.sum(0).int(), None, counts, there, self.capture()
+
+    def dispatch(
+        self,
+        x: Tokens,
+        handle: EPHandle | None = None,
+        num_tokens_per_rank: Tensor | None = None,
+        num_tokens_per_rdma_rank: Tensor | None = None,
+        is_token_in_rank: Tensor | None = None,
+        num_tokens_per_expert: Tensor | None = None,
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        *unused: Any,
+        **named: Any,
+    ) -> tuple[Tokens, Tensor | None, Tensor | None, list[int] | None, EPHandle, EventOverlap]:
+        """Sends every token to each rank that has one of its experts.
+
+        Args:
+            x: ``[n, hidden]`` of any dtype, or a pair of codes and scales ``[n, …]``.
+            handle: Of an earlier dispatch, whose way the tokens go; the next six are then left out.
+            num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank: Follow from ``topk_idx``.
+            num_tokens_per_expert: Its length is the number of experts.
+            topk_idx, topk_weights: Of every token, ``[n, k]``; -1: no expert.
+            expert_alignment: The counts of experts are rounded up to multiples of it.
+            num_worst_tokens: Rows of the results, if more than arrive; those behind are of no expert.
+            unused: Events and streams.
+
+        Returns:
+            Rows received, in the order of ranks; their experts by this rank's numbers, -1 for others', and weights, 0
+            for others' (None with a handle); rows for each local expert; the handle; an event.
+        """
+        with torch.no_grad():
+            if handle is not None:
+                return self._send_again(x, handle), None, None, None, handle, self.capture()
+            if topk_idx is None or num_tokens_per_expert is None:
+                raise InvalidParamError("topk_idx or num_tokens_per_expert is None, expected both, or a handle")
+            about = len(num_tokens_per_expert), expert_alignment, num_worst_tokens
+            made, ids, weights, handle = self._send(x, topk_idx, topk_weights, *about)
+            return made, ids, weights, handle.num_recv_tokens_per_expert_list, handle, self.capture()
+
+    def combine(
+        self, x: Tensor, handle: EPHandle, topk_weights: Tensor | None = None, bias: Any = None, *_: Any, **named: Any
+    ) -> tuple[Tensor, Tensor | None, EventOverlap]:
+        """Adds up what the ranks have made of every token, in the order of ranks, in float32 or wider, rounded once.
+
+        Args:
+            x: ``[rows, hidden]``, in the order of dispatch, its experts' results added and weighted.
+            handle: What dispatch returned.
+            topk_weights: ``[rows, k]``, added up likewise.
+            bias: A tensor ``[n, hidden]`` that is added, or a pair.
+
+        Returns:
+            ``[n, hidden]``; the weights' sums ``[n, k]``, or None; an event.
+        """
+        return *self._collect(x, handle, topk_weights, bias), self.capture()
+
+    def low_latency_dispatch(self, *unused: Any, **named: Any) -> NoReturn:
+        """Not here."""
+        raise NotImplementedError("low-latency calls are not in alltoallv.deep_ep, expected dispatch and combine")
+
+    low_latency_combine = low_latency_dispatch
+
+
+class ElasticBuffer(_Buffer):
+    """Of version 2: one call for dispatch, without a layout before it.
+
+    Args:
+        group: As for `Buffer`.
+        num_bytes: Kept as attribute.
+        sizes: What has no meaning here.
+    """
+
+    def __init__(self, group: Any, num_bytes: int | None = None, **sizes: Any) -> None:
+        super().__init__(group)
+        self.num_bytes = num_bytes or 0
+
+    @staticmethod
+    def get_buffer_size_hint(*unused: Any, **named: Any) -> int:
+        """0."""
+        return 0
+
+    def get_theoretical_num_sms(self, num_experts: int, num_topk: int) -> int:
+        """0."""
+        return 0
+
+    def dispatch(
+        self,
+        x: Tokens,
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        *,
+        handle: EPHandle | None = None,
+        num_experts: int | None = None,
+        expert_alignment: int = 1,
+        **unused: Any,
+    ) -> tuple[Tokens, Tensor | None, Tensor | None, EPHandle, EventOverlap]:
+        """As `Buffer.dispatch`; the handle has the counts of experts."""
+        with torch.no_grad():
+            if handle is not None:
+                return self._send_again(x, handle), None, None, handle, self.capture()
+            if topk_idx is None or num_experts is None:
+                raise InvalidParamError("topk_idx or num_experts is None, expected both, or a handle")
+            return *self._send(x, topk_idx, topk_weights, num_experts, expert_alignment, 0), self.capture()
+
+    def combine(
+        self, x: Tensor, handle: EPHandle, topk_weights: Tensor | None = None, bias: Any = None, **unused: Any
+    ) -> tuple[Tensor, Tensor | None, EventOverlap]:
+        """As `Buffer.combine`."""
+        return *self._collect(x, handle, topk_weights, bias), self.capture()
+
+
+def _local(experts: int, size: int) -> int:
+    if experts < 1 or experts % size:
+        raise InvalidParamError(f"num_experts is {experts}, expected a multiple of {size} ranks")
+    return experts // size
+
+
+def _in_rank(ids: Tensor, experts: int, size: int) -> Tensor:
+    """Of every token whether it goes to each rank."""
+    if ids.numel() and not -1 <= int(ids.min()) <= int(ids.max()) < experts:
+        raise InvalidParamError(f"topk_idx holds numbers from {ids.min()} to {ids.max()}, expected -1 to {experts - 1}")
+    ranks = torch.div(ids, experts // size, rounding_mode="floor")  # of -1: -1
+    return torch.stack([(ranks == rank).any(1) for rank in range(size)], 1)
+
+
+def _parts(x: Tokens, token: Tensor) -> list[rows.Part]:
+    return [(rows.as_bytes(part), token) for part in ((x,) if isinstance(x, Tensor) else x)]
+
+
+def _received(x: Tokens, received: Tensor, columns: list[slice], more: int) -> tuple[Tokens, list[slice]]:
+    """The values, or codes and scales, and the columns behind them."""
+    parts = (x,) if isinstance(x, Tensor) else x
+    made = [
+        _padded(received[:, place].contiguous().view(part.dtype), more, 0)
+        for part, place in zip(parts, columns, strict=False)
+    ]
+    return made[0] if isinstance(x, Tensor) else tuple(made), columns[len(made) :]
+
+
+def _padded(values: Tensor, more: int, value: int) -> Tensor:
+    return torch.cat([values, values.new_full((more, *values.shape[1:]), value)]) if more else values
