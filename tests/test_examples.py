@@ -59,7 +59,7 @@ def check_sort_and_shuffle(size: int, tmp_path: Path) -> None:
 
 def check_recovery(size: int, tmp_path: Path) -> None:
     first, *others = run(size, "recovery.py", status=128 + signal.SIGKILL)
-    assert re.match(r"step 60: rank 1 was lost: .*gone", first[0])
+    assert re.match(r"step 60: rank 1 was lost: ", first[0])
     assert re.fullmatch(rf"step 60: {size - 1} ranks go on after \d+ ms", first[1])
     assert first[2] == "after 200 steps the weights are [1.0, -2.0, 0.5]"
     assert others == [[]] * (size - 1)

@@ -262,11 +262,11 @@ def test_timeout_shows_where_every_rank_hangs(ranks):
         deep_inside()
 
     began = time.monotonic()
-    found = ranks(3, communicator=False, timeout=1.0, outcomes=True)(hang)
-    assert 0.9 < time.monotonic() - began < 10
+    found = ranks(3, communicator=False, timeout=3.0, outcomes=True)(hang)
+    assert 2.9 < time.monotonic() - began < 15
     assert type(found[0].error) is type(found[2].error) is RankTimeout
     assert found[1].result == "done"
-    assert "did not finish within 1 s and was killed" in str(found[0].error)
+    assert "did not finish within 3 s and was killed" in str(found[0].error)
     assert "in deep_inside" in found[0].output
     assert found[2].exit_code == -signal.SIGKILL  # a stopped process answers nothing else
     assert len(ranks(3, communicator=False)(place)) == 3
