@@ -2,7 +2,6 @@
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -174,15 +173,6 @@ void bind_communicator(nb::module_& m) {
         "cache_bytes", [] { return last_level_cache_bytes(affinity()); },
         "Bytes of the last-level caches of the processors that this process may use: exchanges that outgrow them write "
         "past them.");
-    m.def(
-        "pair_digests",
-        [](int rank, const std::vector<int64_t>& send_counts, const std::vector<int64_t>& recv_counts) {
-            const PairDigests digests = digest_pairs(rank, send_counts, recv_counts);
-            return std::pair(static_cast<int64_t>(digests.sent), static_cast<int64_t>(digests.expected));
-        },
-        nb::arg("rank"), nb::arg("send_counts"), nb::arg("recv_counts"),
-        "What one rank's counts add to two sums over all ranks, modulo 2^64, which are equal exactly when what the "
-        "ranks send is what their peers expect.");
     m.def("set_trace_folder", &set_trace_folder, nb::arg("folder"),
           "Begins to trace this process's operators into files there, or ends that with an empty name; returns the "
           "one until now.");

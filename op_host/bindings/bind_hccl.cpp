@@ -72,7 +72,6 @@ void bind_hccl(nb::module_& m) {
         .def_prop_rw(
             "comm", [](const HcclOptions& self) { return reinterpret_cast<uintptr_t>(self.comm); },
             [](HcclOptions& self, uintptr_t comm) { self.comm = pointer(comm); })
-        .def_rw("poll", &HcclOptions::poll)
         .def_rw("rank_table", &HcclOptions::rank_table)
         .def_prop_rw(
             "root_info",

@@ -119,7 +119,6 @@ void bind_rows(nb::module_& m) {
         "quantized_row_terms",
         [](const FormatName& format, int64_t group_size) { return row_terms(format_from_name(format), group_size); },
         "format"_a, "group_size"_a, "What peers agree on beside the bytes of a row, for `root` of an exchange.");
-    m.def("describe_row_terms", &describe_row_terms, "terms"_a, "These terms in words.");
     m.def(
         "quantize_rows",
         [](const FormatName& name, size_t group_size, const std::string& dtype, uintptr_t input, size_t rows,

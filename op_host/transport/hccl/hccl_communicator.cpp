@@ -31,11 +31,7 @@ HcclCommunicator::HcclCommunicator(HcclOptions options, CommunicatorPtr control,
     const std::string joining = "rank " + std::to_string(rank()) + " joining domain '" + domain() + "'";
     if (options_.comm == nullptr && options_.rank_table.empty() && options_.root_info.empty()) share_root_info();
     try {
-        comm_ = std::make_unique<HcclGroup>(options_, *device_, [this] {
-            look_at_control();
-            if (options_.poll) options_.poll();
-        });
-        options_.poll = nullptr;
+        comm_ = std::make_unique<HcclGroup>(options_, *device_, [this] { look_at_control(); });
         wait_for_owner(joining);
         if (options_.size > 1 && meet) find_control(meet);
         if (options_.size > 1) check_data_path();

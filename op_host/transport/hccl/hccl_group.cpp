@@ -141,7 +141,6 @@ HcclGroup::HcclGroup(const HcclOptions& options, const Device& device, const std
     };
     const auto call = std::make_shared<Call>();
     call->options = options;
-    call->options.poll = nullptr;  // the thread may outlive whoever it belongs to
     std::thread thread([call, index = device.index()] {
         call->set_device = cann().aclrtSetDevice(index);
         if (call->set_device == 0) call->result = init(call->options, call->name, &call->comm);

@@ -26,7 +26,6 @@ struct HcclOptions {
     HcclComm comm = nullptr;          ///< the caller's, not owned
     std::string rank_table;           ///< path; checked by the caller (alltoallv/rank_table.py)
     std::string root_info;            ///< HcclRootInfo, 4108 bytes
-    std::function<void()> poll;       ///< called while HCCL waits for the ranks, where there is no control; may throw
 };
 
 /// Send counts, send displacements, receive counts, receive displacements, W each, in units of the wire type.

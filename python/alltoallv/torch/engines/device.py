@@ -7,13 +7,14 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv._calls.counts import Layout
+from alltoallv._calls.counts import Layout, packed
 from alltoallv.communicator import Communicator
 from alltoallv.errors import AllToAllVError, InvalidParamError
 from alltoallv.quantization.spec import QuantizedReduction
@@ -24,6 +25,32 @@ _numbers = itertools.count()
 by_name: weakref.WeakValueDictionary[str, DeviceMember] = weakref.WeakValueDictionary()
 
 
+@dataclass(frozen=True)
+class Call:
+    """What a collective is, to the peers.
+
+    Attributes:
+        dtype: The core's name.
+        row: Elements per unit of the caller's counts, for messages.
+        root: Of a broadcast; or what ranks that exchange quantized rows must agree on beside the bytes of a row.
+    """
+
+    operator: str
+    dtype: str
+    row: int = 1
+    root: int = 0
+
+    def plan(self, core: _core.Communicator, layout: Layout) -> _core.Plan:
+        """The exchange of a layout in elements; without receive counts they are learnt."""
+        return _core.Plan(core, self.operator, self.dtype, *layout, self.root, self.row)
+
+
+def list_layout(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Layout:
+    """The layout of tensors that lie one behind the other."""
+    sends, recvs = [x.numel() for x in inputs], [out.numel() for out in outputs]
+    return sends, packed(sends), recvs, packed(recvs)
+
+
 class Launches(Protocol):
     """Collectives of one communicator. Each is compared with those of the peers, then launched.
 
@@ -31,37 +58,17 @@ class Launches(Protocol):
     ``wait`` and ``is_completed``. Layouts count elements.
     """
 
-    def exchange(
-        self,
-        operator: str,
-        dtype: str,
-        output: Tensor,
-        input: Tensor,
-        layout: Layout,
-        row: int,
-        wait: bool,
-        root: int = 0,
-    ) -> Any: ...
+    def exchange(self, call: Call, output: Tensor, input: Tensor, layout: Layout, wait: bool) -> Any: ...
 
-    def exchange_lists(
-        self, operator: str, dtype: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool
-    ) -> Any: ...
+    def exchange_lists(self, call: Call, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool) -> Any: ...
 
     def learn(
-        self,
-        operator: str,
-        dtype: str,
-        input: Tensor,
-        sends: list[int],
-        sdispls: list[int],
-        row: int,
-        wait: bool,
-        root: int = 0,
+        self, call: Call, input: Tensor, sends: list[int], sdispls: list[int], wait: bool
     ) -> tuple[tuple[Tensor, list[int]], Any]:
         """The flat output and the receive counts, and the work."""
 
     def reduce(
-        self, operator: str, dtype: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
+        self, call: Call, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
     ) -> tuple[bool, Any]:
         """Whether the engine has this reduction, in its own order of additions, and the work.
 
@@ -146,16 +153,11 @@ class DeviceMember(ABC):
     def exchange(
         self, operator: str, dtype: str, output: Tensor, input: Tensor, layout: Layout, row: int = 1, root: int = 0
     ) -> DeviceCall:
-        """The exchange of a layout in elements.
-
-        Args:
-            row: Elements per unit of the caller's counts, for messages.
-            root: Of a broadcast; or what ranks that exchange quantized rows must agree on beside the bytes of a row.
-        """
+        """The exchange of a layout in elements; for the rest see `Call`."""
 
         def run(wait: bool) -> tuple[None, Any]:
             launches = self.launches(input.device, operator)
-            return None, launches.exchange(operator, dtype, output, input, layout, row, wait, root)
+            return None, launches.exchange(Call(operator, dtype, row, root), output, input, layout, wait)
 
         return DeviceCall(run)
 
@@ -166,7 +168,7 @@ class DeviceMember(ABC):
 
         def run(wait: bool) -> tuple[None, Any]:
             launches = self.launches(inputs[0].device, operator)
-            return None, launches.exchange_lists(operator, dtype, outputs, inputs, wait)
+            return None, launches.exchange_lists(Call(operator, dtype), outputs, inputs, wait)
 
         return DeviceCall(run)
 
@@ -184,7 +186,7 @@ class DeviceMember(ABC):
 
         def run(wait: bool) -> tuple[tuple[Tensor, list[int]], Any]:
             launches = self.launches(input.device, operator)
-            return launches.learn(operator, dtype, input, sends, sdispls, row, wait, root)
+            return launches.learn(Call(operator, dtype, row, root), input, sends, sdispls, wait)
 
         return DeviceCall(run)
 
@@ -198,7 +200,8 @@ class DeviceMember(ABC):
 
         def run(wait: bool) -> tuple[None, Any]:
             flat, x = output.view(-1), input.view(-1)
-            done, work = self.launches(x.device, operator).reduce(operator, dtype, flat, x, op, counts, wait)
+            launches = self.launches(x.device, operator)
+            done, work = launches.reduce(Call(operator, dtype), flat, x, op, counts, wait)
             if not done:
                 reduce_in_order(Steps(self, operator), self.rank, operator, flat, x, op, counts)
             return None, work

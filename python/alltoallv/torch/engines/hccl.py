@@ -16,14 +16,14 @@ from torch import Tensor
 
 from alltoallv import _core
 from alltoallv._calls.collectives import barrier_plan
-from alltoallv._calls.counts import Layout, packed
+from alltoallv._calls.counts import Layout
 from alltoallv._calls.guard import guard
 from alltoallv._calls.reductions import FLOATS
 from alltoallv.communicator import Communicator
 from alltoallv.errors import HcclError, InvalidParamError, InvalidTensorError
 from alltoallv.quantization import requests as quantized
 from alltoallv.quantization.spec import QuantizedReduction
-from alltoallv.torch.engines.device import DeviceMember
+from alltoallv.torch.engines.device import Call, DeviceMember, list_layout
 from alltoallv.torch.engines.npu import Streams, StreamWork, handle, npu, synchronizes
 
 
@@ -35,18 +35,8 @@ class HcclLaunches:
         self._streams = Streams(self.core, shared)
         self._does: dict[str, bool] = {}  # by reduction, once it is known
 
-    def exchange(
-        self,
-        operator: str,
-        dtype: str,
-        output: Tensor,
-        input: Tensor,
-        layout: Layout,
-        row: int,
-        wait: bool,
-        root: int = 0,
-    ) -> StreamWork | None:
-        plan = _core.Plan(self.core, operator, dtype, *layout, root, row)
+    def exchange(self, call: Call, output: Tensor, input: Tensor, layout: Layout, wait: bool) -> StreamWork | None:
+        plan = call.plan(self.core, layout)
 
         def start(stream: int) -> None:
             plan.run(input.data_ptr(), output.data_ptr(), -1.0, stream)
@@ -54,12 +44,11 @@ class HcclLaunches:
         return self._streams.launch(input.device, start, wait, lambda: (output, input))
 
     def exchange_lists(
-        self, operator: str, dtype: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool
+        self, call: Call, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool
     ) -> StreamWork | None:
         """Through packed buffers: HCCL may register all of the memory between the first and the last region."""
-        sends, recvs = [x.numel() for x in inputs], [out.numel() for out in outputs]
-        plan = _core.Plan(self.core, operator, dtype, sends, packed(sends), recvs, packed(recvs))
-
+        layout = list_layout(outputs, inputs)
+        plan, recvs = call.plan(self.core, layout), layout[2]
         source = torch.cat([x.reshape(-1) for x in inputs])
 
         def start(stream: int) -> None:
@@ -71,17 +60,9 @@ class HcclLaunches:
         return self._streams.launch(inputs[0].device, start, wait, lambda: (*outputs, source))
 
     def learn(
-        self,
-        operator: str,
-        dtype: str,
-        input: Tensor,
-        sends: list[int],
-        sdispls: list[int],
-        row: int,
-        wait: bool,
-        root: int = 0,
+        self, call: Call, input: Tensor, sends: list[int], sdispls: list[int], wait: bool
     ) -> tuple[tuple[Tensor, list[int]], StreamWork | None]:
-        plan = _core.Plan(self.core, operator, dtype, sends, sdispls, [], [], root, row)
+        plan = call.plan(self.core, (sends, sdispls, [], []))
         made: list[Any] = []
         current = npu().current_stream(input.device)
 
@@ -99,17 +80,16 @@ class HcclLaunches:
         return (made[0], made[1]), work
 
     def reduce(
-        self, operator: str, dtype: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
+        self, call: Call, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
     ) -> tuple[bool, StreamWork | None]:
         """See `Launches`. Some CANN releases return success and do nothing, which all ranks find
         out at the first call.
         """
+        what = operator, dtype = call.operator, call.dtype
 
         def start(stream: int) -> None:
             native_op = "sum" if op == "avg" else op
-            self.core.reduce(
-                operator, dtype, native_op, input.data_ptr(), output.data_ptr(), list(counts), -1.0, stream
-            )
+            self.core.reduce(*what, native_op, input.data_ptr(), output.data_ptr(), list(counts), -1.0, stream)
             if op == "avg":
                 output.div_(self.core.size)
 

@@ -13,13 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from alltoallv import _core
 from alltoallv._calls import reductions
 from alltoallv._calls.counts import Layout, packed
 from alltoallv.communicator import Communicator
 from alltoallv.quantization import requests as quantized
 from alltoallv.quantization.spec import QuantizedReduction
-from alltoallv.torch.engines.device import DeviceMember
+from alltoallv.torch.engines.device import Call, DeviceMember, list_layout
 from alltoallv.torch.engines.reduction import as_bytes, in_bytes
 
 FIRST = 8  # calls that check="first" compares
@@ -82,8 +81,7 @@ class NcclLaunches:
 
     def _run(
         self,
-        operator: str,
-        dtype: str,
+        call: Call,
         compare: Callable[[], Any],
         launch: Callable[[Any], tuple[Any, int]],
         learns: bool = False,
@@ -95,7 +93,12 @@ class NcclLaunches:
         """
         with self._lock:
             self._seq += 1
-            entry: dict[str, Any] = {"seq": self._seq, "operator": operator, "dtype": dtype, "state": "failed"}
+            entry: dict[str, Any] = {
+                "seq": self._seq,
+                "operator": call.operator,
+                "dtype": call.dtype,
+                "state": "failed",
+            }
             entry["start_ns"], entry["end_ns"] = time.monotonic_ns(), 0
             self.flight.append(entry)
             self.stats["failed_operators"] += 1
@@ -106,7 +109,7 @@ class NcclLaunches:
                 result, received = launch(told)
             except BaseException as error:  # the peers have launched it, or will
                 text = str(error).splitlines()[0] if str(error) else type(error).__name__
-                self._control.abort(f"it broke off {operator}: {text}")
+                self._control.abort(f"it broke off {call.operator}: {text}")
                 raise
             self.stats["failed_operators"] -= 1
             self.stats["operators"] += 1
@@ -123,80 +126,58 @@ class NcclLaunches:
             else:
                 self._control.abort(f"{operator} failed on it: {error}")
 
-    def exchange(
-        self,
-        operator: str,
-        dtype: str,
-        output: Tensor,
-        input: Tensor,
-        layout: Layout,
-        row: int,
-        wait: bool,
-        root: int = 0,
-    ) -> Any:
-        plan = _core.Plan(self._control.core, operator, dtype, *layout, root, row)
+    def exchange(self, call: Call, output: Tensor, input: Tensor, layout: Layout, wait: bool) -> Any:
+        plan = call.plan(self._control.core, layout)
 
         def launch(told: Any) -> tuple[Any, int]:
-            received = sum(layout[2]) * input.itemsize
-            if operator == "broadcast":
-                tensor = input if self._member.rank == root else output
-                return dist.broadcast(
-                    as_bytes(tensor), group=self._group(), group_src=root, async_op=not wait
-                ), received
-            return self._move(
-                operator, as_bytes(output), as_bytes(input), in_bytes(layout, input.itemsize), wait
-            ), received
+            if call.operator == "broadcast":
+                tensor = as_bytes(input if self._member.rank == call.root else output)
+                work = dist.broadcast(tensor, group=self._group(), group_src=call.root, async_op=not wait)
+            else:
+                flat = as_bytes(output), as_bytes(input)
+                work = self._move(call.operator, *flat, in_bytes(layout, input.itemsize), wait)
+            return work, sum(layout[2]) * input.itemsize
 
-        return self._run(operator, dtype, plan.compare, launch)
+        return self._run(call, plan.compare, launch)
 
-    def exchange_lists(
-        self, operator: str, dtype: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool
-    ) -> Any:
-        sends, recvs = [x.numel() for x in inputs], [out.numel() for out in outputs]
-        plan = _core.Plan(self._control.core, operator, dtype, sends, packed(sends), recvs, packed(recvs))
+    def exchange_lists(self, call: Call, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool) -> Any:
+        layout = list_layout(outputs, inputs)
+        plan = call.plan(self._control.core, layout)
 
         def launch(told: Any) -> tuple[Any, int]:
             work = self._exchange_views([as_bytes(out) for out in outputs], [as_bytes(x) for x in inputs], wait)
-            return work, sum(recvs) * inputs[0].itemsize
+            return work, sum(layout[2]) * inputs[0].itemsize
 
-        return self._run(operator, dtype, plan.compare, launch)
+        return self._run(call, plan.compare, launch)
 
     def learn(
-        self,
-        operator: str,
-        dtype: str,
-        input: Tensor,
-        sends: list[int],
-        sdispls: list[int],
-        row: int,
-        wait: bool,
-        root: int = 0,
+        self, call: Call, input: Tensor, sends: list[int], sdispls: list[int], wait: bool
     ) -> tuple[tuple[Tensor, list[int]], Any]:
-        plan = _core.Plan(self._control.core, operator, dtype, sends, sdispls, [], [], root, row)
+        plan = call.plan(self._control.core, (sends, sdispls, [], []))
 
         def launch(recvs: list[int]) -> tuple[tuple[tuple[Tensor, list[int]], Any], int]:
             output = torch.empty(sum(recvs), dtype=input.dtype, device=input.device)
             layout = in_bytes((sends, sdispls, recvs, packed(recvs)), input.itemsize)
-            work = self._move(operator, as_bytes(output), as_bytes(input), layout, wait)
+            work = self._move(call.operator, as_bytes(output), as_bytes(input), layout, wait)
             return ((output, recvs), work), output.nbytes
 
-        result: tuple[tuple[Tensor, list[int]], Any] = self._run(operator, dtype, plan.compare, launch, learns=True)
+        result: tuple[tuple[Tensor, list[int]], Any] = self._run(call, plan.compare, launch, learns=True)
         return result
 
     def reduce(
-        self, operator: str, dtype: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
+        self, call: Call, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
     ) -> tuple[bool, Any]:
         kinds = _FLOATS if op == "avg" else _FLOATS | _INTEGERS
         native = self._member.size > 1 and op in _NATIVE and input.dtype in kinds
 
         def compare() -> None:
-            self._control.core.compare_reduction(operator, dtype, op, list(counts))
+            self._control.core.compare_reduction(call.operator, call.dtype, op, list(counts))
 
         def launch(told: Any) -> tuple[tuple[bool, Any], int]:
             if not native:
                 return (False, None), 0
             reduce_op, options = getattr(dist.ReduceOp, _NATIVE[op]), {"group": self._group(), "async_op": not wait}
-            if operator == "all_reduce":
+            if call.operator == "all_reduce":
                 output.copy_(input)
                 work = dist.all_reduce(output, reduce_op, **options)
             elif len(set(counts)) == 1:
@@ -205,14 +186,13 @@ class NcclLaunches:
                 work = dist.reduce_scatter(output, list(input.split(list(counts))), reduce_op, **options)
             return (True, work), output.nbytes
 
-        result: tuple[bool, Any] = self._run(operator, dtype, compare, launch)
+        result: tuple[bool, Any] = self._run(call, compare, launch)
         return result
 
     def compare(self, request: QuantizedReduction, feeds_back: bool, gather_feeds_back: bool) -> None:
         plan = quantized.plan(self._control, request)
-        self._run(
-            request.operator, request.dtype, lambda: plan.compare(feeds_back, gather_feeds_back), lambda told: (None, 0)
-        )
+        call = Call(request.operator, request.dtype)
+        self._run(call, lambda: plan.compare(feeds_back, gather_feeds_back), lambda told: (None, 0))
 
     def _group(self) -> dist.ProcessGroup:
         group: dist.ProcessGroup = self._member.group

@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv._calls.counts import Layout, packed
+from alltoallv._calls.counts import Layout
 from alltoallv.communicator import Communicator
 from alltoallv.quantization import requests as quantized
 from alltoallv.quantization.spec import QuantizedReduction
-from alltoallv.torch.engines.device import DeviceMember
+from alltoallv.torch.engines.device import Call, DeviceMember, list_layout
 
 
 class StagedMember(DeviceMember):
@@ -53,40 +53,21 @@ class StagedLaunches:
     def __init__(self, control: Communicator) -> None:
         self._core, self._control = control.core, control
 
-    def exchange(
-        self,
-        operator: str,
-        dtype: str,
-        output: Tensor,
-        input: Tensor,
-        layout: Layout,
-        row: int,
-        wait: bool,
-        root: int = 0,
-    ) -> StagedWork | None:
-        plan = _core.Plan(self._core, operator, dtype, *layout, root, row)
+    def exchange(self, call: Call, output: Tensor, input: Tensor, layout: Layout, wait: bool) -> StagedWork | None:
+        plan = call.plan(self._core, layout)
         return self._run(plan.run, plan.submit, [output], [input], wait)
 
     def exchange_lists(
-        self, operator: str, dtype: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool
+        self, call: Call, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool
     ) -> StagedWork | None:
-        sends, recvs = [x.numel() for x in inputs], [out.numel() for out in outputs]
-        plan = _core.Plan(self._core, operator, dtype, sends, packed(sends), recvs, packed(recvs))
+        plan = call.plan(self._core, list_layout(outputs, inputs))
         return self._run(plan.run, plan.submit, outputs, inputs, wait)
 
     def learn(
-        self,
-        operator: str,
-        dtype: str,
-        input: Tensor,
-        sends: list[int],
-        sdispls: list[int],
-        row: int,
-        wait: bool,
-        root: int = 0,
+        self, call: Call, input: Tensor, sends: list[int], sdispls: list[int], wait: bool
     ) -> tuple[tuple[Tensor, list[int]], None]:
         """Always waits: the counts must be known."""
-        plan = _core.Plan(self._core, operator, dtype, sends, sdispls, [], [], root, row)
+        plan = call.plan(self._core, (sends, sdispls, [], []))
         source = _staged([input])
         made: list[Any] = []
 
@@ -98,13 +79,13 @@ class StagedLaunches:
         return (made[0].to(input.device), made[1]), None
 
     def reduce(
-        self, operator: str, dtype: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
+        self, call: Call, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
     ) -> tuple[bool, StagedWork | None]:
         def run(source: int, target: int) -> None:
-            self._core.reduce(operator, dtype, op, source, target, list(counts))
+            self._core.reduce(call.operator, call.dtype, op, source, target, list(counts))
 
         def submit(source: int, target: int) -> _core.Work:
-            return self._core.submit_reduce(operator, dtype, op, source, target, list(counts))
+            return self._core.submit_reduce(call.operator, call.dtype, op, source, target, list(counts))
 
         return True, self._run(run, submit, [output], [input], wait)
 
