@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mindspore
 import numpy as np
-import numpy.typing as npt
 from mindspore import Tensor, ops
 from mindspore.common._grad_function import _Function
 
 from alltoallv._calls import dispatch, routing
-from alltoallv._calls import experts as counted
-from alltoallv._calls.dispatch import Array, Route
-from alltoallv._calls.dispatching import OPERATOR, Dispatching, DispatchState, Pending
-from alltoallv._calls.guard import guard
+from alltoallv._calls.dispatch import Array, Arrived, Route
+from alltoallv._calls.dispatching import Dispatched, DispatchState
+from alltoallv._calls.host_dispatching import HostDispatching
 from alltoallv._calls.regions import as_bytes
-from alltoallv._calls.routing import Routing
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name as name_of
-from alltoallv.errors import InvalidTensorError
 from alltoallv.mindspore.autograd import tracks
 from alltoallv.mindspore.exchange import enter
-from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import as_input, check_tensor, numpy_dtype, region
 
 
-class MoEDispatcher(Dispatching[Tensor]):
+class MoEDispatcher(HostDispatching[Tensor]):
     """Takes tokens to their experts, which live on the ranks of a group, and the results back; on CPU, in PyNative.
 
     Token rows, gate weights and expert numbers travel in one exchange; how many rows arrive is learnt in it. The way
@@ -43,146 +38,45 @@ class MoEDispatcher(Dispatching[Tensor]):
             equal on all ranks. See `alltoallv._calls.routing.Routing`.
     """
 
-    def __init__(self, num_experts: int, group: Group = None, **options: Any) -> None:
-        self.routing, self.group = Routing(num_experts, **options), group
-
     def member(self) -> Communicator:
         """The dispatcher's communicator."""
         return enter(self.group)
 
-    def dispatch(
-        self,
-        tokens: Tensor,
-        expert_ids: Tensor | DispatchState[Tensor],
-        gate_weights: Tensor | None = None,
-        *,
-        async_op: bool = False,
-    ) -> Any:
-        """Sends every token to each of its k experts.
+    def array(self, name: str, x: Any) -> Array:
+        """A tensor's values."""
+        check_tensor(name, x)
+        return _array(x)
 
-        Args:
-            tokens: Shape ``[n, ...]``, n >= 0. dtype and row shape agree on all ranks.
-            expert_ids: Integers from 0 to ``num_experts - 1``, shape ``[n, k]``, or ``[n]`` for k = 1. Or the state of
-                an earlier dispatch, whose way these tokens then go; not as codes.
-            gate_weights: Floating-point, shape of ``expert_ids``; None on all ranks: `combine` adds without weights.
-            async_op: Return a `Pending` at once, whose ``result()`` is what is said below; not with a state.
+    def arrived(self, tokens: Tensor, weights: Tensor | None, made: Arrived) -> Dispatched[Tensor]:
+        """Tensors, and the gradient's way."""
+        state: DispatchState[Any] = made.state
+        rows, of_rows = _tensor(made.rows), _or_nothing(made.weights)
+        if tracks(tokens, weights) and not self.routing.codes:
+            rows, of_rows = _Arrived.apply(tokens, weights, state.route, rows, of_rows)
+        state.weights = None if weights is None else of_rows
+        state.scales = None if state.scales is None else _tensor(state.scales)
+        return rows, state.counts, state
 
-        Returns:
-            ``(rows, counts, state)``: the rows for this rank's experts, ``[sum(counts), ...]``, sorted by expert, then
-            by the rank they come from, then as they lay there; how many each local expert gets, rows of zeros up to
-            the alignment included; and what `combine` needs. Rows and ``state.weights`` are differentiable.
+    def again(self, tokens: Tensor, weights: Tensor | None, route: Route) -> tuple[Tensor, Tensor | None]:
+        """Rows and weights by a way that is known."""
+        rows, made = _Spread.apply(tokens, weights, route)
+        return rows, None if weights is None else made
 
-        Raises:
-            InvalidParamError, InvalidTensorError: this rank's or a peer's arguments.
-            PeerMismatchError: ranks disagree about the dtypes, the row shape, the number of experts or the options.
-            PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come; see `survivors`.
-        """
-        if isinstance(expert_ids, DispatchState):
-            state = expert_ids
-            rows, made = _Spread.apply(tokens, gate_weights, state.route)
-            return (
-                rows,
-                state.counts,
-                DispatchState(**{**vars(state), "weights": None if gate_weights is None else made}),
-            )
-        finish = self.begin_dispatch(tokens, expert_ids, gate_weights, async_op)
-        return Pending(finish) if async_op else finish()
+    def weighted(self, expert_outputs: Tensor, state: DispatchState[Tensor]) -> Tensor:
+        """Each row times its weight."""
+        rows, weights = expert_outputs, state.weights
+        check_tensor("expert_outputs", rows)
+        routing.check_outputs(rows.shape, len(state.route.source))
+        if weights is None:
+            return rows
+        wide = getattr(mindspore, name_of(dispatch.sum_dtype(numpy_dtype(rows.dtype), numpy_dtype(weights.dtype))))
+        each = weights.astype(wide).reshape(-1, *[1] * (rows.ndim - 1))
+        return (rows.astype(wide) * each).astype(rows.dtype)
 
-    def begin_dispatch(
-        self, tokens: Tensor, expert_ids: Tensor, gate_weights: Tensor | None, begins: bool
-    ) -> Callable[[], Any]:
-        """What `dispatch` does before it waits."""
-        comm = self.member()
-        with guard(comm, OPERATOR):
-            given = {"tokens": tokens, "expert_ids": expert_ids, "gate_weights": gate_weights}
-            for name, value in given.items():
-                if value is not None or name != "gate_weights":
-                    check_tensor(name, value)
-            x, ids, weights = (None if value is None else _array(value) for value in given.values())
-            assert x is not None
-            assert ids is not None
-            shapes = x.shape, ids.shape, None if weights is None else weights.shape
-            shape = routing.check_shapes(*shapes, ids.dtype.kind in "iu", ids.dtype)
-            if weights is not None and weights.dtype.kind in "biuc":
-                raise InvalidTensorError(f"gate_weights has dtype {weights.dtype}, expected a floating-point one", 13)
-            weights = None if weights is None else weights.reshape(shape)
-        arriving = dispatch.dispatch(comm, self.routing, x, ids.reshape(shape).astype(np.int64), weights, begins)
-
-        def finish() -> tuple[Tensor, list[int], DispatchState[Tensor]]:
-            arrived = arriving()
-            state: DispatchState[Any] = arrived.state
-            rows, made = _tensor(arrived.rows), _or_nothing(arrived.weights)
-            if tracks(tokens, gate_weights) and not self.routing.codes:
-                rows, made = _Arrived.apply(tokens, gate_weights, state.route, rows, made)
-            state.weights = None if weights is None else made
-            state.scales = None if state.scales is None else _tensor(state.scales)
-            return rows, state.counts, state
-
-        return finish
-
-    def combine(self, expert_outputs: Tensor, state: DispatchState[Tensor], *, async_op: bool = False) -> Any:
-        """Brings the rows back to their tokens and adds the k results of each.
-
-        A row is multiplied by its gate weight where it is, in float32 or the wider of the two dtypes, and rounded to
-        the dtype of ``expert_outputs``. The k results of a token are added in the order of its choices, in float32 or
-        wider, and rounded once; dropped ones count as zero.
-
-        Args:
-            expert_outputs: Shape ``[sum(counts), ...]``, in the order of the rows of `dispatch`. The row shape and the
-                dtype may differ from the tokens', but not between ranks.
-            state: What `dispatch` returned.
-            async_op: Return a `Pending` at once, whose ``result()`` is the tokens.
-
-        Returns:
-            Shape ``[n, ...]``, in the order of the tokens given to `dispatch`. Differentiable.
-
-        Raises:
-            As `dispatch`.
-        """
-        finish = self.begin_combine(expert_outputs, state, async_op)
-        return Pending(finish) if async_op else finish()
-
-    def begin_combine(self, expert_outputs: Tensor, state: DispatchState[Tensor], begins: bool) -> Callable[[], Tensor]:
-        """What `combine` does before it waits."""
-        route: Route = state.route
-        with guard(route.communicator, OPERATOR):
-            check_tensor("expert_outputs", expert_outputs)
-            routing.check_outputs(expert_outputs.shape, len(route.source))
-            rows = _weighted(expert_outputs, state.weights)
-            array = _array(rows)
-        arriving = dispatch.collect(route, array, None, self.routing.combine_payload, begins)
-
-        def finish() -> Tensor:
-            tokens = _tensor(arriving()[0])
-            return _Combined.apply(rows, route, tokens) if tracks(rows) else tokens
-
-        return finish
-
-    def __call__(
-        self,
-        tokens: Tensor,
-        expert_ids: Tensor,
-        gate_weights: Tensor | None,
-        experts: Sequence[Callable[[Tensor], Tensor]] | Callable[[Tensor, list[int]], Tensor],
-        *,
-        shared: Callable[[Tensor], Tensor] | None = None,
-        chunks: int = 1,
-    ) -> Tensor:
-        """`dispatch`, every local expert on its rows, and `combine`.
-
-        Args:
-            tokens, expert_ids, gate_weights: As for `dispatch`.
-            experts: This rank's, in the order of `local_experts`; each maps ``[rows, ...]`` to ``[rows, ...]``, also
-                zero rows. Or one function of the rows and counts of all local experts.
-            shared: An expert of all tokens, which every rank has; it works while rows are under way, and what it makes
-                is added to the result.
-            chunks: Parts of the tokens, as many on all ranks: while experts work on one, the next one arrives and the
-                last one leaves. A capacity holds in every part.
-
-        Returns:
-            As `combine`.
-        """
-        return self.layer(tokens, expert_ids, gate_weights, experts, shared, chunks)
+    def combined(self, rows: Tensor, route: Route, tokens: Array) -> Tensor:
+        """A tensor, and the gradient's way."""
+        made = _tensor(tokens)
+        return _Combined.apply(rows, route, made) if tracks(rows) else made
 
     def parts(self, tokens: Tensor, ends: Sequence[int]) -> list[Tensor]:
         """Neighbouring rows, cut at ``ends``."""
@@ -191,10 +85,6 @@ class MoEDispatcher(Dispatching[Tensor]):
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
         """The rows of all parts."""
         return ops.concat([part for part in parts if part.shape[0]] or [parts[0]])
-
-    def gathered(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Those of every rank, a row for each."""
-        return counted.gathered(self.member(), numbers)
 
 
 class _Arrived(_Function):
@@ -270,12 +160,3 @@ def _tensor(array: Array) -> Tensor:
 
 def _or_nothing(array: Array | None) -> Tensor:
     return _tensor(np.zeros(0, np.float32) if array is None else array)
-
-
-def _weighted(rows: Tensor, weights: Tensor | None) -> Tensor:
-    """Each row times its weight, in float32 or the wider of the dtypes, rounded to that of the rows."""
-    if weights is None:
-        return rows
-    wide = getattr(mindspore, name_of(dispatch.sum_dtype(numpy_dtype(rows.dtype), numpy_dtype(weights.dtype))))
-    each = weights.astype(wide).reshape(-1, *[1] * (rows.ndim - 1))
-    return (rows.astype(wide) * each).astype(rows.dtype)

@@ -1,0 +1,168 @@
+"""The dispatcher of NumPy and MindSpore, but for their tensors and gradients."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeVar, overload
+
+import numpy as np
+
+from alltoallv._calls import dispatch, routing
+from alltoallv._calls import experts as counted
+from alltoallv._calls.dispatch import Array, Arrived, Route
+from alltoallv._calls.dispatching import OPERATOR, Dispatched, Dispatching, DispatchState, Pending
+from alltoallv._calls.guard import guard
+from alltoallv._calls.routing import Numbers, Routing
+from alltoallv.communicator import Communicator
+from alltoallv.errors import InvalidTensorError
+
+A = TypeVar("A")  # the framework's tensor
+
+
+class HostDispatching(Dispatching[A]):
+    """The dispatcher of a front end whose tensors are read as arrays of NumPy."""
+
+    def __init__(self, num_experts: int, group: Any = None, **options: Any) -> None:
+        self.routing, self.group = Routing(num_experts, **options), group
+
+    @abstractmethod
+    def member(self) -> Communicator:
+        """The dispatcher's communicator."""
+
+    @abstractmethod
+    def array(self, name: str, x: Any) -> Array:
+        """What an argument holds; refuses what is no tensor."""
+
+    @abstractmethod
+    def arrived(self, tokens: Any, weights: Any, made: Arrived) -> Dispatched[A]:
+        """What a dispatch of tokens with weights returns once its rows have come."""
+
+    @abstractmethod
+    def again(self, tokens: Any, weights: Any, route: Route) -> tuple[A, A | None]:
+        """Rows and weights by a way that is known."""
+
+    @abstractmethod
+    def weighted(self, expert_outputs: Any, state: DispatchState[A]) -> A:
+        """Each row times its weight, in float32 or the wider of the dtypes, rounded to that of the rows.
+
+        Refuses what has other rows than were dispatched.
+        """
+
+    @abstractmethod
+    def combined(self, rows: A, route: Route, tokens: Array) -> A:
+        """What a combine of these rows returns once its tokens have come."""
+
+    @overload
+    def dispatch(
+        self, tokens: Any, expert_ids: Any, gate_weights: Any = None, *, async_op: Literal[False] = False
+    ) -> Dispatched[A]: ...
+    @overload
+    def dispatch(
+        self, tokens: Any, expert_ids: Any, gate_weights: Any = None, *, async_op: Literal[True]
+    ) -> Pending[Dispatched[A]]: ...
+    def dispatch(self, tokens: Any, expert_ids: Any, gate_weights: Any = None, *, async_op: bool = False) -> Any:
+        """Sends every token to each of its k experts.
+
+        Args:
+            tokens: Shape ``[n, ...]``, n >= 0. dtype and row shape agree on all ranks.
+            expert_ids: Integers from 0 to ``num_experts - 1``, shape ``[n, k]``, or ``[n]`` for k = 1. Or the state of
+                an earlier dispatch, whose way these tokens then go; not as codes.
+            gate_weights: Floating-point, shape of ``expert_ids``; None on all ranks: `combine` adds without weights.
+            async_op: Return a `Pending` at once, whose ``result()`` is what is said below; not with a state.
+
+        Returns:
+            ``(rows, counts, state)``: the rows for this rank's experts, ``[sum(counts), ...]``, sorted by expert, then
+            by the rank they come from, then as they lay there; how many each local expert gets, rows of zeros up to
+            the alignment included; and what `combine` needs. In MindSpore rows and ``state.weights`` are
+            differentiable.
+
+        Raises:
+            InvalidParamError, InvalidTensorError: this rank's or a peer's arguments.
+            PeerMismatchError: ranks disagree about the dtypes, the row shape, the number of experts or the options.
+            PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come; see `survivors`.
+        """
+        if isinstance(expert_ids, DispatchState):
+            rows, made = self.again(tokens, gate_weights, expert_ids.route)
+            return rows, expert_ids.counts, replace(expert_ids, weights=made)
+        finish = self.begin_dispatch(tokens, expert_ids, gate_weights, async_op)
+        return Pending(finish) if async_op else finish()
+
+    def begin_dispatch(
+        self, tokens: Any, expert_ids: Any, gate_weights: Any, begins: bool
+    ) -> Callable[[], Dispatched[A]]:
+        """What `dispatch` does before it waits."""
+        comm = self.member()
+        with guard(comm, OPERATOR):
+            x, ids = self.array("tokens", tokens), self.array("expert_ids", expert_ids)
+            weights = None if gate_weights is None else self.array("gate_weights", gate_weights)
+            shapes = x.shape, ids.shape, None if weights is None else weights.shape
+            shape = routing.check_shapes(*shapes, ids.dtype.kind in "iu", ids.dtype)
+            if weights is not None and weights.dtype.kind in "biuc":
+                raise InvalidTensorError(f"gate_weights has dtype {weights.dtype}, expected a floating-point one", 13)
+            weights = None if weights is None else weights.reshape(shape)
+        arriving = dispatch.dispatch(comm, self.routing, x, ids.reshape(shape).astype(np.int64), weights, begins)
+        return lambda: self.arrived(tokens, gate_weights, arriving())
+
+    def combine(self, expert_outputs: Any, state: DispatchState[A], *, async_op: bool = False) -> Any:
+        """Brings the rows back to their tokens and adds the k results of each.
+
+        A row is multiplied by its gate weight where it is, in float32 or the wider of the two dtypes, and rounded to
+        the dtype of ``expert_outputs``. The k results of a token are added in the order of its choices, in float32 or
+        wider, and rounded once; dropped ones count as zero.
+
+        Args:
+            expert_outputs: Shape ``[sum(counts), ...]``, in the order of the rows of `dispatch`. The row shape and the
+                dtype may differ from the tokens', but not between ranks.
+            state: What `dispatch` returned.
+            async_op: Return a `Pending` at once, whose ``result()`` is the tokens.
+
+        Returns:
+            Shape ``[n, ...]``, in the order of the tokens given to `dispatch`. In MindSpore differentiable.
+
+        Raises:
+            As `dispatch`.
+        """
+        finish = self.begin_combine(expert_outputs, state, async_op)
+        return Pending(finish) if async_op else finish()
+
+    def begin_combine(self, expert_outputs: Any, state: DispatchState[A], begins: bool) -> Callable[[], A]:
+        """What `combine` does before it waits."""
+        route: Route = state.route
+        with guard(route.communicator, OPERATOR):
+            rows = self.weighted(expert_outputs, state)
+            array = self.array("expert_outputs", rows)
+        arriving = dispatch.collect(route, array, None, self.routing.combine_payload, begins)
+        return lambda: self.combined(rows, route, arriving()[0])
+
+    def __call__(
+        self,
+        tokens: Any,
+        expert_ids: Any,
+        gate_weights: Any,
+        experts: Sequence[Callable[[A], A]] | Callable[[A, list[int]], A],
+        *,
+        shared: Callable[[A], A] | None = None,
+        chunks: int = 1,
+    ) -> A:
+        """`dispatch`, every local expert on its rows, and `combine`.
+
+        Args:
+            tokens, expert_ids, gate_weights: As for `dispatch`.
+            experts: This rank's, in the order of `local_experts`; each maps ``[rows, ...]`` to ``[rows, ...]``, also
+                zero rows. A rank without experts needs results like the tokens. Or one function of the rows and counts
+                of all local experts.
+            shared: An expert of all tokens, which every rank has; it works while rows are under way, and what it makes
+                is added to the result.
+            chunks: Parts of the tokens, as many on all ranks: while experts work on one, the next one arrives and the
+                last one leaves. A capacity holds in every part.
+
+        Returns:
+            As `combine`.
+        """
+        return self.layer(tokens, expert_ids, gate_weights, experts, shared, chunks)
+
+    def gathered(self, numbers: Numbers) -> Numbers:
+        """Those of every rank, a row for each."""
+        return counted.gathered(self.member(), numbers)
