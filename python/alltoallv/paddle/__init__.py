@@ -33,6 +33,7 @@ from alltoallv.paddle.quantized import (
     ErrorFeedback,
     quantized_all_reduce,
     quantized_all_to_all,
+    quantized_linear_all_reduce,
     quantized_reduce_scatter,
 )
 from alltoallv.paddle.rooted import P2POp, batch_isend_irecv, gather, irecv, isend, recv, reduce, scatter, send
@@ -65,6 +66,7 @@ __all__ = [
     "new_group",
     "quantized_all_reduce",
     "quantized_all_to_all",
+    "quantized_linear_all_reduce",
     "quantized_reduce_scatter",
     "recv",
     "recv_object_list",

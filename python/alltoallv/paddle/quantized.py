@@ -26,6 +26,12 @@ class _Quantized(Quantized[Tensor]):
     def communicator(self, group: Any) -> Communicator | None:
         return resolve(group)
 
+    def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
+        return paddle.matmul(x, weight, transpose_y=True)
+
+    def join(self, parts: list[Tensor]) -> Tensor:
+        return paddle.concat(parts)
+
     def wants_grad(self, input: Tensor, **given: Any) -> bool:
         check_tensor("input", input)
         if given.get("out") is not None:
@@ -77,3 +83,4 @@ _functions = _Quantized()
 quantized_all_reduce = _functions.quantized_all_reduce
 quantized_reduce_scatter = _functions.quantized_reduce_scatter
 quantized_all_to_all = _functions.quantized_all_to_all
+quantized_linear_all_reduce = _functions.quantized_linear_all_reduce
