@@ -1,6 +1,7 @@
 #include "core/call_queue.h"
 
 #include <chrono>
+#include <optional>
 #include <string>
 
 #include "base/error.h"
