@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include "base/dtype.h"
@@ -16,9 +17,10 @@ namespace alltoallv {
 /// A contiguous array in host memory.
 struct ArrayView {
     DType dtype;
-    Shape shape;  ///< lives as long as the array
+    Shape shape;  ///< lives as long as the array, or `kept`
     size_t size;  ///< elements
     uintptr_t address;
+    std::shared_ptr<const int64_t[]> kept = nullptr;  ///< the shape, where the array does not hold it in C
 
     ByteRange bytes() const { return {address, size * size_of(dtype)}; }
 };

@@ -20,6 +20,7 @@ void bind_memory(nanobind::module_& m);
 void bind_communicator(nanobind::module_& m);
 void bind_numpy_arrays(nanobind::module_& m);
 void bind_torch_tensors(nanobind::module_& m);
+void bind_mindspore_tensors(nanobind::module_& m);
 void bind_array_plan(nanobind::module_& m);
 void bind_array_calls(nanobind::module_& m);
 void bind_request(nanobind::module_& m);

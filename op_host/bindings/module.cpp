@@ -53,6 +53,7 @@ NB_MODULE(_core, m) {
     alltoallv::bind_memory(m);
     alltoallv::bind_numpy_arrays(m);
     alltoallv::bind_torch_tensors(m);
+    alltoallv::bind_mindspore_tensors(m);
     alltoallv::bind_communicator(m);
     alltoallv::bind_hccl(m);
     alltoallv::bind_hosts(m);

@@ -13,7 +13,6 @@ from alltoallv import _core
 from alltoallv._calls import experts
 from alltoallv._calls.counts import Counts, Unit, packed
 from alltoallv._calls.guard import guard
-from alltoallv._calls.regions import check_apart
 from alltoallv._calls.request import read_request
 from alltoallv._calls.transfer import packing
 from alltoallv.communicator import Communicator
@@ -34,12 +33,8 @@ from alltoallv.mindspore.tensors import (
     check_output,
     check_tensor,
     core_name,
-    empty,
     from_block,
-    region,
-    settle,
     settle_apart,
-    zeros,
 )
 from alltoallv.mindspore.work import CommHandle, Done
 
@@ -118,34 +113,19 @@ def all_to_all_v(
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
     comm = enter(group)
+    counts = (send_counts, recv_counts, sdispls, rdispls, unit)
+    if async_op is False and (made := _core.all_to_all_v(comm.core, input, out, *counts, False, timeout)) is not None:
+        return made
     with guard(comm, "all_to_all_v"):
         check_async(async_op)
         limit = _core.read_timeout(timeout)
         check_tensor("input", input)
-        dtype = core_name(input.dtype)
+        core_name(input.dtype)
         wants_grad = tracks(input)
-        at_once = not (async_op or wants_grad or recv_counts is None or tensors.in_queue())
         if out is not None and recv_counts is not None:
             check_output("out", out, input.dtype)
-            at_once = at_once and not tracks(out)
-            if not at_once:
-                settle_apart(out, input)
-        request = read_request(
-            comm.size, input.shape, send_counts, recv_counts, sdispls, rdispls, unit, out, async_op and wants_grad
-        )
-        if at_once:
-            x, target = input if input.is_contiguous() else input.contiguous(), out
-            if target is None:
-                target = (zeros if request.has_gaps else empty)(request.shape, input.dtype)
-            settle()
-            place, source = region(target), region(x)
-            if out is not None:
-                check_apart(place, source)
-            plan = request.plan(comm.core, "all_to_all_v", dtype)
-    if at_once:
-        plan.run(source[0], place[0], limit)
-        return target
-    with guard(comm, "all_to_all_v"):
+            settle_apart(out, input)
+        request = read_request(comm.size, input.shape, *counts, out, async_op and wants_grad)
         layout = request.layout
         index = packing(*layout[:2]) if wants_grad else None
         if index is not None:  # MindSpore's own gather adds up the gradients of what is sent twice

@@ -107,7 +107,7 @@ def resolve(group: Group) -> Communicator:
     if isinstance(group, Communicator):
         return group
     if group is None or (isinstance(group, str) and group in WORLD):
-        return init()
+        return made if (made := _made.get("")) is not None and made.usable else init()
     if not isinstance(group, str):
         raise TypeError(f"The argument 'group' must be type of string, but got 'group' type : {type(group)}.")
     made = _made.get(group)

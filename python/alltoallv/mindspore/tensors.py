@@ -24,6 +24,7 @@ except ImportError:  # before 2.9
 
 executor: Any = _executor
 _context: Any = MSContext.get_instance()  # what get_context reads, in a thousandth of its time
+_TARGET = ms_ctx_param.device_target
 
 _NAMES: dict[Any, str] = {
     getattr(mindspore, name if name != "bool" else "bool_"): name
@@ -50,7 +51,7 @@ def settle() -> None:
 
 def target() -> str:
     """Where MindSpore computes: "CPU", "Ascend", "GPU"."""
-    return str(_context.get_param(ms_ctx_param.device_target))
+    return str(_context.get_param(_TARGET))
 
 
 queued = False  # for tests: on CPU too
@@ -144,3 +145,10 @@ def zeros(shape: Sequence[int], dtype: Any) -> Tensor:
     if array.size:
         array.reshape(-1).view(np.uint8)[...] = 0
     return Tensor.from_numpy(array)
+
+
+def _at_once() -> bool:
+    return not queued and _context.get_param(_TARGET) == "CPU"
+
+
+_core.add_mindspore(Tensor, executor._executor, _NAMES, _at_once, from_block)

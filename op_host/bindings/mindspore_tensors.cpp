@@ -1,0 +1,120 @@
+// MindSpore's tensors on CPU, by the attributes of their Python type: this extension is not built against MindSpore.
+#include <nanobind/stl/string_view.h>
+
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
+
+namespace nb = nanobind;
+
+namespace alltoallv {
+namespace {
+
+nb::object call(const nb::object& function) {
+    PyObject* const result = PyObject_CallNoArgs(function.ptr());
+    if (result == nullptr) throw nb::python_error();
+    return nb::steal(result);
+}
+
+bool is_true(nb::handle result) {
+    return PyObject_IsTrue(result.ptr()) == 1;
+}
+
+class MindsporeTensors : public Framework {
+  public:
+    MindsporeTensors(nb::handle type, nb::handle executor, nb::dict dtypes, nb::object at_once, nb::object from_block)
+        : data_ptr_(type.attr("_data_ptr")),
+          is_contiguous_(type.attr("is_contiguous")),
+          sync_(executor.attr("sync")),
+          enable_grad_(executor.attr("enable_grad")),
+          grad_flag_(executor.attr("grad_flag")),
+          at_once_(std::move(at_once)),
+          from_block_(std::move(from_block)) {
+        for (const auto [dtype, name] : dtypes)
+            for (size_t i = 0; i < dtype_table.size(); ++i)
+                if (nb::cast<std::string_view>(name) == dtype_table[i].name)
+                    dtypes_.push_back({nb::borrow(dtype), static_cast<DType>(i)});
+    }
+
+    std::optional<ArrayView> view(nb::handle array) const override {
+        if (!is_true(call(is_contiguous_, array))) return std::nullopt;
+        const nb::object given = nb::getattr(array, dtype_), dims = nb::getattr(array, shape_);
+        for (const auto& [object, dtype] : dtypes_) {
+            if (!object.is(given)) continue;
+            const auto rank = static_cast<size_t>(nb::len(dims));
+            const auto kept = std::make_shared<int64_t[]>(rank);
+            for (size_t i = 0; i < rank; ++i) kept[i] = nb::cast<int64_t>(dims[i]);
+            const Shape shape(kept.get(), rank);
+            const auto size = static_cast<size_t>(element_count(shape));
+            const auto address = size == 0 ? 0 : nb::cast<uintptr_t>(call(data_ptr_, array));
+            return ArrayView{dtype, shape, size, address, kept};
+        }
+        return std::nullopt;
+    }
+
+    /// Once MindSpore has computed all that Python asked for: it may still have to write this tensor, or to read the
+    /// memory of the output.
+    std::optional<ArrayView> input(nb::handle array) const override {
+        if (!is_true(call(at_once_)) || wants_grad(array)) return std::nullopt;
+        call(sync_);
+        return view(array);
+    }
+
+    std::optional<ArrayView> output(nb::handle array) const override {
+        return wants_grad(array) ? std::nullopt : view(array);
+    }
+
+    nb::object make(nb::handle like, Shape shape, Block&& block) const override {
+        nb::list dims;
+        for (const int64_t n : shape) dims.append(n);
+        return from_block_(nb::cast(std::move(block)), dims, nb::getattr(like, dtype_));
+    }
+
+  private:
+    static nb::object call(const nb::object& function) { return alltoallv::call(function); }
+
+    static nb::object call(const nb::object& method, nb::handle tensor) {
+        PyObject* const result = PyObject_CallOneArg(method.ptr(), tensor.ptr());
+        if (result == nullptr) throw nb::python_error();
+        return nb::steal(result);
+    }
+
+    /// Whether a gradient may be asked for with respect to it.
+    bool wants_grad(nb::handle tensor) const {
+        return is_true(call(enable_grad_)) &&
+               (is_true(call(grad_flag_)) || is_true(nb::getattr(tensor, requires_grad_)));
+    }
+
+    static nb::object interned(const char* name) { return nb::steal(PyUnicode_InternFromString(name)); }
+
+    struct Row {
+        nb::object object;
+        DType dtype;
+    };
+
+    const nb::object dtype_ = interned("_dtype"), shape_ = interned("_shape"),
+                     requires_grad_ = interned("_requires_grad");
+    nb::object data_ptr_, is_contiguous_, sync_, enable_grad_, grad_flag_, at_once_, from_block_;
+    std::vector<Row> dtypes_;
+};
+
+}  // namespace
+
+void bind_mindspore_tensors(nb::module_& m) {
+    m.def(
+        "add_mindspore",
+        [](nb::object type, nb::handle executor, nb::dict dtypes, nb::object at_once, nb::object from_block) {
+            const auto* const tensors =
+                new MindsporeTensors(type, executor, dtypes, std::move(at_once), std::move(from_block));
+            add_framework(type.release(), *tensors);
+        },
+        nb::arg("type"), nb::arg("executor"), nb::arg("dtypes"), nb::arg("at_once"), nb::arg("from_block"),
+        "Makes calls on mindspore.Tensor repeatable. `executor` computes what Python asks for, `dtypes` has the core's "
+        "name of each; `at_once` says whether tensors may be read when Python calls, and `from_block(block, shape, "
+        "dtype)` makes one.");
+}
+
+}  // namespace alltoallv
