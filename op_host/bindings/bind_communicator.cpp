@@ -77,6 +77,7 @@ void bind_communicator(nb::module_& m) {
         .def_rw("budget_mb", &CommunicatorOptions::budget_mb)
         .def_rw("threads", &CommunicatorOptions::threads)
         .def_rw("job", &CommunicatorOptions::job)
+        .def_rw("secret", &CommunicatorOptions::secret)
         .def_rw("timeout", &CommunicatorOptions::timeout)
         .def_rw("check", &CommunicatorOptions::check)
         .def_rw("path", &CommunicatorOptions::path)

@@ -16,11 +16,16 @@ constexpr const char* class_names[] = {
     "InvalidParamError", "InvalidTensorError",      "PeerMismatchError",  "PeerLostError", "CommTimeoutError",
     "HcclError",         "BackendUnavailableError", "ValueOverflowError", "DeadlockError", "ResourceError"};
 
+/// What a peer has sent need not be UTF-8.
+nb::object text_of(std::string_view text) {
+    return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
 void set(const Error& error) {
     try {
         // Imported here: the module itself must load without the package.
         nb::object type = nb::module_::import_("alltoallv.errors").attr(class_names[static_cast<size_t>(error.kind())]);
-        nb::object value = type(error.what(), static_cast<int>(error.code()));
+        nb::object value = type(text_of(error.what()), static_cast<int>(error.code()));
         PyErr_SetObject(type.ptr(), value.ptr());
     } catch (nb::python_error& another) {
         another.restore();
@@ -95,7 +100,7 @@ void bind_errors(nb::module_& m) {
         }
         const nb::gil_scoped_acquire gil;
         try {
-            nb::module_::import_("logging").attr("getLogger")("alltoallv").attr("warning")("%s", message);
+            nb::module_::import_("logging").attr("getLogger")("alltoallv").attr("warning")("%s", text_of(message));
         } catch (nb::python_error& error) {
             // A broken handler must not end the operator; Ctrl-C must.
             if (error.matches(PyExc_KeyboardInterrupt)) throw;

@@ -81,6 +81,7 @@ CommunicatorPtr equip(const CommunicatorOptions& options, const std::shared_ptr<
         }
         TcpConnectionsOptions connections;
         connections.rank = options.rank;
+        connections.secret = made->secret();
         std::vector<int> all(static_cast<size_t>(options.size));
         std::iota(all.begin(), all.end(), 0);
         std::erase(all, options.rank);

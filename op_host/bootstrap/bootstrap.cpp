@@ -14,8 +14,11 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <fstream>
+#include <set>
 #include <thread>
 
+#include "base/sha256.h"
 #include "bootstrap/bootstrap_protocol.h"
 #include "bootstrap/bootstrap_rendezvous.h"
 #include "bootstrap/unix_socket.h"
@@ -55,15 +58,27 @@ class Joiner {
     /// Connects to the root, retrying until it has come, and says hello. Returns with `welcome_` unset when that
     /// connection led nowhere (for instance to a root that had just stopped listening).
     void find_root() {
-        for (int pause_ms = 1; !connect_once(); pause_ms = std::min(2 * pause_ms, 20)) {
+        for (int pause_ms = 1; !connect_once(); pause_ms = std::min(2 * pause_ms, longest_pause_ms)) {
             pause(pause_ms);
         }
         Message message;
-        if (try_send(socket_.get(), encode_hello(hello_of(options_))) == IoStatus::done && next(message)) {
+        if (try_send(socket_.get(), encode_hello(hello_of(options_))) == IoStatus::done && is_answered(message)) {
             hear(message);
         } else {
-            pause(1);
+            pause(longest_pause_ms);
         }
+    }
+
+    /// Whether there is an answer that the root may give. Whoever says something else is somebody else.
+    bool is_answered(Message& message) {
+        try {
+            if (!next(message)) return false;
+        } catch (const Error& error) {
+            if (error.kind() == ErrorClass::comm_timeout) throw;
+            return false;
+        }
+        const std::optional<Packet> packet = decode(message.data);
+        return packet && (packet->kind == MessageKind::welcome || packet->kind == MessageKind::failure);
     }
 
     void pause(int pause_ms) {
@@ -77,17 +92,29 @@ class Joiner {
 
     bool connect_once() {
         for (int attempt = 0; attempt < name_attempts; ++attempt) {
-            Connection connection = connect_abstract(socket_name(options_, attempt));
-            if (connection.error != 0) continue;
-            const Credentials listener = peer_credentials(connection.socket.get());
-            if (listener.uid != geteuid()) continue;  // an impostor: not a byte for it
-            root_pidfd_ = open_pidfd(listener.pid);
-            if (!is_alive(listener.pid, root_pidfd_)) continue;
-            socket_ = std::move(connection.socket);
-            root().pid = listener.pid;
-            return true;
+            if (connect_to(socket_name(options_, attempt))) return true;
         }
-        return false;
+        if (++rounds_ % rounds_per_look != 0) return false;
+        const std::string prefix = "@" + found_name_prefix(options_);
+        std::set<std::string> found;
+        std::ifstream sockets("/proc/net/unix");
+        for (std::string line; std::getline(sockets, line);) {
+            const size_t at = line.find(prefix);
+            if (at != std::string::npos) found.insert(line.substr(at + 1));
+        }
+        return std::any_of(found.begin(), found.end(), [this](const std::string& name) { return connect_to(name); });
+    }
+
+    bool connect_to(const std::string& name) {
+        Connection connection = connect_abstract(name);
+        if (connection.error != 0) return false;
+        const Credentials listener = peer_credentials(connection.socket.get());
+        if (listener.uid != geteuid()) return false;  // an impostor: not a byte for it
+        root_pidfd_ = open_pidfd(listener.pid);
+        if (!is_alive(listener.pid, root_pidfd_)) return false;
+        socket_ = std::move(connection.socket);
+        root().pid = listener.pid;
+        return true;
     }
 
     /// Waits for the root's next message. False when the root is gone.
@@ -181,50 +208,43 @@ class Joiner {
 
     Peer& root() { return membership_.peers[0]; }
 
+    static constexpr int longest_pause_ms = 20, rounds_per_look = 16;
+
     const BootstrapOptions& options_;
     Patience patience_;
     Membership membership_;
     UniqueFd socket_, root_pidfd_;
+    int rounds_ = 0;  ///< of tries at the names
     int missing_sockets_ = options_.size - 1;
     bool welcome_ = false, controlled_ = false, confirmed_ = false, committed_ = false;
     bool asked_ = false, root_knows_ = false;
     Patience::TimePoint give_up_at_;
 };
 
-// FNV-1a over length-prefixed fields, with a final mix.
-class NameHash {
-  public:
-    void add(std::string_view text) {
-        add(text.size());
-        for (const char c : text) step(static_cast<unsigned char>(c));
-    }
-    void add(uint64_t number) {
-        for (int shift = 0; shift < 64; shift += 8) step((number >> shift) & 0xff);
-    }
-    std::string hex() const {
-        uint64_t mixed = state_ ^ (state_ >> 31);
-        mixed *= 0x9e3779b97f4a7c15;
-        mixed ^= mixed >> 29;
-        std::string text;
-        for (int shift = 60; shift >= 0; shift -= 4) text += "0123456789abcdef"[(mixed >> shift) & 15];
-        return text;
-    }
-
-  private:
-    void step(uint64_t byte) { state_ = (state_ ^ byte) * 0x100000001b3; }
-
-    uint64_t state_ = 0xcbf29ce484222325;
-};
+/// The kernel shows users whom a user namespace does not have as one: its members cannot be told from strangers.
+void check_user() {
+    uid_t overflow = 65534;
+    std::ifstream("/proc/sys/kernel/overflowuid") >> overflow;
+    if (geteuid() != overflow) return;
+    uint64_t inside = 0, outside = 0, count = 0;
+    std::ifstream("/proc/self/uid_map") >> inside >> outside >> count;
+    if (inside == 0 && count == 0xffffffff) return;  // not in such a namespace: a user like others
+    throw backend_unavailable("this process runs as uid " + std::to_string(overflow) +
+                              " in a user namespace, where every user that the namespace does not have looks like that:"
+                              " ranks cannot tell each other from strangers; run them as a user that it maps");
+}
 
 }  // namespace
 
 std::string socket_name(const BootstrapOptions& options, int attempt) {
-    NameHash hash;
-    hash.add(uint64_t{geteuid()});
-    hash.add(std::string_view(options.job));
-    hash.add(std::string_view(options.domain));
-    hash.add(static_cast<uint64_t>(attempt));
-    return "alltoallv-" + hash.hex();
+    std::string text = std::to_string(geteuid()) + " " + std::to_string(attempt);
+    for (const std::string& part : {options.job, options.domain})
+        text += " " + std::to_string(part.size()) + " " + part;
+    return "alltoallv-" + hex(hmac_sha256(options.secret, text)).substr(0, 32);
+}
+
+std::string found_name_prefix(const BootstrapOptions& options) {
+    return socket_name(options, name_attempts) + "-";
 }
 
 UniqueFd open_pidfd(pid_t pid) {
@@ -250,6 +270,7 @@ Membership join_domain(const BootstrapOptions& options) {
 
 Membership bootstrap_processes(const BootstrapOptions& options) {
     check_options(options);
+    if (options.size > 1) check_user();
     return options.rank == 0 ? open_domain(options) : join_domain(options);
 }
 

@@ -16,6 +16,7 @@ namespace alltoallv {
 
 struct BootstrapOptions {
     std::string job;     ///< equal on all ranks of a job, different between jobs; part of the socket's name
+    std::string secret;  ///< the job's, if it has one: nobody else can then foresee the socket's name
     std::string domain;  ///< name of the communication domain
     int rank = 0;
     int size = 1;

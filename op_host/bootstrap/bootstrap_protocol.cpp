@@ -113,7 +113,7 @@ std::string encode_failure(const Error& error, const BootstrapOptions& options) 
 Error decode_failure(const Packet& packet) {
     std::string_view body = packet.body;
     int32_t code = 0;
-    if (!take(body, code) || packet.value < 0 || packet.value > static_cast<int32_t>(ErrorClass::backend_unavailable)) {
+    if (!take(body, code) || packet.value < 0 || packet.value > static_cast<int32_t>(ErrorClass::resource)) {
         return peer_lost("a rank failed during bootstrap with a message that cannot be read");
     }
     return {static_cast<ErrorClass>(packet.value), static_cast<ErrorType>(code), std::string(body)};
@@ -168,18 +168,23 @@ void check_options(const BootstrapOptions& options) {
     }
 }
 
+std::optional<Error> why_no_member(const Hello& joining, const Hello& present) {
+    const std::string their = rank_text(joining.rank), our = rank_text(present.rank);
+    if (joining.version != present.version) {
+        return invalid_param(their + " speaks version " + std::to_string(joining.version) + " of the bootstrap, " +
+                             our + " version " + std::to_string(present.version) +
+                             ": every rank must use the same release of alltoallv");
+    }
+    if (joining.domain != present.domain || joining.job != present.job) {
+        return invalid_param(their + " asks for another domain or job than " + our + ", whose domain is '" +
+                             present.domain + "'");
+    }
+    return std::nullopt;
+}
+
 void check_joining(const Hello& joining, const Hello& present) {
     const std::string their = rank_text(joining.rank), our = rank_text(present.rank);
     const std::string domain = "domain '" + present.domain + "'";
-    if (joining.version != present.version) {
-        throw invalid_param(their + " speaks version " + std::to_string(joining.version) + " of the bootstrap, " + our +
-                            " version " + std::to_string(present.version) +
-                            ": every rank must use the same release of alltoallv");
-    }
-    if (joining.domain != present.domain || joining.job != present.job) {
-        throw invalid_param(their + " asks for domain '" + joining.domain + "' of job '" + joining.job + "', " + our +
-                            " for " + domain + " of job '" + present.job + "'");
-    }
     if (joining.size != present.size) {
         throw invalid_param(their + " says the " + domain + " has " + std::to_string(joining.size) + " ranks, " + our +
                             " says " + std::to_string(present.size));

@@ -65,7 +65,10 @@ std::optional<Hello> decode_hello(const Packet& packet);
 /// Throws invalid_param for options that are wrong on their own.
 void check_options(const BootstrapOptions& options);
 
-/// Throws invalid_param when `joining` cannot be in one domain with `present`, naming both ranks and both values.
+/// The reason to refuse `joining`, who is of another release or asks for another domain: a stranger, who ends nothing.
+std::optional<Error> why_no_member(const Hello& joining, const Hello& present);
+
+/// Throws invalid_param when a member cannot be in one domain with `present`, naming both ranks and both values.
 void check_joining(const Hello& joining, const Hello& present);
 
 Error joined_twice(const Hello& hello, pid_t first, pid_t second);

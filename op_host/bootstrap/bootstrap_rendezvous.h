@@ -14,8 +14,12 @@ namespace alltoallv {
 /// Names that the root tries in turn. Another user may hold some of them, but is never spoken to.
 inline constexpr int name_attempts = 16;
 
-/// Name number `attempt` of the options' domain: a hash of user id, job, domain and attempt.
+/// Name number `attempt` of the options' domain: a hash of user id, job, domain and attempt, keyed by the job's secret.
 std::string socket_name(const BootstrapOptions& options, int attempt);
+
+/// What a name begins with that the root makes up when all of those are held by others: peers look it up in the
+/// kernel's list of sockets.
+std::string found_name_prefix(const BootstrapOptions& options);
 
 /// Empty where the kernel refuses; sockets then tell alone that a peer has ended.
 UniqueFd open_pidfd(pid_t pid);

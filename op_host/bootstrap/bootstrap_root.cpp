@@ -10,6 +10,7 @@
 #include <chrono>
 #include <thread>
 
+#include "base/sha256.h"
 #include "bootstrap/bootstrap_protocol.h"
 #include "bootstrap/bootstrap_rendezvous.h"
 #include "bootstrap/unix_socket.h"
@@ -18,8 +19,12 @@ namespace alltoallv {
 
 namespace {
 
+constexpr auto stranger_patience = std::chrono::seconds(2);  // for who has connected to say who it is
+constexpr size_t most_strangers = 512;                       // at once; more push out those who came first
+
 /// Admits the peers of one domain and hands out what they need. Never waits for a single connection: every wait is
-/// over all of them, so that a silent stranger delays nobody and the end of any member is seen at once.
+/// over all of them, so that a silent stranger delays nobody and the end of any member is seen at once. What strangers
+/// say ends nothing, either; what members say may.
 class Root {
   public:
     explicit Root(const BootstrapOptions& options)
@@ -63,14 +68,15 @@ class Root {
     struct Stranger {
         UniqueFd socket;
         pid_t pid = 0;
+        Patience::TimePoint until;
     };
 
-    /// Listens on the first name that is free.
+    /// Listens on the first name that is free, or on one that nobody could foresee.
     void open() {
         using std::chrono::milliseconds;
         std::array<Patience::TimePoint, name_attempts> unanswered{};
         for (int pause_ms = 1;; pause_ms = std::min(2 * pause_ms, 20)) {
-            std::string holder = "other users";
+            std::string holder;
             for (int attempt = 0; attempt < name_attempts; ++attempt) {
                 const std::string name = socket_name(options_, attempt);
                 listener_ = listen_abstract(name);
@@ -89,7 +95,14 @@ class Root {
                 const auto now = std::chrono::steady_clock::now();
                 Patience::TimePoint& since = unanswered[static_cast<size_t>(attempt)];
                 if (since == Patience::TimePoint{}) since = now;
-                if (now - since < milliseconds(50)) break;
+                if (now - since < milliseconds(50)) {
+                    holder = "a process that does not answer";
+                    break;
+                }
+            }
+            if (holder.empty()) {  // all are other users'
+                listener_ = listen_abstract(found_name_prefix(options_) + hex(random_digest()).substr(0, 32));
+                if (listener_) return;
             }
             patience_.tick();
             if (patience_.expired()) {
@@ -115,14 +128,19 @@ class Root {
             items.push_back({member.socket.get(), POLLIN, 0});
             items.push_back({member.pidfd.get(), POLLIN, 0});
         }
+        const size_t first_stranger = items.size();
         for (const Stranger& stranger : strangers_) items.push_back({stranger.socket.get(), POLLIN, 0});
-        if (::poll(items.data(), items.size(), patience_.slice_ms(limit_ms)) <= 0) return;
+        if (::poll(items.data(), items.size(), patience_.slice_ms(limit_ms)) < 0) return;
 
         for (int rank = 1; rank < options_.size; ++rank) {
             const auto at = 1 + 2 * static_cast<size_t>(rank);
             if (items[at].revents != 0 || items[at + 1].revents != 0) hear(rank);
         }
-        if (!strangers_.empty()) hear_strangers();
+        for (size_t i = 0; i < strangers_.size(); ++i) {
+            if (items[first_stranger + i].revents != 0) hear(strangers_[i]);
+        }
+        const auto now = std::chrono::steady_clock::now();
+        std::erase_if(strangers_, [now](const Stranger& s) { return !s.socket || now >= s.until; });
         if (items[0].revents != 0) accept_strangers();
     }
 
@@ -152,24 +170,40 @@ class Root {
 
     void accept_strangers() {
         for (int i = 0; i < options_.size + 64; ++i) {  // a flood must not keep us from those who are in
-            UniqueFd socket = accept_connection(listener_.get());
+            UniqueFd socket;
+            try {
+                socket = accept_connection(listener_.get());
+            } catch (const Error&) {
+                if (strangers_.empty()) throw;
+                strangers_.erase(strangers_.begin());  // it holds a descriptor that is needed
+                continue;
+            }
             if (!socket) return;
             const Credentials credentials = peer_credentials(socket.get());
-            if (credentials.uid == geteuid()) strangers_.push_back({std::move(socket), credentials.pid});
+            if (credentials.uid != geteuid()) continue;
+            if (strangers_.size() == most_strangers) strangers_.erase(strangers_.begin());
+            strangers_.push_back(
+                {std::move(socket), credentials.pid, std::chrono::steady_clock::now() + stranger_patience});
         }
     }
 
-    void hear_strangers() {
-        for (Stranger& stranger : strangers_) {
-            Message message;
-            const IoStatus status = try_receive(stranger.socket.get(), message);
-            if (status == IoStatus::again) continue;
-            const std::optional<Packet> packet = decode(message.data);  // none in an empty message
-            const std::optional<Hello> hello = packet ? decode_hello(*packet) : std::nullopt;
-            if (hello) admit(*hello, stranger);
-            stranger.socket.reset();
+    /// Leaves a stranger that is dropped without a socket.
+    void hear(Stranger& stranger) {
+        Message message;
+        try {
+            if (try_receive(stranger.socket.get(), message) == IoStatus::again) return;
+        } catch (const Error&) {
+            message.data.clear();  // too long
         }
-        std::erase_if(strangers_, [](const Stranger& stranger) { return !stranger.socket; });
+        const std::optional<Packet> packet = decode(message.data);  // none in an empty message
+        const std::optional<Hello> hello = packet ? decode_hello(*packet) : std::nullopt;
+        if (const auto reason = hello ? why_no_member(*hello, hello_) : std::nullopt) {
+            refused_ = "; pid " + std::to_string(stranger.pid) + " was refused: " + reason->what();
+            try_send(stranger.socket.get(), encode_failure(*reason, options_));
+        } else if (hello) {
+            admit(*hello, stranger);
+        }
+        stranger.socket.reset();
     }
 
     /// A stranger that is refused stays in the list, so that it is told why with everybody else.
@@ -257,7 +291,9 @@ class Root {
 
     Error late(double seconds) const {
         const std::vector<int> absent = waiting_for(&Member::joined);
-        if (!absent.empty()) return absent_error(options_, seconds, absent, "had not joined");
+        if (!absent.empty()) {
+            return comm_timeout(absent_error(options_, seconds, absent, "had not joined").what() + refused_);
+        }
         return absent_error(options_, seconds, waiting_for(&Member::confirmed), "had not finished joining");
     }
 
@@ -273,6 +309,7 @@ class Root {
     UniqueFd listener_;
     std::vector<Member> members_;
     std::vector<Stranger> strangers_;
+    std::string refused_;  ///< the last stranger that was told why, for the error of a timeout
 };
 
 }  // namespace

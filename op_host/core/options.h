@@ -16,6 +16,7 @@ struct CommunicatorOptions {
     std::optional<size_t> budget_mb;  ///< shared memory per rank for outputs, in MB; as the domain says, else 200
     bool threads = false;             ///< ranks are threads of this process
     std::string job;                  ///< tells concurrent jobs of one user apart
+    std::string secret;               ///< by which ranks of the job prove that they belong, if it has one
     double timeout = 600.0;           ///< seconds
     bool check = true;                ///< compare the rows of all ranks before moving data
     std::string path = "auto";  ///< "auto", or one of inline, push, pull, cma, staged: use no other where it can serve

@@ -354,10 +354,10 @@ def make_options(domain: str, timeout: float = 600.0, check: str | None = None) 
     options.domain, options.budget_mb = _core.parse_domain(domain)
     options.timeout = float(timeout)
     options.check = check != "off"
-    options.path = os.environ.get("ALLTOALLV_PATH", "auto")
+    options.secret = variables.text(os.environ, "ALLTOALLV_JOB_SECRET", secret=True)
+    options.path = variables.text(os.environ, "ALLTOALLV_PATH", "auto")
     options.copy_threads = variables.integer(os.environ, "ALLTOALLV_COPY_THREADS", 0)
-    if "ALLTOALLV_WARN_AFTER" in os.environ:
-        options.warn_after = float(os.environ["ALLTOALLV_WARN_AFTER"])
+    options.warn_after = variables.seconds(os.environ, "ALLTOALLV_WARN_AFTER", options.warn_after)
     return options
 
 

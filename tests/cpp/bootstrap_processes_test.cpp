@@ -1,5 +1,6 @@
 /// \file bootstrap_processes_test.cpp
 /// \brief What befalls only processes: ended, stopped and forked ranks, strangers, other users, exhausted limits.
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -7,6 +8,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "base/sha256.h"
 #include "bootstrap/bootstrap_protocol.h"
 #include "bootstrap_fixture.h"
 
@@ -93,22 +95,94 @@ void silent_and_malformed() {
         check_membership(processes, options_of(1, 2));
         CHECK_EQ(wait_for(root), 0);
     }));
-    all_pass(run_processes(1, [](int) {  // another release
+}
+
+UniqueFd connect_to_root() {
+    Connection connection;
+    do {
+        connection = connect_abstract(socket_name(options_of(0, 2), 0));
+    } while (connection.error != 0);
+    return std::move(connection.socket);
+}
+
+/// Who speaks our protocol and is no member is told why; the meeting goes on, or names it when nobody else comes.
+void refused() {
+    for (const bool comes : {true, false}) {
+        all_pass(run_processes(1, [comes](int) {
+            const pid_t root = spawn("root", [comes] {
+                if (comes) return check_membership(processes, options_of(0, 2));
+                fails(processes, options_of(0, 2, 0.5), ErrorClass::comm_timeout,
+                      "pid " + std::to_string(getppid()) + " was refused: rank 1 asks for another domain or job", 0.5);
+            });
+            std::string other_release = encode_hello(hello_of(options_of(1, 2)));
+            other_release[4] = 9;  // the version, on a little-endian machine
+            BootstrapOptions elsewhere = options_of(1, 2);
+            elsewhere.job = "\xff\xfe another";
+            for (const auto& [hello, reason] :
+                 {std::pair{other_release, "same release"},
+                  std::pair{encode_hello(hello_of(elsewhere)), "another domain or job"}}) {
+                const UniqueFd stranger = connect_to_root();
+                CHECK(try_send(stranger.get(), hello) == IoStatus::done);
+                wait_readable(stranger.get());
+                Message message;
+                CHECK(try_receive(stranger.get(), message) == IoStatus::done);
+                CHECK(message.data.find(reason) != std::string::npos);
+            }
+            const UniqueFd talker = connect_to_root();
+            const std::string long_message(max_message_bytes + 1, 'x');
+            CHECK(send(talker.get(), long_message.data(), long_message.size(), 0) > 0);
+            if (comes) check_membership(processes, options_of(1, 2));
+            CHECK_EQ(wait_for(root), 0);
+        }));
+    }
+}
+
+/// Far more strangers than the root has descriptors for, who come all the time and stay.
+void flood() {
+    all_pass(run_processes(1, [](int) {
         const pid_t root = spawn("root", [] {
-            fails(processes, options_of(0, 2), ErrorClass::invalid_param, "rank 1 speaks version 9 of the bootstrap");
+            const rlimit limit{64, 64};
+            CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+            check_membership(processes, options_of(0, 2));
         });
-        Connection connection;
-        do {
-            connection = connect_abstract(socket_name(options_of(0, 2), 0));
-        } while (connection.error != 0);
-        std::string hello = encode_hello(hello_of(options_of(1, 2)));
-        hello[4] = 9;  // the version, on a little-endian machine
-        try_send(connection.socket.get(), hello);
-        wait_readable(connection.socket.get());
-        Message message;
-        CHECK(try_receive(connection.socket.get(), message) == IoStatus::done);
-        CHECK(message.data.find("same release") != std::string::npos);
+        const pid_t crowd = spawn("crowd", [] {
+            const rlimit limit{1024, 1024};
+            CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+            std::vector<UniqueFd> strangers(900);
+            for (size_t i = 0;; i = (i + 1) % strangers.size()) {
+                strangers[i] = std::move(connect_abstract(socket_name(options_of(0, 2), 0)).socket);
+                if (i % 100 == 0) usleep(1000);
+            }
+        });
+        connect_to_root();
+        usleep(300'000);
+        const auto start = SteadyClock::now();
+        check_membership(processes, options_of(1, 2));
+        CHECK(seconds_since(start) < (UNDER_SANITIZER ? 20 : 5));
         CHECK_EQ(wait_for(root), 0);
+        kill(crowd, SIGKILL);
+        wait_for(crowd);
+    }));
+}
+
+/// Whatever listens on the name first and talks nonsense, ranks find their root.
+void nonsense_before_the_root() {
+    all_pass(run_processes(1, [](int) {
+        UniqueFd impostor = listen_abstract(socket_name(options_of(0, 2), 0));
+        const pid_t peer = spawn("peer", [&] {
+            impostor.reset();
+            check_membership(processes, options_of(1, 2));
+        });
+        for (const std::string& nonsense :
+             {std::string("nonsense"), encode(MessageKind::commit), std::string(max_message_bytes + 1, 'x')}) {
+            wait_readable(impostor.get());
+            const UniqueFd caller = accept_connection(impostor.get());
+            wait_readable(caller.get());
+            CHECK(send(caller.get(), nonsense.data(), nonsense.size(), 0) > 0);
+        }
+        impostor.reset();
+        check_membership(processes, options_of(0, 2));
+        CHECK_EQ(wait_for(peer), 0);
     }));
 }
 
@@ -172,6 +246,72 @@ void another_user() {
     }));
 }
 
+/// All the names that can be foreseen are held, some by listeners and some in silence: ranks meet on another.
+void another_user_has_all_names() {
+    if (geteuid() != 0) {
+        std::printf("  NOT RUN: becoming another user needs root, this is uid %u\n", geteuid());
+        return;
+    }
+    all_pass(run_processes(1, [](int) {
+        auto [ours, theirs] = socket_pair();
+        const pid_t squatter = spawn("squatter", [&, at = theirs.get()] {
+            ours.reset();
+            std::vector<std::string> names;
+            for (int attempt = 0; attempt < name_attempts; ++attempt)
+                names.push_back(socket_name(options_of(0, 2), attempt));
+            const std::string decoy = found_name_prefix(options_of(0, 2)) + "decoy";
+            CHECK(setuid(1) == 0);
+            std::vector<UniqueFd> held;
+            for (size_t i = 0; i < names.size(); ++i)
+                held.push_back(i % 2 == 0 ? listen_abstract(names[i]) : bound_socket(names[i]));
+            held.push_back(listen_abstract(decoy));
+            try_send(at, "holding");
+            wait_readable(at);  // until the bootstrap is over
+        });
+        theirs.reset();
+        wait_readable(ours.get());
+        const pid_t root = spawn("root", [] { check_membership(processes, options_of(0, 2)); });
+        const auto start = SteadyClock::now();
+        check_membership(processes, options_of(1, 2));
+        CHECK(seconds_since(start) < (UNDER_SANITIZER ? 10 : 3));
+        CHECK_EQ(wait_for(root), 0);
+        ours.reset();
+        wait_for(squatter);
+    }));
+}
+
+/// Where a user namespace shows others as the same uid as this process, nobody is let in.
+void overflow_uid() {
+    all_pass(run_processes(1, [](int) {
+        if (geteuid() == 0) CHECK(setuid(1) == 0);
+        if (unshare(CLONE_NEWUSER) != 0) {
+            std::printf("  NOT RUN: this kernel refuses user namespaces: %s\n", strerror(errno));
+            return;
+        }
+        CHECK_EQ(geteuid(), uid_t{65534});  // nothing is mapped
+        for (const int rank : {0, 1})
+            fails(processes, options_of(rank, 2), ErrorClass::backend_unavailable,
+                  "cannot tell each other from strangers");
+        check_membership(processes, options_of(0, 1));
+    }));
+}
+
+/// Ranks with another secret do not even find each other.
+void secrets() {
+    const std::string plain = socket_name(options_of(0, 2), 0);
+    BootstrapOptions options = options_of(0, 2);
+    options.secret = "of the job";
+    CHECK(socket_name(options, 0) != plain && socket_name(options, 0) != socket_name(options, 1));
+    CHECK_EQ(hex(sha256("abc")), std::string("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"));
+    CHECK_EQ(hex(sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq")),
+             std::string("248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"));
+    CHECK_EQ(hex(hmac_sha256("Jefe", "what do ya want for nothing?")),  // RFC 4231, cases 2 and 6
+             std::string("5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"));
+    CHECK_EQ(hex(hmac_sha256(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First")),
+             std::string("60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54"));
+    CHECK(!equal(random_digest(), random_digest()));
+}
+
 void name_taken_by_ourselves() {
     all_pass(run_processes(1, [](int) {
         UniqueFd listener = listen_abstract(socket_name(options_of(0, 2), 0));
@@ -207,7 +347,13 @@ int main(int argc, char** argv) {
                     {"forked meanwhile", forked_meanwhile},
                     {"stopped root", stopped_root},
                     {"silent and malformed", silent_and_malformed},
+                    {"refused", refused},
+                    {"flood", flood},
+                    {"nonsense before the root", nonsense_before_the_root},
                     {"another user", another_user},
+                    {"another user has all names", another_user_has_all_names},
+                    {"overflow uid", overflow_uid},
+                    {"secrets", secrets},
                     {"name taken by ourselves", name_taken_by_ourselves},
                     {"no descriptors left", no_descriptors_left}});
 }

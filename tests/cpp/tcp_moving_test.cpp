@@ -31,6 +31,7 @@ std::shared_ptr<TcpCommunicator> make(int rank, int size, int port) {
     std::erase(others, rank);
     TcpConnectionsOptions connections;
     connections.rank = rank;
+    connections.secret = made->secret();
     connections.peers = {others, others};
     connections.timeout = 30;
     connections.gather = [&](const std::string& card) { return gather_texts(*made, card); };

@@ -290,6 +290,55 @@ void test_domains_share_a_port() {
     }));
 }
 
+/// Silent, talkative and lying strangers at rank 0's port, all the time: the ranks meet, or the timeout holds.
+void test_strangers() {
+    const int port = free_port();
+    const pid_t strangers = testing::spawn("strangers", [port] {
+        const std::string texts[] = {"", "GET / HTTP/1.1\r\n\r\n", std::string(4096, '\xff')};
+        std::vector<UniqueFd> held(600);
+        for (size_t i = 0;; i = (i + 1) % held.size()) {
+            held[i] = connect_tcp({"127.0.0.1", port}, 1);
+            const std::string& text = texts[i % 3];
+            if (held[i] && !text.empty()) send_all(held[i].get(), text.data(), text.size());
+            ::usleep(300);
+        }
+    });
+    const auto seconds_of = [](const std::function<void()>& call) {
+        const auto start = std::chrono::steady_clock::now();
+        call();
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    };
+    const double most = UNDER_SANITIZER ? 20 : 3;
+    CHECK(seconds_of([port] {
+              message_of([&] { make_tcp_communicator(options_of(0, 2, 0.5), TcpAddress{"127.0.0.1", port}); },
+                         ErrorClass::comm_timeout);
+          }) < most);
+    CHECK(seconds_of([port] {
+              testing::all_pass(testing::run_threads(3, [port](int rank) {
+                  CommunicatorOptions options = options_of(rank, 3);
+                  options.secret = "of the job";
+                  const CommunicatorPtr comm = make_tcp_communicator(options, TcpAddress{"127.0.0.1", port});
+                  compare(*comm, sends_of(*comm), recvs_of(*comm));
+                  comm->destroy();
+              }));
+          }) < most);
+    kill(strangers, SIGKILL);
+    testing::wait_for(strangers);
+}
+
+/// Who knows all names and not the secret is not let in; both sides are told.
+void test_another_secret() {
+    const int port = free_port();
+    testing::all_pass(testing::run_threads(2, [port](int rank) {
+        CommunicatorOptions options = options_of(rank, 2, 1.0);
+        options.secret = "secret of rank " + std::to_string(rank);
+        const std::string text = message_of([&] { make_tcp_communicator(options, TcpAddress{"127.0.0.1", port}); },
+                                            ErrorClass::comm_timeout);
+        CHECK(contains(text, "not know the domain's secret: are job, domain and ALLTOALLV_JOB_SECRET equal on all"));
+        CHECK(text.find("secret of rank") == std::string::npos);
+    }));
+}
+
 /// Rank 0's addresses travel by other means, such as HcclAllGather. All ranks get a communicator, or none does.
 void test_addresses_from_elsewhere() {
     for (const bool spoilt : {false, true}) {
@@ -334,5 +383,7 @@ int main(int argc, char** argv) {
                              {"abort and departure", test_abort_and_departure},
                              {"ranks that do not come", test_ranks_that_do_not_come},
                              {"domains share a port", test_domains_share_a_port},
+                             {"strangers", test_strangers},
+                             {"another secret", test_another_secret},
                              {"addresses from elsewhere", test_addresses_from_elsewhere}});
 }

@@ -85,6 +85,7 @@ void ShmCommunicator::connect() {
     const Layout layout(size(), options_.mailbox_bytes());
     BootstrapOptions bootstrap;
     bootstrap.job = options_.job;
+    bootstrap.secret = options_.secret;
     bootstrap.domain = options_.domain;
     bootstrap.rank = rank();
     bootstrap.size = size();

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/abandon.h"
+#include "base/sha256.h"
 #include "transport/tcp/tcp_connections.h"
 #include "transport/tcp/tcp_operator.h"
 
@@ -14,42 +15,41 @@ namespace {
 
 constexpr double meeting_seconds = 30;  // where nothing but agreement depends on it
 
-TcpMeetingOptions meeting_options(const CommunicatorOptions& options, std::string token) {
+/// The key differs between the domains of a job, which may share a port.
+TcpMeetingOptions meeting_options(const CommunicatorOptions& options, const std::string& secret) {
     TcpMeetingOptions meeting;
     meeting.rank = options.rank;
     meeting.size = options.size;
     meeting.domain = options.domain;
-    meeting.token = std::move(token);
+    meeting.key = hex(hmac_sha256(secret, options.job + '\n' + options.domain));
     meeting.timeout = options.timeout;
     meeting.poll = hooks().poll;
     return meeting;
 }
 
-/// Equal for one domain of one job, whatever their length.
-std::string token_of(const CommunicatorOptions& options) {
-    uint64_t hash = 0xcbf29ce484222325;
-    for (const char c : options.job + "\n" + options.domain) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
-    return std::to_string(hash);
+std::shared_ptr<TcpCommunicator> make_of(CommunicatorOptions options, TcpMembership membership,
+                                         const TcpMeetingOptions& meeting) {
+    options.secret = meeting.key;  // for further connections
+    return std::make_shared<TcpCommunicator>(options, std::move(membership));
 }
 
 }  // namespace
 
 std::shared_ptr<TcpCommunicator> make_tcp_communicator(const CommunicatorOptions& options, const TcpAddress& rank_0) {
-    const TcpMeetingOptions meeting = meeting_options(options, token_of(options));
+    const TcpMeetingOptions meeting = meeting_options(options, options.secret);
     TcpMembership membership = options.rank == 0 ? receive_ranks(listen_when_free(rank_0.port, meeting), meeting)
                                                  : join_rank_0({rank_0}, meeting);
-    return std::make_shared<TcpCommunicator>(options, std::move(membership));
+    return make_of(options, std::move(membership), meeting);
 }
 
 std::shared_ptr<TcpCommunicator> make_tcp_communicator(const CommunicatorOptions& options, const GatherBytes& gather,
                                                        std::string& failure) {
     UniqueFd listener;
-    std::string token, card(card_bytes, '\0');
+    std::string card(card_bytes, '\0');
     if (options.rank == 0) {
         try {
             listener = listen_tcp(0);
-            token = random_secret();
-            card = card_of(port_of(listener.get()), token);
+            card = card_of(port_of(listener.get()));
         } catch (const Error& error) {
             failure = error.what();
         }
@@ -57,14 +57,14 @@ std::shared_ptr<TcpCommunicator> make_tcp_communicator(const CommunicatorOptions
     const std::vector<std::string> words = words_of(gather(card)[0]);
     std::shared_ptr<TcpCommunicator> made;
     if (words.size() > 2) {
-        TcpMeetingOptions meeting = meeting_options(options, words[1]);
+        TcpMeetingOptions meeting = meeting_options(options, options.secret + words[1]);
         meeting.timeout = std::min(options.timeout, meeting_seconds);
         std::vector<TcpAddress> addresses;
         for (size_t i = 2; i < words.size(); ++i) addresses.push_back({words[i], std::stoi(words[0])});
         try {
             TcpMembership membership =
                 options.rank == 0 ? receive_ranks(listener, meeting) : join_rank_0(addresses, meeting);
-            made = std::make_shared<TcpCommunicator>(options, std::move(membership));
+            made = make_of(options, std::move(membership), meeting);
         } catch (const Error& error) {
             failure = error.what();
         }

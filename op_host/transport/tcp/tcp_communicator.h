@@ -41,6 +41,9 @@ class TcpCommunicator final : public Communicator {
     const std::string& domain() const override { return options_.domain; }
     std::string backend() const override { return carriers_.between ? carriers_.between->name() : "tcp"; }
 
+    /// What its members know, and nobody else.
+    const std::string& secret() const { return options_.secret; }
+
     /// Whether this rank and that one are on one host.
     bool on_this_host(int rank) const { return on_this_host_[static_cast<size_t>(rank)]; }
 

@@ -1,17 +1,15 @@
 #include "transport/tcp/tcp_connections.h"
 
 #include <fcntl.h>
-#include <poll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <fstream>
 
 #include "base/error.h"
+#include "base/sha256.h"
+#include "transport/tcp/tcp_guests.h"
 #include "transport/tcp/tcp_socket.h"
 
 namespace alltoallv {
@@ -21,46 +19,27 @@ using SteadyClock = std::chrono::steady_clock;
 
 constexpr int wait_ms = 10;
 constexpr double connect_seconds = 3.0;
-constexpr double hello_seconds = 3.0;  // for who has connected to say who it is
 
+/// To a rank below, which has given everybody its challenge.
 struct Hello {
     int32_t rank = -1;
     uint32_t kind = 0;
-    char secret[60] = {};
+    Digest proof{};
 };
+
+Digest prove(const std::string& secret, const std::string& challenge, const Hello& hello) {
+    return hmac_sha256(secret, challenge + " " + std::to_string(hello.rank) + " " + std::to_string(hello.kind));
+}
 
 SteadyClock::time_point after(double seconds) {
     return SteadyClock::now() +
            std::chrono::duration_cast<SteadyClock::duration>(std::chrono::duration<double>(seconds));
 }
 
-/// Somebody who has connected and not yet said all of its Hello.
-struct Guest {
-    UniqueFd socket;
-    SteadyClock::time_point deadline;
-    Hello hello;
-    size_t heard = 0;
-};
-
-/// False once the guest is of no use: it has hung up, or takes too long.
-bool hear(Guest& guest) {
-    char* const at = reinterpret_cast<char*>(&guest.hello) + guest.heard;
-    const ssize_t got = ::recv(guest.socket.get(), at, sizeof guest.hello - guest.heard, MSG_DONTWAIT);
-    if (got > 0) guest.heard += static_cast<size_t>(got);
-    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) return false;
-    return guest.heard == sizeof guest.hello || SteadyClock::now() < guest.deadline;
-}
-
 }  // namespace
 
-std::string random_secret() {
-    std::string secret;
-    std::ifstream("/proc/sys/kernel/random/uuid") >> secret;
-    return secret;
-}
-
-std::string card_of(int port, const std::string& secret) {
-    std::string card = std::to_string(port) + " " + secret;
+std::string card_of(int port) {
+    std::string card = std::to_string(port) + " " + hex(random_digest());
     for (const std::string& address : own_addresses())
         if (card.size() + 1 + address.size() < card_bytes) card += " " + address;
     card.resize(card_bytes, '\0');
@@ -84,9 +63,8 @@ std::vector<std::string> words_of(const std::string& card) {
 
 std::vector<std::vector<UniqueFd>> connect_ranks(const TcpConnectionsOptions& options) {
     const UniqueFd listener = listen_tcp(0);
-    const std::vector<std::string> cards =
-        options.gather(card_of(port_of(listener.get()), options.rank == 0 ? random_secret() : "-"));
-    const std::string secret = words_of(cards[0]).at(1);
+    const std::vector<std::string> cards = options.gather(card_of(port_of(listener.get())));
+    const std::string own_challenge = words_of(cards[static_cast<size_t>(options.rank)]).at(1);
     std::vector<std::vector<UniqueFd>> made(options.peers.size());
     for (auto& sockets : made) sockets.resize(cards.size());
     const auto deadline = after(options.timeout);
@@ -109,7 +87,7 @@ std::vector<std::vector<UniqueFd>> connect_ranks(const TcpConnectionsOptions& op
             Hello hello;
             hello.rank = options.rank;
             hello.kind = static_cast<uint32_t>(kind);
-            std::memcpy(hello.secret, secret.data(), std::min(secret.size(), sizeof hello.secret - 1));
+            hello.proof = prove(options.secret, words.at(1), hello);
             if (!send_all(socket.get(), &hello, sizeof hello))
                 throw peer_lost("rank " + std::to_string(rank) + " hung up");
         }
@@ -119,23 +97,17 @@ std::vector<std::vector<UniqueFd>> connect_ranks(const TcpConnectionsOptions& op
                 if (rank > options.rank && !made[kind][static_cast<size_t>(rank)]) return rank;
         return -1;
     };
-    std::vector<Guest> guests;
+    TcpGuests guests(listener.get(), sizeof(Hello), false);
     for (int next; (next = absent()) >= 0;) {
-        std::vector<pollfd> ready{{listener.get(), POLLIN, 0}};
-        for (const Guest& guest : guests) ready.push_back({guest.socket.get(), POLLIN, 0});
-        if (::poll(ready.data(), ready.size(), wait_ms) <= 0) give_up(next);
-        for (UniqueFd socket; (socket = accept_tcp(listener.get()));)
-            guests.push_back({std::move(socket), after(hello_seconds), {}, 0});
-        std::erase_if(guests, [&](Guest& guest) {
-            if (!hear(guest)) return true;
-            if (guest.heard < sizeof guest.hello) return false;
-            const Hello& hello = guest.hello;
-            const bool belongs = secret == std::string(hello.secret, strnlen(hello.secret, sizeof hello.secret)) &&
+        give_up(next);
+        for (TcpGuest& guest : guests.next(wait_ms)) {
+            Hello hello;
+            std::memcpy(&hello, guest.heard.data(), sizeof hello);
+            const bool belongs = equal(hello.proof, prove(options.secret, own_challenge, hello)) &&
                                  hello.rank > options.rank && static_cast<size_t>(hello.rank) < cards.size() &&
-                                 hello.kind < made.size();
+                                 hello.kind < made.size() && !made[hello.kind][static_cast<size_t>(hello.rank)];
             if (belongs) made[hello.kind][static_cast<size_t>(hello.rank)] = std::move(guest.socket);
-            return true;
-        });
+        }
     }
     for (auto& sockets : made)
         for (const UniqueFd& socket : sockets)

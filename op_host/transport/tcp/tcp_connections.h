@@ -12,6 +12,7 @@ namespace alltoallv {
 
 struct TcpConnectionsOptions {
     int rank = 0;
+    std::string secret;                   ///< equal on all ranks, by which those that connect prove that they belong
     std::vector<std::vector<int>> peers;  ///< per kind of connection: the ranks that this one has one to
     double timeout = 600.0;               ///< seconds
     std::function<void()> poll;           ///< called about every 10 ms; may throw
@@ -19,17 +20,15 @@ struct TcpConnectionsOptions {
     std::function<std::vector<std::string>(const std::string&)> gather;
 };
 
-/// Non-blocking sockets, per kind by rank. Collective over the ranks of `gather`: rank 0 makes up the secret by which
-/// ranks that connect prove that they belong. Throws comm_timeout, which names a rank that was not reached.
+/// Non-blocking sockets, per kind by rank. Collective over the ranks of `gather`. Throws comm_timeout, which names a
+/// rank that was not reached.
 std::vector<std::vector<UniqueFd>> connect_ranks(const TcpConnectionsOptions& options);
 
-/// "port secret address address ...", as many addresses as fit into 2 KiB, filled up with zeros.
-std::string card_of(int port, const std::string& secret);
+/// "port challenge address address ...", as many addresses as fit into 2 KiB, filled up with zeros. Nobody can guess
+/// the challenge.
+std::string card_of(int port);
 
 std::vector<std::string> words_of(const std::string& card);
-
-/// Nobody can guess it.
-std::string random_secret();
 
 inline constexpr size_t card_bytes = 2048;
 

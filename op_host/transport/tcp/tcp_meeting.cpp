@@ -11,27 +11,34 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/sha256.h"
+#include "transport/tcp/tcp_guests.h"
 
 namespace alltoallv {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint32_t magic = 0xa2a70001;  // and the version of these messages
+constexpr uint32_t magic = 0xa2a70002;  // and the version of these messages
 constexpr auto pause = std::chrono::milliseconds(50);
-constexpr double patience = 3.0;  // seconds for an address to answer, and for who has connected to say who it is
+constexpr double patience = 3.0;  // seconds for an address to answer, and for every message of who has answered
 
 /// What a rank says of itself. All ranks run the same build.
 struct Hello {
     uint32_t magic = 0;
     int32_t rank = 0, size = 0;
     uint32_t pid = 0;
-    char token[64] = {};
     char place[96] = {};  // tells hosts apart, whatever their names
     char host[64] = {};
 };
 
-/// Rank 0's answer: then a Hello of every rank, or the text of an error.
+/// A rank's answer to rank 0's challenge, with a challenge of its own.
+struct Introduction {
+    Digest challenge{}, proof{};
+    Hello hello;
+};
+
+/// Rank 0's answer, after its own proof: then a Hello of every rank, or the text of an error.
 struct Answer {
     uint32_t magic = 0;
     uint32_t kind = 0;  // 0: welcome; else ErrorClass + 1
@@ -54,7 +61,6 @@ Hello introduce(const TcpMeetingOptions& options) {
     hello.rank = options.rank;
     hello.size = options.size;
     hello.pid = static_cast<uint32_t>(getpid());
-    set_text(hello.token, options.token);
     set_text(hello.place, this_place());
     (void)::gethostname(hello.host, sizeof hello.host - 1);
     return hello;
@@ -72,6 +78,16 @@ std::vector<TcpPeer> peers_of(const std::vector<Hello>& all, int rank) {
     return peers;
 }
 
+template <class T>
+std::string bytes_of(const T& value) {
+    return {reinterpret_cast<const char*>(&value), sizeof value};
+}
+
+/// That who sends it knows the key, and has got the other's challenge.
+Digest prove(const std::string& key, const char* role, const Digest& challenge, const Digest& own, const Hello& hello) {
+    return hmac_sha256(key, role + bytes_of(challenge) + bytes_of(own) + bytes_of(hello));
+}
+
 Clock::time_point after(double seconds) {
     return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
@@ -82,6 +98,8 @@ std::string seconds_text(double seconds) {
     return text;
 }
 
+constexpr const char* secret_hint = "are job, domain and ALLTOALLV_JOB_SECRET equal on all ranks?";
+
 /// Tells those who have come why it came to nothing.
 [[noreturn]] void refuse(const TcpMembership& membership, const Error& error) {
     const std::string text = error.what();
@@ -90,6 +108,11 @@ std::string seconds_text(double seconds) {
         if (socket && send_all(socket.get(), &answer, sizeof answer))
             (void)send_all(socket.get(), text.data(), text.size());
     throw error;
+}
+
+std::string unproven(int count) {
+    if (count == 0) return "";
+    return "; " + std::to_string(count) + " tries to join did not know the domain's secret: " + secret_hint;
 }
 
 std::string absent(const TcpMembership& membership) {
@@ -130,30 +153,36 @@ TcpMembership receive_ranks(const UniqueFd& listener, const TcpMeetingOptions& o
     hellos[0] = introduce(options);
     TcpMembership membership;
     membership.sockets.resize(hellos.size());
+    TcpGuests guests(listener.get(), sizeof(Introduction), true);
+    int refused = 0;
     for (int waiting = options.size - 1; waiting > 0;) {
-        pollfd ready{listener.get(), POLLIN, 0};
-        if (::poll(&ready, 1, static_cast<int>(pause.count())) <= 0) {
-            if (options.poll) options.poll();
-            if (Clock::now() < deadline) continue;
+        if (options.poll) options.poll();
+        if (Clock::now() >= deadline)
             refuse(membership, comm_timeout("rank 0 waited " + seconds_text(options.timeout) + " for " +
                                             absent(membership) + " to join domain '" + options.domain + "' at port " +
-                                            std::to_string(port_of(listener.get()))));
+                                            std::to_string(port_of(listener.get())) + unproven(refused)));
+        for (TcpGuest& guest : guests.next(static_cast<int>(pause.count()))) {
+            Introduction given;
+            std::memcpy(&given, guest.heard.data(), sizeof given);
+            const Hello& hello = given.hello;
+            if (hello.magic != magic ||
+                !equal(given.proof, prove(options.key, "join", guest.challenge, given.challenge, hello))) {
+                ++refused;
+                continue;  // of another domain, it will try again
+            }
+            const Digest proof = prove(options.key, "root", given.challenge, guest.challenge, hello);
+            if (!send_all(guest.socket.get(), &proof, sizeof proof)) continue;
+            if (hello.size != options.size || hello.rank < 1 || hello.rank >= options.size) {
+                membership.sockets.push_back(std::move(guest.socket));
+                refuse(membership, invalid_param("rank " + std::to_string(hello.rank) + " of " +
+                                                 std::to_string(hello.size) + " came to domain '" + options.domain +
+                                                 "', which has " + std::to_string(options.size) + " ranks"));
+            }
+            UniqueFd& place = membership.sockets[static_cast<size_t>(hello.rank)];
+            if (!place) --waiting;  // else it has tried again
+            place = std::move(guest.socket);
+            hellos[static_cast<size_t>(hello.rank)] = hello;
         }
-        UniqueFd socket = accept_tcp(listener.get());
-        Hello hello;
-        if (!socket || !receive_all(socket.get(), &hello, sizeof hello, after(patience))) continue;
-        if (hello.magic != magic || text_of(hello.token) != text_of(hellos[0].token)) continue;  // it will try again
-        if (hello.size != options.size || hello.rank < 1 || hello.rank >= options.size) {
-            membership.sockets.push_back(std::move(socket));
-            refuse(membership, invalid_param("rank " + std::to_string(hello.rank) + " of " +
-                                             std::to_string(hello.size) + " came to domain '" + options.domain +
-                                             "', which has " + std::to_string(options.size) + " ranks"));
-        }
-        if (!send_all(socket.get(), &magic, sizeof magic)) continue;
-        UniqueFd& place = membership.sockets[static_cast<size_t>(hello.rank)];
-        if (!place) --waiting;  // else it has tried again
-        place = std::move(socket);
-        hellos[static_cast<size_t>(hello.rank)] = hello;
     }
     const Answer welcome{magic, 0, static_cast<uint32_t>(hellos.size() * sizeof(Hello))};
     for (const UniqueFd& socket : membership.sockets)
@@ -165,15 +194,27 @@ TcpMembership receive_ranks(const UniqueFd& listener, const TcpMeetingOptions& o
 
 TcpMembership join_rank_0(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options) {
     const auto deadline = after(options.timeout);
-    const Hello hello = introduce(options);
+    const auto soon = [deadline] { return std::min(deadline, after(patience)); };
+    Introduction mine;
+    mine.hello = introduce(options);
+    bool refused = false;
     for (;;) {
         for (const TcpAddress& address : addresses) {
             TcpMembership membership;
-            membership.sockets.push_back(connect_tcp(address, patience));
+            membership.sockets.push_back(
+                connect_tcp(address, std::chrono::duration<double>(soon() - Clock::now()).count()));
             const int socket = membership.sockets[0].get();
-            if (socket < 0 || !send_all(socket, &hello, sizeof hello)) continue;
-            uint32_t known = 0;  // who is not rank 0 of this domain hangs up, or says something else
-            if (!receive_all(socket, &known, sizeof known, after(2 * patience)) || known != magic) continue;
+            Digest challenge, proof;
+            if (socket < 0 || !receive_all(socket, &challenge, sizeof challenge, soon())) continue;
+            mine.challenge = random_digest();
+            mine.proof = prove(options.key, "join", challenge, mine.challenge, mine.hello);
+            if (!send_all(socket, &mine, sizeof mine)) continue;
+            // Who is not rank 0 of this domain hangs up, or cannot prove it.
+            refused = true;
+            if (!receive_all(socket, &proof, sizeof proof, soon()) ||
+                !equal(proof, prove(options.key, "root", mine.challenge, challenge, mine.hello)))
+                continue;
+            refused = false;
             Answer answer;
             bool heard = false;
             for (pollfd ready{socket, POLLIN, 0}; Clock::now() < deadline + std::chrono::seconds(2);) {
@@ -203,8 +244,10 @@ TcpMembership join_rank_0(const std::vector<TcpAddress>& addresses, const TcpMee
             std::string tried;
             for (const TcpAddress& address : addresses)
                 tried += (tried.empty() ? "" : ", ") + address.host + ":" + std::to_string(address.port);
-            throw comm_timeout("rank " + std::to_string(options.rank) + " waited " + seconds_text(options.timeout) +
-                               " for rank 0 of domain '" + options.domain + "' at " + tried);
+            throw comm_timeout(
+                "rank " + std::to_string(options.rank) + " waited " + seconds_text(options.timeout) +
+                " for rank 0 of domain '" + options.domain + "' at " + tried +
+                (refused ? std::string(", where somebody does not know the domain's secret: ") + secret_hint : ""));
         }
         if (options.poll) options.poll();
         std::this_thread::sleep_for(pause);

@@ -1,7 +1,8 @@
 /// \file tcp_meeting.h
 /// \brief How ranks on several hosts find each other: rank 0 listens, every other rank connects to it once.
 ///
-/// Who knows the token is let in: the network between the hosts is trusted, as HCCL's own is.
+/// Both sides prove by an HMAC over the other's random challenge that they know the key, which never travels. What
+/// follows is neither encrypted nor signed.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@ struct TcpMeetingOptions {
     int rank = 0;
     int size = 1;
     std::string domain;
-    std::string token;           ///< equal on all ranks of one communicator, different for others
+    std::string key;             ///< equal on all ranks of one communicator, different for others; made of the secret
     double timeout = 600.0;      ///< seconds
     std::function<void()> poll;  ///< called about every 50 ms; may throw
 };

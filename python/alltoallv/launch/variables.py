@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 
@@ -32,6 +33,28 @@ def port(name: str, default: int) -> int:
     if not 1 <= number <= 65535:
         given = "is" if name in os.environ else "is not set, which means"
         raise InvalidParamError(f"{name} {given} {number}, expected a port, 1 to 65535")
+    return number
+
+
+def text(env: Environ, name: str, default: str = "", secret: bool = False) -> str:
+    """A variable that holds text, which must be UTF-8; no error shows one that is ``secret``."""
+    value = env.get(name, default)
+    if any("\ud800" <= c <= "\udfff" for c in value):
+        raise InvalidParamError(f"{name} is {'no UTF-8' if secret else repr(value)}, expected text in UTF-8")
+    return value
+
+
+def seconds(env: Environ, name: str, default: float) -> float:
+    """A variable that holds seconds above 0."""
+    value = env.get(name)
+    if value is None:
+        return default
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not number > 0:
+        raise InvalidParamError(f"{name} is {value!r}, expected seconds above 0")
     return number
 
 

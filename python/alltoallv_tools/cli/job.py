@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import selectors
 import signal
 import socket
@@ -135,6 +136,7 @@ class Job:
             ALLTOALLV_WORLD_SIZE=size,
             ALLTOALLV_LOCAL_WORLD_SIZE=size,
             ALLTOALLV_JOB_ID=uuid.uuid4().hex,
+            ALLTOALLV_JOB_SECRET=secrets.token_hex(32),
             ALLTOALLV_RESTART_COUNT="0",
             WORLD_SIZE=size,
             LOCAL_WORLD_SIZE=size,

@@ -1,0 +1,39 @@
+/// \file tcp_guests.h
+/// \brief Those who have connected and not yet shown that they belong. Whoever is silent or talks nonsense is dropped.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "base/sha256.h"
+#include "base/unique_fd.h"
+
+namespace alltoallv {
+
+struct TcpGuest {
+    UniqueFd socket;
+    Digest challenge{};  ///< random, sent to it first, if there are challenges
+    std::chrono::steady_clock::time_point until;
+    std::string heard;
+};
+
+class TcpGuests {
+  public:
+    /// `bytes`: of the message with which a guest introduces itself.
+    TcpGuests(int listener, size_t bytes, bool challenges)
+        : listener_(listener), bytes_(bytes), challenges_(challenges) {}
+
+    /// Waits for at most `wait_ms`, never for a single guest; returns those who have said all of their message.
+    std::vector<TcpGuest> next(int wait_ms);
+
+  private:
+    void accept();
+
+    int listener_;
+    size_t bytes_;
+    bool challenges_;
+    std::vector<TcpGuest> guests_;
+};
+
+}  // namespace alltoallv
