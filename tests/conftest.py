@@ -31,12 +31,12 @@ def two_hosts() -> Callable[..., contextlib.AbstractContextManager[list[Host]]]:
     """`joined_hosts`; skips where a program is missing or the machine forbids them, not where a command fails."""
 
     @contextlib.contextmanager
-    def joined_or_skipped(limit: tuple[str, str, str] | None = None) -> Iterator[list[Host]]:
+    def joined_or_skipped(limit: tuple[str, str, str] | None = None, count: int = 2) -> Iterator[list[Host]]:
         with contextlib.ExitStack() as stack:
             try:
-                hosts = stack.enter_context(joined_hosts(limit))
+                hosts = stack.enter_context(joined_hosts(limit, count))
             except BackendUnavailableError as error:
-                pytest.skip(f"no two hosts on this machine: {error}")
+                pytest.skip(f"no {count} hosts on this machine: {error}")
             yield hosts
 
     return joined_or_skipped

@@ -1,4 +1,4 @@
-"""Communicators over two hosts: the bits of one host, errors that name ranks, and no wait without end."""
+"""Communicators over two and three hosts: the bits of one host, errors that name ranks, and no wait without end."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ FOLDER = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def hosts(two_hosts: Callable[[], AbstractContextManager[list[Host]]]) -> Iterator[list[Host]]:
-    with two_hosts() as joined:
+def hosts(two_hosts: Callable[..., AbstractContextManager[list[Host]]]) -> Iterator[list[Host]]:
+    with two_hosts(count=3) as joined:
         yield joined
 
 
@@ -43,16 +43,16 @@ def one_host(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
 def test_every_collective_has_the_bits_of_one_host(
     hosts: list[Host], one_host: list[list[str]], tmp_path: Path
 ) -> None:
-    a, b = hosts
+    a, b, _ = hosts
     assert lines_of([a, a, b, b], tmp_path) == one_host
     assert len(one_host[0]) > 250
 
 
 def test_ranks_in_any_place(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Hosts with unequal numbers of ranks, and ranks that do not follow each other on a host."""
-    a, b = hosts
+    """Hosts with unequal numbers of ranks, three hosts, and ranks that do not follow each other on a host."""
+    a, b, c = hosts
     expected = lines_of([None] * 5, tmp_path_factory.mktemp("one"))
-    for number, place in enumerate(([a, b, b, b, b], [a, b, a, b, b])):
+    for number, place in enumerate(([a, b, b, b, b], [a, b, c, b, a])):
         assert lines_of(place, tmp_path_factory.mktemp(f"place-{number}")) == expected
 
 
@@ -63,7 +63,7 @@ def test_mpi_carries_what_goes_between_hosts(hosts: list[Host], one_host: list[l
     launcher = tmp_path / "launcher"
     launcher.write_text(f"#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nto=$1; shift\ncase $to in\n{enter}esac\n")
     launcher.chmod(launcher.stat().st_mode | stat.S_IXUSR)
-    first, where = hosts[0], ",".join(f"{host.address}:2" for host in hosts)
+    first, where = hosts[0], ",".join(f"{host.address}:2" for host in hosts[:2])
     command = [str(Path(sys.executable).with_name("mpiexec")), "-launcher", "ssh", "-launcher-exec", str(launcher)]
     command += ["-hosts", where, "-iface", first.interface, "-n", "4"]
     command += [sys.executable, str(FOLDER / "numpy_program.py"), "mpi", str(tmp_path)]
@@ -75,7 +75,7 @@ def test_mpi_carries_what_goes_between_hosts(hosts: list[Host], one_host: list[l
 
 
 def test_a_killed_rank_is_named_on_all_within_a_second(hosts: list[Host]) -> None:
-    ranks = HostRanks(FOLDER / "lost_program.py", [*hosts, *hosts], port=29_510)
+    ranks = HostRanks(FOLDER / "lost_program.py", [*hosts, hosts[0]], port=29_510)
     texts = ranks.outputs()
     for rank in (0, 1, 2):
         assert ranks.codes()[rank] == 0, texts[rank]
@@ -85,7 +85,7 @@ def test_a_killed_rank_is_named_on_all_within_a_second(hosts: list[Host]) -> Non
 
 def test_ranks_that_end_before_others_need_nothing_of_them(hosts: list[Host]) -> None:
     """Rank 0, over which rows go, destroys its communicator while others are still receiving its data."""
-    ranks = HostRanks(FOLDER / "leaving_program.py", [*hosts, *hosts], port=29_520)
+    ranks = HostRanks(FOLDER / "leaving_program.py", [*hosts, hosts[0]], port=29_520)
     texts = ranks.outputs()
     assert ranks.codes() == [0] * 4, "\n".join(texts)
 

@@ -1,4 +1,4 @@
-"""Two hosts on one machine: network namespaces joined by a cable, a veth pair.
+"""Several hosts on one machine: network namespaces, two joined by a cable (a veth pair), more by a switch (a bridge).
 
 Each has its own interfaces, addresses and abstract Unix sockets, so ranks on different hosts meet over TCP only. Needs
 root, iproute2 (``ip``, ``tc``) and util-linux (``nsenter``).
@@ -59,11 +59,12 @@ class Host:
 
 
 @contextlib.contextmanager
-def joined_hosts(limit: tuple[str, str, str] | None = None) -> Iterator[list[Host]]:
-    """Two hosts on one wire; gone afterwards, whatever happens.
+def joined_hosts(limit: tuple[str, str, str] | None = None, count: int = 2) -> Iterator[list[Host]]:
+    """Hosts on one network; gone afterwards, whatever happens.
 
     Args:
-        limit: The arguments of `Host.limit`, for both.
+        limit: The arguments of `Host.limit`, for all.
+        count: How many, at least 2.
 
     Raises:
         BackendUnavailableError: the machine lacks a program, or forbids namespaces or the limit.
@@ -72,16 +73,23 @@ def joined_hosts(limit: tuple[str, str, str] | None = None) -> Iterator[list[Hos
     if os.geteuid() != 0:
         raise BackendUnavailableError("network namespaces need root")
     tag = f"alltoallv-{os.getpid()}-{next(_numbers)}"
-    hosts = [Host(f"{tag}-{i}", "eth0", f"10.87.123.{i + 1}") for i in range(2)]
-    a, b = hosts
+    hosts = [Host(f"{tag}-{i}", "eth0", f"10.87.123.{i + 1}") for i in range(count)]
+    switch = f"{tag}-switch"
     _find("nsenter")
     with contextlib.ExitStack() as stack:
-        for host in hosts:
-            _run("ip", "netns", "add", host.name)
-            # Takes the wire along.
-            stack.callback(subprocess.run, ["ip", "netns", "delete", host.name], capture_output=True)
-        wire = ("link", "add", a.interface, "netns", a.name, "type", "veth")
-        _run("ip", *wire, "peer", "name", b.interface, "netns", b.name)
+        for name in [host.name for host in hosts] + [switch] * (count > 2):
+            _run("ip", "netns", "add", name)
+            # Takes the wires along.
+            stack.callback(subprocess.run, ["ip", "netns", "delete", name], capture_output=True)
+        if count > 2:
+            _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+            _run("ip", "-n", switch, "link", "set", "bridge", "up")
+        wires = [(hosts[1].name, hosts[1].interface)] if count == 2 else [(switch, f"port{i}") for i in range(count)]
+        for host, (name, interface) in zip(hosts, wires, strict=False):
+            wire = ("link", "add", host.interface, "netns", host.name, "type", "veth")
+            _run("ip", *wire, "peer", "name", interface, "netns", name)
+            if count > 2:
+                _run("ip", "-n", switch, "link", "set", interface, "master", "bridge", "up")
         for host in hosts:
             _run("ip", "-n", host.name, "address", "add", f"{host.address}/24", "dev", host.interface)
             _run("ip", "-n", host.name, "link", "set", host.interface, "up")
