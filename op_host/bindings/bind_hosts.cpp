@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/place.h"
 #include "bindings/bindings.h"
 #include "bootstrap/registry.h"
 #include "core/hooks.h"
@@ -75,7 +76,7 @@ CommunicatorPtr equip(const CommunicatorOptions& options, const std::shared_ptr<
             CommunicatorOptions local = options;
             local.rank = static_cast<int>(std::find(on_host.begin(), on_host.end(), options.rank) - on_host.begin());
             local.size = static_cast<int>(on_host.size());
-            local.job += "/hosts/" + std::to_string(on_host[0]);
+            local.job = made->local_job();
             carriers.within = make_shm_communicator(local);
             carriers.on_host = on_host;
         }

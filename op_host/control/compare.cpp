@@ -72,20 +72,32 @@ void announce(Row& mine, char* payload, int rank, const QuantReduction& q) {
     if (q.op == OpKind::quantized_reduce_scatter) announce_parts(mine, rank, q.counts);
 }
 
-std::optional<PairDifference> first_difference(const Layout& layout, char* base, int size, uint64_t seq) {
-    for (int to = 0; to < size; ++to) {
-        const Row& receiver = layout.row(base, to, seq);
-        if (receiver.flags & row_learns) continue;
-        for (int from = 0; from < size; ++from) {
-            const int64_t sent = layout.row(base, from, seq).pairs()[to].send_count;
-            const int64_t expected = receiver.pairs()[from].recv_count;
-            if (sent != expected) return PairDifference{from, to, sent, expected};
-        }
+/// The first by receiver, then by sender. Rows that learn their counts agree with all. Between hosts rank 0 finds it,
+/// which alone has all counts.
+PairDifference ControlPlane::find_difference() {
+    if (hosts && rank() != 0) {
+        const auto judged = [&] { return header().judged.load(std::memory_order_acquire) >= seq_; };
+        wait(judged, [&] { return judged() ? std::vector<int>{} : std::vector<int>{0}; }, false);
+        return header().difference;
     }
-    return {};
+    const auto found = [&] {
+        for (int to = 0; to < size(); ++to) {
+            if (row(to).flags & row_learns) continue;
+            for (int from = 0; from < size(); ++from) {
+                const int64_t sent = row(from).pairs()[to].send_count, expected = row(to).pairs()[from].recv_count;
+                if (sent != expected) return PairDifference{from, to, sent, expected};
+            }
+        }
+        return PairDifference{};
+    }();
+    if (hosts) {
+        hear_difference(seq_, found);
+        hosts->judged(seq_, found);
+    }
+    return found;
 }
 
-void ControlPlane::compare_rows() const {
+void ControlPlane::compare_rows() {
     const Row& first = row(0);
     uint64_t sent = 0, expected = 0;
     bool any_failed = false, any_learns = false, all_learn = true, equal = true;
@@ -119,12 +131,12 @@ void ControlPlane::compare_rows() const {
     }
     // With some ranks learning their counts the digests cannot balance, so the others are compared pair by pair.
     if (all_learn || (!any_learns && sent == expected)) return;
-    const auto pair = first_difference(layout_, memory_->data(), size(), seq_);
-    if (!pair) return;
+    const PairDifference pair = find_difference();
+    if (pair.from < 0) return;
     const int64_t unit = is_reduction(first.op) ? 1 : std::max<int64_t>(first.count, 1);
-    throw peer_mismatch(describe_op() + ": " + rank_text(pair->from) + " sends " + std::to_string(pair->sent / unit) +
-                        (unit > 1 ? " rows" : " elements") + " to " + rank_text(pair->to) + ", which expects " +
-                        std::to_string(pair->expected / unit));
+    throw peer_mismatch(describe_op() + ": " + rank_text(pair.from) + " sends " + std::to_string(pair.sent / unit) +
+                        (unit > 1 ? " rows" : " elements") + " to " + rank_text(pair.to) + ", which expects " +
+                        std::to_string(pair.expected / unit));
 }
 
 }  // namespace alltoallv

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "base/place.h"
 #include "control/deadlock.h"
 
 namespace alltoallv {
@@ -58,12 +59,13 @@ ControlPlane::ControlPlane(const Options& options, std::shared_ptr<Mapping> memo
       memory_(std::move(memory)),
       layout_(options.size, options.inline_bytes),
       doorbell_(layout_.header(memory_->data()).bell),
-      oversubscription_(options.size),
-      spins_(options.size <= usable_cpus() ? spins_with_room : 0),
+      oversubscription_(options.on_host > 0 ? options.on_host : options.size),
+      spins_((options.on_host > 0 ? options.on_host : options.size) <= usable_cpus() ? spins_with_room : 0),
       tracer_(options.domain, options.rank, options.size) {
     start_clock(-1);
     memory_->populate(layout_.hot());
     RankStatus& mine = status(rank());
+    mine.place.store(place_number(this_place()), std::memory_order_relaxed);
     mine.pid.store(static_cast<uint32_t>(getpid()), std::memory_order_relaxed);
     const CpuSet cpus = affinity();
     for (size_t i = 0; i < cpus.size(); ++i) mine.cpus[i].store(cpus[i], std::memory_order_relaxed);
@@ -132,15 +134,15 @@ Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
 }
 
 void ControlPlane::publish(Row& mine) {
-    if (on_publish) return on_publish(mine, seq_);
     mine.seq.store(seq_, std::memory_order_release);
     // Everybody waits for all rows: the last of them wakes the sleepers, once.
-    doorbell_.ring_if([&] { return has_all_rows(); });
+    doorbell_.ring_if([&] { return has_all_rows(seq_); });
+    if (hosts) hosts->published(seq_);
 }
 
-bool ControlPlane::has_all_rows() const {
+bool ControlPlane::has_all_rows(uint64_t seq) const {
     for (int j = 0; j < size(); ++j)
-        if (!has_row(j, seq_)) return false;
+        if (!has_row(j, seq)) return false;
     return true;
 }
 
@@ -161,7 +163,7 @@ void ControlPlane::await_rows(uint64_t seq) {
 }
 
 void ControlPlane::agree() {
-    const bool timed = traced_ != nullptr && !has_all_rows();  // the last to come looks at no clock
+    const bool timed = traced_ != nullptr && !has_all_rows(seq_);  // the last to come looks at no clock
     const auto begun = timed ? Clock::now() : started_;
     await_rows(seq_);
     if (timed) traced_->waited_ns = flight_ns(Clock::now()) - flight_ns(begun);
@@ -207,9 +209,9 @@ bool ControlPlane::step_due(WaitState& state) const {
     return true;
 }
 
-/// Where the peers share memory, a wait that takes long is looked at together with those in other domains.
+/// A wait that takes long is looked at together with those in other domains.
 void ControlPlane::tell_wait(const std::vector<int>& missing, WaitState& state) {
-    if (op_ == OpKind::none || on_publish || !state.for_calls) return;
+    if (op_ == OpKind::none || !state.for_calls) return;
     const auto now = Clock::now();
     if (state.begun == Clock::time_point{}) state.begun = now;
     if (now - state.begun < Deadlocks::long_wait) return;
@@ -226,17 +228,18 @@ void ControlPlane::step(const std::function<std::vector<int>()>& missing, WaitSt
     if (late.empty()) return;  // the last of them has just come; what it published before it died or aborted counts
     throw_if_poisoned();
     for (const int j : late) {
-        if (state.polls || !(has_left(j) || hub_left_.load(std::memory_order_acquire))) continue;
+        const int gone = has_left(j) ? j : hosts ? hosts->cut_off(j) : -1;
+        if (state.polls || gone < 0) continue;
         // Look again: what it published before it left counts.
         for (const int still : missing()) {
             if (still != j) continue;
-            const int gone = has_left(j) ? j : 0;
             poison(PoisonKind::lost,
                    "rank " + std::to_string(gone) + " has left domain '" + domain() + "': " + describe_rank(gone));
             throw_poison();
         }
     }
     tell_wait(late, state);
+    if (hosts) hosts->look();
     const auto now = Clock::now();
     if (std::chrono::duration<double>(now - started_).count() >= op_timeout_) throw_timeout(late);
     if (now >= next_warning_) {
@@ -273,17 +276,7 @@ void ControlPlane::throw_poison() const {
 }
 
 void ControlPlane::poison(PoisonKind kind, const std::string& reason) {
-    {
-        const std::lock_guard lock(poison_mutex_);
-        if (poisoned()) return;
-        RankStatus& mine = status(rank());
-        copy_text(mine.reason, sizeof mine.reason, reason);
-        uint64_t expected = 0;
-        const uint64_t value = static_cast<uint64_t>(kind) << 32 | (static_cast<uint64_t>(rank()) + 1);
-        if (!header().poison.compare_exchange_strong(expected, value, std::memory_order_seq_cst)) return;
-    }
-    doorbell_.ring();
-    if (on_poison) on_poison();
+    hear_poison(kind, rank(), reason);
 }
 
 void ControlPlane::hear_poison(PoisonKind kind, int by, const std::string& reason) {
@@ -292,8 +285,9 @@ void ControlPlane::hear_poison(PoisonKind kind, int by, const std::string& reaso
         if (poisoned()) return;
         RankStatus& teller = status(by);
         copy_text(teller.reason, sizeof teller.reason, reason);
-        header().poison.store(static_cast<uint64_t>(kind) << 32 | (static_cast<uint64_t>(by) + 1),
-                              std::memory_order_seq_cst);
+        uint64_t expected = 0;
+        const uint64_t value = static_cast<uint64_t>(kind) << 32 | (static_cast<uint64_t>(by) + 1);
+        if (!header().poison.compare_exchange_strong(expected, value, std::memory_order_seq_cst)) return;
     }
     doorbell_.ring();
     if (on_poison) on_poison();
@@ -304,8 +298,9 @@ void ControlPlane::hear_left(int peer) {
     doorbell_.ring();
 }
 
-void ControlPlane::hear_hub_left() {
-    hub_left_.store(true, std::memory_order_release);
+void ControlPlane::hear_difference(uint64_t seq, const PairDifference& difference) {
+    header().difference = difference;
+    header().judged.store(seq, std::memory_order_release);
     doorbell_.ring();
 }
 
@@ -343,7 +338,7 @@ std::string ControlPlane::describe_rank(int peer) const {
         last = seq;
         what = entry.what.load(std::memory_order_relaxed);
     }
-    if (last == 0) return text + (on_publish ? ")" : ", no operator yet)");  // other hosts' records are not here
+    if (last == 0) return text + (host.empty() ? ", no operator yet)" : ")");  // other hosts' records are not here
     return text + ", last operator #" + std::to_string(last) + " " +
            std::string(name_of(static_cast<OpKind>(what >> 40))) + ")";
 }

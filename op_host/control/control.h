@@ -36,6 +36,7 @@ class ControlPlane {
         bool check = true;
         size_t inline_bytes = 16384;
         double warn_after = 10.0;  // seconds of waiting until a warning names the late ranks
+        int on_host = 0;           // ranks that use this host's processors; 0: all
     };
 
     /// Takes the zero-filled control segment of a completed bootstrap.
@@ -72,6 +73,7 @@ class ControlPlane {
     uint64_t seq() const { return seq_; }
     Row& row(int rank) const { return row(rank, seq_); }
     Row& row(int rank, uint64_t seq) const { return layout_.row(memory_->data(), rank, seq); }  // this one, or the last
+    bool has_row(int rank, uint64_t seq) const { return row(rank, seq).seq.load(std::memory_order_acquire) >= seq; }
     char* payload(Row& row) const { return layout_.payload(row); }
     Flags& flags(int rank) const { return layout_.flags(memory_->data(), rank); }
     Flags& my_flags() const { return flags(rank()); }
@@ -135,11 +137,13 @@ class ControlPlane {
     /// Promises to write to no peer again, unless an operator runs now (it promises when it closes).
     void acknowledge_if_idle();
     void leave();
-    /// From a transport whose ranks do not see one segment: what it has heard of the others.
+    /// From a transport between hosts: what it has heard of the others.
     void hear_poison(PoisonKind kind, int by, const std::string& reason);
     void hear_left(int rank);
-    /// Rank 0 has left, over which the ranks hear each other: rows that have not come never will.
-    void hear_hub_left();
+    void hear_rows(uint64_t seq) {
+        doorbell_.ring_if([&] { return has_all_rows(seq); });
+    }
+    void hear_difference(uint64_t seq, const PairDifference& difference);
     struct Poison {
         PoisonKind kind;
         int by;
@@ -159,7 +163,15 @@ class ControlPlane {
     std::shared_ptr<Mapping> memory() const { return memory_; }
 
     std::function<void()> on_poison;
-    std::function<void(Row&, uint64_t seq)> on_publish;  ///< where the peers do not see this segment: in its place
+
+    /// What a transport between hosts adds: each host has a segment of its own.
+    struct Hosts {
+        std::function<void(uint64_t seq)> published;  // this rank's row
+        std::function<void()> look;                   // at this segment: there is something to tell the other hosts
+        std::function<int(int rank)> cut_off;  // the rank that has left and without which that one is not heard, or -1
+        std::function<void(uint64_t seq, const PairDifference&)> judged;  // by rank 0
+    };
+    std::optional<Hosts> hosts;
 
   private:
     struct WaitState {
@@ -216,9 +228,9 @@ class ControlPlane {
     void forget_wait();
     [[noreturn]] void throw_timeout(const std::vector<int>& missing);
     [[noreturn]] void throw_poison() const;
-    void compare_rows() const;
-    bool has_row(int rank, uint64_t seq) const { return row(rank, seq).seq.load(std::memory_order_acquire) >= seq; }
-    bool has_all_rows() const;
+    void compare_rows();
+    bool has_all_rows(uint64_t seq) const;
+    PairDifference find_difference();
     void await_rows(uint64_t seq);
     std::string describe_ranks(const std::vector<int>& ranks) const;
     void record_start(DType dtype);
@@ -238,7 +250,7 @@ class ControlPlane {
     OpKind op_ = OpKind::none;
     double op_timeout_;
     Clock::time_point started_, next_warning_;
-    std::atomic<bool> active_{false}, hub_left_{false};
+    std::atomic<bool> active_{false};
     std::mutex poison_mutex_;
     Tracer tracer_;
     TraceRecord* traced_ = nullptr;  // of the present operator
@@ -249,14 +261,5 @@ class ControlPlane {
 void announce_parts(Row& row, int rank, std::span<const int64_t> counts);
 void announce(Row& row, int rank, const Reduction& reduction);
 void announce(Row& row, char* payload, int rank, const QuantReduction& reduction);
-
-/// Two ranks that disagree about a count.
-struct PairDifference {
-    int32_t from, to;
-    int64_t sent, expected;
-};
-
-/// The first such pair of operator `seq`, by receiver, then by sender. Rows that learn their counts agree with all.
-std::optional<PairDifference> first_difference(const Layout& layout, char* base, int size, uint64_t seq);
 
 }  // namespace alltoallv

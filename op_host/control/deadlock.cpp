@@ -19,6 +19,17 @@ int64_t now_ns() {
     return static_cast<int64_t>(flight_ns(Clock::now()));
 }
 
+std::span<const WaitRecord::For> missing_of(const WaitRecord& record) {
+    return {record.missing, record.ranks};
+}
+
+int64_t process_of(const RankStatus& status) {
+    const int64_t place = status.place.load(std::memory_order_relaxed);
+    return place << 32 | status.pid.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
 void write(WaitBoard& board, const std::vector<WaitRecord>& records) {
     const uint64_t version = board.version.load(std::memory_order_relaxed);
     board.version.store(version + 1, std::memory_order_relaxed);
@@ -32,7 +43,6 @@ void write(WaitBoard& board, const std::vector<WaitRecord>& records) {
     board.version.store(version + 2, std::memory_order_release);
 }
 
-/// Nothing while it is being written.
 std::vector<WaitRecord> read(const WaitBoard& board) {
     const uint64_t version = board.version.load(std::memory_order_acquire);
     const uint64_t count = std::min<uint64_t>(board.records.load(std::memory_order_acquire), WaitBoard::most_records);
@@ -50,9 +60,7 @@ std::vector<WaitRecord> read(const WaitBoard& board) {
     return records;
 }
 
-std::span<const WaitRecord::For> missing_of(const WaitRecord& record) {
-    return {record.missing, record.ranks};
-}
+namespace {
 
 using Step = std::pair<const WaitRecord*, WaitRecord::For>;
 
@@ -71,10 +79,10 @@ std::vector<Step> way_back(const WaitRecord& from, const std::vector<WaitRecord>
     for (; !ways.empty(); ways.pop_front()) {
         const std::vector<Step> way = ways.front();
         const WaitRecord::For whom = way.back().second;
-        const auto is = [&whom](const WaitRecord& record) { return record.pid == whom.pid; };
+        const auto is = [&whom](const WaitRecord& record) { return record.process == whom.process; };
         // Of ranks that are threads of one process, those of the same number are taken to be the same thread.
         const auto same = [&](const WaitRecord& record) { return is(record) && record.rank == whom.rank; };
-        const bool threads = whom.pid == way.back().first->pid && std::ranges::any_of(all, same);
+        const bool threads = whom.process == way.back().first->process && std::ranges::any_of(all, same);
         if (threads ? same(from) : is(from)) return way;
         for (const WaitRecord& next : all)
             if (threads ? same(next) : is(next)) add(way, next);
@@ -84,7 +92,7 @@ std::vector<Step> way_back(const WaitRecord& from, const std::vector<WaitRecord>
 
 std::string chain_text(const WaitRecord& from, const std::vector<WaitRecord>& all) {
     std::string text = "ranks wait for each other in different domains: rank " + std::to_string(from.rank) + " waits";
-    int expected = from.rank;
+    int64_t expected = from.rank;
     for (const auto& [record, whom] : way_back(from, all)) {
         if (record != &from) text += ", which waits";
         if (record->rank != expected) text += " as rank " + std::to_string(record->rank);
@@ -134,15 +142,12 @@ void Deadlocks::waits(const ControlPlane& plane, OpKind op, const std::vector<in
     }
     wait.seen_ns = now_ns();
     WaitRecord& record = wait.record = WaitRecord{};
-    record.pid = getpid();
+    record.process = process_of(plane.status(plane.rank()));
     record.rank = plane.rank();
     record.seq = plane.seq();
     record.op = op;
     record.ranks = static_cast<uint16_t>(std::min(missing.size(), WaitRecord::most_ranks));
-    for (size_t i = 0; i < record.ranks; ++i) {
-        const uint32_t pid = plane.status(missing[i]).pid.load(std::memory_order_relaxed);
-        record.missing[i] = {missing[i], static_cast<int32_t>(pid)};
-    }
+    for (size_t i = 0; i < record.ranks; ++i) record.missing[i] = {process_of(plane.status(missing[i])), missing[i]};
     plane.domain().copy(record.domain, sizeof record.domain - 1);
 }
 
@@ -218,15 +223,15 @@ void Deadlocks::hear() {
     const auto learn = [this](const std::vector<WaitRecord>& records) {
         Known told;
         for (const WaitRecord& record : records) {
-            Process& process = told[record.pid];
+            Process& process = told[record.process];
             process.since_ns = record.since_ns;
             process.seen_ns = record.seen_ns;
             process.records.push_back(record);
         }
-        for (auto& [pid, process] : told) {
-            const auto known = known_.find(pid);
+        for (auto& [id, process] : told) {
+            const auto known = known_.find(id);
             if (process.records.size() != process.records[0].operators) continue;
-            if (known == known_.end() || known->second.seen_ns < process.seen_ns) known_[pid] = std::move(process);
+            if (known == known_.end() || known->second.seen_ns < process.seen_ns) known_[id] = std::move(process);
         }
     };
     const int64_t now = now_ns();
@@ -236,55 +241,61 @@ void Deadlocks::hear() {
         for (const WaitRecord& record : mine_)
             if (plane->domain() == record.domain)
                 for (const WaitRecord::For& whom : missing_of(record))
-                    if (whom.rank < plane->size() && whom.pid != getpid()) learn(read(plane->board(whom.rank)));
+                    if (whom.rank < plane->size() && whom.process != mine_[0].process)
+                        learn(read(plane->board(static_cast<int>(whom.rank))));
 }
 
 void Deadlocks::publish() {
     std::vector<WaitRecord> records = mine_;
-    for (const auto& [pid, process] : known_)
-        if (pid != getpid() && records.size() + process.records.size() <= WaitBoard::most_records)
+    for (const auto& [id, process] : known_)
+        if (id != mine_[0].process && records.size() + process.records.size() <= WaitBoard::most_records)
             records.insert(records.end(), process.records.begin(), process.records.end());
-    for (ControlPlane* plane : planes_) write(plane->board(plane->rank()), records);
+    for (ControlPlane* plane : planes_) {
+        write(plane->board(plane->rank()), records);
+        if (plane->hosts) plane->hosts->look();
+    }
 }
 
 void Deadlocks::judge_known() {
     // Of all processes, those of which each waits, in every operator, for one that stays.
     Known stuck = known_;
     const auto is_stuck = [&](const WaitRecord& record) {
-        return std::ranges::any_of(missing_of(record), [&](const auto& whom) { return stuck.contains(whom.pid); });
+        return std::ranges::any_of(missing_of(record), [&](const auto& whom) { return stuck.contains(whom.process); });
     };
     while (std::erase_if(stuck, [&](const auto& item) { return !std::ranges::all_of(item.second.records, is_stuck); }) >
            0) {
     }
-    const int me = getpid();
+    const int64_t me = mine_[0].process;
     if (!stuck.contains(me)) return;
 
     // Those that the waits of `from` lead to.
-    const auto reach = [&](int from) {
-        std::set<int> reached;
-        std::deque<int> next{from};
+    const auto reach = [&](int64_t from) {
+        std::set<int64_t> reached;
+        std::deque<int64_t> next{from};
         for (; !next.empty(); next.pop_front())
             for (const WaitRecord& record : stuck[next.front()].records)
                 for (const WaitRecord::For& whom : missing_of(record))
-                    if (stuck.contains(whom.pid) && reached.insert(whom.pid).second) next.push_back(whom.pid);
+                    if (stuck.contains(whom.process) && reached.insert(whom.process).second)
+                        next.push_back(whom.process);
         return reached;
     };
-    const std::set<int> closure = reach(me);
+    const std::set<int64_t> closure = reach(me);
     if (!closure.contains(me)) return;
     int64_t since = 0, seen = INT64_MAX;
     std::vector<WaitRecord> cycle;
-    for (const int pid : closure) {
-        const Process& process = stuck[pid];
+    for (const int64_t id : closure) {
+        const Process& process = stuck[id];
         since = std::max(since, process.since_ns);
         seen = std::min(seen, process.seen_ns);
-        if (reach(pid).contains(me)) cycle.insert(cycle.end(), process.records.begin(), process.records.end());
+        if (reach(id).contains(me)) cycle.insert(cycle.end(), process.records.begin(), process.records.end());
     }
     if (since > seen) return;  // not all of them at one instant, as far as is known
 
     for (ControlPlane* plane : planes_)
         for (const WaitRecord& record : cycle) {
-            const bool ours = record.pid == me ||
-                              std::ranges::any_of(missing_of(record), [&](const auto& whom) { return whom.pid == me; });
+            const bool ours = record.process == me || std::ranges::any_of(missing_of(record), [&](const auto& whom) {
+                                  return whom.process == me;
+                              });
             if (ours && plane->domain() == record.domain && !plane->poisoned())
                 plane->poison(PoisonKind::deadlock, chain_text(record, cycle));
         }

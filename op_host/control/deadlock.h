@@ -1,11 +1,13 @@
 /// \file deadlock.h
-/// \brief Ranks that wait for each other in different domains of a host: found, proven, and told to all of them.
+/// \brief Ranks that wait for each other in different domains: found, proven, and told to all of them.
 ///
 /// A process in which no thread can go on before one of its operators does publishes these operators, and whom they
 /// wait for, in the segments of all its domains, with the time since when that is so and the time it last was. It
 /// passes on what the peers that it waits for have published. Processes of which each waits, in every operator, for
 /// another of them stand still for good if there was one instant at which all did so: such a state cannot end by
-/// itself. No message is lost on the way, for what a peer has published is seen at once in shared memory.
+/// itself. No message is lost on the way, for what a peer has published is seen at once in shared memory; between hosts
+/// it travels behind the row that it waits with, its times as that host's clock has them at the latest and the
+/// earliest.
 #pragma once
 
 #include <chrono>
@@ -21,6 +23,11 @@
 namespace alltoallv {
 
 class ControlPlane;
+
+void write(WaitBoard& board, const std::vector<WaitRecord>& records);
+
+/// Nothing while it is being written.
+std::vector<WaitRecord> read(const WaitBoard& board);
 
 /// Of this process; thread-safe.
 class Deadlocks {
@@ -55,7 +62,7 @@ class Deadlocks {
         int64_t since_ns, seen_ns;
         std::vector<WaitRecord> records;
     };
-    using Known = std::map<int, Process>;  // by pid
+    using Known = std::map<int64_t, Process>;  // by WaitRecord::process
 
     bool stands_still(const std::vector<uint64_t>& callers, std::vector<uint64_t>& state) const;
     void publish();

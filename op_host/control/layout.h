@@ -98,21 +98,29 @@ struct FlightEntry {
 
 struct alignas(cache_line) RankStatus {
     std::atomic<RankState> state;
-    std::atomic<uint32_t> pid;
-    std::atomic<uint64_t> process;    // random identity of the process: ranks with the same one share an arena
-    std::atomic<uint64_t> acked;      // set once this rank has met the poison and will write to no peer again
-    std::atomic<uint64_t> probe;      // address of a word that peers try to read with process_vm_readv
-    std::atomic<uint32_t> reads_all;  // 1 if this rank could read every peer
-    std::atomic<uint64_t> cpus[16];   // the processors it may use, bit by bit
-    char host[64];                    // its name, where it is not this one
-    char reason[1024];                // why this rank poisoned the communicator
+    std::atomic<uint32_t> pid, place;  // place: a number of its host (base/place.h)
+    std::atomic<uint64_t> process;     // random identity of the process: ranks with the same one share an arena
+    std::atomic<uint64_t> acked;       // set once this rank has met the poison and will write to no peer again
+    std::atomic<uint64_t> probe;       // address of a word that peers try to read with process_vm_readv
+    std::atomic<uint32_t> reads_all;   // 1 if this rank could read every peer
+    std::atomic<uint64_t> cpus[16];    // the processors it may use, bit by bit
+    char host[64];                     // its name, where it is not this one
+    char reason[1024];                 // why this rank poisoned the communicator
     FlightEntry flight[flight_length];
 };
 
 enum class PoisonKind : uint8_t { none, timeout, lost, aborted, deadlock };
 
+/// Two ranks that disagree about a count; from < 0: none do.
+struct PairDifference {
+    int32_t from = -1, to = -1;
+    int64_t sent = 0, expected = 0;
+};
+
 struct alignas(cache_line) ControlHeader {
     std::atomic<uint64_t> poison;  // 0, or kind << 32 | rank + 1 whose `reason` tells why; set once
+    std::atomic<uint64_t> judged;  // between hosts: the last operator whose counts rank 0 has compared, and its finding
+    PairDifference difference;
     Bell bell;
 };
 
@@ -147,15 +155,18 @@ struct Channel {
 struct WaitRecord {
     static constexpr size_t most_ranks = 4;
     struct For {
-        int32_t rank, pid;
+        int64_t process;
+        int64_t rank;
     };
 
-    int32_t pid, rank;
+    int64_t process;  // in all hosts: the place and the pid
+    int32_t rank;
+    uint32_t operators;         // in which the process waits; a record each
     int64_t since_ns, seen_ns;  // all that time no thread of the process could go on
     uint64_t seq;
-    uint32_t operators;  // in which the process waits; a record each
     OpKind op;
     uint16_t ranks;
+    uint32_t reserved;
     For missing[most_ranks];
     char domain[136];
 };
@@ -183,15 +194,16 @@ class Layout {
         rows_ = flags_ + size_ * sizeof(Flags);
         status_ = rows_ + size_ * 2 * row_stride_;
         hot_ = round_up(status_ + size_ * sizeof(RankStatus), 4096);
-        rings_ = hot_;
+        boards_ = hot_;
+        rings_ = round_up(boards_ + size_ * sizeof(WaitBoard), 4096);
         scratch_ = round_up(rings_ + size_ * size_ * (sizeof(RingHeader) + ring_bytes_), 4096);
         channels_ = scratch_ + size_ * scratch_bytes;
-        boards_ = round_up(channels_ + size_ * size_ * (sizeof(Channel) + 2 * piece_bytes()), 4096);
-        total_ = boards_ + size_ * sizeof(WaitBoard);
+        total_ = channels_ + size_ * size_ * (sizeof(Channel) + 2 * piece_bytes());
     }
 
     size_t total() const { return total_; }
     size_t hot() const { return hot_; }  // the part worth making resident at once
+    size_t without_data() const { return rings_; }
     size_t inline_bytes() const { return inline_bytes_; }
     size_t ring_bytes() const { return ring_bytes_; }
     size_t piece_bytes() const { return ring_bytes_ / 16; }
@@ -226,7 +238,7 @@ class Layout {
     static constexpr size_t max_ring = size_t{256} << 10;
 
     size_t size_, inline_bytes_, row_stride_, ring_bytes_;
-    size_t flags_, rows_, status_, hot_, rings_, scratch_, channels_, boards_, total_;
+    size_t flags_, rows_, status_, hot_, boards_, rings_, scratch_, channels_, total_;
 };
 
 }  // namespace alltoallv

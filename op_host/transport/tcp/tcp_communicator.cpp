@@ -7,6 +7,7 @@
 
 #include "base/abandon.h"
 #include "base/sha256.h"
+#include "bootstrap/bootstrap.h"
 #include "transport/tcp/tcp_connections.h"
 #include "transport/tcp/tcp_operator.h"
 
@@ -88,28 +89,44 @@ TcpCommunicator::TcpCommunicator(const CommunicatorOptions& options, TcpMembersh
     control.check = options.check;
     control.inline_bytes = tcp_payload_bytes;
     control.warn_after = options.warn_after;
-    const size_t bytes = Layout(size(), tcp_payload_bytes).hot();  // no rings and no scratch
-    control_ = std::make_unique<ControlPlane>(control, std::make_shared<Mapping>(Mapping::of_this_process(bytes)));
+    std::vector<int> here;
+    for (int j = 0; j < size(); ++j)
+        if (membership.peers[static_cast<size_t>(j)].same_host) here.push_back(j);
+    control.on_host = static_cast<int>(here.size());
+    const TcpPeer& first = membership.peers[0];
+    local_job_ = options.job + "/" + std::to_string(first.place) + "-" + std::to_string(first.pid) + "/" +
+                 std::to_string(here[0]);
+    BootstrapOptions bootstrap;
+    bootstrap.job = local_job_ + "/rows";
+    bootstrap.domain = domain();
+    bootstrap.rank = static_cast<int>(std::find(here.begin(), here.end(), rank()) - here.begin());
+    bootstrap.size = control.on_host;
+    bootstrap.timeout = options.timeout;
+    bootstrap.control_bytes = Layout(size(), tcp_payload_bytes).without_data();
+    bootstrap.poll = hooks().poll;
+    Membership local = bootstrap_processes(bootstrap);
+    control_ = std::make_unique<ControlPlane>(control,
+                                              std::make_shared<Mapping>(local.control.get(), bootstrap.control_bytes));
     for (int j = 0; j < size(); ++j) {
         const TcpPeer& peer = membership.peers[static_cast<size_t>(j)];
         RankStatus& status = control_->status(j);
         status.pid.store(peer.pid, std::memory_order_relaxed);
-        status.state.store(RankState::ready, std::memory_order_relaxed);
+        status.place.store(peer.place, std::memory_order_relaxed);
+        RankState state = RankState::absent;  // it may have left by now
+        status.state.compare_exchange_strong(state, RankState::ready);
         on_this_host_.push_back(peer.same_host);
         first_on_host_.push_back(peer.first_on_host);
         if (!peer.same_host)
             std::memcpy(status.host, peer.host.data(), std::min(peer.host.size(), sizeof status.host - 1));
     }
-    star_ = TcpStar::make(std::move(membership.sockets), *control_);
-    control_->on_publish = [this](Row& row, uint64_t seq) { star_->publish(row, seq); };
-    control_->on_poison = [this] { star_->tell_poison(); };
-    star_->watch();
+    leaders_ = TcpLeaders::make(std::move(membership), std::move(here), std::move(local.peers), *control_);
+    leaders_->watch();
     queue_->on_interrupt = [this] { abort("interrupted while waiting for its turn"); };
 }
 
 TcpCommunicator::~TcpCommunicator() {
     if (pid_ != getpid()) {
-        abandon(std::move(star_));
+        abandon(std::move(leaders_));
         abandon(std::move(queue_));
         abandon(std::move(control_));
         abandon(std::move(carriers_.between));
@@ -172,7 +189,7 @@ void TcpCommunicator::destroy() {
     const CallQueue::Turn turn(*queue_);
     if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;
     control_->leave();
-    star_->stop();
+    leaders_->stop();
     if (messages_) messages_->close();
     if (carriers_.between) carriers_.between->close();
     if (carriers_.within) carriers_.within->destroy();

@@ -16,9 +16,9 @@
 #include "core/communicator.h"
 #include "core/mover.h"
 #include "core/options.h"
+#include "transport/tcp/tcp_leaders.h"
 #include "transport/tcp/tcp_meeting.h"
 #include "transport/tcp/tcp_messages.h"
-#include "transport/tcp/tcp_star.h"
 
 namespace alltoallv {
 
@@ -46,6 +46,9 @@ class TcpCommunicator final : public Communicator {
 
     /// Whether this rank and that one are on one host.
     bool on_this_host(int rank) const { return on_this_host_[static_cast<size_t>(rank)]; }
+
+    /// Names, in a job's stead, this communicator's ranks on this host.
+    const std::string& local_job() const { return local_job_; }
 
     /// Before the first operator that moves much; what it is given is of the same kind on all ranks. The sockets are
     /// those of `TcpMessages`.
@@ -103,9 +106,10 @@ class TcpCommunicator final : public Communicator {
     int takes_for(int host, int from) const;
 
     CommunicatorOptions options_;
+    std::string local_job_;
     pid_t pid_;
     std::unique_ptr<ControlPlane> control_;
-    std::shared_ptr<TcpStar> star_;
+    std::shared_ptr<TcpLeaders> leaders_;
     std::vector<bool> on_this_host_;
     std::vector<int> first_on_host_;  // per rank: names its host
     Carriers carriers_;

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/place.h"
 #include "base/sha256.h"
 #include "transport/tcp/tcp_guests.h"
 
@@ -72,8 +73,8 @@ std::vector<TcpPeer> peers_of(const std::vector<Hello>& all, int rank) {
     for (const Hello& hello : all) {
         const auto first = std::find_if(
             all.begin(), all.end(), [&](const Hello& other) { return text_of(other.place) == text_of(hello.place); });
-        peers.push_back(
-            {hello.pid, text_of(hello.place) == place, static_cast<int>(first - all.begin()), text_of(hello.host)});
+        peers.push_back({hello.pid, place_number(text_of(hello.place)), text_of(hello.place) == place,
+                         static_cast<int>(first - all.begin()), text_of(hello.host)});
     }
     return peers;
 }
@@ -123,17 +124,6 @@ std::string absent(const TcpMembership& membership) {
 }
 
 }  // namespace
-
-std::string this_place() {
-    std::string place;
-    std::ifstream("/proc/sys/kernel/random/boot_id") >> place;
-    for (const char* name : {"/proc/self/ns/net", "/proc/self/ns/pid"}) {
-        char text[24] = {};
-        (void)!::readlink(name, text, sizeof text - 1);
-        place += text;
-    }
-    return place;
-}
 
 UniqueFd listen_when_free(int port, const TcpMeetingOptions& options) {
     const auto deadline = after(options.timeout);

@@ -27,6 +27,7 @@ struct TcpMeetingOptions {
 /// A rank as the others see it.
 struct TcpPeer {
     uint32_t pid = 0;
+    uint32_t place = 0;  ///< a number of its host
     bool same_host = false;
     int first_on_host = 0;  ///< the lowest rank on its host
     std::string host;       ///< its name
@@ -36,9 +37,6 @@ struct TcpMembership {
     std::vector<UniqueFd> sockets;  ///< of rank 0: to every rank, its own empty; of the others: one, to rank 0
     std::vector<TcpPeer> peers;     ///< by rank
 };
-
-/// What ranks must have in common to share memory: the kernel, and the namespaces of sockets and processes.
-std::string this_place();
 
 /// Rank 0's part. Throws comm_timeout, which names the ranks that have not come, on all that have.
 TcpMembership receive_ranks(const UniqueFd& listener, const TcpMeetingOptions& options);

@@ -1,0 +1,26 @@
+#include "base/place.h"
+
+#include <unistd.h>
+
+#include <fstream>
+
+namespace alltoallv {
+
+std::string this_place() {
+    std::string place;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> place;
+    for (const char* name : {"/proc/self/ns/net", "/proc/self/ns/pid"}) {
+        char text[24] = {};
+        (void)!::readlink(name, text, sizeof text - 1);
+        place += text;
+    }
+    return place;
+}
+
+uint32_t place_number(const std::string& place) {
+    uint32_t hash = 0x811c9dc5;
+    for (const char c : place) hash = (hash ^ static_cast<uint8_t>(c)) * 0x01000193;
+    return hash;
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,203 @@
+// What leaders tell each other of rows and waits.
+#include <algorithm>
+#include <cstring>
+
+#include "control/deadlock.h"
+#include "core/quant_terms.h"
+#include "transport/tcp/tcp_leaders.h"
+
+namespace alltoallv {
+namespace {
+
+constexpr int64_t fresh_ns = 10'000'000'000;  // clocks of two hosts drift apart by less than a look in this time
+
+/// A `Row` as it travels, followed by the pairs (all to rank 0, then those of the receiver's ranks) and as much of the
+/// payload as concerns the receiver.
+struct WireRow {
+    int64_t rank;
+    uint64_t seq;
+    OpKind op;
+    DType dtype;
+    ReduceOp reduce_op;
+    uint8_t flags;
+    PairDigests digests;
+    int64_t count, root;
+    uint64_t payload_at, payload_bytes;
+};
+
+/// When a leader sends waits: its clock, and the receiver's as it last heard it, and when that was.
+struct Clocks {
+    int64_t now, heard, heard_at;
+};
+
+template <class T>
+void append(std::string& body, const T* values, size_t count) {
+    body.append(reinterpret_cast<const char*>(values), count * sizeof(T));
+}
+
+size_t payload_bytes(const Row& row) {
+    if (row.flags & row_failed) return sizeof(ErrorText);
+    if (is_quantized_reduction(row.op)) return sizeof(QuantTerms);
+    return (row.flags & row_inline) != 0 ? row.input.bits : 0;
+}
+
+/// Whether each peer has a region of its own in the payload.
+bool divides(const WireRow& head) {
+    return (head.flags & (row_inline | row_failed)) == row_inline && !is_reduction(head.op);
+}
+
+int64_t clock_ns() {
+    return static_cast<int64_t>(flight_ns(Clock::now()));
+}
+
+}  // namespace
+
+Error TcpLeaders::not_understood() {
+    return peer_lost("it sent a message that nobody understands");
+}
+
+/// Two rows of every rank, or the waits of one.
+size_t TcpLeaders::most_bytes() const {
+    const auto ranks = static_cast<size_t>(control_.size());
+    return 2 * ranks * (sizeof(WireRow) + ranks * sizeof(Pair) + control_.layout().inline_bytes()) + sizeof(WaitBoard);
+}
+
+void TcpLeaders::tell_rows() {
+    Rows rows;
+    for (const int j : here_) {
+        uint64_t& told = rows_told_[static_cast<size_t>(j)];
+        while (row(j, told + 1).seq.load(std::memory_order_acquire) == told + 1) rows.emplace_back(j, ++told);
+    }
+    if (!rows.empty()) send_rows(rows, nobody);
+}
+
+void TcpLeaders::send_rows(const Rows& rows, size_t except) {
+    for (size_t i = 0; i < connections_.size(); ++i) {
+        if (i == except) continue;
+        std::string body;
+        for (const auto& [rank, seq] : rows) append_row(body, rank, seq, connections_[i]);
+        send(connections_[i], {0, Tells::rows, 0, {}, rows.size()}, body);
+    }
+}
+
+void TcpLeaders::append_row(std::string& body, int rank, uint64_t seq, const Connection& to) const {
+    Row& from = row(rank, seq);
+    WireRow head{rank,         seq,        from.op,   from.dtype, from.reduce_op,     from.flags,
+                 from.digests, from.count, from.root, 0,          payload_bytes(from)};
+    if (to.leader != 0 && divides(head)) {  // from the first of the regions for these ranks to the last
+        uint64_t begin = head.payload_bytes, end = 0;
+        for (const int j : to.ranks) {
+            const Pair& pair = from.pairs()[j];
+            if (pair.send_count == 0) continue;
+            const auto at = static_cast<uint64_t>(pair.source);
+            begin = std::min(begin, at);
+            end = std::max(end, at + static_cast<uint64_t>(pair.send_count) * size_of(from.dtype));
+        }
+        head.payload_at = end > 0 ? begin : 0;
+        head.payload_bytes = end - head.payload_at;
+    }
+    append(body, &head, 1);
+    if (to.leader == 0)
+        append(body, from.pairs(), static_cast<size_t>(control_.size()));
+    else
+        for (const int j : to.ranks) append(body, from.pairs() + j, 1);
+    body.append(control_.payload(from) + head.payload_at, head.payload_bytes);
+}
+
+namespace {
+
+/// Whether what the row says of its payload is so: every region that is known lies in it.
+bool fits(const WireRow& head, const std::vector<Pair>& pairs) {
+    if (!divides(head)) return true;
+    const uint64_t end = head.payload_at + head.payload_bytes;
+    return std::all_of(pairs.begin(), pairs.end(), [&](const Pair& pair) {
+        if (pair.send_count == 0) return true;
+        const auto at = static_cast<uint64_t>(pair.source), count = static_cast<uint64_t>(pair.send_count);
+        return pair.send_count > 0 && at >= head.payload_at && at <= end && count <= (end - at) / size_of(head.dtype);
+    });
+}
+
+}  // namespace
+
+void TcpLeaders::hear_rows(size_t connection, const Message& message, const char* body) {
+    const char* const end = body + message.bytes;
+    const auto take = [&](void* to, size_t bytes) {
+        if (static_cast<size_t>(end - body) < bytes) throw not_understood();
+        std::memcpy(to, body, bytes);
+        body += bytes;
+    };
+    const std::vector<int>& ranks = connections_[connection].ranks;
+    Rows rows;
+    for (uint64_t i = 0; i < message.seq; ++i) {
+        WireRow head;
+        take(&head, sizeof head);
+        const auto rank = static_cast<int>(head.rank);
+        if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) throw not_understood();
+        std::vector<Pair> pairs(static_cast<size_t>(control_.size()));
+        if (is_root())
+            take(pairs.data(), pairs.size() * sizeof(Pair));
+        else
+            for (const int j : here_) take(&pairs[static_cast<size_t>(j)], sizeof(Pair));
+        const size_t most = control_.layout().inline_bytes();
+        if (head.payload_at > most || head.payload_bytes > most - head.payload_at || !fits(head, pairs))
+            throw not_understood();
+        Row& target = row(rank, head.seq);
+        target.op = head.op;
+        target.dtype = head.dtype;
+        target.reduce_op = head.reduce_op;
+        target.flags = head.flags;
+        target.digests = head.digests;
+        target.count = head.count;
+        target.root = head.root;
+        target.input.bits = head.payload_at + head.payload_bytes;
+        std::copy(pairs.begin(), pairs.end(), target.pairs());
+        take(control_.payload(target) + head.payload_at, head.payload_bytes);
+        rows.emplace_back(rank, head.seq);
+    }
+    // Before this host goes by them: rank 0 may end at once.
+    if (is_root()) send_rows(rows, connection);
+    for (const auto& [rank, seq] : rows) row(rank, seq).seq.store(seq, std::memory_order_release);
+    for (const auto& [rank, seq] : rows) control_.hear_rows(seq);
+}
+
+/// What the ranks of this host wait for, and have heard of others; rank 0 hands on what it hears.
+void TcpLeaders::tell_waits() {
+    for (int j = 0; j < control_.size(); ++j) {
+        const uint64_t version = control_.board(j).version.load(std::memory_order_acquire);
+        if ((!is_here(j) && !is_root()) || version == std::exchange(waits_told_[static_cast<size_t>(j)], version))
+            continue;
+        const std::vector<WaitRecord> records = read(control_.board(j));
+        for (Connection& connection : connections_) {
+            if (leader_of_[static_cast<size_t>(j)] == connection.leader) continue;
+            const Clocks clocks{clock_ns(), connection.its_clock, connection.told_ns};
+            std::string body;
+            append(body, &clocks, 1);
+            append(body, records.data(), records.size());
+            send(connection, {0, Tells::waits, j, {}, 0}, body);
+        }
+    }
+}
+
+/// The other clock is ahead of this one by at most what it told less the time it came at, and at least by what it had
+/// heard of this one less the time that was. By these a state lasts no longer here than it did there.
+void TcpLeaders::hear_waits(size_t index, const Message& message, const char* body) {
+    Connection& connection = connections_[index];
+    Clocks clocks;
+    if (message.bytes < sizeof clocks || (message.bytes - sizeof clocks) % sizeof(WaitRecord) != 0 ||
+        (message.bytes - sizeof clocks) / sizeof(WaitRecord) > WaitBoard::most_records || is_here(message.rank))
+        throw not_understood();
+    std::memcpy(&clocks, body, sizeof clocks);
+    connection.its_clock = clocks.now;
+    connection.told_ns = clock_ns();
+    if (clocks.heard == 0 || clocks.now - clocks.heard_at > fresh_ns) return;
+    std::vector<WaitRecord> records((message.bytes - sizeof clocks) / sizeof(WaitRecord));
+    if (!records.empty()) std::memcpy(records.data(), body + sizeof clocks, records.size() * sizeof(WaitRecord));
+    for (WaitRecord& record : records) {
+        record.since_ns += connection.told_ns - clocks.now;
+        record.seen_ns += clocks.heard - clocks.heard_at;
+    }
+    write(control_.board(message.rank), records);
+    if (is_root()) tell_waits();
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,296 @@
+#include "transport/tcp/tcp_leaders.h"
+
+#include <pthread.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include "bootstrap/reactor.h"
+
+namespace alltoallv {
+namespace {
+
+constexpr auto farewell = std::chrono::seconds(1);
+
+}  // namespace
+
+/// So that a forked child closes its copies: a connection ends when its owner does.
+struct TcpLeadersOfProcess {
+    std::mutex mutex;
+    std::set<TcpLeaders*> all;
+
+    static TcpLeadersOfProcess& instance() {
+        static auto* const made = [] {
+            pthread_atfork([] { instance().mutex.lock(); }, [] { instance().mutex.unlock(); },
+                           [] {
+                               for (TcpLeaders* leaders : instance().all) close(*leaders);
+                               instance().all.clear();
+                               instance().mutex.unlock();
+                           });
+            return new TcpLeadersOfProcess;
+        }();
+        return *made;
+    }
+    static void close(TcpLeaders& leaders) {
+        for (TcpLeaders::Connection& connection : leaders.connections_) connection.socket.reset();
+        leaders.local_.clear();
+    }
+};
+
+std::shared_ptr<TcpLeaders> TcpLeaders::make(TcpMembership membership, std::vector<int> here, std::vector<Peer> local,
+                                             ControlPlane& control) {
+    return std::shared_ptr<TcpLeaders>(
+        new TcpLeaders(std::move(membership), std::move(here), std::move(local), control));
+}
+
+TcpLeaders::TcpLeaders(TcpMembership membership, std::vector<int> here, std::vector<Peer> local, ControlPlane& control)
+    : control_(control),
+      here_(std::move(here)),
+      local_(std::move(local)),
+      rows_told_(membership.peers.size()),
+      waits_told_(rows_told_),
+      departures_told_(rows_told_.size()) {
+    for (const TcpPeer& peer : membership.peers) leader_of_.push_back(peer.first_on_host);
+    if (!leads()) return;
+    for (int j = 0; j < control.size(); ++j) {
+        const auto i = static_cast<size_t>(j);
+        if (leader_of_[i] != j || j == control.rank() || (!is_root() && j != 0)) continue;
+        Connection& made = connections_.emplace_back();
+        made.socket = std::move(membership.sockets[is_root() ? i : 0]);
+        made.leader = j;
+        for (int k = 0; k < control.size(); ++k)
+            if (is_root() ? leader_of_[static_cast<size_t>(k)] == j : !is_here(k)) made.ranks.push_back(k);
+    }
+}
+
+TcpLeaders::~TcpLeaders() {
+    stop();
+}
+
+void TcpLeaders::watch() {
+    auto& of_process = TcpLeadersOfProcess::instance();
+    {
+        const std::lock_guard lock(of_process.mutex);
+        of_process.all.insert(this);
+    }
+    const auto weak = weak_from_this();
+    const auto look = [weak] {
+        if (const auto self = weak.lock()) self->look();
+    };
+    control_.on_poison = look;
+    control_.hosts =
+        ControlPlane::Hosts{[weak](uint64_t seq) {
+                                if (const auto self = weak.lock()) self->published(seq);
+                            },
+                            look,
+                            [weak](int rank) {
+                                const auto self = weak.lock();
+                                return self ? self->cut_off(rank) : -1;
+                            },
+                            [weak](uint64_t seq, const PairDifference& difference) {
+                                const std::string body(reinterpret_cast<const char*>(&difference), sizeof difference);
+                                if (const auto self = weak.lock())
+                                    self->send_to_others(nobody, {0, Tells::difference, 0, {}, seq}, body);
+                            }};
+    for (size_t i = 0; i < local_.size(); ++i) {
+        if (local_[i].pidfd)
+            Reactor::instance().add(local_[i].pidfd.get(), [weak, i](uint32_t) {
+                if (const auto self = weak.lock()) self->on_local(i, true, "its process has ended");
+            });
+        if (local_[i].socket)
+            Reactor::instance().add(local_[i].socket.get(), [weak, i](uint32_t) {
+                if (const auto self = weak.lock()) self->on_local(i, false, "its connection was closed");
+            });
+    }
+    for (size_t i = 0; i < connections_.size(); ++i)
+        Reactor::instance().add(connections_[i].socket.get(), [weak, i](uint32_t) {
+            if (const auto self = weak.lock()) self->on_bytes(i);
+        });
+}
+
+/// What comes from another host comes over both leaders and rank 0.
+int TcpLeaders::cut_off(int rank) const {
+    if (is_here(rank)) return -1;
+    for (const int via : {here_[0], 0, leader_of_[static_cast<size_t>(rank)]})
+        if (control_.has_left(via)) return via;
+    return -1;
+}
+
+/// The last on its host has the rows sent, all at once; those of a host that is late, who waits for them.
+void TcpLeaders::published(uint64_t seq) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    for (const int j : here_)
+        if (!control_.has_row(j, seq)) return;
+    if (!leads()) return look();
+    const std::lock_guard lock(mutex_);
+    if (!stopped_) tell_rows();
+}
+
+void TcpLeaders::look() {
+    if (!leads()) {
+        const std::lock_guard lock(mutex_);
+        const char ring = 0;  // it has its socket full of these, or is about to look
+        if (!stopped_ && local_[0].socket) (void)::send(local_[0].socket.get(), &ring, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+        return;
+    }
+    const std::lock_guard lock(mutex_);
+    if (stopped_) return;
+    tell_rows();
+    tell_poison();
+    tell_departures();
+    tell_waits();
+}
+
+void TcpLeaders::tell_poison() {
+    if (!control_.poisoned() || std::exchange(poison_told_, true)) return;
+    const auto poison = control_.poison_told();
+    send_to_others(nobody, {0, Tells::poisoned, poison.by, poison.kind, 0}, poison.reason);
+}
+
+void TcpLeaders::tell_departures() {
+    for (const int j : here_)
+        if (control_.has_left(j) && !departures_told_[static_cast<size_t>(j)]) {
+            departures_told_[static_cast<size_t>(j)] = true;
+            send_to_others(nobody, {0, Tells::departed, j, {}, 0}, {});
+        }
+}
+
+void TcpLeaders::on_local(size_t index, bool ended, const std::string& how) {
+    const std::lock_guard lock(mutex_);
+    if (stopped_ || index >= local_.size()) return;
+    Peer& peer = local_[index];
+    char rings[64];
+    for (ssize_t got = 1; !ended && got > 0;) {
+        got = ::recv(peer.socket.get(), rings, sizeof rings, MSG_DONTWAIT);
+        ended = got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
+    }
+    if (leads()) look();
+    if (!ended) return;
+    for (const UniqueFd* fd : {&peer.socket, &peer.pidfd})
+        if (*fd) Reactor::instance().remove(fd->get());
+    if (!control_.has_left(here_[index])) control_.lost(here_[index], how);
+}
+
+void TcpLeaders::on_bytes(size_t index) {
+    const std::lock_guard lock(mutex_);
+    Connection& connection = connections_[index];
+    if (connection.ended) return;
+    char chunk[65536];
+    bool ended = false;
+    for (;;) {
+        const ssize_t got = ::recv(connection.socket.get(), chunk, sizeof chunk, MSG_DONTWAIT);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0 && errno == EAGAIN) break;
+        if (got <= 0) {
+            ended = true;
+            break;
+        }
+        connection.heard.append(chunk, static_cast<size_t>(got));
+        if (static_cast<size_t>(got) < sizeof chunk) break;
+    }
+    size_t at = 0;
+    try {
+        for (Message message; connection.heard.size() - at >= sizeof message; at += sizeof message + message.bytes) {
+            std::memcpy(&message, connection.heard.data() + at, sizeof message);
+            if (message.bytes > most_bytes() || message.rank < 0 || message.rank >= control_.size())
+                throw not_understood();
+            if (connection.heard.size() - at < sizeof message + message.bytes) break;
+            on_message(index, message, connection.heard.data() + at + sizeof message);
+        }
+        connection.heard.erase(0, at);
+    } catch (const Error& error) {
+        control_.lost(connection.leader, error.what());
+        ended = true;
+    }
+    if (ended) on_end(connection);
+}
+
+void TcpLeaders::on_message(size_t index, const Message& message, const char* body) {
+    Connection& connection = connections_[index];
+    switch (message.tells) {
+        case Tells::rows:
+            return hear_rows(index, message, body);
+        case Tells::difference: {
+            PairDifference difference;
+            if (message.bytes != sizeof difference || is_root()) break;
+            std::memcpy(&difference, body, sizeof difference);
+            return control_.hear_difference(message.seq, difference);
+        }
+        case Tells::poisoned:
+            control_.hear_poison(message.kind, message.rank, std::string(body, message.bytes));
+            return tell_poison();
+        case Tells::departed:
+            control_.hear_left(message.rank);
+            if (!is_root()) return;
+            send_to_others(index, message, {});
+            if (message.rank == connection.leader) ::shutdown(connection.socket.get(), SHUT_WR);  // it waits for this
+            return;
+        case Tells::waits:
+            return hear_waits(index, message, body);
+        default:
+            break;
+    }
+    throw not_understood();
+}
+
+void TcpLeaders::on_end(Connection& connection) {
+    connection.ended = true;
+    // Closed by `stop`, so that its number is not another's before.
+    Reactor::instance().remove(connection.socket.get());
+    ::shutdown(connection.socket.get(), SHUT_RDWR);
+    if (!stopped_ && !control_.has_left(connection.leader))
+        control_.lost(connection.leader, "its connection has ended");
+}
+
+void TcpLeaders::send_to_others(size_t except, const Message& message, const std::string& body) {
+    const std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < connections_.size(); ++i)
+        if (i != except) send(connections_[i], message, body);
+}
+
+/// One who takes nothing any more is lost: its own callback sees the end of the connection.
+void TcpLeaders::send(Connection& connection, Message message, const std::string& body) {
+    if (!connection.socket || connection.ended) return;
+    message.bytes = static_cast<uint32_t>(body.size());
+    const std::string data = std::string(reinterpret_cast<const char*>(&message), sizeof message) + body;
+    if (!send_all(connection.socket.get(), data.data(), data.size())) ::shutdown(connection.socket.get(), SHUT_RDWR);
+}
+
+bool TcpLeaders::all_ended() {
+    const std::lock_guard lock(mutex_);
+    return std::all_of(connections_.begin(), connections_.end(),
+                       [](const Connection& connection) { return !connection.socket || connection.ended; });
+}
+
+void TcpLeaders::stop() {
+    {
+        const std::lock_guard lock(mutex_);
+        if (stopped_) return;
+        look();
+        stopped_ = true;
+        if (is_root())
+            for (Connection& connection : connections_) ::shutdown(connection.socket.get(), SHUT_WR);
+    }
+    // Closed at once, with something unread, a connection would lose what has just been sent.
+    const auto deadline = std::chrono::steady_clock::now() + (control_.poisoned() ? farewell / 10 : farewell);
+    while (!all_ended() && std::chrono::steady_clock::now() < deadline) ::usleep(500);
+    for (const Connection& connection : connections_)
+        if (connection.socket) Reactor::instance().remove(connection.socket.get());
+    for (const Peer& peer : local_)
+        for (const UniqueFd* fd : {&peer.socket, &peer.pidfd})
+            if (*fd) Reactor::instance().remove(fd->get());
+    {
+        auto& of_process = TcpLeadersOfProcess::instance();
+        const std::lock_guard lock(of_process.mutex);
+        of_process.all.erase(this);
+    }
+    TcpLeadersOfProcess::close(*this);
+}
+
+}  // namespace alltoallv

@@ -1,0 +1,101 @@
+/// \file tcp_leaders.h
+/// \brief Keeps the hosts' control segments alike: rows, failures, departures and waits travel between their leaders.
+///
+/// The ranks of a host share a segment. The lowest of them leads: its process sends what they publish to rank 0's,
+/// which leads the first host and hands it on to the other hosts, and writes into the segment what comes from there.
+/// Others ring their leader where there is something to send.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "bootstrap/bootstrap.h"
+#include "control/control.h"
+#include "transport/tcp/tcp_meeting.h"
+
+namespace alltoallv {
+
+class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
+  public:
+    /// `here`: the ranks of this host, in order, and `local` what each of them is reached by. `control` outlives the
+    /// leaders, or their `stop`.
+    static std::shared_ptr<TcpLeaders> make(TcpMembership membership, std::vector<int> here, std::vector<Peer> local,
+                                            ControlPlane& control);
+    ~TcpLeaders();
+
+    /// Fills in the functions of the control plane, and begins to listen to the peers.
+    void watch();
+
+    /// Tells the peers that this rank leaves; a leader waits up to a second until the others know. After return nothing
+    /// touches the control plane. Not from a callback.
+    void stop();
+
+  private:
+    /// From a leader to another.
+    struct Connection {
+        UniqueFd socket;
+        int leader = 0;
+        std::vector<int> ranks;  // that are heard over it
+        std::string heard;       // the beginning of a message
+        bool ended = false;      // the other end has closed
+        int64_t its_clock = 0;   // as it last told it, when this was
+        int64_t told_ns = 0;
+    };
+    enum class Tells : uint32_t { rows = 1, difference, poisoned, departed, waits };
+    struct Message {
+        uint32_t bytes = 0;  // that follow
+        Tells tells = Tells::departed;
+        int32_t rank = 0;  // whom it is about
+        PoisonKind kind = PoisonKind::none;
+        uint64_t seq = 0;  // of an operator; of rows: how many
+    };
+
+    TcpLeaders(TcpMembership membership, std::vector<int> here, std::vector<Peer> local, ControlPlane& control);
+    bool leads() const { return here_[0] == control_.rank(); }
+    bool is_root() const { return control_.rank() == 0; }
+    bool is_here(int rank) const { return leader_of_[static_cast<size_t>(rank)] == here_[0]; }
+    int cut_off(int rank) const;
+    bool all_ended();
+
+    void published(uint64_t seq);
+    void look();
+    void tell_departures();
+    void tell_poison();
+    void send_to_others(size_t except, const Message& message, const std::string& body);
+    void send(Connection& connection, Message message, const std::string& body);
+
+    void on_local(size_t index, bool ended, const std::string& how);
+    void on_bytes(size_t connection);
+    void on_message(size_t connection, const Message& message, const char* body);
+    void on_end(Connection& connection);
+    Row& row(int rank, uint64_t seq) const { return control_.row(rank, seq); }
+    friend struct TcpLeadersOfProcess;
+
+    // tcp_leader_messages.cpp
+    using Rows = std::vector<std::pair<int, uint64_t>>;  // ranks and operators
+    void tell_rows();
+    void send_rows(const Rows& rows, size_t except);
+    void append_row(std::string& body, int rank, uint64_t seq, const Connection& to) const;
+    void hear_rows(size_t connection, const Message& message, const char* body);
+    void tell_waits();
+    void hear_waits(size_t connection, const Message& message, const char* body);
+    size_t most_bytes() const;
+    static Error not_understood();
+
+    static constexpr size_t nobody = SIZE_MAX;
+
+    ControlPlane& control_;
+    std::vector<int> leader_of_;                    // by rank
+    std::vector<int> here_;                         // in order: the first is the leader
+    std::vector<Peer> local_;                       // as `here_`
+    std::recursive_mutex mutex_;                    // guards what follows; a failed send may lead to another
+    std::vector<Connection> connections_;           // of a leader
+    std::vector<uint64_t> rows_told_, waits_told_;  // by rank: the last row, the version of the board
+    std::vector<bool> departures_told_;
+    bool poison_told_ = false, stopped_ = false;
+};
+
+}  // namespace alltoallv
