@@ -30,6 +30,9 @@ CPP_ROOMS = ("op_host", "op_kernel", "emulator", "tests", "python/alltoallv/mind
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 BUILD_TOOLS = PROJECT["build-system"]["requires"]
 PYTEST_PLUGINS = ("pytest-timeout>=2.3", "pytest-rerunfailures>=16.7")
+# Named, since without an installation nothing announces ours, and with one it may not be named twice.
+PLUGIN_MODULES = "alltoallv.testing.plugin", "pytest_timeout", "pytest_rerunfailures", "_hypothesis_pytestplugin"
+PLUGINS = tuple(f"-p{name}" for name in PLUGIN_MODULES)
 TEST_TOOLS = (*PROJECT["project"]["optional-dependencies"]["testing"], *PYTEST_PLUGINS, "scikit-learn>=1.3")
 MEGATRON = "megatron-core==0.16.*"  # without what it wants of a GPU
 MODEL_READERS = ("safetensors>=0.4,<1", "tokenizers>=0.20,<1")
@@ -290,9 +293,10 @@ def coverage(session: nox.Session) -> None:
     )
     path = os.pathsep.join(map(str, (site, sources)))
     env = {"PYTHONPATH": path, "COVERAGE_PROCESS_START": str(rc), "OMP_NUM_THREADS": "1"}
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     folders = "numpy operation quantized matrix trace testing planner comm transport soak hosts"
     tests = [*(f"tests/{folder}" for folder in folders.split()), "tests/test_launch.py", "tests/test_run.py"]
-    session.run("python", "-m", "pytest", *tests, *selected(session), env=env, success_codes=[0, 1])
+    session.run("python", "-m", "pytest", *PLUGINS, *tests, *selected(session), env=env, success_codes=[0, 1])
     session.run("coverage", "combine", "--quiet", f"--rcfile={rc}")
     session.run("coverage", "report", "--skip-covered", f"--rcfile={rc}")
     options = ["--filter=op_host/", "--filter=op_kernel/cpu/", "--exclude-throw-branches", "--print-summary"]
@@ -440,16 +444,13 @@ def bring_hosts(session: nox.Session) -> None:
 def framework_tests(session: nox.Session, folders: str, *requirements: str) -> None:
     """The tests of one front end, in an environment with its framework; ``folders`` are divided by spaces."""
     session.install(*requirements, *TEST_TOOLS)
-    # Named, since without an installation nothing announces ours, and with one it may not be named twice.
-    names = ("alltoallv.testing.plugin", "pytest_timeout", "pytest_rerunfailures", "_hypothesis_pytestplugin")
-    plugins = [f"-p{name}" for name in names]
     env = {
         "PYTHONPATH": os.pathsep.join(map(str, SOURCES)),
         "OMP_NUM_THREADS": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
     }
-    session.run("python", "-m", "pytest", *plugins, *RERUN, *folders.split(), *selected(session), env=env)
+    session.run("python", "-m", "pytest", *PLUGINS, *RERUN, *folders.split(), *selected(session), env=env)
 
 
 def selected(session: nox.Session) -> tuple[str, ...]:
