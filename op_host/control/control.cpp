@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <sstream>
 
 #include "base/place.h"
 #include "control/deadlock.h"
@@ -40,16 +41,17 @@ const char* process_state(uint32_t pid) {
     if (!std::getline(file, line)) return "gone";
     const size_t paren = line.rfind(')');  // the command name may itself contain parentheses
     if (paren == std::string::npos || paren + 2 >= line.size()) return "gone";
-    switch (line[paren + 2]) {
-        case 'T':
-        case 't':
-            return "stopped";
-        case 'Z':
-        case 'X':
-            return "gone";
-        default:
-            return "running";
-    }
+    std::istringstream rest(line.substr(paren + 2));
+    char state = 0;
+    int64_t unused = 0;
+    uint64_t flags = 0;  // the ninth field
+    rest >> state;
+    for (int field = 4; field < 9; ++field) rest >> unused;
+    rest >> flags;
+    // Its descriptors are closed, by which its peers learn that it ends, a moment before it counts as a zombie.
+    constexpr uint64_t exiting = 4;  // PF_EXITING
+    if (state == 'Z' || state == 'X' || (flags & exiting) != 0) return "gone";
+    return state == 'T' || state == 't' ? "stopped" : "running";
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ from alltoallv.launch.job import Launch
 
 BACKENDS = ("auto", "shm", "tcp", "hccl", "nccl")
 
+_MOST_THREADS = 4096  # as ranks that are processes
 _thread_domains = itertools.count()
 _pending: set[Any] = set()  # of all communicators: several objects of this class may stand for one
 _numbers = itertools.count()
@@ -94,7 +95,7 @@ class Communicator:
         options.job = f"{job.job_id}#{job.restart_count}"
         _forget_default(options.domain)
         if backend == "tcp" or (backend == "auto" and job.several_hosts):
-            made = cls(_between_hosts(job, options), options)
+            made = cls(between_hosts(job, options), options)
             _of_hosts[:] = [made]
             return made
         job.require_one_host(job.size)
@@ -136,8 +137,8 @@ class Communicator:
 
         The same transport as between processes. For the arguments see `from_env`; ``domain`` defaults to a new one.
         """
-        if n < 1:
-            raise InvalidParamError(f"n is {n}, expected at least 1")
+        if not 1 <= n <= _MOST_THREADS:
+            raise InvalidParamError(f"n is {n}, expected 1 to {_MOST_THREADS}")
         options = make_options(domain or f"threads-{next(_thread_domains)}", timeout, check)
         options.size = n
         options.job = f"pid-{os.getpid()}"
@@ -302,46 +303,10 @@ def _forget_default(domain: str) -> None:
             _defaults.pop(backend, None)
 
 
-_connected: dict[tuple[str, str, int], _core.Communicator] = {}
-
-
-def connect(param: _core.AllToAllVParam, npu: bool = False) -> _core.Communicator:
-    """The communicator that an `AllToAllVParam` describes: found by its domain, or made with its ranks.
-
-    Args:
-        npu: For tensors on an NPU, not in host memory.
-    """
-    if param.backend not in (("hccl", "auto") if npu else ("hccl", "auto", "shm")):
-        raise BackendUnavailableError(f"backend is {param.backend!r}, which AllToAllVOperation cannot make by itself")
-    options = make_options(param.comm_domain or "default", 600.0, None)
-    options.rank, options.size = param.rank, param.rank_size
-    options.threads = int(param.comm_mode) == int(_core.CommMode.MULTI_THREAD)
-    if options.threads:
-        options.job = f"pid-{os.getpid()}"
-    else:
-        job = launch.detect()
-        # Ranks that no launcher started, such as the children of one test, share their parent.
-        options.job = f"{job.job_id}#{job.restart_count}" if job.launcher != "single" else f"parent-{os.getppid()}"
-        if not npu and job.several_hosts:
-            if param.backend == "shm" or param.rank_size != job.size:
-                job.require_one_host(param.rank_size)
-            return _kept(options, _between_hosts(job, options), "/tcp")
-    core = hccl.from_param(param, options) if npu else _core.communicator(options)
-    return _kept(options, core, "/hccl" * npu)
-
-
-def _between_hosts(job: Launch, options: _core.CommunicatorOptions) -> _core.Communicator:
+def between_hosts(job: Launch, options: _core.CommunicatorOptions) -> _core.Communicator:
+    """Of a job on several hosts, which meets at rank 0."""
     options.job = f"hosts#{job.restart_count}"  # the launcher's names of a job may differ between hosts
     return _core.hosts_communicator(options, *job.root())
-
-
-def _kept(options: _core.CommunicatorOptions, core: _core.Communicator, transport: str) -> _core.Communicator:
-    """The communicator, which lasts as in ATB, although the operations that use it come and go; destroy() ends it."""
-    key = (options.job + transport, options.domain, options.rank)
-    for other in [k for k, kept in list(_connected.items()) if k != key and not kept.usable]:
-        _connected.pop(other, None)
-    _connected[key] = core
-    return core
 
 
 def make_options(domain: str, timeout: float = 600.0, check: str | None = None) -> _core.CommunicatorOptions:
@@ -351,13 +316,16 @@ def make_options(domain: str, timeout: float = 600.0, check: str | None = None) 
     if check not in (None, "always", "off"):
         raise InvalidParamError(f"check is {check!r}, expected 'always' or 'off' for shared memory")
     options = _core.CommunicatorOptions()
-    options.domain, options.budget_mb = _core.parse_domain(domain)
+    options.domain, options.budget_mb = _core.parse_domain(variables.utf8("domain", domain))
     options.timeout = float(timeout)
     options.check = check != "off"
-    options.secret = variables.text(os.environ, "ALLTOALLV_JOB_SECRET", secret=True)
-    options.path = variables.text(os.environ, "ALLTOALLV_PATH", "auto")
+    options.secret = variables.utf8("ALLTOALLV_JOB_SECRET", os.environ.get("ALLTOALLV_JOB_SECRET", ""), secret=True)
+    options.path = variables.utf8("ALLTOALLV_PATH", os.environ.get("ALLTOALLV_PATH", "auto"))
     options.copy_threads = variables.integer(os.environ, "ALLTOALLV_COPY_THREADS", 0)
     options.warn_after = variables.seconds(os.environ, "ALLTOALLV_WARN_AFTER", options.warn_after)
+    for name in ("ALLTOALLV_POOL", "ALLTOALLV_ALLOW_PTRACE"):  # which the core reads
+        variables.switch(os.environ, name)
+    variables.folder(os.environ, "ALLTOALLV_FLIGHT_DIR")
     return options
 
 

@@ -21,7 +21,7 @@ from npu_starts import forget_launcher, free_port, write_table
 import alltoallv.torch as at
 import alltoallv_emulator as emulator
 from alltoallv import AllToAllVParam, Communicator
-from alltoallv.communicator import connect
+from alltoallv.atb.member import connect
 from alltoallv.errors import CommTimeoutError, InvalidParamError, InvalidTensorError, PeerLostError, PeerMismatchError
 from alltoallv.testing import Ranks
 from alltoallv.testing.golden import assert_bits_equal, random_case

@@ -12,9 +12,9 @@ import pytest
 from acceptance_table import BASE, ROWS
 
 from alltoallv import Communicator, _core
+from alltoallv.atb.member import connect
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.params import AllToAllVParam
-from alltoallv.communicator import connect
 from alltoallv.errors import AllToAllVError
 
 Launch = Callable[..., list[Any]]

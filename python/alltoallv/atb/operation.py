@@ -9,7 +9,8 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 from alltoallv import _core
 from alltoallv._calls import adapters
 from alltoallv._calls.adapters import Adapter
-from alltoallv.communicator import Communicator, connect
+from alltoallv.atb.member import connect
+from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.launch import hccl
 

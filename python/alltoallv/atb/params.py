@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from alltoallv import _core
 from alltoallv._core import CommMode, DeviceInfo
 from alltoallv.errors import InvalidParamError
+from alltoallv.launch.variables import utf8
 
 __all__ = ["AllToAllVParam", "CommMode", "DeviceInfo"]
 
@@ -36,12 +37,20 @@ def with_fields(cls: C) -> C:
         for name in values:
             if name not in fields:
                 raise TypeError(unknown(name))
-        init(self, *args, **values)
+        try:
+            init(self, *args, **values)
+        except TypeError:
+            refuse_unreadable(values)
+            raise
 
     def assign(self: Any, name: str, value: object) -> None:
         if name not in fields:
             raise AttributeError(unknown(name))
-        object.__setattr__(self, name, value)
+        try:
+            object.__setattr__(self, name, value)
+        except TypeError:
+            refuse_unreadable({name: value})
+            raise
 
     def missing(self: Any, name: str) -> Any:
         raise AttributeError(unknown(name))
@@ -58,6 +67,18 @@ def with_fields(cls: C) -> C:
     for name, method in methods.items():
         setattr(cls, name, method)
     return cls
+
+
+def refuse_unreadable(fields: Mapping[str, Any]) -> None:
+    """Names what the core cannot take though its type is right: numbers that are too large, text that is no UTF-8."""
+    for name, value in fields.items():
+        several = isinstance(value, list | tuple)
+        for entry in value if several else (value,):
+            bits = 64 if several or name == "hccl_comm" else 32
+            if isinstance(entry, int) and not -(2 ** (bits - 1)) <= entry < 2 ** (bits - 1):
+                raise InvalidParamError(f"{name} {'holds' if several else 'is'} {entry}, which {bits} bits do not hold")
+            if isinstance(entry, str):
+                utf8(name, entry)
 
 
 @with_fields
@@ -202,7 +223,7 @@ def read_int32(key: str, value: object) -> int:
 def read_str(key: str, value: object) -> str:
     if not isinstance(value, str):
         raise InvalidParamError(f"{key} is {value!r}, expected a string")
-    return value
+    return utf8(key, value)
 
 
 def read_list(key: str, value: object) -> list[Any]:

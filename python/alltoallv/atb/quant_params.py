@@ -9,7 +9,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from alltoallv import _core
-from alltoallv.atb.params import KEYS, READERS, AllToAllVParam, parse_object, read_int32, read_str, with_fields
+from alltoallv.atb.params import (
+    KEYS,
+    READERS,
+    AllToAllVParam,
+    parse_object,
+    read_int32,
+    read_str,
+    refuse_unreadable,
+    with_fields,
+)
 from alltoallv.errors import InvalidParamError
 from alltoallv.quantization.spec import Gather, Overflow, Quantization, SumOp, coding
 
@@ -81,6 +90,7 @@ class QuantAllReduceParam:
             InvalidParamError: ``bits``, ``group_size``, ``gather`` or ``overflow`` has no meaning.
         """
         how = self.quantization
+        refuse_unreadable({name: getattr(self, name) for name in _OWN.values()})
         group = AllToAllVParam(**{name: getattr(self, name) for name in _GROUP.values()})
         return _core.QuantAllReduceParam(
             group,

@@ -51,9 +51,7 @@ def from_param(param: _core.AllToAllVParam, options: _core.CommunicatorOptions) 
 
 
 def _from_table(hccl: _core.HcclOptions, options: _core.CommunicatorOptions, path: str) -> _core.Communicator:
-    table = RankTable.load(path)
-    if table.size != hccl.size:
-        raise InvalidParamError(f"rank table {path!r} lists {table.size} ranks, expected {hccl.size}")
+    table = RankTable.load(path).of_size(hccl.size)
     here = table.server_of(hccl.rank)
     hccl.rank_table = os.path.realpath(path)
     if _core.npu_current_device() < 0:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from alltoallv.errors import BackendUnavailableError, InvalidParamError
-from alltoallv.launch.variables import integer, port
+from alltoallv.launch.variables import integer, port, utf8
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ class Launch:
     def __post_init__(self) -> None:
         where = f"the variables of launcher {self.launcher!r}"
         for what, text in (("job id", self.job_id), ("address of rank 0", self.master_addr)):
-            if any("\ud800" <= c <= "\udfff" for c in text):
-                raise InvalidParamError(f"{where} give {what} {text!r}, expected text in UTF-8")
+            utf8(f"the {what} of {where}", text)
         if self.size < 1:
             raise InvalidParamError(f"{where} give world size {self.size}, expected at least 1")
         if not 0 <= self.rank < self.size:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alltoallv.errors import InvalidParamError
+from alltoallv.launch.variables import utf8
 
 _VERSIONS = ("1.0", "1.2")
 
@@ -63,6 +64,12 @@ class RankTable:
                 return server
         raise InvalidParamError(f"rank is {rank}, expected 0 <= rank < {self.size}, the ranks of the rank table")
 
+    def of_size(self, size: int) -> RankTable:
+        """This one, which must have ``size`` ranks."""
+        if self.size != size:
+            raise InvalidParamError(f"the rank table lists {self.size} ranks, expected {size}")
+        return self
+
     @classmethod
     def load(cls, path: str) -> RankTable:
         """Reads and checks ``path``.
@@ -75,6 +82,8 @@ class RankTable:
                 content = file.read()
         except OSError as error:
             raise InvalidParamError(f"rank table {path!r} cannot be read: {error.strerror}") from None
+        except ValueError as error:  # no path
+            raise InvalidParamError(f"rank table {path!r} cannot be read: {error}") from None
         try:
             return cls.parse(content)
         except InvalidParamError as error:
@@ -85,7 +94,7 @@ class RankTable:
         """The same for a file's content."""
         try:
             root = json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidParamError(f"expected JSON, but {error}") from None
         if not isinstance(root, dict):
             raise InvalidParamError(f"expected a JSON object, got {type(root).__name__}")
@@ -112,6 +121,7 @@ def _server(entry: Any, version: str) -> Server:
     name = entry.get("server_id")
     if not isinstance(name, str) or not 0 < len(name) <= 64:
         raise InvalidParamError(f"server_id is {name!r}, expected a text of 1 to 64 characters")
+    utf8("server_id", name)
     where = f"server {name!r}"
     devices = []
     for item in _list(entry, "device", where):
@@ -172,7 +182,7 @@ def _super_pods(root: dict[str, Any], servers: Sequence[Server]) -> list[str]:
         numbers: dict[int | None, str] = {}
         for member in _list(entry, "server_list", f"super pod {pod!r}"):
             name = member.get("server_id") if isinstance(member, dict) else member
-            if name not in by_name:
+            if not isinstance(name, str) or name not in by_name:
                 raise InvalidParamError(f"super pod {pod!r} names server {name!r}, expected one of {sorted(by_name)}")
             if name in pod_of:
                 raise InvalidParamError(f"server {name!r} is in super pod {pod_of[name]!r} and again in {pod!r}")
@@ -194,6 +204,8 @@ def _address(item: dict[str, Any], where: str) -> str:
     """device_ip, which may be missing."""
     value = item.get("device_ip", "")
     try:
+        if not isinstance(value, str):
+            raise ValueError
         return str(ipaddress.ip_address(value)) if value != "" else ""
     except ValueError:
         raise InvalidParamError(
@@ -212,4 +224,6 @@ def _number(entry: dict[str, Any], key: str, where: str) -> int:
     value = entry.get(key)
     if not isinstance(value, str) or not (value.isascii() and value.isdecimal()):
         raise InvalidParamError(f'{key} of {where} is {value!r}, expected a number written as a string, such as "0"')
+    if len(value) > 10:
+        raise InvalidParamError(f"{key} of {where} is {value[:40]!r}, expected a number of at most 10 digits")
     return int(value)

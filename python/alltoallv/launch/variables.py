@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from alltoallv.errors import InvalidParamError
 
 Environ = Mapping[str, str]
+LARGEST = 2**31 - 1
 
 
 def required(env: Environ, name: str) -> int:
@@ -36,12 +37,23 @@ def port(name: str, default: int) -> int:
     return number
 
 
-def text(env: Environ, name: str, default: str = "", secret: bool = False) -> str:
-    """A variable that holds text, which must be UTF-8; no error shows one that is ``secret``."""
-    value = env.get(name, default)
-    if any("\ud800" <= c <= "\udfff" for c in value):
-        raise InvalidParamError(f"{name} is {'no UTF-8' if secret else repr(value)}, expected text in UTF-8")
+def utf8(name: str, value: object, secret: bool = False) -> str:
+    """The text, which must have a form in UTF-8; no error shows one that is ``secret``."""
+    if not isinstance(value, str) or any("\ud800" <= c <= "\udfff" for c in value):
+        raise InvalidParamError(f"{name} is {'none' if secret else ascii(value)}, expected text in UTF-8")
     return value
+
+
+def switch(env: Environ, name: str) -> None:
+    """Refuses a variable that is neither 0 nor 1, nor empty."""
+    if env.get(name, "") not in ("", "0", "1"):
+        raise InvalidParamError(f"{name} is {env[name]!r}, expected 0 or 1")
+
+
+def folder(env: Environ, name: str) -> None:
+    """Refuses a variable that names something else than a folder that is there."""
+    if env.get(name) and not os.path.isdir(env[name]):
+        raise InvalidParamError(f"{name} is {env[name]!r}, expected a folder that exists")
 
 
 def seconds(env: Environ, name: str, default: float) -> float:
@@ -59,11 +71,13 @@ def seconds(env: Environ, name: str, default: float) -> float:
 
 
 def integer(env: Environ, name: str, default: int) -> int:
-    """A variable that holds an integer of at least 0."""
+    """A variable that holds an integer of 0 to ``LARGEST``."""
     text = env.get(name)
     if text is None:
         return default
     digits = text.strip()
     if not (digits.isascii() and digits.isdecimal()):
         raise InvalidParamError(f"{name} is {text!r}, expected an integer of at least 0")
+    if len(digits) > 10 or int(digits) > LARGEST:
+        raise InvalidParamError(f"{name} is {text[:40]!r}, expected an integer of at most {LARGEST}")
     return int(digits)

@@ -17,11 +17,12 @@ from mindspore.common._grad_function import _Function
 from alltoallv._calls import adapters
 from alltoallv._calls.counts import Counts, as_counts, even_parts, packed, shares
 from alltoallv._calls.guard import guard
+from alltoallv.atb.member import connect
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.params import AllToAllVParam
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.atb.quant_params import QuantAllReduceParam, QuantType
-from alltoallv.communicator import Communicator, connect
+from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore import quantized

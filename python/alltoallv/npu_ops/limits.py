@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 from alltoallv.errors import InvalidParamError
+from alltoallv.launch.variables import integer
 
 Product = Literal["A2", "A3"]
 _MB = 1 << 20
@@ -31,7 +32,7 @@ def product() -> Product:
 
 def buffer_mb() -> int:
     """HCCL_BUFFSIZE: megabytes of a communicator's buffer, 200 where it is not set."""
-    return int(os.environ.get("HCCL_BUFFSIZE") or 200)
+    return integer(os.environ, "HCCL_BUFFSIZE", 200) if os.environ.get("HCCL_BUFFSIZE") else 200
 
 
 def check(breaches: Callable[[Product], Iterable[str]]) -> None:
