@@ -11,6 +11,7 @@ import pytest
 from mindspore import Tensor, mint, ops
 
 from alltoallv.mindspore import distributed as ours
+from alltoallv.mindspore import tensors
 
 OBJECTS = [{"a": 1}, ("b", None, "long" * 1000)]
 
@@ -140,7 +141,7 @@ def call_all_gather_into_tensor_uneven(d: Any, r: int, other: int) -> None:
     equal(even, np.concatenate([given(0), given(1)]))
     with pytest.raises(ValueError, match="output_split_sizes"):
         d.all_gather_into_tensor_uneven(out, Tensor(given(r)), [1, 1])
-    if d is ours:
+    if d is ours and not tensors.queued:  # a gradient into a given output is not for Ascend
         w = Tensor(np.arange(9, dtype=np.float32).reshape(3, 3))
 
         def loss(x: Tensor) -> Tensor:

@@ -7,7 +7,13 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "mint-distributed.md"
-HEAD = """# mint.distributed on CPU
+# Where a name runs with device target Ascend: in MindSpore's queue, or not; the others on the host.
+QUEUED = "all_gather all_gather_into_tensor all_gather_into_tensor_uneven all_reduce all_to_all all_to_all_single"
+QUEUED += " broadcast destroy_process_group gather new_group reduce_scatter reduce_scatter_tensor scatter"
+QUEUED += " reduce_scatter_tensor_uneven"
+REFUSED = "batch_isend_irecv irecv isend recv reduce send"
+ON_ASCEND = dict.fromkeys(QUEUED.split(), "queue") | dict.fromkeys(REFUSED.split(), "no")
+HEAD = """# mint.distributed on CPU and on Ascend
 
 Written by `python tests/mindspore/mint_page.py` from tests/mindspore/mint_calls.py, which calls every public name of
 `mindspore.mint.distributed` 2.10 on CPU in a job of msrun with 2 ranks, and compares what it gives with NumPy: as
@@ -15,8 +21,17 @@ Written by `python tests/mindspore/mint_page.py` from tests/mindspore/mint_calls
 check says that these are all of its names, with its parameters and defaults. The last column counts the calls that must
 raise MindSpore's error class.
 
-| name | CPU | errors checked |
-|---|---|---|
+The same calls are made once more on the way that Ascend takes (tests/mindspore/run_device_op.py), built for CPU: on
+Ascend only the addresses and the stream are others. A test compares the column with what each has done:
+
+- *queue*: an operator in MindSpore's queue, on its stream, over HCCL. The core's part of it (all-to-all, all-reduce,
+  all-gather, reduce-scatter, a group of some ranks) runs on emulated NPUs (tests/mindspore/run_device_stream.py). HCCL
+  reduces by sum, min, max and prod, and scatters equal parts.
+- *host*: ranks, and objects, which travel in host memory where the ranks share a host.
+- *no*: BackendUnavailableError. Our transport over HCCL has no messages and no reduction to one rank.
+
+| name | CPU | Ascend | errors checked |
+|---|---|---|---|
 """
 
 
@@ -29,7 +44,8 @@ def page() -> str:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
             same[ast.unparse(node.targets[0])] = node.value.id
     rows |= {name: rows[like] for name, like in same.items() if like in rows}
-    lines = [f"| `{name.removeprefix('call_')}` | yes | {errors} |\n" for name, errors in sorted(rows.items())]
+    names = {name.removeprefix("call_"): errors for name, errors in sorted(rows.items())}
+    lines = [f"| `{name}` | yes | {ON_ASCEND.get(name, 'host')} | {errors} |\n" for name, errors in names.items()]
     return HEAD + "".join(lines) + f"\n{len(rows)} names.\n"
 
 

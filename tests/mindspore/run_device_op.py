@@ -1,15 +1,19 @@
 """Run by msrun: exchanges through MindSpore's own queue, with consumers right behind."""
 
+import itertools
 import sys
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor
+from mint_calls import CALLS
+from mint_page import ON_ASCEND
 
 import alltoallv.mindspore as am
 from alltoallv import _core
-from alltoallv.mindspore import device_op, tensors
-from alltoallv.mindspore.device_op import DeviceExchange, build
+from alltoallv.errors import BackendUnavailableError
+from alltoallv.mindspore import autograd, device_op, distributed, tensors
+from alltoallv.mindspore.device_op import build, exchange
 
 comm = am.init(timeout=240)
 if comm.rank == 0:
@@ -18,17 +22,22 @@ am.exchange_counts([0, 0])  # rank 1 loads what rank 0 has built
 module = build(folder=sys.argv[1])
 arrays = ([2000, 2000], [0, 2000], [2000, 2000], [0, 2000])
 for dtype, name in ((ms.float32, "float32"), (ms.bfloat16, "bfloat16")):
-    exchange = DeviceExchange(_core.Plan(comm.core, "all_to_all_v", name, *arrays), module)
+    plan = _core.Plan(comm.core, "all_to_all_v", name, *arrays)
     ones = Tensor(np.ones(4000, np.float32)).astype(dtype)
     wrong = 0
     for step in range(100):
-        got = (exchange(ones * float(step % 50 + comm.rank), [4000]) + 1).asnumpy().astype(np.float32).reshape(2, -1)
+        got = (
+            (exchange(plan, ones * float(step % 50 + comm.rank), [4000], module) + 1)
+            .asnumpy()
+            .astype(np.float32)
+            .reshape(2, -1)
+        )
         wrong += not (got == [[step % 50 + 1], [step % 50 + 2]]).all()
     print(name, "wrong", wrong, flush=True)
 square = Tensor(np.arange(4000, dtype=np.float32).reshape(40, 100) + comm.rank)
-exchange = DeviceExchange(_core.Plan(comm.core, "all_to_all_v", "float32", *arrays), module)
+plan = _core.Plan(comm.core, "all_to_all_v", "float32", *arrays)
 turned = [(np.arange(4000).reshape(40, 100) + j).T.reshape(-1)[2000 * comm.rank :][:2000] for j in range(2)]
-print("view", bool((exchange(square.T, [4000]).asnumpy() == np.concatenate(turned)).all()), flush=True)
+print("view", bool((exchange(plan, square.T, [4000], module).asnumpy() == np.concatenate(turned)).all()), flush=True)
 
 # The functions themselves, as they go on Ascend.
 device_op.build = lambda *_: module
@@ -79,11 +88,43 @@ def others():
     return split + 0, gathered + 0, scattered, am.global_gather(scattered, local, received), am.exchange_counts([1, 2])
 
 
-for call in (gaps, learnt, gradient, others):
+def sums():
+    """Gradients of a list exchange, of gathers and of reductions, into new tensors."""
+    x = Tensor(np.arange(6, dtype=np.float32) + comm.rank)
+    total, largest = x * 1, x * 1
+    am.all_reduce(total)
+    am.reduce_scatter(part := Tensor(np.zeros(2, np.float32)), [x[:2], x[2:4]], "max")
+    am.all_reduce(largest, "max", async_op=True).wait()
+    sizes = [(2 + 2 * comm.rank,)] * 2
+    made = (
+        lambda x: autograd.AllReduce.apply(x, comm, "sum"),
+        lambda x: autograd.ReduceScatter.apply(x, comm, [3, 3], (3,)),
+        lambda x: autograd.ListExchange.apply(comm, sizes, x[:2], x[2:])[1],
+        lambda x: autograd.Gather.apply(x, comm, [6, 6]),
+        lambda x: autograd.Broadcast.apply(x, comm, 1),
+    )
+    return total + 0, part + 0, largest + 0, *(ms.grad(lambda x, f=f: (f(x * x) * 3).sum())(x) for f in made)
+
+
+for call in (gaps, learnt, gradient, others, sums):
     print(call.__name__, both(call), flush=True)
+
 tensors.queued = False
 try:
     bad = ([2000, 2000], [0, 2000], [2000 + comm.rank, 2000], [0, 2001])
-    DeviceExchange(_core.Plan(comm.core, "all_to_all_v", "float32", *bad), module)(square, [4001]).asnumpy()
+    exchange(_core.Plan(comm.core, "all_to_all_v", "float32", *bad), square, [4001], module).asnumpy()
 except RuntimeError as error:
     print(str(error).splitlines()[0], flush=True)
+tensors.queued = True
+
+# Every name of mint.distributed as on Ascend: what runs in the queue, on the host, or not at all.
+launches = itertools.count()
+device_op.ticket_for = lambda launch, made=device_op.ticket_for: (next(launches), made(launch))[1]
+for name, check in sorted(CALLS.items(), key=lambda item: item[0] != "init_process_group"):
+    before, refused = next(launches), False
+    try:
+        check(distributed, comm.rank, 1 - comm.rank)
+    except BackendUnavailableError as error:
+        refused = "takes no tensors" in str(error)
+    how = "no" if refused else "queue" if next(launches) > before + 1 else "host"
+    print("mint", name, how == ON_ASCEND.get(name, "host") or how, flush=True)

@@ -1,12 +1,16 @@
 """Run by ``alltoallv run`` on emulated NPUs: what MindSpore's operator does with device memory and a stream."""
 
 import ctypes
+from typing import Any
 
 import numpy as np
 
 import alltoallv_emulator as emulator
 from alltoallv import Communicator, _core
-from alltoallv.mindspore.device_op import ENTRY, ticket_for
+from alltoallv._calls import collectives, subgroups
+from alltoallv.communicator import make_options
+from alltoallv.launch import hccl
+from alltoallv.mindspore.device_op import ENTRY, Launch, ticket_for
 
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
 COUNT = 1000
@@ -37,12 +41,18 @@ def values(address: ctypes.c_void_p, count: int) -> np.ndarray:
     return array
 
 
-def launch(layout: list[list[int]]) -> str:
+def exchange(layout: list[list[int]]) -> str:
+    plan = _core.Plan(comm.core, "all_to_all_v", "float32", *layout)
+    return launch(lambda inputs, outputs, stream: plan.run(inputs[0], outputs[0], stream=stream))
+
+
+def launch(run: Launch) -> str:
     """As LaunchKernel of device_op.cc; returns the error's text."""
-    ticket = ticket_for(_core.Plan(comm.core, "all_to_all_v", "float32", *layout))
+    ticket = ticket_for(run)
     entry = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5, ctypes.c_uint64)(ENTRY)
     message = ctypes.create_string_buffer(1024)
-    failed = entry(ticket, source, target, stream, ctypes.addressof(message), len(message))
+    places = ((ctypes.c_void_p * 1)(tensor.value) for tensor in (source, target))
+    failed = entry(ticket, *places, stream, ctypes.addressof(message), len(message))
     assert (failed != 0) == (message.value != b"")
     return message.value.decode()
 
@@ -53,13 +63,41 @@ stream = ctypes.c_void_p()
 done(acl.aclrtCreateStream(ctypes.byref(stream)))
 counts, places = [COUNT] * size, [COUNT * j for j in range(size)]
 emulator.set_option("task_delay_us", 300_000)
-assert launch([counts, places, counts, places]) == ""
+assert exchange([counts, places, counts, places]) == ""
 early = values(target, size * COUNT)
 done(acl.aclrtSynchronizeStream(stream))
 late = values(target, size * COUNT)
 assert (early == -1).all(), "the call has waited for the data, or used another stream"
 assert (late.reshape(size, -1) == np.arange(1, size + 1)[:, None]).all()
 print("enqueued, then right", flush=True)
+
+# What mint.distributed's collectives launch, in a group of its own.
+host = subgroups.connect("group", "group", list(range(size)), 60)
+group = Communicator(hccl.over(host.core, make_options("group", 60)))
+whole = size * COUNT * 4
+assert launch(lambda _, out, at: collectives.all_reduce(group, "float32", "sum", (out[0], whole)).run(stream=at)) == ""
+done(acl.aclrtSynchronizeStream(stream))
+assert (values(target, size * COUNT).reshape(size, -1) == size * np.arange(1, size + 1)[:, None]).all()
+piece = COUNT * 4
+
+
+def gather(inputs: Any, outputs: Any, at: int) -> None:
+    collectives.all_gather(group, "float32", [(outputs[0], whole)], (inputs[0], piece)).run(stream=at)
+
+
+def scatter(inputs: Any, outputs: Any, at: int) -> None:
+    collectives.reduce_scatter(group, "float32", "max", (outputs[0], piece), [(inputs[0], whole)]).run(stream=at)
+
+
+assert launch(gather) == ""
+done(acl.aclrtSynchronizeStream(stream))
+assert (values(target, size * COUNT).reshape(size, -1) == np.arange(1, size + 1)[:, None]).all()
+assert launch(scatter) == ""
+done(acl.aclrtSynchronizeStream(stream))
+assert (values(target, COUNT) == size).all()
+print("collectives of a group", flush=True)
+group.destroy()
+
 wrong = [COUNT - rank] * size
-print(launch([counts, places, wrong, places]), flush=True)
+print(exchange([counts, places, wrong, places]), flush=True)
 comm.destroy()

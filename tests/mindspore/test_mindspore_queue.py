@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from mint_calls import CALLS
 from msrun_jobs import HERE, msrun
 
 import alltoallv_emulator as emulator
@@ -20,9 +21,10 @@ def test_exchange_in_mindspores_queue(tmp_path: Path) -> None:
         lines = job.logs[f"worker_{rank}.log"].splitlines()
         said = [line for line in lines if " has waited " not in line]  # for the compiler
         expected = ["float32 wrong 0", "bfloat16 wrong 0", "view True", "gaps True", "learnt True", "gradient True"]
-        expected.append("others True")
-        assert said[:7] == expected, job.logs[f"worker_{rank}.log"][-4000:]
-        assert said[7].startswith("PeerMismatchError: "), said[7]
+        expected += ["others True", "sums True"]
+        assert said[:8] == expected, job.logs[f"worker_{rank}.log"][-4000:]
+        assert said[8].startswith("PeerMismatchError: "), said
+        assert sorted(said[9:]) == sorted(f"mint {name} True" for name in CALLS), said
     assert job.code == 0, job.output
 
 
@@ -33,4 +35,5 @@ def test_the_exchange_goes_to_the_stream_that_mindspore_hands_over() -> None:
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         assert f"[{rank}] enqueued, then right" in done.stdout
+        assert f"[{rank}] collectives of a group" in done.stdout
         assert f"[{rank}] PeerMismatchError: operator #" in done.stdout

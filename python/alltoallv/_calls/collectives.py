@@ -15,7 +15,15 @@ import numpy as np
 from alltoallv import _core
 from alltoallv._calls.counts import even_parts, integer
 from alltoallv._calls.reductions import ReductionPlan, check_reduction
-from alltoallv._calls.regions import Region, as_bytes, check_apart, check_gather_apart, check_outputs_apart, lowest
+from alltoallv._calls.regions import (
+    Region,
+    as_bytes,
+    check_apart,
+    check_gather_apart,
+    check_lists_apart,
+    check_outputs_apart,
+    lowest,
+)
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import item_size
 from alltoallv.errors import InvalidParamError, InvalidTensorError
@@ -31,8 +39,9 @@ class Ready:
     keep: object = None  # what it reads beside the caller's memory
     timeout: float = -1.0  # seconds; below 0 the communicator's
 
-    def run(self, timeout: float | None = None) -> None:
-        self.plan.run(self.source, self.target, timeout=self.timeout if timeout is None else timeout)
+    def run(self, timeout: float | None = None, stream: int = 0) -> None:
+        """Of a device's memory it is enqueued on ``stream``."""
+        self.plan.run(self.source, self.target, self.timeout if timeout is None else timeout, stream)
 
     def submit(self, timeout: float | None = None) -> _core.Work:
         return self.plan.submit(self.source, self.target, timeout=self.timeout if timeout is None else timeout)
@@ -100,6 +109,23 @@ def all_gather(comm: Communicator, dtype: str, outputs: Sequence[Region], input:
     sends, recvs = [count_of(input, dtype)] * comm.size, [count_of(region, dtype) for region in outputs]
     plan = _core.Plan(comm.core, "all_gather", dtype, sends, [0] * comm.size, recvs, rdispls, byte_displs=True)
     return Ready(plan, input[0], target)
+
+
+def all_to_all(
+    comm: Communicator,
+    dtype: str,
+    outputs: Sequence[Region],
+    inputs: Sequence[Region],
+    timeout: float = -1.0,
+    name: str = "output_tensor_list",
+) -> Ready:
+    """``inputs[j]`` goes to rank j, ``outputs[j]``, of the list ``name``, comes from it; of any sizes."""
+    check_lists_apart(outputs, inputs, name)
+    source, sdispls = lowest(inputs)
+    target, rdispls = lowest(outputs)
+    sends, recvs = ([count_of(region, dtype) for region in regions] for regions in (inputs, outputs))
+    plan = _core.Plan(comm.core, "all_to_all", dtype, sends, sdispls, recvs, rdispls, byte_displs=True)
+    return Ready(plan, source, target, timeout=timeout)
 
 
 def broadcast(comm: Communicator, dtype: str, tensor: Region, root: int) -> Ready:

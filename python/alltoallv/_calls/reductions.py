@@ -50,8 +50,8 @@ class ReductionPlan:
         self._core, self._arguments, self._counts = core, (operator, dtype, op), counts
         self._more: dict[str, Any] = {"root": root} if operator == "reduce" else {}
 
-    def run(self, input: int, output: int, timeout: float = -1) -> None:
-        self._core.reduce(*self._arguments, input, output, self._counts, timeout, **self._more)
+    def run(self, input: int, output: int, timeout: float = -1, stream: int = 0) -> None:
+        self._core.reduce(*self._arguments, input, output, self._counts, timeout, stream, **self._more)
 
     def submit(self, input: int, output: int, timeout: float = -1) -> _core.Work:
         return self._core.submit_reduce(*self._arguments, input, output, self._counts, timeout, **self._more)

@@ -50,6 +50,14 @@ def from_param(param: _core.AllToAllVParam, options: _core.CommunicatorOptions) 
     return _core.hccl_communicator_on_host(hccl, options)
 
 
+def over(control: _core.Communicator, options: _core.CommunicatorOptions) -> _core.Communicator:
+    """Of the ranks that ``control`` connects in host memory, some of the job's, for their tensors on NPUs."""
+    _core.cann_available()
+    hccl = _options(options, None, device=launch.detect().local_rank)
+    hccl.rank, hccl.size = control.rank, control.size
+    return _core.hccl_communicator(hccl, control)
+
+
 def _from_table(hccl: _core.HcclOptions, options: _core.CommunicatorOptions, path: str) -> _core.Communicator:
     table = RankTable.load(path).of_size(hccl.size)
     here = table.server_of(hccl.rank)

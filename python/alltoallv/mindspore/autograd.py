@@ -6,7 +6,7 @@ function, in the reverse order. Derivatives of every order exist.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +16,16 @@ from mindspore.common._grad_function import _Function
 
 from alltoallv import _core
 from alltoallv._calls import collectives, experts
+from alltoallv._calls.collectives import Ready
 from alltoallv._calls.counts import even_parts, packed
 from alltoallv._calls.guard import guard
-from alltoallv._calls.regions import as_bytes, lowest
+from alltoallv._calls.reductions import ReductionPlan
+from alltoallv._calls.regions import as_bytes
 from alltoallv._calls.transfer import Transfer
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.mindspore import tensors
+from alltoallv.mindspore.calls import Call, Place
 from alltoallv.mindspore.group import on_host
 from alltoallv.mindspore.tensors import as_input, core_name, empty, executor, from_block, region, settle, zeros
 from alltoallv.mindspore.work import CommHandle, Done
@@ -58,7 +61,11 @@ class TensorTransfer(Transfer):
             plan = self.plan(core_name(input.dtype))
             if output is None and self.has_gaps():
                 output = ops.zeros(self.shape_out, input.dtype)
-        return device_op.run(plan, input, self.shape_out if output is None else output)
+            if output is None:
+                return device_op.exchange(plan, input, self.shape_out)
+            x, out = as_input(input), output
+        device_op.enqueue(lambda place: Ready(plan, place(x)[0], place(out)[0]), [out], [x])
+        return out
 
     def submit(self, input: Tensor, output: Tensor | None = None) -> tuple[Tensor, CommHandle]:
         if tensors.in_queue():
@@ -155,12 +162,7 @@ class ReduceScatter(_Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, comm: Communicator, counts: Sequence[int], shape: tuple[int, ...]) -> Tensor:
         ctx.comm, ctx.counts = comm, counts
-        with guard(comm, "reduce_scatter"):
-            x = as_input(input)
-            out = empty(shape, x.dtype)
-            args = ("reduce_scatter", core_name(x.dtype), "sum", region(x)[0], region(out)[0], list(counts))
-        comm.core.reduce(*args)
-        return out
+        return _reduced(input, comm, "reduce_scatter", "sum", list(counts), shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -173,16 +175,27 @@ class AllReduce(_Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, comm: Communicator, op: str) -> Tensor:
         ctx.comm, ctx.op = comm, op
-        with guard(comm, "all_reduce"):
-            x = as_input(input)
-            out = empty(tuple(x.shape), x.dtype)
-            args = ("all_reduce", core_name(x.dtype), op, region(x)[0], region(out)[0], even_parts(x.size, comm.size))
-        comm.core.reduce(*args)
-        return out
+        return _reduced(input, comm, "all_reduce", op, even_parts(input.size, comm.size), tuple(input.shape))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         return AllReduce.apply(grad, ctx.comm, ctx.op), None, None
+
+
+def _reduced(
+    input: Tensor, comm: Communicator, operator: str, op: str, counts: list[int], shape: tuple[int, ...]
+) -> Tensor:
+    """A reduction into a new tensor."""
+    with guard(comm, operator):
+        plan = ReductionPlan(comm.core, operator, core_name(input.dtype), op, counts)
+        if tensors.in_queue():
+            from alltoallv.mindspore import device_op  # compiles
+
+            return device_op.exchange(plan, input, shape)
+        x = as_input(input)
+        out = empty(shape, x.dtype)
+    plan.run(region(x)[0], region(out)[0])
+    return out
 
 
 class Broadcast(_Function):
@@ -192,11 +205,10 @@ class Broadcast(_Function):
     def forward(ctx: Any, input: Tensor, comm: Communicator, root: int) -> Tensor:
         ctx.comm, ctx.root = comm, root
         with guard(comm, "broadcast"):
-            x = as_input(input)
-            out = empty(tuple(x.shape), x.dtype)
-            as_bytes(region(out))[...] = as_bytes(region(x))
-            ready = collectives.broadcast(comm, core_name(x.dtype), region(out), root)
-        ready.run()
+            out = input.copy()
+            dtype = core_name(out.dtype)
+            call = Call(lambda place: collectives.broadcast(comm, dtype, place(out), root))
+        call.start(comm, [out])
         return out
 
     @staticmethod
@@ -220,9 +232,12 @@ class ListExchange(_Function):
     @staticmethod
     def forward(ctx: Any, comm: Communicator, shapes: list[tuple[int, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.comm, ctx.shapes = comm, [tuple(x.shape) for x in inputs]
-        outputs = [empty(shape, inputs[0].dtype) for shape in shapes]
-        plan, source, target, _kept = list_plan(comm, outputs, inputs)
-        plan.run(source, target)
+        with guard(comm, "all_to_all"):
+            fresh = ops.zeros if tensors.in_queue() else empty
+            outputs = [fresh(shape, inputs[0].dtype) for shape in shapes]
+            xs = [as_input(x) for x in inputs]
+            call = Call(lists_exchange(comm, outputs, xs))
+        call.start(comm, outputs, inputs=xs)
         return tuple(outputs)
 
     @staticmethod
@@ -230,18 +245,14 @@ class ListExchange(_Function):
         return None, None, *ListExchange.apply(ctx.comm, ctx.shapes, *grads)
 
 
-def list_plan(
-    comm: Communicator, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
-) -> tuple[_core.Plan, int, int, list[Tensor]]:
-    """The plan of an all_to_all, where inputs and outputs begin, and what keeps the input addresses valid."""
-    with guard(comm, "all_to_all"):
-        xs = [as_input(x) for x in inputs]
-        source, sdispls = lowest([region(x) for x in xs])
-        target, rdispls = lowest([region(out) for out in outputs])
-        sends, recvs = [x.size for x in xs], [out.size for out in outputs]
-        arrays = (sends, sdispls, recvs, rdispls)
-        plan = _core.Plan(comm.core, "all_to_all", core_name(xs[0].dtype), *arrays, byte_displs=True)
-    return plan, source, target, xs
+def lists_exchange(
+    comm: Communicator, outputs: Sequence[Tensor], inputs: Sequence[Tensor], timeout: float = -1.0
+) -> Callable[[Place], Ready]:
+    """What makes an all_to_all of these contiguous tensors."""
+    dtype = core_name(inputs[0].dtype)
+    return lambda place: collectives.all_to_all(
+        comm, dtype, [place(out) for out in outputs], [place(x) for x in inputs], timeout
+    )
 
 
 class Assign(_Function):

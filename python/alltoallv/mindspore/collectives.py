@@ -16,7 +16,7 @@ from alltoallv import _core
 from alltoallv._calls.collectives import check_length, check_one_dtype
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
-from alltoallv._calls.regions import check_gather_apart, check_lists_apart
+from alltoallv._calls.regions import check_gather_apart
 from alltoallv.communicator import Communicator
 from alltoallv.mindspore.autograd import (
     Gather,
@@ -24,12 +24,14 @@ from alltoallv.mindspore.autograd import (
     TensorTransfer,
     assign,
     gather_transfer,
-    list_plan,
+    lists_exchange,
     tracks,
 )
+from alltoallv.mindspore.calls import Call
 from alltoallv.mindspore.exchange import check_async, enter, exchange
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import (
+    as_input,
     check_output,
     check_tensor,
     core_name,
@@ -56,13 +58,14 @@ def all_to_all_single(
     Split sizes count rows and default to equal parts, for which dimension 0 must divide. Raises as `all_to_all_v`.
     """
     comm = enter(group)
+    splits = (output_split_sizes, input_split_sizes)
+    if async_op is False and _core.all_to_all_single(comm.core, output, input, *splits, False, timeout) is not None:
+        return None
     with guard(comm, "all_to_all_single"):
         check_async(async_op)
         limit = _core.read_timeout(timeout)
         _check_pair("all_to_all_single", output, input, "output", "input")
-        request = _core.Request.all_to_all_single(
-            comm.size, output.shape, input.shape, output_split_sizes, input_split_sizes
-        )
+        request = _core.Request.all_to_all_single(comm.size, output.shape, input.shape, *splits)
         settle_apart(output, input)
         shapes = tuple(input.shape), tuple(output.shape)
         transfer = TensorTransfer(comm, "all_to_all_single", request.layout, *shapes, request.row, limit)
@@ -95,6 +98,9 @@ def all_gather_into_tensor(
     `all_to_all_v`.
     """
     comm = enter(group)
+    given = (comm.core, output_tensor, input_tensor, False, timeout)
+    if async_op is False and _core.all_gather_into_tensor(*given) is not None:
+        return None
     with guard(comm, "all_gather_into_tensor"):
         check_async(async_op)
         limit = _core.read_timeout(timeout)
@@ -130,20 +136,15 @@ def all_to_all(
         check_async(async_op)
         limit = _core.read_timeout(timeout)
         _check_lists(comm, output_tensor_list, input_tensor_list)
-        ins, outs = list(input_tensor_list), list(output_tensor_list)
-        settle()
-        check_lists_apart([region(out) for out in outs], [region(x) for x in ins])
-        wants_grad = tracks(*ins, *outs)
+        ins, outs = [as_input(x) for x in input_tensor_list], list(output_tensor_list)
+        call = Call(lists_exchange(comm, outs, ins, limit))
+        wants_grad = tracks(*input_tensor_list, *outs)
     if wants_grad:
-        values = ListExchange.apply(comm, [tuple(out.shape) for out in outs], *ins)
+        values = ListExchange.apply(comm, [tuple(out.shape) for out in outs], *input_tensor_list)
         for j, (out, value) in enumerate(zip(outs, values, strict=True)):
             assign(f"output_tensor_list[{j}]", out, value)
         return Done(outs) if async_op else None
-    plan, source, target, ins = list_plan(comm, outs, ins)
-    if async_op:
-        return CommHandle(comm, plan.submit(source, target, limit), (ins, outs), lambda: outs)
-    plan.run(source, target, limit)
-    return None
+    return call.start(comm, outs, async_op, ins)
 
 
 def _check_lists(comm: Communicator, outputs: Any, inputs: Any) -> None:

@@ -1,8 +1,9 @@
 /// \file device_op.cc
-/// \brief An exchange as an operator of MindSpore's runtime: it runs where MindSpore runs its kernels, on their stream.
+/// \brief A collective as an operator of MindSpore's runtime: it runs where MindSpore runs its kernels, on their
+/// stream.
 ///
 /// Built by `device_op.py` with MindSpore's CustomOpBuilder: C++17, MindSpore's flags, no header of alltoallv's own.
-/// The exchange is reached through a C function, so that the two sides need not share a C++ ABI. On CPU the stream is
+/// The collective is reached through a C function, so that the two sides need not share a C++ ABI. On CPU the stream is
 /// null.
 #include <cstdint>
 #include <memory>
@@ -14,58 +15,65 @@
 
 namespace alltoallv_mindspore {
 
-/// Runs or enqueues the exchange that `context` stands for. Not 0: it failed, and wrote why.
-using Entry = int (*)(void* context, const void* input, void* output, void* stream, char* message, uint64_t capacity);
+/// Runs or enqueues the collective that `context` stands for, with the addresses of its tensors. Not 0: it failed, and
+/// wrote why.
+using Entry = int (*)(void* context, void* const* inputs, void* const* outputs, void* stream, char* message,
+                      uint64_t capacity);
+using Tensors = std::vector<ms::Tensor>;
 
-class Exchange final : public ms::pynative::PyboostRunner {
+class Collective final : public ms::pynative::PyboostRunner {
   public:
-    Exchange(Entry entry, void* context) : PyboostRunner("alltoallv_exchange"), entry_(entry), context_(context) {}
+    Collective(uint64_t entry, uint64_t context)
+        : PyboostRunner("alltoallv_collective"),
+          entry_(reinterpret_cast<Entry>(entry)),
+          context_(reinterpret_cast<void*>(context)) {}
 
     void LaunchKernel() override {
         char message[1024] = "";
-        const void* input = inputs()[0].GetDataPtr();
-        void* output = outputs()[0].GetDataPtr();
-        if (entry_(context_, input, output, stream(), message, sizeof message) != 0) {
+        const std::vector<void*> read = addresses(inputs()), written = addresses(outputs());
+        if (entry_(context_, read.data(), written.data(), stream(), message, sizeof message) != 0) {
             message[sizeof message - 1] = '\0';
             throw std::runtime_error(message);
         }
     }
 
   private:
+    static std::vector<void*> addresses(const Tensors& tensors) {
+        std::vector<void*> found;
+        for (const ms::Tensor& tensor : tensors) found.push_back(tensor.GetDataPtr());
+        return found;
+    }
+
     Entry entry_;
     void* context_;
 };
 
-/// The tensor of that shape that the exchange makes of `input`.
+/// The tensor of that shape that an exchange makes of `input`.
 ms::Tensor exchange(const ms::Tensor& input, const std::vector<int64_t>& shape, uint64_t entry, uint64_t context) {
     const ms::Tensor packed = input.is_contiguous() ? input : input.contiguous();  // on CPU the runtime does not
     ms::Tensor output(input.data_type(), shape);
-    const auto run = std::make_shared<Exchange>(reinterpret_cast<Entry>(entry), reinterpret_cast<void*>(context));
-    run->Run({packed}, {output});
+    std::make_shared<Collective>(entry, context)->Run({packed}, {output});
     return output;
 }
 
-/// The same into a contiguous tensor, which keeps the values that no region covers.
-ms::Tensor exchange_into(const ms::Tensor& input, const ms::Tensor& output, uint64_t entry, uint64_t context) {
-    const ms::Tensor packed = input.is_contiguous() ? input : input.contiguous();
-    const auto run = std::make_shared<Exchange>(reinterpret_cast<Entry>(entry), reinterpret_cast<void*>(context));
-    run->Run({packed}, {output});
-    return output;
+/// Into contiguous tensors, which keep the values that it does not write; `inputs` are contiguous too.
+void write(const Tensors& inputs, const Tensors& outputs, uint64_t entry, uint64_t context) {
+    std::make_shared<Collective>(entry, context)->Run(inputs, outputs);
 }
 
-py::object call(const ms::Tensor& input, const std::vector<int64_t>& shape, uint64_t entry, uint64_t context) {
+py::object call_exchange(const ms::Tensor& input, const std::vector<int64_t>& shape, uint64_t entry, uint64_t context) {
     return ms::pynative::PyboostRunner::Call<1>(exchange, input, shape, entry, context);
 }
 
-py::object call_into(const ms::Tensor& input, const ms::Tensor& output, uint64_t entry, uint64_t context) {
-    return ms::pynative::PyboostRunner::Call<1>(exchange_into, input, output, entry, context);
+py::object call_write(const Tensors& inputs, const Tensors& outputs, uint64_t entry, uint64_t context) {
+    return ms::pynative::PyboostRunner::Call<0>(write, inputs, outputs, entry, context);
 }
 
 }  // namespace alltoallv_mindspore
 
 PYBIND11_MODULE(MS_EXTENSION_NAME, m) {
-    m.def("exchange", &alltoallv_mindspore::call, pybind11::arg("input"), pybind11::arg("shape"),
+    m.def("exchange", &alltoallv_mindspore::call_exchange, pybind11::arg("input"), pybind11::arg("shape"),
           pybind11::arg("entry"), pybind11::arg("context"));
-    m.def("exchange_into", &alltoallv_mindspore::call_into, pybind11::arg("input"), pybind11::arg("output"),
+    m.def("write", &alltoallv_mindspore::call_write, pybind11::arg("inputs"), pybind11::arg("outputs"),
           pybind11::arg("entry"), pybind11::arg("context"));
 }

@@ -1,16 +1,16 @@
-"""The exchange as an operator in MindSpore's own queue: the way to tensors on a device.
+"""Collectives as an operator in MindSpore's own queue: the way to tensors on a device.
 
 MindSpore runs it among its kernels and hands over device pointers and the stream; ``device_op.cc`` passes them on to a
-C function, a callback into this process's core, which enqueues the exchange on that stream. With backend "CPU" the
-stream is null and the exchange runs at once; that is how the path is tested without an NPU. It is not the way that
-tensors on CPU go: those are exchanged at the call.
+C function, a callback into this process's core, which enqueues the collective on that stream. With backend "CPU" the
+stream is null and it runs at once; that is how the path is tested without an NPU. It is not the way that tensors on CPU
+go: those are exchanged at the call.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,25 @@ from typing import Any
 from mindspore import Tensor, ops
 
 from alltoallv import _core
+from alltoallv._calls.collectives import Ready
+from alltoallv._calls.reductions import ReductionPlan
 from alltoallv.errors import BackendUnavailableError
-from alltoallv.mindspore.tensors import settle, target
+from alltoallv.mindspore.calls import Place
+from alltoallv.mindspore.tensors import executor, target
 
+Launch = Callable[[Any, Any, int], None]  # with the addresses of inputs and outputs, and the stream
 _tickets = itertools.count(1)
-_waiting: dict[int, _core.Plan] = {}  # by ticket, until MindSpore has come to the call
+_waiting: dict[int, Launch] = {}  # by ticket, until MindSpore has come to the call
+_ADDRESSES = ctypes.POINTER(ctypes.c_void_p)
 
 
 @ctypes.CFUNCTYPE(
-    *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
-    *(ctypes.c_void_p, ctypes.c_uint64),
+    *(ctypes.c_int, ctypes.c_void_p, _ADDRESSES, _ADDRESSES, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
 )
-def _run(ticket: int, input: int, output: int, stream: int, message: int, capacity: int) -> int:
+def _run(ticket: int, inputs: Any, outputs: Any, stream: int, message: int, capacity: int) -> int:
     """On MindSpore's thread. Lives as long as the module: it may be called, and be running, at any time."""
     try:
-        _waiting.pop(ticket).run(input or 0, output or 0, -1.0, stream or 0)
+        _waiting.pop(ticket)(inputs, outputs, stream or 0)
     except Exception as error:
         text = f"{type(error).__name__}: {error}".encode()[: capacity - 1] + b"\0"
         ctypes.memmove(message, text, len(text))
@@ -40,14 +44,14 @@ def _run(ticket: int, input: int, output: int, stream: int, message: int, capaci
     return 0
 
 
-#: Address of the C function that runs or enqueues the exchange of a ticket.
+#: Address of the C function that runs or enqueues the collective of a ticket.
 ENTRY = ctypes.cast(_run, ctypes.c_void_p).value or 0
 
 
-def ticket_for(plan: _core.Plan) -> int:
-    """For one run of the plan, as the context of `ENTRY`."""
+def ticket_for(launch: Launch) -> int:
+    """For one run, as the context of `ENTRY`."""
     ticket = next(_tickets)
-    _waiting[ticket] = plan
+    _waiting[ticket] = launch
     return ticket
 
 
@@ -68,39 +72,40 @@ def build(backend: str = "CPU", folder: str | None = None) -> Any:
         ) from error
 
 
-class DeviceExchange:
-    """A plan that runs in MindSpore's queue, on the stream that MindSpore hands over.
+def exchange(plan: _core.Plan | ReductionPlan, input: Tensor, shape: Sequence[int], module: Any = None) -> Tensor:
+    """A new tensor of that shape, all of which the plan writes, from ``input``.
 
-    Calls of all ranks must come in the same order.
+    On CPU complete, on an NPU in the order of MindSpore's stream. Calls of all ranks must come in the same order.
 
     Args:
-        plan: Which regions go where; over HCCL where the tensors lie on NPUs.
-        module: What `build` has given back.
+        module: What `build` has given back; default: that of this process's device.
+
+    Raises:
+        RuntimeError: with the class and text of the collective's error; MindSpore keeps no more of it.
     """
 
-    def __init__(self, plan: _core.Plan, module: Any) -> None:
-        self._plan, self._module = plan, module
+    def launch(inputs: Any, outputs: Any, stream: int) -> None:
+        plan.run(inputs[0] or 0, outputs[0] or 0, -1.0, stream)
 
-    def __call__(self, input: Tensor, output: Tensor | Sequence[int]) -> Tensor:
-        """The exchange's output: on CPU complete, on an NPU in the order of MindSpore's stream.
-
-        Args:
-            output: Contiguous; what no region covers keeps its value. Or the shape of a new one, all of which the plan
-                must write.
-
-        Raises:
-            RuntimeError: with the class and text of the exchange's error; MindSpore keeps no more of it.
-        """
-        ticket = ticket_for(self._plan)
-        if isinstance(output, Tensor):
-            made = self._module.exchange_into(input, output, ENTRY, ticket)
-        else:
-            made = self._module.exchange(input, list(output), ENTRY, ticket)
-        if target() == "CPU":
-            settle()  # a built-in consumer may otherwise read the output before it is written
-        return made
+    made: Tensor = (module or build(target())).exchange(input, list(shape), ENTRY, ticket_for(launch))
+    _complete()
+    return made
 
 
-def run(plan: _core.Plan, input: Tensor, output: Tensor | Sequence[int]) -> Tensor:
-    """A call of the operator for this process's device."""
-    return DeviceExchange(plan, build(target()))(input, output)
+def enqueue(prepare: Callable[[Place], Ready], outputs: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> None:
+    """What ``prepare`` makes of the places of these contiguous tensors; ``outputs`` keep what it does not write."""
+    tensors = [*outputs, *inputs]
+    sizes = [x.nbytes if x.size else 0 for x in tensors]
+
+    def launch(addresses: Any, _outputs: Any, stream: int) -> None:
+        places = {id(x): (addresses[k], sizes[k]) if sizes[k] else (0, 0) for k, x in enumerate(tensors)}
+        prepare(lambda x: places[id(x)]).run(stream=stream)
+
+    build(target()).write(tensors, list(outputs), ENTRY, ticket_for(launch))
+    _complete()
+
+
+def _complete() -> None:
+    """On CPU a built-in consumer may otherwise read an output before it is written."""
+    if target() == "CPU":
+        executor.sync()

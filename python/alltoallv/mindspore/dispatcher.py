@@ -19,7 +19,7 @@ from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name as name_of
 from alltoallv.mindspore.autograd import tracks
 from alltoallv.mindspore.exchange import enter
-from alltoallv.mindspore.tensors import as_input, check_tensor, numpy_dtype, region
+from alltoallv.mindspore.tensors import as_input, check_tensor, numpy_dtype, region, settle
 
 
 class MoEDispatcher(HostDispatching[Tensor]):
@@ -149,6 +149,7 @@ class _Combined(_Function):
 
 def _array(tensor: Tensor) -> Array:
     """The values where they lie."""
+    settle()
     x = as_input(tensor)
     made: Array = as_bytes(region(x)).view(numpy_dtype(x.dtype)).reshape(x.shape)
     return made.copy()  # MindSpore may reuse the memory of a tensor that nobody holds

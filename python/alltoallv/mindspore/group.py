@@ -10,9 +10,10 @@ from typing import Any
 from mindspore.communication import _comm_helper as mindspore_groups  # its public functions may be ours
 
 from alltoallv._calls import subgroups
-from alltoallv.communicator import Communicator
+from alltoallv.communicator import Communicator, make_options
 from alltoallv.errors import BackendUnavailableError, InvalidParamError
 from alltoallv.launch import detect as launch
+from alltoallv.launch import hccl
 from alltoallv.mindspore.tensors import target
 
 Group = Any  # str | Communicator | None
@@ -113,10 +114,11 @@ def resolve(group: Group) -> Communicator:
     made = _made.get(group)
     if made is None or not made.usable:
         ranks = members(group)
-        if target() == "Ascend":
-            raise BackendUnavailableError(f"group is {group!r}, expected that of all ranks on Ascend")
         domain = f"group-{len(ranks)}-{subgroups.digest(ranks)}"
-        made = _made[group] = subgroups.connect(group, domain, ranks, _timeout)
+        made = subgroups.connect(group, domain, ranks, _timeout)
+        if target() == "Ascend":
+            made = Communicator(hccl.over(made.core, make_options(domain, _timeout)))
+        _made[group] = made
     return made
 
 

@@ -12,18 +12,20 @@ from typing import Any
 
 from mindspore import Tensor, ops
 
+from alltoallv import _core
 from alltoallv._calls import collectives
 from alltoallv._calls.collectives import Ready
-from alltoallv._calls.counts import Counts, shares
+from alltoallv._calls.counts import Counts, packed, scaled, shares
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.autograd import AllReduce, Broadcast, Gather, ReduceScatter, assign, tracks
+from alltoallv.mindspore.calls import Call, Place
 from alltoallv.mindspore.exchange import check_async, enter
-from alltoallv.mindspore.group import Group
-from alltoallv.mindspore.tensors import as_input, check_output, check_tensor, core_name, region, row_size, settle
+from alltoallv.mindspore.group import Group, on_host
+from alltoallv.mindspore.tensors import as_input, check_output, check_tensor, core_name, executor, in_queue, row_size
 from alltoallv.mindspore.work import CommHandle, Done
 
 
@@ -34,19 +36,20 @@ def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None, async_op: b
     `alltoallv.numpy.all_reduce`; sum and avg have a gradient.
     """
     comm = enter(group)
+    if async_op is False and _core.reduce(comm.core, "all_reduce", tensor, tensor, op) is not None:
+        return None
     with guard(comm, "all_reduce"):
         check_async(async_op)
         check_tensor("tensor", tensor)
         dtype = core_name(tensor.dtype)
         check_output("tensor", tensor)
-        settle()
-        ready = collectives.all_reduce(comm, dtype, op, region(tensor))
+        call = Call(lambda place: collectives.all_reduce(comm, dtype, op, place(tensor)))
         wants_grad = tracks(tensor)
         if wants_grad and op not in ("sum", "avg"):
             raise InvalidParamError(f"op is {op!r}, expected 'sum' or 'avg' for a tensor with a gradient")
     if wants_grad:
         return _assigned([("tensor", tensor, AllReduce.apply(tensor, comm, op))], async_op)
-    return _start(comm, ready, [tensor], async_op)
+    return call.start(comm, [tensor], async_op)
 
 
 def reduce_scatter(
@@ -103,19 +106,26 @@ def _reduce_scatter(
         parts = [as_input(x) for x in _tensors(comm, "input_list", given)]
         for x in parts:
             check_output("input", x, output.dtype)
-        regions = [region(x) for x in parts]
-        if by_rows:
-            regions = _split("input_split_sizes", parts[0], "input", sizes, comm.size)
-        ready = collectives.reduce_scatter(comm, dtype, op, region(output), regions)
         wants_grad = tracks(output, *parts)
         if wants_grad and (op != "sum" or len({x.size for x in parts}) > 1):
             raise InvalidParamError(f"op is {op!r}, expected 'sum' of equal parts for tensors with a gradient")
+        counts = [x.size for x in parts] if len(parts) > 1 else [output.size] * comm.size
+        if by_rows:
+            counts = _split("input_split_sizes", parts[0], "input", sizes, comm.size)
+        elif len(parts) > 1 and (wants_grad or in_queue()):
+            parts = [ops.concat([x.reshape(-1) for x in parts])]
+        whole = not by_rows and counts == [output.size] * comm.size
+
+        def prepare(place: Place) -> Ready:
+            apart = len(parts) > 1 or whole
+            inputs = [place(x) for x in parts] if apart else _cut(place(parts[0]), counts, output.itemsize)
+            return collectives.reduce_scatter(comm, dtype, op, place(output), inputs)
+
+        call = Call(prepare)
     if wants_grad:
-        joined = ops.concat([x.reshape(-1) for x in parts]) if len(parts) > 1 else parts[0]
-        counts = [nbytes // output.itemsize for _, nbytes in regions] if by_rows else [output.size] * comm.size
-        values = ReduceScatter.apply(joined, comm, counts, tuple(output.shape))
+        values = ReduceScatter.apply(parts[0], comm, counts, tuple(output.shape))
         return _assigned([("output", output, values)], async_op)
-    return _start(comm, ready, [output], async_op, parts)
+    return call.start(comm, [output], async_op, parts)
 
 
 def all_gather(
@@ -131,7 +141,8 @@ def all_gather(
         outs = _tensors(comm, "tensor_list", tensor_list)
         for j, out in enumerate(outs):
             check_output(f"tensor_list[{j}]", out, x.dtype)
-        ready = collectives.all_gather(comm, core_name(x.dtype), [region(out) for out in outs], region(x))
+        name = core_name(x.dtype)
+        call = Call(lambda place: collectives.all_gather(comm, name, [place(out) for out in outs], place(x)))
         wants_grad = tracks(x, *outs)
         if wants_grad and len({out.size for out in outs}) > 1:
             raise InvalidParamError("tensor_list has tensors of different sizes, expected one size for a gradient")
@@ -141,7 +152,7 @@ def all_gather(
         values = [flat[j * n : (j + 1) * n] for j in range(comm.size)]
         named = [(f"tensor_list[{j}]", out, values[j].reshape(out.shape)) for j, out in enumerate(outs)]
         return _assigned(named, async_op)
-    return _start(comm, ready, outs, async_op, x)
+    return call.start(comm, outs, async_op, [x])
 
 
 def all_gather_into_tensor_uneven(
@@ -160,23 +171,23 @@ def all_gather_into_tensor_uneven(
         check_async(async_op)
         x = as_input(input)
         check_output("output", output, x.dtype)
-        regions = _split("output_split_sizes", output, "output", output_split_sizes, comm.size)
-        ready = collectives.all_gather(comm, core_name(x.dtype), regions, region(x))
+        counts, name = _split("output_split_sizes", output, "output", output_split_sizes, comm.size), core_name(x.dtype)
+        call = Call(lambda place: collectives.all_gather(comm, name, _cut(place(output), counts, x.itemsize), place(x)))
         wants_grad = tracks(x, output)
     if wants_grad:
-        counts = [nbytes // x.itemsize for _, nbytes in regions]
         return _assigned([("output", output, Gather.apply(x, comm, counts))], async_op)
-    return _start(comm, ready, [output], async_op, x)
+    return call.start(comm, [output], async_op, [x])
 
 
-def _split(name: str, tensor: Tensor, of: str, sizes: Counts | None, size: int) -> list[Region]:
-    """Where the rows of every rank lie in one tensor; empty sizes stand for equal ones, as in MindSpore."""
+def _split(name: str, tensor: Tensor, of: str, sizes: Counts | None, size: int) -> list[int]:
+    """The elements of every rank's rows in one tensor; empty sizes stand for equal ones, as in MindSpore."""
     given = None if sizes is None or len(sizes) == 0 else sizes
-    at, row, regions = region(tensor)[0], row_size(tensor) * tensor.itemsize, []
-    for rows in shares(name, given, of, tensor.shape[0], size):
-        regions.append((at, rows * row))
-        at += rows * row
-    return regions
+    return scaled(shares(name, given, of, tensor.shape[0], size), row_size(tensor))
+
+
+def _cut(whole: Region, counts: Sequence[int], itemsize: int) -> list[Region]:
+    """The regions of so many elements, one after the other."""
+    return [(whole[0] + at * itemsize, n * itemsize) for at, n in zip(packed(counts), counts, strict=True)]
 
 
 def broadcast(tensor: Tensor, src: int, group: Group = None, async_op: bool = False) -> CommHandle | None:
@@ -192,12 +203,11 @@ def broadcast(tensor: Tensor, src: int, group: Group = None, async_op: bool = Fa
         dtype = core_name(tensor.dtype)
         check_output("tensor", tensor)
         root = groups.rank_in(group, src)
-        settle()
-        ready = collectives.broadcast(comm, dtype, region(tensor), root)
+        call = Call(lambda place: collectives.broadcast(comm, dtype, place(tensor), root))
         wants_grad = tracks(tensor)
     if wants_grad:
         return _assigned([("tensor", tensor, Broadcast.apply(tensor, comm, root))], async_op)
-    return _start(comm, ready, [tensor], async_op)
+    return call.start(comm, [tensor], async_op)
 
 
 def barrier(group: Group = None, async_op: bool = False, device_ids: Any = None) -> CommHandle | None:
@@ -206,18 +216,14 @@ def barrier(group: Group = None, async_op: bool = False, device_ids: Any = None)
     ``device_ids`` is accepted for MindSpore's sake and changes nothing.
     """
     comm = enter(group)
+    if in_queue():
+        executor.sync()
+        comm = on_host(comm)
     with guard(comm, "barrier"):
         check_async(async_op)
         ready = collectives.barrier(comm)
-    return _start(comm, ready, [], async_op)
-
-
-def _start(
-    comm: Communicator, ready: Ready, outs: list[Tensor], async_op: bool, kept: object = None
-) -> CommHandle | None:
     if async_op:
-        result = outs[0] if len(outs) == 1 else outs
-        return CommHandle(comm, ready.submit(), (ready, outs, kept), lambda: result)
+        return CommHandle(comm, ready.submit(), (ready,), lambda: None)
     ready.run()
     return None
 

@@ -17,9 +17,11 @@ from alltoallv._calls.collectives import Ready
 from alltoallv._calls.guard import guard
 from alltoallv._calls.messages import Message
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore.adapter import ADAPTER
+from alltoallv.mindspore.adapter import ADAPTER, Tensors
+from alltoallv.mindspore.calls import Call, Place
 from alltoallv.mindspore.exchange import check_async, enter
 from alltoallv.mindspore.group import Group
+from alltoallv.mindspore.tensors import settle
 from alltoallv.mindspore.work import CommHandle
 
 
@@ -28,7 +30,12 @@ def reduce(tensor: Tensor, dst: int, op: str = "sum", group: Group = None, async
 
     ``op`` and the result's bits as for `all_reduce`.
     """
-    return _run("reduce", group, async_op, dst, rooted.reduce_tensor, tensor, op)
+    return _run("reduce", group, async_op, dst, _reduce_on_host, tensor, op)
+
+
+def _reduce_on_host(adapter: Tensors, *arguments: Any) -> tuple[Ready, list[Tensor]]:
+    settle()  # the transport over HCCL has no reduction to one rank
+    return rooted.reduce_tensor(adapter, *arguments)
 
 
 def gather(
@@ -86,13 +93,16 @@ def _run(
 ) -> CommHandle | None:
     """``prepare`` gives the call and the tensors it uses, the output first."""
     comm = enter(group)
+    used: list[Tensor] = []
+
+    def ready(place: Place) -> Ready:
+        made, used[:] = prepare(Tensors(place), comm, *arguments, groups.rank_in(group, root))
+        return made
+
     with guard(comm, name):
         check_async(async_op)
-        call, used = prepare(ADAPTER, comm, *arguments, groups.rank_in(group, root))
-    if async_op:
-        return CommHandle(comm, call.submit(), (used,), lambda: used[0])
-    call.run()
-    return None
+        call = Call(ready)
+    return call.start(comm, used, async_op, result=used[0])
 
 
 def _message(operator: str, tensor: Tensor, peer: int, group: Group, tag: int) -> Message:

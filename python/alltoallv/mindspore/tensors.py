@@ -41,10 +41,10 @@ def settle() -> None:
     Before memory is read: MindSpore may not have written it yet. Before memory is written: MindSpore may not have read
     or initialized it yet.
     """
-    if target() != "CPU":
+    if queued or target() != "CPU":
         raise BackendUnavailableError(
-            f"device_target is {target()!r}, where only all_to_all_v and what is made of it takes tensors: "
-            "use mindspore.set_device('CPU')"
+            f"device_target is {target()!r}, where this call takes no tensors (docs/mint-distributed.md has those that "
+            "do): use mindspore.set_device('CPU')"
         )
     executor.sync()
 
@@ -81,12 +81,13 @@ def numpy_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def as_input(tensor: Any) -> Tensor:
-    """The same values in contiguous memory, complete; copied only if they must be."""
+    """The same values in contiguous memory, complete where calls do not queue; copied only if they must be."""
     check_tensor("input", tensor)
     core_name(tensor.dtype)
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
-    settle()
+    if not in_queue():
+        settle()
     return tensor
 
 

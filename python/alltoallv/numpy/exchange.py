@@ -10,14 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core, memory
-from alltoallv._calls import experts
-from alltoallv._calls.collectives import check_length
+from alltoallv._calls import collectives, experts
+from alltoallv._calls.collectives import check_length, check_one_dtype
 from alltoallv._calls.counts import Counts, Unit
 from alltoallv._calls.guard import guard
-from alltoallv._calls.regions import check_lists_apart, lowest
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
-from alltoallv.errors import InvalidTensorError
 from alltoallv.numpy.arrays import (
     Array,
     address,
@@ -44,21 +42,13 @@ class Call:
     output: Array
     result: Any
     timeout: float
-    input_address: int | None = None
-    output_address: int | None = None
-
-    def addresses(self) -> tuple[int, int]:
-        return (
-            address(self.input) if self.input_address is None else self.input_address,
-            address(self.output) if self.output_address is None else self.output_address,
-        )
 
     def run(self) -> Any:
-        self.plan.run(*self.addresses(), self.timeout)
+        self.plan.run(address(self.input), address(self.output), self.timeout)
         return self.result
 
     def submit(self) -> Work:
-        core = self.plan.submit(*self.addresses(), self.timeout)
+        core = self.plan.submit(address(self.input), address(self.output), self.timeout)
         return Work(self.communicator, core, (self.input, self.output, self.result), lambda: self.result)
 
 
@@ -247,22 +237,10 @@ def all_to_all(
         check_length("output_tensor_list", output_tensor_list, comm.size)
         xs = [as_input(f"input_tensor_list[{j}]", x) for j, x in enumerate(input_tensor_list)]
         outs = [check_output(f"output_tensor_list[{j}]", out) for j, out in enumerate(output_tensor_list)]
-        dtypes = {str(array.dtype) for array in (*xs, *outs)}
-        if len(dtypes) > 1:
-            raise InvalidTensorError(f"Invalid usage of tensors with different dtypes: {', '.join(sorted(dtypes))}", 13)
-        inputs, outputs = [region(x) for x in xs], [region(out) for out in outs]
-        check_lists_apart(outputs, inputs)
-        source, sdispls = lowest(inputs)
-        target, rdispls = lowest(outputs)
-        plan = _core.Plan(
-            comm.core,
-            "all_to_all",
-            core_name(xs[0].dtype),
-            [x.size for x in xs],
-            sdispls,
-            [out.size for out in outs],
-            rdispls,
-            byte_displs=True,
-        )
-        call = Call(comm, plan, xs[0], outs[0], (xs, outs), _core.read_timeout(timeout), source, target)
-    return finish(call, async_op)
+        check_one_dtype(str(array.dtype) for array in (*xs, *outs))
+        regions = [region(out) for out in outs], [region(x) for x in xs]
+        call = collectives.all_to_all(comm, core_name(xs[0].dtype), *regions, _core.read_timeout(timeout))
+    if async_op:
+        return Work(comm, call.submit(), (xs, outs), lambda: outs)
+    call.run()
+    return None

@@ -9,11 +9,10 @@ import paddle
 from paddle import Tensor
 
 from alltoallv import _core
-from alltoallv._calls import experts
+from alltoallv._calls import collectives, experts
 from alltoallv._calls.collectives import check_length, check_one_dtype
 from alltoallv._calls.counts import Counts, Unit, packed
 from alltoallv._calls.guard import guard
-from alltoallv._calls.regions import check_lists_apart, lowest
 from alltoallv._calls.request import read_request
 from alltoallv._calls.transfer import Transfer, packing
 from alltoallv.communicator import Communicator
@@ -233,18 +232,14 @@ def alltoall(
         limit = _core.read_timeout(timeout)
         ins, outs = _check_lists(comm, in_tensor_list, out_tensor_list)
         inputs, outputs = [region(x) for x in ins], [region(out) for out in outs]
-        check_lists_apart(outputs, inputs, name="out_tensor_list")
-        source, sdispls = lowest(inputs)
-        target, rdispls = lowest(outputs)
-        arrays = ([x.size for x in ins], sdispls, [out.size for out in outs], rdispls)
-        plan = _core.Plan(comm.core, "all_to_all", core_name(ins[0].dtype), *arrays, byte_displs=True)
+        ready = collectives.all_to_all(comm, core_name(ins[0].dtype), outputs, inputs, limit, "out_tensor_list")
         for out in outs:
             out._bump_inplace_version()
         if len(out_tensor_list) == 0:
             out_tensor_list += outs
     if not sync_op:
-        return Task(comm, plan.submit(source, target, limit), (ins, outs), lambda: outs)
-    plan.run(source, target, limit)
+        return Task(comm, ready.submit(), (ins, outs), lambda: outs)
+    ready.run()
     return Done(outs)
 
 

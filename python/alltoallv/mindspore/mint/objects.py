@@ -13,14 +13,14 @@ from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.exchange import enter
-from alltoallv.mindspore.group import Group
+from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.mint.checks import check_rank
 from alltoallv.mindspore.mint.messages import check_other
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
     """Entry j of ``object_list``, which has one per rank, becomes rank j's ``obj``."""
-    comm = enter(group)
+    comm = _member(group)
     with guard(comm, "all_gather"):
         _check_list("object_list", object_list, comm.size)
         exchange = objects.all_gather(comm, obj)
@@ -29,7 +29,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
 
 def broadcast_object_list(object_list: list[Any], src: int = 0, group: Group = None, device: Any = None) -> None:
     """The entries of ``object_list`` become those of rank ``src``; as many on all ranks. ``device`` is not used."""
-    comm = enter(group)
+    comm = _member(group)
     with guard(comm, "broadcast"):
         check_rank("broadcast_object_list", "src", src)
         if not isinstance(object_list, list) or not object_list:
@@ -43,7 +43,7 @@ def broadcast_object_list(object_list: list[Any], src: int = 0, group: Group = N
 
 def gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: int = 0, group: Group = None) -> None:
     """Entry j of ``object_gather_list`` of rank ``dst``, which has one per rank, becomes rank j's ``obj``."""
-    comm = enter(group)
+    comm = _member(group)
     with guard(comm, "gather"):
         check_rank("gather_object", "dst", dst)
         root = groups.rank_in(group, dst)
@@ -62,7 +62,7 @@ def scatter_object_list(
     group: Group = None,
 ) -> None:
     """Entry 0 of the output list of rank j becomes entry j of the input list of rank ``src``."""
-    comm = enter(group)
+    comm = _member(group)
     with guard(comm, "scatter"):
         check_rank("scatter_object_list", "src", src)
         if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
@@ -87,9 +87,14 @@ def recv_object_list(object_list: list[Any], src: int = 0, group: Group = None, 
     return 0
 
 
+def _member(group: Group) -> Communicator:
+    """Of the same ranks in host memory, where objects travel."""
+    return on_host(enter(group))
+
+
 def _messaging(operator: str, object_list: Any, name: str, peer: Any, group: Group) -> Communicator:
     check_rank(operator, name, peer)
-    comm = enter(group)
+    comm = _member(group)
     if not isinstance(object_list, list):
         raise TypeError(f"For {operator}, the object_list must be a list, but got {type(object_list)}")
     check_other(operator, name, peer, group)
