@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -33,25 +34,26 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError
 class Ready:
     """A collective whose arguments have passed this rank's checks."""
 
-    plan: _core.Plan | ReductionPlan
-    source: int
-    target: int
+    plan: Any  # of the core, or a `ReductionPlan`
+    addresses: tuple[int | None, ...]  # the input's, the output's
     keep: object = None  # what it reads beside the caller's memory
     timeout: float = -1.0  # seconds; below 0 the communicator's
 
     def run(self, timeout: float | None = None, stream: int = 0) -> None:
         """Of a device's memory it is enqueued on ``stream``."""
-        self.plan.run(self.source, self.target, self.timeout if timeout is None else timeout, stream)
+        more = {"stream": stream} if stream else {}
+        self.plan.run(*self.addresses, timeout=self.timeout if timeout is None else timeout, **more)
 
     def submit(self, timeout: float | None = None) -> _core.Work:
-        return self.plan.submit(self.source, self.target, timeout=self.timeout if timeout is None else timeout)
+        work: _core.Work = self.plan.submit(*self.addresses, timeout=self.timeout if timeout is None else timeout)
+        return work
 
 
 def all_reduce(comm: Communicator, dtype: str, op: str, tensor: Region) -> Ready:
     """In place; ``dtype`` is the core's name."""
     check_reduction(op, dtype)
     counts = even_parts(count_of(tensor, dtype), comm.size)
-    return Ready(ReductionPlan(comm.core, "all_reduce", dtype, op, counts), tensor[0], tensor[0])
+    return Ready(ReductionPlan(comm.core, "all_reduce", dtype, op, counts), (tensor[0], tensor[0]))
 
 
 def reduce_scatter(comm: Communicator, dtype: str, op: str, output: Region, inputs: Sequence[Region]) -> Ready:
@@ -80,7 +82,7 @@ def reduce_scatter(comm: Communicator, dtype: str, op: str, output: Region, inpu
         kept = np.concatenate([as_bytes(region) for region in given])
         source = kept.ctypes.data
     plan = ReductionPlan(comm.core, "reduce_scatter", dtype, op, [count_of(region, dtype) for region in inputs])
-    return Ready(plan, source, output[0], kept)
+    return Ready(plan, (source, output[0]), kept)
 
 
 def all_gather(comm: Communicator, dtype: str, outputs: Sequence[Region], input: Region) -> Ready:
@@ -94,7 +96,7 @@ def all_gather(comm: Communicator, dtype: str, outputs: Sequence[Region], input:
             )
         check_gather_apart(outputs[0], input, comm.rank)
         layout = _core.Request.all_gather(comm.size, [count_of(input, dtype)]).layout
-        return Ready(_core.Plan(comm.core, "all_gather_into_tensor", dtype, *layout), input[0], outputs[0][0])
+        return Ready(_core.Plan(comm.core, "all_gather_into_tensor", dtype, *layout), (input[0], outputs[0][0]))
     check_length("the list", outputs, comm.size)
     check_outputs_apart(outputs, "tensor_list")
     if outputs[comm.rank][1] != input[1]:
@@ -108,7 +110,7 @@ def all_gather(comm: Communicator, dtype: str, outputs: Sequence[Region], input:
     target, rdispls = lowest(outputs)
     sends, recvs = [count_of(input, dtype)] * comm.size, [count_of(region, dtype) for region in outputs]
     plan = _core.Plan(comm.core, "all_gather", dtype, sends, [0] * comm.size, recvs, rdispls, byte_displs=True)
-    return Ready(plan, input[0], target)
+    return Ready(plan, (input[0], target))
 
 
 def all_to_all(
@@ -125,13 +127,13 @@ def all_to_all(
     target, rdispls = lowest(outputs)
     sends, recvs = ([count_of(region, dtype) for region in regions] for regions in (inputs, outputs))
     plan = _core.Plan(comm.core, "all_to_all", dtype, sends, sdispls, recvs, rdispls, byte_displs=True)
-    return Ready(plan, source, target, timeout=timeout)
+    return Ready(plan, (source, target), timeout=timeout)
 
 
 def broadcast(comm: Communicator, dtype: str, tensor: Region, root: int) -> Ready:
     """In place; ``root`` is a rank of the communicator."""
     layout = broadcast_layout(comm.rank, comm.size, count_of(tensor, dtype), root)
-    return Ready(_core.Plan(comm.core, "broadcast", dtype, *layout, root), tensor[0], tensor[0])
+    return Ready(_core.Plan(comm.core, "broadcast", dtype, *layout, root), (tensor[0], tensor[0]))
 
 
 def broadcast_layout(rank: int, size: int, n: int, root: int) -> tuple[list[int], list[int], list[int], list[int]]:
@@ -158,7 +160,7 @@ def check_rank(name: str, rank: int, size: int) -> None:
 
 def barrier(comm: Communicator) -> Ready:
     """Done when all ranks have come."""
-    return Ready(barrier_plan(comm), 0, 0)
+    return Ready(barrier_plan(comm), (0, 0))
 
 
 def barrier_plan(comm: Communicator) -> _core.Plan:

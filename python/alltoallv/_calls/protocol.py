@@ -15,6 +15,13 @@ class Pending(Protocol):
         """True once it has succeeded or failed."""
 
 
+class Startable(Protocol):
+    """A call that has passed its checks; seconds below 0: the communicator's own timeout."""
+
+    def run(self, timeout: float = -1.0) -> Any: ...
+    def submit(self, timeout: float = -1.0) -> Pending: ...
+
+
 class Member(Protocol):
     """A rank's membership in a group, over whichever engine moves its data: what guards, handles and users need.
 

@@ -28,7 +28,7 @@ def reduce(comm: Communicator, dtype: str, op: str, output: Region | None, input
     check_reduction(op, dtype)
     counts = even_parts(count_of(input, dtype), comm.size)
     plan = ReductionPlan(comm.core, "reduce", dtype, op, counts, root)
-    return Ready(plan, input[0], output[0] if output else 0)
+    return Ready(plan, (input[0], output[0] if output else 0))
 
 
 def gather(comm: Communicator, dtype: str, outputs: Sequence[Region], input: Region, root: int) -> Ready:
@@ -46,7 +46,7 @@ def gather(comm: Communicator, dtype: str, outputs: Sequence[Region], input: Reg
         target, rdispls = lowest(outputs)
         recvs = [count_of(region, dtype) for region in outputs]
     plan = _core.Plan(comm.core, "gather", dtype, sends, nothing, recvs, rdispls, root, byte_displs=True)
-    return Ready(plan, input[0], target)
+    return Ready(plan, (input[0], target))
 
 
 def scatter(comm: Communicator, dtype: str, output: Region, inputs: Sequence[Region], root: int) -> Ready:
@@ -63,7 +63,7 @@ def scatter(comm: Communicator, dtype: str, output: Region, inputs: Sequence[Reg
         source, sdispls = lowest(inputs)
         sends = [count_of(region, dtype) for region in inputs]
     plan = _core.Plan(comm.core, "scatter", dtype, sends, sdispls, recvs, nothing, root, byte_displs=True)
-    return Ready(plan, source, output[0])
+    return Ready(plan, (source, output[0]))
 
 
 def _check_own(name: str, dtype: str, regions: Sequence[Region], own: Region, comm: Communicator) -> None:

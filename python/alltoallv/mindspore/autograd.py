@@ -64,7 +64,7 @@ class TensorTransfer(Transfer):
             if output is None:
                 return device_op.exchange(plan, input, self.shape_out)
             x, out = as_input(input), output
-        device_op.enqueue(lambda place: Ready(plan, place(x)[0], place(out)[0]), [out], [x])
+        device_op.enqueue(lambda place: Ready(plan, (place(x)[0], place(out)[0])), [out], [x])
         return out
 
     def submit(self, input: Tensor, output: Tensor | None = None) -> tuple[Tensor, CommHandle]:

@@ -21,7 +21,10 @@ from alltoallv.torch import _needs as _needs
 from alltoallv.torch import functional, nn
 from alltoallv.torch.api.distributed import (
     all_gather,
+    all_gather_into_tensor,
     all_reduce,
+    all_to_all,
+    all_to_all_single,
     barrier,
     broadcast,
     gather,
@@ -30,13 +33,7 @@ from alltoallv.torch.api.distributed import (
     reduce_scatter_tensor,
     scatter,
 )
-from alltoallv.torch.api.functions import (
-    all_gather_into_tensor,
-    all_to_all,
-    all_to_all_single,
-    all_to_all_v,
-    exchange_counts,
-)
+from alltoallv.torch.api.functions import all_to_all_v, exchange_counts
 from alltoallv.torch.api.group import from_group
 from alltoallv.torch.api.moe import global_gather, global_scatter
 from alltoallv.torch.api.p2p import irecv, isend, recv, send

@@ -84,7 +84,7 @@ class TorchColumn(Column):
         only(V, "out and gradients", PARAM, "...requires grad...", input=lambda torch: torch.ones(6).requires_grad_(),
             out=lambda torch: torch.ones(6)),
         only(V, "no tensor", "TypeError", "input is a list, expected a torch.Tensor", input=lambda torch: [1.0, 2.0]),
-        only(A, "no tensors in the list", "TypeError", "the lists hold a float, expected torch.Tensor",
+        only(A, "no tensors in the list", "TypeError", "output_tensor_list[0] is a float, expected a torch.Tensor",
             output_tensor_list=lambda torch: [1.0] * 3),
     ]  # fmt: skip
 

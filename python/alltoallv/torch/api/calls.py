@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from alltoallv import _core
+from alltoallv._calls.collectives import Ready
 from alltoallv._calls.counts import Layout
-from alltoallv._calls.guard import guard
+from alltoallv._calls.protocol import Pending, Startable
 from alltoallv._calls.reductions import ReductionPlan, check_reduction
 from alltoallv._calls.regions import lowest
 from alltoallv.communicator import Communicator
@@ -22,89 +23,95 @@ from alltoallv.torch.api import profile
 from alltoallv.torch.api.group import AnyCommunicator as AnyCommunicator
 from alltoallv.torch.api.tensors import core_name, empty, from_block, region
 from alltoallv.torch.api.work import Work
-from alltoallv.torch.engines.device import DeviceCall, DeviceMember
+from alltoallv.torch.engines.device import DeviceCall
 
-About = tuple[str, int, Sequence[int], Sequence[int]]  # operator, bytes per element, send and receive counts
-
-
-@dataclass(slots=True)
-class SharedCall:
-    """Over shared memory: a plan, and the addresses of the tensors it runs on, the first two input and output."""
-
-    communicator: Communicator
-    plan: Any  # of the core, or a ReductionPlan
-    about: About
-    input: Any  # kept alive with the addresses
-    output: Any
-    addresses: Sequence[int | None]
-
-    def run(self, timeout: float = -1.0) -> None:
-        operator, itemsize, sends, recvs = self.about
-        with profile.span(operator, self.communicator, itemsize, sends, recvs):
-            self.plan.run(*self.addresses, timeout=timeout)
-
-    def submit(self, timeout: float = -1.0) -> Work:
-        operator, itemsize, sends, recvs = self.about
-        with profile.span(operator, self.communicator, itemsize, sends, recvs, async_op=True):
-            core = self.plan.submit(*self.addresses, timeout=timeout)
-        return Work(self.communicator, core, (self.input, self.output), lambda: self.output)
+Copies = list[tuple[Tensor, Tensor]]  # to, from
 
 
 @dataclass(slots=True)
-class EngineCall:
-    """Over the group's own engine, whose timeout counts."""
+class Operation:
+    """A collective ready to run, or to submit; a device's engine has its own timeout.
 
-    communicator: DeviceMember
-    call: DeviceCall
-    about: About
-    input: Any
-    output: Any
-    cuda: bool
+    Attributes:
+        like: A tensor with the elements that move.
+        sends, recvs: Elements for and from every rank, for profilers.
+        result: What the caller gets.
+        keep: Lives as long as the call, whose addresses it has.
+        copies: Made when the call is done, to outputs that are not contiguous.
+    """
 
-    def run(self, timeout: float = -1.0) -> None:
-        operator, itemsize, sends, recvs = self.about
-        with profile.span(operator, self.communicator, itemsize, sends, recvs, cuda=self.cuda):
-            self.call.run()
+    communicator: AnyCommunicator
+    name: str
+    call: Startable
+    like: Tensor
+    sends: Sequence[int]
+    recvs: Sequence[int]
+    result: Any
+    keep: Any = ()
+    copies: Copies = field(default_factory=list)
+
+    def run(self, timeout: float = -1.0) -> Any:
+        """Returns when the result is there, or the current stream will wait for it; what the call returns."""
+        with self._span():
+            ended = self.call.run(timeout)
+        self.finish()
+        return ended
+
+    def start(self, timeout: float = -1.0) -> Pending:
+        """Begins the call; `finish` is to be called when it is done."""
+        with self._span(async_op=True):
+            return self.call.submit(timeout)
 
     def submit(self, timeout: float = -1.0) -> Work:
-        operator, itemsize, sends, recvs = self.about
-        with profile.span(operator, self.communicator, itemsize, sends, recvs, async_op=True, cuda=self.cuda):
-            pending = self.call.submit()
-        return Work(self.communicator, pending, (self.input, self.output), lambda: self.output)
+        """Begins the call, and returns a handle whose wait finishes it."""
+        return Work(self.communicator, self.start(timeout), (self,), self.finish)
 
+    def finish(self) -> Any:
+        """Copies to outputs that are not contiguous; returns the result."""
+        for target, source in self.copies:
+            target.detach().copy_(source)
+        return self.result
 
-Call = SharedCall | EngineCall
+    def _span(self, async_op: bool = False) -> Any:
+        x = self.like
+        about = self.name, self.communicator, x.itemsize, self.sends, self.recvs
+        return profile.span(*about, async_op=async_op, cuda=x.is_cuda)
 
 
 def exchange(
     comm: AnyCommunicator, operator: str, output: Tensor, input: Tensor, layout: Layout, row: int = 1, root: int = 0
-) -> Call:
+) -> Operation:
     """The exchange of a checked layout in elements; ``row`` elements make a unit of the caller's counts.
 
-    ``root``: terms that the ranks must agree on, of quantized rows.
+    ``root``: of a broadcast, or terms that the ranks must agree on, of quantized rows.
     """
-    about = (operator, input.itemsize, layout[0], layout[2])
     check_place(comm, input, output)
+    dtype = core_name(input.dtype)
+    call: Startable
     if isinstance(comm, Communicator):
-        plan = _core.Plan(comm.core, operator, core_name(input.dtype), *layout, root, row)
-        return SharedCall(comm, plan, about, input, output, (input.data_ptr(), output.data_ptr()))
-    call = comm.exchange(operator, core_name(input.dtype), output, input, layout, row, root)
-    return EngineCall(comm, call, about, input, output, input.is_cuda)
+        plan = _core.Plan(comm.core, operator, dtype, *layout, root, row)
+        call = Ready(plan, (input.data_ptr(), output.data_ptr()))
+    else:
+        call = comm.exchange(operator, dtype, output, input, layout, row, root)
+    return Operation(comm, operator, call, input, layout[0], layout[2], output, (input, output))
 
 
-def exchange_lists(comm: AnyCommunicator, operator: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Call:
+def exchange_lists(
+    comm: AnyCommunicator, operator: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> Operation:
     """``inputs[j]`` to rank j, ``outputs[j]`` from it, from and to where they lie."""
     check_place(comm, *inputs, *outputs)
     sends, recvs = [x.numel() for x in inputs], [out.numel() for out in outputs]
-    about = (operator, inputs[0].itemsize, sends, recvs)
     dtype = core_name(inputs[0].dtype)
+    call: Startable
     if isinstance(comm, Communicator):
         source, sdispls = lowest([region(x) for x in inputs])
         target, rdispls = lowest([region(out) for out in outputs])
         plan = _core.Plan(comm.core, operator, dtype, sends, sdispls, recvs, rdispls, byte_displs=True)
-        return SharedCall(comm, plan, about, inputs, list(outputs), (source, target))
-    call = comm.exchange_lists(operator, dtype, outputs, inputs)
-    return EngineCall(comm, call, about, inputs, list(outputs), inputs[0].is_cuda)
+        call = Ready(plan, (source, target))
+    else:
+        call = comm.exchange_lists(operator, dtype, outputs, inputs)
+    return Operation(comm, operator, call, inputs[0], sends, recvs, list(outputs), (inputs, outputs))
 
 
 @dataclass(slots=True)
@@ -162,36 +169,52 @@ def learn(
     return Learning(comm, call, operator, input, sends)
 
 
-def reduce(comm: AnyCommunicator, operator: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int]) -> Call:
+def reduce(
+    comm: AnyCommunicator, operator: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int]
+) -> Operation:
     """``"all_reduce"``, or ``"reduce_scatter"`` whose rank j keeps ``counts[j]`` elements."""
-    with guard(comm, operator):
-        dtype = core_name(input.dtype)
-        check_place(comm, input, output)
-        check_reduction(op, dtype)
-    about = (operator, input.itemsize, counts, [output.numel()])
+    dtype = core_name(input.dtype)
+    check_place(comm, input, output)
+    check_reduction(op, dtype)
+    call: Startable
     if isinstance(comm, Communicator):
         plan = ReductionPlan(comm.core, operator, dtype, op, counts)
-        return SharedCall(comm, plan, about, input, output, (input.data_ptr(), output.data_ptr()))
-    call = comm.reduce(operator, dtype, output, input, op, counts)
-    return EngineCall(comm, call, about, input, output, input.is_cuda)
+        call = Ready(plan, (input.data_ptr(), output.data_ptr()))
+    else:
+        call = comm.reduce(operator, dtype, output, input, op, counts)
+    return Operation(comm, operator, call, input, counts, [output.numel()], output, (input, output))
 
 
-def quantized_reduce(comm: AnyCommunicator, made: Reduction[Tensor]) -> Call:
+def quantized_reduce(comm: AnyCommunicator, made: Reduction[Tensor]) -> Operation:
     """A quantized reduction that has passed this rank's checks; to be called under the guard."""
     request, input, output = made.request, made.input, made.output
     errors = (made.error, made.gather_error)
     kept = (input, *(x for x in errors if x is not None))
     check_place(comm, input, output, *kept[1:])
-    about = (request.operator, input.itemsize, request.counts, [output.numel()])
+    call: Startable
     if isinstance(comm, Communicator):
-        addresses = [None if x is None else x.data_ptr() for x in (input, output, *errors)]
-        return SharedCall(comm, quantized.plan(comm, request), about, kept, output, addresses)
-    call = comm.quantized_reduce(request, output, input, *errors)
-    return EngineCall(comm, call, about, kept, output, input.is_cuda)
+        addresses = tuple(None if x is None else x.data_ptr() for x in (input, output, *errors))
+        call = Ready(quantized.plan(comm, request), addresses)
+    else:
+        call = comm.quantized_reduce(request, output, input, *errors)
+    return Operation(comm, request.operator, call, input, request.counts, [output.numel()], output, (*kept, output))
+
+
+def started(comm: Communicator, made: tuple[Any, Any], input: Tensor) -> tuple[Tensor | None, Work]:
+    """The output, if it is known, and the handle, of an asynchronous call that the core has begun."""
+    output, pending = made
+    if output is not None:
+        return output, Work(comm, pending, (input, output), lambda: output)
+
+    def finish() -> Tensor:
+        block, _ = pending.take()
+        return from_block(block, pending.shape(), input.dtype)
+
+    return None, Work(comm, pending.work, (input,), finish)
 
 
 def limit(comm: AnyCommunicator, timeout: float | None) -> float:
-    """A call's timeout as `Call.run` takes it; only over shared memory a call has one of its own."""
+    """A call's timeout as `Operation.run` takes it; only over shared memory a call has one of its own."""
     if timeout is None:  # where torch.compile looks at it, it must not see a call of the core
         return -1.0
     value = _core.read_timeout(timeout)

@@ -1,33 +1,33 @@
-"""The collectives of torch.distributed as calls of a communicator: of its backend and of `torch.api.distributed`.
+"""The collectives of torch.distributed: each is declared here once.
 
-Each function checks its arguments and returns an `Operation`, ready to start. Tensors that are not contiguous, and
-inputs that share memory with outputs where the operator does not allow it, travel as copies.
+Of a declaration are made the function of `torch.api.distributed`, what a graph has in its place
+(`torch.graph.collective`), and the method of the backend (`torch.process_group.backend`). It checks the arguments and
+returns an `Operation`, ready to start. Tensors that are not contiguous travel as copies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv._calls.collectives import barrier_plan, broadcast_layout, check_length
-from alltoallv._calls.counts import Layout, even_parts, scaled
-from alltoallv._calls.protocol import Pending
-from alltoallv._calls.reductions import check_reduction
-from alltoallv._calls.regions import check_apart, check_gather_apart, check_lists_apart, check_outputs_apart, lowest
+from alltoallv._calls import rooted
+from alltoallv._calls.collectives import Ready, barrier_plan, broadcast_layout, check_length, check_rank
+from alltoallv._calls.counts import even_parts, scaled
+from alltoallv._calls.regions import check_apart, check_gather_apart, check_lists_apart, check_outputs_apart
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidTensorError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.calls import check_place
+from alltoallv.torch.api.calls import Copies, Operation, check_place
+from alltoallv.torch.api.copies import apart, in_place, joined, output_of
 from alltoallv.torch.api.group import AnyCommunicator
-from alltoallv.torch.api.tensors import as_input, check_dtype, core_name, region
-from alltoallv.torch.engines.device import DeviceCall
+from alltoallv.torch.api.tensors import as_input, check_dtype, check_one_dtype, core_name, region
 
 _Op = dist.ReduceOp.RedOpType
 _REDUCE_OPS = {
@@ -42,127 +42,229 @@ _REDUCE_OPS = {
 }
 MOVABLE = {dtype for name in _core.dtypes if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
 
+Tensors = Sequence[Tensor]
 
-@dataclass(slots=True)
-class Operation:
-    """A collective whose arguments have passed this rank's checks."""
+
+class Terms(NamedTuple):
+    """What a collective is given beside its tensors."""
+
+    op: Any = dist.ReduceOp.SUM
+    root: int = 0
+    counts: Any = (None, None)  # of the kind `Counts`: split sizes of the output and the input; or an exchange's
+    unit: Any = "row"  # of the counts that the ranks compare; None: whichever fits
+
+
+class _AtOnce(Protocol):
+    def __call__(
+        self, core: _core.Communicator, outs: Tensors, ins: Tensors, terms: Terms, async_op: bool, limit: float | None
+    ) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Collective:
+    """One declaration.
+
+    Attributes:
+        name: The function's; ``operator`` is what the ranks compare, and errors say.
+        outputs, inputs: The function's arguments; lists if their names say so.
+        prepare: Given communicator, outputs, inputs and terms.
+        updates: Whether what the outputs hold before is read, or kept in part.
+        strict: Whether the function demands outputs that are contiguous.
+        at_once: Makes a call in the core, of tensors that need no more than its look; else it returns None.
+    """
 
     name: str
-    run: Callable[[float], Any]  # given the timeout in seconds
-    submit: Callable[[float], Pending]
-    itemsize: int
-    sends: Sequence[int]
-    recvs: Sequence[int]
-    result: Any
-    keep: list[Tensor]
-    copies: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # to, from
-
-    def finish(self) -> None:
-        """Copies to outputs that are not contiguous."""
-        for target, source in self.copies:
-            target.detach().copy_(source)
+    operator: str
+    outputs: str
+    inputs: str
+    prepare: Callable[[AnyCommunicator, Tensors, Tensors, Terms], Operation]
+    updates: bool
+    strict: bool
+    at_once: _AtOnce | None
 
 
-def op_name(op: Any) -> str:
-    """The core's name of a ``ReduceOp``; torch's own if the core has none."""
-    return _REDUCE_OPS.get(op.op, op.op.name)
+COLLECTIVES: dict[str, Collective] = {}
 
 
-def reduce_at_once(
-    core: _core.Communicator, operator: str, input: Tensor, output: Tensor, op: Any, timeout: float
-) -> Tensor | None:
-    """A reduction that blocks, of tensors that need no more than the core's look; None for others."""
-    made: Tensor | None = _core.reduce(core, operator, input, output, _REDUCE_OPS.get(op.op), timeout)
-    return made
+def _declared(
+    outputs: str = "",
+    inputs: str = "",
+    *,
+    operator: str | None = None,
+    updates: bool = False,
+    strict: bool = False,
+    at_once: _AtOnce | None = None,
+) -> Callable[[Callable[[AnyCommunicator, Tensors, Tensors, Terms], Operation]], Collective]:
+    """``operator``: left out, the function's name."""
+
+    def declare(prepare: Callable[[AnyCommunicator, Tensors, Tensors, Terms], Operation]) -> Collective:
+        name = prepare.__name__
+        made = Collective(name, operator or name, outputs, inputs, prepare, updates, strict, at_once)
+        COLLECTIVES[name] = made
+        return made
+
+    return declare
 
 
-def all_reduce(comm: AnyCommunicator, tensor: Tensor, op: Any) -> Operation:
-    copies: list[tuple[Tensor, Tensor]] = []
-    x = in_place(tensor, copies)
+def _reduce_at_once(operator: str) -> _AtOnce:
+    def call(
+        core: _core.Communicator, outs: Tensors, ins: Tensors, terms: Terms, async_op: bool, limit: float | None
+    ) -> Any:
+        if async_op:
+            return None
+        kind = getattr(terms.op, "op", terms.op)
+        op = _REDUCE_OPS.get(kind) if isinstance(kind, _Op) else None
+        return _core.reduce(core, operator, (ins or outs)[0], outs[0], op, -1.0 if limit is None else limit)
+
+    return call
+
+
+@_declared("tensor", updates=True, at_once=_reduce_at_once("all_reduce"))
+def all_reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+    copies: Copies = []
+    x = in_place(outs[0], copies)
     real = torch.view_as_real(x) if x.is_complex() and not isinstance(comm, Communicator) else x
-    counts = even_parts(real.numel(), comm.size)
-    name = "all_reduce"
-    return reduction(comm, name, op, real, real, counts, [real.numel()], [tensor], [x], copies)
+    made = calls.reduce(comm, "all_reduce", real, real, op_for(x, terms.op), even_parts(real.numel(), comm.size))
+    return _completed(made, outs, copies)
 
 
-def reduce_scatter(comm: AnyCommunicator, output: Tensor, inputs: Sequence[Tensor], op: Any) -> Operation:
-    """``inputs`` has one tensor per rank."""
-    check_length("input_list", inputs, comm.size)
-    check_dtypes([output, *inputs])
-    parts = [as_input("input_list", x) for x in inputs]
+@_declared("tensor", updates=True)
+def reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+    check_rank("root", terms.root, comm.size)
+    copies: Copies = []
+    x, here = in_place(outs[0], copies), comm.rank == terms.root
+    if not here:
+        copies.clear()
+    op = op_for(x, terms.op)
+    if isinstance(comm, Communicator):
+        check_place(comm, x)
+        call = rooted.reduce(comm, core_name(x.dtype), op, region(x) if here else None, region(x), terms.root)
+        return Operation(comm, "reduce", call, x, [x.numel()], [x.numel()] if here else [], list(outs), x, copies)
+    out = x if here else x.clone()  # an engine combines everywhere
+    made = calls.reduce(comm, "all_reduce", out, out, op, even_parts(out.numel(), comm.size))
+    return _completed(made, outs, copies)
+
+
+@_declared("output", "input_list")
+def reduce_scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+    check_length("input_list", ins, comm.size)
+    check_one_dtype(*outs, *ins)
+    parts = [as_input("input_list", x) for x in ins]
     counts = [x.numel() for x in parts]
-    if output.numel() != counts[comm.rank]:
+    if outs[0].numel() != counts[comm.rank]:
         raise InvalidTensorError(
-            f"output has {output.numel()} elements, expected {counts[comm.rank]} as entry {comm.rank} of input_list", 9
+            f"output has {outs[0].numel()} elements, expected {counts[comm.rank]} as entry {comm.rank} of input_list", 9
         )
-    return _reduce_scatter(comm, output, _joined(parts), counts, op)
+    return _reduce_scatter(comm, outs, joined(parts), counts, terms)
 
 
-def reduce_scatter_single(comm: AnyCommunicator, output: Tensor, input: Tensor, op: Any) -> Operation:
-    check_dtypes([output, input])
+@_declared("output", "input", operator="reduce_scatter", at_once=_reduce_at_once("reduce_scatter"))
+def reduce_scatter_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+    output, input = outs[0], ins[0]
+    check_one_dtype(output, input)
     if input.numel() != comm.size * output.numel():
         raise InvalidTensorError(
             f"input has shape {tuple(input.shape)}, "
             f"expected {comm.size} times the elements of an output of shape {tuple(output.shape)}",
             9,
         )
-    return _reduce_scatter(comm, output, as_input("input", input), [output.numel()] * comm.size, op)
+    return _reduce_scatter(comm, outs, as_input("input", input), [output.numel()] * comm.size, terms)
 
 
-def all_gather(comm: AnyCommunicator, outputs: Sequence[Tensor], input: Tensor) -> Operation:
-    """``outputs`` has one tensor per rank, of that rank's size."""
-    check_length("tensor_list", outputs, comm.size)
-    check_dtypes([input, *outputs])
-    copies: list[tuple[Tensor, Tensor]] = []
-    x, outs = as_input("tensor", input), [output_of(out, copies) for out in outputs]
-    mine = outs[comm.rank]
+def _reduce_scatter(comm: AnyCommunicator, outs: Tensors, x: Tensor, counts: list[int], terms: Terms) -> Operation:
+    copies: Copies = []
+    out = output_of(outs[0], copies)
+    x = apart([x], [out])[0]
+    op = op_for(x, terms.op)
+    if x.is_complex() and not isinstance(comm, Communicator):
+        x, out, counts = torch.view_as_real(x), torch.view_as_real(out), scaled(counts, 2)
+    return _completed(calls.reduce(comm, "reduce_scatter", out, x, op, counts), outs, copies)
+
+
+@_declared("tensor_list", "tensor")
+def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+    """One output per rank, of that rank's size."""
+    check_length("tensor_list", outs, comm.size)
+    check_one_dtype(*ins, *outs)
+    copies: Copies = []
+    x, spaces = as_input("tensor", ins[0]), [output_of(out, copies) for out in outs]
+    mine = spaces[comm.rank]
     if region(x) != region(mine) or not isinstance(comm, Communicator):
-        x = apart([x], outs)[0]
-    check_outputs_apart([region(out) for out in outs], "tensor_list")
+        x = apart([x], spaces)[0]
+    check_outputs_apart([region(out) for out in spaces], "tensor_list")
     if x.numel() != mine.numel():
         raise InvalidTensorError(
             f"tensor has {x.numel()} elements, expected {mine.numel()} as entry {comm.rank} of tensor_list", 9
         )
-    return exchange_lists(comm, "all_gather", [x] * comm.size, outs, [list(outputs)], copies)
+    made = calls.exchange_lists(comm, "all_gather", spaces, [x] * comm.size)
+    return _completed(made, [list(outs)], copies)
 
 
-def all_gather_single(comm: AnyCommunicator, output: Tensor, input: Tensor) -> Operation:
+@_declared(
+    "output_tensor",
+    "input_tensor",
+    strict=True,
+    at_once=lambda core, outs, ins, terms, async_op, limit: (
+        None if outs[0] is None else _core.all_gather_into_tensor(core, outs[0], ins[0], async_op, limit)
+    ),
+)
+def all_gather_into_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+    output, input = outs[0], ins[0]
     check_dtype("output_tensor", output, input.dtype)
     request = _core.Request.all_gather(comm.size, input.shape, output.numel(), "output_tensor")
-    copies: list[tuple[Tensor, Tensor]] = []
+    copies: Copies = []
     x, out = as_input("input_tensor", input), output_of(output, copies)
     check_gather_apart(region(out), region(x), comm.rank)
     if not isinstance(comm, Communicator):
         x = apart([x], [out])[0]
-    return _exchange(comm, "all_gather_into_tensor", x, out, request.layout, [output], copies)
+    return _completed(calls.exchange(comm, "all_gather_into_tensor", out, x, request.layout), outs, copies)
 
 
-def all_to_all(comm: AnyCommunicator, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Operation:
-    check_length("output_tensor_list", outputs, comm.size)
-    check_length("input_tensor_list", inputs, comm.size)
-    check_dtypes([*inputs, *outputs])
-    copies: list[tuple[Tensor, Tensor]] = []
-    outs = [output_of(out, copies) for out in outputs]
-    xs = [as_input("input_tensor_list", x) for x in inputs]
-    check_lists_apart([region(out) for out in outs], [region(x) for x in xs])
-    return exchange_lists(comm, "all_to_all", xs, outs, list(outputs), copies)
+@_declared("output_tensor_list", "input_tensor_list", strict=True)
+def all_to_all(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+    check_length("input_tensor_list", ins, comm.size)
+    check_length("output_tensor_list", outs, comm.size)
+    check_one_dtype(*ins, *outs)
+    copies: Copies = []
+    spaces = [output_of(out, copies) for out in outs]
+    xs = [as_input("input_tensor_list", x) for x in ins]
+    check_lists_apart([region(out) for out in spaces], [region(x) for x in xs])
+    return _completed(calls.exchange_lists(comm, "all_to_all", spaces, xs), outs, copies)
 
 
-def all_to_all_single(
-    comm: AnyCommunicator, output: Tensor, input: Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
-) -> Operation:
-    """Splits in rows of dimension 0; empty: equal parts."""
-    check_dtypes([output, input])
-    copies: list[tuple[Tensor, Tensor]] = []
-    out, x = output_of(output, copies), as_input("input", input)
+@_declared(
+    "output",
+    "input",
+    strict=True,
+    at_once=lambda core, outs, ins, terms, async_op, limit: _core.all_to_all_single(
+        core, outs[0], ins[0], terms.counts[0], terms.counts[1], async_op, limit, terms.unit == "row"
+    ),
+)
+def all_to_all_single(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+    """The counts are split sizes in rows of dimension 0; none: equal parts."""
+    check_one_dtype(*outs, *ins)
+    copies: Copies = []
+    out, x = output_of(outs[0], copies), as_input("input", ins[0])
+    request = _core.Request.all_to_all_single(comm.size, out.shape, x.shape, *terms.counts)
     check_apart(region(out), region(x))
-    request = _core.Request.all_to_all_single(comm.size, out.shape, x.shape, output_splits, input_splits)
-    return _exchange(comm, "all_to_all_single", x, out, request.layout, [output], copies)
+    row = request.row if terms.unit == "row" else 1
+    return _completed(calls.exchange(comm, "all_to_all_single", out, x, request.layout, row), outs, copies)
 
 
-def broadcast(comm: AnyCommunicator, tensor: Tensor, root: int) -> Operation:
-    copies: list[tuple[Tensor, Tensor]] = []
-    x = in_place(tensor, copies)
+@_declared("out", "input", updates=True)
+def all_to_all_v(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+    """Into an output, whose gaps keep their values; with the counts and displacements of both sides."""
+    out, x = outs[0], as_input("input", ins[0])
+    check_dtype("out", out, x.dtype)
+    sends, recvs, sdispls, rdispls = terms.counts
+    request = _core.Request.all_to_all_v(comm.size, x.shape, sends, recvs, sdispls, rdispls, terms.unit, out.shape)
+    return calls.exchange(comm, "all_to_all_v", out, x, request.layout, max(request.row, 1))
+
+
+@_declared("tensor", updates=True)
+def broadcast(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+    root, copies = terms.root, Copies()
+    x = in_place(outs[0], copies)
     if comm.rank == root:
         copies.clear()
     layout = broadcast_layout(comm.rank, comm.size, x.numel(), root)
@@ -170,141 +272,77 @@ def broadcast(comm: AnyCommunicator, tensor: Tensor, root: int) -> Operation:
     if not isinstance(comm, Communicator):  # HCCL refuses one buffer for both, also where it has nothing to do
         nothing = x.new_empty(1)
         source, target = (x, nothing) if comm.rank == root else (nothing, x)
-    return _exchange(comm, "broadcast", source, target, layout, [tensor], copies, root)
+    return _completed(calls.exchange(comm, "broadcast", target, source, layout, root=root), outs, copies)
 
 
-def barrier(comm: AnyCommunicator) -> Operation:
-    none, plan = [0] * comm.size, barrier_plan(groups.on_host(comm))
-    return Operation("barrier", partial(plan.run, 0, 0), partial(plan.submit, 0, 0), 1, none, none, [], [])
+@_declared("gather_list", "tensor", updates=True)
+def gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+    """On the root one output per rank, of that rank's size; elsewhere they are not looked at."""
+    check_rank("root", terms.root, comm.size)
+    here = comm.rank == terms.root
+    given = list(outs) if here else []
+    check_one_dtype(*ins, *given)
+    copies: Copies = []
+    x, spaces = as_input("tensor", ins[0]), [output_of(out, copies) for out in given]
+    check_place(comm, x, *spaces)
+    if here:
+        check_length("gather_list", spaces, comm.size)
+        x = apart([x], [out for out in spaces if region(out) != region(x)])[0]
+    if isinstance(comm, Communicator):
+        call = rooted.gather(comm, core_name(x.dtype), [region(out) for out in spaces], region(x), terms.root)
+        recvs = [out.numel() for out in spaces]
+        return Operation(comm, "gather", call, x, [x.numel()], recvs, [given], (x, spaces), copies)
+    nothing = x.new_empty(0)
+    sends = [x if j == terms.root else nothing for j in range(comm.size)]
+    made = calls.exchange_lists(comm, "gather", spaces or [nothing] * comm.size, sends)
+    return _completed(made, [given], copies)
 
 
-def _exchange(
-    comm: AnyCommunicator,
-    name: str,
-    x: Tensor,
-    out: Tensor,
-    layout: Layout,
-    result: Any,
-    copies: list[tuple[Tensor, Tensor]],
-    root: int = 0,
-) -> Operation:
-    check_place(comm, x, out)
-    dtype, (sends, _, recvs, _) = core_name(x.dtype), layout
-    if not isinstance(comm, Communicator):
-        call = comm.exchange(name, dtype, out, x, layout, 1, root)
-        return _on_engine(name, call, x.itemsize, sends, recvs, result, [x, out], copies)
-    plan = _core.Plan(comm.core, name, dtype, *layout, root)
-    source, target = x.data_ptr(), out.data_ptr()
-    run, submit = partial(plan.run, source, target), partial(plan.submit, source, target)
-    return Operation(name, run, submit, x.itemsize, sends, recvs, result, [x, out], copies)
+@_declared("tensor", "scatter_list")
+def scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+    """On the root one input per rank, of that rank's size; elsewhere they are not looked at."""
+    check_rank("root", terms.root, comm.size)
+    here = comm.rank == terms.root
+    given = list(ins) if here else []
+    check_one_dtype(*outs, *given)
+    copies: Copies = []
+    out, xs = output_of(outs[0], copies), [as_input("scatter_list", x) for x in given]
+    check_place(comm, out, *xs)
+    if here:
+        check_length("scatter_list", xs, comm.size)
+        xs = [x if region(x) == region(out) else apart([x], [out])[0] for x in xs]
+    if isinstance(comm, Communicator):
+        call = rooted.scatter(comm, core_name(out.dtype), region(out), [region(x) for x in xs], terms.root)
+        sends = [x.numel() for x in xs]
+        return Operation(comm, "scatter", call, out, sends, [out.numel()], list(outs), (out, xs), copies)
+    nothing = out.new_empty(0)
+    recvs = [out if j == terms.root else nothing for j in range(comm.size)]
+    return _completed(calls.exchange_lists(comm, "scatter", recvs, xs or [nothing] * comm.size), outs, copies)
 
 
-def exchange_lists(
-    comm: AnyCommunicator,
-    name: str,
-    xs: Sequence[Tensor],
-    outs: Sequence[Tensor],
-    result: Any,
-    copies: list[tuple[Tensor, Tensor]],
-) -> Operation:
-    check_place(comm, *xs, *outs)
-    dtype, sends, recvs = core_name(xs[0].dtype), [x.numel() for x in xs], [out.numel() for out in outs]
-    about = xs[0].itemsize, sends, recvs, result, [*xs, *outs], copies
-    if not isinstance(comm, Communicator):
-        return _on_engine(name, comm.exchange_lists(name, dtype, outs, xs), *about)
-    source, sdispls = lowest([region(x) for x in xs])
-    target, rdispls = lowest([region(out) for out in outs])
-    plan = _core.Plan(comm.core, name, dtype, sends, sdispls, recvs, rdispls, byte_displs=True)
-    return Operation(name, partial(plan.run, source, target), partial(plan.submit, source, target), *about)
+@_declared()
+def barrier(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+    none, call = [0] * comm.size, Ready(barrier_plan(groups.on_host(comm)), (0, 0))
+    return Operation(comm, "barrier", call, torch.empty(0, dtype=torch.uint8), none, none, [])
 
 
-def _on_engine(name: str, call: DeviceCall, *about: Any) -> Operation:
-    """``about``: as `Operation` has it. The engine's calls have the communicator's timeout."""
-    return Operation(name, lambda timeout: call.run(), lambda timeout: call.submit(), *about)
+def _completed(made: Operation, result: Sequence[Any], copies: Copies) -> Operation:
+    """With what the caller gets: a list, as torch has it."""
+    made.result, made.copies = list(result), copies
+    return made
 
 
-def reduction(
-    comm: AnyCommunicator,
-    name: str,
-    op: Any,
-    x: Tensor,
-    out: Tensor,
-    counts: list[int],
-    recvs: Sequence[int],
-    result: Any,
-    keep: list[Tensor],
-    copies: list[tuple[Tensor, Tensor]],
-) -> Operation:
-    check_place(comm, x, out)
-    what = name, core_name(x.dtype), op_name(op)
-    check_reduction(what[2], what[1])
-    if not isinstance(comm, Communicator):
-        call = comm.reduce(*what[:2], out, x, what[2], counts)
-        return _on_engine(name, call, x.itemsize, counts, recvs, result, keep, copies)
-    args = (*what, x.data_ptr(), out.data_ptr(), counts)
-    run, submit = partial(comm.core.reduce, *args), partial(comm.core.submit_reduce, *args)
-    return Operation(name, run, submit, x.itemsize, counts, recvs, result, keep, copies)
+def op_for(tensor: Tensor, op: Any) -> str:
+    """The core's name of a ``ReduceOp`` that the tensor can be reduced by; torch's own if the core has none.
 
-
-def _reduce_scatter(comm: AnyCommunicator, output: Tensor, x: Tensor, counts: list[int], op: Any) -> Operation:
-    copies: list[tuple[Tensor, Tensor]] = []
-    out = output_of(output, copies)
-    x = apart([x], [out])[0]
-    keep = [x, out]
-    if x.is_complex() and not isinstance(comm, Communicator):
-        x, out, counts = torch.view_as_real(x), torch.view_as_real(out), scaled(counts, 2)
-    name = "reduce_scatter"
-    return reduction(comm, name, op, x, out, counts, [out.numel()], [output], keep, copies)
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-
-
-def output_of(tensor: Tensor, copies: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Where to receive: the tensor itself, or memory that is copied there afterwards."""
-    if _is_plain(tensor):
-        return tensor.detach()
-    space = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-    copies.append((tensor, space))
-    return space
-
-
-def in_place(tensor: Tensor, copies: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """The tensor as input and output at once, or such a copy of it."""
-    if _is_plain(tensor):
-        return tensor.detach()
-    copy = as_input("tensor", tensor)
-    copies.append((tensor, copy))
-    return copy
-
-
-def apart(inputs: list[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
-    """The inputs, as copies where they share memory with an output."""
-    regions = [(out.data_ptr(), out.data_ptr() + out.nbytes) for out in outputs if out.nbytes]
-    low, high = min((a for a, _ in regions), default=0), max((b for _, b in regions), default=0)
-
-    def meets(x: Tensor) -> bool:
-        begin, end = x.data_ptr(), x.data_ptr() + x.nbytes
-        return begin < high and low < end and any(begin < b and a < end for a, b in regions if begin < end)
-
-    return [x.clone() if meets(x) else x for x in inputs]
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """The parts one after another in memory; no copy if they lie so, as the chunks of one tensor do."""
-    end = parts[0].data_ptr()
-    for part in parts:
-        if part.data_ptr() != end and part.numel():
-            return torch.cat([x.reshape(-1) for x in parts])
-        end += part.nbytes
-    if any(x.untyped_storage().data_ptr() != parts[0].untyped_storage().data_ptr() for x in parts):
-        return torch.cat([x.reshape(-1) for x in parts])
-    return parts[0].as_strided((sum(x.numel() for x in parts),), (1,))
-
-
-def check_dtypes(tensors: Sequence[Tensor]) -> None:
-    dtypes = {tensor.dtype for tensor in tensors}
-    if len(dtypes) > 1:
-        names = ", ".join(sorted(map(str, dtypes)))
-        raise InvalidTensorError(f"input and output have dtypes {names}, expected one dtype", 13)
+    Raises:
+        InvalidParamError: not a ReduceOp, or not for complex tensors, whose parts the engines reduce.
+    """
+    try:
+        kind = op.op if hasattr(op, "op") else dist.ReduceOp(op).op  # isinstance says yes to both
+    except TypeError:
+        raise InvalidParamError(f"op is {op!r}, expected a torch.distributed.ReduceOp") from None
+    name = str(_REDUCE_OPS.get(kind, kind.name))
+    if tensor.is_complex() and name not in ("sum", "avg"):
+        raise InvalidParamError(f"op is {op!r}, expected SUM or AVG for dtype {tensor.dtype}")
+    return name

@@ -1,30 +1,35 @@
 """Collectives of torch.distributed that write into the caller's tensors, with torch's signatures.
 
 All return None, or the `Work` with ``async_op=True``. They have no gradients, as in torch; `alltoallv.torch.functional`
-has. Tensors that are not contiguous are copied; an output of that kind is complete when ``wait`` has returned.
-In a graph they are an operator and copies; ``torch.compile`` leaves `barrier` out of its graphs.
+has. What they do is declared in `alltoallv.torch.api.collectives`. Tensors that are not contiguous are copied; an
+output of that kind is complete when ``wait`` has returned. In a graph they are an operator and copies;
+``torch.compile`` leaves `barrier` out of its graphs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
+from alltoallv._calls.collectives import check_length
+from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.torch.api import collectives, profile, rooted
+from alltoallv.torch.api import calls, collectives
 from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.collectives import Operation
-from alltoallv.torch.api.group import AnyCommunicator, Group, device_of
-from alltoallv.torch.api.tensors import check_tensor
+from alltoallv.torch.api.collectives import Collective, Terms
+from alltoallv.torch.api.group import Group, device_of
+from alltoallv.torch.api.tensors import check_contiguous, check_tensor
 from alltoallv.torch.api.work import Work
 from alltoallv.torch.graph.collective import collective
-from alltoallv.torch.graph.graphs import between_graphs, is_tracing
+from alltoallv.torch.graph.graphs import between_graphs, check_untimed, is_tracing
 
 _SUM = dist.ReduceOp.SUM
+_NO_TERMS = Terms()
 
 
 def all_reduce(tensor: Tensor, op: Any = _SUM, group: Group = None, async_op: bool = False) -> Work | None:
@@ -40,9 +45,7 @@ def all_reduce(tensor: Tensor, op: Any = _SUM, group: Group = None, async_op: bo
     Raises:
         InvalidParamError: ``op`` has no meaning for the dtype. Otherwise as `all_to_all_v`.
     """
-    if is_tracing():
-        return collective("all_reduce", [tensor], [], op, 0, group, async_op)
-    return _run("all_reduce", group, async_op, lambda c: collectives.all_reduce(c, tensor, _op(tensor, op)), [tensor])
+    return _call(collectives.all_reduce, [tensor], [], group, async_op, Terms(op))
 
 
 def reduce_scatter(
@@ -53,13 +56,7 @@ def reduce_scatter(
     Signature and meaning of ``torch.distributed.reduce_scatter``: one tensor per rank, of any sizes, which are equal on
     all ranks; ``output`` has as many elements as this rank's entry. ``op`` and errors as for `all_reduce`.
     """
-    if is_tracing():
-        return collective("reduce_scatter", [output], input_list, op, 0, group, async_op)
-
-    def prepare(comm: AnyCommunicator) -> Operation:
-        return collectives.reduce_scatter(comm, output, input_list, _op(output, op))
-
-    return _run("reduce_scatter", group, async_op, prepare, [output], input_list)
+    return _call(collectives.reduce_scatter, [output], input_list, group, async_op, Terms(op))
 
 
 def reduce_scatter_tensor(
@@ -70,13 +67,7 @@ def reduce_scatter_tensor(
     Signature and meaning of ``torch.distributed.reduce_scatter_tensor``: ``input`` has W times the elements of
     ``output``. ``op`` and errors as for `all_reduce`.
     """
-    if is_tracing():
-        return collective("reduce_scatter_tensor", [output], [input], op, 0, group, async_op)
-
-    def prepare(comm: AnyCommunicator) -> Operation:
-        return collectives.reduce_scatter_single(comm, output, input, _op(output, op))
-
-    return _run("reduce_scatter", group, async_op, prepare, [output, input])
+    return _call(collectives.reduce_scatter_tensor, [output], [input], group, async_op, Terms(op))
 
 
 def all_gather(
@@ -87,11 +78,62 @@ def all_gather(
     Signature and meaning of ``torch.distributed.all_gather``: one output per rank, with the elements of that rank's
     tensor; the ranks may differ in size. Raises as `all_to_all_v`.
     """
-    if is_tracing():
-        return collective("all_gather", tensor_list, [tensor], _SUM, 0, group, async_op)
-    return _run(
-        "all_gather", group, async_op, lambda c: collectives.all_gather(c, tensor_list, tensor), [tensor], tensor_list
-    )
+    return _call(collectives.all_gather, tensor_list, [tensor], group, async_op)
+
+
+def all_gather_into_tensor(
+    output_tensor: Tensor,
+    input_tensor: Tensor,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: float | None = None,
+) -> Work | None:
+    """Concatenates the ``input_tensor`` of all ranks, in rank order, into ``output_tensor``.
+
+    Signature and meaning of ``torch.distributed.all_gather_into_tensor``: inputs of one shape ``[x1, x2, ...]`` and
+    dtype; the output has as many elements, in shape ``[W * x1, x2, ...]``, ``[W, x1, x2, ...]`` or any other, and the
+    input may be this rank's part of it. Returns None, or the `Work` with ``async_op=True``. Raises as `all_to_all_v`.
+    """
+    tensors = [output_tensor], [input_tensor]
+    return _call(collectives.all_gather_into_tensor, *tensors, group, async_op, timeout=timeout)
+
+
+def all_to_all(
+    output_tensor_list: Sequence[Tensor],
+    input_tensor_list: Sequence[Tensor],
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: float | None = None,
+) -> Work | None:
+    """Sends ``input_tensor_list[j]`` to rank j and receives ``output_tensor_list[j]`` from it.
+
+    Signature and meaning of ``torch.distributed.all_to_all``: tensors of any sizes, all of one dtype, moved from and to
+    where they lie. Returns None, or the `Work` with ``async_op=True``. Raises as `all_to_all_v`.
+    """
+    lists = output_tensor_list, input_tensor_list
+    return _call(collectives.all_to_all, *lists, group, async_op, timeout=timeout)
+
+
+def all_to_all_single(
+    output: Tensor,
+    input: Tensor,
+    output_split_sizes: Counts | None = None,
+    input_split_sizes: Counts | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: float | None = None,
+) -> Work | None:
+    """Splits ``input`` along dimension 0, sends part j to rank j, and concatenates what arrives into ``output``.
+
+    Signature and meaning of ``torch.distributed.all_to_all_single``. Split sizes count rows and default to equal parts,
+    for which dimension 0 must divide. Returns None, or the `Work` with ``async_op=True``. Not differentiable, as in
+    torch; `alltoallv.torch.functional` is. Raises as `all_to_all_v`.
+    """
+    terms = Terms(counts=(output_split_sizes, input_split_sizes))
+    return _call(collectives.all_to_all_single, [output], [input], group, async_op, terms, timeout)
 
 
 def broadcast(
@@ -105,15 +147,7 @@ def broadcast(
         src: That rank: its number in the job for a ProcessGroup, in the communicator for a `Communicator`.
         group_src: That rank's number in the group, in place of ``src``.
     """
-    if is_tracing():
-        return collective("broadcast", [tensor], [], _SUM, rank_in(group, "src", src, group_src), group, async_op)
-    return _run(
-        "broadcast",
-        group,
-        async_op,
-        lambda c: collectives.broadcast(c, tensor, rank_in(group, "src", src, group_src)),
-        [tensor],
-    )
+    return _call(collectives.broadcast, [tensor], [], group, async_op, root=("src", src, group_src))
 
 
 def reduce(
@@ -132,13 +166,7 @@ def reduce(
         dst: That rank: its number in the job for a ProcessGroup, in the communicator for a `Communicator`.
         group_dst: That rank's number in the group, in place of ``dst``.
     """
-    if is_tracing():
-        return collective("reduce", [tensor], [], op, rank_in(group, "dst", dst, group_dst), group, async_op)
-
-    def prepare(comm: AnyCommunicator) -> Operation:
-        return rooted.reduce(comm, tensor, rank_in(group, "dst", dst, group_dst), _op(tensor, op))
-
-    return _run("reduce", group, async_op, prepare, [tensor])
+    return _call(collectives.reduce, [tensor], [], group, async_op, Terms(op), root=("dst", dst, group_dst))
 
 
 def gather(
@@ -158,15 +186,8 @@ def gather(
         gather_list: On that rank one output per rank, with the elements of that rank's tensor; None elsewhere.
         dst, group_dst: That rank, as for `reduce`; rank 0 of the job if neither is given.
     """
-    if is_tracing():
-        return collective(
-            "gather", gather_list or [], [tensor], _SUM, _root(group, "dst", dst, group_dst), group, async_op
-        )
-
-    def prepare(comm: AnyCommunicator) -> Operation:
-        return rooted.gather(comm, gather_list or (), tensor, _root(group, "dst", dst, group_dst))
-
-    return _run("gather", group, async_op, prepare, [tensor], gather_list or ())
+    root = _or_first("dst", dst, group_dst)
+    return _call(collectives.gather, gather_list or (), [tensor], group, async_op, root=root)
 
 
 def scatter(
@@ -186,15 +207,8 @@ def scatter(
         scatter_list: On that rank one input per rank, with the elements of that rank's tensor; None elsewhere.
         src, group_src: That rank, as for `broadcast`; rank 0 of the job if neither is given.
     """
-    if is_tracing():
-        return collective(
-            "scatter", [tensor], scatter_list or [], _SUM, _root(group, "src", src, group_src), group, async_op
-        )
-
-    def prepare(comm: AnyCommunicator) -> Operation:
-        return rooted.scatter(comm, tensor, scatter_list or (), _root(group, "src", src, group_src))
-
-    return _run("scatter", group, async_op, prepare, [tensor], scatter_list or ())
+    root = _or_first("src", src, group_src)
+    return _call(collectives.scatter, [tensor], scatter_list or (), group, async_op, root=root)
 
 
 @between_graphs
@@ -204,51 +218,59 @@ def barrier(group: Group = None, async_op: bool = False, device_ids: Sequence[in
     Signature and meaning of ``torch.distributed.barrier``. The hosts wait for each other, not for what their devices
     are still computing; ``device_ids`` is accepted for torch's sake and changes nothing.
     """
-    return _run("barrier", group, async_op, collectives.barrier, [])
+    return _call(collectives.barrier, [], [], group, async_op)
 
 
-def _run(
-    name: str,
+def _call(
+    row: Collective,
+    outs: Sequence[Tensor],
+    ins: Sequence[Tensor],
     group: Group,
     async_op: bool,
-    prepare: Callable[[AnyCommunicator], Operation],
-    tensors: Sequence[Tensor],
-    more: Any = (),
+    terms: Terms = _NO_TERMS,
+    timeout: float | None = None,
+    *,
+    root: tuple[str, int | None, int | None] | None = None,
 ) -> Work | None:
-    """``tensors`` and the list ``more``: what the caller gave; the first of them tells the device."""
-    first = next(iter(tensors), None)
+    """``root``: what `rank_in` makes a rank of."""
+    if row.at_once is not None and not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
+        made = row.at_once(shared.core, outs, ins, terms, async_op, timeout)
+        if made is not None:
+            return calls.started(shared, made, ins[0])[1] if async_op else None
+    if is_tracing():
+        check_untimed(timeout)
+        if root is not None:
+            terms = terms._replace(root=rank_in(group, *root))
+        return collective(row, outs, ins, terms, group, async_op)
+    first = next((x for given in (ins, outs) if isinstance(given, list | tuple) for x in given), None)
     comm = groups.resolve(group, device_of(first))
     if comm is None:
         return None
-    with guard(comm, name):
-        if not isinstance(more, list | tuple):
-            raise InvalidTensorError(f"the list of tensors is a {type(more).__name__}, expected {comm.size} tensors", 5)
-        for tensor in (*tensors, *more):
-            check_tensor("tensor", tensor)
-        operation = prepare(comm)
-    about = operation.itemsize, operation.sends, operation.recvs
-    with profile.span(name, comm, *about, async_op=async_op, cuda=first is not None and first.is_cuda):
-        if not async_op:
-            operation.run(-1.0)
-            operation.finish()
-            return None
-        pending = operation.submit(-1.0)
+    with guard(comm, row.operator):
+        limit = calls.limit(comm, timeout)
+        for name, given in ((row.inputs, ins), (row.outputs, outs)):
+            if not isinstance(given, list | tuple):
+                check_length(name, given, comm.size)
+                raise InvalidTensorError(f"{name} is a {type(given).__name__}, expected a list of tensors", 5)
+            for label, tensor in _labelled(name, given):
+                check_tensor(label, tensor)
+        if row.strict:
+            for label, out in _labelled(row.outputs, outs):
+                check_contiguous(label, out)
+        if root is not None:
+            terms = terms._replace(root=rank_in(group, *root))
+        operation = row.prepare(comm, outs, ins, terms)
+    if async_op:
+        if row.strict and not row.outputs.endswith("_list"):
+            operation.result = outs[0]
+        return operation.submit(limit)
+    operation.run(limit)
+    return None
 
-    def finish() -> Any:
-        operation.finish()
-        return operation.result
 
-    return Work(comm, pending, (operation,), finish)
-
-
-def _op(tensor: Tensor, op: Any) -> dist.ReduceOp:
-    try:
-        made = op if hasattr(op, "op") else dist.ReduceOp(op)  # isinstance says yes to both
-    except TypeError:
-        raise InvalidParamError(f"op is {op!r}, expected a torch.distributed.ReduceOp") from None
-    if tensor.is_complex() and collectives.op_name(made) not in ("sum", "avg"):  # the engines see its parts
-        raise InvalidParamError(f"op is {op!r}, expected SUM or AVG for dtype {tensor.dtype}")
-    return made
+def _labelled(name: str, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
+    """The tensors of an argument, with what errors call them."""
+    return [(f"{name}[{j}]" if name.endswith("_list") else name, x) for j, x in enumerate(tensors)]
 
 
 def rank_in(group: Group, name: str, rank: int | None, group_rank: int | None) -> int:
@@ -266,7 +288,6 @@ def rank_in(group: Group, name: str, rank: int | None, group_rank: int | None) -
     return rank
 
 
-def _root(group: Group, name: str, rank: int | None, group_rank: int | None) -> int:
-    """The same where the first rank is the default."""
-    first = 0 if rank is None and group_rank is None else rank
-    return rank_in(group, name, first, group_rank)
+def _or_first(name: str, rank: int | None, group_rank: int | None) -> tuple[str, int | None, int | None]:
+    """What `rank_in` is given where the job's first rank is the default."""
+    return name, 0 if rank is None and group_rank is None else rank, group_rank

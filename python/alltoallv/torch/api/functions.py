@@ -1,4 +1,4 @@
-"""Collectives on torch tensors; see `alltoallv.torch` for what they have in common."""
+"""`all_to_all_v` on torch tensors, and what goes with it."""
 
 from __future__ import annotations
 
@@ -12,47 +12,22 @@ from torch.compiler import is_dynamo_compiling
 
 from alltoallv import _core
 from alltoallv._calls import experts
-from alltoallv._calls.collectives import check_length
 from alltoallv._calls.counts import Counts, Unit
 from alltoallv._calls.guard import guard
-from alltoallv._calls.regions import check_gather_apart, check_lists_apart
 from alltoallv._calls.request import read_request
-from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.calls import AnyCommunicator, Call
+from alltoallv.torch.api.calls import AnyCommunicator, Operation
 from alltoallv.torch.api.group import Group, device_of
-from alltoallv.torch.api.tensors import (
-    as_input,
-    check_apart,
-    check_one_dtype,
-    check_output,
-    from_block,
-    needs_grad,
-    region,
-    shaped,
-)
+from alltoallv.torch.api.tensors import as_input, check_apart, check_output, needs_grad, shaped
 from alltoallv.torch.api.work import Work
 from alltoallv.torch.graph import ops as ops
 from alltoallv.torch.graph import traced
-from alltoallv.torch.graph.graphs import is_tracing
+from alltoallv.torch.graph.graphs import check_untimed, is_tracing
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-
-def _finish(call: Call, async_op: bool, limit: float) -> Work | None:
-    if async_op:
-        return call.submit(limit)
-    call.run(limit)
-    return None
-
-
-def _check_graph(timeout: float | None) -> None:
-    """Refuses a timeout where a graph is made, whose operators have none."""
-    if timeout is not None:
-        raise InvalidParamError(f"timeout is {timeout!r}, expected None in a graph")
 
 
 class _Options(TypedDict, total=False):
@@ -132,11 +107,12 @@ def all_to_all_v(
             shared.core, input, out, send_counts, recv_counts, sdispls, rdispls, unit, async_op, timeout
         )
         if made is not None:
-            return _with_work(shared, made, input) if async_op else made
+            return calls.started(shared, made, input) if async_op else made
     counts = (send_counts, recv_counts, sdispls, rdispls, unit)
     if is_tracing():
-        _enter(group, input)
-        _check_graph(timeout)
+        if not torch.compiler.is_compiling():
+            groups.resolve(group, device_of(input))  # made before the graph runs, where that can be
+        check_untimed(timeout)
         return traced.all_to_all_v(input, *counts, out, group, async_op)
     comm = groups.resolve(group, device_of(input))
     if comm is None:
@@ -174,25 +150,6 @@ def all_to_all_v(
     return target, call.submit(limit)
 
 
-def _enter(group: Group, input: object) -> None:
-    """Of a call that tracing records: the group's communicator is made before, where that can be."""
-    if not torch.compiler.is_compiling():
-        groups.resolve(group, device_of(input))
-
-
-def _with_work(comm: Communicator, made: tuple[Any, Any], input: Tensor) -> tuple[Tensor | None, Work]:
-    """What an asynchronous call of the core has returned, with the handle of this front end."""
-    output, pending = made
-    if output is not None:
-        return output, Work(comm, pending, (input, output), lambda: output)
-
-    def finish() -> Tensor:
-        block, _ = pending.take()
-        return from_block(block, pending.shape(), input.dtype)
-
-    return None, Work(comm, pending.work, (input,), finish)
-
-
 def layout_of(request: _core.Request) -> Tensor:
     """As the operators of graphs take it."""
     return torch.frombuffer(request.buffer, dtype=torch.int64).view(4, -1)
@@ -228,12 +185,12 @@ class _AsyncExchange(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, layout: Tensor, call: Call, row: int, comm: AnyCommunicator, holder: list[Work]
+        ctx: Any, input: Tensor, layout: Tensor, call: Operation, row: int, comm: AnyCommunicator, holder: list[Work]
     ) -> Tensor:
         ctx.save_for_backward(layout)
         ctx.shape, ctx.row, ctx.communicator = input.shape, row, comm
         holder.append(call.submit())
-        output: Tensor = call.output
+        output: Tensor = call.result
         return output
 
     @staticmethod
@@ -259,119 +216,3 @@ def exchange_counts(send_counts: Counts, group: Group = None) -> Tensor:
         call = calls.exchange(comm, "exchange_counts", out, x, experts.layout(counts.reshape(-1, 1)))
     call.run()
     return out
-
-
-def all_to_all_single(
-    output: Tensor,
-    input: Tensor,
-    output_split_sizes: Counts | None = None,
-    input_split_sizes: Counts | None = None,
-    group: Group = None,
-    async_op: bool = False,
-    *,
-    timeout: float | None = None,
-) -> Work | None:
-    """Splits ``input`` along dimension 0, sends part j to rank j, and concatenates what arrives into ``output``.
-
-    Signature and meaning of ``torch.distributed.all_to_all_single``. Split sizes count rows and default to equal parts,
-    for which dimension 0 must divide. Returns None, or the `Work` with ``async_op=True``. Not differentiable, as in
-    torch; `alltoallv.torch.functional` is. Raises as `all_to_all_v`.
-    """
-    splits = (output_split_sizes, input_split_sizes)
-    if not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
-        made = _core.all_to_all_single(shared.core, output, input, *splits, async_op, timeout)
-        if made is not None:
-            return _with_work(shared, made, input)[1] if async_op else None
-    if is_tracing():
-        _enter(group, input)
-        _check_graph(timeout)
-        return traced.all_to_all_single(output, input, *splits, group, async_op)
-    comm = groups.resolve(group, device_of(input))
-    if comm is None:
-        return None
-    with guard(comm, "all_to_all_single"):
-        limit = calls.limit(comm, timeout)
-        check_tensor_pair("output", output, input)
-        x = as_input("input", input)
-        request = _core.Request.all_to_all_single(comm.size, output.shape, x.shape, *splits)
-        check_apart(output, x)
-        call = calls.exchange(comm, "all_to_all_single", output, x, request.layout, request.row)
-    return _finish(call, async_op, limit)
-
-
-def check_tensor_pair(name: str, output: Tensor, input: Tensor) -> None:
-    """One dtype, and an output that can be written; the texts are torch's where torch has one."""
-    if isinstance(output, Tensor) and isinstance(input, Tensor):
-        check_one_dtype(output, input)
-    check_output(name, output, input.dtype)
-
-
-def all_to_all(
-    output_tensor_list: Sequence[Tensor],
-    input_tensor_list: Sequence[Tensor],
-    group: Group = None,
-    async_op: bool = False,
-    *,
-    timeout: float | None = None,
-) -> Work | None:
-    """Sends ``input_tensor_list[j]`` to rank j and receives ``output_tensor_list[j]`` from it.
-
-    Signature and meaning of ``torch.distributed.all_to_all``: tensors of any sizes, all of one dtype, moved from and to
-    where they lie. Returns None, or the `Work` with ``async_op=True``. Raises as `all_to_all_v`.
-    """
-    if is_tracing():
-        _check_graph(timeout)
-        return traced.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
-    first = input_tensor_list[0] if isinstance(input_tensor_list, list | tuple) and input_tensor_list else None
-    comm = groups.resolve(group, device_of(first))
-    if comm is None:
-        return None
-    with guard(comm, "all_to_all"):
-        limit = calls.limit(comm, timeout)
-        check_length("input_tensor_list", input_tensor_list, comm.size)
-        check_length("output_tensor_list", output_tensor_list, comm.size)
-        for tensor in (*input_tensor_list, *output_tensor_list):
-            if not isinstance(tensor, Tensor):
-                raise TypeError(f"the lists hold a {type(tensor).__name__}, expected torch.Tensor")
-        check_one_dtype(*input_tensor_list, *output_tensor_list)
-        xs = [as_input("input_tensor_list", x) for x in input_tensor_list]
-        for j, out in enumerate(output_tensor_list):
-            check_output(f"output_tensor_list[{j}]", out, xs[0].dtype)
-        check_lists_apart([region(out) for out in output_tensor_list], [region(x) for x in xs])
-        call = calls.exchange_lists(comm, "all_to_all", output_tensor_list, xs)
-    return _finish(call, async_op, limit)
-
-
-def all_gather_into_tensor(
-    output_tensor: Tensor,
-    input_tensor: Tensor,
-    group: Group = None,
-    async_op: bool = False,
-    *,
-    timeout: float | None = None,
-) -> Work | None:
-    """Concatenates the ``input_tensor`` of all ranks, in rank order, into ``output_tensor``.
-
-    Signature and meaning of ``torch.distributed.all_gather_into_tensor``: inputs of one shape ``[x1, x2, ...]`` and
-    dtype; the output has as many elements, in shape ``[W * x1, x2, ...]``, ``[W, x1, x2, ...]`` or any other, and the
-    input may be this rank's part of it. Returns None, or the `Work` with ``async_op=True``. Raises as `all_to_all_v`.
-    """
-    if not is_dynamo_compiling() and output_tensor is not None and (shared := groups.on_shm(group)) is not None:
-        made = _core.all_gather_into_tensor(shared.core, output_tensor, input_tensor, async_op, timeout)
-        if made is not None:
-            return _with_work(shared, made, input_tensor)[1] if async_op else None
-    if is_tracing():
-        _enter(group, input_tensor)
-        _check_graph(timeout)
-        return traced.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
-    comm = groups.resolve(group, device_of(input_tensor))
-    if comm is None:
-        return None
-    with guard(comm, "all_gather_into_tensor"):
-        limit = calls.limit(comm, timeout)
-        check_tensor_pair("output_tensor", output_tensor, input_tensor)
-        x = as_input("input_tensor", input_tensor)
-        request = _core.Request.all_gather(comm.size, x.shape, output_tensor.numel(), "output_tensor")
-        check_gather_apart(region(output_tensor), region(x), comm.rank)
-        call = calls.exchange(comm, "all_gather_into_tensor", output_tensor, x, request.layout)
-    return _finish(call, async_op, limit)

@@ -5,17 +5,18 @@ They go on beside the collectives of all: a pending `irecv` keeps no collective 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.distributed as dist
 from torch import Tensor
 
+from alltoallv._calls import messages
+from alltoallv.communicator import Communicator
+from alltoallv.errors import BackendUnavailableError
 from alltoallv.torch.api import group as groups
-from alltoallv.torch.api import rooted
-from alltoallv.torch.api.collectives import Operation
+from alltoallv.torch.api.calls import Copies, Operation, check_place
+from alltoallv.torch.api.copies import output_of
 from alltoallv.torch.api.distributed import rank_in
 from alltoallv.torch.api.group import AnyCommunicator, Group, device_of
-from alltoallv.torch.api.tensors import check_tensor
+from alltoallv.torch.api.tensors import as_input, check_tensor, core_name, region
 from alltoallv.torch.api.work import Work
 from alltoallv.torch.graph.graphs import between_graphs
 
@@ -52,8 +53,8 @@ def send(
     """
     comm = _member(tensor, group)
     if comm is not None:
-        operation = rooted.send(comm, tensor, rank_in(group, "dst", dst, group_dst), tag, waits=True)
-        operation.run(-1.0)
+        operation = prepare_send(comm, tensor, rank_in(group, "dst", dst, group_dst), tag, waits=True)
+        operation.run()
 
 
 @between_graphs
@@ -70,9 +71,8 @@ def recv(
     comm = _member(tensor, group)
     if comm is None:
         return -1
-    operation = rooted.recv(comm, tensor, _source(group, src, group_src), tag, waits=True)
-    work = operation.run(-1.0)
-    operation.finish()
+    operation = prepare_recv(comm, tensor, _source(group, src, group_src), tag, waits=True)
+    work = operation.run()
     return _outside(group, work.source)
 
 
@@ -84,7 +84,7 @@ def isend(
     comm = _member(tensor, group)
     if comm is None:
         return None
-    return _start(comm, group, rooted.send(comm, tensor, rank_in(group, "dst", dst, group_dst), tag, waits=False))
+    return _start(comm, group, prepare_send(comm, tensor, rank_in(group, "dst", dst, group_dst), tag, waits=False))
 
 
 @between_graphs
@@ -95,7 +95,32 @@ def irecv(
     comm = _member(tensor, group)
     if comm is None:
         return None
-    return _start(comm, group, rooted.recv(comm, tensor, _source(group, src, group_src), tag, waits=False))
+    return _start(comm, group, prepare_recv(comm, tensor, _source(group, src, group_src), tag, waits=False))
+
+
+def prepare_send(comm: AnyCommunicator, tensor: Tensor, dst: int, tag: int, *, waits: bool) -> Operation:
+    """A message to rank ``dst`` of the communicator."""
+    x = as_input("tensor", tensor)
+    call = messages.send(_of_messages(comm, x), core_name(x.dtype), region(x), dst, tag, waits=waits)
+    return Operation(comm, "send", call, x, [x.numel()], [], [tensor], x)
+
+
+def prepare_recv(comm: AnyCommunicator, tensor: Tensor, src: int | None, tag: int, *, waits: bool) -> Operation:
+    """A message from rank ``src`` of the communicator, or from any."""
+    copies: Copies = []
+    out = output_of(tensor, copies)
+    call = messages.recv(_of_messages(comm, out), core_name(out.dtype), region(out), src, tag, waits=waits)
+    return Operation(comm, "recv", call, out, [], [out.numel()], [tensor], out, copies)
+
+
+def _of_messages(comm: AnyCommunicator, tensor: Tensor) -> Communicator:
+    if not isinstance(comm, Communicator):
+        raise BackendUnavailableError(
+            f"domain '{comm.domain}' is of backend {comm.backend!r}, which has no messages here: "
+            "use torch.distributed's send and recv with its group"
+        )
+    check_place(comm, tensor)
+    return comm
 
 
 def _member(tensor: Tensor, group: Group) -> AnyCommunicator | None:
@@ -108,11 +133,7 @@ def _source(group: Group, src: int | None, group_src: int | None) -> int | None:
 
 
 def _start(comm: AnyCommunicator, group: Group, operation: Operation) -> MessageWork:
-    def finish() -> Any:
-        operation.finish()
-        return operation.result
-
-    work = MessageWork(comm, operation.submit(-1.0), (operation,), finish)
+    work = MessageWork(comm, operation.start(), (operation,), operation.finish)
     work._group = group
     return work
 

@@ -81,6 +81,11 @@ def check_output(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
     """Refuses a tensor that the operator cannot write into."""
     check_tensor(name, tensor)
     check_dtype(name, tensor, dtype)
+    check_contiguous(name, tensor)
+
+
+def check_contiguous(name: str, tensor: Tensor) -> None:
+    """Refuses a tensor whose elements do not follow each other in memory."""
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor")
 
@@ -93,10 +98,10 @@ def check_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
 
 
 def check_one_dtype(*tensors: Tensor) -> None:
-    """Of the tensors that torch's functions are given; the text is torch's."""
+    """Refuses tensors of several dtypes, in torch's words."""
     dtypes = sorted({str(tensor.dtype) for tensor in tensors})
     if len(dtypes) > 1:
-        raise ValueError(f"Invalid usage of tensors with different dtypes{' and '.join(dtypes)}")
+        raise InvalidTensorError(f"Invalid usage of tensors with different dtypes{' and '.join(dtypes)}", 13)
 
 
 def region(tensor: Tensor) -> Region:
@@ -114,20 +119,6 @@ def row_size(tensor: Tensor) -> int:
     if tensor.dim() == 0:
         raise InvalidTensorError("a 0-dimensional input has no rows, expected at least 1 dimension")
     return math.prod(tensor.shape[1:])
-
-
-def common_row_size(output: Tensor, input: Tensor) -> int:
-    """Elements per row of both.
-
-    Raises:
-        InvalidTensorError: they have rows of different sizes, or one has none.
-    """
-    row = row_size(input)
-    if output.dim() == 0 or row_size(output) != row:
-        raise InvalidTensorError(
-            f"output has rows of shape {tuple(output.shape[1:])}, expected {tuple(input.shape[1:])} as the input"
-        )
-    return row
 
 
 def from_block(block: _core.Block, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

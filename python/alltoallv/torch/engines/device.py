@@ -264,16 +264,16 @@ class Steps:
 
 
 class DeviceCall:
-    """A collective ready to run, or to submit."""
+    """A collective ready to run, or to submit; the timeout is the communicator's."""
 
     def __init__(self, run: Callable[[bool], tuple[Any, Any]]) -> None:
         self._run = run
 
-    def run(self) -> Any:
+    def run(self, timeout: float = -1.0) -> Any:
         """Returns when the current stream will wait for the data; the host does not wait."""
         return self._run(True)[0]
 
-    def submit(self) -> DeviceWork:
+    def submit(self, timeout: float = -1.0) -> DeviceWork:
         result, work = self._run(False)
         return DeviceWork(work, result)
 

@@ -9,6 +9,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from alltoallv.errors import InvalidParamError
+
 P = ParamSpec("P")
 T = TypeVar("T")
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
@@ -27,6 +29,12 @@ def is_tracing() -> bool:
         or torch._C._get_dispatch_mode(_FAKE) is not None
         or torch._C._are_functorch_transforms_active()
     )
+
+
+def check_untimed(timeout: float | None) -> None:
+    """Refuses a timeout where a graph is made, whose operators have none."""
+    if timeout is not None:
+        raise InvalidParamError(f"timeout is {timeout!r}, expected None in a graph")
 
 
 def between_graphs(function: Callable[P, T]) -> Callable[P, T]:

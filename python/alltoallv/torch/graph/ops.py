@@ -37,26 +37,15 @@ def carrier(group: Group, tensor: Tensor) -> AnyCommunicator:
     return found
 
 
-def _exchange(
-    comm: AnyCommunicator,
-    operator: str,
-    input: Tensor,
-    layout: Layout,
-    numel_out: int,
-    row: int,
-    base: Tensor | None = None,
-) -> Tensor:
-    """A checked exchange into a new flat tensor; gaps have the values of ``base``, without one zero."""
+def _exchange(comm: AnyCommunicator, operator: str, input: Tensor, layout: Layout, numel_out: int, row: int) -> Tensor:
+    """A checked exchange into a new flat tensor, whose gaps are zero."""
     with guard(comm, operator):
         x = as_input("input", input)
         needed = _core.check_exchange(x.numel(), numel_out, *layout, comm.size)
         if numel_out < 0:
             numel_out = needed
         out = calls.new_output(comm, numel_out, x)
-        has_gaps = sum(layout[2]) < numel_out
-        if has_gaps and base is not None:
-            out.copy_(base.reshape(-1))
-        elif has_gaps:
+        if sum(layout[2]) < numel_out:
             out.zero_()
         call = calls.exchange(comm, operator, out, x, layout, max(row, 1))
     call.run()
@@ -83,27 +72,6 @@ def _(input: Tensor, layout: Tensor, numel_out: int, row: int, operator: str, gr
     if isinstance(numel_out, int) and numel_out < 0:
         numel_out = torch.library.get_ctx().new_dynamic_size()
     return input.new_empty((numel_out,))
-
-
-@Operator
-def all_to_all_v_over(
-    base: Tensor, input: Tensor, layout: Tensor, whole: bool, row: int, operator: str, group: str
-) -> Tensor:
-    """Exchange into a copy of ``base``, in its shape; ``whole``: of all elements. Not differentiable."""
-    comm = carrier(group, input)
-    sends, sdispls, recvs, rdispls = layout.tolist()
-    with guard(comm, operator):
-        for name, tensor, counts, displs in (("input", input, sends, sdispls), ("output", base, recvs, rdispls)):
-            end = max(map(sum, zip(counts, displs, strict=True)))
-            if whole and end != tensor.numel():
-                raise InvalidParamError(f"{name} has {tensor.numel()} elements, expected {end}, as the counts say")
-    made = _exchange(comm, operator, input, (sends, sdispls, recvs, rdispls), base.numel(), row, base=base)
-    return shaped(made, base.shape)
-
-
-@all_to_all_v_over.fake
-def _(base: Tensor, input: Tensor, layout: Tensor, whole: bool, row: int, operator: str, group: str) -> Tensor:
-    return torch.empty_like(base, memory_format=torch.contiguous_format)
 
 
 @Operator
@@ -208,7 +176,7 @@ def _reduce(comm: AnyCommunicator, operator: str, input: Tensor, shape: tuple[in
         out = calls.new_output(comm, shape, x)
         n = out.numel()
         counts = even_parts(n, comm.size) if operator == "all_reduce" else [n] * comm.size
-    call = calls.reduce(comm, operator, out, x, "sum", counts)
+        call = calls.reduce(comm, operator, out, x, "sum", counts)
     call.run()
     return out
 

@@ -44,7 +44,7 @@ def quantized_all_reduce(input: Tensor, *given: Any) -> Tensor:
     with guard(comm, "quantized_all_reduce"):
         call = calls.quantized_reduce(comm, requests.all_reduce(ADAPTER, comm, input, options, None, None))
     call.run()
-    output: Tensor = call.output
+    output: Tensor = call.result
     return output
 
 
@@ -63,7 +63,7 @@ def quantized_reduce_scatter(input: Tensor, rows: list[int], rank: int, *given: 
         made = requests.reduce_scatter(ADAPTER, comm, input, rows, Options(*given[:-1]), None, None)
         call = calls.quantized_reduce(comm, made)
     call.run()
-    output: Tensor = call.output
+    output: Tensor = call.result
     return output
 
 

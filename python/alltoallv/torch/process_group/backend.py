@@ -37,9 +37,8 @@ from torch._C._distributed_c10d import (
 )
 from torch._C._distributed_c10d import Work as TorchWork
 
-from alltoallv import _core
 from alltoallv.torch.api import collectives as calls
-from alltoallv.torch.api import rooted
+from alltoallv.torch.api.p2p import prepare_recv, prepare_send
 from alltoallv.torch.process_group import engines
 from alltoallv.torch.process_group.carried import CarriedGroup
 from alltoallv.torch.process_group.group import NAME
@@ -48,66 +47,43 @@ from alltoallv.torch.process_group.group import NAME
 class AllToAllVGroup(CarriedGroup):
     """A group whose CPU collectives run over its communicator; see the module."""
 
-    # Collectives over the communicator.
+    # Collectives over the communicator. Lists with several tensors, for several devices of a rank, are handed over.
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
         opts = opts or AllreduceOptions()
-        if len(tensors) == 1 and self._carries(tensors):
-            return self._run(
-                "all_reduce",
-                opts,
-                lambda c: calls.all_reduce(c, tensors[0], opts.reduceOp),
-                lambda core, limit: calls.reduce_at_once(
-                    core, "all_reduce", tensors[0], tensors[0], opts.reduceOp, limit
-                ),
-            )
-        return self._hand_over("allreduce", tensors, tensors, opts)
+        return self._run("allreduce", calls.all_reduce, _one(tensors), [], opts, tensors, op=opts.reduceOp)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
         opts = opts or AllreduceCoalescedOptions()
         if self._carries(tensors):
             return self._all([self.allreduce([tensor], opts) for tensor in tensors])
-        return self._hand_over("allreduce_coalesced", tensors, tensors, opts)
+        return self._hand_over("allreduce_coalesced", tensors, opts)
 
     def reduce_scatter(
         self, output_tensors: list[Tensor], input_tensors: list[list[Tensor]], opts: Any = None
     ) -> TorchWork:
-        opts = opts or ReduceScatterOptions()
-        if len(output_tensors) == len(input_tensors) == 1:
-            output, inputs = output_tensors[0], input_tensors[0]
-            if self._carries([output, *inputs]):
-                return self._run(
-                    "reduce_scatter", opts, lambda c: calls.reduce_scatter(c, output, inputs, opts.reduceOp)
-                )
-        return self._hand_over("reduce_scatter", output_tensors, output_tensors, input_tensors, opts)
+        opts, given = opts or ReduceScatterOptions(), (output_tensors, input_tensors)
+        outs, ins = _one(output_tensors), _only(input_tensors)
+        return self._run("reduce_scatter", calls.reduce_scatter, outs, ins, opts, *given, op=opts.reduceOp)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork:
-        opts = opts or ReduceScatterOptions()
-        if self._carries((output, input)):
-            return self._run(
-                "reduce_scatter",
-                opts,
-                lambda c: calls.reduce_scatter_single(c, output, input, opts.reduceOp),
-                lambda core, limit: calls.reduce_at_once(core, "reduce_scatter", input, output, opts.reduceOp, limit),
-            )
-        return self._hand_over("_reduce_scatter_base", (output,), output, input, opts)
+        opts, row = opts or ReduceScatterOptions(), calls.reduce_scatter_tensor
+        return self._run("_reduce_scatter_base", row, [output], [input], opts, output, input, op=opts.reduceOp)
 
     def reduce_scatter_single_coalesced(
         self, output_tensors: list[Tensor], input_tensors: list[Tensor], opts: Any = None
     ) -> TorchWork:
-        opts = opts or ReduceScatterOptions()
-        if self._carries([*output_tensors, *input_tensors]):
-            pairs = zip(output_tensors, input_tensors, strict=True)
-            return self._all([self.reduce_scatter_single(*pair, opts) for pair in pairs])
-        return self._hand_over("reduce_scatter_tensor_coalesced", output_tensors, output_tensors, input_tensors, opts)
+        return self._each(
+            "reduce_scatter_tensor_coalesced",
+            self.reduce_scatter_single,
+            output_tensors,
+            input_tensors,
+            opts or ReduceScatterOptions(),
+        )
 
     def allgather(self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any = None) -> TorchWork:
-        opts = opts or AllgatherOptions()
-        if len(output_tensors) == len(input_tensors) == 1:
-            outputs, tensor = output_tensors[0], input_tensors[0]
-            if self._carries([tensor, *outputs]):
-                return self._run("all_gather", opts, lambda c: calls.all_gather(c, outputs, tensor))
-        return self._hand_over("allgather", input_tensors, output_tensors, input_tensors, opts)
+        outs, ins, given = _only(output_tensors), _one(input_tensors), (output_tensors, input_tensors)
+        return self._run("allgather", calls.all_gather, outs, ins, opts or AllgatherOptions(), *given)
 
     def allgather_coalesced(
         self, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None
@@ -118,27 +94,17 @@ class AllToAllVGroup(CarriedGroup):
             per_tensor = [list(outputs) for outputs in zip(*output_lists, strict=True)]
             pairs = zip(per_tensor, input_list, strict=True)
             return self._all([self.allgather([outputs], [tensor], opts) for outputs, tensor in pairs])
-        return self._hand_over("allgather_coalesced", input_list, output_lists, input_list, opts)
+        return self._hand_over("allgather_coalesced", output_lists, input_list, opts)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork:
-        opts = opts or AllgatherOptions()
-        if self._carries((output, input)):
-            return self._run(
-                "all_gather_into_tensor",
-                opts,
-                lambda c: calls.all_gather_single(c, output, input),
-                lambda core, limit: _core.all_gather_into_tensor(core, output, input, False, limit),
-            )
-        return self._hand_over("_allgather_base", (input,), output, input, opts)
+        opts, row = opts or AllgatherOptions(), calls.all_gather_into_tensor
+        return self._run("_allgather_base", row, [output], [input], opts, output, input)
 
     def all_gather_single_coalesced(
         self, output_list: list[Tensor], input_list: list[Tensor], opts: Any = None
     ) -> TorchWork:
         opts = opts or AllgatherOptions()
-        if self._carries([*output_list, *input_list]):
-            pairs = zip(output_list, input_list, strict=True)
-            return self._all([self.all_gather_single(*pair, opts) for pair in pairs])
-        return self._hand_over("allgather_into_tensor_coalesced", input_list, output_list, input_list, opts)
+        return self._each("allgather_into_tensor_coalesced", self.all_gather_single, output_list, input_list, opts)
 
     def all_to_all_single(
         self,
@@ -148,34 +114,23 @@ class AllToAllVGroup(CarriedGroup):
         input_split_sizes: list[int],
         opts: Any = None,
     ) -> TorchWork:
-        opts = opts or AllToAllOptions()
-        splits = output_split_sizes, input_split_sizes
-        if self._carries((output, input)):
-            return self._run(
-                "all_to_all_single",
-                opts,
-                lambda c: calls.all_to_all_single(c, output, input, *splits),
-                lambda core, limit: _core.all_to_all_single(core, output, input, *splits, False, limit, False),
-            )
-        return self._hand_over("alltoall_base", (input,), output, input, *splits, opts)
+        splits, opts = (output_split_sizes, input_split_sizes), opts or AllToAllOptions()
+        given = output, input, *splits
+        return self._run("alltoall_base", calls.all_to_all_single, [output], [input], opts, *given, counts=splits)
 
     def alltoall(self, output_tensors: list[Tensor], input_tensors: list[Tensor], opts: Any = None) -> TorchWork:
-        opts = opts or AllToAllOptions()
-        if self._carries([*output_tensors, *input_tensors]):
-            return self._run("all_to_all", opts, lambda c: calls.all_to_all(c, output_tensors, input_tensors))
-        return self._hand_over("alltoall", input_tensors, output_tensors, input_tensors, opts)
+        given = output_tensors, input_tensors
+        return self._run("alltoall", calls.all_to_all, *given, opts or AllToAllOptions(), *given)
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
         opts = opts or BroadcastOptions()
-        if len(tensors) == 1 and self._carries(tensors):
-            return self._run("broadcast", opts, lambda c: calls.broadcast(c, tensors[0], opts.rootRank))
-        return self._hand_over("broadcast", tensors, tensors, opts)
+        return self._run("broadcast", calls.broadcast, _one(tensors), [], opts, tensors, root=opts.rootRank)
 
     def barrier(self, opts: Any = None) -> TorchWork:
         opts = opts or BarrierOptions()
         device = opts.device.type if opts.device is not None else "cpu"
         if device == "cpu":
-            return self._run("barrier", opts, calls.barrier)
+            return self._run("barrier", calls.barrier, [], [], opts)
         return self._kept(self._engine(device).barrier(opts))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -184,8 +139,7 @@ class AllToAllVGroup(CarriedGroup):
         opts.asyncOp = False
         if timeout is not None:
             opts.timeout = timeout
-        self._run("barrier", opts, calls.barrier)
-        return None
+        self.barrier(opts)
 
     # Names of older versions of torch.
     _reduce_scatter_base = reduce_scatter_single
@@ -196,40 +150,43 @@ class AllToAllVGroup(CarriedGroup):
 
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
         opts = opts or ReduceOptions()
-        if len(tensors) == 1 and self._carries(tensors):
-            return self._run("reduce", opts, lambda c: rooted.reduce(c, tensors[0], opts.rootRank, opts.reduceOp))
-        return self._hand_over("reduce", tensors, tensors, opts)
+        terms = {"op": opts.reduceOp, "root": opts.rootRank}
+        return self._run("reduce", calls.reduce, _one(tensors), [], opts, tensors, **terms)
 
     def gather(self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any = None) -> TorchWork:
-        opts = opts or GatherOptions()
-        outputs = output_tensors[0] if output_tensors else []
-        if len(input_tensors) == 1 and self._carries([*input_tensors, *outputs]):
-            return self._run("gather", opts, lambda c: rooted.gather(c, outputs, input_tensors[0], opts.rootRank))
-        return self._hand_over("gather", input_tensors, output_tensors, input_tensors, opts)
+        opts, given = opts or GatherOptions(), (output_tensors, input_tensors)
+        outs, ins = _only(output_tensors or [[]]), _one(input_tensors)
+        return self._run("gather", calls.gather, outs, ins, opts, *given, root=opts.rootRank)
 
     def scatter(self, output_tensors: list[Tensor], input_tensors: list[list[Tensor]], opts: Any = None) -> TorchWork:
-        opts = opts or ScatterOptions()
-        inputs = input_tensors[0] if input_tensors else []
-        if len(output_tensors) == 1 and self._carries([*output_tensors, *inputs]):
-            return self._run("scatter", opts, lambda c: rooted.scatter(c, output_tensors[0], inputs, opts.rootRank))
-        return self._hand_over("scatter", output_tensors, output_tensors, input_tensors, opts)
+        opts, given = opts or ScatterOptions(), (output_tensors, input_tensors)
+        outs, ins = _one(output_tensors), _only(input_tensors or [[]])
+        return self._run("scatter", calls.scatter, outs, ins, opts, *given, root=opts.rootRank)
 
     # Messages, which concern two ranks alone.
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> TorchWork:
         if len(tensors) == 1 and self._carries(tensors):
-            return self._post("send", lambda c: rooted.send(c, tensors[0], dst, tag, waits=False))
+            return self._post("send", lambda c: prepare_send(c, tensors[0], dst, tag, waits=False))
         return super().send(tensors, dst, tag)
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> TorchWork:
         if len(tensors) == 1 and self._carries(tensors):
-            return self._post("recv", lambda c: rooted.recv(c, tensors[0], src, tag, waits=False))
+            return self._post("recv", lambda c: prepare_recv(c, tensors[0], src, tag, waits=False))
         return super().recv(tensors, src, tag)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> TorchWork:
         if len(tensors) == 1 and self._carries(tensors):
-            return self._post("recv", lambda c: rooted.recv(c, tensors[0], None, tag, waits=False))
+            return self._post("recv", lambda c: prepare_recv(c, tensors[0], None, tag, waits=False))
         return super().recv_anysource(tensors, tag)
+
+
+def _one(tensors: list[Tensor]) -> list[Tensor] | None:
+    return tensors if len(tensors) == 1 else None
+
+
+def _only(lists: list[list[Tensor]]) -> list[Tensor] | None:
+    return lists[0] if len(lists) == 1 else None
 
 
 class _Devices(list[str]):

@@ -16,10 +16,10 @@ from alltoallv._calls.guard import guard
 from alltoallv._calls.protocol import Pending
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.torch.api import profile
-from alltoallv.torch.api.collectives import MOVABLE, Operation
+from alltoallv.torch.api.calls import Operation
+from alltoallv.torch.api.collectives import MOVABLE, Collective, Terms
 from alltoallv.torch.api.tensors import PLAIN
-from alltoallv.torch.process_group.group import EngineGroup
+from alltoallv.torch.process_group.group import EngineGroup, device_kind
 from alltoallv.torch.process_group.work import BackendWork, Futures, MessageWork, WorkList, in_turn
 
 
@@ -47,37 +47,44 @@ class CarriedGroup(EngineGroup):
 
     def _run(
         self,
-        name: str,
+        method: str,
+        row: Collective,
+        outs: Sequence[Tensor] | None,
+        ins: Sequence[Tensor] | None,
         opts: Any,
-        prepare: Callable[[Communicator], Operation],
-        at_once: Callable[[_core.Communicator, float], Any] | None = None,
+        *given: Any,
+        **terms: Any,
     ) -> TorchWork:
-        """``at_once`` makes a call that blocks, on tensors that need no more than the core's look; else it is None."""
-        comm = self.communicator
+        """One collective; the engines' ``method`` with what was given where the communicator does not carry it.
+
+        ``outs``, ``ins``: the tensors, None where there are others than a collective of one has.
+        """
+        if outs is None or ins is None or not self._carries([*outs, *ins]):
+            return self._hand_over(method, *given, opts)
+        comm, name = self.communicator, row.operator
         in_turn()
         limit = opts.timeout.total_seconds()
         if limit <= 0:
             limit = self._limit()
-        async_op = getattr(opts, "asyncOp", True)
+        async_op, about = getattr(opts, "asyncOp", True), Terms(unit="", **terms)
         with _as_torch(name, comm):
-            if at_once and not async_op and (output := at_once(comm.core, limit)) is not None:
-                return self._kept(BackendWork((), [output]))
+            if row.at_once is not None and not async_op:
+                output = row.at_once(comm.core, outs, ins, about, False, limit)
+                if output is not None:
+                    return self._kept(BackendWork((), [output]))
             with guard(comm, name):
-                operation = prepare(comm)
-        with profile.span(name, comm, operation.itemsize, operation.sends, operation.recvs, async_op=async_op):
-            if not async_op:
-                operation.run(limit)
-                operation.finish()
-                return self._kept(BackendWork((), operation.result))
-            call = operation.submit(limit)
-        return self._started(BackendWork, operation, call, self._futures)
+                operation = row.prepare(comm, outs, ins, about)
+        if async_op:
+            return self._started(BackendWork, operation, operation.start(limit), self._futures)
+        operation.run(limit)
+        return self._kept(BackendWork((), operation.result))
 
     def _post(self, name: str, prepare: Callable[[Communicator], Operation]) -> TorchWork:
         """Begins a message. Errors of its arguments are this rank's alone."""
         comm = self.communicator
         with _as_torch(name, comm):
             operation = prepare(comm)
-            call = operation.submit(self._limit())
+            call = operation.start(self._limit())
         return self._started(MessageWork, operation, call, self._message_futures)
 
     def _started(self, kind: type[BackendWork], operation: Operation, call: Pending, futures: Futures) -> TorchWork:
@@ -91,14 +98,22 @@ class CarriedGroup(EngineGroup):
     def _limit(self) -> float:
         return self._gloo.options._timeout.total_seconds()  # what all ways to set a group's timeout reach
 
-    def _hand_over(self, method: str, tensors: Any, *args: Any, **kwargs: Any) -> TorchWork:
+    def _hand_over(self, method: str, *args: Any) -> TorchWork:
         """As the base class; all ranks agree first that gloo does it, and in what."""
         comm = self.communicator
-        if _on_cpu(tensors):
+        if device_kind(args) == "cpu":
             in_turn()
             none = [0] * comm.size
             _core.Plan(comm.core, "handed_to_gloo", "uint8", none, none, none, none).run(0, 0, self._limit())
-        return super()._hand_over(method, tensors, *args, **kwargs)
+        return super()._hand_over(method, *args)
+
+    def _each(
+        self, method: str, call: Callable[..., TorchWork], outs: list[Tensor], ins: list[Tensor], opts: Any
+    ) -> TorchWork:
+        """A coalesced form: one call for every pair."""
+        if self._carries([*outs, *ins]):
+            return self._all([call(*pair, opts) for pair in zip(outs, ins, strict=True)])
+        return self._hand_over(method, outs, ins, opts)
 
     def _all(self, works: list[TorchWork]) -> TorchWork:
         return works[0] if len(works) == 1 else WorkList(works)
@@ -114,9 +129,3 @@ def _as_torch(name: str, comm: Communicator) -> Iterator[None]:
             raise
         kind = BackendParamError if isinstance(error, InvalidParamError) else BackendTensorError
         raise kind(f"{name} on rank {comm.rank}: {error}", error.code) from None
-
-
-def _on_cpu(tensors: Any) -> bool:
-    while not isinstance(tensors, Tensor) and tensors:
-        tensors = tensors[0]
-    return not isinstance(tensors, Tensor) or tensors.is_cpu

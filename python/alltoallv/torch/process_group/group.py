@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -147,13 +148,13 @@ class EngineGroup(dist.ProcessGroup):
     # What torch's engines do.
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> TorchWork:
-        return self._engine_work("send", tensors, tensors, dst, tag)
+        return self._engine_work("send", tensors, dst, tag)
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> TorchWork:
-        return self._engine_work("recv", tensors, tensors, src, tag)
+        return self._engine_work("recv", tensors, src, tag)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> TorchWork:
-        return self._engine_work("recv_anysource", tensors, tensors, tag)
+        return self._engine_work("recv_anysource", tensors, tag)
 
     def _start_coalescing(self, device: torch.device) -> None:
         if device.type != "cpu":
@@ -166,18 +167,29 @@ class EngineGroup(dist.ProcessGroup):
             return self._engine(device.type)._end_coalescing(device)
         return WorkList(works)
 
-    def _hand_over(self, method: str, tensors: Any, *args: Any, **kwargs: Any) -> TorchWork:
-        """Lets torch's engines do a collective; ``tensors`` tell the device."""
+    def _hand_over(self, method: str, *args: Any) -> TorchWork:
+        """Lets torch's engines do a collective."""
         in_turn()
-        return self._engine_work(method, tensors, *args, **kwargs)
+        return self._engine_work(method, *args)
 
-    def _engine_work(self, method: str, tensors: Any, *args: Any, **kwargs: Any) -> TorchWork:
-        while not isinstance(tensors, Tensor) and tensors:
-            tensors = tensors[0]
-        device = tensors.device.type if isinstance(tensors, Tensor) else "cpu"
-        return self._kept(getattr(self._engine(device), method)(*args, **kwargs))
+    def _engine_work(self, method: str, *args: Any) -> TorchWork:
+        return self._kept(getattr(self._engine(device_kind(args)), method)(*args))
 
     def _kept(self, work: TorchWork) -> TorchWork:
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
+
+
+def device_kind(given: Any) -> str:
+    """The kind of device that the tensors in lists of lists lie on; where there are none, the host."""
+    return next((x.device.type for x in tensors_in(given)), "cpu")
+
+
+def tensors_in(given: Any) -> Iterator[Tensor]:
+    """The tensors in lists of lists."""
+    if isinstance(given, Tensor):
+        yield given
+    elif isinstance(given, list | tuple):
+        for each in given:
+            yield from tensors_in(each)

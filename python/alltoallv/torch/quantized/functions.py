@@ -181,11 +181,11 @@ def quantized_all_to_all(
     return exchange.run(limit)[0]
 
 
-def _started(call: calls.Call, async_op: bool, limit: float) -> Any:
+def _started(call: calls.Operation, async_op: bool, limit: float) -> Any:
     if async_op:
-        return call.output, call.submit(limit)
+        return call.result, call.submit(limit)
     call.run(limit)
-    return call.output
+    return call.result
 
 
 def _check_recorded(input: Tensor, given: dict[str, Any]) -> None:
