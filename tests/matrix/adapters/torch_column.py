@@ -66,10 +66,7 @@ class TorchColumn(Column):
     }
     # The words of torch's own check, which is the first.
     own = {
-        **dict.fromkeys(
-            [*SAME_DTYPES, "all_gather_into_tensor: output_tensor: dtypes"],
-            ("ValueError", f"{DIFFERENT}torch.float32 and torch.int32"),
-        ),
+        **dict.fromkeys(SAME_DTYPES, ("ValueError", f"{DIFFERENT}torch.float32 and torch.int32")),
     }
 
     no_group = "group is a int, expected a ProcessGroup, a Communicator or None"
