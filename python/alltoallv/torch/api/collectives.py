@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -54,10 +54,9 @@ class Terms(NamedTuple):
     unit: Any = "row"  # of the counts that the ranks compare; None: whichever fits
 
 
-class _AtOnce(Protocol):
-    def __call__(
-        self, core: _core.Communicator, outs: Tensors, ins: Tensors, terms: Terms, async_op: bool, limit: float | None
-    ) -> Any: ...
+NO_TERMS = Terms()
+_Prepare = Callable[[AnyCommunicator, Tensors, Tensors, Terms], Operation]
+_AtOnce = Callable[[_core.Communicator, Tensors, Tensors, Terms, float], Any]  # the last is the timeout
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,14 +69,14 @@ class Collective:
         prepare: Given communicator, outputs, inputs and terms.
         updates: Whether what the outputs hold before is read, or kept in part.
         strict: Whether the function demands outputs that are contiguous.
-        at_once: Makes a call in the core, of tensors that need no more than its look; else it returns None.
+        at_once: Makes a call that blocks in the core, of tensors that need no more than its look; else returns None.
     """
 
     name: str
     operator: str
     outputs: str
     inputs: str
-    prepare: Callable[[AnyCommunicator, Tensors, Tensors, Terms], Operation]
+    prepare: _Prepare
     updates: bool
     strict: bool
     at_once: _AtOnce | None
@@ -94,10 +93,10 @@ def _declared(
     updates: bool = False,
     strict: bool = False,
     at_once: _AtOnce | None = None,
-) -> Callable[[Callable[[AnyCommunicator, Tensors, Tensors, Terms], Operation]], Collective]:
+) -> Callable[[_Prepare], Collective]:
     """``operator``: left out, the function's name."""
 
-    def declare(prepare: Callable[[AnyCommunicator, Tensors, Tensors, Terms], Operation]) -> Collective:
+    def declare(prepare: _Prepare) -> Collective:
         name = prepare.__name__
         made = Collective(name, operator or name, outputs, inputs, prepare, updates, strict, at_once)
         COLLECTIVES[name] = made
@@ -107,14 +106,10 @@ def _declared(
 
 
 def _reduce_at_once(operator: str) -> _AtOnce:
-    def call(
-        core: _core.Communicator, outs: Tensors, ins: Tensors, terms: Terms, async_op: bool, limit: float | None
-    ) -> Any:
-        if async_op:
-            return None
+    def call(core: _core.Communicator, outs: Tensors, ins: Tensors, terms: Terms, limit: float) -> Any:
         kind = getattr(terms.op, "op", terms.op)
         op = _REDUCE_OPS.get(kind) if isinstance(kind, _Op) else None
-        return _core.reduce(core, operator, (ins or outs)[0], outs[0], op, -1.0 if limit is None else limit)
+        return _core.reduce(core, operator, (ins or outs)[0], outs[0], op, limit)
 
     return call
 
@@ -204,9 +199,7 @@ def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms)
     "output_tensor",
     "input_tensor",
     strict=True,
-    at_once=lambda core, outs, ins, terms, async_op, limit: (
-        None if outs[0] is None else _core.all_gather_into_tensor(core, outs[0], ins[0], async_op, limit)
-    ),
+    at_once=lambda core, outs, ins, terms, limit: _core.all_gather_into_tensor(core, outs[0], ins[0], False, limit),
 )
 def all_gather_into_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     output, input = outs[0], ins[0]
@@ -236,8 +229,8 @@ def all_to_all(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms)
     "output",
     "input",
     strict=True,
-    at_once=lambda core, outs, ins, terms, async_op, limit: _core.all_to_all_single(
-        core, outs[0], ins[0], terms.counts[0], terms.counts[1], async_op, limit, terms.unit == "row"
+    at_once=lambda core, outs, ins, terms, limit: _core.all_to_all_single(
+        core, outs[0], ins[0], terms.counts[0], terms.counts[1], False, limit, False
     ),
 )
 def all_to_all_single(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:

@@ -15,13 +15,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from alltoallv import _core
 from alltoallv._calls.collectives import check_length
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api import calls, collectives
 from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.collectives import Collective, Terms
+from alltoallv.torch.api.collectives import NO_TERMS, Collective, Terms
 from alltoallv.torch.api.group import Group, device_of
 from alltoallv.torch.api.tensors import check_contiguous, check_tensor
 from alltoallv.torch.api.work import Work
@@ -29,7 +30,6 @@ from alltoallv.torch.graph.collective import collective
 from alltoallv.torch.graph.graphs import between_graphs, check_untimed, is_tracing
 
 _SUM = dist.ReduceOp.SUM
-_NO_TERMS = Terms()
 
 
 def all_reduce(tensor: Tensor, op: Any = _SUM, group: Group = None, async_op: bool = False) -> Work | None:
@@ -95,6 +95,10 @@ def all_gather_into_tensor(
     dtype; the output has as many elements, in shape ``[W * x1, x2, ...]``, ``[W, x1, x2, ...]`` or any other, and the
     input may be this rank's part of it. Returns None, or the `Work` with ``async_op=True``. Raises as `all_to_all_v`.
     """
+    if output_tensor is not None and not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
+        made = _core.all_gather_into_tensor(shared.core, output_tensor, input_tensor, async_op, timeout)
+        if made is not None:
+            return calls.started(shared, made, input_tensor)[1] if async_op else None
     tensors = [output_tensor], [input_tensor]
     return _call(collectives.all_gather_into_tensor, *tensors, group, async_op, timeout=timeout)
 
@@ -132,7 +136,12 @@ def all_to_all_single(
     for which dimension 0 must divide. Returns None, or the `Work` with ``async_op=True``. Not differentiable, as in
     torch; `alltoallv.torch.functional` is. Raises as `all_to_all_v`.
     """
-    terms = Terms(counts=(output_split_sizes, input_split_sizes))
+    splits = (output_split_sizes, input_split_sizes)
+    if not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
+        made = _core.all_to_all_single(shared.core, output, input, *splits, async_op, timeout)
+        if made is not None:
+            return calls.started(shared, made, input)[1] if async_op else None
+    terms = Terms(counts=splits)
     return _call(collectives.all_to_all_single, [output], [input], group, async_op, terms, timeout)
 
 
@@ -227,16 +236,16 @@ def _call(
     ins: Sequence[Tensor],
     group: Group,
     async_op: bool,
-    terms: Terms = _NO_TERMS,
+    terms: Terms = NO_TERMS,
     timeout: float | None = None,
     *,
     root: tuple[str, int | None, int | None] | None = None,
 ) -> Work | None:
     """``root``: what `rank_in` makes a rank of."""
-    if row.at_once is not None and not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
-        made = row.at_once(shared.core, outs, ins, terms, async_op, timeout)
-        if made is not None:
-            return calls.started(shared, made, ins[0])[1] if async_op else None
+    at_once = None if row.strict or async_op else row.at_once  # strict ones ask the core themselves
+    shared = None if at_once is None or is_dynamo_compiling() else groups.on_shm(group)
+    if at_once and shared is not None and at_once(shared.core, outs, ins, terms, -1.0) is not None:
+        return None
     if is_tracing():
         check_untimed(timeout)
         if root is not None:

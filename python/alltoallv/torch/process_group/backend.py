@@ -38,6 +38,7 @@ from torch._C._distributed_c10d import (
 from torch._C._distributed_c10d import Work as TorchWork
 
 from alltoallv.torch.api import collectives as calls
+from alltoallv.torch.api.collectives import Terms
 from alltoallv.torch.api.p2p import prepare_recv, prepare_send
 from alltoallv.torch.process_group import engines
 from alltoallv.torch.process_group.carried import CarriedGroup
@@ -51,7 +52,7 @@ class AllToAllVGroup(CarriedGroup):
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
         opts = opts or AllreduceOptions()
-        return self._run("allreduce", calls.all_reduce, _one(tensors), [], opts, tensors, op=opts.reduceOp)
+        return self._run("allreduce", calls.all_reduce, _one(tensors), [], opts, (tensors,), Terms(opts.reduceOp))
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
         opts = opts or AllreduceCoalescedOptions()
@@ -64,11 +65,11 @@ class AllToAllVGroup(CarriedGroup):
     ) -> TorchWork:
         opts, given = opts or ReduceScatterOptions(), (output_tensors, input_tensors)
         outs, ins = _one(output_tensors), _only(input_tensors)
-        return self._run("reduce_scatter", calls.reduce_scatter, outs, ins, opts, *given, op=opts.reduceOp)
+        return self._run("reduce_scatter", calls.reduce_scatter, outs, ins, opts, given, Terms(opts.reduceOp))
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork:
         opts, row = opts or ReduceScatterOptions(), calls.reduce_scatter_tensor
-        return self._run("_reduce_scatter_base", row, [output], [input], opts, output, input, op=opts.reduceOp)
+        return self._run("_reduce_scatter_base", row, [output], [input], opts, (output, input), Terms(opts.reduceOp))
 
     def reduce_scatter_single_coalesced(
         self, output_tensors: list[Tensor], input_tensors: list[Tensor], opts: Any = None
@@ -83,7 +84,7 @@ class AllToAllVGroup(CarriedGroup):
 
     def allgather(self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any = None) -> TorchWork:
         outs, ins, given = _only(output_tensors), _one(input_tensors), (output_tensors, input_tensors)
-        return self._run("allgather", calls.all_gather, outs, ins, opts or AllgatherOptions(), *given)
+        return self._run("allgather", calls.all_gather, outs, ins, opts or AllgatherOptions(), given)
 
     def allgather_coalesced(
         self, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None
@@ -98,7 +99,7 @@ class AllToAllVGroup(CarriedGroup):
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork:
         opts, row = opts or AllgatherOptions(), calls.all_gather_into_tensor
-        return self._run("_allgather_base", row, [output], [input], opts, output, input)
+        return self._run("_allgather_base", row, [output], [input], opts, (output, input))
 
     def all_gather_single_coalesced(
         self, output_list: list[Tensor], input_list: list[Tensor], opts: Any = None
@@ -115,22 +116,22 @@ class AllToAllVGroup(CarriedGroup):
         opts: Any = None,
     ) -> TorchWork:
         splits, opts = (output_split_sizes, input_split_sizes), opts or AllToAllOptions()
-        given = output, input, *splits
-        return self._run("alltoall_base", calls.all_to_all_single, [output], [input], opts, *given, counts=splits)
+        given, terms = (output, input, *splits), Terms(counts=splits, unit="element")
+        return self._run("alltoall_base", calls.all_to_all_single, [output], [input], opts, given, terms)
 
     def alltoall(self, output_tensors: list[Tensor], input_tensors: list[Tensor], opts: Any = None) -> TorchWork:
         given = output_tensors, input_tensors
-        return self._run("alltoall", calls.all_to_all, *given, opts or AllToAllOptions(), *given)
+        return self._run("alltoall", calls.all_to_all, *given, opts or AllToAllOptions(), given)
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
         opts = opts or BroadcastOptions()
-        return self._run("broadcast", calls.broadcast, _one(tensors), [], opts, tensors, root=opts.rootRank)
+        return self._run("broadcast", calls.broadcast, _one(tensors), [], opts, (tensors,), Terms(root=opts.rootRank))
 
     def barrier(self, opts: Any = None) -> TorchWork:
         opts = opts or BarrierOptions()
         device = opts.device.type if opts.device is not None else "cpu"
         if device == "cpu":
-            return self._run("barrier", calls.barrier, [], [], opts)
+            return self._run("barrier", calls.barrier, [], [], opts, ())
         return self._kept(self._engine(device).barrier(opts))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -150,18 +151,19 @@ class AllToAllVGroup(CarriedGroup):
 
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
         opts = opts or ReduceOptions()
-        terms = {"op": opts.reduceOp, "root": opts.rootRank}
-        return self._run("reduce", calls.reduce, _one(tensors), [], opts, tensors, **terms)
+        return self._run(
+            "reduce", calls.reduce, _one(tensors), [], opts, (tensors,), Terms(opts.reduceOp, opts.rootRank)
+        )
 
     def gather(self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any = None) -> TorchWork:
         opts, given = opts or GatherOptions(), (output_tensors, input_tensors)
         outs, ins = _only(output_tensors or [[]]), _one(input_tensors)
-        return self._run("gather", calls.gather, outs, ins, opts, *given, root=opts.rootRank)
+        return self._run("gather", calls.gather, outs, ins, opts, given, Terms(root=opts.rootRank))
 
     def scatter(self, output_tensors: list[Tensor], input_tensors: list[list[Tensor]], opts: Any = None) -> TorchWork:
         opts, given = opts or ScatterOptions(), (output_tensors, input_tensors)
         outs, ins = _one(output_tensors), _only(input_tensors or [[]])
-        return self._run("scatter", calls.scatter, outs, ins, opts, *given, root=opts.rootRank)
+        return self._run("scatter", calls.scatter, outs, ins, opts, given, Terms(root=opts.rootRank))
 
     # Messages, which concern two ranks alone.
 

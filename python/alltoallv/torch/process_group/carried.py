@@ -17,7 +17,7 @@ from alltoallv._calls.protocol import Pending
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api.calls import Operation
-from alltoallv.torch.api.collectives import MOVABLE, Collective, Terms
+from alltoallv.torch.api.collectives import MOVABLE, NO_TERMS, Collective, Terms
 from alltoallv.torch.api.tensors import PLAIN
 from alltoallv.torch.process_group.group import EngineGroup, device_kind
 from alltoallv.torch.process_group.work import BackendWork, Futures, MessageWork, WorkList, in_turn
@@ -40,10 +40,10 @@ class CarriedGroup(EngineGroup):
 
     def _carries(self, tensors: Sequence[Tensor]) -> bool:
         """Whether the communicator does: every rank must answer alike."""
-        return all(
-            tensor.is_cpu and type(tensor) in PLAIN and tensor.layout is torch.strided and tensor.dtype in MOVABLE
-            for tensor in tensors
-        )
+        for x in tensors:  # noqa: SIM110 - a generator takes longer than the rest
+            if not (x.is_cpu and type(x) in PLAIN and x.layout is torch.strided and x.dtype in MOVABLE):
+                return False
+        return True
 
     def _run(
         self,
@@ -52,28 +52,28 @@ class CarriedGroup(EngineGroup):
         outs: Sequence[Tensor] | None,
         ins: Sequence[Tensor] | None,
         opts: Any,
-        *given: Any,
-        **terms: Any,
+        given: tuple[Any, ...],
+        terms: Terms = NO_TERMS,
     ) -> TorchWork:
         """One collective; the engines' ``method`` with what was given where the communicator does not carry it.
 
         ``outs``, ``ins``: the tensors, None where there are others than a collective of one has.
         """
-        if outs is None or ins is None or not self._carries([*outs, *ins]):
+        if outs is None or ins is None or not (self._carries(outs) and self._carries(ins)):
             return self._hand_over(method, *given, opts)
         comm, name = self.communicator, row.operator
         in_turn()
         limit = opts.timeout.total_seconds()
         if limit <= 0:
             limit = self._limit()
-        async_op, about = getattr(opts, "asyncOp", True), Terms(unit="", **terms)
+        async_op = getattr(opts, "asyncOp", True)
         with _as_torch(name, comm):
             if row.at_once is not None and not async_op:
-                output = row.at_once(comm.core, outs, ins, about, False, limit)
+                output = row.at_once(comm.core, outs, ins, terms, limit)
                 if output is not None:
                     return self._kept(BackendWork((), [output]))
             with guard(comm, name):
-                operation = row.prepare(comm, outs, ins, about)
+                operation = row.prepare(comm, outs, ins, terms)
         if async_op:
             return self._started(BackendWork, operation, operation.start(limit), self._futures)
         operation.run(limit)
