@@ -76,6 +76,9 @@ def test_environment_of_ranks(tmp_path):
         assert found["ALLTOALLV_RESTART_COUNT"] == "0"
         assert "TORCHELASTIC_RUN_ID" not in found
     jobs = {found["ALLTOALLV_JOB_ID"] for found in ranks.values()}
+    secrets = {found["ALLTOALLV_JOB_SECRET"] for found in ranks.values()}
+    assert len(secrets) == 1
+    assert len(secrets.pop()) == 64
     assert len(jobs) == 1
     assert jobs.pop().encode() not in second.stdout
     assert first.stderr == b""
