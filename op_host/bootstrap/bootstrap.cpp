@@ -65,7 +65,7 @@ class Joiner {
         if (try_send(socket_.get(), encode_hello(hello_of(options_))) == IoStatus::done && is_answered(message)) {
             hear(message);
         } else {
-            pause(longest_pause_ms);
+            pause(1);
         }
     }
 
@@ -223,8 +223,11 @@ class Joiner {
 
 /// The kernel shows users whom a user namespace does not have as one: its members cannot be told from strangers.
 void check_user() {
-    uid_t overflow = 65534;
-    std::ifstream("/proc/sys/kernel/overflowuid") >> overflow;
+    static const uid_t overflow = [] {
+        uid_t uid = 65534;
+        std::ifstream("/proc/sys/kernel/overflowuid") >> uid;
+        return uid;
+    }();
     if (geteuid() != overflow) return;
     uint64_t inside = 0, outside = 0, count = 0;
     std::ifstream("/proc/self/uid_map") >> inside >> outside >> count;
