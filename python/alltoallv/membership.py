@@ -33,6 +33,7 @@ Made = tuple[_core.Communicator, _core.CommunicatorOptions]
 # Of tries to meet, each twice as long as the one before: a rank that is seen to have died meanwhile is left out of the
 # next. A dying process closes its sockets, by which peers learn of it, a moment before it has ended.
 _FIRST_TRY, _LONGEST_TRY = 0.05, 1.0  # seconds
+_PATIENCE = 5.0  # seconds between survivors that have found each other
 _identity = secrets.randbits(62)  # of this process, with its number, which others in other containers may have
 
 
@@ -60,7 +61,7 @@ def split(
 
 
 def connect(
-    options: _core.CommunicatorOptions, whole: _core.Communicator, members: Sequence[int]
+    options: _core.CommunicatorOptions, whole: _core.Communicator, members: Sequence[int], limit: float | None = None
 ) -> _core.Communicator:
     """The communicator of some ranks of one between hosts, made by messages among them; collective among them alone.
 
@@ -68,20 +69,24 @@ def connect(
         options: Job and domain equal on all members and different from others'; they get rank and size.
         whole: The communicator that has more ranks.
         members: The ranks in ``whole``, in the order of their ranks in the new one.
+        limit: Of survivors of a loss, by which ``whole`` has ended: seconds that one waits for another.
     """
     options.rank, options.size = members.index(whole.rank), len(members)
-    gather = _gatherer(whole, members, f"{options.job}\n{options.domain}")
+    gather = _gatherer(whole, members, f"{options.job}\n{options.domain}", limit)
     if len(set(gather(_core.this_place().encode()))) == 1:
         return _core.communicator(options)
     return _core.engine_communicator(options, gather, None)
 
 
-def _gatherer(whole: _core.Communicator, members: Sequence[int], name: str) -> Callable[[bytes], list[bytes]]:
+def _gatherer(
+    whole: _core.Communicator, members: Sequence[int], name: str, limit: float | None = None
+) -> Callable[[bytes], list[bytes]]:
     """Hands every member the bytes, as many on all, that all members give: over the first of them."""
-    tag = -1 - zlib.crc32(name.encode()) % 2**30  # apart from those of programs
+    # Apart from those of programs; the lower ones are carried after a loss, too (transport/tcp/tcp_messages.cpp).
+    tag = -1 - zlib.crc32(name.encode()) % (2**30 - 1) - (0 if limit is None else 2**30)
 
     def post(operator: str, data: npt.NDArray[np.uint8], peer: int) -> None:
-        whole.post(operator, "uint8", data.ctypes.data, data.size, peer, tag).wait()
+        _post(whole, operator, data, peer, tag, -1.0 if limit is None else limit)
 
     def gather(mine: bytes) -> list[bytes]:
         every = np.empty((len(members), len(mine)), np.uint8)
@@ -100,11 +105,19 @@ def _gatherer(whole: _core.Communicator, members: Sequence[int], name: str) -> C
     return gather
 
 
+def _post(
+    whole: _core.Communicator, operator: str, data: npt.NDArray[Any], peer: int, tag: int, limit: float
+) -> None:
+    whole.post(operator, "uint8", data.ctypes.data, data.nbytes, peer, tag, limit, True)
+
+
 def shrink(comm: Communicator) -> Made:
     """What `alltoallv.Communicator.shrink` makes, with what it is made from."""
     final, trial = _options_like(comm, "shrink"), _options_like(comm, "shrink")
     if comm.usable:
         comm.abort(f"rank {comm.rank} called shrink()")
+    if comm.backend != "shm":
+        return _shrink_between_hosts(comm, final)
     job, deadline, trial.timeout = final.job, time.monotonic() + final.timeout, min(_FIRST_TRY, final.timeout)
     while True:
         ranks = {one["rank"]: one["pid"] for one in comm.flight_record()["ranks"] if not one["left"]}
@@ -131,11 +144,61 @@ def shrink(comm: Communicator) -> Made:
             trial.timeout = min(2 * trial.timeout, _LONGEST_TRY, final.timeout)
 
 
+def _shrink_between_hosts(comm: Communicator, options: _core.CommunicatorOptions) -> Made:
+    """The survivors meet over the lowest of them, by messages that an ended communicator still carries."""
+    job, deadline = options.job.partition("/")[0], time.monotonic() + options.timeout
+    while True:
+        for root in range(comm.rank + 1):
+            try:
+                told = _survivors(comm, root, options.timeout)
+                break
+            except PeerLostError:
+                if root == comm.rank:
+                    raise
+        options.job = f"{job}/{told[0]:x}"
+        try:
+            return connect(options, comm.core, np.flatnonzero(told[1:]).tolist(), _PATIENCE), options
+        except (PeerLostError, CommTimeoutError, BackendUnavailableError):  # one of them has died meanwhile
+            if time.monotonic() >= deadline:
+                raise
+
+
+def _survivors(comm: Communicator, root: int, timeout: float) -> npt.NDArray[np.int64]:
+    """A number for the new job, and per rank whether it has come to ``root``.
+
+    Raises:
+        PeerLostError: ``root`` is lost.
+        CommTimeoutError: a rank that lives did not come.
+    """
+    told = np.zeros(comm.size + 1, np.int64)
+    word, tag = told[:1], -(2**31)
+    if root != comm.rank:
+        _post(comm.core, "send", word, root, tag, timeout)
+        _post(comm.core, "recv", told, root, tag, timeout)
+        return told
+    for rank in range(root, comm.size):
+        try:
+            if rank != root:
+                _post(comm.core, "recv", word, rank, tag, timeout)
+            told[1 + rank] = True
+        except PeerLostError:
+            pass
+        except CommTimeoutError as error:
+            raise CommTimeoutError(
+                f"shrink() of domain '{comm.domain}' waited {timeout:g} s for rank {rank}, which lives, to call it too"
+            ) from error
+    told[0] = secrets.randbits(62)
+    for rank in np.flatnonzero(told[1:]).tolist():
+        if rank != root:
+            with contextlib.suppress(PeerLostError):  # found out by those who meet
+                _post(comm.core, "send", told, rank, tag, timeout)
+    return told
+
+
 def _options_like(comm: Communicator, function: str) -> _core.CommunicatorOptions:
-    if comm.host_core is None or (function == "shrink" and comm.backend != "shm"):
+    if comm.host_core is None:
         raise BackendUnavailableError(
             f"{function}() of domain '{comm.domain}' over backend '{comm.backend}', expected one in host memory"
-            + ", on one host" * (function == "shrink")
         )
     return comm.options()
 

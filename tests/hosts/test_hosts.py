@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 import subprocess
 import sys
 import time
@@ -12,9 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from alltoallv.testing.hosts import Host, HostRanks, no_launcher, torchrun_environment
+from alltoallv.errors import BackendUnavailableError
+from alltoallv.testing.hosts import Host, HostRanks, mpi_command, no_launcher, torchrun_environment
 
 FOLDER = Path(__file__).parent
+OTHER_CLOCK = ("unshare", "--time", "--monotonic", "100000", "--boottime", "100000", "--fork", "--kill-child")
+
+
+class OtherClock(Host):
+    """A host that was started at another time."""
+
+    def command(self, *arguments: str) -> list[str]:
+        return super().command(*OTHER_CLOCK, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -56,22 +64,34 @@ def test_ranks_in_any_place(hosts: list[Host], tmp_path_factory: pytest.TempPath
         assert lines_of(place, tmp_path_factory.mktemp(f"place-{number}")) == expected
 
 
-def test_mpi_carries_what_goes_between_hosts(hosts: list[Host], one_host: list[list[str]], tmp_path: Path) -> None:
-    """Started by mpiexec, whose launcher enters each host's network namespace."""
-    pytest.importorskip("mpi4py", reason="mpi4py is not installed: the session `hosts` has it")
-    enter = "".join(f'{host.address}) exec nsenter --net=/run/netns/{host.name} bash -c "$*" ;;\n' for host in hosts)
-    launcher = tmp_path / "launcher"
-    launcher.write_text(f"#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nto=$1; shift\ncase $to in\n{enter}esac\n")
-    launcher.chmod(launcher.stat().st_mode | stat.S_IXUSR)
-    first, where = hosts[0], ",".join(f"{host.address}:2" for host in hosts[:2])
-    command = [str(Path(sys.executable).with_name("mpiexec")), "-launcher", "ssh", "-launcher-exec", str(launcher)]
-    command += ["-hosts", where, "-iface", first.interface, "-n", "4"]
-    command += [sys.executable, str(FOLDER / "numpy_program.py"), "mpi", str(tmp_path)]
-    ended = subprocess.run(
-        first.command(*command), env=no_launcher(), capture_output=True, text=True, timeout=150, check=False
-    )
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+@pytest.mark.parametrize("library", ["mpich", "openmpi"])
+def test_mpi_carries_what_goes_between_hosts(
+    hosts: list[Host], one_host: list[list[str]], tmp_path: Path, library: str
+) -> None:
+    run_by_mpi(library, hosts[:2], tmp_path)
     assert read_lines(tmp_path, 4) == one_host
+
+
+def run_by_mpi(library: str, hosts: list[Host], folder: Path) -> None:
+    """`numpy_program.py` on two ranks of every host."""
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed: the session `hosts` has it")
+    try:
+        command = mpi_command(library, hosts, 2, folder)
+    except BackendUnavailableError as error:
+        pytest.skip(f"{error}: the session `hosts` has it")
+    command += [sys.executable, str(FOLDER / "numpy_program.py"), "mpi", str(folder)]
+    ended = subprocess.run(command, env=no_launcher(), capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+
+
+@pytest.mark.slow  # a minute
+def test_three_hosts_of_two_ranks(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> None:
+    expected = lines_of([None] * 6, tmp_path_factory.mktemp("one"))
+    assert lines_of([host for host in hosts for _ in range(2)], tmp_path_factory.mktemp("tcp")) == expected
+    for library in ("mpich", "openmpi"):
+        folder = tmp_path_factory.mktemp(library)
+        run_by_mpi(library, hosts, folder)
+        assert read_lines(folder, 6) == expected
 
 
 def test_a_killed_rank_is_named_on_all_within_a_second(hosts: list[Host]) -> None:
@@ -81,6 +101,33 @@ def test_a_killed_rank_is_named_on_all_within_a_second(hosts: list[Host]) -> Non
         assert ranks.codes()[rank] == 0, texts[rank]
         assert "rank 3 was lost" in texts[rank]
         assert float(texts[rank].split("after ")[1].split()[0]) < 1.0, texts[rank]
+
+
+@pytest.mark.parametrize("lost", [(0,), (1,), (2, 3)], ids=["rank-0", "a-rank", "a-host"])
+def test_survivors_go_on_at_once(hosts: list[Host], lost: tuple[int, ...]) -> None:
+    """`shrink` where rank 0 is lost, over which rows go, a rank that leads nobody, and all of a host."""
+    a, b, c = hosts
+    ranks = HostRanks(FOLDER / "shrink_program.py", [a, a, b, b, c], *map(str, lost), port=29_540)
+    texts = ranks.outputs()
+    for rank in set(range(5)).difference(lost):
+        assert ranks.codes()[rank] == 0, "\n".join(texts)
+        assert texts[rank].startswith("tcp after "), texts[rank]
+        assert float(texts[rank].split()[2]) < 2, texts[rank]  # 10 to 40 ms on an idle machine
+
+
+def test_ranks_that_wait_for_each_other_are_told_both_chains(hosts: list[Host]) -> None:
+    a, b, c = hosts
+    if subprocess.run([*OTHER_CLOCK, "true"], check=False).returncode == 0:
+        c = OtherClock(c.name, c.interface, c.address)
+    else:
+        print("the kernel has no time namespaces: the clocks of all hosts are alike")
+    ranks = HostRanks(FOLDER / "crossed_program.py", [a, a, b, b, c], port=29_545)
+    texts = ranks.outputs()
+    for text, code in zip(texts, ranks.codes(), strict=True):
+        assert code == 0, "\n".join(texts)
+        assert float(text.split()[1]) < 5, text  # half a second on an idle machine
+        assert "barrier of domain 'first' for rank" in text, text
+        assert "barrier of domain 'second' for rank" in text, text
 
 
 def test_ranks_that_end_before_others_need_nothing_of_them(hosts: list[Host]) -> None:

