@@ -105,6 +105,17 @@ def torch(session: nox.Session) -> None:
     framework_tests(session, "tests/torch tests/matrix tests/soak", "torch==2.13.*", *MODEL_READERS, "matplotlib>=3.8")
 
 
+@nox.session
+def torch_own(session: nox.Session) -> None:
+    """The distributed_test.py of torch's wheel on alltoallv and on gloo, 3 ranks; writes docs/torch-own-tests.md.
+
+    Arguments after ``--`` are the names of tests to run instead of all, without the page.
+    """
+    session.install("torch==2.13.*", "numpy>=1.25,<3", "expecttest")
+    env = {"PYTHONPATH": os.pathsep.join(map(str, SOURCES)), "OMP_NUM_THREADS": "1"}
+    session.run("python", "tests/torch/run_own.py", "docs/torch-own-tests.md", *session.posargs, env=env)
+
+
 @nox.session(tags=["lane-b"])
 def triton_ascend(session: nox.Session) -> None:
     """The Triton kernels through Ascend's compiler, up to the assembler that only CANN has.

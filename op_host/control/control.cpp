@@ -255,7 +255,8 @@ void ControlPlane::step(const std::function<std::vector<int>()>& missing, WaitSt
 
 void ControlPlane::throw_timeout(const std::vector<int>& missing) {
     poison(PoisonKind::timeout, "rank " + std::to_string(rank()) + " waited " + seconds_text(seconds_since(started_)) +
-                                    " in " + describe_op() + " for " + describe_ranks(missing));
+                                    " in " + describe_op() + " for " + describe_ranks(missing) +
+                                    "; the timeout is over");
     throw_poison();
 }
 

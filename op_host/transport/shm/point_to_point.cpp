@@ -363,7 +363,7 @@ void PointToPoint::look(Post& post) {
     std::string ranks;
     for (const int j : late) ranks += (ranks.empty() ? "" : ", ") + control_.describe_rank(j);
     control_.poison(PoisonKind::timeout, "rank " + std::to_string(control_.rank()) + " waited " + seconds + " in " +
-                                             describe(post) + " for " + ranks);
+                                             describe(post) + " for " + ranks + "; the timeout is over");
 }
 
 bool PointToPoint::finish(Post& post, std::exception_ptr error) {
