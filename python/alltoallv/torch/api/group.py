@@ -231,8 +231,10 @@ def world_size(group: Group) -> int:
     return size
 
 
-@torch.compiler.assume_constant_result
 def _default_size() -> int:
     if dist.is_initialized():
         return int(dist.get_world_size())
     return by_name("").size
+
+
+_default_size._dynamo_marked_constant = True  # type: ignore[attr-defined]  # `assume_constant_result`, without its import
