@@ -3,6 +3,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "base/processors.h"
@@ -14,6 +15,8 @@ namespace alltoallv {
 namespace {
 
 constexpr auto slice = std::chrono::milliseconds(100);
+constexpr auto pace = std::chrono::microseconds(100);  // of a queue's thread while calls follow each other
+constexpr auto linger = std::chrono::milliseconds(2);  // after the last
 
 }  // namespace
 
@@ -46,18 +49,55 @@ void Work::finish(std::exception_ptr error) {
     finished_.notify_all();
 }
 
-CallQueue::~CallQueue() {
-    {
-        const std::lock_guard lock(mutex_);
-        closing_ = true;
-        items_.notify_all();
+/// A call in a queue. Who waits for it without a limit helps.
+class CallQueue::Queued final : public Work {
+  public:
+    explicit Queued(std::shared_ptr<Gate> gate) : gate_(std::move(gate)) {}
+
+    bool wait(double seconds) override {
+        if (!done()) {
+            std::unique_lock lock(gate_->mutex);
+            if (gate_->queue != nullptr && seconds < 0) gate_->queue->help(*this, lock);
+            if (gate_->queue != nullptr && !done()) gate_->queue->hurry();
+        }
+        return Work::wait(seconds);
     }
-    if (thread_.joinable()) thread_.join();
+
+  private:
+    std::shared_ptr<Gate> gate_;
+};
+
+CallQueue::CallQueue(Waiters waiters) : waiters_(waiters), gate_(std::make_shared<Gate>()), mutex_(gate_->mutex) {
+    gate_->queue = this;
 }
 
-const CallQueue*& CallQueue::on_worker_of() {
+CallQueue::~CallQueue() {
+    std::unique_lock lock(mutex_);
+    closing_ = true;
+    items_.notify_all();
+    lock.unlock();
+    if (thread_.joinable()) thread_.join();
+    lock.lock();
+    turn_.wait(lock, [&] { return helpers_ == 0; });
+    gate_->queue = nullptr;
+}
+
+const CallQueue*& CallQueue::turn_of() {
     [[gnu::tls_model("initial-exec")]] thread_local const CallQueue* queue = nullptr;
     return queue;
+}
+
+namespace {
+
+bool& worker() {
+    [[gnu::tls_model("initial-exec")]] thread_local bool worker = false;
+    return worker;
+}
+
+}  // namespace
+
+bool CallQueue::on_worker() {
+    return worker();
 }
 
 void CallQueue::enter(uint64_t ticket) {
@@ -68,6 +108,7 @@ void CallQueue::enter(uint64_t ticket) {
     {
         std::unique_lock lock(mutex_);
         while (serving_.load() != ticket) {
+            hurry();
             turn_.wait_for(lock, slice);
             if (interrupted || !hooks().poll) continue;
             lock.unlock();
@@ -94,17 +135,18 @@ void CallQueue::leave() {
 }
 
 WorkPtr CallQueue::submit(std::function<void()> call) {
-    auto work = std::make_shared<Work>();
+    auto work = std::make_shared<Queued>(gate_);
     const std::lock_guard lock(mutex_);
     if (!thread_.joinable())  // before a ticket is taken, which nobody would serve without it
         thread_ = quiet_thread("alltoallv-async", "asynchronous calls", [this] { run(); });
-    queue_.push_back({next_.fetch_add(1), std::move(call), work});
-    items_.notify_one();
+    submitted_ = Clock::now();
+    queue_.push_back({next_.fetch_add(1), std::move(call), work, dozing_ ? submitted_ + pace : submitted_});
+    if (!dozing_) items_.notify_one();
     return work;
 }
 
 void CallQueue::run_or_submit(const std::function<void()>& call) {
-    if (!on_worker() && busy()) {
+    if (!on_worker() && turn_of() != this && busy()) {
         submit(call);
         return;
     }
@@ -112,29 +154,82 @@ void CallQueue::run_or_submit(const std::function<void()>& call) {
     call();
 }
 
-void CallQueue::run() {
-    on_worker_of() = this;
-    Waiting::make_calls();
+/// With the lock: what is queued need not wait until it is due.
+void CallQueue::hurry() {
+    if (queue_.empty() || hurried_) return;
+    hurried_ = true;
+    items_.notify_one();
+}
+
+/// With the lock: runs what is queued until the work is done, as far as nobody else is at it.
+void CallQueue::help(const Work& work, std::unique_lock<std::mutex>& lock) {
+    if (waiters_ == Waiters::watch) return;
+    ++helpers_;
+    while (!work.done() && !queue_.empty() && queue_.front().ticket == serving_.load()) run_front(lock);
+    --helpers_;
+    if (closing_) turn_.notify_all();
+}
+
+/// With the lock, which it lets go meanwhile.
+void CallQueue::run_front(std::unique_lock<std::mutex>& lock) {
+    Item item = std::move(queue_.front());
+    queue_.pop_front();
+    if (queue_.empty()) hurried_ = false;
+    lock.unlock();
+    enter(item.ticket);
+    const CallQueue* outer = std::exchange(turn_of(), this);
+    std::exception_ptr error, interrupted;
+    try {
+        item.call();
+    } catch (const Error&) {
+        error = std::current_exception();
+    } catch (...) {  // the bindings' own go to whom they interrupt, once
+        error = std::current_exception();
+        if (!on_worker()) {
+            interrupted = std::move(error);
+            error = std::make_exception_ptr(peer_lost("the call was interrupted in a thread that waited for it"));
+        }
+    }
+    turn_of() = outer;
+    item.call = nullptr;
+    leave();
+    item.work->finish(std::move(error));
+    lock.lock();
+    if (interrupted) {
+        --helpers_;
+        if (closing_) turn_.notify_all();
+        lock.unlock();
+        std::rethrow_exception(interrupted);
+    }
+}
+
+/// With the lock: waits until a call is due. False if no more will come.
+bool CallQueue::await_item(std::unique_lock<std::mutex>& lock) {
     for (;;) {
-        Item item;
+        const auto now = Clock::now();
+        if (!queue_.empty() && (closing_ || hurried_ || queue_.front().due <= now)) return true;
+        if (queue_.empty() && closing_) return false;
+        dozing_ = waiters_ == Waiters::help && now - submitted_ < linger;
+        if (!queue_.empty())
+            items_.wait_until(lock, queue_.front().due);
+        else if (dozing_)
+            items_.wait_for(lock, pace);
+        else
+            items_.wait(lock);
+        dozing_ = false;
+    }
+}
+
+void CallQueue::run() {
+    worker() = true;
+    Waiting::make_calls();
+    std::unique_lock lock(mutex_);
+    for (;;) {
         {
             const Waiting waiting;
-            std::unique_lock lock(mutex_);
-            items_.wait(lock, [&] { return closing_ || !queue_.empty(); });
-            if (queue_.empty()) return;
-            item = std::move(queue_.front());
-            queue_.pop_front();
+            if (!await_item(lock)) return;
         }
-        enter(item.ticket);
-        std::exception_ptr error;
-        try {
-            item.call();
-        } catch (...) {
-            error = std::current_exception();
-        }
-        item.call = nullptr;
-        leave();
-        item.work->finish(std::move(error));
+        run_front(lock);
     }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -41,13 +42,16 @@ using WorkPtr = std::shared_ptr<Work>;
 
 class CallQueue {
   public:
-    CallQueue() = default;
+    /// Whether a thread that waits for a call may run it.
+    enum class Waiters { watch, help };
+
+    explicit CallQueue(Waiters waiters = Waiters::watch);
     ~CallQueue();  // waits for what is queued
 
     /// Holds the communicator for one synchronous call. Inside a queued call it does nothing: that holds it already.
     class Turn {
       public:
-        explicit Turn(CallQueue& queue) : queue_(on_worker_of() == &queue ? nullptr : &queue) {
+        explicit Turn(CallQueue& queue) : queue_(turn_of() == &queue ? nullptr : &queue) {
             if (queue_ != nullptr) queue_->enter(queue_->next_.fetch_add(1));
         }
         ~Turn() {
@@ -60,7 +64,8 @@ class CallQueue {
         CallQueue* queue_;
     };
 
-    /// Runs `call` on the queue's thread in its turn.
+    /// Runs `call` in its turn, on the queue's thread or on one that waits for the work. While calls follow each other
+    /// closely the thread is not woken for each, but looks every `pace` itself: a wake-up costs more than a small call.
     WorkPtr submit(std::function<void()> call);
 
     /// Runs `call` here in its turn; behind calls that are pending it submits it, so that nobody waits for them.
@@ -70,7 +75,7 @@ class CallQueue {
     bool busy() const { return serving_.load() != next_.load(); }
 
     /// True on a queue's own thread, where Python must not be entered.
-    static bool on_worker() { return on_worker_of() != nullptr; }
+    static bool on_worker();
 
     /// Called when a waiting call is interrupted (Ctrl-C), so that those before it do not hold it up.
     std::function<void()> on_interrupt;
@@ -80,22 +85,39 @@ class CallQueue {
         uint64_t ticket;
         std::function<void()> call;
         WorkPtr work;
+        std::chrono::steady_clock::time_point due;  // for the queue's thread
     };
+    /// How works reach the queue, which may end before them.
+    struct Gate {
+        std::mutex mutex;
+        CallQueue* queue;
+    };
+    class Queued;
 
-    /// The queue whose thread this is, or null.
-    static const CallQueue*& on_worker_of();
+    /// The queue whose turn this thread has for calls of the queue, or null.
+    static const CallQueue*& turn_of();
     void enter(uint64_t ticket);
     void leave();
     void run();
+    bool await_item(std::unique_lock<std::mutex>& lock);
+    void run_front(std::unique_lock<std::mutex>& lock);
+    void help(const Work& work, std::unique_lock<std::mutex>& lock);
+    void hurry();
 
+    const Waiters waiters_;
+    const std::shared_ptr<Gate> gate_;
+    std::mutex& mutex_;
     std::atomic<uint64_t> next_{0};
     std::atomic<uint64_t> serving_{0};
     std::atomic<int> waiting_{0};
-    std::mutex mutex_;
     std::condition_variable turn_;   // serving_ has moved on
     std::condition_variable items_;  // there is work, or no more will come
     std::deque<Item> queue_;
     std::thread thread_;
+    std::chrono::steady_clock::time_point submitted_;  // last
+    int helpers_ = 0;                                  // threads that run calls here, other than the queue's own
+    bool dozing_ = false;                              // the queue's thread will look without being woken
+    bool hurried_ = false;                             // what is queued is due
     bool closing_ = false;
 };
 

@@ -116,6 +116,75 @@ void destructor_finishes() {
     CHECK(last->done());
 }
 
+/// Who waits runs what is queued, in order and in turn; what nobody waits for is run all the same.
+void waiters_help() {
+    CallQueue queue(CallQueue::Waiters::help);
+    queue.submit([] {})->wait(20);  // its thread dozes from now on
+    const auto me = std::this_thread::get_id();
+    int here = 0, calls = 0;
+    for (int i = 0; i < 2000; ++i) {
+        const auto call = [&, i] {
+            const CallQueue::Turn nested(queue);
+            here += std::this_thread::get_id() == me && !CallQueue::on_worker();
+            CHECK(calls == 2 * i || calls == 2 * i + 1);
+            ++calls;
+        };
+        queue.submit(call);
+        CHECK(queue.submit(call)->wait(-1));
+    }
+    CHECK_EQ(calls, 4000);
+    CHECK(here > 2000);
+    std::atomic<bool> ran = false;
+    queue.submit([&] { ran = true; });
+    for (int i = 0; i < 20000 && !ran; ++i) std::this_thread::sleep_for(milliseconds(1));
+    CHECK(ran);
+}
+
+/// The queue ends while another thread runs its last call.
+void helped_to_the_end() {
+    std::atomic<bool> begun = false, done = false;
+    WorkPtr work;
+    std::thread helper;
+    {
+        CallQueue queue(CallQueue::Waiters::help);
+        queue.submit([] {})->wait(20);
+        work = queue.submit([&] {
+            begun = true;
+            std::this_thread::sleep_for(milliseconds(50));
+            done = true;
+        });
+        helper = std::thread([&] { work->wait(-1); });
+        while (!begun) std::this_thread::yield();
+    }
+    CHECK(done && work->done());
+    helper.join();
+}
+
+/// Ctrl-C in a call that a waiter runs ends the wait with it, once, and the call with an error.
+void helper_interrupted() {
+    CallQueue queue(CallQueue::Waiters::help);
+    for (int i = 0; i < 50; ++i) {
+        queue.submit([] {})->wait(20);
+        const auto me = std::this_thread::get_id();
+        bool here = false;
+        const WorkPtr work = queue.submit([&] {
+            here = std::this_thread::get_id() == me;
+            if (here) throw std::runtime_error("interrupted");
+        });
+        std::string first, second;
+        for (std::string* text : {&first, &second}) {
+            try {
+                work->wait(-1);
+            } catch (const std::exception& error) {
+                *text = error.what();
+            }
+        }
+        CHECK_EQ(first == "interrupted", here);
+        CHECK_EQ(second.find("the call was interrupted") != std::string::npos, here);
+    }
+    CHECK(!queue.busy());
+}
+
 /// Ctrl-C while waiting for the turn: the call ends with it, and those behind it get theirs.
 void interrupted() {
     CallQueue queue;
@@ -156,5 +225,8 @@ int main(int argc, char** argv) {
                              {"works tell", works_tell},
                              {"lets go", lets_go},
                              {"the destructor finishes", destructor_finishes},
+                             {"waiters help", waiters_help},
+                             {"helped to the end", helped_to_the_end},
+                             {"a helper is interrupted", helper_interrupted},
                              {"interrupted", interrupted}});
 }

@@ -178,7 +178,8 @@ class ShmCommunicator final : public Communicator {
     std::string final_record_;  // of the flight recorder, once destroyed
     std::atomic<bool> destroyed_{false};
     mutable std::mutex lifetime_;  // guards control_ against destroy(), for what runs outside the turns
-    std::unique_ptr<CallQueue> queue_ = std::make_unique<CallQueue>();  // last: its thread ends before the rest
+    // Last: its thread ends before the rest.
+    std::unique_ptr<CallQueue> queue_ = std::make_unique<CallQueue>(CallQueue::Waiters::help);
 };
 
 /// The factory that the registry uses.

@@ -121,7 +121,8 @@ class TcpCommunicator final : public Communicator {
     std::string final_record_;  // of the flight recorder, once destroyed
     std::atomic<bool> destroyed_{false};
     mutable std::mutex lifetime_;  // guards control_ against destroy(), for what runs outside the turns
-    std::unique_ptr<CallQueue> queue_ = std::make_unique<CallQueue>();  // last: its thread ends before the rest
+    // Last: its thread ends before the rest.
+    std::unique_ptr<CallQueue> queue_ = std::make_unique<CallQueue>(CallQueue::Waiters::help);
 };
 
 /// The ranks meet at rank 0, which listens on that port of that host. Collective.
