@@ -33,25 +33,26 @@
 #endif
 
 /// Defines `void name_base`, `name_v3`, `name_v4` with the parameter list `params`, each of which calls its kernel with
-/// `args`, and the table `name[]`, indexed by Isa. Without clones the table names the base function three times.
+/// `args`, and the table `name[]`, indexed by Isa; of a namespace or of a class. Without clones the table names the
+/// base function three times.
 #if ALLTOALLV_HAS_CLONES
 #define ALLTOALLV_CLONES_OF(name, base_kernel, v3_kernel, v4_kernel, params, args) \
-    void name##_base params {                                                      \
+    static void name##_base params {                                               \
         base_kernel args;                                                          \
     }                                                                              \
-    ALLTOALLV_TARGET_V3 void name##_v3 params {                                    \
+    ALLTOALLV_TARGET_V3 static void name##_v3 params {                             \
         v3_kernel args;                                                            \
     }                                                                              \
-    ALLTOALLV_TARGET_V4 void name##_v4 params {                                    \
+    ALLTOALLV_TARGET_V4 static void name##_v4 params {                             \
         v4_kernel args;                                                            \
     }                                                                              \
-    constexpr decltype(&name##_base) name[] = {name##_base, name##_v3, name##_v4};
+    static constexpr decltype(&name##_base) name[] = {name##_base, name##_v3, name##_v4};
 #else
 #define ALLTOALLV_CLONES_OF(name, base_kernel, v3_kernel, v4_kernel, params, args) \
-    void name##_base params {                                                      \
+    static void name##_base params {                                               \
         base_kernel args;                                                          \
     }                                                                              \
-    constexpr decltype(&name##_base) name[] = {name##_base, name##_base, name##_base};
+    static constexpr decltype(&name##_base) name[] = {name##_base, name##_base, name##_base};
 #endif
 
 #define ALLTOALLV_CLONES(name, kernel, params, args) ALLTOALLV_CLONES_OF(name, kernel, kernel, kernel, params, args)

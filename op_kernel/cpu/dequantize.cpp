@@ -1,10 +1,10 @@
 /// \file dequantize.cpp
 /// \brief Values and sums of codes, and their rounding to the output type.
 #include "op_kernel/cpu/eight_lanes.h"
-#include "op_kernel/cpu/elements.h"
 #include "op_kernel/cpu/half.h"
 #include "op_kernel/cpu/quantize.h"
 #include "op_kernel/cpu/quantize_blocks.h"
+#include "op_kernel/cpu/scales.h"
 
 namespace alltoallv::kernel {
 namespace {
@@ -26,77 +26,105 @@ ALLTOALLV_INLINE void unpack_groups(const Bytes* packed, size_t count, size_t gr
     });
 }
 
-ALLTOALLV_INLINE float product(const void* codes, size_t k, float scale) {
-    return static_cast<float>(load<int8_t>(codes, k)) * scale;
-}
-
 /// One side of a sum; `codes` of the other may be null.
 struct Term {
     const void* codes;
     const float* scales;
 };
-/// One group; `scale_b` is 0 without `b`. Finite scales give finite products, whose sums make no NaN and keep the one
-/// that is there.
-template <Sum kind, bool finite>
-ALLTOALLV_INLINE void add_group(const Bytes* a, float scale_a, const Bytes* b, float scale_b, size_t n, Bytes* sum) {
-    const auto keep = [=](size_t k, float total) ALLTOALLV_LAMBDA { store(sum, k, finite ? total : one_nan(total)); };
-    const auto with_a = [=](size_t k) ALLTOALLV_LAMBDA {
-        const float first = product(a, k, scale_a);
-        return kind == Sum::resume ? load<float>(sum, k) + first : first;
-    };
-    if (b == nullptr) {
-        ALLTOALLV_INDEPENDENT
-        for (size_t k = 0; k < n; ++k) keep(k, with_a(k));
-    } else {
-        ALLTOALLV_INDEPENDENT
-        for (size_t k = 0; k < n; ++k) keep(k, with_a(k) + product(b, k, scale_b));
-    }
-}
 
-template <Isa isa, Sum kind>
-ALLTOALLV_INLINE void add_finite_group(const Bytes* a, float scale_a, const Bytes* b, float scale_b, size_t n,
-                                       Bytes* sum) {
-    size_t done = 0;
+/// The sums of codes of one type.
+template <class Code>
+struct Decoder {
+    ALLTOALLV_INLINE static float product(const Bytes* codes, size_t k, float scale) {
+        return Code::decode(codes[k]) * scale;
+    }
+
+    /// One group; `scale_b` is 0 without `b`. Finite products have sums that make no NaN and keep the one that is
+    /// there.
+    template <Sum kind, bool finite>
+    ALLTOALLV_INLINE static void add_group(const Bytes* a, float scale_a, const Bytes* b, float scale_b, size_t n,
+                                           Bytes* sum) {
+        const auto keep = [=](size_t k, float total)
+                              ALLTOALLV_LAMBDA { store(sum, k, finite ? total : one_nan(total)); };
+        const auto with_a = [=](size_t k) ALLTOALLV_LAMBDA {
+            const float first = product(a, k, scale_a);
+            return kind == Sum::resume ? load<float>(sum, k) + first : first;
+        };
+        if (b == nullptr) {
+            ALLTOALLV_INDEPENDENT
+            for (size_t k = 0; k < n; ++k) keep(k, with_a(k));
+        } else {
+            ALLTOALLV_INDEPENDENT
+            for (size_t k = 0; k < n; ++k) keep(k, with_a(k) + product(b, k, scale_b));
+        }
+    }
+
+    template <Isa isa, Sum kind>
+    ALLTOALLV_INLINE static void add_finite_group(const Bytes* a, float scale_a, const Bytes* b, float scale_b,
+                                                  size_t n, Bytes* sum) {
+        size_t done = 0;
 #if ALLTOALLV_HAS_CLONES
-    if constexpr (isa == Isa::v3 || (isa == Isa::v4 && kind == Sum::stream)) {
-        done = n / 8 * 8;
-        add_eight<kind>(a, scale_a, b, scale_b, done, sum);
-    }
+        if constexpr (isa != Isa::base) {
+            done = n / 16 * 16;
+            add_eights<Code, kind>(a, scale_a, b, scale_b, done, sum);
+        }
 #endif
-    if (done == n) return;
-    add_group<kind, true>(a + done, scale_a, b == nullptr ? nullptr : b + done, scale_b, n - done,
-                          sum + done * sizeof(float));
-}
+        if (done == n) return;
+        add_group<kind, true>(a + done, scale_a, b == nullptr ? nullptr : b + done, scale_b, n - done,
+                              sum + done * sizeof(float));
+    }
 
-template <Isa isa, Sum kind>
-ALLTOALLV_INLINE void add_terms(const Term& a, const Term& b, size_t count, size_t group_size, void* sum) {
-    with_group_size(group_size, [=](auto size) ALLTOALLV_LAMBDA {
-        each_group(count, size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
-            const float scale_a = a.scales[g], scale_b = b.codes == nullptr ? 0.0f : b.scales[g];
-            const auto* codes_a = static_cast<const Bytes*>(a.codes) + begin;
-            const auto* codes_b = b.codes == nullptr ? nullptr : static_cast<const Bytes*>(b.codes) + begin;
-            auto* to = static_cast<Bytes*>(sum) + begin * sizeof(float);
-            if (magnitude_of(scale_a) < infinity_bits && magnitude_of(scale_b) < infinity_bits) {
-                add_finite_group<isa, kind>(codes_a, scale_a, codes_b, scale_b, n, to);
-            } else {
-                add_group<kind, false>(codes_a, scale_a, codes_b, scale_b, n, to);
-            }
+    template <Isa isa, Sum kind>
+    ALLTOALLV_INLINE static void add_terms(const Term& a, const Term& b, size_t count, size_t group_size, void* sum) {
+        const bool plain = Code::plain(a.codes, count) && (b.codes == nullptr || Code::plain(b.codes, count));
+        with_group_size(group_size, [=](auto size) ALLTOALLV_LAMBDA {
+            each_group(count, size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
+                const float scale_a = a.scales[g], scale_b = b.codes == nullptr ? 0.0f : b.scales[g];
+                const auto* codes_a = static_cast<const Bytes*>(a.codes) + begin;
+                const auto* codes_b = b.codes == nullptr ? nullptr : static_cast<const Bytes*>(b.codes) + begin;
+                auto* to = static_cast<Bytes*>(sum) + begin * sizeof(float);
+                if (plain && magnitude_of(scale_a) <= Code::most_scale && magnitude_of(scale_b) <= Code::most_scale) {
+                    add_finite_group<isa, kind>(codes_a, scale_a, codes_b, scale_b, n, to);
+                } else {
+                    add_group<kind, false>(codes_a, scale_a, codes_b, scale_b, n, to);
+                }
+            });
         });
-    });
-}
+    }
 
-template <Isa isa>
-ALLTOALLV_INLINE void start_sum(const Term& a, const Term& b, size_t count, size_t group_size, void* sum) {
-    add_terms<isa, Sum::start>(a, b, count, group_size, sum);
-}
-template <Isa isa>
-ALLTOALLV_INLINE void resume_sum(const Term& a, const Term& b, size_t count, size_t group_size, void* sum) {
-    add_terms<isa, Sum::resume>(a, b, count, group_size, sum);
-}
-/// Values, past the caches; groups of a multiple of 8 elements begin at multiples of 32 bytes.
-template <Isa isa>
-ALLTOALLV_INLINE void stream_values(const Term& a, size_t count, size_t group_size, void* values) {
-    add_terms<isa, Sum::stream>(a, {nullptr, nullptr}, count, group_size, values);
+    template <Isa isa>
+    ALLTOALLV_INLINE static void start_sum(const Term& a, const Term& b, size_t count, size_t group_size, void* sum) {
+        add_terms<isa, Sum::start>(a, b, count, group_size, sum);
+    }
+    template <Isa isa>
+    ALLTOALLV_INLINE static void resume_sum(const Term& a, const Term& b, size_t count, size_t group_size, void* sum) {
+        add_terms<isa, Sum::resume>(a, b, count, group_size, sum);
+    }
+    /// Values, past the caches; groups of a multiple of 8 elements begin at multiples of 32 bytes.
+    template <Isa isa>
+    ALLTOALLV_INLINE static void stream_values(const Term& a, const Term& b, size_t count, size_t group_size,
+                                               void* values) {
+        add_terms<isa, Sum::stream>(a, b, count, group_size, values);
+    }
+
+#define PARAMS (const Term& a, const Term& b, size_t count, size_t group_size, void* sum)
+    ALLTOALLV_CLONES_BY_ISA(start, start_sum, PARAMS, (a, b, count, group_size, sum))
+    ALLTOALLV_CLONES_BY_ISA(resume, resume_sum, PARAMS, (a, b, count, group_size, sum))
+    ALLTOALLV_CLONES_BY_ISA(stream, stream_values, PARAMS, (a, b, count, group_size, sum))
+};
+
+/// Those of a format's codes.
+struct Add {
+    void(*start) PARAMS;
+    void(*resume) PARAMS;
+    void(*stream) PARAMS;
+};
+#undef PARAMS
+Add add_of(CodeFormat format, Isa isa) {
+    return with_code(format, [i = static_cast<size_t>(isa)](auto code) {
+        using Of = Decoder<decltype(code)>;
+        return Add{Of::start[i], Of::resume[i], Of::stream[i]};
+    });
 }
 
 ALLTOALLV_INLINE void divide_all(float* x, size_t count, float divisor) {
@@ -120,12 +148,6 @@ ALLTOALLV_INLINE void limit_all(const float* in, size_t count, const Limit& limi
 
 ALLTOALLV_CLONES(unpack, unpack_groups, (const Bytes* packed, size_t count, size_t group_size, Bytes* codes),
                  (packed, count, group_size, codes))
-ALLTOALLV_CLONES_BY_ISA(start, start_sum, (const Term& a, const Term& b, size_t count, size_t group_size, void* sum),
-                        (a, b, count, group_size, sum))
-ALLTOALLV_CLONES_BY_ISA(resume, resume_sum, (const Term& a, const Term& b, size_t count, size_t group_size, void* sum),
-                        (a, b, count, group_size, sum))
-ALLTOALLV_CLONES_BY_ISA(stream, stream_values, (const Term& a, size_t count, size_t group_size, void* values),
-                        (a, count, group_size, values))
 ALLTOALLV_CLONES(divide, divide_all, (float* x, size_t count, float divisor), (x, count, divisor))
 ALLTOALLV_CLONES(limit, limit_all, (const float* in, size_t count, const Limit& limits, float* out, bool* exceeded),
                  (in, count, limits, out, exceeded))
@@ -153,40 +175,30 @@ const float* scales_of(const QuantFormat& format, const Piece& piece, const void
     return buffer;
 }
 
-/// The values of a piece whose codes are floats; with `adds` the sum with what is there.
-void add_values(const QuantFormat& format, const Piece& piece, const void* codes, const void* scales, bool adds,
-                float* out, Isa isa) {
-    alignas(64) Bytes unpacked[block];
-    float found[block / 16];
-    elements(format.codes, isa)
-        .multiply(codes_of(format, piece, codes, isa, unpacked), piece.count, piece.group_size,
-                  scales_of(format, piece, scales, found), adds, out);
-}
-
 }  // namespace
 
 void dequantize_sum(const QuantFormat& format, const void* const* codes, const void* const* scales, size_t n_sources,
                     size_t count, bool average, float* sum, Isa isa) {
     format.check();
     check_sources(n_sources);
-    const auto i = static_cast<size_t>(isa);
+    const Add add = add_of(format.codes, isa);
     each_piece(format, count, [=](const Piece& piece) {
         alignas(64) Bytes unpacked_a[block];
         alignas(64) Bytes unpacked_b[block];
+        float found_a[most_groups];
+        float found_b[most_groups];
         float* to = sum + piece.first;
-        const bool floats = info(format.codes).mantissa >= 0;
-        for (size_t s = 0; floats && s < n_sources; ++s) add_values(format, piece, codes[s], scales[s], s > 0, to, isa);
-        for (size_t s = 0; !floats && s < n_sources; s += 2) {
+        for (size_t s = 0; s < n_sources; s += 2) {
             const Term a{codes_of(format, piece, codes[s], isa, unpacked_a),
-                         scales_of(format, piece, scales[s], nullptr)};
+                         scales_of(format, piece, scales[s], found_a)};
             Term b{nullptr, nullptr};
             if (s + 1 < n_sources) {
                 b = {codes_of(format, piece, codes[s + 1], isa, unpacked_b),
-                     scales_of(format, piece, scales[s + 1], nullptr)};
+                     scales_of(format, piece, scales[s + 1], found_b)};
             }
-            (s == 0 ? start : resume)[i](a, b, piece.count, piece.group_size, to);
+            (s == 0 ? add.start : add.resume)(a, b, piece.count, piece.group_size, to);
         }
-        if (average) divide[i](to, piece.count, static_cast<float>(n_sources));
+        if (average) divide[static_cast<size_t>(isa)](to, piece.count, static_cast<float>(n_sources));
     });
 }
 
@@ -194,28 +206,20 @@ bool dequantize(const QuantFormat& format, DType dtype, const void* codes, const
                 Overflow overflow, void* out, bool streams, Isa isa) {
     format.check();
     check_float(dtype);
-    const auto i = static_cast<size_t>(isa);
+    const Add add = add_of(format.codes, isa);
     const bool rounds = dtype != DType::float32;
     // Groups have to begin where vectors are aligned.
-    const bool floats = info(format.codes).mantissa >= 0;
-    streams = streams && !floats && !rounds && reinterpret_cast<uintptr_t>(out) % 32 == 0 && format.group_size % 8 == 0;
+    streams = streams && !rounds && reinterpret_cast<uintptr_t>(out) % 32 == 0 && format.group_size % 8 == 0;
     bool fits = true;
     each_piece(format, count, [=, &fits](const Piece& piece) {
         alignas(64) Bytes unpacked[block];
         alignas(64) float values[block];
+        float found[most_groups];
         void* direct = static_cast<Bytes*>(out) + piece.first * size_of(dtype);
-        if (floats) {
-            add_values(format, piece, codes, scales, false, values, isa);
-            fits &= cast(dtype, overflow, values, piece.count, direct, isa);
-            return;
-        }
-        const Term term{codes_of(format, piece, codes, isa, unpacked), scales_of(format, piece, scales, nullptr)};
-        if (streams) {
-            stream[i](term, piece.count, piece.group_size, direct);
-        } else {
-            start[i](term, {nullptr, nullptr}, piece.count, piece.group_size, rounds ? values : direct);
-            if (rounds) fits &= cast(dtype, overflow, values, piece.count, direct, isa);
-        }
+        const Term term{codes_of(format, piece, codes, isa, unpacked), scales_of(format, piece, scales, found)};
+        (streams ? add.stream : add.start)(term, {nullptr, nullptr}, piece.count, piece.group_size,
+                                           rounds ? values : direct);
+        if (rounds) fits &= cast(dtype, overflow, values, piece.count, direct, isa);
     });
     if (streams) fence_streamed();
     return fits;

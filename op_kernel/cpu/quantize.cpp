@@ -3,9 +3,9 @@
 #include "op_kernel/cpu/quantize.h"
 
 #include "op_kernel/cpu/eight_lanes.h"
-#include "op_kernel/cpu/elements.h"
 #include "op_kernel/cpu/half.h"
 #include "op_kernel/cpu/quantize_blocks.h"
+#include "op_kernel/cpu/scales.h"
 
 namespace alltoallv::kernel {
 namespace {
@@ -33,43 +33,56 @@ struct Ahead {
     size_t bytes_each;
 };
 
-template <Isa isa>
-ALLTOALLV_INLINE void codes_of_groups(const void* x, size_t count, size_t group_size, const float* inverses,
-                                      Bytes* codes, const Ahead& ahead) {
-    with_group_size(group_size, [=](auto size) ALLTOALLV_LAMBDA {
-        each_group(count, size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
-            const Bytes* next = static_cast<const Bytes*>(ahead.at) + begin * ahead.bytes_each;
-            for (size_t at = 0; at < n * ahead.bytes_each; at += 64) __builtin_prefetch(next + at);
-            const float inverse = inverses[g];
-            size_t done = 0;
+/// Codes of one type.
+template <class Code>
+struct Encoder {
+    template <Isa isa>
+    ALLTOALLV_INLINE static void codes_of_groups(const void* x, size_t count, size_t group_size, const float* inverses,
+                                                 Bytes* codes, const Ahead& ahead) {
+        with_group_size(group_size, [=](auto size) ALLTOALLV_LAMBDA {
+            each_group(count, size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
+                const Bytes* next = static_cast<const Bytes*>(ahead.at) + begin * ahead.bytes_each;
+                for (size_t at = 0; at < n * ahead.bytes_each; at += 64) __builtin_prefetch(next + at);
+                const float inverse = inverses[g];
+                size_t done = 0;
 #if ALLTOALLV_HAS_CLONES
-            if constexpr (isa == Isa::v3) {
-                done = n / 32 * 32;
-                encode_eight(static_cast<const Bytes*>(x) + begin * sizeof(float), inverse, done, codes + begin);
-            }
+                if constexpr (isa != Isa::base) {
+                    if (!Code::flushes(inverse)) {
+                        done = n / 16 * 16;
+                        encode_eights<Code>(static_cast<const Bytes*>(x) + begin * sizeof(float), inverse, done,
+                                            codes + begin);
+                    }
+                }
 #endif
-            ALLTOALLV_INDEPENDENT
-            for (size_t k = done; k < n; ++k) store(codes, begin + k, round_code(load<float>(x, begin + k) * inverse));
+                ALLTOALLV_INDEPENDENT
+                for (size_t k = begin + done; k < begin + n; ++k) {
+                    const auto bits = load<uint32_t>(x, k), magnitude = bits & 0x7FFFFFFFu;
+                    const uint32_t flushed = if_greater(least_normal, magnitude, 0u, magnitude) | (bits & 0x80000000u);
+                    codes[k] = static_cast<Bytes>(Code::encode(from_bits(Code::integer ? bits : flushed) * inverse));
+                }
+            });
         });
-    });
-}
+    }
 
-/// error = x - code * scale. `x` may be `error`.
-ALLTOALLV_INLINE void errors_of_groups(const void* x, size_t count, size_t group_size, const float* scales,
-                                       const Bytes* codes, float* error) {
-    each_group(count, group_size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
-        const float scale = scales[g];
-        ALLTOALLV_INDEPENDENT
-        for (size_t k = begin; k < begin + n; ++k) {
-            error[k] = load<float>(x, k) - static_cast<float>(load<int8_t>(codes, k)) * scale;
-        }
-    });
-}
+    /// error = x - code * scale. `x` may be `error`.
+    ALLTOALLV_INLINE static void errors_of_groups(const void* x, size_t count, size_t group_size, const float* scales,
+                                                  const Bytes* codes, float* error) {
+        each_group(count, group_size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
+            const float scale = scales[g];
+            ALLTOALLV_INDEPENDENT
+            for (size_t k = begin; k < begin + n; ++k) error[k] = load<float>(x, k) - Code::decode(codes[k]) * scale;
+        });
+    }
 
-ALLTOALLV_INLINE void subtract(const void* x, const float* y, size_t count, float* difference) {
-    ALLTOALLV_INDEPENDENT
-    for (size_t k = 0; k < count; ++k) difference[k] = load<float>(x, k) - y[k];
-}
+    ALLTOALLV_CLONES_BY_ISA(encode, codes_of_groups,
+                            (const void* x, size_t count, size_t group_size, const float* inverses, Bytes* codes,
+                             const Ahead& ahead),
+                            (x, count, group_size, inverses, codes, ahead))
+    ALLTOALLV_CLONES(lose, errors_of_groups,
+                     (const void* x, size_t count, size_t group_size, const float* scales, const Bytes* codes,
+                      float* error),
+                     (x, count, group_size, scales, codes, error))
+};
 
 ALLTOALLV_INLINE void add(const void* x, const float* y, size_t count, float* sum) {
     ALLTOALLV_INDEPENDENT
@@ -93,17 +106,7 @@ ALLTOALLV_INLINE void pack_groups(const Bytes* codes, size_t count, size_t group
 
 ALLTOALLV_CLONES(largest, largest_of_groups, (const void* x, size_t count, size_t group_size, uint32_t* out),
                  (x, count, group_size, out))
-ALLTOALLV_CLONES_BY_ISA(encode, codes_of_groups,
-                        (const void* x, size_t count, size_t group_size, const float* inverses, Bytes* codes,
-                         const Ahead& ahead),
-                        (x, count, group_size, inverses, codes, ahead))
-ALLTOALLV_CLONES(lose, errors_of_groups,
-                 (const void* x, size_t count, size_t group_size, const float* scales, const Bytes* codes,
-                  float* error),
-                 (x, count, group_size, scales, codes, error))
 ALLTOALLV_CLONES(add_error, add, (const void* x, const float* y, size_t count, float* sum), (x, y, count, sum))
-ALLTOALLV_CLONES(take_away, subtract, (const void* x, const float* y, size_t count, float* difference),
-                 (x, y, count, difference))
 ALLTOALLV_CLONES(pack, pack_groups, (const Bytes* codes, size_t count, size_t group_size, Bytes* packed),
                  (codes, count, group_size, packed))
 
@@ -112,7 +115,7 @@ uint32_t if_finite(uint32_t magnitude) {
     return magnitude < infinity_bits ? magnitude : 0;
 }
 
-/// One call of quantize(), with its scratch of 34 KiB.
+/// One call of quantize(), with its scratch of 27 KiB.
 class Quantizer {
   public:
     /// `error_in` and `error_out` may be the same.
@@ -209,27 +212,17 @@ class Quantizer {
         Bytes* codes = format_.bits() == 8 ? codes_ + piece.code : unpacked_;
         const float* scales = now_;
         float* error = error_out_ == nullptr ? nullptr : error_out_ + piece.first;
-        if (info(format_.codes).mantissa >= 0) {
-            const Elements by = elements(format_.codes, isa_);
-            by.encode(x, piece.count, piece.group_size, inverses_, codes);
-            if (error != nullptr) {
-                by.multiply(codes, piece.count, piece.group_size, scales, false, products_);
-                take_away[i_](x, products_, piece.count, error);
-            }
-        } else {
-            encode_integers(piece, x, scales, codes, error);
-        }
+        const size_t width = size_of(dtype_);
+        const Ahead ahead{static_cast<const Bytes*>(input_) + (piece.first + piece.count) * width, width};
+        with_code(format_.codes, [&](auto code) {
+            using By = Encoder<decltype(code)>;
+            By::encode[i_](x, piece.count, piece.group_size, inverses_, codes, ahead);
+            if (error != nullptr) By::lose[i_](x, piece.count, piece.group_size, scales, codes, error);
+        });
         each_group(piece.count, piece.group_size, [=, this](size_t begin, size_t n, size_t g) {
             if (magnitude_of(scales[g]) >= infinity_bits) write_special(x, begin, n, scales[g], codes, error);
         });
         if (format_.bits() == 4) pack[i_](codes, piece.count, packing_size(piece), codes_ + piece.code);
-    }
-
-    void encode_integers(const Piece& piece, const void* x, const float* scales, Bytes* codes, float* error) {
-        const size_t width = size_of(dtype_);
-        const Ahead ahead{static_cast<const Bytes*>(input_) + (piece.first + piece.count) * width, width};
-        encode[i_](x, piece.count, piece.group_size, inverses_, codes, ahead);
-        if (error != nullptr) lose[i_](x, piece.count, piece.group_size, scales, codes, error);
     }
 
     /// A group with inf keeps it in place, and code 0 times inf is NaN elsewhere. Nothing of it is carried over.
@@ -262,8 +255,7 @@ class Quantizer {
     alignas(64) float values_[block];
     alignas(64) uint32_t magnitudes_[block];
     alignas(64) float inverses_[block];
-    alignas(64) float products_[block];
-    alignas(64) float found_[block / 16];  // groups whose scales are bytes have at least 16 elements
+    alignas(64) float found_[most_groups];
     alignas(64) Bytes unpacked_[block];
 };
 

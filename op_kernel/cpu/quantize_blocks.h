@@ -26,6 +26,7 @@ using Bytes = unsigned char;
 /// Elements that are worked on at a time: a few arrays of float32 in the first-level cache. Even, so that a group cut
 /// into blocks is cut between two bytes of codes.
 constexpr size_t block = 2048;
+constexpr size_t most_groups = block / 16;  // where scales are bytes
 
 constexpr uint32_t infinity_bits = 0x7F800000u;
 constexpr uint32_t nan_bits = 0x7FC00000u;  // the one NaN that kernels make
@@ -70,6 +71,8 @@ ALLTOALLV_INLINE int8_t round_code(float value) {
 template <class Run>
 ALLTOALLV_INLINE void with_group_size(size_t group_size, Run run) {
     switch (group_size) {
+        case 16:
+            return run(std::integral_constant<size_t, 16>());
         case 32:
             return run(std::integral_constant<size_t, 32>());
         case 64:

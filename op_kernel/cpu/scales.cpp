@@ -1,17 +1,17 @@
 /// \file scales.cpp
 /// \brief Scales of groups by their largest magnitudes; docs/quantization.md has the definitions.
+#include "op_kernel/cpu/scales.h"
+
 #include <algorithm>
 
-#include "op_kernel/cpu/elements.h"
+#include "op_kernel/cpu/codes.h"
 #include "op_kernel/cpu/half.h"
 #include "op_kernel/cpu/quantize.h"
-#include "op_kernel/cpu/small_floats.h"
 
 namespace alltoallv::kernel {
 namespace quant {
 namespace {
 
-constexpr uint32_t least_normal = 1u << 23;  // 2^-126
 /// Bounds of a scale. From 2^-125 on, the quotient of a subnormal rounds to 0 whether or not the processor keeps
 /// subnormals; above the largest, the largest code would be dequantized to inf.
 constexpr float least_scale = 0x1p-125f;

@@ -1,5 +1,5 @@
-/// \file elements.h
-/// \brief Codes that are small floats, one per byte, and scales of one byte.
+/// \file scales.h
+/// \brief Scales of groups, as numbers and as bytes.
 #pragma once
 
 #include <cstddef>
@@ -11,18 +11,7 @@
 
 namespace alltoallv::kernel::quant {
 
-/// Calls on up to a block of elements, in groups that begin at the first.
-struct Elements {
-    /// codes[k] = x * its group's inverse, half to even, saturated; x below 2^-126 counts as 0.
-    using Encode = void (*)(const void* x, size_t count, size_t group_size, const float* inverses, Bytes* codes);
-    /// out[k] = code * its group's scale; with `adds` that is added to what is there.
-    using Multiply = void (*)(const void* codes, size_t count, size_t group_size, const float* scales, bool adds,
-                              float* out);
-    Encode encode;
-    Multiply multiply;
-};
-/// Of a format whose codes are floats.
-Elements elements(CodeFormat format, Isa isa);
+constexpr uint32_t least_normal = 1u << 23;  // 2^-126: less counts as 0
 
 /// Scales and inverses of groups by their largest magnitudes, as bits. Inverses are 0 where codes do not depend on
 /// them.

@@ -1,0 +1,105 @@
+/// \file codes.h
+/// \brief What a byte of codes can hold, to float32 and back, in integer arithmetic that every compiler vectorizes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "op_kernel/cpu/half.h"
+#include "op_kernel/cpu/quantize_blocks.h"
+
+namespace alltoallv::kernel::quant {
+
+/// int8, or int4 in a byte of its own.
+struct Integer {
+    static constexpr bool integer = true;
+    static constexpr float unit = 1;
+    static constexpr uint32_t most_scale = infinity_bits - 1;
+
+    static bool flushes(float) { return false; }
+    static bool plain(const void*, size_t) { return true; }
+    ALLTOALLV_INLINE static Bytes encode(float value) { return static_cast<Bytes>(round_code(value)); }
+    ALLTOALLV_INLINE static float decode(uint32_t code) { return static_cast<float>(static_cast<int8_t>(code)); }
+};
+
+/// A float of `width` bits with `mantissa` of them behind the point, by the bits of float32.
+template <int width, int mantissa, int bias, uint32_t largest_code>
+struct Small {
+    static constexpr bool integer = false;
+    static constexpr uint32_t most_code = largest_code;
+    static constexpr int shift = 23 - mantissa;
+    static constexpr uint32_t rebias = static_cast<uint32_t>(127 - bias) << 23;
+    static constexpr uint32_t most = (largest_code << shift) + rebias;
+    static constexpr uint32_t least_normal = rebias + (1u << 23);
+    static constexpr uint32_t magnitude_mask = (1u << (width - 1)) - 1;
+    static constexpr auto sign_mask = static_cast<char>(1u << (width - 1));
+    static constexpr uint32_t least = static_cast<uint32_t>(127 + 1 - bias - mantissa) << 23;
+
+    /// Moved by so many bits, a code is a float16, which counts in this unit.
+    static constexpr int half_shift = 10 - mantissa;
+    static constexpr auto half_mask = static_cast<int16_t>(0x8000u | magnitude_mask << half_shift);
+    static constexpr float unit = static_cast<float>(1 << (15 - bias));
+    static constexpr uint32_t most_scale = (111u + 127) << 23;  ///< with less, products with units and codes are finite
+
+    /// What encode()'s sum has in its upper 16 bits below the exponent, and for the code 0.
+    static constexpr int spare = 7 - mantissa;
+    static constexpr auto base = static_cast<int16_t>((least_normal >> 16) + (shift << 7));
+
+    /// Whether numbers below 2^-126, which count as 0, would get other codes by this inverse of a scale.
+    ALLTOALLV_INLINE static bool flushes(float inverse) {
+        return bits_of(inverse) > static_cast<uint32_t>(127 + 126 - bias - mantissa) << 23;
+    }
+
+    /// Whether no code is inf or NaN.
+    ALLTOALLV_INLINE static bool plain(const void* codes, size_t count) {
+        Bytes largest = 0;
+        for (size_t k = 0; width == 8 && k < count; ++k) {
+            const auto magnitude = static_cast<Bytes>(load<Bytes>(codes, k) & magnitude_mask);
+            largest = magnitude > largest ? magnitude : largest;
+        }
+        return largest <= largest_code;
+    }
+
+    /// The last place of `rounder` is that of the code: adding it rounds to units of that, half to even.
+    ALLTOALLV_INLINE static uint32_t encode(float value) {
+        const uint32_t bits = bits_of(value);
+        const uint32_t wanted = bits & 0x7FFFFFFFu;
+        const uint32_t x = if_greater(wanted, most, most, wanted);
+        const uint32_t power = x & infinity_bits;
+        const uint32_t step = if_greater(least_normal, power, least_normal, power);
+        const uint32_t rounder = step + (static_cast<uint32_t>(shift) << 23);
+        const uint32_t units = bits_of(from_bits(x) + from_bits(rounder)) - rounder;
+        return (units + ((step - least_normal) >> shift)) | bits >> 31 << (width - 1);
+    }
+
+    ALLTOALLV_INLINE static float decode(uint32_t code) {
+        const uint32_t magnitude = code & magnitude_mask;
+        const uint32_t subnormal = bits_of(static_cast<float>(static_cast<int32_t>(magnitude)) * from_bits(least));
+        uint32_t bits = if_greater(magnitude, (1u << mantissa) - 1, (magnitude << shift) + rebias, subnormal);
+        if constexpr (width == 8) {  // inf of e5m2, and NaN
+            constexpr uint32_t infinity = mantissa == 2 ? largest_code + 1 : 0;
+            bits = if_greater(magnitude, largest_code, if_greater(magnitude, infinity, nan_bits, infinity_bits), bits);
+        }
+        return from_bits(bits | (code >> (width - 1) & 1u) << 31);
+    }
+};
+using E4M3 = Small<8, 3, 7, 0x7E>;
+using E5M2 = Small<8, 2, 15, 0x7B>;
+using E2M1 = Small<4, 1, 1, 7>;
+
+/// Calls `run` with the type of a format's codes.
+template <class Run>
+auto with_code(CodeFormat format, Run run) {
+    switch (info(format).mantissa) {
+        case -1:
+            return run(Integer());
+        case 3:
+            return run(E4M3());
+        case 2:
+            return run(E5M2());
+        default:
+            return run(E2M1());
+    }
+}
+
+}  // namespace alltoallv::kernel::quant
