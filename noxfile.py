@@ -21,7 +21,7 @@ from pathlib import Path
 
 import nox
 
-FRAMEWORKS = ("torch", "triton_ascend", "mindspore", "npu", "paddle", "hosts")
+FRAMEWORKS = ("torch", "triton_ascend", "mindspore", "npu", "paddle", "jax", "hosts")
 nox.options.sessions = ["lint", "cpp", "tests", *FRAMEWORKS, "sanitize", "tsan", "aarch64", "model", "docs", "wheel"]
 
 ROOT = Path(__file__).resolve().parent
@@ -176,6 +176,12 @@ def mpi4py_own(session: nox.Session) -> None:
 def paddle(session: nox.Session) -> None:
     """The tests of alltoallv.paddle."""
     framework_tests(session, "tests/paddle tests/matrix tests/soak", "paddlepaddle==3.3.*")
+
+
+@nox.session(tags=["lane-a"])
+def jax(session: nox.Session) -> None:
+    """The tests of alltoallv.jax."""
+    framework_tests(session, "tests/jax", "jax==0.10.*")
 
 
 @nox.session(tags=["lane-a"])

@@ -1,0 +1,118 @@
+"""jax.lax.ragged_all_to_all between processes on CPU, where XLA has none; a callback to `alltoallv.numpy`.
+
+``group`` is a `Communicator`; None means the default one of this job. Programs run under ``python -m alltoallv run`` or
+any launcher that `Communicator.from_env` knows; `jax.distributed` is not needed.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from alltoallv import communicator
+from alltoallv import numpy as av
+from alltoallv.communicator import Communicator
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.extras import extra
+
+jax = extra("jax", "jax")
+io_callback = extra("jax.experimental", "jax").io_callback
+
+__all__ = ["ragged_all_to_all"]
+
+Array = npt.NDArray[Any]
+
+
+def ragged_all_to_all(
+    operand: Any,
+    output: Any,
+    input_offsets: Any,
+    send_sizes: Any,
+    output_offsets: Any,
+    recv_sizes: Any,
+    *,
+    group: Communicator | None = None,
+) -> Any:
+    """Sends rows to every rank, to where in its output this rank says; the meaning of ``jax.lax.ragged_all_to_all``.
+
+    Rank r sends ``operand[input_offsets[j] : input_offsets[j] + send_sizes[j]]`` to rank j, which finds it in its
+    result from row ``output_offsets[j]`` on (of rank r's array). Also within ``jax.jit``, where calls keep their order,
+    and with gradients of ``operand`` and ``output``.
+
+    Args:
+        operand, output: Shapes ``[n, ...]`` and ``[m, ...]``, equal but in dimension 0, of one dtype.
+        input_offsets, send_sizes, output_offsets, recv_sizes: One integer >= 0 for every rank; ``recv_sizes[j]`` of
+            rank i is ``send_sizes[i]`` of rank j.
+
+    Returns:
+        ``output`` with the rows that have come; rows that none has come for are as they were.
+
+    Raises:
+        InvalidTensorError: shapes or dtypes, when the call is traced.
+        jax.errors.JaxRuntimeError: what `alltoallv.numpy.all_to_all_v` raises when it runs, with its text.
+    """
+    comm = communicator.default() if group is None else group
+    tables = (input_offsets, send_sizes, output_offsets, recv_sizes)
+    operand, output, *tables = map(jax.numpy.asarray, (operand, output, *tables))  # type: ignore[assignment]
+    if operand.dtype != output.dtype or operand.shape[1:] != output.shape[1:] or not operand.ndim or not output.ndim:
+        found = f"{output.dtype}{list(output.shape)}"
+        raise InvalidTensorError(
+            f"output is {found}, expected rows like those of operand, {operand.dtype}{list(operand.shape)}"
+        )
+    for name, table in zip(("input_offsets", "send_sizes", "output_offsets", "recv_sizes"), tables, strict=True):
+        if table.shape != (comm.size,) or not jax.numpy.issubdtype(table.dtype, jax.numpy.integer):
+            found = f"{table.dtype}{list(table.shape)}"
+            raise InvalidParamError(f"{name} is {found}, expected {comm.size} integers, one for every rank")
+    return _exchange(comm, operand, output, *tables)
+
+
+def _learnt(comm: Communicator, tables: Any) -> list[Array]:
+    """The tables as int64, ``output_offsets`` with those that the peers have said; 0 where nothing goes."""
+    offsets, sent, to, received = (np.asarray(table).astype(np.int64) for table in tables)
+    places = np.empty_like(to)
+    av.all_to_all_single(places, to, group=comm)
+    return [np.where(sent, offsets, 0), sent, np.where(received, places, 0), received]
+
+
+def _forward(comm: Communicator, operand: Any, output: Any, *tables: Any) -> Array:
+    offsets, sent, places, received = _learnt(comm, tables)
+    out = np.array(output)
+    x = np.asarray(operand)
+    av.all_to_all_v(x, sent, received, sdispls=offsets, rdispls=places, unit="row", out=out, group=comm)
+    return out
+
+
+def _backward(comm: Communicator, rows: int, cotangent: Any, *tables: Any) -> tuple[Array, Array]:
+    """Of the operand the rows that the peers hold, of the output those that nothing took the place of."""
+    offsets, sent, places, received = _learnt(comm, tables)
+    kept = np.array(cotangent)
+    came = av.all_to_all_v(kept, received, sent, sdispls=places, unit="row", group=comm)
+    operand = np.zeros((rows, *kept.shape[1:]), kept.dtype)
+    for first, count, end in zip(offsets, sent, np.cumsum(sent), strict=True):
+        operand[first : first + count] += came[end - count : end]  # regions that are sent may overlap
+    for first, count in zip(places, received, strict=True):
+        kept[first : first + count] = 0
+    return operand, kept
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _exchange(comm: Communicator, operand: Any, output: Any, *tables: Any) -> Any:
+    call = functools.partial(_forward, comm)
+    return io_callback(call, jax.ShapeDtypeStruct(output.shape, output.dtype), operand, output, *tables, ordered=True)
+
+
+def _exchange_forward(comm: Communicator, operand: Any, output: Any, *tables: Any) -> tuple[Any, Any]:
+    return _exchange(comm, operand, output, *tables), (operand.shape, tables)
+
+
+def _exchange_backward(comm: Communicator, kept: Any, cotangent: Any) -> tuple[Any, ...]:
+    shape, tables = kept
+    shapes = [jax.ShapeDtypeStruct(made, cotangent.dtype) for made in (shape, cotangent.shape)]
+    call = functools.partial(_backward, comm, shape[0])
+    return (*io_callback(call, tuple(shapes), cotangent, *tables, ordered=True), None, None, None, None)
+
+
+_exchange.defvjp(_exchange_forward, _exchange_backward)
