@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import Any
 
 import ml_dtypes
@@ -212,3 +213,58 @@ def test_the_step_goes_on_without_a_rank(ranks: Ranks, dies: str, victim: int) -
 
     for outcome in ranks(3, fresh=True, outcomes=True)(program):
         assert outcome.rank == victim or outcome.error is None, outcome.error
+
+
+def deaths(seed: int) -> dict[int, tuple[int, str]]:
+    """Two of four ranks, one after the other: in which step, and when in it."""
+    rng = np.random.default_rng(seed)
+    first, second = rng.permutation(4)[:2].tolist()
+    moments = ["before", "between", "after", str(rng.random() / 200)]  # a number: seconds from the step's beginning
+    return {first: (int(rng.integers(3)), rng.choice(moments)), second: (int(rng.integers(5, 8)), rng.choice(moments))}
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))])
+def test_any_rank_dies_at_any_time(ranks: Ranks, seed: int) -> None:
+    """Every step that a rank finishes has the result of one process with the experts that were there."""
+
+    def program(comm: Communicator) -> int:
+        tokens, ids, weights, factors = problem()
+        me, dying = comm.rank, deaths(seed).get(comm.rank, (-1, ""))
+        mine = slice(6 * me, 6 * me + 6)
+        dispatcher, n = av.MoEDispatcher(EXPERTS, comm), 0
+
+        def die(at: str) -> None:
+            if dying == (n, at):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def step() -> Array:
+            die("before")
+            if dying[0] == n and dying[1].startswith("0."):
+                threading.Timer(float(dying[1]), os.kill, (os.getpid(), signal.SIGKILL)).start()
+            rows, counts, state = dispatcher.dispatch(tokens[mine], ids[mine], weights[mine])
+            die("between")
+            parts = np.split(rows, np.cumsum(counts)[:-1])
+            made = [part * factors[e] for part, e in zip(parts, dispatcher.local_experts, strict=True)]
+            y = dispatcher.combine(np.concatenate(made), state)
+            die("after")
+            if dying[0] == n:
+                threading.Event().wait()  # for the timer
+            return y
+
+        while n < 10:
+            try:
+                y = step()
+            except PeerLostError:
+                dispatcher = dispatcher.survivors()
+                n = int(av.all_reduce(np.array(n), "min", group=dispatcher.group))  # some may have finished the step
+                continue
+            n += 1
+            group: Any = dispatcher.group
+            there = tuple(sorted(e for experts in dispatcher.routing.placed(group.size) for e in experts))
+            alone = av.MoEDispatcher(EXPERTS, Communicator.threads(1)[0], placement=(there,))
+            every = [lambda rows, e=e: rows * factors[e] for e in there]
+            assert np.array_equal(y, alone(tokens[mine], ids[mine], weights[mine], every))
+        return int(group.size)
+
+    for outcome in ranks(4, fresh=True, outcomes=True)(program):
+        assert outcome.rank in deaths(seed) or (outcome.error, outcome.result) == (None, 2), outcome.error
