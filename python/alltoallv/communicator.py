@@ -13,8 +13,8 @@ from typing import Any
 from alltoallv import _core, membership
 from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError
 from alltoallv.launch import detect as launch
-from alltoallv.launch import hccl, mpi, variables
-from alltoallv.launch.job import Launch
+from alltoallv.launch import hccl, mpi
+from alltoallv.launch.options import between_hosts, make_options
 
 BACKENDS = ("auto", "shm", "tcp", "hccl", "nccl")
 
@@ -302,32 +302,6 @@ def _forget_default(domain: str) -> None:
     for backend, made in list(_defaults.items()):
         if made.domain == domain and not made.usable:
             _defaults.pop(backend, None)
-
-
-def between_hosts(job: Launch, options: _core.CommunicatorOptions) -> _core.Communicator:
-    """Of a job on several hosts, which meets at rank 0."""
-    options.job = f"hosts#{job.restart_count}"  # the launcher's names of a job may differ between hosts
-    return _core.hosts_communicator(options, *job.root())
-
-
-def make_options(domain: str, timeout: float = 600.0, check: str | None = None) -> _core.CommunicatorOptions:
-    """Options of a communicator, less its ranks; for the arguments see `Communicator.from_env`."""
-    if not timeout > 0:
-        raise InvalidParamError(f"timeout is {timeout!r}, expected seconds above 0")
-    if check not in (None, "always", "off"):
-        raise InvalidParamError(f"check is {check!r}, expected 'always' or 'off' for shared memory")
-    options = _core.CommunicatorOptions()
-    options.domain, options.budget_mb = _core.parse_domain(variables.utf8("domain", domain))
-    options.timeout = float(timeout)
-    options.check = check != "off"
-    options.secret = variables.utf8("ALLTOALLV_JOB_SECRET", os.environ.get("ALLTOALLV_JOB_SECRET", ""), secret=True)
-    options.path = variables.utf8("ALLTOALLV_PATH", os.environ.get("ALLTOALLV_PATH", "auto"))
-    options.copy_threads = variables.integer(os.environ, "ALLTOALLV_COPY_THREADS", 0)
-    options.warn_after = variables.seconds(os.environ, "ALLTOALLV_WARN_AFTER", options.warn_after)
-    for name in ("ALLTOALLV_POOL", "ALLTOALLV_ALLOW_PTRACE"):  # which the core reads
-        variables.switch(os.environ, name)
-    variables.folder(os.environ, "ALLTOALLV_FLIGHT_DIR")
-    return options
 
 
 atexit.register(_core.destroy_all)

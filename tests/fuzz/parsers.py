@@ -17,9 +17,9 @@ import atheris
 
 with atheris.instrument_imports(include=["alltoallv.launch", "alltoallv.atb", "alltoallv.communicator", "json"]):
     from alltoallv import AllToAllVParam, QuantAllReduceParam
-    from alltoallv.communicator import make_options
     from alltoallv.errors import AllToAllVError
     from alltoallv.launch.detect import detect
+    from alltoallv.launch.options import make_options
     from alltoallv.launch.rank_table import RankTable
 
 NAMES = (

@@ -8,8 +8,8 @@ import numpy as np
 import alltoallv_emulator as emulator
 from alltoallv import Communicator, _core
 from alltoallv._calls import collectives, subgroups
-from alltoallv.communicator import make_options
 from alltoallv.launch import hccl
+from alltoallv.launch.options import make_options
 from alltoallv.mindspore.device_op import ENTRY, Launch, ticket_for
 
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2

@@ -9,6 +9,7 @@ from alltoallv import _core, communicator, membership
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError
 from alltoallv.launch import detect as launch
+from alltoallv.launch.options import make_options
 
 
 def digest(ranks: Sequence[int]) -> str:
@@ -41,7 +42,7 @@ def connect(name: str, domain: str, members: Sequence[int], timeout: float) -> C
     job = launch.detect()
     if job.rank not in members:
         raise InvalidParamError(f"group {name!r} has ranks {list(members)}, of which this rank, {job.rank}, is none")
-    options = communicator.make_options(domain, timeout)
+    options = make_options(domain, timeout)
     if job.several_hosts:
         whole = communicator.of_all_hosts()
         if whole is None:

@@ -6,11 +6,11 @@ import os
 import sys
 
 from alltoallv import _core
-from alltoallv.communicator import between_hosts, make_options
 from alltoallv.errors import BackendUnavailableError, InvalidParamError
 from alltoallv.launch import detect as launch
 from alltoallv.launch import hccl
 from alltoallv.launch.job import Launch
+from alltoallv.launch.options import between_hosts, make_options
 from alltoallv.launch.rank_table import RankTable
 
 _connected: dict[tuple[str, str, int], _core.Communicator] = {}

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from mindspore import Tensor, ops
 from mindspore.graph import jit_trace
 
 from alltoallv import _core
-from alltoallv._calls import experts
+from alltoallv._calls import experts, signature
 from alltoallv._calls.counts import Counts, Unit, packed
 from alltoallv._calls.guard import guard
 from alltoallv._calls.request import read_request
+from alltoallv._calls.signature import described
 from alltoallv._calls.transfer import packing
 from alltoallv.communicator import Communicator
 from alltoallv.mindspore import group as groups
@@ -38,6 +39,11 @@ from alltoallv.mindspore.tensors import (
 )
 from alltoallv.mindspore.work import CommHandle, Done
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from alltoallv._calls.signature import ExchangeOptions
+
 
 @overload
 def all_to_all_v(
@@ -45,13 +51,8 @@ def all_to_all_v(
     send_counts: Counts,
     recv_counts: Counts | None = None,
     *,
-    sdispls: Counts | None = None,
-    rdispls: Counts | None = None,
-    unit: Unit | None = None,
-    out: Tensor | None = None,
-    group: Group = None,
     async_op: Literal[False] = False,
-    timeout: float | None = None,
+    **options: Unpack[ExchangeOptions[Tensor, Group]],
 ) -> Tensor: ...
 @overload
 def all_to_all_v(
@@ -59,14 +60,10 @@ def all_to_all_v(
     send_counts: Counts,
     recv_counts: Counts | None = None,
     *,
-    sdispls: Counts | None = None,
-    rdispls: Counts | None = None,
-    unit: Unit | None = None,
-    out: Tensor | None = None,
-    group: Group = None,
     async_op: Literal[True],
-    timeout: float | None = None,
+    **options: Unpack[ExchangeOptions[Tensor, Group]],
 ) -> tuple[Tensor | None, CommHandle]: ...
+@described(signature.all_to_all_v)
 def all_to_all_v(
     input: Tensor,
     send_counts: Counts,
@@ -80,38 +77,6 @@ def all_to_all_v(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    """Sends a region of ``input`` to every rank and receives one from each.
-
-    For every rank j, with this rank called r::
-
-        out_r[rdispls_r[j] : rdispls_r[j] + recv_counts_r[j]] = input_j[sdispls_j[r] : sdispls_j[r] + send_counts_j[r]]
-
-    Args:
-        input: Any shape; taken flat, or by rows of dimension 0.
-        send_counts, recv_counts: One integer >= 0 per rank, as a list or an integer tensor. ``send_counts`` of rank i
-            for j and ``recv_counts`` of rank j for i must agree. ``recv_counts=None`` learns them from the peers; the
-            output is then packed.
-        sdispls, rdispls: Where the regions begin; packed in rank order if left out. Send regions may overlap and leave
-            gaps; receive regions may leave gaps.
-        unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0; None: rows of an input of
-            2 dimensions or more, elements of others.
-        out: Where to receive; contiguous, of the input's dtype, apart from it in memory. Elements that no region covers
-            keep their value. Left out, the output is allocated in shared memory, just large enough, gaps zero.
-        group: A group's name, a `Communicator`, or None for all ranks.
-        async_op: Return ``(output, handle)`` at once. With learnt counts the output is not known yet:
-            ``(None, handle)``, and ``handle.result()`` returns it.
-        timeout: Seconds to wait for the peers, on CPU, in the gradient's exchange too; default: the communicator's.
-
-    Returns:
-        Counted in elements one dimension; in rows the other dimensions of the input stay. ``out`` if given.
-        Differentiable in PyNative, to any order: the gradient is the exchange with the roles exchanged.
-
-    Raises:
-        TypeError: ``input``, ``group`` or ``async_op`` is of another type.
-        InvalidParamError, InvalidTensorError: this rank's or a peer's arguments.
-        PeerMismatchError: two ranks disagree about operator, dtype or counts; nothing has been written.
-        PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
-    """
     comm = enter(group)
     counts = (send_counts, recv_counts, sdispls, rdispls, unit)
     if async_op is False and (made := _core.all_to_all_v(comm.core, input, out, *counts, False, timeout)) is not None:

@@ -10,10 +10,11 @@ from typing import Any
 from mindspore.communication import _comm_helper as mindspore_groups  # its public functions may be ours
 
 from alltoallv._calls import subgroups
-from alltoallv.communicator import Communicator, make_options
+from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError
 from alltoallv.launch import detect as launch
 from alltoallv.launch import hccl
+from alltoallv.launch.options import make_options
 from alltoallv.mindspore.tensors import target
 
 Group = Any  # str | Communicator | None

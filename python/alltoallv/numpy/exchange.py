@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core, memory
-from alltoallv._calls import collectives, experts
+from alltoallv._calls import collectives, experts, signature
 from alltoallv._calls.collectives import check_length, check_one_dtype
 from alltoallv._calls.counts import Counts, Unit
 from alltoallv._calls.guard import guard
+from alltoallv._calls.signature import described
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.numpy.arrays import (
@@ -30,6 +31,8 @@ from alltoallv.numpy.work import Work
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from alltoallv._calls.signature import ExchangeOptions
 
 
 @dataclass(slots=True)
@@ -52,15 +55,6 @@ class Call:
         return Work(self.communicator, core, (self.input, self.output, self.result), lambda: self.result)
 
 
-class _Options(TypedDict, total=False):
-    sdispls: Counts | None
-    rdispls: Counts | None
-    unit: Unit | None
-    out: Array | None
-    group: Communicator | None
-    timeout: float | None
-
-
 @overload
 def all_to_all_v(
     input: npt.ArrayLike,
@@ -68,7 +62,7 @@ def all_to_all_v(
     recv_counts: Counts | None = None,
     *,
     async_op: Literal[False] = False,
-    **options: Unpack[_Options],
+    **options: Unpack[ExchangeOptions[Array, Communicator | None]],
 ) -> Array: ...
 @overload
 def all_to_all_v(
@@ -77,8 +71,9 @@ def all_to_all_v(
     recv_counts: Counts | None = None,
     *,
     async_op: Literal[True],
-    **options: Unpack[_Options],
+    **options: Unpack[ExchangeOptions[Array, Communicator | None]],
 ) -> tuple[Array | None, Work]: ...
+@described(signature.all_to_all_v)
 def all_to_all_v(
     input: npt.ArrayLike,
     send_counts: Counts,
@@ -92,36 +87,6 @@ def all_to_all_v(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    """Sends a region of ``input`` to every rank and receives one from each.
-
-    For every rank j, with this rank called r::
-
-        out_r[rdispls_r[j] : rdispls_r[j] + recv_counts_r[j]] = input_j[sdispls_j[r] : sdispls_j[r] + send_counts_j[r]]
-
-    Args:
-        input: Any shape, any dtype of fixed size; taken flat, or by rows of dimension 0. Copied first if it is not
-            contiguous.
-        send_counts, recv_counts: One integer >= 0 per rank: a list, tuple or integer array. ``send_counts`` of rank i
-            for j and ``recv_counts`` of rank j for i must agree. ``recv_counts=None`` learns them from the peers; the
-            output is then packed.
-        sdispls, rdispls: Where the regions begin; packed in rank order if left out. Send regions may overlap and leave
-            gaps; receive regions may leave gaps.
-        unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0; None: rows of an input of
-            2 dimensions or more, elements of others.
-        out: Where to receive; contiguous, of the input's dtype, apart from it in memory. Elements that no region covers
-            keep their value. Left out, the output is allocated in shared memory, just large enough, gaps zero.
-        async_op: Return ``(output, work)`` at once. With learnt counts the output is not known yet: ``(None, work)``,
-            and ``work.result()`` returns it.
-        timeout: Seconds to wait for the peers; default: the communicator's.
-
-    Returns:
-        Counted in elements one dimension; in rows the other dimensions of the input stay. ``out`` if given.
-
-    Raises:
-        InvalidParamError, InvalidTensorError: this rank's or a peer's arguments.
-        PeerMismatchError: two ranks disagree about operator, dtype or counts; nothing has been written.
-        PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
-    """
     comm = resolve(group)
     made = _core.all_to_all_v(
         comm.core, input, out, send_counts, recv_counts, sdispls, rdispls, unit, async_op, timeout

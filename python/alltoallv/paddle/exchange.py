@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import paddle
 from paddle import Tensor
 
 from alltoallv import _core
-from alltoallv._calls import collectives, experts
+from alltoallv._calls import collectives, experts, signature
 from alltoallv._calls.collectives import check_length, check_one_dtype
 from alltoallv._calls.counts import Counts, Unit, packed
 from alltoallv._calls.guard import guard
 from alltoallv._calls.request import read_request
+from alltoallv._calls.signature import described
 from alltoallv._calls.transfer import Transfer, packing
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
@@ -33,19 +34,20 @@ from alltoallv.paddle.work import Done, Task
 _NAMES = ["out_tensor", "in_tensor", "out_split_sizes", "in_split_sizes"]
 
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from alltoallv._calls.signature import ExchangeOptions
+
+
 @overload
 def all_to_all_v(
     input: Tensor,
     send_counts: Counts,
     recv_counts: Counts | None = None,
     *,
-    sdispls: Counts | None = None,
-    rdispls: Counts | None = None,
-    unit: Unit | None = None,
-    out: Tensor | None = None,
-    group: Group = None,
     async_op: Literal[False] = False,
-    timeout: float | None = None,
+    **options: Unpack[ExchangeOptions[Tensor, Group]],
 ) -> Tensor: ...
 @overload
 def all_to_all_v(
@@ -53,14 +55,10 @@ def all_to_all_v(
     send_counts: Counts,
     recv_counts: Counts | None = None,
     *,
-    sdispls: Counts | None = None,
-    rdispls: Counts | None = None,
-    unit: Unit | None = None,
-    out: Tensor | None = None,
-    group: Group = None,
     async_op: Literal[True],
-    timeout: float | None = None,
+    **options: Unpack[ExchangeOptions[Tensor, Group]],
 ) -> tuple[Tensor | None, Task]: ...
+@described(signature.all_to_all_v)
 def all_to_all_v(
     input: Tensor,
     send_counts: Counts,
@@ -74,38 +72,6 @@ def all_to_all_v(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    """Sends a region of ``input`` to every rank and receives one from each.
-
-    For every rank j, with this rank called r::
-
-        out_r[rdispls_r[j] : rdispls_r[j] + recv_counts_r[j]] = input_j[sdispls_j[r] : sdispls_j[r] + send_counts_j[r]]
-
-    Args:
-        input: Any shape, any dense dtype; taken flat, or by rows of dimension 0.
-        send_counts, recv_counts: One integer >= 0 per rank, as a list or an integer tensor. ``send_counts`` of rank i
-            for j and ``recv_counts`` of rank j for i must agree. ``recv_counts=None`` learns them from the peers; the
-            output is then packed.
-        sdispls, rdispls: Where the regions begin; packed in rank order if left out. Send regions may overlap and leave
-            gaps; receive regions may leave gaps.
-        unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0; None: rows of an input of
-            2 dimensions or more, elements of others.
-        out: Where to receive; contiguous, of the input's dtype, apart from it in memory. Elements that no region covers
-            keep their value. Left out, the output is allocated in shared memory, just large enough, gaps zero. Not with
-            gradients.
-        group: A Paddle group, a `Communicator`, or None for all ranks.
-        async_op: Return ``(output, task)`` at once. With learnt counts the output is not known yet: ``(None, task)``,
-            and ``task.result()`` returns it.
-        timeout: Seconds to wait for the peers, in the gradient's exchange too; default: the communicator's.
-
-    Returns:
-        Counted in elements one dimension; in rows the other dimensions of the input stay. ``out`` if given.
-        Differentiable, to any order: the gradient is the exchange with the roles exchanged.
-
-    Raises:
-        InvalidParamError, InvalidTensorError: this rank's or a peer's arguments.
-        PeerMismatchError: two ranks disagree about operator, dtype or counts; nothing has been written.
-        PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
-    """
     comm = resolve(group)
     if comm is None:
         return (None, None) if async_op else None

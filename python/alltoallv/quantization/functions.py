@@ -312,13 +312,3 @@ class Quantized(Generic[A]):
         if wants_grad:
             return self.differentiable(input, call)
         return call.submit() if async_op else call.run()
-
-
-def described(by: Callable[..., object]) -> Callable[[F], F]:
-    """Gives a function of the same meaning the docstring of one of `Quantized`."""
-
-    def describe(function: F) -> F:
-        function.__doc__ = by.__doc__
-        return function
-
-    return describe

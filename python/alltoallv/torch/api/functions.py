@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from alltoallv import _core
-from alltoallv._calls import experts
+from alltoallv._calls import experts, signature
 from alltoallv._calls.counts import Counts, Unit
 from alltoallv._calls.guard import guard
 from alltoallv._calls.request import read_request
+from alltoallv._calls.signature import described
 from alltoallv.errors import InvalidParamError
 from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
@@ -29,14 +30,7 @@ from alltoallv.torch.graph.graphs import check_untimed, is_tracing
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-
-class _Options(TypedDict, total=False):
-    sdispls: Counts | None
-    rdispls: Counts | None
-    unit: Unit | None
-    out: Tensor | None
-    group: Group
-    timeout: float | None
+    from alltoallv._calls.signature import ExchangeOptions
 
 
 @overload
@@ -46,7 +40,7 @@ def all_to_all_v(
     recv_counts: Counts | None = None,
     *,
     async_op: Literal[False] = False,
-    **options: Unpack[_Options],
+    **options: Unpack[ExchangeOptions[Tensor, Group]],
 ) -> Tensor: ...
 @overload
 def all_to_all_v(
@@ -55,8 +49,9 @@ def all_to_all_v(
     recv_counts: Counts | None = None,
     *,
     async_op: Literal[True],
-    **options: Unpack[_Options],
+    **options: Unpack[ExchangeOptions[Tensor, Group]],
 ) -> tuple[Tensor | None, Work]: ...
+@described(signature.all_to_all_v)
 def all_to_all_v(
     input: Tensor,
     send_counts: Counts,
@@ -70,38 +65,6 @@ def all_to_all_v(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    """Sends a region of ``input`` to every rank and receives one from each.
-
-    For every rank j, with this rank called r::
-
-        out_r[rdispls_r[j] : rdispls_r[j] + recv_counts_r[j]] = input_j[sdispls_j[r] : sdispls_j[r] + send_counts_j[r]]
-
-    Args:
-        input: Any shape, any dense dtype; taken flat, or by rows of dimension 0.
-        send_counts, recv_counts: One integer >= 0 per rank: a list, tuple, array or integer tensor. ``send_counts`` of
-            rank i for j and ``recv_counts`` of rank j for i must agree. ``recv_counts=None`` learns them from the
-            peers; the output is then packed.
-        sdispls, rdispls: Where the regions begin; packed in rank order if left out. Send regions may overlap and leave
-            gaps; receive regions may leave gaps.
-        unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0; None: rows of an input of
-            2 dimensions or more, elements of others.
-        out: Where to receive; contiguous, of the input's dtype, apart from it in memory. Elements that no region covers
-            keep their value. Left out, the output is allocated in shared memory, just large enough, gaps zero. Not with
-            gradients.
-        group: A ProcessGroup, a `Communicator`, or None for the default group.
-        async_op: Return ``(output, work)`` at once. With learnt counts the output is not known yet: ``(None, work)``,
-            and ``work.result()`` returns it.
-        timeout: Seconds to wait for the peers, over shared memory and without gradients; default: the group's.
-
-    Returns:
-        Counted in elements one dimension; in rows the other dimensions of the input stay. ``out`` if given.
-        Differentiable, to any order: the gradient is the exchange with the roles exchanged.
-
-    Raises:
-        InvalidParamError, InvalidTensorError: this rank's or a peer's arguments.
-        PeerMismatchError: two ranks disagree about operator, dtype or counts; nothing has been written.
-        PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
-    """
     if not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
         made = _core.all_to_all_v(
             shared.core, input, out, send_counts, recv_counts, sdispls, rdispls, unit, async_op, timeout

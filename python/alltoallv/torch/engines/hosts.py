@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from alltoallv import _core, communicator
+from alltoallv import _core
 from alltoallv.communicator import Communicator
+from alltoallv.launch.options import make_options
 from alltoallv.torch.engines.rendezvous import Gather, Meeting
 
 
@@ -27,7 +28,7 @@ def connect(
         CommTimeoutError: ranks did not come; the message names them.
         BackendUnavailableError: hosts do not reach each other over TCP.
     """
-    options = communicator.make_options(domain_of(name), timeout, check)
+    options = make_options(domain_of(name), timeout, check)
     options.rank, options.size = rank, size
     options.job = "torch:" + meeting.key
     if meeting.hosts == 1:

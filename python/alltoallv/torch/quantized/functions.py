@@ -11,9 +11,10 @@ from torch.compiler import is_dynamo_compiling
 from alltoallv import _core
 from alltoallv._calls.counts import Counts, shares
 from alltoallv._calls.guard import guard
+from alltoallv._calls.signature import described
 from alltoallv.errors import InvalidParamError
 from alltoallv.quantization import requests
-from alltoallv.quantization.functions import Quantized, described
+from alltoallv.quantization.functions import Quantized
 from alltoallv.quantization.spec import (
     Format,
     Gather,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from alltoallv._calls.guard import guard
-from alltoallv.quantization.functions import Quantized, described
+from alltoallv._calls.signature import described
+from alltoallv.quantization.functions import Quantized
 from alltoallv.quantization.linear import check_shapes
 from alltoallv.quantization.spec import Format, Gather, GroupSize, Overflow, SumOp, coding, grouping
 from alltoallv.torch.api import group as groups
