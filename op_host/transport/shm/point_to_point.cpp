@@ -1,18 +1,16 @@
 #include "transport/shm/point_to_point.h"
 
 #include <sched.h>
-#include <sys/uio.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 
 #include "base/quiet_thread.h"
 #include "core/hooks.h"
 #include "core/message_text.h"
 #include "transport/shm/arena.h"
+#include "transport/shm/point_to_point_post.h"
 
 namespace alltoallv {
 namespace {
@@ -26,39 +24,6 @@ double seconds_since(Clock::time_point then) {
 }
 
 }  // namespace
-
-/// Drives the rank's messages while its caller waits.
-class PointToPoint::Pending final : public MessageWork {
-  public:
-    explicit Pending(std::shared_ptr<PointToPoint> owner) : owner_(std::move(owner)) {}
-
-    bool wait(double seconds) override {
-        if (!done() && !owner_->drive(*this, seconds)) return false;
-        return Work::wait(seconds);
-    }
-
-  private:
-    std::shared_ptr<PointToPoint> owner_;
-};
-
-/// One send or receive of this rank.
-struct PointToPoint::Post {
-    PeerMessage asked;
-    double timeout;
-    std::shared_ptr<Pending> work;
-    Clock::time_point started, next_look;
-    Location input{};                // of a send
-    MessageSlot* message = nullptr;  // once offered, or taken
-    int from = PeerMessage::any_rank;
-    size_t moved = 0;  // bytes, in pieces
-    TraceRecord* traced = nullptr;
-
-    bool sends() const { return asked.op == OpKind::send; }
-    char* data() const { return static_cast<char*>(asked.data); }
-    size_t bytes() const { return static_cast<size_t>(asked.count) * size_of(asked.dtype); }
-    /// The rank waited for; none if that may be any.
-    int other() const { return from >= 0 ? from : asked.peer; }
-};
 
 PointToPoint::PointToPoint(ControlPlane& control, std::shared_ptr<Links> links, std::vector<Peer> peers, Ways ways,
                            double timeout)
@@ -203,144 +168,6 @@ bool PointToPoint::advance(Post& post) {
     return true;
 }
 
-bool PointToPoint::offer(Post& post) {
-    const int to = post.asked.peer;
-    const uint64_t number = sent_[static_cast<size_t>(to)] + 1;
-    MessageSlot& message = slot(control_.rank(), to, number);
-    if (message.state.load(std::memory_order_acquire) != MessageState::free) return false;
-    sent_[static_cast<size_t>(to)] = number;
-    message.tag = post.asked.tag;
-    message.count = post.asked.count;
-    message.dtype = post.asked.dtype;
-    message.input = post.input;
-    message.produced.store(0, std::memory_order_relaxed);
-    message.consumed.store(0, std::memory_order_relaxed);
-    message.state.store(MessageState::offered, std::memory_order_relaxed);
-    message.number.store(number, std::memory_order_release);
-    post.message = &message;
-    ring(to);
-    return true;
-}
-
-/// A send that has been offered: the receiver's answer, or pieces for it.
-bool PointToPoint::push(Post& post) {
-    MessageSlot& message = *post.message;
-    const MessageState state = message.state.load(std::memory_order_acquire);
-    if (state == MessageState::done || state == MessageState::refused) {
-        const auto error = state == MessageState::done ? nullptr : std::make_exception_ptr(mismatch(post, message));
-        message.state.store(MessageState::free, std::memory_order_relaxed);
-        return finish(post, error);
-    }
-    if (state != MessageState::taken || !staged(post.asked.peer, message.input)) return false;
-    Channel& way = channel(control_.rank(), post.asked.peer);
-    uint32_t produced = message.produced.load(std::memory_order_relaxed);
-    const uint32_t before = produced;
-    while (post.moved < post.bytes() && produced - message.consumed.load(std::memory_order_acquire) < 2) {
-        const size_t n = std::min(control_.layout().piece_bytes(), post.bytes() - post.moved);
-        std::memcpy(control_.layout().piece(way, produced), post.data() + post.moved, n);
-        post.moved += n;
-        message.produced.store(++produced, std::memory_order_release);
-    }
-    if (produced == before) return false;
-    ring(post.asked.peer);
-    return true;
-}
-
-bool PointToPoint::take(Post& post) {
-    if (post.asked.peer != PeerMessage::any_rank) return take_from(post, post.asked.peer);
-    for (int from = 0; from < control_.size(); ++from)
-        if (take_from(post, from)) return true;
-    return false;
-}
-
-/// Meets a receive with the first message of its tag.
-bool PointToPoint::take_from(Post& post, int from) {
-    const auto i = static_cast<size_t>(from);
-    const int me = control_.rank();
-    while (slot(from, me, arrived_[i] + 1).number.load(std::memory_order_acquire) == arrived_[i] + 1)
-        waiting_[i].push_back(++arrived_[i]);
-    const auto found = std::find_if(waiting_[i].begin(), waiting_[i].end(),
-                                    [&](uint64_t number) { return slot(from, me, number).tag == post.asked.tag; });
-    if (found == waiting_[i].end()) return false;
-    MessageSlot& message = slot(from, me, *found);
-    const bool fits = message.dtype == post.asked.dtype && message.count == post.asked.count;
-    const bool in_pieces = fits && post.bytes() > 0 && staged(from, message.input);
-    if (in_pieces && reading_[i] != 0) return false;
-    if (!fits) {
-        message.expected_count = post.asked.count;
-        message.expected_dtype = post.asked.dtype;
-    }
-    MessageState state = MessageState::offered;
-    const MessageState answer = fits ? MessageState::taken : MessageState::refused;
-    if (!message.state.compare_exchange_strong(state, answer, std::memory_order_acq_rel)) return false;
-    waiting_[i].erase(found);
-    post.from = from;
-    post.work->set_source(from);
-    if (post.traced != nullptr) {
-        post.traced->peer = from;
-        post.traced->waited_ns = flight_ns(Clock::now()) - flight_ns(post.started);
-    }
-    if (!fits) {
-        ring(from);
-        return finish(post, std::make_exception_ptr(mismatch(post, message)));
-    }
-    post.message = &message;
-    if (in_pieces) {
-        reading_[i] = 1;
-        ring(from);
-    }
-    read(post);
-    return true;
-}
-
-/// A receive that has met its message.
-bool PointToPoint::read(Post& post) {
-    MessageSlot& message = *post.message;
-    const Peer& peer = peers_[static_cast<size_t>(post.from)];
-    const size_t bytes = post.bytes();
-    if (bytes > 0 && reading_[static_cast<size_t>(post.from)] != 0 && staged(post.from, message.input)) {
-        const bool changed = read_pieces(post);
-        if (post.moved < bytes) return changed;
-        reading_[static_cast<size_t>(post.from)] = 0;
-    } else if (bytes > 0 && (peer.same_process || message.input.segment() != 0)) {
-        const char* source = address_of(post.from, message.input);
-        if (source == nullptr) return false;
-        std::memcpy(post.data(), source, bytes);
-    } else {
-        while (post.moved < bytes) {
-            const iovec local{post.data() + post.moved, bytes - post.moved};
-            const iovec remote{reinterpret_cast<void*>(message.input.offset() + post.moved), bytes - post.moved};
-            const ssize_t got = process_vm_readv(peer.pid, &local, 1, &remote, 1, 0);
-            if (got < 0 && errno == EINTR) continue;
-            if (got <= 0)
-                throw peer_lost("reading the memory of " + control_.describe_rank(post.from) +
-                                " failed: " + strerror(errno));
-            post.moved += static_cast<size_t>(got);
-        }
-    }
-    // A sender that gave up meanwhile may have changed what was read.
-    const bool complete = !control_.poisoned();
-    message.state.store(MessageState::done, std::memory_order_release);
-    ring(post.from);
-    return finish(post, complete ? nullptr : std::make_exception_ptr(ended(post)));
-}
-
-bool PointToPoint::read_pieces(Post& post) {
-    MessageSlot& message = *post.message;
-    Channel& way = channel(post.from, control_.rank());
-    uint32_t consumed = message.consumed.load(std::memory_order_relaxed);
-    const uint32_t before = consumed;
-    while (consumed != message.produced.load(std::memory_order_acquire)) {
-        const size_t n = std::min(control_.layout().piece_bytes(), post.bytes() - post.moved);
-        std::memcpy(post.data() + post.moved, control_.layout().piece(way, consumed), n);
-        post.moved += n;
-        message.consumed.store(++consumed, std::memory_order_release);
-    }
-    if (consumed == before) return false;
-    ring(post.from);
-    return true;
-}
-
 /// Now and then: whether there is anybody to wait for, and for how long.
 void PointToPoint::look(Post& post) {
     const auto now = Clock::now();
@@ -396,26 +223,6 @@ Error PointToPoint::ended(const Post& post) const {
     const ControlPlane::Poison poison = control_.poison_told();
     if (poison.kind == PoisonKind::timeout) return comm_timeout(poison.reason);
     return peer_lost(describe(post) + ": " + poison.reason);
-}
-
-/// Whether data of `from`, or for it, go through the channel.
-bool PointToPoint::staged(int other, Location input) const {
-    if (peers_[static_cast<size_t>(other)].same_process) return false;
-    return input.segment() != 0 ? !ways_.pull : !ways_.cma;
-}
-
-/// Null until the peer has sent its segment.
-const char* PointToPoint::address_of(int peer, Location input) {
-    if (input.segment() == 0) return reinterpret_cast<const char*>(input.offset());
-    Peer& owner = peers_[static_cast<size_t>(peer)];
-    if (owner.same_process) return Arena::instance().base(input.segment()) + input.offset();
-    owner.segments.refresh();  // nothing is being copied: every copy follows at once
-    const char* const base = owner.segments.base(input.segment());
-    if (base == nullptr) {
-        links_->request_segment(peer, input.segment());
-        return nullptr;
-    }
-    return base + input.offset();
 }
 
 std::string PointToPoint::describe(const Post& post) const {

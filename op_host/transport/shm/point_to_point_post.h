@@ -1,0 +1,42 @@
+/// \file point_to_point_post.h
+/// \brief One message of this rank while it is under way.
+#pragma once
+
+#include "transport/shm/point_to_point.h"
+
+namespace alltoallv {
+
+/// Drives the rank's messages while its caller waits.
+class PointToPoint::Pending final : public MessageWork {
+  public:
+    explicit Pending(std::shared_ptr<PointToPoint> owner) : owner_(std::move(owner)) {}
+
+    bool wait(double seconds) override {
+        if (!done() && !owner_->drive(*this, seconds)) return false;
+        return Work::wait(seconds);
+    }
+
+  private:
+    std::shared_ptr<PointToPoint> owner_;
+};
+
+/// One send or receive of this rank.
+struct PointToPoint::Post {
+    PeerMessage asked;
+    double timeout;
+    std::shared_ptr<Pending> work;
+    Clock::time_point started, next_look;
+    Location input{};                // of a send
+    MessageSlot* message = nullptr;  // once offered, or taken
+    int from = PeerMessage::any_rank;
+    size_t moved = 0;  // bytes, in pieces
+    TraceRecord* traced = nullptr;
+
+    bool sends() const { return asked.op == OpKind::send; }
+    char* data() const { return static_cast<char*>(asked.data); }
+    size_t bytes() const { return static_cast<size_t>(asked.count) * size_of(asked.dtype); }
+    /// The rank waited for; none if that may be any.
+    int other() const { return from >= 0 ? from : asked.peer; }
+};
+
+}  // namespace alltoallv
