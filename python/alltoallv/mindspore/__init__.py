@@ -70,7 +70,7 @@ for _module in (
     "tensors",
 ):
     _forbid(f"{__name__}.{_module}")
-for _module in ("atb.operations", "atb.quant_operations", "quantization.functions"):
+for _module in ("_calls.expert_rows", "atb.operations", "atb.quant_operations", "quantization.functions"):
     _forbid(f"alltoallv.{_module}")
 
 __all__ = [
