@@ -1,9 +1,11 @@
-"""Collectives between two hosts beside gloo's: two network namespaces, two ranks in each, a veth pair.
+"""Collectives between two hosts beside gloo's and MPI's: two network namespaces, two ranks in each, a veth pair.
 
     sudo python docs/measure_hosts.py --kib 1 64 1024 16384
 
-Needs what alltoallv.testing.hosts needs, and torch. Both take turns within one run; the table gives medians, in
-microseconds, and how many times as fast as gloo each is. The namespaces go when the script ends.
+Needs what alltoallv.testing.hosts needs, torch, mpi4py, and MPICH or Open MPI from PyPI (--mpi), whose launcher starts
+the ranks. All parties take turns within one run; the table gives medians, in microseconds, and how many times as fast
+as gloo and MPI ours is. MPI waits by polling, and the ranks share this machine's processors. The namespaces go when the
+script ends.
 """
 
 from __future__ import annotations
@@ -12,47 +14,64 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from alltoallv.testing.hosts import HostRanks, joined_hosts, torchrun_environment
+from alltoallv.testing.hosts import joined_hosts, mpi_command, no_launcher
 
-INSIDE = "_ALLTOALLV_MEASURES_HOSTS"
 NAMES = ("all_to_all_single", "all_gather_into_tensor", "all_reduce")
 
 
-def run_rank(sizes: list[float], seconds: float) -> None:
-    """Prints a JSON line: by size and collective the seconds of every turn, of gloo and of ours."""
+def run_rank(address: str, sizes: list[float], seconds: float) -> None:
+    """Prints a JSON line: by size, collective and party the seconds of every turn."""
     import torch
     import torch.distributed as dist
+    from mpi4py import MPI
 
     import alltoallv.torch
 
+    world = MPI.COMM_WORLD
+    size = world.Get_size()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", f"tcp://{address}:29511", rank=world.Get_rank(), world_size=size)
     groups = {"gloo": None, "alltoallv": dist.new_group(backend="alltoallv")}
-    size = dist.get_world_size()
 
-    def calls(elements: int) -> dict[str, Callable[[object], object]]:
+    def calls(elements: int) -> dict[str, dict[str, Callable[[], Any]]]:
         x, y = torch.ones(elements // size * size), torch.empty(elements // size * size)
-        return {
-            "all_to_all_single": lambda group: dist.all_to_all_single(y, x, group=group),
-            "all_gather_into_tensor": lambda group: dist.all_gather_into_tensor(y, x[: len(x) // size], group=group),
-            "all_reduce": lambda group: dist.all_reduce(y.fill_(1), group=group),
+        part = x[: len(x) // size]
+        sent, got, one = x.numpy(), y.numpy(), part.numpy()
+
+        def of(group: Any) -> dict[str, Callable[[], Any]]:
+            return {
+                "all_to_all_single": lambda: dist.all_to_all_single(y, x, group=group),
+                "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(y, part, group=group),
+                "all_reduce": lambda: dist.all_reduce(y.fill_(1), group=group),
+            }
+
+        mpi = {
+            "all_to_all_single": lambda: world.Alltoall(sent, got),
+            "all_gather_into_tensor": lambda: world.Allgather(one, got),
+            "all_reduce": lambda: world.Allreduce(MPI.IN_PLACE, y.fill_(1).numpy()),
         }
+        return {party: of(group) for party, group in groups.items()} | {"mpi": mpi}
 
     told: dict[float, dict[str, dict[str, list[float]]]] = {}
     for kib in sizes:
-        told[kib] = {name: {party: [] for party in groups} for name in NAMES}
-        for name, call in calls(int(kib * 256)).items():
+        parties = calls(int(kib * 256))
+        told[kib] = {name: {party: [] for party in parties} for name in NAMES}
+        for name in NAMES:
             end, more = time.monotonic() + seconds, torch.ones(1)
             while more.item():
-                for party, group in groups.items():
-                    call(group)
+                for party, by_name in parties.items():
+                    by_name[name]()
                     dist.barrier()
                     begin = time.perf_counter()
-                    call(group)
+                    by_name[name]()
                     told[kib][name][party].append(time.perf_counter() - begin)
                 more = torch.tensor([float(time.monotonic() < end)])
                 dist.broadcast(more, 0)
@@ -67,26 +86,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kib", nargs="+", type=float, default=[1, 64, 1024, 16384], help="of a rank's larger tensor")
     parser.add_argument("--seconds", type=float, default=3, help="per size and collective")
+    parser.add_argument("--mpi", choices=("mpich", "openmpi"), default="mpich")
+    parser.add_argument("--rank-of", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if INSIDE in os.environ:
-        return run_rank(arguments.kib, arguments.seconds)
-    options = ["--seconds", str(arguments.seconds), "--kib", *map(str, arguments.kib)]
-    with joined_hosts() as hosts:
-
-        def environment(rank: int) -> dict[str, str]:
-            known = torchrun_environment(rank, 4, 2, hosts[0].address, 29_511)
-            return known | {INSIDE: "1", "GLOO_SOCKET_IFNAME": hosts[rank // 2].interface}
-
-        place = [host for host in hosts for _ in range(2)]
-        ranks = HostRanks(Path(__file__), place, *options, environment=environment)
-        texts = ranks.outputs(120 + 5 * arguments.seconds * len(arguments.kib) * len(NAMES))
-    if any(ranks.codes()):
-        raise SystemExit("\n".join(texts))
-    print("| KiB | collective | gloo | alltoallv | × gloo |\n|---|---|---|---|---|")
-    for kib, by_name in json.loads(texts[0].splitlines()[-1]).items():
+    if arguments.rank_of:
+        return run_rank(arguments.rank_of, arguments.kib, arguments.seconds)
+    with joined_hosts() as hosts, tempfile.TemporaryDirectory() as folder:
+        command = [*mpi_command(arguments.mpi, hosts, 2, Path(folder)), sys.executable, __file__]
+        command += ["--rank-of", hosts[0].address, "--seconds", str(arguments.seconds)]
+        command += ["--kib", *map(str, arguments.kib)]
+        limit = 120 + 5 * arguments.seconds * len(arguments.kib) * len(NAMES)
+        env = no_launcher() | {"GLOO_SOCKET_IFNAME": hosts[0].interface, "OMP_NUM_THREADS": "1"}
+        ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit, check=False)
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        raise SystemExit(ended.stdout + ended.stderr)
+    print("| KiB | collective | gloo | MPI | alltoallv | × gloo | × MPI |\n|---|---|---|---|---|---|---|")
+    for kib, by_name in json.loads(lines[-1]).items():
         for name, times in by_name.items():
-            gloo, ours = (statistics.median(times[party]) * 1e6 for party in ("gloo", "alltoallv"))
-            print(f"| {float(kib):g} | {name} | {gloo:.0f} | {ours:.0f} | {gloo / ours:.1f} |")
+            gloo, mpi, ours = (statistics.median(times[party]) * 1e6 for party in ("gloo", "mpi", "alltoallv"))
+            row = (f"{float(kib):g}", name, *(f"{number:.0f}" for number in (gloo, mpi, ours)))
+            print("|", " | ".join([*row, f"{gloo / ours:.1f}", f"{mpi / ours:.1f}"]), "|")
 
 
 if __name__ == "__main__":

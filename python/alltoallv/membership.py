@@ -105,9 +105,7 @@ def _gatherer(
     return gather
 
 
-def _post(
-    whole: _core.Communicator, operator: str, data: npt.NDArray[Any], peer: int, tag: int, limit: float
-) -> None:
+def _post(whole: _core.Communicator, operator: str, data: npt.NDArray[Any], peer: int, tag: int, limit: float) -> None:
     whole.post(operator, "uint8", data.ctypes.data, data.nbytes, peer, tag, limit, True)
 
 
