@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -25,10 +25,11 @@ FRAMEWORKS = ("torch", "triton_ascend", "mindspore", "npu", "paddle", "jax", "ho
 nox.options.sessions = ["lint", "cpp", "tests", *FRAMEWORKS, "sanitize", "tsan", "aarch64", "model", "docs", "wheel"]
 
 ROOT = Path(__file__).resolve().parent
+BUILD = ROOT / "build/core"  # that of `make build`, which the Python tests use
 SOURCES = (ROOT / "python", ROOT / "op_kernel/triton")
 CPP_ROOMS = ("op_host", "op_kernel", "emulator", "tests", "python/alltoallv/mindspore")
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
-BUILD_TOOLS = PROJECT["build-system"]["requires"]
+BUILD_TOOLS = (*PROJECT["build-system"]["requires"], "cmake>=3.25", "ninja")
 PYTEST_PLUGINS = ("pytest-timeout>=2.3", "pytest-rerunfailures>=16.7")
 # Named, since without an installation nothing announces ours, and with one it may not be named twice.
 PLUGIN_MODULES = "alltoallv.testing.plugin", "pytest_timeout", "pytest_rerunfailures", "_hypothesis_pytestplugin"
@@ -68,17 +69,15 @@ def format(session: nox.Session) -> None:
 @nox.session(venv_backend="none", tags=["first"])
 def cpp(session: nox.Session) -> None:
     """tests/cpp on the build that the Python tests use."""
-    session.run("python", "setup.py", "--quiet", "build_ext", "--inplace", env={"CMAKE_ARGS": strict_cmake_args()})
-    ctest(session, core_build())
+    build_core(session, BUILD, ROOT / "python", *STRICT)
+    ctest(session, BUILD)
 
 
 @nox.session(venv_backend="none")
 def includes(session: nox.Session) -> None:
     """All of C++ without precompiled headers, which hide missing includes, and warnings of GCC 12."""
     build = ROOT / "build" / "includes"
-    cmake_args = " ".join([*STRICT, "-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON"])
-    env = {"CMAKE_ARGS": cmake_args, "ALLTOALLV_BUILD_DIR": str(build)}
-    session.run("python", "setup.py", "--quiet", "build_ext", "--build-lib", str(build / "lib"), env=env)
+    build_core(session, build, build / "python", *STRICT, "-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON")
 
 
 @nox.session(venv_backend="none", tags=["lane-a"])
@@ -219,7 +218,8 @@ def sanitize(session: nox.Session) -> None:
     build = ROOT / "build" / "sanitize"
     cmake_args = " ".join([*STRICT, "-DALLTOALLV_SANITIZE=address,undefined"])
     session.install(*BUILD_TOOLS, *PYTEST_PLUGINS)
-    env = {"CMAKE_ARGS": cmake_args, "ALLTOALLV_BUILD_DIR": str(build)}
+    # Not stripped: a sanitizer's report would have no names.
+    env = {"CMAKE_ARGS": cmake_args, "SKBUILD_BUILD_DIR": str(build), "SKBUILD_INSTALL_STRIP": "false"}
     session.install("--no-build-isolation", ".[testing]", env=env)
     ctest(session, build, env={"ASAN_OPTIONS": ASAN})
     runtimes = (runtime_library(name) for name in ("libasan.so", "libstdc++.so.6"))
@@ -292,12 +292,9 @@ def coverage(session: nox.Session) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     session.install(*BUILD_TOOLS, *TEST_TOOLS, "coverage>=7.10,<8", "gcovr>=8,<9")
     counted = "--coverage -fprofile-update=atomic"
-    flags = f"-DCMAKE_BUILD_TYPE=None '-DCMAKE_CXX_FLAGS={counted} -O1' '-DCMAKE_SHARED_LINKER_FLAGS={counted}'"
-    env = {"CMAKE_ARGS": f"{flags} -DALLTOALLV_TESTS=ON", "ALLTOALLV_BUILD_DIR": str(build / "core")}
-    session.run("python", "setup.py", "--quiet", "build_ext", "--build-lib", str(build / "lib"), env=env)
+    flags = ("-DCMAKE_BUILD_TYPE=None", f"-DCMAKE_CXX_FLAGS={counted} -O1", f"-DCMAKE_SHARED_LINKER_FLAGS={counted}")
     shutil.copytree(ROOT / "python", sources, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    for library in (build / "lib/alltoallv").glob("*.so"):
-        shutil.copy(library, sources / "alltoallv")
+    build_core(session, build / "core", sources, *flags, "-DALLTOALLV_TESTS=ON")
     for counts in (build / "core").rglob("*.gcda"):
         counts.unlink()
     ctest(session, build / "core")
@@ -361,15 +358,13 @@ def wheel(session: nox.Session) -> None:
     """Source distribution and wheel, of the build that the Python tests use; that wheel in a clean environment."""
     out = Path(session.create_tmp()) / "dist"
     shutil.rmtree(out, ignore_errors=True)
-    # A folder of its own for what setuptools collects, which would keep files that the tree no longer has.
-    commands = ["build", "--build-base", str(out / "build")]
-    commands += [word for kind in ("sdist", "bdist_wheel") for word in (kind, "--dist-dir", str(out))]
-    env = {"CMAKE_ARGS": strict_cmake_args(), "ALLTOALLV_BUILD_DIR": str(core_build())}
+    env = {"CMAKE_ARGS": " ".join([os.environ.get("CMAKE_ARGS", ""), *STRICT]), "SKBUILD_BUILD_DIR": str(BUILD)}
     python = Path(sys.executable).with_name("python")  # the one that has made the build
-    session.run(str(python), "setup.py", "--quiet", *commands, external=True, env=env)
+    make = f"import scikit_build_core.build as b; b.build_sdist({str(out)!r}); b.build_wheel({str(out)!r})"
+    session.run(str(python), "-c", make, external=True, env=env)
     (archive,), (path,) = out.glob("*.tar.gz"), out.glob("*.whl")
     if absent := not_packed(archive, path):
-        session.error(f"MANIFEST.in leaves out what the wheel is made of: {', '.join(sorted(absent))}")
+        session.error(f"the source distribution leaves out what the wheel is made of: {', '.join(sorted(absent))}")
     session.install(str(path))
     session.chdir(out)
     session.run("python", "-I", "-c", WHEEL_CHECK)
@@ -379,7 +374,7 @@ def wheel(session: nox.Session) -> None:
 def sdist(session: nox.Session) -> None:
     """The wheel once more, compiled from the source distribution alone, as those do who install that."""
     session.install("build")
-    env = {"CMAKE_ARGS": "-DALLTOALLV_WERROR=ON", "ALLTOALLV_BUILD_DIR": ""}
+    env = {"CMAKE_ARGS": "-DALLTOALLV_WERROR=ON"}
     session.run("python", "-m", "build", "--outdir", str(Path(session.create_tmp()) / "dist"), env=env)
 
 
@@ -404,27 +399,26 @@ print("the wheel imports from", alltoallv.__file__)
 """
 
 
-def core_build() -> Path:
-    """The build folder of the Python tests, which setup.py chooses in the same way."""
-    tag = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
-    return Path(os.environ.get("ALLTOALLV_BUILD_DIR") or ROOT / "build" / tag).resolve()
-
-
-def strict_cmake_args() -> str:
-    """CMake's arguments for `core_build`."""
-    return " ".join([os.environ.get("CMAKE_ARGS", ""), *STRICT])
+def build_core(session: nox.Session, build: Path, prefix: Path, *arguments: str) -> None:
+    """Core, emulator and extension module, as `make build` does; installed where the packages lie in ``prefix``."""
+    folder = (session.virtualenv.bin_paths or [Path(sys.executable).parent])[0]
+    python = f"-DPython_EXECUTABLE={folder}/python"
+    given = shlex.split(os.environ.get("CMAKE_ARGS", ""))
+    session.run("cmake", "-S", ".", "-B", str(build), "-G", "Ninja", "--log-level=WARNING", python, *given, *arguments)
+    session.run("cmake", "--build", str(build), "--", "--quiet")
+    session.run("cmake", "--install", str(build), "--component", "python", "--prefix", str(prefix), silent=True)
 
 
 def not_packed(archive: Path, wheel: Path) -> set[str]:
-    """Files of the tree that `core_build` read or the wheel holds, and that the source distribution lacks."""
+    """Files of the tree that `build_core` read or the wheel holds, and that the source distribution lacks."""
     with tarfile.open(archive) as file:
         packed = {name.partition("/")[2] for name in file.getnames()}
     read = ""
     for question in (("deps",), ("query", "build.ninja")):
-        command = ["ninja", "-C", str(core_build()), "-t", *question]
+        command = ["ninja", "-C", str(BUILD), "-t", *question]
         read += subprocess.run(command, check=True, capture_output=True, text=True).stdout
     # Headers are found through links, one folder for each room.
-    paths = {(core_build() / path).resolve() for path in re.findall(r"^ +(?:\|+ )?(\S+)$", read, re.MULTILINE)}
+    paths = {(BUILD / path).resolve() for path in re.findall(r"^ +(?:\|+ )?(\S+)$", read, re.MULTILINE)}
     paths |= {folder / name for folder in SOURCES for name in zipfile.ZipFile(wheel).namelist()}
     ours = {path for path in paths if path.is_file() and path.is_relative_to(ROOT)}
     # CMake reads files of its own, which lie in the environment that `make` has made here.
