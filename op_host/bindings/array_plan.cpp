@@ -53,11 +53,11 @@ nb::object call_plan(nb::handle_t<ArrayPlan> self, nb::handle input, nb::object 
 PyObject* plan_slot(PyObject* self, PyObject* args, PyObject* others) {
     try {
         const nb::handle_t<ArrayPlan> plan(self);
-        const Py_ssize_t given = PyTuple_GET_SIZE(args);
+        const Py_ssize_t given = NB_TUPLE_GET_SIZE(args);
         if (others != nullptr || given < 1 || given > 2)
             return PyObject_Call(nb::object(plan.attr("_call")).ptr(), args, others);
-        PyObject* const out = given == 2 ? PyTuple_GET_ITEM(args, 1) : Py_None;
-        return call_plan(plan, PyTuple_GET_ITEM(args, 0), nb::borrow(out), nb::none()).release().ptr();
+        PyObject* const out = given == 2 ? NB_TUPLE_GET_ITEM(args, 1) : Py_None;
+        return call_plan(plan, NB_TUPLE_GET_ITEM(args, 0), nb::borrow(out), nb::none()).release().ptr();
     } catch (...) {
         set_python_error();
         return nullptr;

@@ -38,13 +38,15 @@ std::optional<size_t> read_array(nb::handle values, std::span<int64_t> into) {
 
 /// The same of a list or tuple of plain integers.
 std::optional<size_t> read_list(PyObject* values, std::span<int64_t> into) {
-    if (!PyList_CheckExact(values) && !PyTuple_CheckExact(values)) return std::nullopt;
-    const auto size = static_cast<size_t>(PySequence_Fast_GET_SIZE(values));
-    PyObject* const* const items = PySequence_Fast_ITEMS(values);
+    const bool is_list = PyList_CheckExact(values);
+    if (!is_list && !PyTuple_CheckExact(values)) return std::nullopt;
+    const auto size = static_cast<size_t>(is_list ? NB_LIST_GET_SIZE(values) : NB_TUPLE_GET_SIZE(values));
     for (size_t i = 0; i < std::min(size, into.size()); ++i) {
+        const auto at = static_cast<Py_ssize_t>(i);
+        PyObject* const item = is_list ? NB_LIST_GET_ITEM(values, at) : NB_TUPLE_GET_ITEM(values, at);
         int overflow = 0;
-        if (!PyLong_CheckExact(items[i])) return std::nullopt;
-        into[i] = PyLong_AsLongLongAndOverflow(items[i], &overflow);
+        if (!PyLong_CheckExact(item)) return std::nullopt;
+        into[i] = PyLong_AsLongLongAndOverflow(item, &overflow);
         if (overflow != 0) return std::nullopt;
     }
     return size == into.size() ? std::optional(size) : std::nullopt;  // what is wrong is told by who reads them all
@@ -70,11 +72,8 @@ nb::object plain(nb::handle values) {
     return has_method ? values.attr("tolist")() : nb::borrow(values);
 }
 
-nb::object listed(nb::handle values) {
-    const nb::object given = plain(values);
-    nb::object fast = nb::steal(PySequence_Fast(given.ptr(), "no sequence"));
-    if (!fast.is_valid()) throw nb::python_error();
-    return fast;
+nb::list listed(nb::handle values) {
+    return nb::list(plain(values));
 }
 
 /// As Python writes it.
@@ -84,11 +83,11 @@ std::string text_of(nb::handle value) {
 
 /// Of any number. Throws python_error where a value is no integer.
 std::vector<int64_t> read_integers(const char* name, nb::handle values) {
-    const nb::object fast = listed(values);
+    const nb::list list = listed(values);
     std::vector<int64_t> read;
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast.ptr()); ++i)  // the size may change: __index__ runs Python
-        if (!read_integer(nb::borrow(PySequence_Fast_GET_ITEM(fast.ptr(), i)).ptr(), read.emplace_back()))
-            throw invalid_param(std::string(name) + " is " + text_of(fast) + ", expected 64-bit integers");
+    for (const nb::handle each : list)
+        if (!read_integer(each.ptr(), read.emplace_back()))
+            throw invalid_param(std::string(name) + " is " + text_of(plain(values)) + ", expected 64-bit integers");
     return read;
 }
 
@@ -126,7 +125,7 @@ double read_timeout(nb::handle timeout) {
     if (timeout.is_none()) return -1.0;
     double seconds = 0;
     if (PyFloat_CheckExact(timeout.ptr())) {
-        seconds = PyFloat_AS_DOUBLE(timeout.ptr());
+        seconds = PyFloat_AsDouble(timeout.ptr());
     } else if (PyNumber_Check(timeout.ptr()) != 0) {
         seconds = PyFloat_AsDouble(timeout.ptr());
         if (PyErr_Occurred() != nullptr) PyErr_Clear(), seconds = 0;

@@ -76,11 +76,7 @@ class MindsporeTensors : public Framework {
   private:
     static nb::object call(const nb::object& function) { return alltoallv::call(function); }
 
-    static nb::object call(const nb::object& method, nb::handle tensor) {
-        PyObject* const result = PyObject_CallOneArg(method.ptr(), tensor.ptr());
-        if (result == nullptr) throw nb::python_error();
-        return nb::steal(result);
-    }
+    static nb::object call(const nb::object& method, nb::handle tensor) { return method(tensor); }
 
     /// Whether a gradient may be asked for with respect to it.
     bool wants_grad(nb::handle tensor) const {

@@ -40,7 +40,7 @@ class NumpyArrays : public Framework {
     nb::object make(nb::handle like, Shape shape, Block&& block) const override {
         auto owned = std::make_unique<Block>(std::move(block));
         PyArray_Descr* const dtype = PyArray_DESCR(fields(like));
-        Py_INCREF(dtype);
+        Py_INCREF(reinterpret_cast<PyObject*>(dtype));
         nb::object made = nb::steal(PyArray_NewFromDescr(&PyArray_Type, dtype, static_cast<int>(shape.size()),
                                                          const_cast<npy_intp*>(shape.data()), nullptr, owned->data(),
                                                          NPY_ARRAY_CARRAY, nullptr));

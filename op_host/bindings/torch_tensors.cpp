@@ -76,7 +76,8 @@ bool ask(nb::handle function) {
 }
 
 bool ask(const nb::object& method, nb::handle tensor) {
-    return is_true(PyObject_CallOneArg(method.ptr(), tensor.ptr()));
+    PyObject* const arguments[] = {tensor.ptr()};
+    return is_true(PyObject_Vectorcall(method.ptr(), arguments, 1, nullptr));
 }
 
 class TorchTensors : public Framework {
