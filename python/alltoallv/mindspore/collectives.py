@@ -55,7 +55,10 @@ def all_to_all_single(
 ) -> CommHandle | None:
     """Splits ``input`` along dimension 0, sends part j to rank j, and concatenates what arrives into ``output``.
 
-    Split sizes count rows and default to equal parts, for which dimension 0 must divide. Raises as `all_to_all_v`.
+    Split sizes count rows and default to equal parts, for which dimension 0 must divide.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     comm = enter(group)
     splits = (output_split_sizes, input_split_sizes)
@@ -94,8 +97,10 @@ def all_gather_into_tensor(
 ) -> CommHandle | None:
     """Concatenates the ``input_tensor`` of all ranks, in rank order, along dimension 0 into ``output_tensor``.
 
-    Inputs of one shape ``[x1, x2, ...]`` and dtype; the output has shape ``[W * x1, x2, ...]``. Raises as
-    `all_to_all_v`.
+    Inputs of one shape ``[x1, x2, ...]`` and dtype; the output has shape ``[W * x1, x2, ...]``.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     comm = enter(group)
     given = (comm.core, output_tensor, input_tensor, False, timeout)
@@ -129,7 +134,10 @@ def all_to_all(
     """Sends ``input_tensor_list[j]`` to rank j and receives ``output_tensor_list[j]`` from it.
 
     Tensors of any shapes, all of one dtype; what arrives keeps the shape of the receiver's tensor. Moved from and to
-    where they lie. Raises as `all_to_all_v`.
+    where they lie.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     comm = enter(group)
     with guard(comm, "all_to_all"):

@@ -158,7 +158,10 @@ def all_to_all_single(
     """Splits ``input`` along dimension 0, sends part j to rank j, and concatenates what arrives into ``output``.
 
     Signature and meaning of ``torch.distributed.all_to_all_single``. Split sizes count rows and default to equal parts,
-    for which dimension 0 must divide. Returns None, or the `Work` with ``async_op=True``. Raises as `all_to_all_v`.
+    for which dimension 0 must divide. Returns None, or the `Work` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     comm = resolve(group)
     splits = (output_split_sizes, input_split_sizes)
@@ -194,7 +197,10 @@ def all_to_all(
     """Sends ``input_tensor_list[j]`` to rank j and receives ``output_tensor_list[j]`` from it.
 
     Signature and meaning of ``torch.distributed.all_to_all``: arrays of any sizes, all of one dtype, moved from and
-    to where they lie. Returns None, or the `Work` with ``async_op=True``. Raises as `all_to_all_v`.
+    to where they lie. Returns None, or the `Work` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     comm = resolve(group)
     with guard(comm, "all_to_all"):

@@ -32,7 +32,10 @@ def all_gather_into_tensor(
     Signature and meaning of ``torch.distributed.all_gather_into_tensor``: inputs of one shape ``[x1, x2, ...]`` and
     dtype; the output has as many elements, in shape ``[W * x1, x2, ...]``, ``[W, x1, x2, ...]`` or any other, and the
     input may be this rank's part of it. Returns None, or the `Work` with
-    ``async_op=True``. Raises as `all_to_all_v`.
+    ``async_op=True``.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     made = _gather("all_gather_into_tensor", resolve(group), output_tensor, input_tensor, async_op, timeout)
     return made[1] if async_op else None
@@ -48,7 +51,10 @@ def all_gather(
 ) -> Any:
     """The ``input`` of every rank, stacked: shape ``[W, *input.shape]``. Inputs have one shape and dtype.
 
-    Returns the output, or ``(output, work)`` with ``async_op=True``. Raises as `all_to_all_v`.
+    Returns the output, or ``(output, work)`` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     return _gather("all_gather", resolve(group), out, input, async_op, timeout)
 
@@ -73,7 +79,10 @@ def all_gather_v(
 
     Returns:
         An array of shape ``[sum of all rows, *input.shape[1:]]``; ``(output, work)`` with ``async_op=True``, of which
-        the output is None where the counts are learnt: it is the work's result. Raises as `all_to_all_v`.
+        the output is None where the counts are learnt: it is the work's result.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     comm = resolve(group)
     with guard(comm, "all_gather"):
@@ -113,7 +122,10 @@ def _gather(
 def broadcast(array: Array, root: int = 0, *, group: Communicator | None = None, async_op: bool = False) -> Work | None:
     """Copies the array of rank ``root`` into the arrays of all other ranks, in place. One shape and dtype everywhere.
 
-    Returns None, or the `Work` with ``async_op=True``. Raises as `all_to_all_v`.
+    Returns None, or the `Work` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     comm = resolve(group)
     with guard(comm, "broadcast"):

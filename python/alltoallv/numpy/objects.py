@@ -33,7 +33,9 @@ def recv_object(
 ) -> Any:
     """The object that rank ``src`` sends by `send_object` with this tag, or whoever sends first if that is None.
 
-    Raises as `recv`, and what unpickling raises.
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late. Besides, what
+            unpickling raises.
     """
     return objects.recv(resolve(group), 1, src, tag, _core.read_timeout(timeout))[0]
 

@@ -58,7 +58,10 @@ def recv(
         out: Contiguous, of as many elements and the dtype of what is sent.
 
     Returns:
-        The rank that has sent it. Raises as `send`.
+        The rank that has sent it.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     comm, limit = resolve(group), _core.read_timeout(timeout)
     check_output("out", out)
@@ -113,7 +116,10 @@ def sendrecv(
         timeout: Seconds to wait for either; default: the communicator's.
 
     Returns:
-        The rank that ``out`` has come from. Raises as `send`.
+        The rank that ``out`` has come from.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     x = as_input("input", input)
     check_apart(check_output("out", out), x)

@@ -83,7 +83,10 @@ def reduce_scatter(
         out: Shape ``[recv_counts[rank], *input.shape[1:]]``. Left out, it is allocated in shared memory.
 
     Returns:
-        This rank's part, or ``(part, work)`` with ``async_op=True``. Raises as `all_reduce`.
+        This rank's part, or ``(part, work)`` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     comm = resolve(group)
     with guard(comm, "reduce_scatter"):
@@ -128,7 +131,9 @@ def scan(
 
     Returns:
         The result, of the input's shape and dtype. None on rank 0 of an exclusive scan, where ``out`` is left alone.
-        Raises as `all_reduce`.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     comm = resolve(group)
     with guard(comm, "scan"):

@@ -43,7 +43,10 @@ def reduce(
 
     Returns:
         On the root the result, of the input's shape and dtype; None elsewhere. ``(result, work)`` with
-        ``async_op=True``. Raises as `all_reduce`.
+        ``async_op=True``.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     comm = resolve(group)
     with guard(comm, "reduce"):
@@ -81,7 +84,10 @@ def gather(
 
     Returns:
         On the root an array of shape ``[W, *input.shape]``, with ``recv_counts`` of shape ``[sum(recv_counts),
-        *input.shape[1:]]``; None elsewhere. ``(result, work)`` with ``async_op=True``. Raises as `all_to_all_v`.
+        *input.shape[1:]]``; None elsewhere. ``(result, work)`` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     comm = resolve(group)
     with guard(comm, "gather"):
@@ -118,7 +124,10 @@ def scatter(
         send_counts: On the root: rows of dimension 0 of the input for every rank, instead of equal parts.
 
     Returns:
-        None, or the `Work` with ``async_op=True``. Raises as `all_to_all_v`.
+        None, or the `Work` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     comm = resolve(group)
     with guard(comm, "scatter"):

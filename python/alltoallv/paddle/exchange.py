@@ -189,7 +189,10 @@ def alltoall(
 
     Meaning of ``paddle.distributed.alltoall``, with the order of arguments of Paddle 2 (see `alltoall_single`). Tensors
     of any shapes, all of one dtype, moved from and to where they lie. An empty ``out_tensor_list`` is filled with
-    tensors of the shapes of ``in_tensor_list``. Returns and raises as `alltoall_single`.
+    tensors of the shapes of ``in_tensor_list``. Returns as `alltoall_single`.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     comm = resolve(group)
     if comm is None:

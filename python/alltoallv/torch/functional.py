@@ -19,7 +19,10 @@ def all_to_all_single(
 ) -> Tensor:
     """The functional form of `alltoallv.torch.all_to_all_single`; shape ``[sum(output_split_sizes), ...]``.
 
-    Split sizes count rows of dimension 0; both left out mean equal parts. Raises as `alltoallv.torch.all_to_all_v`.
+    Split sizes count rows of dimension 0; both left out mean equal parts.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     size = groups.world_size(group)
     rows = input.shape[0]

@@ -35,7 +35,11 @@ def send(tensor: Tensor, dst: int = 0, group: Group = None, tag: int = 0) -> Non
 
 
 def recv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> int:
-    """Receives into ``tensor`` what rank ``src`` sends with this tag; returns 0. Raises as `send`."""
+    """Receives into ``tensor`` what rank ``src`` sends with this tag; returns 0.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
+    """
     _check("recv", tensor, "src", src, group)
     rooted.recv(tensor, src, group, tag)
     return 0

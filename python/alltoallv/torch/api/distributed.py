@@ -43,7 +43,8 @@ def all_reduce(tensor: Tensor, op: Any = _SUM, group: Group = None, async_op: bo
             ``BAND``, ``BOR``, ``BXOR``; of complex tensors SUM and AVG.
 
     Raises:
-        InvalidParamError: ``op`` has no meaning for the dtype. Otherwise as `all_to_all_v`.
+        InvalidParamError: ``op`` has no meaning for the dtype.
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     return _call(collectives.all_reduce, [tensor], [], group, async_op, Terms(op))
 
@@ -54,7 +55,10 @@ def reduce_scatter(
     """Combines ``input_list[j]`` of all ranks into rank j's ``output``.
 
     Signature and meaning of ``torch.distributed.reduce_scatter``: one tensor per rank, of any sizes, which are equal on
-    all ranks; ``output`` has as many elements as this rank's entry. ``op`` and errors as for `all_reduce`.
+    all ranks; ``output`` has as many elements as this rank's entry. ``op`` as for `all_reduce`.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     return _call(collectives.reduce_scatter, [output], input_list, group, async_op, Terms(op))
 
@@ -65,7 +69,10 @@ def reduce_scatter_tensor(
     """Combines the ``input`` of all ranks, of which rank j gets the j-th of W equal parts as ``output``.
 
     Signature and meaning of ``torch.distributed.reduce_scatter_tensor``: ``input`` has W times the elements of
-    ``output``. ``op`` and errors as for `all_reduce`.
+    ``output``. ``op`` as for `all_reduce`.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     return _call(collectives.reduce_scatter_tensor, [output], [input], group, async_op, Terms(op))
 
@@ -76,7 +83,10 @@ def all_gather(
     """Copies the ``tensor`` of rank j into ``tensor_list[j]`` of every rank.
 
     Signature and meaning of ``torch.distributed.all_gather``: one output per rank, with the elements of that rank's
-    tensor; the ranks may differ in size. Raises as `all_to_all_v`.
+    tensor; the ranks may differ in size.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     return _call(collectives.all_gather, tensor_list, [tensor], group, async_op)
 
@@ -93,7 +103,10 @@ def all_gather_into_tensor(
 
     Signature and meaning of ``torch.distributed.all_gather_into_tensor``: inputs of one shape ``[x1, x2, ...]`` and
     dtype; the output has as many elements, in shape ``[W * x1, x2, ...]``, ``[W, x1, x2, ...]`` or any other, and the
-    input may be this rank's part of it. Returns None, or the `Work` with ``async_op=True``. Raises as `all_to_all_v`.
+    input may be this rank's part of it. Returns None, or the `Work` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     if output_tensor is not None and not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
         made = _core.all_gather_into_tensor(shared.core, output_tensor, input_tensor, async_op, timeout)
@@ -114,7 +127,10 @@ def all_to_all(
     """Sends ``input_tensor_list[j]`` to rank j and receives ``output_tensor_list[j]`` from it.
 
     Signature and meaning of ``torch.distributed.all_to_all``: tensors of any sizes, all of one dtype, moved from and to
-    where they lie. Returns None, or the `Work` with ``async_op=True``. Raises as `all_to_all_v`.
+    where they lie. Returns None, or the `Work` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     lists = output_tensor_list, input_tensor_list
     return _call(collectives.all_to_all, *lists, group, async_op, timeout=timeout)
@@ -134,7 +150,10 @@ def all_to_all_single(
 
     Signature and meaning of ``torch.distributed.all_to_all_single``. Split sizes count rows and default to equal parts,
     for which dimension 0 must divide. Returns None, or the `Work` with ``async_op=True``. Not differentiable, as in
-    torch; `alltoallv.torch.functional` is. Raises as `all_to_all_v`.
+    torch; `alltoallv.torch.functional` is.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     splits = (output_split_sizes, input_split_sizes)
     if not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
@@ -150,11 +169,14 @@ def broadcast(
 ) -> Work | None:
     """Copies the ``tensor`` of one rank into the tensors of all others, of one size and dtype.
 
-    Signature and meaning of ``torch.distributed.broadcast``. Raises as `all_to_all_v`.
+    Signature and meaning of ``torch.distributed.broadcast``.
 
     Args:
         src: That rank: its number in the job for a ProcessGroup, in the communicator for a `Communicator`.
         group_src: That rank's number in the group, in place of ``src``.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     return _call(collectives.broadcast, [tensor], [], group, async_op, root=("src", src, group_src))
 
@@ -169,11 +191,14 @@ def reduce(
 ) -> Work | None:
     """Replaces the ``tensor`` of one rank by the combination of all ranks' tensors; those of the others stay.
 
-    Signature and meaning of ``torch.distributed.reduce``; the bits, ``op`` and errors are those of `all_reduce`.
+    Signature and meaning of ``torch.distributed.reduce``; the bits and ``op`` are those of `all_reduce`.
 
     Args:
         dst: That rank: its number in the job for a ProcessGroup, in the communicator for a `Communicator`.
         group_dst: That rank's number in the group, in place of ``dst``.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     return _call(collectives.reduce, [tensor], [], group, async_op, Terms(op), root=("dst", dst, group_dst))
 
@@ -188,12 +213,14 @@ def gather(
 ) -> Work | None:
     """Copies the ``tensor`` of rank j into ``gather_list[j]`` of one rank.
 
-    Signature and meaning of ``torch.distributed.gather``, and the tensors of the ranks may differ in size. Raises as
-    `all_to_all_v`.
+    Signature and meaning of ``torch.distributed.gather``, and the tensors of the ranks may differ in size.
 
     Args:
         gather_list: On that rank one output per rank, with the elements of that rank's tensor; None elsewhere.
         dst, group_dst: That rank, as for `reduce`; rank 0 of the job if neither is given.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     root = _or_first("dst", dst, group_dst)
     return _call(collectives.gather, gather_list or (), [tensor], group, async_op, root=root)
@@ -209,12 +236,14 @@ def scatter(
 ) -> Work | None:
     """Copies ``scatter_list[j]`` of one rank into the ``tensor`` of rank j.
 
-    Signature and meaning of ``torch.distributed.scatter``, and the ranks' tensors may differ in size. Raises as
-    `all_to_all_v`.
+    Signature and meaning of ``torch.distributed.scatter``, and the ranks' tensors may differ in size.
 
     Args:
         scatter_list: On that rank one input per rank, with the elements of that rank's tensor; None elsewhere.
         src, group_src: That rank, as for `broadcast`; rank 0 of the job if neither is given.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     root = _or_first("src", src, group_src)
     return _call(collectives.scatter, [tensor], scatter_list or (), group, async_op, root=root)

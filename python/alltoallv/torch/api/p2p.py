@@ -66,7 +66,10 @@ def recv(
     Signature and meaning of ``torch.distributed.recv``; the rank is named as for `send`.
 
     Returns:
-        The sender's rank; -1 on a rank outside the group. Raises as `send`.
+        The sender's rank; -1 on a rank outside the group.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     comm = _member(tensor, group)
     if comm is None:
