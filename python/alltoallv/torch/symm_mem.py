@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.torch.api.functions import all_to_all_single, all_to_all_v
+from alltoallv.torch.api.distributed import all_to_all_single
+from alltoallv.torch.api.functions import all_to_all_v
 from alltoallv.torch.api.group import AnyCommunicator, from_group
 from alltoallv.torch.api.tensors import empty as in_arena
 
