@@ -58,11 +58,17 @@ def check(device: torch.device, group: str, rank: int, size: int) -> None:
         f"{operator}: the hidden size is 16 on rank 0 and 32 on rank 1, expected the same on all ranks",
     )
     error = call(operator, lambda one: {"tp_world_size": 2 * (rank == 1)})
-    text = f"npu::{operator}: tp_world_size is 2; the emulator expects 0 or 1"
+    text = f"npu::{operator}: tp_world_size is 2; the emulator expects 0 or 1: ranks of group_tp"
     if rank == 1:
         expect(error, NotImplementedError, text)
     else:
         expect(error, PeerMismatchError, f"rank 1 refuses {operator}: {text}")
+    assert call(operator, lambda one: {"group_tp": "tp", "tp_world_size": 1}) is None
+    expect(
+        call(operator, lambda one: {"shared_expert_rank_num": 1}),
+        NotImplementedError,
+        "shared_expert_rank_num is 1; the emulator expects 0",
+    )
     expect(
         call(operator, lambda one: {"ep_world_size": size + 1}),
         InvalidParamError,

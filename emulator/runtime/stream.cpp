@@ -71,6 +71,15 @@ void Stream::enqueue(Item item) {
 }
 
 void Stream::record(std::shared_ptr<Record> record) {
+    {
+        std::unique_lock lock(mutex_);
+        if (finished_ == enqueued_ && stopped_ == 0) {  // the stream is there already: its thread can sleep on
+            const int failure = failure_;
+            lock.unlock();
+            record->complete(failure);
+            return;
+        }
+    }
     const auto complete = [this, record] {
         int failure;
         {
@@ -102,6 +111,10 @@ void Stream::stop_on_failure(bool stops) {
 }
 
 void Stream::wait(std::shared_ptr<Record> record, double seconds) {
+    if (record->done() && record->failure() == 0) {
+        const std::lock_guard lock(mutex_);
+        if (stopped_ == 0) return;
+    }
     const auto wait = [id = id_, record = std::move(record), seconds] {
         if (record->wait(seconds)) return record->failure();
         return report("aclrtStreamWaitEvent", acl_error_rt_task_timeout,

@@ -76,6 +76,7 @@ def environment(
         "exec_timeout": exec_timeout,
         "faults": faults,
     }
+    env.setdefault("TASK_QUEUE_ENABLE", "0")  # torch_npu launches in the caller: its other thread hides no latency here
     env.update({f"ALLTOALLV_EMULATOR_{name.upper()}": str(v) for name, v in settings.items() if v is not None})
     return env
 

@@ -11,6 +11,8 @@ torch_npu's and fails in the emulator with an error that names it.
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,7 +31,12 @@ _KEPT = {
     "_local_scalar_dense", "record_stream", "is_pinned", "_pin_memory", "copy_",
 }  # fmt: skip
 
+_CPU = torch.device("cpu")
+_MOST_HOSTS = 10_000
+
 _libraries: list[Any] = []  # registrations live as long as these
+_hosts: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}  # all of a storage's memory, by address, size and dtype
+_streams: dict[tuple[int, int], Any] = {}  # by device and handle; a handle is never used again
 _generators: dict[int, tuple[torch.Generator, tuple[int, int]]] = {}  # by the npu generator's id
 
 
@@ -90,10 +97,8 @@ def _replacement(name: str, operator: Any) -> Callable[..., Any] | None:
         return None  # a view
     if torch.Tag.inplace_view in operator.tags:
         return None  # changes the tensor, not its memory
-    if name == "_to_copy":  # allocate and copy_: also between devices
-        kernel = torch.library.get_kernel("aten::_to_copy", "CPU")
-        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-        return lambda *args, **kwargs: kernel.call_boxed(keys, *args, **kwargs)
+    if name == "_to_copy":
+        return _to_copy(on_host(operator), torch.library.get_kernel("aten::_to_copy", "CPU"))
     return on_host(operator) if kernels else None
 
 
@@ -105,10 +110,16 @@ def _like_cpu(name: str) -> Callable[..., Any]:
 
 def host_view(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over the memory of an npu tensor. Wait for the tensor's stream first."""
-    storage = tensor.untyped_storage()
-    host = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), torch.device("cpu"), storage.nbytes())
-    empty = torch.empty(0, dtype=tensor.dtype)
-    return empty.set_(host, tensor.storage_offset(), tensor.size(), tensor.stride())
+    storage, dtype = tensor.untyped_storage(), tensor.dtype
+    key = storage.data_ptr(), storage.nbytes(), dtype
+    whole = _hosts.get(key)
+    if whole is None:
+        if len(_hosts) > _MOST_HOSTS:
+            _hosts.clear()
+        with torch.inference_mode(False):
+            host = torch._C._construct_storage_from_data_pointer(key[0], _CPU, key[1])
+            whole = _hosts[key] = torch.empty(0, dtype=dtype).set_(host)
+    return whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
 def _is_npu(value: object) -> bool:
@@ -118,40 +129,31 @@ def _is_npu(value: object) -> bool:
 def synchronize(device: torch.device) -> None:
     graphs.check_waiting()
     if device.index == torch.npu.current_device():
-        torch.npu.current_stream(device.index).synchronize()
+        key = device.index, _handles()(device.index)
+        stream = _streams.get(key)
+        if stream is None:
+            stream = _streams[key] = torch.npu.current_stream(device.index)
+        stream.synchronize()
     else:
         with torch.npu.device(device):  # also sets it up where it has not been used before
             torch.npu.current_stream().synchronize()
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
-    """What tuples, lists and dictionaries hold. torch's pytree does the same in ten times the time."""
-    if isinstance(tree, (tuple, list, dict)):
-        for one in tree.values() if isinstance(tree, dict) else tree:
-            yield from _leaves(one)
-    else:
-        yield tree
+@functools.cache
+def _handles() -> Callable[[int], int]:
+    """Of a device's current stream."""
+    handle: Callable[[int], int] = importlib.import_module("torch_npu._C")._npu_getCurrentRawStreamNoWait
+    return handle
 
 
 def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
-    """The same with every leaf changed."""
+    """The same with every leaf changed. torch's pytree does it in ten times the time."""
     kind = type(tree)
     if kind is tuple or kind is list:
         return kind([_mapped(change, one) for one in tree])
     if kind is dict:
         return {name: _mapped(change, one) for name, one in tree.items()}
     return tree_map(change, tree) if isinstance(tree, tuple) else change(tree)  # results that have names
-
-
-def _device_of(values: list[Any]) -> torch.device:
-    """Where the results go: where an argument asks for, else where the tensors are."""
-    for value in values:
-        if isinstance(value, torch.device) and value.type == "npu":
-            return value if value.index is not None else torch.device("npu", torch.npu.current_device())
-    for value in values:
-        if _is_npu(value):
-            return value.device
-    return torch.device("npu", torch.npu.current_device())
 
 
 def _host_generator(generator: torch.Generator) -> torch.Generator:
@@ -173,22 +175,25 @@ def on_host(operator: Any) -> Callable[..., Any]:
     """The operator, run by the CPU's kernel on views of the same memory."""
     outs = {argument.name for argument in operator._schema.arguments if argument.is_out}
 
+    call = getattr(operator, "_op", operator)
+
     def run(*args: Any, **kwargs: Any) -> Any:
-        targets = {name: kwargs.pop(name) for name in outs if name in kwargs}
-        values = list(_leaves((args, kwargs)))
-        device = _device_of([*values, *_leaves(targets)])
-        devices = {value.device for value in values if _is_npu(value)} | {device}
-        for used in devices:
-            synchronize(used)
+        targets = {name: kwargs.pop(name) for name in outs if name in kwargs} if outs else {}
+        seen: dict[torch.device, None] = {}  # where tensors are, in the order of the arguments
+        asked: list[torch.device] = []
         views: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by the view's id: view, npu tensor
 
         def to_host(value: Any) -> Any:
-            if _is_npu(value):
+            if isinstance(value, torch.Tensor):
+                if value.device.type != "npu":
+                    return value
+                seen[value.device] = None
                 view = host_view(value)
                 views[id(view)] = view, value
                 return view
             if isinstance(value, torch.device) and value.type == "npu":
-                return torch.device("cpu")
+                asked.append(value if value.index is not None else torch.device("npu", torch.npu.current_device()))
+                return _CPU
             if isinstance(value, torch.Generator) and value.device.type == "npu":
                 return _host_generator(value)
             return value
@@ -198,10 +203,16 @@ def on_host(operator: Any) -> Callable[..., Any]:
                 return value
             return views[id(value)][1] if id(value) in views else _to_npu(value, device)
 
-        host_args, host_kwargs = _mapped(to_host, args), _mapped(to_host, kwargs)
+        host_args = [_mapped(to_host, value) for value in args]
+        host_kwargs = {name: _mapped(to_host, value) for name, value in kwargs.items()}
+        _mapped(to_host, targets)
+        # Results go where an argument asks for, else where the tensors are.
+        device = next(iter((*asked, *seen)), None) or torch.device("npu", torch.npu.current_device())
+        for used in {**seen, device: None}:
+            synchronize(used)
         # An out may have any size before: the kernel fills a fresh one, whose contents it gets.
         fresh = {name: _empty_like_out(target) for name, target in targets.items()}
-        results = operator(*host_args, **host_kwargs, **fresh)
+        results = call(*host_args, **host_kwargs, **fresh)
         if targets:
             written = [_fill_out(target, fresh[name]) for name, target in targets.items()]
             returned = len(operator._schema.returns)
@@ -236,17 +247,29 @@ def _to_npu(result: torch.Tensor, device: torch.device) -> torch.Tensor:
     return target
 
 
+def _to_copy(here: Callable[..., Any], between: Any) -> Callable[..., Any]:
+    """On one device; between two the CPU's kernel allocates and calls copy_."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+    def run(tensor: torch.Tensor, **kwargs: Any) -> Any:
+        if _is_npu(tensor) and kwargs.get("device") in (None, tensor.device):
+            return here(tensor, **kwargs)
+        return between.call_boxed(keys, tensor, **kwargs)
+
+    return run
+
+
 def _copy(native: Any) -> Callable[..., Any]:
-    """copy_: torch_npu's where it only moves bytes, on its stream; else by the CPU's, on views of the memory."""
+    """copy_: torch_npu's, on its stream, where it only moves bytes and nobody waits; else the CPU's on host views."""
 
     def run(keys: Any, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         graphs.check_waiting()
         moves = (
-            target.dtype == source.dtype
+            (non_blocking or _is_npu(target) == _is_npu(source))
+            and target.dtype == source.dtype
             and target.size() == source.size()
             and target.is_contiguous()
             and source.is_contiguous()
-            and (target.device == source.device or "cpu" in (target.device.type, source.device.type))
         )
         if moves:
             return native.call_boxed(keys, target, source, non_blocking)

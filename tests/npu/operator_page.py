@@ -27,8 +27,8 @@ names. Each case runs on 2 and on 4 ranks against a reference of one process tha
 has no gradients for them; on CPU tensors (`alltoallv.npu_ops`) their formulas have. What ranks disagree about, or one
 of them refuses, is raised on all of them. Limits that the devices' documentation states (world sizes, hidden sizes,
 tokens, experts, HCCL_BUFFSIZE) are kept: `ALLTOALLV_NPU_PRODUCT` is `A3` (the default) or `A2`, and
-`ALLTOALLV_NPU_LIMITS=relax` lifts them. Not covered: `group_tp`, ranks of shared experts, `elastic_info`, scales of
-blocks (mx).
+`ALLTOALLV_NPU_LIMITS=relax` lifts them. Refused by name: `tp_world_size` 2 (with 0 or 1 `group_tp` changes nothing),
+`shared_expert_rank_num` above 0, `elastic_info`, scales of blocks (mx).
 
 """
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 def run(*command: str, ranks: int = 4, **environ: str) -> str:
     """What the program prints on the emulator."""
-    env = {**os.environ, "ALLTOALLV_EMULATOR_VERBOSE": "0"} | environ
+    env = {**os.environ, "ALLTOALLV_EMULATOR_VERBOSE": "0", "TASK_QUEUE_ENABLE": "0"} | environ
     env.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
     line = [sys.executable, "-m", "alltoallv", "run", "--emulate-npu", "--no-prefix", "-n", str(ranks), *command]
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=280, check=False)

@@ -11,6 +11,7 @@ from alltoallv.npu_ops.attention_parts import (
     Attention,
     attend,
     attend_backward,
+    batch_of,
     hidden,
     join,
     lengths_of,
@@ -23,7 +24,7 @@ _IGNORED = ("inner_precise", "gen_mask_parallel", "sync", "softmax_layout", "see
 
 
 class _Sequences:
-    """The sequences of a batch, each as [heads, length, size], and their scores."""
+    """The sequences of a batch, each as [heads, length, size] or all of them together, and their scores."""
 
     def __init__(
         self,
@@ -34,33 +35,40 @@ class _Sequences:
         layout: str,
         ends: tuple[Sequence[int] | None, Sequence[int] | None],
     ) -> None:
+        self._heads, self._layout = heads, layout
         self._lengths = [None if one is None else lengths_of(one) for one in ends]
-        self.query = split(query, layout, heads, self._lengths[0])
+        self.query = self.split_like_query(query)
         size = self.query[0].size(-1) if self.query else 1
         kv_heads = key.size(-1) // size if key.dim() == 3 and layout != "TND" else heads
-        self.key, self.value = (split(x, layout, kv_heads, self._lengths[1]) for x in (key, value))
-        self._heads, self._layout = heads, layout
+        self.key, self.value = (self._split(x, kv_heads, self._lengths[1]) for x in (key, value))
+
+    def _split(self, x: Tensor, heads: int, lengths: Sequence[int] | None, layout: str = "") -> list[Tensor]:
+        layout = layout or self._layout
+        return split(x, layout, heads, lengths) if layout == "TND" else [batch_of(x, layout, heads)]
 
     def scores(
         self, scale: float, mask: Tensor | None, sparse_mode: int, band: tuple[int, int], pse: Tensor | None
     ) -> list[Tensor]:
         made = []
         for number, (query, key) in enumerate(zip(self.query, self.key, strict=True)):
-            unseen = hidden(mask, sparse_mode, number, query.size(1), key.size(1), *band)
-            own = None if pse is None else pse[min(number, len(pse) - 1)]
+            whole = query.dim() == 4
+            unseen = hidden(mask, sparse_mode, None if whole else number, query.size(-2), key.size(-2), *band)
+            own = pse if pse is None or whole else pse[min(number, len(pse) - 1)]
             made.append(scores_of(query, key, scale, unseen, own))
         return made
 
     def split_like_query(self, x: Tensor) -> list[Tensor]:
-        return split(x, self._layout, self._heads, self._lengths[0])
+        return self._split(x, self._heads, self._lengths[0])
 
     def rows(self, x: Tensor) -> list[Tensor]:
         """A number for each query and head, of eight equal ones."""
         layout = "TND" if self._layout == "TND" else "BNSD"
-        return [one[..., 0] for one in split(x, layout, self._heads, self._lengths[0])]
+        return [one[..., 0] for one in self._split(x, self._heads, self._lengths[0], layout)]
 
     def eight(self, rows: list[Tensor]) -> Tensor:
-        return join([row.unsqueeze(-1).repeat(1, 1, 8) for row in rows], "TND" if self._layout == "TND" else "BNSD")
+        return join(
+            [row.unsqueeze(-1).expand(*row.shape, 8) for row in rows], "TND" if self._layout == "TND" else "BNSD"
+        )
 
 
 _Forward = tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]

@@ -1,4 +1,7 @@
-"""What the attention operators share: layouts, masks, and attention of one sequence, forwards and backwards."""
+"""What the attention operators share: layouts, masks, and attention of sequences, forwards and backwards.
+
+Sequences are [heads, length, size]; those of one length may come together, with a dimension more in front.
+"""
 
 from __future__ import annotations
 
@@ -27,23 +30,29 @@ def split(x: Tensor, layout: str, heads: int, lengths: Sequence[int] | None) -> 
         expect(lengths is not None, "actual_seq_qlen", None, "where each sequence ends, for layout TND")
         assert lengths is not None
         return [part.transpose(0, 1) for part in x[: sum(lengths)].split(list(lengths))]
+    return list(batch_of(x, layout, heads))
+
+
+def batch_of(x: Tensor, layout: str, heads: int) -> Tensor:
+    """All sequences as [batch, heads, length, size], where the layout has them equally long."""
     expect(layout in _TO_BNSD, "input_layout", layout, "BSH, SBH, BSND, BNSD or TND")
-    return list((x.unflatten(-1, (heads, -1)) if x.dim() == 3 else x).permute(_TO_BNSD[layout]))
+    return (x.unflatten(-1, (heads, -1)) if x.dim() == 3 else x).permute(_TO_BNSD[layout])
 
 
 def join(parts: Sequence[Tensor], layout: str) -> Tensor:
-    """The opposite of `split`."""
+    """The opposite of `split`, and of `batch_of` where there is one part."""
     if layout == "TND":
         return torch.cat([part.transpose(0, 1) for part in parts])
     order = _TO_BNSD[layout]
-    whole = torch.stack(list(parts)).permute([order.index(axis) for axis in range(4)])
+    whole = parts[0] if parts[0].dim() == 4 else torch.stack(list(parts))
+    whole = whole.permute([order.index(axis) for axis in range(4)])
     return (whole.flatten(2) if layout in ("BSH", "SBH") else whole).contiguous()
 
 
 def hidden(
-    mask: Tensor | None, sparse_mode: int, batch: int, queries: int, keys: int, before: int, after: int
+    mask: Tensor | None, sparse_mode: int, batch: int | None, queries: int, keys: int, before: int, after: int
 ) -> Tensor | None:
-    """What a sequence must not see, of shape [queries, keys] or [heads, queries, keys]; without a mask nothing."""
+    """What a sequence, or all (None), must not see: [queries, keys] with batch and heads where the mask has them."""
     expect(sparse_mode in (0, 1, 2, 3, 4), "sparse_mode", sparse_mode, "0 to 4")
     if mask is None:
         return None
@@ -51,7 +60,7 @@ def hidden(
         mask = mask.bool()
         if mask.dim() == 3:
             mask = mask.unsqueeze(1)
-        if mask.dim() == 4:
+        if mask.dim() == 4 and batch is not None:
             mask = mask[min(batch, mask.size(0) - 1)]
         return mask[..., :queries, :keys]
     shift = 0 if sparse_mode == 2 else keys - queries
@@ -60,7 +69,7 @@ def hidden(
 
 
 class Attention(NamedTuple):
-    """Of one sequence: the result [heads, queries, size], and each query's largest score and sum of exponentials."""
+    """The result [heads, queries, size], and each query's largest score and sum of exponentials."""
 
     result: Tensor
     largest: Tensor
@@ -69,9 +78,15 @@ class Attention(NamedTuple):
 
 def scores_of(query: Tensor, key: Tensor, scale: float, unseen: Tensor | None, pse: Tensor | None) -> Tensor:
     """Scale * (query * key + pse) in float32, -inf where a query must not look. Heads of keys are shared by groups."""
-    scores = query.float() @ key.float().repeat_interleave(len(query) // len(key), 0).mT
+    scores = query.float() @ _for_heads(key, query.size(-3)).mT
     scores = (scores if pse is None else scores + pse.float()) * scale
     return scores if unseen is None else scores.masked_fill(unseen, -torch.inf)
+
+
+def _for_heads(x: Tensor, heads: int) -> Tensor:
+    """Keys or values in float32, each for its group of heads."""
+    groups = heads // x.size(-3)
+    return x.float() if groups == 1 else x.float().repeat_interleave(groups, -3)
 
 
 def attend(scores: Tensor, value: Tensor) -> Attention:
@@ -80,7 +95,7 @@ def attend(scores: Tensor, value: Tensor) -> Attention:
     largest = largest.clamp(min=torch.finfo(torch.float32).min)
     weights = (scores - largest.unsqueeze(-1)).exp()
     total = weights.sum(-1)
-    values = value.float().repeat_interleave(len(scores) // len(value), 0)
+    values = _for_heads(value, scores.size(-3))
     return Attention(weights / total.clamp(min=1e-30).unsqueeze(-1) @ values, largest, total)
 
 
@@ -91,12 +106,12 @@ def attend_backward(
 
     Of ``forward`` those of the whole sequence are meant, where key and value are only a part of it.
     """
-    groups = len(query) // len(key)
+    heads = query.size(-3)
 
     def of_heads(gradient: Tensor) -> Tensor:
-        return gradient.unflatten(0, (-1, groups)).sum(1)
+        return gradient.unflatten(-3, (key.size(-3), -1)).sum(-3)
 
-    keys, values = (x.float().repeat_interleave(groups, 0) for x in (key, value))
+    keys, values = _for_heads(key, heads), _for_heads(value, heads)
     weights = (scores - forward.largest.unsqueeze(-1)).exp() / forward.total.clamp(min=1e-30).unsqueeze(-1)
     grad = grad.float()
     inner = (grad * forward.result.float()).sum(-1, keepdim=True)

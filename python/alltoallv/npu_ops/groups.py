@@ -20,6 +20,9 @@ from alltoallv.torch import all_to_all_v
 _TEXT = 4096  # bytes that a rank tells of itself, in JSON
 _MOVED_AS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # dtypes that every engine has, by bytes
 
+# Operator, values, why it refuses, and digests of the counts that it sends and expects.
+_Told = tuple[str, dict[str, int], str, tuple[int, int]]
+
 
 def named(hcom: str | dist.ProcessGroup, world_size: int | None = None) -> Group:
     """The group with this name.
@@ -67,8 +70,7 @@ class Group:
         """Sends ``sends[j]`` rows to rank j, in the order of the ranks; returns those of all ranks, in that order."""
         if self._device is None:
             return all_to_all_v(rows, sends, recvs, unit="row", group=self._group)
-        own = rows.clone(memory_format=torch.contiguous_format)  # rows may lie in the device's memory, seen by the host
-        moved = own.view(_MOVED_AS[rows.itemsize]).to(self._device)
+        moved = rows.contiguous().view(_MOVED_AS[rows.itemsize]).to(self._device)
         output = moved.new_empty(sum(recvs), *rows.shape[1:])
         dist.all_to_all_single(output, moved, list(recvs), list(sends), group=self._group)
         return output.cpu().view(rows.dtype)
@@ -81,10 +83,18 @@ class Group:
         """Of the sum of all ranks' rows, in float32 and in the order of the ranks, this rank's equal part."""
         return self.all_to_all(x.unflatten(0, (self.size, -1)), [1] * self.size, [1] * self.size).float().sum(0)
 
-    def agree(self, operator: str, same: dict[str, int]) -> None:
-        """Raises PeerMismatchError on all ranks unless the values are equal on all, and no rank refuses the call."""
-        told = self.tell(operator, same, "")
-        for rank, (name, values, refusal) in enumerate(told):
+    def agree(self, operator: str, same: dict[str, int], sends: Sequence[int] = (), recvs: Sequence[int] = ()) -> None:
+        """Raises PeerMismatchError on all ranks unless the values are equal on all, and no rank refuses the call.
+
+        Also, as `check_counts`, unless what a rank sends is what the other expects.
+        """
+        each, ranks = len(sends) // self.size, range(self.size)
+        digests = [
+            sum(hash((self.rank, rank, *sends[rank * each : (rank + 1) * each])) for rank in ranks),
+            sum(hash((rank, self.rank, *recvs[rank * each : (rank + 1) * each])) for rank in ranks),
+        ]
+        told = self.tell(operator, same, "", digests)
+        for rank, (name, values, refusal, _) in enumerate(told):
             if refusal:
                 raise PeerMismatchError(f"rank {rank} refuses {name}: {refusal}")
             if name != operator:
@@ -97,10 +107,12 @@ class Group:
                         f"{operator}: {key} is {told[0][1].get(key)} on rank 0 and {value} on rank {rank}, "
                         "expected the same on all ranks"
                     )
+        if sum(sent - expected for *_, (sent, expected) in told):
+            check_counts(self, operator, sends, recvs)
 
-    def tell(self, operator: str, values: dict[str, int], refusal: str) -> list[tuple[str, dict[str, int], str]]:
+    def tell(self, operator: str, values: dict[str, int], refusal: str, digests: Sequence[int] = (0, 0)) -> list[_Told]:
         """What this rank calls, with what, and why it refuses the call, if it does; returns what each rank tells."""
-        text = json.dumps([operator, values, refusal[: _TEXT // 8]]).encode()
+        text = json.dumps([operator, values, refusal[: _TEXT // 8], digests]).encode()
         row = torch.zeros(_TEXT, dtype=torch.int8)
         row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.int8)
         rows = self.all_gather(row).numpy()

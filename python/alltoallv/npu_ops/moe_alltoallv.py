@@ -32,8 +32,7 @@ def _checked(
     nbytes = sum(sends) * sent_width
     limits.check(limits.GroupedMatmul(group.size, each, x.size(1), weight.size(2), nbytes).breaches)
     same = {"the number of experts of a rank": each, "H1": x.size(1), "N1": weight.size(2)}
-    group.agree(name, same)
-    groups.check_counts(group, name, sends, recvs)
+    group.agree(name, same, sends, recvs)
 
 
 def _by_expert(counts: Sequence[int], experts: int) -> tuple[Tensor, list[int]]:

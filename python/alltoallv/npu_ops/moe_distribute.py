@@ -17,7 +17,7 @@ from alltoallv.npu_ops.groups import Group
 from alltoallv.npu_ops.moe import by_expert
 from alltoallv.npu_ops.registry import expect, operator
 
-RESERVED = ("tp_rank_id", "tp_send_counts", "expand_scales", "performance_info", "shared_expert_num")
+RESERVED = ("group_tp", "tp_rank_id", "tp_send_counts", "expand_scales", "performance_info", "shared_expert_num")
 
 
 class Experts(NamedTuple):
@@ -52,7 +52,7 @@ def check(
 ) -> None:
     """Refuses what the formulas do not cover or the device does not take, on all ranks."""
     group, hidden = experts.group, x.size(-1)
-    expect(tp in (0, 1), "tp_world_size", tp, "0 or 1")
+    expect(tp in (0, 1), "tp_world_size", tp, "0 or 1: ranks of group_tp do not share experts here")
     expect(x.dim() == 2, "x", x, "two dimensions")
     expect(ids.dim() == 2, "expert_ids", ids, "a row for each token")
     expect(rank == group.rank, "ep_rank_id", rank, f"{group.rank}, this rank of the group")
@@ -134,7 +134,7 @@ def _dispatch(
     return exchanged(rows), dynamic, numbers, ends, torch.zeros(1, dtype=torch.int32), weights
 
 
-@operator("npu_moe_distribute_dispatch_v2", ignores=(*RESERVED, "tp_rank_id"))
+@operator("npu_moe_distribute_dispatch_v2", ignores=RESERVED)
 def dispatch_v2(
     x: Tensor,
     expert_ids: Tensor,

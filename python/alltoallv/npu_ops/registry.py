@@ -74,6 +74,7 @@ class Operator:
         self._schema = schema  # as torch's own operators have it
         self._takes = set(inspect.signature(formula.function).parameters)
         self._defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+        self._tensors = {a.name: str(a.type) in ("Tensor", "Optional[Tensor]") for a in schema.arguments}
         unknown = self._takes - {a.name for a in schema.arguments}
         if unknown:
             raise TypeError(f"npu::{name} has no argument {', '.join(sorted(unknown))}")
@@ -85,16 +86,13 @@ class Operator:
 
     def fits(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Whether tensors are where the schema has tensors, and nowhere else."""
-        types = {a.name: str(a.type) for a in self.schema.arguments}
-        given = dict(zip(types, args, strict=False)) | kwargs
-        return given.keys() <= types.keys() and all(
-            isinstance(value, torch.Tensor) == (types[name] in ("Tensor", "Optional[Tensor]"))
-            for name, value in given.items()
-            if value is not None
+        given = dict(zip(self._tensors, args, strict=False)) | kwargs
+        return given.keys() <= self._tensors.keys() and all(
+            isinstance(value, torch.Tensor) == self._tensors[name] for name, value in given.items() if value is not None
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = self._defaults | dict(zip([a.name for a in self.schema.arguments], args, strict=False)) | kwargs
+        given = self._defaults | dict(zip(self._tensors, args, strict=False)) | kwargs
         try:
             for argument, value in given.items():
                 if argument not in self._takes and not {argument, "*"} & self._formula.ignores:
