@@ -25,6 +25,7 @@ def run(*command: str, ranks: int = 4, **environ: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow  # on the CPU it is quick (tests/torch), and the transformer below trains on four NPUs too
 @pytest.mark.timeout(300)
 def test_a_mixture_of_experts_gets_the_losses_of_the_cpu() -> None:
     said = run(str(ROOT / "examples" / "moe_torch.py"), "--device", "npu", "--epochs", "3", "--batch", "256")
