@@ -199,7 +199,7 @@ std::optional<ReduceOp> reduction_of(nb::handle op, DType dtype) {
 
 /// All of it on every rank, or equal parts of dimension 0.
 nb::object reduce(Communicator& communicator, const std::string& op, nb::handle input, nb::object output,
-                  nb::handle reduce_op, double timeout) {
+                  nb::handle reduce_op, double timeout, bool async_op) {
     const std::optional<ArrayPair> given = arrays_given(input, output);
     if (!given) return nb::none();
     const std::optional<ReduceOp> combine = reduction_of(reduce_op, given->input.dtype);
@@ -227,6 +227,13 @@ nb::object reduce(Communicator& communicator, const std::string& op, nb::handle 
     call.reduce_op = *combine;
     call.input = pointer<const void>(given->input.address);
     call.output = pointer<void>(target.address);
+    if (async_op) {
+        WorkPtr work = communicator.begin(kind, [call, counts, &communicator, timeout]() mutable {
+            call.counts = counts;
+            communicator.reduce(call, timeout);
+        });
+        return nb::make_tuple(target.array, std::move(work));
+    }
     call.counts = counts;
     {
         const nb::gil_scoped_release release;
@@ -324,8 +331,8 @@ void bind_array_calls(nb::module_& m) {
         "By a layout, int64 of shape [4, W] in elements, into a new flat array of `numel_out` elements, or with -1 as "
         "many as needed; transposed, what was received is sent. None as for `all_to_all_v`.");
     m.def("reduce", untyped(&reduce), nb::arg("communicator"), nb::arg("op"), nb::arg("input").none(),
-          nb::arg("output").none(), nb::arg("reduce_op").none(), nb::arg("timeout") = -1.0,
-          "'all_reduce' or, in equal parts, 'reduce_scatter'; the output, or None as for `all_to_all_v`.");
+          nb::arg("output").none(), nb::arg("reduce_op").none(), nb::arg("timeout") = -1.0, nb::arg("async_op") = false,
+          "'all_reduce' or, in equal parts, 'reduce_scatter'; as `all_to_all_v` returns.");
     m.def("quantized_all_reduce", untyped(&quantized_all_reduce), nb::arg("communicator"), nb::arg("input").none(),
           nb::arg("output").none(), nb::arg("format").none(), nb::arg("group_size").none(), nb::arg("gather").none(),
           nb::arg("op").none(), nb::arg("overflow").none(),

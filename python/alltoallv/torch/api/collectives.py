@@ -56,7 +56,7 @@ class Terms(NamedTuple):
 
 NO_TERMS = Terms()
 _Prepare = Callable[[AnyCommunicator, Tensors, Tensors, Terms], Operation]
-_AtOnce = Callable[[_core.Communicator, Tensors, Tensors, Terms, float], Any]  # the last is the timeout
+_AtOnce = Callable[[_core.Communicator, Tensors, Tensors, Terms, float, bool], Any]  # the last: timeout, async_op
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +69,8 @@ class Collective:
         prepare: Given communicator, outputs, inputs and terms.
         updates: Whether what the outputs hold before is read, or kept in part.
         strict: Whether the function demands outputs that are contiguous.
-        at_once: Makes a call that blocks in the core, of tensors that need no more than its look; else returns None.
+        at_once: Makes the call in the core, of tensors that need no more than its look, and returns the output, or with
+            async_op the pair of it and the pending call; else None.
     """
 
     name: str
@@ -106,10 +107,10 @@ def _declared(
 
 
 def _reduce_at_once(operator: str) -> _AtOnce:
-    def call(core: _core.Communicator, outs: Tensors, ins: Tensors, terms: Terms, limit: float) -> Any:
+    def call(core: _core.Communicator, outs: Tensors, ins: Tensors, terms: Terms, limit: float, async_op: bool) -> Any:
         kind = getattr(terms.op, "op", terms.op)
         op = _REDUCE_OPS.get(kind) if isinstance(kind, _Op) else None
-        return _core.reduce(core, operator, (ins or outs)[0], outs[0], op, limit)
+        return _core.reduce(core, operator, (ins or outs)[0], outs[0], op, limit, async_op)
 
     return call
 
@@ -199,7 +200,9 @@ def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms)
     "output_tensor",
     "input_tensor",
     strict=True,
-    at_once=lambda core, outs, ins, terms, limit: _core.all_gather_into_tensor(core, outs[0], ins[0], False, limit),
+    at_once=lambda core, outs, ins, terms, limit, async_op: _core.all_gather_into_tensor(
+        core, outs[0], ins[0], async_op, limit
+    ),
 )
 def all_gather_into_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     output, input = outs[0], ins[0]
@@ -229,8 +232,8 @@ def all_to_all(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms)
     "output",
     "input",
     strict=True,
-    at_once=lambda core, outs, ins, terms, limit: _core.all_to_all_single(
-        core, outs[0], ins[0], terms.counts[0], terms.counts[1], False, limit, False
+    at_once=lambda core, outs, ins, terms, limit, async_op: _core.all_to_all_single(
+        core, outs[0], ins[0], terms.counts[0], terms.counts[1], async_op, limit, False
     ),
 )
 def all_to_all_single(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:

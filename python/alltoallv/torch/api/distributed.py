@@ -273,7 +273,7 @@ def _call(
     """``root``: what `rank_in` makes a rank of."""
     at_once = None if row.strict or async_op else row.at_once  # strict ones ask the core themselves
     shared = None if at_once is None or is_dynamo_compiling() else groups.on_shm(group)
-    if at_once and shared is not None and at_once(shared.core, outs, ins, terms, -1.0) is not None:
+    if at_once and shared is not None and at_once(shared.core, outs, ins, terms, -1.0, False) is not None:
         return None
     if is_tracing():
         check_untimed(timeout)

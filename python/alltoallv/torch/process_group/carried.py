@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -67,29 +66,33 @@ class CarriedGroup(EngineGroup):
         if limit <= 0:
             limit = self._limit()
         async_op = getattr(opts, "asyncOp", True)
-        with _as_torch(name, comm):
-            if row.at_once is not None and not async_op:
-                output = row.at_once(comm.core, outs, ins, terms, limit)
-                if output is not None:
-                    return self._kept(BackendWork((), [output]))
-            with guard(comm, name):
-                operation = row.prepare(comm, outs, ins, terms)
+        try:
+            made = row.at_once(comm.core, outs, ins, terms, limit, async_op) if row.at_once is not None else None
+            if made is None:
+                with guard(comm, name):
+                    operation = row.prepare(comm, outs, ins, terms)
+        except (InvalidParamError, InvalidTensorError) as error:
+            raise _as_torch(error, name, comm) from None
+        if made is not None and async_op:
+            return self._started(BackendWork((made[1],), [made[0]], None, (outs, ins), self._futures))
+        if made is not None:
+            return self._kept(BackendWork((), [made]))
         if async_op:
-            return self._started(BackendWork, operation, operation.start(limit), self._futures)
+            return self._started(_work(BackendWork, operation, operation.start(limit), self._futures))
         operation.run(limit)
         return self._kept(BackendWork((), operation.result))
 
     def _post(self, name: str, prepare: Callable[[Communicator], Operation]) -> TorchWork:
         """Begins a message. Errors of its arguments are this rank's alone."""
         comm = self.communicator
-        with _as_torch(name, comm):
+        try:
             operation = prepare(comm)
             call = operation.start(self._limit())
-        return self._started(MessageWork, operation, call, self._message_futures)
+        except (InvalidParamError, InvalidTensorError) as error:
+            raise _as_torch(error, name, comm) from None
+        return self._started(_work(MessageWork, operation, call, self._message_futures))
 
-    def _started(self, kind: type[BackendWork], operation: Operation, call: Pending, futures: Futures) -> TorchWork:
-        finish = operation.finish if operation.copies else None
-        work = kind((call,), operation.result, finish, operation.keep, futures)
+    def _started(self, work: BackendWork) -> TorchWork:
         with self._lock:  # the tensors must live until the operator is done, also when nobody holds the work
             self._pending = [other for other in self._pending if not other.ended()]
             self._pending.append(work)
@@ -119,13 +122,14 @@ class CarriedGroup(EngineGroup):
         return works[0] if len(works) == 1 else WorkList(works)
 
 
-@contextlib.contextmanager
-def _as_torch(name: str, comm: Communicator) -> Iterator[None]:
+def _work(kind: type[BackendWork], operation: Operation, call: Pending, futures: Futures) -> BackendWork:
+    finish = operation.finish if operation.copies else None
+    return kind((call,), operation.result, finish, operation.keep, futures)
+
+
+def _as_torch(error: InvalidParamError | InvalidTensorError, name: str, comm: Communicator) -> Exception:
     """Errors of the arguments name this rank, and are also the RuntimeError that torch's own engines raise."""
-    try:
-        yield
-    except (InvalidParamError, InvalidTensorError) as error:
-        if str(error).startswith("operator #"):  # a peer's, which it has named
-            raise
-        kind = BackendParamError if isinstance(error, InvalidParamError) else BackendTensorError
-        raise kind(f"{name} on rank {comm.rank}: {error}", error.code) from None
+    if str(error).startswith("operator #"):  # a peer's, which it has named
+        return error
+    kind = BackendParamError if isinstance(error, InvalidParamError) else BackendTensorError
+    return kind(f"{name} on rank {comm.rank}: {error}", error.code)

@@ -60,7 +60,7 @@ class BackendWork(TorchWork):
             AllToAllVError: whatever the operator raised.
         """
         limit = timeout.total_seconds()
-        end = time.monotonic() + limit
+        end = time.monotonic() + limit if limit > 0 else 0.0
         for call in self._calls:
             if not call.wait(max(end - time.monotonic(), 0.0) if limit > 0 else -1.0):
                 raise CommTimeoutError(f"the operator was not done after {limit} s; it is still under way")
