@@ -48,6 +48,11 @@ class PythonMover final : public Mover {
         const nb::gil_scoped_acquire acquire;
         return nb::cast<std::vector<int>>(engine_.attr("missing")());
     }
+    void call_unlocked(const std::function<void()>& call) override {
+        if (PyGILState_Check() == 0) return call();
+        const nb::gil_scoped_release release;
+        call();
+    }
     void close() override {
         const nb::gil_scoped_acquire acquire;
         engine_.attr("close")();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -37,6 +38,9 @@ class Mover {
 
     /// The ranks that pieces are still to come from or to go to.
     virtual std::vector<int> missing() const = 0;
+
+    /// Calls it without a lock that this mover's own calls take, should the thread hold it.
+    virtual void call_unlocked(const std::function<void()>& call) { call(); }
 
     /// Frees what it holds, in the middle of a transfer, too; from the thread that uses it.
     virtual void close() = 0;

@@ -72,16 +72,22 @@ def test_mpi_carries_what_goes_between_hosts(
     assert read_lines(tmp_path, 4) == one_host
 
 
-def run_by_mpi(library: str, hosts: list[Host], folder: Path) -> None:
-    """`numpy_program.py` on two ranks of every host."""
+def test_a_communicator_is_dropped_while_mpi_carries_its_call(hosts: list[Host], tmp_path: Path) -> None:
+    said = run_by_mpi("mpich", hosts[:2], tmp_path, "dropped_program.py")
+    assert all(f"rank {rank} goes on" in said for rank in range(4)), said
+
+
+def run_by_mpi(library: str, hosts: list[Host], folder: Path, program: str = "numpy_program.py") -> str:
+    """What the program has printed on two ranks of every host."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed: the session `hosts` has it")
     try:
         command = mpi_command(library, hosts, 2, folder)
     except BackendUnavailableError as error:
         pytest.skip(f"{error}: the session `hosts` has it")
-    command += [sys.executable, str(FOLDER / "numpy_program.py"), "mpi", str(folder)]
+    command += [sys.executable, str(FOLDER / program), "mpi", str(folder)]
     ended = subprocess.run(command, env=no_launcher(), capture_output=True, text=True, timeout=200, check=False)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    return ended.stdout
 
 
 @pytest.mark.slow  # a minute

@@ -133,7 +133,10 @@ TcpCommunicator::~TcpCommunicator() {
         abandon(std::move(messages_));
         return;
     }
-    destroy_quietly();
+    if (carriers_.between)
+        carriers_.between->call_unlocked([this] { destroy_quietly(); });  // a call under way may need the lock
+    else
+        destroy_quietly();
 }
 
 void TcpCommunicator::check_usable() const {

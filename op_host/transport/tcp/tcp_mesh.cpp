@@ -25,6 +25,9 @@ void TcpMesh::begin(std::span<const Outgoing> out, std::span<const Incoming> in)
     for (const Incoming& piece : in) connections_[static_cast<size_t>(piece.rank)].in = piece;
     pending_ = static_cast<size_t>(
         std::count_if(connections_.begin(), connections_.end(), [](const Connection& c) { return c.busy(); }));
+    // The kernel sends while this host's own data move.
+    for (size_t j = 0; j < connections_.size(); ++j)
+        if (connections_[j].busy()) pump(static_cast<int>(j), connections_[j]);
 }
 
 /// What goes without waiting; both ways by turns, so that neither starves.
