@@ -1,10 +1,13 @@
 """Random collectives until an error, or until so many are over; tells the error, and how many outputs were wrong.
 
-Arguments: a file that says when all are at it, how many operators, the timeout of the communicator.
+Arguments: a file that says when all are at it, how many operators, the timeout of the communicator, and, of the front
+end, "numpy" (if left out), "torch" or "mindspore".
 """
 
 from __future__ import annotations
 
+import importlib
+import os
 import random
 import sys
 import time
@@ -13,7 +16,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "soak"))
 
 import rooms  # noqa: F401 - the modules below
-from adapters.numpy_column import NumpyColumn
 from calls import draw
 from case import UNSEEN
 from episode import same, tensors
@@ -22,8 +24,12 @@ from alltoallv import Communicator
 from alltoallv.errors import AllToAllVError
 
 at_it, count, timeout = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+if os.environ.get("MS_ROLE") == "MS_SCHED":
+    sys.exit()  # msrun runs the program on its scheduler, too
+front_end = sys.argv[4] if len(sys.argv) > 4 else "numpy"
+column = getattr(importlib.import_module(f"adapters.{front_end}_column"), f"{front_end.title()}Column")()
 met = Communicator.from_env(timeout=60)  # so that all come to the next one at once
-comm, column, rng = Communicator.from_env("hurried", timeout=timeout), NumpyColumn(), random.Random(5)
+comm, rng = Communicator.from_env("hurried", timeout=timeout), random.Random(5)
 wrong = done = 0
 began = time.monotonic()
 try:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from alltoallv.testing.hosts import Host, gloo_environment
+from alltoallv.testing.hosts import Host, gloo_environment, no_launcher
 
 FOLDER = Path(__file__).parent
 SECONDS = 100  # for all ranks
@@ -52,6 +52,25 @@ def test_two_hosts(two_hosts: TwoHosts, tmp_path: Path) -> None:
     print(texts)
     assert codes == [0] * 4, texts
     assert not names & namespaces()
+
+
+@pytest.mark.slow  # half a minute
+@pytest.mark.timeout(450)
+def test_torchrun_on_three_hosts(two_hosts: TwoHosts, tmp_path: Path) -> None:
+    """Random collectives of alltoallv.torch, with the bits of the reference, on ranks that torchrun has started."""
+    program = FOLDER.parent / "hosts/cut_program.py"
+    with two_hosts(count=3) as hosts:
+        processes = []
+        for node, host in enumerate(hosts):
+            command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=3", f"--node-rank={node}"]
+            command += ["--nproc-per-node=2", f"--master-addr={hosts[0].address}", "--master-port=29500"]
+            command += [str(program), str(tmp_path / "at-it"), "60", "60", "torch"]
+            env = no_launcher() | {"OMP_NUM_THREADS": "1"}
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            processes.append(subprocess.Popen(host.command(*command), env=env, **pipes))
+        texts = "\n".join(process.communicate(timeout=400)[0] for process in processes)
+    assert [process.returncode for process in processes] == [0] * 3, texts
+    assert texts.count("60 operators, 0 wrong") == 6, texts
 
 
 def test_namespaces_are_removed_after_a_failure(two_hosts: TwoHosts) -> None:
