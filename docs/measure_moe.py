@@ -5,8 +5,10 @@
 
 4096 tokens of 4096 float32, all ranks' together, each to 8 of 16 experts and back. The experts give back what they get,
 so every result is the tokens, which is checked. All get the same routes, and others a capacity that drops nothing: what
-chooses experts is not measured. They talk through gloo; Megatron's counts are made lists for it, which gloo wants. Those
-that are not installed are left out: ``pip install fairscale deepspeed``, ``pip install --no-deps megatron-core==0.16.*``.
+chooses experts is not measured. They talk through gloo; Megatron's counts are made lists for it, which gloo wants.
+Those that are not installed are left out:
+
+    pip install fairscale deepspeed && pip install --no-deps megatron-core==0.16.*
 """
 
 from __future__ import annotations
@@ -102,7 +104,7 @@ def megatron(routes: Routes) -> Call:
 
     def with_lists(output: Tensor, input: Tensor, **options: Any) -> Any:
         sizes = {
-            name: list(map(int, value)) for name, value in options.items() if "sizes" in name and value is not None
+            name: [*map(int, counts)] for name, counts in options.items() if "sizes" in name and counts is not None
         }
         return plainly(output, input, **options | sizes)
 
