@@ -103,9 +103,7 @@ def megatron(routes: Routes) -> Call:
     plainly = dist.all_to_all_single
 
     def with_lists(output: Tensor, input: Tensor, **options: Any) -> Any:
-        sizes = {
-            name: [*map(int, counts)] for name, counts in options.items() if "sizes" in name and counts is not None
-        }
+        sizes = {name: [*map(int, given)] for name, given in options.items() if "sizes" in name and given is not None}
         return plainly(output, input, **options | sizes)
 
     dist.all_to_all_single = torch.distributed.all_to_all_single = with_lists
