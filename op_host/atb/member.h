@@ -34,7 +34,7 @@ class Member {
             announce(error);
             throw;
         } catch (const std::bad_alloc&) {
-            announce({ErrorClass::invalid_param, ErrorType::OUT_OF_HOST_MEMORY, "out of host memory"});
+            announce(resource_error("out of host memory"));
             throw;
         }
     }

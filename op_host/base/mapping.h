@@ -8,12 +8,11 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <utility>
 
-#include "base/error.h"
 #include "base/huge_pages.h"
+#include "base/resources.h"
 
 namespace alltoallv {
 
@@ -39,6 +38,11 @@ class Mapping {
     char* data() const { return static_cast<char*>(data_); }
     size_t size() const { return bytes_; }
 
+    /// Of `bytes` from `offset` on; null unless all of them lie here.
+    char* at(uint64_t offset, uint64_t bytes) const {
+        return offset <= bytes_ && bytes <= bytes_ - offset ? data() + offset : nullptr;
+    }
+
     /// Makes the first `bytes` resident: a page fault inside an exchange costs more than the exchange. In huge pages
     /// where they can be had, which takes a tenth of the time, unless the kernel has to bring together what it makes
     /// them of: then no longer than page by page.
@@ -60,8 +64,10 @@ class Mapping {
         data_ = mmap(place, bytes, PROT_READ | PROT_WRITE, flags | (place == nullptr ? 0 : MAP_FIXED), fd, 0);
         if (data_ == MAP_FAILED) {
             data_ = nullptr;  // and its place is left: by now it may be another thread's
-            throw Error(ErrorClass::backend_unavailable, ErrorType::OUT_OF_HOST_MEMORY,
-                        "mapping " + std::to_string(bytes) + " bytes of memory failed: " + strerror(errno));
+            const int number = errno;
+            const std::string what = "mapping " + std::to_string(bytes) + " bytes of memory failed";
+            if (has_run_out(number)) throw ran_out(what, number);
+            throw backend_unavailable(what + ": " + std::generic_category().message(number));
         }
     }
 

@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/error.h"
+#include "base/resources.h"
 
 namespace alltoallv {
 
@@ -21,14 +21,14 @@ std::thread quiet_thread(const char* name, const std::string& purpose, Body&& bo
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     std::thread thread;
-    std::string refused;
+    int refused = 0;
     try {
         thread = std::thread(std::forward<Body>(body));
     } catch (const std::system_error& error) {
-        refused = error.code().message();
+        refused = error.code().value();
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    if (!refused.empty()) throw resource_error("no thread can be made for " + purpose + ": " + refused);
+    if (refused != 0) throw ran_out("no thread can be made for " + purpose, refused);
     pthread_setname_np(thread.native_handle(), name);
     return thread;
 }

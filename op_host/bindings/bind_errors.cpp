@@ -1,7 +1,7 @@
 // Errors of the core become the classes of alltoallv.errors, and a waiting core looks for Ctrl-C.
 #include <nanobind/stl/string.h>
 
-#include "base/error.h"
+#include "base/resources.h"
 #include "bindings/bindings.h"
 #include "control/deadlock.h"
 #include "core/call_queue.h"
@@ -21,10 +21,14 @@ nb::object text_of(std::string_view text) {
     return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
 
+const char* class_of(const Error& error) {
+    return is_memory(error) ? "OutOfMemoryError" : class_names[static_cast<size_t>(error.kind())];
+}
+
 void set(const Error& error) {
     try {
         // Imported here: the module itself must load without the package.
-        nb::object type = nb::module_::import_("alltoallv.errors").attr(class_names[static_cast<size_t>(error.kind())]);
+        nb::object type = nb::module_::import_("alltoallv.errors").attr(class_of(error));
         nb::object value = type(text_of(error.what()), static_cast<int>(error.code()));
         PyErr_SetObject(type.ptr(), value.ptr());
     } catch (nb::python_error& another) {

@@ -10,6 +10,8 @@
 #include <cstring>
 #include <system_error>
 
+#include "base/resources.h"
+
 namespace alltoallv {
 
 namespace {
@@ -56,6 +58,7 @@ void take_descriptors(msghdr& header, std::vector<UniqueFd>& fds) {
 }  // namespace
 
 Error system_error(const std::string& what, int number) {
+    if (has_run_out(number)) return ran_out(what, number);
     return {ErrorClass::backend_unavailable, ErrorType::RT_FAIL, what + ": " + std::generic_category().message(number)};
 }
 
@@ -168,6 +171,7 @@ IoStatus try_receive(int socket, Message& message) {
         if (++ends == 3) return IoStatus::closed;  // empty messages are never sent
     }
     take_descriptors(header, message.fds);
+    message.data.assign(buffer, static_cast<size_t>(received));
     if ((header.msg_flags & MSG_CTRUNC) != 0) {
         message.fds.clear();
         throw system_error(
@@ -179,7 +183,6 @@ IoStatus try_receive(int socket, Message& message) {
         throw backend_unavailable("a message of more than " + std::to_string(max_message_bytes) +
                                   " bytes arrived over a local socket");
     }
-    message.data.assign(buffer, static_cast<size_t>(received));
     return IoStatus::done;
 }
 

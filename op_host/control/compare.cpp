@@ -2,10 +2,11 @@
 // row_protocol.pml).
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <string>
 
 #include "control/control.h"
+#include "control/peer_words.h"
+#include "core/peer_names.h"
 #include "core/quant_terms.h"
 
 namespace alltoallv {
@@ -23,14 +24,15 @@ std::string row_difference(const ControlPlane& control, int rank_b) {
         return rank_text(rank_a) + " " + of_a + ", " + rank_text(rank_b) + " " + of_b;
     };
     if (a.op != b.op) return both("calls " + std::string(name_of(a.op)), "calls " + std::string(name_of(b.op)));
-    if (a.dtype != b.dtype)
-        return both("has dtype " + std::string(name_of(a.dtype)), "has dtype " + std::string(name_of(b.dtype)));
+    if (a.dtype != b.dtype) return both("has dtype " + peer_name(a.dtype), "has dtype " + peer_name(b.dtype));
     if (a.reduce_op != b.reduce_op)
         return both("reduces with " + std::string(name_of(a.reduce_op)),
                     "reduces with " + std::string(name_of(b.reduce_op)));
-    if (a.root != b.root && is_quantized_reduction(a.op))
-        return difference(*reinterpret_cast<const QuantTerms*>(control.payload(a)), rank_a,
-                          *reinterpret_cast<const QuantTerms*>(control.payload(b)), rank_b);
+    if (a.root != b.root && is_quantized_reduction(a.op)) {
+        const QuantTerms of_a = *reinterpret_cast<const QuantTerms*>(control.payload(a));
+        const QuantTerms of_b = *reinterpret_cast<const QuantTerms*>(control.payload(b));
+        return difference(of_a, rank_a, of_b, rank_b);
+    }
     if (a.root != b.root && a.op == OpKind::quantized_all_to_all)
         return both("has " + describe_row_terms(a.root), "has " + describe_row_terms(b.root));
     if (a.root != b.root && a.op == OpKind::scan)
@@ -59,7 +61,7 @@ void announce_parts(Row& mine, int rank, std::span<const int64_t> counts) {
 void announce(Row& mine, int rank, const Reduction& r) {
     mine.reduce_op = r.reduce_op;
     mine.root = r.root;
-    mine.count = std::accumulate(r.counts.begin(), r.counts.end(), int64_t{0});
+    mine.count = total_count(r);
     announce_parts(mine, rank, r.counts);
 }
 
@@ -115,9 +117,11 @@ void ControlPlane::compare_rows() {
         for (int j = 0; j < size(); ++j) {
             if (!(row(j).flags & row_failed)) continue;
             const auto& error = *reinterpret_cast<const ErrorText*>(payload(row(j)));
-            const std::string text(error.text, strnlen(error.text, sizeof error.text));
-            throw Error(static_cast<ErrorClass>(error.kind), static_cast<ErrorType>(error.code),
-                        describe_op(row(j).op) + " failed on " + rank_text(j) + ": " + text);
+            const std::string text =
+                describe_op(row(j).op) + " failed on " + rank_text(j) + ": " + peer_text(error.text, sizeof error.text);
+            const auto kind = static_cast<ErrorClass>(read_once(error.kind));
+            if (kind > ErrorClass::resource) throw peer_lost(text);
+            throw Error(kind, static_cast<ErrorType>(error.code), text);
         }
     }
     if (!options_.check) return;

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstdio>
-#include <cstring>
 
 #include "base/place.h"
 #include "control/deadlock.h"
@@ -21,15 +20,6 @@ std::string seconds_text(double seconds) {
 
 double seconds_since(Clock::time_point then) {
     return std::chrono::duration<double>(Clock::now() - then).count();
-}
-
-/// Copies as much of `text` as fits, whole UTF-8 characters only: half of one could not become a Python string.
-void copy_text(char* to, size_t capacity, const std::string& text) {
-    size_t length = std::min(text.size(), capacity - 1);
-    if (length < text.size())
-        while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0) == 0x80) --length;
-    std::memcpy(to, text.data(), length);
-    to[length] = 0;
 }
 
 }  // namespace
@@ -98,7 +88,7 @@ Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
         throw_poison();
     }
     if (!settled_) await_rows(seq_);  // ROW in row_protocol.pml
-    settled_ = false;
+    settled_ = published_ = false;
     ++seq_;
     op_ = op;
     record_start(dtype);
@@ -114,6 +104,7 @@ Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
 }
 
 void ControlPlane::publish(Row& mine) {
+    published_ = true;
     mine.seq.store(seq_, std::memory_order_release);
     // Everybody waits for all rows: the last of them wakes the sleepers, once.
     doorbell_.ring_if([&] { return has_all_rows(seq_); });
@@ -155,24 +146,6 @@ void ControlPlane::close(bool ok, uint64_t bytes) {
     op_ = OpKind::none;
     active_.store(false, std::memory_order_seq_cst);
     if (header().poison.load(std::memory_order_seq_cst) != 0) status(rank()).acked.store(1, std::memory_order_release);
-}
-
-void ControlPlane::fail(OpKind op, const Error& error) {
-    try {
-        Row& mine = open(op, DType::uint8, -1);
-        auto& text = *reinterpret_cast<ErrorText*>(payload(mine));
-        text.kind = static_cast<uint8_t>(error.kind());
-        text.code = static_cast<int32_t>(error.code());
-        copy_text(text.text, sizeof text.text, error.what());
-        mine.flags = row_failed;
-        publish(mine);
-    } catch (const Error&) {
-        // The communicator is poisoned: the peers learn of that instead.
-    } catch (...) {
-        close(false, 0);  // interrupted
-        throw;
-    }
-    close(false, 0);
 }
 
 /// Milliseconds: no longer than until the timeout.
@@ -236,68 +209,6 @@ void ControlPlane::throw_timeout(const std::vector<int>& missing) {
                                     " in " + describe_op() + " for " + describe_ranks(missing) +
                                     "; the timeout is over");
     throw_poison();
-}
-
-ControlPlane::Poison ControlPlane::poison_told() const {
-    const uint64_t poison = header().poison.load(std::memory_order_acquire);
-    const int by = static_cast<int>(poison & 0xffffffff) - 1;
-    const RankStatus& teller = status(by);
-    return {static_cast<PoisonKind>(poison >> 32), by,
-            std::string(teller.reason, strnlen(teller.reason, sizeof teller.reason))};
-}
-
-void ControlPlane::throw_poison() const {
-    const Poison poison = poison_told();
-    if (poison.kind == PoisonKind::timeout) throw comm_timeout(poison.reason);
-    if (poison.kind == PoisonKind::deadlock) {
-        Deadlocks::instance().judge();  // those who wait for this rank must hear of it before it goes on
-        throw deadlock(poison.reason);
-    }
-    throw peer_lost(describe_op() + ": " + poison.reason);
-}
-
-void ControlPlane::poison(PoisonKind kind, const std::string& reason) {
-    hear_poison(kind, rank(), reason);
-}
-
-void ControlPlane::hear_poison(PoisonKind kind, int by, const std::string& reason) {
-    {
-        const std::lock_guard lock(poison_mutex_);
-        if (poisoned()) return;
-        RankStatus& teller = status(by);
-        copy_text(teller.reason, sizeof teller.reason, reason);
-        uint64_t expected = 0;
-        const uint64_t value = static_cast<uint64_t>(kind) << 32 | (static_cast<uint64_t>(by) + 1);
-        if (!header().poison.compare_exchange_strong(expected, value, std::memory_order_seq_cst)) return;
-    }
-    doorbell_.ring();
-    if (on_poison) on_poison();
-}
-
-void ControlPlane::hear_left(int peer) {
-    status(peer).state.store(RankState::left, std::memory_order_release);
-    doorbell_.ring();
-}
-
-void ControlPlane::hear_difference(uint64_t seq, const PairDifference& difference) {
-    header().difference = difference;
-    header().judged.store(seq, std::memory_order_release);
-    doorbell_.ring();
-}
-
-void ControlPlane::lost(int peer, const std::string& how) {
-    poison(PoisonKind::lost, "rank " + std::to_string(peer) + " was lost: " + how + "; " + describe_rank(peer));
-}
-
-void ControlPlane::acknowledge_if_idle() {
-    if (poisoned() && !active_.load(std::memory_order_seq_cst))
-        status(rank()).acked.store(1, std::memory_order_release);
-}
-
-void ControlPlane::leave() {
-    status(rank()).acked.store(1, std::memory_order_release);
-    status(rank()).state.store(RankState::left, std::memory_order_release);
-    doorbell_.ring();
 }
 
 }  // namespace alltoallv

@@ -69,6 +69,11 @@ class ControlPlane {
     void close(bool ok, uint64_t bytes);
     /// Publishes a failure in place of an operator, without waiting for the peers.
     void fail(OpKind op, const Error& error);
+    /// This rank cannot go on in the operator that it has opened: says so in its row, if that has not been published,
+    /// or, `in_the_middle` of the data, for which peers wait, ends the communicator.
+    void give_up(const Error& error, bool in_the_middle);
+    /// Ends the communicator: this rank has failed in `what`.
+    void poison_with(const Error& error, const std::string& what);
 
     uint64_t seq() const { return seq_; }
     Row& row(int rank) const { return row(rank, seq_); }
@@ -150,8 +155,19 @@ class ControlPlane {
         std::string reason;
     };
     Poison poison_told() const;
+    /// What is raised in `what` once poisoned.
+    Error poison_error(const std::string& what) const;
     void ring() { doorbell_.ring(); }
     bool has_left(int rank) const { return status(rank).state.load(std::memory_order_acquire) == RankState::left; }
+
+    /// A peer has announced what cannot be.
+    Error broken(int peer, const std::string& how) const;
+
+    /// After agreement: what a peer says lies there in its payload. Throws unless it does.
+    const char* payload_of(int peer, int64_t offset, size_t bytes) const;
+
+    /// After agreement: how many elements each rank sends to this one. Throws unless memory could hold them.
+    std::vector<int64_t> counts_from_peers(DType dtype) const;
 
     std::string describe_rank(int rank) const;
     std::string describe_op(OpKind op) const;
@@ -228,6 +244,7 @@ class ControlPlane {
     void forget_wait();
     [[noreturn]] void throw_timeout(const std::vector<int>& missing);
     [[noreturn]] void throw_poison() const;
+    void publish_failure(Row& row, const Error& error);
     void compare_rows();
     bool has_all_rows(uint64_t seq) const;
     PairDifference find_difference();
@@ -246,7 +263,8 @@ class ControlPlane {
     int processors_ = 1;
     int spins_;
     uint64_t seq_ = 0;
-    bool settled_ = true;  // all rows of seq_ have been seen
+    bool settled_ = true;     // all rows of seq_ have been seen
+    bool published_ = false;  // this rank's row of seq_
     OpKind op_ = OpKind::none;
     double op_timeout_;
     Clock::time_point started_, next_warning_;

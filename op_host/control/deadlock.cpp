@@ -8,6 +8,7 @@
 #include <deque>
 
 #include "control/control.h"
+#include "control/peer_words.h"
 
 namespace alltoallv {
 namespace {
@@ -55,7 +56,6 @@ std::vector<WaitRecord> read(const WaitBoard& board) {
     for (WaitRecord& record : records) {
         record.ranks = std::min<uint16_t>(record.ranks, WaitRecord::most_ranks);
         record.domain[sizeof record.domain - 1] = 0;
-        if (static_cast<size_t>(record.op) >= std::size(op_table)) record.op = OpKind::none;
     }
     return records;
 }
@@ -97,7 +97,8 @@ std::string chain_text(const WaitRecord& from, const std::vector<WaitRecord>& al
         if (record != &from) text += ", which waits";
         if (record->rank != expected) text += " as rank " + std::to_string(record->rank);
         text += " in operator #" + std::to_string(record->seq) + " " + std::string(name_of(record->op)) +
-                " of domain '" + record->domain + "' for rank " + std::to_string(whom.rank);
+                " of domain '" + peer_text(record->domain, sizeof record->domain) + "' for rank " +
+                std::to_string(whom.rank);
         expected = whom.rank;
     }
     return text;
@@ -220,9 +221,11 @@ void Deadlocks::judge() {
 
 /// Collects what the peers that this process waits for know, the latest of each process.
 void Deadlocks::hear() {
-    const auto learn = [this](const std::vector<WaitRecord>& records) {
+    const int64_t now = now_ns();
+    const auto learn = [&](const std::vector<WaitRecord>& records, bool mine) {
         Known told;
         for (const WaitRecord& record : records) {
+            if (!mine && (record.process == mine_[0].process || record.seen_ns > now)) continue;  // as no peer can know
             Process& process = told[record.process];
             process.since_ns = record.since_ns;
             process.seen_ns = record.seen_ns;
@@ -234,15 +237,14 @@ void Deadlocks::hear() {
             if (known == known_.end() || known->second.seen_ns < process.seen_ns) known_[id] = std::move(process);
         }
     };
-    const int64_t now = now_ns();
     std::erase_if(known_, [&](const auto& item) { return item.second.seen_ns < now - hearsay_ns; });
-    learn(mine_);
+    learn(mine_, true);
     for (ControlPlane* plane : planes_)
         for (const WaitRecord& record : mine_)
             if (plane->domain() == record.domain)
                 for (const WaitRecord::For& whom : missing_of(record))
                     if (whom.rank < plane->size() && whom.process != mine_[0].process)
-                        learn(read(plane->board(static_cast<int>(whom.rank))));
+                        learn(read(plane->board(static_cast<int>(whom.rank))), false);
 }
 
 void Deadlocks::publish() {

@@ -1,11 +1,13 @@
 /// \file describe.cpp
 /// \brief What messages call operators and ranks.
-#include <cstring>
+#include <signal.h>
+
 #include <fstream>
 #include <sstream>
 #include <string>
 
 #include "control/control.h"
+#include "control/peer_words.h"
 
 namespace alltoallv {
 namespace {
@@ -13,6 +15,7 @@ namespace {
 /// "running", "stopped" or "gone", from the kernel's own table.
 const char* process_state(uint32_t pid) {
     std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+    if (!file.is_open() && kill(static_cast<pid_t>(pid), 0) == 0) return "running";  // no descriptor to look with
     std::string line;
     if (!std::getline(file, line)) return "gone";
     const size_t paren = line.rfind(')');  // the command name may itself contain parentheses
@@ -40,7 +43,7 @@ std::string ControlPlane::describe_op(OpKind op) const {
 std::string ControlPlane::describe_rank(int peer) const {
     const RankStatus& peer_status = status(peer);
     const uint32_t pid = peer_status.pid.load(std::memory_order_relaxed);
-    const std::string host(peer_status.host, strnlen(peer_status.host, sizeof peer_status.host));
+    const std::string host = peer_text(peer_status.host, sizeof peer_status.host);
     const std::string state = has_left(peer) ? "left" : host.empty() ? process_state(pid) : "on another host";
     std::string text = "rank " + std::to_string(peer) + " (pid " + std::to_string(pid) +
                        (host.empty() ? "" : " of " + host) + ", " + state;

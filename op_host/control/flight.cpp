@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "control/control.h"
+#include "core/peer_names.h"
 
 namespace alltoallv {
 namespace {
@@ -56,7 +57,7 @@ std::string flight_json(const std::string& domain, int rank, int size, const std
             const FlightOperator& one = ranks[j].operators[i];
             json += (i > 0 ? ", " : "") + std::string("{\"seq\": ") + std::to_string(one.seq);
             json += ", \"operator\": \"" + std::string(name_of(one.op)) + "\"";
-            json += ", \"dtype\": \"" + std::string(name_of(one.dtype)) + "\"";
+            json += ", \"dtype\": \"" + peer_name(one.dtype) + "\"";
             json += std::string(", \"state\": \"") + state_names[static_cast<size_t>(one.state)] + "\"";
             append_field(json, "bytes", one.bytes);
             append_field(json, "start_ns", one.start_ns);

@@ -61,7 +61,6 @@ struct alignas(cache_line) Row {
     int64_t root;   // of a rooted operator, or a digest of other terms (quant_terms.h), else 0; equal on all ranks
 
     Pair* pairs() { return reinterpret_cast<Pair*>(this + 1); }
-    uint64_t input_address() const { return input.offset(); }  // of a private input
     const Pair* pairs() const { return reinterpret_cast<const Pair*>(this + 1); }
 };
 static_assert(sizeof(Row) == cache_line);
@@ -109,7 +108,7 @@ struct alignas(cache_line) RankStatus {
     FlightEntry flight[flight_length];
 };
 
-enum class PoisonKind : uint8_t { none, timeout, lost, aborted, deadlock };
+enum class PoisonKind : uint8_t { none, timeout, lost, aborted, deadlock, resource, memory };
 
 /// Two ranks that disagree about a count; from < 0: none do.
 struct PairDifference {

@@ -100,9 +100,12 @@ bool CallQueue::on_worker() {
     return worker();
 }
 
-void CallQueue::enter(uint64_t ticket) {
-    if (serving_.load() == ticket) return;
+/// Returns whether a call comes while another thread's is inside or waits.
+bool CallQueue::enter(uint64_t ticket, bool calls) {
+    if (serving_.load() == ticket) return false;
     waiting_.fetch_add(1);
+    const bool overlaps =
+        calls && (callers_waiting_.fetch_add(1) > 0 || held_by_caller_.load(std::memory_order_relaxed));
     const Waiting waiting;
     std::exception_ptr interrupted;
     {
@@ -122,7 +125,8 @@ void CallQueue::enter(uint64_t ticket) {
         }
     }
     waiting_.fetch_sub(1);
-    if (!interrupted) return;
+    if (calls) callers_waiting_.fetch_sub(1);
+    if (!interrupted) return overlaps;
     leave();
     std::rethrow_exception(interrupted);
 }
@@ -176,7 +180,7 @@ void CallQueue::run_front(std::unique_lock<std::mutex>& lock) {
     queue_.pop_front();
     if (queue_.empty()) hurried_ = false;
     lock.unlock();
-    enter(item.ticket);
+    enter(item.ticket, false);
     const CallQueue* outer = std::exchange(turn_of(), this);
     std::exception_ptr error, interrupted;
     try {

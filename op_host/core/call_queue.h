@@ -51,17 +51,28 @@ class CallQueue {
     /// Holds the communicator for one synchronous call. Inside a queued call it does nothing: that holds it already.
     class Turn {
       public:
-        explicit Turn(CallQueue& queue) : queue_(turn_of() == &queue ? nullptr : &queue) {
-            if (queue_ != nullptr) queue_->enter(queue_->next_.fetch_add(1));
+        /// `calls`: on behalf of the program, whose threads must not do so at once.
+        explicit Turn(CallQueue& queue, bool calls = false)
+            : queue_(turn_of() == &queue ? nullptr : &queue), calls_(calls) {
+            if (queue_ == nullptr) return;
+            overlaps_ = queue_->enter(queue_->next_.fetch_add(1), calls_);
+            if (calls_) queue_->held_by_caller_.store(true, std::memory_order_relaxed);
         }
         ~Turn() {
-            if (queue_ != nullptr) queue_->leave();
+            if (queue_ == nullptr) return;
+            if (calls_) queue_->held_by_caller_.store(false, std::memory_order_relaxed);
+            queue_->leave();
         }
+        /// Whether it came while another thread's call was inside or waiting.
+        bool overlaps() const { return overlaps_; }
+        /// Whether another thread's call waits behind it.
+        bool is_joined() const { return queue_ != nullptr && queue_->callers_waiting_.load() > 0; }
         Turn(const Turn&) = delete;
         Turn& operator=(const Turn&) = delete;
 
       private:
         CallQueue* queue_;
+        bool calls_, overlaps_ = false;
     };
 
     /// Runs `call` in its turn, on the queue's thread or on one that waits for the work. While calls follow each other
@@ -96,7 +107,7 @@ class CallQueue {
 
     /// The queue whose turn this thread has for calls of the queue, or null.
     static const CallQueue*& turn_of();
-    void enter(uint64_t ticket);
+    bool enter(uint64_t ticket, bool calls);
     void leave();
     void run();
     bool await_item(std::unique_lock<std::mutex>& lock);
@@ -109,7 +120,8 @@ class CallQueue {
     std::mutex& mutex_;
     std::atomic<uint64_t> next_{0};
     std::atomic<uint64_t> serving_{0};
-    std::atomic<int> waiting_{0};
+    std::atomic<int> waiting_{0}, callers_waiting_{0};
+    std::atomic<bool> held_by_caller_{false};
     std::condition_variable turn_;   // serving_ has moved on
     std::condition_variable items_;  // there is work, or no more will come
     std::deque<Item> queue_;

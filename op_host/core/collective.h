@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <iterator>
+#include <numeric>
 #include <span>
 #include <string_view>
 
@@ -66,8 +68,12 @@ inline constexpr OpInfo op_table[] = {
 #undef X
 };
 
+/// What a broken peer may have in place of an operator.
+inline constexpr OpInfo no_op{"unknown", Kind::exchange, false};
+
 constexpr const OpInfo& info(OpKind op) {
-    return op_table[static_cast<size_t>(op)];
+    const auto row = static_cast<size_t>(op);
+    return row < std::size(op_table) ? op_table[row] : no_op;
 }
 constexpr std::string_view name_of(OpKind op) {
     return info(op).name;
@@ -84,7 +90,8 @@ enum class ReduceOp : uint8_t { sum, avg, min, max, prod, band, bor, bxor };
 inline constexpr std::string_view reduce_op_names[] = {"sum", "avg", "min", "max", "prod", "band", "bor", "bxor"};
 
 constexpr std::string_view name_of(ReduceOp op) {
-    return reduce_op_names[static_cast<size_t>(op)];
+    const auto row = static_cast<size_t>(op);
+    return row < std::size(reduce_op_names) ? reduce_op_names[row] : "unknown";
 }
 
 /// One pair's part of a digest; nothing for a count of zero.
@@ -145,6 +152,10 @@ struct Reduction {
     void* stream = nullptr;  ///< as in Exchange
     bool moves = true;       ///< as in Exchange
 };
+
+inline int64_t total_count(const Reduction& reduction) {
+    return std::accumulate(reduction.counts.begin(), reduction.counts.end(), int64_t{0});
+}
 
 /// One side of a message between two ranks: the n-th send and the n-th recv of a pair and a tag belong together.
 struct PeerMessage {

@@ -19,6 +19,12 @@ WorkPtr Communicator::begin(OpKind op, std::function<void()> call) {
     }
 }
 
+Error Communicator::two_threads(OpKind op) const {
+    return peer_mismatch(std::string(name_of(op)) + " of domain '" + domain() + "': two threads of rank " +
+                         std::to_string(rank()) + " are in calls of this communicator at once, which other ranks may " +
+                         "take in another order; give each thread a communicator of its own");
+}
+
 Error Communicator::inherited() const {
     return backend_unavailable("the communicator of domain '" + domain() +
                                "' was made before fork and belongs to the parent process; make a new one in the child");

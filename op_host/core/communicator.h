@@ -92,6 +92,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// Throws invalid_param unless there is such a rank.
     static void check_rank(int rank, int size);
 
+    /// What a call throws that comes while another thread's is inside: ranks may take the two in different orders.
+    Error two_threads(OpKind op) const;
+
     /// What calls after `fork`, in the child, and after `destroy()` throw.
     Error inherited() const;
     Error destroyed() const;

@@ -1,10 +1,12 @@
 #include "core/message_text.h"
 
+#include "core/peer_names.h"
+
 namespace alltoallv {
 namespace {
 
 std::string elements(int64_t count, DType dtype) {
-    return std::to_string(count) + " " + std::string(name_of(dtype));
+    return std::to_string(count) + " " + peer_name(dtype);
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <span>
 
+#include "core/peer_names.h"
+
 namespace alltoallv {
 namespace {
 
@@ -12,6 +14,13 @@ constexpr std::array mode_names{"dynamic scales", "a shared scale", "two shared 
 constexpr std::array overflow_names{"saturate", "raise", "infinity"};
 constexpr std::array feedback_names{"no error feedback", "error feedback", "error feedback of the gather only",
                                     "error feedback of both quantizations"};
+
+/// "unknown" beyond the names, as a broken peer may have it.
+template <size_t N>
+std::string name_in(const std::array<const char*, N>& names, auto index) {
+    const auto i = static_cast<size_t>(index);
+    return i < N ? names[i] : "unknown";
+}
 
 /// Any difference in one 32-bit word changes it: every step is a bijection of the words before.
 uint64_t digest_of(const void* data, size_t bytes) {
@@ -79,20 +88,18 @@ std::string difference(const QuantTerms& a, int rank_a, const QuantTerms& b, int
     const auto both = [&](const std::string& of_a, const std::string& of_b) {
         return "rank " + std::to_string(rank_a) + " has " + of_a + ", rank " + std::to_string(rank_b) + " has " + of_b;
     };
-    if (a.mode != b.mode)
-        return both(mode_names.at(static_cast<size_t>(a.mode)), mode_names.at(static_cast<size_t>(b.mode)));
+    if (a.mode != b.mode) return both(name_in(mode_names, a.mode), name_in(mode_names, b.mode));
     if (a.out_dtype != b.out_dtype)
-        return both("an output of " + std::string(name_of(a.out_dtype)), "one of " + std::string(name_of(b.out_dtype)));
-    if (a.format != b.format)
-        return both("format " + std::string(info(a.format).name), "format " + std::string(info(b.format).name));
+        return both("an output of " + peer_name(a.out_dtype), "one of " + peer_name(b.out_dtype));
+    if (a.format != b.format) return both("format " + peer_name(a.format), "format " + peer_name(b.format));
     if (a.group_size != b.group_size)
         return both("group_size " + std::to_string(a.group_size), "group_size " + std::to_string(b.group_size));
     if (a.requantizes != b.requantizes)
         return both(a.requantizes ? "gather quantized" : "gather full", b.requantizes ? "quantized" : "full");
     if (a.overflow != b.overflow)
-        return both("overflow " + std::string(overflow_names.at(static_cast<size_t>(a.overflow))),
-                    overflow_names.at(static_cast<size_t>(b.overflow)));
-    if (a.feeds_back != b.feeds_back) return both(feedback_names.at(a.feeds_back), feedback_names.at(b.feeds_back));
+        return both("overflow " + name_in(overflow_names, a.overflow), name_in(overflow_names, b.overflow));
+    if (a.feeds_back != b.feeds_back)
+        return both(name_in(feedback_names, a.feeds_back), name_in(feedback_names, b.feeds_back));
     if (a.scales != b.scales || a.scale_digest != b.scale_digest)
         return both(scale_text("scale", a.scales, a.scale, a.scale_digest),
                     scale_text("scale", b.scales, b.scale, b.scale_digest));
@@ -104,9 +111,7 @@ std::string difference(const QuantTerms& a, int rank_a, const QuantTerms& b, int
 }
 
 std::string describe_row_terms(int64_t terms) {
-    const auto format = static_cast<size_t>(terms & 0xff);  // as a peer has it
-    const std::string_view name = format < code_format_table.size() ? code_format_table[format].name : "unknown";
-    return std::string(name) + " codes in groups of " + std::to_string(terms >> 8);
+    return peer_name(static_cast<CodeFormat>(terms & 0xff)) + " codes in groups of " + std::to_string(terms >> 8);
 }
 
 }  // namespace alltoallv

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from alltoallv import _core, membership
-from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError
+from alltoallv.errors import AllToAllVError, BackendUnavailableError, InvalidParamError, OutOfMemoryError
 from alltoallv.launch import detect as launch
 from alltoallv.launch import hccl, mpi
 from alltoallv.launch.options import between_hosts, make_options
@@ -238,6 +238,9 @@ class Communicator:
         """Uses up this rank's next operator with a failure, which every peer then raises too."""
         names = _core.error_classes
         name = type(error).__name__
+        if isinstance(error, MemoryError):
+            self.core.fail(operator, names.index("ResourceError"), OutOfMemoryError.code, str(error) or name)
+            return
         kind = names.index(name) if name in names else names.index("InvalidParamError")
         code = error.code if isinstance(error, AllToAllVError) else 1
         text = str(error) if name in names else f"{name}: {error}"

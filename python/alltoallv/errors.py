@@ -80,8 +80,14 @@ class ValueOverflowError(AllToAllVError, OverflowError):
 
 
 class ResourceError(AllToAllVError, OSError):
-    """This process, or a peer's, has run out of threads, descriptors or memory; the message says of what. No data have
-    been moved, the communicator stays usable.
+    """This process, or a peer's, has run out of threads, descriptors or space; the message says of what, and on which
+    rank. ``Communicator.usable`` tells whether the communicator goes on: not if other ranks were moving data by then.
     """
+
+    code = 4
+
+
+class OutOfMemoryError(ResourceError, MemoryError):
+    """What this process, or a peer's, has run out of is memory."""
 
     code = 27

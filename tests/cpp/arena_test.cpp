@@ -110,9 +110,8 @@ bool gives_huge_pages() {
 void takes_huge_pages() {
     const Block block = arena().allocate(16 * megabyte);
     const Location at = arena().locate(block.data(), block.bytes());
-    size_t bytes = 0;
-    const int fd = arena().descriptor(at.segment(), &bytes);
-    const Mapping seen_by_a_peer(fd, bytes);
+    const size_t bytes = block.bytes();
+    const Mapping seen_by_a_peer(arena().descriptor(at.segment()), bytes);
     seen_by_a_peer.populate(bytes);
     for (const char* data : {block.data(), seen_by_a_peer.data()}) {
         CHECK_EQ(reinterpret_cast<uintptr_t>(data) % (2 * megabyte), uintptr_t{0});
@@ -176,26 +175,29 @@ void finds() {
     for (const Block* block : {&a, &b}) {
         const Location at = arena().locate(block->data() + 5, 100);
         CHECK(at.segment() != 0);
-        CHECK(arena().base(at.segment()) + at.offset() == block->data() + 5);
-        size_t bytes = 0;
-        const int fd = arena().descriptor(at.segment(), &bytes);
+        CHECK(arena().address(at.segment(), at.offset(), 100) == block->data() + 5);
+        const int fd = arena().descriptor(at.segment());
         CHECK(fd >= 0);
         struct stat status{};
-        CHECK(fstat(fd, &status) == 0 && status.st_size == static_cast<off_t>(bytes));
+        CHECK(fstat(fd, &status) == 0);
+        const auto bytes = static_cast<size_t>(status.st_size);
         CHECK(ftruncate(fd, 0) != 0);  // no peer can shrink it under another's feet
         const Mapping seen_by_a_peer(fd, bytes);
         block->data()[5] = 42;
         CHECK_EQ(static_cast<int>(seen_by_a_peer.data()[at.offset()]), 42);
-        CHECK(arena().locate(arena().base(at.segment()) + bytes - 1, 2).segment() == 0);  // runs over the end
-        CHECK(arena().locate(arena().base(at.segment()) + bytes - 2, 2).segment() == at.segment());
+        const char* const base = arena().address(at.segment(), 0, bytes);
+        CHECK(arena().locate(base + bytes - 1, 2).segment() == 0);  // runs over the end
+        CHECK(arena().locate(base + bytes - 2, 2).segment() == at.segment());
+        CHECK(arena().address(at.segment(), 0, bytes + 1) == nullptr);
+        CHECK(arena().address(at.segment(), bytes + 1, 0) == nullptr);
+        CHECK(arena().address(at.segment(), ~uint64_t{0}, 2) == nullptr);
     }
     CHECK(arena().locate(a.data(), 1).segment() != arena().locate(b.data(), 1).segment());
     const char mine = 0;
     const Location here = arena().locate(&mine, 1);
     CHECK(here.segment() == 0 && here.offset() == reinterpret_cast<uint64_t>(&mine));
-    size_t bytes = 0;
-    CHECK(arena().base(999) == nullptr);
-    CHECK_EQ(arena().descriptor(999, &bytes), -1);
+    CHECK(arena().address(999, 0, 0) == nullptr && arena().address(0, 0, 0) == nullptr);
+    CHECK_EQ(arena().descriptor(999), -1);
 }
 
 /// While a late writer may come back, nothing that overlaps its target is handed out; afterwards it is.
@@ -205,9 +207,7 @@ void quarantines() {
     std::optional<Block> block(arena().allocate(2 * megabyte));
     char* data = block->data();
     const Location place = arena().locate(data, 1);
-    size_t size = 0;
-    const int fd = arena().descriptor(place.segment(), &size);
-    const Mapping peers(fd, size);
+    const Mapping peers(arena().descriptor(place.segment()), place.offset() + 2 * megabyte);
     std::memset(data, 1, 2 * megabyte);
     arena().quarantine(data + 100, 1000, [&] { return clear.load(); });
     std::memset(peers.data() + place.offset(), 2, 2 * megabyte);

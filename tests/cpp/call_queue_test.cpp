@@ -42,6 +42,25 @@ void one_at_a_time() {
     CHECK(!queue.busy());
 }
 
+/// Both of two threads whose calls are there at once know of it, and nobody else.
+void overlapping() {
+    CallQueue queue;
+    auto first = std::make_unique<CallQueue::Turn>(queue, true);
+    CHECK(!first->overlaps() && !first->is_joined());
+    bool overlaps = false;
+    std::thread other([&] {
+        const CallQueue::Turn second(queue, true);
+        overlaps = second.overlaps() && !second.is_joined();
+    });
+    while (!first->is_joined()) std::this_thread::yield();
+    first.reset();
+    other.join();
+    CHECK(overlaps);
+    const WorkPtr pending = queue.submit([] { std::this_thread::sleep_for(milliseconds(5)); });
+    const CallQueue::Turn after(queue, true);  // behind what is queued, which is no call of another thread
+    CHECK(!after.overlaps() && !after.is_joined());
+}
+
 void in_order() {
     CallQueue queue;
     std::vector<int> order;
@@ -222,6 +241,7 @@ int main(int argc, char** argv) {
     return testing::run_all(argc, argv,
                             {{"one at a time", one_at_a_time},
                              {"in order", in_order},
+                             {"overlapping", overlapping},
                              {"works tell", works_tell},
                              {"lets go", lets_go},
                              {"the destructor finishes", destructor_finishes},

@@ -118,11 +118,8 @@ class Rank:
         is_victim = self.comm.rank == plan.victim
         if kind.group == "starved":
             limits: Callable[[], Any] = (lambda: starved(plan.kind)) if is_victim else nullcontext
-            if "joining" in plan.kind:
-                self.failing(lambda: self.join_another(limits))
-            else:
-                call = self.draw("all_to_all_v", self.rng.choice((50_000, 80_000)))
-                self.failing(lambda: self.go(call, limits))
+            call = self.draw("all_to_all_v", self.rng.choice((50_000, 80_000)))
+            self.failing(lambda: self.go(call, limits))
         elif kind.group == "disagrees":
             self.disagree(is_victim)
         elif kind.lasting:
@@ -152,10 +149,6 @@ class Rank:
             if self.comm.rank == first:
                 with continued(pids[plan.victim], 0.02):
                     pass
-
-    def join_another(self, limits: Callable[[], Any]) -> None:
-        with limits():
-            join(self.comm.rank, self.comm.size, f"{self.plan.seed}-another", domain="another", timeout=10).destroy()
 
     def disagree(self, is_victim: bool) -> None:
         kind = self.plan.kind

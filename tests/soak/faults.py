@@ -17,8 +17,6 @@ import numpy as np
 from case import Arguments
 from trouble import process_state, stamp, wait_for
 
-from alltoallv import errors
-
 TIMEOUT = 0.4  # of a call that a victim keeps waiting for too long, in seconds
 MISMATCH = ("PeerMismatchError",)
 
@@ -57,8 +55,6 @@ KINDS: dict[str, Kind] = {
     "delayed": Kind("delayed", (), ()),
     "descriptors": Kind("starved", _STARVED, _STARVED),
     "address space": Kind("starved", _STARVED, _STARVED),
-    "descriptors, joining": Kind("starved", _STARVED, _STARVED),
-    "address space, joining": Kind("starved", _STARVED, _STARVED),
     "counts": Kind("disagrees", MISMATCH, MISMATCH),
     "dtype": Kind("disagrees", MISMATCH, MISMATCH),
     "operator": Kind("disagrees", MISMATCH, MISMATCH),
@@ -66,8 +62,6 @@ KINDS: dict[str, Kind] = {
     "shape": Kind("disagrees", MISMATCH, MISMATCH),
     "argument": Kind("disagrees", ("InvalidParamError",), ("InvalidParamError",)),
 }
-if not hasattr(errors, "OutOfMemoryError"):  # resources that run out are no class of error yet
-    KINDS = {name: kind for name, kind in KINDS.items() if kind.group != "starved"}
 
 _ENDS: dict[str, Callable[[], object]] = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),

@@ -102,9 +102,7 @@ Block Arena::allocate(size_t bytes) {
         }
     }
     block.data_ = static_cast<char*>(std::aligned_alloc(2 * cache_line, block.reserved_));
-    if (block.data_ == nullptr)
-        throw Error(ErrorClass::invalid_tensor, ErrorType::OUT_OF_HOST_MEMORY,
-                    "no memory for an output of " + std::to_string(bytes) + " bytes");
+    if (block.data_ == nullptr) throw resource_error("no memory for an output of " + std::to_string(bytes) + " bytes");
     private_blocks_.fetch_add(1, std::memory_order_relaxed);
     private_bytes_.fetch_add(bytes, std::memory_order_relaxed);
     return block;
@@ -239,20 +237,20 @@ Location Arena::locate(const void* data, size_t bytes) const {
     return Location::in_private(data);
 }
 
-char* Arena::base(uint32_t segment) const {
-    for (const Span& span : spans())
-        if (span.id.load(std::memory_order_acquire) == segment)
-            return reinterpret_cast<char*>(span.base.load(std::memory_order_relaxed));
+char* Arena::address(uint32_t segment, uint64_t offset, size_t bytes) const {
+    for (const Span& span : spans()) {
+        if (segment == 0 || span.id.load(std::memory_order_acquire) != segment) continue;
+        const uint64_t size = span.bytes.load(std::memory_order_relaxed);
+        if (offset > size || bytes > size - offset) return nullptr;
+        return reinterpret_cast<char*>(span.base.load(std::memory_order_relaxed)) + offset;
+    }
     return nullptr;
 }
 
-int Arena::descriptor(uint32_t id, size_t* bytes) const {
+int Arena::descriptor(uint32_t id) const {
     const std::lock_guard lock(mutex_);
-    for (const auto& segment : segments_) {
-        if (segment->id != id) continue;
-        *bytes = segment->memory.size();
-        return segment->fd.get();
-    }
+    for (const auto& segment : segments_)
+        if (segment->id == id) return segment->fd.get();
     return -1;
 }
 

@@ -64,11 +64,11 @@ class Arena {
     /// Where `[data, data + bytes)` lies for peers; what has been cut out of the arena is private.
     Location locate(const void* data, size_t bytes) const;
 
-    /// Address of a segment in this process; null if there is none of that number.
-    char* base(uint32_t segment) const;
+    /// Address of `bytes` at an offset of a segment of this process; null unless there are as many.
+    char* address(uint32_t segment, uint64_t offset, size_t bytes) const;
 
-    /// Descriptor and size of a segment for a peer; -1 if there is none.
-    int descriptor(uint32_t segment, size_t* bytes) const;
+    /// Descriptor of a segment for a peer; -1 if there is none.
+    int descriptor(uint32_t segment) const;
 
     /// A communicator adds its domain's budget while it lives. Idle segments beyond the budgets are freed.
     void add_budget(size_t bytes);

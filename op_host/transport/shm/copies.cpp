@@ -71,12 +71,19 @@ void ShmCommunicator::read_peer(int peer, char* to, uint64_t from, size_t bytes)
     }
 }
 
+/// Bytes that lie in a ring: no more than fit, unless a rank has written nonsense.
+size_t ShmCommunicator::filled(const Stream& stream, uint64_t produced, uint64_t consumed) const {
+    if (produced - consumed > control_->layout().ring_bytes())
+        throw control_->broken(stream.peer, "more lies in its ring than fits");
+    return produced - consumed;
+}
+
 size_t ShmCommunicator::pump_out(Stream& stream) {
     const size_t capacity = control_->layout().ring_bytes();
     const uint64_t produced = stream.ring->produced.value.load(std::memory_order_relaxed);
     const uint64_t consumed = stream.ring->consumed.value.load(std::memory_order_acquire);
-    const size_t at = produced % capacity;
-    const size_t chunk = std::min({stream.left, capacity - (produced - consumed), capacity - at, capacity / 4});
+    const size_t at = produced % capacity, room = capacity - filled(stream, produced, consumed);
+    const size_t chunk = std::min({stream.left, room, capacity - at, capacity / 4});
     if (chunk == 0) return 0;
     peer_writer_.copy(reinterpret_cast<char*>(stream.ring + 1) + at, stream.local, chunk);
     control_->signal(stream.ring->produced, produced + chunk);
@@ -88,7 +95,7 @@ size_t ShmCommunicator::pump_in(Stream& stream) {
     const uint64_t consumed = stream.ring->consumed.value.load(std::memory_order_relaxed);
     const uint64_t produced = stream.ring->produced.value.load(std::memory_order_acquire);
     const size_t at = consumed % capacity;
-    const size_t chunk = std::min({stream.left, static_cast<size_t>(produced - consumed), capacity - at});
+    const size_t chunk = std::min({stream.left, filled(stream, produced, consumed), capacity - at});
     if (chunk == 0) return 0;
     std::memcpy(stream.local, reinterpret_cast<const char*>(stream.ring + 1) + at, chunk);
     control_->signal(stream.ring->consumed, consumed + chunk);
@@ -117,12 +124,8 @@ void ShmCommunicator::run_staged() {
     const auto unfinished = [&] {
         std::vector<int> ranks;
         for (int j = 0; j < size(); ++j) {
-            const auto is_awaited = [&](const Stream& s) {
-                return s.ring == &control_->ring(rank(), j) ||
-                       (s.ring == &control_->ring(j, rank()) && !has_sent_all(s));
-            };
-            if (std::any_of(outgoing_.begin(), outgoing_.end(), is_awaited) ||
-                std::any_of(incoming_.begin(), incoming_.end(), is_awaited))
+            if (std::ranges::any_of(outgoing_, [&](const Stream& s) { return s.peer == j; }) ||
+                std::ranges::any_of(incoming_, [&](const Stream& s) { return s.peer == j && !has_sent_all(s); }))
                 ranks.push_back(j);
         }
         return ranks;

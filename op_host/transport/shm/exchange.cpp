@@ -38,28 +38,32 @@ class Stopwatch {
 }  // namespace
 
 /// What the row says beside its pairs.
-void ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all, Row& mine) {
-    mine.digests = all.digests;
-    mine.root = x.root;
-    mine.count = x.row;
+RowWords ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all, Row& row) {
+    RowWords mine;
     mine.input = Arena::instance().locate(x.input, all.input_extent);
     if (x.recv_counts.empty()) {
         mine.flags |= row_learns;
     } else {
-        announce_output(x.output, all.output_extent, mine);
+        mine.output = announce_output(x.output, all.output_extent);
     }
     if (x.moves && allows(Path::inlined) && all.to_peers <= inline_capacity(mine)) mine.flags |= row_inline;
+    row.digests = all.digests;
+    row.root = x.root;
+    row.count = x.row;
+    row.input = mine.input;
+    row.output = mine.output;
+    return mine;
 }
 
 /// Says what goes where, and puts it into the mailbox if it travels with the row: peers that get the same region
 /// (all_gather) share one copy. A pair that says so already, since the row's last operator, stays in its reader's
 /// cache.
-void ShmCommunicator::fill_pairs(const Exchange& x, Row& mine) {
+void ShmCommunicator::fill_pairs(const Exchange& x, uint8_t flags, Row& row) {
     const auto element = static_cast<int64_t>(size_of(x.dtype));
     const int64_t unit = x.byte_displs ? 1 : element;
-    const bool learns = (mine.flags & row_learns) != 0, inlined = (mine.flags & row_inline) != 0;
-    char* const payload = control_->payload(mine);
-    Pair* const pairs = mine.pairs();
+    const bool learns = (flags & row_learns) != 0, inlined = (flags & row_inline) != 0;
+    char* const payload = control_->payload(row);
+    Pair* const pairs = row.pairs();
     int64_t used = 0;
     Pair last{0, -1, 0, 0};  // as in the input
     int64_t last_offset = 0;
@@ -82,15 +86,16 @@ void ShmCommunicator::fill_pairs(const Exchange& x, Row& mine) {
     }
 }
 
-void ShmCommunicator::announce_output(const void* output, size_t bytes, Row& mine) {
-    mine.output = Arena::instance().locate(output, bytes);
-    if (mine.output.segment() == 0) return;
+Location ShmCommunicator::announce_output(const void* output, size_t bytes) {
+    const Location location = Arena::instance().locate(output, bytes);
+    if (location.segment() == 0) return location;
     output_ = output;
     output_bytes_ = bytes;
+    return location;
 }
 
 /// What this rank may read from the peers' private memory into its own, if two copies may be quicker; else 0.
-size_t ShmCommunicator::timed_bytes(const Exchange& x, const ExchangeSummary& all, const Row& mine) const {
+size_t ShmCommunicator::timed_bytes(const Exchange& x, const ExchangeSummary& all, const RowWords& mine) const {
     if (options_.path != "auto" || !allows(Path::cma) || !x.moves) return 0;
     if ((mine.flags & row_learns) != 0 || mine.output.segment() != 0) return 0;
     if (all.from_peers <= 4 * options_.inline_bytes || all.from_peers > copied_twice) return 0;
@@ -100,7 +105,7 @@ size_t ShmCommunicator::timed_bytes(const Exchange& x, const ExchangeSummary& al
 /// Where every rank has a processor, a second look at the peers costs less than a second copy, from a few KiB on. Into
 /// private memory the alternatives are a system call per pair or a ring: the mailbox pays for longer, and longer still
 /// for peers who would rather not read, and where ranks take turns on the processors.
-size_t ShmCommunicator::inline_capacity(const Row& mine) const {
+size_t ShmCommunicator::inline_capacity(const RowWords& mine) const {
     if (options_.path != "auto" || (mine.flags & row_learns) != 0) return options_.inline_bytes;
     const bool has_room = control_->has_room();
     if (mine.output.segment() != 0)  // as the peers', supposedly
@@ -110,35 +115,24 @@ size_t ShmCommunicator::inline_capacity(const Row& mine) const {
     return avoided ? control_->layout().inline_bytes() : 4 * options_.inline_bytes;
 }
 
-/// After agreement, where no data move: the counts that the peers have announced.
-uint64_t ShmCommunicator::tell_counts(const Exchange& x) {
-    if (!x.recv_counts.empty()) return 0;
-    learnt_.clear();
-    for (int j = 0; j < size(); ++j) learnt_.push_back(control_->row(j).pairs()[rank()].send_count);
-    x.allocate(learnt_);
-    return 0;
-}
-
 /// After agreement a rank that learns its counts sizes its output and tells those who write into it.
-char* ShmCommunicator::learn_counts(const Exchange& x, Row& mine, size_t& bytes) {
-    learnt_.resize(static_cast<size_t>(size()));
-    int64_t total = 0;
-    const auto element = static_cast<int64_t>(size_of(x.dtype));
+char* ShmCommunicator::learn_counts(const Exchange& x, RowWords& mine, Row& row, size_t& bytes) {
+    learnt_ = control_->counts_from_peers(x.dtype);
+    targets_.clear();
+    bytes = 0;
     for (int j = 0; j < size(); ++j) {
-        const int64_t count = control_->row(j).pairs()[rank()].send_count;
-        learnt_[static_cast<size_t>(j)] = count;
-        mine.pairs()[j].recv_count = count;
-        mine.pairs()[j].target = total * element;
-        total += count;
+        targets_.push_back(static_cast<int64_t>(bytes));
+        row.pairs()[j].recv_count = learnt_[static_cast<size_t>(j)];
+        row.pairs()[j].target = targets_.back();
+        bytes += static_cast<size_t>(learnt_[static_cast<size_t>(j)]) * size_of(x.dtype);
     }
-    bytes = static_cast<size_t>(total * element);
     void* output = x.allocate(learnt_);
-    announce_output(output, bytes, mine);
+    row.output = mine.output = announce_output(output, bytes);
     control_->signal(control_->my_flags().late, control_->seq());
     return static_cast<char*>(output);
 }
 
-Path ShmCommunicator::path_of(const Row& sender, const Row& receiver) const {
+Path ShmCommunicator::path_of(const RowWords& sender, const RowWords& receiver) const {
     if (sender.flags & row_inline) return Path::inlined;
     if (receiver.output.segment() != 0 && allows(Path::push)) return Path::push;
     if (sender.input.segment() != 0 && allows(Path::pull)) return Path::pull;
@@ -147,34 +141,56 @@ Path ShmCommunicator::path_of(const Row& sender, const Row& receiver) const {
     return reads ? Path::cma : Path::staged;
 }
 
-uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
+/// With `check` off too: what disagrees here would be written where it does not belong.
+void ShmCommunicator::check_counts(int from, int to, int64_t sent, int64_t expected) const {
+    if (sent == expected) return;
+    throw peer_mismatch(control_->describe_op() + ": rank " + std::to_string(from) + " sends " + std::to_string(sent) +
+                        " elements to rank " + std::to_string(to) + ", which expects " + std::to_string(expected));
+}
+
+// Nothing is read from this rank's own row: a broken peer may have changed that, too.
+uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
     const size_t element = size_of(x.dtype);
+    const int64_t unit = x.byte_displs ? 1 : static_cast<int64_t>(element);
     const ExchangeSummary all = x.summary != nullptr ? *x.summary : summarize(x, rank());
-    fill_row(x, all, mine);
+    RowWords mine = fill_row(x, all, row);
     // Where ranks take turns their times mean nothing; two copies are quicker there.
     const size_t avoided_bytes = timed_bytes(x, all, mine), timed = control_->has_room() ? avoided_bytes : 0;
     if (timed > 0 ? reads_.choose(timed) == AlgorithmSelector::other : avoided_bytes > 0)
         mine.flags |= row_avoids_reads;
+    row.flags = mine.flags;
     Stopwatch watch(timed > 0);
-    fill_pairs(x, mine);
+    fill_pairs(x, mine.flags, row);
     watch.pause();
-    control_->publish(mine);
+    control_->publish(row);
     control_->agree();
-    if (!x.moves) return tell_counts(x);
+    const bool learns = (mine.flags & row_learns) != 0;
+    if (!x.moves) {
+        if (learns) x.allocate(control_->counts_from_peers(x.dtype));
+        return 0;
+    }
     watch.go_on();
 
     copying_ = true;
     const auto* input = static_cast<const char*>(x.input);
     size_t written = all.written;
-    char* output = (mine.flags & row_learns) != 0 ? learn_counts(x, mine, written) : static_cast<char*>(x.output);
-    const Pair* pairs = mine.pairs();
+    char* output = learns ? learn_counts(x, mine, row, written) : static_cast<char*>(x.output);
+    const auto source_of = [&](int to) { return input + x.sdispls[static_cast<size_t>(to)] * unit; };
+    const auto expected_of = [&](int from) {
+        return learns ? learnt_[static_cast<size_t>(from)] : x.recv_counts[static_cast<size_t>(from)];
+    };
+    const auto target_of = [&](int from) {
+        return output + (learns ? targets_[static_cast<size_t>(from)] : x.rdispls[static_cast<size_t>(from)] * unit);
+    };
     const uint64_t seq = control_->seq();
     uint64_t moved = 0;
     const bool outgrows = outgrows_caches(all.read + written);
     const Stores own = outgrows ? Stores::streaming : Stores::ordinary;
 
-    if (const size_t bytes = static_cast<size_t>(pairs[rank()].recv_count) * element; bytes > 0) {
-        copy_checked(output + pairs[rank()].target, input + pairs[rank()].source, bytes, own);
+    if (const int64_t n = expected_of(rank()); n > 0) {
+        check_counts(rank(), rank(), x.send_counts[static_cast<size_t>(rank())], n);
+        const size_t bytes = static_cast<size_t>(n) * element;
+        copy_checked(target_of(rank()), source_of(rank()), bytes, own);
         count(Path::self, bytes);
         moved += bytes;
     }
@@ -186,21 +202,22 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
     // Step k pairs every rank with another receiver, so that no output is written by all at once.
     for (int k = 1; k < size(); ++k) {
         const int to = (rank() + k) % size(), from = (rank() - k + size()) % size();
-        if (const size_t bytes = static_cast<size_t>(pairs[to].send_count) * element;
-            bytes > 0 && (mine.flags & row_inline) == 0) {
-            const Row& receiver = control_->row(to);
-            if (receiver.flags & row_learns) await_late(to, seq);
-            const char* source = input + pairs[to].source;
+        if (const int64_t n = x.send_counts[static_cast<size_t>(to)]; n > 0 && (mine.flags & row_inline) == 0) {
+            if (read_once(control_->row(to).flags) & row_learns) await_late(to, seq);
+            const RowWords receiver(control_->row(to), rank());
+            check_counts(rank(), to, n, receiver.pair.recv_count);
+            const size_t bytes = static_cast<size_t>(n) * element;
+            const char* source = source_of(to);
             const Path path = path_of(mine, receiver);
             switch (path) {
                 case Path::push:
-                    copy_checked(address_of(to, receiver.output) + receiver.pairs()[rank()].target, source, bytes,
+                    copy_checked(address_of(to, receiver.output, receiver.pair.target, bytes), source, bytes,
                                  outgrows ? Stores::streaming : Stores::to_peer);
                     count(Path::push, bytes);
                     touched = true;
                     break;
                 case Path::staged:
-                    outgoing_.push_back({&control_->ring(rank(), to), const_cast<char*>(source), bytes});
+                    outgoing_.push_back({to, &control_->ring(rank(), to), const_cast<char*>(source), bytes});
                     break;
                 default:  // the receiver reads my input
                     awaited_[static_cast<size_t>(to)] = 1;
@@ -208,26 +225,28 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& mine) {
                     is_read |= path == Path::cma;
             }
         }
-        if (const size_t bytes = static_cast<size_t>(pairs[from].recv_count) * element; bytes > 0) {
-            Row& sender = control_->row(from);
-            const int64_t source = sender.pairs()[rank()].source;
-            char* target = output + pairs[from].target;
+        if (const int64_t n = expected_of(from); n > 0) {
+            const RowWords sender(control_->row(from), rank());
+            check_counts(from, rank(), sender.pair.send_count, n);
+            const size_t bytes = static_cast<size_t>(n) * element;
+            const int64_t source = sender.pair.source;
+            char* target = target_of(from);
             const Path path = path_of(sender, mine);
             moved += bytes;
             switch (path) {
                 case Path::inlined:
-                    std::memcpy(target, control_->payload(sender) + source, bytes);
+                    std::memcpy(target, control_->payload_of(from, source, bytes), bytes);
                     break;
                 case Path::pull:
-                    copy_checked(target, address_of(from, sender.input) + source, bytes, own);
+                    copy_checked(target, address_of(from, sender.input, source, bytes), bytes, own);
                     touched = true;
                     break;
                 case Path::cma:
-                    read_peer(from, target, sender.input_address() + static_cast<uint64_t>(source), bytes);
+                    read_peer(from, target, sender.input.offset() + static_cast<uint64_t>(source), bytes);
                     touched = reads = true;
                     break;
                 case Path::staged:
-                    incoming_.push_back({&control_->ring(from, rank()), target, bytes});
+                    incoming_.push_back({from, &control_->ring(from, rank()), target, bytes});
                     break;
                 default:  // the sender writes into my output, and counts the bytes
                     awaited_[static_cast<size_t>(from)] = 1;
@@ -253,16 +272,24 @@ void ShmCommunicator::await_late(int peer, uint64_t seq) {
     control_->wait_flags([](Flags& flags) -> Flag& { return flags.late; }, seq, [&](int j) { return j == peer; });
 }
 
-char* ShmCommunicator::address_of(int peer, Location location) {
+/// Of memory that a peer says it has: throws unless it lies in a segment of that peer.
+char* ShmCommunicator::address_of(int peer, Location location, int64_t displacement, size_t bytes) {
     PeerState& state = peers_[static_cast<size_t>(peer)];
-    if (state.same_process) return Arena::instance().base(location.segment()) + location.offset();
-    char* base = state.segments.base(location.segment());
-    if (base == nullptr) {
-        links_->request_segment(peer, location.segment());
-        control_->wait([&] { return (base = state.segments.base(location.segment())) != nullptr; },
-                       [&] { return std::vector<int>{peer}; }, false);
+    const uint64_t offset = location.offset() + static_cast<uint64_t>(displacement);
+    char* address = nullptr;
+    if (state.same_process) {
+        address = Arena::instance().address(location.segment(), offset, bytes);
+    } else {
+        const Mapping* segment = state.segments.find(location.segment());
+        if (segment == nullptr) {
+            links_->request_segment(peer, location.segment());
+            control_->wait([&] { return (segment = state.segments.find(location.segment())) != nullptr; },
+                           [&] { return std::vector<int>{peer}; }, false);
+        }
+        address = segment->at(offset, bytes);
     }
-    return base + location.offset();
+    if (address == nullptr) throw control_->broken(peer, "it names memory that it has not given");
+    return address;
 }
 
 }  // namespace alltoallv

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <set>
 
+#include "base/resources.h"
+#include "base/spare_descriptors.h"
 #include "bootstrap/reactor.h"
 #include "bootstrap/unix_socket.h"
 #include "transport/shm/arena.h"
@@ -18,7 +20,6 @@ enum class MessageKind : uint32_t { want_segment, segment, released, poisoned };
 struct WireMessage {
     MessageKind kind;
     uint32_t segment;
-    uint64_t bytes;
 };
 
 namespace {
@@ -45,6 +46,7 @@ struct LinksRegistry {
                                        link->peer.pidfd.reset();
                                    }
                                instance().all.clear();
+                               SpareDescriptors::forget();
                                instance().mutex.unlock();
                            });
             return new LinksRegistry;
@@ -61,13 +63,14 @@ Links::Links(std::vector<Peer> peers, LinkEvents events) : events_(std::move(eve
     LinksRegistry& registry = LinksRegistry::instance();
     const std::lock_guard lock(registry.mutex);
     registry.all.insert(this);
+    SpareDescriptors::instance().hold();
 }
 
 Links::~Links() {
     stop();
     LinksRegistry& registry = LinksRegistry::instance();
     const std::lock_guard lock(registry.mutex);
-    registry.all.erase(this);
+    if (registry.all.erase(this) > 0) SpareDescriptors::instance().let_go();
 }
 
 std::shared_ptr<Links> Links::start(std::vector<Peer> peers, LinkEvents events) {
@@ -135,43 +138,71 @@ void Links::on_socket(int rank) {
             if (stopped_ || !link.peer.socket) return;
             try {
                 status = try_receive(link.peer.socket.get(), message);
-            } catch (const Error&) {
-                return;  // cut short for lack of descriptors: whoever asked waits, and times out with a name
+            } catch (const Error& error) {
+                on_cut_short(rank, message, error);
+                continue;
             }
         }
         if (status == IoStatus::again) return;
         if (status == IoStatus::closed) return on_death(rank, "its connection was closed");
-        WireMessage wire_message{};
-        if (message.data.size() != sizeof wire_message) continue;
-        std::memcpy(&wire_message, message.data.data(), sizeof wire_message);
-        switch (wire_message.kind) {
-            case MessageKind::want_segment: {
-                const std::lock_guard lock(mutex_);  // before the look, so that the word of a release comes behind
-                size_t bytes = 0;
-                const int fd = Arena::instance().descriptor(wire_message.segment, &bytes);
-                if (fd < 0) break;
-                const WireMessage answer{MessageKind::segment, wire_message.segment, bytes};
-                if (!stopped_) (void)try_send(link.peer.socket.get(), wire(answer), std::span(&fd, 1));
-                break;
-            }
-            case MessageKind::segment: {
-                const std::lock_guard lock(mutex_);
-                if (link.memory && message.fds.size() == 1)
-                    link.memory->offer(wire_message.segment, std::move(message.fds[0]), wire_message.bytes);
-                break;
-            }
-            case MessageKind::released: {
-                const std::lock_guard lock(mutex_);
-                if (link.memory) link.memory->drop(wire_message.segment);
-                break;
-            }
-            case MessageKind::poisoned: {
-                const std::lock_guard lock(events_mutex_);
-                if (events_.poisoned) events_.poisoned();
-                break;
-            }
+        if (on_message(rank, message)) continue;
+        const std::lock_guard lock(events_mutex_);
+        if (events_.lost) events_.lost(rank, "it sent what nobody understands");
+    }
+}
+
+/// A segment's descriptor has been lost for lack of one here: it is asked for again with a spare one, or whoever waits
+/// hears of it.
+void Links::on_cut_short(int rank, const Message& message, const Error& error) {
+    WireMessage words{};
+    Link& link = *links_[static_cast<size_t>(rank)];
+    if (message.data.size() != sizeof words || !link.memory) return;
+    std::memcpy(&words, message.data.data(), sizeof words);
+    if (words.kind != MessageKind::segment) return;
+    if (SpareDescriptors::instance().give_one()) {
+        const WireMessage again{MessageKind::want_segment, words.segment};
+        (void)try_send(link.peer.socket.get(), wire(again));
+    } else {
+        link.memory->refuse(words.segment, error);
+    }
+}
+
+/// False for what no healthy peer says.
+bool Links::on_message(int rank, Message& message) {
+    Link& link = *links_[static_cast<size_t>(rank)];
+    WireMessage words{};
+    if (message.data.size() != sizeof words) return false;
+    std::memcpy(&words, message.data.data(), sizeof words);
+    switch (words.kind) {
+        case MessageKind::want_segment: {
+            const std::lock_guard lock(mutex_);  // before the look, so that the word of a release comes behind
+            const int fd = Arena::instance().descriptor(words.segment);
+            if (!stopped_)
+                (void)try_send(link.peer.socket.get(), wire(WireMessage{MessageKind::segment, words.segment}),
+                               std::span(&fd, fd < 0 ? 0 : 1));
+            return true;
+        }
+        case MessageKind::segment: {
+            const std::lock_guard lock(mutex_);
+            if (!link.memory) return true;
+            if (message.fds.size() == 1) return link.memory->offer(words.segment, std::move(message.fds[0]));
+            link.memory->refuse(words.segment,
+                                peer_lost("rank " + std::to_string(rank) + "'s row is broken: it has no " + "segment " +
+                                          std::to_string(words.segment)));
+            return true;
+        }
+        case MessageKind::released: {
+            const std::lock_guard lock(mutex_);
+            if (link.memory) link.memory->drop(words.segment);
+            return true;
+        }
+        case MessageKind::poisoned: {
+            const std::lock_guard lock(events_mutex_);
+            if (events_.poisoned) events_.poisoned();
+            return true;
         }
     }
+    return false;
 }
 
 void Links::set_memory(int rank, std::shared_ptr<PeerMemory> memory) {
@@ -180,14 +211,14 @@ void Links::set_memory(int rank, std::shared_ptr<PeerMemory> memory) {
 }
 
 void Links::request_segment(int rank, uint32_t segment) {
-    const WireMessage message{MessageKind::want_segment, segment, 0};
+    const WireMessage message{MessageKind::want_segment, segment};
     const std::lock_guard lock(mutex_);
     const Peer& peer = links_[static_cast<size_t>(rank)]->peer;
     if (peer.socket) (void)try_send(peer.socket.get(), wire(message));
 }
 
 void Links::announce_poison() {
-    tell_all(WireMessage{MessageKind::poisoned, 0, 0});
+    tell_all(WireMessage{MessageKind::poisoned, 0});
 }
 
 void Links::tell_all(const WireMessage& message) {
@@ -200,7 +231,7 @@ void Links::announce_released(std::span<const uint32_t> segments) {
     LinksRegistry& registry = LinksRegistry::instance();
     const std::lock_guard lock(registry.mutex);
     for (Links* links : registry.all)
-        for (const uint32_t segment : segments) links->tell_all(WireMessage{MessageKind::released, segment, 0});
+        for (const uint32_t segment : segments) links->tell_all(WireMessage{MessageKind::released, segment});
 }
 
 UniqueFd Links::duplicate_pidfd(int rank) const {

@@ -59,6 +59,8 @@ class Links : public std::enable_shared_from_this<Links> {
     void watch();
     void tell_all(const struct WireMessage& message);
     void on_socket(int rank);
+    bool on_message(int rank, struct Message& message);
+    void on_cut_short(int rank, const struct Message& message, const Error& error);
     void on_death(int rank, const std::string& how);
     void unwatch(int rank);
     friend struct LinksRegistry;

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -20,11 +21,14 @@ class PeerMemory {
     /// The one object for the process named `process`; unmapped when the last communicator with it is gone.
     static std::shared_ptr<PeerMemory> of(uint64_t process);
 
-    /// A segment here; null while it has not been offered. Maps on first use.
+    /// A segment here; null while it has not been offered. Maps on first use. Throws what it has been refused with.
     std::shared_ptr<Mapping> segment(uint32_t id);
 
-    /// A descriptor that arrived from the owner.
-    void offer(uint32_t id, UniqueFd fd, size_t bytes);
+    /// A descriptor that arrived from the owner; false: it is not one of a segment.
+    bool offer(uint32_t id, UniqueFd fd);
+
+    /// It will not come; for those who wait for it.
+    void refuse(uint32_t id, const Error& error);
 
     /// The owner has released the segment: it is unmapped when nobody here holds it any more.
     void drop(uint32_t id);
@@ -34,9 +38,10 @@ class PeerMemory {
 
   private:
     struct Segment {
-        UniqueFd fd;
+        UniqueFd fd;  // until it is mapped
         size_t bytes = 0;
         std::shared_ptr<Mapping> memory;
+        std::optional<Error> refusal;
     };
 
     std::mutex mutex_;
@@ -57,8 +62,8 @@ class PeerSegments {
         held_.clear();
     }
 
-    /// Address of a segment; null while it has not been offered.
-    char* base(uint32_t id);
+    /// A segment; null while it has not been offered.
+    const Mapping* find(uint32_t id);
 
   private:
     std::shared_ptr<PeerMemory> memory_;

@@ -160,8 +160,7 @@ bool PointToPoint::advance(Post& post) {
             look(post);
         }
     } catch (const Error& error) {  // the peer is in the middle of it and cannot go on without this rank
-        control_.poison(PoisonKind::aborted, "rank " + std::to_string(control_.rank()) + " failed in " +
-                                                 describe(post) + ": " + error.what());
+        control_.poison_with(error, describe(post));
     }
     if (!control_.poisoned()) return false;
     end(post, ended(post));
@@ -208,7 +207,9 @@ void PointToPoint::end(Post& post, const Error& error) {
     if (post.sends() && post.message != nullptr) {
         MessageState state = MessageState::offered;
         post.message->state.compare_exchange_strong(state, MessageState::withdrawn, std::memory_order_acq_rel);
-        while (peers_[static_cast<size_t>(post.asked.peer)].same_process && state == MessageState::taken) {
+        const auto until = Clock::now() + std::chrono::seconds(1);
+        while (peers_[static_cast<size_t>(post.asked.peer)].same_process && state == MessageState::taken &&
+               Clock::now() < until) {
             sched_yield();
             state = post.message->state.load(std::memory_order_acquire);
         }

@@ -71,8 +71,8 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     template <class Ready>
     void await(Ready&& ready, uint64_t& rounds);
 
-    bool staged(int from, Location input) const;
-    const char* address_of(int peer, Location input);
+    bool staged(Location input) const { return input.segment() != 0 ? !ways_.pull : !ways_.cma; }
+    const char* address_of(const Post& post);
     Channel& channel(int from, int to) const { return control_.layout().channel(base_, from, to); }
     MessageSlot& slot(int from, int to, uint64_t number) const {
         return channel(from, to).messages[number % Channel::slots];

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "control/peer_words.h"
 #include "transport/shm/arena.h"
 #include "transport/shm/point_to_point.h"
 #include "transport/shm/point_to_point_post.h"
@@ -40,9 +41,9 @@ bool PointToPoint::push(Post& post) {
         message.state.store(MessageState::free, std::memory_order_relaxed);
         return finish(post, error);
     }
-    if (state != MessageState::taken || !staged(post.asked.peer, message.input)) return false;
+    if (state != MessageState::taken || !staged(post.input)) return false;
     Channel& way = channel(control_.rank(), post.asked.peer);
-    uint32_t produced = message.produced.load(std::memory_order_relaxed);
+    uint32_t& produced = post.pieces;
     const uint32_t before = produced;
     while (post.moved < post.bytes() && produced - message.consumed.load(std::memory_order_acquire) < 2) {
         const size_t n = std::min(control_.layout().piece_bytes(), post.bytes() - post.moved);
@@ -66,14 +67,16 @@ bool PointToPoint::take(Post& post) {
 bool PointToPoint::take_from(Post& post, int from) {
     const auto i = static_cast<size_t>(from);
     const int me = control_.rank();
-    while (slot(from, me, arrived_[i] + 1).number.load(std::memory_order_acquire) == arrived_[i] + 1)
+    while (waiting_[i].size() < Channel::slots &&
+           slot(from, me, arrived_[i] + 1).number.load(std::memory_order_acquire) == arrived_[i] + 1)
         waiting_[i].push_back(++arrived_[i]);
     const auto found = std::find_if(waiting_[i].begin(), waiting_[i].end(),
                                     [&](uint64_t number) { return slot(from, me, number).tag == post.asked.tag; });
     if (found == waiting_[i].end()) return false;
     MessageSlot& message = slot(from, me, *found);
     const bool fits = message.dtype == post.asked.dtype && message.count == post.asked.count;
-    const bool in_pieces = fits && post.bytes() > 0 && staged(from, message.input);
+    const Location input = read_once(message.input);
+    const bool in_pieces = fits && post.bytes() > 0 && staged(input);
     if (in_pieces && reading_[i] != 0) return false;
     if (!fits) {
         message.expected_count = post.asked.count;
@@ -94,6 +97,8 @@ bool PointToPoint::take_from(Post& post, int from) {
         return finish(post, std::make_exception_ptr(mismatch(post, message)));
     }
     post.message = &message;
+    post.input = input;
+    post.in_pieces = in_pieces;
     if (in_pieces) {
         reading_[i] = 1;
         ring(from);
@@ -107,18 +112,18 @@ bool PointToPoint::read(Post& post) {
     MessageSlot& message = *post.message;
     const Peer& peer = peers_[static_cast<size_t>(post.from)];
     const size_t bytes = post.bytes();
-    if (bytes > 0 && reading_[static_cast<size_t>(post.from)] != 0 && staged(post.from, message.input)) {
+    if (post.in_pieces) {
         const bool changed = read_pieces(post);
         if (post.moved < bytes) return changed;
         reading_[static_cast<size_t>(post.from)] = 0;
-    } else if (bytes > 0 && (peer.same_process || message.input.segment() != 0)) {
-        const char* source = address_of(post.from, message.input);
+    } else if (bytes > 0 && post.input.segment() != 0) {
+        const char* source = address_of(post);
         if (source == nullptr) return false;
         std::memcpy(post.data(), source, bytes);
     } else {
         while (post.moved < bytes) {
             const iovec local{post.data() + post.moved, bytes - post.moved};
-            const iovec remote{reinterpret_cast<void*>(message.input.offset() + post.moved), bytes - post.moved};
+            const iovec remote{reinterpret_cast<void*>(post.input.offset() + post.moved), bytes - post.moved};
             const ssize_t got = process_vm_readv(peer.pid, &local, 1, &remote, 1, 0);
             if (got < 0 && errno == EINTR) continue;
             if (got <= 0)
@@ -137,9 +142,9 @@ bool PointToPoint::read(Post& post) {
 bool PointToPoint::read_pieces(Post& post) {
     MessageSlot& message = *post.message;
     Channel& way = channel(post.from, control_.rank());
-    uint32_t consumed = message.consumed.load(std::memory_order_relaxed);
+    uint32_t& consumed = post.pieces;
     const uint32_t before = consumed;
-    while (consumed != message.produced.load(std::memory_order_acquire)) {
+    while (post.moved < post.bytes() && consumed != message.produced.load(std::memory_order_acquire)) {
         const size_t n = std::min(control_.layout().piece_bytes(), post.bytes() - post.moved);
         std::memcpy(post.data() + post.moved, control_.layout().piece(way, consumed), n);
         post.moved += n;
@@ -150,24 +155,24 @@ bool PointToPoint::read_pieces(Post& post) {
     return true;
 }
 
-/// Whether data of `from`, or for it, go through the channel.
-bool PointToPoint::staged(int other, Location input) const {
-    if (peers_[static_cast<size_t>(other)].same_process) return false;
-    return input.segment() != 0 ? !ways_.pull : !ways_.cma;
-}
-
 /// Null until the peer has sent its segment.
-const char* PointToPoint::address_of(int peer, Location input) {
-    if (input.segment() == 0) return reinterpret_cast<const char*>(input.offset());
-    Peer& owner = peers_[static_cast<size_t>(peer)];
-    if (owner.same_process) return Arena::instance().base(input.segment()) + input.offset();
-    owner.segments.refresh();  // nothing is being copied: every copy follows at once
-    const char* const base = owner.segments.base(input.segment());
-    if (base == nullptr) {
-        links_->request_segment(peer, input.segment());
-        return nullptr;
+const char* PointToPoint::address_of(const Post& post) {
+    Peer& owner = peers_[static_cast<size_t>(post.from)];
+    const uint32_t id = post.input.segment();
+    const char* address = nullptr;
+    if (owner.same_process) {
+        address = Arena::instance().address(id, post.input.offset(), post.bytes());
+    } else {
+        owner.segments.refresh();  // nothing is being copied: every copy follows at once
+        const Mapping* const segment = owner.segments.find(id);
+        if (segment == nullptr) {
+            links_->request_segment(post.from, id);
+            return nullptr;
+        }
+        address = segment->at(post.input.offset(), post.bytes());
     }
-    return base + input.offset();
+    if (address == nullptr) throw control_.broken(post.from, "its message names memory that it has not given");
+    return address;
 }
 
 }  // namespace alltoallv

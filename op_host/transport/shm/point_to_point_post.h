@@ -26,10 +26,12 @@ struct PointToPoint::Post {
     double timeout;
     std::shared_ptr<Pending> work;
     Clock::time_point started, next_look;
-    Location input{};                // of a send
+    Location input{};                // of the sender
     MessageSlot* message = nullptr;  // once offered, or taken
     int from = PeerMessage::any_rank;
     size_t moved = 0;  // bytes, in pieces
+    uint32_t pieces = 0;
+    bool in_pieces = false;
     TraceRecord* traced = nullptr;
 
     bool sends() const { return asked.op == OpKind::send; }

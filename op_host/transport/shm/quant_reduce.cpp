@@ -118,14 +118,14 @@ uint64_t ShmCommunicator::quant_reduce_in_turn(const QuantReduction& q, Row& min
     }
 
     const std::vector<QuantPart> parts = parts_of(q, size());
-    const int64_t kept = scatters ? parts[static_cast<size_t>(rank())].count : mine.count;
+    const int64_t kept = scatters ? parts[static_cast<size_t>(rank())].count : total_count(q);
     with_codec(q, parts, [&](QuantCodec& codec) { quant_reduce_by(q, codec, parts, mine); });
     return static_cast<uint64_t>(kept) * size_of(q.out_dtype);
 }
 
 void ShmCommunicator::quant_reduce_by(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts,
                                       Row& mine) {
-    codec.streams = outgrows_caches(static_cast<size_t>(mine.count) * (size_of(q.dtype) + size_of(q.out_dtype)));
+    codec.streams = outgrows_caches(static_cast<size_t>(total_count(q)) * (size_of(q.dtype) + size_of(q.out_dtype)));
     size_t bytes = sizeof(QuantTerms);
     for (const QuantPart& part : parts)
         bytes += round_up(codec.slot_bytes(static_cast<size_t>(part.count)), cache_line);
@@ -169,7 +169,7 @@ void ShmCommunicator::quant_reduce_small(const QuantReduction& q, QuantCodec& co
         if (!scatters) fits &= codec.decode(range, result_.data(), out);
         if (!fits) misfit.note(range);
     }
-    const auto n = static_cast<size_t>(scatters ? parts[static_cast<size_t>(rank())].count : mine.count);
+    const auto n = static_cast<size_t>(scatters ? parts[static_cast<size_t>(rank())].count : total_count(q));
     count(Path::inlined, n * size_of(q.out_dtype));
     misfit.raise(q, control_->describe_op());
 }
@@ -179,17 +179,17 @@ void ShmCommunicator::quant_reduce_two_shot(const QuantReduction& q, QuantCodec&
     const auto ranks = static_cast<size_t>(size());
     const auto me = static_cast<size_t>(rank());
     const bool scatters = q.op == OpKind::quantized_reduce_scatter;
-    if (codec.reads_inputs())
-        mine.input = Arena::instance().locate(q.input, static_cast<size_t>(mine.count) * size_of(q.dtype));
-    if (!scatters)
-        mine.output = Arena::instance().locate(q.output, static_cast<size_t>(mine.count) * size_of(q.out_dtype));
+    const size_t in_bytes = static_cast<size_t>(total_count(q)) * size_of(q.dtype);
+    const size_t out_bytes = static_cast<size_t>(total_count(q)) * size_of(q.out_dtype);
+    if (codec.reads_inputs()) mine.input = Arena::instance().locate(q.input, in_bytes);
+    if (!scatters) mine.output = Arena::instance().locate(q.output, out_bytes);
     control_->publish(mine);
     control_->agree();
     copying_ = true;
 
-    const bool in_place = find_all(codec.inputs, &Row::input);
+    const bool in_place = find_all(codec.inputs, &Row::input, in_bytes);
     outputs_.clear();
-    const bool shares_results = !scatters && codec.gathers_elements() && find_all(outputs_, &Row::output);
+    const bool shares_results = !scatters && codec.gathers_elements() && find_all(outputs_, &Row::output, out_bytes);
 
     QuantGrid grid{std::move(parts)};
     grid.piece = largest_piece(codec, ranks);
@@ -216,7 +216,7 @@ void ShmCommunicator::quant_reduce_two_shot(const QuantReduction& q, QuantCodec&
     QuantStages stages{q, codec, grid, misfit, codes_writer_, bounce, outputs_, me, flag_at, scatters};
     two_shot(stages, shape);
     copying_ = false;  // everybody is done: an error that all ranks raise leaves the communicator usable
-    const auto n = static_cast<size_t>(scatters ? grid.parts[me].count : mine.count);
+    const auto n = static_cast<size_t>(scatters ? grid.parts[me].count : total_count(q));
     count(in_place ? Path::pull : Path::staged, n * size_of(q.out_dtype));
     misfit.raise(q, control_->describe_op());
 }

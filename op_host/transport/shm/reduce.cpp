@@ -16,14 +16,14 @@ uint64_t ShmCommunicator::reduce_in_turn(const Reduction& r, Row& mine) {
         control_->agree();
         return 0;
     }
-    const size_t bytes = static_cast<size_t>(mine.count) * size_of(r.dtype);
+    const size_t bytes = static_cast<size_t>(total_count(r)) * size_of(r.dtype);
     const bool small = allows(Path::inlined) && bytes <= options_.inline_bytes;
     return small ? reduce_small(r, mine) : reduce_two_shot(r, mine);
 }
 
 uint64_t ShmCommunicator::reduce_small(const Reduction& r, Row& mine) {
     const size_t element = size_of(r.dtype);
-    const size_t count_all = static_cast<size_t>(mine.count);
+    const auto count_all = static_cast<size_t>(total_count(r));
     if (count_all > 0) std::memcpy(control_->payload(mine), r.input, count_all * element);
     mine.flags |= row_inline;
     control_->publish(mine);
@@ -91,7 +91,7 @@ struct ReduceStages {
 
 uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& mine) {
     const size_t element = size_of(r.dtype);
-    const size_t bytes = static_cast<size_t>(mine.count) * element;
+    const size_t bytes = static_cast<size_t>(total_count(r)) * element;
     const auto ranks = static_cast<size_t>(size());
     const bool gathers = r.op != OpKind::reduce_scatter;
     mine.input = Arena::instance().locate(r.input, bytes);
@@ -111,8 +111,8 @@ uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& mine) {
         }
     }
     // Peers read inputs and results in place when all of them lie in arenas, else a copy in scratch.
-    const bool in_place = find_all(inputs_, &Row::input);
-    const bool shares_results = gathers && find_all(outputs_, &Row::output);
+    const bool in_place = find_all(inputs_, &Row::input, bytes);
+    const bool shares_results = gathers && find_all(outputs_, &Row::output, bytes);
 
     const size_t piece = TwoShotShape::piece_bytes(ranks);
     size_t longest = 0;
@@ -140,11 +140,12 @@ uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& mine) {
 }
 
 /// After agreement: where this memory of every rank lies; empty, and false, unless all of it can be reached.
-bool ShmCommunicator::find_all(std::vector<const char*>& addresses, Location Row::* where) {
+bool ShmCommunicator::find_all(std::vector<const char*>& addresses, Location Row::* where, size_t bytes) {
     addresses.clear();
+    const auto location_of = [&](int j) { return read_once(control_->row(j).*where); };
     bool reachable = allows(Path::pull);
-    for (int j = 0; j < size(); ++j) reachable &= (control_->row(j).*where).segment() != 0;
-    for (int j = 0; reachable && j < size(); ++j) addresses.push_back(address_of(j, control_->row(j).*where));
+    for (int j = 0; j < size(); ++j) reachable &= location_of(j).segment() != 0;
+    for (int j = 0; reachable && j < size(); ++j) addresses.push_back(address_of(j, location_of(j), 0, bytes));
     return reachable;
 }
 

@@ -13,6 +13,8 @@
 
 #include "base/abandon.h"
 #include "base/caches.h"
+#include "base/resources.h"
+#include "base/spare_descriptors.h"
 #include "op_kernel/cpu/reduce.h"
 #include "transport/shm/operator_scope.h"
 
@@ -43,6 +45,19 @@ unsigned allowed_paths(const std::string& path) {
 void allow_peers_to_read() {
     const char* wanted = std::getenv("ALLTOALLV_ALLOW_PTRACE");
     if (wanted != nullptr && std::string(wanted) == "1") (void)prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+}
+
+/// A process without descriptors gets, with the spare ones, far enough to tell the ranks that it was to meet.
+Membership meet(const BootstrapOptions& options, bool threads) {
+    if (threads) return bootstrap_threads(options);
+    try {
+        return bootstrap_processes(options);
+    } catch (const Error& error) {
+        if (error.kind() != ErrorClass::resource || is_memory(error) || !SpareDescriptors::instance().give_one()) throw;
+    }
+    while (SpareDescriptors::instance().give_one()) {
+    }
+    return bootstrap_processes(options);
 }
 
 }  // namespace
@@ -94,7 +109,7 @@ void ShmCommunicator::connect() {
                          ";check=" + (options_.check ? "always" : "off");
     bootstrap.control_bytes = layout.total();
     bootstrap.poll = hooks().poll;
-    Membership membership = options_.threads ? bootstrap_threads(bootstrap) : bootstrap_processes(bootstrap);
+    Membership membership = meet(bootstrap, options_.threads);
 
     ControlPlane::Options control;
     control.rank = rank();
@@ -144,7 +159,7 @@ void ShmCommunicator::probe_peers() {
         PeerState& peer = peers_[static_cast<size_t>(j)];
         const RankStatus& status = control_->status(j);
         const uint64_t process = status.process.load(std::memory_order_relaxed);
-        peer.same_process = process == mine.process.load(std::memory_order_relaxed);
+        peer.same_process = peer.pid == getpid() && process == Arena::instance().process();
         if (!peer.same_process) {
             peer.memory = PeerMemory::of(process);
             peer.segments = PeerSegments(peer.memory);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "control/control.h"
+#include "control/peer_words.h"
 #include "core/call_queue.h"
 #include "core/communicator.h"
 #include "core/options.h"
@@ -84,6 +85,7 @@ class ShmCommunicator final : public Communicator {
 
     /// One staged transfer under way.
     struct Stream {
+        int peer;
         RingHeader* ring;
         char* local;
         size_t left;
@@ -102,17 +104,17 @@ class ShmCommunicator final : public Communicator {
 
     // exchange.cpp
     uint64_t exchange_in_turn(const Exchange& exchange, Row& mine);
-    void fill_row(const Exchange& exchange, const ExchangeSummary& all, Row& mine);
-    void fill_pairs(const Exchange& exchange, Row& mine);
-    size_t timed_bytes(const Exchange& exchange, const ExchangeSummary& all, const Row& mine) const;
-    size_t inline_capacity(const Row& mine) const;
-    uint64_t tell_counts(const Exchange& exchange);
-    char* learn_counts(const Exchange& exchange, Row& mine, size_t& bytes);
-    void announce_output(const void* output, size_t bytes, Row& mine);
+    RowWords fill_row(const Exchange& exchange, const ExchangeSummary& all, Row& row);
+    void fill_pairs(const Exchange& exchange, uint8_t flags, Row& row);
+    size_t timed_bytes(const Exchange& exchange, const ExchangeSummary& all, const RowWords& mine) const;
+    size_t inline_capacity(const RowWords& mine) const;
+    char* learn_counts(const Exchange& exchange, RowWords& mine, Row& row, size_t& bytes);
+    Location announce_output(const void* output, size_t bytes);
     void await_late(int peer, uint64_t seq);
-    Path path_of(const Row& sender, const Row& receiver) const;
+    Path path_of(const RowWords& sender, const RowWords& receiver) const;
+    void check_counts(int from, int to, int64_t sent, int64_t expected) const;
     bool allows(Path path) const { return (allowed_ >> static_cast<unsigned>(path) & 1u) != 0; }
-    char* address_of(int peer, Location location);
+    char* address_of(int peer, Location location, int64_t displacement, size_t bytes);
     void count(Path path, size_t bytes) {
         auto& counter = bytes_by_path_[static_cast<size_t>(path)];
         counter.store(counter.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
@@ -127,6 +129,7 @@ class ShmCommunicator final : public Communicator {
     void copy_alone(char* to, const char* from, size_t bytes, Stores stores);
     void read_peer(int peer, char* to, uint64_t from, size_t bytes);
     void run_staged();
+    size_t filled(const Stream& stream, uint64_t produced, uint64_t consumed) const;
     size_t pump_out(Stream& stream);
     size_t pump_in(Stream& stream);
 
@@ -135,7 +138,7 @@ class ShmCommunicator final : public Communicator {
     bool has_result(const Reduction& r) const { return r.op != OpKind::reduce || r.root == rank(); }
     uint64_t reduce_small(const Reduction& reduction, Row& mine);
     uint64_t reduce_two_shot(const Reduction& reduction, Row& mine);
-    bool find_all(std::vector<const char*>& addresses, Location Row::* where);
+    bool find_all(std::vector<const char*>& addresses, Location Row::* where, size_t bytes);
     void cut_parts(size_t total, size_t unit);
     template <class Stages>
     void two_shot(Stages& stages, const struct TwoShotShape& shape);
@@ -168,7 +171,7 @@ class ShmCommunicator final : public Communicator {
     std::unique_ptr<CopyThreads> copy_threads_;  // none where ranks need all processors
     std::vector<Stream> outgoing_, incoming_;
     std::vector<uint8_t> awaited_;
-    std::vector<int64_t> learnt_;
+    std::vector<int64_t> learnt_, targets_;  // counts of the peers, and where their data go, in bytes
     std::vector<Part> parts_;
     std::vector<const char*> inputs_, outputs_, slots_;
     std::vector<const void*> sources_;

@@ -78,8 +78,8 @@ class TcpCommunicator final : public Communicator {
     void deliver(const Exchange& exchange, const Row& mine, std::vector<int64_t>& recvs);
 
     // tcp_reduce.cpp
-    void reduce_small(const Reduction& reduction, Row& mine);
-    void reduce_in_parts(const Reduction& reduction, Row& mine);
+    void reduce_small(const Reduction& reduction);
+    void reduce_in_parts(const Reduction& reduction);
 
     // tcp_quant.cpp
     struct QuantPiece;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "control/peer_words.h"
 #include "transport/tcp/tcp_operator.h"
 
 namespace alltoallv {
@@ -26,9 +27,7 @@ void TcpCommunicator::exchange(const Exchange& x, double timeout) {
         control_->agree();
         std::vector<int64_t> recvs(x.recv_counts.begin(), x.recv_counts.end());
         if (x.moves) return deliver(x, mine, recvs);
-        if (!recvs.empty()) return;
-        for (int j = 0; j < size(); ++j) recvs.push_back(control_->row(j).pairs()[rank()].send_count);
-        x.allocate(recvs);
+        if (recvs.empty()) x.allocate(control_->counts_from_peers(x.dtype));
     });
 }
 
@@ -73,7 +72,7 @@ void TcpCommunicator::deliver(const Exchange& x, const Row& mine, std::vector<in
     const bool learns = recvs.empty();
     auto* output = static_cast<char*>(x.output);
     if (learns) {
-        for (int j = 0; j < size(); ++j) recvs.push_back(control_->row(j).pairs()[rank()].send_count);
+        recvs = control_->counts_from_peers(x.dtype);
         output = static_cast<char*>(x.allocate(recvs));
     }
     Pieces pieces(size());
@@ -85,9 +84,9 @@ void TcpCommunicator::deliver(const Exchange& x, const Row& mine, std::vector<in
         packed += bytes;
         Row& sender = control_->row(static_cast<int>(j));
         if ((sender.flags & row_inline) != 0) {
-            const Pair& pair = sender.pairs()[rank()];  // unless the counts are compared, it may have sent less
+            const Pair pair = RowWords(sender, rank()).pair;  // unless the counts are compared, it may have sent less
             const size_t n = std::min(bytes, bytes_of(x.dtype, pair.send_count));
-            if (n > 0) std::memcpy(to, control_->payload(sender) + pair.source, n);
+            if (n > 0) std::memcpy(to, control_->payload_of(static_cast<int>(j), pair.source, n), n);
             continue;
         }
         (on_this_host(static_cast<int>(j)) ? within : between) = true;

@@ -3,6 +3,8 @@
 #include <cstring>
 
 #include "control/deadlock.h"
+#include "control/peer_words.h"
+#include "core/peer_names.h"
 #include "core/quant_terms.h"
 #include "transport/tcp/tcp_leaders.h"
 
@@ -38,7 +40,7 @@ void append(std::string& body, const T* values, size_t count) {
 size_t payload_bytes(const Row& row) {
     if (row.flags & row_failed) return sizeof(ErrorText);
     if (is_quantized_reduction(row.op)) return sizeof(QuantTerms);
-    return (row.flags & row_inline) != 0 ? row.input.bits : 0;
+    return (row.flags & row_inline) != 0 ? read_once(row.input).bits : 0;
 }
 
 /// Whether each peer has a region of its own in the payload.
@@ -84,14 +86,18 @@ void TcpLeaders::append_row(std::string& body, int rank, uint64_t seq, const Con
     Row& from = row(rank, seq);
     WireRow head{rank,         seq,        from.op,   from.dtype, from.reduce_op,     from.flags,
                  from.digests, from.count, from.root, 0,          payload_bytes(from)};
-    if (to.leader != 0 && divides(head)) {  // from the first of the regions for these ranks to the last
+    const size_t most = control_.layout().inline_bytes();
+    head.payload_bytes = std::min(head.payload_bytes, most);  // as all healthy ranks say
+    if (to.leader != 0 && divides(head) &&
+        is_known(head.dtype)) {  // from the first of the regions for these ranks to the last
         uint64_t begin = head.payload_bytes, end = 0;
         for (const int j : to.ranks) {
-            const Pair& pair = from.pairs()[j];
+            const Pair pair = RowWords(from, j).pair;
             if (pair.send_count == 0) continue;
-            const auto at = static_cast<uint64_t>(pair.source);
+            const auto at = std::min<uint64_t>(static_cast<uint64_t>(pair.source), most);
+            const auto count = std::min<uint64_t>(static_cast<uint64_t>(pair.send_count), most);
             begin = std::min(begin, at);
-            end = std::max(end, at + static_cast<uint64_t>(pair.send_count) * size_of(from.dtype));
+            end = std::max(end, std::min(at + count * size_of(head.dtype), most));
         }
         head.payload_at = end > 0 ? begin : 0;
         head.payload_bytes = end - head.payload_at;
@@ -139,7 +145,8 @@ void TcpLeaders::hear_rows(size_t connection, const Message& message, const char
         else
             for (const int j : here_) take(&pairs[static_cast<size_t>(j)], sizeof(Pair));
         const size_t most = control_.layout().inline_bytes();
-        if (head.payload_at > most || head.payload_bytes > most - head.payload_at || !fits(head, pairs))
+        if (!is_known(head.dtype) || head.payload_at > most || head.payload_bytes > most - head.payload_at ||
+            !fits(head, pairs))
             throw not_understood();
         Row& target = row(rank, head.seq);
         target.op = head.op;

@@ -364,9 +364,7 @@ std::exception_ptr TcpMessages::ended(const Post& post) const {
     if (!control_.poisoned())
         return std::make_exception_ptr(
             peer_lost(describe(post) + ": the communicator was destroyed while the message was pending"));
-    const ControlPlane::Poison poison = control_.poison_told();
-    if (poison.kind == PoisonKind::timeout) return std::make_exception_ptr(comm_timeout(poison.reason));
-    return std::make_exception_ptr(peer_lost(describe(post) + ": " + poison.reason));
+    return std::make_exception_ptr(control_.poison_error(describe(post)));
 }
 
 std::string TcpMessages::describe(const Post& post) const {

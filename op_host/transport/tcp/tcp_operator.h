@@ -2,6 +2,7 @@
 /// \brief What surrounds every operator between hosts: its turn, and what a failure leaves behind.
 #pragma once
 
+#include <new>
 #include <string>
 
 #include "transport/tcp/tcp_communicator.h"
@@ -15,28 +16,39 @@ inline constexpr size_t tcp_payload_bytes = 8192;
 template <class Body>
 void TcpCommunicator::run(OpKind op, DType dtype, double timeout, Body&& body) {
     check_usable();
-    const CallQueue::Turn turn(*queue_);
+    const CallQueue::Turn turn(*queue_, size() > 1);
     check_usable();
+    if (turn.overlaps()) {
+        failed_.fetch_add(1, std::memory_order_relaxed);
+        control_->fail(op, two_threads(op));
+        throw two_threads(op);
+    }
     moving_ = false;
     timeout_ = timeout;
-    const auto give_up = [&](const std::string& why) {
-        if (!why.empty())
-            control_->poison(PoisonKind::aborted,
-                             "rank " + std::to_string(rank()) + why + " in " + control_->describe_op());
+    const auto close_failed = [&] {
         failed_.fetch_add(1, std::memory_order_relaxed);
         control_->close(false, 0);
+    };
+    const auto fail_with = [&](const Error& error) {
+        control_->give_up(error, moving_);
+        close_failed();
+        throw error;
     };
     try {
         body(control_->open(op, dtype, timeout));
         control_->close(true, 0);
     } catch (const Error& error) {
-        give_up(moving_ ? " failed (" + std::string(error.what()) + ")" : "");
-        throw;
+        fail_with(error);
+    } catch (const std::bad_alloc&) {
+        fail_with(resource_error("no memory for what " + control_->describe_op() + " needs"));
     } catch (...) {
-        give_up(" was interrupted");
+        control_->poison(PoisonKind::aborted,
+                         "rank " + std::to_string(rank()) + " was interrupted in " + control_->describe_op());
+        close_failed();
         throw;
     }
     operators_.fetch_add(1, std::memory_order_relaxed);
+    if (turn.is_joined()) throw two_threads(op);  // what has come may have been meant for the other
 }
 
 }  // namespace alltoallv

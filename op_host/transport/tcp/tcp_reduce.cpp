@@ -39,8 +39,9 @@ void reduce_into(const Reduction& r, char* out, const std::vector<const void*>& 
 void TcpCommunicator::reduce(const Reduction& r, double timeout) {
     run(r.op, r.dtype, timeout, [&](Row& mine) {
         announce(mine, rank(), r);
-        const size_t bytes = static_cast<size_t>(mine.count) * size_of(r.dtype);
-        if (r.moves && bytes <= tcp_payload_bytes) {
+        const size_t bytes = static_cast<size_t>(total_count(r)) * size_of(r.dtype);
+        const bool small = bytes <= tcp_payload_bytes;
+        if (r.moves && small) {
             if (bytes > 0) std::memcpy(control_->payload(mine), r.input, bytes);
             mine.input.bits = bytes;
             mine.flags |= row_inline;
@@ -48,15 +49,15 @@ void TcpCommunicator::reduce(const Reduction& r, double timeout) {
         control_->publish(mine);
         control_->agree();
         if (!r.moves) return;
-        if ((mine.flags & row_inline) != 0)
-            reduce_small(r, mine);
+        if (small)
+            reduce_small(r);
         else
-            reduce_in_parts(r, mine);
+            reduce_in_parts(r);
     });
 }
 
-void TcpCommunicator::reduce_small(const Reduction& r, Row& mine) {
-    const std::vector<Part> parts = parts_of(r, static_cast<size_t>(mine.count) * size_of(r.dtype));
+void TcpCommunicator::reduce_small(const Reduction& r) {
+    const std::vector<Part> parts = parts_of(r, static_cast<size_t>(total_count(r)) * size_of(r.dtype));
     const Part part = r.op == OpKind::reduce_scatter ? parts[static_cast<size_t>(rank())]
                                                      : Part{0, parts.back().begin + parts.back().bytes};
     if (r.op == OpKind::reduce && r.root != rank()) return;
@@ -65,8 +66,8 @@ void TcpCommunicator::reduce_small(const Reduction& r, Row& mine) {
     reduce_into(r, static_cast<char*>(r.output), sources, part.bytes);
 }
 
-void TcpCommunicator::reduce_in_parts(const Reduction& r, Row& mine) {
-    const std::vector<Part> parts = parts_of(r, static_cast<size_t>(mine.count) * size_of(r.dtype));
+void TcpCommunicator::reduce_in_parts(const Reduction& r) {
+    const std::vector<Part> parts = parts_of(r, static_cast<size_t>(total_count(r)) * size_of(r.dtype));
     const auto me = static_cast<size_t>(rank()), root = static_cast<size_t>(r.root);
     const Part own = parts[me];
     const auto* const input = static_cast<const char*>(r.input);

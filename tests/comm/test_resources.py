@@ -1,0 +1,111 @@
+"""Descriptors or memory that run out on one rank: done without, or an error of its own class on all ranks at once."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from trouble import LIMIT, check_works, join
+
+import alltoallv
+from alltoallv.errors import OutOfMemoryError, ResourceError
+from alltoallv.numpy import all_to_all_v, barrier
+
+MB = 1 << 20
+
+
+@contextmanager
+def limited(what: int, limit: int) -> Iterator[None]:
+    before = resource.getrlimit(what)
+    resource.setrlimit(what, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(what, before)
+
+
+def no_more_descriptors() -> int:
+    used = {int(name) for name in os.listdir("/proc/self/fd")}
+    return next(number for number in range(1 << 16) if number not in used)
+
+
+def no_more_memory(room: int = MB) -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[0]) * resource.getpagesize() + room
+
+
+def exchange(comm, amount: int = MB) -> None:
+    """Into outputs of segments that no peer has mapped yet."""
+    out = alltoallv.empty(comm.size * amount, "uint8")
+    x = np.full(comm.size * amount, comm.rank, "uint8")
+    all_to_all_v(x, [amount] * comm.size, [amount] * comm.size, out=out, group=comm)
+    assert [int(out[j * amount]) for j in range(comm.size)] == list(range(comm.size))
+
+
+def test_descriptors(ranks):
+    """A rank without any takes a spare one for the segments of its peers, time after time."""
+
+    def work(rank, size):
+        comm = join(rank, size, timeout=30)
+        barrier(group=comm)
+        begin = time.monotonic()
+        with limited(resource.RLIMIT_NOFILE, no_more_descriptors() if rank == 1 else 512):
+            kept = []
+            for _ in range(6):
+                kept.append(alltoallv.empty(20 * MB, "uint8"))  # so that the next lies in another segment
+                exchange(comm)
+        assert time.monotonic() - begin < LIMIT
+        check_works(comm)
+        comm.destroy()
+
+    ranks(3, communicator=False, fresh=True)(work)
+
+
+def test_memory(ranks):
+    """Where a peer's segment cannot be mapped all ranks hear of it at once, and who it was."""
+
+    def work(rank, size):
+        comm = join(rank, size, timeout=60)
+        check_works(comm)
+        huge = alltoallv.empty(150 * MB, "uint8") if rank == 0 else None
+        begin = time.monotonic()
+        sends, recvs = ([0, 0], [0, MB]) if rank == 0 else ([MB, 0], [0, 0])
+        x = np.zeros(sum(sends), "uint8")
+        with (
+            limited(resource.RLIMIT_AS, no_more_memory(16 * MB) if rank == 1 else resource.RLIM_INFINITY),
+            pytest.raises(OutOfMemoryError) as caught,
+        ):
+            all_to_all_v(x, sends, recvs, out=None if huge is None else huge[:MB], group=comm)
+        assert time.monotonic() - begin < LIMIT
+        assert isinstance(caught.value, MemoryError)
+        assert isinstance(caught.value, ResourceError)
+        assert "mapping" in str(caught.value)
+        assert "Cannot allocate memory" in str(caught.value)
+        assert rank == 1 or "rank 1 failed in operator" in str(caught.value)
+        assert not comm.usable
+        comm.destroy()
+
+    ranks(2, communicator=False, fresh=True)(work)
+
+
+def test_joining_without_descriptors(ranks):
+    """A rank that has spare ones joins another domain with them."""
+
+    def work(rank, size):
+        first = join(rank, size, "first", timeout=20)
+        barrier(group=first)
+        begin = time.monotonic()
+        with limited(resource.RLIMIT_NOFILE, no_more_descriptors() if rank == 1 else 512):
+            second = join(rank, size, "second", domain="second", timeout=20)
+            barrier(group=second)
+        assert time.monotonic() - begin < LIMIT
+        check_works(first)
+        second.destroy()
+        first.destroy()
+
+    ranks(2, communicator=False, fresh=True)(work)

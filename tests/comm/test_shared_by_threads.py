@@ -1,0 +1,64 @@
+"""Threads that call one communicator at once: ranks may take their calls in different orders, so it is an error."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from trouble import check_works, join
+
+from alltoallv.errors import PeerLostError, PeerMismatchError
+from alltoallv.numpy import all_reduce, barrier
+
+CALLS = 200
+
+
+def test_two_threads_at_once(ranks):
+    def work(rank, size):
+        comm = join(rank, size, timeout=30)
+        barrier(group=comm)
+        start = threading.Barrier(2)
+        wrong, errors = [], []
+
+        def use(mine):
+            start.wait()
+            for call in range(CALLS):
+                try:
+                    total = all_reduce(np.full(20_000, mine), group=comm)[-1]
+                except (PeerMismatchError, PeerLostError) as error:
+                    errors.append(error)
+                    comm.abort()
+                    return
+                if total != mine * size and not errors:
+                    wrong.append(call)
+
+        threads = [threading.Thread(target=use, args=(mine,)) for mine in (1, 1000)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(errors) == 2
+        told = [str(error) for error in errors if isinstance(error, PeerMismatchError)]  # else the peer aborted before
+        assert all("two threads of rank" in text for text in told), told
+        assert len(wrong) <= 1, f"{len(wrong)} results were mixed before an error came"  # of the call that was inside
+        return len(told)
+        comm.destroy()
+
+    assert any(ranks(2, communicator=False, fresh=True)(work))
+
+
+def test_one_after_the_other(ranks):
+    """Any thread may call while no other does; also beside asynchronous calls that are pending."""
+
+    def work(rank, size):
+        comm = join(rank, size, timeout=30)
+        for _ in range(20):
+            pending = barrier(group=comm, async_op=True)
+            thread = threading.Thread(target=check_works, args=(comm,))
+            thread.start()
+            thread.join()
+            pending.wait()
+            check_works(comm)
+        comm.destroy()
+
+    ranks(2, communicator=False)(work)
