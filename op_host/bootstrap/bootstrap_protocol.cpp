@@ -103,7 +103,8 @@ std::optional<Packet> decode(std::string_view data) {
 std::string encode_failure(const Error& error, const BootstrapOptions& options) {
     const auto code = static_cast<int32_t>(error.code());
     std::string text(error.what());
-    if (error.kind() == ErrorClass::backend_unavailable && !text.starts_with("rank ")) {
+    const bool own = error.kind() == ErrorClass::backend_unavailable || error.kind() == ErrorClass::resource;
+    if (own && !text.starts_with("rank ")) {
         text = rank_text(options.rank) + " (pid " + std::to_string(getpid()) + "): " + text;
     }
     return encode(MessageKind::failure, static_cast<int32_t>(error.kind()),

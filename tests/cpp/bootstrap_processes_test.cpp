@@ -328,14 +328,14 @@ void no_descriptors_left() {
 #endif
     all_pass(run_processes(2, [](int rank) {  // rank 1 cannot take what it is sent: both fail, and say so
         if (rank == 0) {
-            fails(processes, options_of(0, 2), ErrorClass::backend_unavailable, "rank 1 (pid ");
+            fails(processes, options_of(0, 2), ErrorClass::resource, "rank 1 (pid ");
             return;
         }
         std::vector<UniqueFd> used;
         while (used.size() < 3 || used.back().get() < 60) used.emplace_back(dup(0));
         const rlimit limit{static_cast<rlim_t>(used.back().get() + 3), 4096};  // a socket, a pidfd, nothing more
         CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-        fails(processes, options_of(1, 2), ErrorClass::backend_unavailable, "ulimit -n");
+        fails(processes, options_of(1, 2), ErrorClass::resource, "ulimit -n");
     }));
 }
 
