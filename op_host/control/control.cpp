@@ -162,21 +162,8 @@ bool ControlPlane::step_due(WaitState& state) const {
     return true;
 }
 
-/// A wait that takes long is looked at together with those in other domains.
-void ControlPlane::tell_wait(const std::vector<int>& missing, WaitState& state) {
-    if (op_ == OpKind::none || !state.for_calls) return;
-    const auto now = Clock::now();
-    if (state.begun == Clock::time_point{}) state.begun = now;
-    if (now - state.begun < Deadlocks::long_wait) return;
-    if (!state.waiting) state.waiting.emplace();
-    Deadlocks::instance().waits(*this, op_, missing);
-}
-
-void ControlPlane::forget_wait() {
-    Deadlocks::instance().goes_on(*this);
-}
-
 void ControlPlane::step(const std::function<std::vector<int>()>& missing, WaitState& state) {
+    const auto before = Clock::now();
     const std::vector<int> late = missing();
     if (late.empty()) return;  // the last of them has just come; what it published before it died or aborted counts
     throw_if_poisoned();
@@ -191,7 +178,7 @@ void ControlPlane::step(const std::function<std::vector<int>()>& missing, WaitSt
             throw_poison();
         }
     }
-    tell_wait(late, state);
+    if (op_ != OpKind::none && state.for_calls) state.told.still(op_, late, before);
     if (hosts) hosts->look();
     const auto now = Clock::now();
     if (std::chrono::duration<double>(now - started_).count() >= op_timeout_) throw_timeout(late);

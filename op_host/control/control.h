@@ -16,13 +16,13 @@
 #include "base/error.h"
 #include "base/mapping.h"
 #include "base/processors.h"
+#include "control/deadlock.h"
 #include "control/doorbell.h"
 #include "control/layout.h"
 #include "control/oversubscription.h"
 #include "control/trace.h"
 #include "core/hooks.h"
 #include "core/quant_reduction.h"
-#include "core/waiting.h"
 
 namespace alltoallv {
 
@@ -180,6 +180,8 @@ class ControlPlane {
 
     std::function<void()> on_poison;
 
+    std::atomic<int> messages_under_way{0};  // of this rank, in the same domain
+
     /// What a transport between hosts adds: each host has a segment of its own.
     struct Hosts {
         std::function<void(uint64_t seq)> published;  // this rank's row
@@ -191,17 +193,13 @@ class ControlPlane {
 
   private:
     struct WaitState {
-        WaitState(ControlPlane& of, bool calls) : plane(of), for_calls(calls) {}
-        ~WaitState() {
-            if (waiting) plane.forget_wait();
-        }
+        WaitState(const ControlPlane& plane, bool calls) : told(plane), for_calls(calls) {}
 
-        ControlPlane& plane;
+        Deadlocks::Wait told;
         const bool for_calls;
         bool polls = false;  // data of ranks that may have left since they sent them
         uint64_t rounds = 0;
-        Clock::time_point begun{}, next_step{};
-        std::optional<Waiting> waiting;  // once it has taken long
+        Clock::time_point next_step{};
     };
 
     static constexpr int spins_with_room = 100;  // pauses, where every rank has a processor
@@ -240,8 +238,6 @@ class ControlPlane {
     int sleep_limit() const;
     bool step_due(WaitState& state) const;
     void step(const std::function<std::vector<int>()>& missing, WaitState& state);
-    void tell_wait(const std::vector<int>& missing, WaitState& state);
-    void forget_wait();
     [[noreturn]] void throw_timeout(const std::vector<int>& missing);
     [[noreturn]] void throw_poison() const;
     void publish_failure(Row& row, const Error& error);

@@ -20,6 +20,10 @@ int64_t now_ns() {
     return static_cast<int64_t>(flight_ns(Clock::now()));
 }
 
+bool is_message(OpKind op) {
+    return op == OpKind::send || op == OpKind::recv;
+}
+
 std::span<const WaitRecord::For> missing_of(const WaitRecord& record) {
     return {record.missing, record.ranks};
 }
@@ -91,14 +95,14 @@ std::vector<Step> way_back(const WaitRecord& from, const std::vector<WaitRecord>
 }
 
 std::string chain_text(const WaitRecord& from, const std::vector<WaitRecord>& all) {
-    std::string text = "ranks wait for each other in different domains: rank " + std::to_string(from.rank) + " waits";
+    std::string text = "ranks wait for each other: rank " + std::to_string(from.rank) + " waits";
     int64_t expected = from.rank;
     for (const auto& [record, whom] : way_back(from, all)) {
         if (record != &from) text += ", which waits";
         if (record->rank != expected) text += " as rank " + std::to_string(record->rank);
-        text += " in operator #" + std::to_string(record->seq) + " " + std::string(name_of(record->op)) +
-                " of domain '" + peer_text(record->domain, sizeof record->domain) + "' for rank " +
-                std::to_string(whom.rank);
+        text += " in " + (is_message(record->op) ? "" : "operator #" + std::to_string(record->seq) + " ") +
+                std::string(name_of(record->op)) + " of domain '" + peer_text(record->domain, sizeof record->domain) +
+                "' for rank " + std::to_string(whom.rank);
         expected = whom.rank;
     }
     return text;
@@ -130,31 +134,36 @@ void Deadlocks::add(ControlPlane& plane) {
 void Deadlocks::remove(ControlPlane& plane) {
     const std::lock_guard lock(mutex_);
     planes_.erase(&plane);
-    waits_.erase(&plane);
+    std::erase_if(waits_, [&](const auto& item) { return item.first.first == &plane; });
 }
 
-void Deadlocks::waits(const ControlPlane& plane, OpKind op, const std::vector<int>& missing) {
-    const std::lock_guard lock(mutex_);
-    const auto [found, fresh] = waits_.try_emplace(&plane);
-    Wait& wait = found->second;
-    if (fresh) {
-        wait.thread = Waiting::this_thread();
-        wait.number = ++numbers_;
-    }
-    wait.seen_ns = now_ns();
-    WaitRecord& record = wait.record = WaitRecord{};
-    record.process = process_of(plane.status(plane.rank()));
-    record.rank = plane.rank();
-    record.seq = plane.seq();
+void Deadlocks::Wait::still(OpKind op, const std::vector<int>& missing, Clock::time_point time) {
+    if (begun_ == Clock::time_point{}) begun_ = time;
+    if (time - begun_ < long_wait) return;
+    if (!waiting_) waiting_.emplace();
+    waiting_->still(time);
+    Deadlocks& all = instance();
+    const std::lock_guard lock(all.mutex_);
+    const auto [found, fresh] = all.waits_.try_emplace({&plane_, Waiting::this_thread()});
+    if (fresh) found->second.number = ++all.numbers_;
+    WaitRecord& record = found->second.record = WaitRecord{};
+    record.process = process_of(plane_.status(plane_.rank()));
+    record.rank = plane_.rank();
+    record.seen_ns = static_cast<int64_t>(flight_ns(time));
+    record.seq = plane_.seq();
     record.op = op;
     record.ranks = static_cast<uint16_t>(std::min(missing.size(), WaitRecord::most_ranks));
-    for (size_t i = 0; i < record.ranks; ++i) record.missing[i] = {process_of(plane.status(missing[i])), missing[i]};
-    plane.domain().copy(record.domain, sizeof record.domain - 1);
+    for (size_t i = 0; i < record.ranks; ++i) record.missing[i] = {process_of(plane_.status(missing[i])), missing[i]};
+    plane_.domain().copy(record.domain, sizeof record.domain - 1);
 }
 
-void Deadlocks::goes_on(const ControlPlane& plane) {
-    const std::lock_guard lock(mutex_);
-    waits_.erase(&plane);
+void Deadlocks::Wait::ends() {
+    begun_ = {};
+    if (!waiting_) return;
+    waiting_.reset();
+    Deadlocks& all = instance();
+    const std::lock_guard lock(all.mutex_);
+    all.waits_.erase({&plane_, Waiting::this_thread()});
 }
 
 bool Deadlocks::due() {
@@ -165,8 +174,8 @@ bool Deadlocks::due() {
     return true;
 }
 
-/// Whether every thread that makes calls waits; `state` says how.
-bool Deadlocks::stands_still(const std::vector<uint64_t>& callers, std::vector<uint64_t>& state) const {
+/// Whether every thread that makes calls waits; `state` says how, `seen` until when at least.
+bool Deadlocks::stands_still(const std::vector<uint64_t>& callers, std::vector<uint64_t>& state, int64_t& seen) const {
     std::map<uint64_t, Waiting::Thread> threads;
     std::set<uint64_t> all(callers.begin(), callers.end());
     for (const Waiting::Thread& thread : Waiting::threads()) {
@@ -177,19 +186,32 @@ bool Deadlocks::stands_still(const std::vector<uint64_t>& callers, std::vector<u
         const auto found = threads.find(id);
         if (found == threads.end() || !found->second.waits) return false;
         state.insert(state.end(), {id, found->second.changes});
+        const Waiting::Time still = found->second.still;
+        if (still != Waiting::Time::max())
+            seen = std::min(seen, still == Waiting::Time::min() ? 0 : static_cast<int64_t>(flight_ns(still)));
     }
-    for (const auto& [plane, wait] : waits_) {
-        if (!all.contains(wait.thread)) return false;  // a thread that the program does not know, beside others like it
+    for (const auto& [place, wait] : waits_) {
+        if (!all.contains(place.second)) return false;  // one that the program does not know, beside others like it
         state.push_back(wait.number);
+        seen = std::min(seen, wait.record.seen_ns);
     }
     return true;
+}
+
+/// Whether there are messages under way that no thread waits for.
+bool Deadlocks::moves_messages() const {
+    int64_t messages = 0;
+    for (const ControlPlane* plane : planes_) messages += plane->messages_under_way.load();
+    for (const auto& [place, wait] : waits_) messages -= is_message(wait.record.op);
+    return messages > 0;
 }
 
 void Deadlocks::look(const std::vector<uint64_t>& callers) {
     const std::lock_guard lock(mutex_);
     const int64_t now = now_ns();
     std::vector<uint64_t> state;
-    if (waits_.empty() || waits_.size() > WaitBoard::most_records || !stands_still(callers, state)) {
+    int64_t seen = now;
+    if (waits_.empty() || waits_.size() > WaitBoard::most_records || !stands_still(callers, state, seen)) {
         state_.clear();
         return;
     }
@@ -197,14 +219,13 @@ void Deadlocks::look(const std::vector<uint64_t>& callers) {
         state_ = std::move(state);
         since_ns_ = now;
     }
-    int64_t seen = now;
-    for (const auto& [plane, wait] : waits_) seen = std::min(seen, wait.seen_ns);
     mine_.clear();
-    for (const auto& [plane, wait] : waits_) {
+    for (const auto& [place, wait] : waits_) {
         WaitRecord& record = mine_.emplace_back(wait.record);
         record.since_ns = since_ns_;
         record.seen_ns = seen;
         record.operators = static_cast<uint32_t>(waits_.size());
+        record.moves_messages = moves_messages();
     }
     hear();
     publish();
@@ -262,7 +283,10 @@ void Deadlocks::judge_known() {
     // Of all processes, those of which each waits, in every operator, for one that stays.
     Known stuck = known_;
     const auto is_stuck = [&](const WaitRecord& record) {
-        return std::ranges::any_of(missing_of(record), [&](const auto& whom) { return stuck.contains(whom.process); });
+        return std::ranges::any_of(missing_of(record), [&](const auto& whom) {
+            const auto found = stuck.find(whom.process);
+            return found != stuck.end() && !(is_message(record.op) && found->second.records[0].moves_messages);
+        });
     };
     while (std::erase_if(stuck, [&](const auto& item) { return !std::ranges::all_of(item.second.records, is_stuck); }) >
            0) {

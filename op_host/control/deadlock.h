@@ -7,18 +7,22 @@
 /// another of them stand still for good if there was one instant at which all did so: such a state cannot end by
 /// itself. No message is lost on the way, for what a peer has published is seen at once in shared memory; between hosts
 /// it travels behind the row that it waits with, its times as that host's clock has them at the latest and the
-/// earliest.
+/// earliest. A message of which the peer has not made its half waits for a call of that peer, too, unless the peer has
+/// messages under way that nobody waits for, which its process moves by itself.
 #pragma once
 
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/processors.h"
 #include "control/layout.h"
+#include "core/waiting.h"
 
 namespace alltoallv {
 
@@ -39,9 +43,23 @@ class Deadlocks {
     void add(ControlPlane& plane);
     void remove(ControlPlane& plane);
 
-    /// The caller still waits for these ranks in its operator, as it has for `long_wait`.
-    void waits(const ControlPlane& plane, OpKind op, const std::vector<int>& missing);
-    void goes_on(const ControlPlane& plane);
+    /// One wait of the calling thread; it ends with this.
+    class Wait {
+      public:
+        explicit Wait(const ControlPlane& plane) : plane_(plane) {}
+        ~Wait() { ends(); }
+        Wait(const Wait&) = delete;
+        Wait& operator=(const Wait&) = delete;
+
+        /// Later than `time` it waited for calls of these ranks. Told to others once that has lasted `long_wait`.
+        void still(OpKind op, const std::vector<int>& missing, Clock::time_point time);
+        void ends();
+
+      private:
+        const ControlPlane& plane_;
+        Clock::time_point begun_{};
+        std::optional<Waiting> waiting_;
+    };
 
     /// Whether it is time to look.
     bool due();
@@ -53,18 +71,19 @@ class Deadlocks {
     void judge();
 
   private:
-    struct Wait {
-        uint64_t thread, number;
-        int64_t seen_ns;
+    struct Told {
+        uint64_t number;
         WaitRecord record;
     };
+    using Place = std::pair<const ControlPlane*, uint64_t>;  // where a thread waits
     struct Process {
         int64_t since_ns, seen_ns;
         std::vector<WaitRecord> records;
     };
     using Known = std::map<int64_t, Process>;  // by WaitRecord::process
 
-    bool stands_still(const std::vector<uint64_t>& callers, std::vector<uint64_t>& state) const;
+    bool stands_still(const std::vector<uint64_t>& callers, std::vector<uint64_t>& state, int64_t& seen) const;
+    bool moves_messages() const;
     void publish();
     void hear();
     void judge_known();
@@ -73,7 +92,7 @@ class Deadlocks {
 
     std::mutex mutex_;
     std::set<ControlPlane*> planes_;
-    std::map<const ControlPlane*, Wait> waits_;
+    std::map<Place, Told> waits_;
     uint64_t numbers_ = 0;
     int64_t next_look_ns_ = 0, since_ns_ = 0;
     std::vector<uint64_t> state_;  // of the last look: which threads wait, in what

@@ -165,7 +165,7 @@ struct WaitRecord {
     uint64_t seq;
     OpKind op;
     uint16_t ranks;
-    uint32_t reserved;
+    uint32_t moves_messages;  // whether the process has some under way that no thread waits for
     For missing[most_ranks];
     char domain[136];
 };

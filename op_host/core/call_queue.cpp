@@ -9,7 +9,6 @@
 #include "base/processors.h"
 #include "base/quiet_thread.h"
 #include "core/hooks.h"
-#include "core/waiting.h"
 
 namespace alltoallv {
 namespace {
@@ -26,6 +25,7 @@ bool Work::wait(double seconds) {
     if (seconds < 0 && !done()) waiting.emplace();
     std::unique_lock lock(mutex_);
     while (!done_.load(std::memory_order_acquire)) {
+        if (waiting) waiting->still(Clock::now());
         auto limit = std::chrono::duration_cast<Clock::duration>(slice);
         if (seconds >= 0) {
             const auto left = std::chrono::duration<double>(seconds) - (Clock::now() - start);
@@ -106,11 +106,12 @@ bool CallQueue::enter(uint64_t ticket, bool calls) {
     waiting_.fetch_add(1);
     const bool overlaps =
         calls && (callers_waiting_.fetch_add(1) > 0 || held_by_caller_.load(std::memory_order_relaxed));
-    const Waiting waiting;
+    Waiting waiting;
     std::exception_ptr interrupted;
     {
         std::unique_lock lock(mutex_);
-        while (serving_.load() != ticket) {
+        for (auto now = Clock::now(); serving_.load() != ticket; now = Clock::now()) {
+            waiting.still(now);
             hurry();
             turn_.wait_for(lock, slice);
             if (interrupted || !hooks().poll) continue;
@@ -145,6 +146,7 @@ WorkPtr CallQueue::submit(std::function<void()> call) {
         thread_ = quiet_thread("alltoallv-async", "asynchronous calls", [this] { run(); });
     submitted_ = Clock::now();
     queue_.push_back({next_.fetch_add(1), std::move(call), work, dozing_ ? submitted_ + pace : submitted_});
+    if (idle_ != nullptr) std::exchange(idle_, nullptr)->end();
     if (!dozing_) items_.notify_one();
     return work;
 }
@@ -214,12 +216,15 @@ bool CallQueue::await_item(std::unique_lock<std::mutex>& lock) {
         if (!queue_.empty() && (closing_ || hurried_ || queue_.front().due <= now)) return true;
         if (queue_.empty() && closing_) return false;
         dozing_ = waiters_ == Waiters::help && now - submitted_ < linger;
-        if (!queue_.empty())
+        if (!queue_.empty()) {
             items_.wait_until(lock, queue_.front().due);
-        else if (dozing_)
-            items_.wait_for(lock, pace);
-        else
-            items_.wait(lock);
+        } else {
+            Waiting waiting;
+            waiting.idle();
+            idle_ = &waiting;
+            dozing_ ? static_cast<void>(items_.wait_for(lock, pace)) : items_.wait(lock);
+            idle_ = nullptr;
+        }
         dozing_ = false;
     }
 }
@@ -228,13 +233,7 @@ void CallQueue::run() {
     worker() = true;
     Waiting::make_calls();
     std::unique_lock lock(mutex_);
-    for (;;) {
-        {
-            const Waiting waiting;
-            if (!await_item(lock)) return;
-        }
-        run_front(lock);
-    }
+    while (await_item(lock)) run_front(lock);
 }
 
 }  // namespace alltoallv

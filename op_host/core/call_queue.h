@@ -13,6 +13,8 @@
 #include <mutex>
 #include <thread>
 
+#include "core/waiting.h"
+
 namespace alltoallv {
 
 /// An asynchronous call. Thread-safe.
@@ -124,6 +126,7 @@ class CallQueue {
     std::atomic<bool> held_by_caller_{false};
     std::condition_variable turn_;   // serving_ has moved on
     std::condition_variable items_;  // there is work, or no more will come
+    Waiting* idle_ = nullptr;        // of the queue's thread, while there is nothing to call
     std::deque<Item> queue_;
     std::thread thread_;
     std::chrono::steady_clock::time_point submitted_;  // last

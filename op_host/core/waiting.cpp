@@ -7,50 +7,51 @@
 #include <mutex>
 
 namespace alltoallv {
-namespace {
 
-struct Slot {
-    const uint64_t id = Waiting::this_thread();
+struct Waiting::Slot {
+    const uint64_t id = this_thread();
     std::atomic<bool> calls{false};
     std::atomic<uint32_t> depth{0};
     std::atomic<uint64_t> changes{0};
+    std::atomic<Time> still{Time::min()};
 };
 
-struct Slots {
+struct Waiting::Slots {
     std::mutex mutex;
     std::vector<Slot*> all;
     pthread_key_t ends;  // whose destructor a thread's end calls; a thread_local with one leaks it in forked children
+
+    static inline Slots* current = nullptr;
+
+    static void forget(void* slot) {
+        const std::lock_guard lock(current->mutex);
+        std::erase(current->all, slot);
+        delete static_cast<Slot*>(slot);
+    }
+
+    static void forget_other_threads() {
+        std::erase_if(current->all, [](const Slot* slot) {
+            const bool other = slot->id != this_thread();
+            if (other) delete slot;
+            return other;
+        });
+        current->mutex.unlock();
+    }
 };
 
-Slots* current = nullptr;
-
-void forget(void* slot) {
-    const std::lock_guard lock(current->mutex);
-    std::erase(current->all, slot);
-    delete static_cast<Slot*>(slot);
-}
-
-void forget_other_threads() {
-    std::erase_if(current->all, [](const Slot* slot) {
-        const bool other = slot->id != Waiting::this_thread();
-        if (other) delete slot;
-        return other;
-    });
-    current->mutex.unlock();
-}
-
 // Never destroyed: threads may end after static objects. In a forked child there is one thread.
-Slots& slots() {
+Waiting::Slots& Waiting::slots() {
     static std::once_flag once;
     std::call_once(once, [] {
-        current = new Slots;
-        pthread_key_create(&current->ends, forget);
-        pthread_atfork([] { current->mutex.lock(); }, [] { current->mutex.unlock(); }, forget_other_threads);
+        Slots::current = new Slots;
+        pthread_key_create(&Slots::current->ends, Slots::forget);
+        pthread_atfork([] { Slots::current->mutex.lock(); }, [] { Slots::current->mutex.unlock(); },
+                       Slots::forget_other_threads);
     });
-    return *current;
+    return *Slots::current;
 }
 
-Slot& mine() {
+Waiting::Slot& Waiting::mine() {
     thread_local Slot* slot = nullptr;
     if (slot == nullptr) {
         slot = new Slot;
@@ -61,16 +62,24 @@ Slot& mine() {
     return *slot;
 }
 
-}  // namespace
-
-Waiting::Waiting() {
-    mine().changes.fetch_add(1);
-    mine().depth.fetch_add(1);
+Waiting::Waiting() : slot_(mine()) {
+    slot_.still.store(Time::min());
+    slot_.changes.fetch_add(1);
+    slot_.depth.fetch_add(1);
 }
 
 Waiting::~Waiting() {
-    mine().depth.fetch_sub(1);
-    mine().changes.fetch_add(1);
+    if (!ended_) end();
+}
+
+void Waiting::still(Time time) {
+    slot_.still.store(time);
+}
+
+void Waiting::end() {
+    ended_ = true;
+    slot_.depth.fetch_sub(1);
+    slot_.changes.fetch_add(1);
 }
 
 void Waiting::make_calls() {
@@ -81,7 +90,8 @@ std::vector<Waiting::Thread> Waiting::threads() {
     std::vector<Thread> found;
     const std::lock_guard lock(slots().mutex);
     for (const Slot* slot : slots().all)
-        found.push_back({slot->id, slot->calls.load(), slot->depth.load() > 0, slot->changes.load()});
+        found.push_back(
+            {slot->id, slot->calls.load(), slot->depth.load() > 0, slot->changes.load(), slot->still.load()});
     return found;
 }
 

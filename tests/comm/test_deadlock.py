@@ -13,7 +13,7 @@ from trouble import attempt, check_works, join, on_threads
 
 from alltoallv import Communicator
 from alltoallv.errors import DeadlockError
-from alltoallv.numpy import all_reduce, barrier
+from alltoallv.numpy import all_reduce, barrier, isend, recv, send
 
 BOUND = 5.0  # about a second on an idle machine
 ONE = np.ones(2)
@@ -151,3 +151,38 @@ def test_random_calls(ranks, seed):
         on_threads(call, range(2))
 
     ranks(3, fresh=True, communicator=False)(work)
+
+
+@pytest.mark.parametrize("call", [recv, send])
+def test_a_message_against_a_collective(ranks, call):
+    """Both in one group, of which one rank waits for the other's row, the other for its half of a message."""
+
+    def work(rank, size):
+        (a,) = groups(rank, (0, 1))
+        return attempt(all_reduce, ONE, group=a) if rank == 0 else attempt(call, np.ones(100_000), 0, group=a)
+
+    for failure in ranks(2, fresh=True, communicator=False)(work):
+        check(failure, "in operator #1 all_reduce of domain '01a' for rank 1", f"in {call.__name__} of domain '01a' for")
+
+
+def test_messages_that_move_by_themselves_are_no_deadlock(ranks):
+    """One that its sender does not wait for yet, and one whose sender comes late."""
+
+    def work(rank, size):
+        a, b = groups(rank, (0, 1), (0, 1))
+        got = np.zeros(100_000)
+        if rank == 0:
+            sent = isend(got + 1, 1, group=a)
+            barrier(group=b)
+            sent.wait()
+            time.sleep(1.5)
+            send(got + 2, 1, group=a)
+            return True
+        time.sleep(1.5)
+        recv(got, 0, group=a)
+        assert (got == 1).all()
+        barrier(group=b)
+        recv(got, 0, group=a)
+        return bool((got == 2).all())
+
+    assert all(ranks(2, fresh=True, communicator=False)(work))

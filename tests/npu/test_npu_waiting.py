@@ -183,6 +183,6 @@ def in_vain(rank: int, calls: list[Callable[[], Any]]) -> None:
     assert time.monotonic() - begin < 20
     assert errors
     late = r"rank \d waited \d\.\d s in operator #\d .*for (rank \d \(pid|its peers' data)"
-    circle = r"ranks wait for each other in different domains: rank \d waits in .* for rank \d, which waits in .*"
+    circle = r"ranks wait for each other: rank \d waits in .* for rank \d, which waits in .*"
     for text in errors:
         assert re.search(f"{late}|{circle}", text), text

@@ -50,6 +50,7 @@ MessageWorkPtr PointToPoint::start(const PeerMessage& message, double timeout, b
     post.traced = control_.tracer().begin(0, message.op, message.dtype, now);
     if (post.traced != nullptr) post.traced->peer = message.peer;
     posts_.push_back(std::move(post));
+    control_.messages_under_way.fetch_add(1);
     progress();
     if (waits || work->done()) return work;
     if (!thread_.joinable()) thread_ = quiet_thread("alltoallv-p2p", "messages", [this] { run(); });
@@ -96,13 +97,17 @@ bool PointToPoint::drive(Work& work, double seconds) {
     };
     uint64_t rounds = 0;
     auto next_poll = begun + look_every;
+    Deadlocks::Wait told(control_);
     try {
         while (!work.done() && !closing_) {
             const auto now = Clock::now();
             if (seconds >= 0 && seconds_since(begun) >= seconds) break;
             lock.unlock();
-            if (now >= next_poll && hooks().poll) hooks().poll();
-            if (now >= next_poll) next_poll = now + look_every;
+            if (now >= next_poll) {
+                next_poll = now + look_every;
+                if (seconds < 0) tell_wait(work, told, now);
+                if (hooks().poll) hooks().poll();
+            }
             await(
                 [&] {
                     const std::lock_guard inner(mutex_);
@@ -121,6 +126,17 @@ bool PointToPoint::drive(Work& work, double seconds) {
     }
     leave();
     return work.done();
+}
+
+/// As long as the message takes a call of its peer.
+void PointToPoint::tell_wait(const Work& work, Deadlocks::Wait& told, Clock::time_point now) {
+    const std::lock_guard lock(mutex_);
+    progress();
+    const auto post = std::ranges::find(posts_, &work, [](const Post& each) -> const Work* { return each.work.get(); });
+    if (post == posts_.end() || post->is_answered() || post->other() < 0 || post->other() == control_.rank())
+        told.ends();
+    else
+        told.still(post->asked.op, {post->other()}, now);
 }
 
 void PointToPoint::run() {
@@ -197,6 +213,7 @@ bool PointToPoint::finish(Post& post, std::exception_ptr error) {
         if (post.sends()) post.traced->counts()[post.asked.peer] = post.asked.count;
         Tracer::end(*post.traced, error == nullptr, post.sends() ? 0 : post.bytes(), flight_ns(Clock::now()));
     }
+    control_.messages_under_way.fetch_sub(1);
     post.work->finish(std::move(error));
     return true;
 }
@@ -221,9 +238,7 @@ void PointToPoint::end(Post& post, const Error& error) {
 Error PointToPoint::ended(const Post& post) const {
     if (!control_.poisoned())
         return peer_lost(describe(post) + ": the communicator was destroyed while the message was pending");
-    const ControlPlane::Poison poison = control_.poison_told();
-    if (poison.kind == PoisonKind::timeout) return comm_timeout(poison.reason);
-    return peer_lost(describe(post) + ": " + poison.reason);
+    return control_.poison_error(describe(post));
 }
 
 std::string PointToPoint::describe(const Post& post) const {

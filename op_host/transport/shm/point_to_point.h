@@ -67,6 +67,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     bool finish(Post& post, std::exception_ptr error = nullptr);
     void end(Post& post, const Error& error);
     Error ended(const Post& post) const;
+    void tell_wait(const Work& work, Deadlocks::Wait& told, Clock::time_point now);
     void run();
     template <class Ready>
     void await(Ready&& ready, uint64_t& rounds);

@@ -37,6 +37,10 @@ struct PointToPoint::Post {
     bool sends() const { return asked.op == OpKind::send; }
     char* data() const { return static_cast<char*>(asked.data); }
     size_t bytes() const { return static_cast<size_t>(asked.count) * size_of(asked.dtype); }
+    /// Whether the peer has made its half.
+    bool is_answered() const {
+        return message != nullptr && (!sends() || message->state.load() != MessageState::offered);
+    }
     /// The rank waited for; none if that may be any.
     int other() const { return from >= 0 ? from : asked.peer; }
 };
