@@ -12,6 +12,7 @@ import pytest
 from npu_ranks import caught, group, use_device
 from operators import families
 
+from alltoallv.npu_ops import names
 from alltoallv.testing import Ranks
 
 
@@ -57,6 +58,12 @@ def test_every_operator_has_a_case(ranks: Ranks) -> None:
 
 def test_the_page_is_up_to_date() -> None:
     assert operator_page.PAGE.read_text() == operator_page.page(), "run python tests/npu/operator_page.py"
+
+
+def test_sixty_of_the_operators_that_programs_call_run() -> None:
+    called = operator_page.called()
+    assert called == sorted(set(called))
+    assert len(set(called) & set(names())) >= 60, sorted(set(called) - set(names()))
 
 
 def test_refusals_leave_the_queue_alive(ranks: Ranks) -> None:
