@@ -162,7 +162,8 @@ def test_a_message_against_a_collective(ranks, call):
         return attempt(all_reduce, ONE, group=a) if rank == 0 else attempt(call, np.ones(100_000), 0, group=a)
 
     for failure in ranks(2, fresh=True, communicator=False)(work):
-        check(failure, "in operator #1 all_reduce of domain '01a' for rank 1", f"in {call.__name__} of domain '01a' for")
+        other = f"in {call.__name__} of domain '01a' for"
+        check(failure, "in operator #1 all_reduce of domain '01a' for rank 1", other)
 
 
 def test_messages_that_move_by_themselves_are_no_deadlock(ranks):
