@@ -13,6 +13,7 @@ from alltoallv import Communicator
 from alltoallv import numpy as an
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.regions import as_bytes
+from alltoallv.testing import quantized as reference
 from alltoallv.testing.golden import dtype_of
 
 F32 = np.float32
@@ -32,6 +33,16 @@ REDUCTIONS: list[tuple[str, dict[str, Any]]] = [  # dtype of the input and optio
     ("float32", {"comm_quant_scale_2": 1.0}),
     ("float32", {"timeout": 0}),
 ]
+
+COUNTS = [[1, 3], [2, 2]]  # rows between two ranks
+
+
+def slopes_and_gradient(comm: Communicator, shape: tuple[int, ...], dtype: str, **how: Any) -> tuple[Any, Any]:
+    """Of an exchange with ``COUNTS``: a gradient for the rows that this rank receives, and what its own rows get."""
+    rng, back = np.random.default_rng(5), np.transpose(COUNTS).tolist()
+    slopes = [(rng.normal(size=(sum(counts), *shape)) * 10.0**r).astype(F32) for r, counts in enumerate(back)]
+    rounded = [x.astype(dtype_of(dtype)) for x in slopes]
+    return slopes[comm.rank], reference.quantized_all_to_all(rounded, back, dtype="float32", **how)[comm.rank]
 
 
 class Beside:

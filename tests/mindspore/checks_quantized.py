@@ -8,7 +8,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor
-from quantized_front_ends import check_quantized
+from quantized_front_ends import COUNTS, check_quantized, slopes_and_gradient
 
 import alltoallv.mindspore as am
 from alltoallv import Communicator
@@ -85,3 +85,10 @@ def check_quantized_gradients_of_parts_and_rows(comm: Communicator) -> None:
             return (am.quantized_all_to_all(x, [1, 3], recvs, group=comm) * (comm.rank + 1)).sum()
 
         np.testing.assert_array_equal(ms.grad(weighed)(x).asnumpy(), [[1, 1], [2, 2], [2, 2], [2, 2]])
+    slopes, wanted = slopes_and_gradient(comm, (2,), "float32", bits=4)
+
+    def sloped(x: Tensor) -> Tensor:
+        rows = am.quantized_all_to_all(x, COUNTS[comm.rank], bits=4, quantize_gradient=True, group=comm)
+        return (rows * Tensor(slopes)).sum()
+
+    np.testing.assert_array_equal(ms.grad(sloped)(x).asnumpy(), wanted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import paddle
 import pytest
-from quantized_front_ends import check_quantized
+from quantized_front_ends import COUNTS, check_quantized, slopes_and_gradient
 
 import alltoallv.paddle as ap
 from alltoallv import Communicator
@@ -56,6 +56,12 @@ def test_gradients_of_rows(ranks: Ranks) -> None:
             (slope,) = paddle.grad((y.astype("float32") * weights).sum(), x)
             assert slope.dtype == paddle.float32
             np.testing.assert_array_equal(slope.numpy(), [[1, 1], [2, 2], [2, 2], [2, 2]])
+        slopes, wanted = slopes_and_gradient(comm, (2,), "float16", bits=4)
+        y = ap.quantized_all_to_all(
+            x, COUNTS[comm.rank], bits=4, out_dtype=paddle.float16, quantize_gradient=True, group=comm
+        )
+        (slope,) = paddle.grad((y.astype("float32") * paddle.to_tensor(slopes)).sum(), x)
+        np.testing.assert_array_equal(slope.numpy(), wanted)
         for extra in ({"out": x.detach(), "async_op": True}, {"error_feedback": ap.ErrorFeedback()}):
             with pytest.raises(InvalidParamError, match=f"expected a call without {' and '.join(extra)}$"):
                 ap.quantized_all_reduce(x, group=comm, **extra)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from quantized_front_ends import check_quantized
+from quantized_front_ends import COUNTS, check_quantized, slopes_and_gradient
 from torch import Tensor
 
 import alltoallv.torch as at
@@ -140,6 +140,23 @@ def test_gradients_pass_straight_through(ranks: Ranks) -> None:
     ranks(2)(check)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("how", [{}, {"bits": 4, "group_size": 3}, {"format": "mxfp8"}, {"format": "fp8_e5m2"}])
+def test_gradients_of_rows_travel_as_codes(ranks: Ranks, how: dict[str, Any], dtype: str) -> None:
+    def check(comm: Communicator) -> None:
+        slopes, wanted = slopes_and_gradient(comm, (5, 7), dtype, **how)
+        for recvs in (None, [row[comm.rank] for row in COUNTS]):
+            x = torch.randn(4, 5, 7, requires_grad=True)
+            options: Any = {"out_dtype": getattr(torch, dtype), "quantize_gradient": True, "group": comm, **how}
+            rows = at.quantized_all_to_all(x, COUNTS[comm.rank], recvs, **options)
+            (grad,) = torch.autograd.grad((rows * torch.from_numpy(slopes)).sum(), x, create_graph=True)
+            assert same(grad.detach(), wanted)
+        ones = torch.autograd.grad(rows, x, torch.ones_like(rows).requires_grad_(), create_graph=True)[0]
+        assert ones.requires_grad
+
+    ranks(2)(check)
+
+
 @BACKENDS
 def test_compile(ranks: Ranks, backend: str) -> None:
     def check(comm: Communicator) -> None:
@@ -147,7 +164,8 @@ def test_compile(ranks: Ranks, backend: str) -> None:
             a = at.quantized_all_reduce(x * 2, gather="quantized", group=comm)
             b = at.quantized_reduce_scatter(a.abs(), [1, 3], bits=4, group=comm)
             c = at.quantized_all_to_all(a * 3, sends, recvs, group=comm)
-            return torch.cat([b.view(-1), c.view(-1)])
+            d = at.quantized_all_to_all(a * 5, sends, recvs, format="mxfp8", quantize_gradient=True, group=comm)
+            return torch.cat([b.view(-1), c.view(-1), d.view(-1)])
 
         torch._dynamo.reset()
         compiled = torch.compile(function, fullgraph=True, backend=backend)

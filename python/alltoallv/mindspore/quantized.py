@@ -64,11 +64,13 @@ class _Rows(_Function):
     def forward(ctx: Any, input: Tensor, call: RowsCall[Tensor]) -> Tensor:
         ctx.dtype = input.dtype
         out, recvs = call.run_counted()
-        ctx.transfer = call.transfer(TensorTransfer, recvs)
+        ctx.transfer, ctx.returning = call.transfer(TensorTransfer, recvs), call.returning(recvs, input.dtype)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        if ctx.returning is not None:
+            return _Rows.apply(grad, ctx.returning(grad)), None
         return Exchange.apply(grad.astype(ctx.dtype), ctx.transfer.transposed()), None
 
 

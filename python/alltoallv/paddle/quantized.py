@@ -71,11 +71,13 @@ class _Rows(PyLayer):
     def forward(ctx: Any, input: Tensor, call: RowsCall[Tensor]) -> Tensor:
         ctx.dtype = input.dtype
         out, recvs = call.run_counted()
-        ctx.transfer = call.transfer(Transfer, recvs)
+        ctx.transfer, ctx.returning = call.transfer(Transfer, recvs), call.returning(recvs, input.dtype)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
+        if ctx.returning is not None:
+            return _Rows.apply(grad, ctx.returning(grad))
         return Exchange.apply(grad.astype(ctx.dtype), ctx.transfer.transposed())
 
 

@@ -192,6 +192,7 @@ class Quantized(Generic[A]):
         group_size: GroupSize | None = None,
         out_dtype: Any = None,
         overflow: Overflow = "saturate",
+        quantize_gradient: bool = False,
         group: Any = None,
         async_op: bool = False,
         timeout: float | None = None,
@@ -207,13 +208,15 @@ class Quantized(Generic[A]):
                 format leaves the choice.
             out_dtype: Of the rows received: float32, float16 or bfloat16; default: the input's.
             overflow: As for `quantized_all_reduce`; "raise" looks at the rows sent, by this rank's ``out_dtype``.
+            quantize_gradient: The gradient's rows travel as codes too, with the same format, groups and ``overflow``,
+                quantized from the result's dtype and given in the input's. On all ranks or none.
             group, timeout: As for `quantized_all_reduce`.
             async_op: Return ``(output, handle)`` at once; the output is filled by the handle's ``wait()``. Without
                 ``recv_counts`` it is None at first, and the handle's ``result()`` gives it.
 
         Returns:
             The rows received, dequantized, in the order of ranks: ``[sum(recv_counts), ...]``. The gradients of rows go
-            back where the rows came from, not quantized; otherwise as `quantized_all_reduce`.
+            back where the rows came from, quantized if asked for; otherwise as `quantized_all_reduce`.
 
         Raises:
             PeerMismatchError: two ranks differ in operator, counts, length of rows, format or group size.
@@ -222,7 +225,13 @@ class Quantized(Generic[A]):
             PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come in time.
         """
         how, elements = coding(bits, format), grouping(group_size, input)
-        options = Options(format=how, group_size=elements, overflow=overflow, out_dtype=out_dtype)
+        options = Options(
+            format=how,
+            group_size=elements,
+            overflow=overflow,
+            out_dtype=out_dtype,
+            quantize_gradient=quantize_gradient,
+        )
         comm = self.communicator(group)
         if comm is None:
             return (None, None) if async_op else None

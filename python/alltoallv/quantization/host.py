@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from alltoallv import _core, memory
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import Counts, split_layout
+from alltoallv._calls.guard import guard
 from alltoallv._calls.transfer import Transfer
 from alltoallv.communicator import Communicator
 from alltoallv.errors import ValueOverflowError
@@ -62,6 +63,7 @@ class RowsCall(Generic[A]):
         timeout: float | None = None,
     ) -> None:
         self._adapter, self._comm, self._limit = adapter, comm, _core.read_timeout(timeout)
+        self._options, self._timeout = options, timeout
         self.rows = made = requests.rows(adapter, comm, input, send_counts, recv_counts, options)
         how, length = made.how, made.length
         x: Any = made.input
@@ -96,6 +98,19 @@ class RowsCall(Generic[A]):
         row, sends = max(self.rows.length, 1), self.rows.sends
         inner, outer = ((sum(counts), *self._tail) for counts in (sends, recvs))
         return kind(self._comm, "all_to_all_v", split_layout(sends, recvs, self.rows.length), inner, outer, row)
+
+    def returning(self, recvs: list[int], dtype: Any) -> Callable[[A], RowsCall[A]] | None:
+        """Makes the call that takes the rows' gradients back as codes, to ``dtype``; None: they are not quantized."""
+        if not self._options.quantize_gradient:
+            return None
+        adapter, comm, sends, timeout = self._adapter, self._comm, self.rows.sends, self._timeout  # not the rows
+        options = self._options._replace(out_dtype=dtype)
+
+        def call(grad: A) -> RowsCall[A]:
+            with guard(comm, "quantized_all_to_all"):
+                return RowsCall(adapter, comm, grad, recvs, sends, options, timeout)
+
+        return call
 
     def submit(self) -> tuple[A | None, Any]:
         """The output, None where counts are learnt, and a handle whose wait dequantizes."""

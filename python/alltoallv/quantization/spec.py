@@ -38,9 +38,9 @@ _FEEDBACK = (
 class Options(NamedTuple):
     """What a caller asks of a quantized collective beside tensors and counts: as given, unchecked, equal on all ranks.
 
-    Scales, offset and ``gather`` are for all-reduces, ``op`` not for all-to-alls. ``group_size=None``: the format's
-    usual one, or the row of an all-to-all. ``out_dtype`` is the framework's; None: the input's. See
-    `alltoallv.numpy.quantized_all_reduce`.
+    Scales, offset and ``gather`` are for all-reduces, ``op`` not for all-to-alls, ``quantize_gradient`` for these.
+    ``group_size=None``: the format's usual one, or the row of an all-to-all. ``out_dtype`` is the framework's; None:
+    the input's. See `alltoallv.numpy.quantized_all_reduce`.
     """
 
     scale: Any = None
@@ -53,6 +53,7 @@ class Options(NamedTuple):
     op: SumOp = "sum"
     overflow: Overflow = "saturate"
     out_dtype: Any = None
+    quantize_gradient: bool = False
 
     def dynamic(self) -> bool:
         """Whether every group has a scale of its own."""

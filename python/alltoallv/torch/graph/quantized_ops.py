@@ -1,8 +1,8 @@
 """The operators of torch.library for quantized collectives: what autograd, torch.compile and effects see.
 
 Rounding has no useful derivative, so gradients pass straight through: that of a quantized collective is the gradient of
-the same collective without quantization, in the gradient's own dtype, not quantized. Error feedback is not among the
-arguments: a state that changes is no function.
+the same collective without quantization, in the gradient's own dtype; that of an all-to-all is quantized too if asked
+for. Error feedback is not among the arguments: a state that changes is no function.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from alltoallv.torch.quantized.rows import RowExchange
 # The fields of `Options`, then the group.
 _OPTIONS = (
     "Tensor? scale, Tensor? comm_quant_scale_1, Tensor? comm_quant_scale_2, float? offset, str format, "
-    "SymInt? group_size, str gather, str op, str overflow, ScalarType? out_dtype, str group"
+    "SymInt? group_size, str gather, str op, str overflow, ScalarType? out_dtype, bool quantize_gradient, "
+    "str group"
 )
 _NONE = (None,) * (len(Options._fields) + 1)  # their gradients
 
@@ -72,9 +73,12 @@ def _(input: Tensor, rows: list[int], rank: int, *given: Any) -> Tensor:
     return input.new_empty((rows[rank], *input.shape[1:]), dtype=Options(*given[:-1]).out_dtype or input.dtype)
 
 
-@partial(Operator, schema=f"(Tensor input, Tensor sends, Tensor? recvs, {_OPTIONS}) -> Tensor[]")
-def quantized_all_to_all(input: Tensor, sends: Tensor, recvs: Tensor | None, *given: Any) -> list[Tensor]:
-    """Rows as codes; ``sends`` and ``recvs`` are int64 ``[W]``, in rows. Returns the rows and their counts."""
+@partial(Operator, schema=f"(Tensor input, Tensor sends, Tensor? recvs, SymInt rows, {_OPTIONS}) -> Tensor[]")
+def quantized_all_to_all(input: Tensor, sends: Tensor, recvs: Tensor | None, rows: int, *given: Any) -> list[Tensor]:
+    """Rows as codes; ``sends`` and ``recvs`` are int64 ``[W]``, in rows. Returns the rows and their counts.
+
+    ``rows``: how many a graph may rely on; -1 where only the run tells.
+    """
     comm = carrier(given[-1], input)
     with guard(comm, "quantized_all_to_all"):
         known = None if recvs is None else recvs.tolist()
@@ -84,9 +88,10 @@ def quantized_all_to_all(input: Tensor, sends: Tensor, recvs: Tensor | None, *gi
 
 
 @quantized_all_to_all.fake
-def _(input: Tensor, sends: Tensor, recvs: Tensor | None, *given: Any) -> list[Tensor]:
-    shape = (torch.library.get_ctx().new_dynamic_size(), *input.shape[1:])
-    made = input.new_empty(shape, dtype=Options(*given[:-1]).out_dtype or input.dtype)
+def _(input: Tensor, sends: Tensor, recvs: Tensor | None, rows: int, *given: Any) -> list[Tensor]:
+    if isinstance(rows, int) and rows < 0:
+        rows = torch.library.get_ctx().new_dynamic_size()
+    made = input.new_empty((rows, *input.shape[1:]), dtype=Options(*given[:-1]).out_dtype or input.dtype)
     return [made, sends.new_empty(sends.shape)]
 
 
@@ -122,6 +127,7 @@ def _reduce_scatter_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 def _setup_all_to_all(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     _setup(ctx, inputs, output)
+    ctx.options = Options(*inputs[-len(_NONE) : -1])
     ctx.save_for_backward(inputs[1], output[1])
     ctx.mark_non_differentiable(output[1])
 
@@ -129,12 +135,16 @@ def _setup_all_to_all(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -
 def _all_to_all_backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
     """The rows' gradients go back where the rows came from."""
     sends, recvs = ctx.saved_tensors
+    if ctx.options.quantize_gradient:
+        options = ctx.options._replace(out_dtype=ctx.dtype)
+        back, _ = quantized_all_to_all(grads[0], recvs, sends, ctx.shape[0], *options, ctx.group)
+        return back, None, None, None, *_NONE
     row = max(ctx.shape[1:].numel(), 1)
     places = [torch.cumsum(counts, 0) - counts for counts in (sends, recvs)]
     layout = torch.stack([sends, places[0], recvs, places[1]]) * row
     grad = grads[0].to(ctx.dtype).reshape(-1)
     back = ops.all_to_all_v_transpose(grad, layout, ctx.shape.numel(), row, "all_to_all_v", ctx.group)
-    return back.view(ctx.shape), None, None, *_NONE
+    return back.view(ctx.shape), None, None, None, *_NONE
 
 
 quantized_all_reduce.differentiate(_all_reduce_backward, _setup)

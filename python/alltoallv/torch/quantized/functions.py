@@ -152,12 +152,19 @@ def quantized_all_to_all(
     group_size: GroupSize | None = None,
     out_dtype: torch.dtype | None = None,
     overflow: Overflow = "saturate",
+    quantize_gradient: bool = False,
     group: Group = None,
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
     coded, elements = coding(bits, format), grouping(group_size, input)
-    options = Options(format=coded, group_size=elements, overflow=overflow, out_dtype=out_dtype)
+    options = Options(
+        format=coded,
+        group_size=elements,
+        overflow=overflow,
+        out_dtype=out_dtype,
+        quantize_gradient=quantize_gradient,
+    )
     traced = is_tracing()
     if traced or (needs_grad(input) and not async_op):
         requests.exclude("input requires grad, or is recorded for a graph", timeout=timeout)
@@ -165,7 +172,7 @@ def quantized_all_to_all(
             return None
         sends = torch.as_tensor(send_counts, device="cpu")
         recvs = None if recv_counts is None else torch.as_tensor(recv_counts, device="cpu")
-        rows, _ = quantized_ops.quantized_all_to_all(input, sends, recvs, *options, group)
+        rows, _ = quantized_ops.quantized_all_to_all(input, sends, recvs, -1, *options, group)
         if async_op and recvs is None:
             return None, Done(rows)
         return outcome(rows, None, async_op)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from alltoallv._calls.guard import guard
 from alltoallv._calls.signature import described
 from alltoallv.quantization.functions import Quantized
 from alltoallv.quantization.linear import check_shapes
-from alltoallv.quantization.spec import Format, Gather, GroupSize, Overflow, SumOp, coding, grouping
+from alltoallv.quantization.spec import Format, Gather, GroupSize, Options, Overflow, SumOp, coding, grouping
 from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.group import Group, device_of
 from alltoallv.torch.graph.graphs import is_tracing
@@ -30,10 +32,11 @@ def quantized_linear_all_reduce(
     overflow: Overflow = "saturate",
     group: Group = None,
 ) -> Tensor | None:
+    elements: Any = group_size
     if group_size == "token":
-        group_size = max(weight.shape[0], 1)
+        elements = max(weight.shape[0], 1)
     elif group_size == "tensor":
-        group_size, chunks = max(grouping("tensor", input[..., :1]) * weight.shape[0], 1), 1
+        elements, chunks = max(grouping("tensor", input[..., :1]) * weight.shape[0], 1), 1
     if not is_tracing():
         comm = groups.resolve(group, device_of(input))
         if comm is None:
@@ -41,6 +44,6 @@ def quantized_linear_all_reduce(
         with guard(comm, "quantized_all_reduce"):
             check_shapes(input.shape, weight.shape, None if bias is None else bias.shape)
     coded = str(coding(bits, format))
-    options = (None, None, None, None, coded, group_size, gather, op, overflow, None)
+    options = Options(format=coded, group_size=elements, gather=gather, op=op, overflow=overflow)
     result: Tensor = quantized_linear(input, weight, chunks, *options, group)
     return result if bias is None else result + bias
