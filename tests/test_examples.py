@@ -65,6 +65,15 @@ def check_recovery(size: int, tmp_path: Path) -> None:
     assert others == [[]] * (size - 1)
 
 
+def check_moe_recovery(size: int, tmp_path: Path) -> None:
+    first, *others = run(size, "moe_recovery.py", status=128 + signal.SIGKILL)
+    assert re.match(r"step 7: rank 1 was lost: ", first[0])
+    left = [0, 1, *range(4, 2 * size)]
+    assert re.fullmatch(rf"step 7: {size - 1} ranks go on after \d+ ms with experts {re.escape(str(left))}", first[1])
+    assert first[2] == "all 20 steps gave what one process with the same experts gives, bit for bit"
+    assert others == [[]] * (size - 1)
+
+
 def check_operator(size: int, tmp_path: Path) -> None:
     """Which chooses its ranks itself."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLES / "test_operator.py")]
@@ -77,6 +86,7 @@ CHECKS = {
     "digits_dispatch.py": check_digits_dispatch,
     "sort_and_shuffle.py": check_sort_and_shuffle,
     "recovery.py": check_recovery,
+    "moe_recovery.py": check_moe_recovery,
     "test_operator.py": check_operator,
 }
 OF_FRAMEWORKS = {  # run where the framework is
