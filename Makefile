@@ -65,6 +65,8 @@ $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@pip install --quiet --upgrade pip
 	@pip install --quiet --editable ".[dev]"
+	@# Without the backend's finder: it would come before PYTHONPATH, and there is nothing for it to rebuild.
+	@sed -i '/^import /d' $(VENV)/lib/python*/site-packages/_editable_skbc_alltoallv.pth
 	@touch $@
 
 clean:

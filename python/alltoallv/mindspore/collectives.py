@@ -62,7 +62,8 @@ def all_to_all_single(
     """
     comm = enter(group)
     splits = (output_split_sizes, input_split_sizes)
-    if async_op is False and _core.all_to_all_single(comm.core, output, input, *splits, False, timeout) is not None:
+    given = (comm.core, output, input, *splits, False, timeout)
+    if async_op is False and isinstance(input, Tensor) and _core.all_to_all_single(*given) is not None:
         return None
     with guard(comm, "all_to_all_single"):
         check_async(async_op)
@@ -104,7 +105,7 @@ def all_gather_into_tensor(
     """
     comm = enter(group)
     given = (comm.core, output_tensor, input_tensor, False, timeout)
-    if async_op is False and _core.all_gather_into_tensor(*given) is not None:
+    if async_op is False and isinstance(input_tensor, Tensor) and _core.all_gather_into_tensor(*given) is not None:
         return None
     with guard(comm, "all_gather_into_tensor"):
         check_async(async_op)

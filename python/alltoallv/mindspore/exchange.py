@@ -79,8 +79,10 @@ def all_to_all_v(
 ) -> Any:
     comm = enter(group)
     counts = (send_counts, recv_counts, sdispls, rdispls, unit)
-    if async_op is False and (made := _core.all_to_all_v(comm.core, input, out, *counts, False, timeout)) is not None:
-        return made
+    if async_op is False and isinstance(input, Tensor):
+        made = _core.all_to_all_v(comm.core, input, out, *counts, False, timeout)
+        if made is not None:
+            return made
     with guard(comm, "all_to_all_v"):
         check_async(async_op)
         limit = _core.read_timeout(timeout)

@@ -36,7 +36,8 @@ def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None, async_op: b
     `alltoallv.numpy.all_reduce`; sum and avg have a gradient.
     """
     comm = enter(group)
-    if async_op is False and _core.reduce(comm.core, "all_reduce", tensor, tensor, op) is not None:
+    given = (comm.core, "all_reduce", tensor, tensor, op)
+    if async_op is False and isinstance(tensor, Tensor) and _core.reduce(*given) is not None:
         return None
     with guard(comm, "all_reduce"):
         check_async(async_op)
