@@ -53,45 +53,67 @@ def smooth(r: np.random.Generator, tokens: int, size: int) -> Array:
     return F32(np.random.default_rng(9).uniform(0.5, 2, (LOCAL * size, WIDTH)))
 
 
+def placed(ranks: list[Rank]) -> tuple[list[list[int]], int]:
+    """The experts of each rank, shared ones as -1, -2 and so on; and how many ranks have the same shared one."""
+    size, shared = len(ranks), ranks[0].get("shared_expert_rank_num", 0)
+    copies = shared // ranks[0].get("shared_expert_num", 1)
+    local = LOCAL * size // (size - shared)
+    theirs = [list(range(start, start + local)) for start in range(0, LOCAL * size, local)]
+    return [[-1 - rank // copies] for rank in range(shared)] + theirs, copies
+
+
+def room(ranks: list[Rank], rank: int) -> int:
+    experts, copies = placed(ranks)
+    most = (ranks[rank].get("global_bs") or len(ranks[rank]["expert_ids"]) * len(ranks)) // len(ranks)
+    if experts[rank][0] < 0:
+        return most * sum(source % copies == rank % copies for source in range(len(ranks)))
+    return most * len(ranks) * min(len(experts[rank]), CHOICES)
+
+
 def arrivals(ranks: list[Rank]) -> list[list[tuple[int, int, int, int]]]:
-    """For each rank what it gets, in order: expert, rank, token and choice."""
-    size = len(ranks)
+    """For each rank what it gets, in order: expert, rank, token and choice, which is -1 for a shared expert."""
+    experts, copies = placed(ranks)
     got: list[list[tuple[int, int, int, int]]] = [[] for _ in ranks]
-    for expert in range(LOCAL * size):
+    for rank, expert in ((rank, expert) for rank, held in enumerate(experts) for expert in held):
         for source, one in enumerate(ranks):
             active = one.get("x_active_mask", np.ones(len(one["expert_ids"]), bool))
             active = np.broadcast_to(active.reshape(len(active), -1), one["expert_ids"].shape)
-            for token, choice in np.argwhere((one["expert_ids"] == expert) & active):
-                got[expert // LOCAL].append((expert, source, token, choice))
+            if expert >= 0:
+                pairs = np.argwhere((one["expert_ids"] == expert) & active)
+                got[rank] += [(expert, source, token, choice) for token, choice in pairs]
+            elif source % copies == rank % copies:
+                got[rank] += [(expert, source, token, -1) for token in np.flatnonzero(active.any(1))]
     return got
 
 
-def ends(got: list[tuple[int, int, int, int]], rank: int, size: int) -> Array:
+def ends(got: list[tuple[int, int, int, int]], experts: list[int], size: int) -> Array:
     """Where the rows of each expert and rank end."""
-    pairs = [(expert, source) for expert in range(rank * LOCAL, (rank + 1) * LOCAL) for source in range(size)]
+    pairs = [(expert, source) for expert in experts for source in range(size)]
     return np.cumsum([sum(one[:2] == pair for one in got) for pair in pairs]).astype(np.int32)
 
 
 def dispatched(ranks: list[Rank]) -> list[Any]:
     size, results = len(ranks), []
+    experts, copies = placed(ranks)
+    shared = ranks[0].get("shared_expert_num", 1) if copies else 0
     for rank, got in enumerate(arrivals(ranks)):
-        room = (ranks[rank].get("global_bs") or len(ranks[rank]["x"]) * size) * min(LOCAL, CHOICES)
-        rows = np.zeros((room, WIDTH))
-        dynamic = np.zeros(room, F32)
+        rows = np.zeros((room(ranks, rank), WIDTH))
+        dynamic = np.zeros(len(rows), F32)
         for place, (expert, source, token, _) in enumerate(got):
             rows[place] = ranks[source]["x"][token]
             if ranks[rank].get("quant_mode"):
-                row = rows[place].astype(F32) * ranks[source].get("scales", np.ones((LOCAL * size, 1)))[expert].astype(
-                    F32
-                )
+                scales = ranks[source].get("scales", np.ones((shared + LOCAL * size, 1)))
+                row = rows[place].astype(F32) * scales[expert + shared if expert >= 0 else -1 - expert].astype(F32)
                 factor = F32(127) / np.abs(row).max()
                 rows[place], dynamic[place] = np.rint(row * factor), F32(1) / factor
-        numbers = np.array([sum(one[0] == rank * LOCAL + e for one in got) for e in range(LOCAL)])
+        numbers = np.array([sum(one[0] == expert for one in got) for expert in experts[rank]])
         if ranks[rank].get("expert_token_nums_type") == 0:
             numbers = np.cumsum(numbers)
         quantized = bool(ranks[rank].get("quant_mode"))
         values = rows.astype(np.int8) if quantized else rows
-        results.append((values, dynamic if quantized else None, None, numbers, ends(got, rank, size), None, None))
+        results.append(
+            (values, dynamic if quantized else None, None, numbers, ends(got, experts[rank], size), None, None)
+        )
     return results
 
 
@@ -100,12 +122,11 @@ def to_combine(special: int = 0, middle: str = "assist_info_for_combine", **more
 
     def inputs(r: np.random.Generator, size: int) -> list[Rank]:
         ranks = routed(r, size, special, expert_scales=weights, **more)
-        got = arrivals(ranks)
+        got, (experts, _) = arrivals(ranks), placed(ranks)
         for rank, one in enumerate(ranks):
-            x = one.pop("x")
-            room = len(x) * size * min(LOCAL, CHOICES)
-            one |= {"expand_x": r.normal(size=(room, WIDTH)), "ep_send_counts": ends(got[rank], rank, size)}
-            one[middle] = np.zeros(room * 128, np.int32)
+            x, rows = one.pop("x"), room(ranks, rank)
+            one |= {"expand_x": r.normal(size=(rows, WIDTH)), "ep_send_counts": ends(got[rank], experts[rank], size)}
+            one[middle] = np.zeros(rows * 128, np.int32)
             one |= {"ori_x": x} if special else {}
         return ranks
 
@@ -121,7 +142,7 @@ def combined(ranks: list[Rank]) -> list[Any]:
             if ranks[rank].get("comm_quant_mode"):
                 numbers, scale = symmetric(row)
                 row = numbers.astype(F32) * scale
-            results[source][token] += ranks[source]["expert_scales"][token, choice] * row
+            results[source][token] += row if choice < 0 else ranks[source]["expert_scales"][token, choice] * row
     for one, result in zip(ranks, results, strict=True):
         if "const_expert_v" in one:  # experts behind the others: one that is zero, one that copies, one constant
             for token, choice in np.argwhere(one["expert_ids"] > LOCAL * size):
@@ -248,6 +269,18 @@ DISPATCHES: list[tuple[int, dict[str, Any]]] = [  # experts that are none, and a
 ]
 
 
+def half(r: np.random.Generator, tokens: int, size: int) -> int:
+    return size // 2
+
+
+def smooth_shared(r: np.random.Generator, tokens: int, size: int) -> Array:
+    return F32(np.random.default_rng(9).uniform(0.5, 2, (1 + LOCAL * size, WIDTH)))
+
+
+ONE_EACH: dict[str, Any] = {"shared_expert_rank_num": half, "shared_expert_num": half}
+COPIES: dict[str, Any] = {"shared_expert_rank_num": half}
+
+
 def dispatch(version: str, special: int = 0, **more: Any) -> Fused:
     name = f"npu_moe_distribute_dispatch{version}"
     return Fused(name, lambda r, n: routed(r, n, special, **more), dispatched, exact=True)
@@ -257,16 +290,33 @@ FAMILIES: dict[str, list[Fused]] = {
     "moe_distribute": [
         *(dispatch("_v2", special, **more) for special, more in DISPATCHES),
         Fused("npu_moe_distribute_dispatch_v2", lambda r, n: routed(r, n, global_bs=4 * n), dispatched, exact=True),
+        Fused(
+            "npu_moe_distribute_dispatch_v2",
+            lambda r, n: routed(r, n, global_bs=4 * n, **COPIES),
+            dispatched,
+            exact=True,
+        ),
+        dispatch("_v2", x_active_mask=some_active, **ONE_EACH),
+        dispatch("_v2", scales=smooth_shared, quant_mode=2, **COPIES),
+        dispatch("", **COPIES),
         dispatch(""),
         dispatch("", quant_mode=2),
         Fused("npu_moe_distribute_combine_v2", to_combine(), combined),
         Fused("npu_moe_distribute_combine_v2", to_combine(x_active_mask=some_active), combined),
         Fused("npu_moe_distribute_combine_v2", to_combine(shared_expert_x=of_tokens(), comm_quant_mode=2), combined),
         Fused("npu_moe_distribute_combine_v2", to_combine(3, **SPECIAL), combined),
+        Fused("npu_moe_distribute_combine_v2", to_combine(x_active_mask=some_active, **ONE_EACH), combined),
+        Fused("npu_moe_distribute_combine_v2", to_combine(3, **SPECIAL, **COPIES), combined),
+        Fused("npu_moe_distribute_combine", to_combine(middle="expand_idx", **COPIES), combined),
         Fused("npu_moe_distribute_combine", to_combine(middle="expand_idx"), combined),
         Fused(
             "npu_moe_distribute_combine_add_rms_norm",
             to_combine(middle="expand_idx", residual_x=of_tokens(1), gamma=vector(WIDTH)),
+            normed,
+        ),
+        Fused(
+            "npu_moe_distribute_combine_add_rms_norm",
+            to_combine(middle="expand_idx", residual_x=of_tokens(1), gamma=vector(WIDTH), **COPIES),
             normed,
         ),
     ],

@@ -65,9 +65,9 @@ def check(device: torch.device, group: str, rank: int, size: int) -> None:
         expect(error, PeerMismatchError, f"rank 1 refuses {operator}: {text}")
     assert call(operator, lambda one: {"group_tp": "tp", "tp_world_size": 1}) is None
     expect(
-        call(operator, lambda one: {"shared_expert_rank_num": 1}),
+        call(operator, lambda one: {"shared_expert_rank_num": size}),
         NotImplementedError,
-        "shared_expert_rank_num is 1; the emulator expects 0",
+        f"shared_expert_rank_num is {size}; the emulator expects 0 to {size - 1}",
     )
     expect(
         call(operator, lambda one: {"ep_world_size": size + 1}),

@@ -39,8 +39,9 @@ names. Each case runs on 2 and on 4 ranks against a reference of one process tha
 has no gradients for them; on CPU tensors (`alltoallv.npu_ops`) their formulas have. What ranks disagree about, or one
 of them refuses, is raised on all of them. Limits that the devices' documentation states (world sizes, hidden sizes,
 tokens, experts, HCCL_BUFFSIZE) are kept: `ALLTOALLV_NPU_PRODUCT` is `A3` (the default) or `A2`, and
-`ALLTOALLV_NPU_LIMITS=relax` lifts them. Refused by name: `tp_world_size` 2 (with 0 or 1 `group_tp` changes nothing),
-`shared_expert_rank_num` above 0, `elastic_info`, scales of blocks (mx).
+`ALLTOALLV_NPU_LIMITS=relax` lifts them. Of a shared expert's copies, on the first `shared_expert_rank_num` ranks, rank
+r's tokens go to copy r modulo their number. Refused by name: `tp_world_size` 2 (with 0 or 1 `group_tp` changes
+nothing), `elastic_info`, scales of blocks (mx).
 
 """
 
@@ -56,7 +57,7 @@ def checked(operator: str) -> list[str]:
     kinds = _limits_of(function, set())
     algorithm = "?" if "comm_alg" in function.__code__.co_varnames else ""
     calls = {
-        "MoE": limits.MoE(1, HUGE, HUGE, HUGE, HUGE, algorithm),
+        "MoE": limits.MoE(1, HUGE, HUGE, HUGE, HUGE, algorithm, HUGE, HUGE),
         "GroupedMatmul": limits.GroupedMatmul(HUGE, HUGE, HUGE, HUGE, HUGE * HUGE),
         "Matmul": limits.Matmul(operator, HUGE, HUGE),
     }

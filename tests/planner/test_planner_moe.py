@@ -20,6 +20,7 @@ MB = 1 << 20
         (MoE(16, 16, 7168, 256, 8), "A2", 2 * (256 * 16 * 1 * 7168 * 2 + 2 * MB)),
         (MoE(16, 256, 7168, 256, 9, "hierarchy"), "A2", 256 * 256 * (7168 * 2 + 4 * 16 * 4) + 104 * MB),
         (MoE(16, 32, 7168, 8, 8), "A3", 2 * (2 * 8 * 16 * 14848 + (8 + 1) * 8 * 14336)),
+        (MoE(16, 32, 7168, 8, 8, shared=2, shared_ranks=8), "A3", 2 * (4 * 8 * 16 * 14848 + (8 + 2) * 8 * 14336)),
         (MoE(64, 256, 7168, 512, 8, "fullmesh_v2"), "A3", 2 * (4 * 512 * 64 * 15360 + (8 + 1) * 512 * 14336)),
     ],
 )
@@ -42,6 +43,9 @@ def test_the_buffer_is_the_documented_one(use: MoE, product: Product, needed: in
         (MoE(16, 32, 1024, 513, 8), "A3", "the number of tokens is 513, expected 1 to 512 on A3"),
         (MoE(16, 32, 1024, 8, 17), "A3", "the number of experts of a token is 17, expected 1 to 16 on A3"),
         (MoE(16, 32, 1024, 8, 9, version=1), "A3", "the number of experts of a token is 9, expected 1 to 8 on A3"),
+        (MoE(16, 32, 1024, 8, 8, shared_ranks=8), "A2", "shared_expert_rank_num is 8, expected 0 to 0 on A2"),
+        (MoE(16, 32, 1024, 8, 8, shared=5, shared_ranks=5), "A3", "shared_expert_num is 5, expected 0 to 4 on A3"),
+        (MoE(16, 26, 7168, 8, 8, shared_ranks=3, version=1), "A3", "rank_num is 3, expected a divisor of 16 on A3"),
         (MoE(16, 32, 1024, 8, 8, "hierarchy"), "A3", "comm_alg is 'hierarchy', expected one of"),
         (
             GroupedMatmul(16, 32, 7168, 4096, 50 * MB),

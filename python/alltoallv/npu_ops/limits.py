@@ -65,12 +65,13 @@ class MoE(NamedTuple):
     k: int  # experts of a token
     algorithm: str = ""  # comm_alg
     shared: int = 1  # shared_expert_num, which the buffer's formula counts even where no rank has one
+    shared_ranks: int = 0  # shared_expert_rank_num
     version: int = 2  # of the operator
 
     @property
     def local(self) -> int:
-        """Experts of a rank."""
-        return self.experts // self.world
+        """Experts of a rank that has no shared one."""
+        return self.experts // (self.world - self.shared_ranks)
 
     def buffer_mb(self, product: Product) -> int:
         """The smallest HCCL_BUFFSIZE."""
@@ -105,6 +106,11 @@ class MoE(NamedTuple):
                 yield f"the hidden size is {self.hidden}, expected a multiple of 32 on {product}"
             if not hierarchy and self.local > 24:
                 yield f"moe_expert_num is {self.experts}, {self.local} for each rank, expected 24 at most on {product}"
+        most = 0 if product == "A2" else self.world - 1
+        yield from _outside("shared_expert_rank_num", self.shared_ranks, 0, most, product)
+        yield from _outside("shared_expert_num", self.shared, 0, 4 if self.version == 2 else 1, product)
+        if self.version == 1 and self.shared_ranks and self.world % self.shared_ranks:
+            yield f"shared_expert_rank_num is {self.shared_ranks}, expected a divisor of {self.world} on {product}"
         yield from _outside("moe_expert_num", self.experts, 1, 1024, product)
         yield from _outside("the number of tokens", self.tokens, 1, 256 if product == "A2" else 512, product)
         yield from _outside("the number of experts of a token", self.k, 1, 8 if self.version == 1 else 16, product)

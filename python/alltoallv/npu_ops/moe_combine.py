@@ -9,7 +9,7 @@ from torch import Tensor
 
 from alltoallv.npu_ops import groups
 from alltoallv.npu_ops.moe import by_expert
-from alltoallv.npu_ops.moe_distribute import RESERVED, Experts, check, chosen, counts_of
+from alltoallv.npu_ops.moe_distribute import RESERVED, Experts, check, chosen, counts_of, with_shared
 from alltoallv.npu_ops.norms import add_rms_norm
 from alltoallv.npu_ops.quantization import quantize_rows
 from alltoallv.npu_ops.registry import expect, operator
@@ -46,6 +46,12 @@ class _Special(NamedTuple):
         return result
 
 
+def _shared(experts: int, ranks: int, x: Tensor | None) -> tuple[int, int]:
+    """Of shared experts the number and their ranks', unless this rank has made their part itself, too."""
+    expect(x is None or not ranks, "shared_expert_x", x, "None, where ranks have the shared experts")
+    return experts, ranks
+
+
 def _combine(
     experts: Experts,
     rows: Tensor,
@@ -58,9 +64,13 @@ def _combine(
     comm_quant_mode: int,
 ) -> Tensor:
     """The sum over a token's choices of scale times what its expert made of it, in float32."""
-    group, k = experts.group, expert_ids.size(1)
-    ends = ep_send_counts[: experts.total].long()
-    back = ends.diff(prepend=ends.new_zeros(1)).view(experts.local, group.size).t()
+    group, local, held = experts.group, experts.local, experts.held
+    expert_ids, mask, weights = with_shared(experts, expert_ids, mask, expert_scales)
+    assert weights is not None
+    k = expert_ids.size(1)
+    ends = ep_send_counts[: held * group.size].long()
+    back = ends.diff(prepend=ends.new_zeros(1)).view(held, group.size).t()
+    back = torch.cat([back, back.new_zeros(group.size, local - held)], 1)
     choices = chosen(expert_ids, mask, experts)
     expected = counts_of(expert_ids, choices, experts)
     flat, wanted = back.reshape(-1).tolist(), expected.reshape(-1).tolist()
@@ -75,10 +85,9 @@ def _combine(
         arrived = arrived * group.all_to_all(scale, sends, recvs).unsqueeze(1)
     else:
         arrived = group.all_to_all(leaving, sends, recvs).float()
-    weights = expert_scales.float().reshape(-1)
     made = arrived.new_zeros(expert_ids.numel(), rows.size(1)).index_copy(0, choices, arrived)
     made = made + special.of(experts, expert_ids, mask)
-    total = (made * weights.unsqueeze(1)).view(-1, k, rows.size(1)).sum(1)
+    total = (made * weights.float().reshape(-1, 1)).view(-1, k, rows.size(1)).sum(1)
     if shared is not None:
         total = total + shared.float().reshape(total.shape)
     return total
@@ -101,6 +110,8 @@ def combine_v2(
     const_expert_alpha_2: Tensor | None,
     const_expert_v: Tensor | None,
     tp_world_size: int,
+    shared_expert_num: int,
+    shared_expert_rank_num: int,
     global_bs: int,
     comm_quant_mode: int,
     comm_alg: str,
@@ -114,8 +125,9 @@ def combine_v2(
     """
     expect(comm_quant_mode in (0, 2), "comm_quant_mode", comm_quant_mode, "0 (none) or 2 (int8)")
     group = groups.named(group_ep, ep_world_size)
+    shared = _shared(shared_expert_num, shared_expert_rank_num, shared_expert_x)
     numbers = zero_expert_num, copy_expert_num, const_expert_num
-    experts = Experts(group, "npu_moe_distribute_combine_v2", moe_expert_num, *numbers)
+    experts = Experts(group, "npu_moe_distribute_combine_v2", moe_expert_num, *shared, *numbers)
     special = _Special(ori_x, const_expert_alpha_1, const_expert_alpha_2, const_expert_v)
     special.check(experts)
     check(experts, expand_x, expert_ids, x_active_mask, ep_rank_id, tp_world_size, global_bs, comm_alg, 2)
@@ -136,12 +148,16 @@ def combine(
     x_active_mask: Tensor | None,
     shared_expert_x: Tensor | None,
     tp_world_size: int,
+    shared_expert_num: int,
+    shared_expert_rank_num: int,
     global_bs: int,
     comm_quant_mode: int,
 ) -> Tensor:
     """As version 2, without its special experts."""
     expect(comm_quant_mode in (0, 2), "comm_quant_mode", comm_quant_mode, "0 (none) or 2 (int8)")
-    experts = Experts(groups.named(group_ep, ep_world_size), "npu_moe_distribute_combine", moe_expert_num)
+    group = groups.named(group_ep, ep_world_size)
+    shared = _shared(shared_expert_num, shared_expert_rank_num, shared_expert_x)
+    experts = Experts(group, "npu_moe_distribute_combine", moe_expert_num, *shared)
     check(experts, expand_x, expert_ids, x_active_mask, ep_rank_id, tp_world_size, global_bs, "", 1)
     about = x_active_mask, shared_expert_x, _Special(), comm_quant_mode
     return _combine(experts, expand_x, expert_ids, ep_send_counts, expert_scales, *about).to(expand_x.dtype)
@@ -166,6 +182,8 @@ def combine_add_rms_norm(
     const_expert_alpha_2: Tensor | None,
     const_expert_v: Tensor | None,
     tp_world_size: int,
+    shared_expert_num: int,
+    shared_expert_rank_num: int,
     global_bs: int,
     comm_alg: str,
     norm_eps: float,
@@ -175,8 +193,9 @@ def combine_add_rms_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The norm of combine's result plus ``residual_x``, the norm's factor, and that sum."""
     group = groups.named(group_ep, ep_world_size)
+    shared = _shared(shared_expert_num, shared_expert_rank_num, shared_expert_x)
     numbers = zero_expert_num, copy_expert_num, const_expert_num
-    experts = Experts(group, "npu_moe_distribute_combine_add_rms_norm", moe_expert_num, *numbers)
+    experts = Experts(group, "npu_moe_distribute_combine_add_rms_norm", moe_expert_num, *shared, *numbers)
     special = _Special(ori_x, const_expert_alpha_1, const_expert_alpha_2, const_expert_v)
     special.check(experts)
     check(experts, expand_x, expert_ids, x_active_mask, ep_rank_id, tp_world_size, global_bs, comm_alg, 2)

@@ -3,6 +3,9 @@
 A choice is one of a token's K experts. Rows go sorted by expert, and within an expert by token; a receiver has them by
 its expert, then by the rank that they come from. So combine finds the way back by the experts and by how many rows came
 from whom, and needs nothing else of what dispatch told.
+
+Ranks of shared experts come first. Each such rank counts as many experts as the others, of which only the first gets
+rows: every token has one more choice for each shared expert, in front of its own, with weight 1.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from alltoallv.npu_ops.groups import Group
 from alltoallv.npu_ops.moe import by_expert
 from alltoallv.npu_ops.registry import expect, operator
 
-RESERVED = ("group_tp", "tp_rank_id", "tp_send_counts", "expand_scales", "performance_info", "shared_expert_num")
+RESERVED = ("group_tp", "tp_rank_id", "tp_send_counts", "expand_scales", "performance_info")
 
 
 class Experts(NamedTuple):
@@ -25,18 +28,59 @@ class Experts(NamedTuple):
 
     group: Group
     operator: str
-    total: int
+    moe: int  # experts of tokens' own choices, on the ranks after the shared experts'
+    shared: int
+    shared_ranks: int
     zero: int = 0
     copy: int = 0
     const: int = 0
 
     @property
     def local(self) -> int:
-        return self.total // self.group.size
+        return self.moe // (self.group.size - self.shared_ranks)
+
+    @property
+    def total(self) -> int:
+        """Experts of all ranks, shared ones included."""
+        return self.local * self.group.size
+
+    @property
+    def held(self) -> int:
+        """Experts of this rank that get rows."""
+        return 1 if self.group.rank < self.shared_ranks else self.local
+
+    @property
+    def extra(self) -> int:
+        """Choices of each token for shared experts."""
+        return self.shared if self.shared_ranks else 0
+
+    @property
+    def copies(self) -> int:
+        """Ranks of each shared expert, of which a rank's tokens go to one."""
+        return self.shared_ranks // max(self.extra, 1)
+
+    def room(self, tokens: int, k: int) -> int:
+        """Rows that this rank may get of ``tokens`` on all ranks."""
+        if self.group.rank < self.shared_ranks:
+            return tokens // self.group.size * -(-self.group.size // self.copies)
+        return tokens * min(self.local, k)
 
     def first(self, kind: str) -> int:
         """The number of the first zero, copy or const expert."""
         return self.total + {"zero": 0, "copy": self.zero, "const": self.zero + self.copy}[kind]
+
+
+def with_shared(
+    experts: Experts, ids: Tensor, mask: Tensor | None, weights: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Choices by their experts' numbers among those of all ranks, shared ones in front; their mask and weights."""
+    ranks = [experts.group.rank % experts.copies + i * experts.copies for i in range(experts.extra)]
+    first = (ids.new_tensor(ranks) * experts.local).expand(len(ids), experts.extra)
+    if mask is not None and mask.dim() == 2:
+        mask = torch.cat([mask.bool().any(1, keepdim=True).expand(first.shape), mask.bool()], 1)
+    if weights is not None:
+        weights = torch.cat([torch.ones(first.shape), weights.float()], 1)
+    return torch.cat([first, ids + experts.shared_ranks * experts.local], 1), mask, weights
 
 
 def check(
@@ -56,10 +100,14 @@ def check(
     expect(x.dim() == 2, "x", x, "two dimensions")
     expect(ids.dim() == 2, "expert_ids", ids, "a row for each token")
     expect(rank == group.rank, "ep_rank_id", rank, f"{group.rank}, this rank of the group")
-    count = experts.total
-    expect(count > 0 and count % group.size == 0, "moe_expert_num", count, f"a multiple of {group.size} ranks")
+    count, ranks = experts.moe, experts.shared_ranks
+    expect(0 <= ranks < group.size, "shared_expert_rank_num", ranks, f"0 to {group.size - 1}")
+    divides = not ranks or (experts.shared > 0 and ranks % experts.shared == 0)
+    expect(divides, "shared_expert_num", experts.shared, f"a divisor of shared_expert_rank_num, {ranks}")
+    others = group.size - ranks
+    expect(count > 0 and count % others == 0, "moe_expert_num", count, f"a multiple of {others} ranks")
     expect(global_bs % group.size == 0, "global_bs", global_bs, f"0 or a multiple of {group.size} ranks")
-    last = experts.first("const") + experts.const
+    last = count + experts.zero + experts.copy + experts.const
     expect(((ids >= 0) & (ids < last)).all(), "expert_ids", ids.tolist(), f"numbers from 0 to {last - 1}")
     first = mask is None or mask.dim() == 2 or mask.equal(mask.sort(descending=True)[0])
     expect(first, "x_active_mask", None if mask is None else mask.tolist(), "the active tokens first")
@@ -67,11 +115,12 @@ def check(
     expect(distinct, "expert_ids", ids.tolist(), "distinct experts for each token")
     most = global_bs // group.size or len(ids)
     expect(len(ids) <= most, "global_bs", global_bs, f"{len(ids) * group.size} at least, for {len(ids)} tokens")
-    use = limits.MoE(group.size, count, hidden, most, ids.size(1), algorithm, version=version)
+    use = limits.MoE(group.size, count, hidden, most, ids.size(1), algorithm, experts.shared, ranks, version)
     limits.check(use.breaches)
     same = {"the hidden size": hidden, "the number of experts of a token": ids.size(1), "moe_expert_num": count}
     same |= {"global_bs": global_bs, "zero_expert_num": experts.zero, "copy_expert_num": experts.copy}
     same |= {"const_expert_num": experts.const, "the number of tokens": most}
+    same |= {"shared_expert_num": experts.shared, "shared_expert_rank_num": ranks}
     group.agree(experts.operator, same)
 
 
@@ -90,11 +139,18 @@ def counts_of(ids: Tensor, choices: Tensor, experts: Experts) -> Tensor:
     return numbers.bincount(minlength=experts.total).view(experts.group.size, experts.local)
 
 
-def _quantized(x: Tensor, scales: Tensor | None, ids: Tensor, choices: Tensor) -> tuple[Tensor, Tensor]:
-    """Each choice's token, times its expert's smooth scales, as int8 with a scale of its own."""
+def _quantized(
+    experts: Experts, x: Tensor, scales: Tensor | None, ids: Tensor, choices: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Each choice's token, times its expert's smooth scales, as int8 with a scale of its own.
+
+    The scales are a row for each shared expert and then for each other.
+    """
     rows = x.float()[choices // ids.size(1)]
     if scales is not None:
-        rows = rows * scales.float()[ids.reshape(-1)[choices].long()]
+        column, behind = choices % ids.size(1), experts.shared_ranks * experts.local - experts.extra
+        number = torch.where(column < experts.extra, column, ids.reshape(-1)[choices].long() - behind)
+        rows = rows * scales.float()[number]
     factor = torch.div(torch.tensor(127.0), rows.abs().amax(1))  # a number / tensor would round twice
     return (rows * factor.unsqueeze(1)).nan_to_num(0.0).round().clamp(-128, 127).to(torch.int8), 1.0 / factor
 
@@ -112,24 +168,26 @@ def _dispatch(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """What both versions return but for the third result, which combine does not need here."""
     group = experts.group
+    room = experts.room(global_bs or len(x) * group.size, expert_ids.size(1))
+    expert_ids, mask, expert_scales = with_shared(experts, expert_ids, mask, expert_scales)
     choices = chosen(expert_ids, mask, experts)
     sent = counts_of(expert_ids, choices, experts)
     told = group.all_to_all(sent, [1] * group.size, [1] * group.size)
     sends, recvs, order = sent.sum(1).tolist(), told.sum(1).tolist(), by_expert(told)
-    room = (global_bs or len(x) * group.size) * min(experts.local, expert_ids.size(1))
 
     def exchanged(rows: Tensor) -> Tensor:
         arrived = group.all_to_all(rows, sends, recvs)[order]
         return torch.cat([arrived, arrived.new_zeros(room - len(arrived), *arrived.shape[1:])])
 
     if quant_mode == 2:
-        rows, row_scales = _quantized(x, scales, expert_ids, choices)
+        rows, row_scales = _quantized(experts, x, scales, expert_ids, choices)
         dynamic = exchanged(row_scales)
     else:
         rows, dynamic = x[choices // expert_ids.size(1)], torch.zeros(1)
-    per_expert = told.sum(0)
+    held = told[:, : experts.held]
+    per_expert = held.sum(0)
     weights = torch.zeros(0) if expert_scales is None else exchanged(expert_scales.float().reshape(-1)[choices])
-    ends = told.t().reshape(-1).cumsum(0).to(torch.int32)
+    ends = held.t().reshape(-1).cumsum(0).to(torch.int32)
     numbers = per_expert.cumsum(0) if nums_type == 0 else per_expert
     return exchanged(rows), dynamic, numbers, ends, torch.zeros(1, dtype=torch.int32), weights
 
@@ -146,6 +204,8 @@ def dispatch_v2(
     x_active_mask: Tensor | None,
     expert_scales: Tensor | None,
     tp_world_size: int,
+    shared_expert_num: int,
+    shared_expert_rank_num: int,
     quant_mode: int,
     global_bs: int,
     expert_token_nums_type: int,
@@ -157,8 +217,8 @@ def dispatch_v2(
     """Rows of this rank's experts, their scales, zeros, rows of each expert, ends of those of each expert and rank."""
     expect(quant_mode in (0, 2), "quant_mode", quant_mode, "0 (none) or 2 (a scale for each row)")
     group = groups.named(group_ep, ep_world_size)
-    special = zero_expert_num, copy_expert_num, const_expert_num
-    experts = Experts(group, "npu_moe_distribute_dispatch_v2", moe_expert_num, *special)
+    shared, special = (shared_expert_num, shared_expert_rank_num), (zero_expert_num, copy_expert_num, const_expert_num)
+    experts = Experts(group, "npu_moe_distribute_dispatch_v2", moe_expert_num, *shared, *special)
     check(experts, x, expert_ids, x_active_mask, ep_rank_id, tp_world_size, global_bs, comm_alg, 2)
     results = _dispatch(
         experts, x, expert_ids, scales, x_active_mask, expert_scales, quant_mode, global_bs, expert_token_nums_type
@@ -178,19 +238,23 @@ def dispatch(
     x_active_mask: Tensor | None,
     expert_scales: Tensor | None,
     tp_world_size: int,
+    shared_expert_num: int,
+    shared_expert_rank_num: int,
     quant_mode: int,
     global_bs: int,
     expert_token_nums_type: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As version 2, whose third result is here the place of each choice among those of its expert."""
     expect(quant_mode in (0, 2), "quant_mode", quant_mode, "0 (none) or 2 (a scale for each row)")
-    experts = Experts(groups.named(group_ep, ep_world_size), "npu_moe_distribute_dispatch", moe_expert_num)
+    group, shared = groups.named(group_ep, ep_world_size), (shared_expert_num, shared_expert_rank_num)
+    experts = Experts(group, "npu_moe_distribute_dispatch", moe_expert_num, *shared)
     check(experts, x, expert_ids, x_active_mask, ep_rank_id, tp_world_size, global_bs, "", 1)
     results = _dispatch(
         experts, x, expert_ids, scales, x_active_mask, expert_scales, quant_mode, global_bs, expert_token_nums_type
     )
-    choices = chosen(expert_ids, x_active_mask, experts)
-    counts = counts_of(expert_ids, choices, experts).view(-1)
-    places = torch.zeros(expert_ids.numel(), dtype=torch.int32)
+    ids, mask, _ = with_shared(experts, expert_ids, x_active_mask, None)
+    choices = chosen(ids, mask, experts)
+    counts = counts_of(ids, choices, experts).view(-1)
+    places = torch.zeros(ids.numel(), dtype=torch.int32)
     places[choices] = torch.cat([torch.arange(n) for n in counts.tolist()]).to(torch.int32)
-    return *results[:2], places, *results[2:]
+    return *results[:2], places.view(ids.shape)[:, experts.extra :].reshape(-1), *results[2:]
