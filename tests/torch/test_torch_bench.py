@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from alltoallv_tools.bench import backend
 from alltoallv_tools.cli import main
 
 REDUCED = {"ours-full", "ours-fp32", "gloo-bf16", "composed"}
@@ -29,6 +30,30 @@ def test_contenders_of_torch(arguments: str, others: set[str], tmp_path: Path) -
     assert row["failed"] == {}
     assert set(row["times"]) == {"ours", "gloo", "copy", "copy-nt"} | others
     assert not any(times["wrong"] for times in row["times"].values())
+
+
+@pytest.mark.parametrize("left_out", ["100 new_group", pytest.param("", marks=pytest.mark.slow)])
+def test_calls_of_the_backend(
+    left_out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = [case for case in backend.CASES if case.collective != left_out]
+    monkeypatch.setattr(backend, "CASES", cases)
+    path = tmp_path / "out.json"
+    assert main(["bench", "backend", "--np", "2", "--iters", "1", "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    table = capsys.readouterr().out
+    for row, case in zip(rows, cases, strict=True):
+        assert row["collective"] == case.collective
+        assert case.collective in table
+        assert set(row["times"]) == set(backend.contenders(case)) >= {"ours", "gloo"}
+        for times in row["times"].values():
+            assert times["wrong"] == 0
+            assert 0 < times["min_us"] <= times["median_us"]
+
+
+def test_groups_of_two_need_two_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "backend", "--np", "1"]) == 2
+    assert "--np is '1', expected numbers of at least 2" in capsys.readouterr().err
 
 
 def test_overhead_has_columns_of_torch(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class Case:
     """One measurement.
 
     Attributes:
-        collective: one of `COLLECTIVES`, or ``overhead``: an exchange by every interface.
+        collective: one of `COLLECTIVES`, or ``overhead``: an exchange by every interface, or a call of ``backend``.
         nbytes: what a rank sends (alltoallv), contributes (allgather) or reduces (allreduce, quantized).
         dtype: as NumPy names it.
         pattern: how an exchange's payload divides over the peers; other collectives are uniform.
@@ -157,7 +157,7 @@ class Case:
         """What rank ``rank`` must end up with; of a quantized reduction, up to `tolerance`."""
         if self.collective == "allgather":
             return np.concatenate([self.input(j) for j in range(size)])
-        if self.collective in ("allreduce", "quantized"):
+        if self.collective in ("allreduce", "quantized", "functional all_reduce"):
             total = self.input(0).copy()
             for j in range(1, size):
                 total += self.input(j)

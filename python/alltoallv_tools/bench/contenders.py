@@ -56,6 +56,10 @@ class Party(Protocol):
 
 def join(name: str, api: str) -> Party:
     """This process's rank of the party ``name``; collective over the job."""
+    if name == "ours" and api == "backend":
+        from alltoallv_tools.bench import backend
+
+        return backend.BackendParty()
     if name == "ours":
         from alltoallv_tools.bench.ours import OurParty
 
@@ -71,6 +75,10 @@ def join(name: str, api: str) -> Party:
 
 def contenders_of(party: str, case: Case, api: str) -> tuple[str, ...]:
     """Names of the party's columns for a case; ``api`` is ours."""
+    if api == "backend":
+        from alltoallv_tools.bench import backend
+
+        return backend.contenders(case)
     if party == "ours":
         names: tuple[str, ...] = ("ours",)
         if case.collective == "quantized":

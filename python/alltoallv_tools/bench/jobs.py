@@ -193,7 +193,7 @@ class Jobs:
 def environment_of(party: str, api: str) -> str | None:
     """The environment that a party runs in; None is this interpreter."""
     if party == "ours":
-        return {"torch": "torch", "torch-plan": "torch", "mindspore": "mindspore"}.get(api)
+        return {"backend": "torch", "torch": "torch", "torch-plan": "torch", "mindspore": "mindspore"}.get(api)
     return "torch" if party == "gloo" else party
 
 

@@ -14,7 +14,7 @@ from types import ModuleType
 import numpy as np
 
 from alltoallv import _core
-from alltoallv_tools.bench import environments, kernels, report
+from alltoallv_tools.bench import backend, environments, kernels, report
 from alltoallv_tools.bench.cases import (
     APIS,
     COLLECTIVES,
@@ -33,23 +33,24 @@ from alltoallv_tools.bench.turns import Effort, measure
 from alltoallv_tools.cli.outputs import STANDARD_OUTPUT, check_file, check_plot, write_text
 
 # The options that bear on results, in the order of `given`, with the subjects to which each has a meaning.
-_JOBS = (*COLLECTIVES, "overhead")
+_PAYLOADS = (*COLLECTIVES, "overhead")
+_JOBS = (*_PAYLOADS, "backend")
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "np": _JOBS,
-    "bytes": (*_JOBS, "kernels"),
+    "bytes": (*_PAYLOADS, "kernels"),
     "dtype": COLLECTIVES,
     "pattern": ("alltoallv",),
     "api": COLLECTIVES,
     "output": COLLECTIVES,
     "variant": COLLECTIVES,
     "formats": ("quantized",),
-    "peers": _JOBS,
+    "peers": _PAYLOADS,
     "no-bind": _JOBS,
     "iters": _JOBS,
     "warmup": _JOBS,
     "device": ("kernels",),
 }
-_BYTES = {"overhead": "0", "kernels": "64K,1M,16M"}  # unless given; the others: 1K..64M
+_BYTES = {"overhead": "0", "backend": "0", "kernels": "64K,1M,16M"}  # unless given; the others: 1K..64M
 
 _EPILOG = """\
 Peers run in jobs of their own, each in a Python environment that is made when --peers first names it
@@ -59,14 +60,15 @@ measured until then is kept.
 examples:
   python -m alltoallv bench alltoallv --np 2,4 --bytes 1K..64M --api plan --peers mpich,openmpi,impi
   python -m alltoallv bench overhead
+  python -m alltoallv bench backend --np 2
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``bench``."""
     parser.epilog = _EPILOG
-    parser.add_argument("collective", nargs="?", default="alltoallv", choices=(*COLLECTIVES, "kernels", "overhead"))
-    parser.add_argument("--np", help="world sizes, such as 2,4,8 (default: 2,4; overhead: 1)")
+    parser.add_argument("collective", nargs="?", default="alltoallv", choices=(*_JOBS, "kernels"))
+    parser.add_argument("--np", help="world sizes, such as 2,4,8 (default: 2,4; backend: 2; overhead: 1)")
     parser.add_argument(
         "--bytes", help="payload of a rank: 1K,64K or 1K..64M (default: 1K..64M; overhead: 0; kernels: 64K,1M,16M)"
     )
@@ -145,7 +147,8 @@ def _value(args: argparse.Namespace, option: str) -> str | int | bool | None:
 
 
 def _api(args: argparse.Namespace) -> str:
-    return args.api or ("core" if args.collective == "overhead" else "numpy")  # overhead: the others are columns
+    usual = {"overhead": "core", "backend": "backend"}  # overhead: the others are columns
+    return args.api or usual.get(args.collective, "numpy")
 
 
 def _prepare(args: argparse.Namespace) -> tuple[int, Callable[[list[report.Row]], None]]:
@@ -185,14 +188,17 @@ def _gpu_kernels() -> ModuleType:
 
 
 def _sizes(args: argparse.Namespace) -> list[int]:
-    text = ("1" if args.collective == "overhead" else "2,4") if args.np is None else args.np
+    least = 2 if args.collective == "backend" else 1  # whose groups are of two ranks
+    text = {"overhead": "1", "backend": "2"}.get(args.collective, "2,4") if args.np is None else args.np
     sizes = [int(n) if n.strip().isdecimal() else 0 for n in text.split(",")]
-    if min(sizes) < 1:
-        raise ValueError(f"--np is {text!r}, expected numbers of at least 1, such as 2,4")
+    if min(sizes) < least:
+        raise ValueError(f"--np is {text!r}, expected numbers of at least {least}, such as 2,4")
     return sizes
 
 
 def _cases(args: argparse.Namespace, payloads: list[int]) -> list[Case]:
+    if args.collective == "backend":
+        return backend.CASES
     dtype, output = args.dtype or "float32", args.output or "allocated"
     if args.collective in COLLECTIVES:
         if dtype not in (dtypes := dtypes_of(args.collective)):
@@ -232,9 +238,9 @@ def _run(
 ) -> None:
     """Prints the table and adds its rows."""
     api, parties = _api(args), ["ours", *peers]
-    columns = {party: contenders_of(party, cases[0], api) for party in parties}
-    names = [name for party in [*peers, "ours"] for name in columns[party] if name != "ours"]
-    print(report.header(_about(cases[0], api), names))
+    names = [name for party in [*peers, "ours"] for name in contenders_of(party, cases[0], api) if name != "ours"]
+    table: ModuleType = backend if args.collective == "backend" else report
+    print(table.header(_about(cases[0], api), names))
     bar = report.Progress(len(sizes) * len(cases))
 
     def say(text: str) -> None:
@@ -250,6 +256,7 @@ def _run(
             for case in cases:
                 bar.step(f"{size} ranks, {case.nbytes} bytes", done=False)
                 before = dict(running)
+                columns = {party: contenders_of(party, case, api) for party in parties}
                 row = measure(running, case, Effort(args.seconds, args.iters, args.warmup), columns)
                 for party, reason in row["failed"].items():
                     say(reason)
@@ -258,7 +265,7 @@ def _run(
                     break
                 rows.append(row)
                 bar.clear()
-                print(report.line(row, names), flush=True)
+                print(table.line(row, names), flush=True)
                 bar.step(f"{size} ranks, {case.nbytes} bytes")
             for job in running.values():
                 jobs.stop(job)
@@ -266,7 +273,9 @@ def _run(
 
 
 def _about(case: Case, api: str) -> str:
-    text = f"{case.collective} {case.dtype}" + (f" {case.pattern}" if case.collective == "alltoallv" else "")
+    text = f"{'backend' if api == 'backend' else case.collective} {case.dtype}" + (
+        f" {case.pattern}" if case.collective == "alltoallv" else ""
+    )
     if case.collective in COLLECTIVES:
         text += f" {case.variant}, api {api}, output {case.output}"
     computer = report.machine()

@@ -1,0 +1,176 @@
+"""``bench backend``: calls of torch.distributed on backend ``alltoallv`` and on gloo, on the same ranks.
+
+``floor`` is a group in Python that does nothing, so that its time is torch's own part; ``exchange`` is what our group
+calls in the extension. A synchronous call cannot cost less than both together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from alltoallv_tools.bench import report
+from alltoallv_tools.bench.cases import Case
+from alltoallv_tools.bench.contenders import Contender, Prepared
+
+LAYER = 64  # inputs and outputs of the linear layer whose steps are timed
+_SIZES = {
+    "all_to_all_single": 1024,
+    "async all_to_all_single": 1024,
+    "functional all_reduce": 1024,
+    "DDP step": 4 * LAYER * (LAYER + 1),
+    "100 new_group": 0,
+    "21 groups": 0,
+}
+CASES = [Case(name, nbytes, pattern="uniform") for name, nbytes in _SIZES.items()]
+PAIR = [0, 1]
+GROUPS = {"100 new_group": [PAIR] * 100, "21 groups": [[0], [1], PAIR] * 7}
+
+
+def contenders(case: Case) -> tuple[str, ...]:
+    """Who can do a case; all of them the first."""
+    some = {"all_to_all_single": ("floor", "exchange"), "async all_to_all_single": ("floor",)}
+    return ("ours", "gloo", *some.get(case.collective, ()))
+
+
+def header(about: str, columns: list[str]) -> str:
+    """Of each contender the median and the minimum, and its median over ours."""
+    text = f"# {about}\n# us of a call, median and minimum of blocks; x: that contender's median / ours\n"
+    text += "# over: what ours takes beyond floor and exchange, of the medians and of the minima\n"
+    text += f"{'np':>3} {'call':>24} {'size(B)':>8} {'time':>10} {'min':>10} {'#wrong':>6}"
+    for column in columns:
+        text += f" {column:>10} {'min':>10} {'x':>7}"
+    return text + f" {'over':>7} {'min':>7}"
+
+
+def line(row: report.Row, columns: list[str]) -> str:
+    """One call's row of the table."""
+    times = row["times"]
+    text = f"{row['np']:>3} {row['collective']:>24} {row['nbytes']:>8}"
+    text += f" {times['ours']['median_us']:>10.2f} {times['ours']['min_us']:>10.2f} {report.wrong(row):>6}"
+    for name in columns:
+        if name in times:
+            text += f" {times[name]['median_us']:>10.2f} {times[name]['min_us']:>10.2f} {report.ratio(row, name):>7.2f}"
+        else:
+            text += f" {'-':>10} {'-':>10} {'-':>7}"
+    for key in ("median_us", "min_us"):
+        over = "-"
+        if "exchange" in times:
+            over = f"{times['ours'][key] - times['floor'][key] - times['exchange'][key]:.2f}"
+        text += f" {over:>7}"
+    return text
+
+
+class BackendParty:
+    """A job of torch.distributed whose ranks hold a group of each backend."""
+
+    def __init__(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        import alltoallv.torch  # noqa: F401 - registers the backend
+
+        torch.set_num_threads(1)
+        dist.Backend.register_backend("nothing", _group_that_does_nothing(), extended_api=True, devices=["cpu"])
+        dist.init_process_group("alltoallv")
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        groups = {
+            "ours": dist.group.WORLD,
+            "gloo": dist.new_group(backend="gloo"),
+            "floor": dist.new_group(backend="nothing"),
+            "exchange": dist.group.WORLD,
+        }
+        self.contenders: Mapping[str, Contender] = {name: Calls(name, group) for name, group in groups.items()}
+
+    def barrier(self) -> None:
+        import torch.distributed as dist
+
+        dist.barrier()
+
+
+def _group_that_does_nothing() -> Callable[..., Any]:
+    import torch.distributed as dist
+
+    class Done(dist._Work):  # type: ignore[misc]
+        def wait(self, timeout: Any = None) -> bool:
+            return True
+
+    class Nothing(dist.ProcessGroup):  # type: ignore[misc]
+        def __init__(self, options: Any, _: Any = None) -> None:
+            super().__init__(options.group_rank, options.group_size)
+
+        def all_to_all_single(self, *_: Any) -> Done:
+            return Done()
+
+        alltoall_base = all_to_all_single  # its name in older releases
+
+        def getBackendName(self) -> str:
+            return "nothing"
+
+    return Nothing
+
+
+class Calls:
+    """The calls of every case on one group."""
+
+    def __init__(self, name: str, group: Any) -> None:
+        self._name, self._group = name, group
+
+    def prepare(self, case: Case) -> Prepared:
+        import torch
+        import torch.distributed as dist
+        import torch.distributed._functional_collectives as functional
+
+        from alltoallv import _core
+
+        group, source = self._group, case.input(dist.get_rank())
+        x = torch.from_numpy(source)
+        if case.collective in GROUPS:
+            backend = "gloo" if self._name == "gloo" else "alltoallv"
+            return Prepared(lambda: Groups(backend, GROUPS[case.collective]), lambda _: source, source, exact=False)
+        if case.collective == "DDP step":
+            return Prepared(_training_step(group), lambda _: source, source, exact=False)
+        if case.collective == "functional all_reduce":
+            reduce, wait = functional.all_reduce, functional.wait_tensor
+            return Prepared(lambda: wait(reduce(x, "sum", group)), lambda y: y.numpy(), source)
+        out, exchange = torch.empty_like(x), dist.all_to_all_single
+
+        def waited() -> None:
+            exchange(out, x, group=group, async_op=True).wait()
+
+        call: Callable[[], Any] = waited
+        if self._name == "exchange":
+            call = partial(_core.all_to_all_single, group.communicator.core, out, x, None, None, False, None, False)
+        elif not case.collective.startswith("async"):
+            call = partial(exchange, out, x, group=group)
+        return Prepared(call, lambda _: out.numpy(), source, exact=self._name != "floor", output=out.numpy())
+
+
+class Groups:
+    """New groups, until the last reference to them goes: the rank drops a block's result before the next begins."""
+
+    def __init__(self, backend: str, members: list[list[int]]) -> None:
+        import torch.distributed as dist
+
+        self._destroy = dist.destroy_process_group
+        self._groups = [dist.new_group(ranks, backend=backend) for ranks in members]
+
+    def __del__(self) -> None:
+        for group in getattr(self, "_groups", ()):
+            self._destroy(group)
+
+
+def _training_step(group: Any) -> Callable[[], Any]:
+    """Forward and backward of a linear layer, whose gradients are averaged over the group."""
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(LAYER, LAYER), process_group=group)
+    x = torch.randn(8, LAYER)
+
+    def step() -> None:
+        model.zero_grad()
+        model(x).sum().backward()
+
+    return step
