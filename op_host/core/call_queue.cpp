@@ -217,7 +217,8 @@ bool CallQueue::await_item(std::unique_lock<std::mutex>& lock) {
         if (queue_.empty() && closing_) return false;
         dozing_ = waiters_ == Waiters::help && now - submitted_ < linger;
         if (!queue_.empty()) {
-            items_.wait_until(lock, queue_.front().due);
+            const auto due = queue_.front().due;  // a copy: who waits for the call may run it meanwhile
+            items_.wait_until(lock, due);
         } else {
             Waiting waiting;
             waiting.idle();
