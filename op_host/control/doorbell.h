@@ -2,11 +2,22 @@
 /// \brief Sleeping until a peer has stored something, on a futex of the control segment.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 #include "control/layout.h"
 
 namespace alltoallv {
+
+/// Between a store and a load of another word: of two threads that do so, one sees what the other has stored.
+inline void full_fence() {
+#if defined(__SANITIZE_THREAD__)  // which knows no fences
+    static std::atomic<int> word{0};
+    word.fetch_add(0, std::memory_order_seq_cst);
+#else
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
 
 /// Sleeping and waking over a bell of the control segment.
 class Doorbell {
@@ -22,12 +33,8 @@ class Doorbell {
     /// here sees what all of them have stored.
     template <class Completes>
     void ring_if(Completes&& completes) {
-#if defined(__SANITIZE_THREAD__)  // which knows no fences
-        if (bell_.sleepers.fetch_add(0, std::memory_order_seq_cst) > 0 && completes()) wake();
-#else
-        std::atomic_thread_fence(std::memory_order_seq_cst);
+        full_fence();
         if (bell_.sleepers.load(std::memory_order_relaxed) > 0 && completes()) wake();
-#endif
     }
 
     /// Sleeps until the doorbell rings, at most `limit_ms`, unless `ready` holds already.

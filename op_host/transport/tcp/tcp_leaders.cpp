@@ -124,7 +124,7 @@ int TcpLeaders::cut_off(int rank) const {
 
 /// The last on its host has the rows sent, all at once; those of a host that is late, who waits for them.
 void TcpLeaders::published(uint64_t seq) {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    full_fence();  // of several who publish at once, the last sees the rows of all
     for (const int j : here_)
         if (!control_.has_row(j, seq)) return;
     if (!leads()) return look();
