@@ -235,10 +235,11 @@ def sanitize(session: nox.Session) -> None:
     try:
         # Ranks that are processes run the code of those that are threads, and tests/cpp has had both; what test_leaks
         # looks for needs no sanitizer; timeouts, Ctrl-C and forks wait in code that the others run too; every path
-        # calls the same kernels, all of which one path has called; and the sanitizer itself ends a process whose
-        # address space has no room for a thread.
+        # calls the same kernels, all of which one path has called; and the sanitizer itself ends a process that has no
+        # room for a thread, or no descriptor.
         wanted = "not processes and not (every_operation and (staged or inline))"
         wanted += "".join(f" and not test_{name}" for name in ("leaks", "timeout", "interrupt", "fork", "a_thread"))
+        wanted += " and not descriptors"
         chosen = session.posargs or ("-m", "not slow", "-k", wanted)
         session.run("python", "-m", "pytest", *RERUN, "tests/transport", "tests/comm", *chosen, env=env)
     finally:

@@ -20,6 +20,13 @@ T read_once(const T& field) {
     return value;
 }
 
+/// Where a peer may read meanwhile.
+template <class T>
+void write_once(T& field, T value) {
+    static_assert(sizeof(T) <= sizeof(uint64_t));
+    __atomic_store(&field, &value, __ATOMIC_RELAXED);
+}
+
 /// What a row says to one of its readers.
 struct RowWords {
     uint8_t flags = 0;

@@ -122,12 +122,13 @@ char* ShmCommunicator::learn_counts(const Exchange& x, RowWords& mine, Row& row,
     bytes = 0;
     for (int j = 0; j < size(); ++j) {
         targets_.push_back(static_cast<int64_t>(bytes));
-        row.pairs()[j].recv_count = learnt_[static_cast<size_t>(j)];
-        row.pairs()[j].target = targets_.back();
+        write_once(row.pairs()[j].recv_count, learnt_[static_cast<size_t>(j)]);
+        write_once(row.pairs()[j].target, targets_.back());
         bytes += static_cast<size_t>(learnt_[static_cast<size_t>(j)]) * size_of(x.dtype);
     }
     void* output = x.allocate(learnt_);
-    row.output = mine.output = announce_output(output, bytes);
+    mine.output = announce_output(output, bytes);
+    write_once(row.output, mine.output);
     control_->signal(control_->my_flags().late, control_->seq());
     return static_cast<char*>(output);
 }
