@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -21,15 +23,15 @@ class _AfterTorchNpu(MetaPathFinder):
     """Finds torch_npu as usual, and installs the operators once it has been executed."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != "torch_npu":
+        if name not in ("torch", "torch_npu"):
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _InstallingLoader(spec.loader)
+            spec.loader = _Loader(spec.loader)
         return spec
 
 
-class _InstallingLoader(Loader):
+class _Loader(Loader):
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
@@ -37,7 +39,22 @@ class _InstallingLoader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        from alltoallv_emulator import aten
+        with _no_collection():
+            self._loader.exec_module(module)
+            if module.__name__ == "torch_npu":
+                from alltoallv_emulator import aten
 
-        aten.install()
+                aten.install()
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Imports what stays: to look for garbage in it, now or at the exit, would take a quarter of a short program."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if collects:
+            gc.enable()

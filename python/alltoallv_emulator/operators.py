@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from alltoallv.npu_ops.registry import Formula, Operator, formulas
+from alltoallv.npu_ops.registry import Operator, formulas
 from alltoallv_emulator import aten
 
 __all__ = ["install"]
@@ -28,17 +28,22 @@ _KEPT = {
 
 def install() -> Any:
     """Registers the operators of the installed torch_npu; the result must live as long as they are to."""
-    known = formulas()
     library = torch.library.Library("npu", "IMPL")
     for qualified in sorted(torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1")):
         namespace, _, name = qualified.partition("::")
         if namespace == "npu" and name not in _KEPT:
-            library.impl(name, _kernel(name, known.get(name)), "PrivateUse1")
+            library.impl(name, functools.partial(_call, name), "PrivateUse1")
     return library
 
 
-def _kernel(name: str, formula: Formula | None) -> Callable[..., Any]:
-    """The formula, on views of the memory, or the refusal."""
+def _call(name: str, *args: Any, **kwargs: Any) -> Any:
+    return _kernel(name)(*args, **kwargs)
+
+
+@functools.cache
+def _kernel(name: str) -> Callable[..., Any]:
+    """The formula, on views of the memory, or the refusal. Formulas are imported when an operator is first called."""
+    formula = formulas().get(name)
     if formula is None:
         return functools.partial(_refuse, name)
     base, _, overload = name.partition(".")

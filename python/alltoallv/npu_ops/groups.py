@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv.errors import InvalidParamError, PeerMismatchError
-from alltoallv.torch import all_to_all_v
 
 _TEXT = 4096  # bytes that a rank tells of itself, in JSON
 _MOVED_AS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # dtypes that every engine has, by bytes
@@ -69,6 +68,8 @@ class Group:
     def all_to_all(self, rows: Tensor, sends: Sequence[int], recvs: Sequence[int]) -> Tensor:
         """Sends ``sends[j]`` rows to rank j, in the order of the ranks; returns those of all ranks, in that order."""
         if self._device is None:
+            from alltoallv.torch import all_to_all_v  # not for NPUs, whose programs then start sooner
+
             return all_to_all_v(rows, sends, recvs, unit="row", group=self._group)
         moved = rows.contiguous().view(_MOVED_AS[rows.itemsize]).to(self._device)
         output = moved.new_empty(sum(recvs), *rows.shape[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -50,6 +51,7 @@ def operator(*names: str, ignores: Sequence[str] = (), on_host: bool = True) -> 
     return register
 
 
+@functools.cache
 def formulas() -> dict[str, Formula]:
     """All operators that have a formula, by name."""
     package = __package__ or ""
