@@ -21,9 +21,17 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 # Tests that stop a rank in the middle of a copy want one that makes it alone, on however many processors.
 os.environ.setdefault("ALLTOALLV_COPY_THREADS", "1")
 
+# Ranks are forked from a process that has imported NumPy, which shall have no thread of OpenBLAS's by then.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # A shell starts its background jobs with Ctrl-C ignored, which programs under test would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def ranks_preload() -> tuple[str, ...]:
+    return "alltoallv.numpy", "ml_dtypes"
 
 
 @pytest.fixture(scope="session")

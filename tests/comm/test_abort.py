@@ -82,19 +82,6 @@ def test_first_abort_counts(ranks, threads):
     assert texts[0] == f"rank {rank} aborted: by rank {rank}"
 
 
-def test_new_communicator_after_an_abort(ranks):
-    def work(comm):
-        for k in range(5):
-            with join(comm.rank, comm.size, "again", comm.domain) as place:
-                check_works(place)
-                if comm.rank == k % comm.size:
-                    time.sleep(0.1)  # for the others to come to the end of it, too
-                    place.abort(f"number {k}")
-                assert f"number {k}" in attempt(lambda p=place: [barrier(group=p) for _ in range(100)]).text
-
-    ranks(3)(work)
-
-
 def test_what_was_published_before_an_abort_counts(ranks):
     """A barrier that everybody has entered succeeds on all ranks, whatever one of them does right afterwards."""
 
@@ -140,7 +127,7 @@ def test_abort_with_a_long_reason():
 
 def test_abort_races_with_everything():
     """From many threads, while calls begin and end, and while it is destroyed."""
-    for k in range(30):
+    for k in range(12):
         comms = Communicator.threads(3)
         names = []
 
@@ -155,7 +142,7 @@ def test_abort_races_with_everything():
         workers = [threading.Thread(target=work, args=(comm,)) for comm in comms]
         for worker in workers:
             worker.start()
-        time.sleep(0.0005 * k)
+        time.sleep(0.0012 * k)
         aborts = [threading.Thread(target=comm.abort) for comm in comms for _ in range(2)]
         for thread in aborts:
             thread.start()

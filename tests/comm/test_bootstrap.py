@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -341,22 +339,6 @@ def test_jobs_with_the_same_domain_do_not_mix(ranks):
                 check_works(comm)
 
     ranks(4, communicator=False)(work)
-
-
-def test_launcher_gives_every_job_its_own_name(tmp_path):
-    script = tmp_path / "program.py"
-    script.write_text(
-        "import sys, numpy as np, alltoallv\n"
-        "from alltoallv.numpy import all_gather\n"
-        "comm = alltoallv.Communicator.from_env()\n"
-        "print(all_gather(np.array([int(sys.argv[1])])).ravel().tolist())\n"
-    )
-    command = [sys.executable, "-m", "alltoallv", "run", "-n", "2", str(script)]
-    jobs = [subprocess.Popen([*command, str(k)], stdout=subprocess.PIPE, text=True) for k in range(3)]
-    for k, job in enumerate(jobs):
-        output, _ = job.communicate(timeout=60)
-        assert job.returncode == 0
-        assert sorted(output.splitlines()) == [f"[0] [{k}, {k}]", f"[1] [{k}, {k}]"]
 
 
 def test_threads_with_a_size_that_differs():

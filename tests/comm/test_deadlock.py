@@ -141,9 +141,9 @@ def test_random_calls(ranks, seed):
         def call(half):
             order = random.Random(seed * 10 + half)
             pause = random.Random(f"{seed}/{rank}/{half}")
-            for _ in range(150):
+            for _ in range(70):
                 number = order.randrange(half, len(sets), 2)
-                if pause.random() < 0.02:
+                if pause.random() < 0.04:
                     time.sleep(pause.uniform(0.3, 0.9))
                 if mine[number] is not None:
                     assert all_reduce(ONE, group=mine[number]).tolist() == [len(sets[number])] * 2

@@ -49,22 +49,6 @@ def test_domains_interleaved_in_different_order(ranks):
     ranks(3, communicator=False)(work)
 
 
-def test_opposite_order_of_pending_calls(ranks):
-    """Two groups used in opposite order on two ranks: with asynchronous calls nobody waits for ever."""
-
-    def work(rank, size):
-        first, second = (join(rank, size, domain=name) for name in ("first", "second"))
-        for comm in (first, second) if rank == 0 else (second, first):
-            barrier(group=comm, async_op=True)
-        works = [barrier(group=comm, async_op=True) for comm in ((second, first) if rank else (first, second))]
-        for pending in works:
-            pending.wait(10.0)
-        first.destroy()
-        second.destroy()
-
-    ranks(2, communicator=False)(work)
-
-
 def test_groups_that_overlap(ranks):
     """Every pair of ranks has a domain of its own, used while the others are."""
 
@@ -277,16 +261,6 @@ def test_budget_of_a_domain(ranks):
         default.destroy()
 
     ranks(2, communicator=False, fresh=True)(work)
-
-
-def test_no_pool_makes_everything_private(ranks):
-    def work(comm):
-        assert not allocate(1)
-        check_works(comm)
-        assert comm.stats()["arena_segments"] == 0
-        assert comm.stats()["private_outputs"] > 0
-
-    ranks(2, fresh=True, env={"ALLTOALLV_POOL": "0"})(work)
 
 
 def test_arrays_outlive_every_communicator(ranks):

@@ -14,7 +14,6 @@ from trouble import attempt, join, last_seq, wait_for
 
 from alltoallv import Communicator
 from alltoallv.numpy import all_gather, all_reduce, all_to_all_v, barrier, broadcast
-from alltoallv.testing import run_ranks
 
 BOTH = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
 FIELDS = {"seq", "operator", "dtype", "state", "bytes", "start_ns", "end_ns"}
@@ -180,16 +179,6 @@ def test_disagreements_leave_no_file_and_a_bad_folder_harms_nobody(ranks, tmp_pa
         return names, failure.name
 
     assert ranks(2, env={"ALLTOALLV_FLIGHT_DIR": str(tmp_path)})(work) == [([], "PeerLostError")] * 2
-
-
-def test_record_without_pytest(tmp_path):
-    """From a program, as `run_ranks` starts it."""
-
-    def work(comm):
-        barrier(group=comm)
-        return comm.flight_record()["size"]
-
-    assert run_ranks(2, work) == [2, 2]
 
 
 def test_reading_while_operators_run():

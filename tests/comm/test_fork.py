@@ -228,27 +228,6 @@ def test_children_make_a_communicator_of_their_own(ranks):
     ranks(3, fresh=True)(work)
 
 
-def test_child_replaces_the_domain_of_its_parent(ranks):
-    """from_env in the child, same job and domain: not the parent's communicator, which it must not use."""
-
-    def work(rank, size):
-        comm = join(rank, size)
-        barrier(group=comm)
-
-        def use():
-            with join(rank, size, timeout=10.0) as mine:
-                assert mine.core is not comm.core
-                check_works(mine)
-            return "good"
-
-        told = forked(use)
-        check_works(comm)
-        comm.destroy()
-        return told
-
-    assert ranks(2, communicator=False, fresh=True)(work) == ["good", "good"]
-
-
 @pytest.mark.slow
 def test_fork_at_any_moment(ranks):
     """While another thread is in the middle of exchanges, of making communicators, of ending them."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -146,35 +144,3 @@ def test_handler_of_the_program_runs_and_the_call_goes_on(ranks):
     for delays in ranks(3, fresh=True)(work)[1:]:
         assert len(delays) == 1
         assert delays[0] < 0.7  # while it was waiting, not afterwards
-
-
-PROGRAM = """
-import sys, time, alltoallv
-from alltoallv.numpy import barrier
-comm = alltoallv.Communicator.from_env()
-barrier(group=comm)
-print("ready", flush=True)
-if comm.rank == 0:
-    time.sleep(60)
-barrier(group=comm)
-"""
-
-
-def test_control_c_at_the_launcher(tmp_path):
-    """As on a terminal: launcher and ranks get the signal; all end soon."""
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "alltoallv", "run", "-n", "3", str(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    for _ in range(3):
-        assert "ready" in process.stdout.readline()
-    time.sleep(0.2)
-    os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=20)
-    assert process.returncode != 0
-    assert "KeyboardInterrupt" in output

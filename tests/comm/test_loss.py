@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 import threading
 import time
 
@@ -279,18 +278,6 @@ def test_process_that_ends_without_destroy_has_left(ranks):
     for outcome in (found[0], found[2]):
         assert outcome.result.name == "PeerLostError"
         assert f"rank {VICTIM} has left" in outcome.result.text
-
-
-def test_uncaught_exception_in_a_rank(ranks):
-    def work(comm):
-        barrier(group=comm)
-        if comm.rank == VICTIM:
-            sys.exit("enough")
-        return attempt(barrier, group=comm)
-
-    found = ranks(3, outcomes=True)(work)
-    assert type(found[VICTIM].error) is SystemExit
-    assert {found[0].result.name, found[2].result.name} == {"PeerLostError"}
 
 
 def test_all_but_one_are_lost(ranks, tmp_path, prompt):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exchange_cases import Array, Counters, Launch, counters, difference
+from exchange_cases import Array, Counters, counters, difference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -152,21 +152,6 @@ def test_outputs_beyond_the_budget_are_private(ranks: Ranks) -> None:
         assert stats["arena_bytes"] <= 200 * MB
 
 
-def test_a_larger_budget(ranks: Ranks) -> None:
-    def fill(communicator: Communicator) -> None:
-        arrays = [alltoallv.empty(60 * MB, np.int8) for _ in range(5)]
-        assert all(is_shared(array) for array in arrays)
-        assert not is_shared(alltoallv.empty(60 * MB, np.int8))
-        other = Communicator.from_env("more:200")  # budgets of domains add up
-        arrays += [alltoallv.empty(60 * MB, np.int8) for _ in range(3)]
-        assert all(is_shared(array) for array in arrays)
-        other.destroy()
-        out = av.all_gather(np.full(5, communicator.rank), group=communicator)
-        assert out.tolist() == [[j] * 5 for j in range(communicator.size)]
-
-    ranks(2, fresh=True, domain="large:350")(fill)
-
-
 def test_pool_switched_off(ranks: Ranks) -> None:
     def exchange(communicator: Communicator) -> None:
         size, r = communicator.size, communicator.rank
@@ -182,26 +167,6 @@ def test_pool_switched_off(ranks: Ranks) -> None:
         assert stats["bytes_cma"] + stats["bytes_staged"] == (size - 1) * 30_000 * 8
 
     ranks(3, fresh=True, env={"ALLTOALLV_POOL": "0"})(exchange)
-
-
-def test_arrays_outlive_the_communicator(launch: Launch) -> None:
-    def keep(communicator: Communicator) -> None:
-        size, r = communicator.size, communicator.rank
-        out = av.all_to_all_v(np.arange(size * 20_000) + r, [20_000] * size, group=communicator)
-        mine = alltoallv.empty(50_000, np.int64)
-        mine[...] = r
-        communicator.destroy()
-        expected = np.concatenate([np.arange(r * 20_000, (r + 1) * 20_000) + j for j in range(size)])
-        assert np.array_equal(out, expected)
-        out += 1
-        assert np.array_equal(out, expected + 1)
-        assert (mine == r).all()
-        del out
-        after = alltoallv.empty(10, np.int8)  # without any communicator
-        after[...] = 5
-        assert (mine == r).all()
-
-    launch(3, keep)
 
 
 def mapped_segments() -> int:
@@ -347,27 +312,5 @@ def test_fork(ranks: Ranks) -> None:
         assert np.array_equal(again, expected)
         del fresh, again
         holder.clear()
-
-    ranks(2, fresh=True)(run)
-
-
-def test_fork_while_calls_are_pending(ranks: Ranks) -> None:
-    """The child inherits handles that nobody will ever finish there; it can drop them and leave."""
-
-    def run(communicator: Communicator) -> None:
-        av.barrier(group=communicator)
-        if communicator.rank == 1:
-            import time
-
-            time.sleep(0.5)
-        holder = list(av.all_gather(np.full(30_000, communicator.rank), group=communicator, async_op=True))
-
-        def child() -> None:
-            holder.clear()
-            gc.collect()
-            assert is_shared(alltoallv.empty(5))
-
-        in_child(child)
-        assert (holder[1].result() == [[0], [1]]).all()
 
     ranks(2, fresh=True)(run)
