@@ -23,7 +23,7 @@ def available() -> bool:
 
 
 class InterpretedKernels:
-    """See `alltoallv.torch.quantized.kernels.Kernels`."""
+    """See `alltoallv.torch.quantized.operators`."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         from alltoallv_triton import launch  # triton decides at import how kernels run

@@ -225,7 +225,7 @@ def requantize(
 
 
 def sum_shared_scale(
-    inputs: Tensor, scales: Tensor, offset: Tensor, out: Tensor, overflow: Overflow = "saturate", first: int = 0
+    inputs: Tensor, scales: Tensor, offset: Tensor, out: Tensor, overflow: Overflow = "saturate"
 ) -> Tensor | None:
     """(sum of the int8 rows of ``inputs`` + rows * offset) * scale, rounded to the dtype of ``out``.
 
@@ -234,12 +234,10 @@ def sum_shared_scale(
         scales: float32: one, or one per channel; ``out`` is whole rows of channels.
         offset: float32, one.
         out: Flat, ``count`` elements.
-        first: 0: other kernels take a channel that the first element has.
 
     Returns:
         As `dequantize_sum`.
     """
-    assert first == 0
     misfits = _misfits(overflow, out)
     if out.numel():
         _launch_channels(
@@ -250,16 +248,14 @@ def sum_shared_scale(
     return misfits
 
 
-def quantize_scaled(x: Tensor, scales: Tensor, codes: Tensor, first: int = 0) -> None:
+def quantize_scaled(x: Tensor, scales: Tensor, codes: Tensor) -> None:
     """Codes of x * (1 / scale), int8; scales as in `sum_shared_scale`."""
-    assert first == 0
     if x.numel():
         _launch_channels(_shared.quantize_scaled, x.numel(), scales, (x, scales, codes))
 
 
-def requantize_sum(inputs: Tensor, ratios: Tensor, codes: Tensor, first: int = 0) -> None:
+def requantize_sum(inputs: Tensor, ratios: Tensor, codes: Tensor) -> None:
     """Codes of (sum of the int8 rows of ``inputs``) * ratio; ratios as the scales of `sum_shared_scale`."""
-    assert first == 0
     if codes.numel():
         sources = (inputs, len(inputs), inputs.stride(0), ratios, codes)
         _launch_channels(_shared.requantize_sum, codes.numel(), ratios, sources)

@@ -12,18 +12,11 @@ import torch
 from torch import Tensor
 
 from alltoallv.quantization.spec import Overflow, QuantizedReduction
-from alltoallv.torch.quantized.kernels import (
-    CoreKernels,
-    Kernels,
-    check_format,
-    kernels_for,
-    record_bytes,
-    record_views,
-)
+from alltoallv.torch.quantized.kernels import check_format, kernels_for, record_bytes, record_views
 
 
 class Codec:
-    """Of one rank's call, on flat tensors. Here the sum is gathered in the output's dtype.
+    """Turns one rank's flat tensors into messages and back. Here the sum is gathered in the output's dtype.
 
     Attributes:
         unit: Parts and chunks begin at multiples of so many elements.
@@ -35,29 +28,29 @@ class Codec:
     result: Tensor | None
 
     def __init__(self, request: QuantizedReduction, output: Tensor, input: Tensor) -> None:
-        self._kernels: Kernels = kernels_for(input.device.type)
+        self._kernels = kernels_for(input.device.type)
         self._output, self._input = output, input
         self.result = output.view(torch.uint8)
         self.overflows: list[Tensor] = []
 
     def sent_bytes(self, part: int) -> int:
-        """Of a message of ``part`` elements."""
+        """Returns the length of a message of ``part`` elements."""
         raise NotImplementedError
 
     def gathered_bytes(self, part: int) -> int:
-        """Of the sum of a part, as it is gathered."""
+        """Returns the length of the sum of a part, as it is gathered."""
         return part * self._output.itemsize
 
     def encode(self, messages: Tensor, first: int, count: int, part: int) -> None:
-        """``count`` elements of the input from ``first`` on become a message for every part of them."""
+        """Makes a message of every part of ``count`` elements of the input from ``first`` on."""
         raise NotImplementedError
 
     def combine(self, messages: Tensor, first: int, count: int, part: int, gathered: Tensor, held: int) -> None:
-        """The sum of every rank's message. ``held``: elements of this rank's part before ``first``."""
+        """Sums every rank's message. ``held``: elements of this rank's part before ``first``."""
         raise NotImplementedError
 
     def decode(self, gathered: Tensor, first: int, count: int, part: int) -> None:
-        """What has been gathered becomes ``count`` elements of the output from ``first`` on."""
+        """Makes ``count`` elements of the output from ``first`` on of what has been gathered."""
         copy_parts(gathered.view(self._output.dtype), self._output[first : first + count], part)
 
     def _note(self, overflows: Tensor | None) -> None:
@@ -92,7 +85,7 @@ class Dynamic(Codec):
         return self.sent_bytes(part) if self.result is None else super().gathered_bytes(part)
 
     def _views(self, messages: Tensor, part: int) -> tuple[Tensor, Tensor]:
-        """Codes and scales, one row per message."""
+        """Returns codes and scales, one row per message."""
         return record_views(messages, self.how, part)
 
     def encode(self, messages: Tensor, first: int, count: int, part: int) -> None:
@@ -118,7 +111,7 @@ class Dynamic(Codec):
         self._note(self._kernels.dequantize(*self._views(gathered, part), self.how, target, part))
 
     def finish(self, messages: Tensor, count: int, place: int) -> None:
-        """The sum of every rank's message becomes the output from ``place`` on: of a reduce-scatter."""
+        """Makes the output of a reduce-scatter from ``place`` on of the sum of every rank's message."""
         out = self._output[place : place + count]
         self._note(self._kernels.dequantize_sum(*self._views(messages, count), self.how, out, average=self._average))
 
@@ -126,29 +119,24 @@ class Dynamic(Codec):
 class Scales:
     """One value, or one per entry of the last axis of the flat vector.
 
-    The C++ kernels take the channel of the first element. Others take scales for whole rows, so a part that begins or
-    ends within a row gets its own copy.
+    Kernels take scales for whole rows, so a part that begins or ends within a row gets its own copy.
     """
 
-    def __init__(self, values: Tensor, kernels: Kernels) -> None:
+    def __init__(self, values: Tensor) -> None:
         self._values, self._channels = values, values.numel()
-        self._anywhere = isinstance(kernels, CoreKernels)
 
     def unit(self, count: int, size: int) -> int:
-        """Parts of whole rows, where there are enough."""
+        """Returns the length of parts of whole rows, where there are enough."""
         return self._channels if count // max(self._channels, 1) >= 4 * size else 1
 
-    def of(self, first: int, count: int) -> tuple[Tensor, int]:
-        """Scales, and the channel at which ``count`` elements from ``first`` on begin."""
+    def of(self, first: int, count: int) -> Tensor:
+        """Returns the scales of ``count`` elements from ``first`` on."""
         at = first % self._channels
-        if self._anywhere:
-            return self._values, at
         if self._channels == 1 or (at == 0 and count % self._channels == 0):
-            return self._values, 0
+            return self._values
         if at + count <= self._channels:
-            return self._values[at : at + count], 0
-        index = torch.arange(first, first + count, device=self._values.device) % self._channels
-        return self._values[index], 0
+            return self._values[at : at + count]
+        return self._values[torch.arange(first, first + count, device=self._values.device) % self._channels]
 
 
 class SharedScale(Codec):
@@ -157,7 +145,7 @@ class SharedScale(Codec):
     def __init__(self, request: QuantizedReduction, size: int, output: Tensor, input: Tensor) -> None:
         super().__init__(request, output, input)
         device = input.device
-        self._scales = Scales(torch.from_numpy(request.scale).to(device), self._kernels)
+        self._scales = Scales(torch.from_numpy(request.scale).to(device))
         self._offset = torch.tensor([request.offset], dtype=torch.float32, device=device)
         self._overflow: Overflow = request.quantization.overflow
         self.unit = self._scales.unit(request.count, size)
@@ -176,8 +164,8 @@ class SharedScale(Codec):
 
     def _scaled(self, messages: Tensor, scales: Scales, offset: Tensor, first: int, count: int, out: Tensor) -> None:
         integers = messages[:, :count].view(torch.int8)
-        values, channel = scales.of(first, count)
-        self._note(self._kernels.sum_shared_scale(integers, values, offset, out, self._overflow, channel))
+        values = scales.of(first, count)
+        self._note(self._kernels.sum_shared_scale(integers, values, offset, out, self._overflow))
 
 
 class TwoScales(SharedScale):
@@ -188,8 +176,8 @@ class TwoScales(SharedScale):
         self.result = None
         device = input.device
         first, second = torch.from_numpy(request.scale), torch.from_numpy(request.scale_2)
-        self._ratios = Scales((first / second).to(device), self._kernels)
-        self._seconds = Scales(second.to(device), self._kernels)
+        self._ratios = Scales((first / second).to(device))
+        self._seconds = Scales(second.to(device))
         self._offset.zero_()
 
     def gathered_bytes(self, part: int) -> int:
@@ -199,13 +187,11 @@ class TwoScales(SharedScale):
         for row, begin in enumerate(range(first, first + count, part)):
             n = min(part, first + count - begin)
             codes = messages[row, :n].view(torch.int8)
-            values, channel = self._scales.of(begin, n)
-            self._kernels.quantize_scaled(self._input[begin : begin + n], values, codes, channel)
+            self._kernels.quantize_scaled(self._input[begin : begin + n], self._scales.of(begin, n), codes)
 
     def combine(self, messages: Tensor, first: int, count: int, part: int, gathered: Tensor, held: int) -> None:
         codes = gathered[0, :count].view(torch.int8)
-        values, channel = self._ratios.of(first, count)
-        self._kernels.requantize_sum(messages[:, :count].view(torch.int8), values, codes, channel)
+        self._kernels.requantize_sum(messages[:, :count].view(torch.int8), self._ratios.of(first, count), codes)
 
     def decode(self, gathered: Tensor, first: int, count: int, part: int) -> None:
         for row, begin in enumerate(range(first, first + count, part)):
@@ -222,7 +208,7 @@ def codec_for(
     error: Tensor | None,
     gather_error: Tensor | None,
 ) -> Codec:
-    """Tensors are flat."""
+    """Returns the codec of a request on flat tensors."""
     if request.scale is None:
         return Dynamic(request, output, input, error, gather_error)
     kind = SharedScale if request.scale_2 is None else TwoScales
@@ -230,13 +216,13 @@ def codec_for(
 
 
 def copy_parts(rows: Tensor, target: Tensor, part: int) -> None:
-    """Row r becomes part r of the target; the last one may be shorter."""
+    """Copies row r to part r of the target; the last one may be shorter."""
     for row, piece in _paired(rows, target, part):
         piece.copy_(row)
 
 
 def _paired(rows: Tensor, flat: Tensor, part: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows beside the parts of a flat tensor: all whole ones at once, then a shorter last one."""
+    """Yields rows beside the parts of a flat tensor: all whole ones at once, then a shorter last one."""
     whole = flat.numel() // part
     if whole:
         yield rows[:whole, :part], flat[: whole * part].view(whole, part)

@@ -1,6 +1,8 @@
-"""The kernels of quantization as torch operators, for accelerators without Triton; see `quantized_kernels.Kernels`.
+"""The kernels of quantization as torch operators, for accelerators without Triton.
 
-The rules of docs/quantization.md, one float32 operation at a time.
+They follow the rules of docs/quantization.md, one float32 operation at a time. Tensors are flat; codes and scales have
+one row per part or source. Where ``overflow`` is "raise" a function returns an int32 tensor, 1 if a value did not fit;
+else None.
 """
 
 from __future__ import annotations
@@ -97,9 +99,8 @@ def requantize(
 
 
 def sum_shared_scale(
-    inputs: Tensor, scales: Tensor, offset: Tensor, out: Tensor, overflow: Overflow = "saturate", first: int = 0
+    inputs: Tensor, scales: Tensor, offset: Tensor, out: Tensor, overflow: Overflow = "saturate"
 ) -> Tensor | None:
-    assert first == 0
     offsets = offset * len(inputs)
     total = inputs.sum(0, dtype=torch.int32).float()
     values = (total.view(-1, scales.numel()) + offsets) * scales
@@ -108,13 +109,11 @@ def sum_shared_scale(
     )
 
 
-def quantize_scaled(x: Tensor, scales: Tensor, codes: Tensor, first: int = 0) -> None:
-    assert first == 0
+def quantize_scaled(x: Tensor, scales: Tensor, codes: Tensor) -> None:
     codes.copy_(_saturated(x.float().view(-1, scales.numel()) * (1.0 / scales)).view(-1))
 
 
-def requantize_sum(inputs: Tensor, ratios: Tensor, codes: Tensor, first: int = 0) -> None:
-    assert first == 0
+def requantize_sum(inputs: Tensor, ratios: Tensor, codes: Tensor) -> None:
     total = inputs.sum(0, dtype=torch.int32).float()
     codes.copy_(_saturated(total.view(-1, ratios.numel()) * ratios).view(-1))
 
