@@ -42,9 +42,13 @@ from alltoallv.torch.api.tensors import empty
 from alltoallv.torch.api.work import Work
 from alltoallv.torch.process_group import backend as backend
 from alltoallv.torch.quantized.feedback import ErrorFeedback
-from alltoallv.torch.quantized.functions import quantized_all_reduce, quantized_all_to_all, quantized_reduce_scatter
+from alltoallv.torch.quantized.functions import (
+    quantized_all_reduce,
+    quantized_all_to_all,
+    quantized_linear_all_reduce,
+    quantized_reduce_scatter,
+)
 from alltoallv.torch.quantized.hook import QuantizedCommHook
-from alltoallv.torch.quantized.linear import quantized_linear_all_reduce
 
 __all__ = [
     "AllToAllVOperation",

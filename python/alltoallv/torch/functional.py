@@ -17,7 +17,7 @@ def all_to_all_single(
     input_split_sizes: Counts | None = None,
     group: Group = None,
 ) -> Tensor:
-    """The functional form of `alltoallv.torch.all_to_all_single`; shape ``[sum(output_split_sizes), ...]``.
+    """Does what `alltoallv.torch.all_to_all_single` does, and returns ``[sum(output_split_sizes), ...]``.
 
     Split sizes count rows of dimension 0; both left out mean equal parts.
 
@@ -36,13 +36,13 @@ def all_to_all_single(
 
 
 def all_gather(input: Tensor, group: Group = None) -> Tensor:
-    """The inputs of all ranks concatenated along dimension 0; the gradient is a reduce-scatter."""
+    """Returns the inputs of all ranks concatenated along dimension 0; the gradient is a reduce-scatter."""
     output: Tensor = ops.all_gather(input, groups.world_size(group), group)
     return output
 
 
 def reduce_scatter(input: Tensor, group: Group = None) -> Tensor:
-    """The sum of all ranks' inputs, of which each keeps its equal part of dimension 0; the gradient is a gather."""
+    """Sums all ranks' inputs; each keeps its equal part of dimension 0. The gradient is a gather."""
     size = groups.world_size(group)
     if input.shape[0] % size:
         raise ValueError(f"input has {input.shape[0]} rows in dimension 0, which {size} ranks cannot share equally")
@@ -51,6 +51,6 @@ def reduce_scatter(input: Tensor, group: Group = None) -> Tensor:
 
 
 def all_reduce(input: Tensor, group: Group = None) -> Tensor:
-    """The sum of all ranks' inputs; so is the gradient."""
+    """Returns the sum of all ranks' inputs; so is the gradient."""
     output: Tensor = ops.all_reduce(input, group)
     return output

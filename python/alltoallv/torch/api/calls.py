@@ -232,17 +232,14 @@ def new_output(comm: AnyCommunicator, shape: int | Sequence[int], like: Tensor) 
 
 def check_place(comm: AnyCommunicator, first: Tensor, *others: Tensor) -> None:
     """Refuses tensors that the communicator cannot reach, and tensors on different devices."""
-    if first.is_cpu:
-        if not isinstance(comm, Communicator) and not comm.reaches_host:
-            raise InvalidTensorError(
-                f"the tensors lie on cpu, expected a device of {comm.backend}, the backend of domain '{comm.domain}'"
-            )
-        apart = next((other for other in others if not other.is_cpu), None)
-    else:
-        if isinstance(comm, Communicator):
-            raise InvalidTensorError(
-                f"the tensors lie on {first.device}, expected cpu: domain '{comm.domain}' is one of shared memory"
-            )
-        apart = next((other for other in others if other.device != first.device), None)
+    if isinstance(comm, Communicator) and not first.is_cpu:
+        raise InvalidTensorError(
+            f"the tensors lie on {first.device}, expected cpu: domain '{comm.domain}' is one of shared memory"
+        )
+    if first.is_cpu and not (isinstance(comm, Communicator) or comm.reaches_host):
+        raise InvalidTensorError(
+            f"the tensors lie on cpu, expected a device of {comm.backend}, the backend of domain '{comm.domain}'"
+        )
+    apart = next((other for other in others if other.device != first.device), None)
     if apart is not None:
         raise InvalidTensorError(f"tensors lie on {first.device} and {apart.device}, expected one device")

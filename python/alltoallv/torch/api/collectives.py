@@ -1,15 +1,13 @@
-"""The collectives of torch.distributed: each is declared here once.
+"""The collectives of torch.distributed: each is declared here once, see `alltoallv.torch.api.declaration`.
 
-Of a declaration are made the function of `torch.api.distributed`, what a graph has in its place
-(`torch.graph.collective`), and the method of the backend (`torch.process_group.backend`). It checks the arguments and
-returns an `Operation`, ready to start. Tensors that are not contiguous travel as copies.
+A declaration checks the arguments and returns an `Operation`, ready to start. Tensors that are not contiguous travel as
+copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,105 +24,43 @@ from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.calls import Copies, Operation, check_place
 from alltoallv.torch.api.copies import apart, in_place, joined, output_of
+from alltoallv.torch.api.declaration import AtOnce, Functional, Tensors, Terms, declared
 from alltoallv.torch.api.group import AnyCommunicator
 from alltoallv.torch.api.tensors import as_input, check_dtype, check_one_dtype, core_name, region
 
-_Op = dist.ReduceOp.RedOpType
-_REDUCE_OPS = {
-    _Op.SUM: "sum",
-    _Op.AVG: "avg",
-    _Op.MIN: "min",
-    _Op.MAX: "max",
-    _Op.PRODUCT: "prod",
-    _Op.BAND: "band",
-    _Op.BOR: "bor",
-    _Op.BXOR: "bxor",
-}
+_NAMES = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
+REDUCE_OPS = {getattr(dist.ReduceOp, name.upper()): "prod" if name == "product" else name for name in _NAMES}
 MOVABLE = {dtype for name in _core.dtypes if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
 
-Tensors = Sequence[Tensor]
 
-
-class Terms(NamedTuple):
-    """What a collective is given beside its tensors."""
-
-    op: Any = dist.ReduceOp.SUM
-    root: int = 0
-    counts: Any = (None, None)  # of the kind `Counts`: split sizes of the output and the input; or an exchange's
-    unit: Any = "row"  # of the counts that the ranks compare; None: whichever fits
-
-
-NO_TERMS = Terms()
-_Prepare = Callable[[AnyCommunicator, Tensors, Tensors, Terms], Operation]
-_AtOnce = Callable[[_core.Communicator, Tensors, Tensors, Terms, float, bool], Any]  # the last: timeout, async_op
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Collective:
-    """One declaration.
-
-    Attributes:
-        name: The function's; ``operator`` is what the ranks compare, and errors say.
-        outputs, inputs: The function's arguments; lists if their names say so.
-        prepare: Given communicator, outputs, inputs and terms.
-        updates: Whether what the outputs hold before is read, or kept in part.
-        strict: Whether the function demands outputs that are contiguous.
-        at_once: Makes the call in the core, of tensors that need no more than its look, and returns the output, or with
-            async_op the pair of it and the pending call; else None.
-    """
-
-    name: str
-    operator: str
-    outputs: str
-    inputs: str
-    prepare: _Prepare
-    updates: bool
-    strict: bool
-    at_once: _AtOnce | None
-
-
-COLLECTIVES: dict[str, Collective] = {}
-
-
-def _declared(
-    outputs: str = "",
-    inputs: str = "",
-    *,
-    operator: str | None = None,
-    updates: bool = False,
-    strict: bool = False,
-    at_once: _AtOnce | None = None,
-) -> Callable[[_Prepare], Collective]:
-    """``operator``: left out, the function's name."""
-
-    def declare(prepare: _Prepare) -> Collective:
-        name = prepare.__name__
-        made = Collective(name, operator or name, outputs, inputs, prepare, updates, strict, at_once)
-        COLLECTIVES[name] = made
-        return made
-
-    return declare
-
-
-def _reduce_at_once(operator: str) -> _AtOnce:
-    def call(core: _core.Communicator, outs: Tensors, ins: Tensors, terms: Terms, limit: float, async_op: bool) -> Any:
+def _reduce_at_once(operator: str) -> AtOnce:
+    def call(
+        core: _core.Communicator, outs: Sequence[Any], ins: Tensors, terms: Terms, limit: float | None, async_op: bool
+    ) -> Any:
         kind = getattr(terms.op, "op", terms.op)
-        op = _REDUCE_OPS.get(kind) if isinstance(kind, _Op) else None
-        return _core.reduce(core, operator, (ins or outs)[0], outs[0], op, limit, async_op)
+        op = REDUCE_OPS.get(kind) if isinstance(kind, dist.ReduceOp.RedOpType) else None
+        return _core.reduce(core, operator, (ins or outs)[0], outs[0], op, -1.0 if limit is None else limit, async_op)
 
     return call
 
 
-@_declared("tensor", updates=True, at_once=_reduce_at_once("all_reduce"))
+@declared(
+    "tensor",
+    updates=True,
+    at_once=_reduce_at_once("all_reduce"),
+    functional=Functional("all_reduce", lambda shape: shape, gradient="all_reduce", given=""),
+)
 def all_reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     copies: Copies = []
-    x = in_place(outs[0], copies)
-    real = torch.view_as_real(x) if x.is_complex() and not isinstance(comm, Communicator) else x
-    made = calls.reduce(comm, "all_reduce", real, real, op_for(x, terms.op), even_parts(real.numel(), comm.size))
+    out = in_place(outs[0], copies)
+    x, op = ins[0] if ins else out, op_for(out, terms.op)
+    if x.is_complex() and not isinstance(comm, Communicator):
+        x, out = torch.view_as_real(x), torch.view_as_real(out)
+    made = calls.reduce(comm, "all_reduce", out, x, op, even_parts(x.numel(), comm.size))
     return _completed(made, outs, copies)
 
 
-@_declared("tensor", updates=True)
+@declared("tensor", updates=True)
 def reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     check_rank("root", terms.root, comm.size)
     copies: Copies = []
@@ -141,7 +77,7 @@ def reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> 
     return _completed(made, outs, copies)
 
 
-@_declared("output", "input_list")
+@declared("output", "input_list")
 def reduce_scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     check_length("input_list", ins, comm.size)
     check_one_dtype(*outs, *ins)
@@ -154,7 +90,13 @@ def reduce_scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Te
     return _reduce_scatter(comm, outs, joined(parts), counts, terms)
 
 
-@_declared("output", "input", operator="reduce_scatter", at_once=_reduce_at_once("reduce_scatter"))
+@declared(
+    "output",
+    "input",
+    operator="reduce_scatter",
+    at_once=_reduce_at_once("reduce_scatter"),
+    functional=Functional("reduce_scatter", lambda shape, size: (shape[0] // size, *shape[1:]), gradient="all_gather"),
+)
 def reduce_scatter_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     output, input = outs[0], ins[0]
     check_one_dtype(output, input)
@@ -177,9 +119,8 @@ def _reduce_scatter(comm: AnyCommunicator, outs: Tensors, x: Tensor, counts: lis
     return _completed(calls.reduce(comm, "reduce_scatter", out, x, op, counts), outs, copies)
 
 
-@_declared("tensor_list", "tensor")
+@declared("tensor_list", "tensor")
 def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
-    """One output per rank, of that rank's size."""
     check_length("tensor_list", outs, comm.size)
     check_one_dtype(*ins, *outs)
     copies: Copies = []
@@ -196,13 +137,14 @@ def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms)
     return _completed(made, [list(outs)], copies)
 
 
-@_declared(
+@declared(
     "output_tensor",
     "input_tensor",
     strict=True,
     at_once=lambda core, outs, ins, terms, limit, async_op: _core.all_gather_into_tensor(
         core, outs[0], ins[0], async_op, limit
     ),
+    functional=Functional("all_gather", lambda shape, size: (size * shape[0], *shape[1:]), gradient="reduce_scatter"),
 )
 def all_gather_into_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     output, input = outs[0], ins[0]
@@ -216,7 +158,7 @@ def all_gather_into_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, t
     return _completed(calls.exchange(comm, "all_gather_into_tensor", out, x, request.layout), outs, copies)
 
 
-@_declared("output_tensor_list", "input_tensor_list", strict=True)
+@declared("output_tensor_list", "input_tensor_list", strict=True)
 def all_to_all(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     check_length("input_tensor_list", ins, comm.size)
     check_length("output_tensor_list", outs, comm.size)
@@ -228,7 +170,7 @@ def all_to_all(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms)
     return _completed(calls.exchange_lists(comm, "all_to_all", spaces, xs), outs, copies)
 
 
-@_declared(
+@declared(
     "output",
     "input",
     strict=True,
@@ -237,7 +179,6 @@ def all_to_all(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms)
     ),
 )
 def all_to_all_single(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
-    """The counts are split sizes in rows of dimension 0; none: equal parts."""
     check_one_dtype(*outs, *ins)
     copies: Copies = []
     out, x = output_of(outs[0], copies), as_input("input", ins[0])
@@ -247,9 +188,8 @@ def all_to_all_single(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms:
     return _completed(calls.exchange(comm, "all_to_all_single", out, x, request.layout, row), outs, copies)
 
 
-@_declared("out", "input", updates=True)
+@declared("out", "input", updates=True)
 def all_to_all_v(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
-    """Into an output, whose gaps keep their values; with the counts and displacements of both sides."""
     out, x = outs[0], as_input("input", ins[0])
     check_dtype("out", out, x.dtype)
     sends, recvs, sdispls, rdispls = terms.counts
@@ -257,7 +197,7 @@ def all_to_all_v(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Term
     return calls.exchange(comm, "all_to_all_v", out, x, request.layout, max(request.row, 1))
 
 
-@_declared("tensor", updates=True)
+@declared("tensor", updates=True)
 def broadcast(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     root, copies = terms.root, Copies()
     x = in_place(outs[0], copies)
@@ -271,9 +211,9 @@ def broadcast(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) 
     return _completed(calls.exchange(comm, "broadcast", target, source, layout, root=root), outs, copies)
 
 
-@_declared("gather_list", "tensor", updates=True)
+@declared("gather_list", "tensor", updates=True)
 def gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
-    """On the root one output per rank, of that rank's size; elsewhere they are not looked at."""
+    """Elsewhere than on the root, outputs are not looked at."""
     check_rank("root", terms.root, comm.size)
     here = comm.rank == terms.root
     given = list(outs) if here else []
@@ -294,9 +234,9 @@ def gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> 
     return _completed(made, [given], copies)
 
 
-@_declared("tensor", "scatter_list")
+@declared("tensor", "scatter_list")
 def scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
-    """On the root one input per rank, of that rank's size; elsewhere they are not looked at."""
+    """Elsewhere than on the root, inputs are not looked at."""
     check_rank("root", terms.root, comm.size)
     here = comm.rank == terms.root
     given = list(ins) if here else []
@@ -316,14 +256,14 @@ def scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) ->
     return _completed(calls.exchange_lists(comm, "scatter", recvs, xs or [nothing] * comm.size), outs, copies)
 
 
-@_declared()
+@declared()
 def barrier(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     none, call = [0] * comm.size, Ready(barrier_plan(groups.on_host(comm)), (0, 0))
     return Operation(comm, "barrier", call, torch.empty(0, dtype=torch.uint8), none, none, [])
 
 
 def _completed(made: Operation, result: Sequence[Any], copies: Copies) -> Operation:
-    """With what the caller gets: a list, as torch has it."""
+    """Adds what the caller gets: a list, as torch has it."""
     made.result, made.copies = list(result), copies
     return made
 
@@ -338,7 +278,7 @@ def op_for(tensor: Tensor, op: Any) -> str:
         kind = op.op if hasattr(op, "op") else dist.ReduceOp(op).op  # isinstance says yes to both
     except TypeError:
         raise InvalidParamError(f"op is {op!r}, expected a torch.distributed.ReduceOp") from None
-    name = str(_REDUCE_OPS.get(kind, kind.name))
+    name = str(REDUCE_OPS.get(kind, kind.name))
     if tensor.is_complex() and name not in ("sum", "avg"):
         raise InvalidParamError(f"op is {op!r}, expected SUM or AVG for dtype {tensor.dtype}")
     return name

@@ -16,7 +16,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def output_of(tensor: Tensor, copies: Copies) -> Tensor:
-    """Where to receive: the tensor itself, or memory that is copied there afterwards."""
+    """Returns where to receive: the tensor itself, or memory that is copied there afterwards."""
     if _is_plain(tensor):
         return tensor.detach()
     space = torch.empty_like(tensor, memory_format=torch.contiguous_format)
@@ -25,7 +25,7 @@ def output_of(tensor: Tensor, copies: Copies) -> Tensor:
 
 
 def in_place(tensor: Tensor, copies: Copies) -> Tensor:
-    """The tensor as input and output at once, or such a copy of it."""
+    """Returns the tensor as input and output at once, or such a copy of it."""
     if _is_plain(tensor):
         return tensor.detach()
     copy = as_input("tensor", tensor)
@@ -34,7 +34,7 @@ def in_place(tensor: Tensor, copies: Copies) -> Tensor:
 
 
 def apart(inputs: list[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
-    """The inputs, as copies where they share memory with an output."""
+    """Returns the inputs, as copies where they share memory with an output."""
     regions = [(out.data_ptr(), out.data_ptr() + out.nbytes) for out in outputs if out.nbytes]
     low, high = min((a for a, _ in regions), default=0), max((b for _, b in regions), default=0)
 
@@ -46,7 +46,7 @@ def apart(inputs: list[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """The parts one after another in memory; no copy if they lie so, as the chunks of one tensor do."""
+    """Returns the parts one after another in memory; no copy if they lie so, as the chunks of one tensor do."""
     end = parts[0].data_ptr()
     for part in parts:
         if part.data_ptr() != end and part.numel():

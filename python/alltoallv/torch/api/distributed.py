@@ -22,12 +22,12 @@ from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api import calls, collectives
 from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.collectives import NO_TERMS, Collective, Terms
+from alltoallv.torch.api.declaration import NO_TERMS, Collective, Terms
 from alltoallv.torch.api.group import Group, device_of
 from alltoallv.torch.api.tensors import check_contiguous, check_tensor
 from alltoallv.torch.api.work import Work
-from alltoallv.torch.graph.collective import collective
 from alltoallv.torch.graph.graphs import between_graphs, check_untimed, is_tracing
+from alltoallv.torch.graph.traced import collective
 
 _SUM = dist.ReduceOp.SUM
 
@@ -270,10 +270,10 @@ def _call(
     *,
     root: tuple[str, int | None, int | None] | None = None,
 ) -> Work | None:
-    """``root``: what `rank_in` makes a rank of."""
+    """Calls a collective; `rank_in` makes a rank of ``root``."""
     at_once = None if row.strict or async_op else row.at_once  # strict ones ask the core themselves
     shared = None if at_once is None or is_dynamo_compiling() else groups.on_shm(group)
-    if at_once and shared is not None and at_once(shared.core, outs, ins, terms, -1.0, False) is not None:
+    if at_once and shared is not None and at_once(shared.core, outs, ins, terms, None, False) is not None:
         return None
     if is_tracing():
         check_untimed(timeout)
@@ -299,20 +299,20 @@ def _call(
             terms = terms._replace(root=rank_in(group, *root))
         operation = row.prepare(comm, outs, ins, terms)
     if async_op:
-        if row.strict and not row.outputs.endswith("_list"):
-            operation.result = outs[0]
+        if row.strict:
+            operation.result = row.result(outs)
         return operation.submit(limit)
     operation.run(limit)
     return None
 
 
 def _labelled(name: str, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
-    """The tensors of an argument, with what errors call them."""
+    """Returns the tensors of an argument, with what errors call them."""
     return [(f"{name}[{j}]" if name.endswith("_list") else name, x) for j, x in enumerate(tensors)]
 
 
 def rank_in(group: Group, name: str, rank: int | None, group_rank: int | None) -> int:
-    """The rank in the group that is meant by an argument called ``name`` or by ``group_{name}``."""
+    """Returns the rank in the group that an argument called ``name``, or ``group_{name}``, means."""
     if (rank is None) == (group_rank is None):
         raise InvalidParamError(f"{name} is {rank!r} and group_{name} {group_rank!r}, expected one of them")
     if group_rank is not None:
@@ -327,5 +327,5 @@ def rank_in(group: Group, name: str, rank: int | None, group_rank: int | None) -
 
 
 def _or_first(name: str, rank: int | None, group_rank: int | None) -> tuple[str, int | None, int | None]:
-    """What `rank_in` is given where the job's first rank is the default."""
+    """Returns what `rank_in` is given where the job's first rank is the default."""
     return name, 0 if rank is None and group_rank is None else rank, group_rank

@@ -19,7 +19,7 @@ from alltoallv._calls.signature import described
 from alltoallv.errors import InvalidParamError
 from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.calls import AnyCommunicator, Operation
+from alltoallv.torch.api.calls import AnyCommunicator
 from alltoallv.torch.api.group import Group, device_of
 from alltoallv.torch.api.tensors import as_input, check_apart, check_output, needs_grad, shaped
 from alltoallv.torch.api.work import Work
@@ -94,28 +94,24 @@ def all_to_all_v(
     if request.learns:
         return _learning(comm, input, x, request, wants_grad, async_op, limit)
     row, shape = max(request.row, 1), request.shape
-    if wants_grad and not async_op:
-        return ops.all_to_all_v(input, layout_of(request), math.prod(shape), row, "all_to_all_v", comm).view(shape)
+    if wants_grad:
+        layout = torch.frombuffer(request.buffer, dtype=torch.int64).view(4, -1)
+        recorded = input, layout, math.prod(shape), row, "all_to_all_v", comm
+        if not async_op:
+            return ops.all_to_all_v(*recorded).view(shape)
     with guard(comm, "all_to_all_v"):
         target = out
-        if target is None:
-            target = calls.new_output(comm, shape, x)
+        if target is None:  # flat where autograd makes the view: one made here could not be changed in place
+            target = calls.new_output(comm, (math.prod(shape),) if wants_grad else shape, x)
             if request.has_gaps:
                 target.zero_()
         call = calls.exchange(comm, "all_to_all_v", target, x, request.layout, row)
-    if not async_op:
-        call.run(limit)
-        return target
     if wants_grad:
-        holder: list[Work] = []
-        result = _AsyncExchange.apply(input, layout_of(request), call, row, comm, holder)
-        return result, holder[0]
-    return target, call.submit(limit)
-
-
-def layout_of(request: _core.Request) -> Tensor:
-    """As the operators of graphs take it."""
-    return torch.frombuffer(request.buffer, dtype=torch.int64).view(4, -1)
+        call.result = ops.all_to_all_v.ran(target, *recorded).view(shape)
+    if async_op:
+        return call.result, call.submit(limit)
+    call.run(limit)
+    return target
 
 
 def _learning(
@@ -143,29 +139,19 @@ def _learning(
     return None, learning.submit(finish, limit)
 
 
-class _AsyncExchange(torch.autograd.Function):
-    """Launches in forward; the output may be used after the wait."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, input: Tensor, layout: Tensor, call: Operation, row: int, comm: AnyCommunicator, holder: list[Work]
-    ) -> Tensor:
-        ctx.save_for_backward(layout)
-        ctx.shape, ctx.row, ctx.communicator = input.shape, row, comm
-        holder.append(call.submit())
-        output: Tensor = call.result
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        (layout,) = ctx.saved_tensors
-        flat = grads[0].reshape(-1)
-        back = ops.all_to_all_v_transpose(flat, layout, ctx.shape.numel(), ctx.row, "all_to_all_v", ctx.communicator)
-        return back.view(ctx.shape), None, None, None, None, None
-
-
 def exchange_counts(send_counts: Counts, group: Group = None) -> Tensor:
-    """What every rank will send to this one: entry j is rank j's ``send_counts`` for this rank. int64, ``[W]``."""
+    """Returns what every rank will send to this one: entry j is rank j's ``send_counts`` for it.
+
+    Args:
+        send_counts: One integer >= 0 per rank.
+        group: As for `all_to_all_v`.
+
+    Returns:
+        int64, shape ``[W]``, on the CPU; None on a rank outside the group.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
+    """
     if is_tracing():
         return traced.exchange_counts(send_counts, group)
     comm = groups.resolve(group)

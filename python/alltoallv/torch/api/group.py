@@ -39,7 +39,7 @@ def device_of(tensor: object) -> str:
 
 
 def resolve(group: Group, device: str = "cpu") -> AnyCommunicator | None:
-    """The communicator of ``group`` for tensors on a kind of device.
+    """Returns the communicator of ``group`` for tensors on a kind of device.
 
     None, with a warning, on a rank that is not a member of the group.
     """
@@ -62,7 +62,7 @@ def resolve(group: Group, device: str = "cpu") -> AnyCommunicator | None:
 
 
 def on_shm(group: Group) -> Communicator | None:
-    """What moves tensors in shared memory for ``group``, if it has that already; makes none, since tracers get here."""
+    """Returns what moves tensors in shared memory for ``group``, if it has that already; tracers get here, too."""
     if type(group) is Communicator:
         return group if group.host_core is not None else None
     made: AnyCommunicator | None

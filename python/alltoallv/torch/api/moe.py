@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from alltoallv.torch.api.calls import AnyCommunicator
 from alltoallv.torch.api.functions import all_to_all_v
 from alltoallv.torch.api.group import Group, device_of
 from alltoallv.torch.graph.graphs import is_tracing
-from alltoallv.torch.graph.library import Operator
+from alltoallv.torch.graph.library import Operator, known
 from alltoallv.torch.graph.ops import carrier
 
 
@@ -65,32 +66,20 @@ def global_gather(x: Tensor, local_count: Counts, global_count: Counts, group: G
     return all_to_all_v(by_card, global_.sum(1), local.sum(1), unit="row", group=comm)
 
 
-@Operator
+def _back(call: Any, grad: Tensor, *counts: Tensor) -> Any:
+    return global_rows(grad, *counts, call.x.shape[0], not call.gathers, call.group)
+
+
+@partial(
+    Operator,
+    fake=lambda x, local, told, rows, *given: x.new_empty((known(rows), *x.shape[1:])),
+    gradient=_back,
+    saves=("local_count", "global_count"),
+)
 def global_rows(x: Tensor, local_count: Tensor, global_count: Tensor, rows: int, gathers: bool, group: str) -> Tensor:
-    """`global_scatter`, or `global_gather`, whose result has ``rows`` rows, in a graph; -1: the run tells."""
+    """Is `global_scatter`, or `global_gather`, in a graph. The result has ``rows`` rows; -1: the run tells."""
     function = global_gather if gathers else global_scatter
     return function(x, local_count, global_count, carrier(group, x))
-
-
-@global_rows.fake
-def _(x: Tensor, local_count: Tensor, global_count: Tensor, rows: int, gathers: bool, group: str) -> Tensor:
-    if isinstance(rows, int) and rows < 0:
-        rows = torch.library.get_ctx().new_dynamic_size()
-    return x.new_empty((rows, *x.shape[1:]))
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, local, global_, _, gathers, group = inputs
-    ctx.save_for_backward(local, global_)
-    ctx.rows, ctx.gathers, ctx.group = x.shape[0], gathers, group
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    back = global_rows(grad, *ctx.saved_tensors, ctx.rows, not ctx.gathers, ctx.group)
-    return back, None, None, None, None, None
-
-
-global_rows.differentiate(_backward, _setup)
 
 
 def _recorded(

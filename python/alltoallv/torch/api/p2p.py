@@ -53,8 +53,7 @@ def send(
     """
     comm = _member(tensor, group)
     if comm is not None:
-        operation = prepare_send(comm, tensor, rank_in(group, "dst", dst, group_dst), tag, waits=True)
-        operation.run()
+        prepare_send(comm, tensor, rank_in(group, "dst", dst, group_dst), tag, waits=True).run()
 
 
 @between_graphs
@@ -74,8 +73,7 @@ def recv(
     comm = _member(tensor, group)
     if comm is None:
         return -1
-    operation = prepare_recv(comm, tensor, _source(group, src, group_src), tag, waits=True)
-    work = operation.run()
+    work = prepare_recv(comm, tensor, _source(group, src, group_src), tag, waits=True).run()
     return _outside(group, work.source)
 
 

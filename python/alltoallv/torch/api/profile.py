@@ -31,7 +31,7 @@ def span(
     async_op: bool = False,
     cuda: bool = False,
 ) -> contextlib.AbstractContextManager[Any]:
-    """The range of one call; ``sends`` and ``recvs`` in elements of ``itemsize`` bytes, None: not known yet."""
+    """Opens the range of one call; ``sends`` and ``recvs`` in elements of ``itemsize`` bytes, None: not known yet."""
     if not (cuda or _profiler_enabled()):
         return _nothing
     values: dict[str, Any] = {
@@ -48,26 +48,19 @@ def span(
 
 
 def waiting(cuda: bool = False) -> contextlib.AbstractContextManager[Any]:
-    """The range of a wait for an asynchronous call."""
+    """Opens the range of a wait for an asynchronous call."""
     return _range("alltoallv.wait", {}, cuda) if cuda or _profiler_enabled() else _nothing
 
 
 def _range(name: str, values: dict[str, Any], cuda: bool) -> contextlib.AbstractContextManager[Any]:
+    recorded: contextlib.AbstractContextManager[Any] = torch._C._profiler._RecordFunctionFast(name, [], values)
     if not cuda:
-        return _record(name, values)
+        return recorded
     stack = contextlib.ExitStack()
     text = " ".join([name, *(f"{key}={value}" for key, value in values.items())])
     stack.enter_context(torch.cuda.nvtx.range(text.replace("{", "").replace("}", "")))
-    stack.enter_context(_record(name, values))
+    stack.enter_context(recorded)
     return stack
-
-
-def _record(name: str, values: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
-    fast = getattr(torch._C._profiler, "_RecordFunctionFast", None)
-    if fast is not None:
-        made: contextlib.AbstractContextManager[Any] = fast(name, [], values)
-        return made
-    return torch.profiler.record_function(name, str(values))  # older than torch 2.2
 
 
 def _text(counts: Sequence[int]) -> str:

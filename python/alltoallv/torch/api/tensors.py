@@ -62,18 +62,18 @@ def check_tensor(name: str, tensor: object) -> None:
 
 
 def has_tangent(tensor: Tensor) -> bool:
-    """Whether it carries a forward-mode gradient."""
+    """Tells whether a tensor carries a forward-mode gradient."""
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def as_input(name: str, tensor: Tensor) -> Tensor:
-    """The same values in contiguous memory, copied only if they must be."""
+    """Returns the values in contiguous memory, copied only if they must be."""
     check_tensor(name, tensor)
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def needs_grad(*tensors: object) -> bool:
-    """Whether autograd records what is made of these."""
+    """Tells whether autograd records what is made of these."""
     return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
 
@@ -105,7 +105,7 @@ def check_one_dtype(*tensors: Tensor) -> None:
 
 
 def region(tensor: Tensor) -> Region:
-    """Where a contiguous tensor lies."""
+    """Returns where a contiguous tensor lies: its address and its length in bytes."""
     return tensor.data_ptr(), tensor.nbytes
 
 
@@ -122,15 +122,15 @@ def row_size(tensor: Tensor) -> int:
 
 
 def from_block(block: _core.Block, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """The tensor of that shape over a block, which lives as long as the tensor's storage."""
+    """Makes a tensor of that shape over a block, which lives as long as the tensor's storage."""
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=dtype, device="cpu")
     return shaped(torch.frombuffer(block, dtype=dtype), shape)
 
 
 def shaped(new: Tensor, shape: Sequence[int]) -> Tensor:
-    """A new contiguous tensor in that shape. A view of it, made without gradients, could not be changed in place."""
-    if len(shape) == new.dim() == 1:
+    """Gives a new contiguous tensor that shape. A view of it, made without gradients, could not be changed in place."""
+    if new.shape == tuple(shape):
         return new
     return torch.empty(0, dtype=new.dtype, device=new.device).set_(new.untyped_storage(), 0, tuple(shape))
 

@@ -41,7 +41,7 @@ class Work(Handle):
         return self.is_completed() and self.exception() is None
 
     def synchronize(self) -> None:
-        """The same as `wait`: the memory is the host's."""
+        """Waits: the memory is the host's."""
         self.wait()
 
     def get_future(self) -> torch.futures.Future[Any]:

@@ -1,4 +1,4 @@
-"""Operators of torch.library, and the short way to them.
+"""Operators of torch.library, each declared with what a graph and autograd need to know, and the short way to them.
 
 Torch's way to them, in Python for the most part, takes ten times as long as a small exchange. Where nobody watches the
 calls, an operator runs at once, and autograd learns of it by the same functions.
@@ -6,9 +6,9 @@ calls, an operator runs at once, and autograd learns of it by the same functions
 
 from __future__ import annotations
 
-import functools
+import collections
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,39 +19,85 @@ from alltoallv.torch.api.tensors import PLAIN, has_tangent, needs_grad
 from alltoallv.torch.graph import inductor
 
 
+class Like(NamedTuple):
+    """What a gradient knows of every tensor that was given."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
 class Operator:
-    """``alltoallv::<name of the function>``.
+    """The operator ``alltoallv::<name of the function>``.
 
     The first argument is a tensor, the last a group: in a graph the name of one (see `groups.name_of`), which is what
     the function's annotations tell torch, in any other call also the group itself.
+
+    Args:
+        run: The function. It returns a tensor, or a list whose first tensors may need gradients.
+        fake: Takes the arguments, and returns empty tensors like those that ``run`` makes: what a graph sees.
+        gradient: ``gradient(call, grad, *saved)`` returns the gradient of the first argument, or of those that may need
+            one. ``call`` has all arguments by name, tensors as `Like`; ``grad`` is the output's gradient, for a list
+            those of its first tensors, None where the argument in that place needs none.
+        saves: What the gradient is given: names of arguments, places in the list that ``run`` returns.
+        schema: The operator's, in torch's words; left out, it follows from the function's annotations.
+        followed: How many of the first arguments may need gradients.
     """
 
-    def __init__(self, run: Callable[..., Any], schema: str | None = None, followed: int = 1) -> None:
-        """``schema``: the operator's, in torch's words; left out, it follows from the function's annotations.
-
-        ``followed``: how many of the first arguments may need gradients.
-        """
-        self.run, self.followed = run, followed
+    def __init__(
+        self,
+        run: Callable[..., Any],
+        *,
+        fake: Callable[..., Any] | None = None,
+        gradient: Callable[..., Any] | None = None,
+        saves: tuple[str | int, ...] = (),
+        schema: str | None = None,
+        followed: int = 1,
+    ) -> None:
+        self.run, self.gradient, self.followed = run, gradient, followed
         self.custom = torch.library.custom_op(f"alltoallv::{run.__name__}", run, mutates_args=(), schema=schema)
         self.packet = getattr(torch.ops.alltoallv, run.__name__)
-        # Every rank must issue the same collectives in the same order: a compiler may neither drop nor reorder them.
-        torch.library._register_effectful_op(self.custom._qualname, torch.library.EffectType.ORDERED)
+        if fake is not None:
+            effectful(self.custom, fake)
+        names = [argument.name for argument in self.custom._opoverload._schema.arguments]
+        self._called: Any = collections.namedtuple("Called", names)  # type: ignore[misc]
+        self._inputs = [names.index(name) for name in saves if isinstance(name, str)]
+        self._outputs = [place for place in saves if isinstance(place, int)]
+        if gradient is not None:
+            self.custom.register_autograd(self.backward, setup_context=self.setup)
 
     def fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Registers what a graph sees. Its first call, when one first has the operator, tells Inductor of it."""
-
-        @functools.wraps(function)
-        def fake(*args: Any) -> Any:
-            inductor.teach(self.custom._opoverload)
-            return function(*args)
-
-        self.custom.register_fake(fake)
+        """Declares the fake afterwards."""
+        effectful(self.custom, function)
         return function
 
     def differentiate(self, backward: Callable[..., Any], setup: Callable[..., None]) -> None:
-        """``setup(ctx, inputs, output)`` keeps what ``backward(ctx, grad)`` needs."""
-        self.setup, self.backward = setup, backward
-        self.custom.register_autograd(backward, setup_context=setup)
+        """Declares the gradient afterwards, as ``torch.library`` has it."""
+
+        def single(ctx: Any, *grads: Any) -> Any:
+            return backward(ctx, grads[0] if len(grads) == 1 else grads)
+
+        self.setup, self.backward = setup, single  # type: ignore[method-assign]
+        self.custom.register_autograd(single, setup_context=setup)
+
+    def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps what `backward` needs."""
+        ctx.wants = [x is not None and x.requires_grad for x in inputs[: self.followed]]
+        if not isinstance(output, Tensor):
+            unwanted = (x for x, wants in zip(output, ctx.wants, strict=False) if not wants)
+            ctx.mark_non_differentiable(*unwanted, *output[self.followed :])
+        ctx.save_for_backward(*(inputs[i] for i in self._inputs), *(output[i] for i in self._outputs))
+        ctx.call = self._called(*[Like(x.shape, x.dtype) if isinstance(x, Tensor) else x for x in inputs])
+
+    def backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        """Returns the gradients of all arguments."""
+        grad = grads[0]
+        if len(grads) > 1 or isinstance(grad, list):
+            several = grad if isinstance(grad, list) else grads
+            grad = [each if wants else None for each, wants in zip(several, ctx.wants, strict=False)]
+        assert self.gradient is not None
+        made = self.gradient(ctx.call, grad, *ctx.saved_tensors)
+        made = made if isinstance(made, tuple) else (made,)
+        return (*made, *[None] * (len(ctx.call) - len(made)))
 
     def __call__(self, *args: Any) -> Any:
         compiling = torch.compiler.is_compiling()
@@ -64,7 +110,7 @@ class Operator:
         return self.run(*args)
 
     def ran(self, result: Any, *args: Any) -> Any:
-        """What a call with these arguments returns, when what `run` would return is there already."""
+        """Returns what a call with these arguments would, when what `run` would return is there already."""
         return self._direct(lambda *args: result, args) if needs_grad(*args[: self.followed]) else result
 
     def _direct(self, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -84,11 +130,30 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return None, None, *ctx.operator_called.backward(ctx, grads[0] if len(grads) == 1 else grads)
+        return None, None, *ctx.operator_called.backward(ctx, *grads)
+
+
+def effectful(custom: Any, fake: Callable[..., Any]) -> None:
+    """Gives a collective what a graph sees. Its first call, when one first has the operator, tells Inductor of it.
+
+    Every rank must issue the same collectives in the same order: a compiler may neither drop nor reorder them.
+    """
+    torch.library._register_effectful_op(custom._qualname, torch.library.EffectType.ORDERED)
+
+    def taught(*args: Any) -> Any:
+        inductor.teach(custom._opoverload)
+        return fake(*args)
+
+    custom.register_fake(taught)
+
+
+def known(size: int) -> int:
+    """Returns a size, for a fake; one below 0 only the run will tell."""
+    return torch.library.get_ctx().new_dynamic_size() if isinstance(size, int) and size < 0 else size
 
 
 def has_dispatch_mode(tensor: Tensor) -> bool:
-    """Whether somebody is to see the operator itself: a mode, a transform, a profiler, the tensor's class."""
+    """Tells whether somebody is to see the operator itself: a mode, a transform, a profiler, the tensor's class."""
     return (
         type(tensor) not in PLAIN
         or torch._C._len_torch_dispatch_stack() > 0

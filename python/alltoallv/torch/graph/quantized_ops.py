@@ -7,6 +7,8 @@ for. Error feedback is not among the arguments: a state that changes is no funct
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,10 +19,12 @@ from alltoallv import _core
 from alltoallv._calls.counts import packed
 from alltoallv._calls.guard import guard
 from alltoallv.quantization import requests
+from alltoallv.quantization.linear import check_shapes, chunk_rows
 from alltoallv.quantization.spec import Options
 from alltoallv.torch.api import calls
+from alltoallv.torch.api.group import AnyCommunicator
 from alltoallv.torch.graph import ops
-from alltoallv.torch.graph.library import Operator
+from alltoallv.torch.graph.library import Operator, known
 from alltoallv.torch.graph.ops import carrier
 from alltoallv.torch.quantized.adapter import ADAPTER
 from alltoallv.torch.quantized.rows import RowExchange
@@ -31,122 +35,135 @@ _OPTIONS = (
     "SymInt? group_size, str gather, str op, str overflow, ScalarType? out_dtype, bool quantize_gradient, "
     "str group"
 )
-_NONE = (None,) * (len(Options._fields) + 1)  # their gradients
 
 
-@partial(Operator, schema=f"(Tensor input, {_OPTIONS}) -> Tensor")
-def quantized_all_reduce(input: Tensor, *given: Any) -> Tensor:
-    """The sum of all ranks' inputs in the input's shape."""
-    options, comm = Options(*given[:-1]), carrier(given[-1], input)
-    if options.dynamic() and options.out_dtype is None and comm.host_core is not None:
-        result: Tensor | None = _core.quantized_all_reduce(comm.host_core, input, None, *options[4:9])
-        if result is not None:
-            return result
-    with guard(comm, "quantized_all_reduce"):
-        call = calls.quantized_reduce(comm, requests.all_reduce(ADAPTER, comm, input, options, None, None))
-    call.run()
-    output: Tensor = call.result
-    return output
+def _gradient_of_sum(call: Any, grad: Tensor) -> Tensor:
+    """Returns the gradient of a quantized all-reduce."""
+    back: Tensor = ops.all_reduce(grad.to(call.input.dtype), call.group)
+    return back / carrier(call.group, grad).size if call.op == "avg" else back
 
 
-@quantized_all_reduce.fake
-def _(input: Tensor, *given: Any) -> Tensor:
+def _summed(input: Tensor, *given: Any) -> Tensor:
     options = Options(*given[:-1])
     dtype = options.out_dtype or (input.dtype if options.scale is None else torch.float16)
     return torch.empty_like(input, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-@partial(Operator, schema=f"(Tensor input, SymInt[] rows, SymInt rank, {_OPTIONS}) -> Tensor")
+@partial(Operator, schema=f"(Tensor input, {_OPTIONS}) -> Tensor", fake=_summed, gradient=_gradient_of_sum)
+def quantized_all_reduce(input: Tensor, *given: Any) -> Tensor:
+    """Sums all ranks' inputs; the result has the input's shape."""
+    options, comm = Options(*given[:-1]), carrier(given[-1], input)
+    if options.dynamic() and options.out_dtype is None and comm.host_core is not None:
+        result: Tensor | None = _core.quantized_all_reduce(comm.host_core, input, None, *options[4:9])
+        if result is not None:
+            return result
+    return _reduced(comm, requests.all_reduce, input, options)
+
+
+def _gathered(call: Any, grad: Tensor) -> Tensor:
+    """Takes everybody's part of the gradient to everybody."""
+    row = call.input.shape[1:].numel()
+    counts = [rows * row for rows in call.rows]
+    own = [counts[call.rank]] * len(counts)
+    layout = torch.tensor([own, [0] * len(counts), counts, packed(counts)], dtype=torch.int64, device="cpu")
+    flat = grad.to(call.input.dtype).reshape(-1)
+    back: Tensor = ops.all_to_all_v(flat, layout, sum(counts), 1, "all_gather", call.group)
+    return (back / len(counts) if call.op == "avg" else back).view(call.input.shape)
+
+
+@partial(
+    Operator,
+    schema=f"(Tensor input, SymInt[] rows, SymInt rank, {_OPTIONS}) -> Tensor",
+    fake=lambda input, rows, rank, *given: _rows_like(input, rows[rank], given),
+    gradient=_gathered,
+)
 def quantized_reduce_scatter(input: Tensor, rows: list[int], rank: int, *given: Any) -> Tensor:
-    """The sum of all ranks' inputs, of which ``rank``, this one, keeps ``rows[rank]`` rows."""
-    comm = carrier(given[-1], input)
-    with guard(comm, "quantized_reduce_scatter"):
-        made = requests.reduce_scatter(ADAPTER, comm, input, rows, Options(*given[:-1]), None, None)
-        call = calls.quantized_reduce(comm, made)
+    """Sums all ranks' inputs; ``rank``, this one, keeps ``rows[rank]`` rows."""
+    return _reduced(carrier(given[-1], input), requests.reduce_scatter, input, rows, Options(*given[:-1]))
+
+
+def _reduced(comm: AnyCommunicator, request: Callable[..., Any], input: Tensor, *how: Any) -> Tensor:
+    """Runs a quantized reduction into a new tensor, without error feedback."""
+    with guard(comm, f"quantized_{request.__name__}"):
+        call = calls.quantized_reduce(comm, request(ADAPTER, comm, input, *how, None, None))
     call.run()
     output: Tensor = call.result
     return output
 
 
-@quantized_reduce_scatter.fake
-def _(input: Tensor, rows: list[int], rank: int, *given: Any) -> Tensor:
-    return input.new_empty((rows[rank], *input.shape[1:]), dtype=Options(*given[:-1]).out_dtype or input.dtype)
+def _rows_like(input: Tensor, rows: int, given: tuple[Any, ...]) -> Tensor:
+    return input.new_empty((known(rows), *input.shape[1:]), dtype=Options(*given[:-1]).out_dtype or input.dtype)
 
 
-@partial(Operator, schema=f"(Tensor input, Tensor sends, Tensor? recvs, SymInt rows, {_OPTIONS}) -> Tensor[]")
+def _returned(call: Any, grads: list[Tensor], sends: Tensor, recvs: Tensor) -> Tensor:
+    """Takes the rows' gradients back where the rows came from."""
+    shape, dtype = call.input
+    if call.quantize_gradient:
+        options = Options(*call[4:-1])._replace(out_dtype=dtype)
+        rows: Tensor = quantized_all_to_all(grads[0], recvs, sends, shape[0], *options, call.group)[0]
+        return rows
+    row = max(shape[1:].numel(), 1)
+    places = [torch.cumsum(counts, 0) - counts for counts in (sends, recvs)]
+    layout = torch.stack([sends, places[0], recvs, places[1]]) * row
+    flat = grads[0].to(dtype).reshape(-1)
+    back: Tensor = ops.all_to_all_v_transpose(flat, layout, math.prod(shape), row, "all_to_all_v", call.group)
+    return back.view(shape)
+
+
+@partial(
+    Operator,
+    schema=f"(Tensor input, Tensor sends, Tensor? recvs, SymInt rows, {_OPTIONS}) -> Tensor[]",
+    fake=lambda input, sends, recvs, rows, *given: [_rows_like(input, rows, given), sends.new_empty(sends.shape)],
+    gradient=_returned,
+    saves=("sends", 1),
+)
 def quantized_all_to_all(input: Tensor, sends: Tensor, recvs: Tensor | None, rows: int, *given: Any) -> list[Tensor]:
-    """Rows as codes; ``sends`` and ``recvs`` are int64 ``[W]``, in rows. Returns the rows and their counts.
+    """Sends rows as codes; ``sends`` and ``recvs`` are int64 ``[W]``, in rows. Returns the rows and their counts.
 
     ``rows``: how many a graph may rely on; -1 where only the run tells.
     """
     comm = carrier(given[-1], input)
     with guard(comm, "quantized_all_to_all"):
-        known = None if recvs is None else recvs.tolist()
-        exchange = RowExchange(comm, input, sends.tolist(), known, Options(*given[:-1]))
+        learnt = None if recvs is None else recvs.tolist()
+        exchange = RowExchange(comm, input, sends.tolist(), learnt, Options(*given[:-1]))
     out, counts = exchange.run()
     return [out, torch.tensor(counts, dtype=torch.int64, device="cpu")]
 
 
-@quantized_all_to_all.fake
-def _(input: Tensor, sends: Tensor, recvs: Tensor | None, rows: int, *given: Any) -> list[Tensor]:
-    if isinstance(rows, int) and rows < 0:
-        rows = torch.library.get_ctx().new_dynamic_size()
-    made = input.new_empty((rows, *input.shape[1:]), dtype=Options(*given[:-1]).out_dtype or input.dtype)
-    return [made, sends.new_empty(sends.shape)]
+def _through_products(call: Any, grad: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Goes through the products; the gradient of their sum is not quantized."""
+    back = _gradient_of_sum(call, grad.contiguous())
+    flat = back.reshape(-1, weight.shape[0])
+    return (flat @ weight).view(input.shape), flat.t() @ input.reshape(-1, input.shape[-1])
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.dtype, ctx.shape, ctx.group = inputs[0].dtype, inputs[0].shape, inputs[-1]
-    ctx.average = Options(*inputs[-len(_NONE) : -1]).op == "avg"
-
-
-def _all_reduce_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    back = ops.all_reduce(grad.to(ctx.dtype), ctx.group)
-    if ctx.average:
-        back = back / carrier(ctx.group, grad).size
-    return back, *_NONE
-
-
-def _setup_reduce_scatter(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _setup(ctx, inputs, output)
-    ctx.rows, ctx.rank = inputs[1:3]
-
-
-def _reduce_scatter_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """Everybody's part to everybody."""
-    grad = grad.to(ctx.dtype)
-    row = ctx.shape[1:].numel()
-    counts = [rows * row for rows in ctx.rows]
-    own = [counts[ctx.rank]] * len(counts)
-    layout = torch.tensor([own, [0] * len(counts), counts, packed(counts)], dtype=torch.int64, device="cpu")
-    back = ops.all_to_all_v(grad.reshape(-1), layout, sum(counts), 1, "all_gather", ctx.group)
-    if ctx.average:
-        back = back / len(counts)
-    return back.view(ctx.shape), None, None, *_NONE
-
-
-def _setup_all_to_all(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    _setup(ctx, inputs, output)
-    ctx.options = Options(*inputs[-len(_NONE) : -1])
-    ctx.save_for_backward(inputs[1], output[1])
-    ctx.mark_non_differentiable(output[1])
-
-
-def _all_to_all_backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
-    """The rows' gradients go back where the rows came from."""
-    sends, recvs = ctx.saved_tensors
-    if ctx.options.quantize_gradient:
-        options = ctx.options._replace(out_dtype=ctx.dtype)
-        back, _ = quantized_all_to_all(grads[0], recvs, sends, ctx.shape[0], *options, ctx.group)
-        return back, None, None, None, *_NONE
-    row = max(ctx.shape[1:].numel(), 1)
-    places = [torch.cumsum(counts, 0) - counts for counts in (sends, recvs)]
-    layout = torch.stack([sends, places[0], recvs, places[1]]) * row
-    grad = grads[0].to(ctx.dtype).reshape(-1)
-    back = ops.all_to_all_v_transpose(grad, layout, ctx.shape.numel(), row, "all_to_all_v", ctx.group)
-    return back.view(ctx.shape), None, None, None, *_NONE
-
-
-quantized_all_reduce.differentiate(_all_reduce_backward, _setup)
-quantized_reduce_scatter.differentiate(_reduce_scatter_backward, _setup_reduce_scatter)
-quantized_all_to_all.differentiate(_all_to_all_backward, _setup_all_to_all)
+@partial(
+    Operator,
+    schema=f"(Tensor input, Tensor weight, SymInt? chunks, {_OPTIONS}) -> Tensor",
+    followed=2,
+    fake=lambda input, weight, *given: input.new_empty((*input.shape[:-1], weight.shape[0])),
+    gradient=_through_products,
+    saves=("input", "weight"),
+)
+def quantized_linear(input: Tensor, weight: Tensor, chunks: int | None, *given: Any) -> Tensor:
+    """Sums ``input @ weight.T`` over the ranks. While a chunk of rows travels, the next is computed."""
+    options, comm = Options(*given[:-1]), carrier(given[-1], input)
+    name, works = "quantized_all_reduce", []
+    with guard(comm, name):
+        check_shapes(input.shape, weight.shape, None)
+        rows, columns = input.shape[:-1].numel(), len(weight)
+        step = chunk_rows(rows, columns, chunks, options.format, options.group_size)
+        output = ADAPTER.allocate((rows, columns), str(input.dtype).removeprefix("torch."), input)
+    flat, factor = input.reshape(rows, input.shape[-1]), weight.t()
+    for begin in range(0, max(rows, 1), step):
+        part = output[begin : begin + step]
+        with guard(comm, name):
+            if input.dtype == weight.dtype:
+                torch.mm(flat[begin : begin + step], factor, out=part)
+            else:
+                part.copy_(flat[begin : begin + step] @ factor)
+            call = calls.quantized_reduce(comm, requests.all_reduce(ADAPTER, comm, part, options, part, None))
+        works.append(call.submit(-1.0))
+    for work in works:
+        work.wait()
+    return output.view(*input.shape[:-1], columns)

@@ -1,4 +1,4 @@
-"""The functions of `alltoallv.torch.api.functions` as a graph has them: operators, and copies where they write.
+"""The functions of `alltoallv.torch` as a graph has them: operators, and copies where they write.
 
 Nothing here depends on values: what the arguments say is checked when the operators run. An operator of a graph is done
 when the next one begins, so the handle of a call with ``async_op=True`` is that of one that has ended.
@@ -6,20 +6,77 @@ when the next one begins, so the handle of a call with ``async_op=True`` is that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv._calls.counts import Counts, Unit
+from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.collectives import COLLECTIVES, Terms
+from alltoallv.torch.api.collectives import REDUCE_OPS
+from alltoallv.torch.api.declaration import COLLECTIVES, Collective, Terms
 from alltoallv.torch.api.group import Group
 from alltoallv.torch.api.tensors import needs_grad, row_size
 from alltoallv.torch.api.work import Done
 from alltoallv.torch.graph import ops as ops
-from alltoallv.torch.graph.collective import as_counts, collective
+from alltoallv.torch.graph.library import effectful
+
+_OPS = {op: op.name for op in REDUCE_OPS}
+
+
+def collective(
+    row: Collective, outputs: Sequence[Tensor], inputs: Sequence[Tensor], terms: Terms, group: Group, async_op: bool
+) -> Done | None:
+    """Records a collective; its arguments are checked when the graph runs."""
+    if terms.op not in _OPS:
+        raise InvalidParamError(f"op is {terms.op!r}, expected a ReduceOp of {', '.join(_OPS.values())} in a graph")
+    outs, ins = [x.detach() for x in outputs], [x.detach() for x in inputs]
+    counts = [as_counts(() if given is None else given) for given in terms.counts]
+    about = row.name, _OPS[terms.op], terms.root, counts, terms.unit, groups.name_of(group)
+    made = torch.ops.alltoallv.collective(outs, ins, *about)
+    for output, value in zip(outputs, made, strict=True):
+        output.copy_(value)
+    return Done(row.result(outputs)) if async_op else None
+
+
+def as_counts(values: Counts) -> Tensor:
+    """Returns counts as operators take them: int64, on the host."""
+    if isinstance(values, Tensor):
+        return values.to("cpu", torch.int64)
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
+
+
+@torch.library.custom_op("alltoallv::collective", mutates_args=())
+def _run(
+    outputs: list[Tensor],
+    inputs: list[Tensor],
+    name: str,
+    op: str,
+    root: int,
+    counts: list[Tensor],
+    unit: str,
+    group: str,
+) -> list[Tensor]:
+    row = COLLECTIVES[name]
+    comm = groups.by_name(group, groups.device_of(next(iter([*outputs, *inputs]))))
+    given = tuple(each.tolist() if len(each) else None for each in counts)
+    terms = Terms(dist.ReduceOp(getattr(dist.ReduceOp, op)), root, given, unit)
+    with guard(comm, row.operator):
+        made = [calls.new_output(comm, x.shape, x) for x in outputs]
+        if row.updates:
+            for new, old in zip(made, outputs, strict=True):
+                new.copy_(old)
+        operation = row.prepare(comm, made, inputs, terms)
+    operation.run()
+    return made
+
+
+effectful(_run, lambda outs, *given: [torch.empty_like(x, memory_format=torch.contiguous_format) for x in outs])
 
 
 def all_to_all_v(
@@ -63,15 +120,16 @@ def all_to_all_v(
 
 
 def exchange_counts(send_counts: Counts, group: Group) -> Tensor:
-    sends = as_counts(send_counts)
     size = groups.world_size(group)
-    layout = _packed(as_counts([1] * size), as_counts([1] * size))
-    made: Tensor = ops.all_to_all_v(sends, layout, size, 1, "exchange_counts", groups.name_of(group))
+    ones = as_counts([1] * size)
+    places = _displs(None, ones, 1)
+    layout = torch.stack([ones, places, ones, places])
+    made: Tensor = ops.all_to_all_v(as_counts(send_counts), layout, size, 1, "exchange_counts", groups.name_of(group))
     return made
 
 
 def outcome(made: Tensor, out: Tensor | None, async_op: bool) -> Any:
-    """What a call returns that was given these.
+    """Returns the result of a call with these arguments: the output, copied to ``out``, and a handle if asked for.
 
     Raises:
         InvalidTensorError: ``out`` is of another dtype or shape.
@@ -89,8 +147,3 @@ def outcome(made: Tensor, out: Tensor | None, async_op: bool) -> Any:
 
 def _displs(values: Counts | None, counts: Tensor, row: int) -> Tensor:
     return counts.cumsum(0) - counts if values is None else as_counts(values) * row
-
-
-def _packed(sends: Tensor, recvs: Tensor) -> Tensor:
-    """The layout of regions that follow each other."""
-    return torch.stack([sends, _displs(None, sends, 1), recvs, _displs(None, recvs, 1)])

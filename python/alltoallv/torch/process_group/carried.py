@@ -16,7 +16,8 @@ from alltoallv._calls.protocol import Pending
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api.calls import Operation
-from alltoallv.torch.api.collectives import MOVABLE, NO_TERMS, Collective, Terms
+from alltoallv.torch.api.collectives import MOVABLE
+from alltoallv.torch.api.declaration import NO_TERMS, Collective, Terms
 from alltoallv.torch.api.tensors import PLAIN
 from alltoallv.torch.process_group.group import EngineGroup, device_kind
 from alltoallv.torch.process_group.work import BackendWork, Futures, MessageWork, WorkList, in_turn

@@ -1,4 +1,4 @@
-"""Torch tensors for what takes tensors of any framework."""
+"""The adapter of torch tensors for what takes tensors of any framework."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -15,6 +17,7 @@ from alltoallv._calls.signature import described
 from alltoallv.errors import InvalidParamError
 from alltoallv.quantization import requests
 from alltoallv.quantization.functions import Quantized
+from alltoallv.quantization.linear import check_shapes
 from alltoallv.quantization.spec import (
     Format,
     Gather,
@@ -33,6 +36,7 @@ from alltoallv.torch.api.tensors import needs_grad, row_size
 from alltoallv.torch.api.work import Done
 from alltoallv.torch.graph import quantized_ops as quantized_ops
 from alltoallv.torch.graph.graphs import is_tracing
+from alltoallv.torch.graph.library import Operator
 from alltoallv.torch.graph.traced import outcome
 from alltoallv.torch.quantized.adapter import ADAPTER
 from alltoallv.torch.quantized.feedback import ErrorFeedback
@@ -66,37 +70,13 @@ def quantized_all_reduce(
     options = Options(
         scale, comm_quant_scale_1, comm_quant_scale_2, offset, coded, elements, gather, op, overflow, out_dtype
     )
-    comm = None
     plain = options.dynamic() and out_dtype is None and error_feedback is None and timeout is None and not async_op
     if plain and not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
         result = _core.quantized_all_reduce(shared.core, input, out, *options[4:9])
         if result is not None:
             return result
-    if not torch.compiler.is_compiling():
-        comm = groups.resolve(group, device_of(input))
-        if comm is None:
-            return (None, None) if async_op else None
-    given = {"out": out, "async_op": async_op, "error_feedback": error_feedback, "timeout": timeout}
-    traced = is_tracing()
-    if traced:
-        _check_recorded(input, given)
-    else:
-        assert comm is not None
-        with guard(comm, "quantized_all_reduce"):
-            if needs_grad(input):
-                requests.exclude("input requires grad", **given)
-                how = Quantization.checked(coded, elements, gather, op, overflow)
-                options = options._replace(format=how.format, group_size=how.group_size)
-                for name, value in zip(requests.SCALES, options, strict=False):
-                    requests.as_scale(ADAPTER, name, value)
-            else:
-                made = requests.all_reduce(ADAPTER, comm, input, options, out, error_feedback)
-                call = calls.quantized_reduce(comm, made)
-            limit = calls.limit(comm, timeout)
-    if traced or needs_grad(input):
-        scales = map(_as_tensor, options[:3])
-        return outcome(quantized_ops.quantized_all_reduce(input, *scales, *options[3:], group), out, async_op)
-    return _started(call, async_op, limit)
+    row = quantized_ops.quantized_all_reduce, requests.all_reduce
+    return _reduced(*row, input, (), options, group, out=out, feedback=error_feedback, async_op=async_op, limit=timeout)
 
 
 @described(Quantized.quantized_reduce_scatter)
@@ -118,27 +98,74 @@ def quantized_reduce_scatter(
 ) -> Any:
     coded, elements = coding(bits, format), grouping(group_size, input)
     options = Options(format=coded, group_size=elements, op=op, overflow=overflow, out_dtype=out_dtype)
-    comm = groups.resolve(group, device_of(input))
-    if comm is None:
-        return (None, None) if async_op else None
-    given = {"out": out, "async_op": async_op, "error_feedback": error_feedback, "timeout": timeout}
-    traced = is_tracing()
-    with guard(comm, "quantized_reduce_scatter"):
+    row, counts = (quantized_ops.quantized_reduce_scatter, requests.reduce_scatter), (recv_counts,)
+    return _reduced(
+        *row, input, counts, options, group, out=out, feedback=error_feedback, async_op=async_op, limit=timeout
+    )
+
+
+def _reduced(
+    operator: Operator,
+    request: Callable[..., Any],
+    input: Tensor,
+    counts: tuple[Counts | None, ...],
+    options: Options,
+    group: Group,
+    *,
+    out: Tensor | None,
+    feedback: ErrorFeedback | None,
+    async_op: bool,
+    limit: float | None,
+) -> Any:
+    """Runs a quantized reduction: by its operator with gradients and in a graph, else at once.
+
+    ``request`` is its checks, ``counts`` the rows of a reduce-scatter, for which also a graph must know the group.
+    """
+    comm: Any = None
+    if counts or not torch.compiler.is_compiling():
+        comm = groups.resolve(group, device_of(input))
+        if comm is None:
+            return (None, None) if async_op else None
+    traced, wants_grad = is_tracing(), needs_grad(input)
+    with contextlib.nullcontext() if comm is None else guard(comm, f"quantized_{request.__name__}"):
         if traced:
-            _check_recorded(input, given)
-        elif needs_grad(input):
+            requests.exclude("this is recorded for a graph", error_feedback=feedback, timeout=limit)
+        if wants_grad:
+            given = {"out": out, "async_op": async_op, "error_feedback": feedback, "timeout": limit}
             requests.exclude("input requires grad", **given)
+        if traced or wants_grad:
+            rows = shares("recv_counts", counts[0], "input", _rows(input), comm.size) if counts else None
+            options = options if traced else _checked(options)
         else:
-            made = requests.reduce_scatter(ADAPTER, comm, input, recv_counts, options, out, error_feedback)
-            call = calls.quantized_reduce(comm, made)
-        if input.dim() == 0:
-            row_size(input)
-        rows = shares("recv_counts", recv_counts, "input", input.shape[0], comm.size)
-        limit = calls.limit(comm, timeout)
-    if traced or needs_grad(input):
-        result = quantized_ops.quantized_reduce_scatter(input, rows, comm.rank, *options, group)
-        return outcome(result, out, async_op)
-    return _started(call, async_op, limit)
+            call = calls.quantized_reduce(comm, request(ADAPTER, comm, input, *counts, options, out, feedback))
+            seconds = calls.limit(comm, limit)
+    if traced or wants_grad:
+        place = () if rows is None else (rows, comm.rank)
+        scales = map(_as_tensor, options[:3])
+        return outcome(operator(input, *place, *scales, *options[3:], group), out, async_op)
+    if async_op:
+        return call.result, call.submit(seconds)
+    call.run(seconds)
+    return call.result
+
+
+def _rows(input: Tensor) -> int:
+    row_size(input)  # refuses a tensor without rows
+    return input.shape[0]
+
+
+def _checked(options: Options) -> Options:
+    """Refuses here, under the guard, what torch would refuse in the arguments of an operator."""
+    how = Quantization.checked(*options[4:9])
+    for name, value in zip(requests.SCALES, options, strict=False):
+        requests.as_scale(ADAPTER, name, value)
+    return options._replace(format=how.format, group_size=how.group_size)
+
+
+def _as_tensor(scale: Scale) -> Tensor | None:
+    if scale is None or isinstance(scale, Tensor):
+        return scale
+    return torch.tensor(scale, dtype=torch.float32, device="cpu")
 
 
 @described(Quantized.quantized_all_to_all)
@@ -157,28 +184,27 @@ def quantized_all_to_all(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    coded, elements = coding(bits, format), grouping(group_size, input)
     options = Options(
-        format=coded,
-        group_size=elements,
+        format=coding(bits, format),
+        group_size=grouping(group_size, input),
         overflow=overflow,
         out_dtype=out_dtype,
         quantize_gradient=quantize_gradient,
     )
-    traced = is_tracing()
-    if traced or (needs_grad(input) and not async_op):
+    comm = None
+    if not torch.compiler.is_compiling():
+        comm = groups.resolve(group, device_of(input))
+        if comm is None:
+            return (None, None) if async_op else None
+    if is_tracing() or (needs_grad(input) and not async_op):
         requests.exclude("input requires grad, or is recorded for a graph", timeout=timeout)
-        if not traced and groups.resolve(group, device_of(input)) is None:
-            return None
         sends = torch.as_tensor(send_counts, device="cpu")
         recvs = None if recv_counts is None else torch.as_tensor(recv_counts, device="cpu")
         rows, _ = quantized_ops.quantized_all_to_all(input, sends, recvs, -1, *options, group)
         if async_op and recvs is None:
             return None, Done(rows)
         return outcome(rows, None, async_op)
-    comm = groups.resolve(group, device_of(input))
-    if comm is None:
-        return (None, None) if async_op else None
+    assert comm is not None
     with guard(comm, RowExchange.operator):
         if needs_grad(input):
             raise InvalidParamError("input requires grad, which async_op excludes")
@@ -189,21 +215,33 @@ def quantized_all_to_all(
     return exchange.run(limit)[0]
 
 
-def _started(call: calls.Operation, async_op: bool, limit: float) -> Any:
-    if async_op:
-        return call.result, call.submit(limit)
-    call.run(limit)
-    return call.result
-
-
-def _check_recorded(input: Tensor, given: dict[str, Any]) -> None:
-    kept = {name: given[name] for name in ("error_feedback", "timeout")}
-    requests.exclude("this is recorded for a graph", **kept)
-    if needs_grad(input):
-        requests.exclude("input requires grad", **given)
-
-
-def _as_tensor(scale: Scale) -> Tensor | None:
-    return (
-        scale if scale is None or isinstance(scale, Tensor) else torch.tensor(scale, dtype=torch.float32, device="cpu")
-    )
+@described(Quantized.quantized_linear_all_reduce)
+def quantized_linear_all_reduce(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    chunks: int | None = None,
+    bits: int = 8,
+    format: Format | None = None,
+    group_size: GroupSize | None = None,
+    gather: Gather = "full",
+    op: SumOp = "sum",
+    overflow: Overflow = "saturate",
+    group: Group = None,
+) -> Tensor | None:
+    elements: Any = group_size
+    if group_size == "token":
+        elements = max(weight.shape[0], 1)
+    elif group_size == "tensor":
+        elements, chunks = max(grouping("tensor", input[..., :1]) * weight.shape[0], 1), 1
+    if not is_tracing():
+        comm = groups.resolve(group, device_of(input))
+        if comm is None:
+            return None
+        with guard(comm, "quantized_all_reduce"):
+            check_shapes(input.shape, weight.shape, None if bias is None else bias.shape)
+    coded = str(coding(bits, format))
+    options = Options(format=coded, group_size=elements, gather=gather, op=op, overflow=overflow)
+    result: Tensor = quantized_ops.quantized_linear(input, weight, chunks, *options, group)
+    return result if bias is None else result + bias

@@ -1,0 +1,106 @@
+"""What a collective is: a row, from which everything follows that torch has of it.
+
+From a row follow the function in `torch.api.distributed`, what a graph has in its place (`torch.graph.traced`), the
+method of the backend (`torch.process_group.backend`) and, where it has a `Functional` form, the operator that returns a
+new tensor, with its fake and its gradient (`torch.graph.ops`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor
+
+from alltoallv import _core
+from alltoallv.torch.api.calls import Operation
+from alltoallv.torch.api.group import AnyCommunicator
+
+Tensors = Sequence[Tensor]
+
+
+class Terms(NamedTuple):
+    """What a collective is given beside its tensors."""
+
+    op: Any = dist.ReduceOp.SUM
+    root: int = 0
+    counts: Any = (None, None)  # of the kind `Counts`: split sizes of the output and the input; or an exchange's
+    unit: Any = "row"  # of the counts that the ranks compare; None: whichever fits
+
+
+NO_TERMS = Terms()
+Shape = Sequence[int]
+Prepare = Callable[[AnyCommunicator, Tensors, Tensors, Terms], Operation]
+AtOnce = Callable[[_core.Communicator, Sequence[Any], Tensors, Terms, float | None, bool], Any]  # timeout, async_op
+
+
+class Functional(NamedTuple):
+    """How a collective returns a new tensor.
+
+    Attributes:
+        name: The operator's.
+        shape: The output's shape, from the input's and what is ``given``.
+        gradient: The name of the operator that the output's gradient goes through, with what is ``given``.
+        given: The operator's arguments between the input and the group, in torch's words: the number of ranks.
+    """
+
+    name: str
+    shape: Callable[..., Shape]
+    gradient: str
+    given: str = "SymInt size, "
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Collective:
+    """One declaration.
+
+    Attributes:
+        name: The function's; ``operator`` is what the ranks compare, and errors say.
+        outputs, inputs: The function's arguments; lists if their names say so.
+        prepare: Given communicator, outputs, inputs and terms.
+        updates: Whether what the outputs hold before is read, or kept in part.
+        strict: Whether the function demands outputs that are contiguous.
+        at_once: Makes the call in the core, of tensors that need no more than its look, and returns the output, or with
+            async_op the pair of it and the pending call; else None. An output that is None is made.
+        functional: The form that returns a new tensor, for which ``prepare`` and ``at_once`` take an input, too.
+    """
+
+    name: str
+    operator: str
+    outputs: str
+    inputs: str
+    prepare: Prepare
+    updates: bool
+    strict: bool
+    at_once: AtOnce | None
+    functional: Functional | None
+
+    def result(self, outs: Tensors) -> Any:
+        """Returns the result of a handle: the outputs, or the one that a strict function is given."""
+        return outs[0] if self.strict and not self.outputs.endswith("_list") else list(outs)
+
+
+COLLECTIVES: dict[str, Collective] = {}
+
+
+def declared(
+    outputs: str = "",
+    inputs: str = "",
+    *,
+    operator: str | None = None,
+    updates: bool = False,
+    strict: bool = False,
+    at_once: AtOnce | None = None,
+    functional: Functional | None = None,
+) -> Callable[[Prepare], Collective]:
+    """Makes a row of the function below; ``operator``, left out, is its name."""
+
+    def declare(prepare: Prepare) -> Collective:
+        name = prepare.__name__
+        row = Collective(name, operator or name, outputs, inputs, prepare, updates, strict, at_once, functional)
+        COLLECTIVES[name] = row
+        return row
+
+    return declare
