@@ -33,7 +33,7 @@ MEMBERS = {2: [[0, 1], [1]], 3: [[0, 1, 2], [0, 2], [1, 2]], 4: [[0, 1, 2, 3], [
 
 @dataclass
 class Group:
-    """The same members over shared memory and over gloo."""
+    """Some ranks as a group over shared memory and one over gloo."""
 
     members: list[int]
     ours: Any
@@ -119,7 +119,7 @@ def call(step: Step, group: Any, members: list[int], async_op: bool, strided: bo
 
 
 def expected(step: Step, r: int, size: int) -> list[Tensor]:
-    """By the definition, from the data of all ranks."""
+    """Returns the result by its definition, from the data of all ranks."""
     n, c = step.counts[0][0], step.columns
 
     def arrays(*shape: int) -> list[Any]:

@@ -89,7 +89,7 @@ def test_without_data(ranks: Ranks) -> None:
 
 
 def test_gradients(ranks: Ranks) -> None:
-    """Of what torch.compile had not known: experts' rows, and a handle."""
+    """Graphs hold what torch.compile had not known: experts' rows, and a handle."""
 
     def check(comm: Communicator) -> None:
         functions = functions_of(comm)

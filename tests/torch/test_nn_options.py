@@ -101,7 +101,7 @@ def test_gradients_pass_straight_through_codes(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_one_graph(ranks: Ranks, backend: str) -> None:
-    """Of the whole layer, forward and backward, for other routes without another graph."""
+    """The whole layer, forward and backward, serves other routes without another graph."""
 
     def check(comm: Communicator) -> None:
         torch._dynamo.reset()

@@ -29,7 +29,7 @@ def test_operators_compute_their_formulas(ranks: Ranks) -> None:
 
 
 def check_gradients(group: str, rank: int, size: int) -> None:
-    """Of npu_alltoallv_gmm: what npu_gmm_alltoallv computes, as programs for NPUs write it."""
+    """npu_gmm_alltoallv computes the gradients of npu_alltoallv_gmm, as programs for NPUs write it."""
     import torch
 
     from alltoallv import npu_ops

@@ -124,7 +124,7 @@ def test_gradients_of_global_scatter_and_gather(ranks: Ranks, size: int) -> None
 
 
 def test_gaps_get_zeros_and_overlaps_add_up(ranks: Ranks) -> None:
-    """The same in numbers one can follow: both ranks send elements 1 and 2 to both."""
+    """In numbers one can follow: both ranks send elements 1 and 2 to both."""
 
     def check(comm: Communicator) -> list[float]:
         x = torch.arange(4.0, requires_grad=True)
@@ -203,7 +203,7 @@ def test_results_may_be_changed_in_place(ranks: Ranks, name: str) -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_forward_mode_gradients_are_refused(ranks: Ranks, name: str) -> None:
-    """By one rank: the others hear of it."""
+    """One rank refuses them, and the others hear of it."""
 
     def check(comm: Communicator) -> None:
         for needs_grad in (False, True):

@@ -252,7 +252,7 @@ def test_parts_and_rows(ranks: Any, file: str, size: int) -> None:
 
 
 def test_disagreement_about_rows(ranks: Any, file: str) -> None:
-    """Of rows and of parts; what does not fit is told everywhere, and the communicator stays usable."""
+    """Ranks that differ in rows or parts hear of it, as of what does not fit; the communicator stays usable."""
 
     def run(rank: int, size: int) -> list[str]:
         with views(rank, size, file) as comm:

@@ -23,7 +23,7 @@ def file(tmp_path: Path) -> str:
 
 
 def test_who_carries_a_group(ranks: Ranks, file: str) -> None:
-    """By argument; one communicator per kind of device; what ranks want must agree."""
+    """An argument says it; there is one communicator per kind of device; what ranks want must agree."""
 
     def run(rank: int, size: int) -> None:
         with joined(rank, size, file, backend="gloo") as group, logged(logging.INFO) as lines:

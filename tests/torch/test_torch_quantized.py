@@ -82,7 +82,7 @@ def test_as_numpy(ranks: Ranks, size: int) -> None:
 
 
 def test_refusals_with_and_without_gradients(ranks: Ranks) -> None:
-    """Of what does not fit, of arguments without a meaning, of what excludes a gradient."""
+    """Errors name what does not fit, arguments without a meaning, and what excludes a gradient."""
 
     def check(comm: Communicator) -> None:
         [x, _] = vectors(comm.size, (700,))
