@@ -240,6 +240,8 @@ def check_place(comm: AnyCommunicator, first: Tensor, *others: Tensor) -> None:
         raise InvalidTensorError(
             f"the tensors lie on cpu, expected a device of {comm.backend}, the backend of domain '{comm.domain}'"
         )
+    if first.is_cpu and all(other.is_cpu for other in others):
+        return
     apart = next((other for other in others if other.device != first.device), None)
     if apart is not None:
         raise InvalidTensorError(f"tensors lie on {first.device} and {apart.device}, expected one device")

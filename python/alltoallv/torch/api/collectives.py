@@ -35,7 +35,7 @@ MOVABLE = {dtype for name in _core.dtypes if isinstance(dtype := getattr(torch, 
 
 def _reduce_at_once(operator: str) -> AtOnce:
     def call(
-        core: _core.Communicator, outs: Sequence[Any], ins: Tensors, terms: Terms, limit: float | None, async_op: bool
+        core: _core.Communicator, outs: Tensors, ins: Tensors, terms: Terms, limit: float | None, async_op: bool
     ) -> Any:
         kind = getattr(terms.op, "op", terms.op)
         op = REDUCE_OPS.get(kind) if isinstance(kind, dist.ReduceOp.RedOpType) else None
@@ -48,7 +48,13 @@ def _reduce_at_once(operator: str) -> AtOnce:
     "tensor",
     updates=True,
     at_once=_reduce_at_once("all_reduce"),
-    functional=Functional("all_reduce", lambda shape: shape, gradient="all_reduce", given=""),
+    functional=Functional(
+        "all_reduce",
+        lambda core, x: _core.reduce(core, "all_reduce", x, None, "sum"),
+        lambda shape: shape,
+        gradient="all_reduce",
+        given="",
+    ),
 )
 def all_reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     copies: Copies = []
@@ -95,7 +101,12 @@ def reduce_scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Te
     "input",
     operator="reduce_scatter",
     at_once=_reduce_at_once("reduce_scatter"),
-    functional=Functional("reduce_scatter", lambda shape, size: (shape[0] // size, *shape[1:]), gradient="all_gather"),
+    functional=Functional(
+        "reduce_scatter",
+        lambda core, x: _core.reduce(core, "reduce_scatter", x, None, "sum"),
+        lambda shape, size: (shape[0] // size, *shape[1:]),
+        gradient="all_gather",
+    ),
 )
 def reduce_scatter_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     output, input = outs[0], ins[0]
@@ -144,7 +155,12 @@ def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms)
     at_once=lambda core, outs, ins, terms, limit, async_op: _core.all_gather_into_tensor(
         core, outs[0], ins[0], async_op, limit
     ),
-    functional=Functional("all_gather", lambda shape, size: (size * shape[0], *shape[1:]), gradient="reduce_scatter"),
+    functional=Functional(
+        "all_gather",
+        lambda core, x: _core.all_gather_into_tensor(core, None, x, False, None),
+        lambda shape, size: (size * shape[0], *shape[1:]),
+        gradient="reduce_scatter",
+    ),
 )
 def all_gather_into_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     output, input = outs[0], ins[0]

@@ -33,7 +33,7 @@ class Terms(NamedTuple):
 NO_TERMS = Terms()
 Shape = Sequence[int]
 Prepare = Callable[[AnyCommunicator, Tensors, Tensors, Terms], Operation]
-AtOnce = Callable[[_core.Communicator, Sequence[Any], Tensors, Terms, float | None, bool], Any]  # timeout, async_op
+AtOnce = Callable[[_core.Communicator, Tensors, Tensors, Terms, float | None, bool], Any]  # timeout, async_op
 
 
 class Functional(NamedTuple):
@@ -41,12 +41,14 @@ class Functional(NamedTuple):
 
     Attributes:
         name: The operator's.
+        at_once: Makes the output in the core, of an input that needs no more than its look; else returns None.
         shape: The output's shape, from the input's and what is ``given``.
         gradient: The name of the operator that the output's gradient goes through, with what is ``given``.
         given: The operator's arguments between the input and the group, in torch's words: the number of ranks.
     """
 
     name: str
+    at_once: Callable[[_core.Communicator, Tensor], Any]
     shape: Callable[..., Shape]
     gradient: str
     given: str = "SymInt size, "
@@ -63,8 +65,8 @@ class Collective:
         updates: Whether what the outputs hold before is read, or kept in part.
         strict: Whether the function demands outputs that are contiguous.
         at_once: Makes the call in the core, of tensors that need no more than its look, and returns the output, or with
-            async_op the pair of it and the pending call; else None. An output that is None is made.
-        functional: The form that returns a new tensor, for which ``prepare`` and ``at_once`` take an input, too.
+            async_op the pair of it and the pending call; else None.
+        functional: The form that returns a new tensor, for which ``prepare`` takes an input, too.
     """
 
     name: str

@@ -130,7 +130,7 @@ def from_block(block: _core.Block, shape: Sequence[int], dtype: torch.dtype) -> 
 
 def shaped(new: Tensor, shape: Sequence[int]) -> Tensor:
     """Gives a new contiguous tensor that shape. A view of it, made without gradients, could not be changed in place."""
-    if new.shape == tuple(shape):
+    if len(shape) == new.dim() == 1:
         return new
     return torch.empty(0, dtype=new.dtype, device=new.device).set_(new.untyped_storage(), 0, tuple(shape))
 

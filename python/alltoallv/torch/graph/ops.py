@@ -132,18 +132,22 @@ def _functional(row: Collective) -> Operator:
     """Makes the operator of a collective that returns a new tensor."""
     form = row.functional
     assert form is not None
+    at_once = form.at_once
 
     def run(input: Tensor, *about: Any) -> Tensor:
-        comm, out, shape = carrier(about[-1], input), None, form.shape(input.shape, *about[:-1])
-        if comm.host_core is not None and row.at_once is not None:
-            out = row.at_once(comm.host_core, [None], [input], NO_TERMS, None, False)
-        if out is None:
-            with guard(comm, row.operator):
-                x = as_input("input", input)
-                out = calls.new_output(comm, shape, x)
-                operation = row.prepare(comm, [out], [x], NO_TERMS)
-            operation.run()
-        return shaped(out, shape)
+        comm = carrier(about[-1], input)
+        out: Tensor | None = None if comm.host_core is None else at_once(comm.host_core, input)
+        if out is not None and out.dim() == input.dim():
+            return out
+        shape = form.shape(input.shape, *about[:-1])
+        if out is not None:
+            return shaped(out, shape)  # a gather's is flat
+        with guard(comm, row.operator):
+            x = as_input("input", input)
+            out = calls.new_output(comm, shape, x)
+            operation = row.prepare(comm, [out], [x], NO_TERMS)
+        operation.run()
+        return out
 
     run.__name__ = form.name
     _made[form.name] = Operator(
