@@ -24,6 +24,7 @@ from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.calls import Copies, Operation, check_place
 from alltoallv.torch.api.copies import apart, in_place, joined, output_of
+from alltoallv.torch.api.declaration import COLLECTIVES as COLLECTIVES
 from alltoallv.torch.api.declaration import AtOnce, Functional, Tensors, Terms, declared
 from alltoallv.torch.api.group import AnyCommunicator
 from alltoallv.torch.api.tensors import as_input, check_dtype, check_one_dtype, core_name, region

@@ -24,9 +24,10 @@ from alltoallv import _core
 from alltoallv._calls.counts import Layout, overlap, packed
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError
-from alltoallv.torch.api import calls, collectives
+from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.calls import AnyCommunicator
+from alltoallv.torch.api.collectives import COLLECTIVES
 from alltoallv.torch.api.declaration import NO_TERMS, Collective
 from alltoallv.torch.api.group import Group
 from alltoallv.torch.api.tensors import as_input, shaped
@@ -125,9 +126,6 @@ def all_to_all_v_learn(input: Tensor, sends: Tensor, row: int, operator: str, gr
     return [out, layout]
 
 
-_made: dict[str, Operator] = {}  # by their names
-
-
 def _functional(row: Collective) -> Operator:
     """Makes the operator of a collective that returns a new tensor."""
     form = row.functional
@@ -150,15 +148,13 @@ def _functional(row: Collective) -> Operator:
         return out
 
     run.__name__ = form.name
-    _made[form.name] = Operator(
+    return Operator(
         run,
         fake=lambda input, *about: input.new_empty(form.shape(input.shape, *about[:-1])),
-        gradient=lambda call, grad: _made[form.gradient](grad, *call[1:]),
+        gradient=lambda call, grad: FUNCTIONAL[form.gradient](grad, *call[1:]),
         schema=f"(Tensor input, {form.given}str group) -> Tensor",
     )
-    return _made[form.name]
 
 
-all_reduce = _functional(collectives.all_reduce)
-all_gather = _functional(collectives.all_gather_into_tensor)
-reduce_scatter = _functional(collectives.reduce_scatter_tensor)
+FUNCTIONAL = {row.functional.name: _functional(row) for row in COLLECTIVES.values() if row.functional is not None}
+all_gather, all_reduce, reduce_scatter = (FUNCTIONAL[name] for name in ("all_gather", "all_reduce", "reduce_scatter"))

@@ -18,8 +18,8 @@ from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.collectives import REDUCE_OPS
-from alltoallv.torch.api.declaration import COLLECTIVES, Collective, Terms
+from alltoallv.torch.api.collectives import COLLECTIVES, REDUCE_OPS
+from alltoallv.torch.api.declaration import Collective, Terms
 from alltoallv.torch.api.group import Group
 from alltoallv.torch.api.tensors import needs_grad, row_size
 from alltoallv.torch.api.work import Done
