@@ -42,22 +42,26 @@ def main() -> None:
     me, experts = comm.rank, 2 * comm.size
     dispatcher, there = av.MoEDispatcher(experts, comm), tuple(range(experts))
     results = {}
-    step = 0
+    step, lost = 0, None
     while step < STEPS:
         dies = me == 1 and step == LAST_STEP_OF_RANK_1
         try:
+            if lost is not None:  # another rank may die meanwhile: once more then
+                begin = time.perf_counter()
+                dispatcher = dispatcher.survivors()  # drops what chooses a lost expert; the group is comm.shrink()'s
+                comm = dispatcher.group
+                step = int(av.all_reduce(np.array(step), "min", group=comm))  # some may have finished it, others not
+                there = tuple(av.all_gather_v(np.array(dispatcher.local_experts), group=comm).tolist())
+                took = time.perf_counter() - begin
+                if comm.rank == 0:
+                    print(f"step {step}: {str(lost).split(': ', 1)[1]}")
+                    print(f"step {step}: {comm.size} ranks go on after {took * 1e3:.0f} ms with experts {list(there)}")
+                lost = None
+                continue
             results[step] = forward(dispatcher, *batch(me, step, experts), dies), there
             step += 1
         except PeerLostError as error:
-            begin = time.perf_counter()
-            dispatcher = dispatcher.survivors()  # drops what chooses a lost expert; the group is comm.shrink()'s
-            comm = dispatcher.group
-            step = int(av.all_reduce(np.array(step), "min", group=comm))  # some may have finished it, others not
-            there = tuple(av.all_gather_v(np.array(dispatcher.local_experts), group=comm).tolist())
-            took = time.perf_counter() - begin
-            if comm.rank == 0:
-                print(f"step {step}: {str(error).split(': ', 1)[1]}")
-                print(f"step {step}: {comm.size} ranks go on after {took * 1e3:.0f} ms with experts {list(there)}")
+            lost = error
 
     for step, (result, placed) in results.items():
         alone = av.MoEDispatcher(experts, Communicator.threads(1)[0], placement=(placed,))

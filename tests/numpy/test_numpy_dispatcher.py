@@ -216,11 +216,14 @@ def test_the_step_goes_on_without_a_rank(ranks: Ranks, dies: str, victim: int) -
 
 
 def deaths(seed: int) -> dict[int, tuple[int, str]]:
-    """Two of four ranks, one after the other: in which step, and when in it."""
+    """Two of four ranks: in which step, or while the rest recover from the first (-2), and when in it."""
     rng = np.random.default_rng(seed)
     first, second = rng.permutation(4)[:2].tolist()
     moments = ["before", "between", "after", str(rng.random() / 200)]  # a number: seconds from the step's beginning
-    return {first: (int(rng.integers(3)), rng.choice(moments)), second: (int(rng.integers(5, 8)), rng.choice(moments))}
+    later = (int(rng.integers(5, 8)), rng.choice(moments))
+    if seed % 2:
+        later = -2, rng.choice(["agreeing", str(rng.random() / 20)])
+    return {first: (int(rng.integers(3)), rng.choice(moments)), second: later}
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))])
@@ -231,32 +234,44 @@ def test_any_rank_dies_at_any_time(ranks: Ranks, seed: int) -> None:
         tokens, ids, weights, factors = problem()
         me, dying = comm.rank, deaths(seed).get(comm.rank, (-1, ""))
         mine = slice(6 * me, 6 * me + 6)
-        dispatcher, n = av.MoEDispatcher(EXPERTS, comm), 0
+        dispatcher, n, recovers = av.MoEDispatcher(EXPERTS, comm), 0, False
 
-        def die(at: str) -> None:
-            if dying == (n, at):
+        def die(step: int, at: str) -> None:
+            if dying == (step, at):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        def step() -> Array:
-            die("before")
-            if dying[0] == n and dying[1].startswith("0."):
+        def die_soon(step: int) -> None:
+            if dying[0] == step and dying[1].startswith("0."):
                 threading.Timer(float(dying[1]), os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+        def recover() -> tuple[Any, int]:
+            die_soon(-2)
+            left = dispatcher.survivors()
+            die(-2, "agreeing")
+            # Some may have finished the step.
+            return left, int(av.all_reduce(np.array(n), "min", group=left.group))
+
+        def step() -> Array:
+            die(n, "before")
+            die_soon(n)
             rows, counts, state = dispatcher.dispatch(tokens[mine], ids[mine], weights[mine])
-            die("between")
+            die(n, "between")
             parts = np.split(rows, np.cumsum(counts)[:-1])
             made = [part * factors[e] for part, e in zip(parts, dispatcher.local_experts, strict=True)]
             y = dispatcher.combine(np.concatenate(made), state)
-            die("after")
-            if dying[0] == n:
+            die(n, "after")
+            if dying[0] == n or (dying[0] == -2 and n == 5):
                 threading.Event().wait()  # for the timer
             return y
 
         while n < 10:
             try:
+                if recovers:
+                    dispatcher, n = recover()
+                    recovers = False
                 y = step()
             except PeerLostError:
-                dispatcher = dispatcher.survivors()
-                n = int(av.all_reduce(np.array(n), "min", group=dispatcher.group))  # some may have finished the step
+                recovers = True
                 continue
             n += 1
             group: Any = dispatcher.group

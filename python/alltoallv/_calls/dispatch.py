@@ -1,7 +1,4 @@
-"""Rows to their experts and back over host memory, as `alltoallv._calls.routing` says: for NumPy and MindSpore.
-
-What belongs to a row travels with it as bytes, side by side: its values, its gate weight, its tag.
-"""
+"""Rows to their experts and back over host memory, as `alltoallv._calls.routing` says: for NumPy and MindSpore."""
 
 from __future__ import annotations
 
@@ -13,11 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core, memory
+from alltoallv._calls import notes
 from alltoallv._calls.counts import packed, scaled, split_layout
 from alltoallv._calls.dispatching import OPERATOR, DispatchState
 from alltoallv._calls.guard import guard
 from alltoallv._calls.handle import Handle
-from alltoallv._calls.routing import PAYLOADS, Numbers, Routing, places, positions
+from alltoallv._calls.notes import Told
+from alltoallv._calls.pieces import Piece, pieces
+from alltoallv._calls.routing import PAYLOADS, Numbers, Routing
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidTensorError
@@ -28,15 +28,15 @@ _FLOATS = ("float32", "float16", "bfloat16")
 
 @dataclass(eq=False)
 class Route:
-    """Which row goes where; `spread` and `collect` go along it and back."""
+    """Which row goes where; `spread` and `collect` go along it and back. See `alltoallv.torch.graph.moe`."""
 
     communicator: Communicator
     tokens: int
     k: int
     order: Numbers
-    sends: list[int]
-    recvs: list[int]
     source: Numbers
+    ranks: list[list[int]]
+    token: Numbers
 
 
 class Arrived(NamedTuple):
@@ -55,39 +55,79 @@ def dispatch(
         routing.check_ids(ids)
         about = f"{tokens.dtype} {tokens.shape[1:]} {None if weights is None else weights.dtype}"
         sending = routing.send(ids, weights, comm.size, about)
-        order, tail, dtype = sending.order, tokens.shape[1:], tokens.dtype
-        parts = [(encode(tokens, routing.payload), order // ids.shape[1]), (_bytes(sending.tags), None)]
+        order, tail, k = sending.order, tokens.shape[1:], ids.shape[1]
+        columns = [_bytes(sending.tags)]
         if weights is not None:
-            parts.append((_bytes(weights.reshape(-1)), order))
-        buffer, columns = _side_by_side(parts)
-    exchange = _exchange(comm, buffer, sending.sends, None, begins)
+            columns.append(_bytes(weights.reshape(-1))[order])
+        coded = encode(tokens, routing.payload)
+    arrive = _send(comm, coded, order, sending.sends, k, columns, sending.signature, begins)
 
     def finish() -> Arrived:
-        received, recvs = exchange()
-        with guard(comm, OPERATOR):
-            tags = _as_rows(received[:, columns[1]], np.dtype(np.int32), (2,))
-            arrival = routing.receive(tags, recvs, comm.rank, sending.signature)
-        route = Route(comm, len(ids), ids.shape[1], order, sending.sends, recvs, arrival.source)
-        rows, scales = received[:, columns[0]], None
+        received, told = arrive()
+        experts, token = told.columns[0].view(np.int32).astype(np.int64).T
+        arrival = routing.receive(experts, comm.size, comm.rank)
+        ranks = [sending.sends, told.pairs, told.tokens, told.choices]
+        route = Route(comm, len(ids), k, order, arrival.source, ranks, token)
+        state, index = state_of(route, arrival, routing, ids), _index(told, route)
+        values = received[:, : coded.shape[1]]
         if routing.codes:
-            scales = _placed(_as_rows(rows[:, :4], np.dtype(np.float32), ()), arrival.source)
-            rows = _as_rows(rows[:, 4 : 4 + _length(tail)], np.dtype(np.int8), tail)
+            state.scales = _placed(_as_rows(values[:, :4], np.dtype(np.float32), ()), index)
+            values = _as_rows(values[:, 4 : 4 + _length(tail)], np.dtype(np.int8), tail)
         else:
-            rows = decode(rows, routing.payload, dtype, tail)
-        made = None
-        if weights is not None:
-            made = _placed(_as_rows(received[:, columns[2]], weights.dtype, ()), arrival.source)
-        state = state_of(route, arrival, routing, ids)
-        state.scales = scales
-        return Arrived(_placed(rows, arrival.source), made, state)
+            values = decode(values, routing.payload, tokens.dtype, tail)
+        made = None if weights is None else _weights(told.columns[1], weights, route)
+        return Arrived(_placed(values, index), made, state)
 
     return finish
+
+
+def _send(
+    comm: Communicator,
+    rows: Array,
+    order: Numbers,
+    sends: list[int],
+    k: int,
+    columns: list[Array],
+    signature: int,
+    begins: bool,
+) -> Callable[[], tuple[Array, Told]]:
+    """Rows of bytes of tokens, behind notes of their pairs; what it returns gives those that come, and what is told."""
+    with guard(comm, OPERATOR):
+        stride, width = notes.row_bytes(rows.shape[1]), rows.shape[1]
+        told = notes.written(columns, sends, (signature, len(rows), k), stride)
+        which = notes.distinct(order // k, sends)
+        counts = [len(note) + len(these) for note, these in zip(told, which, strict=True)]
+        buffer = memory.empty((sum(counts), stride), np.uint8)
+        for part, note, these in zip(np.split(buffer, packed(counts)[1:]), told, which, strict=True):
+            part[: len(note)] = note
+            part[len(note) :, :width] = rows[these]
+    exchange = _exchange(comm, buffer, counts, None, begins)
+
+    def arrive() -> tuple[Array, Told]:
+        received, recvs = exchange()
+        with guard(comm, OPERATOR):
+            widths = [column.shape[1] for column in columns]
+            return received, notes.read(received.__getitem__, recvs, widths, signature, comm.rank)
+
+    return arrive
+
+
+def _index(told: Told, route: Route) -> Numbers:
+    """Of every row of the experts which of the rows that came it is; -1: zeros."""
+    made: Numbers = np.append(notes.lines(route.token, told.pairs, told.firsts), -1)[route.source]
+    return made
+
+
+def _weights(column: Array, like: Array, route: Route) -> Array:
+    """Of every row of the experts."""
+    return _placed(_as_rows(column, like.dtype, ()), route.source)
 
 
 def state_of(route: Any, arrival: Any, routing: Routing, ids: Numbers) -> DispatchState[Any]:
     """All but the weights; arrays of NumPy."""
     counts, source = arrival.counts, arrival.source
-    sources = np.repeat(np.arange(len(route.recvs)), route.recvs)
+    recvs = route.ranks[1]
+    sources = np.repeat(np.arange(len(recvs)), recvs)
     flat = ids.reshape(-1)
     return DispatchState(
         counts.tolist(), arrival.received.tolist(), None, np.repeat(np.arange(len(counts)), counts),
@@ -99,46 +139,71 @@ def state_of(route: Any, arrival: Any, routing: Routing, ids: Numbers) -> Dispat
 
 def spread(route: Route, tokens: Array, weights: Array | None) -> tuple[Array, Array | None]:
     """Tokens ``[n, ...]`` and weights ``[n, k]`` by a way that is known, to rows and ``[rows]``; not as codes."""
-    parts = [(_bytes(tokens), route.order // route.k)]
-    if weights is not None:
-        parts.append((_bytes(weights.reshape(-1)), route.order))
-    buffer, columns = _side_by_side(parts)
-    received, _ = _exchange(route.communicator, buffer, route.sends, route.recvs, False)()
-    rows = _placed(_as_rows(received[:, columns[0]], tokens.dtype, tokens.shape[1:]), route.source)
-    if weights is None:
-        return rows, None
-    return rows, _placed(_as_rows(received[:, columns[1]], weights.dtype, ()), route.source)
+    columns = [] if weights is None else [_bytes(weights.reshape(-1))[route.order]]
+    width = sum(column.shape[1] for column in columns)
+    rows = _bytes(tokens)
+    received, told = _send(route.communicator, rows, route.order, route.ranks[0], route.k, columns, width, False)()
+    values = _as_rows(received[:, : rows.shape[1]], tokens.dtype, tokens.shape[1:])
+    made = None if weights is None else _weights(told.columns[0], weights, route)
+    return _placed(values, _index(told, route)), made
 
 
 def collect(
-    route: Route, rows: Array, weights: Array | None, payload: str | None = None, begins: bool = False
+    route: Route,
+    rows: Array,
+    weights: Array | None,
+    payload: str | None = None,
+    begins: bool = False,
+    gates: Array | None = None,
 ) -> Callable[[], tuple[Array, Array | None]]:
-    """Rows to the sums ``[n, ...]`` over a token's choices in their order, weights ``[rows]`` to ``[n, k]``."""
-    with guard(route.communicator, OPERATOR):
-        back = places(route.source, sum(route.recvs))
-        tail, dtype = rows.shape[1:], rows.dtype
-        parts = [(encode(rows, payload), back)]
-        if weights is not None:
-            parts.append((_bytes(weights), back))
-        buffer, columns = _side_by_side(parts)
-    exchange = _exchange(route.communicator, buffer, route.recvs, route.sends, begins)
+    """Rows to the sums ``[n, ...]`` over a token's choices in their order, weights ``[rows]`` to ``[n, k]``.
+
+    ``gates`` ``[rows]`` multiply the rows.
+    """
+    comm, tail, dtype = route.communicator, rows.shape[1:], rows.dtype
+    with guard(comm, OPERATOR):
+        row = _length(tail) * rows.itemsize
+        way = pieces(route.order, route.source, route.ranks, route.token, route.tokens, route.k, row)
+
+    def send(piece: Piece) -> Callable[[], tuple[Array, Array | None]]:
+        with guard(comm, OPERATOR):
+            part = weighted(rows[piece.rows], None if gates is None else gates[piece.rows])
+            parts = [encode(part, payload)]
+            if weights is not None:
+                parts.append(_bytes(weights[piece.rows]))
+            buffer, columns = _side_by_side(parts)
+        exchange = _exchange(comm, buffer, piece.sends, piece.recvs, begins)
+
+        def received() -> tuple[Array, Array | None]:
+            came, _ = exchange()
+            values = decode(came[:, columns[0]], payload, dtype, tail)
+            return values, None if weights is None else _as_rows(came[:, columns[1]], weights.dtype, ())
+
+        return received
+
+    sent = [send(piece) for piece in way] if begins else None
 
     def finish() -> tuple[Array, Array | None]:
-        received, _ = exchange()
-        position = positions(route.order, route.tokens, route.k)
-        values = decode(received[:, columns[0]], payload, dtype, tail)
-        total = _placed(values, position[:, 0])
-        if route.k > 1:
-            wide = total.astype(sum_dtype(dtype))
-            for choice in range(1, route.k):
-                wide += _placed(values, position[:, choice]).astype(wide.dtype)
-            total = wide.astype(dtype)
-        if weights is None:
-            return total, None
-        flat = _placed(_as_rows(received[:, columns[1]], weights.dtype, ()), position.reshape(-1))
-        return total, flat.reshape(position.shape)
+        total = memory.empty((route.tokens, *tail), dtype)
+        flat = None if weights is None else np.empty((route.tokens, route.k), weights.dtype)
+        for number, piece in enumerate(way):
+            values, others = sent[number]() if sent else send(piece)()
+            total[piece.tokens] = _summed(values, piece.places)
+            if flat is not None and others is not None:
+                flat[piece.tokens] = _placed(others, piece.places.reshape(-1)).reshape(-1, route.k)
+        return total, flat
 
     return finish
+
+
+def _summed(rows: Array, places: Numbers) -> Array:
+    """Row t is the sum of rows ``places[t]``, in float32 or wider, rounded once; -1: zeros."""
+    total = _placed(rows, places[:, 0])
+    if places.shape[1] > 1:
+        total = total.astype(sum_dtype(rows.dtype), copy=False)
+        for choice in range(1, places.shape[1]):
+            total += _placed(rows, places[:, choice]).astype(total.dtype, copy=False)
+    return total.astype(rows.dtype, copy=False)
 
 
 def weighted(rows: Array, weights: Array | None) -> Array:
@@ -147,8 +212,8 @@ def weighted(rows: Array, weights: Array | None) -> Array:
         return rows
     wide = sum_dtype(rows.dtype, weights.dtype)
     each = weights.astype(wide).reshape(-1, *[1] * (rows.ndim - 1))
-    product: Array = rows.astype(wide) * each
-    return product.astype(rows.dtype)
+    product: Array = rows.astype(wide, copy=False) * each
+    return product.astype(rows.dtype, copy=False)
 
 
 def sum_dtype(*dtypes: np.dtype[Any]) -> np.dtype[Any]:
@@ -204,16 +269,17 @@ def _placed(rows: Array, source: Numbers) -> Array:
     return result
 
 
-def _side_by_side(parts: Sequence[tuple[Array, Numbers | None]]) -> tuple[Array, list[slice]]:
-    """The rows ``part[index]`` of all parts in one buffer, and the columns of each."""
+def _side_by_side(parts: Sequence[Array]) -> tuple[Array, list[slice]]:
+    """The rows of all parts in one buffer, and the columns of each."""
     columns, begin = [], 0
-    for part, _ in parts:
+    for part in parts:
         columns.append(slice(begin, begin + part.shape[1]))
-        begin = -(-columns[-1].stop // 16) * 16  # so that columns can be viewed as any dtype
-    first, index = parts[0]
-    buffer = memory.empty((len(first) if index is None else len(index), max(begin, 16)), np.uint8)
-    for (part, index), place in zip(parts, columns, strict=True):
-        buffer[:, place] = part if index is None else part[index]
+        begin += notes.row_bytes(part.shape[1])
+    if len(parts) == 1 and parts[0].shape[1] == begin:
+        return parts[0], columns
+    buffer = memory.empty((len(parts[0]), begin), np.uint8)
+    for part, place in zip(parts, columns, strict=True):
+        buffer[:, place] = part
     return buffer, columns
 
 

@@ -15,7 +15,7 @@ from alltoallv._calls.guard import guard
 from alltoallv._calls.protocol import Member
 from alltoallv._calls.routing import Load, Routing, chunk_ends
 from alltoallv.communicator import Communicator
-from alltoallv.errors import BackendUnavailableError, InvalidParamError
+from alltoallv.errors import BackendUnavailableError, InvalidParamError, PeerLostError
 
 A = TypeVar("A")  # the framework's tensor
 T = TypeVar("T")
@@ -72,6 +72,7 @@ class Dispatching(ABC, Generic[A]):
 
     routing: Routing
     group: Any
+    origin: Communicator | None = None  # of survivors: the group before the first loss
 
     @abstractmethod
     def member(self) -> Member:
@@ -168,19 +169,29 @@ class Dispatching(ABC, Generic[A]):
 
         Collective among them; `alltoallv.Communicator.shrink` makes their communicator, which is its ``group``. The
         experts of lost ranks are lost: pairs that choose them are dropped from then on, so that a token gets the sum
-        over its other choices. Their weights are not divided anew.
+        over its other choices. Their weights are not divided anew. A rank that dies meanwhile is left out, too; where
+        it has died too late for that, the next call raises `PeerLostError`, and `survivors` of this dispatcher agrees
+        on the smaller set. The communicator of the first dispatcher must not be destroyed before.
 
         Raises:
             BackendUnavailableError: the group is not one of shared memory.
             CommTimeoutError: a rank that lives did not call.
         """
         this: Any = self
-        whole = this.member()
-        if not isinstance(whole, Communicator):
-            raise BackendUnavailableError(f"the group has backend {whole.backend!r}, expected one in shared memory")
-        placed, left = this.routing.placed(whole.size), whole.shrink()
-        ranks = experts.gathered(left, [whole.rank])[:, 0].tolist()
+        group = this.member()
+        if not isinstance(group, Communicator):
+            raise BackendUnavailableError(f"the group has backend {group.backend!r}, expected one in shared memory")
+        # Who dies now is seen by some before their dispatcher is made and by others later: all shrink the same group.
+        origin, mine = this.origin or group, [*this.local_experts]
+        while True:
+            left = origin.shrink()
+            try:
+                told = experts.gathered(left, mine + [-1] * (this.num_experts - len(mine)))
+                break
+            except PeerLostError:
+                continue
         options = {one.name: getattr(this.routing, one.name) for one in fields(this.routing)}
-        options["placement"] = tuple(tuple(placed[rank]) for rank in ranks)
-        made: T = type(this)(group=left, **options)
-        return made
+        options["placement"] = tuple(tuple(e for e in row if e >= 0) for row in told.tolist())
+        made: Any = type(this)(group=left, **options)
+        made.origin = origin
+        return made  # type: ignore[no-any-return]

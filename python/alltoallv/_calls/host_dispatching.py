@@ -44,8 +44,10 @@ class HostDispatching(Dispatching[A]):
         """Rows and weights by a way that is known."""
 
     @abstractmethod
-    def weighted(self, expert_outputs: Any, state: DispatchState[A]) -> A:
+    def weighted(self, expert_outputs: Any, state: DispatchState[A]) -> tuple[A, Array | None]:
         """Each row times its weight, in float32 or the wider of the dtypes, rounded to that of the rows.
+
+        Or the rows, and the weights by which they are still to be multiplied.
 
         Refuses what has other rows than were dispatched.
         """
@@ -131,9 +133,9 @@ class HostDispatching(Dispatching[A]):
         """What `combine` does before it waits."""
         route: Route = state.route
         with guard(route.communicator, OPERATOR):
-            rows = self.weighted(expert_outputs, state)
+            rows, gates = self.weighted(expert_outputs, state)
             array = self.array("expert_outputs", rows)
-        arriving = dispatch.collect(route, array, None, self.routing.combine_payload, begins)
+        arriving = dispatch.collect(route, array, None, self.routing.combine_payload, begins, gates)
         return lambda: self.combined(rows, route, arriving()[0])
 
     def __call__(

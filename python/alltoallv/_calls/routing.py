@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv._calls.counts import packed
-from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 Numbers = npt.NDArray[np.int64]
 Drop = Literal["last", "lightest"]
@@ -124,25 +124,12 @@ class Routing:
         sends = np.bincount(owners, minlength=size)
         local = sent - np.concatenate([[0], ends])[owners]
         text = f"{about} {self.num_experts} {parts} {self.alignment} {self.payload} {self.combine_payload}"
-        signature = zlib.crc32(text.encode()) & 0x7FFFFFFF
-        tags = np.stack([local, np.full(len(local), signature)], 1).astype(np.int32)
-        return Sending(order, sends.tolist(), tags, signature)
+        tags = np.stack([local, order // ids.shape[1]], 1).astype(np.int32)
+        return Sending(order, sends.tolist(), tags, zlib.crc32(text.encode()) & 0x7FFFFFFF)
 
-    def receive(self, tags: npt.NDArray[np.int32], recvs: Sequence[int], rank: int, signature: int) -> Arrival:
-        """The rows that have come, with their tags, in the order of ranks.
-
-        Raises:
-            PeerMismatchError: a peer sends rows of another kind.
-        """
-        sources = np.repeat(np.arange(len(recvs)), recvs)
-        other = np.flatnonzero(tags[:, 1] != signature)
-        if len(other):
-            raise PeerMismatchError(
-                f"rank {int(sources[other[0]])} dispatches other rows than rank {rank}: expected one dtype and row "
-                "shape of tokens, one dtype of gate_weights, one number of experts and the same options on all ranks"
-            )
-        experts = tags[:, 0]
-        received = np.bincount(experts, minlength=len(self.placed(len(recvs))[rank]))
+    def receive(self, experts: Numbers, size: int, rank: int) -> Arrival:
+        """The pairs that have come, with their experts, in the order of ranks."""
+        received = np.bincount(experts, minlength=len(self.placed(size)[rank]))
         counts = -(-received // self.alignment) * self.alignment
         within = np.arange(len(experts)) + np.repeat(
             np.cumsum(counts) - counts - np.cumsum(received) + received, received
@@ -155,9 +142,9 @@ class Routing:
 class Sending(NamedTuple):
     """What a rank sends."""
 
-    order: Numbers  # the pair of every row
-    sends: list[int]  # rows for every rank
-    tags: npt.NDArray[np.int32]  # of every row its expert, by the receiver's numbers, and the signature
+    order: Numbers  # pairs, by rank and expert
+    sends: list[int]  # pairs for every rank
+    tags: npt.NDArray[np.int32]  # of every pair its expert, by the receiver's numbers, and its token
     signature: int
 
 
@@ -178,21 +165,6 @@ def _within(flat: Numbers, order: Numbers, room: int, weights: npt.NDArray[Any] 
     kept = np.zeros(len(flat), np.bool_)
     kept[order] = np.arange(len(order)) - first < room
     return kept
-
-
-def places(source: Numbers, rows: int) -> Numbers:
-    """Where each of the rows that came lies among those of the experts."""
-    there = np.flatnonzero(source >= 0)
-    result = np.empty(rows, np.int64)
-    result[source[there]] = there
-    return result
-
-
-def positions(order: Numbers, tokens: int, k: int) -> Numbers:
-    """Of every pair, ``[tokens, k]``, which row sent it is; -1: none, it was dropped."""
-    result = np.full(tokens * k, -1)
-    result[order] = np.arange(len(order))
-    return result.reshape(tokens, k)
 
 
 def check_shapes(

@@ -112,7 +112,8 @@ class _Buffer:
                 if value is not None and len(value) != handle.rows:
                     raise InvalidTensorError(f"{name} has {len(value)} rows, expected {handle.rows}, as dispatched")
             source = torch.arange(arrived, device=x.device)
-            way = handle.order, source, handle.ranks, handle.tokens, comm.size, "", groups.name_of(self.group)
+            rest = None, handle.tokens, comm.size, "", groups.name_of(self.group)
+            way = handle.order, source, handle.ranks, source, *rest
         with torch.no_grad():
             combined: Tensor = moe_collect.run(x[:arrived], None, *way)[0]
             for each in (bias,) if isinstance(bias, Tensor) else bias or ():

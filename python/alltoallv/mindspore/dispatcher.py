@@ -62,16 +62,16 @@ class MoEDispatcher(HostDispatching[Tensor]):
         rows, made = _Spread.apply(tokens, weights, route)
         return rows, None if weights is None else made
 
-    def weighted(self, expert_outputs: Tensor, state: DispatchState[Tensor]) -> Tensor:
-        """Each row times its weight."""
+    def weighted(self, expert_outputs: Tensor, state: DispatchState[Tensor]) -> tuple[Tensor, None]:
+        """Multiplied, so that gradients are known."""
         rows, weights = expert_outputs, state.weights
         check_tensor("expert_outputs", rows)
         routing.check_outputs(rows.shape, len(state.route.source))
         if weights is None:
-            return rows
+            return rows, None
         wide = getattr(mindspore, name_of(dispatch.sum_dtype(numpy_dtype(rows.dtype), numpy_dtype(weights.dtype))))
         each = weights.astype(wide).reshape(-1, *[1] * (rows.ndim - 1))
-        return (rows.astype(wide) * each).astype(rows.dtype)
+        return (rows.astype(wide) * each).astype(rows.dtype), None
 
     def combined(self, rows: Tensor, route: Route, tokens: Array) -> Tensor:
         """A tensor, and the gradient's way."""

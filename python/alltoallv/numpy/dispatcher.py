@@ -58,11 +58,11 @@ class MoEDispatcher(HostDispatching[Array]):
         given = None if weights is None else as_input("gate_weights", weights)
         return dispatch.spread(route, as_input("tokens", tokens), given)
 
-    def weighted(self, expert_outputs: Any, state: DispatchState[Array]) -> Array:
-        """Each row times its weight."""
+    def weighted(self, expert_outputs: Any, state: DispatchState[Array]) -> tuple[Array, Array | None]:
+        """Multiplied on their way."""
         rows = as_input("expert_outputs", expert_outputs)
         routing.check_outputs(rows.shape, len(state.route.source))
-        return dispatch.weighted(rows, state.weights)
+        return rows, state.weights
 
     def combined(self, rows: Array, route: Route, tokens: Array) -> Array:
         """As they are."""

@@ -24,6 +24,7 @@ from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.calls import AnyCommunicator
 from alltoallv.torch.api.group import Group
 from alltoallv.torch.api.rows import sum_dtype
+from alltoallv.torch.api.tensors import needs_grad
 from alltoallv.torch.graph import moe
 from alltoallv.torch.graph.graphs import is_tracing
 
@@ -39,7 +40,7 @@ class DispatchState:
         received: The same without rows of zeros.
         weights: Gate weight of every row, shape ``[rows]``, differentiable; None if none were given.
         scales: Scale of every row, float32, shape ``[rows]``, where rows come as codes; else None.
-        order, source, ranks: The way; see `alltoallv.torch.graph.moe`.
+        order, source, ranks, token: The way; see `alltoallv.torch.graph.moe`.
     """
 
     counts: Counted
@@ -50,6 +51,7 @@ class DispatchState:
     order: Tensor
     source: Tensor
     ranks: Tensor
+    token: Tensor
     num_experts: int
     group: str
     communicator: AnyCommunicator | None  # kept alive with its name
@@ -169,7 +171,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
     def _state(
         self, made: list[Tensor], tokens: Tensor, ids: Tensor, weights: Tensor | None, comm: AnyCommunicator | None
     ) -> tuple[Tensor, Counted, DispatchState]:
-        rows, row_weights, scales, order, source, ranks, experts = made
+        rows, row_weights, scales, order, source, ranks, token, experts = made
         counts, received = experts if comm is None else experts.tolist()
         state = DispatchState(
             counts,
@@ -180,6 +182,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
             order,
             source,
             ranks,
+            token,
             self.routing.num_experts,
             groups.name_of(self.group),
             comm,
@@ -193,7 +196,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         if tokens.shape[0] != n:
             raise InvalidTensorError(f"tokens has {tokens.shape[0]} rows, expected {n}, as dispatched before")
         weights = None if weights is None else weights.reshape(n, k)
-        way = state.order, state.source, state.ranks
+        way = state.order, state.source, state.ranks, state.token
         rows, made = moe.moe_spread(tokens.reshape(n, math.prod(tail)), weights, *way, k, state.group)
         other = replace(state, weights=None if weights is None else made, scales=None)
         return rows.reshape(rows.shape[0], *tail), state.counts, other
@@ -244,11 +247,12 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
             routing.check_outputs(outputs.shape, state.source.shape[0])
         tail = outputs.shape[1:]
         flat = outputs.reshape(outputs.shape[0], math.prod(tail))
-        if state.weights is not None:
-            wide = sum_dtype(flat.dtype, state.weights.dtype)
-            flat = (flat.to(wide) * state.weights.to(wide)[:, None]).to(flat.dtype)
-        payload = self.routing.combine_payload or ""
-        return (flat, None, state.order, state.source, state.ranks, *state.ids.shape, payload, state.group), tail
+        gates = state.weights
+        if gates is not None and (is_tracing() or needs_grad(flat, gates)):  # collecting them has no gradient
+            wide = sum_dtype(flat.dtype, gates.dtype)
+            flat, gates = (flat.to(wide) * gates.to(wide)[:, None]).to(flat.dtype), None
+        way, payload = (state.order, state.source, state.ranks, state.token), self.routing.combine_payload or ""
+        return (flat, None, *way, gates, *state.ids.shape, payload, state.group), tail
 
     def forward(
         self,

@@ -1,4 +1,4 @@
-"""Rows as bytes, beside each other, to the ranks that they go to: what is under the operators of `graph.moe`."""
+"""Rows as bytes to the ranks that they go to: what is under the operators of `graph.moe`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from alltoallv._calls import notes
 from alltoallv._calls.counts import packed, scaled, split_layout
 from alltoallv._calls.dispatching import OPERATOR
 from alltoallv._calls.guard import guard
-from alltoallv._calls.routing import PAYLOADS
+from alltoallv._calls.routing import PAYLOADS, Numbers
 from alltoallv.errors import InvalidTensorError
 from alltoallv.quantization.spec import Quantization
 from alltoallv.torch.api import calls
@@ -29,7 +30,7 @@ def sum_dtype(*dtypes: torch.dtype) -> torch.dtype:
     return wide
 
 
-def _room(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def room(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Uninitialized; on the host of pages that have been touched before."""
     return empty(shape, dtype) if like.is_cpu else like.new_empty(shape, dtype=dtype)
 
@@ -48,7 +49,7 @@ def encode(rows: Tensor, payload: str | None) -> Tensor:
     if rows.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise InvalidTensorError(f"rows have dtype {rows.dtype}, expected float32, float16 or bfloat16 for codes", 13)
     codec = _codec(payload, rows.shape[1], rows.device)
-    coded = _room(rows, (len(rows), codec.stride), torch.uint8)
+    coded = room(rows, (len(rows), codec.stride), torch.uint8)
     codec.encode(rows, coded)
     return coded
 
@@ -57,7 +58,7 @@ def decode(coded: Tensor, payload: str | None, length: int, dtype: torch.dtype) 
     """The rows again."""
     if payload is None:
         return coded.view(dtype)
-    out = _room(coded, (len(coded), length), dtype)
+    out = room(coded, (len(coded), length), dtype)
     _codec(payload, length, coded.device).decode(coded.contiguous(), out, "saturate")
     return out
 
@@ -68,15 +69,25 @@ def split_codes(coded: Tensor, length: int) -> tuple[Tensor, Tensor]:
     return coded[:, begin : begin + length].view(torch.int8), coded[:, :4].view(torch.float32)
 
 
-def placed(rows: Tensor, source: Tensor, complete: bool | None = None) -> Tensor:
+def placed(rows: Tensor, source: Tensor, complete: bool) -> Tensor:
     """Row i of the result is row ``source[i]``, or zeros where that is -1; ``complete``: it never is."""
-    if complete or (complete is None and len(source) == len(rows)):
-        return torch.index_select(rows, 0, source)
+    result = room(rows, (len(source), *rows.shape[1:]), rows.dtype)
+    if complete:
+        return torch.index_select(rows, 0, source, out=result)
     if not len(rows):
-        return rows.new_zeros((len(source), *rows.shape[1:]))
-    result = torch.index_select(rows, 0, source.clamp(min=0))
+        return result.zero_()
+    torch.index_select(rows, 0, source.clamp(min=0), out=result)
     result.view(torch.uint8)[source < 0] = 0
     return result
+
+
+def add_placed(rows: Tensor, places: Tensor, complete: bool, out: Tensor) -> None:
+    """Row t of ``out`` becomes the sum of rows ``places[t]``, in float32 or wider, rounded once; -1: zeros."""
+    first, *others = places.t()
+    total = placed(rows, first, complete).to(sum_dtype(out.dtype) if others else out.dtype)
+    for each in others:
+        total += placed(rows, each, complete).to(total.dtype)
+    out.copy_(total)
 
 
 def as_bytes(rows: Tensor) -> Tensor:
@@ -93,13 +104,26 @@ def side_by_side(parts: Sequence[Part]) -> tuple[Tensor, list[slice]]:
         columns.append(slice(begin, begin + part.shape[1]))
         begin = -(-columns[-1].stop // 16) * 16  # so that columns can be viewed as any dtype
     first, index = parts[0]
-    buffer = _room(first, (len(first) if index is None else len(index), max(begin, 16)), torch.uint8)
+    if index is None and len(parts) == 1 and first.shape[1] == begin > 0:
+        return first, columns
+    buffer = room(first, (len(first) if index is None else len(index), max(begin, 16)), torch.uint8)
     for (part, index), place in zip(parts, columns, strict=True):
         if index is None:
             buffer[:, place] = part
         else:
             torch.index_select(part, 0, index, out=buffer[:, place])
     return buffer, columns
+
+
+def behind_notes(rows: Tensor, told: Sequence[notes.Bytes], which: Sequence[Numbers]) -> tuple[Tensor, list[int]]:
+    """For every rank its notes and those of the rows that go to it, and how many rows these are."""
+    sends = [len(note) + len(these) for note, these in zip(told, which, strict=True)]
+    buffer = room(rows, (sum(sends), told[0].shape[1]), torch.uint8)
+    for part, note, these in zip(buffer.split(sends), told, which, strict=True):
+        part[: len(note)] = torch.from_numpy(note)
+        index = torch.from_numpy(these).to(rows.device)
+        torch.index_select(rows, 0, index, out=part[len(note) :, : rows.shape[1]])
+    return buffer, sends
 
 
 def exchange(

@@ -1,11 +1,12 @@
 """Rows to the ranks of their experts and back: the operators under `alltoallv.torch.nn.MoEDispatcher`.
 
-`moe_dispatch` finds a way, `moe_spread` goes along it and `moe_collect` back. A way is three tensors: ``order``, the
-pair of every row sent (see `alltoallv._calls.routing`); ``source``, of every row of the experts which one of those
-received it is, -1 for zeros; ``ranks``, int64 ``[2, W]`` on the CPU, rows for and from every rank. Collecting takes the
-rows back and adds those of one token: each is the other's gradient, so derivatives of every order exist. Codes are
-straight through: gradients travel as they are. What belongs to a row travels with it as bytes:
-its values, its gate weight, its tag.
+`moe_dispatch` finds a way, `moe_spread` goes along it and `moe_collect` back. A way is four tensors: ``order``, the
+pairs in the order in which they go (see `alltoallv._calls.routing`); ``source``, of every row of the experts which of
+the pairs that came it is, -1 for zeros; ``ranks``, int64 ``[4, W]`` on the CPU, pairs for and from every rank, its
+tokens and choices of each; ``token``, the number that every pair's token has where it comes from. Tokens travel once to
+every rank, behind notes (see `alltoallv._calls.notes`). Collecting takes the rows back and adds those of one token:
+each is the other's gradient, so derivatives of every order exist. Codes are straight through: gradients travel as they
+are.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from alltoallv._calls import notes
 from alltoallv._calls.dispatching import OPERATOR
 from alltoallv._calls.guard import guard
-from alltoallv._calls.routing import Routing
+from alltoallv._calls.pieces import Piece, pieces
+from alltoallv._calls.routing import Numbers, Routing
 from alltoallv.torch.api import rows as row_bytes
+from alltoallv.torch.api.calls import AnyCommunicator
 from alltoallv.torch.api.tensors import as_input
 from alltoallv.torch.graph.library import Operator
 from alltoallv.torch.graph.ops import carrier
@@ -43,6 +47,61 @@ def as_routing(text: str) -> Routing:
     return Routing(**fields)
 
 
+class _Going(NamedTuple):
+    """Tokens under way, each once to every rank that has an expert of it."""
+
+    comm: AnyCommunicator
+    head: tuple[int, int, int]  # signature, tokens, choices
+    widths: list[int]  # of the columns of the notes
+    exchange: Callable[[], tuple[Tensor, list[int]]]
+
+    def arrive(self) -> tuple[Tensor, notes.Told]:
+        """Rows of bytes, and what the notes among them tell."""
+        received, recvs = self.exchange()
+
+        def fetch(which: Numbers) -> notes.Bytes:
+            rows: notes.Bytes = received[torch.from_numpy(which).to(received.device)].cpu().numpy()
+            return rows
+
+        with guard(self.comm, OPERATOR):
+            return received, notes.read(fetch, recvs, self.widths, self.head[0], self.comm.rank)
+
+
+def _send(
+    comm: AnyCommunicator,
+    rows: Tensor,
+    pairs: tuple[Numbers, list[int], int],
+    columns: list[notes.Bytes],
+    signature: int,
+    begins: bool,
+) -> _Going:
+    """Rows of bytes of tokens; ``pairs``: their order, how many go to every rank, choices of each token."""
+    order, sends, k = pairs
+    with guard(comm, OPERATOR):
+        head, widths = (signature, len(rows), k), [column.shape[1] for column in columns]
+        told = notes.written(columns, sends, head, notes.row_bytes(rows.shape[1]))
+        buffer, counts = row_bytes.behind_notes(rows, told, notes.distinct(order // k, sends))
+    return _Going(comm, head, widths, row_bytes.exchange(comm, buffer, counts, None, begins))
+
+
+def _of_pairs(weights: Tensor, order: Numbers) -> notes.Bytes:
+    """A column of the notes."""
+    column: notes.Bytes = row_bytes.as_bytes(weights.reshape(-1, 1)).cpu().numpy()[order]
+    return column
+
+
+def _weights(column: notes.Bytes, source: Tensor, like: Tensor) -> Tensor:
+    """Of every row of the experts."""
+    weights = torch.from_numpy(column.reshape(-1)).view(like.dtype).view(-1, 1).to(like.device)
+    return row_bytes.placed(weights, source, False).view(-1)
+
+
+def _index(told: notes.Told, token: Numbers, source: Tensor) -> Tensor:
+    """Of every row of the experts which of the rows that came it is; -1: zeros."""
+    lines = torch.from_numpy(np.append(notes.lines(token, told.pairs, told.firsts), -1))
+    return lines.to(source.device)[source]
+
+
 def begin_dispatch(
     tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: Routing, group: str, begins: bool
 ) -> Callable[[], list[Tensor]]:
@@ -56,36 +115,31 @@ def begin_dispatch(
         )
         about = f"{tokens.dtype} {tokens.shape[1]} {None if weights is None else weights.dtype}"
         sending = routing.send(numbers, by_weight, comm.size, about)
-        order = torch.from_numpy(sending.order).to(tokens.device)
-        x, length = as_input("tokens", tokens), tokens.shape[1]
-        tags = torch.from_numpy(sending.tags).to(tokens.device)
-        parts: list[row_bytes.Part] = [
-            (row_bytes.encode(x, routing.payload), order // ids.shape[1]),
-            (row_bytes.as_bytes(tags), None),
-        ]
+        x, length, device = as_input("tokens", tokens), tokens.shape[1], tokens.device
+        columns = [sending.tags.view(np.uint8)]
         if weights is not None:
-            parts.append((row_bytes.as_bytes(weights.reshape(-1, 1)), order))
-        buffer, columns = row_bytes.side_by_side(parts)
-    exchange = row_bytes.exchange(comm, buffer, sending.sends, None, begins)
+            columns.append(_of_pairs(weights, sending.order))
+        coded = row_bytes.encode(x, routing.payload)
+    pairs = sending.order, sending.sends, ids.shape[1]
+    going = _send(comm, coded, pairs, columns, sending.signature, begins)
 
     def finish() -> list[Tensor]:
-        received, recvs = exchange()
-        with guard(comm, OPERATOR):
-            told = received[:, columns[1]].cpu().contiguous().view(torch.int32).numpy()
-            arrival = routing.receive(told, recvs, comm.rank, sending.signature)
-        source = torch.from_numpy(arrival.source).to(tokens.device)
-        coded, scales = received[:, columns[0]], _nothing(x, torch.float32)
+        received, told = going.arrive()
+        experts, token = told.columns[0].view(np.int32).astype(np.int64).T
+        arrival = routing.receive(experts, comm.size, comm.rank)
+        source = torch.from_numpy(arrival.source).to(device)
+        index, complete = _index(told, token, source), len(token) == len(source)
+        values, scales = received[:, : coded.shape[1]], _nothing(x, torch.float32)
         if routing.codes:
-            codes, scales = row_bytes.split_codes(coded, length)
-            rows, scales = row_bytes.placed(codes, source), row_bytes.placed(scales, source).view(-1)
+            values, scales = row_bytes.split_codes(values, length)
+            scales = row_bytes.placed(scales, index, complete).view(-1)
         else:
-            rows = row_bytes.placed(row_bytes.decode(coded, routing.payload, length, x.dtype), source)
-        made = _nothing(x, x.dtype)
-        if weights is not None:
-            made = row_bytes.placed(received[:, columns[2]].view(weights.dtype), source).view(-1)
-        ranks = torch.tensor([sending.sends, recvs], dtype=torch.int64, device="cpu")
-        experts = torch.from_numpy(np.stack([arrival.counts, arrival.received]))
-        return [rows, made, scales, order, source, ranks, experts]
+            values = row_bytes.decode(values, routing.payload, length, x.dtype)
+        rows = row_bytes.placed(values, index, complete)
+        made = _nothing(x, x.dtype) if weights is None else _weights(told.columns[1], source, weights)
+        ranks = torch.tensor([sending.sends, told.pairs, told.tokens, told.choices], dtype=torch.int64, device="cpu")
+        way = torch.from_numpy(sending.order).to(device), source, ranks, torch.from_numpy(token.copy()).to(device)
+        return [rows, made, scales, *way, torch.from_numpy(np.stack([arrival.counts, arrival.received]))]
 
     return finish
 
@@ -122,37 +176,43 @@ def _(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: str, group: 
         tokens.new_empty(rows if about.codes else 0, dtype=torch.float32),
         tokens.new_empty(sent, dtype=torch.int64),
         tokens.new_empty(rows, dtype=torch.int64),
-        torch.empty((2, comm.size), dtype=torch.int64, device="cpu"),
+        torch.empty((4, comm.size), dtype=torch.int64, device="cpu"),
+        tokens.new_empty(rows if about.alignment == 1 else context.new_dynamic_size(), dtype=torch.int64),
         torch.empty((2, local), dtype=torch.int64, device="cpu"),
     ]
 
 
 @partial(
     Operator,
-    schema="(Tensor tokens, Tensor? weights, Tensor order, Tensor source, Tensor ranks, SymInt k, str group)"
-    " -> Tensor[]",
+    schema="(Tensor tokens, Tensor? weights, Tensor order, Tensor source, Tensor ranks, Tensor token, SymInt k, "
+    "str group) -> Tensor[]",
     followed=2,
 )
 def moe_spread(
-    tokens: Tensor, weights: Tensor | None, order: Tensor, source: Tensor, ranks: Tensor, k: int, group: str
+    tokens: Tensor,
+    weights: Tensor | None,
+    order: Tensor,
+    source: Tensor,
+    ranks: Tensor,
+    token: Tensor,
+    k: int,
+    group: str,
 ) -> list[Tensor]:
     """Tokens ``[n, d]`` and weights ``[n, k]`` to rows ``[r, d]`` and ``[r]``, or ``[0]``, by a way that is known."""
-    parts: list[row_bytes.Part] = [(row_bytes.as_bytes(as_input("tokens", tokens)), order // k)]
-    if weights is not None:
-        parts.append((row_bytes.as_bytes(as_input("weights", weights).view(-1, 1)), order))
-    buffer, columns = row_bytes.side_by_side(parts)
-    sends, recvs = ranks.tolist()
-    received, _ = row_bytes.exchange(carrier(group, tokens), buffer, sends, recvs, False)()
-    rows = row_bytes.placed(received[:, columns[0]].view(tokens.dtype), source)
-    if weights is None:
-        return [rows, _nothing(tokens, tokens.dtype)]
-    return [rows, row_bytes.placed(received[:, columns[1]].view(weights.dtype), source).view(-1)]
+    comm = carrier(group, tokens)
+    with guard(comm, OPERATOR):
+        x, pairs = row_bytes.as_bytes(as_input("tokens", tokens)), order.cpu().numpy()
+        columns = [] if weights is None else [_of_pairs(weights, pairs)]
+    width = sum(column.shape[1] for column in columns)
+    received, told = _send(comm, x, (pairs, ranks[0].tolist(), k), columns, width, False).arrive()
+    index = _index(told, token.cpu().numpy(), source)
+    values = received[:, : x.shape[1]].view(tokens.dtype)
+    rows = row_bytes.placed(values, index, len(token) == len(source))
+    return [rows, _nothing(tokens, tokens.dtype) if weights is None else _weights(told.columns[0], source, weights)]
 
 
 @moe_spread.fake
-def _(
-    tokens: Tensor, weights: Tensor | None, order: Tensor, source: Tensor, ranks: Tensor, k: int, group: str
-) -> list[Tensor]:
+def _(tokens: Tensor, weights: Tensor | None, order: Tensor, source: Tensor, *rest: Any) -> list[Tensor]:
     rows = source.shape[0]
     return [
         tokens.new_empty((rows, tokens.shape[1])),
@@ -166,6 +226,8 @@ def begin_collect(
     order: Tensor,
     source: Tensor,
     ranks: Tensor,
+    token: Tensor,
+    gates: Tensor | None,
     tokens: int,
     k: int,
     payload: str,
@@ -174,54 +236,67 @@ def begin_collect(
     begins: bool = False,
 ) -> Callable[[], list[Tensor]]:
     """Sends the rows back; what it returns gives `moe_collect`'s results."""
-    comm = carrier(group, rows)
+    comm, coded = carrier(group, rows), payload or None
     with guard(comm, OPERATOR):
-        sends, recvs = ranks.tolist()
-        there = source if len(source) == sum(recvs) else source[source >= 0]
-        places = torch.empty_like(there)
-        places[there] = torch.arange(len(source), device=rows.device)[source >= 0]
-        x = as_input("rows", rows)
-        parts: list[row_bytes.Part] = [(row_bytes.encode(x, payload or None), places)]
-        if weights is not None:
-            parts.append((row_bytes.as_bytes(as_input("weights", weights).view(-1, 1)), places))
-        buffer, columns = row_bytes.side_by_side(parts)
-    exchange = row_bytes.exchange(comm, buffer, recvs, sends, begins)
+        x, complete = as_input("rows", rows), len(order) == tokens * k
+        beside = None if weights is None else row_bytes.as_bytes(as_input("weights", weights).view(-1, 1))
+        told = ranks if rows.is_cpu else ranks[:2]
+        known = order.cpu().numpy(), source.cpu().numpy(), told.tolist(), token.cpu().numpy()
+        way = pieces(*known, tokens, k, x.shape[1] * x.itemsize)
+
+    def send(piece: Piece) -> Callable[[], tuple[Tensor, Tensor | None]]:
+        with guard(comm, OPERATOR):
+            which = torch.from_numpy(piece.rows).to(rows.device)
+            part = row_bytes.placed(x, which, True)
+            if gates is not None:
+                wide = row_bytes.sum_dtype(x.dtype, gates.dtype)
+                part = part.to(wide).mul_(gates[which].to(wide)[:, None]).to(x.dtype)
+            parts: list[row_bytes.Part] = [(row_bytes.encode(part, coded), None)]
+            if beside is not None:
+                parts.append((beside, which))
+            buffer, columns = row_bytes.side_by_side(parts)
+        exchange = row_bytes.exchange(comm, buffer, piece.sends, piece.recvs, begins)
+
+        def received() -> tuple[Tensor, Tensor | None]:
+            came, _ = exchange()
+            values = row_bytes.decode(came[:, columns[0]], coded, x.shape[1], x.dtype)
+            return values, None if weights is None else came[:, columns[1]].view(weights.dtype)
+
+        return received
+
+    sent = [send(piece) for piece in way] if begins else None
 
     def finish() -> list[Tensor]:
-        received, _ = exchange()
-        position = torch.full((tokens * k,), -1, device=rows.device)
-        position[order] = torch.arange(len(order), device=rows.device)
-        by_token, complete = position.view(tokens, k), len(order) == tokens * k
-        values = row_bytes.decode(received[:, columns[0]], payload or None, rows.shape[1], rows.dtype)
-        total = row_bytes.placed(values, by_token[:, 0], complete)
-        if k > 1:
-            total = total.to(row_bytes.sum_dtype(rows.dtype))
-            for choice in range(1, k):
-                total += row_bytes.placed(values, by_token[:, choice], complete).to(total.dtype)
-            total = total.to(rows.dtype)
-        if weights is None:
-            return [total, _nothing(rows, rows.dtype)]
-        flat = row_bytes.placed(received[:, columns[1]].view(weights.dtype), position, complete)
-        return [total, flat.view(tokens, k)]
+        total = row_bytes.room(x, (tokens, x.shape[1]), x.dtype)
+        flat = _nothing(x, x.dtype) if weights is None else weights.new_empty((tokens, k))
+        for number, piece in enumerate(way):
+            values, others = sent[number]() if sent else send(piece)()
+            places = torch.from_numpy(piece.places).to(rows.device)
+            row_bytes.add_placed(values, places, complete, total[piece.tokens])
+            if others is not None:
+                flat[piece.tokens] = row_bytes.placed(others, places.view(-1), complete).view(-1, k)
+        return [total, flat]
 
     return finish
 
 
 @partial(
     Operator,
-    schema="(Tensor rows, Tensor? weights, Tensor order, Tensor source, Tensor ranks, SymInt tokens, SymInt k, "
-    "str payload, str group) -> Tensor[]",
+    schema="(Tensor rows, Tensor? weights, Tensor order, Tensor source, Tensor ranks, Tensor token, Tensor? gates, "
+    "SymInt tokens, SymInt k, str payload, str group) -> Tensor[]",
     followed=2,
 )
 def moe_collect(rows: Tensor, weights: Tensor | None, *way: Any) -> list[Tensor]:
-    """Rows ``[r, d]`` to sums ``[n, d]`` over the k choices in order, weights ``[r]`` to ``[n, k]``, or ``[0]``."""
+    """Rows ``[r, d]`` to sums ``[n, d]`` over the k choices in order, weights ``[r]`` to ``[n, k]``, or ``[0]``.
+
+    ``gates`` ``[r]`` multiply the rows; they have no gradient here, and so have the rows then.
+    """
     return begin_collect(rows, weights, *way)()
 
 
 @moe_collect.fake
-def _(
-    rows: Tensor, weights: Tensor | None, order: Tensor, source: Tensor, ranks: Tensor, tokens: int, k: int, *rest: str
-) -> list[Tensor]:
+def _(rows: Tensor, weights: Tensor | None, *way: Any) -> list[Tensor]:
+    tokens, k = way[5:7]
     made = rows.new_empty(0) if weights is None else weights.new_empty((tokens, k))
     return [rows.new_empty((tokens, rows.shape[1])), made]
 
@@ -234,18 +309,18 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], way: Sequence[Tensor], output: Seq
 
 
 def _setup_dispatch(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    _setup(ctx, inputs, output[3:6], output)
+    _setup(ctx, inputs, output[3:7], output)
     ctx.tokens, ctx.k = inputs[2].shape
 
 
 def _setup_spread(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    _setup(ctx, inputs, inputs[2:5], output)
-    ctx.tokens, ctx.k = inputs[0].shape[0], inputs[5]
+    _setup(ctx, inputs, inputs[2:6], output)
+    ctx.tokens, ctx.k = inputs[0].shape[0], inputs[6]
 
 
 def _setup_collect(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    _setup(ctx, inputs, inputs[2:5], output)
-    ctx.k = inputs[6]
+    _setup(ctx, inputs, inputs[2:6], output)
+    ctx.k = inputs[8]
 
 
 def _back(ctx: Any, operator: Operator, grads: Sequence[Tensor], *rest: Any) -> tuple[Any, Any]:
@@ -256,9 +331,9 @@ def _back(ctx: Any, operator: Operator, grads: Sequence[Tensor], *rest: Any) -> 
 
 
 def _collect_back(ctx: Any, grads: Sequence[Tensor]) -> tuple[Any, Any]:
-    return _back(ctx, moe_collect, grads, ctx.tokens, ctx.k, "")
+    return _back(ctx, moe_collect, grads, None, ctx.tokens, ctx.k, "")
 
 
 moe_dispatch.differentiate(lambda ctx, grads: (*_collect_back(ctx, grads), None, None, None), _setup_dispatch)
-moe_spread.differentiate(lambda ctx, grads: (*_collect_back(ctx, grads), *[None] * 5), _setup_spread)
-moe_collect.differentiate(lambda ctx, grads: (*_back(ctx, moe_spread, grads, ctx.k), *[None] * 7), _setup_collect)
+moe_spread.differentiate(lambda ctx, grads: (*_collect_back(ctx, grads), *[None] * 6), _setup_spread)
+moe_collect.differentiate(lambda ctx, grads: (*_back(ctx, moe_spread, grads, ctx.k), *[None] * 9), _setup_collect)

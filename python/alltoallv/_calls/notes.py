@@ -1,0 +1,102 @@
+"""Tokens go once to every rank that has experts of theirs, behind notes that tell of the pairs they stand for.
+
+What goes to a rank is a matrix of bytes: rows of notes, then a row for each token. Notes begin with four int32: a
+signature, the number of pairs, and how many tokens and choices of each the sender has. Columns follow, which have some
+bytes of every pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from alltoallv._calls.counts import packed
+from alltoallv._calls.routing import Numbers
+from alltoallv.errors import PeerMismatchError
+
+Bytes = npt.NDArray[np.uint8]
+_ALIGNED = 16  # so that columns can be viewed as any dtype, and a row has room for what notes begin with
+
+
+def row_bytes(width: int) -> int:
+    """What a row of so many bytes takes."""
+    return max(_padded(width), _ALIGNED)
+
+
+def _padded(count: int) -> int:
+    return -(-count // _ALIGNED) * _ALIGNED
+
+
+def distinct(tokens: Numbers, pairs: Sequence[int]) -> list[Numbers]:
+    """The tokens for every rank, ascending, of the tokens of its pairs."""
+    return [np.unique(part) for part in np.split(tokens, packed(pairs)[1:])]
+
+
+def lines(tokens: Numbers, pairs: Sequence[int], firsts: Sequence[int]) -> Numbers:
+    """In which row every pair's token lies, when those that a rank has sent begin at its one of ``firsts``."""
+    parts = np.split(tokens, packed(pairs)[1:])
+    found = [np.unique(part, return_inverse=True)[1] for part in parts]
+    return np.concatenate([line + first for line, first in zip(found, firsts, strict=True)])
+
+
+def written(columns: Sequence[Bytes], pairs: Sequence[int], head: Sequence[int], stride: int) -> list[Bytes]:
+    """The notes for every rank, of columns ``[sum(pairs), width]``; ``head``: signature, tokens and choices."""
+    made = []
+    for begin, count in zip(packed(pairs), pairs, strict=True):
+        signature, *about = head
+        texts = [np.array([signature, count, *about], np.int32).view(np.uint8)]
+        texts += [column[begin : begin + count].reshape(-1) for column in columns]
+        note = np.zeros(_rows(count, [column.shape[1] for column in columns], stride) * stride, np.uint8)
+        place = 0
+        for text in texts:
+            note[place : place + len(text)] = text
+            place += _padded(len(text))
+        made.append(note.reshape(-1, stride))
+    return made
+
+
+def _rows(pairs: int, widths: Sequence[int], stride: int) -> int:
+    return -(-(_ALIGNED + sum(_padded(pairs * width) for width in widths)) // stride)
+
+
+class Told(NamedTuple):
+    """What has come, by rank."""
+
+    pairs: list[int]
+    tokens: list[int]
+    choices: list[int]
+    firsts: list[int]  # where the rows of tokens begin
+    columns: list[Bytes]  # [sum(pairs), width]
+
+
+def read(
+    fetch: Callable[[Numbers], Bytes], recvs: Sequence[int], widths: Sequence[int], signature: int, rank: int
+) -> Told:
+    """Of rows that came, ``recvs`` from every rank, of which ``fetch`` gives some.
+
+    Raises:
+        PeerMismatchError: a peer's signature is another.
+    """
+    begins = packed(recvs)
+    heads = np.ascontiguousarray(fetch(np.array(begins))[:, :_ALIGNED]).view(np.int32)
+    other = np.flatnonzero(heads[:, 0] != signature)
+    if len(other):
+        raise PeerMismatchError(
+            f"rank {int(other[0])} dispatches other rows than rank {rank}: expected one dtype and row shape of tokens, "
+            "one dtype of gate_weights, one number of experts and the same options on all ranks"
+        )
+    pairs, tokens, choices = heads[:, 1:].T.tolist()
+    stride = fetch(np.zeros(0, np.int64)).shape[1]
+    rows = [_rows(count, widths, stride) for count in pairs]
+    firsts = [begin + count for begin, count in zip(begins, rows, strict=True)]
+    notes = fetch(np.concatenate([np.arange(*ends) for ends in zip(begins, firsts, strict=True)]))
+    columns: list[list[Bytes]] = [[] for _ in widths]
+    for note, count in zip(np.split(notes, packed(rows)[1:]), pairs, strict=True):
+        text, place = note.reshape(-1), _ALIGNED
+        for column, width in zip(columns, widths, strict=True):
+            column.append(text[place : place + count * width].reshape(count, width))
+            place += _padded(count * width)
+    return Told(pairs, tokens, choices, firsts, [np.concatenate(column) for column in columns])
