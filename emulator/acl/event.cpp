@@ -62,7 +62,8 @@ aclError aclrtDestroyEvent(aclrtEvent event) {
 }
 
 aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
-    ACL_FUNCTION(const EventPtr found = event_of(event); stream_of(stream)->record(found->renew()););
+    ACL_FUNCTION(const EventPtr found = event_of(event); const StreamPtr recording = stream_of(stream);
+                 recording->record(found->renew(recording)););
 }
 
 /// Nothing to do: whoever waits, waits for the latest recording, and the next one is a new one.

@@ -46,9 +46,9 @@ Record::Time Record::time() const {
     return time_;
 }
 
-std::shared_ptr<Record> Event::renew() {
+std::shared_ptr<Record> Event::renew(std::weak_ptr<Stream> source) {
     const std::lock_guard lock(mutex_);
-    return latest_ = std::make_shared<Record>();
+    return latest_ = std::make_shared<Record>(std::move(source));
 }
 
 std::shared_ptr<Record> Event::latest() const {

@@ -6,14 +6,18 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
-#include <optional>
+#include <utility>
 
 namespace alltoallv::emulator {
+
+class Stream;
 
 /// One recording of an event. Waiting for an event means waiting for its latest recording.
 class Record {
   public:
     using Time = std::chrono::steady_clock::time_point;
+
+    explicit Record(std::weak_ptr<Stream> stream = {}) : source(std::move(stream)) {}
 
     void complete(int failure);
 
@@ -23,6 +27,8 @@ class Record {
     bool done() const;
     int failure() const;  // of the stream, at that point
     Time time() const;    // when it completed
+
+    const std::weak_ptr<Stream> source;  ///< the stream that completes it
 
   private:
     mutable std::mutex mutex_;
@@ -34,8 +40,8 @@ class Record {
 
 class Event {
   public:
-    /// A new recording, which replaces the one before.
-    std::shared_ptr<Record> renew();
+    /// A new recording by this stream, which replaces the one before.
+    std::shared_ptr<Record> renew(std::weak_ptr<Stream> source);
 
     /// The latest recording; null before the first.
     std::shared_ptr<Record> latest() const;

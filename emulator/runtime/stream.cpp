@@ -115,7 +115,9 @@ void Stream::wait(std::shared_ptr<Record> record, double seconds) {
         const std::lock_guard lock(mutex_);
         if (stopped_ == 0) return;
     }
-    const auto wait = [id = id_, record = std::move(record), seconds] {
+    const auto wait = [id = id_, device = device_, record = std::move(record), seconds] {
+        if (const StreamPtr source = record->source.lock(); source && seconds < 0 && source->device_ == device)
+            source->advance(*record);
         if (record->wait(seconds)) return record->failure();
         return report("aclrtStreamWaitEvent", acl_error_rt_task_timeout,
                       "stream " + std::to_string(id) + " has waited " + std::to_string(seconds) + " s for an event");
@@ -127,8 +129,20 @@ bool Stream::synchronize(double seconds) {
     std::unique_lock lock(mutex_);
     const auto done = [this, target = enqueued_] { return finished_ >= target; };
     if (seconds >= 0) return progressed_.wait_for(lock, std::chrono::duration<double>(seconds), done);
-    progressed_.wait(lock, done);
+    while (!done()) {  // without a limit this thread may as well run the tasks: to be woken takes longer than most
+        if (ready())
+            run_next(lock);
+        else
+            progressed_.wait(lock, [&] { return done() || ready(); });
+    }
+    if (ready()) queued_.notify_one();
     return true;
+}
+
+void Stream::advance(const Record& record) {
+    std::unique_lock lock(mutex_);
+    while (ready() && !record.done()) run_next(lock);
+    if (ready()) queued_.notify_one();
 }
 
 int Stream::take_failure() {
@@ -145,26 +159,32 @@ void Stream::run() {
     set_device(device_);
     std::unique_lock lock(mutex_);
     for (;;) {
-        queued_.wait(lock, [this] { return closing_ || !items_.empty(); });
+        queued_.wait(lock, [this] { return ready() || (closing_ && items_.empty()); });
         if (items_.empty()) return;
-        Item item = std::move(items_.front());
-        items_.pop_front();
-        lock.unlock();
-        const int64_t delay = item.delayed ? settings().task_delay_us.load() : 0;
-        if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));
-        const int code = item.task();
-        item = {};  // what the task holds goes before others learn that it is done
-        lock.lock();
-        if (failure_ == 0) failure_ = code;
-        if (code != 0 && stops_.value_or(false)) {
-            stopped_ = code;
-            lock.unlock();
-            discard(code);
-            lock.lock();
-        }
-        ++finished_;
-        progressed_.notify_all();
+        run_next(lock);
     }
+}
+
+void Stream::run_next(std::unique_lock<std::mutex>& lock) {
+    Item item = std::move(items_.front());
+    items_.pop_front();
+    running_ = true;
+    lock.unlock();
+    const int64_t delay = item.delayed ? settings().task_delay_us.load() : 0;
+    if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));
+    const int code = item.task();
+    item = {};  // what the task holds goes before others learn that it is done
+    lock.lock();
+    if (failure_ == 0) failure_ = code;
+    if (code != 0 && stops_.value_or(false)) {
+        stopped_ = code;
+        lock.unlock();
+        discard(code);
+        lock.lock();
+    }
+    running_ = false;
+    ++finished_;
+    progressed_.notify_all();
 }
 
 void* add_stream(int device) {

@@ -1,5 +1,7 @@
 /// \file stream.h
 /// \brief Streams: a thread each, which runs tasks one after the other, later than the call that queued them.
+///
+/// A thread that waits for a stream runs tasks that have not begun itself.
 #pragma once
 
 #include <atomic>
@@ -42,7 +44,8 @@ class Stream {
     /// From the next failure on, the stream runs nothing. What is queued then fails with that failure.
     void stop_on_failure(bool stops);
 
-    /// Waits until all that is queued now has run. False if it has not within `seconds` (negative: no limit).
+    /// Waits until all that is queued now has run, or runs it. False if it has not within `seconds` (negative: no
+    /// limit).
     bool synchronize(double seconds);
 
     /// The first failure since the last call of this function; 0 if there was none.
@@ -65,7 +68,16 @@ class Stream {
 
     void enqueue(Item item);
 
+    /// Runs tasks in this thread, until the record is complete or another thread runs one.
+    void advance(const Record& record);
+
     void run();
+
+    /// Whether a task may begin now.
+    bool ready() const { return !running_ && !items_.empty(); }
+
+    /// Runs the first task in this thread, while the lock is released.
+    void run_next(std::unique_lock<std::mutex>& lock);
 
     const int device_, id_;
     mutable std::mutex mutex_;
@@ -76,6 +88,7 @@ class Stream {
     std::optional<bool> stops_;
     int stopped_ = 0;  ///< the failure that did it
     bool closing_ = false;
+    bool running_ = false;  ///< a task is
     std::thread thread_;
 };
 

@@ -98,7 +98,7 @@ def _replacement(name: str, operator: Any) -> Callable[..., Any] | None:
     if torch.Tag.inplace_view in operator.tags:
         return None  # changes the tensor, not its memory
     if name == "_to_copy":
-        return _to_copy(on_host(operator), torch.library.get_kernel("aten::_to_copy", "CPU"))
+        return _to_copy(operator)
     return on_host(operator) if kernels else None
 
 
@@ -237,23 +237,34 @@ def _fill_out(target: Any, result: Any) -> Any:
     return target
 
 
-def _to_npu(result: torch.Tensor, device: torch.device) -> torch.Tensor:
+def _to_npu(result: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
     """A fresh npu tensor with these values and, where they describe dense memory, strides."""
     if result.layout != torch.strided:
         raise NotImplementedError(f"the emulator has no npu tensors of layout {result.layout}")
-    target = torch.empty_like(result, device=device)
+    target = torch.empty_like(result, device=device, dtype=dtype)
     if result.numel() > 0:
         host_view(target).copy_(result)
     return target
 
 
-def _to_copy(here: Callable[..., Any], between: Any) -> Callable[..., Any]:
-    """On one device; between two the CPU's kernel allocates and calls copy_."""
+def _to_copy(operator: Any) -> Callable[..., Any]:
+    """On one device as all operators; between host and device, where the caller waits, without an operator more."""
+    here, between = on_host(operator), torch.library.get_kernel("aten::_to_copy", "CPU")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
     def run(tensor: torch.Tensor, **kwargs: Any) -> Any:
-        if _is_npu(tensor) and kwargs.get("device") in (None, tensor.device):
+        device = kwargs.get("device") or tensor.device
+        if _is_npu(tensor) and device == tensor.device:
             return here(tensor, **kwargs)
+        if kwargs.keys() <= {"device", "dtype"} and tensor.layout == torch.strided:
+            if _is_npu(tensor) and device.type == "cpu":
+                synchronize(tensor.device)
+                return host_view(tensor).to(device, kwargs.get("dtype"), copy=True)
+            if device.type == "npu" and tensor.device.type == "cpu":
+                if device.index is None:
+                    device = torch.device("npu", torch.npu.current_device())
+                synchronize(device)
+                return _to_npu(tensor, device, kwargs.get("dtype"))
         return between.call_boxed(keys, tensor, **kwargs)
 
     return run
