@@ -208,7 +208,8 @@ def torch_npu_tests(session: nox.Session) -> None:
         session.error("expected after -- the files or folders of a checkout of torch_npu")
     session.install("torch==2.13.*", "torch_npu==2.13.*", "expecttest", *TEST_TOOLS)
     command = ["-m", "alltoallv", "run", "--emulate-npu", "--no-prefix", "-n", "1", "-m", "pytest", "-rA", "--tb=short"]
-    env = {"PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
+    paths = (ROOT / "tests/npu/torch_npu_own", *SOURCES)
+    env = {"PYTHONPATH": os.pathsep.join(map(str, paths))}
     session.run("python", *command, "-p", "no:cacheprovider", *session.posargs, env=env)
 
 
