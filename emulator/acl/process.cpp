@@ -26,6 +26,11 @@ std::atomic<int64_t>& option(aclSysParamOpt opt) {
     return options[static_cast<size_t>(opt)];
 }
 
+/// Of CANN, whose interface this is.
+std::string version_text(int all) {
+    return std::to_string(all / 10000) + '.' + std::to_string(all / 100 % 100) + '.' + std::to_string(all % 100);
+}
+
 }  // namespace
 
 aclError aclInit(const char*) {
@@ -62,19 +67,18 @@ aclError aclrtGetVersion(int32_t* majorVersion, int32_t* minorVersion, int32_t* 
                  give("patchVersion", patchVersion, 0););
 }
 
-namespace {
-constexpr char version_text[] = "8.5.0";  // of CANN, whose interface this is
-}
-
 aclError aclsysGetCANNVersion(aclCANNPackageName, aclCANNPackageVersion* version) {
     ACL_FUNCTION(check_pointer("version", version); *version = aclCANNPackageVersion{};
-                 std::strcpy(version->version, version_text); std::strcpy(version->majorVersion, "8");
-                 std::strcpy(version->minorVersion, "5"); std::strcpy(version->releaseVersion, "0"););
+                 const int all = settings().cann_version; const auto text = version_text(all);
+                 std::strcpy(version->version, text.c_str());
+                 std::strcpy(version->majorVersion, std::to_string(all / 10000).c_str());
+                 std::strcpy(version->minorVersion, std::to_string(all / 100 % 100).c_str());
+                 std::strcpy(version->releaseVersion, std::to_string(all % 100).c_str()););
 }
 
 aclError aclsysGetVersionStr(char* pkgName, char* versionStr) {
     ACL_FUNCTION(check_pointer("pkgName", pkgName); check_pointer("versionStr", versionStr);
-                 std::strcpy(versionStr, version_text););
+                 std::strcpy(versionStr, version_text(settings().cann_version).c_str()););
 }
 
 namespace {

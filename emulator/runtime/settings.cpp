@@ -10,14 +10,22 @@
 namespace alltoallv::emulator {
 namespace {
 
-constexpr const char* names[] = {"devices",      "memory_mb",   "task_delay_us", "connect_timeout",
-                                 "exec_timeout", "late_counts", "verbose",       "faults"};
+constexpr const char* names[] = {"devices",     "memory_mb", "task_delay_us", "connect_timeout", "exec_timeout",
+                                 "late_counts", "verbose",   "cann_version",  "faults"};
 
 double number(const std::string& name, const std::string& text) {
     char* end = nullptr;
     const double value = std::strtod(text.c_str(), &end);
     if (text.empty() || *end != 0) throw std::invalid_argument(name + " is '" + text + "', expected a number");
     return value;
+}
+
+int version(const std::string& text) {
+    int major = 0, minor = 0, release = 0, length = 0;
+    const int read = std::sscanf(text.c_str(), "%2d.%2d.%2d%n", &major, &minor, &release, &length);
+    if (read != 3 || length != static_cast<int>(text.size()) || major < 0 || minor < 0 || release < 0)
+        throw std::invalid_argument("cann_version is '" + text + "', expected MAJOR.MINOR.RELEASE, such as 8.5.0");
+    return 10000 * major + 100 * minor + release;
 }
 
 void assign(Settings& settings, const std::string& name, const std::string& value) {
@@ -39,6 +47,8 @@ void assign(Settings& settings, const std::string& name, const std::string& valu
         settings.late_counts = number(name, value) != 0;
     } else if (name == "verbose") {
         settings.verbose = number(name, value) != 0;
+    } else if (name == "cann_version") {
+        settings.cann_version = version(value);
     } else {
         throw std::invalid_argument("'" + name + "' is no setting of the emulator");
     }

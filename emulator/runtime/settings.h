@@ -17,6 +17,7 @@ struct Settings {
     std::atomic<double> exec_timeout{-1};     ///< seconds; negative: HCCL_EXEC_TIMEOUT decides
     std::atomic<bool> late_counts{false};     ///< HcclAlltoAllV looks at the caller's counts again when it runs
     std::atomic<bool> verbose{true};          ///< failures are reported on standard error, too
+    std::atomic<int> cann_version{80500};     ///< that is reported: 10000 * major + 100 * minor + release
 };
 
 Settings& settings();

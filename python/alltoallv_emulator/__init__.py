@@ -50,6 +50,7 @@ def environment(
     task_delay_us: int | None = None,
     connect_timeout: float | None = None,
     exec_timeout: float | None = None,
+    cann_version: str | None = None,
     faults: str | None = None,
 ) -> dict[str, str]:
     """The environment of a child process that shall use the emulated devices; its own children inherit it.
@@ -61,6 +62,7 @@ def environment(
         task_delay_us: Microseconds by which every task of a stream comes late: makes missing synchronization visible.
         connect_timeout: Seconds for the ranks of a communicator to arrive; by default HCCL_CONNECT_TIMEOUT decides.
         exec_timeout: Seconds for a collective; by default HCCL_EXEC_TIMEOUT decides.
+        cann_version: The version of CANN that programs are told, MAJOR.MINOR.RELEASE (8.5.0): torch_npu asks for it.
         faults: Misbehaviour on request, ``FUNCTION[@RANK][#CALL]=ACTION`` separated by ``;``: docs/emulator.md.
     """
     env = dict(os.environ if base is None else base)
@@ -74,6 +76,7 @@ def environment(
         "task_delay_us": task_delay_us,
         "connect_timeout": connect_timeout,
         "exec_timeout": exec_timeout,
+        "cann_version": cann_version,
         "faults": faults,
     }
     env.setdefault("TASK_QUEUE_ENABLE", "0")  # torch_npu launches in the caller: its other thread hides no latency here
@@ -86,8 +89,7 @@ def set_option(name: str, value: str | int | float) -> None:
 
     Args:
         name: ``devices``, ``memory_mb``, ``task_delay_us``, ``connect_timeout``, ``exec_timeout``,
-            ``late_counts``, ``verbose`` or
-            ``faults`` (adds rules; an empty text removes all).
+            ``late_counts``, ``verbose``, ``cann_version`` or ``faults`` (adds rules; an empty text removes all).
         value: The new value.
 
     Raises:

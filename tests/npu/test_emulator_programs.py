@@ -79,10 +79,28 @@ def test_the_program_needs_the_environment() -> None:
     assert "LD_LIBRARY_PATH lacks" in result.stderr
 
 
-def test_a_setting_that_is_none_ends_the_process() -> None:
-    env = emulator.environment(faults="HcclAllReduce=explode")
-    code = "import ctypes; ctypes.CDLL('libascendcl.so').aclInit(None)"
-    result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+def call(code: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python with the emulator's libraries, without torch."""
+    env = emulator.environment(**settings)  # type: ignore[arg-type]
+    code = f"import ctypes; acl = ctypes.CDLL('libascendcl.so'); {code}"
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("faults", "HcclAllReduce=explode", "'explode' is no action"),
+        ("cann_version", "8.5.RC1", "cann_version is '8.5.RC1', expected MAJOR.MINOR.RELEASE"),
+    ],
+)
+def test_a_setting_that_is_none_ends_the_process(setting: str, value: str, message: str) -> None:
+    result = call("acl.aclrtSynchronizeDevice()", **{setting: value})
     assert result.returncode == 2
-    assert "environment variable ALLTOALLV_EMULATOR_FAULTS" in result.stderr
-    assert "'explode' is no action" in result.stderr
+    assert f"environment variable ALLTOALLV_EMULATOR_{setting.upper()}" in result.stderr
+    assert message in result.stderr
+
+
+def test_programs_are_told_the_version_of_cann_that_is_set() -> None:
+    code = "text = ctypes.create_string_buffer(128); acl.aclsysGetVersionStr(b'CANN', text); print(text.value.decode())"
+    assert call(code).stdout == "8.5.0\n"
+    assert call(code, cann_version="9.0.1").stdout == "9.0.1\n"
