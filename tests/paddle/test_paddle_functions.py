@@ -15,7 +15,8 @@ import alltoallv.paddle as ap
 from alltoallv import Communicator
 from alltoallv._calls.regions import as_bytes
 from alltoallv.errors import InvalidParamError, PeerMismatchError
-from alltoallv.paddle.tensors import _NAMES, allocate, as_input, region
+from alltoallv.paddle.adapter import ADAPTER
+from alltoallv.paddle.tensors import _NAMES, allocate, region
 from alltoallv.testing import Ranks, reference
 
 DTYPES = [name for name in _NAMES.values() if name not in ("uint16", "uint32", "uint64")]  # which no operator has
@@ -157,9 +158,9 @@ def test_views_and_scalars(ranks: Ranks) -> None:
 def test_tensors_are_read_where_they_lie() -> None:
     x = paddle.ones([4, 3])
     x.stop_gradient = False
-    assert as_input("x", x).data_ptr() == x.data_ptr()
-    assert as_input("x", x[1:]).data_ptr() == x.data_ptr() + 12
-    assert as_input("x", x.T).data_ptr() != x.data_ptr()
+    assert ADAPTER.contiguous(x).data_ptr() == x.data_ptr()
+    assert ADAPTER.contiguous(x[1:]).data_ptr() == x.data_ptr() + 12
+    assert ADAPTER.contiguous(x.T).data_ptr() != x.data_ptr()
 
 
 def test_dropped_tasks_keep_their_tensors(ranks: Ranks) -> None:

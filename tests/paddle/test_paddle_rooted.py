@@ -108,7 +108,7 @@ def test_refused_on_all_ranks(ranks: Ranks) -> None:
         x = paddle.ones([2, 2])
         with pytest.raises(InvalidTensorError, match=r"gather_list\[1\] has dtype int32, expected float32"):
             ap.gather(x, [paddle.ones([2, 2]), paddle.ones([2, 2], "int32")], 0, comm)
-        with pytest.raises((TypeError, InvalidParamError), match="Expected list or tuple"):
+        with pytest.raises((TypeError, InvalidParamError), match="tensor_list is a NoneType, expected a list"):
             ap.scatter(x, None, 0, comm)
         with pytest.raises(InvalidParamError, match="root is 2"):
             ap.reduce(x, 2, group=comm)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Hashable, Sequence
 from importlib import import_module
 from typing import Any, ClassVar, Generic, TypeVar
 
+from alltoallv import _core
 from alltoallv._calls.handle import Handle
-from alltoallv._calls.regions import Region
+from alltoallv._calls.regions import Region, as_bytes
 from alltoallv.errors import InvalidTensorError
 
 A = TypeVar("A")  # the framework's tensor
@@ -31,10 +32,17 @@ class Adapter(ABC, Generic[A]):
     tensor: ClassVar[type[Any]]  # the class of its tensors
     feedback: ClassVar[type[Any]]  # the class of error feedback
     handle: ClassVar[type[Handle]]  # of a call under way
+    done: ClassVar[type[Any]]  # of one that has ended, or that the framework orders; made of its output
 
     @abstractmethod
     def check(self, name: str, x: A) -> None:
         """Refuses what is no dense block of memory."""
+
+    def listed(self, name: str, tensors: Any) -> Sequence[A]:
+        """A list of tensors, which are not looked at yet."""
+        if not isinstance(tensors, list | tuple):
+            raise TypeError(f"{name} is a {type(tensors).__name__}, expected a list of tensors")
+        return tensors
 
     @abstractmethod
     def contiguous(self, x: A) -> A:
@@ -64,6 +72,42 @@ class Adapter(ABC, Generic[A]):
     @abstractmethod
     def allocate(self, shape: Sequence[int], dtype: str, like: A) -> A:
         """A new tensor where ``like`` is, in shared memory if that is the host; ``dtype`` is the core's name."""
+
+    def new(self, shape: Sequence[int], like: A, *, zero: bool = False) -> A:
+        """A new tensor in host memory, of the dtype of ``like``; zero everywhere if asked."""
+        out = self.allocate(shape, self.dtype(like), like)
+        if zero:
+            as_bytes(self.region(out))[...] = 0
+        return out
+
+    def from_block(self, block: _core.Block, shape: Sequence[int], like: A) -> A:
+        """The tensor of that shape over a block, which lives as long as the tensor; of the dtype of ``like``."""
+        raise NotImplementedError
+
+    def check_output(self, name: str, x: A, like: A | None = None) -> str:
+        """Checks a tensor that is written, of the dtype of ``like``; the core's name of its dtype."""
+        self.check(name, x)
+        dtype = self.dtype(x)
+        if like is not None and dtype != self.dtype(like):
+            raise InvalidTensorError(f"{name} has dtype {dtype}, expected {self.dtype(like)}", 13)
+        if not self.writable(x):
+            raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor")
+        return dtype
+
+    def writes(self, x: A) -> None:
+        """Told before a tensor of the caller is written."""
+
+    def queues(self) -> bool:
+        """Whether calls wait in the framework's queue, instead of running when they are made."""
+        return False
+
+    def enqueue(self, linear: Any, input: A, output: A | None) -> A:
+        """Runs an `alltoallv._calls.linear.Linear` there."""
+        raise NotImplementedError
+
+    def learn(self, transfer: Any, input: A) -> Sequence[int]:
+        """The receive counts of an exchange that is to run there, in elements."""
+        raise NotImplementedError
 
     def key(self, x: A) -> tuple[Hashable, ...]:
         """What set-up depends on, the shape first."""

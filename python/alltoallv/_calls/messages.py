@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from alltoallv import _core
+from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.collectives import check_rank, count_of
 from alltoallv._calls.counts import integer
 from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 
+A = TypeVar("A")  # a framework's tensor
 ANY_RANK = -1
 _TAGS = 2**31
 
@@ -53,3 +56,13 @@ def _message(
     if not known:
         raise InvalidParamError(f"tag is {tag!r}, expected an integer of 32 bits")
     return Message(comm.core, (operator, dtype, tensor[0], count_of(tensor, dtype), peer, tag))
+
+
+def message(
+    adapter: Adapter[A], comm: Communicator, operator: str, tensor: A, peer: int | None, tag: int = 0, *, waits: bool
+) -> tuple[Message, A]:
+    """A ``"send"`` or ``"recv"``, and the tensor that it uses."""
+    x = adapter.read("tensor", tensor) if operator == "send" else tensor
+    dtype = adapter.dtype(x) if operator == "send" else adapter.check_output("tensor", x)
+    make: Any = send if operator == "send" else recv
+    return make(comm, dtype, adapter.region(x), peer, tag, waits=waits), x

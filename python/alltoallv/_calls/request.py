@@ -20,17 +20,21 @@ def read_request(
     unit: Unit | None,
     out: Any,
     gradient_later: bool,
+    *,
+    empty_rows: bool = False,
 ) -> _core.Request:
     """The checked arguments of a call on an input of that shape, over ``size`` ranks; ``out`` is a tensor or None.
 
-    ``gradient_later``: the call is asynchronous, and its input wants a gradient.
+    ``gradient_later``: the call is asynchronous, and its input wants a gradient. ``empty_rows``: counts of rows without
+    elements may be learnt.
 
     Raises:
         InvalidParamError, InvalidTensorError: an argument, or two that do not go together.
     """
     into = None if out is None else out.shape
     request = _core.Request.all_to_all_v(size, shape, send_counts, recv_counts, sdispls, rdispls, unit, into)
-    if request.learns and request.row == 0:  # rows without elements leave no trace in an exchange of elements
+    # An exchange of elements says nothing about rows that have none.
+    if request.learns and request.row == 0 and not empty_rows:
         raise InvalidParamError("input has rows without elements, expected recv_counts to be given for it")
     if request.learns and gradient_later:
         raise InvalidParamError(

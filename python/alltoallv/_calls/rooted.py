@@ -1,25 +1,16 @@
-"""Collectives with a root over regions of host memory: reduce, gather, scatter; see `alltoallv._calls.collectives`.
-
-And the same, and messages, for tensors of any framework that lie there.
-"""
+"""Collectives with a root over regions of host memory: reduce, gather, scatter; see `alltoallv._calls.collectives`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
 
 from alltoallv import _core
-from alltoallv._calls import messages
-from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.collectives import Ready, check_length, check_rank, count_of
 from alltoallv._calls.counts import even_parts
-from alltoallv._calls.messages import Message
 from alltoallv._calls.reductions import ReductionPlan, check_reduction
 from alltoallv._calls.regions import Region, check_apart, check_outputs_apart, lowest
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidTensorError
-
-A = TypeVar("A")  # a framework's tensor in host memory
 
 
 def reduce(comm: Communicator, dtype: str, op: str, output: Region | None, input: Region, root: int) -> Ready:
@@ -74,67 +65,3 @@ def _check_own(name: str, dtype: str, regions: Sequence[Region], own: Region, co
             f"expected {count_of(own, dtype)}, those of this rank's tensor",
             9,
         )
-
-
-def check_tensors(adapter: Adapter[A], name: str, tensors: Any, like: A | None = None) -> list[A]:
-    """What is written or read in place: contiguous tensors, all of one dtype; that of ``like``.
-
-    Raises:
-        TypeError: no list or tuple, or an entry that is no tensor.
-        InvalidTensorError: an entry of another dtype, or not contiguous.
-    """
-    if not isinstance(tensors, list | tuple):
-        raise TypeError(f"Expected list or tuple, but got {type(tensors)}.")
-    for j, x in enumerate(tensors):
-        check_output(adapter, f"{name}[{j}]", x, like)
-    return list(tensors)
-
-
-def check_output(adapter: Adapter[A], name: str, x: A, like: A | None = None) -> str:
-    """Checks a tensor that is written; its dtype's name."""
-    adapter.check(name, x)
-    dtype = adapter.dtype(x)
-    if like is not None and dtype != adapter.dtype(like):
-        raise InvalidTensorError(f"{name} has dtype {dtype}, expected {adapter.dtype(like)}", 13)
-    if not adapter.writable(x):
-        raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor")
-    return dtype
-
-
-def reduce_tensor(adapter: Adapter[A], comm: Communicator, tensor: A, op: str, root: int) -> tuple[Ready, list[A]]:
-    """`reduce` into the root's tensor; the call, and the tensors that it uses, those written first."""
-    dtype, mine = check_output(adapter, "tensor", tensor), adapter.region(tensor)
-    return reduce(comm, dtype, op, mine if comm.rank == root else None, mine, root), [tensor]
-
-
-def gather_tensors(
-    adapter: Adapter[A], comm: Communicator, tensor: A, gather_list: Any, root: int
-) -> tuple[Ready, list[A]]:
-    """`gather` into the root's list, likewise."""
-    x = adapter.read("tensor", tensor)
-    outs = check_tensors(adapter, "gather_list", gather_list, x) if comm.rank == root else []
-    call = gather(comm, adapter.dtype(x), [adapter.region(out) for out in outs], adapter.region(x), root)
-    return call, [*outs, x]
-
-
-def scatter_tensors(
-    adapter: Adapter[A], comm: Communicator, tensor: A, scatter_list: Any, root: int, name: str = "scatter_list"
-) -> tuple[Ready, list[A]]:
-    """`scatter` of the root's list, called ``name``, likewise."""
-    dtype, parts = check_output(adapter, "tensor", tensor), list[A]()
-    if comm.rank == root:
-        if not isinstance(scatter_list, list | tuple):
-            raise TypeError(f"Expected list or tuple, but got {type(scatter_list)}.")
-        parts = [adapter.read(f"{name}[{j}]", x) for j, x in enumerate(scatter_list)]
-        check_tensors(adapter, name, parts, tensor)
-    return scatter(comm, dtype, adapter.region(tensor), list(map(adapter.region, parts)), root), [tensor, *parts]
-
-
-def message(
-    adapter: Adapter[A], comm: Communicator, operator: str, tensor: A, peer: int | None, tag: int = 0, *, waits: bool
-) -> tuple[Message, A]:
-    """A ``"send"`` or ``"recv"``, and the tensor that it uses."""
-    x = adapter.read("tensor", tensor) if operator == "send" else tensor
-    dtype = adapter.dtype(x) if operator == "send" else check_output(adapter, "tensor", x)
-    make: Any = getattr(messages, operator)
-    return make(comm, dtype, adapter.region(x), peer, tag, waits=waits), x

@@ -29,11 +29,23 @@ from alltoallv.mindspore.cells import (
     QuantizedAllToAll,
     QuantizedReduceScatter,
 )
-from alltoallv.mindspore.collectives import all_gather_into_tensor, all_to_all, all_to_all_single
+from alltoallv.mindspore.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_tensor,
+    scatter,
+)
 from alltoallv.mindspore.dispatcher import MoEDispatcher
-from alltoallv.mindspore.exchange import all_to_all_v, exchange_counts
+from alltoallv.mindspore.exchange import all_gather_into_tensor, all_to_all_single, all_to_all_v, exchange_counts
 from alltoallv.mindspore.graph import AllToAllV, DynamicAllToAllV
 from alltoallv.mindspore.group import init, new_group
+from alltoallv.mindspore.messages import irecv, isend, recv, send
 from alltoallv.mindspore.mint.install import install, uninstall
 from alltoallv.mindspore.moe import global_gather, global_scatter
 from alltoallv.mindspore.quantized import (
@@ -43,34 +55,14 @@ from alltoallv.mindspore.quantized import (
     quantized_linear_all_reduce,
     quantized_reduce_scatter,
 )
-from alltoallv.mindspore.reductions import (
-    all_gather,
-    all_reduce,
-    barrier,
-    broadcast,
-    reduce_scatter,
-    reduce_scatter_tensor,
-)
-from alltoallv.mindspore.rooted import gather, irecv, isend, recv, reduce, scatter, send
 from alltoallv.mindspore.tensors import empty
 from alltoallv.mindspore.work import CommHandle
 
 # A graph cannot hold these functions: MindSpore then says so instead of reading their source.
-for _module in ("mint.checks", "mint.comm_func", "mint.groups", "mint.messages", "mint.objects"):
-    _forbid(f"{__name__}.{_module}")
-for _module in (
-    "collectives",
-    "dispatcher",
-    "exchange",
-    "group",
-    "moe",
-    "quantized",
-    "reductions",
-    "rooted",
-    "tensors",
-):
-    _forbid(f"{__name__}.{_module}")
-for _module in ("_calls.expert_rows", "atb.operations", "atb.quant_operations", "quantization.functions"):
+_OURS = "collectives", "dispatcher", "front_end", "group", "messages", "moe", "quantized", "tensors"
+_MINT = "mint.checks", "mint.comm_func", "mint.groups", "mint.messages", "mint.objects"
+_SHARED = "_calls.exchanges", "_calls.expert_rows", "atb.operations", "atb.quant_operations", "quantization.functions"
+for _module in (*(f"mindspore.{_name}" for _name in (*_OURS, *_MINT)), *_SHARED):
     _forbid(f"alltoallv.{_module}")
 
 __all__ = [

@@ -1,41 +1,99 @@
-"""MindSpore tensors for what takes tensors of any framework; ``place`` says where they lie."""
+"""MindSpore tensors for what takes tensors of any framework."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mindspore
-from mindspore import Tensor
+from mindspore import Tensor, ops
 
+from alltoallv import _core
 from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.collectives import Ready
+from alltoallv._calls.experts import tell_counts
+from alltoallv._calls.guard import guard
+from alltoallv._calls.linear import Linear, Transfer
 from alltoallv._calls.regions import Region
-from alltoallv.mindspore.calls import Place
-from alltoallv.mindspore.tensors import as_input, check_tensor, core_name, empty, region, settle
-from alltoallv.mindspore.work import CommHandle
+from alltoallv.errors import InvalidParamError
+from alltoallv.mindspore.group import on_host
+from alltoallv.mindspore.tensors import (
+    as_input,
+    check_tensor,
+    core_name,
+    empty,
+    from_block,
+    in_queue,
+    region,
+    settle,
+)
+from alltoallv.mindspore.work import CommHandle, Done
 from alltoallv.quantization.feedback import ErrorFeedback
+
+Place = Callable[[Tensor], Region]  # where a tensor lies
 
 
 class Tensors(Adapter[Tensor]):
-    kind, tensor, feedback, handle = "a MindSpore tensor", Tensor, ErrorFeedback, CommHandle
+    """By ``place``, and whether ``check`` waits for MindSpore to have computed what is to be read or written now.
 
-    def __init__(self, place: Place = region) -> None:
-        self._place = place
+    ``copies`` keeps what had to be made contiguous, for another look at the same tensors.
+    """
+
+    kind, tensor, feedback, handle = "a MindSpore tensor", Tensor, ErrorFeedback, CommHandle
+    done = Done
+
+    def __init__(
+        self, place: Place = region, copies: dict[int, tuple[Tensor, Tensor]] | None = None, settles: bool = False
+    ) -> None:
+        self._place, self._copies, self._settles = place, copies, settles
 
     def check(self, name: str, x: Tensor) -> None:
         check_tensor(name, x)
         core_name(x.dtype)
-        if self._place is region:
-            settle()  # it may be an output, which MindSpore still has to write
+        if self._settles:
+            settle()
+
+    def listed(self, name: str, tensors: Any) -> Sequence[Tensor]:
+        if not isinstance(tensors, list | tuple):
+            raise TypeError(f"Expected list or tuple, but got {type(tensors)}.")
+        return tensors
 
     def contiguous(self, x: Tensor) -> Tensor:
-        return as_input(x)
+        if self._copies is None or x.is_contiguous():
+            return as_input(x)
+        return self._copies.setdefault(id(x), (as_input(x), x))[0]
 
     def writable(self, x: Tensor) -> bool:
         return bool(x.is_contiguous())
 
     def region(self, x: Tensor) -> Region:
         return self._place(x)
+
+    def from_block(self, block: _core.Block, shape: Sequence[int], like: Tensor) -> Tensor:
+        return from_block(block, shape, like.dtype)
+
+    def queues(self) -> bool:
+        return in_queue()
+
+    def enqueue(self, linear: Linear[Tensor], input: Tensor, output: Tensor | None) -> Tensor:
+        """Behind what MindSpore has been asked for, and before what it will be."""
+        from alltoallv.mindspore import device_op  # compiles
+
+        with guard(linear.communicator, linear.operator):
+            if linear.timeout >= 0:
+                raise InvalidParamError(f"timeout is {linear.timeout}, expected None on Ascend: the group's counts")
+            plan, x = linear.plan(core_name(input.dtype)), as_input(input)
+            if output is None and linear.has_gaps():
+                output = ops.zeros(linear.shape_out, input.dtype)
+            if output is None:
+                return device_op.exchange(plan, x, linear.shape_out)
+            out = output
+        device_op.enqueue(lambda place: Ready(plan, (place(x)[0], place(out)[0])), [out], [x])
+        return out
+
+    def learn(self, transfer: Transfer[Tensor], input: Tensor) -> Sequence[int]:
+        told: list[int] = tell_counts(on_host(transfer.communicator), transfer.layout[0]).tolist()
+        return told
 
     name = staticmethod(core_name)
 
@@ -46,4 +104,5 @@ class Tensors(Adapter[Tensor]):
         return x.astype(mindspore.float32).asnumpy()
 
 
-ADAPTER = Tensors()
+ADAPTER = Tensors(settles=True)
+LATE = Tensors()  # for calls that wait for MindSpore, or queue, behind their checks

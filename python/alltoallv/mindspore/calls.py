@@ -2,56 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from mindspore import Tensor
 
 from alltoallv._calls.collectives import Ready
-from alltoallv._calls.regions import Region
+from alltoallv._calls.declared import Made
 from alltoallv.communicator import Communicator
+from alltoallv.mindspore.adapter import Place, Tensors
 from alltoallv.mindspore.tensors import in_queue, region, settle
 from alltoallv.mindspore.work import CommHandle, Done
 
-Place = Callable[[Tensor], Region]  # where a tensor lies
-
 
 class Call:
-    """A collective whose arguments have passed this rank's checks; to be made under the guard.
+    """A collective of `alltoallv._calls.declared`, made under the guard with its own arguments.
 
-    ``prepare`` makes it of the places of its tensors. In MindSpore's queue they are known only later: it is then called
-    with others, apart from each other, for its checks, and again when the queue has come to the call.
+    In MindSpore's queue the places of tensors are known only later: it is declared with others, apart from each other,
+    for its checks, and again when the queue has come to the call.
     """
 
-    def __init__(self, prepare: Callable[[Place], Ready]) -> None:
-        self._prepare = prepare
+    def __init__(
+        self,
+        declared: Callable[..., Made],
+        comm: Communicator,
+        arguments: tuple[Any, ...],
+        more: dict[str, Any],
+        timeout: float = -1.0,
+    ) -> None:
+        copies: dict[int, tuple[Tensor, Tensor]] = {}
+
+        def declare(place: Place) -> Made:
+            return declared(Tensors(place, copies), comm, *arguments, **more)
+
+        self._declare, self._comm = declare, comm
         if not in_queue():
             settle()
-        self._ready = prepare(_apart() if in_queue() else region)
+        self.made = declare(_apart() if in_queue() else region)
+        self.made.call.timeout = timeout
 
-    def start(
-        self,
-        comm: Communicator,
-        outputs: Sequence[Tensor],
-        async_op: bool = False,
-        inputs: Sequence[Tensor] = (),
-        result: Any = None,
-    ) -> CommHandle | None:
-        """Runs it, or submits it. ``outputs`` and ``inputs`` are the tensors that it uses.
-
-        ``result`` is what the handle gives, by default the outputs.
-        """
+    def start(self, async_op: bool = False, result: Any = None) -> CommHandle | None:
+        """Runs it, or submits it; ``result`` is what the handle gives, by default the outputs."""
+        made = self.made
         if result is None:
-            result = outputs[0] if len(outputs) == 1 else outputs
+            result = made.outputs[0] if len(made.outputs) == 1 else made.outputs
         if in_queue():
             from alltoallv.mindspore import device_op  # compiles
 
-            device_op.enqueue(self._prepare, outputs, inputs)
+            device_op.enqueue(self._prepare, made.outputs or made.inputs, made.inputs)
             return Done(result) if async_op else None
         if async_op:
-            return CommHandle(comm, self._ready.submit(), (self._ready, outputs, inputs), lambda: result)
-        self._ready.run()
+            return CommHandle(self._comm, made.call.submit(), (made,), lambda: result)
+        made.call.run()
         return None
+
+    def _prepare(self, place: Place) -> Ready:
+        return self._declare(place).call
 
 
 def _apart() -> Place:

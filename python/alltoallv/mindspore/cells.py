@@ -26,7 +26,7 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore import quantized
-from alltoallv.mindspore.autograd import AllReduce, tracks
+from alltoallv.mindspore.autograd import summed, tracks
 from alltoallv.mindspore.graph import AllToAllV, Array, Host, make_operator
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import core_name, target
@@ -137,7 +137,7 @@ class _Reduction(_Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return AllReduce.apply(grad.astype(ctx.dtype), ctx.comm, ctx.op), None, None, None
+        return summed(grad.astype(ctx.dtype), ctx.comm, ctx.op), None, None, None
 
 
 class _Options(nn.Cell):

@@ -1,127 +1,35 @@
-"""The collectives of ``mindspore.mint.distributed``, with its signatures, return values and error types.
+"""The collectives of ``mindspore.mint.distributed`` that write into lists of tensors, or reduce, or have a root.
 
-They write into tensors of the caller and return None, or a `CommHandle` with ``async_op=True``. A gradient passes
-through the outputs, which must then be tensors of their own, not parts of larger ones.
+With its signatures and return values: None, or a `CommHandle` with ``async_op=True``. Outputs are contiguous tensors of
+the caller. ``dst`` and ``src`` are ranks of the job, for a `Communicator` ranks in it. A gradient passes through the
+outputs, which must then be tensors of their own, not parts of larger ones; with a gradient, tensors have one size on
+all ranks, and ``op`` is ``"sum"``. reduce, gather and scatter have none. All raise as
+`alltoallv.mindspore.all_to_all_v`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from mindspore import Tensor
+from mindspore import Tensor, ops
 
 from alltoallv import _core
-from alltoallv._calls.collectives import check_length, check_one_dtype
-from alltoallv._calls.counts import Counts
+from alltoallv._calls import collectives, declared
+from alltoallv._calls.counts import Counts, scaled, shares
+from alltoallv._calls.declared import Made
 from alltoallv._calls.guard import guard
-from alltoallv._calls.regions import check_gather_apart
+from alltoallv._calls.linear import Reduction, gathering
 from alltoallv.communicator import Communicator
-from alltoallv.mindspore.autograd import (
-    Gather,
-    ListExchange,
-    TensorTransfer,
-    assign,
-    gather_transfer,
-    lists_exchange,
-    tracks,
-)
-from alltoallv.mindspore.calls import Call
-from alltoallv.mindspore.exchange import check_async, enter, exchange
-from alltoallv.mindspore.group import Group
-from alltoallv.mindspore.tensors import (
-    as_input,
-    check_output,
-    check_tensor,
-    core_name,
-    in_queue,
-    region,
-    settle,
-    settle_apart,
-)
-from alltoallv.mindspore.work import CommHandle, Done
+from alltoallv.errors import InvalidParamError
+from alltoallv.mindspore.adapter import LATE, Tensors
+from alltoallv.mindspore.autograd import Broadcast, ListExchange, apply, summed
+from alltoallv.mindspore.front_end import check_async, enter, front_end
+from alltoallv.mindspore.group import Group, on_host
+from alltoallv.mindspore.tensors import executor, in_queue, settle
+from alltoallv.mindspore.work import CommHandle
 
-
-def all_to_all_single(
-    output: Tensor,
-    input: Tensor,
-    output_split_sizes: Counts | None = None,
-    input_split_sizes: Counts | None = None,
-    group: Group = None,
-    async_op: bool = False,
-    *,
-    timeout: float | None = None,
-) -> CommHandle | None:
-    """Splits ``input`` along dimension 0, sends part j to rank j, and concatenates what arrives into ``output``.
-
-    Split sizes count rows and default to equal parts, for which dimension 0 must divide.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
-    """
-    comm = enter(group)
-    splits = (output_split_sizes, input_split_sizes)
-    given = (comm.core, output, input, *splits, False, timeout)
-    if async_op is False and isinstance(input, Tensor) and _core.all_to_all_single(*given) is not None:
-        return None
-    with guard(comm, "all_to_all_single"):
-        check_async(async_op)
-        limit = _core.read_timeout(timeout)
-        _check_pair("all_to_all_single", output, input, "output", "input")
-        request = _core.Request.all_to_all_single(comm.size, output.shape, input.shape, *splits)
-        settle_apart(output, input)
-        shapes = tuple(input.shape), tuple(output.shape)
-        transfer = TensorTransfer(comm, "all_to_all_single", request.layout, *shapes, request.row, limit)
-    return _handle(exchange(input, transfer, output, "output", async_op), async_op)
-
-
-def _handle(result: Any, async_op: bool) -> CommHandle | None:
-    return result[1] if async_op else None
-
-
-def _check_pair(operator: str, output: Any, input: Any, output_name: str, input_name: str) -> None:
-    for name, tensor in ((input_name, input), (output_name, output)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"For {operator}, the {name.split('_')[0]} tensor must be tensor, but got {type(tensor)}")
-    core_name(input.dtype)
-    check_output(output_name, output, input.dtype)
-
-
-def all_gather_into_tensor(
-    output_tensor: Tensor,
-    input_tensor: Tensor,
-    group: Group = None,
-    async_op: bool = False,
-    *,
-    timeout: float | None = None,
-) -> CommHandle | None:
-    """Concatenates the ``input_tensor`` of all ranks, in rank order, along dimension 0 into ``output_tensor``.
-
-    Inputs of one shape ``[x1, x2, ...]`` and dtype; the output has shape ``[W * x1, x2, ...]``.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
-    """
-    comm = enter(group)
-    given = (comm.core, output_tensor, input_tensor, False, timeout)
-    if async_op is False and isinstance(input_tensor, Tensor) and _core.all_gather_into_tensor(*given) is not None:
-        return None
-    with guard(comm, "all_gather_into_tensor"):
-        check_async(async_op)
-        limit = _core.read_timeout(timeout)
-        _check_pair("all_gather_into_tensor", output_tensor, input_tensor, "output_tensor", "input_tensor")
-        shape, expected = tuple(input_tensor.shape), tuple(output_tensor.shape)
-        _core.Request.all_gather(comm.size, shape, output_tensor.size, "output_tensor")
-        if not in_queue():
-            settle()
-            check_gather_apart(region(output_tensor), region(input_tensor), comm.rank)
-    if tracks(input_tensor, output_tensor):
-        values = Gather.apply(input_tensor, comm, [input_tensor.size] * comm.size)
-        assign("output_tensor", output_tensor, values)
-        return Done(output_tensor) if async_op else None
-    transfer = replace(gather_transfer(comm, shape, expected), timeout=limit)
-    return _handle(exchange(input_tensor, transfer, output_tensor, "output_tensor", async_op), async_op)
+Values = Callable[[], Sequence[Tensor]]  # of the outputs, with a gradient
 
 
 def all_to_all(
@@ -140,29 +48,210 @@ def all_to_all(
     Raises:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
+
+    def gradient(comm: Communicator, made: Made, more: dict[str, Any]) -> Values:
+        shapes = [tuple(out.shape) for out in made.outputs]
+        return lambda: ListExchange.apply(comm, shapes, *made.inputs)
+
+    tensors = output_tensor_list, input_tensor_list
+    return front_end.call(declared.all_to_all, group, async_op, *tensors, timeout=timeout, gradient=gradient)
+
+
+def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None, async_op: bool = False) -> CommHandle | None:
+    """Replaces ``tensor``, of one shape and dtype on all ranks, by the combination of all, the same bits on all ranks.
+
+    ``op`` is ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, or for floats ``"avg"``, with the rules of
+    `alltoallv.numpy.all_reduce`; sum and avg have a gradient.
+    """
     comm = enter(group)
-    with guard(comm, "all_to_all"):
+    given = (comm.core, "all_reduce", tensor, tensor, op)
+    if async_op is False and isinstance(tensor, Tensor) and _core.reduce(*given) is not None:
+        return None
+
+    def gradient(comm: Communicator, made: Made, more: dict[str, Any]) -> Values:
+        if op not in ("sum", "avg"):
+            raise InvalidParamError(f"op is {op!r}, expected 'sum' or 'avg' for a tensor with a gradient")
+        return lambda: [summed(tensor, comm, op)]
+
+    return front_end.call(declared.all_reduce, comm, async_op, tensor, op=op, gradient=gradient)
+
+
+def reduce_scatter(
+    output: Tensor, input_list: Sequence[Tensor], op: str = "sum", group: Group = None, async_op: bool = False
+) -> CommHandle | None:
+    """Combines ``input_list[j]`` of all ranks into rank j's ``output``.
+
+    One tensor per rank, of any sizes, which are equal on all ranks. ``op`` as for `all_reduce`.
+    """
+    counts = None
+    if in_queue() and isinstance(input_list, list | tuple) and all(isinstance(x, Tensor) for x in input_list):
+        counts = [x.size for x in input_list]  # where they lie is not known yet: as one tensor
+        input_list = ops.concat([x.reshape(-1) for x in input_list])
+    gradient = _scattered_sum
+    return front_end.call(
+        declared.reduce_scatter, group, async_op, output, input_list, op=op, counts=counts, gradient=gradient
+    )
+
+
+def reduce_scatter_tensor(
+    output: Tensor, input: Tensor, op: str = "sum", group: Group = None, async_op: bool = False
+) -> CommHandle | None:
+    """Combines the ``input`` of all ranks, of which rank j gets the j-th of W equal parts as ``output``.
+
+    ``input`` has W times the elements of ``output``. ``op`` as for `all_reduce`.
+    """
+    gradient = _scattered_sum
+    return front_end.call(declared.reduce_scatter, group, async_op, output, input, op=op, gradient=gradient)
+
+
+def reduce_scatter_tensor_uneven(
+    output: Tensor,
+    input: Tensor,
+    input_split_sizes: Counts | None = None,
+    op: str = "sum",
+    group: Group = None,
+    async_op: bool = False,
+) -> CommHandle | None:
+    """Combines the ``input`` of all ranks, of which rank j gets ``input_split_sizes[j]`` rows of dimension 0.
+
+    The split sizes are equal on all ranks, and default to equal parts. ``op`` as for `all_reduce`.
+    """
+    sizes, gradient = input_split_sizes, _scattered_sum
+    return front_end.call(_reduce_scatter, group, async_op, output, input, op=op, sizes=sizes, gradient=gradient)
+
+
+def _reduce_scatter(tensors: Tensors, comm: Communicator, output: Tensor, input: Tensor, op: str, sizes: Any) -> Made:
+    counts = _elements("input_split_sizes", tensors, input, "input", sizes, comm.size)
+    return declared.reduce_scatter(tensors, comm, output, input, op, counts)
+
+
+def _elements(name: str, tensors: Tensors, tensor: Tensor, of: str, sizes: Counts | None, size: int) -> list[int]:
+    """The elements of every rank's rows in one tensor; empty sizes stand for equal ones, as in MindSpore."""
+    tensors.check(of, tensor)
+    given = None if sizes is None or len(sizes) == 0 else sizes
+    return scaled(shares(name, given, of, tensor.shape[0], size), _core.row_size(tensor.shape))
+
+
+def _scattered_sum(comm: Communicator, made: Made, more: dict[str, Any]) -> Values:
+    (output,), parts, op = made.outputs, made.inputs, more["op"]
+    if op != "sum" or len({x.size for x in parts}) > 1:
+        raise InvalidParamError(f"op is {op!r}, expected 'sum' of equal parts for tensors with a gradient")
+    counts = made.counts or [output.size] * comm.size
+
+    def values() -> Sequence[Tensor]:
+        x = parts[0] if len(parts) == 1 else ops.concat([part.reshape(-1) for part in parts])
+        shapes = tuple(x.shape), tuple(output.shape)
+        return [apply(x, Reduction(LATE, comm, "reduce_scatter", *shapes, "sum", counts))]
+
+    return values
+
+
+def all_gather(
+    tensor_list: Sequence[Tensor], tensor: Tensor, group: Group = None, async_op: bool = False
+) -> CommHandle | None:
+    """Copies the ``tensor`` of rank j into ``tensor_list[j]`` of every rank, which has that rank's size."""
+    return front_end.call(_all_gather, group, async_op, tensor_list, tensor, gradient=_gathered)
+
+
+def _all_gather(tensors: Tensors, comm: Communicator, given: Any, tensor: Tensor) -> Made:
+    return declared.all_gather(tensors, comm, tensors.listed("tensor_list", given), tensor)
+
+
+def all_gather_into_tensor_uneven(
+    output: Tensor,
+    input: Tensor,
+    output_split_sizes: Counts | None = None,
+    group: Group = None,
+    async_op: bool = False,
+) -> CommHandle | None:
+    """Concatenates the ``input`` of all ranks along dimension 0 into ``output``.
+
+    Rank j's has ``output_split_sizes[j]`` rows, equal on all ranks; left out, all have as many.
+    """
+    sizes = output_split_sizes
+    return front_end.call(_all_gather_uneven, group, async_op, output, input, sizes=sizes, gradient=_gathered)
+
+
+def _all_gather_uneven(tensors: Tensors, comm: Communicator, output: Tensor, input: Tensor, sizes: Any) -> Made:
+    counts = _elements("output_split_sizes", tensors, output, "output", sizes, comm.size)
+    return declared.all_gather(tensors, comm, output, input, counts, ("output", "input"))
+
+
+_all_gather_uneven.__name__ = "all_gather"  # what the ranks compare
+
+
+def _gathered(comm: Communicator, made: Made, more: dict[str, Any]) -> Values:
+    outs, (x,) = made.outputs, made.inputs
+    counts = made.counts or [out.size for out in outs]
+    if len(outs) > 1 and len(set(counts)) > 1:
+        raise InvalidParamError("tensor_list has tensors of different sizes, expected one size for a gradient")
+
+    def values() -> Sequence[Tensor]:
+        flat = apply(x, gathering(LATE, comm, x.shape, (sum(counts),), counts))
+        return [flat] if len(outs) == 1 else [flat[j * x.size : (j + 1) * x.size] for j in range(comm.size)]
+
+    return values
+
+
+def broadcast(tensor: Tensor, src: int, group: Group = None, async_op: bool = False) -> CommHandle | None:
+    """Copies the ``tensor`` of one rank into the tensors of all others, of one size and dtype.
+
+    ``src`` is that rank's number in the job; for a `Communicator`, in it. The gradient is the sum of all ranks' and
+    goes to ``src``.
+    """
+
+    def gradient(comm: Communicator, made: Made, more: dict[str, Any]) -> Values:
+        return lambda: [Broadcast.apply(tensor, comm, more["root"])]
+
+    return front_end.call(declared.broadcast, group, async_op, tensor, root=("src", src), gradient=gradient)
+
+
+def reduce(tensor: Tensor, dst: int, op: str = "sum", group: Group = None, async_op: bool = False) -> CommHandle | None:
+    """Replaces the ``tensor`` of rank ``dst`` by the combination of all; those of the others stay.
+
+    ``op`` and the result's bits as for `all_reduce`.
+    """
+    return front_end.call(_reduce, group, async_op, tensor, op=op, root=("dst", dst))
+
+
+def _reduce(tensors: Tensors, comm: Communicator, tensor: Tensor, op: str, root: int) -> Made:
+    settle()  # the transport over HCCL has no reduction to one rank
+    return declared.reduce(tensors, comm, tensor, op, root)
+
+
+def gather(
+    tensor: Tensor, gather_list: Sequence[Tensor], dst: int = 0, group: Group = None, async_op: bool = False
+) -> CommHandle | None:
+    """Copies the ``tensor`` of rank j into ``gather_list[j]`` of rank ``dst``, which has that rank's size.
+
+    Elsewhere ``gather_list`` is not looked at.
+    """
+    return front_end.call(declared.gather, group, async_op, tensor, gather_list, root=("dst", dst))
+
+
+def scatter(
+    tensor: Tensor, scatter_list: Sequence[Tensor], src: int = 0, group: Group = None, async_op: bool = False
+) -> CommHandle | None:
+    """Copies ``scatter_list[j]`` of rank ``src`` into the ``tensor`` of rank j, which has its size.
+
+    Elsewhere ``scatter_list`` is not looked at.
+    """
+    return front_end.call(declared.scatter, group, async_op, tensor, scatter_list, root=("src", src))
+
+
+def barrier(group: Group = None, async_op: bool = False, device_ids: Any = None) -> CommHandle | None:
+    """Returns when every rank has called it; late ranks are named, in a warning and in the timeout's error.
+
+    ``device_ids`` is accepted for MindSpore's sake and changes nothing.
+    """
+    comm = enter(group)
+    if in_queue():
+        executor.sync()
+        comm = on_host(comm)
+    with guard(comm, "barrier"):
         check_async(async_op)
-        limit = _core.read_timeout(timeout)
-        _check_lists(comm, output_tensor_list, input_tensor_list)
-        ins, outs = [as_input(x) for x in input_tensor_list], list(output_tensor_list)
-        call = Call(lists_exchange(comm, outs, ins, limit))
-        wants_grad = tracks(*input_tensor_list, *outs)
-    if wants_grad:
-        values = ListExchange.apply(comm, [tuple(out.shape) for out in outs], *input_tensor_list)
-        for j, (out, value) in enumerate(zip(outs, values, strict=True)):
-            assign(f"output_tensor_list[{j}]", out, value)
-        return Done(outs) if async_op else None
-    return call.start(comm, outs, async_op, ins)
-
-
-def _check_lists(comm: Communicator, outputs: Any, inputs: Any) -> None:
-    for name, tensors in (("input_tensor_list", inputs), ("output_tensor_list", outputs)):
-        if not isinstance(tensors, list | tuple):
-            raise TypeError(f"Expected list or tuple, but got {type(tensors)}.")
-        for tensor in tensors:
-            check_tensor(name, tensor)
-        check_length(name, tensors, comm.size)
-    for j, out in enumerate(outputs):
-        check_output(f"output_tensor_list[{j}]", out)
-    check_one_dtype(core_name(x.dtype) for x in (*inputs, *outputs))
+        ready = collectives.barrier(comm)
+    if async_op:
+        return CommHandle(comm, ready.submit(), (ready,), lambda: None)
+    ready.run()
+    return None

@@ -18,7 +18,7 @@ Outputs are contiguous tensors. Asynchronous calls return a `CommHandle`.
 
 from mindspore.mint.distributed.distributed import TCPStore
 
-from alltoallv.mindspore import collectives, reductions, rooted
+from alltoallv.mindspore import collectives, exchange
 from alltoallv.mindspore.mint.checks import as_mint, first_outputs
 from alltoallv.mindspore.mint.groups import (
     destroy_process_group,
@@ -43,20 +43,20 @@ from alltoallv.mindspore.mint.objects import (
     send_object_list,
 )
 
-all_gather = as_mint(reductions.all_gather)
-all_gather_into_tensor = as_mint(collectives.all_gather_into_tensor)
-all_gather_into_tensor_uneven = as_mint(reductions.all_gather_into_tensor_uneven)
-all_reduce = as_mint(reductions.all_reduce)
+all_gather = as_mint(collectives.all_gather)
+all_gather_into_tensor = as_mint(exchange.all_gather_into_tensor)
+all_gather_into_tensor_uneven = as_mint(collectives.all_gather_into_tensor_uneven)
+all_reduce = as_mint(collectives.all_reduce)
 all_to_all = as_mint(first_outputs(collectives.all_to_all))
-all_to_all_single = as_mint(collectives.all_to_all_single)
-barrier = as_mint(reductions.barrier)
-broadcast = as_mint(reductions.broadcast)
-gather = as_mint(rooted.gather)
-reduce = as_mint(rooted.reduce)
-reduce_scatter = as_mint(reductions.reduce_scatter)
-reduce_scatter_tensor = as_mint(reductions.reduce_scatter_tensor)
-reduce_scatter_tensor_uneven = as_mint(reductions.reduce_scatter_tensor_uneven, ("sum", "min", "max", "avg"))
-scatter = as_mint(rooted.scatter)
+all_to_all_single = as_mint(exchange.all_to_all_single)
+barrier = as_mint(collectives.barrier)
+broadcast = as_mint(collectives.broadcast)
+gather = as_mint(collectives.gather)
+reduce = as_mint(collectives.reduce)
+reduce_scatter = as_mint(collectives.reduce_scatter)
+reduce_scatter_tensor = as_mint(collectives.reduce_scatter_tensor)
+reduce_scatter_tensor_uneven = as_mint(collectives.reduce_scatter_tensor_uneven, ("sum", "min", "max", "avg"))
+scatter = as_mint(collectives.scatter)
 
 __all__ = [
     "P2POp",

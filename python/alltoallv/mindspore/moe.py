@@ -11,7 +11,8 @@ from mindspore import Tensor, ops
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.expert_rows import ExpertRows
 from alltoallv.communicator import Communicator
-from alltoallv.mindspore.exchange import all_to_all_v, enter
+from alltoallv.mindspore.exchange import all_to_all_v
+from alltoallv.mindspore.front_end import enter
 from alltoallv.mindspore.group import on_host
 from alltoallv.mindspore.tensors import check_tensor
 

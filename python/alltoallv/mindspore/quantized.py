@@ -7,10 +7,11 @@ from typing import Any
 from mindspore import Tensor, ops
 from mindspore.common._grad_function import _Function
 
+from alltoallv._calls.linear import gathering
 from alltoallv.communicator import Communicator
-from alltoallv.mindspore.adapter import ADAPTER
-from alltoallv.mindspore.autograd import AllReduce, Exchange, Gather, TensorTransfer, tracks
-from alltoallv.mindspore.exchange import check_async, enter
+from alltoallv.mindspore.adapter import ADAPTER, LATE
+from alltoallv.mindspore.autograd import apply, summed, tracks
+from alltoallv.mindspore.front_end import check_async, enter
 from alltoallv.quantization.feedback import ErrorFeedback as ErrorFeedback
 from alltoallv.quantization.functions import Call, Quantized
 from alltoallv.quantization.host import ReductionCall, RowsCall
@@ -52,8 +53,8 @@ class _Reduce(_Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         grad, request = grad.astype(ctx.dtype), ctx.request
         if request.operator == "quantized_all_reduce":
-            return AllReduce.apply(grad, ctx.comm, request.quantization.op), None
-        back = Gather.apply(grad, ctx.comm, request.counts).reshape(ctx.shape)
+            return summed(grad, ctx.comm, request.quantization.op), None
+        back = apply(grad, gathering(LATE, ctx.comm, grad.shape, ctx.shape, request.counts))
         return back / ctx.comm.size if request.quantization.op == "avg" else back, None
 
 
@@ -64,14 +65,14 @@ class _Rows(_Function):
     def forward(ctx: Any, input: Tensor, call: RowsCall[Tensor]) -> Tensor:
         ctx.dtype = input.dtype
         out, recvs = call.run_counted()
-        ctx.transfer, ctx.returning = call.transfer(TensorTransfer, recvs), call.returning(recvs, input.dtype)
+        ctx.transfer, ctx.returning = call.transfer(recvs), call.returning(recvs, input.dtype)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         if ctx.returning is not None:
             return _Rows.apply(grad, ctx.returning(grad)), None
-        return Exchange.apply(grad.astype(ctx.dtype), ctx.transfer.transposed()), None
+        return apply(grad.astype(ctx.dtype), ctx.transfer.transposed()), None
 
 
 _functions = _Quantized()

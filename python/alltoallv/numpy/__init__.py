@@ -8,8 +8,16 @@ raised on all of them. With ``async_op=True`` a function returns at once; the ar
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.numpy.dispatcher import MoEDispatcher
-from alltoallv.numpy.exchange import all_to_all, all_to_all_single, all_to_all_v, exchange_counts
-from alltoallv.numpy.gathers import all_gather, all_gather_into_tensor, all_gather_v, barrier, broadcast
+from alltoallv.numpy.exchange import (
+    all_gather,
+    all_gather_into_tensor,
+    all_gather_v,
+    all_to_all,
+    all_to_all_single,
+    all_to_all_v,
+    barrier,
+    exchange_counts,
+)
 from alltoallv.numpy.moe import global_gather, global_scatter
 from alltoallv.numpy.objects import (
     all_gather_object,
@@ -29,7 +37,7 @@ from alltoallv.numpy.quantized import (
     quantized_reduce_scatter,
 )
 from alltoallv.numpy.reduce import all_reduce, reduce_scatter, scan
-from alltoallv.numpy.rooted import gather, reduce, scatter
+from alltoallv.numpy.rooted import broadcast, gather, reduce, scatter
 from alltoallv.numpy.work import Work
 
 __all__ = [

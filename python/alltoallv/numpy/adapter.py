@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from alltoallv import memory
+from alltoallv import _core, memory
 from alltoallv._calls.adapters import Adapter
 from alltoallv.dtypes import core_name, numpy_dtype
 from alltoallv.errors import InvalidTensorError
-from alltoallv.numpy.arrays import Array, as_input, region
+from alltoallv.numpy.arrays import Array, as_input, check_output, new_output, region
 from alltoallv.numpy.work import Work
 from alltoallv.quantization.feedback import ErrorFeedback
 
@@ -39,6 +39,19 @@ class _Arrays(Adapter[Array]):
         return core_name(x.dtype)
 
     region = staticmethod(region)
+
+    def listed(self, name: str, tensors: Any) -> Sequence[Array]:
+        given: Sequence[Array] = tensors  # of any kind: its length is checked
+        return given
+
+    def new(self, shape: Sequence[int], like: Array, *, zero: bool = False) -> Array:
+        return new_output(tuple(shape), like.dtype, zero)
+
+    def from_block(self, block: _core.Block, shape: Sequence[int], like: Array) -> Array:
+        return memory.from_block(block, shape, like.dtype)
+
+    def check_output(self, name: str, x: Array, like: Array | None = None) -> str:
+        return core_name(check_output(name, x, None if like is None else like.dtype).dtype)
 
     def allocate(self, shape: Sequence[int], dtype: str, like: Array) -> Array:
         return memory.empty(shape, numpy_dtype(dtype))

@@ -8,12 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core, memory
+from alltoallv._calls.collectives import Ready
 from alltoallv._calls.counts import Counts, even_parts, packed, scaled, shares
 from alltoallv._calls.guard import guard
-from alltoallv._calls.reductions import OPS
+from alltoallv._calls.reductions import OPS, ReductionPlan
 from alltoallv.communicator import Communicator
+from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.numpy.arrays import Array, address, as_input, check_output, reduced_dtype, resolve, row_size
+from alltoallv.numpy.exchange import finish
 from alltoallv.numpy.work import Work
 
 Op = Literal["sum", "avg", "min", "max", "prod", "band", "bor", "bxor"]
@@ -52,17 +55,14 @@ def all_reduce(
             return result
     with guard(comm, "all_reduce"):
         x = as_input("input", input)
-        dtype = reduced_dtype(x, op)
+        reduced_dtype(x, op)
         if out is None:
             out = memory.empty(x.shape, x.dtype)
         check_output("out", out, x.dtype, x.size)
         check_same_or_apart(out, x)
-        counts = even_parts(x.size, comm.size)
-        args = ("all_reduce", dtype, op, address(x), address(out), counts, _core.read_timeout(timeout))
-    if async_op:
-        return out, Work(comm, comm.core.submit_reduce(*args), (x, out), lambda: out)
-    comm.core.reduce(*args)
-    return out
+        call = _reduction(comm, "all_reduce", x, op, out, even_parts(x.size, comm.size), timeout)
+    made: Array | tuple[Array, Work] = finish(comm, call, out, x, async_op)
+    return made
 
 
 def reduce_scatter(
@@ -91,7 +91,7 @@ def reduce_scatter(
     comm = resolve(group)
     with guard(comm, "reduce_scatter"):
         x = as_input("input", input)
-        dtype = reduced_dtype(x, op)
+        reduced_dtype(x, op)
         row = row_size(x)
         rows = shares("recv_counts", recv_counts, "input", x.shape[0], comm.size)
         shape = (rows[comm.rank], *x.shape[1:])
@@ -102,12 +102,16 @@ def reduce_scatter(
             raise InvalidTensorError(f"out has shape {out.shape}, expected {shape}")
         if np.may_share_memory(out, x):
             raise InvalidParamError("out and input overlap in memory, expected separate memory")
-        counts = scaled(rows, row)
-        args = ("reduce_scatter", dtype, op, address(x), address(out), counts, _core.read_timeout(timeout))
-    if async_op:
-        return out, Work(comm, comm.core.submit_reduce(*args), (x, out), lambda: out)
-    comm.core.reduce(*args)
-    return out
+        call = _reduction(comm, "reduce_scatter", x, op, out, scaled(rows, row), timeout)
+    made: Array | tuple[Array, Work] = finish(comm, call, out, x, async_op)
+    return made
+
+
+def _reduction(
+    comm: Communicator, operator: str, x: Array, op: str, out: Array, counts: list[int], timeout: float | None
+) -> Ready:
+    plan = ReductionPlan(comm.core, operator, core_name(x.dtype), op, counts)
+    return Ready(plan, (address(x), address(out)), timeout=_core.read_timeout(timeout))
 
 
 def scan(

@@ -1,16 +1,14 @@
-"""Collectives with a root: reduce, gather, scatter."""
+"""Collectives with a root: broadcast, reduce, gather, scatter."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy.typing as npt
 
 from alltoallv import _core, memory
-from alltoallv._calls import rooted
-from alltoallv._calls.collectives import Ready
+from alltoallv._calls import declared, rooted
 from alltoallv._calls.counts import Counts, as_counts
 from alltoallv._calls.guard import guard
 from alltoallv._calls.regions import Region
@@ -18,10 +16,22 @@ from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidTensorError
 from alltoallv.numpy.arrays import Array, as_input, check_output, reduced_dtype, region, resolve
+from alltoallv.numpy.exchange import finish, front_end
 from alltoallv.numpy.reduce import Op, check_same_or_apart
 from alltoallv.numpy.work import Work
 
 Result = Array | None | tuple[Array | None, Work]
+
+
+def broadcast(array: Array, root: int = 0, *, group: Communicator | None = None, async_op: bool = False) -> Work | None:
+    """Copies the array of rank ``root`` into the arrays of all other ranks, in place. One shape and dtype everywhere.
+
+    Returns None, or the `Work` with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
+    """
+    return front_end.call(declared.broadcast, group, async_op, array, root=("root", root), name="array")
 
 
 def reduce(
@@ -59,7 +69,8 @@ def reduce(
             check_output("out", out, x.dtype, x.size)
             check_same_or_apart(out, x)
         call = rooted.reduce(comm, dtype, op, None if out is None else region(out), region(x), root)
-    made: Result = _run(comm, call, limit, (x, out), out, async_op)
+        call.timeout = limit
+    made: Result = finish(comm, call, out, x, async_op)
     return made
 
 
@@ -101,7 +112,8 @@ def gather(
             check_output("out", out, x.dtype, math.prod(shape))
             outputs = _split(out, sizes)
         call = rooted.gather(comm, core_name(x.dtype), outputs, region(x), root)
-    made: Result = _run(comm, call, limit, (x, out), out, async_op)
+        call.timeout = limit
+    made: Result = finish(comm, call, out, x, async_op)
     return made
 
 
@@ -145,7 +157,8 @@ def scatter(
                 raise InvalidTensorError(f"input has {x.size} elements, expected {math.prod(shape)}", 9)
             inputs = _split(x, sizes)
         call = rooted.scatter(comm, core_name(out.dtype), region(out), inputs, root)
-    result = _run(comm, call, limit, (out, x), out, async_op)
+        call.timeout = limit
+    result = finish(comm, call, out, x, async_op)
     return result[1] if async_op else None
 
 
@@ -164,10 +177,3 @@ def _split(array: Array, sizes: Sequence[int]) -> list[Region]:
         regions.append((at, n * array.itemsize))
         at += n * array.itemsize
     return regions
-
-
-def _run(comm: Communicator, call: Ready, timeout: float, keep: tuple[Any, ...], out: Any, async_op: bool) -> Any:
-    if async_op:
-        return out, Work(comm, call.submit(timeout), keep, lambda: out)
-    call.run(timeout)
-    return out

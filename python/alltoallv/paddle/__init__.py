@@ -18,9 +18,19 @@ from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.paddle import _needs as _needs
 from alltoallv.paddle import graphs
-from alltoallv.paddle.collectives import all_gather, all_reduce, barrier, broadcast, reduce_scatter
+from alltoallv.paddle.collectives import (
+    all_gather,
+    all_reduce,
+    barrier,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
 from alltoallv.paddle.exchange import all_to_all_v, alltoall, alltoall_single, exchange_counts
 from alltoallv.paddle.group import new_group
+from alltoallv.paddle.messages import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from alltoallv.paddle.moe import global_gather, global_scatter
 from alltoallv.paddle.objects import (
     all_gather_object,
@@ -36,7 +46,6 @@ from alltoallv.paddle.quantized import (
     quantized_linear_all_reduce,
     quantized_reduce_scatter,
 )
-from alltoallv.paddle.rooted import P2POp, batch_isend_irecv, gather, irecv, isend, recv, reduce, scatter, send
 from alltoallv.paddle.tensors import empty
 from alltoallv.paddle.work import Task
 

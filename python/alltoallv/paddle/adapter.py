@@ -7,14 +7,16 @@ from typing import Any
 
 from paddle import Tensor
 
+from alltoallv import _core
 from alltoallv._calls.adapters import Adapter
-from alltoallv.paddle.tensors import allocate, check_tensor, core_name, region
-from alltoallv.paddle.work import Task
+from alltoallv.paddle.tensors import allocate, check_tensor, core_name, from_block, region
+from alltoallv.paddle.work import Done, Task
 from alltoallv.quantization.feedback import ErrorFeedback
 
 
 class _Tensors(Adapter[Tensor]):
     kind, tensor, feedback, handle = "a Paddle tensor", Tensor, ErrorFeedback, Task
+    done = Done
 
     def check(self, name: str, x: Tensor) -> None:
         check_tensor(name, x)
@@ -29,6 +31,15 @@ class _Tensors(Adapter[Tensor]):
 
     def allocate(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
         return allocate(shape, dtype)
+
+    def new(self, shape: Sequence[int], like: Tensor, *, zero: bool = False) -> Tensor:
+        return allocate(shape, like.dtype, zero=zero)
+
+    def from_block(self, block: _core.Block, shape: Sequence[int], like: Tensor) -> Tensor:
+        return from_block(block, shape, like.dtype)
+
+    def writes(self, x: Tensor) -> None:
+        x._bump_inplace_version()  # a backward that needs the old values shall say so
 
     def values(self, x: Tensor) -> Any:
         return x.astype("float32").numpy()

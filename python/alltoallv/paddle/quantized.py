@@ -8,10 +8,10 @@ import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
-from alltoallv._calls.transfer import Transfer
+from alltoallv._calls.linear import all_reduction, gathering
 from alltoallv.communicator import Communicator
 from alltoallv.paddle.adapter import ADAPTER
-from alltoallv.paddle.autograd import AllReduce, Exchange, Gather
+from alltoallv.paddle.autograd import apply
 from alltoallv.paddle.group import resolve
 from alltoallv.paddle.tensors import check_tensor
 from alltoallv.quantization.feedback import ErrorFeedback as ErrorFeedback
@@ -59,8 +59,8 @@ class _Reduce(PyLayer):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         grad, request = grad.astype(ctx.dtype), ctx.request
         if request.operator == "quantized_all_reduce":
-            return AllReduce.apply(grad, ctx.comm, request.quantization.op)
-        back = Gather.apply(grad, ctx.comm, request.counts, ctx.shape)
+            return apply(grad, all_reduction(ADAPTER, ctx.comm, grad.shape, request.quantization.op))
+        back = apply(grad, gathering(ADAPTER, ctx.comm, grad.shape, ctx.shape, request.counts))
         return back / ctx.comm.size if request.quantization.op == "avg" else back
 
 
@@ -71,14 +71,14 @@ class _Rows(PyLayer):
     def forward(ctx: Any, input: Tensor, call: RowsCall[Tensor]) -> Tensor:
         ctx.dtype = input.dtype
         out, recvs = call.run_counted()
-        ctx.transfer, ctx.returning = call.transfer(Transfer, recvs), call.returning(recvs, input.dtype)
+        ctx.transfer, ctx.returning = call.transfer(recvs), call.returning(recvs, input.dtype)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         if ctx.returning is not None:
             return _Rows.apply(grad, ctx.returning(grad))
-        return Exchange.apply(grad.astype(ctx.dtype), ctx.transfer.transposed())
+        return apply(grad.astype(ctx.dtype), ctx.transfer.transposed())
 
 
 _functions = _Quantized()

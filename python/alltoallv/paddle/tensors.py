@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import paddle
 from paddle import Tensor
 
 from alltoallv import _core, memory
-from alltoallv._calls import regions
 from alltoallv._calls.regions import Region
 from alltoallv.errors import BackendUnavailableError, InvalidTensorError
 
+T = TypeVar("T")
 _NAMES: dict[Any, str] = {
     dtype: name for name in _core.dtypes if isinstance(dtype := getattr(paddle, name, None), paddle.dtype)
 }
@@ -50,34 +50,9 @@ def check_tensor(name: str, tensor: object) -> None:
         )
 
 
-def as_input(name: str, tensor: Tensor) -> Tensor:
-    """The same values in contiguous memory, without history; copied only if they must be."""
-    check_tensor(name, tensor)
-    return tensor.detach().contiguous()
-
-
-def check_output(name: str, tensor: Tensor, dtype: Any = None) -> None:
-    """Refuses a tensor that the operator cannot write into, or of another dtype than the one given."""
-    check_tensor(name, tensor)
-    if dtype is not None and tensor.dtype != dtype:
-        raise InvalidTensorError(f"{name} has dtype {core_name(tensor.dtype)}, expected {core_name(dtype)}", 13)
-    if not tensor.is_contiguous():
-        raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor")
-
-
 def region(tensor: Tensor) -> Region:
     """Where a contiguous tensor lies."""
     return (tensor.data_ptr(), tensor.size * tensor.element_size()) if tensor.size else (0, 0)
-
-
-def check_apart(output: Tensor, input: Tensor) -> None:
-    """Input and output of an exchange must not overlap in memory."""
-    regions.check_apart(region(output), region(input))
-
-
-def row_size(tensor: Tensor) -> int:
-    """Elements per row of dimension 0."""
-    return _core.row_size(tensor.shape)
 
 
 def from_block(block: _core.Block, shape: Sequence[int], dtype: Any, *, zero: bool = False) -> Tensor:
@@ -89,6 +64,16 @@ def from_block(block: _core.Block, shape: Sequence[int], dtype: Any, *, zero: bo
     if zero:
         array[...] = 0
     return paddle.utils.dlpack.from_dlpack(array).view(dtype).view(list(shape))
+
+
+def filled(outputs: Any, like: Sequence[Tensor], declare: Callable[[Any], T]) -> T:
+    """Calls ``declare`` with a list of outputs; an empty one is filled, with tensors of the shapes of ``like``."""
+    if not isinstance(outputs, list) or outputs:
+        return declare(outputs)
+    fresh = [paddle.empty_like(x) for x in like]
+    made = declare(fresh)
+    outputs.extend(fresh)
+    return made
 
 
 def empty(shape: int | Sequence[int], dtype: Any = None) -> Tensor:

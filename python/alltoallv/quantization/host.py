@@ -12,7 +12,7 @@ from alltoallv import _core, memory
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import Counts, split_layout
 from alltoallv._calls.guard import guard
-from alltoallv._calls.transfer import Transfer
+from alltoallv._calls.linear import Transfer
 from alltoallv.communicator import Communicator
 from alltoallv.errors import ValueOverflowError
 from alltoallv.quantization import requests
@@ -20,7 +20,6 @@ from alltoallv.quantization.requests import Reduction
 from alltoallv.quantization.spec import Options, Quantization
 
 A = TypeVar("A")  # a NumPy array, or a tensor of MindSpore or Paddle
-T = TypeVar("T", bound=Transfer)
 Codes = npt.NDArray[np.uint8]
 _address = _core.buffer_address
 
@@ -93,11 +92,12 @@ class RowsCall(Generic[A]):
         self._plan.run(source, _address(self._arrived), self._limit)
         return self._filled(self._arrived, self._output), recvs
 
-    def transfer(self, kind: type[T], recvs: Sequence[int]) -> T:
+    def transfer(self, recvs: Sequence[int]) -> Transfer[A]:
         """The exchange of these rows without quantization, whose transpose is the gradient."""
         row, sends = max(self.rows.length, 1), self.rows.sends
         inner, outer = ((sum(counts), *self._tail) for counts in (sends, recvs))
-        return kind(self._comm, "all_to_all_v", split_layout(sends, recvs, self.rows.length), inner, outer, row)
+        layout = split_layout(sends, recvs, self.rows.length)
+        return Transfer(self._adapter, self._comm, "all_to_all_v", inner, outer, layout, row)
 
     def returning(self, recvs: list[int], dtype: Any) -> Callable[[A], RowsCall[A]] | None:
         """Makes the call that takes the rows' gradients back as codes, to ``dtype``; None: they are not quantized."""

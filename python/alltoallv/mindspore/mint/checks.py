@@ -13,7 +13,7 @@ from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidTensorError
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore.exchange import check_async, enter
+from alltoallv.mindspore.front_end import check_async, enter
 from alltoallv.mindspore.group import Group
 
 P = ParamSpec("P")

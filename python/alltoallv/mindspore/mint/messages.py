@@ -12,8 +12,8 @@ from mindspore import Tensor
 
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore import rooted
-from alltoallv.mindspore.exchange import enter
+from alltoallv.mindspore import messages
+from alltoallv.mindspore.front_end import enter
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.mint.checks import check_rank
 from alltoallv.mindspore.work import CommHandle
@@ -31,7 +31,7 @@ def send(tensor: Tensor, dst: int = 0, group: Group = None, tag: int = 0) -> Non
         PeerLostError, CommTimeoutError: the peer died, left, or did not come.
     """
     _check("send", tensor, "dst", dst, group)
-    rooted.send(tensor, dst, group, tag)
+    messages.send(tensor, dst, group, tag)
 
 
 def recv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> int:
@@ -41,20 +41,20 @@ def recv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> int
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     _check("recv", tensor, "src", src, group)
-    rooted.recv(tensor, src, group, tag)
+    messages.recv(tensor, src, group, tag)
     return 0
 
 
 def isend(tensor: Tensor, dst: int = 0, group: Group = None, tag: int = 0) -> CommHandle:
     """`send` that returns at once; the tensor must not be changed until the handle's ``wait`` has returned."""
     _check("isend", tensor, "dst", dst, group)
-    return rooted.isend(tensor, dst, group, tag)
+    return messages.isend(tensor, dst, group, tag)
 
 
 def irecv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> CommHandle:
     """`recv` that returns at once; the tensor has what was sent when the handle's ``wait`` has returned."""
     _check("irecv", tensor, "src", src, group)
-    return rooted.irecv(tensor, src, group, tag)
+    return messages.irecv(tensor, src, group, tag)
 
 
 def _check(operator: str, tensor: Any, name: str, peer: Any, group: Group) -> None:
@@ -142,5 +142,5 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[CommHandle]:
             raise TypeError(f"The elements in p2p_op_list must be type of P2POp, but got {type(op)}.")
         if op.group != p2p_op_list[0].group:
             raise TypeError("The group name in p2p_op_list must be consistent.")
-    starts = [(rooted.isend if op.sends else rooted.irecv, op) for op in p2p_op_list]
+    starts = [(messages.isend if op.sends else messages.irecv, op) for op in p2p_op_list]
     return [_All([start(op.tensor, op.peer, op.group, op.tag) for start, op in starts])]

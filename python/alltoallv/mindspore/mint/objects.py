@@ -12,7 +12,7 @@ from alltoallv._calls import objects
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore.exchange import enter
+from alltoallv.mindspore.front_end import enter
 from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.mint.checks import check_rank
 from alltoallv.mindspore.mint.messages import check_other

@@ -1,0 +1,306 @@
+"""The all-to-all family as users call it, for front ends whose tensors lie in host memory."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from alltoallv import _core
+from alltoallv._calls import experts, linear, signature
+from alltoallv._calls.counts import Counts, Unit, packed
+from alltoallv._calls.front_end import A, FrontEnd, G, H
+from alltoallv._calls.guard import guard
+from alltoallv._calls.linear import Learning, Linear, Map, Submitted, Transfer
+from alltoallv._calls.regions import check_apart, check_gather_apart
+from alltoallv._calls.request import read_request
+from alltoallv._calls.signature import described
+from alltoallv.communicator import Communicator
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from alltoallv._calls.signature import ExchangeOptions
+
+
+class Exchanges(FrontEnd[A, G, H]):
+    """A front end's exchanges: it says below what is its own."""
+
+    def host(self, comm: Communicator) -> Communicator:
+        """Of the same ranks in host memory, where counts travel."""
+        return comm
+
+    @abstractmethod
+    def check(self, name: str, x: Any) -> A:
+        """An input as it is, checked; what can be made a tensor may become one."""
+
+    def at_once(self, input: Any, async_op: bool) -> bool:
+        """Whether the core may look at the tensors."""
+        return False
+
+    def started(self, comm: Communicator, made: tuple[A | None, Any], input: Any) -> tuple[A | None, H]:
+        """What an asynchronous call of the core has returned, with the front end's handle."""
+        raise NotImplementedError
+
+    def tracks(self, *tensors: A) -> bool:
+        """Whether a gradient may be asked for with respect to one of these."""
+        return False
+
+    def check_tracked_output(self) -> None:
+        """Refuses an output for an input that wants a gradient, where the framework cannot have it."""
+
+    def apply(self, input: A, call: Map[A]) -> A:
+        """Runs it in the framework's autograd."""
+        raise NotImplementedError
+
+    def taken(self, x: A, index: npt.NDArray[np.int64]) -> A:
+        """Elements of the flat tensor; the gradient adds up those that are taken twice."""
+        raise NotImplementedError
+
+    def assign(self, name: str, output: A, values: A, kept: npt.NDArray[np.bool_] | None) -> None:
+        """Copies values into a caller's tensor, whose gradient then passes through them.
+
+        ``kept`` is true where the tensor keeps its own value; None if it keeps none.
+        """
+        raise NotImplementedError
+
+    @overload
+    def all_to_all_v(
+        self,
+        input: A,
+        send_counts: Counts,
+        recv_counts: Counts | None = None,
+        *,
+        async_op: Literal[False] = False,
+        **options: Unpack[ExchangeOptions[A, G]],
+    ) -> A: ...
+    @overload
+    def all_to_all_v(
+        self,
+        input: A,
+        send_counts: Counts,
+        recv_counts: Counts | None = None,
+        *,
+        async_op: Literal[True],
+        **options: Unpack[ExchangeOptions[A, G]],
+    ) -> tuple[A | None, H]: ...
+    @described(signature.all_to_all_v)
+    def all_to_all_v(
+        self,
+        input: A,
+        send_counts: Counts,
+        recv_counts: Counts | None = None,
+        *,
+        sdispls: Counts | None = None,
+        rdispls: Counts | None = None,
+        unit: Unit | None = None,
+        out: A | None = None,
+        group: G = None,  # type: ignore[assignment]
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        comm = self.enter(group)
+        if comm is None:
+            return (None, None) if async_op else None
+        counts = (send_counts, recv_counts, sdispls, rdispls, unit)
+        if self.at_once(input, async_op):
+            made = _core.all_to_all_v(comm.core, input, out, *counts, async_op, timeout)
+            if made is not None:
+                return self.started(comm, made, input) if async_op else made
+        return self.move("all_to_all_v", comm, input, out, counts, async_op, timeout)
+
+    def move(
+        self,
+        operator: str,
+        comm: Communicator,
+        input: Any,
+        out: A | None,
+        counts: tuple[Any, Any, Any, Any, Any],
+        async_op: bool,
+        timeout: float | None,
+    ) -> Any:
+        """An all_to_all_v whose tensors have to be looked at."""
+        with guard(comm, operator):
+            self.check_async(async_op)
+            limit = _core.read_timeout(timeout)
+            x: Any = self.check("input", input)
+            wants_grad = self.tracks(x)
+            if out is not None and wants_grad:
+                self.check_tracked_output()
+            if out is not None and counts[1] is not None:
+                x = self._check_pair("input", x, "out", out, wants_grad)
+            about = comm.size, x.shape, *counts, out, async_op and wants_grad
+            request = read_request(*about, empty_rows=not self.adapter.queues())
+            layout, shape = request.layout, tuple(x.shape)
+            if wants_grad and (index := linear.packing(*layout[:2])) is not None:
+                x = self.taken(x, index)
+                layout, shape = (layout[0], packed(layout[0]), *layout[2:]), (len(index),)
+        transfer = Transfer(self.adapter, comm, operator, shape, request.shape, layout, request.row, timeout=limit)
+        if not request.learns:
+            return self.run(x, transfer, out, "out", async_op)
+        learning = Learning(transfer, request)
+        if async_op:
+            return None, learning.submit(x)
+        return self.apply(x, learning) if wants_grad else learning.run(x)
+
+    def run(self, x: A, call: Linear[A], out: A | None, name: str, async_op: bool) -> Any:
+        """The output, which is ``out`` of that name if given, and the handle with ``async_op=True``."""
+        if out is not None and self.tracks(x, out):  # a handle is then already done
+            call = replace(call, shape_out=tuple(out.shape))  # type: ignore[attr-defined]
+            self.assign(name, out, self.apply(x, call), call.kept())
+            return (out, self.adapter.done(out)) if async_op else out
+        if out is not None or not self.tracks(x):
+            return call.submit(x, out) if async_op else call.run(x, out)
+        if not async_op:
+            return self.apply(x, call)
+        begun = Submitted(call)
+        return self.apply(x, begun), begun.handle
+
+    def _check_pair(self, name: str, x: A, out_name: str, out: Any, tracked: bool = False) -> A:
+        """Refuses an output of another kind, or that overlaps the input; the input, contiguous where no gradient is."""
+        whole = self.adapter.contiguous(x)
+        self.adapter.check_output(out_name, out, whole)
+        if not self.adapter.queues():
+            check_apart(self.adapter.region(out), self.adapter.region(whole))
+        return x if tracked else whole
+
+    def exchange_counts(self, send_counts: Counts, group: G = None) -> A:  # type: ignore[assignment]
+        """What every rank will send to this one: entry j is rank j's ``send_counts`` entry for this rank.
+
+        int64, shape ``[W]``.
+        """
+        comm = self.enter(group)
+        if comm is None:
+            return None  # type: ignore[return-value]
+        return self.numbers(experts.tell_counts(self.host(comm), send_counts))
+
+    @abstractmethod
+    def numbers(self, values: npt.NDArray[np.int64]) -> A:
+        """As a tensor."""
+
+    def single(
+        self,
+        comm: Communicator,
+        output: A,
+        input: Any,
+        splits: tuple[Counts | None, Counts | None],
+        async_op: bool,
+        timeout: float | None,
+        names: tuple[str, str, str, str] = ("output", "input", "output_split_sizes", "input_split_sizes"),
+    ) -> Any:
+        """An all_to_all_single, by the names of its arguments; the output, and the handle with ``async_op=True``."""
+        with guard(comm, "all_to_all_single"):
+            self.check_async(async_op)
+            limit = _core.read_timeout(timeout)
+            x: Any = self.check(names[1], input)
+            tracked = self.tracks(x, output)
+            x = self._check_pair(names[1], x, names[0], output, tracked)
+            shape_in, shape_out = tuple(x.shape), tuple(output.shape)  # type: ignore[attr-defined]
+            request = _core.Request.all_to_all_single(comm.size, shape_out, shape_in, *splits, names)
+        about = "all_to_all_single", shape_in, shape_out, request.layout, request.row
+        return self.run(x, Transfer(self.adapter, comm, *about, timeout=limit), output, names[0], async_op)
+
+    def all_to_all_single(
+        self,
+        output: A,
+        input: A,
+        output_split_sizes: Counts | None = None,
+        input_split_sizes: Counts | None = None,
+        group: G = None,  # type: ignore[assignment]
+        async_op: bool = False,
+        *,
+        timeout: float | None = None,
+    ) -> H | None:
+        """Splits ``input`` along dimension 0, sends part j to rank j, and concatenates what arrives into ``output``.
+
+        Signature and meaning of ``torch.distributed.all_to_all_single``.
+
+        Args:
+            output: Shape ``[sum(output_split_sizes), ...]``; contiguous, of the input's dtype, apart from it in memory.
+            input: Shape ``[sum(input_split_sizes), ...]``, any dtype.
+            output_split_sizes, input_split_sizes: Rows for and from every rank; by default equal parts, for which
+                dimension 0 must divide.
+            group, async_op, timeout: As for `all_to_all_v`.
+
+        Returns:
+            None, or the handle with ``async_op=True``.
+
+        Raises:
+            AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
+        """
+        comm, splits = self.enter(group), (output_split_sizes, input_split_sizes)
+        if comm is None:
+            return None
+        if self.at_once(input, async_op):
+            made = _core.all_to_all_single(comm.core, output, input, *splits, async_op, timeout)
+            if made is not None:
+                return self.started(comm, made, input)[1] if async_op else None
+        result = self.single(comm, output, input, splits, async_op, timeout)
+        return result[1] if async_op else None
+
+    def all_gather_into_tensor(
+        self,
+        output_tensor: A,
+        input_tensor: A,
+        group: G = None,  # type: ignore[assignment]
+        async_op: bool = False,
+        *,
+        timeout: float | None = None,
+    ) -> H | None:
+        """Concatenates the ``input_tensor`` of all ranks, in rank order, into ``output_tensor``.
+
+        Signature and meaning of ``torch.distributed.all_gather_into_tensor``.
+
+        Args:
+            output_tensor: Contiguous, of W times the elements, in shape ``[W * x1, x2, ...]``, ``[W, x1, x2, ...]`` or
+                any other.
+            input_tensor: Shape ``[x1, x2, ...]``, one on all ranks, of one dtype; may be this rank's part of the
+                output.
+            group, async_op, timeout: As for `all_to_all_v`.
+
+        Returns:
+            None, or the handle with ``async_op=True``.
+
+        Raises:
+            AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
+        """
+        comm = self.enter(group)
+        if comm is None:
+            return None
+        if self.at_once(input_tensor, async_op):
+            made = _core.all_gather_into_tensor(comm.core, output_tensor, input_tensor, async_op, timeout)
+            if made is not None:
+                return self.started(comm, made, input_tensor)[1] if async_op else None
+        names = "output_tensor", "input_tensor"
+        result = self.gather("all_gather_into_tensor", comm, output_tensor, input_tensor, async_op, timeout, names)
+        return result[1] if async_op else None
+
+    def gather(
+        self,
+        operator: str,
+        comm: Communicator,
+        out: A | None,
+        input: Any,
+        async_op: bool,
+        timeout: float | None,
+        names: tuple[str, str],
+    ) -> Any:
+        """All ranks' inputs of one shape, into ``out`` or stacked; and the handle with ``async_op=True``."""
+        with guard(comm, operator):
+            self.check_async(async_op)
+            limit = _core.read_timeout(timeout)
+            x: Any = self.check(names[1], input)
+            whole = self.adapter.contiguous(x)
+            shape = (comm.size, *x.shape)
+            if out is not None:
+                self.adapter.check_output(names[0], out, whole)
+                shape = tuple(out.shape)  # type: ignore[attr-defined]
+                _core.Request.all_gather(comm.size, x.shape, math.prod(shape), names[0])
+                if not self.adapter.queues():
+                    check_gather_apart(self.adapter.region(out), self.adapter.region(whole), comm.rank)
+            call = linear.gathering(self.adapter, comm, x.shape, shape, timeout=limit)
+        return self.run(x, replace(call, operator=operator), out, names[0], async_op)

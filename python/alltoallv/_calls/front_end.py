@@ -1,0 +1,83 @@
+"""What every front end of host memory says of itself, and how its calls of declared collectives start."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+from alltoallv import _core
+from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.declared import Made
+from alltoallv._calls.guard import guard
+from alltoallv._calls.handle import Handle
+from alltoallv.communicator import Communicator
+
+A = TypeVar("A")  # the framework's tensor
+G = TypeVar("G")  # its groups
+H = TypeVar("H", bound=Handle)  # its handles
+
+
+class FrontEnd(ABC, Generic[A, G, H]):
+    """Groups, tensors and handles of one framework."""
+
+    adapter: ClassVar[Adapter[Any]]
+
+    @abstractmethod
+    def enter(self, group: G) -> Communicator | None:
+        """The group's communicator; None on a rank outside."""
+
+    def rank_in(self, group: G, rank: Any, name: str) -> Any:
+        """The number in the group of the rank that the argument ``name`` gives."""
+        return rank
+
+    def reduction(self, op: Any) -> str:
+        """The core's name of a reduction."""
+        name: str = op
+        return name
+
+    def ended(self, result: Any) -> H | None:
+        """What a call returns that is done."""
+        return None
+
+    def check_async(self, async_op: Any) -> None:
+        """Refuses what is no bool, where the framework does."""
+
+    def call(
+        self,
+        declared: Callable[..., Made],
+        group: G,
+        async_op: bool,
+        *arguments: Any,
+        root: tuple[str, Any] | None = None,
+        timeout: float | None = None,
+        result: Any = None,
+        **more: Any,
+    ) -> H | None:
+        """Runs a collective of `alltoallv._calls.declared`, or submits it and returns the handle.
+
+        Args:
+            arguments, more: The collective's own; ``op`` as the framework says it.
+            root: The name and the value of the argument that says the root.
+            result: What the handle gives; default: the outputs.
+        """
+        comm = self.enter(group)
+        if comm is None:
+            return None
+        with guard(comm, declared.__name__.removeprefix("_")):
+            self.check_async(async_op)
+            limit = _core.read_timeout(timeout)
+            if root is not None:
+                more["root"] = self.rank_in(group, root[1], root[0])
+            if "op" in more:
+                more["op"] = self.reduction(more["op"])
+            made = declared(self.adapter, comm, *arguments, **more)
+            made.call.timeout = limit
+            for output in made.outputs:
+                self.adapter.writes(output)
+        kept = made.outputs if result is None else result
+        if not async_op:
+            made.call.run()
+            return self.ended(kept)
+        handle: Any = self.adapter.handle(comm, made.call.submit(), (made,), lambda: kept)
+        return cast("H", handle)

@@ -1,0 +1,253 @@
+"""Collectives of one tensor as autograd needs them: linear maps, each of which knows its transpose.
+
+A front end has one function of its autograd, which runs a map forward and its transpose backward.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from alltoallv import _core
+from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.counts import Layout, even_parts, overlap, packed
+from alltoallv._calls.guard import guard
+from alltoallv._calls.handle import Handle
+from alltoallv._calls.reductions import ReductionPlan
+from alltoallv.communicator import Communicator
+
+A = TypeVar("A")  # the framework's tensor
+
+
+class Map(ABC, Generic[A]):
+    """What autograd sees of a call."""
+
+    @abstractmethod
+    def run(self, input: A) -> A:
+        """A new tensor."""
+
+    @abstractmethod
+    def transposed(self) -> Map[A]:
+        """Outputs become inputs, which makes it the gradient."""
+
+
+@dataclass(frozen=True)
+class Linear(Map[A]):
+    """A collective whose arguments have passed this rank's checks, from shape to shape.
+
+    ``timeout`` is in seconds, below 0 the communicator's; it holds for the gradient's exchange, too.
+    """
+
+    adapter: Adapter[A]
+    communicator: Communicator
+    operator: str
+    shape_in: tuple[int, ...]
+    shape_out: tuple[int, ...]
+    timeout: float = field(default=-1.0, kw_only=True)
+
+    @abstractmethod
+    def plan(self, dtype: str) -> Any:
+        """For tensors of a dtype that the core calls so."""
+
+    @abstractmethod
+    def transposed(self) -> Linear[A]: ...
+
+    def has_gaps(self) -> bool:
+        """Whether the output has elements that nothing is written to."""
+        return False
+
+    def kept(self) -> npt.NDArray[np.bool_] | None:
+        """True where it has them, flat; None if it has none."""
+        return None
+
+    def run(self, input: A, output: A | None = None) -> A:
+        """Into ``output``, or a new tensor whose gaps are zero."""
+        if self.adapter.queues():
+            return self.adapter.enqueue(self, input, output)
+        plan, x, out = self._prepare(input, output)
+        plan.run(self.adapter.region(x)[0], self.adapter.region(out)[0], self.timeout)
+        return out
+
+    def submit(self, input: A, output: A | None = None) -> tuple[A, Handle]:
+        """The same, under way."""
+        if self.adapter.queues():
+            out = self.adapter.enqueue(self, input, output)
+            return out, self.adapter.done(out)  # the framework orders what comes behind
+        plan, x, out = self._prepare(input, output)
+        work = plan.submit(self.adapter.region(x)[0], self.adapter.region(out)[0], self.timeout)
+        return out, self.adapter.handle(self.communicator, work, (x, out), lambda: out)
+
+    def _prepare(self, input: A, output: A | None) -> tuple[Any, A, A]:
+        with guard(self.communicator, self.operator):
+            x = self.adapter.contiguous(input)
+            if output is None:
+                output = self.adapter.new(self.shape_out, x, zero=self.has_gaps())
+            else:
+                self.adapter.writes(output)
+            return self.plan(self.adapter.dtype(x)), x, output
+
+
+@dataclass(frozen=True)
+class Transfer(Linear[A]):
+    """An exchange; the layout is in elements, of which ``row`` make a unit of the caller's counts."""
+
+    layout: Layout
+    row: int
+
+    def transposed(self) -> Transfer[A]:
+        """The send regions must not overlap."""
+        sends, sdispls, recvs, rdispls = self.layout
+        return replace(self, layout=(recvs, rdispls, sends, sdispls), shape_in=self.shape_out, shape_out=self.shape_in)
+
+    def has_gaps(self) -> bool:
+        return sum(self.layout[2]) < math.prod(self.shape_out)
+
+    def kept(self) -> npt.NDArray[np.bool_] | None:
+        if not self.has_gaps():
+            return None
+        kept = np.ones(math.prod(self.shape_out), np.bool_)
+        for begin, count in zip(self.layout[3], self.layout[2], strict=True):
+            kept[begin : begin + count] = False
+        return kept
+
+    def plan(self, dtype: str) -> _core.Plan:
+        return _core.Plan(self.communicator.core, self.operator, dtype, *self.layout, 0, max(self.row, 1))
+
+
+@dataclass(frozen=True)
+class Gathering(Linear[A]):
+    """All ranks' inputs, one after the other; rank j's has ``counts[j]`` elements."""
+
+    counts: Sequence[int]
+
+    def plan(self, dtype: str) -> _core.Plan:
+        own = [math.prod(self.shape_in)] * self.communicator.size
+        layout = (own, [0] * len(own), list(self.counts), packed(self.counts))
+        return _core.Plan(self.communicator.core, self.operator, dtype, *layout)
+
+    def transposed(self) -> Linear[A]:
+        return Reduction(
+            self.adapter, self.communicator, "reduce_scatter", self.shape_out, self.shape_in, "sum", self.counts
+        )
+
+
+@dataclass(frozen=True)
+class Reduction(Linear[A]):
+    """The sum of all ranks' inputs or, of an all_reduce, its average.
+
+    Every rank gets all of it, which is its own transpose, or rank j a part of ``counts[j]`` elements.
+    """
+
+    op: str
+    counts: Sequence[int]
+
+    def plan(self, dtype: str) -> ReductionPlan:
+        return ReductionPlan(self.communicator.core, self.operator, dtype, self.op, list(self.counts))
+
+    def transposed(self) -> Linear[A]:
+        if self.operator == "all_reduce":
+            return self
+        return gathering(self.adapter, self.communicator, self.shape_out, self.shape_in, self.counts)
+
+
+def gathering(
+    adapter: Adapter[A],
+    comm: Communicator,
+    shape_in: Sequence[int],
+    shape_out: Sequence[int],
+    counts: Sequence[int] | None = None,
+    timeout: float = -1.0,
+) -> Gathering[A]:
+    """By default of inputs of one size."""
+    counts = [math.prod(shape_in)] * comm.size if counts is None else counts
+    about = "all_gather_into_tensor", tuple(shape_in), tuple(shape_out), counts
+    return Gathering(adapter, comm, *about, timeout=timeout)
+
+
+def all_reduction(adapter: Adapter[A], comm: Communicator, shape: Sequence[int], op: str = "sum") -> Reduction[A]:
+    """The ``"sum"`` or ``"avg"`` of all ranks' tensors of that shape."""
+    whole = tuple(shape)
+    return Reduction(adapter, comm, "all_reduce", whole, whole, op, even_parts(math.prod(whole), comm.size))
+
+
+class Learning(Map[A]):
+    """An exchange whose receive counts come from the peers; its transpose is known after it has run."""
+
+    def __init__(self, transfer: Transfer[A], request: _core.Request) -> None:
+        self._transfer, self._request = transfer, request
+
+    def run(self, input: A) -> A:
+        transfer, adapter = self._transfer, self._transfer.adapter
+        if adapter.queues():
+            self._told(adapter.learn(transfer, input))
+            return self._transfer.run(input)
+        plan, x = self._prepare(input)
+        block, told = plan.run_learning(adapter.region(x)[0], transfer.timeout)
+        return adapter.from_block(block, self._told(told), x)
+
+    def submit(self, input: A) -> Handle:
+        """The same, under way; the handle's result is the output."""
+        adapter, comm = self._transfer.adapter, self._transfer.communicator
+        if adapter.queues():
+            ended: Handle = adapter.done(self.run(input))
+            return ended
+        plan, x = self._prepare(input)
+        learning = plan.submit_learning(adapter.region(x)[0], self._transfer.timeout)
+
+        def finish() -> A:
+            block, told = learning.take()
+            return adapter.from_block(block, self._told(told), x)
+
+        return adapter.handle(comm, learning.work, (x,), finish)
+
+    def transposed(self) -> Transfer[A]:
+        return self._transfer.transposed()
+
+    def _prepare(self, input: A) -> tuple[_core.Plan, A]:
+        transfer = self._transfer
+        with guard(transfer.communicator, transfer.operator):
+            x = transfer.adapter.contiguous(input)
+            dtype = transfer.adapter.dtype(x)
+            if transfer.row == 0:  # the peers tell rows, which have no elements
+                return self._request.plan(transfer.communicator.core, transfer.operator, dtype), x
+            return transfer.plan(dtype), x
+
+    def _told(self, counts: Sequence[int]) -> tuple[int, ...]:
+        """The output's shape, with what the peers have told."""
+        shape = self._request.shape_for(counts)
+        sends, sdispls, _, _ = self._transfer.layout
+        recvs = [n * bool(self._transfer.row) for n in counts]
+        self._transfer = replace(self._transfer, layout=(sends, sdispls, recvs, packed(recvs)), shape_out=shape)
+        return shape
+
+
+class Submitted(Map[A]):
+    """An exchange that begins when it runs; ``handle`` tells its end."""
+
+    handle: Handle
+
+    def __init__(self, transfer: Linear[A]) -> None:
+        self._transfer = transfer
+
+    def run(self, input: A) -> A:
+        output, self.handle = self._transfer.submit(input)
+        return output
+
+    def transposed(self) -> Linear[A]:
+        return self._transfer.transposed()
+
+
+def packing(counts: Sequence[int], displs: Sequence[int]) -> npt.NDArray[np.int64] | None:
+    """The elements of overlapping regions, one region after the other; None if none overlap.
+
+    Gathered by the framework's own operator, whose gradient adds up what overlaps, they can be sent from packed places.
+    """
+    if not overlap(counts, displs):
+        return None
+    return np.concatenate([np.arange(d, d + n, dtype=np.int64) for n, d in zip(counts, displs, strict=True)])

@@ -1,0 +1,87 @@
+"""Messages with the signatures of ``paddle.distributed``.
+
+``dst`` and ``src`` are ranks of the job, for a `Communicator` ranks in it. They raise as `alltoallv.numpy.send`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from paddle import Tensor
+
+from alltoallv._calls import messages
+from alltoallv.errors import InvalidParamError
+from alltoallv.paddle.adapter import ADAPTER
+from alltoallv.paddle.group import Group, rank_in, resolve
+from alltoallv.paddle.work import Done, Task
+
+
+def send(tensor: Tensor, dst: int = 0, group: Group = None, sync_op: bool = True) -> Task | None:
+    """Sends ``tensor`` to rank ``dst``; with ``sync_op=True`` it returns when that has received it.
+
+    Messages of one pair are received in the order of their sends, beside the collectives.
+    """
+    return _message("send", tensor, dst, "dst", group, sync_op)
+
+
+def recv(tensor: Tensor, src: int = 0, group: Group = None, sync_op: bool = True) -> Task | None:
+    """Receives into ``tensor`` what rank ``src`` sends, of as many elements and that dtype."""
+    return _message("recv", tensor, src, "src", group, sync_op)
+
+
+def isend(tensor: Tensor, dst: int, group: Group = None) -> Task | None:
+    """`send` that returns at once; the tensor must not be changed until the task's ``wait`` has returned."""
+    return send(tensor, dst, group, sync_op=False)
+
+
+def irecv(tensor: Tensor, src: int | None = None, group: Group = None) -> Task | None:
+    """`recv` that returns at once; ``src=None`` means 0, as in Paddle. Collectives may be called meanwhile."""
+    return recv(tensor, 0 if src is None else src, group, sync_op=False)
+
+
+def _message(operator: str, tensor: Tensor, peer: int, name: str, group: Group, sync_op: bool) -> Task | None:
+    comm = resolve(group)
+    if comm is None:
+        return None
+    peer = rank_in(group, peer, name)
+    if peer == comm.rank:
+        raise InvalidParamError(f"{name} is {peer}, this rank itself, expected another one")
+    message, used = messages.message(ADAPTER, comm, operator, tensor, peer, waits=sync_op)
+    if operator == "recv":
+        ADAPTER.writes(tensor)
+    if not sync_op:
+        return Task(comm, message.submit(), (used,), lambda: tensor)
+    message.run()
+    return Done(tensor)
+
+
+class P2POp:
+    """One message of `batch_isend_irecv`: ``op`` is `isend` or `irecv`, of this module or Paddle's, or its name.
+
+    Raises:
+        RuntimeError: another ``op``, with Paddle's words.
+    """
+
+    def __init__(self, op: Callable[..., Any] | str, tensor: Tensor, peer: int, group: Group = None) -> None:
+        name = op if isinstance(op, str) else getattr(op, "__name__", "")
+        if name not in ("isend", "irecv"):
+            raise RuntimeError(
+                "Invalid ``op`` function. Expected ``op`` to be of type ``paddle.distributed.isend`` or "
+                "``paddle.distributed.irecv``."
+            )
+        self.op, self.tensor, self.peer, self.group = isend if name == "isend" else irecv, tensor, peer, group
+
+
+def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Task]:
+    """Starts all messages of the list at once, in its order, and returns their tasks.
+
+    Raises:
+        RuntimeError: no list of `P2POp`, with Paddle's words.
+    """
+    if not isinstance(p2p_op_list, list) or not all(isinstance(op, P2POp) for op in p2p_op_list):
+        raise RuntimeError(
+            "Invalid ``p2p_op_list``. Each op is expected to to be of type ``paddle.distributed.P2POp``."
+        )
+    tasks = [op.op(op.tensor, op.peer, op.group) for op in p2p_op_list]
+    return [task for task in tasks if task is not None]
