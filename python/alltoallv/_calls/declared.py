@@ -23,10 +23,17 @@ class Made(NamedTuple):
     """A call, and the tensors that it uses."""
 
     call: Ready
-    outputs: Sequence[Any] = ()
+    result: Any = None  # what it writes: a tensor, or a list
     inputs: Sequence[Any] = ()
     name: str = "tensor"  # the argument that has the outputs
     counts: Sequence[int] | None = None  # of the elements of each rank, where they were given
+
+    @property
+    def outputs(self) -> Sequence[Any]:
+        """What it writes."""
+        if isinstance(self.result, list):
+            return self.result
+        return [] if self.result is None else [self.result]
 
 
 Tensors = Adapter[Any]
@@ -35,19 +42,19 @@ Tensors = Adapter[Any]
 def all_reduce(tensors: Tensors, comm: Communicator, tensor: Any, op: str) -> Made:
     """The combination of all ranks' tensors, in place."""
     dtype = tensors.check_output("tensor", tensor)
-    return Made(collectives.all_reduce(comm, dtype, op, tensors.region(tensor)), [tensor])
+    return Made(collectives.all_reduce(comm, dtype, op, tensors.region(tensor)), tensor)
 
 
 def reduce(tensors: Tensors, comm: Communicator, tensor: Any, op: str, root: int) -> Made:
     """The same on the root alone."""
     dtype, mine = tensors.check_output("tensor", tensor), tensors.region(tensor)
-    return Made(rooted.reduce(comm, dtype, op, mine if comm.rank == root else None, mine, root), [tensor])
+    return Made(rooted.reduce(comm, dtype, op, mine if comm.rank == root else None, mine, root), tensor)
 
 
 def broadcast(tensors: Tensors, comm: Communicator, tensor: Any, root: int, name: str = "tensor") -> Made:
     """The root's tensor, in place."""
     dtype = tensors.check_output(name, tensor)
-    return Made(collectives.broadcast(comm, dtype, tensors.region(tensor), root), [tensor], name=name)
+    return Made(collectives.broadcast(comm, dtype, tensors.region(tensor), root), tensor, name=name)
 
 
 def gather(tensors: Tensors, comm: Communicator, tensor: Any, gather_list: Any, root: int) -> Made:
@@ -67,7 +74,7 @@ def scatter(
     if comm.rank == root:
         parts = inputs_of(tensors, comm, name, given, tensor)
     call = rooted.scatter(comm, dtype, tensors.region(tensor), list(map(tensors.region, parts)), root)
-    return Made(call, [tensor], parts)
+    return Made(call, tensor, parts)
 
 
 def reduce_scatter(
@@ -92,7 +99,7 @@ def reduce_scatter(
     if counts is not None:
         regions = cut(regions[0], counts, item_size(dtype))
     call = collectives.reduce_scatter(comm, dtype, op, tensors.region(output), regions)
-    return Made(call, [output], parts, names[0], counts)
+    return Made(call, output, parts, names[0], counts)
 
 
 def all_gather(
@@ -106,17 +113,16 @@ def all_gather(
     """All ranks' tensors into a list, or into one tensor, of equal parts or of ``counts`` elements of each rank."""
     x = tensors.read(names[1], tensor)
     if isinstance(given, tensors.tensor):
-        outs, whole = [given], given.shape
-        dtype = tensors.check_output(names[0], given, x)
+        dtype, outputs = tensors.check_output(names[0], given, x), given
+        regions = [tensors.region(given)]
         if counts is None:
             _core.Request.all_gather(comm.size, x.shape, given.size, names[0])
+        else:
+            regions = cut(regions[0], counts, item_size(dtype))
     else:
-        outs, whole = outputs_of(tensors, comm, names[0], given, x), None
-        dtype = tensors.dtype(x)
-    regions = list(map(tensors.region, outs))
-    if counts is not None and whole is not None:
-        regions = cut(regions[0], counts, item_size(dtype))
-    return Made(collectives.all_gather(comm, dtype, regions, tensors.region(x)), outs, [x], names[0], counts)
+        dtype, outputs = tensors.dtype(x), outputs_of(tensors, comm, names[0], given, x)
+        regions = list(map(tensors.region, outputs))
+    return Made(collectives.all_gather(comm, dtype, regions, tensors.region(x)), outputs, [x], names[0], counts)
 
 
 def all_to_all(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -51,33 +52,48 @@ class FrontEnd(ABC, Generic[A, G, H]):
         *arguments: Any,
         root: tuple[str, Any] | None = None,
         timeout: float | None = None,
-        result: Any = None,
+        gradient: Any = None,
         **more: Any,
     ) -> H | None:
-        """Runs a collective of `alltoallv._calls.declared`, or submits it and returns the handle.
+        """Runs a collective of `alltoallv._calls.declared`, or one that ends in it, or submits it for the handle.
 
         Args:
             arguments, more: The collective's own; ``op`` as the framework says it.
             root: The name and the value of the argument that says the root.
-            result: What the handle gives; default: the outputs.
+            gradient: For `prepare`.
         """
         comm = self.enter(group)
         if comm is None:
             return None
-        with guard(comm, declared.__name__.removeprefix("_")):
+        with guard(comm, declared.__name__.removeprefix("_").removesuffix("_uneven")):
             self.check_async(async_op)
             limit = _core.read_timeout(timeout)
             if root is not None:
                 more["root"] = self.rank_in(group, root[1], root[0])
             if "op" in more:
                 more["op"] = self.reduction(more["op"])
-            made = declared(self.adapter, comm, *arguments, **more)
-            made.call.timeout = limit
-            for output in made.outputs:
-                self.adapter.writes(output)
-        kept = made.outputs if result is None else result
-        if not async_op:
-            made.call.run()
-            return self.ended(kept)
-        handle: Any = self.adapter.handle(comm, made.call.submit(), (made,), lambda: kept)
-        return cast("H", handle)
+            start = self.prepare(functools.partial(declared, **more), comm, arguments, limit, gradient)
+        return start(async_op)
+
+    def prepare(
+        self,
+        declared: Callable[..., Made],
+        comm: Communicator,
+        arguments: tuple[Any, ...],
+        timeout: float,
+        gradient: Any,
+    ) -> Callable[[bool], H | None]:
+        """Checks the arguments; what it returns starts the call. ``gradient``: how outputs get one, if they can."""
+        made = declared(self.adapter, comm, *arguments)
+        made.call.timeout = timeout
+        for output in made.outputs:
+            self.adapter.writes(output)
+
+        def start(async_op: bool) -> H | None:
+            if not async_op:
+                made.call.run()
+                return self.ended(made.result)
+            handle: Any = self.adapter.handle(comm, made.call.submit(), (made,), lambda: made.result)
+            return cast("H", handle)
+
+        return start

@@ -23,17 +23,12 @@ class Call:
     """
 
     def __init__(
-        self,
-        declared: Callable[..., Made],
-        comm: Communicator,
-        arguments: tuple[Any, ...],
-        more: dict[str, Any],
-        timeout: float = -1.0,
+        self, declared: Callable[..., Made], comm: Communicator, arguments: tuple[Any, ...], timeout: float = -1.0
     ) -> None:
         copies: dict[int, tuple[Tensor, Tensor]] = {}
 
         def declare(place: Place) -> Made:
-            return declared(Tensors(place, copies), comm, *arguments, **more)
+            return declared(Tensors(place, copies), comm, *arguments)
 
         self._declare, self._comm = declare, comm
         if not in_queue():
@@ -41,18 +36,16 @@ class Call:
         self.made = declare(_apart() if in_queue() else region)
         self.made.call.timeout = timeout
 
-    def start(self, async_op: bool = False, result: Any = None) -> CommHandle | None:
-        """Runs it, or submits it; ``result`` is what the handle gives, by default the outputs."""
+    def start(self, async_op: bool = False) -> CommHandle | None:
+        """Runs it, or submits it."""
         made = self.made
-        if result is None:
-            result = made.outputs[0] if len(made.outputs) == 1 else made.outputs
         if in_queue():
             from alltoallv.mindspore import device_op  # compiles
 
             device_op.enqueue(self._prepare, made.outputs or made.inputs, made.inputs)
-            return Done(result) if async_op else None
+            return Done(made.result) if async_op else None
         if async_op:
-            return CommHandle(self._comm, made.call.submit(), (made,), lambda: result)
+            return CommHandle(self._comm, made.call.submit(), (made,), lambda: made.result)
         made.call.run()
         return None
 

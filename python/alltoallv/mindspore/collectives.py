@@ -22,9 +22,10 @@ from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Reduction, gathering
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
+from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.adapter import LATE, Tensors
 from alltoallv.mindspore.autograd import Broadcast, ListExchange, apply, summed
-from alltoallv.mindspore.front_end import check_async, enter, front_end
+from alltoallv.mindspore.front_end import Gradient, check_async, enter, front_end
 from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import executor, in_queue, settle
 from alltoallv.mindspore.work import CommHandle
@@ -49,7 +50,7 @@ def all_to_all(
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
 
-    def gradient(comm: Communicator, made: Made, more: dict[str, Any]) -> Values:
+    def gradient(comm: Communicator, made: Made) -> Values:
         shapes = [tuple(out.shape) for out in made.outputs]
         return lambda: ListExchange.apply(comm, shapes, *made.inputs)
 
@@ -68,7 +69,7 @@ def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None, async_op: b
     if async_op is False and isinstance(tensor, Tensor) and _core.reduce(*given) is not None:
         return None
 
-    def gradient(comm: Communicator, made: Made, more: dict[str, Any]) -> Values:
+    def gradient(comm: Communicator, made: Made) -> Values:
         if op not in ("sum", "avg"):
             raise InvalidParamError(f"op is {op!r}, expected 'sum' or 'avg' for a tensor with a gradient")
         return lambda: [summed(tensor, comm, op)]
@@ -87,10 +88,8 @@ def reduce_scatter(
     if in_queue() and isinstance(input_list, list | tuple) and all(isinstance(x, Tensor) for x in input_list):
         counts = [x.size for x in input_list]  # where they lie is not known yet: as one tensor
         input_list = ops.concat([x.reshape(-1) for x in input_list])
-    gradient = _scattered_sum
-    return front_end.call(
-        declared.reduce_scatter, group, async_op, output, input_list, op=op, counts=counts, gradient=gradient
-    )
+    about: dict[str, Any] = {"op": op, "counts": counts, "gradient": _scattered_sum(op)}
+    return front_end.call(declared.reduce_scatter, group, async_op, output, input_list, **about)
 
 
 def reduce_scatter_tensor(
@@ -100,7 +99,7 @@ def reduce_scatter_tensor(
 
     ``input`` has W times the elements of ``output``. ``op`` as for `all_reduce`.
     """
-    gradient = _scattered_sum
+    gradient = _scattered_sum(op)
     return front_end.call(declared.reduce_scatter, group, async_op, output, input, op=op, gradient=gradient)
 
 
@@ -116,8 +115,8 @@ def reduce_scatter_tensor_uneven(
 
     The split sizes are equal on all ranks, and default to equal parts. ``op`` as for `all_reduce`.
     """
-    sizes, gradient = input_split_sizes, _scattered_sum
-    return front_end.call(_reduce_scatter, group, async_op, output, input, op=op, sizes=sizes, gradient=gradient)
+    about: dict[str, Any] = {"op": op, "sizes": input_split_sizes, "gradient": _scattered_sum(op)}
+    return front_end.call(_reduce_scatter, group, async_op, output, input, **about)
 
 
 def _reduce_scatter(tensors: Tensors, comm: Communicator, output: Tensor, input: Tensor, op: str, sizes: Any) -> Made:
@@ -132,18 +131,21 @@ def _elements(name: str, tensors: Tensors, tensor: Tensor, of: str, sizes: Count
     return scaled(shares(name, given, of, tensor.shape[0], size), _core.row_size(tensor.shape))
 
 
-def _scattered_sum(comm: Communicator, made: Made, more: dict[str, Any]) -> Values:
-    (output,), parts, op = made.outputs, made.inputs, more["op"]
-    if op != "sum" or len({x.size for x in parts}) > 1:
-        raise InvalidParamError(f"op is {op!r}, expected 'sum' of equal parts for tensors with a gradient")
-    counts = made.counts or [output.size] * comm.size
+def _scattered_sum(op: str) -> Gradient:
+    def gradient(comm: Communicator, made: Made) -> Values:
+        parts = made.inputs
+        if op != "sum" or len({x.size for x in parts}) > 1:
+            raise InvalidParamError(f"op is {op!r}, expected 'sum' of equal parts for tensors with a gradient")
+        counts = made.counts or [made.result.size] * comm.size
 
-    def values() -> Sequence[Tensor]:
-        x = parts[0] if len(parts) == 1 else ops.concat([part.reshape(-1) for part in parts])
-        shapes = tuple(x.shape), tuple(output.shape)
-        return [apply(x, Reduction(LATE, comm, "reduce_scatter", *shapes, "sum", counts))]
+        def values() -> Sequence[Tensor]:
+            x = parts[0] if len(parts) == 1 else ops.concat([part.reshape(-1) for part in parts])
+            shapes = tuple(x.shape), tuple(made.result.shape)
+            return [apply(x, Reduction(LATE, comm, "reduce_scatter", *shapes, "sum", counts))]
 
-    return values
+        return values
+
+    return gradient
 
 
 def all_gather(
@@ -177,18 +179,15 @@ def _all_gather_uneven(tensors: Tensors, comm: Communicator, output: Tensor, inp
     return declared.all_gather(tensors, comm, output, input, counts, ("output", "input"))
 
 
-_all_gather_uneven.__name__ = "all_gather"  # what the ranks compare
-
-
-def _gathered(comm: Communicator, made: Made, more: dict[str, Any]) -> Values:
-    outs, (x,) = made.outputs, made.inputs
-    counts = made.counts or [out.size for out in outs]
-    if len(outs) > 1 and len(set(counts)) > 1:
+def _gathered(comm: Communicator, made: Made) -> Values:
+    (x,) = made.inputs
+    counts = made.counts or [out.size for out in made.outputs]
+    if made.counts is None and len(set(counts)) > 1:
         raise InvalidParamError("tensor_list has tensors of different sizes, expected one size for a gradient")
 
     def values() -> Sequence[Tensor]:
         flat = apply(x, gathering(LATE, comm, x.shape, (sum(counts),), counts))
-        return [flat] if len(outs) == 1 else [flat[j * x.size : (j + 1) * x.size] for j in range(comm.size)]
+        return [flat] if made.counts else [flat[j * x.size : (j + 1) * x.size] for j in range(comm.size)]
 
     return values
 
@@ -200,8 +199,8 @@ def broadcast(tensor: Tensor, src: int, group: Group = None, async_op: bool = Fa
     goes to ``src``.
     """
 
-    def gradient(comm: Communicator, made: Made, more: dict[str, Any]) -> Values:
-        return lambda: [Broadcast.apply(tensor, comm, more["root"])]
+    def gradient(comm: Communicator, made: Made) -> Values:
+        return lambda: [Broadcast.apply(tensor, comm, groups.rank_in(group, src))]
 
     return front_end.call(declared.broadcast, group, async_op, tensor, root=("src", src), gradient=gradient)
 

@@ -10,10 +10,8 @@ import numpy.typing as npt
 from mindspore import Tensor, ops
 from mindspore.graph import jit_trace
 
-from alltoallv import _core
 from alltoallv._calls.declared import Made
 from alltoallv._calls.exchanges import Exchanges
-from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Map
 from alltoallv.communicator import Communicator
 from alltoallv.mindspore import group as groups
@@ -24,8 +22,7 @@ from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import check_tensor, core_name
 from alltoallv.mindspore.work import CommHandle, Done
 
-# Of a call with its own arguments: what makes the values of its outputs.
-Gradient = Callable[[Communicator, Made, dict[str, Any]], Callable[[], Sequence[Tensor]]]
+Gradient = Callable[[Communicator, Made], Callable[[], Sequence[Tensor]]]  # gives what makes the values of the outputs
 
 
 def enter(group: Group) -> Communicator:
@@ -82,37 +79,28 @@ class _FrontEnd(Exchanges[Tensor, Group, CommHandle]):
     def numbers(self, values: npt.NDArray[np.int64]) -> Tensor:
         return Tensor.from_numpy(values)
 
-    def call(
+    def prepare(
         self,
         declared: Callable[..., Made],
-        group: Group,
-        async_op: bool,
-        *arguments: Any,
-        root: tuple[str, Any] | None = None,
-        timeout: float | None = None,
-        result: Any = None,
-        gradient: Gradient | None = None,
-        **more: Any,
-    ) -> CommHandle | None:
-        """As every front end's. ``gradient`` gives what makes the outputs' values where a gradient may be asked for.
+        comm: Communicator,
+        arguments: tuple[Any, ...],
+        timeout: float,
+        gradient: Gradient | None,
+    ) -> Callable[[bool], CommHandle | None]:
+        call = Call(declared, comm, arguments, timeout)
+        made = call.made
+        if gradient is None or not tracks(*made.outputs, *made.inputs, *arguments):
+            return call.start
+        values = gradient(comm, made)
 
-        MindSpore then follows the values into the outputs, and a handle is already done.
-        """
-        comm = enter(group)
-        with guard(comm, declared.__name__.removeprefix("_")):
-            check_async(async_op)
-            limit = _core.read_timeout(timeout)
-            if root is not None:
-                more["root"] = groups.rank_in(group, root[1])
-            call = Call(declared, comm, arguments, more, limit)
-            made, values = call.made, None
-            if gradient is not None and tracks(*made.outputs, *made.inputs, *arguments):
-                values = gradient(comm, made, more)
-        if values is None:
-            return call.start(async_op, result)
-        for j, (output, value) in enumerate(zip(made.outputs, values(), strict=True)):
-            assign(made.name if len(made.outputs) == 1 else f"{made.name}[{j}]", output, value.reshape(output.shape))
-        return Done(made.outputs[0] if len(made.outputs) == 1 else made.outputs) if async_op else None
+        def start(async_op: bool) -> CommHandle | None:
+            """MindSpore follows the values into the outputs. A handle is then already done."""
+            listed = isinstance(made.result, list)
+            for j, (output, value) in enumerate(zip(made.outputs, values(), strict=True)):
+                assign(f"{made.name}[{j}]" if listed else made.name, output, value.reshape(output.shape))
+            return Done(made.result) if async_op else None
+
+        return start
 
 
 front_end = _FrontEnd()
