@@ -59,10 +59,18 @@ def _message(
 
 
 def message(
-    adapter: Adapter[A], comm: Communicator, operator: str, tensor: A, peer: int | None, tag: int = 0, *, waits: bool
+    adapter: Adapter[A],
+    comm: Communicator,
+    operator: str,
+    tensor: A,
+    peer: int | None,
+    tag: int = 0,
+    *,
+    waits: bool,
+    name: str = "tensor",
 ) -> tuple[Message, A]:
-    """A ``"send"`` or ``"recv"``, and the tensor that it uses."""
-    x = adapter.read("tensor", tensor) if operator == "send" else tensor
-    dtype = adapter.dtype(x) if operator == "send" else adapter.check_output("tensor", x)
+    """A ``"send"`` or ``"recv"`` of the argument ``name``, and the tensor that it uses."""
+    x = adapter.read(name, tensor) if operator == "send" else tensor
+    dtype = adapter.dtype(x) if operator == "send" else adapter.check_output(name, x)
     make: Any = send if operator == "send" else recv
     return make(comm, dtype, adapter.region(x), peer, tag, waits=waits), x

@@ -18,16 +18,30 @@ from alltoallv.mindspore.work import CommHandle
 
 
 def send(tensor: Tensor, dst: int = 0, group: Group = None, tag: int = 0) -> int:
-    """Sends ``tensor`` to rank ``dst``; returns 0 when that has received it.
+    """Sends ``tensor`` to rank ``dst``, which calls `recv`; returns when that has received it.
 
-    Messages of one pair and one tag are received in the order of their sends, beside the collectives.
+    Args:
+        tensor: Any shape. Copied first if it is not contiguous.
+        dst: A rank of the job, not this one; for a `Communicator`, a rank in it.
+        tag: Messages of one pair and one tag are received in the order of their sends, beside the collectives.
+
+    Returns:
+        0; in ``mint.distributed``, as there, None.
+
+    Raises:
+        InvalidParamError, InvalidTensorError: the arguments, on this rank alone; TypeError in ``mint.distributed``.
+        PeerMismatchError: the receiver expects another size or dtype; both raise it, nothing has been written.
+        PeerLostError, CommTimeoutError: the peer died, left, or did not come.
     """
     _message("send", tensor, dst, group, tag).run()
     return 0
 
 
 def recv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> int:
-    """Receives into ``tensor`` what rank ``src`` sends with this tag; returns 0."""
+    """Receives into ``tensor``, which is contiguous, what rank ``src`` sends with this tag; returns 0.
+
+    Arguments and errors as of `send`.
+    """
     _message("recv", tensor, src, group, tag).run()
     return 0
 
@@ -38,7 +52,10 @@ def isend(tensor: Tensor, dst: int = 0, group: Group = None, tag: int = 0) -> Co
 
 
 def irecv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> CommHandle:
-    """`recv` that returns at once. Collectives may be called meanwhile."""
+    """`recv` that returns at once; the tensor has what was sent when the handle's ``wait`` has returned.
+
+    Collectives may be called meanwhile.
+    """
     return _post("recv", tensor, src, group, tag)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy.typing as npt
 
 from alltoallv import _core
 from alltoallv._calls import messages
 from alltoallv.communicator import Communicator
-from alltoallv.dtypes import core_name
-from alltoallv.numpy.arrays import Array, as_input, check_apart, check_output, region, resolve
+from alltoallv.numpy.adapter import ADAPTER
+from alltoallv.numpy.arrays import Array, as_input, check_apart, check_output, resolve
 from alltoallv.numpy.work import Work
 
 
@@ -39,9 +41,7 @@ def send(
             and the communicator stays usable.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
-    x, limit = as_input("input", input), _core.read_timeout(timeout)
-    comm = resolve(group)
-    messages.send(comm, core_name(x.dtype), region(x), dst, tag, waits=True).run(limit)
+    _message("send", input, dst, tag, group, timeout, waits=True)
 
 
 def recv(
@@ -63,19 +63,16 @@ def recv(
     Raises:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
-    comm, limit = resolve(group), _core.read_timeout(timeout)
-    check_output("out", out)
-    return messages.recv(comm, core_name(out.dtype), region(out), src, tag, waits=True).run(limit).source
+    source: int = _message("recv", out, src, tag, group, timeout, waits=True).source
+    return source
 
 
 def isend(
     input: npt.ArrayLike, dst: int, tag: int = 0, *, group: Communicator | None = None, timeout: float | None = None
 ) -> MessageWork:
     """`send` that returns at once; the array must not be changed until the work is done."""
-    x, limit = as_input("input", input), _core.read_timeout(timeout)
-    comm = resolve(group)
-    message = messages.send(comm, core_name(x.dtype), region(x), dst, tag, waits=False)
-    return MessageWork(comm, message.submit(limit), (x,), lambda: None)
+    work: MessageWork = _message("send", input, dst, tag, group, timeout)
+    return work
 
 
 def irecv(
@@ -90,10 +87,8 @@ def irecv(
 
     Receives of one tag meet messages in the order of their calls. Collectives may be called meanwhile.
     """
-    comm, limit = resolve(group), _core.read_timeout(timeout)
-    check_output("out", out)
-    message = messages.recv(comm, core_name(out.dtype), region(out), src, tag, waits=False)
-    return MessageWork(comm, message.submit(limit), (out,), lambda: out)
+    work: MessageWork = _message("recv", out, src, tag, group, timeout)
+    return work
 
 
 def sendrecv(
@@ -110,7 +105,7 @@ def sendrecv(
     """Sends ``input`` to rank ``dst`` and receives into ``out`` from rank ``src`` meanwhile, so that neither waits.
 
     Args:
-        input, out: As of `send` and `recv`; apart in memory.
+        input, out: As for `send` and `recv`; apart in memory.
         dst, src: Ranks of the group, also this one; None for ``src``: whoever sends first with the tag.
         send_tag, recv_tag: The tags of the two messages.
         timeout: Seconds to wait for either; default: the communicator's.
@@ -128,3 +123,19 @@ def sendrecv(
     going.wait()
     coming.wait()
     return coming.source
+
+
+def _message(
+    operator: str,
+    array: Any,
+    peer: int | None,
+    tag: int,
+    group: Communicator | None,
+    timeout: float | None,
+    *,
+    waits: bool = False,
+) -> Any:
+    comm, limit = resolve(group), _core.read_timeout(timeout)
+    name, result = ("input", None) if operator == "send" else ("out", array)
+    message, used = messages.message(ADAPTER, comm, operator, array, peer, tag, waits=waits, name=name)
+    return message.run(limit) if waits else MessageWork(comm, message.submit(limit), (used,), lambda: result)

@@ -11,7 +11,7 @@ from mindspore import Tensor
 
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidTensorError
+from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.front_end import check_async, enter
 from alltoallv.mindspore.group import Group
@@ -26,10 +26,10 @@ _LISTS = {"tensor_list": "tensor", "input_list": "output", "scatter_list": "tens
 _ROOTS = {"scatter_list": "src", "gather_list": "dst"}  # of lists that one rank has
 
 
-def as_mint(function: Callable[P, R], ops: tuple[str, ...] = OPS) -> Callable[P, R]:
+def as_mint(function: Callable[P, R], ops: tuple[str, ...] = OPS, *, message: bool = False) -> Callable[P, R]:
     """The function with MindSpore's checks before its own; all ranks raise what one of them refuses.
 
-    A parameter's name says what it must be.
+    A parameter's name says what it must be. A message is the matter of its two ranks, which differ.
     """
     parameters = inspect.signature(function).parameters
     operator = function.__name__.removesuffix("_uneven")  # as the core calls it
@@ -43,6 +43,9 @@ def as_mint(function: Callable[P, R], ops: tuple[str, ...] = OPS) -> Callable[P,
         comm = None
         try:
             _check_values(function.__name__, given, ops)
+            if message:
+                name = "dst" if "dst" in given else "src"
+                check_other(function.__name__, name, given[name], given["group"])
             if lists or whole:
                 comm = enter(given.get("group"))
                 for name in lists:
@@ -50,6 +53,8 @@ def as_mint(function: Callable[P, R], ops: tuple[str, ...] = OPS) -> Callable[P,
                 if whole:
                     _check_gathered(given["output_tensor"], given["input_tensor"], comm)
         except Exception as error:
+            if message:
+                raise
             with guard(comm or enter(given.get("group")), operator):
                 raise error
         return function(*args, **kwargs)
@@ -61,6 +66,12 @@ def check_rank(operator: str, name: str, value: Any) -> None:
     """Refuses a ``src`` or ``dst`` that is no int."""
     if not isinstance(value, int):
         raise TypeError(f"For {operator}, the {name} must be int, but got {type(value)}")
+
+
+def check_other(operator: str, name: str, peer: int, group: Group) -> None:
+    """Refuses this rank itself as the peer of a message."""
+    if groups.rank_in(group, peer) == enter(group).rank:
+        raise InvalidParamError(f"For {operator}, {name} is {peer}, this rank itself, expected another one")
 
 
 def _check_values(operator: str, given: dict[str, Any], ops: tuple[str, ...]) -> None:

@@ -1,74 +1,32 @@
 """Messages between two ranks, with the signatures, return values and error classes of ``mindspore.mint.distributed``.
 
-They go beside the collectives and have no gradients. ``dst`` and ``src`` are ranks of the job.
+``dst`` and ``src`` are ranks of the job.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from mindspore import Tensor
 
-from alltoallv.errors import InvalidParamError
-from alltoallv.mindspore import group as groups
+from alltoallv._calls.signature import described
 from alltoallv.mindspore import messages
-from alltoallv.mindspore.front_end import enter
 from alltoallv.mindspore.group import Group
-from alltoallv.mindspore.mint.checks import check_rank
+from alltoallv.mindspore.mint.checks import as_mint
 from alltoallv.mindspore.work import CommHandle
 
 
+@functools.partial(as_mint, message=True)
+@described(messages.send)
 def send(tensor: Tensor, dst: int = 0, group: Group = None, tag: int = 0) -> None:
-    """Sends ``tensor`` to rank ``dst``; returns when that has received it.
-
-    Messages of one pair and one tag are received in the order of their sends.
-
-    Raises:
-        TypeError: ``tensor``, ``dst`` or ``group`` is of another type.
-        ValueError: ``dst`` is this rank, or no rank of the group.
-        PeerMismatchError: the receiver expects another size or dtype; both raise it, nothing has been written.
-        PeerLostError, CommTimeoutError: the peer died, left, or did not come.
-    """
-    _check("send", tensor, "dst", dst, group)
     messages.send(tensor, dst, group, tag)
 
 
-def recv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> int:
-    """Receives into ``tensor`` what rank ``src`` sends with this tag; returns 0.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
-    """
-    _check("recv", tensor, "src", src, group)
-    messages.recv(tensor, src, group, tag)
-    return 0
-
-
-def isend(tensor: Tensor, dst: int = 0, group: Group = None, tag: int = 0) -> CommHandle:
-    """`send` that returns at once; the tensor must not be changed until the handle's ``wait`` has returned."""
-    _check("isend", tensor, "dst", dst, group)
-    return messages.isend(tensor, dst, group, tag)
-
-
-def irecv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> CommHandle:
-    """`recv` that returns at once; the tensor has what was sent when the handle's ``wait`` has returned."""
-    _check("irecv", tensor, "src", src, group)
-    return messages.irecv(tensor, src, group, tag)
-
-
-def _check(operator: str, tensor: Any, name: str, peer: Any, group: Group) -> None:
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"For {operator}, the input tensor must be tensor, but got {type(tensor)}")
-    check_rank(operator, name, peer)
-    check_other(operator, name, peer, group)
-
-
-def check_other(operator: str, name: str, peer: int, group: Group) -> None:
-    """Refuses this rank itself as the peer of a message."""
-    comm = enter(group)
-    if groups.rank_in(group, peer) == comm.rank:
-        raise InvalidParamError(f"For {operator}, {name} is {peer}, this rank itself, expected another one")
+recv = as_mint(messages.recv, message=True)
+isend = as_mint(messages.isend, message=True)
+irecv = as_mint(messages.irecv, message=True)
 
 
 class P2POp:

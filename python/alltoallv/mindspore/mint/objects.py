@@ -14,8 +14,7 @@ from alltoallv.communicator import Communicator
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.front_end import enter
 from alltoallv.mindspore.group import Group, on_host
-from alltoallv.mindspore.mint.checks import check_rank
-from alltoallv.mindspore.mint.messages import check_other
+from alltoallv.mindspore.mint.checks import check_other, check_rank
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
