@@ -11,8 +11,10 @@ from mint_page import ON_ASCEND
 
 import alltoallv.mindspore as am
 from alltoallv import _core
+from alltoallv._calls.linear import Reduction, gathering
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.mindspore import autograd, device_op, distributed, tensors
+from alltoallv.mindspore.adapter import LATE
 from alltoallv.mindspore.device_op import build, exchange
 
 comm = am.init(timeout=240)
@@ -97,10 +99,10 @@ def sums():
     am.all_reduce(largest, "max", async_op=True).wait()
     sizes = [(2 + 2 * comm.rank,)] * 2
     made = (
-        lambda x: autograd.AllReduce.apply(x, comm, "sum"),
-        lambda x: autograd.ReduceScatter.apply(x, comm, [3, 3], (3,)),
+        lambda x: autograd.summed(x, comm),
+        lambda x: autograd.apply(x, Reduction(LATE, comm, "reduce_scatter", (6,), (3,), "sum", [3, 3])),
         lambda x: autograd.ListExchange.apply(comm, sizes, x[:2], x[2:])[1],
-        lambda x: autograd.Gather.apply(x, comm, [6, 6]),
+        lambda x: autograd.apply(x, gathering(LATE, comm, (6,), (12,))),
         lambda x: autograd.Broadcast.apply(x, comm, 1),
     )
     return total + 0, part + 0, largest + 0, *(ms.grad(lambda x, f=f: (f(x * x) * 3).sum())(x) for f in made)
