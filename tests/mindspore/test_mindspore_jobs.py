@@ -31,6 +31,14 @@ def test_a_program_for_npus_as_it_is(tmp_path: Path) -> None:
         assert job.logs[f"worker_{rank}.log"] == "ran on CPU\n"
 
 
+def test_the_example_of_mindspores_documentation(tmp_path: Path) -> None:
+    job = msrun(tmp_path, 2, EXAMPLES / "mindspore_on_cpu.py", str(JOBS / "mint_example.py"))
+    assert job.code == 0, "\n".join(job.logs.values())[-5000:]
+    row = "1. 1. 1. 1. 1. 1. 1. 1."
+    for rank in range(2):
+        assert job.logs[f"worker_{rank}.log"].split() == f"[[{row}] [{row}] [{row}] [{row}]]".split()
+
+
 @pytest.mark.parametrize(("how", "error"), [("killed", "PeerLostError"), ("disagrees", "PeerMismatchError")])
 def test_a_failing_job_says_why_in_seconds(tmp_path: Path, how: str, error: str) -> None:
     """Every log but that of a killed worker names the rank and the error."""
