@@ -46,7 +46,7 @@ class Adapter(ABC, Generic[A]):
 
     @abstractmethod
     def contiguous(self, x: A) -> A:
-        """The same values in contiguous memory, complete, without history; copied only if they must be."""
+        """A tensor of these values in contiguous memory, complete, without history; copied only if it must be."""
 
     @abstractmethod
     def writable(self, x: A) -> bool:
@@ -62,7 +62,7 @@ class Adapter(ABC, Generic[A]):
         """The core's name of one of the framework's dtypes."""
 
     def dtype(self, x: A) -> str:
-        """That of a tensor's."""
+        """The core's name of a tensor's dtype."""
         return self.name(x.dtype)  # type: ignore[attr-defined]
 
     @abstractmethod

@@ -40,7 +40,7 @@ class Ready:
     timeout: float = -1.0  # seconds; below 0 the communicator's
 
     def run(self, timeout: float | None = None, stream: int = 0) -> None:
-        """Of a device's memory it is enqueued on ``stream``."""
+        """Runs it; a device's collective is enqueued on ``stream``."""
         more = {"stream": stream} if stream else {}
         self.plan.run(*self.addresses, timeout=self.timeout if timeout is None else timeout, **more)
 
@@ -50,7 +50,7 @@ class Ready:
 
 
 def all_reduce(comm: Communicator, dtype: str, op: str, tensor: Region) -> Ready:
-    """In place; ``dtype`` is the core's name."""
+    """Combines all ranks' tensors, in place; ``dtype`` is the core's name."""
     check_reduction(op, dtype)
     counts = even_parts(count_of(tensor, dtype), comm.size)
     return Ready(ReductionPlan(comm.core, "all_reduce", dtype, op, counts), (tensor[0], tensor[0]))
@@ -131,7 +131,7 @@ def all_to_all(
 
 
 def broadcast(comm: Communicator, dtype: str, tensor: Region, root: int) -> Ready:
-    """In place; ``root`` is a rank of the communicator."""
+    """Copies the tensor of ``root``, a rank of the communicator, into all others, in place."""
     layout = broadcast_layout(comm.rank, comm.size, count_of(tensor, dtype), root)
     return Ready(_core.Plan(comm.core, "broadcast", dtype, *layout, root), (tensor[0], tensor[0]))
 

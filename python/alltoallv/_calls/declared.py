@@ -46,7 +46,7 @@ def all_reduce(tensors: Tensors, comm: Communicator, tensor: Any, op: str) -> Ma
 
 
 def reduce(tensors: Tensors, comm: Communicator, tensor: Any, op: str, root: int) -> Made:
-    """The same on the root alone."""
+    """The combination of all ranks' tensors in that of the root."""
     dtype, mine = tensors.check_output("tensor", tensor), tensors.region(tensor)
     return Made(rooted.reduce(comm, dtype, op, mine if comm.rank == root else None, mine, root), tensor)
 

@@ -86,7 +86,7 @@ class Dispatching(ABC, Generic[A]):
 
     @abstractmethod
     def begin_combine(self, expert_outputs: A, state: DispatchState[A], begins: bool) -> Callable[[], A]:
-        """The same for the way back."""
+        """Sends rows back; what it returns receives the tokens. ``begins``: in the background."""
 
     @abstractmethod
     def parts(self, tokens: A, ends: Sequence[int]) -> list[A]:
@@ -98,7 +98,7 @@ class Dispatching(ABC, Generic[A]):
 
     @abstractmethod
     def gathered(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Those of every rank, a row for each."""
+        """The numbers of every rank, a row for each."""
 
     @property
     def num_experts(self) -> int:

@@ -31,7 +31,7 @@ class Exchanges(FrontEnd[A, G, H]):
     """A front end's exchanges: it says below what is its own."""
 
     def host(self, comm: Communicator) -> Communicator:
-        """Of the same ranks in host memory, where counts travel."""
+        """The communicator of these ranks in host memory, where counts travel."""
         return comm
 
     @abstractmethod

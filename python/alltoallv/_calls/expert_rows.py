@@ -25,7 +25,7 @@ class ExpertRows(ABC, Generic[A]):
         """The group's communicator; None on a rank outside."""
 
     def host(self, comm: Communicator) -> Communicator:
-        """Of the same ranks in host memory, where counts travel."""
+        """The communicator of these ranks in host memory, where counts travel."""
         return comm
 
     @abstractmethod

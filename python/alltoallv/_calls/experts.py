@@ -58,7 +58,7 @@ def _matrix(name: str, counts: Counts, size: int) -> Matrix:
 
 
 def layout(local: Matrix) -> Layout:
-    """Of the exchange by which cards tell each other their rows of ``local_count``."""
+    """The layout of the exchange by which cards tell each other their rows of ``local_count``."""
     each = [local.shape[1]] * local.shape[0]
     return each, packed(each), each, packed(each)
 

@@ -166,5 +166,5 @@ class HostDispatching(Dispatching[A]):
         return self.layer(tokens, expert_ids, gate_weights, experts, shared, chunks)
 
     def gathered(self, numbers: Numbers) -> Numbers:
-        """Those of every rank, a row for each."""
+        """The numbers of every rank, a row for each."""
         return counted.gathered(self.member(), numbers)

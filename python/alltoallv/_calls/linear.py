@@ -67,7 +67,7 @@ class Linear(Map[A]):
         return None
 
     def run(self, input: A, output: A | None = None) -> A:
-        """Into ``output``, or a new tensor whose gaps are zero."""
+        """Runs it into ``output``, or a new tensor whose gaps are zero."""
         if self.adapter.queues():
             return self.adapter.enqueue(self, input, output)
         plan, x, out = self._prepare(input, output)
@@ -75,7 +75,7 @@ class Linear(Map[A]):
         return out
 
     def submit(self, input: A, output: A | None = None) -> tuple[A, Handle]:
-        """The same, under way."""
+        """Starts it: the output, which is complete when the handle is done."""
         if self.adapter.queues():
             out = self.adapter.enqueue(self, input, output)
             return out, self.adapter.done(out)  # the framework orders what comes behind
@@ -164,7 +164,7 @@ def gathering(
     counts: Sequence[int] | None = None,
     timeout: float = -1.0,
 ) -> Gathering[A]:
-    """By default of inputs of one size."""
+    """Gathers the inputs of all ranks, by default of one size."""
     counts = [math.prod(shape_in)] * comm.size if counts is None else counts
     about = "all_gather_into_tensor", tuple(shape_in), tuple(shape_out), counts
     return Gathering(adapter, comm, *about, timeout=timeout)
@@ -192,7 +192,7 @@ class Learning(Map[A]):
         return adapter.from_block(block, self._told(told), x)
 
     def submit(self, input: A) -> Handle:
-        """The same, under way; the handle's result is the output."""
+        """Starts it; the handle's result is the output."""
         adapter, comm = self._transfer.adapter, self._transfer.communicator
         if adapter.queues():
             ended: Handle = adapter.done(self.run(input))

@@ -33,12 +33,12 @@ class Message:
 
 
 def send(comm: Communicator, dtype: str, tensor: Region, dst: int, tag: int, *, waits: bool) -> Message:
-    """To rank ``dst``; ``waits`` says that the call returns when the message has been received."""
+    """A message to rank ``dst``; ``waits`` says that the call returns when it has been received."""
     return _message("send", "dst", comm, dtype, tensor, dst, tag, waits)
 
 
 def recv(comm: Communicator, dtype: str, tensor: Region, src: int | None, tag: int, *, waits: bool) -> Message:
-    """From rank ``src``, or from whoever sends first with this tag."""
+    """A message from rank ``src``, or from whoever sends first with this tag."""
     return _message("recv", "src", comm, dtype, tensor, ANY_RANK if src is None else src, tag, waits)
 
 

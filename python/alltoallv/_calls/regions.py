@@ -28,7 +28,7 @@ def check_apart(output: Region, input: Region) -> None:
 
 
 def check_gather_apart(output: Region, input: Region, rank: int) -> None:
-    """The same for a gather, whose input may be its own part of the output."""
+    """Input and output of a gather must not overlap, unless the input is its own part of the output."""
     if input[0] != output[0] + rank * input[1]:
         check_apart(output, input)
 

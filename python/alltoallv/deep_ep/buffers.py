@@ -127,7 +127,7 @@ class _Buffer:
 
 
 class Buffer(_Buffer):
-    """Of version 1: dispatch and combine with a layout that `get_dispatch_layout` tells before.
+    """The buffer of version 1: dispatch and combine with a layout that `get_dispatch_layout` tells before.
 
     Args:
         group: A ProcessGroup, a `Communicator`, or None for the default group.
@@ -237,7 +237,7 @@ class Buffer(_Buffer):
 
 
 class ElasticBuffer(_Buffer):
-    """Of version 2: one call for dispatch, without a layout before it.
+    """The buffer of version 2: one call for dispatch, without a layout before it.
 
     Args:
         group: As for `Buffer`.
@@ -291,7 +291,7 @@ def _local(experts: int, size: int) -> int:
 
 
 def _in_rank(ids: Tensor, experts: int, size: int) -> Tensor:
-    """Of every token whether it goes to each rank."""
+    """Says of every token whether it goes to each rank."""
     if ids.numel() and not -1 <= int(ids.min()) <= int(ids.max()) < experts:
         raise InvalidParamError(f"topk_idx holds numbers from {ids.min()} to {ids.max()}, expected -1 to {experts - 1}")
     ranks = torch.div(ids, experts // size, rounding_mode="floor")  # of -1: -1

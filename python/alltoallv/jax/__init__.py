@@ -86,7 +86,7 @@ def _forward(comm: Communicator, operand: Any, output: Any, *tables: Any) -> Arr
 
 
 def _backward(comm: Communicator, rows: int, cotangent: Any, *tables: Any) -> tuple[Array, Array]:
-    """Of the operand the rows that the peers hold, of the output those that nothing took the place of."""
+    """The gradients: of the operand from the peers' rows, of the output from those that nothing took the place of."""
     offsets, sent, places, received = _learnt(comm, tables)
     kept = np.array(cotangent)
     came = av.all_to_all_v(kept, received, sent, sdispls=places, unit="row", group=comm)

@@ -34,7 +34,7 @@ Place = Callable[[Tensor], Region]  # where a tensor lies
 
 
 class Tensors(Adapter[Tensor]):
-    """By ``place``, and whether ``check`` waits for MindSpore to have computed what is to be read or written now.
+    """Knows tensors by ``place``; if it ``settles``, its checks wait until MindSpore has computed what they look at.
 
     ``copies`` keeps what had to be made contiguous, for another look at the same tensors.
     """

@@ -105,7 +105,7 @@ class _Arrived(_Function):
 
 
 class _Spread(_Function):
-    """By a way that is known."""
+    """Tokens and weights to experts, by a way that is known."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, weights: Tensor | None, route: Route) -> tuple[Tensor, Tensor]:
@@ -120,7 +120,7 @@ class _Spread(_Function):
 
 
 class _Collect(_Function):
-    """Back by it; the rows of one token are added."""
+    """Rows back to their tokens, by a way that is known; the rows of one token are added."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weights: Tensor | None, route: Route) -> tuple[Tensor, Tensor]:

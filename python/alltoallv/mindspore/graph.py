@@ -257,7 +257,7 @@ def exchange_operator(host: Host) -> ops.Custom:
 
 
 class _Differentiable(nn.Cell):
-    """The same for derivatives of several orders, which MindSpore takes of a cell's ``bprop`` alone.
+    """An exchange with derivatives of several orders, which MindSpore takes of a cell's ``bprop`` alone.
 
     It orders what they exchange only where one depends on the other.
     """

@@ -81,7 +81,7 @@ def numpy_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def as_input(tensor: Any) -> Tensor:
-    """The same values in contiguous memory, complete where calls do not queue; copied only if they must be."""
+    """A tensor of these values in contiguous memory, complete where calls do not queue; copied only if it must be."""
     check_tensor("input", tensor)
     core_name(tensor.dtype)
     if not tensor.is_contiguous():

@@ -79,7 +79,7 @@ def check_apart(output: Array, input: Array) -> None:
 
 
 def new_output(shape: tuple[int, ...], dtype: np.dtype[Any], has_gaps: bool) -> Array:
-    """In shared memory; zero where it has gaps."""
+    """A new array in shared memory; zero where it has gaps."""
     out = memory.empty(shape, dtype)
     if has_gaps:
         out.view(np.uint8)[...] = 0

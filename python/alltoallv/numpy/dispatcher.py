@@ -69,7 +69,7 @@ class MoEDispatcher(HostDispatching[Array]):
         return tokens
 
     def layer(self, tokens: Any, expert_ids: Any, gate_weights: Any, *how: Any) -> Array:
-        """Also of what can be made arrays."""
+        """Takes also what can be made arrays."""
         weights = None if gate_weights is None else np.asarray(gate_weights)
         return super().layer(np.asarray(tokens), np.asarray(expert_ids), weights, *how)
 

@@ -16,7 +16,7 @@ class Task(Handle):
         return False
 
     def synchronize(self) -> None:
-        """The same as `wait`: the memory is the host's."""
+        """Waits as `wait` does: the memory is the host's."""
         self.wait()
 
 

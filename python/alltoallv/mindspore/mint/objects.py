@@ -87,7 +87,7 @@ def recv_object_list(object_list: list[Any], src: int = 0, group: Group = None, 
 
 
 def _member(group: Group) -> Communicator:
-    """Of the same ranks in host memory, where objects travel."""
+    """The communicator of the group's ranks in host memory, where objects travel."""
     return on_host(enter(group))
 
 
