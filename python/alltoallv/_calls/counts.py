@@ -72,7 +72,7 @@ def shares(name: str, counts: Counts | None, tensor: str, rows: int, size: int) 
 def plan_request(
     size: int, send_counts: Counts, recv_counts: Counts, sdispls: Counts | None, rdispls: Counts | None
 ) -> tuple[int, _core.Request]:
-    """A request of elements for an input that is not known yet, and the elements that it must have."""
+    """How many elements an input that is not known yet must have, and the request."""
     counts, displs = as_counts("send_counts", send_counts, size), sdispls
     begins = packed(counts) if displs is None else as_counts("sdispls", displs, size)
     needed = max((begin + count for begin, count in zip(begins, counts, strict=True) if count > 0), default=0)
