@@ -9,10 +9,9 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "mint-distributed.md"
 # Where a name runs with device target Ascend: in MindSpore's queue, or not; the others on the host.
 QUEUED = "all_gather all_gather_into_tensor all_gather_into_tensor_uneven all_reduce all_to_all all_to_all_single"
-QUEUED += " broadcast destroy_process_group gather new_group reduce_scatter reduce_scatter_tensor scatter"
+QUEUED += " broadcast destroy_process_group gather new_group reduce reduce_scatter reduce_scatter_tensor scatter"
 QUEUED += " reduce_scatter_tensor_uneven"
-REFUSED = "batch_isend_irecv irecv isend recv reduce send"
-ON_ASCEND = dict.fromkeys(QUEUED.split(), "queue") | dict.fromkeys(REFUSED.split(), "no")
+ON_ASCEND = dict.fromkeys(QUEUED.split(), "queue")
 HEAD = """# mint.distributed on CPU and on Ascend
 
 Written by `python tests/mindspore/mint_page.py` from tests/mindspore/mint_calls.py, which calls every public name of
@@ -26,9 +25,8 @@ Ascend only the addresses and the stream are others. A test compares the column 
 
 - *queue*: an operator in MindSpore's queue, on its stream, over HCCL. The core's part of it (all-to-all, all-reduce,
   all-gather, reduce-scatter, a group of some ranks) runs on emulated NPUs (tests/mindspore/run_device_stream.py). HCCL
-  reduces by sum, min, max and prod, and scatters equal parts.
-- *host*: ranks, and objects, which travel in host memory where the ranks share a host.
-- *no*: BackendUnavailableError. Our transport over HCCL has no messages and no reduction to one rank.
+  reduces by sum, min, max and prod, on all ranks, and scatters equal parts.
+- *host*: ranks, and objects and messages, which travel in host memory where the ranks share a host.
 
 | name | CPU | Ascend | errors checked |
 |---|---|---|---|

@@ -97,6 +97,10 @@ class _Assign(_Function):
     def forward(ctx: Any, output: Tensor, values: Tensor, kept: Any) -> Tensor:
         ctx.shape, ctx.kept = values.shape, kept
         ctx.mark_dirty(output)
+        if in_queue():
+            fresh = values.reshape(output.shape)
+            output.copy_(fresh if kept is None else ops.where(Tensor(kept.reshape(output.shape)), output, fresh))
+            return output
         values = values.contiguous()
         settle()
         target, source = as_bytes(region(output)), as_bytes(region(values))

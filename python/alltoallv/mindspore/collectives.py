@@ -16,6 +16,7 @@ from mindspore import Tensor, ops
 
 from alltoallv import _core
 from alltoallv._calls import collectives, declared
+from alltoallv._calls.collectives import check_rank
 from alltoallv._calls.counts import Counts, scaled, shares
 from alltoallv._calls.declared import Made
 from alltoallv._calls.guard import guard
@@ -27,8 +28,8 @@ from alltoallv.mindspore.adapter import LATE, Tensors
 from alltoallv.mindspore.autograd import Broadcast, ListExchange, apply, summed
 from alltoallv.mindspore.front_end import Gradient, check_async, enter, front_end
 from alltoallv.mindspore.group import Group, on_host
-from alltoallv.mindspore.tensors import executor, in_queue, settle
-from alltoallv.mindspore.work import CommHandle
+from alltoallv.mindspore.tensors import executor, in_queue
+from alltoallv.mindspore.work import CommHandle, Done
 
 Values = Callable[[], Sequence[Tensor]]  # of the outputs, with a gradient
 
@@ -210,12 +211,19 @@ def reduce(tensor: Tensor, dst: int, op: str = "sum", group: Group = None, async
 
     ``op`` and the result's bits as for `all_reduce`.
     """
-    return front_end.call(_reduce, group, async_op, tensor, op=op, root=("dst", dst))
-
-
-def _reduce(tensors: Tensors, comm: Communicator, tensor: Tensor, op: str, root: int) -> Made:
-    settle()  # the transport over HCCL has no reduction to one rank
-    return declared.reduce(tensors, comm, tensor, op, root)
+    if not in_queue():
+        return front_end.call(declared.reduce, group, async_op, tensor, op=op, root=("dst", dst))
+    # HCCL combines on all ranks, here into a copy: our transport over it has no reduction to one rank.
+    comm = enter(group)
+    with guard(comm, "all_reduce"):
+        LATE.check_output("tensor", tensor)
+        root = groups.rank_in(group, dst)
+        check_rank("root", root, comm.size)
+        total = tensor.copy()
+    all_reduce(total, op, group)
+    if comm.rank == root:
+        tensor.copy_(total)
+    return Done(tensor) if async_op else None
 
 
 def gather(

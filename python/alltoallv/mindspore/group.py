@@ -143,7 +143,10 @@ def on_host(comm: Communicator) -> Communicator:
         return comm
     control = comm.core.control
     if control is None or control.backend != "shm":
-        raise BackendUnavailableError("recv_counts is None, expected counts where the ranks are on several hosts")
+        raise BackendUnavailableError(
+            "the ranks are on several hosts, expected one: counts that are learnt, objects and messages of NPUs go "
+            "through host memory"
+        )
     return Communicator(control)
 
 

@@ -1,19 +1,24 @@
 """Messages of ``mindspore.mint.distributed``, with its signatures and return values.
 
-On CPU, for contiguous tensors, without gradients. ``dst`` and ``src`` are ranks of the job, for a `Communicator` ranks
-in it. They raise as `alltoallv.numpy.send`.
+Without gradients. On Ascend they travel in host memory, which takes ranks of one host. ``dst`` and ``src`` are ranks of
+the job, for a `Communicator` ranks in it. They raise as `alltoallv.numpy.send`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 from mindspore import Tensor
 
 from alltoallv._calls import messages
 from alltoallv._calls.messages import Message
+from alltoallv.communicator import Communicator
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore.adapter import ADAPTER
+from alltoallv.mindspore.adapter import ADAPTER, LATE
 from alltoallv.mindspore.front_end import enter
-from alltoallv.mindspore.group import Group
+from alltoallv.mindspore.group import Group, on_host
+from alltoallv.mindspore.tensors import core_name, in_queue
 from alltoallv.mindspore.work import CommHandle
 
 
@@ -33,8 +38,7 @@ def send(tensor: Tensor, dst: int = 0, group: Group = None, tag: int = 0) -> int
         PeerMismatchError: the receiver expects another size or dtype; both raise it, nothing has been written.
         PeerLostError, CommTimeoutError: the peer died, left, or did not come.
     """
-    _message("send", tensor, dst, group, tag).run()
-    return 0
+    return _run("send", tensor, dst, group, tag)
 
 
 def recv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> int:
@@ -42,8 +46,7 @@ def recv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> int
 
     Arguments and errors as of `send`.
     """
-    _message("recv", tensor, src, group, tag).run()
-    return 0
+    return _run("recv", tensor, src, group, tag)
 
 
 def isend(tensor: Tensor, dst: int = 0, group: Group = None, tag: int = 0) -> CommHandle:
@@ -59,12 +62,34 @@ def irecv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> Co
     return _post("recv", tensor, src, group, tag)
 
 
-def _message(operator: str, tensor: Tensor, peer: int, group: Group, tag: int) -> Message:
-    comm = enter(group)
-    return messages.message(ADAPTER, comm, operator, tensor, groups.rank_in(group, peer), tag, waits=True)[0]
+def _message(
+    operator: str, tensor: Tensor, peer: int, group: Group, tag: int, *, waits: bool
+) -> tuple[Communicator, Message, Any, Callable[[], Tensor]]:
+    """The message, what it uses, and what gives the tensor when it is done."""
+    comm, peer = enter(group), groups.rank_in(group, peer)
+    if not in_queue():
+        message, used = messages.message(ADAPTER, comm, operator, tensor, peer, tag, waits=waits)
+        return comm, message, used, lambda: tensor
+    # A device's memory goes by way of the host's: a send in MindSpore's queue would stop all that comes behind it.
+    comm, array = on_host(comm), LATE.read("tensor", tensor).asnumpy().copy()
+    dtype = LATE.check_output("tensor", tensor) if operator == "recv" else core_name(tensor.dtype)
+    make: Any = messages.recv if operator == "recv" else messages.send
+
+    def done() -> Tensor:
+        if operator == "recv":
+            tensor.copy_(Tensor.from_numpy(array))
+        return tensor
+
+    return comm, make(comm, dtype, (array.ctypes.data, array.nbytes), peer, tag, waits=waits), array, done
+
+
+def _run(operator: str, tensor: Tensor, peer: int, group: Group, tag: int) -> int:
+    _, message, _, done = _message(operator, tensor, peer, group, tag, waits=True)
+    message.run()
+    done()
+    return 0
 
 
 def _post(operator: str, tensor: Tensor, peer: int, group: Group, tag: int) -> CommHandle:
-    comm = enter(group)
-    message, used = messages.message(ADAPTER, comm, operator, tensor, groups.rank_in(group, peer), tag, waits=False)
-    return CommHandle(comm, message.submit(), (used,), lambda: tensor)
+    comm, message, used, done = _message(operator, tensor, peer, group, tag, waits=False)
+    return CommHandle(comm, message.submit(), (used,), done)
