@@ -37,7 +37,7 @@ class Map(ABC, Generic[A]):
         """Outputs become inputs, which makes it the gradient."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Linear(Map[A]):
     """A collective whose arguments have passed this rank's checks, from shape to shape.
 
@@ -86,14 +86,15 @@ class Linear(Map[A]):
     def _prepare(self, input: A, output: A | None) -> tuple[Any, A, A]:
         with guard(self.communicator, self.operator):
             x = self.adapter.contiguous(input)
+            plan = self.plan(self.adapter.dtype(x))
             if output is None:
                 output = self.adapter.new(self.shape_out, x, zero=self.has_gaps())
             else:
                 self.adapter.writes(output)
-            return self.plan(self.adapter.dtype(x)), x, output
+            return plan, x, output
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Transfer(Linear[A]):
     """An exchange; the layout is in elements, of which ``row`` make a unit of the caller's counts."""
 
@@ -120,7 +121,7 @@ class Transfer(Linear[A]):
         return _core.Plan(self.communicator.core, self.operator, dtype, *self.layout, 0, max(self.row, 1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Gathering(Linear[A]):
     """All ranks' inputs, one after the other; rank j's has ``counts[j]`` elements."""
 
@@ -137,7 +138,7 @@ class Gathering(Linear[A]):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Reduction(Linear[A]):
     """The sum of all ranks' inputs or, of an all_reduce, its average.
 

@@ -25,9 +25,10 @@ from alltoallv._calls.counts import Counts, Unit, as_counts, overlap, packed
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import group as groups
+from alltoallv.mindspore.adapter import LATE
 from alltoallv.mindspore.exchange import all_to_all_v
 from alltoallv.mindspore.group import Group
-from alltoallv.mindspore.tensors import check_tensor, core_name, zeros
+from alltoallv.mindspore.tensors import check_tensor, core_name
 
 Array = npt.NDArray[Any]
 
@@ -145,7 +146,7 @@ class DynamicAllToAllV(nn.Cell):
             check_tensor("input", input)
             core_name(input.dtype)
             tail = tuple(input.shape[1:]) if self._by_row else ()
-            out = zeros((len(self.rows), *tail), input.dtype)
+            out = LATE.new((len(self.rows), *tail), input, zero=True)
         return all_to_all_v(
             input,
             send_counts,

@@ -13,7 +13,6 @@ from mindspore import Tensor
 from mindspore._c_expression import MSContext, ms_ctx_param
 
 from alltoallv import _core, memory
-from alltoallv._calls import regions
 from alltoallv._calls.regions import Region
 from alltoallv.errors import BackendUnavailableError, InvalidTensorError
 
@@ -97,35 +96,9 @@ def check_tensor(name: str, tensor: Any) -> None:
         raise TypeError(f"Expected tensor, but got {type(tensor)}: {name}")
 
 
-def check_output(name: str, tensor: Any, dtype: Any = None) -> None:
-    """Refuses a tensor that the operator cannot write into, or of another dtype than the one given."""
-    check_tensor(name, tensor)
-    if dtype is not None and tensor.dtype != dtype:
-        raise InvalidTensorError(f"{name} has dtype {core_name(tensor.dtype)}, expected {core_name(dtype)}", 13)
-    if not tensor.is_contiguous():
-        raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor")
-
-
 def region(tensor: Tensor) -> Region:
     """Where a contiguous tensor lies."""
     return (tensor.data_ptr(), tensor.nbytes) if tensor.size else (0, 0)
-
-
-def check_apart(output: Tensor, input: Tensor) -> None:
-    """Input and output of an exchange must not overlap in memory."""
-    regions.check_apart(region(output), region(input))
-
-
-def settle_apart(output: Tensor, input: Tensor) -> None:
-    """The same, after `settle`, where Python already knows where tensors lie."""
-    if not in_queue():
-        settle()
-        check_apart(output, input)
-
-
-def row_size(tensor: Tensor) -> int:
-    """Elements per row of dimension 0."""
-    return _core.row_size(tensor.shape)
 
 
 def from_block(block: _core.Block, shape: Sequence[int], dtype: Any) -> Tensor:
@@ -138,14 +111,6 @@ def empty(shape: int | Sequence[int], dtype: Any = mindspore.float32) -> Tensor:
     core_name(dtype)
     dims, kind = (shape,) if isinstance(shape, int) else tuple(shape), numpy_dtype(dtype)
     return Tensor.from_numpy(memory.from_block(_core.allocate(math.prod(dims) * kind.itemsize), dims, kind))
-
-
-def zeros(shape: Sequence[int], dtype: Any) -> Tensor:
-    """The same, all zero, at once: MindSpore's own ``zeros`` are written later."""
-    array = memory.empty(shape, numpy_dtype(dtype))
-    if array.size:
-        array.reshape(-1).view(np.uint8)[...] = 0
-    return Tensor.from_numpy(array)
 
 
 def _at_once() -> bool:
