@@ -34,6 +34,8 @@ class Adapter(ABC, Generic[A]):
     handle: ClassVar[type[Handle]]  # of a call under way
     done: ClassVar[type[Any]]  # of one that has ended, or that the framework orders; made of its output
 
+    hears: ClassVar[bool] = False
+
     @abstractmethod
     def check(self, name: str, x: A) -> None:
         """Refuses what is no dense block of memory."""
@@ -69,6 +71,10 @@ class Adapter(ABC, Generic[A]):
     def region(self, x: A, /) -> Region:
         """Where a contiguous tensor lies."""
 
+    def address(self, x: A, /) -> int:
+        """Where its first element lies."""
+        return self.region(x)[0]
+
     @abstractmethod
     def allocate(self, shape: Sequence[int], dtype: str, like: A) -> A:
         """A new tensor where ``like`` is, in shared memory if that is the host; ``dtype`` is the core's name."""
@@ -95,7 +101,7 @@ class Adapter(ABC, Generic[A]):
         return dtype
 
     def writes(self, x: A) -> None:
-        """Told before a tensor of the caller is written."""
+        """Told before a tensor of the caller is written, if it ``hears`` of that."""
 
     def queues(self) -> bool:
         """Whether calls wait in the framework's queue, instead of running when they are made."""

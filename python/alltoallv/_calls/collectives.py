@@ -41,8 +41,7 @@ class Ready:
 
     def run(self, timeout: float | None = None, stream: int = 0) -> None:
         """Runs it; a device's collective is enqueued on ``stream``."""
-        more = {"stream": stream} if stream else {}
-        self.plan.run(*self.addresses, timeout=self.timeout if timeout is None else timeout, **more)
+        self.plan.run(*self.addresses, self.timeout if timeout is None else timeout, stream)
 
     def submit(self, timeout: float | None = None) -> _core.Work:
         work: _core.Work = self.plan.submit(*self.addresses, timeout=self.timeout if timeout is None else timeout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,15 @@ if TYPE_CHECKING:
 
 
 class Exchanges(FrontEnd[A, G, H]):
-    """A front end's exchanges: it says below what is its own."""
+    """A front end's exchanges: it says below what is its own.
+
+    Attributes:
+        quick: What the core itself may look at, if the call is not asynchronous; None: nothing.
+        starts: Whether also if it is.
+    """
+
+    quick: ClassVar[type[Any] | None] = None
+    starts: ClassVar[bool] = False
 
     def host(self, comm: Communicator) -> Communicator:
         """The communicator of these ranks in host memory, where counts travel."""
@@ -37,10 +45,6 @@ class Exchanges(FrontEnd[A, G, H]):
     @abstractmethod
     def check(self, name: str, x: Any) -> A:
         """An input as it is, checked; what can be made a tensor may become one."""
-
-    def at_once(self, input: Any, async_op: bool) -> bool:
-        """Whether the core may look at the tensors."""
-        return False
 
     def started(self, comm: Communicator, made: tuple[A | None, Any], input: Any) -> tuple[A | None, H]:
         """What an asynchronous call of the core has returned, with the front end's handle."""
@@ -106,11 +110,13 @@ class Exchanges(FrontEnd[A, G, H]):
         comm = self.enter(group)
         if comm is None:
             return (None, None) if async_op else None
-        counts = (send_counts, recv_counts, sdispls, rdispls, unit)
-        if self.at_once(input, async_op):
-            made = _core.all_to_all_v(comm.core, input, out, *counts, async_op, timeout)
+        if self.quick is not None and (async_op is False or self.starts) and isinstance(input, self.quick):
+            made = _core.all_to_all_v(
+                comm.core, input, out, send_counts, recv_counts, sdispls, rdispls, unit, async_op, timeout
+            )
             if made is not None:
                 return self.started(comm, made, input) if async_op else made
+        counts = (send_counts, recv_counts, sdispls, rdispls, unit)
         return self.move("all_to_all_v", comm, input, out, counts, async_op, timeout)
 
     def move(
@@ -232,13 +238,16 @@ class Exchanges(FrontEnd[A, G, H]):
         Raises:
             AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
         """
-        comm, splits = self.enter(group), (output_split_sizes, input_split_sizes)
+        comm = self.enter(group)
         if comm is None:
             return None
-        if self.at_once(input, async_op):
-            made = _core.all_to_all_single(comm.core, output, input, *splits, async_op, timeout)
+        if self.quick is not None and (async_op is False or self.starts) and isinstance(input, self.quick):
+            made = _core.all_to_all_single(
+                comm.core, output, input, output_split_sizes, input_split_sizes, async_op, timeout
+            )
             if made is not None:
                 return self.started(comm, made, input)[1] if async_op else None
+        splits = output_split_sizes, input_split_sizes
         result = self.single(comm, output, input, splits, async_op, timeout)
         return result[1] if async_op else None
 
@@ -271,7 +280,7 @@ class Exchanges(FrontEnd[A, G, H]):
         comm = self.enter(group)
         if comm is None:
             return None
-        if self.at_once(input_tensor, async_op):
+        if self.quick is not None and (async_op is False or self.starts) and isinstance(input_tensor, self.quick):
             made = _core.all_gather_into_tensor(comm.core, output_tensor, input_tensor, async_op, timeout)
             if made is not None:
                 return self.started(comm, made, input_tensor)[1] if async_op else None

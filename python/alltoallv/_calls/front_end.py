@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -65,14 +64,17 @@ class FrontEnd(ABC, Generic[A, G, H]):
         comm = self.enter(group)
         if comm is None:
             return None
-        with guard(comm, declared.__name__.removeprefix("_").removesuffix("_uneven")):
+        operator = declared.__name__
+        if operator[0] == "_":
+            operator = operator[1:].removesuffix("_uneven")
+        with guard(comm, operator):
             self.check_async(async_op)
             limit = _core.read_timeout(timeout)
             if root is not None:
                 more["root"] = self.rank_in(group, root[1], root[0])
             if "op" in more:
                 more["op"] = self.reduction(more["op"])
-            start = self.prepare(functools.partial(declared, **more), comm, arguments, limit, gradient)
+            start = self.prepare(declared, comm, arguments, more, limit, gradient)
         return start(async_op)
 
     def prepare(
@@ -80,14 +82,16 @@ class FrontEnd(ABC, Generic[A, G, H]):
         declared: Callable[..., Made],
         comm: Communicator,
         arguments: tuple[Any, ...],
+        more: dict[str, Any],
         timeout: float,
         gradient: Any,
     ) -> Callable[[bool], H | None]:
         """Checks the arguments; what it returns starts the call. ``gradient``: how outputs get one, if they can."""
-        made = declared(self.adapter, comm, *arguments)
+        made = declared(self.adapter, comm, *arguments, **more)
         made.call.timeout = timeout
-        for output in made.outputs:
-            self.adapter.writes(output)
+        if self.adapter.hears:
+            for output in made.outputs:
+                self.adapter.writes(output)
 
         def start(async_op: bool) -> H | None:
             if not async_op:

@@ -37,7 +37,7 @@ class Map(ABC, Generic[A]):
         """Outputs become inputs, which makes it the gradient."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Linear(Map[A]):
     """A collective whose arguments have passed this rank's checks, from shape to shape.
 
@@ -71,7 +71,7 @@ class Linear(Map[A]):
         if self.adapter.queues():
             return self.adapter.enqueue(self, input, output)
         plan, x, out = self._prepare(input, output)
-        plan.run(self.adapter.region(x)[0], self.adapter.region(out)[0], self.timeout)
+        plan.run(self.adapter.address(x), self.adapter.address(out), self.timeout)
         return out
 
     def submit(self, input: A, output: A | None = None) -> tuple[A, Handle]:
@@ -80,7 +80,7 @@ class Linear(Map[A]):
             out = self.adapter.enqueue(self, input, output)
             return out, self.adapter.done(out)  # the framework orders what comes behind
         plan, x, out = self._prepare(input, output)
-        work = plan.submit(self.adapter.region(x)[0], self.adapter.region(out)[0], self.timeout)
+        work = plan.submit(self.adapter.address(x), self.adapter.address(out), self.timeout)
         return out, self.adapter.handle(self.communicator, work, (x, out), lambda: out)
 
     def _prepare(self, input: A, output: A | None) -> tuple[Any, A, A]:
@@ -94,7 +94,7 @@ class Linear(Map[A]):
             return plan, x, output
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Transfer(Linear[A]):
     """An exchange; the layout is in elements, of which ``row`` make a unit of the caller's counts."""
 
@@ -121,7 +121,7 @@ class Transfer(Linear[A]):
         return _core.Plan(self.communicator.core, self.operator, dtype, *self.layout, 0, max(self.row, 1))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Gathering(Linear[A]):
     """All ranks' inputs, one after the other; rank j's has ``counts[j]`` elements."""
 
@@ -138,7 +138,7 @@ class Gathering(Linear[A]):
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Reduction(Linear[A]):
     """The sum of all ranks' inputs or, of an all_reduce, its average.
 
@@ -189,7 +189,7 @@ class Learning(Map[A]):
             self._told(adapter.learn(transfer, input))
             return self._transfer.run(input)
         plan, x = self._prepare(input)
-        block, told = plan.run_learning(adapter.region(x)[0], transfer.timeout)
+        block, told = plan.run_learning(adapter.address(x), transfer.timeout)
         return adapter.from_block(block, self._told(told), x)
 
     def submit(self, input: A) -> Handle:
@@ -199,7 +199,7 @@ class Learning(Map[A]):
             ended: Handle = adapter.done(self.run(input))
             return ended
         plan, x = self._prepare(input)
-        learning = plan.submit_learning(adapter.region(x)[0], self._transfer.timeout)
+        learning = plan.submit_learning(adapter.address(x), self._transfer.timeout)
 
         def finish() -> A:
             block, told = learning.take()

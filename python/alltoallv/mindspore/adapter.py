@@ -69,6 +69,10 @@ class Tensors(Adapter[Tensor]):
     def region(self, x: Tensor) -> Region:
         return self._place(x)
 
+    def address(self, x: Tensor) -> int:
+        address: int = x.data_ptr()
+        return address
+
     def from_block(self, block: _core.Block, shape: Sequence[int], like: Tensor) -> Tensor:
         return from_block(block, shape, like.dtype)
 

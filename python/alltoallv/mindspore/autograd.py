@@ -61,7 +61,7 @@ class Broadcast(_Function):
         ctx.comm, ctx.root = comm, root
         with guard(comm, "broadcast"):
             out = input.copy()
-            call = Call(declared.broadcast, comm, (out, root))
+            call = Call(declared.broadcast, comm, (out, root), {})
         call.start()
         return out
 
@@ -83,7 +83,7 @@ class ListExchange(_Function):
         with guard(comm, "all_to_all"):
             fresh = ops.zeros if in_queue() else empty
             outputs = [fresh(shape, inputs[0].dtype) for shape in shapes]
-            call = Call(declared.all_to_all, comm, (outputs, inputs))
+            call = Call(declared.all_to_all, comm, (outputs, inputs), {})
         call.start()
         return tuple(outputs)
 

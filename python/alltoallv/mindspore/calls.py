@@ -7,11 +7,10 @@ from typing import Any
 
 from mindspore import Tensor
 
-from alltoallv._calls.collectives import Ready
 from alltoallv._calls.declared import Made
 from alltoallv.communicator import Communicator
-from alltoallv.mindspore.adapter import Place, Tensors
-from alltoallv.mindspore.tensors import in_queue, region, settle
+from alltoallv.mindspore.adapter import LATE, Place, Tensors
+from alltoallv.mindspore.tensors import in_queue, settle
 from alltoallv.mindspore.work import CommHandle, Done
 
 
@@ -23,34 +22,38 @@ class Call:
     """
 
     def __init__(
-        self, declared: Callable[..., Made], comm: Communicator, arguments: tuple[Any, ...], timeout: float = -1.0
+        self,
+        declared: Callable[..., Made],
+        comm: Communicator,
+        arguments: tuple[Any, ...],
+        more: dict[str, Any],
+        timeout: float = -1.0,
     ) -> None:
-        copies: dict[int, tuple[Tensor, Tensor]] = {}
+        self._comm, self._queued = comm, in_queue()
+        if self._queued:
+            copies: dict[int, tuple[Tensor, Tensor]] = {}
 
-        def declare(place: Place) -> Made:
-            return declared(Tensors(place, copies), comm, *arguments)
+            def declare(place: Place) -> Made:
+                return declared(Tensors(place, copies), comm, *arguments, **more)
 
-        self._declare, self._comm = declare, comm
-        if not in_queue():
+            self._declare, self.made = declare, declare(_apart())
+        else:
             settle()
-        self.made = declare(_apart() if in_queue() else region)
+            self.made = declared(LATE, comm, *arguments, **more)
         self.made.call.timeout = timeout
 
     def start(self, async_op: bool = False) -> CommHandle | None:
         """Runs it, or submits it."""
         made = self.made
-        if in_queue():
+        if self._queued:
             from alltoallv.mindspore import device_op  # compiles
 
-            device_op.enqueue(self._prepare, made.outputs or made.inputs, made.inputs)
+            device_op.enqueue(lambda place: self._declare(place).call, made.outputs or made.inputs, made.inputs)
             return Done(made.result) if async_op else None
         if async_op:
             return CommHandle(self._comm, made.call.submit(), (made,), lambda: made.result)
         made.call.run()
         return None
-
-    def _prepare(self, place: Place) -> Ready:
-        return self._declare(place).call
 
 
 def _apart() -> Place:

@@ -42,7 +42,7 @@ def check_async(async_op: Any) -> None:
 
 
 class _FrontEnd(Exchanges[Tensor, Group, CommHandle]):
-    adapter = LATE
+    adapter, quick = LATE, Tensor
 
     def enter(self, group: Group) -> Communicator:
         return enter(group)
@@ -60,9 +60,6 @@ class _FrontEnd(Exchanges[Tensor, Group, CommHandle]):
         check_tensor(name, x)
         core_name(x.dtype)
         return x
-
-    def at_once(self, input: Any, async_op: bool) -> bool:
-        return async_op is False and isinstance(input, Tensor)
 
     def tracks(self, *tensors: Tensor) -> bool:
         return tracks(*tensors)
@@ -84,10 +81,11 @@ class _FrontEnd(Exchanges[Tensor, Group, CommHandle]):
         declared: Callable[..., Made],
         comm: Communicator,
         arguments: tuple[Any, ...],
+        more: dict[str, Any],
         timeout: float,
         gradient: Gradient | None,
     ) -> Callable[[bool], CommHandle | None]:
-        call = Call(declared, comm, arguments, timeout)
+        call = Call(declared, comm, arguments, more, timeout)
         made = call.made
         if gradient is None or not tracks(*made.outputs, *made.inputs, *arguments):
             return call.start

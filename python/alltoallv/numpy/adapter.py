@@ -11,7 +11,7 @@ from alltoallv import _core, memory
 from alltoallv._calls.adapters import Adapter
 from alltoallv.dtypes import core_name, numpy_dtype
 from alltoallv.errors import InvalidTensorError
-from alltoallv.numpy.arrays import Array, as_input, check_output, new_output, region
+from alltoallv.numpy.arrays import Array, address, as_input, check_output, new_output, region
 from alltoallv.numpy.work import Work
 from alltoallv.quantization.feedback import ErrorFeedback
 
@@ -38,7 +38,7 @@ class _Arrays(Adapter[Array]):
     def dtype(self, x: Array) -> str:
         return core_name(x.dtype)
 
-    region = staticmethod(region)
+    address, region = staticmethod(address), staticmethod(region)
 
     def listed(self, name: str, tensors: Any) -> Sequence[Array]:
         given: Sequence[Array] = tensors  # of any kind: its length is checked

@@ -15,21 +15,21 @@ from alltoallv._calls.counts import Counts
 from alltoallv._calls.exchanges import Exchanges
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
+from alltoallv.dtypes import core_name
 from alltoallv.numpy.adapter import ADAPTER
 from alltoallv.numpy.arrays import Array, as_input, resolve, row_size
 from alltoallv.numpy.work import Work
 
 
 class _Exchanges(Exchanges[Array, Communicator | None, Work]):
-    adapter = ADAPTER
+    adapter, quick, starts = ADAPTER, object, True
 
     enter = staticmethod(resolve)
 
     def check(self, name: str, x: Any) -> Array:
-        return as_input(name, x)
-
-    def at_once(self, input: Any, async_op: bool) -> bool:
-        return True
+        array = as_input(name, x)
+        core_name(array.dtype)
+        return array
 
     def started(self, comm: Communicator, made: tuple[Array | None, Any], input: Any) -> tuple[Array | None, Work]:
         output, pending = made

@@ -16,13 +16,17 @@ from alltoallv.quantization.feedback import ErrorFeedback
 
 class _Tensors(Adapter[Tensor]):
     kind, tensor, feedback, handle = "a Paddle tensor", Tensor, ErrorFeedback, Task
-    done = Done
+    done, hears = Done, True
 
     def check(self, name: str, x: Tensor) -> None:
         check_tensor(name, x)
 
     def contiguous(self, x: Tensor) -> Tensor:
-        return x.detach().contiguous()
+        return x if x.stop_gradient and x.is_contiguous() else x.detach().contiguous()
+
+    def address(self, x: Tensor) -> int:
+        address: int = x.data_ptr()
+        return address
 
     def writable(self, x: Tensor) -> bool:
         return bool(x.is_contiguous())
