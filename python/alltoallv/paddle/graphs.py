@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeVar, cast
 
 import paddle
 
 import alltoallv
-from alltoallv._calls import exchanges
-from alltoallv.quantization import functions
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def function(method: F) -> F:
+    """A method as a function: of a method that is a module's attribute Paddle takes the module for ``self``."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
+
+    return cast("F", call)
 
 
 def leave_out(front_end: ModuleType) -> None:
     """With ``full_graph=False`` graphs end before these functions, and begin again after them."""
-    paddle.jit.ignore_module([front_end, exchanges, functions])
+    paddle.jit.ignore_module([front_end])
     # Paddle (3.3) cannot make code of what it has to break up between two attributes of a tensor.
     skip = getattr(paddle.framework.core, "eval_frame_skip_file_prefix", None)
     if skip is not None:
