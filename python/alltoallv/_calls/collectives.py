@@ -142,9 +142,10 @@ def broadcast_layout(rank: int, size: int, n: int, root: int) -> tuple[list[int]
         InvalidParamError: ``root`` is no rank.
     """
     check_rank("root", root, size)
-    sends = [n if rank == root and j != root else 0 for j in range(size)]
-    recvs = [n if rank != root and j == root else 0 for j in range(size)]
-    return sends, [0] * size, recvs, [0] * size
+    nothing = [0] * size
+    moved = [n if rank == root else 0] * size
+    moved[root] = 0 if rank == root else n
+    return (moved, nothing, nothing, nothing) if rank == root else (nothing, nothing, moved, nothing)
 
 
 def check_rank(name: str, rank: int, size: int) -> None:

@@ -31,11 +31,11 @@ class Exchanges(FrontEnd[A, G, H]):
     """A front end's exchanges: it says below what is its own.
 
     Attributes:
-        quick: What the core itself may look at, if the call is not asynchronous; None: nothing.
+        quick: What the core itself may look at, if the call is not asynchronous.
         starts: Whether also if it is.
     """
 
-    quick: ClassVar[type[Any] | None] = None
+    quick: ClassVar[type[Any] | tuple[()]] = ()
     starts: ClassVar[bool] = False
 
     def host(self, comm: Communicator) -> Communicator:
@@ -110,7 +110,7 @@ class Exchanges(FrontEnd[A, G, H]):
         comm = self.enter(group)
         if comm is None:
             return (None, None) if async_op else None
-        if self.quick is not None and (async_op is False or self.starts) and isinstance(input, self.quick):
+        if (async_op is False or self.starts) and isinstance(input, self.quick):
             made = _core.all_to_all_v(
                 comm.core, input, out, send_counts, recv_counts, sdispls, rdispls, unit, async_op, timeout
             )
@@ -241,7 +241,7 @@ class Exchanges(FrontEnd[A, G, H]):
         comm = self.enter(group)
         if comm is None:
             return None
-        if self.quick is not None and (async_op is False or self.starts) and isinstance(input, self.quick):
+        if (async_op is False or self.starts) and isinstance(input, self.quick):
             made = _core.all_to_all_single(
                 comm.core, output, input, output_split_sizes, input_split_sizes, async_op, timeout
             )
@@ -280,7 +280,7 @@ class Exchanges(FrontEnd[A, G, H]):
         comm = self.enter(group)
         if comm is None:
             return None
-        if self.quick is not None and (async_op is False or self.starts) and isinstance(input_tensor, self.quick):
+        if (async_op is False or self.starts) and isinstance(input_tensor, self.quick):
             made = _core.all_gather_into_tensor(comm.core, output_tensor, input_tensor, async_op, timeout)
             if made is not None:
                 return self.started(comm, made, input_tensor)[1] if async_op else None

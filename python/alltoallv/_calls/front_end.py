@@ -69,13 +69,13 @@ class FrontEnd(ABC, Generic[A, G, H]):
             operator = operator[1:].removesuffix("_uneven")
         with guard(comm, operator):
             self.check_async(async_op)
-            limit = _core.read_timeout(timeout)
+            limit = -1.0 if timeout is None else _core.read_timeout(timeout)
             if root is not None:
                 more["root"] = self.rank_in(group, root[1], root[0])
             if "op" in more:
                 more["op"] = self.reduction(more["op"])
-            start = self.prepare(declared, comm, arguments, more, limit, gradient)
-        return start(async_op)
+            made = self.prepare(declared, comm, arguments, more, limit, gradient)
+        return self.start(comm, made, async_op)
 
     def prepare(
         self,
@@ -85,19 +85,19 @@ class FrontEnd(ABC, Generic[A, G, H]):
         more: dict[str, Any],
         timeout: float,
         gradient: Any,
-    ) -> Callable[[bool], H | None]:
-        """Checks the arguments; what it returns starts the call. ``gradient``: how outputs get one, if they can."""
+    ) -> Any:
+        """Checks the arguments; what it returns is for `start`. ``gradient``: how outputs get one, if they can."""
         made = declared(self.adapter, comm, *arguments, **more)
         made.call.timeout = timeout
         if self.adapter.hears:
             for output in made.outputs:
                 self.adapter.writes(output)
+        return made
 
-        def start(async_op: bool) -> H | None:
-            if not async_op:
-                made.call.run()
-                return self.ended(made.result)
-            handle: Any = self.adapter.handle(comm, made.call.submit(), (made,), lambda: made.result)
-            return cast("H", handle)
-
-        return start
+    def start(self, comm: Communicator, made: Any, async_op: bool) -> H | None:
+        """Runs it, or submits it and returns the handle."""
+        if not async_op:
+            made.call.run()
+            return self.ended(made.result)
+        handle: Any = self.adapter.handle(comm, made.call.submit(), (made,), lambda: made.result)
+        return cast("H", handle)

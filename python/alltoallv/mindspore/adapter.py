@@ -108,5 +108,13 @@ class Tensors(Adapter[Tensor]):
         return x.astype(mindspore.float32).asnumpy()
 
 
+class _Settled(Tensors):
+    """Knows tensors that MindSpore has computed already."""
+
+    def contiguous(self, x: Tensor) -> Tensor:
+        return x if x.is_contiguous() else as_input(x)
+
+
 ADAPTER = Tensors(settles=True)
+SETTLED = _Settled()
 LATE = Tensors()  # for calls that wait for MindSpore, or queue, behind their checks

@@ -9,7 +9,7 @@ from mindspore import Tensor
 
 from alltoallv._calls.declared import Made
 from alltoallv.communicator import Communicator
-from alltoallv.mindspore.adapter import LATE, Place, Tensors
+from alltoallv.mindspore.adapter import SETTLED, Place, Tensors
 from alltoallv.mindspore.tensors import in_queue, settle
 from alltoallv.mindspore.work import CommHandle, Done
 
@@ -39,7 +39,7 @@ class Call:
             self._declare, self.made = declare, declare(_apart())
         else:
             settle()
-            self.made = declared(LATE, comm, *arguments, **more)
+            self.made = declared(SETTLED, comm, *arguments, **more)
         self.made.call.timeout = timeout
 
     def start(self, async_op: bool = False) -> CommHandle | None:

@@ -84,21 +84,23 @@ class _FrontEnd(Exchanges[Tensor, Group, CommHandle]):
         more: dict[str, Any],
         timeout: float,
         gradient: Gradient | None,
-    ) -> Callable[[bool], CommHandle | None]:
+    ) -> tuple[Call, Callable[[], Sequence[Tensor]] | None]:
         call = Call(declared, comm, arguments, more, timeout)
         made = call.made
         if gradient is None or not tracks(*made.outputs, *made.inputs, *arguments):
-            return call.start
-        values = gradient(comm, made)
+            return call, None
+        return call, gradient(comm, made)
 
-        def start(async_op: bool) -> CommHandle | None:
-            """MindSpore follows the values into the outputs. A handle is then already done."""
-            listed = isinstance(made.result, list)
-            for j, (output, value) in enumerate(zip(made.outputs, values(), strict=True)):
-                assign(f"{made.name}[{j}]" if listed else made.name, output, value.reshape(output.shape))
-            return Done(made.result) if async_op else None
-
-        return start
+    def start(self, comm: Communicator, made: Any, async_op: bool) -> CommHandle | None:
+        call, values = made
+        if values is None:
+            started: CommHandle | None = call.start(async_op)
+            return started
+        given = call.made  # MindSpore follows the values into the outputs; a handle is then already done
+        for j, (output, value) in enumerate(zip(given.outputs, values(), strict=True)):
+            name = f"{given.name}[{j}]" if isinstance(given.result, list) else given.name
+            assign(name, output, value.reshape(output.shape))
+        return Done(given.result) if async_op else None
 
 
 front_end = _FrontEnd()
