@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,11 @@ def check_output(name: str, array: object, dtype: np.dtype[Any] | None = None, s
     if size is not None and array.size != size:
         raise InvalidTensorError(f"{name} has {array.size} elements, expected {size}", 9)
     return array
+
+
+def output_for(out: Array | None, shape: tuple[int, ...], like: Array) -> Array:
+    """``out``, checked for as many elements, or a new array in shared memory; of the dtype of ``like``."""
+    return memory.empty(shape, like.dtype) if out is None else check_output("out", out, like.dtype, math.prod(shape))
 
 
 def address(array: Array) -> int:

@@ -15,7 +15,7 @@ from alltoallv._calls.reductions import OPS, ReductionPlan
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.numpy.arrays import Array, address, as_input, check_output, reduced_dtype, resolve, row_size
+from alltoallv.numpy.arrays import Array, address, as_input, check_output, output_for, reduced_dtype, resolve, row_size
 from alltoallv.numpy.exchange import finish
 from alltoallv.numpy.work import Work
 
@@ -56,9 +56,7 @@ def all_reduce(
     with guard(comm, "all_reduce"):
         x = as_input("input", input)
         reduced_dtype(x, op)
-        if out is None:
-            out = memory.empty(x.shape, x.dtype)
-        check_output("out", out, x.dtype, x.size)
+        out = output_for(out, x.shape, x)
         check_same_or_apart(out, x)
         call = _reduction(comm, "all_reduce", x, op, out, even_parts(x.size, comm.size), timeout)
     made: Array | tuple[Array, Work] = finish(comm, call, out, x, async_op)
@@ -143,8 +141,7 @@ def scan(
     with guard(comm, "scan"):
         x, limit = as_input("input", input), _core.read_timeout(timeout)
         dtype = reduced_dtype(x, op)
-        out = memory.empty(x.shape, x.dtype) if out is None else out
-        check_output("out", out, x.dtype, x.size)
+        out = output_for(out, x.shape, x)
         check_same_or_apart(out, x)
         parts = even_parts(x.size, comm.size)
         mine = parts[comm.rank]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy.typing as npt
 
-from alltoallv import _core, memory
+from alltoallv import _core
 from alltoallv._calls import declared, rooted
 from alltoallv._calls.counts import Counts, as_counts
 from alltoallv._calls.guard import guard
@@ -15,7 +15,7 @@ from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidTensorError
-from alltoallv.numpy.arrays import Array, as_input, check_output, reduced_dtype, region, resolve
+from alltoallv.numpy.arrays import Array, as_input, check_output, output_for, reduced_dtype, region, resolve
 from alltoallv.numpy.exchange import finish, front_end
 from alltoallv.numpy.reduce import Op, check_same_or_apart
 from alltoallv.numpy.work import Work
@@ -65,8 +65,7 @@ def reduce(
         if comm.rank != root:
             out = None
         else:
-            out = memory.empty(x.shape, x.dtype) if out is None else out
-            check_output("out", out, x.dtype, x.size)
+            out = output_for(out, x.shape, x)
             check_same_or_apart(out, x)
         call = rooted.reduce(comm, dtype, op, None if out is None else region(out), region(x), root)
         call.timeout = limit
@@ -108,8 +107,7 @@ def gather(
             out = None
         else:
             shape, sizes = _parts("recv_counts", recv_counts, x.shape, comm.size)
-            out = memory.empty(shape, x.dtype) if out is None else out
-            check_output("out", out, x.dtype, math.prod(shape))
+            out = output_for(out, shape, x)
             outputs = _split(out, sizes)
         call = rooted.gather(comm, core_name(x.dtype), outputs, region(x), root)
         call.timeout = limit
