@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -32,9 +32,13 @@ class Map(ABC, Generic[A]):
     def run(self, input: A) -> A:
         """A new tensor."""
 
-    @abstractmethod
     def transposed(self) -> Map[A]:
         """Outputs become inputs, which makes it the gradient."""
+        raise NotImplementedError
+
+    def back(self, grad: A, apply: Callable[[A, Map[A]], A]) -> A:
+        """The input's gradient from the output's; ``apply`` runs a call in autograd."""
+        return apply(grad, self.transposed())
 
 
 @dataclass(eq=False)

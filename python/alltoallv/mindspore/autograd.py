@@ -40,7 +40,7 @@ class _Applied(_Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return _Applied.apply(grad, ctx.call.transposed()), None
+        return ctx.call.back(grad, apply), None
 
 
 def apply(input: Tensor, call: Map[Tensor]) -> Tensor:

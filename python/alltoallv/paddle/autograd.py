@@ -21,7 +21,8 @@ class _Applied(PyLayer):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return _Applied.apply(grad, ctx.call.transposed())
+        gradient: Tensor = ctx.call.back(grad, apply)
+        return gradient
 
 
 def apply(input: Tensor, call: Map[Tensor]) -> Tensor:

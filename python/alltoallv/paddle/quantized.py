@@ -6,9 +6,8 @@ from typing import Any
 
 import paddle
 from paddle import Tensor
-from paddle.autograd import PyLayer
 
-from alltoallv._calls.linear import all_reduction, gathering
+from alltoallv._calls.linear import Map
 from alltoallv.communicator import Communicator
 from alltoallv.paddle.adapter import ADAPTER
 from alltoallv.paddle.autograd import apply
@@ -16,8 +15,7 @@ from alltoallv.paddle.graphs import function
 from alltoallv.paddle.group import resolve
 from alltoallv.paddle.tensors import check_tensor
 from alltoallv.quantization.feedback import ErrorFeedback as ErrorFeedback
-from alltoallv.quantization.functions import Call, Quantized
-from alltoallv.quantization.host import ReductionCall, RowsCall
+from alltoallv.quantization.functions import Quantized
 from alltoallv.quantization.requests import exclude
 
 
@@ -43,43 +41,8 @@ class _Quantized(Quantized[Tensor]):
         exclude("input wants a gradient", **given)
         return True
 
-    def differentiable(self, input: Tensor, call: Call[Tensor]) -> Tensor:
-        return (_Reduce if isinstance(call, ReductionCall) else _Rows).apply(input, call)
-
-
-class _Reduce(PyLayer):
-    """Straight through: the gradient is that of a sum."""
-
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, call: ReductionCall[Tensor]) -> Tensor:
-        output = call.run()
-        ctx.comm, ctx.request, ctx.dtype, ctx.shape = call.comm, call.made.request, input.dtype, input.shape
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        grad, request = grad.astype(ctx.dtype), ctx.request
-        if request.operator == "quantized_all_reduce":
-            return apply(grad, all_reduction(ADAPTER, ctx.comm, grad.shape, request.quantization.op))
-        back = apply(grad, gathering(ADAPTER, ctx.comm, grad.shape, ctx.shape, request.counts))
-        return back / ctx.comm.size if request.quantization.op == "avg" else back
-
-
-class _Rows(PyLayer):
-    """Straight through: the rows' gradients go back where the rows came from."""
-
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, call: RowsCall[Tensor]) -> Tensor:
-        ctx.dtype = input.dtype
-        out, recvs = call.run_counted()
-        ctx.transfer, ctx.returning = call.transfer(recvs), call.returning(recvs, input.dtype)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        if ctx.returning is not None:
-            return _Rows.apply(grad, ctx.returning(grad))
-        return apply(grad.astype(ctx.dtype), ctx.transfer.transposed())
+    def apply(self, input: Tensor, call: Map[Tensor]) -> Tensor:
+        return apply(input, call)
 
 
 _functions = _Quantized()

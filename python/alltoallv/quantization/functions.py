@@ -10,10 +10,11 @@ from alltoallv import _core
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
+from alltoallv._calls.linear import Map
 from alltoallv.communicator import Communicator
 from alltoallv.quantization import linear, requests
 from alltoallv.quantization.feedback import ErrorFeedback
-from alltoallv.quantization.host import ReductionCall, RowsCall
+from alltoallv.quantization.host import ReductionCall, RowsCall, StraightReduction, StraightRows
 from alltoallv.quantization.spec import (
     Format,
     Gather,
@@ -41,11 +42,11 @@ class Quantized(Generic[A]):
         raise NotImplementedError
 
     def wants_grad(self, input: A, **given: Any) -> bool:
-        """Whether `differentiable` runs the call. ``given``: what excludes a gradient."""
+        """Whether `apply` runs the call. ``given``: what excludes a gradient."""
         return False
 
-    def differentiable(self, input: A, call: Call[A]) -> A:
-        """Runs a call so that a gradient passes straight through the rounding."""
+    def apply(self, input: A, call: Map[A]) -> A:
+        """Runs it in the framework's autograd."""
         raise NotImplementedError
 
     def quantized_all_reduce(
@@ -319,5 +320,10 @@ class Quantized(Generic[A]):
 
     def _run(self, input: A, call: Call[A], wants_grad: bool, async_op: bool) -> Any:
         if wants_grad:
-            return self.differentiable(input, call)
+            known: Map[A] = (
+                StraightReduction(self.adapter, call)
+                if isinstance(call, ReductionCall)
+                else StraightRows(self.adapter, call)
+            )
+            return self.apply(input, known)
         return call.submit() if async_op else call.run()

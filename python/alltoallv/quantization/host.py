@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from alltoallv import _core, memory
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import Counts, split_layout
 from alltoallv._calls.guard import guard
-from alltoallv._calls.linear import Transfer
+from alltoallv._calls.linear import Map, Transfer, all_reduction, gathering
 from alltoallv.communicator import Communicator
 from alltoallv.errors import ValueOverflowError
 from alltoallv.quantization import requests
@@ -139,3 +139,44 @@ class RowsCall(Generic[A]):
         return _core.dequantize_rows(
             how.format, how.group_size, made.out_dtype, _address(coded), len(coded), made.length, how.overflow, place
         )
+
+
+class StraightReduction(Map[A]):
+    """A reduction whose gradient is that of the sum (or average), straight through the rounding, not quantized."""
+
+    def __init__(self, adapter: Adapter[A], call: ReductionCall[A]) -> None:
+        self._adapter, self._comm, self._request = adapter, call.comm, call.made.request
+        self._run = call.run
+
+    def run(self, input: A) -> A:
+        x: Any = input
+        self._dtype, self._shape, run = x.dtype, tuple(x.shape), self._run
+        del self._run  # and the tensors with it
+        return run()
+
+    def back(self, grad: A, apply: Callable[[A, Map[A]], A]) -> A:
+        request, comm, slope = self._request, self._comm, cast("Any", grad).astype(self._dtype)
+        if request.operator == "quantized_all_reduce":
+            return apply(slope, all_reduction(self._adapter, comm, slope.shape, request.quantization.op))
+        back: Any = apply(slope, gathering(self._adapter, comm, slope.shape, self._shape, request.counts))
+        result: A = back / comm.size if request.quantization.op == "avg" else back
+        return result
+
+
+class StraightRows(Map[A]):
+    """An exchange of rows whose gradients go back where the rows came from, straight through the rounding."""
+
+    def __init__(self, adapter: Adapter[A], call: RowsCall[A]) -> None:
+        self._adapter, self._call = adapter, call
+
+    def run(self, input: A) -> A:
+        self._dtype, call = cast("Any", input).dtype, self._call
+        del self._call  # and the tensors with it
+        out, recvs = call.run_counted()
+        self._transfer, self._returning = call.transfer(recvs), call.returning(recvs, self._dtype)
+        return out
+
+    def back(self, grad: A, apply: Callable[[A, Map[A]], A]) -> A:
+        if self._returning is not None:
+            return apply(grad, StraightRows(self._adapter, self._returning(grad)))
+        return apply(cast("Any", grad).astype(self._dtype), self._transfer.transposed())
