@@ -2,43 +2,56 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from alltoallv._calls import experts
+from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import Counts
+from alltoallv._calls.exchanges import Exchanges
 from alltoallv._calls.experts import Matrix
 from alltoallv._calls.guard import guard
+from alltoallv._calls.linear import Map
+from alltoallv._calls.regions import as_bytes
 from alltoallv.communicator import Communicator
 
 A = TypeVar("A")  # the framework's tensor
+Order = npt.NDArray[np.int64]
 
 
-class ExpertRows(ABC, Generic[A]):
-    """What a front end adds: its groups, its checks, its exchange."""
+class Permutation(Map[A]):
+    """Row n of the output is row ``order[n]`` of the input; of tensors in host memory."""
 
-    @abstractmethod
-    def member(self, group: Any) -> Communicator | None:
-        """The group's communicator; None on a rank outside."""
+    def __init__(self, adapter: Adapter[A], order: Order) -> None:
+        self._adapter, self._order = adapter, order
 
-    def host(self, comm: Communicator) -> Communicator:
-        """The communicator of these ranks in host memory, where counts travel."""
-        return comm
+    def run(self, input: A) -> A:
+        adapter, x = self._adapter, self._adapter.contiguous(input)
+        out = adapter.new(x.shape, x)  # type: ignore[attr-defined]
+        source, target = (as_bytes(adapter.region(rows)).reshape(len(self._order), -1) for rows in (x, out))
+        np.take(source, self._order, axis=0, out=target)
+        return out
 
-    @abstractmethod
+    def transposed(self) -> Permutation[A]:
+        return Permutation(self._adapter, np.argsort(self._order))
+
+
+class ExpertRows(Generic[A]):
+    """Global scatter and gather of a front end's tensors; what it has of its own may be said below."""
+
+    def __init__(self, front_end: Exchanges[A, Any, Any]) -> None:
+        self.front_end = front_end
+
     def check(self, x: Any, counts: dict[str, Counts]) -> A:
         """The rows, checked; refuses counts that the framework does not take."""
+        return self.front_end.check("x", x)
 
-    @abstractmethod
-    def exchange(self, x: A, sends: Counts, recvs: Counts, comm: Communicator) -> A:
-        """`all_to_all_v` by rows."""
-
-    @abstractmethod
-    def permuted(self, x: A, order: npt.NDArray[np.int64]) -> A:
+    def permuted(self, x: A, order: Order) -> A:
         """Row n of the result is row ``order[n]``."""
+        call = Permutation(self.front_end.adapter, order)
+        return self.front_end.apply(x, call) if self.front_end.tracks(x) else call.run(x)
 
     def global_scatter(self, x: A, local_count: Counts, global_count: Counts, group: Any = None) -> Any:
         """Sends every row to the card of its expert. Differentiable where `all_to_all_v` is.
@@ -56,11 +69,11 @@ class ExpertRows(ABC, Generic[A]):
         Raises:
             As `all_to_all_v`; PeerMismatchError also when two cards disagree about one expert's rows.
         """
-        comm = self.member(group)
+        comm = self.front_end.enter(group)
         if comm is None:
             return None
         x, local, global_ = self._checked("global_scatter", comm, x, local_count, global_count, "local_count")
-        return self._transposed(self.exchange(x, local.sum(1), global_.sum(1), comm), global_)
+        return self._transposed(self._exchanged(x, local.sum(1), global_.sum(1), comm), global_)
 
     def global_gather(self, x: A, local_count: Counts, global_count: Counts, group: Any = None) -> Any:
         """The inverse of `global_scatter`: brings the rows back to the cards that sent them. Differentiable as that.
@@ -75,11 +88,11 @@ class ExpertRows(ABC, Generic[A]):
         Raises:
             As `global_scatter`.
         """
-        comm = self.member(group)
+        comm = self.front_end.enter(group)
         if comm is None:
             return None
         x, local, global_ = self._checked("global_gather", comm, x, local_count, global_count, "global_count")
-        return self.exchange(self._transposed(x, global_.T), global_.sum(1), local.sum(1), comm)
+        return self._exchanged(self._transposed(x, global_.T), global_.sum(1), local.sum(1), comm)
 
     def _checked(
         self, operator: str, comm: Communicator, x: A, local_count: Counts, global_count: Counts, rows_of_x: str
@@ -89,8 +102,11 @@ class ExpertRows(ABC, Generic[A]):
             x = self.check(x, {"local_count": local_count, "global_count": global_count})
             shape = tuple(x.shape)  # type: ignore[attr-defined]
             local, global_ = experts.read(comm.size, shape, local_count, global_count, rows_of_x)
-        experts.agree(self.host(comm), operator, local, global_)
+        experts.agree(self.front_end.host(comm), operator, local, global_)
         return x, local, global_
+
+    def _exchanged(self, x: A, sends: Counts, recvs: Counts, comm: Communicator) -> A:
+        return self.front_end.all_to_all_v(x, sends, recvs, unit="row", group=comm)
 
     def _transposed(self, x: A, counts: Matrix) -> A:
         order = experts.transposition(counts)

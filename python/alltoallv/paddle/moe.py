@@ -4,61 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import paddle
 from paddle import Tensor
 
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.expert_rows import ExpertRows
-from alltoallv._calls.linear import Map
-from alltoallv._calls.regions import as_bytes
-from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidTensorError
-from alltoallv.paddle.adapter import ADAPTER
-from alltoallv.paddle.autograd import apply
-from alltoallv.paddle.exchange import all_to_all_v
-from alltoallv.paddle.group import Group, resolve
-from alltoallv.paddle.tensors import check_tensor, core_name, region
-
-
-class _Permutation(Map[Tensor]):
-    """Row n of the output is row ``order[n]`` of the input. Paddle's own gather has no float16 on CPU."""
-
-    def __init__(self, order: npt.NDArray[np.int64]) -> None:
-        self._order = order
-
-    def run(self, input: Tensor) -> Tensor:
-        x = ADAPTER.contiguous(input)
-        out = ADAPTER.new(x.shape, x)
-        source, target = (as_bytes(region(tensor)).reshape(len(self._order), -1) for tensor in (x, out))
-        np.take(source, self._order, axis=0, out=target)
-        return out
-
-    def transposed(self) -> _Permutation:
-        return _Permutation(np.argsort(self._order))
+from alltoallv.paddle.front_end import front_end
+from alltoallv.paddle.group import Group
 
 
 class _Rows(ExpertRows[Tensor]):
-    def member(self, group: Any) -> Communicator | None:
-        return resolve(group)
-
     def check(self, x: Any, counts: dict[str, Counts]) -> Tensor:
-        check_tensor("x", x)
-        core_name(x.dtype)
         for name, given in counts.items():
             if isinstance(given, Tensor) and given.dtype != paddle.int64:
                 raise InvalidTensorError(f"Please use int64 type in {name}, which has dtype {given.dtype}.", 13)
-        return x
-
-    def exchange(self, x: Tensor, sends: Counts, recvs: Counts, comm: Communicator) -> Tensor:
-        return all_to_all_v(x, sends, recvs, unit="row", group=comm)
-
-    def permuted(self, x: Tensor, order: npt.NDArray[np.int64]) -> Tensor:
-        return apply(x, _Permutation(order))
+        return super().check(x, counts)
 
 
-_rows = _Rows()
+_rows = _Rows(front_end)
 
 
 def global_scatter(
