@@ -99,6 +99,29 @@ PairDifference ControlPlane::find_difference() {
     return found;
 }
 
+void ControlPlane::note_refusal() {
+    header().refused.store(seq_, std::memory_order_release);
+    signal(my_flags().refused, seq_);
+}
+
+/// What this rank has announced is the caller's again once no peer goes on with it. All have read the same rows, unless
+/// a broken peer has changed its own meanwhile; then those who have agreed may be reading and writing here. Between
+/// hosts no rank touches the memory of another.
+void ControlPlane::refuse() {
+    if (hosts) return;
+    note_refusal();
+    const auto has_gone_on = [&](int j) { return has_row(j, seq_ + 1); };
+    wait_flags([](Flags& flags) -> Flag& { return flags.refused; }, seq_, [&](int j) { return !has_gone_on(j); });
+    for (int j = 0; j < size(); ++j)
+        if (flags(j).refused.value.load(std::memory_order_acquire) < seq_) throw_disagreement();
+}
+
+void ControlPlane::throw_disagreement() {
+    poison(PoisonKind::lost, "the ranks have come to different verdicts about " + describe_op() +
+                                 ": a rank has changed its row while they compared it");
+    throw_poison();
+}
+
 void ControlPlane::compare_rows() {
     const Row& first = row(0);
     uint64_t sent = 0, expected = 0;

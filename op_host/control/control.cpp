@@ -88,7 +88,7 @@ Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
         throw_poison();
     }
     if (!settled_) await_rows(seq_);  // ROW in row_protocol.pml
-    settled_ = published_ = false;
+    settled_ = published_ = agreed_ = false;
     ++seq_;
     op_ = op;
     record_start(dtype);
@@ -138,7 +138,13 @@ void ControlPlane::agree() {
     const auto begun = timed ? Clock::now() : started_;
     await_rows(seq_);
     if (timed) traced_->waited_ns = flight_ns(Clock::now()) - flight_ns(begun);
-    compare_rows();
+    try {
+        compare_rows();
+    } catch (const Error&) {
+        refuse();
+        throw;
+    }
+    agreed_ = true;
 }
 
 void ControlPlane::close(bool ok, uint64_t bytes) {
@@ -167,6 +173,7 @@ void ControlPlane::step(const std::function<std::vector<int>()>& missing, WaitSt
     const std::vector<int> late = missing();
     if (late.empty()) return;  // the last of them has just come; what it published before it died or aborted counts
     throw_if_poisoned();
+    confirm();
     for (const int j : late) {
         const int gone = has_left(j) ? j : hosts ? hosts->cut_off(j) : -1;
         if (state.polls || gone < 0) continue;

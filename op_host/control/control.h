@@ -65,6 +65,10 @@ class ControlPlane {
     void publish(Row& row);
     /// Waits for every rank's row, then compares them: throws on every rank alike, before any output is written.
     void agree();
+    /// After the data: throws if a rank has refused what this one has agreed to.
+    void confirm() {
+        if (agreed_ && header().refused.load(std::memory_order_acquire) == seq_) throw_disagreement();
+    }
     /// Ends the operator, whatever became of it. After a poisoning this acknowledges it.
     void close(bool ok, uint64_t bytes);
     /// Publishes a failure in place of an operator, without waiting for the peers.
@@ -242,6 +246,9 @@ class ControlPlane {
     [[noreturn]] void throw_poison() const;
     void publish_failure(Row& row, const Error& error);
     void compare_rows();
+    void note_refusal();
+    void refuse();
+    [[noreturn]] void throw_disagreement();
     bool has_all_rows(uint64_t seq) const;
     PairDifference find_difference();
     void await_rows(uint64_t seq);
@@ -261,6 +268,7 @@ class ControlPlane {
     uint64_t seq_ = 0;
     bool settled_ = true;     // all rows of seq_ have been seen
     bool published_ = false;  // this rank's row of seq_
+    bool agreed_ = false;     // to the rows of seq_
     OpKind op_ = OpKind::none;
     double op_timeout_;
     Clock::time_point started_, next_warning_;

@@ -39,6 +39,7 @@ void ControlPlane::publish_failure(Row& mine, const Error& error) {
     text.code = static_cast<int32_t>(error.code());
     copy_text(text.text, sizeof text.text, error.what());
     mine.flags = row_failed;
+    note_refusal();
     publish(mine);
 }
 

@@ -85,6 +85,7 @@ struct Flags {
     Flag done;      // sequence number of the last exchange whose copies this rank has finished
     Flag late;      // sequence number of the last learning row that is complete
     Flag rounds;    // of two-shot reductions
+    Flag refused;   // sequence number of the last operator whose rows this rank would not go on with
     Bell messages;  // rung by peers that have something for this rank, or have taken something
 };
 
@@ -117,7 +118,8 @@ struct PairDifference {
 };
 
 struct alignas(cache_line) ControlHeader {
-    std::atomic<uint64_t> poison;  // 0, or kind << 32 | rank + 1 whose `reason` tells why; set once
+    std::atomic<uint64_t> poison;   // 0, or kind << 32 | rank + 1 whose `reason` tells why; set once
+    std::atomic<uint64_t> refused;  // the last operator that a rank has refused
     std::atomic<uint64_t> judged;  // between hosts: the last operator whose counts rank 0 has compared, and its finding
     PairDifference difference;
     Bell bell;

@@ -10,10 +10,8 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-#include <fstream>
-#include <map>
-
 #include "control/deadlock.h"
+#include "control_segment.h"
 #include "exchange_plan.h"
 
 using namespace alltoallv;
@@ -32,24 +30,10 @@ Tally* tally;
 
 struct Run {
     int size = 2, broken = 0;
-    bool own_only = false;
+    bool own_only = false, flips = false;
     double timeout = 0.1;
     uint64_t seed = 0;
 };
-
-/// Where control segments lie in this process, by inode; huge pages are mappings of their own. What is quarantined
-/// keeps older ones.
-std::map<uint64_t, char*> control_segments() {
-    std::ifstream maps("/proc/self/maps");
-    std::map<uint64_t, char*> segments;
-    for (std::string line; std::getline(maps, line);) {
-        unsigned long long begin = 0, inode = 0;
-        if (line.find("memfd:alltoallv-control") != std::string::npos &&
-            std::sscanf(line.c_str(), "%llx-%*x %*s %*x %*s %llu", &begin, &inode) == 2)
-            segments.emplace(inode, reinterpret_cast<char*>(begin));
-    }
-    return segments;
-}
 
 std::vector<int> local_sockets() {
     std::vector<int> sockets;
@@ -123,7 +107,15 @@ class Vandal {
     }
     void hit_in(void* begin, size_t bytes) { hit(static_cast<char*>(begin) + random_.below(bytes / 8) * 8); }
 
+    /// So that ranks that compare rows at the same time see different ones.
+    void flip() {
+        Row& row = layout_.row(base_, run_.broken, random_.below(2));
+        auto* const flags = reinterpret_cast<volatile uint8_t*>(&row.flags);
+        *flags = *flags ^ row_failed;
+    }
+
     void strike() {
+        if (run_.flips) return flip();
         switch (random_.below(run_.own_only ? 12 : 14)) {
             case 0:
             case 1:
@@ -242,7 +234,12 @@ void exchange(const Run& run, Communicator& communicator, Random& random) {
             return learnt.data();
         };
     }
-    communicator.exchange(x, run.timeout);
+    try {
+        communicator.exchange(x, run.timeout);
+    } catch (const Error&) {
+        std::memset(input.data(), 0xee, input.size());  // the caller has it again
+        throw;
+    }
     if (run.own_only && !learns && rank != run.broken) compare(run, plan, rank, output.data());
 }
 
@@ -343,6 +340,7 @@ void some_runs(const Mode& mode, int rank, int size, uint64_t seed) {
         run.broken = static_cast<int>(random.below(static_cast<size_t>(size)));
         run.own_only = random.chance(50);
         run.timeout = random.chance(3) ? 0.7 : 0.1;
+        run.flips = run.own_only && random.chance(20);
         constexpr const char* paths[] = {"auto", "auto", "push", "pull", "cma", "staged", "inline"};
         CommunicatorOptions options = options_of(mode, rank, size, paths[random.below(std::size(paths))]);
         options.domain = "run" + std::to_string(run.seed);

@@ -39,6 +39,7 @@ void ShmCommunicator::run(OpKind op, DType dtype, double timeout, Body&& body) {
     try {
         Row& mine = control_->open(op, dtype, timeout);
         const uint64_t bytes = body(mine);
+        control_->confirm();
         if (output_ != nullptr && Arena::instance().has_cuts() &&
             Arena::instance().locate(output_, output_bytes_).segment() == 0)
             throw peer_lost(control_->describe_op() +

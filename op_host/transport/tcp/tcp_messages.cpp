@@ -339,7 +339,8 @@ void TcpMessages::look() {
 
 TcpMessages::Post* TcpMessages::find(bool sends, int peer, uint64_t number) {
     const auto found = std::find_if(posts_.begin(), posts_.end(), [&](const Post& post) {
-        return post.sends() == sends && post.other() == peer && post.number == number && !post.work->done();
+        return number != 0 && post.sends() == sends && post.other() == peer && post.number == number &&
+               !post.work->done();
     });
     return found == posts_.end() ? nullptr : &*found;
 }

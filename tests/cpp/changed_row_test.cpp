@@ -1,0 +1,106 @@
+/// \file changed_row_test.cpp
+/// \brief A peer that changes its row after one rank has compared it and before another has: the first refuses the
+/// operator, the other agrees, and neither may read or write what the first has given back to its caller.
+#include <signal.h>
+#include <sys/mman.h>
+
+#include "control_segment.h"
+#include "exchange_plan.h"
+
+using namespace alltoallv;
+using namespace testing;
+
+namespace {
+
+constexpr int size = 3, agrees = 0, refuses = 1, broken = 2;
+constexpr uint64_t the_operator = 2;  // behind a barrier
+constexpr size_t bytes = size_t{1} << 20;
+constexpr char given_back = 0x3c;
+
+/// Of all processes.
+struct Stage {
+    std::atomic<bool> row_is_changed{false}, has_raised{false};
+};
+
+void wait_until(const std::function<bool()>& condition) {
+    for (int i = 0; i < 20000 && !condition(); ++i) usleep(1000);
+    CHECK(condition());
+}
+
+char state_of(pid_t pid) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+    std::string text;
+    std::getline(file, text);
+    return text.at(text.rfind(')') + 2);
+}
+
+/// `agrees` stands still while `refuses` compares the rows.
+void change_row(const Layout& layout, char* base, Stage& stage) {
+    const auto has_row = [&](int rank) { return layout.row(base, rank, the_operator).seq.load() == the_operator; };
+    wait_until([&] { return has_row(agrees) && has_row(broken); });
+    const auto pid = static_cast<pid_t>(layout.status(base, agrees).pid.load());
+    kill(pid, SIGSTOP);
+    wait_until([&] { return state_of(pid) == 'T'; });
+    Row& row = layout.row(base, broken, the_operator);
+    row.flags = row_failed;
+    stage.row_is_changed = true;
+    wait_until([&] { return stage.has_raised || layout.flags(base, refuses).refused.value.load() == the_operator; });
+    row.flags = 0;
+    kill(pid, SIGCONT);
+}
+
+/// One of the two healthy ranks gives the other a megabyte.
+void exchange(const std::string& path, int from, int to) {
+    auto* const stage =
+        new (mmap(nullptr, sizeof(Stage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Stage;
+    all_pass(run_processes(size, [&](int rank) {
+        const CommunicatorOptions options = options_of(processes, rank, size, path);
+        const CommunicatorPtr communicator = make_shm_communicator(options);
+        barrier(*communicator);
+        std::vector<int64_t> sends(size), receives(size), none(size);
+        if (rank == from) sends[static_cast<size_t>(to)] = bytes;
+        if (rank == to) receives[static_cast<size_t>(from)] = bytes;
+        const bool shared = path != "cma";
+        Buffer input(bytes, shared && rank == from), output(bytes, shared && rank == to);
+        fill(input.data(), bytes, 1, rank);
+        Exchange x;
+        x.dtype = DType::uint8;
+        x.input = input.data();
+        x.output = output.data();
+        x.send_counts = sends;
+        x.recv_counts = receives;
+        x.sdispls = x.rdispls = none;
+        if (rank == broken) {
+            const Layout layout(size, options.mailbox_bytes());
+            std::thread changes([&, base = control_segments().begin()->second] { change_row(layout, base, *stage); });
+            try {
+                communicator->exchange(x, -1);
+            } catch (const Error&) {  // it reads its own row, too
+            }
+            return changes.join();
+        }
+        if (rank == refuses) wait_until([&] { return stage->row_is_changed.load(); });
+        fails(ErrorClass::peer_lost, "the ranks have come to different verdicts about operator #2 all_to_all_v", [&] {
+            try {
+                communicator->exchange(x, -1);
+            } catch (const Error&) {
+                std::memset(input.data(), given_back, bytes);
+                std::memset(output.data(), given_back, bytes);
+                stage->has_raised = true;
+                throw;
+            }
+        });
+        usleep(100'000);  // a late writer would have come by now
+        CHECK(std::all_of(output.data(), output.data() + bytes, [](char c) { return c == given_back; }));
+    }));
+    munmap(stage, sizeof(Stage));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    return run_all(argc, argv,
+                   {{"read by a system call", [] { exchange("cma", refuses, agrees); }},
+                    {"read in the arena", [] { exchange("pull", refuses, agrees); }},
+                    {"written to", [] { exchange("push", agrees, refuses); }}});
+}
