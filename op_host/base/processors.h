@@ -12,6 +12,10 @@ namespace alltoallv {
 
 using Clock = std::chrono::steady_clock;
 
+inline double seconds_since(Clock::time_point then) {
+    return std::chrono::duration<double>(Clock::now() - then).count();
+}
+
 inline void cpu_pause() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();

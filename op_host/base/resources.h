@@ -13,7 +13,7 @@ namespace alltoallv {
 /// Whether this errno says that something has run out, rather than that something is wrong.
 constexpr bool has_run_out(int number) {
     return number == EMFILE || number == ENFILE || number == EAGAIN || number == ENOMEM || number == ENOSPC ||
-           number == ENOBUFS;
+           number == ENOBUFS || number == EFBIG || number == EDQUOT;
 }
 
 /// The error for such a number: "<what>: <text of errno>". Memory has a class of its own in Python.

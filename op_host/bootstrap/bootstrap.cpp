@@ -194,6 +194,7 @@ class Joiner {
             Peer& peer = membership_.peers[static_cast<size_t>(rank)];
             if (rank != options_.rank) peer.pidfd = open_pidfd(peer.pid);
         }
+        membership_.memory = std::make_shared<Mapping>(membership_.control.get(), options_.control_bytes);
         if (try_send(socket_.get(), encode(MessageKind::ack)) == IoStatus::closed) return;  // next() reads the reason
     }
 

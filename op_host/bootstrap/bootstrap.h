@@ -37,7 +37,7 @@ struct Peer {
 
 struct Membership {
     UniqueFd control;                 ///< memfd of `control_bytes` zero bytes, sealed against resizing
-    std::shared_ptr<Mapping> memory;  ///< between threads: that segment, mapped once for all of them; else empty
+    std::shared_ptr<Mapping> memory;  ///< that segment, mapped; once for all threads of a process
     std::vector<Peer> peers;          ///< one per rank
 };
 

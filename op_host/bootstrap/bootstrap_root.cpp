@@ -44,9 +44,10 @@ class Root {
             close_door();
             strangers_.clear();
             UniqueFd control = make_control_segment(options_.control_bytes);
+            auto memory = std::make_shared<Mapping>(control.get(), options_.control_bytes);
             distribute(control.get());
             while (!waiting_for(&Member::confirmed).empty()) step();
-            return commit(std::move(control));
+            return commit({std::move(control), std::move(memory), {}});
         } catch (const Error& error) {
             tell_everybody(error);
             throw;
@@ -254,9 +255,7 @@ class Root {
     }
 
     /// From here on everybody has everything: who is lost now is lost as a member, not as one who never was.
-    Membership commit(UniqueFd control) {
-        Membership membership;
-        membership.control = std::move(control);
+    Membership commit(Membership membership) {
         for (Member& member : members_) {
             if (member.socket) try_send(member.socket.get(), encode(MessageKind::commit));
             membership.peers.push_back({member.pid, std::move(member.pidfd), std::move(member.link)});

@@ -4,26 +4,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdio>
 
 #include "base/place.h"
 #include "control/deadlock.h"
 
 namespace alltoallv {
-namespace {
-
-std::string seconds_text(double seconds) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.1f s", seconds);
-    return text;
-}
-
-double seconds_since(Clock::time_point then) {
-    return std::chrono::duration<double>(Clock::now() - then).count();
-}
-
-}  // namespace
-
 ControlPlane::ControlPlane(const Options& options, std::shared_ptr<Mapping> memory)
     : options_(options),
       memory_(std::move(memory)),
@@ -191,17 +176,13 @@ void ControlPlane::step(const std::function<std::vector<int>()>& missing, WaitSt
     if (std::chrono::duration<double>(now - started_).count() >= op_timeout_) throw_timeout(late);
     if (now >= next_warning_) {
         next_warning_ = now + (now - started_);
-        if (hooks().warn)
-            hooks().warn("rank " + std::to_string(rank()) + " has waited " + seconds_text(seconds_since(started_)) +
-                         " in " + describe_op() + " for " + describe_ranks(late));
+        if (hooks().warn) hooks().warn(describe_wait("has waited", started_, describe_op(), late));
     }
     if (hooks().poll) hooks().poll();
 }
 
 void ControlPlane::throw_timeout(const std::vector<int>& missing) {
-    poison(PoisonKind::timeout, "rank " + std::to_string(rank()) + " waited " + seconds_text(seconds_since(started_)) +
-                                    " in " + describe_op() + " for " + describe_ranks(missing) +
-                                    "; the timeout is over");
+    poison(PoisonKind::timeout, describe_wait("waited", started_, describe_op(), missing) + "; the timeout is over");
     throw_poison();
 }
 

@@ -167,12 +167,18 @@ class ControlPlane {
     /// A peer has announced what cannot be.
     Error broken(int peer, const std::string& how) const;
 
+    /// Whom a message to or from `peer` waits for; < 0: all others.
+    std::vector<int> peers_of(int peer) const;
+
     /// After agreement: what a peer says lies there in its payload. Throws unless it does.
     const char* payload_of(int peer, int64_t offset, size_t bytes) const;
 
     /// After agreement: how many elements each rank sends to this one. Throws unless memory could hold them.
     std::vector<int64_t> counts_from_peers(DType dtype) const;
 
+    /// "rank 0 waited 2.0 s in `what` for rank 1 (...)"; `waited`: that word, or another.
+    std::string describe_wait(const std::string& waited, Clock::time_point since, const std::string& what,
+                              const std::vector<int>& ranks) const;
     std::string describe_rank(int rank) const;
     std::string describe_op(OpKind op) const;
     std::string describe_op() const { return describe_op(op_); }
@@ -252,7 +258,6 @@ class ControlPlane {
     bool has_all_rows(uint64_t seq) const;
     PairDifference find_difference();
     void await_rows(uint64_t seq);
-    std::string describe_ranks(const std::vector<int>& ranks) const;
     void record_start(DType dtype);
     void record_end(bool ok, uint64_t bytes);
     void trace_end(bool ok, uint64_t bytes, uint64_t now_ns);

@@ -2,6 +2,7 @@
 /// \brief What messages call operators and ranks.
 #include <signal.h>
 
+#include <cstdio>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -59,10 +60,21 @@ std::string ControlPlane::describe_rank(int peer) const {
            std::string(name_of(static_cast<OpKind>(what >> 40))) + ")";
 }
 
-std::string ControlPlane::describe_ranks(const std::vector<int>& ranks) const {
-    std::string text;
-    for (const int j : ranks) text += (text.empty() ? "" : ", ") + describe_rank(j);
+std::string ControlPlane::describe_wait(const std::string& waited, Clock::time_point since, const std::string& what,
+                                        const std::vector<int>& ranks) const {
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, " %.1f s in ", seconds_since(since));
+    std::string text = "rank " + std::to_string(rank()) + " " + waited + seconds + what + " for ";
+    for (const int j : ranks) text += (j == ranks[0] ? "" : ", ") + describe_rank(j);
     return text;
+}
+
+std::vector<int> ControlPlane::peers_of(int peer) const {
+    if (peer >= 0) return {peer};
+    std::vector<int> ranks;
+    for (int j = 0; j < size(); ++j)
+        if (j != rank()) ranks.push_back(j);
+    return ranks;
 }
 
 }  // namespace alltoallv

@@ -109,3 +109,56 @@ def test_joining_without_descriptors(ranks):
         first.destroy()
 
     ranks(2, communicator=False, fresh=True)(work)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_joining_without_memory(ranks, victim):
+    """All hear of it at once, and who it was; with memory they meet."""
+
+    def work(rank, size):
+        begin = time.monotonic()
+        with (
+            limited(resource.RLIMIT_AS, no_more_memory() if rank == victim else resource.RLIM_INFINITY),
+            pytest.raises(ResourceError) as caught,
+        ):
+            join(rank, size, "first", timeout=30)
+        assert time.monotonic() - begin < LIMIT
+        assert rank == victim or f"rank {victim} " in str(caught.value)
+        comm = join(rank, size, "second", timeout=30)
+        check_works(comm)
+        comm.destroy()
+
+    ranks(3, communicator=False, fresh=True)(work)
+
+
+def test_joining_without_room(ranks):
+    """Rank 0 can make no file in memory: `ftruncate` fails."""
+
+    def work(rank, size):
+        begin = time.monotonic()
+        with (
+            limited(resource.RLIMIT_FSIZE, 4096 if rank == 0 else resource.RLIM_INFINITY),
+            pytest.raises(ResourceError, match=r"cannot size the shared control segment .* too large") as caught,
+        ):
+            join(rank, size, "first", timeout=30)
+        assert time.monotonic() - begin < LIMIT
+        assert rank == 0 or "rank 0 " in str(caught.value)
+        comm = join(rank, size, "second", timeout=30)
+        check_works(comm)
+        comm.destroy()
+
+    ranks(3, communicator=False, fresh=True)(work)
+
+
+def test_outputs_without_room(ranks):
+    """Where no segment can be made outputs are private, and counted."""
+
+    def work(rank, size):
+        comm = join(rank, size, timeout=30)
+        with limited(resource.RLIMIT_FSIZE, 4096 if rank == 1 else resource.RLIM_INFINITY):
+            check_works(comm)
+            exchange(comm)
+        assert (comm.stats()["private_outputs"] > 0) == (rank == 1)
+        comm.destroy()
+
+    ranks(2, communicator=False, fresh=True)(work)

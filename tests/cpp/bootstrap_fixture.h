@@ -12,6 +12,7 @@
 #include <chrono>
 #include <optional>
 
+#include "base/processors.h"
 #include "bootstrap/bootstrap.h"
 #include "bootstrap/bootstrap_rendezvous.h"
 #include "bootstrap/unix_socket.h"
@@ -44,10 +45,6 @@ inline BootstrapOptions options_of(int rank, int size, double timeout = 60) {
     options.settings = "check=always;pool=1";
     options.control_bytes = 4096;
     return options;
-}
-
-inline double seconds_since(SteadyClock::time_point start) {
-    return std::chrono::duration<double>(SteadyClock::now() - start).count();
 }
 
 inline void wait_readable(int fd) {

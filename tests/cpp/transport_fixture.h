@@ -107,10 +107,6 @@ inline void fails(ErrorClass kind, const std::string& part, const std::function<
                              message + "' of class " + (found ? std::to_string(static_cast<int>(*found)) : "none"));
 }
 
-inline double seconds_since(std::chrono::steady_clock::time_point start) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 inline void barrier(Communicator& communicator) {
     const std::vector<int64_t> none(static_cast<size_t>(communicator.size()));
     Exchange exchange;

@@ -271,5 +271,6 @@ def left_since(before: dict[str, list[str]]) -> dict[str, list[str]]:
     try:
         wait_for(lambda: not left(), "nothing left", 5)
     except AssertionError:
-        return left()
+        maps = Path("/proc/self/maps").read_text().splitlines()  # private ones are cut out of shared ones
+        return {**left(), "maps": [line for line in maps if "alltoallv" in line and "memfd" in line]}
     return {}

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 
 #include "base/quiet_thread.h"
 #include "core/hooks.h"
@@ -18,10 +17,6 @@ namespace {
 constexpr uint64_t spins = 100, yields = 400;  // before a wait sleeps
 constexpr int sleep_ms = 20;
 constexpr auto look_every = std::chrono::milliseconds(20);
-
-double seconds_since(Clock::time_point then) {
-    return std::chrono::duration<double>(Clock::now() - then).count();
-}
 
 }  // namespace
 
@@ -188,9 +183,7 @@ void PointToPoint::look(Post& post) {
     const auto now = Clock::now();
     if (now < post.next_look) return;
     post.next_look = now + look_every;
-    std::vector<int> late;
-    for (int j = 0; j < control_.size(); ++j)
-        if (j == post.other() || (post.other() < 0 && j != control_.rank())) late.push_back(j);
+    const std::vector<int> late = control_.peers_of(post.other());
     const bool left =
         !late.empty() && std::all_of(late.begin(), late.end(), [&](int j) { return control_.has_left(j); });
     if (left) {
@@ -200,12 +193,8 @@ void PointToPoint::look(Post& post) {
                                                      control_.domain() + "': " + control_.describe_rank(late[0]));
     }
     if (seconds_since(post.started) < post.timeout) return;
-    char seconds[32];
-    std::snprintf(seconds, sizeof seconds, "%.1f s", seconds_since(post.started));
-    std::string ranks;
-    for (const int j : late) ranks += (ranks.empty() ? "" : ", ") + control_.describe_rank(j);
-    control_.poison(PoisonKind::timeout, "rank " + std::to_string(control_.rank()) + " waited " + seconds + " in " +
-                                             describe(post) + " for " + ranks + "; the timeout is over");
+    control_.poison(PoisonKind::timeout,
+                    control_.describe_wait("waited", post.started, describe(post), late) + "; the timeout is over");
 }
 
 bool PointToPoint::finish(Post& post, std::exception_ptr error) {

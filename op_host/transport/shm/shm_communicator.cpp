@@ -75,11 +75,22 @@ ShmCommunicator::ShmCommunicator(const CommunicatorOptions& options)
     if (options.copy_threads < 0)
         throw invalid_param("copy_threads is " + std::to_string(options.copy_threads) + ", expected at least 1, or 0");
     Arena::instance().add_budget(options.budget_bytes());
-    try {
-        connect();
-    } catch (...) {
+    const auto give_up = [&](const Error& error) {
+        if (control_) control_->poison_with(error, "joining");
         if (links_) links_->stop();
         Arena::instance().remove_budget(options.budget_bytes());
+    };
+    try {
+        connect();
+    } catch (const Error& error) {
+        give_up(error);
+        throw;
+    } catch (const std::bad_alloc&) {
+        const Error error = resource_error("no memory for what domain '" + domain() + "' needs");
+        give_up(error);
+        throw error;
+    } catch (...) {
+        give_up(peer_lost("interrupted"));
         throw;
     }
     queue_->on_interrupt = [this] { abort("interrupted while waiting for its turn"); };
@@ -121,9 +132,7 @@ void ShmCommunicator::connect() {
     control.warn_after = options_.warn_after;
     peers_.resize(static_cast<size_t>(size()));
     for (size_t j = 0; j < peers_.size(); ++j) peers_[j].pid = membership.peers[j].pid;
-    std::shared_ptr<Mapping> memory = std::move(membership.memory);
-    if (!memory) memory = std::make_shared<Mapping>(membership.control.get(), layout.total());
-    control_ = std::make_unique<ControlPlane>(control, std::move(memory));
+    control_ = std::make_unique<ControlPlane>(control, std::move(membership.memory));
     links_ = Links::start(std::move(membership.peers), {[this](int peer, const std::string& how) {
                                                             if (!control_->has_left(peer)) control_->lost(peer, how);
                                                         },

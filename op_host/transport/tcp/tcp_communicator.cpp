@@ -105,8 +105,7 @@ TcpCommunicator::TcpCommunicator(const CommunicatorOptions& options, TcpMembersh
     bootstrap.control_bytes = Layout(size(), tcp_payload_bytes).without_data();
     bootstrap.poll = hooks().poll;
     Membership local = bootstrap_processes(bootstrap);
-    control_ = std::make_unique<ControlPlane>(control,
-                                              std::make_shared<Mapping>(local.control.get(), bootstrap.control_bytes));
+    control_ = std::make_unique<ControlPlane>(control, std::move(local.memory));
     for (int j = 0; j < size(); ++j) {
         const TcpPeer& peer = membership.peers[static_cast<size_t>(j)];
         RankStatus& status = control_->status(j);

@@ -8,81 +8,22 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
 #include "base/quiet_thread.h"
 #include "bootstrap/unix_socket.h"
 #include "core/message_text.h"
+#include "transport/tcp/tcp_messages_parts.h"
 
 namespace alltoallv {
 namespace {
 
 constexpr size_t little = 64 << 10;  // bytes that travel with an offer
 constexpr int step_ms = 20;
-constexpr double last_words = 1.0;              // seconds
-constexpr int32_t after_loss = -(1 << 30) - 1;  // tags below are of survivors, who meet over a poisoned communicator
-
-enum class Say : uint32_t { offer, take, refuse, data, done };
-
-double seconds_since(Clock::time_point then) {
-    return std::chrono::duration<double>(Clock::now() - then).count();
-}
+constexpr double last_words = 1.0;  // seconds
 
 }  // namespace
-
-/// What one rank says to another; `bytes` follow. The number is the sender's of the message.
-struct TcpMessages::Frame {
-    Say type = Say::offer;
-    int32_t tag = 0;
-    uint64_t number = 0, bytes = 0;
-    int64_t count = 0;  // of the message; of a refusal: as the receiver expected
-    DType dtype = DType::uint8;
-    uint8_t reserved[7] = {};
-};
-
-/// One send or receive of this rank.
-struct TcpMessages::Post {
-    PeerMessage asked;
-    double timeout;
-    MessageWorkPtr work;
-    Clock::time_point started;
-    int from = PeerMessage::any_rank;
-    uint64_t number = 0;  // once offered, or met
-    bool met = false;
-
-    bool sends() const { return asked.op == OpKind::send; }
-    char* data() const { return static_cast<char*>(asked.data); }
-    size_t bytes() const { return static_cast<size_t>(asked.count) * size_of(asked.dtype); }
-    bool survives() const { return asked.tag < after_loss; }
-    int other() const { return from >= 0 ? from : asked.peer; }
-    SentAs as() const { return {asked.count, asked.dtype}; }
-};
-
-struct TcpMessages::Offer {
-    Frame frame;
-    std::string data;  // what came along
-};
-
-struct TcpMessages::Connection {
-    UniqueFd socket;
-    uint64_t sent = 0;  // messages
-    std::deque<Offer> offers;
-
-    /// To say: the heads and little data copied, large data where they lie.
-    struct Words {
-        std::string own;
-        const char* data;
-        size_t bytes;
-    };
-    std::deque<Words> words;
-
-    Frame head;
-    size_t head_heard = 0, body_heard = 0;
-    std::string body;
-    char* into = nullptr;  // where a body goes that is a message's data
-};
 
 TcpMessages::TcpMessages(ControlPlane& control, std::vector<UniqueFd> sockets, double timeout)
     : control_(control),
@@ -310,9 +251,7 @@ void TcpMessages::look() {
     for (Post& post : posts_) {
         if (post.work->done()) continue;
         if (!control_.poisoned() || post.survives()) {
-            std::vector<int> late;
-            for (int j = 0; j < control_.size(); ++j)
-                if (j == post.other() || (post.other() < 0 && j != control_.rank())) late.push_back(j);
+            const std::vector<int> late = control_.peers_of(post.other());
             const bool gone = !late.empty() && std::all_of(late.begin(), late.end(), [&](int j) {
                 return j != control_.rank() && !connections_[static_cast<size_t>(j)].socket;
             });
@@ -321,12 +260,7 @@ void TcpMessages::look() {
             } else if (gone) {
                 control_.lost(late[0], "its connection for messages has ended");
             } else if (seconds_since(post.started) >= post.timeout) {
-                char seconds[32];
-                std::snprintf(seconds, sizeof seconds, "%.1f s", seconds_since(post.started));
-                std::string ranks;
-                for (const int j : late) ranks += (ranks.empty() ? "" : ", ") + control_.describe_rank(j);
-                const std::string text = "rank " + std::to_string(control_.rank()) + " waited " + seconds + " in " +
-                                         describe(post) + " for " + ranks;
+                const std::string text = control_.describe_wait("waited", post.started, describe(post), late);
                 if (post.survives())
                     finish(post, std::make_exception_ptr(comm_timeout(text)));
                 else
@@ -345,19 +279,19 @@ TcpMessages::Post* TcpMessages::find(bool sends, int peer, uint64_t number) {
     return found == posts_.end() ? nullptr : &*found;
 }
 
-/// Of a message that fails half way, the rest goes from a copy and to where nobody looks: its connection lasts.
+/// Of a message that ends half way, the rest goes from a copy and to where nobody looks: its connection lasts. A broken
+/// peer may answer before it has heard all.
 void TcpMessages::finish(Post& post, std::exception_ptr error) {
     const auto is_of = [&](const char* at) { return post.data() <= at && at < post.data() + post.bytes(); };
-    if (error != nullptr)
-        for (Connection& connection : connections_) {
-            if (connection.into != nullptr && !post.sends() && is_of(connection.into)) {
-                connection.into = nullptr;
-                connection.body.assign(little, '\0');
-            }
-            for (Connection::Words& words : connection.words)
-                if (words.bytes > 0 && post.sends() && is_of(words.data))
-                    words.own.append(words.data, std::exchange(words.bytes, 0));
+    for (Connection& connection : connections_) {
+        if (connection.into != nullptr && !post.sends() && is_of(connection.into)) {
+            connection.into = nullptr;
+            connection.body.assign(little, '\0');
         }
+        for (Connection::Words& words : connection.words)
+            if (words.bytes > 0 && post.sends() && is_of(words.data))
+                words.own.append(words.data, std::exchange(words.bytes, 0));
+    }
     post.work->finish(std::move(error));
 }
 

@@ -1,0 +1,68 @@
+/// \file tcp_messages_parts.h
+/// \brief What `TcpMessages` keeps of messages and connections while they are under way.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "core/message_text.h"
+#include "transport/tcp/tcp_messages.h"
+
+namespace alltoallv {
+
+enum class Say : uint32_t { offer, take, refuse, data, done };
+
+/// What one rank says to another; `bytes` follow. The number is the sender's of the message.
+struct TcpMessages::Frame {
+    Say type = Say::offer;
+    int32_t tag = 0;
+    uint64_t number = 0, bytes = 0;
+    int64_t count = 0;  // of the message; of a refusal: as the receiver expected
+    DType dtype = DType::uint8;
+    uint8_t reserved[7] = {};
+};
+
+/// One send or receive of this rank.
+struct TcpMessages::Post {
+    PeerMessage asked;
+    double timeout;
+    MessageWorkPtr work;
+    Clock::time_point started;
+    int from = PeerMessage::any_rank;
+    uint64_t number = 0;  // once offered, or met
+    bool met = false;
+
+    bool sends() const { return asked.op == OpKind::send; }
+    char* data() const { return static_cast<char*>(asked.data); }
+    size_t bytes() const { return static_cast<size_t>(asked.count) * size_of(asked.dtype); }
+    /// Of ranks that meet again over a poisoned communicator.
+    bool survives() const { return asked.tag < -(1 << 30) - 1; }
+    int other() const { return from >= 0 ? from : asked.peer; }
+    SentAs as() const { return {asked.count, asked.dtype}; }
+};
+
+struct TcpMessages::Offer {
+    Frame frame;
+    std::string data;  // what came along
+};
+
+struct TcpMessages::Connection {
+    UniqueFd socket;
+    uint64_t sent = 0;  // messages
+    std::deque<Offer> offers;
+
+    /// To say: the heads and little data copied, large data where they lie.
+    struct Words {
+        std::string own;
+        const char* data;
+        size_t bytes;
+    };
+    std::deque<Words> words;
+
+    Frame head;
+    size_t head_heard = 0, body_heard = 0;
+    std::string body;
+    char* into = nullptr;  // where a body goes that is a message's data
+};
+
+}  // namespace alltoallv
