@@ -13,6 +13,7 @@
 #include <optional>
 #include <random>
 
+#include "base/fork_generation.h"
 #include "check.h"
 
 using namespace alltoallv;

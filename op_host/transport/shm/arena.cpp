@@ -22,7 +22,6 @@ constexpr size_t max_segment = 64 * megabyte;
 constexpr size_t recent_limit = 128 * megabyte;
 
 std::atomic<Arena*> current{nullptr};
-std::atomic<uint32_t> generation{0};
 
 /// Whole pages: what a late writer may reach is cut out without touching another block.
 size_t rounded(size_t bytes) {
@@ -34,7 +33,6 @@ Arena* make_arena() {
     std::call_once(once, [] {
         // A child must neither share the parent's free lists nor answer for its segments.
         pthread_atfork(nullptr, nullptr, [] {
-            generation.fetch_add(1, std::memory_order_relaxed);
             if (const Arena* parents = current.load(std::memory_order_relaxed)) {
                 parents->close_descriptors();
                 current.store(new Arena(parents), std::memory_order_release);
@@ -49,10 +47,6 @@ Arena* make_arena() {
 }
 
 }  // namespace
-
-uint32_t fork_generation() {
-    return generation.load(std::memory_order_relaxed);
-}
 
 Block& Block::operator=(Block&& other) noexcept {
     std::swap(data_, other.data_);

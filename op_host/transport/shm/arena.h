@@ -158,7 +158,4 @@ class Arena {
     std::atomic<uint64_t> private_blocks_{0}, private_bytes_{0};
 };
 
-/// Grows by one in every forked child; what was made under another value must not be used.
-uint32_t fork_generation();
-
 }  // namespace alltoallv

@@ -172,7 +172,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
     }
     watch.go_on();
 
-    copying_ = true;
+    moving_ = true;
     const auto* input = static_cast<const char*>(x.input);
     size_t written = all.written;
     char* output = learns ? learn_counts(x, mine, row, written) : static_cast<char*>(x.output);

@@ -7,7 +7,6 @@
 
 #include "core/quant_terms.h"
 #include "quantized/quant_grid.h"
-#include "transport/shm/operator_scope.h"
 #include "transport/shm/two_shot.h"
 
 namespace alltoallv {
@@ -185,7 +184,7 @@ void ShmCommunicator::quant_reduce_two_shot(const QuantReduction& q, QuantCodec&
     if (!scatters) mine.output = Arena::instance().locate(q.output, out_bytes);
     control_->publish(mine);
     control_->agree();
-    copying_ = true;
+    moving_ = true;
 
     const bool in_place = find_all(codec.inputs, &Row::input, in_bytes);
     outputs_.clear();
@@ -215,7 +214,7 @@ void ShmCommunicator::quant_reduce_two_shot(const QuantReduction& q, QuantCodec&
     const size_t flag_at = shape.result_bytes - flag_bytes;
     QuantStages stages{q, codec, grid, misfit, codes_writer_, bounce, outputs_, me, flag_at, scatters};
     two_shot(stages, shape);
-    copying_ = false;  // everybody is done: an error that all ranks raise leaves the communicator usable
+    moving_ = false;  // everybody is done: an error that all ranks raise leaves the communicator usable
     const auto n = static_cast<size_t>(scatters ? grid.parts[me].count : total_count(q));
     count(in_place ? Path::pull : Path::staged, n * size_of(q.out_dtype));
     misfit.raise(q, control_->describe_op());

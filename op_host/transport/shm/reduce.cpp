@@ -98,7 +98,7 @@ uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& mine) {
     if (gathers && r.op != OpKind::reduce) mine.output = Arena::instance().locate(r.output, bytes);
     control_->publish(mine);
     control_->agree();
-    copying_ = true;
+    moving_ = true;
 
     if (gathers) {
         cut_parts(bytes, std::max(cache_line, element));

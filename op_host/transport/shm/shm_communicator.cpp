@@ -16,7 +16,6 @@
 #include "base/resources.h"
 #include "base/spare_descriptors.h"
 #include "op_kernel/cpu/reduce.h"
-#include "transport/shm/operator_scope.h"
 
 namespace alltoallv {
 namespace {
@@ -67,10 +66,7 @@ CommunicatorPtr make_shm_communicator(const CommunicatorOptions& options) {
 }
 
 ShmCommunicator::ShmCommunicator(const CommunicatorOptions& options)
-    : options_(options),
-      generation_(fork_generation()),
-      allowed_(allowed_paths(options.path)),
-      probe_word_(probe_pattern) {
+    : ControlledCommunicator(options), allowed_(allowed_paths(options.path)), probe_word_(probe_pattern) {
     check_rank(options.rank, options.size);
     if (options.copy_threads < 0)
         throw invalid_param("copy_threads is " + std::to_string(options.copy_threads) + ", expected at least 1, or 0");
@@ -93,11 +89,10 @@ ShmCommunicator::ShmCommunicator(const CommunicatorOptions& options)
         give_up(peer_lost("interrupted"));
         throw;
     }
-    queue_->on_interrupt = [this] { abort("interrupted while waiting for its turn"); };
 }
 
 ShmCommunicator::~ShmCommunicator() {
-    if (generation_ != fork_generation()) {
+    if (is_inherited()) {
         abandon(std::move(links_));
         abandon(std::move(queue_));
         abandon(std::move(messages_));
@@ -105,6 +100,7 @@ ShmCommunicator::~ShmCommunicator() {
         return;
     }
     destroy_quietly();
+    queue_.reset();
 }
 
 void ShmCommunicator::connect() {
@@ -186,17 +182,6 @@ void ShmCommunicator::probe_peers() {
             allowed_ &= ~(1u << static_cast<unsigned>(Path::cma));
 }
 
-void ShmCommunicator::check_usable() const {
-    if (generation_ != fork_generation()) throw inherited();
-    if (destroyed_.load(std::memory_order_acquire)) throw destroyed();
-}
-
-bool ShmCommunicator::usable() const {
-    if (generation_ != fork_generation()) return false;
-    const std::lock_guard lock(lifetime_);
-    return control_ != nullptr && !control_->poisoned();
-}
-
 void ShmCommunicator::exchange(const Exchange& exchange, double timeout) {
     run(exchange.op, exchange.dtype, timeout, [&](Row& mine) { return exchange_in_turn(exchange, mine); });
 }
@@ -211,20 +196,6 @@ void ShmCommunicator::reduce(const Reduction& reduction, double timeout) {
     run(reduction.op, reduction.dtype, timeout, [&](Row& mine) { return reduce_in_turn(reduction, mine); });
 }
 
-void ShmCommunicator::fail(OpKind op, const Error& error) {
-    check_usable();
-    queue_->run_or_submit([this, op, error] {
-        check_usable();  // destroyed by now?
-        failed_.fetch_add(1, std::memory_order_relaxed);
-        control_->fail(op, error);
-    });
-}
-
-WorkPtr ShmCommunicator::submit(std::function<void()> call) {
-    check_usable();
-    return queue_->submit(std::move(call));
-}
-
 MessageWorkPtr ShmCommunicator::post(const PeerMessage& message, double timeout, bool waits) {
     check_usable();
     const bool any = message.op == OpKind::recv && message.peer == PeerMessage::any_rank;
@@ -232,15 +203,8 @@ MessageWorkPtr ShmCommunicator::post(const PeerMessage& message, double timeout,
     return messages_->start(message, timeout, waits);
 }
 
-void ShmCommunicator::abort(const std::string& reason) {
-    if (generation_ != fork_generation()) return;
-    const std::lock_guard lock(lifetime_);
-    if (control_ == nullptr) return;
-    control_->poison(PoisonKind::aborted, "rank " + std::to_string(rank()) + " aborted: " + reason);
-}
-
 void ShmCommunicator::destroy() {
-    if (generation_ != fork_generation()) return;  // the parent's membership is not the child's to end
+    if (is_inherited()) return;  // the parent's membership is not the child's to end
     const CallQueue::Turn turn(*queue_);
     if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;
     messages_->close();
@@ -251,12 +215,27 @@ void ShmCommunicator::destroy() {
         peer.memory.reset();
         peer.segments = {};
     }
-    {
-        const std::lock_guard lock(lifetime_);
-        final_record_ = control_->flight_record();
-        control_.reset();
-    }
+    close_control();
     Arena::instance().remove_budget(options_.budget_bytes());
+}
+
+void ShmCommunicator::begin_operator(double /*timeout*/) {
+    output_ = nullptr;
+    for (PeerState& peer : peers_) peer.segments.refresh();
+    peer_writer_.begin();
+    scratch_writer_.begin();
+    codes_writer_.begin();
+}
+
+void ShmCommunicator::check_moved() const {
+    if (output_ != nullptr && Arena::instance().has_cuts() &&
+        Arena::instance().locate(output_, output_bytes_).segment() == 0)
+        throw peer_lost(control_->describe_op() +
+                        ": the output shares a page with that of an operator which has failed meanwhile");
+}
+
+void ShmCommunicator::before_failure() {
+    if (output_ != nullptr && control_->poisoned()) quarantine_output(output_, output_bytes_);
 }
 
 /// The peers that have seen where this rank's output lies may still write there: other processes from now on into
@@ -296,9 +275,9 @@ void ShmCommunicator::await_threads() const {
 }
 
 /// Leaves the flight record where ALLTOALLV_FLIGHT_DIR says, for whoever asks later what each rank was doing.
-void ShmCommunicator::dump_flight_record() const {
+void ShmCommunicator::after_failure() const {
     const char* folder = std::getenv("ALLTOALLV_FLIGHT_DIR");
-    if (folder == nullptr || *folder == 0) return;
+    if (!control_->poisoned() || folder == nullptr || *folder == 0) return;
     std::string name = domain();
     std::replace(name.begin(), name.end(), '/', '_');
     std::ofstream(std::string(folder) + "/flight-" + name + "-rank" + std::to_string(rank()) + ".json")
@@ -306,11 +285,9 @@ void ShmCommunicator::dump_flight_record() const {
 }
 
 Stats ShmCommunicator::stats() const {
-    Stats stats;
+    Stats stats = ControlledCommunicator::stats();
     for (size_t i = 0; i < path_names.size(); ++i)
         stats[std::string("bytes_") + path_names[i]] = bytes_by_path_[i].load(std::memory_order_relaxed);
-    stats["operators"] = operators_.load(std::memory_order_relaxed);
-    stats["failed_operators"] = failed_.load(std::memory_order_relaxed);
     stats["cma_permitted"] = allows(Path::cma) ? 1 : 0;
     stats["processors"] = static_cast<uint64_t>(processors_);
     const ArenaStats arena = Arena::instance().stats();
@@ -322,11 +299,6 @@ Stats ShmCommunicator::stats() const {
     stats["private_outputs"] = arena.private_blocks;
     stats["private_output_bytes"] = arena.private_bytes;
     return stats;
-}
-
-std::string ShmCommunicator::flight_record() const {
-    const std::lock_guard lock(lifetime_);
-    return control_ == nullptr ? final_record_ : control_->flight_record();
 }
 
 }  // namespace alltoallv

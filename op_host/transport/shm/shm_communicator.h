@@ -5,18 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "control/control.h"
+#include "control/controlled_communicator.h"
 #include "control/peer_words.h"
-#include "core/call_queue.h"
-#include "core/communicator.h"
-#include "core/options.h"
 #include "transport/shm/algorithm_selector.h"
 #include "transport/shm/arena.h"
 #include "transport/shm/copy_threads.h"
@@ -41,28 +37,18 @@ enum class Path : uint8_t {
 
 inline constexpr std::array<const char*, 6> path_names{"self", "inline", "push", "pull", "cma", "staged"};
 
-class ShmCommunicator final : public Communicator {
+class ShmCommunicator final : public ControlledCommunicator {
   public:
     explicit ShmCommunicator(const CommunicatorOptions& options);
     ~ShmCommunicator() override;
 
-    int rank() const override { return options_.rank; }
-    int size() const override { return options_.size; }
-    const std::string& domain() const override { return options_.domain; }
     std::string backend() const override { return "shm"; }
-
     void exchange(const Exchange& exchange, double timeout) override;
     void reduce(const Reduction& reduction, double timeout) override;
     void quant_reduce(const QuantReduction& reduction, double timeout) override;
     MessageWorkPtr post(const PeerMessage& message, double timeout, bool waits) override;
-    void fail(OpKind op, const Error& error) override;
-    WorkPtr submit(std::function<void()> call) override;
-    void abort(const std::string& reason) override;
     void destroy() override;
-    bool usable() const override;
-    bool busy() const override { return queue_->busy(); }
     Stats stats() const override;
-    std::string flight_record() const override;
 
     /// A rank's part of a reduced vector, in bytes.
     struct Part {
@@ -93,14 +79,12 @@ class ShmCommunicator final : public Communicator {
 
     void connect();
     void probe_peers();
-    void check_usable() const;
-
-    /// Runs one operator in its turn: `body` fills the row, agrees and moves the data; returns the bytes moved.
-    template <class Body>
-    void run(OpKind op, DType dtype, double timeout, Body&& body);
+    void begin_operator(double timeout) override;
+    void check_moved() const override;
+    void before_failure() override;
+    void after_failure() const override;
     void quarantine_output(const void* data, size_t bytes);
     void await_threads() const;
-    void dump_flight_record() const;
 
     // exchange.cpp
     uint64_t exchange_in_turn(const Exchange& exchange, Row& mine);
@@ -149,9 +133,6 @@ class ShmCommunicator final : public Communicator {
     void quant_reduce_small(const QuantReduction& q, QuantCodec& codec, const std::vector<QuantPart>& parts, Row& mine);
     void quant_reduce_two_shot(const QuantReduction& q, QuantCodec& codec, std::vector<QuantPart> parts, Row& mine);
 
-    CommunicatorOptions options_;
-    uint32_t generation_;
-    std::unique_ptr<ControlPlane> control_;
     std::shared_ptr<Links> links_;
     std::vector<PeerState> peers_;
     std::shared_ptr<PointToPoint> messages_;
@@ -159,7 +140,6 @@ class ShmCommunicator final : public Communicator {
     int processors_ = 0;            // of all ranks together
     size_t cache_bytes_ = 0;        // of these processors
     uint64_t probe_word_ = 0;       // private memory that peers try to read
-    bool copying_ = false;          // this operator has begun to move data
     const void* output_ = nullptr;  // of this operator, once peers may know where it lies in the arena
     size_t output_bytes_ = 0;
     uint64_t steps_ = 0, rounds_ = 0;  // of two-shot reductions so far, equal on all ranks
@@ -177,12 +157,6 @@ class ShmCommunicator final : public Communicator {
     std::vector<const void*> sources_;
     std::vector<char> result_;  // of a part of a small quantized reduction
     std::array<std::atomic<uint64_t>, path_names.size()> bytes_by_path_{};
-    std::atomic<uint64_t> operators_{0}, failed_{0};
-    std::string final_record_;  // of the flight recorder, once destroyed
-    std::atomic<bool> destroyed_{false};
-    mutable std::mutex lifetime_;  // guards control_ against destroy(), for what runs outside the turns
-    // Last: its thread ends before the rest.
-    std::unique_ptr<CallQueue> queue_ = std::make_unique<CallQueue>(CallQueue::Waiters::help);
 };
 
 /// The factory that the registry uses.

@@ -1,7 +1,5 @@
 #include "transport/tcp/tcp_communicator.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -9,7 +7,6 @@
 #include "base/sha256.h"
 #include "bootstrap/bootstrap.h"
 #include "transport/tcp/tcp_connections.h"
-#include "transport/tcp/tcp_operator.h"
 
 namespace alltoallv {
 namespace {
@@ -80,7 +77,7 @@ std::shared_ptr<TcpCommunicator> make_tcp_communicator(const CommunicatorOptions
 }
 
 TcpCommunicator::TcpCommunicator(const CommunicatorOptions& options, TcpMembership membership)
-    : options_(options), pid_(getpid()) {
+    : ControlledCommunicator(options) {
     ControlPlane::Options control;
     control.rank = rank();
     control.size = size();
@@ -120,11 +117,10 @@ TcpCommunicator::TcpCommunicator(const CommunicatorOptions& options, TcpMembersh
     }
     leaders_ = TcpLeaders::make(std::move(membership), std::move(here), std::move(local.peers), *control_);
     leaders_->watch();
-    queue_->on_interrupt = [this] { abort("interrupted while waiting for its turn"); };
 }
 
 TcpCommunicator::~TcpCommunicator() {
-    if (pid_ != getpid()) {
+    if (is_inherited()) {
         abandon(std::move(leaders_));
         abandon(std::move(queue_));
         abandon(std::move(control_));
@@ -136,31 +132,7 @@ TcpCommunicator::~TcpCommunicator() {
         carriers_.between->call_unlocked([this] { destroy_quietly(); });  // a call under way may need the lock
     else
         destroy_quietly();
-}
-
-void TcpCommunicator::check_usable() const {
-    if (pid_ != getpid()) throw inherited();
-    if (destroyed_.load(std::memory_order_acquire)) throw destroyed();
-}
-
-bool TcpCommunicator::usable() const {
-    if (pid_ != getpid()) return false;
-    const std::lock_guard lock(lifetime_);
-    return control_ != nullptr && !control_->poisoned();
-}
-
-void TcpCommunicator::fail(OpKind op, const Error& error) {
-    check_usable();
-    queue_->run_or_submit([this, op, error] {
-        check_usable();  // destroyed by now?
-        failed_.fetch_add(1, std::memory_order_relaxed);
-        control_->fail(op, error);
-    });
-}
-
-WorkPtr TcpCommunicator::submit(std::function<void()> call) {
-    check_usable();
-    return queue_->submit(std::move(call));
+    queue_.reset();
 }
 
 void TcpCommunicator::carry_by(Carriers carriers, std::vector<UniqueFd> for_messages) {
@@ -179,15 +151,8 @@ MessageWorkPtr TcpCommunicator::post(const PeerMessage& message, double timeout,
     return messages_->start(message, timeout);
 }
 
-void TcpCommunicator::abort(const std::string& reason) {
-    if (pid_ != getpid()) return;
-    const std::lock_guard lock(lifetime_);
-    if (control_ == nullptr) return;
-    control_->poison(PoisonKind::aborted, "rank " + std::to_string(rank()) + " aborted: " + reason);
-}
-
 void TcpCommunicator::destroy() {
-    if (pid_ != getpid()) return;
+    if (is_inherited()) return;
     const CallQueue::Turn turn(*queue_);
     if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;
     control_->leave();
@@ -195,19 +160,7 @@ void TcpCommunicator::destroy() {
     if (messages_) messages_->close();
     if (carriers_.between) carriers_.between->close();
     if (carriers_.within) carriers_.within->destroy();
-    const std::lock_guard lock(lifetime_);
-    final_record_ = control_->flight_record();
-    control_.reset();
-}
-
-Stats TcpCommunicator::stats() const {
-    return {{"operators", operators_.load(std::memory_order_relaxed)},
-            {"failed_operators", failed_.load(std::memory_order_relaxed)}};
-}
-
-std::string TcpCommunicator::flight_record() const {
-    const std::lock_guard lock(lifetime_);
-    return control_ == nullptr ? final_record_ : control_->flight_record();
+    close_control();
 }
 
 }  // namespace alltoallv

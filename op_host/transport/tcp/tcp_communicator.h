@@ -2,25 +2,21 @@
 /// \brief Communicator between hosts: compares over TCP what ranks are about to do, and lets a `Mover` carry the data.
 #pragma once
 
-#include <sys/types.h>
-
-#include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
-#include "control/control.h"
-#include "core/call_queue.h"
-#include "core/communicator.h"
+#include "control/controlled_communicator.h"
 #include "core/mover.h"
-#include "core/options.h"
 #include "transport/tcp/tcp_leaders.h"
 #include "transport/tcp/tcp_meeting.h"
 #include "transport/tcp/tcp_messages.h"
 
 namespace alltoallv {
+
+/// Of a rank, that travels with its row.
+inline constexpr size_t tcp_payload_bytes = 8192;
 
 /// What carries data beyond the few that travel with the rows: between hosts and within this one.
 struct Carriers {
@@ -31,14 +27,11 @@ struct Carriers {
 
 /// Without carriers: exchanges and reductions with `moves` false, whose rows are compared and learnt counts told. Data
 /// that are small enough travel with the rows, with and without carriers.
-class TcpCommunicator final : public Communicator {
+class TcpCommunicator final : public ControlledCommunicator {
   public:
     TcpCommunicator(const CommunicatorOptions& options, TcpMembership membership);
     ~TcpCommunicator() override;
 
-    int rank() const override { return options_.rank; }
-    int size() const override { return options_.size; }
-    const std::string& domain() const override { return options_.domain; }
     std::string backend() const override { return carriers_.between ? carriers_.between->name() : "tcp"; }
 
     /// What its members know, and nobody else.
@@ -58,19 +51,10 @@ class TcpCommunicator final : public Communicator {
     void reduce(const Reduction& reduction, double timeout) override;
     void quant_reduce(const QuantReduction& reduction, double timeout) override;
     MessageWorkPtr post(const PeerMessage& message, double timeout, bool waits) override;
-    void fail(OpKind op, const Error& error) override;
-    WorkPtr submit(std::function<void()> call) override;
-    void abort(const std::string& reason) override;
     void destroy() override;
-    bool usable() const override;
-    bool busy() const override { return queue_->busy(); }
-    Stats stats() const override;
-    std::string flight_record() const override;
 
   private:
-    void check_usable() const;
-    template <class Body>
-    void run(OpKind op, DType dtype, double timeout, Body&& body);
+    void begin_operator(double timeout) override { timeout_ = timeout; }
 
     // tcp_exchange.cpp
     void fill_row(const Exchange& exchange, Row& mine);
@@ -105,24 +89,14 @@ class TcpCommunicator final : public Communicator {
     void move_within(const Pieces& pieces);
     int takes_for(int host, int from) const;
 
-    CommunicatorOptions options_;
     std::string local_job_;
-    pid_t pid_;
-    std::unique_ptr<ControlPlane> control_;
     std::shared_ptr<TcpLeaders> leaders_;
     std::vector<bool> on_this_host_;
     std::vector<int> first_on_host_;  // per rank: names its host
     Carriers carriers_;
     std::unique_ptr<TcpMessages> messages_;
-    bool moving_ = false;  // the peers cannot go on without this rank
     double timeout_ = -1;  // of the present operator
     std::vector<char> scratch_;
-    std::atomic<uint64_t> operators_{0}, failed_{0};
-    std::string final_record_;  // of the flight recorder, once destroyed
-    std::atomic<bool> destroyed_{false};
-    mutable std::mutex lifetime_;  // guards control_ against destroy(), for what runs outside the turns
-    // Last: its thread ends before the rest.
-    std::unique_ptr<CallQueue> queue_ = std::make_unique<CallQueue>(CallQueue::Waiters::help);
 };
 
 /// The ranks meet at rank 0, which listens on that port of that host. Collective.

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "control/peer_words.h"
-#include "transport/tcp/tcp_operator.h"
+#include "transport/tcp/tcp_communicator.h"
 
 namespace alltoallv {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "base/quiet_thread.h"
 #include "quantized/quant_grid.h"
-#include "transport/tcp/tcp_operator.h"
+#include "transport/tcp/tcp_communicator.h"
 
 namespace alltoallv {
 namespace {

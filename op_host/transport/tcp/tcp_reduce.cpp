@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "op_kernel/cpu/reduce.h"
-#include "transport/tcp/tcp_operator.h"
+#include "transport/tcp/tcp_communicator.h"
 
 namespace alltoallv {
 namespace {

@@ -1,0 +1,121 @@
+/// \file controlled_communicator.h
+/// \brief What communicators over a control plane have in common: the turns of calls, what a failure leaves behind, and
+/// what holds after the end and after a fork.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <type_traits>
+
+#include "base/fork_generation.h"
+#include "control/control.h"
+#include "core/call_queue.h"
+#include "core/communicator.h"
+#include "core/options.h"
+
+namespace alltoallv {
+
+class ControlledCommunicator : public Communicator {
+  public:
+    int rank() const override { return options_.rank; }
+    int size() const override { return options_.size; }
+    const std::string& domain() const override { return options_.domain; }
+
+    void fail(OpKind op, const Error& error) override;
+    WorkPtr submit(std::function<void()> call) override;
+    void abort(const std::string& reason) override;
+    bool usable() const override;
+    bool busy() const override { return queue_->busy(); }
+    Stats stats() const override;
+    std::string flight_record() const override;
+
+  protected:
+    explicit ControlledCommunicator(const CommunicatorOptions& options) : options_(options) {
+        queue_->on_interrupt = [this] { abort("interrupted while waiting for its turn"); };
+    }
+
+    /// Whether this is a forked child, to which the parent's communicator is of no use.
+    bool is_inherited() const { return generation_ != fork_generation(); }
+    void check_usable() const;
+
+    /// Runs one operator in its turn: `body` fills the row, agrees and moves the data; it may return the bytes
+    /// moved.
+    template <class Body>
+    void run(OpKind op, DType dtype, double timeout, Body&& body);
+    /// Before each operator.
+    virtual void begin_operator(double /*timeout*/) {}
+    /// Throws if what an operator has moved does not count.
+    virtual void check_moved() const {}
+    /// After one that failed; before and after the peers know.
+    virtual void before_failure() {}
+    virtual void after_failure() const {}
+
+    /// At the end; the flight record stays.
+    void close_control();
+
+    CommunicatorOptions options_;
+    std::unique_ptr<ControlPlane> control_;
+    bool moving_ = false;  // this operator has begun to move data: the peers cannot go on without this rank
+    /// A destructor resets it before what the queue's calls use.
+    std::unique_ptr<CallQueue> queue_ = std::make_unique<CallQueue>(CallQueue::Waiters::help);
+    std::atomic<bool> destroyed_{false};
+
+  private:
+    const uint32_t generation_ = fork_generation();
+    std::atomic<uint64_t> operators_{0}, failed_{0};
+    std::string final_record_;     // of the flight recorder, once destroyed
+    mutable std::mutex lifetime_;  // guards control_ against `close_control`, for what runs outside the turns
+};
+
+template <class Body>
+void ControlledCommunicator::run(OpKind op, DType dtype, double timeout, Body&& body) {
+    check_usable();
+    const CallQueue::Turn turn(*queue_, size() > 1);
+    check_usable();
+    if (turn.overlaps()) {
+        failed_.fetch_add(1, std::memory_order_relaxed);
+        control_->fail(op, two_threads(op));
+        throw two_threads(op);
+    }
+    moving_ = false;
+    begin_operator(timeout);
+    const auto close_failed = [&] {
+        before_failure();
+        failed_.fetch_add(1, std::memory_order_relaxed);
+        control_->close(false, 0);
+        after_failure();
+    };
+    const auto fail_with = [&](const Error& error) {
+        control_->give_up(error, moving_);
+        close_failed();
+        throw error;
+    };
+    try {
+        Row& mine = control_->open(op, dtype, timeout);
+        uint64_t bytes = 0;
+        if constexpr (std::is_void_v<std::invoke_result_t<Body&, Row&>>)
+            body(mine);
+        else
+            bytes = body(mine);
+        control_->confirm();
+        check_moved();
+        control_->close(true, bytes);
+    } catch (const Error& error) {
+        fail_with(error);
+    } catch (const std::bad_alloc&) {
+        fail_with(resource_error("no memory for what " + control_->describe_op() + " needs"));
+    } catch (...) {
+        control_->poison(PoisonKind::aborted,
+                         "rank " + std::to_string(rank()) + " was interrupted in " + control_->describe_op());
+        close_failed();
+        throw;
+    }
+    operators_.fetch_add(1, std::memory_order_relaxed);
+    if (turn.is_joined()) throw two_threads(op);  // what has come may have been meant for the other
+}
+
+}  // namespace alltoallv
