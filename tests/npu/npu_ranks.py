@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import alltoallv.torch as at
 import alltoallv_emulator as emulator
 from alltoallv import Communicator
 from alltoallv.testing import golden
@@ -103,6 +104,25 @@ def bits(tensor: Tensor) -> npt.NDArray[Any]:
     """The values, in host memory."""
     data = tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy()
     return data.view(golden.dtype_of(str(tensor.dtype).removeprefix("torch."))).reshape(tensor.shape)
+
+
+def moved(case: golden.Case, rank: int, device: torch.device, **options: Any) -> npt.NDArray[Any]:
+    """What all_to_all_v writes into the output of the case on this rank; ``options`` are its other arguments."""
+    out = on(device, case.outputs[rank])
+    layout = {"sdispls": case.sdispls[rank], "rdispls": case.rdispls[rank], "out": out}
+    x, sends, recvs = on(device, case.inputs[rank]), case.send_counts[rank], case.recv_counts[rank]
+    result: Any = at.all_to_all_v(x, sends, recvs, **layout, **options)
+    if options.get("async_op"):
+        result[1].wait()
+    return bits(out)
+
+
+def exchange(comm: Any, device: torch.device) -> list[float]:
+    """Sends the rank to every rank; returns what all have sent, on success their numbers."""
+    size = comm.size
+    x = torch.full((size,), float(comm.rank)).to(device)
+    result: list[float] = at.all_to_all_v(x, [1] * size, [1] * size, group=comm).cpu().tolist()
+    return result
 
 
 def caught(call: Callable[[], object]) -> Exception:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from npu_ranks import DTYPES, bits, caught, emulated, group, on
+from npu_ranks import DTYPES, bits, caught, emulated, group, moved, on
 
 import alltoallv.torch as at
 from alltoallv.errors import HcclError, InvalidParamError, PeerLostError, PeerMismatchError
@@ -66,19 +66,8 @@ def test_regions_async_and_learnt_counts(ranks: Ranks, tmp_path: Path) -> None:
         with group(rank, size, file) as (world, device):
             for n, dtype in enumerate(DTYPES):
                 case = random_case(rng, size, dtype)
-                x, out = on(device, case.inputs[rank]), on(device, case.outputs[rank])
-                result: Any = at.all_to_all_v(
-                    x,
-                    case.send_counts[rank],
-                    case.recv_counts[rank],
-                    sdispls=case.sdispls[rank],
-                    rdispls=case.rdispls[rank],
-                    out=out,
-                    async_op=n % 2 == 0,
-                )
-                if n % 2 == 0:
-                    result[1].wait()
-                assert_bits_equal(bits(out), case.expected[rank], dtype)
+                written = moved(case, rank, device, async_op=n % 2 == 0)
+                assert_bits_equal(written, case.expected[rank], dtype)
             for async_op in (False, True):
                 case = random_case(rng, size, "float32", gaps=False, permuted=False)
                 result = at.all_to_all_v(on(device, case.inputs[rank]), case.send_counts[rank], async_op=async_op)
