@@ -49,7 +49,7 @@ class PythonMover final : public Mover {
         return nb::cast<std::vector<int>>(engine_.attr("missing")());
     }
     void call_unlocked(const std::function<void()>& call) override {
-        if (PyGILState_Check() == 0) return call();
+        const nb::gil_scoped_acquire acquire;  // the limited API does not tell whether the caller holds it
         const nb::gil_scoped_release release;
         call();
     }
