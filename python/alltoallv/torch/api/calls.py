@@ -21,11 +21,9 @@ from alltoallv.quantization import requests as quantized
 from alltoallv.quantization.requests import Reduction
 from alltoallv.torch.api import profile
 from alltoallv.torch.api.group import AnyCommunicator as AnyCommunicator
-from alltoallv.torch.api.tensors import core_name, empty, from_block, region
+from alltoallv.torch.api.tensors import Copies, core_name, empty, from_block, region
 from alltoallv.torch.api.work import Work
 from alltoallv.torch.engines.device import DeviceCall
-
-Copies = list[tuple[Tensor, Tensor]]  # to, from
 
 
 @dataclass(slots=True)

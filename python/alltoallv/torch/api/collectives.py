@@ -7,6 +7,7 @@ copies.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,12 +23,22 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.calls import Copies, Operation, check_place
-from alltoallv.torch.api.copies import apart, in_place, joined, output_of
+from alltoallv.torch.api.calls import Operation, check_place
 from alltoallv.torch.api.declaration import COLLECTIVES as COLLECTIVES
-from alltoallv.torch.api.declaration import AtOnce, Functional, Tensors, Terms, declared
+from alltoallv.torch.api.declaration import AtOnce, Collective, Functional, Tensors, Terms
 from alltoallv.torch.api.group import AnyCommunicator
-from alltoallv.torch.api.tensors import as_input, check_dtype, check_one_dtype, core_name, region
+from alltoallv.torch.api.tensors import (
+    Copies,
+    apart,
+    as_input,
+    check_dtype,
+    check_one_dtype,
+    core_name,
+    in_place,
+    joined,
+    output_of,
+    region,
+)
 
 _NAMES = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
 REDUCE_OPS = {getattr(dist.ReduceOp, name.upper()): "prod" if name == "product" else name for name in _NAMES}
@@ -45,8 +56,9 @@ def _reduce_at_once(operator: str) -> AtOnce:
     return call
 
 
-@declared(
-    "tensor",
+@partial(
+    Collective,
+    outputs="tensor",
     updates=True,
     at_once=_reduce_at_once("all_reduce"),
     functional=Functional(
@@ -67,7 +79,7 @@ def all_reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms)
     return _completed(made, outs, copies)
 
 
-@declared("tensor", updates=True)
+@partial(Collective, outputs="tensor", updates=True)
 def reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     check_rank("root", terms.root, comm.size)
     copies: Copies = []
@@ -84,7 +96,7 @@ def reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> 
     return _completed(made, outs, copies)
 
 
-@declared("output", "input_list")
+@partial(Collective, outputs="output", inputs="input_list")
 def reduce_scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     check_length("input_list", ins, comm.size)
     check_one_dtype(*outs, *ins)
@@ -97,9 +109,10 @@ def reduce_scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Te
     return _reduce_scatter(comm, outs, joined(parts), counts, terms)
 
 
-@declared(
-    "output",
-    "input",
+@partial(
+    Collective,
+    outputs="output",
+    inputs="input",
     operator="reduce_scatter",
     at_once=_reduce_at_once("reduce_scatter"),
     functional=Functional(
@@ -131,7 +144,7 @@ def _reduce_scatter(comm: AnyCommunicator, outs: Tensors, x: Tensor, counts: lis
     return _completed(calls.reduce(comm, "reduce_scatter", out, x, op, counts), outs, copies)
 
 
-@declared("tensor_list", "tensor")
+@partial(Collective, outputs="tensor_list", inputs="tensor")
 def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     check_length("tensor_list", outs, comm.size)
     check_one_dtype(*ins, *outs)
@@ -149,9 +162,10 @@ def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms)
     return _completed(made, [list(outs)], copies)
 
 
-@declared(
-    "output_tensor",
-    "input_tensor",
+@partial(
+    Collective,
+    outputs="output_tensor",
+    inputs="input_tensor",
     strict=True,
     at_once=lambda core, outs, ins, terms, limit, async_op: _core.all_gather_into_tensor(
         core, outs[0], ins[0], async_op, limit
@@ -175,7 +189,7 @@ def all_gather_into_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, t
     return _completed(calls.exchange(comm, "all_gather_into_tensor", out, x, request.layout), outs, copies)
 
 
-@declared("output_tensor_list", "input_tensor_list", strict=True)
+@partial(Collective, outputs="output_tensor_list", inputs="input_tensor_list", strict=True)
 def all_to_all(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     check_length("input_tensor_list", ins, comm.size)
     check_length("output_tensor_list", outs, comm.size)
@@ -187,9 +201,10 @@ def all_to_all(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms)
     return _completed(calls.exchange_lists(comm, "all_to_all", spaces, xs), outs, copies)
 
 
-@declared(
-    "output",
-    "input",
+@partial(
+    Collective,
+    outputs="output",
+    inputs="input",
     strict=True,
     at_once=lambda core, outs, ins, terms, limit, async_op: _core.all_to_all_single(
         core, outs[0], ins[0], terms.counts[0], terms.counts[1], async_op, limit, False
@@ -205,7 +220,7 @@ def all_to_all_single(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms:
     return _completed(calls.exchange(comm, "all_to_all_single", out, x, request.layout, row), outs, copies)
 
 
-@declared("out", "input", updates=True)
+@partial(Collective, outputs="out", inputs="input", updates=True)
 def all_to_all_v(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     out, x = outs[0], as_input("input", ins[0])
     check_dtype("out", out, x.dtype)
@@ -214,7 +229,7 @@ def all_to_all_v(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Term
     return calls.exchange(comm, "all_to_all_v", out, x, request.layout, max(request.row, 1))
 
 
-@declared("tensor", updates=True)
+@partial(Collective, outputs="tensor", updates=True)
 def broadcast(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     root, copies = terms.root, Copies()
     x = in_place(outs[0], copies)
@@ -228,7 +243,7 @@ def broadcast(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) 
     return _completed(calls.exchange(comm, "broadcast", target, source, layout, root=root), outs, copies)
 
 
-@declared("gather_list", "tensor", updates=True)
+@partial(Collective, outputs="gather_list", inputs="tensor", updates=True)
 def gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     """Elsewhere than on the root, outputs are not looked at."""
     check_rank("root", terms.root, comm.size)
@@ -251,7 +266,7 @@ def gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> 
     return _completed(made, [given], copies)
 
 
-@declared("tensor", "scatter_list")
+@partial(Collective, outputs="tensor", inputs="scatter_list")
 def scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     """Elsewhere than on the root, inputs are not looked at."""
     check_rank("root", terms.root, comm.size)
@@ -273,7 +288,7 @@ def scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) ->
     return _completed(calls.exchange_lists(comm, "scatter", recvs, xs or [nothing] * comm.size), outs, copies)
 
 
-@declared()
+@Collective
 def barrier(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
     none, call = [0] * comm.size, Ready(barrier_plan(groups.on_host(comm)), (0, 0))
     return Operation(comm, "barrier", call, torch.empty(0, dtype=torch.uint8), none, none, [])

@@ -8,7 +8,7 @@ new tensor, with its fake and its gradient (`torch.graph.ops`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -54,14 +54,17 @@ class Functional(NamedTuple):
     given: str = "SymInt size, "
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+COLLECTIVES: dict[str, Collective] = {}  # by their names
+
+
+@dataclass(slots=True, eq=False)
 class Collective:
-    """One declaration.
+    """One declaration: decorates the function that prepares the collective, and is known by its name.
 
     Attributes:
-        name: The function's; ``operator`` is what the ranks compare, and errors say.
-        outputs, inputs: The function's arguments; lists if their names say so.
-        prepare: Given communicator, outputs, inputs and terms.
+        prepare: Given communicator, outputs, inputs and terms, checks them and returns what is ready to start.
+        outputs, inputs: The public function's arguments; lists if their names say so.
+        operator: What the ranks compare, and errors say; left out, the function's name.
         updates: Whether what the outputs hold before is read, or kept in part.
         strict: Whether the function demands outputs that are contiguous.
         at_once: Makes the call in the core, of tensors that need no more than its look, and returns the output, or with
@@ -69,40 +72,21 @@ class Collective:
         functional: The form that returns a new tensor, for which ``prepare`` takes an input, too.
     """
 
-    name: str
-    operator: str
-    outputs: str
-    inputs: str
     prepare: Prepare
-    updates: bool
-    strict: bool
-    at_once: AtOnce | None
-    functional: Functional | None
+    outputs: str = ""
+    inputs: str = ""
+    operator: str = ""
+    updates: bool = False
+    strict: bool = False
+    at_once: AtOnce | None = None
+    functional: Functional | None = None
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name = self.prepare.__name__
+        self.operator = self.operator or self.name
+        COLLECTIVES[self.name] = self
 
     def result(self, outs: Tensors) -> Any:
         """Returns the result of a handle: the outputs, or the one that a strict function is given."""
         return outs[0] if self.strict and not self.outputs.endswith("_list") else list(outs)
-
-
-COLLECTIVES: dict[str, Collective] = {}
-
-
-def declared(
-    outputs: str = "",
-    inputs: str = "",
-    *,
-    operator: str | None = None,
-    updates: bool = False,
-    strict: bool = False,
-    at_once: AtOnce | None = None,
-    functional: Functional | None = None,
-) -> Callable[[Prepare], Collective]:
-    """Makes a row of the function below; ``operator``, left out, is its name."""
-
-    def declare(prepare: Prepare) -> Collective:
-        name = prepare.__name__
-        row = Collective(name, operator or name, outputs, inputs, prepare, updates, strict, at_once, functional)
-        COLLECTIVES[name] = row
-        return row
-
-    return declare

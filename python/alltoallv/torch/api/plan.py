@@ -15,7 +15,7 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.group import Group
-from alltoallv.torch.api.tensors import check_apart, check_output, check_tensor, core_name
+from alltoallv.torch.api.tensors import check_apart, check_contiguous, check_output, check_tensor, core_name
 
 
 class Plan(_core.ArrayPlan):
@@ -94,8 +94,7 @@ class Plan(_core.ArrayPlan):
         check_tensor("input", input)
         if input.dtype != self.dtype:
             raise InvalidTensorError(f"input has dtype {input.dtype}, expected {self.dtype}, that of the plan", 13)
-        if not input.is_contiguous() or input.is_conj() or input.is_neg():
-            raise InvalidTensorError("input is not contiguous, expected a contiguous tensor")
+        check_contiguous("input", input)
         if input.numel() < self.input_size:
             raise InvalidParamError(f"input has {input.numel()} elements, expected at least {self.input_size}")
         if input.requires_grad and torch.is_grad_enabled():

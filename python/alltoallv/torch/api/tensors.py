@@ -1,4 +1,4 @@
-"""Torch tensors as the core sees them: contiguous memory of a known dtype."""
+"""Torch tensors as the core sees them: contiguous memory of a known dtype, copies where they must be."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _core.add_torch(
     (_profiler_enabled, torch._C._is_tracing, torch._C._len_torch_dispatch_stack),
     forward_ad,
 )
+Copies = list[tuple[Tensor, Tensor]]  # to, from
 PLAIN = Tensor, torch.nn.Parameter  # classes that mean nothing but their elements
 _NAMES = {dtype: name for name in _core.dtypes if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
 
@@ -86,7 +87,7 @@ def check_output(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
 
 def check_contiguous(name: str, tensor: Tensor) -> None:
     """Refuses a tensor whose elements do not follow each other in memory."""
-    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+    if not is_contiguous(tensor):
         raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor")
 
 
@@ -112,6 +113,53 @@ def region(tensor: Tensor) -> Region:
 def check_apart(output: Tensor, input: Tensor) -> None:
     """Input and output of an exchange must not overlap in memory."""
     regions.check_apart(region(output), region(input))
+
+
+def is_contiguous(tensor: Tensor) -> bool:
+    """Tells whether a tensor's elements follow each other in memory, as they are."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def output_of(tensor: Tensor, copies: Copies) -> Tensor:
+    """Returns where to receive: the tensor itself, or memory that is copied there afterwards."""
+    if is_contiguous(tensor):
+        return tensor.detach()
+    space = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    copies.append((tensor, space))
+    return space
+
+
+def in_place(tensor: Tensor, copies: Copies) -> Tensor:
+    """Returns the tensor as input and output at once, or such a copy of it."""
+    if is_contiguous(tensor):
+        return tensor.detach()
+    copy = as_input("tensor", tensor)
+    copies.append((tensor, copy))
+    return copy
+
+
+def apart(inputs: list[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the inputs, as copies where they share memory with an output."""
+    regions = [(out.data_ptr(), out.data_ptr() + out.nbytes) for out in outputs if out.nbytes]
+    low, high = min((a for a, _ in regions), default=0), max((b for _, b in regions), default=0)
+
+    def meets(x: Tensor) -> bool:
+        begin, end = x.data_ptr(), x.data_ptr() + x.nbytes
+        return begin < high and low < end and any(begin < b and a < end for a, b in regions if begin < end)
+
+    return [x.clone() if meets(x) else x for x in inputs]
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Returns the parts one after another in memory; no copy if they lie so, as the chunks of one tensor do."""
+    end = parts[0].data_ptr()
+    for part in parts:
+        if part.data_ptr() != end and part.numel():
+            return torch.cat([x.reshape(-1) for x in parts])
+        end += part.nbytes
+    if any(x.untyped_storage().data_ptr() != parts[0].untyped_storage().data_ptr() for x in parts):
+        return torch.cat([x.reshape(-1) for x in parts])
+    return parts[0].as_strided((sum(x.numel() for x in parts),), (1,))
 
 
 def row_size(tensor: Tensor) -> int:

@@ -14,7 +14,7 @@ from alltoallv.errors import BackendUnavailableError
 from alltoallv.quantization.spec import QuantizedReduction
 from alltoallv.torch.api import calls
 from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.tensors import as_input, check_tensor, core_name, empty, region
+from alltoallv.torch.api.tensors import as_input, check_tensor, core_name, empty, is_contiguous, region
 from alltoallv.torch.api.work import Work
 from alltoallv.torch.engines.device import DeviceMember
 from alltoallv.torch.engines.hccl import HcclMember
@@ -35,7 +35,7 @@ class _Tensors(Adapter[Tensor]):
         return as_input("x", x)
 
     def writable(self, x: Tensor) -> bool:
-        return x.is_contiguous() and not x.is_conj() and not x.is_neg()
+        return is_contiguous(x)
 
     name, region = staticmethod(core_name), staticmethod(region)
 

@@ -110,11 +110,6 @@ class Dynamic(Codec):
         target = self._output[first : first + count]
         self._note(self._kernels.dequantize(*self._views(gathered, part), self.how, target, part))
 
-    def finish(self, messages: Tensor, count: int, place: int) -> None:
-        """Makes the output of a reduce-scatter from ``place`` on of the sum of every rank's message."""
-        out = self._output[place : place + count]
-        self._note(self._kernels.dequantize_sum(*self._views(messages, count), self.how, out, average=self._average))
-
 
 class Scales:
     """One value, or one per entry of the last axis of the flat vector.

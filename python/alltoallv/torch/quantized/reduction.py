@@ -72,8 +72,9 @@ def _reduce_scatter(mover: Mover, rank: int, counts: Sequence[int], codec: Dynam
     inbox = _bytes(len(counts), sizes[rank], device)
     if any(counts):
         _exchange(mover, inbox, outbox, [sizes[rank]] * len(counts), sizes)
-    if counts[rank]:
-        codec.finish(inbox, counts[rank], 0)
+    if own := counts[rank]:
+        assert codec.result is not None
+        codec.combine(inbox, 0, own, own, codec.result.view(1, -1), 0)
 
 
 def _share_misfits(mover: Mover, size: int, codec: Codec, request: QuantizedReduction, device: torch.device) -> None:
