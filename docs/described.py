@@ -13,9 +13,9 @@ class Described(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
         self._visit(pkg, loader)
 
-    def _visit(self, module: griffe.Module, loader: griffe.GriffeLoader) -> None:
+    def _visit(self, module: griffe.Module | griffe.Class, loader: griffe.GriffeLoader) -> None:
         for member in module.members.values():
-            if isinstance(member, griffe.Module):
+            if isinstance(member, griffe.Module | griffe.Class):
                 self._visit(member, loader)
             elif isinstance(member, griffe.Function):
                 for decorator in member.decorators:

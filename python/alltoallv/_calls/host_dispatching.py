@@ -68,17 +68,20 @@ class HostDispatching(Dispatching[A]):
         """Sends every token to each of its k experts.
 
         Args:
-            tokens: Shape ``[n, ...]``, n >= 0. dtype and row shape agree on all ranks.
-            expert_ids: Integers from 0 to ``num_experts - 1``, shape ``[n, k]``, or ``[n]`` for k = 1. Or the state of
-                an earlier dispatch, whose way these tokens then go; not as codes.
+            tokens: Shape ``[n, ...]``, n >= 0. dtype and row shape agree on all ranks; in torch floating-point or
+                complex.
+            expert_ids: Integers from 0 to ``num_experts - 1``, shape ``[n, k]``, or ``[n]`` for k = 1. k, as n, may
+                differ between ranks; a token may name an expert twice. Or the state of an earlier dispatch, whose way
+                these tokens then go; not as codes.
             gate_weights: Floating-point, shape of ``expert_ids``; None on all ranks: `combine` adds without weights.
-            async_op: Return a `Pending` at once, whose ``result()`` is what is said below; not with a state.
+            async_op: Return a `Pending` at once, whose ``result()`` is what is said below; not with a state, nor in a
+                graph of torch.
 
         Returns:
             ``(rows, counts, state)``: the rows for this rank's experts, ``[sum(counts), ...]``, sorted by expert, then
             by the rank they come from, then as they lay there; how many each local expert gets, rows of zeros up to
-            the alignment included; and what `combine` needs. In MindSpore rows and ``state.weights`` are
-            differentiable.
+            the alignment included; and what `combine` needs. In torch and MindSpore rows and
+            ``state.weights`` are differentiable.
 
         Raises:
             InvalidParamError, InvalidTensorError: this rank's or a peer's arguments.
@@ -118,10 +121,10 @@ class HostDispatching(Dispatching[A]):
             expert_outputs: Shape ``[sum(counts), ...]``, in the order of the rows of `dispatch`. The row shape and the
                 dtype may differ from the tokens', but not between ranks.
             state: What `dispatch` returned.
-            async_op: Return a `Pending` at once, whose ``result()`` is the tokens.
+            async_op: Return a `Pending` at once, whose ``result()`` is the tokens; not in a graph of torch.
 
         Returns:
-            Shape ``[n, ...]``, in the order of the tokens given to `dispatch`. In MindSpore differentiable.
+            Shape ``[n, ...]``, in the order of the tokens given to `dispatch`. In torch and MindSpore differentiable.
 
         Raises:
             As `dispatch`.
@@ -153,8 +156,9 @@ class HostDispatching(Dispatching[A]):
         Args:
             tokens, expert_ids, gate_weights: As for `dispatch`.
             experts: This rank's, in the order of `local_experts`; each maps ``[rows, ...]`` to ``[rows, ...]``, also
-                zero rows. A rank without experts needs results like the tokens. Or one function of the rows and counts
-                of all local experts.
+                zero rows. A rank without experts gets no rows, but needs the shape and dtype of its peers' results:
+                there, the results must be like the tokens. Or one function of the rows and counts of all local experts,
+                which is what can be in a graph of torch, where ``chunks`` is 1.
             shared: An expert of all tokens, which every rank has; it works while rows are under way, and what it makes
                 is added to the result.
             chunks: Parts of the tokens, as many on all ranks: while experts work on one, the next one arrives and the

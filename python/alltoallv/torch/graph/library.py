@@ -47,8 +47,8 @@ class Operator:
         self,
         run: Callable[..., Any],
         *,
-        fake: Callable[..., Any] | None = None,
-        gradient: Callable[..., Any] | None = None,
+        fake: Callable[..., Any],
+        gradient: Callable[..., Any],
         saves: tuple[str | int, ...] = (),
         schema: str | None = None,
         followed: int = 1,
@@ -56,28 +56,12 @@ class Operator:
         self.run, self.gradient, self.followed = run, gradient, followed
         self.custom = torch.library.custom_op(f"alltoallv::{run.__name__}", run, mutates_args=(), schema=schema)
         self.packet = getattr(torch.ops.alltoallv, run.__name__)
-        if fake is not None:
-            effectful(self.custom, fake)
+        effectful(self.custom, fake)
         names = [argument.name for argument in self.custom._opoverload._schema.arguments]
         self._called: Any = collections.namedtuple("Called", names)  # type: ignore[misc]
         self._inputs = [names.index(name) for name in saves if isinstance(name, str)]
         self._outputs = [place for place in saves if isinstance(place, int)]
-        if gradient is not None:
-            self.custom.register_autograd(self.backward, setup_context=self.setup)
-
-    def fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Declares the fake afterwards."""
-        effectful(self.custom, function)
-        return function
-
-    def differentiate(self, backward: Callable[..., Any], setup: Callable[..., None]) -> None:
-        """Declares the gradient afterwards, as ``torch.library`` has it."""
-
-        def single(ctx: Any, *grads: Any) -> Any:
-            return backward(ctx, grads[0] if len(grads) == 1 else grads)
-
-        self.setup, self.backward = setup, single  # type: ignore[method-assign]
-        self.custom.register_autograd(single, setup_context=setup)
+        self.custom.register_autograd(self.backward, setup_context=self.setup)
 
     def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps what `backward` needs."""
@@ -94,7 +78,6 @@ class Operator:
         if len(grads) > 1 or isinstance(grad, list):
             several = grad if isinstance(grad, list) else grads
             grad = [each if wants else None for each, wants in zip(several, ctx.wants, strict=False)]
-        assert self.gradient is not None
         made = self.gradient(ctx.call, grad, *ctx.saved_tensors)
         made = made if isinstance(made, tuple) else (made,)
         return (*made, *[None] * (len(ctx.call) - len(made)))

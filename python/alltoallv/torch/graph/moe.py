@@ -29,12 +29,14 @@ from alltoallv._calls.routing import Numbers, Routing
 from alltoallv.torch.api import rows as row_bytes
 from alltoallv.torch.api.calls import AnyCommunicator
 from alltoallv.torch.api.tensors import as_input
-from alltoallv.torch.graph.library import Operator
+from alltoallv.torch.graph.library import Operator, known
 from alltoallv.torch.graph.ops import carrier
+
+_WAY = ("order", "source", "ranks", "token")
 
 
 def as_text(routing: Routing) -> str:
-    """What a graph can hold."""
+    """Returns a routing as a graph can hold it."""
     return json.dumps(asdict(routing))
 
 
@@ -152,23 +154,35 @@ def _nothing(like: Tensor, dtype: torch.dtype) -> Tensor:
     return like.new_empty(0, dtype=dtype)
 
 
-@partial(
-    Operator, schema="(Tensor tokens, Tensor? weights, Tensor ids, str routing, str group) -> Tensor[]", followed=2
-)
-def moe_dispatch(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: str, group: str) -> list[Tensor]:
-    """Rows ``[r, d]``, their weights and scales, ``[r]`` or ``[0]``, the way, and rows of every local expert.
-
-    Those are int64 ``[2, experts]`` on the CPU: with rows of zeros, and without.
-    """
-    return begin_dispatch(tokens, weights, ids, as_routing(routing), group, False)()
+def _back(call: Any, grads: Sequence[Any], way: Sequence[Tensor], n: int, k: int) -> Any:
+    return _gradients(moe_collect(*_traveling(grads), *way, None, n, k, "", call.group), grads)
 
 
-@moe_dispatch.fake
-def _(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: str, group: str) -> list[Tensor]:
-    about, comm, context = as_routing(routing), carrier(group, tokens), torch.library.get_ctx()
-    rows = context.new_dynamic_size()
+def _forth(call: Any, grads: Sequence[Any], *way: Tensor) -> Any:
+    return _gradients(moe_spread(*_traveling(grads), *way, call.k, call.group), grads)
+
+
+def _traveling(grads: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+    """Returns the gradients of rows and weights as they travel; a part without one does not."""
+    first, second = grads
+    return second.new_empty((second.shape[0], 0)) if first is None else first, second
+
+
+def _gradients(made: Sequence[Tensor], grads: Sequence[Any]) -> Any:
+    return tuple(None if grad is None else each for each, grad in zip(made, grads, strict=True))
+
+
+def _as_given(rows: Tensor, weights: Tensor | None, length: int, *shape: int) -> list[Tensor]:
+    """Returns what a graph sees of ``length`` rows, and of weights of a shape."""
+    made = rows.new_empty(0) if weights is None else weights.new_empty(shape)
+    return [rows.new_empty((length, rows.shape[1])), made]
+
+
+def _dispatched(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: str, group: str) -> list[Tensor]:
+    """Returns what a graph sees of a dispatch."""
+    about, comm, rows = as_routing(routing), carrier(group, tokens), known(-1)
     all_go = about.capacity is None and about.placement is None
-    sent = ids.shape[0] * ids.shape[1] if all_go else context.new_dynamic_size()
+    sent = ids.shape[0] * ids.shape[1] if all_go else known(-1)
     local = len(about.placed(comm.size)[comm.rank])
     return [
         tokens.new_empty((rows, tokens.shape[1]), dtype=torch.int8 if about.codes else tokens.dtype),
@@ -177,9 +191,25 @@ def _(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: str, group: 
         tokens.new_empty(sent, dtype=torch.int64),
         tokens.new_empty(rows, dtype=torch.int64),
         torch.empty((4, comm.size), dtype=torch.int64, device="cpu"),
-        tokens.new_empty(rows if about.alignment == 1 else context.new_dynamic_size(), dtype=torch.int64),
+        tokens.new_empty(rows if about.alignment == 1 else known(-1), dtype=torch.int64),
         torch.empty((2, local), dtype=torch.int64, device="cpu"),
     ]
+
+
+@partial(
+    Operator,
+    schema="(Tensor tokens, Tensor? weights, Tensor ids, str routing, str group) -> Tensor[]",
+    followed=2,
+    fake=_dispatched,
+    gradient=lambda call, grads, *way: _back(call, grads, way, *call.ids.shape),
+    saves=(3, 4, 5, 6),
+)
+def moe_dispatch(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: str, group: str) -> list[Tensor]:
+    """Returns rows ``[r, d]``, their weights and scales, ``[r]`` or ``[0]``, the way, and rows of every local expert.
+
+    Those are int64 ``[2, experts]`` on the CPU: with rows of zeros, and without.
+    """
+    return begin_dispatch(tokens, weights, ids, as_routing(routing), group, False)()
 
 
 @partial(
@@ -187,6 +217,9 @@ def _(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: str, group: 
     schema="(Tensor tokens, Tensor? weights, Tensor order, Tensor source, Tensor ranks, Tensor token, SymInt k, "
     "str group) -> Tensor[]",
     followed=2,
+    fake=lambda tokens, weights, order, source, *given: _as_given(tokens, weights, source.shape[0], source.shape[0]),
+    gradient=lambda call, grads, *way: _back(call, grads, way, call.tokens.shape[0], call.k),
+    saves=_WAY,
 )
 def moe_spread(
     tokens: Tensor,
@@ -198,7 +231,7 @@ def moe_spread(
     k: int,
     group: str,
 ) -> list[Tensor]:
-    """Tokens ``[n, d]`` and weights ``[n, k]`` to rows ``[r, d]`` and ``[r]``, or ``[0]``, by a way that is known."""
+    """Sends tokens ``[n, d]``, weights ``[n, k]`` along a way; returns rows ``[r, d]``, weights ``[r]`` or ``[0]``."""
     comm = carrier(group, tokens)
     with guard(comm, OPERATOR):
         x, pairs = row_bytes.as_bytes(as_input("tokens", tokens)), order.cpu().numpy()
@@ -209,15 +242,6 @@ def moe_spread(
     values = received[:, : x.shape[1]].view(tokens.dtype)
     rows = row_bytes.placed(values, index, len(token) == len(source))
     return [rows, _nothing(tokens, tokens.dtype) if weights is None else _weights(told.columns[0], source, weights)]
-
-
-@moe_spread.fake
-def _(tokens: Tensor, weights: Tensor | None, order: Tensor, source: Tensor, *rest: Any) -> list[Tensor]:
-    rows = source.shape[0]
-    return [
-        tokens.new_empty((rows, tokens.shape[1])),
-        tokens.new_empty(0) if weights is None else weights.new_empty(rows),
-    ]
 
 
 def begin_collect(
@@ -285,55 +309,13 @@ def begin_collect(
     schema="(Tensor rows, Tensor? weights, Tensor order, Tensor source, Tensor ranks, Tensor token, Tensor? gates, "
     "SymInt tokens, SymInt k, str payload, str group) -> Tensor[]",
     followed=2,
+    fake=lambda rows, weights, order, source, ranks, token, gates, n, k, *given: _as_given(rows, weights, n, n, k),
+    gradient=_forth,
+    saves=_WAY,
 )
 def moe_collect(rows: Tensor, weights: Tensor | None, *way: Any) -> list[Tensor]:
-    """Rows ``[r, d]`` to sums ``[n, d]`` over the k choices in order, weights ``[r]`` to ``[n, k]``, or ``[0]``.
+    """Sends rows ``[r, d]``, weights ``[r]`` back; returns sums ``[n, d]`` over the choices, ``[n, k]`` or ``[0]``.
 
     ``gates`` ``[r]`` multiply the rows; they have no gradient here, and so have the rows then.
     """
     return begin_collect(rows, weights, *way)()
-
-
-@moe_collect.fake
-def _(rows: Tensor, weights: Tensor | None, *way: Any) -> list[Tensor]:
-    tokens, k = way[5:7]
-    made = rows.new_empty(0) if weights is None else weights.new_empty((tokens, k))
-    return [rows.new_empty((tokens, rows.shape[1])), made]
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], way: Sequence[Tensor], output: Sequence[Tensor]) -> None:
-    ctx.save_for_backward(*way)
-    ctx.wants = [x is not None and x.requires_grad for x in inputs[:2]]
-    ctx.mark_non_differentiable(*output[2:], *(x for x, wants in zip(output, ctx.wants, strict=False) if not wants))
-    ctx.group = inputs[-1]
-
-
-def _setup_dispatch(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    _setup(ctx, inputs, output[3:7], output)
-    ctx.tokens, ctx.k = inputs[2].shape
-
-
-def _setup_spread(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    _setup(ctx, inputs, inputs[2:6], output)
-    ctx.tokens, ctx.k = inputs[0].shape[0], inputs[6]
-
-
-def _setup_collect(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    _setup(ctx, inputs, inputs[2:6], output)
-    ctx.k = inputs[8]
-
-
-def _back(ctx: Any, operator: Operator, grads: Sequence[Tensor], *rest: Any) -> tuple[Any, Any]:
-    """Of what has a gradient; a part without one does not travel."""
-    first, second = (grad if wants else None for grad, wants in zip(grads, ctx.wants, strict=False))
-    made = operator(grads[0][:, :0] if first is None else first, second, *ctx.saved_tensors, *rest, ctx.group)
-    return (None if first is None else made[0]), (None if second is None else made[1])
-
-
-def _collect_back(ctx: Any, grads: Sequence[Tensor]) -> tuple[Any, Any]:
-    return _back(ctx, moe_collect, grads, None, ctx.tokens, ctx.k, "")
-
-
-moe_dispatch.differentiate(lambda ctx, grads: (*_collect_back(ctx, grads), None, None, None), _setup_dispatch)
-moe_spread.differentiate(lambda ctx, grads: (*_collect_back(ctx, grads), *[None] * 6), _setup_spread)
-moe_collect.differentiate(lambda ctx, grads: (*_back(ctx, moe_spread, grads, ctx.k), *[None] * 9), _setup_collect)
