@@ -32,7 +32,7 @@ class Exchanges(FrontEnd[A, G, H]):
 
     Attributes:
         quick: What the core itself may look at, if the call is not asynchronous.
-        starts: Whether also if it is.
+        starts: Whether it may look at anything, and start asynchronous calls.
     """
 
     quick: ClassVar[type[Any] | tuple[()]] = ()
@@ -110,7 +110,7 @@ class Exchanges(FrontEnd[A, G, H]):
         comm = self.enter(group)
         if comm is None:
             return (None, None) if async_op else None
-        if (async_op is False or self.starts) and isinstance(input, self.quick):
+        if self.starts or (async_op is False and isinstance(input, self.quick)):
             made = _core.all_to_all_v(
                 comm.core, input, out, send_counts, recv_counts, sdispls, rdispls, unit, async_op, timeout
             )
@@ -241,7 +241,7 @@ class Exchanges(FrontEnd[A, G, H]):
         comm = self.enter(group)
         if comm is None:
             return None
-        if (async_op is False or self.starts) and isinstance(input, self.quick):
+        if self.starts or (async_op is False and isinstance(input, self.quick)):
             made = _core.all_to_all_single(
                 comm.core, output, input, output_split_sizes, input_split_sizes, async_op, timeout
             )
@@ -280,7 +280,7 @@ class Exchanges(FrontEnd[A, G, H]):
         comm = self.enter(group)
         if comm is None:
             return None
-        if (async_op is False or self.starts) and isinstance(input_tensor, self.quick):
+        if self.starts or (async_op is False and isinstance(input_tensor, self.quick)):
             made = _core.all_gather_into_tensor(comm.core, output_tensor, input_tensor, async_op, timeout)
             if made is not None:
                 return self.started(comm, made, input_tensor)[1] if async_op else None

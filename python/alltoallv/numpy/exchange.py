@@ -22,7 +22,7 @@ from alltoallv.numpy.work import Work
 
 
 class _Exchanges(Exchanges[Array, Communicator | None, Work]):
-    adapter, quick, starts = ADAPTER, object, True
+    adapter, starts = ADAPTER, True
 
     enter = staticmethod(resolve)
 
