@@ -44,6 +44,8 @@ from alltoallv.torch.process_group import engines
 from alltoallv.torch.process_group.carried import CarriedGroup
 from alltoallv.torch.process_group.group import NAME
 
+_EVEN = Terms(unit="element")  # split into equal parts
+
 
 class AllToAllVGroup(CarriedGroup):
     """A group whose CPU collectives run over its communicator; see the module."""
@@ -116,7 +118,8 @@ class AllToAllVGroup(CarriedGroup):
         opts: Any = None,
     ) -> TorchWork:
         splits, opts = (output_split_sizes, input_split_sizes), opts or AllToAllOptions()
-        given, terms = (output, input, *splits), Terms(counts=splits, unit="element")
+        terms = Terms(counts=splits, unit="element") if output_split_sizes or input_split_sizes else _EVEN
+        given = output, input, *splits
         return self._run("alltoall_base", calls.all_to_all_single, [output], [input], opts, given, terms)
 
     def alltoall(self, output_tensors: list[Tensor], input_tensors: list[Tensor], opts: Any = None) -> TorchWork:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from torch._C._distributed_c10d import _DistributedBackendOptions
 
 from alltoallv import _core
 from alltoallv._calls.guard import guard
-from alltoallv._calls.protocol import Pending
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api.calls import Operation
@@ -20,7 +20,9 @@ from alltoallv.torch.api.collectives import MOVABLE
 from alltoallv.torch.api.declaration import NO_TERMS, Collective, Terms
 from alltoallv.torch.api.tensors import PLAIN
 from alltoallv.torch.process_group.group import EngineGroup, device_kind
-from alltoallv.torch.process_group.work import BackendWork, Futures, MessageWork, WorkList, in_turn
+from alltoallv.torch.process_group.work import BackendWork, MessageWork, WorkList, callbacks, in_turn
+
+_UNSET = timedelta(0)  # a timeout of it, or of less, is the group's
 
 
 class BackendParamError(InvalidParamError, RuntimeError):
@@ -36,7 +38,8 @@ class CarriedGroup(EngineGroup):
 
     def __init__(self, options: _DistributedBackendOptions, engine_options: Any = None) -> None:
         super().__init__(options, engine_options)
-        self._pending: list[BackendWork] = []
+        # The tensors must live until the operator is done, also when nobody holds its work.
+        self._pending: set[BackendWork] = set()
 
     def _carries(self, tensors: Sequence[Tensor]) -> bool:
         """Whether the communicator does: every rank must answer alike."""
@@ -54,53 +57,52 @@ class CarriedGroup(EngineGroup):
         opts: Any,
         given: tuple[Any, ...],
         terms: Terms = NO_TERMS,
-    ) -> TorchWork:
+    ) -> TorchWork | None:
         """One collective; the engines' ``method`` with what was given where the communicator does not carry it.
 
-        ``outs``, ``ins``: the tensors, None where there are others than a collective of one has.
+        ``outs``, ``ins``: the tensors, None where there are others than a collective of one has. Without
+        ``opts.asyncOp`` it is done when this returns, and None is all there is to return.
         """
-        if outs is None or ins is None or not (self._carries(outs) and self._carries(ins)):
+        if outs is None or ins is None:
             return self._hand_over(method, *given, opts)
-        comm, name = self.communicator, row.operator
-        in_turn()
-        limit = opts.timeout.total_seconds()
-        if limit <= 0:
-            limit = self._limit()
-        async_op = getattr(opts, "asyncOp", True)
+        if callbacks:
+            in_turn()
+        comm, timeout, async_op = self.communicator, opts.timeout, opts.asyncOp
+        limit = timeout.total_seconds() if timeout > _UNSET else self._limit()
         try:
             made = row.at_once(comm.core, outs, ins, terms, limit, async_op) if row.at_once is not None else None
-            if made is None:
-                with guard(comm, name):
-                    operation = row.prepare(comm, outs, ins, terms)
+            if made is not None:
+                return self._started(BackendWork(made[1], [made[0]], (outs, ins), self)) if async_op else None
+            if not (self._carries(outs) and self._carries(ins)):
+                return self._hand_over(method, *given, opts)
+            with guard(comm, row.operator):
+                operation = row.prepare(comm, outs, ins, terms)
         except (InvalidParamError, InvalidTensorError) as error:
-            raise _as_torch(error, name, comm) from None
-        if made is not None and async_op:
-            return self._started(BackendWork((made[1],), [made[0]], None, (outs, ins), self._futures))
-        if made is not None:
-            return self._kept(BackendWork((), [made]))
+            raise _as_torch(error, row.operator, comm) from None
         if async_op:
-            return self._started(_work(BackendWork, operation, operation.start(limit), self._futures))
+            return self._started(_work(BackendWork, operation, limit, self))
         operation.run(limit)
-        return self._kept(BackendWork((), operation.result))
+        return None
 
     def _post(self, name: str, prepare: Callable[[Communicator], Operation]) -> TorchWork:
         """Begins a message. Errors of its arguments are this rank's alone."""
         comm = self.communicator
         try:
-            operation = prepare(comm)
-            call = operation.start(self._limit())
+            work = _work(MessageWork, prepare(comm), self._limit(), self)
         except (InvalidParamError, InvalidTensorError) as error:
             raise _as_torch(error, name, comm) from None
-        return self._started(_work(MessageWork, operation, call, self._message_futures))
+        return self._started(work)
 
     def _started(self, work: BackendWork) -> TorchWork:
-        with self._lock:  # the tensors must live until the operator is done, also when nobody holds the work
-            self._pending = [other for other in self._pending if not other.ended()]
-            self._pending.append(work)
+        for other in tuple(self._pending):  # which nobody has waited for
+            if other.ended():
+                self._pending.discard(other)
+        self._pending.add(work)
         return self._kept(work)
 
     def _limit(self) -> float:
-        return self._gloo.options._timeout.total_seconds()  # what all ways to set a group's timeout reach
+        seconds: float = self._gloo_options._timeout.total_seconds()
+        return seconds
 
     def _hand_over(self, method: str, *args: Any) -> TorchWork:
         """As the base class; all ranks agree first that gloo does it, and in what."""
@@ -112,20 +114,21 @@ class CarriedGroup(EngineGroup):
         return super()._hand_over(method, *args)
 
     def _each(
-        self, method: str, call: Callable[..., TorchWork], outs: list[Tensor], ins: list[Tensor], opts: Any
+        self, method: str, call: Callable[..., TorchWork | None], outs: list[Tensor], ins: list[Tensor], opts: Any
     ) -> TorchWork:
         """A coalesced form: one call for every pair."""
         if self._carries([*outs, *ins]):
             return self._all([call(*pair, opts) for pair in zip(outs, ins, strict=True)])
         return self._hand_over(method, outs, ins, opts)
 
-    def _all(self, works: list[TorchWork]) -> TorchWork:
-        return works[0] if len(works) == 1 else WorkList(works)
+    def _all(self, works: list[TorchWork | None]) -> TorchWork:
+        begun = [work for work in works if work is not None]
+        return begun[0] if len(begun) == 1 else WorkList(begun)
 
 
-def _work(kind: type[BackendWork], operation: Operation, call: Pending, futures: Futures) -> BackendWork:
+def _work(kind: type[BackendWork], operation: Operation, limit: float, group: CarriedGroup) -> BackendWork:
     finish = operation.finish if operation.copies else None
-    return kind((call,), operation.result, finish, operation.keep, futures)
+    return kind(operation.start(limit), operation.result, operation.keep, group, finish)
 
 
 def _as_torch(error: InvalidParamError | InvalidTensorError, name: str, comm: Communicator) -> Exception:

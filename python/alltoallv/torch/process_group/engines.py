@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections import Counter
 from typing import Any
 
@@ -51,13 +53,20 @@ def gloo(options: _DistributedBackendOptions, store: dist.Store) -> dist.Process
     """The engine for CPU tensors, whose ranks meet in ``store``."""
     if not dist.is_gloo_available():
         raise BackendUnavailableError("this build of torch has no gloo, which backend 'alltoallv' needs beside it")
-    made = dist.ProcessGroupGloo(
-        dist.PrefixStore("gloo", store), options.group_rank, options.group_size, timeout=options.timeout
-    )
-    made.options.global_ranks_in_group = options.global_ranks_in_group
-    made.options.group_name = options.group_id
-    made._set_sequence_number_for_group()
+    own = dist.ProcessGroupGloo._Options()
+    own._devices = _gloo_devices(os.getpid())
+    own._threads = 2 * len(own._devices)
+    place = dist.PrefixStore("gloo", store), options.group_rank, options.group_size
+    made: dist.ProcessGroupGloo = _with_options(dist.ProcessGroupGloo, own, place, options)
     return made
+
+
+@functools.cache
+def _gloo_devices(pid: int) -> list[Any]:
+    """Of all groups of a process: each has a thread and a port, and takes longer to make than the rest of gloo."""
+    interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    create = dist.ProcessGroupGloo.create_device
+    return [create(interface=name) for name in interfaces] or [dist.ProcessGroupGloo.create_default_device()]
 
 
 def name_for(device: str, asked: str | None) -> str:

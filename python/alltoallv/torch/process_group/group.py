@@ -55,6 +55,7 @@ class EngineGroup(dist.ProcessGroup):
         for group in (self, self._engines):
             dist.ProcessGroup._register_backend(group, _CPU, dist.ProcessGroup.BackendType.GLOO, self._gloo)
             group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        self._gloo_options = self._gloo.options  # whose timeout is what all ways to set a group's reach
 
     # What torch asks about the group.
 

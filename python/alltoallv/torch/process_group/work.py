@@ -6,12 +6,11 @@ import atexit
 import contextlib
 import itertools
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,30 +25,35 @@ Result = list[Tensor] | list[list[Tensor]]
 _Place = tuple[int, ...]  # of a future: number among those of its group, after the place of the callback that began it
 
 _TURN_SECONDS = 10.0  # for an earlier callback, which may itself wait for a later one
-_callback = threading.local()  # of: group's futures and place of the one whose callbacks this thread runs
+callbacks: dict[int, tuple[Futures, _Place]] = {}  # by thread: of the future whose callbacks it runs
+
+
+class _Group(Protocol):
+    """What a work needs of its group: who completes its futures, and the works that it holds until they have ended."""
+
+    _futures: Futures
+    _message_futures: Futures
+    _pending: set[BackendWork]
 
 
 class BackendWork(TorchWork):
-    """Calls under way, or finished ones if ``calls`` is empty.
+    """A call under way.
 
-    ``finish`` copies results to where the caller wants them, in the thread that first sees the calls done. The tensors
+    ``finish`` copies results to where the caller wants them, in the thread that first sees the call done. The tensors
     of ``keep`` live until then.
     """
 
+    __slots__ = "_call", "_finish", "_group", "_keep", "_lock", "_result"
+
     def __init__(
-        self,
-        calls: Sequence[Pending],
-        result: Result,
-        finish: Callable[[], None] | None = None,
-        keep: object = None,
-        futures: Futures | None = None,
+        self, call: Pending, result: Result, keep: object, group: _Group, finish: Callable[[], None] | None = None
     ) -> None:
-        super().__init__()
-        self._calls = calls
+        TorchWork.__init__(self)  # half the time of super()
+        self._call = call
         self._result = result
-        self._finish = finish
         self._keep = keep
-        self._futures = futures
+        self._group = group
+        self._finish = finish
         self._lock = threading.Lock()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -60,23 +64,23 @@ class BackendWork(TorchWork):
             AllToAllVError: whatever the operator raised.
         """
         limit = timeout.total_seconds()
-        end = time.monotonic() + limit if limit > 0 else 0.0
-        for call in self._calls:
-            if not call.wait(max(end - time.monotonic(), 0.0) if limit > 0 else -1.0):
-                raise CommTimeoutError(f"the operator was not done after {limit} s; it is still under way")
+        if not self._call.wait(limit if limit > 0 else -1.0):
+            raise CommTimeoutError(f"the operator was not done after {limit} s; it is still under way")
         self._settle()
         return True
 
     def _settle(self) -> None:
-        with self._lock:
-            finish, self._finish = self._finish, None
-            if finish is not None:
-                finish()
-            self._keep = None
+        if self._finish is not None:
+            with self._lock:
+                if self._finish is not None:
+                    self._finish()
+                    self._finish = None
+        self._keep = None
+        self._group._pending.discard(self)
 
     def ended(self) -> bool:
-        """True once all calls have succeeded or failed."""
-        return all(call.done() for call in self._calls)
+        """True once the call has succeeded or failed."""
+        return self._call.done()
 
     def is_completed(self) -> bool:
         if not self.ended():
@@ -93,14 +97,12 @@ class BackendWork(TorchWork):
         return self.await_end() if self.ended() else None
 
     def await_end(self) -> BaseException | None:
-        """Waits until all calls have ended; what the first that failed has raised."""
-        errors = []
-        for call in self._calls:
-            try:
-                call.wait()
-            except Exception as error:
-                errors.append(error)
-        return errors[0] if errors else None
+        """Waits until the call has ended; what it has raised."""
+        try:
+            self._call.wait()
+        except Exception as error:
+            return error
+        return None
 
     def result(self) -> Any:
         self.wait()
@@ -114,11 +116,14 @@ class BackendWork(TorchWork):
         outcome: torch.futures.Future[Any] = torch.futures.Future()
         # DDP's C++ takes what `set_exception` leaves for a result; an error of a callback it sees as an error.
         future = outcome.then(unwrap)
-        if self._futures is None or self.ended():
+        if self.ended():
             self.complete(outcome)
         else:
-            self._futures.add(self, outcome)
+            self._futures().add(self, outcome)
         return future
+
+    def _futures(self) -> Futures:
+        return self._group._futures
 
     def complete(self, outcome: torch.futures.Future[Any]) -> None:
         """Waits, and sets the result or the error as the value."""
@@ -131,9 +136,14 @@ class BackendWork(TorchWork):
 class MessageWork(BackendWork):
     """A message under way."""
 
+    __slots__ = ()
+
+    def _futures(self) -> Futures:
+        return self._group._message_futures
+
     def _source_rank(self) -> int:
         """The rank in the group that a received message has come from."""
-        source: int = self._calls[0].source  # type: ignore[attr-defined]
+        source: int = self._call.source  # type: ignore[attr-defined]
         return source
 
 
@@ -193,7 +203,7 @@ class Futures:
 
     def add(self, work: BackendWork, future: torch.futures.Future[Any]) -> None:
         """Completes the future once the work has ended."""
-        owner, inside = getattr(_callback, "of", (None, ()))
+        owner, inside = callbacks.get(threading.get_ident(), (None, ()))
         with self._changed:
             place = (*(inside if owner is self else ()), next(self._numbers))
             self._queue.append((place, work, future))
@@ -247,9 +257,9 @@ class Futures:
                         RuntimeError
                     ):  # no thread can be had: this one goes on after the callbacks
                         self._call_watcher()
-            _callback.of = self, place
+            callbacks[threading.get_ident()] = self, place
             work.complete(future)
-            del _callback.of, work, future
+            del callbacks[threading.get_ident()], work, future
             with self._changed:
                 self._places.discard(place)
                 self._changed.notify_all()
@@ -266,7 +276,7 @@ class Futures:
 
 def in_turn() -> None:
     """In a callback of a future, waits for the callbacks of earlier ones; to be called before a collective begins."""
-    if (mine := getattr(_callback, "of", None)) is not None:
+    if (mine := callbacks.get(threading.get_ident())) is not None:
         mine[0].await_turn(mine[1])
 
 
