@@ -58,14 +58,14 @@ class Joiner {
     /// Connects to the root, retrying until it has come, and says hello. Returns with `welcome_` unset when that
     /// connection led nowhere (for instance to a root that had just stopped listening).
     void find_root() {
-        for (int pause_ms = 1; !connect_once(); pause_ms = std::min(2 * pause_ms, longest_pause_ms)) {
-            pause(pause_ms);
-        }
+        // The root of a job that makes many groups is a moment behind, no more.
+        for (std::chrono::microseconds length(100); !connect_once(); length = std::min(2 * length, longest_pause))
+            pause(length);
         Message message;
         if (try_send(socket_.get(), encode_hello(hello_of(options_))) == IoStatus::done && is_answered(message)) {
             hear(message);
         } else {
-            pause(1);
+            pause(std::chrono::milliseconds(1));
         }
     }
 
@@ -81,13 +81,14 @@ class Joiner {
         return packet && (packet->kind == MessageKind::welcome || packet->kind == MessageKind::failure);
     }
 
-    void pause(int pause_ms) {
+    void pause(std::chrono::microseconds length) {
         patience_.tick();
         if (patience_.expired()) {
             throw comm_timeout("rank 0 had not opened " + describe(options_) + " after " +
                                seconds_text(options_.timeout));
         }
-        std::this_thread::sleep_for(std::chrono::milliseconds(patience_.slice_ms(pause_ms)));
+        std::this_thread::sleep_for(
+            std::min<std::chrono::microseconds>(length, std::chrono::milliseconds(patience_.slice_ms())));
     }
 
     bool connect_once() {
@@ -209,7 +210,8 @@ class Joiner {
 
     Peer& root() { return membership_.peers[0]; }
 
-    static constexpr int longest_pause_ms = 20, rounds_per_look = 16;
+    static constexpr std::chrono::microseconds longest_pause = std::chrono::milliseconds(20);
+    static constexpr int rounds_per_look = 16;
 
     const BootstrapOptions& options_;
     Patience patience_;
