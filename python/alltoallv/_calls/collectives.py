@@ -41,7 +41,11 @@ class Ready:
 
     def run(self, timeout: float | None = None, stream: int = 0) -> None:
         """Runs it; a device's collective is enqueued on ``stream``."""
-        self.plan.run(*self.addresses, self.timeout if timeout is None else timeout, stream)
+        limit = self.timeout if timeout is None else timeout
+        if stream:
+            self.plan.run(*self.addresses, timeout=limit, stream=stream)
+        else:  # other plans than exchanges and reductions have no streams
+            self.plan.run(*self.addresses, timeout=limit)
 
     def submit(self, timeout: float | None = None) -> _core.Work:
         work: _core.Work = self.plan.submit(*self.addresses, timeout=self.timeout if timeout is None else timeout)
