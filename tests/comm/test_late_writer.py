@@ -312,6 +312,8 @@ def test_stopped_receiver_ends_in_an_error_on_both(ranks, path):
                     if failure is not None:
                         wait_for(lambda pid=pids[RECEIVER]: process_state(pid) == "T", "stop")
                         x[:] = FOREIGN
+                        if "stopped" not in failure.text:  # a machine so busy that the timeout came before the stop
+                            failure = None
                     else:
                         time.sleep(0.05)  # it has just finished: the stop may be on its way
                     os.kill(pids[RECEIVER], signal.SIGCONT)
