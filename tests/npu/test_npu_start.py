@@ -100,6 +100,7 @@ def test_hosts_may_have_the_rank_table_at_different_paths(ranks: Ranks, tmp_path
         device = use_device(rank)
         os.environ.update({"RANK_TABLE_FILE": tables[rank], "RANK_ID": str(rank)})
         with emulated(connect_timeout=20), Communicator.from_env(backend="hccl", timeout=30) as comm:
+            assert comm.core.control is not None  # the hosts have met at once
             exchange_works(comm, device)
 
     for host in "ab":

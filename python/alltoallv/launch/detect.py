@@ -209,12 +209,13 @@ def _rank_table(env: Environ) -> Launch | None:
         raise InvalidParamError(f"RANK_SIZE is {env['RANK_SIZE']!r}, expected {table.size}, the ranks in {path!r}")
     server = table.server_of(rank)
     local = [d.rank for d in server.devices]
+    where = os.path.realpath(path) if len(table.servers) == 1 else "hosts"  # which may have it at different paths
     return Launch(
         "rank_table",
         rank,
         table.size,
         local.index(rank),
-        f"rank_table:{os.path.realpath(path)}:{table.digest}",
+        f"rank_table:{where}:{table.digest}",
         local_size=len(local),
         master_addr=table.server_of(0).server_id,
         rank_table=path,
