@@ -1,6 +1,7 @@
 """What every format of the quantized collectives loses: the table of docs/quantization.md.
 
     python docs/measure_formats.py
+    python -m alltoallv run -n 2 --no-prefix docs/measure_formats.py --speed    # of all-reduce, beside int8
 
 Eight ranks, threads of this process; every rank has N(0, 1), of which one element in a hundred is an outlier, times
 exp(2 |n|) for another normal n. The errors are those of the sum, mean of the draws: relative L2, which the outliers
@@ -11,6 +12,8 @@ the same bits.
 from __future__ import annotations
 
 import argparse
+import statistics
+import time
 from typing import Any
 
 import numpy as np
@@ -67,11 +70,33 @@ def errors(communicator: Communicator, draws: int, count: int) -> dict[tuple[str
     return found
 
 
+def speed(communicator: Communicator) -> None:
+    """Prints what each format of 8 bits takes of int8's time; they take turns, the slowest rank counts."""
+    for mib, turns in ((1, 60), (16, 16), (64, 6)):
+        x = np.random.default_rng(communicator.rank).normal(size=mib << 18).astype(np.float32)
+        told: dict[str, list[float]] = {}
+        for turn in range(turns + 2):
+            for name in ("int8", "fp8_e4m3", "fp8_e5m2"):
+                av.barrier(group=communicator)
+                begin = time.perf_counter()
+                av.quantized_all_reduce(x, format=name, group=communicator)
+                took = av.all_reduce(np.array([time.perf_counter() - begin]), "max", group=communicator)
+                if turn > 1:
+                    told.setdefault(name, []).append(float(took[0]))
+        medians = {name: statistics.median(times) for name, times in told.items()}
+        if communicator.rank == 0:
+            shown = ", ".join(f"{name} {median / medians['int8']:.2f}" for name, median in medians.items())
+            print(f"{communicator.size} ranks, {mib} MiB: int8 {medians['int8'] * 1e3:.1f} ms; {shown}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=4)
     parser.add_argument("--count", type=int, default=1 << 16, help="elements, a multiple of 1024")
+    parser.add_argument("--speed", action="store_true", help="of all-reduce on the ranks of a launcher")
     options = parser.parse_args()
+    if options.speed:
+        return speed(Communicator.from_env())
     found = run_ranks(RANKS, errors, options.draws, options.count)[0]
     print("| format | group | bytes | full: L2 | median | quantized: L2 | median |\n|---|---|---|---|---|---|---|")
     for name, shown, size in ways():

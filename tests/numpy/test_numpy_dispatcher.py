@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
+from alltoallv._calls import pieces
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerLostError, PeerMismatchError
 from alltoallv.testing import Ranks
 
@@ -61,6 +62,23 @@ def test_the_same_bits_for_any_split_and_any_ranks(ranks: Ranks, name: str, dtyp
             begins = [0, *ends]
             parts = ranks(size)(part, begins, ends, dtype, call, options)
             assert b"".join(part.tobytes() for part in parts) == alone
+
+
+@pytest.mark.parametrize("call", [{}, {"chunks": 2}])
+def test_rows_that_come_back_in_pieces(ranks: Ranks, call: dict[str, Any]) -> None:
+    """Of about 3 tokens each, on ranks with other numbers of tokens."""
+
+    def check(comm: Communicator, begins: list[int]) -> tuple[bytes, int]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pieces, "PIECE_BYTES", 4 * WIDTH * K * 3)
+            before = comm.stats()["operators"]
+            y = layer(comm, *begins[comm.rank : comm.rank + 2], np.float32, call, {"payload": "int8", "alignment": 2})
+            return y.tobytes(), comm.stats()["operators"] - before
+
+    alone = layer(Communicator.threads(1)[0], 0, TOKENS, np.float32, {}, {"payload": "int8"}).tobytes()
+    parts = ranks(3)(check, [0, 0, 7, TOKENS])
+    assert b"".join(part for part, _ in parts) == alone
+    assert [operators for _, operators in parts] == [7 if not call else 8] * 3  # dispatches, and pieces of 17 tokens
 
 
 def test_the_plain_formula() -> None:

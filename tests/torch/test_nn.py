@@ -15,6 +15,7 @@ from torch import Tensor
 
 import alltoallv.torch as at
 from alltoallv import Communicator
+from alltoallv._calls import pieces
 from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatchError
 from alltoallv.testing import Ranks
 
@@ -75,6 +76,22 @@ def test_the_same_as_one_process_bit_for_bit(
                 assert torch.equal(ours, expected[begin:end])
 
     ranks(size)(check)
+
+
+def test_rows_that_come_back_in_pieces(ranks: Ranks) -> None:
+    """Of one or two tokens each; gradients, too."""
+
+    def check(comm: Communicator) -> None:
+        problem = Problem(4, 5, 2, torch.float32, torch.float32)
+        begin, end = problem.begins[comm.rank : comm.rank + 2]
+        expected = problem.run(comm, begin, end)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pieces, "PIECE_BYTES", 100)
+            mine = problem.run(comm, begin, end)
+        for ours, whole in zip(mine, expected, strict=True):
+            assert torch.equal(ours, whole)
+
+    ranks(4)(check)
 
 
 def test_one_process_is_the_plain_formula(ranks: Ranks) -> None:

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -20,6 +21,7 @@ constexpr size_t default_budget = 200 * megabyte;  // while no communicator says
 constexpr size_t min_segment = 8 * megabyte;
 constexpr size_t max_segment = 64 * megabyte;
 constexpr size_t recent_limit = 128 * megabyte;
+constexpr size_t huge_page = 2 * megabyte;
 
 std::atomic<Arena*> current{nullptr};
 
@@ -95,8 +97,11 @@ Block Arena::allocate(size_t bytes) {
             return block;
         }
     }
-    block.data_ = static_cast<char*>(std::aligned_alloc(2 * cache_line, block.reserved_));
+    const size_t aligned = block.reserved_ < huge_page ? 2 * cache_line : huge_page;
+    block.data_ = static_cast<char*>(std::aligned_alloc(aligned, round_up(block.reserved_, aligned)));
     if (block.data_ == nullptr) throw resource_error("no memory for an output of " + std::to_string(bytes) + " bytes");
+    // Touching fresh pages of 4 KiB takes longer than an exchange; refused, they are what they were.
+    if (aligned == huge_page) madvise(block.data_, block.reserved_, MADV_HUGEPAGE);
     private_blocks_.fetch_add(1, std::memory_order_relaxed);
     private_bytes_.fetch_add(bytes, std::memory_order_relaxed);
     return block;

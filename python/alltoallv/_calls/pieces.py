@@ -10,7 +10,7 @@ import numpy as np
 from alltoallv._calls.counts import packed
 from alltoallv._calls.routing import Numbers, chunk_ends
 
-PIECE_BYTES = 8 << 20  # that a rank sends or receives, about
+PIECE_BYTES = 16 << 20  # that a rank sends or receives, about
 
 
 class Piece(NamedTuple):

@@ -25,8 +25,9 @@ from alltoallv.mindspore.tensors import as_input, check_tensor, numpy_dtype, reg
 class MoEDispatcher(HostDispatching[Tensor]):
     """Takes tokens to their experts, which live on the ranks of a group, and the results back; on CPU, in PyNative.
 
-    Token rows, gate weights and expert numbers travel in one exchange; how many rows arrive is learnt in it. The way
-    back is the same exchange with the roles exchanged, and each is the other's gradient. Every method is collective:
+    A token travels once to every rank that has an expert of it, with its gate weights and expert numbers, in one
+    exchange, which also tells how many rows arrive; results come back in pieces of about 16 MiB. Each way is the
+    other's gradient. Every method is collective:
     all ranks call it, also those without tokens or rows, and all of them their gradient function. Results do not depend
     on how tokens and experts lie on the ranks, bit for bit, as long as an expert treats every row by itself and no
     capacity is set.

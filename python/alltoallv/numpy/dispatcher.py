@@ -19,8 +19,9 @@ from alltoallv.numpy.arrays import Array, as_input, resolve
 class MoEDispatcher(HostDispatching[Array]):
     """Takes tokens to their experts, which live on the ranks of a group, and the results back.
 
-    Token rows, gate weights and expert numbers travel in one exchange; how many rows arrive is learnt in it. Every
-    method is collective: all ranks call it, also those without tokens or rows. Results do not depend on how tokens and
+    A token travels once to every rank that has an expert of it, with its gate weights and expert numbers, in one
+    exchange, which also tells how many rows arrive; results come back in pieces of about 16 MiB. Every method is
+    collective: all ranks call it, also those without tokens or rows. Results do not depend on how tokens and
     experts lie on the ranks, bit for bit, as long as an expert treats every row by itself, and no capacity is set.
 
     Args:

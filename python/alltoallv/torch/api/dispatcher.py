@@ -85,9 +85,9 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
     """Takes tokens to their experts, which live on the ranks of a group, and the results back.
 
     Rank r owns a block of neighbouring experts (`local_experts`): ``num_experts // W`` of them, one more on the first
-    ``num_experts % W`` ranks. Token rows, gate weights and expert numbers travel in one exchange; how many rows arrive
-    is learnt in it. The way back is the same exchange with the roles exchanged, and each is the other's gradient, so
-    gradients of any order flow to tokens and gate weights, with one exchange per direction and order.
+    ``num_experts % W`` ranks. A token travels once to every rank that has an expert of it, with its gate weights and
+    expert numbers, in one exchange, which also tells how many rows arrive; on the host, results come back in pieces of
+    about 16 MiB. Each way is the other's gradient, so gradients of any order flow to tokens and gate weights.
 
     Every method is collective: all ranks call it, also those without tokens or rows, and all of them call ``backward``.
     So that the gradient reaches every rank, apply experts to zero rows too. Results do not depend on how tokens and
