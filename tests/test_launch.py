@@ -326,16 +326,6 @@ def test_rank_table_by_device(tmp_path):
         detect(write(tmp_path, table(*TWO_SERVERS)) | {"DEVICE_ID": "0"})
 
 
-def test_rank_table_version_1_2(tmp_path):
-    pods = [{"super_pod_id": "0", "server_list": [{"server_id": "10.0.0.0"}, {"server_id": "10.0.0.1"}]}]
-    devices = ([device(0, 0, super_device_id="0")], [device(1, 0, super_device_id="1")])
-    env = write(tmp_path, table(*devices, version="1.2", super_pod_list=pods)) | {"RANK_ID": "1"}
-    assert (detect(env).rank, detect(env).size, detect(env).local_rank) == (1, 2, 0)
-    pods[0]["server_list"][1]["server_id"] = "other"
-    with pytest.raises(InvalidParamError, match="super pod '0' names server 'other', expected one of"):
-        detect(write(tmp_path, table(*devices, version="1.2", super_pod_list=pods)) | env)
-
-
 def test_rank_table_beside_another_launcher(tmp_path):
     env = write(tmp_path, "not read") | TORCHRUN
     assert detect(env).launcher == "torchrun"

@@ -84,17 +84,6 @@ def test_environment_of_ranks(tmp_path):
     assert first.stderr == b""
 
 
-def test_detect_sees_the_launcher(tmp_path):
-    result = run(
-        tmp_path,
-        "from alltoallv.launch.detect import detect; d = detect(); print(d.launcher, d.rank, d.size)",
-        "-n",
-        "2",
-    )
-    assert sorted(result.stdout.splitlines()) == [b"[0] alltoallv 0 2", b"[1] alltoallv 1 2"]
-    assert result.returncode == 0
-
-
 def test_set_omp_num_threads_is_kept_and_stdin_is_empty(tmp_path):
     program = "import os, sys; print(os.environ['OMP_NUM_THREADS'], repr(sys.stdin.read()))"
     result = run(tmp_path, program, "-n", "1", env=os.environ | {"OMP_NUM_THREADS": "5"}, input=b"not for the ranks")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from alltoallv.testing import reference
+from alltoallv.testing.golden import dtype_of
 
 SIZE = 3
 SENDS = [[1, 2, 0], [3, 1, 2], [2, 0, 4]]  # what rank r sends to rank j
@@ -58,6 +59,7 @@ class Case:
         size: How many ranks.
         counts: What counts are given as: list, tuple, array, int32 array, tensor.
         needs: Features that a front end may lack.
+        dtype: For cases of one dtype: its name in `golden.DTYPES`, which a front end may not have.
         gradient: The argument x whose gradient is wanted, of the sum of the squares of the output; else empty.
         mistake: What some ranks have otherwise: one, another, and all of them, each once; then ``error`` has the class,
             the text that they get, and the code if it is not the class's. In the text {name} stands for an argument's
@@ -75,6 +77,7 @@ class Case:
     size: int = SIZE
     counts: str = "list"
     needs: tuple[str, ...] = ()
+    dtype: str = "float32"
     gradient: str = ""
     mistake: Callable[[], Arguments] | None = None
     error: tuple[str, str, int | None] = ("", "", None)
@@ -101,12 +104,13 @@ class Case:
 def data(rank: int, *shape: int, dtype: str = "float32") -> Array:
     """Values that tell ranks and places apart."""
     values = np.arange(np.prod(shape, dtype=int)).reshape(shape) + 100 * rank
-    return values % 3 == 0 if dtype == "bool" else values.astype(dtype)
+    with np.errstate(over="ignore"):  # of float8
+        return values % 3 == 0 if dtype == "bool" else values.astype(dtype_of(dtype))
 
 
 def filled(*shape: int, dtype: str = "float32") -> Array:
     """An output before the call."""
-    return np.full(shape, 1 if dtype == "bool" else 77, dtype)
+    return np.full(shape, 1 if dtype == "bool" else 77).astype(dtype_of(dtype))
 
 
 # --- what must come
@@ -207,16 +211,17 @@ def s(*tail: int, even: bool = False, dtype: str = "float32", **more: Any) -> Ca
     return arguments
 
 
-def a2a(**more: Any) -> Callable[[int], Any]:
+def a2a(dtype: str = "float32", **more: Any) -> Callable[[int], Any]:
     return lambda rank: {
-        "output_tensor_list": [filled(n, 2) for n in RECVS[rank]],
-        "input_tensor_list": [data(10 * rank + j, n, 2) for j, n in enumerate(SENDS[rank])],
+        "output_tensor_list": [filled(n, 2, dtype=dtype) for n in RECVS[rank]],
+        "input_tensor_list": [data(10 * rank + j, n, 2, dtype=dtype) for j, n in enumerate(SENDS[rank])],
         **more,
     }
 
 
-def gather(*shape: int, **more: Any) -> Callable[[int], Any]:
-    return lambda rank: {"output_tensor": filled(*shape), "input_tensor": data(rank, 2, 3), **more}
+def gather(*shape: int, dtype: str = "float32", **more: Any) -> Callable[[int], Any]:
+    tensors = {"output_tensor": filled(*shape, dtype=dtype)}
+    return lambda rank: {**tensors, "input_tensor": data(rank, 2, 3, dtype=dtype), **more}
 
 
 def reduce(dtype: str = "float32", **more: Any) -> Callable[[int], Any]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from alltoallv.testing import golden
+
 Array = np.ndarray[Any, Any]
 
 #: Where a collective writes what it does not return, in the names of `alltoallv.numpy`.
@@ -49,6 +51,7 @@ class Column:
         package: What must be installed.
         rows: Its collectives, by their name in `alltoallv.numpy`; left out: those that are called alike.
         lacks: Collectives and features it does not offer, and why.
+        dtypes: Those that its framework has.
         own: Faults that the framework's signature reports otherwise, by the case's name: class and text.
         prefix: Before the errors of a rank's own arguments, with {function} and {rank}; not before those in `own`.
         unheard: Faults that the framework finds before a backend is asked, so that the peers would wait.
@@ -61,6 +64,7 @@ class Column:
     package: str
     rows: dict[str, Row] = {}
     lacks: dict[str, str] = {}
+    dtypes: tuple[str, ...] = golden.DTYPES
     own: dict[str, tuple[str, str]] = {}
     prefix: str = ""
     unheard: frozenset[str] = frozenset()

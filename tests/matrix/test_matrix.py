@@ -36,7 +36,11 @@ Outcome = tuple[str, Any, str, int | None]  # "came", the output; or "raised", t
 
 def cases_of(column: type[Column]) -> list[Case]:
     """Those that the column offers."""
-    return [case for case in [*CASES, *column.cases] if not column.lacks.keys() & {case.function, *case.needs}]
+    return [
+        case
+        for case in [*CASES, *column.cases]
+        if case.dtype in column.dtypes and not column.lacks.keys() & {case.function, *case.needs}
+    ]
 
 
 def made(column: Column, case: Case, arguments: Arguments) -> Arguments:

@@ -1,4 +1,4 @@
-"""The functions of mint.distributed against the reference: every dtype and operation, gradients, errors."""
+"""The functions of mint.distributed: lists of tensors, gradients, errors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.mindspore.tensors import _NAMES, empty, region, settle
 from alltoallv.testing import golden, reference
 
-OPS = ("sum", "avg", "min", "max", "prod")
-FLOATS = ("float16", "bfloat16", "float32", "float64")
 COUNTS = [2, 5]  # rows that each rank gives or gets
 
 
@@ -42,30 +40,19 @@ def finished(call, *args, async_op: bool) -> None:
         handle.wait()
 
 
-def check_every_function(comm: Communicator) -> None:
+def check_lists_of_tensors(comm: Communicator) -> None:
+    """Uneven ones; tests/matrix has the rest."""
     r, size = comm.rank, comm.size
-    for number, name in enumerate(_NAMES.values()):
-        later = bool(number % 2)
-        uneven, even = inputs_of(name, COUNTS), inputs_of(name, [size] * size)
+    for number, name in enumerate(("float32", "bfloat16", "int64")):
+        later, uneven = bool(number % 2), inputs_of(name, COUNTS)
         outs = [to_tensor(np.ones_like(x)) for x in uneven]
         finished(am.all_gather, outs, to_tensor(uneven[r]), comm, async_op=later)
         assert all(map(same, outs, uneven)), name
-        for src in range(size):
-            x = to_tensor(even[r])
-            finished(am.broadcast, x, src, comm, async_op=later)
-            assert same(x, even[src]), name
-        for op in OPS:
-            if name.startswith("complex") or (op == "avg" and name not in FLOATS):
-                continue
-            whole, x, out = inputs_of(name, [7] * size), to_tensor(even[r]), to_tensor(np.ones_like(even[r][:1]))
-            finished(am.reduce_scatter_tensor, out, x, op, comm, async_op=later)
-            assert same(out, reference.reduce_scatter(even, op)[r]), (name, op)
-            finished(am.all_reduce, x, op, comm, async_op=later)
-            assert same(x, reference.all_reduce(even, op)[r]), (name, op)
-            parts = [to_tensor(part) for part in np.split(whole[r], [COUNTS[0]])]
-            out = to_tensor(np.ones_like(uneven[r]))
-            finished(am.reduce_scatter, out, parts, op, comm, async_op=later)
-            assert same(out, reference.reduce_scatter(whole, op, COUNTS)[r]), (name, op)
+        whole = inputs_of(name, [7] * size)
+        parts = [to_tensor(part) for part in np.split(whole[r], [COUNTS[0]])]
+        out = to_tensor(np.ones_like(uneven[r]))
+        finished(am.reduce_scatter, out, parts, "max", comm, async_op=later)
+        assert same(out, reference.reduce_scatter(whole, "max", COUNTS)[r]), name
     finished(am.barrier, comm, async_op=False)
     finished(am.barrier, comm, async_op=True)
 

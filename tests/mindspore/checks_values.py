@@ -20,18 +20,6 @@ def equal(tensor, expected) -> None:
     np.testing.assert_array_equal(tensor.astype(ms.float32).asnumpy(), expected.astype(np.float32))
 
 
-def check_every_dtype(comm: Communicator) -> None:
-    names = "bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64"
-    for name in [*names.split(), "complex64", "complex128"]:
-        dtype = getattr(ms, name)
-        values = np.array([0, 1, 1, 0, 1, 0]) if name == "bool_" else np.arange(6) + comm.rank
-        x = Tensor(values.astype(np.float32)).astype(dtype) if name == "bfloat16" else Tensor(values, dtype)
-        y = am.all_to_all_v(x, [2, 4] if comm.rank == 0 else [4, 2], group=comm)
-        assert y.dtype == dtype
-        z = am.all_to_all_v(y, [2, 4] if comm.rank == 0 else [4, 2], group=comm)
-        assert z.asnumpy().tobytes() == x.asnumpy().tobytes(), name
-
-
 def check_views_and_pending_inputs(comm: Communicator) -> None:
     base = Tensor(np.arange(12, dtype=np.float32).reshape(3, 4) + 100 * comm.rank)
     both = [np.arange(12, dtype=np.float32).reshape(3, 4) + 100 * j for j in range(2)]

@@ -82,24 +82,3 @@ def test_a_lost_peer_of_objects(ranks: Ranks) -> None:
         return True
 
     assert ranks(2)(program) == [True, True]
-
-
-@pytest.mark.parametrize("kind", ["f4", "c16", "?"])
-def test_all_gather_v(launch: Launch, kind: str) -> None:
-    inputs = [np.arange(6 * r).reshape(2 * r, 3).astype(kind) for r in (1, 0, 2)]
-
-    def program(comm: Communicator) -> None:
-        x, wanted = inputs[comm.rank], np.concatenate(inputs)
-        out = np.zeros((6, 3), kind)
-        later, work = av.all_gather_v(x, group=comm, async_op=True)
-        assert later is None
-        for got in (
-            av.all_gather_v(x, group=comm),
-            av.all_gather_v(x, [2, 0, 4], group=comm),
-            av.all_gather_v(x, [2, 0, 4], out=out, group=comm),
-            work.result(),
-        ):
-            assert got.dtype == wanted.dtype
-            np.testing.assert_array_equal(got, wanted)
-
-    launch(3, program)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -79,33 +78,6 @@ def test_accepted_rows_move_the_data(launch: Launch, size: int) -> None:
     check_cases(launch, size, cases)
 
 
-def test_eight_ranks_in_every_dtype(launch: Launch) -> None:
-    """Uneven counts with zeros; receive regions in an order of their own on every rank."""
-    rng = np.random.default_rng(8)
-    counts = rng.integers(0, 4, (8, 8))
-    counts[0, 0] = counts[5] = 0
-    counts[:, 3] += 1
-    params = []
-    for rank in range(8):
-        recv = counts[:, rank]
-        rdispls = np.zeros(8, np.int64)
-        order = rng.permutation(8)
-        rdispls[order[1:]] = np.cumsum(recv[order])[:-1]
-        sdispls = rng.integers(0, 57, 8)
-        params.append(
-            AllToAllVParam(
-                rank=rank,
-                rank_size=8,
-                send_counts=counts[rank].tolist(),
-                sdispls=sdispls.tolist(),
-                recv_counts=recv.tolist(),
-                rdispls=rdispls.tolist(),
-            )
-        )
-    dtypes = ("float16", "float32", "int8", "int16", "int32", "int64", "bfloat16")
-    check_cases(launch, 8, {dtype: (params, (4, 15), dtype) for dtype in dtypes})
-
-
 Outcome = tuple[str, int, str]
 
 
@@ -115,52 +87,6 @@ def outcome(function: Any, *arguments: Any, **keywords: Any) -> Outcome:
     except AllToAllVError as error:
         return type(error).__name__, error.code, str(error)
     return "", 0, ""
-
-
-def fail_on_rank_1(communicator: Communicator) -> tuple[list[Outcome], bytes, float]:
-    """Rank 1 gives what its checks refuse, rank 0 a good call, and then both a good one."""
-    rank = communicator.rank
-    operation = AllToAllVOperation(AllToAllVParam(**(BASE | {"rank": rank})), communicator)
-    x = np.arange(60, dtype=np.int32) + 100 * rank
-    good = {"x": x, "out": np.empty((1, 4), np.int32)}
-    operation(**good, timeout=SECONDS)
-    read_only = np.empty((1, 4), np.int32)
-    read_only.flags.writeable = False
-    bad: list[dict[str, Any]] = [
-        {"x": x[:3]},
-        {"x": x.astype(np.float64)},
-        {"x": x[:0]},
-        {"x": x.reshape((60,) + (1,) * 8)},
-        {"x": list(range(60))},
-        {"x": x.astype(">i4")},
-        {"out": np.empty((1, 5), np.int32)},
-        {"out": np.empty((1, 4), np.float32)},
-        {"out": np.empty((1, 8), np.int32)[:, ::2]},
-        {"out": read_only},
-        {"out": x[8:12].reshape(1, 4)},
-    ]
-    started = time.monotonic()
-    outcomes = []
-    for change in bad:
-        call = good | change if rank == 1 else good
-        outcomes.append(outcome(operation, **call, timeout=SECONDS))
-    elapsed = time.monotonic() - started
-    result = operation(**good, timeout=SECONDS)
-    return outcomes, result.tobytes(), elapsed
-
-
-def test_a_failure_on_one_rank_fails_the_other_and_the_communicator_stays_usable(launch: Launch) -> None:
-    (theirs, result_0, elapsed), (mine, result_1, _) = launch(2, fail_on_rank_1)
-    expected_codes = [1, 13, 9, 8, 5, 13, 8, 13, 1, 1, 1]
-    assert [code for _, code, _ in mine] == expected_codes
-    for (kind, code, message), (peer_kind, peer_code, peer_message) in zip(mine, theirs, strict=True):
-        assert (peer_kind, peer_code) == (kind, code)
-        assert "rank 1" in peer_message
-        assert message in peer_message
-        assert "rank 1" not in message
-    assert elapsed < 5
-    assert np.frombuffer(result_0, np.int32).tolist() == [0, 1, 100, 101]
-    assert np.frombuffer(result_1, np.int32).tolist() == [2, 3, 102, 103]
 
 
 def call_core(communicator: Communicator) -> list[Outcome]:

@@ -1,4 +1,4 @@
-"""The functions with paddle.distributed's signatures against the reference, every dtype and operation."""
+"""Lists of tensors, errors and groups of the functions with paddle.distributed's signatures."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ import alltoallv.paddle as ap
 from alltoallv import Communicator
 from alltoallv._calls.regions import as_bytes
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.paddle.tensors import _NAMES, allocate, region
+from alltoallv.paddle.tensors import allocate, region
 from alltoallv.testing import Ranks, golden, reference
 
-DTYPES = [name for name in _NAMES.values() if not name.startswith("uint") or name == "uint8"]
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-REDUCED = [name for name in DTYPES if not name.startswith(("float8", "complex"))]
 COUNTS = [2, 0, 5]  # rows that each rank gives or gets
 
 
@@ -42,42 +39,28 @@ def same(tensor: paddle.Tensor, expected: np.ndarray[Any, Any]) -> bool:
     return as_bytes(region(tensor)).tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_every_function(ranks: Ranks, size: int) -> None:
+@pytest.mark.parametrize("size", [1, 3])
+def test_lists_of_tensors(ranks: Ranks, size: int) -> None:
+    """Uneven ones, and empty ones that are filled; tests/matrix has the rest."""
+
     def check(comm: Communicator) -> None:
         r, counts = comm.rank, COUNTS[:size]
-        for number, dtype in enumerate(DTYPES):
+        for number, dtype in enumerate(("float32", "bfloat16", "int64")):
             later: dict[str, Any] = {"group": comm, "sync_op": bool(number % 2)}
             uneven, even = inputs_of(dtype, counts), inputs_of(dtype, [size] * size)
-            outs, made, whole = [filled(n, dtype) for n in counts], [], filled(size * size, dtype)
+            outs, made = [filled(n, dtype) for n in counts], []
             assert ap.all_gather(outs, to_paddle(uneven[r]), **later).wait()
             assert all(map(same, outs, uneven)), dtype
             assert ap.all_gather(made, to_paddle(even[r]), **later).wait()
             assert all(map(same, made, even)), dtype
-            assert ap.all_gather(whole, to_paddle(even[r]), **later).wait()
-            assert same(whole, np.concatenate(even)), dtype
-            for src in range(size):
-                x = to_paddle(even[r])
-                assert ap.broadcast(x, src, **later).wait()
-                assert same(x, even[src]), dtype
-        for number, (dtype, op) in enumerate((d, o) for d in REDUCED for o in OPS if o != "avg" or d in FLOATS):
-            later = {"group": comm, "sync_op": bool(number % 2), "op": OPS[op]}
-            even, whole = inputs_of(dtype, [size] * size), inputs_of(dtype, [sum(counts)] * size)
-            x = to_paddle(even[r])
-            assert ap.all_reduce(x, **later).wait()
-            assert same(x, reference.all_reduce(even, op)[r]), (dtype, op)
+            whole = inputs_of(dtype, [sum(counts)] * size)
             out, parts = filled(counts[r], dtype), np.split(whole[r], np.cumsum(counts)[:-1])
-            assert ap.reduce_scatter(out, [to_paddle(part) for part in parts], **later).wait()
-            assert same(out, reference.reduce_scatter(whole, op, counts)[r]), (dtype, op)
-            out = filled(1, dtype)
-            assert ap.reduce_scatter(out, to_paddle(even[r]), **later).wait()
-            assert same(out, reference.reduce_scatter(even, op)[r]), (dtype, op)
-        assert ap.barrier(comm) is None
+            assert ap.reduce_scatter(out, [to_paddle(part) for part in parts], ReduceOp.MAX, **later).wait()
+            assert same(out, reference.reduce_scatter(whole, "max", counts)[r]), dtype
 
     ranks(size)(check)
 
 
-OPS = {name.lower(): getattr(ReduceOp, name) for name in ("SUM", "AVG", "MIN", "MAX", "PROD")}
 PARAM, TENSOR = InvalidParamError, InvalidTensorError
 
 

@@ -44,31 +44,6 @@ def problem(seed: int, size: int, dtype: str, tail: tuple[int, ...] = ()) -> tup
     return counts, [x.astype(np.uint8) for x in inputs]
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_every_dtype(ranks: Ranks, size: int) -> None:
-    def check(comm: Communicator) -> None:
-        r = comm.rank
-        for seed, dtype in enumerate(DTYPES):
-            counts, inputs = problem(seed, size, dtype, (3,))
-            expected = reference.all_to_all_v(inputs, counts)[r].reshape(-1)
-            x, sends, recvs = made(inputs[r], dtype), counts[r].tolist(), counts[:, r].tolist()
-            results = [
-                ap.all_to_all_v(x, sends, recvs, unit="row", group=comm),
-                ap.all_to_all_v(x, paddle.to_tensor(sends), unit="row", group=comm),
-                ap.all_to_all_v(x, [3 * n for n in sends], unit="element", group=comm),
-            ]
-            out = allocate((sum(recvs), 3), dtype)
-            task = ap.alltoall_single(x, out, sends, recvs, group=comm, sync_op=bool(seed % 2))
-            task.wait()
-            learnt = ap.all_to_all_v(x, sends, unit="row", group=comm, async_op=True)[1]
-            for y in (*results, out, learnt.result()):
-                assert np.array_equal(bits(y, dtype).reshape(-1)[: expected.size], expected), dtype
-                assert y.size == 3 * sum(recvs)
-            assert ap.exchange_counts(sends, comm).tolist() == recvs
-
-    ranks(size)(check)
-
-
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([2, 3]))
 def test_regions_anywhere(ranks: Ranks, seed: int, size: int) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import numpy as np
 import paddle
 import paddle.distributed as dist
 import pytest
-from test_paddle_collectives import DTYPES, FLOATS, filled, inputs_of, same, to_paddle
+from test_paddle_collectives import filled, inputs_of, same, to_paddle
 
 import alltoallv.paddle as ap
 from alltoallv import Communicator
@@ -31,12 +30,14 @@ def test_signatures_are_paddles(name: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_roots_in_every_dtype(ranks: Ranks, size: int) -> None:
+def test_lists_of_tensors_at_a_root(ranks: Ranks, size: int) -> None:
+    """Uneven ones, and an empty one that is filled; tests/matrix has the rest."""
+
     def check(comm: Communicator) -> None:
-        r, rows = comm.rank, [2, 0, 5][:size]
-        for number, dtype in enumerate(DTYPES):
+        r, rows, root = comm.rank, [2, 0, 5][:size], size - 1
+        for number, dtype in enumerate(("float32", "bfloat16", "int64")):
             later: dict[str, Any] = {"group": comm, "sync_op": bool(number % 2)}
-            root, parts, even = number % size, inputs_of(dtype, rows), inputs_of(dtype, [3] * size)
+            parts, even = inputs_of(dtype, rows), inputs_of(dtype, [3] * size)
             outs = [filled(n, dtype) for n in rows] if r == root else None
             assert ap.gather(to_paddle(parts[r]), outs, root, **later).wait()
             made: list[paddle.Tensor] = []
@@ -48,11 +49,6 @@ def test_roots_in_every_dtype(ranks: Ranks, size: int) -> None:
             out = filled(rows[r], dtype)
             assert ap.scatter(out, [to_paddle(x) for x in parts] if r == root else None, root, **later).wait()
             assert same(out, parts[r]), dtype
-        for dtype in (*FLOATS, "int32"):
-            xs = inputs_of(dtype, [3] * size)
-            x = to_paddle(xs[r])
-            assert ap.reduce(x, size - 1, dist.ReduceOp.MAX, group=comm).wait()
-            assert same(x, np.maximum.reduce(xs) if r == size - 1 else xs[r]), dtype
 
     ranks(size)(check)
 

@@ -14,7 +14,6 @@ from alltoallv import numpy as av
 from alltoallv.errors import (
     InvalidParamError,
     InvalidTensorError,
-    PeerLostError,
     PeerMismatchError,
 )
 from alltoallv.testing import Ranks
@@ -233,19 +232,6 @@ def test_feedback_belongs_to_its_owner(launch: Launch) -> None:
         assert state.state_dict() == {"error": None, "gather_error": None}
 
     launch(2, reduce)
-
-
-def test_lost_and_late_ranks(ranks: Ranks) -> None:
-    """A rank that aborts in the middle ends the communicator for all, as with every operator."""
-
-    def reduce(communicator: Communicator) -> None:
-        check_all_reduce(communicator, normal(np.random.default_rng(0), communicator.size, 1000))
-        if communicator.rank == 1:
-            communicator.abort("a test")
-        with pytest.raises(PeerLostError, match="a test"):
-            av.quantized_all_reduce(np.ones(100_000, F32), group=communicator)
-
-    ranks(3, threads=True)(reduce)
 
 
 def resident(what: str) -> int:

@@ -99,18 +99,6 @@ def test_environment(ranks):
     assert "EXTRA" not in ranks(2, communicator=False)(variables)[0]
 
 
-def test_detect_in_a_rank(ranks):
-    def look(rank, size):
-        from alltoallv.launch.detect import detect
-
-        found = detect()
-        return found.rank, found.size, found.launcher, found.job_id
-
-    found = ranks(2, communicator=False)(look)
-    assert [f[:3] for f in found] == [(0, 2, "alltoallv"), (1, 2, "alltoallv")]
-    assert found[0][3] == found[1][3]
-
-
 def test_directory_and_stdin(ranks, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = ranks(1, communicator=False)(lambda rank, size: (os.getcwd(), sys.stdin.read()))

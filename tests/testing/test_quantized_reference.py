@@ -184,12 +184,6 @@ def test_shared_scale_against_exact_arithmetic(ranks, per_channel, offset):
         assert (error <= 2.0**-8 * np.maximum(1, np.abs(exact))).all()
 
 
-def test_documented_example_of_atb():
-    x = np.arange(1, 17, dtype=np.int8)
-    for scale in (np.ones(1, np.float16), np.ones(16, np.float16)):
-        assert q.shared_scale_all_reduce([x, x], scale)[1].tolist() == list(range(2, 33, 2))
-
-
 def test_overflow_of_the_output_type():
     x = np.array([100, -100, 1], np.int8)
     scale = np.array([1000], F32)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
-from typing import Any
 
 import pytest
 import torch
@@ -92,37 +91,6 @@ def test_rows_that_come_back_in_pieces(ranks: Ranks) -> None:
             assert torch.equal(ours, whole)
 
     ranks(4)(check)
-
-
-def test_one_process_is_the_plain_formula(ranks: Ranks) -> None:
-    problem = Problem(4, 5, 3, torch.float64, torch.float64)
-    y, *_ = problem.run(Communicator.threads(1)[0], 0, problem.begins[-1])
-    for token in range(len(y)):
-        expected = sum(
-            problem.weights[token, j] * (problem.tokens[token] @ problem.matrices[problem.ids[token, j]])
-            for j in range(3)
-        )
-        assert torch.allclose(y[token], expected)
-
-
-def test_rows_counts_and_state(ranks: Ranks) -> None:
-    """Two ranks, three experts: 0 and 1 on rank 0, 2 on rank 1."""
-
-    def check(comm: Communicator) -> tuple[Any, ...]:
-        tokens = torch.arange(3.0)[:, None] + 10 * (comm.rank + 1)
-        ids = torch.tensor([[2, 0], [1, 0], [0, 2]], dtype=torch.int32)
-        weights = torch.arange(6.0).view(3, 2) + 100 * (comm.rank + 1)
-        rows, counts, state = at.nn.MoEDispatcher(3, comm).dispatch(tokens, ids, weights)
-        assert state.weights is not None
-        return rows.view(-1).tolist(), counts, state.weights.tolist(), state.sources.tolist(), state.experts.tolist()
-
-    first, second = ranks(2)(check)
-    assert first[0] == [10, 11, 12, 20, 21, 22, 11, 21]
-    assert first[1] == [6, 2]
-    assert first[2] == [101, 103, 104, 201, 203, 204, 102, 202]
-    assert first[3] == [0, 0, 0, 1, 1, 1, 0, 1]
-    assert first[4] == [0, 0, 0, 0, 0, 0, 1, 1]
-    assert second == ([10, 12, 20, 22], [4], [100, 105, 200, 205], [0, 0, 1, 1], [0, 0, 0, 0])
 
 
 def test_one_exchange_each_way(ranks: Ranks) -> None:
@@ -304,12 +272,6 @@ def test_outputs_of_another_length(ranks: Ranks) -> None:
         assert torch.equal(dispatcher.combine(rows, state), torch.ones(2, 3))
 
     ranks(2)(check)
-
-
-@pytest.mark.parametrize("number", [0, -1, 2.0, "8"])
-def test_number_of_experts(number: Any) -> None:
-    with pytest.raises(InvalidParamError, match="num_experts"):
-        at.nn.MoEDispatcher(number)
 
 
 def test_experts_lie_in_blocks() -> None:

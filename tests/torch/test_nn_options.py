@@ -54,17 +54,6 @@ def test_the_bits_of_numpy(ranks: Ranks) -> None:
     ranks(2)(check)
 
 
-def test_codes_and_scales(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        given = problem(comm.rank)
-        codes, _, state = at.nn.MoEDispatcher(EXPERTS, comm, payload="int8", codes=True).dispatch(*given)
-        rows, _, _ = at.nn.MoEDispatcher(EXPERTS, comm, payload="int8").dispatch(*given)
-        assert codes.dtype == torch.int8
-        assert torch.equal(codes * state.scales[:, None], rows)
-
-    ranks(2)(check)
-
-
 @pytest.mark.parametrize("name", ["lightest", "elsewhere"])
 def test_gradients(ranks: Ranks, name: str) -> None:
     """First and second derivatives, by tokens and by gate weights."""

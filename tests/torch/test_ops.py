@@ -123,21 +123,6 @@ def test_gradients_of_global_scatter_and_gather(ranks: Ranks, size: int) -> None
     ranks(size)(check)
 
 
-def test_gaps_get_zeros_and_overlaps_add_up(ranks: Ranks) -> None:
-    """In numbers one can follow: both ranks send elements 1 and 2 to both."""
-
-    def check(comm: Communicator) -> list[float]:
-        x = torch.arange(4.0, requires_grad=True)
-        y = at.all_to_all_v(x, [2, 2], [2, 2], sdispls=[1, 1], rdispls=[1, 4], group=comm)
-        assert y.tolist() == [0, 1, 2, 0, 1, 2]
-        y.backward(torch.tensor([100.0, 1, 2, 100, 10, 20]) * (comm.rank + 1))
-        assert x.grad is not None
-        return x.grad.tolist()
-
-    # Rank 0 gets back entries 1 and 2 of both outputs, rank 1 entries 4 and 5.
-    assert ranks(2)(check) == [[0, 3, 6, 0], [0, 30, 60, 0]]
-
-
 class Log(TorchDispatchMode):
     """Keeps the names of all operators."""
 
@@ -213,13 +198,3 @@ def test_forward_mode_gradients_are_refused(ranks: Ranks, name: str) -> None:
                 CALLS[name](forward_ad.make_dual(x, torch.ones(4)) if comm.rank == 0 else x, comm)
 
     ranks(2)(check)
-
-
-def test_calls_that_nobody_watches_avoid_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    (comm,) = Communicator.threads(1)
-    monkeypatch.setattr(operators.all_reduce, "packet", None)
-    x = torch.ones(3, requires_grad=True)
-    at.functional.all_reduce(x, comm).sum().backward()
-    assert torch.equal(at.functional.all_reduce(torch.ones(3), comm), torch.ones(3))
-    with Log(), pytest.raises(TypeError, match="NoneType"):
-        at.functional.all_reduce(x, comm)

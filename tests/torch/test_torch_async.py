@@ -50,21 +50,6 @@ def test_returns_before_its_peers_come(ranks: Ranks) -> None:
     ranks(2)(check)
 
 
-def test_many_in_flight_and_sync_calls_behind_them(ranks: Ranks) -> None:
-    def check(comm: Communicator) -> None:
-        works = []
-        for n in range(100):
-            x = torch.full((2 * (n % 7),), 100.0 * comm.rank + n)
-            counts = [n % 7] * 2
-            works.append(at.all_to_all_v(x, counts, None if n % 3 == 0 else counts, group=comm, async_op=True)[1])
-        assert at.functional.all_reduce(torch.ones(3), comm).tolist() == [2, 2, 2]
-        assert all(work.wait(1) for work in works)  # as good as done: the sync call came after them
-        for n in (*range(50, 100), *range(50)):  # waited for in any order
-            assert works[n].result().tolist() == [n] * (n % 7) + [100 + n] * (n % 7)
-
-    ranks(2)(check)
-
-
 def test_futures(ranks: Ranks) -> None:
     def check(comm: Communicator) -> None:
         if comm.rank:
@@ -121,16 +106,9 @@ def test_they_are_released_when_done(ranks: Ranks) -> None:
     ranks(2)(check)
 
 
-@pytest.mark.parametrize("how", ["counts", "dtype", "operator"])
-def test_mismatches_surface_in_wait(ranks: Ranks, how: str) -> None:
+def test_mismatches_surface_in_wait(ranks: Ranks) -> None:
     def check(comm: Communicator) -> None:
-        odd = comm.rank == 1
-        x = torch.ones(2, dtype=torch.int32 if odd and how == "dtype" else torch.float32)
-        if odd and how == "operator":
-            work = at.all_to_all_single(torch.empty(2), x, group=comm, async_op=True)
-        else:
-            counts = [1, 2] if odd and how == "counts" else [1, 1]
-            work = at.all_to_all_v(x, [1, 1], counts, group=comm, async_op=True)[1]
+        work = at.all_to_all_v(torch.ones(2), [1, 1], [1, 1 + comm.rank], group=comm, async_op=True)[1]
         with pytest.raises(PeerMismatchError, match="rank 1"):
             work.wait()
         assert isinstance(work.exception(), PeerMismatchError)

@@ -75,11 +75,6 @@ def check(comm: Any) -> None:
     finished(at.barrier, group=comm, async_op=True)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_over_shared_memory(ranks: Ranks, size: int) -> None:
-    ranks(size)(check)
-
-
 @pytest.mark.parametrize("way", [views, staged])
 def test_over_an_engine(ranks: Ranks, tmp_path: Path, way: Any) -> None:
     def run(rank: int, size: int) -> None:

@@ -1,144 +1,19 @@
-"""Every function on every dtype, bit for bit what the reference says; groups of every kind."""
+"""Views of tensors, and groups of every kind; tests/matrix has the values of every dtype."""
 
 from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from backend_groups import joined
-from torch import Tensor
 
 import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv.errors import PeerMismatchError
-from alltoallv.testing import Ranks, reference
-from alltoallv.torch.api.tensors import _NAMES
-
-SIZES = pytest.mark.parametrize("size", [1, 2, 4])
-DTYPES = list(_NAMES)
-
-
-def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Random bits: NaNs with any payload among floats; true and false in bools."""
-    bits = torch.randint(0, 256, (*shape, dtype.itemsize), dtype=torch.uint8, generator=generator)
-    return (bits % 2 if dtype is torch.bool else bits).view(dtype).squeeze(-1)
-
-
-def as_bytes(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """The bits of all elements, shape ``[..., itemsize]``."""
-    return tensor.contiguous().unsqueeze(-1).view(torch.uint8).numpy()
-
-
-class Case:
-    """A random problem of all ranks, the same on each, and the reference's results."""
-
-    def __init__(self, size: int, dtype: torch.dtype, *, row: tuple[int, ...] = ()) -> None:
-        generator = torch.Generator().manual_seed(size)
-        self.counts = torch.randint(0, 5, (size, size), generator=generator)
-        self.counts[:, 0] = 0  # rank 0 receives nothing
-        self.received = self.counts.T
-        self.sdispls = torch.randint(0, 4, (size, size), generator=generator)  # overlaps and gaps
-        places = torch.stack([torch.randperm(size, generator=generator) for _ in range(size)])
-        self.rdispls = 6 * places + 1  # gaps, in any order
-        length = 6 * size + 2
-        self.packed = [random_tensor((int(row_.sum()), *row), dtype, generator) for row_ in self.counts]
-        self.inputs = [random_tensor((length, *row), dtype, generator) for _ in range(size)]
-        self.before = [random_tensor((length, *row), dtype, generator) for _ in range(size)]
-
-    def expected_packed(self, rank: int) -> np.ndarray[Any, Any]:
-        return reference.all_to_all_v([as_bytes(x) for x in self.packed], self.counts.numpy())[rank]
-
-    def expected_regions(self, rank: int, outputs: bool) -> np.ndarray[Any, Any]:
-        matrices = (matrix.numpy() for matrix in (self.counts, self.sdispls, self.received, self.rdispls))
-        arrays = [as_bytes(x) for x in self.inputs]
-        return reference.all_to_all_v(arrays, *matrices, [as_bytes(x) for x in self.before] if outputs else None)[rank]
-
-
-def equal(tensor: Tensor, expected: np.ndarray[Any, Any]) -> bool:
-    return np.array_equal(as_bytes(tensor), expected)
-
-
-@SIZES
-def test_all_to_all_v_on_every_dtype(ranks: Ranks, size: int) -> None:
-    def check(comm: Communicator) -> None:
-        r = comm.rank
-        for dtype in DTYPES:
-            for unit, row in (("element", ()), ("row", (3,)), ("row", (2, 1, 2))):
-                case = Case(size, dtype, row=row)
-                counts, received = case.counts[r].tolist(), case.received[r].tolist()
-                expected = case.expected_packed(r)
-                for y in (
-                    at.all_to_all_v(case.packed[r], counts, received, unit=unit, group=comm),
-                    at.all_to_all_v(case.packed[r], counts, unit=unit, group=comm),
-                    at.all_to_all_v(case.packed[r], case.counts[r], case.received[r], unit=unit, group=comm),
-                ):
-                    assert y.dtype == dtype
-                    assert equal(y, expected)
-                where = {"sdispls": case.sdispls[r], "rdispls": case.rdispls[r].tolist(), "unit": unit, "group": comm}
-                y = at.all_to_all_v(case.inputs[r], counts, received, **where)
-                assert len(y) == max((d + n for d, n in zip(where["rdispls"], received, strict=True) if n), default=0)
-                assert equal(y, case.expected_regions(r, False)[: len(y)])  # gaps are zero
-                out = case.before[r].clone()
-                assert at.all_to_all_v(case.inputs[r], counts, received, out=out, **where) is out
-                assert equal(out, case.expected_regions(r, True))  # gaps keep their values
-
-    ranks(size)(check)
-
-
-@SIZES
-def test_functions_of_torch_on_every_dtype(ranks: Ranks, size: int) -> None:
-    def check(comm: Communicator) -> None:
-        r = comm.rank
-        for dtype in DTYPES:
-            case = Case(size, dtype, row=(2,))
-            expected = case.expected_packed(r)
-            sends, recvs = case.counts[r].tolist(), case.received[r].tolist()
-            output = torch.zeros(sum(recvs), 2, dtype=dtype)
-            assert at.all_to_all_single(output, case.packed[r], recvs, sends, comm) is None
-            assert equal(output, expected)
-            assert equal(at.functional.all_to_all_single(case.packed[r], recvs, sends, comm), expected)
-
-            outputs = [torch.zeros(n, 2, dtype=dtype) for n in recvs]
-            assert at.all_to_all(outputs, list(case.packed[r].split(sends)), comm) is None
-            assert equal(torch.cat(outputs), expected)
-
-            gathered = torch.zeros(size * len(case.inputs[r]), 2, dtype=dtype)
-            assert at.all_gather_into_tensor(gathered, case.inputs[r], comm) is None
-            whole = np.concatenate([as_bytes(x) for x in case.inputs])
-            assert equal(gathered, whole)
-            stacked = torch.zeros(size, *case.inputs[r].shape, dtype=dtype)
-            at.all_gather_into_tensor(stacked, case.inputs[r], comm)
-            assert equal(stacked.view_as(gathered), whole)
-            assert equal(at.functional.all_gather(case.inputs[r], comm), whole)
-
-    ranks(size)(check)
-
-
-@SIZES
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int32])
-def test_reductions(ranks: Ranks, size: int, dtype: torch.dtype) -> None:
-    """Summed in the order of ranks, for an uneven number of elements too; identical bits on all ranks."""
-
-    def check(comm: Communicator) -> None:
-        generator = torch.Generator().manual_seed(3)
-        inputs = [(100 * torch.randn(4 * size, 5, generator=generator)).to(dtype) for _ in range(size)]
-        wide = torch.float32 if dtype.itemsize == 2 else dtype
-        total = inputs[0].to(wide)
-        for x in inputs[1:]:
-            total = total + x.to(wide)
-        total = total.to(dtype)
-        mine = inputs[comm.rank]
-        assert torch.equal(at.functional.all_reduce(mine, comm), total)
-        assert torch.equal(at.functional.all_reduce(mine[:3, :1], comm), total[:3, :1])
-        part = at.functional.reduce_scatter(mine, comm)
-        assert torch.equal(part, total[4 * comm.rank : 4 * comm.rank + 4])
-
-    ranks(size)(check)
+from alltoallv.testing import Ranks
 
 
 def test_views(ranks: Ranks) -> None:

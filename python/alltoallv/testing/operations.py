@@ -71,6 +71,9 @@ def _exchange(comm: Communicator, tensor: Callable[[Array], Any], array: Callabl
         ((x, tensor(np.zeros((1, sum(recvs)), np.int32))), 13, "the dtype of the output is int32, expected float32"),
         ((x, tensor(np.zeros((sum(recvs), 2), np.float32)).T[:1]), 1, "out is not contiguous and writable"),
         ((x, tensor(np.zeros((1, sum(recvs) + 1), np.float32))), 8, "the output has shape"),
+        ((tensor(array(x)[:0]), None), 9, "expected positive dimensions"),
+        ((tensor(array(x).reshape(-1, *[1] * 8)), None), 8, "9 dimensions, expected 1 to 8"),
+        ((tensor(array(x)[:1]), None), 1, "expected at most 1, the elements of the input"),
     ]
     for (given, target), code, message in wrong:
         with pytest.raises(AllToAllVError, match=message) as caught:

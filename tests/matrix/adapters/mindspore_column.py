@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from column import Array, Column, Row
 from wrong import GOOD, LISTS
+
+from alltoallv.testing.golden import DTYPES, dtype_of
 
 
 def _gathered(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -23,6 +26,7 @@ def _parts(tensor: Any) -> Any:
 
 class MindsporeColumn(Column):
     name, module, package = "mindspore", "alltoallv.mindspore", "mindspore"
+    dtypes = tuple(name for name in DTYPES if not name.startswith("float8"))
     rows = {
         "all_reduce": Row("all_reduce", {"input": "tensor"}, "input"),
         "broadcast": Row("broadcast", {"array": "tensor", "root": "src"}, "array"),
@@ -51,9 +55,15 @@ class MindsporeColumn(Column):
     def tensor(self, array: Array) -> Any:
         import mindspore as ms
 
+        if array.dtype.name == "bfloat16":
+            return ms.Tensor(array.astype("float32")).astype(ms.bfloat16)
         return ms.Tensor(array.copy())
 
     def array(self, tensor: Any) -> Array:
+        import mindspore as ms
+
+        if tensor.dtype == ms.bfloat16:
+            return np.asarray(tensor.astype(ms.float32).asnumpy().astype(dtype_of("bfloat16")))
         array: Array = tensor.asnumpy().copy()
         return array
 

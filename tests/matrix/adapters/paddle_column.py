@@ -12,6 +12,9 @@ from column import Array, Column, Row
 from right import A, S, V
 from wrong import PARAM, TENSOR, bad
 
+from alltoallv._calls.regions import as_bytes
+from alltoallv.testing.golden import dtype_of
+
 
 def _synchronous(arguments: dict[str, Any]) -> dict[str, Any]:
     changed = dict(arguments)
@@ -55,6 +58,10 @@ def with_gradient(paddle: Any) -> Any:
 
 class PaddleColumn(Column):
     name, module, package = "paddle", "alltoallv.paddle", "paddle"
+    dtypes = (
+        *("bool", "int8", "uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"),
+        *("complex64", "complex128", "float8_e4m3fn", "float8_e5m2"),
+    )
     returns_handles = True
     rows = {
         "all_to_all_single": Row(
@@ -121,11 +128,20 @@ class PaddleColumn(Column):
     def tensor(self, array: Array) -> Any:
         import paddle
 
-        return paddle.to_tensor(array)
+        from alltoallv.paddle.tensors import region
+
+        if not array.dtype.name.startswith(("bfloat", "float8")):
+            return paddle.to_tensor(array)
+        tensor = self.functions.empty(array.shape, getattr(paddle, array.dtype.name))
+        as_bytes(region(tensor))[...] = np.frombuffer(array.tobytes(), np.uint8)
+        return tensor
 
     def array(self, tensor: Any) -> Array:
-        array: Array = tensor.numpy().copy()
-        return array
+        from alltoallv.paddle.tensors import core_name, region
+
+        tensor = tensor.detach().contiguous()
+        data: Array = as_bytes(region(tensor)).copy().view(dtype_of(core_name(tensor.dtype)))
+        return data.reshape(tensor.shape)
 
     def gradient(self, function: Callable[[Any], Any], x: Any) -> Any:
         x.stop_gradient = False

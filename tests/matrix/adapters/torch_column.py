@@ -11,6 +11,8 @@ from column import Array, Column, Row
 from right import A, V
 from wrong import LISTS, PARAM, TENSOR, bad
 
+from alltoallv.testing.golden import DTYPES, dtype_of
+
 DIFFERENT = "Invalid usage of tensors with different dtypes"
 SAME_DTYPES = (
     "all_to_all_single: output: dtypes",
@@ -49,6 +51,7 @@ def only(function: str, what: str, error: str, text: str, **mistake: Callable[[A
 
 class TorchColumn(Column):
     name, module, package = "torch", "alltoallv.torch", "torch"
+    dtypes = tuple(name for name in DTYPES if name not in ("float8_e4m3", "float8_e3m4", "float8_e4m3b11fnuz"))
     rows = {
         "all_reduce": Row("all_reduce", {"input": "tensor"}, "input", _reduced),
         "broadcast": Row("broadcast", {"array": "tensor", "root": "src"}, "array"),
@@ -88,11 +91,15 @@ class TorchColumn(Column):
     def tensor(self, array: Array) -> Any:
         import torch
 
-        return torch.tensor(array)
+        dtype = getattr(torch, array.dtype.name)
+        data = bytearray(array.tobytes())
+        return torch.frombuffer(data, dtype=dtype).view(array.shape) if data else torch.empty(array.shape, dtype=dtype)
 
     def array(self, tensor: Any) -> Array:
-        array: Array = tensor.detach().clone().numpy()
-        return array
+        import torch
+
+        data: Array = tensor.detach().clone().contiguous().view(-1).view(torch.uint8).numpy()
+        return data.view(dtype_of(str(tensor.dtype).removeprefix("torch."))).reshape(tensor.shape)
 
     def gradient(self, function: Callable[[Any], Any], x: Any) -> Any:
         x.requires_grad_()
