@@ -31,6 +31,7 @@ _KEPT = {
     "_local_scalar_dense", "record_stream", "is_pinned", "_pin_memory", "copy_",
 }  # fmt: skip
 
+_PLAIN = {int, float, bool, str, type(None), torch.dtype}  # arguments that are the same on the host
 _CPU = torch.device("cpu")
 _MOST_HOSTS = 10_000
 
@@ -203,7 +204,7 @@ def on_host(operator: Any) -> Callable[..., Any]:
                 return value
             return views[id(value)][1] if id(value) in views else _to_npu(value, device)
 
-        host_args = [_mapped(to_host, value) for value in args]
+        host_args = [value if type(value) in _PLAIN else _mapped(to_host, value) for value in args]
         host_kwargs = {name: _mapped(to_host, value) for name, value in kwargs.items()}
         _mapped(to_host, targets)
         # Results go where an argument asks for, else where the tensors are.

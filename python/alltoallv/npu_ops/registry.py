@@ -77,6 +77,8 @@ class Operator:
         self._takes = set(inspect.signature(formula.function).parameters)
         self._defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
         self._tensors = {a.name: str(a.type) in ("Tensor", "Optional[Tensor]") for a in schema.arguments}
+        ignored = self._tensors if "*" in formula.ignores else formula.ignores
+        self._not_covered = [a for a in self._tensors if a not in self._takes and a not in ignored]
         unknown = self._takes - {a.name for a in schema.arguments}
         if unknown:
             raise TypeError(f"npu::{name} has no argument {', '.join(sorted(unknown))}")
@@ -96,11 +98,11 @@ class Operator:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = self._defaults | dict(zip(self._tensors, args, strict=False)) | kwargs
         try:
-            for argument, value in given.items():
-                if argument not in self._takes and not {argument, "*"} & self._formula.ignores:
-                    default = self._defaults.get(argument)
-                    same = value is default or (not isinstance(value, torch.Tensor) and value == default)
-                    expect(same, argument, value, f"{default}")
+            for argument in self._not_covered:
+                default = self._defaults.get(argument)
+                value = given.get(argument, default)
+                same = value is default or (not isinstance(value, torch.Tensor) and value == default)
+                expect(same, argument, value, f"{default}")
             taken = {argument: value for argument, value in given.items() if argument in self._takes}
             return self._formula.function(**taken)
         except (Refused, InvalidParamError) as error:
