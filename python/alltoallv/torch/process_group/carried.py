@@ -20,7 +20,7 @@ from alltoallv.torch.api.collectives import MOVABLE
 from alltoallv.torch.api.declaration import NO_TERMS, Collective, Terms
 from alltoallv.torch.api.tensors import PLAIN
 from alltoallv.torch.process_group.group import EngineGroup, device_kind
-from alltoallv.torch.process_group.work import BackendWork, MessageWork, WorkList, callbacks, in_turn
+from alltoallv.torch.process_group.work import BackendWork, Futures, MessageWork, WorkList, callbacks, in_turn
 
 _UNSET = timedelta(0)  # a timeout of it, or of less, is the group's
 
@@ -72,7 +72,10 @@ class CarriedGroup(EngineGroup):
         try:
             made = row.at_once(comm.core, outs, ins, terms, limit, async_op) if row.at_once is not None else None
             if made is not None:
-                return self._started(BackendWork(made[1], [made[0]], (outs, ins), self)) if async_op else None
+                if not async_op:
+                    return None
+                work = BackendWork(made[1], [made[0]], (outs, ins), self._pending, self._futures)
+                return self._started(work)
             if not (self._carries(outs) and self._carries(ins)):
                 return self._hand_over(method, *given, opts)
             with guard(comm, row.operator):
@@ -80,7 +83,7 @@ class CarriedGroup(EngineGroup):
         except (InvalidParamError, InvalidTensorError) as error:
             raise _as_torch(error, row.operator, comm) from None
         if async_op:
-            return self._started(_work(BackendWork, operation, limit, self))
+            return self._started(self._begun(BackendWork, operation, limit, self._futures))
         operation.run(limit)
         return None
 
@@ -88,10 +91,14 @@ class CarriedGroup(EngineGroup):
         """Begins a message. Errors of its arguments are this rank's alone."""
         comm = self.communicator
         try:
-            work = _work(MessageWork, prepare(comm), self._limit(), self)
+            work = self._begun(MessageWork, prepare(comm), self._limit(), self._message_futures)
         except (InvalidParamError, InvalidTensorError) as error:
             raise _as_torch(error, name, comm) from None
         return self._started(work)
+
+    def _begun(self, kind: type[BackendWork], operation: Operation, limit: float, futures: Futures) -> BackendWork:
+        finish = operation.finish if operation.copies else None
+        return kind(operation.start(limit), operation.result, operation.keep, self._pending, futures, finish)
 
     def _started(self, work: BackendWork) -> TorchWork:
         for other in tuple(self._pending):  # which nobody has waited for
@@ -124,11 +131,6 @@ class CarriedGroup(EngineGroup):
     def _all(self, works: list[TorchWork | None]) -> TorchWork:
         begun = [work for work in works if work is not None]
         return begun[0] if len(begun) == 1 else WorkList(begun)
-
-
-def _work(kind: type[BackendWork], operation: Operation, limit: float, group: CarriedGroup) -> BackendWork:
-    finish = operation.finish if operation.copies else None
-    return kind(operation.start(limit), operation.result, operation.keep, group, finish)
 
 
 def _as_torch(error: InvalidParamError | InvalidTensorError, name: str, comm: Communicator) -> Exception:

@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,31 +28,29 @@ _TURN_SECONDS = 10.0  # for an earlier callback, which may itself wait for a lat
 callbacks: dict[int, tuple[Futures, _Place]] = {}  # by thread: of the future whose callbacks it runs
 
 
-class _Group(Protocol):
-    """What a work needs of its group: who completes its futures, and the works that it holds until they have ended."""
-
-    _futures: Futures
-    _message_futures: Futures
-    _pending: set[BackendWork]
-
-
 class BackendWork(TorchWork):
     """A call under way.
 
     ``finish`` copies results to where the caller wants them, in the thread that first sees the call done. The tensors
-    of ``keep`` live until then.
+    of ``keep`` live until then, and the work leaves its group's ``pending``; ``futures`` completes its futures.
     """
 
-    __slots__ = "_call", "_finish", "_group", "_keep", "_lock", "_result"
+    __slots__ = "_call", "_finish", "_futures", "_keep", "_lock", "_pending", "_result"
 
     def __init__(
-        self, call: Pending, result: Result, keep: object, group: _Group, finish: Callable[[], None] | None = None
+        self,
+        call: Pending,
+        result: Result,
+        keep: object,
+        pending: set[BackendWork],
+        futures: Futures,
+        finish: Callable[[], None] | None = None,
     ) -> None:
         TorchWork.__init__(self)  # half the time of super()
         self._call = call
         self._result = result
         self._keep = keep
-        self._group = group
+        self._pending, self._futures = pending, futures
         self._finish = finish
         self._lock = threading.Lock()
 
@@ -76,7 +74,7 @@ class BackendWork(TorchWork):
                     self._finish()
                     self._finish = None
         self._keep = None
-        self._group._pending.discard(self)
+        self._pending.discard(self)
 
     def ended(self) -> bool:
         """True once the call has succeeded or failed."""
@@ -119,11 +117,8 @@ class BackendWork(TorchWork):
         if self.ended():
             self.complete(outcome)
         else:
-            self._futures().add(self, outcome)
+            self._futures.add(self, outcome)
         return future
-
-    def _futures(self) -> Futures:
-        return self._group._futures
 
     def complete(self, outcome: torch.futures.Future[Any]) -> None:
         """Waits, and sets the result or the error as the value."""
@@ -137,9 +132,6 @@ class MessageWork(BackendWork):
     """A message under way."""
 
     __slots__ = ()
-
-    def _futures(self) -> Futures:
-        return self._group._message_futures
 
     def _source_rank(self) -> int:
         """The rank in the group that a received message has come from."""
