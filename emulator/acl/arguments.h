@@ -1,5 +1,4 @@
-/// \file arguments.h
-/// \brief What the ACL functions share: checks of pointers, and the body of a function.
+// What the ACL functions share: checks of pointers, and the body of a function.
 #pragma once
 
 #include <string>

@@ -1,5 +1,4 @@
-/// \file tensor.h
-/// \brief What ACL's opaque descriptions of tensors, buffers and attributes hold here.
+// What ACL's opaque descriptions of tensors, buffers and attributes hold here.
 #pragma once
 
 #include <map>

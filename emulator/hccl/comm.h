@@ -1,5 +1,4 @@
-/// \file comm.h
-/// \brief An emulated HCCL communicator: ours over shared memory, and what HCCL keeps beside it.
+// An emulated HCCL communicator: ours over shared memory, and what HCCL keeps beside it.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,4 @@
-/// \file launch.h
-/// \brief What all collectives share: checks when called, agreement of the ranks and the work itself on the stream.
+// What all collectives share: checks when called, agreement of the ranks and the work itself on the stream.
 #pragma once
 
 #include <cstring>

@@ -1,5 +1,4 @@
-/// \file rank_table.h
-/// \brief What the emulator reads of a rank table: how many ranks there are, and that they are well formed.
+// What the emulator reads of a rank table: how many ranks there are, and that they are well formed.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-/// \file types.h
-/// \brief HCCL's element types and reductions in the core's terms.
+// HCCL's element types and reductions in the core's terms.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,4 @@
-/// \file device.h
-/// \brief Devices, contexts, and which of them a thread uses.
+// Devices, contexts, and which of them a thread uses.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-/// \file event.h
-/// \brief Events: what a stream passes by, for others to wait for.
+// Events: what a stream passes by, for others to wait for.
 #pragma once
 
 #include <chrono>

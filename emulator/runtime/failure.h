@@ -1,5 +1,4 @@
-/// \file failure.h
-/// \brief How functions of the emulator fail: a number, and a message that names the function.
+// How functions of the emulator fail: a number, and a message that names the function.
 #pragma once
 
 #include <stdexcept>

@@ -1,9 +1,8 @@
-/// \file faults.h
-/// \brief Misbehaviour on request.
-///
-/// Rules are separated by semicolons: FUNCTION[@RANK][#CALL]=ACTION[:NUMBER]. FUNCTION may end in '*'. RANK is the
-/// process's; CALL counts the function's calls in this process from 1. Without them a rule holds on every rank and for
-/// every call. Examples: "HcclAlltoAllV=zeros", "HcclAllReduce@1#3=fail:4", "HcclCommInitRootInfoConfig@2=die".
+// Misbehaviour on request.
+//
+// Rules are separated by semicolons: FUNCTION[@RANK][#CALL]=ACTION[:NUMBER]. FUNCTION may end in '*'. RANK is the
+// process's; CALL counts the function's calls in this process from 1. Without them a rule holds on every rank and for
+// every call. Examples: "HcclAlltoAllV=zeros", "HcclAllReduce@1#3=fail:4", "HcclCommInitRootInfoConfig@2=die".
 #pragma once
 
 #include <optional>

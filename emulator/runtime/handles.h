@@ -1,5 +1,4 @@
-/// \file handles.h
-/// \brief Opaque handles: never null, never a pointer to anything, never given out twice.
+// Opaque handles: never null, never a pointer to anything, never given out twice.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-/// \file memory.h
-/// \brief Memory of the emulated devices and pinned host memory: host memory whose bounds are known.
+// Memory of the emulated devices and pinned host memory: host memory whose bounds are known.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,4 @@
-/// \file settings.h
-/// \brief The emulator's switches: environment variables, or AlltoallvEmulatorSet at run time.
+// The emulator's switches: environment variables, or AlltoallvEmulatorSet at run time.
 #pragma once
 
 #include <atomic>

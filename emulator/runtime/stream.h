@@ -1,7 +1,6 @@
-/// \file stream.h
-/// \brief Streams: a thread each, which runs tasks one after the other, later than the call that queued them.
-///
-/// A thread that waits for a stream runs tasks that have not begun itself.
+// Streams: a thread each, which runs tasks one after the other, later than the call that queued them.
+//
+// A thread that waits for a stream runs tasks that have not begun itself.
 #pragma once
 
 #include <atomic>

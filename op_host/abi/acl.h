@@ -1,8 +1,7 @@
-/// \file acl.h
-/// \brief The part of the ACL runtime's C ABI (libascendcl.so) that the package calls or the emulator gives a meaning.
-///
-/// Declarations of our own, from facts about the interface; tests/emulator compares them with the headers that the
-/// torch_npu wheel ships. Handles are opaque; enumerators without a use here are left out.
+// The part of the ACL runtime's C ABI (libascendcl.so) that the package calls or the emulator gives a meaning.
+//
+// Declarations of our own, from facts about the interface; tests/emulator compares them with the headers that the
+// torch_npu wheel ships. Handles are opaque; enumerators without a use here are left out.
 #pragma once
 
 #include <cstddef>

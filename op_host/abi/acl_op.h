@@ -1,6 +1,5 @@
-/// \file acl_op.h
-/// \brief The part of ACL's C ABI with which programs run single operators: descriptions of tensors, buffers,
-/// attributes, and the call itself (libacl_op_compiler.so). Only the emulator uses it.
+// The part of ACL's C ABI with which programs run single operators: descriptions of tensors, buffers,
+// attributes, and the call itself (libacl_op_compiler.so). Only the emulator uses it.
 #pragma once
 
 #include "abi/acl.h"

@@ -1,8 +1,7 @@
-/// \file dlpack.h
-/// \brief The C ABI of DLPack 1: a tensor, and the table of functions that a framework's tensor type carries as
-/// `__dlpack_c_exchange_api__` (https://dmlc.github.io/dlpack/latest/c_api.html).
-///
-/// Declarations of our own, of what we use.
+// The C ABI of DLPack 1: a tensor, and the table of functions that a framework's tensor type carries as
+// `__dlpack_c_exchange_api__` (https://dmlc.github.io/dlpack/latest/c_api.html).
+//
+// Declarations of our own, of what we use.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,7 @@
-/// \file hccl.h
-/// \brief The C ABI of HCCL (libhccl.so): communicators, collectives, send and receive.
-///
-/// Declarations of our own, from facts about the interface; tests/emulator compares them with the headers that the
-/// torch_npu wheel ships. Counts and displacements are host arrays of uint64, in elements.
+// The C ABI of HCCL (libhccl.so): communicators, collectives, send and receive.
+//
+// Declarations of our own, from facts about the interface; tests/emulator compares them with the headers that the
+// torch_npu wheel ships. Counts and displacements are host arrays of uint64, in elements.
 #pragma once
 
 #include <cstddef>

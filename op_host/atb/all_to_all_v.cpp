@@ -1,5 +1,4 @@
-/// \file all_to_all_v.cpp
-/// \brief Tensor checks in ATB's order, and the plan that hands an exchange to the communicator.
+// Tensor checks in ATB's order, and the plan that hands an exchange to the communicator.
 #include "atb/all_to_all_v.h"
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-/// \file all_to_all_v.h
-/// \brief The ATB-shaped AllToAllV operator: infer shape, setup, execute.
+// The ATB-shaped AllToAllV operator: infer shape, setup, execute.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,4 @@
-/// \file all_to_all_v_param.h
-/// \brief Parameters of the ATB-shaped AllToAllV operator.
+// Parameters of the ATB-shaped AllToAllV operator.
 #pragma once
 
 #include <array>

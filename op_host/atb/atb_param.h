@@ -1,9 +1,8 @@
-/// \file atb_param.h
-/// \brief Our param from Huawei's `atb::infer::AllToAllVParam`, field by field, for programs that have ATB.
-///
-/// A template: ATB is needed only where it is used.
-///
-///     alltoallv::AllToAllVOperation operation(alltoallv::from_atb(param), device, connect);
+// Our param from Huawei's `atb::infer::AllToAllVParam`, field by field, for programs that have ATB.
+//
+// A template: ATB is needed only where it is used.
+//
+//     alltoallv::AllToAllVOperation operation(alltoallv::from_atb(param), device, connect);
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-/// \file checks.cpp
-/// \brief Create checks in ATB's order.
+// Create checks in ATB's order.
 #include "atb/checks.h"
 
 #include <algorithm>

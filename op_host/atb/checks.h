@@ -1,5 +1,4 @@
-/// \file checks.h
-/// \brief ATB's checks of one rank's own param.
+// ATB's checks of one rank's own param.
 #pragma once
 
 #include <cstdint>

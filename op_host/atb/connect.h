@@ -1,5 +1,4 @@
-/// \file connect.h
-/// \brief How an operation gets its communicator: by a function that its owner supplies.
+// How an operation gets its communicator: by a function that its owner supplies.
 #pragma once
 
 #include <functional>

@@ -1,6 +1,5 @@
-/// \file member.h
-/// \brief What every ATB-shaped operation does as one rank of several: connects at its first need, and tells the peers
-/// of a failure.
+// What every ATB-shaped operation does as one rank of several: connects at its first need, and tells the peers
+// of a failure.
 #pragma once
 
 #include <mutex>

@@ -1,6 +1,5 @@
-/// \file quant_all_reduce.h
-/// \brief The ATB-shaped quantized AllReduce: int8 with a scale and an offset that all ranks share, float16 out; and,
-/// as an extension, floats that every rank quantizes by scales of its own.
+// The ATB-shaped quantized AllReduce: int8 with a scale and an offset that all ranks share, float16 out; and,
+// as an extension, floats that every rank quantizes by scales of its own.
 #pragma once
 
 #include <cstdint>

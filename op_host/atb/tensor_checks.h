@@ -1,5 +1,4 @@
-/// \file tensor_checks.h
-/// \brief What every ATB-shaped operation checks of its tensors, with ATB's codes.
+// What every ATB-shaped operation checks of its tensors, with ATB's codes.
 #pragma once
 
 #include <cstdint>

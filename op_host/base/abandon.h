@@ -1,5 +1,4 @@
-/// \file abandon.h
-/// \brief What a forked child has inherited and can neither use nor take down.
+// What a forked child has inherited and can neither use nor take down.
 #pragma once
 
 #include <memory>

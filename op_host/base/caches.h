@@ -1,5 +1,4 @@
-/// \file caches.h
-/// \brief How much the processors can cache: data that outgrow it are better written past the caches.
+// How much the processors can cache: data that outgrow it are better written past the caches.
 #pragma once
 
 #include <cstddef>

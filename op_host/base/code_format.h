@@ -1,5 +1,4 @@
-/// \file code_format.h
-/// \brief What elements become in a quantized collective: the one table of formats.
+// What elements become in a quantized collective: the one table of formats.
 #pragma once
 
 #include <array>

@@ -1,5 +1,4 @@
-/// \file dtype.h
-/// \brief Element types that the operators move, and what else can be done with each: the one table of them.
+// Element types that the operators move, and what else can be done with each: the one table of them.
 #pragma once
 
 #include <array>

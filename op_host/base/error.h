@@ -1,5 +1,4 @@
-/// \file error.h
-/// \brief The one exception type of the core, and ATB's status numbers.
+// The one exception type of the core, and ATB's status numbers.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-/// \file fork_generation.h
-/// \brief Tells a forked child from its parent, without a system call.
+// Tells a forked child from its parent, without a system call.
 #pragma once
 
 #include <cstdint>

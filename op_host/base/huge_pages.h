@@ -1,5 +1,4 @@
-/// \file huge_pages.h
-/// \brief Memory brought together in huge pages, by a kernel that is not waited for too long.
+// Memory brought together in huge pages, by a kernel that is not waited for too long.
 #pragma once
 
 #include <sys/mman.h>

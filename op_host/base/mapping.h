@@ -1,5 +1,4 @@
-/// \file mapping.h
-/// \brief A mapping, shared (of a memfd) or private to this process, unmapped on destruction.
+// A mapping, shared (of a memfd) or private to this process, unmapped on destruction.
 #pragma once
 
 #include <sys/mman.h>

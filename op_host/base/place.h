@@ -1,5 +1,4 @@
-/// \file place.h
-/// \brief Which host a process is on, as far as sharing memory goes.
+// Which host a process is on, as far as sharing memory goes.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-/// \file processors.h
-/// \brief The processors that this process may use, and the clock that waits are measured with.
+// The processors that this process may use, and the clock that waits are measured with.
 #pragma once
 
 #include <sched.h>

@@ -1,5 +1,4 @@
-/// \file quiet_thread.h
-/// \brief Threads of the core beside the program's own.
+// Threads of the core beside the program's own.
 #pragma once
 
 #include <pthread.h>

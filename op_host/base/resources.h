@@ -1,5 +1,4 @@
-/// \file resources.h
-/// \brief What the operating system gives and may run out of, as an error of its own.
+// What the operating system gives and may run out of, as an error of its own.
 #pragma once
 
 #include <cerrno>

@@ -1,6 +1,5 @@
-/// \file sha256.h
-/// \brief SHA-256 (FIPS 180-4), HMAC over it (RFC 2104), and random secrets: how members of a job prove that they
-/// belong.
+// SHA-256 (FIPS 180-4), HMAC over it (RFC 2104), and random secrets: how members of a job prove that they
+// belong.
 #pragma once
 
 #include <array>

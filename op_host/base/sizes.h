@@ -1,5 +1,4 @@
-/// \file sizes.h
-/// \brief Lengths in memory.
+// Lengths in memory.
 #pragma once
 
 #include <cstddef>

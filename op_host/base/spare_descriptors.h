@@ -1,5 +1,4 @@
-/// \file spare_descriptors.h
-/// \brief A few descriptors kept for the day when this process has no more, so that it can still answer its peers.
+// A few descriptors kept for the day when this process has no more, so that it can still answer its peers.
 #pragma once
 
 #include <cstddef>

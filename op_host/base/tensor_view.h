@@ -1,5 +1,4 @@
-/// \file tensor_view.h
-/// \brief A tensor as the core sees it: address, element type, shape, layout; nothing owned.
+// A tensor as the core sees it: address, element type, shape, layout; nothing owned.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-/// \file unique_fd.h
-/// \brief A file descriptor that closes itself.
+// A file descriptor that closes itself.
 #pragma once
 
 #include <unistd.h>

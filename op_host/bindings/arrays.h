@@ -1,5 +1,4 @@
-/// \file arrays.h
-/// \brief Arrays of the frameworks, read where they lie.
+// Arrays of the frameworks, read where they lie.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,5 +1,4 @@
-/// \file bind_operation.cpp
-/// \brief Python's view of op_host/atb: the param, its checks, and the ATB-shaped operator on raw addresses.
+// Python's view of op_host/atb: the param, its checks, and the ATB-shaped operator on raw addresses.
 #include <nanobind/nanobind.h>
 #include <nanobind/operators.h>
 #include <nanobind/stl/function.h>

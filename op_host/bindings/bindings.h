@@ -1,5 +1,4 @@
-/// \file bindings.h
-/// \brief The parts of the extension module.
+// The parts of the extension module.
 #pragma once
 
 #include <nanobind/nanobind.h>

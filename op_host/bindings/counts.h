@@ -1,5 +1,4 @@
-/// \file counts.h
-/// \brief Counts as users give them: lists, tuples, arrays and tensors of integers, all at one price.
+// Counts as users give them: lists, tuples, arrays and tensors of integers, all at one price.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,5 +1,4 @@
-/// \file plan.h
-/// \brief Exchanges that are ready to run on any buffers that fit them.
+// Exchanges that are ready to run on any buffers that fit them.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-/// \file bootstrap.cpp
-/// \brief Entry of the bootstrap of processes, and the peers' half of it.
+// Entry of the bootstrap of processes, and the peers' half of it.
 #include "bootstrap/bootstrap.h"
 
 #include <fcntl.h>

@@ -1,5 +1,4 @@
-/// \file bootstrap.h
-/// \brief How the ranks of one host find each other: an abstract Unix socket, no file anywhere.
+// How the ranks of one host find each other: an abstract Unix socket, no file anywhere.
 #pragma once
 
 #include <sys/types.h>

@@ -1,5 +1,4 @@
-/// \file bootstrap_protocol.cpp
-/// \brief Messages, checks and error texts of the bootstrap.
+// Messages, checks and error texts of the bootstrap.
 #include "bootstrap/bootstrap_protocol.h"
 
 #include <fcntl.h>

@@ -1,5 +1,4 @@
-/// \file bootstrap_protocol.h
-/// \brief What ranks say to each other while they gather, what they check, and the errors they then raise.
+// What ranks say to each other while they gather, what they check, and the errors they then raise.
 #pragma once
 
 #include <sys/types.h>

@@ -1,5 +1,4 @@
-/// \file bootstrap_rendezvous.h
-/// \brief What the root's and the peers' half of the bootstrap of processes share.
+// What the root's and the peers' half of the bootstrap of processes share.
 #pragma once
 
 #include <sys/types.h>

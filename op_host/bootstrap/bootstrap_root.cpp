@@ -1,5 +1,4 @@
-/// \file bootstrap_root.cpp
-/// \brief The root's half of the bootstrap of processes.
+// The root's half of the bootstrap of processes.
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>

@@ -1,5 +1,4 @@
-/// \file bootstrap_threads.cpp
-/// \brief The bootstrap for ranks that are threads of one process.
+// The bootstrap for ranks that are threads of one process.
 #include <fcntl.h>
 #include <pthread.h>
 #include <unistd.h>

@@ -1,5 +1,4 @@
-/// \file reactor.cpp
-/// \brief The background thread over epoll.
+// The background thread over epoll.
 #include "bootstrap/reactor.h"
 
 #include <pthread.h>

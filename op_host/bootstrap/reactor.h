@@ -1,5 +1,4 @@
-/// \file reactor.h
-/// \brief The one background thread of a process: waits for descriptors (peers' pidfds and sockets) and calls back.
+// The one background thread of a process: waits for descriptors (peers' pidfds and sockets) and calls back.
 #pragma once
 
 #include <cstdint>

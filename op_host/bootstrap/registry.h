@@ -1,5 +1,4 @@
-/// \file registry.h
-/// \brief The communication domains of this process: one communicator per domain, found again by name.
+// The communication domains of this process: one communicator per domain, found again by name.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,4 @@
-/// \file unix_socket.cpp
-/// \brief Local sockets over the kernel's AF_UNIX.
+// Local sockets over the kernel's AF_UNIX.
 #include "bootstrap/unix_socket.h"
 
 #include <sys/socket.h>

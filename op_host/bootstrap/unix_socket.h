@@ -1,5 +1,4 @@
-/// \file unix_socket.h
-/// \brief Local sockets that carry messages and descriptors: names, peers' credentials, send and receive.
+// Local sockets that carry messages and descriptors: names, peers' credentials, send and receive.
 #pragma once
 
 #include <sys/types.h>

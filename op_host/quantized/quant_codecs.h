@@ -1,5 +1,4 @@
-/// \file quant_codecs.h
-/// \brief The three steps of a quantized reduction on one piece of the vector: encode, reduce, decode.
+// The three steps of a quantized reduction on one piece of the vector: encode, reduce, decode.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,4 @@
-/// \file quant_grid.h
-/// \brief How a quantized reduction is cut: the ranks' parts, their pieces, and the values that do not fit.
+// How a quantized reduction is cut: the ranks' parts, their pieces, and the values that do not fit.
 #pragma once
 
 #include <algorithm>

@@ -1,11 +1,10 @@
-/// \file clones.h
-/// \brief One clone of a kernel per instruction set, chosen at run time.
-///
-/// A kernel is an always_inline function without target attribute; ALLTOALLV_CLONES wraps it in one plain function per
-/// instruction set, into which the compiler inlines and vectorizes it anew. No ifunc is involved, so clones work under
-/// sanitizers, with every libc and with both gcc and clang, and a test can call each of them.
-/// ALLTOALLV_NO_CLONES leaves only the base function.
-/// Compile kernels with -O3 -ffp-contract=off: a fused multiply-add would change results between clones.
+// One clone of a kernel per instruction set, chosen at run time.
+//
+// A kernel is an always_inline function without target attribute; ALLTOALLV_CLONES wraps it in one plain function per
+// instruction set, into which the compiler inlines and vectorizes it anew. No ifunc is involved, so clones work under
+// sanitizers, with every libc and with both gcc and clang, and a test can call each of them.
+// ALLTOALLV_NO_CLONES leaves only the base function.
+// Compile kernels with -O3 -ffp-contract=off: a fused multiply-add would change results between clones.
 #pragma once
 
 #if defined(__x86_64__)

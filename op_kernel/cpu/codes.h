@@ -1,5 +1,4 @@
-/// \file codes.h
-/// \brief What a byte of codes can hold, to float32 and back, in integer arithmetic that every compiler vectorizes.
+// What a byte of codes can hold, to float32 and back, in integer arithmetic that every compiler vectorizes.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,4 @@
-/// \file copy.cpp
-/// \brief Streaming copy with the widest non-temporal stores of the processor.
+// Streaming copy with the widest non-temporal stores of the processor.
 #include "op_kernel/cpu/copy.h"
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-/// \file copy.h
-/// \brief Memory copies: ordinary, and streaming past the cache for data that outgrow it.
+// Memory copies: ordinary, and streaming past the cache for data that outgrow it.
 #pragma once
 
 #include <cstddef>

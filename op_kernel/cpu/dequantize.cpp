@@ -1,5 +1,4 @@
-/// \file dequantize.cpp
-/// \brief Values and sums of codes, and their rounding to the output type.
+// Values and sums of codes, and their rounding to the output type.
 #include "op_kernel/cpu/eight_lanes.h"
 #include "op_kernel/cpu/half.h"
 #include "op_kernel/cpu/quantize.h"

@@ -1,8 +1,7 @@
-/// \file eight_lanes.h
-/// \brief Codes to values and values to codes with AVX2, eight elements at a time.
-///
-/// GCC takes 32 codes for its unit and widens them in two steps across both halves of a register: twice the time of
-/// what stands here, and a little more than it with AVX-512. (It vectorizes the same loops well for NEON.)
+// Codes to values and values to codes with AVX2, eight elements at a time.
+//
+// GCC takes 32 codes for its unit and widens them in two steps across both halves of a register: twice the time of
+// what stands here, and a little more than it with AVX-512. (It vectorizes the same loops well for NEON.)
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,7 @@
-/// \file half.h
-/// \brief float16 and bfloat16 to float32 and back, in integer arithmetic that every compiler vectorizes.
-///
-/// Same bits on every machine, also in flush-to-zero mode: round half to even, subnormals kept, overflow to inf, NaN
-/// stays NaN with its sign and the upper bits of its payload (narrowing makes it quiet).
+// float16 and bfloat16 to float32 and back, in integer arithmetic that every compiler vectorizes.
+//
+// Same bits on every machine, also in flush-to-zero mode: round half to even, subnormals kept, overflow to inf, NaN
+// stays NaN with its sign and the upper bits of its payload (narrowing makes it quiet).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-/// \file half_blocks.cpp
-/// \brief Conversions of halves: vectorized integer arithmetic, or the instructions of F16C and NEON.
+// Conversions of halves: vectorized integer arithmetic, or the instructions of F16C and NEON.
 #include "op_kernel/cpu/half_blocks.h"
 
 #include <cstdint>

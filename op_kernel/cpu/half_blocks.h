@@ -1,5 +1,4 @@
-/// \file half_blocks.h
-/// \brief Arrays of float16 or bfloat16 to float32 and back, as fast as the processor can.
+// Arrays of float16 or bfloat16 to float32 and back, as fast as the processor can.
 #pragma once
 
 #include <cstddef>

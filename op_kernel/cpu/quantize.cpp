@@ -1,5 +1,4 @@
-/// \file quantize.cpp
-/// \brief Scales and codes of groups.
+// Scales and codes of groups.
 #include "op_kernel/cpu/quantize.h"
 
 #include "op_kernel/cpu/eight_lanes.h"

@@ -1,10 +1,9 @@
-/// \file quantize.h
-/// \brief Quantization of floating-point vectors in groups, and the sums of quantized all-reduces.
-///
-/// docs/quantization.md has the rules. These kernels, the Triton kernels and alltoallv.testing.quantized agree bit for
-/// bit in codes, scales and sums. Codes, inputs and outputs may have any alignment; scales of float32 and
-/// `float*` are aligned.
-/// Every kernel takes the instruction set last, at most best_isa(), for tests.
+// Quantization of floating-point vectors in groups, and the sums of quantized all-reduces.
+//
+// docs/quantization.md has the rules. These kernels, the Triton kernels and alltoallv.testing.quantized agree bit for
+// bit in codes, scales and sums. Codes, inputs and outputs may have any alignment; scales of float32 and
+// `float*` are aligned.
+// Every kernel takes the instruction set last, at most best_isa(), for tests.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,4 @@
-/// \file quantize_blocks.h
-/// \brief What the quantization kernels share: unaligned access, rounding to codes, blocks that stay in cache.
+// What the quantization kernels share: unaligned access, rounding to codes, blocks that stay in cache.
 #pragma once
 
 #include <algorithm>

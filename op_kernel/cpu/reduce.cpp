@@ -1,5 +1,4 @@
-/// \file reduce.cpp
-/// \brief Element-wise reduction: loops over two arrays, cloned per instruction set, and the driver that chains them.
+// Element-wise reduction: loops over two arrays, cloned per instruction set, and the driver that chains them.
 #include "op_kernel/cpu/reduce.h"
 
 #include <algorithm>

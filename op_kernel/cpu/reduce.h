@@ -1,5 +1,4 @@
-/// \file reduce.h
-/// \brief Element-wise reduction of several sources in a fixed order.
+// Element-wise reduction of several sources in a fixed order.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,4 @@
-/// \file scales.cpp
-/// \brief Scales of groups by their largest magnitudes; docs/quantization.md has the definitions.
+// Scales of groups by their largest magnitudes; docs/quantization.md has the definitions.
 #include "op_kernel/cpu/scales.h"
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-/// \file scales.h
-/// \brief Scales of groups, as numbers and as bytes.
+// Scales of groups, as numbers and as bytes.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,4 @@
-/// \file shared_scale.cpp
-/// \brief Sums of int8 that share a scale: exact, so that order does not matter.
+// Sums of int8 that share a scale: exact, so that order does not matter.
 #include <cmath>
 
 #include "op_kernel/cpu/half.h"

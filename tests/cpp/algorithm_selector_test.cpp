@@ -1,5 +1,4 @@
-/// \file algorithm_selector_test.cpp
-/// \brief Both ways are tried, the quicker one is taken, and what changes is noticed.
+// Both ways are tried, the quicker one is taken, and what changes is noticed.
 #include "transport/shm/algorithm_selector.h"
 
 #include "check.h"

@@ -1,5 +1,4 @@
-/// \file arena_test.cpp
-/// \brief Memory that peers can write to: handed out, merged, kept within budget, quarantined, and looked up.
+// Memory that peers can write to: handed out, merged, kept within budget, quarantined, and looked up.
 #include "transport/shm/arena.h"
 
 #include <sys/mman.h>

@@ -1,5 +1,4 @@
-/// \file bootstrap_fixture.h
-/// \brief What the tests of the bootstrap share: options, expected failures, a full check of a membership.
+// What the tests of the bootstrap share: options, expected failures, a full check of a membership.
 #pragma once
 
 #include <errno.h>

@@ -1,5 +1,4 @@
-/// \file bootstrap_processes_test.cpp
-/// \brief What befalls only processes: ended, stopped and forked ranks, strangers, other users, exhausted limits.
+// What befalls only processes: ended, stopped and forked ranks, strangers, other users, exhausted limits.
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/socket.h>

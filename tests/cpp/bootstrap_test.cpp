@@ -1,5 +1,4 @@
-/// \file bootstrap_test.cpp
-/// \brief Ranks that find each other, and the ways in which they do not, alike for processes and for threads.
+// Ranks that find each other, and the ways in which they do not, alike for processes and for threads.
 #include <cmath>
 
 #include "bootstrap_fixture.h"

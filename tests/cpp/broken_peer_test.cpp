@@ -1,11 +1,10 @@
-/// \file broken_peer_test.cpp
-/// \brief A peer that writes random bytes wherever others read: they may get errors, but neither crash nor wait for
-/// longer than the timeout, nor get wrong bytes from one another.
-///
-/// `broken_peer_test --runs 20000 --seed 1` goes on for longer; `--fork N` makes the runs of one number again. A run is
-/// a communicator of 2 or 3 ranks that make random calls while a thread of one of them strikes at the control segment
-/// and, between processes, at the sockets. What only that rank writes is struck in one half of the runs, where what
-/// healthy ranks get from one another is compared; everything in the other.
+// A peer that writes random bytes wherever others read: they may get errors, but neither crash nor wait for
+// longer than the timeout, nor get wrong bytes from one another.
+//
+// `broken_peer_test --runs 20000 --seed 1` goes on for longer; `--fork N` makes the runs of one number again. A run is
+// a communicator of 2 or 3 ranks that make random calls while a thread of one of them strikes at the control segment
+// and, between processes, at the sockets. What only that rank writes is struck in one half of the runs, where what
+// healthy ranks get from one another is compared; everything in the other.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>

@@ -1,11 +1,10 @@
-/// \file broken_tcp_peer_test.cpp
-/// \brief A peer between hosts that says random things over its connections, takes away what others say, or hangs up in
-/// the middle: they may get errors, but neither crash nor wait for longer than the timeout, nor get wrong bytes from
-/// one another.
-///
-/// `broken_tcp_peer_test --runs 20000 --seed 1` goes on for longer; `--fork N` makes the runs of one number again. Each
-/// rank has a namespace of processes of its own, and so counts as a host. What healthy ranks get from one another is
-/// compared where the broken one is not rank 0, over which the others hear of each other.
+// A peer between hosts that says random things over its connections, takes away what others say, or hangs up in
+// the middle: they may get errors, but neither crash nor wait for longer than the timeout, nor get wrong bytes from
+// one another.
+//
+// `broken_tcp_peer_test --runs 20000 --seed 1` goes on for longer; `--fork N` makes the runs of one number again. Each
+// rank has a namespace of processes of its own, and so counts as a host. What healthy ranks get from one another is
+// compared where the broken one is not rank 0, over which the others hear of each other.
 #include <sched.h>
 #include <sys/socket.h>
 

@@ -1,5 +1,4 @@
-/// \file call_queue_test.cpp
-/// \brief Calls in order: from several threads, synchronous and queued, interrupted, and taken down.
+// Calls in order: from several threads, synchronous and queued, interrupted, and taken down.
 #include "core/call_queue.h"
 
 #include <chrono>

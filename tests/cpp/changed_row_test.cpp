@@ -1,6 +1,5 @@
-/// \file changed_row_test.cpp
-/// \brief A peer that changes its row after one rank has compared it and before another has: the first refuses the
-/// operator, the other agrees, and neither may read or write what the first has given back to its caller.
+// A peer that changes its row after one rank has compared it and before another has: the first refuses the
+// operator, the other agrees, and neither may read or write what the first has given back to its caller.
 #include <signal.h>
 #include <sys/mman.h>
 

@@ -1,5 +1,4 @@
-/// \file check.h
-/// \brief The little that the C++ tests need: CHECK, ranks as processes or threads, open descriptors counted.
+// The little that the C++ tests need: CHECK, ranks as processes or threads, open descriptors counted.
 #pragma once
 
 #include <dirent.h>

@@ -1,5 +1,4 @@
-/// \file collective_test.cpp
-/// \brief What a summary says of an exchange's counts and displacements, against numbers worked out by hand.
+// What a summary says of an exchange's counts and displacements, against numbers worked out by hand.
 #include "core/collective.h"
 
 #include <vector>

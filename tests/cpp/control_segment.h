@@ -1,5 +1,4 @@
-/// \file control_segment.h
-/// \brief Where the control segment of a communicator lies, for tests that write into it as a broken peer would.
+// Where the control segment of a communicator lies, for tests that write into it as a broken peer would.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-/// \file control_test.cpp
-/// \brief The control plane by itself: the segment's layout, digests, agreement, poison, the flight recorder.
+// The control plane by itself: the segment's layout, digests, agreement, poison, the flight recorder.
 #include "control/control.h"
 
 #include <sys/mman.h>

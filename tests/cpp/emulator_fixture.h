@@ -1,5 +1,4 @@
-/// \file emulator_fixture.h
-/// \brief What the self-tests of the emulator share: device memory, streams, communicators.
+// What the self-tests of the emulator share: device memory, streams, communicators.
 #pragma once
 
 #include <unistd.h>

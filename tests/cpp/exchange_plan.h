@@ -1,5 +1,4 @@
-/// \file exchange_plan.h
-/// \brief Random exchanges that every rank derives from the same seed, run and compared with what they must give.
+// Random exchanges that every rank derives from the same seed, run and compared with what they must give.
 #pragma once
 
 #include <algorithm>

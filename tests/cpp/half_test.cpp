@@ -1,5 +1,4 @@
-/// \file half_test.cpp
-/// \brief Half conversions, exhaustively over the halves, one by one and in blocks on every clone this machine runs.
+// Half conversions, exhaustively over the halves, one by one and in blocks on every clone this machine runs.
 #include <cmath>
 #include <cstdint>
 #include <cstring>

@@ -1,5 +1,4 @@
-/// \file hccl_test.cpp
-/// \brief What the transport hccl knows without a device: types, codes, ATB's param; CANN being absent.
+// What the transport hccl knows without a device: types, codes, ATB's param; CANN being absent.
 #include <array>
 #include <cstdlib>
 #include <string>

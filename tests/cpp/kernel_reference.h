@@ -1,5 +1,4 @@
-/// \file kernel_reference.h
-/// \brief What the kernel tests share: EXPECT, random bits, and the half formats computed from their definition.
+// What the kernel tests share: EXPECT, random bits, and the half formats computed from their definition.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-/// \file kernel_test.cpp
-/// \brief Reductions and streaming copies against scalar references, on every clone this machine runs.
+// Reductions and streaming copies against scalar references, on every clone this machine runs.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,6 +1,5 @@
-/// \file quant_selftest.cpp
-/// \brief Quantized reductions over shared memory without Python: exact sums with a shared scale, equal results on all
-/// ranks in the dynamic mode, groups longer than the scratch, disagreement, overflow; 2 and 4 ranks.
+// Quantized reductions over shared memory without Python: exact sums with a shared scale, equal results on all
+// ranks in the dynamic mode, groups longer than the scratch, disagreement, overflow; 2 and 4 ranks.
 #include <cmath>
 #include <numeric>
 

@@ -1,5 +1,4 @@
-/// \file quantize_test.cpp
-/// \brief The quantization kernels against scalar references written from docs/quantization.md, on every clone.
+// The quantization kernels against scalar references written from docs/quantization.md, on every clone.
 #include <cmath>
 #include <cstdint>
 #include <cstring>

@@ -1,5 +1,4 @@
-/// \file random_calls.h
-/// \brief Random calls of a communicator of which one rank is broken: what the tests with such peers share.
+// Random calls of a communicator of which one rank is broken: what the tests with such peers share.
 #pragma once
 
 #include <sys/mman.h>

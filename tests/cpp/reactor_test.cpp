@@ -1,5 +1,4 @@
-/// \file reactor_test.cpp
-/// \brief The watching thread: the end of a process seen in time, removal from every side, fork, exit.
+// The watching thread: the end of a process seen in time, removal from every side, fork, exit.
 #include "bootstrap/reactor.h"
 
 #include <poll.h>

@@ -1,6 +1,5 @@
-/// \file transport_failure_selftest.cpp
-/// \brief What goes wrong between ranks: disagreement, loss, lateness, abort. Everyone hears of it in time, nothing is
-/// written where it must not be, and the next operator or communicator works; 2 and 4 ranks.
+// What goes wrong between ranks: disagreement, loss, lateness, abort. Everyone hears of it in time, nothing is
+// written where it must not be, and the next operator or communicator works; 2 and 4 ranks.
 #include <signal.h>
 
 #include "exchange_plan.h"

@@ -1,5 +1,4 @@
-/// \file transport_fixture.h
-/// \brief What the self-tests of the transport share: communicators, buffers in and out of the arena, known contents.
+// What the self-tests of the transport share: communicators, buffers in and out of the arena, known contents.
 #pragma once
 
 #include <chrono>

@@ -1,6 +1,5 @@
-/// \file transport_selftest.cpp
-/// \brief The shared-memory transport without Python: exchanges over every data path, learnt counts, reductions,
-/// several domains at once; 2 and 4 ranks, as processes and as threads.
+// The shared-memory transport without Python: exchanges over every data path, learnt counts, reductions,
+// several domains at once; 2 and 4 ranks, as processes and as threads.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>

@@ -1,5 +1,4 @@
-/// \file device.h
-/// \brief The NPU of a communicator: its context for every thread, memory, copies, waiting for a stream.
+// The NPU of a communicator: its context for every thread, memory, copies, waiting for a stream.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,4 @@
-/// \file hccl_communicator.h
-/// \brief Communicator over HCCL: tensors in NPU memory, any number of hosts.
+// Communicator over HCCL: tensors in NPU memory, any number of hosts.
 #pragma once
 
 #include <sys/types.h>

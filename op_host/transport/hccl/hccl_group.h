@@ -1,5 +1,4 @@
-/// \file hccl_group.h
-/// \brief An HcclGroup: made or borrowed, and its collectives, each checked.
+// An HcclGroup: made or borrowed, and its collectives, each checked.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,4 @@
-/// \file launches.h
-/// \brief What a communicator has launched and the device may not have finished.
+// What a communicator has launched and the device may not have finished.
 #pragma once
 
 #include <deque>

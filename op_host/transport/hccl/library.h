@@ -1,5 +1,4 @@
-/// \file library.h
-/// \brief libhccl and libascendcl, opened at run time.
+// libhccl and libascendcl, opened at run time.
 #pragma once
 
 #include "abi/hccl.h"

@@ -1,5 +1,4 @@
-/// \file result.h
-/// \brief From HCCL's and ACL's numbers to errors that say which call failed, why, and what can be done.
+// From HCCL's and ACL's numbers to errors that say which call failed, why, and what can be done.
 #pragma once
 
 #include <string>

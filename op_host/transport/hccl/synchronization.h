@@ -1,5 +1,4 @@
-/// \file synchronization.h
-/// \brief A switch for tests: takes a synchronization out, so that a test can show that it is needed.
+// A switch for tests: takes a synchronization out, so that a test can show that it is needed.
 #pragma once
 
 #include <string>

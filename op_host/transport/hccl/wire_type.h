@@ -1,5 +1,4 @@
-/// \file wire_type.h
-/// \brief How HCCL sees our element types: its own where it has them, integers of the same bytes where it has not.
+// How HCCL sees our element types: its own where it has them, integers of the same bytes where it has not.
 #pragma once
 
 #include <optional>
