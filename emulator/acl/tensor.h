@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "abi/acl_op.h"
+#include "acl/acl_op.h"
 
 struct aclTensorDesc {
     aclDataType type;

@@ -1,7 +1,8 @@
 // The part of the ACL runtime's C ABI (libascendcl.so) that the package calls or the emulator gives a meaning.
 //
 // Declarations of our own, from facts about the interface; tests/emulator compares them with the headers that the
-// torch_npu wheel ships. Handles are opaque; enumerators without a use here are left out.
+// torch_npu wheel ships. Handles are opaque; enumerators without a use here are left out, and then the type is
+// fixed, so that it holds theirs too.
 #pragma once
 
 #include <cstddef>
@@ -13,17 +14,9 @@ using aclrtEvent = void*;
 using aclrtContext = void*;
 using aclmdlRI = void*;
 
-inline constexpr aclError acl_success = 0;
 inline constexpr aclError acl_error_invalid_param = 100000;
 inline constexpr aclError acl_error_uninitialize = 100001;
 inline constexpr aclError acl_error_repeat_initialize = 100002;
-inline constexpr aclError acl_error_repeat_finalize = 100037;
-inline constexpr aclError acl_error_bad_alloc = 200000;
-inline constexpr aclError acl_error_api_not_support = 200001;
-inline constexpr aclError acl_error_invalid_device = 200002;
-inline constexpr aclError acl_error_invalid_resource_handle = 200005;
-inline constexpr aclError acl_error_internal_error = 500000;
-inline constexpr aclError acl_error_failure = 500001;
 inline constexpr aclError acl_error_rt_param_invalid = 107000;
 inline constexpr aclError acl_error_rt_invalid_deviceid = 107001;
 inline constexpr aclError acl_error_rt_context_null = 107002;
@@ -38,61 +31,33 @@ inline constexpr aclError acl_error_rt_event_sync_timeout = 507047;
 inline constexpr aclError acl_error_rt_suspect_remote_error = 507057;
 
 // Flags of aclrtCreateEventWithFlag.
-inline constexpr uint32_t acl_event_sync = 0x1;
 inline constexpr uint32_t acl_event_time_line = 0x8;
 
 // Modes of aclrtSetStreamFailureMode.
 inline constexpr uint32_t acl_continue_on_failure = 0;
 inline constexpr uint32_t acl_stop_on_failure = 1;
 
-enum aclrtMemMallocPolicy {
-    ACL_MEM_MALLOC_HUGE_FIRST = 0,
-    ACL_MEM_MALLOC_HUGE_ONLY = 1,
-    ACL_MEM_MALLOC_NORMAL_ONLY = 2,
-};
+enum aclrtMemMallocPolicy : int { ACL_MEM_MALLOC_HUGE_FIRST = 0 };
 
 enum aclrtMemcpyKind {
     ACL_MEMCPY_HOST_TO_HOST = 0,
     ACL_MEMCPY_HOST_TO_DEVICE = 1,
     ACL_MEMCPY_DEVICE_TO_HOST = 2,
     ACL_MEMCPY_DEVICE_TO_DEVICE = 3,
-    ACL_MEMCPY_DEFAULT = 4,
+    ACL_MEMCPY_DEFAULT = 4
 };
 
-enum aclrtStreamStatus {
-    ACL_STREAM_STATUS_COMPLETE = 0,
-    ACL_STREAM_STATUS_NOT_READY = 1,
-};
-
-enum aclrtEventStatus {
-    ACL_EVENT_STATUS_COMPLETE = 0,
-    ACL_EVENT_STATUS_NOT_READY = 1,
-};
-
-enum aclrtEventRecordedStatus {
-    ACL_EVENT_RECORDED_STATUS_NOT_READY = 0,
-    ACL_EVENT_RECORDED_STATUS_COMPLETE = 1,
-};
-
-enum aclrtEventWaitStatus {
-    ACL_EVENT_WAIT_STATUS_COMPLETE = 0,
-    ACL_EVENT_WAIT_STATUS_NOT_READY = 1,
-};
-
-enum aclrtMemAttr {
-    ACL_DDR_MEM = 0,
-    ACL_HBM_MEM = 1,
-};
-
-enum aclrtRunMode {
-    ACL_DEVICE = 0,
-    ACL_HOST = 1,
-};
+enum aclrtStreamStatus { ACL_STREAM_STATUS_COMPLETE = 0, ACL_STREAM_STATUS_NOT_READY = 1 };
+enum aclrtEventStatus { ACL_EVENT_STATUS_COMPLETE = 0, ACL_EVENT_STATUS_NOT_READY = 1 };
+enum aclrtEventRecordedStatus { ACL_EVENT_RECORDED_STATUS_NOT_READY = 0, ACL_EVENT_RECORDED_STATUS_COMPLETE = 1 };
+enum aclrtEventWaitStatus { ACL_EVENT_WAIT_STATUS_COMPLETE = 0, ACL_EVENT_WAIT_STATUS_NOT_READY = 1 };
+enum aclrtMemAttr : int { ACL_HBM_MEM = 1 };
+enum aclrtRunMode : int { ACL_HOST = 1 };
 
 enum aclrtMemLocationType {
     ACL_MEM_LOCATION_TYPE_HOST = 0,
     ACL_MEM_LOCATION_TYPE_DEVICE = 1,
-    ACL_MEM_LOCATION_TYPE_UNREGISTERED = 2,
+    ACL_MEM_LOCATION_TYPE_UNREGISTERED = 2
 };
 
 struct aclrtMemLocation {
@@ -110,44 +75,19 @@ struct aclrtUuid {
     char bytes[16];
 };
 
-enum aclrtHostRegisterType {
-    ACL_HOST_REGISTER_MAPPED = 0,
-};
-
-enum aclrtFloatOverflowMode {
-    ACL_RT_OVERFLOW_MODE_SATURATION = 0,
-    ACL_RT_OVERFLOW_MODE_INFNAN = 1,
-};
-
-enum aclSysParamOpt {
-    ACL_OPT_DETERMINISTIC = 0,
-    ACL_OPT_ENABLE_DEBUG_KERNEL = 1,
-    ACL_OPT_STRONG_CONSISTENCY = 2,
-};
+enum aclrtHostRegisterType : int;
+enum aclrtFloatOverflowMode : int { ACL_RT_OVERFLOW_MODE_INFNAN = 1 };
+enum aclSysParamOpt : int;
 
 enum aclDeviceInfo {
     ACL_DEVICE_INFO_AI_CORE_NUM = 0,
     ACL_DEVICE_INFO_VECTOR_CORE_NUM = 1,
-    ACL_DEVICE_INFO_L2_SIZE = 2,
+    ACL_DEVICE_INFO_L2_SIZE = 2
 };
 
-enum aclCannAttr {
-    ACL_CANN_ATTR_UNDEFINED = -1,
-    ACL_CANN_ATTR_INF_NAN = 0,
-    ACL_CANN_ATTR_BF16 = 1,
-    ACL_CANN_ATTR_JIT_COMPILE = 2,
-};
-
-enum aclCompileOpt {
-    ACL_PRECISION_MODE = 0,
-    ACL_OP_JIT_COMPILE = 10,
-    ACL_OP_DEBUG_OPTION = 16,
-};
-
-enum aclCANNPackageName {
-    ACL_PKG_NAME_CANN = 0,
-    ACL_PKG_NAME_DRIVER = 7,
-};
+enum aclCannAttr : int { ACL_CANN_ATTR_INF_NAN = 0, ACL_CANN_ATTR_BF16 = 1 };
+enum aclCompileOpt : int;
+enum aclCANNPackageName : int;
 
 struct aclCANNPackageVersion {
     char version[128];
@@ -163,28 +103,13 @@ enum aclrtDevAttr {
     ACL_DEV_ATTR_CUBE_CORE_NUM = 102,
     ACL_DEV_ATTR_VECTOR_CORE_NUM = 201,
     ACL_DEV_ATTR_TOTAL_GLOBAL_MEM_SIZE = 301,
-    ACL_DEV_ATTR_L2_CACHE_SIZE = 302,
+    ACL_DEV_ATTR_L2_CACHE_SIZE = 302
 };
 
-enum aclrtCallbackBlockType {
-    ACL_CALLBACK_NO_BLOCK = 0,
-    ACL_CALLBACK_BLOCK = 1,
-};
-
-enum aclrtLastErrLevel {
-    ACL_RT_THREAD_LEVEL = 0,
-};
-
-enum aclmdlRICaptureStatus {
-    ACL_MODEL_RI_CAPTURE_STATUS_NONE = 0,
-};
-
-enum aclLogLevel {
-    ACL_DEBUG = 0,
-    ACL_INFO = 1,
-    ACL_WARNING = 2,
-    ACL_ERROR = 3,
-};
+enum aclrtCallbackBlockType : int { ACL_CALLBACK_BLOCK = 1 };
+enum aclrtLastErrLevel : int;
+enum aclmdlRICaptureStatus : int { ACL_MODEL_RI_CAPTURE_STATUS_NONE = 0 };
+enum aclLogLevel : int { ACL_ERROR = 3 };
 
 struct aclrtUtilizationExtendInfo;
 

@@ -38,18 +38,12 @@ enum HcclResult {
     HCCL_E_SUSPENDING = 22,
     HCCL_E_OPRETRY_FAIL = 23,
     HCCL_E_OOM = 24,
-    HCCL_E_RESERVED = 25,
+    HCCL_E_RESERVED = 25
 };
 
-enum HcclReduceOp {
-    HCCL_REDUCE_SUM = 0,
-    HCCL_REDUCE_PROD = 1,
-    HCCL_REDUCE_MAX = 2,
-    HCCL_REDUCE_MIN = 3,
-    HCCL_REDUCE_RESERVED = 255,
-};
+enum HcclReduceOp : int { HCCL_REDUCE_SUM = 0, HCCL_REDUCE_PROD = 1, HCCL_REDUCE_MAX = 2, HCCL_REDUCE_MIN = 3 };
 
-enum HcclDataType {
+enum HcclDataType : int {
     HCCL_DATA_TYPE_INT8 = 0,
     HCCL_DATA_TYPE_INT16 = 1,
     HCCL_DATA_TYPE_INT32 = 2,
@@ -66,8 +60,7 @@ enum HcclDataType {
     HCCL_DATA_TYPE_HIF8 = 14,
     HCCL_DATA_TYPE_FP8E4M3 = 15,
     HCCL_DATA_TYPE_FP8E5M2 = 16,
-    HCCL_DATA_TYPE_FP8E8M0 = 17,
-    HCCL_DATA_TYPE_RESERVED = 255,
+    HCCL_DATA_TYPE_FP8E8M0 = 17
 };
 
 inline constexpr uint32_t hccl_root_info_bytes = 4108;
@@ -125,34 +118,14 @@ inline HcclCommConfig hccl_default_config() {
     return config;
 }
 
-enum HcclCommConfigCapability {
-    HCCL_COMM_CONFIG_BUFFER_SIZE = 0,
-    HCCL_COMM_CONFIG_DETERMINISTIC = 1,
-    HCCL_COMM_CONFIG_COMM_NAME = 2,
-    HCCL_COMM_CONFIG_OP_EXPANSION_MODE = 3,
-    HCCL_COMM_CONFIG_SUPPORT_INIT_BY_ENV = 4,
-    HCCL_COMM_CONFIG_WORLD_RANKID = 5,
-    HCCL_COMM_CONFIG_JOBID = 6,
-    HCCL_COMM_CONFIG_ACLGRAPH_ZEROCOPY_ENABLE = 7,
-    HCCL_COMM_CONFIG_EXEC_TIMEOUT = 8,
-    HCCL_COMM_CONFIG_ALGO = 9,
-    HCCL_COMM_CONFIG_RETRY = 10,
-    HCCL_COMM_CONFIG_BUFFER_NAME = 11,
-    HCCL_COMM_CONFIG_RESERVED = 12,
-};
-
-enum HcclConfig {
-    HCCL_DETERMINISTIC = 0,
-};
+enum HcclCommConfigCapability : int { HCCL_COMM_CONFIG_RESERVED = 12 };
+enum HcclConfig : int { HCCL_DETERMINISTIC = 0 };
 
 union HcclConfigValue {
     int32_t value;
 };
 
-enum HcclSendRecvType {
-    HCCL_SEND = 0,
-    HCCL_RECV = 1,
-};
+enum HcclSendRecvType { HCCL_SEND = 0, HCCL_RECV = 1 };
 
 struct HcclSendRecvItem {
     HcclSendRecvType sendRecvType;

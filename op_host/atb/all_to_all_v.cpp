@@ -1,4 +1,3 @@
-// Tensor checks in ATB's order, and the plan that hands an exchange to the communicator.
 #include "atb/all_to_all_v.h"
 
 #include <algorithm>
@@ -9,7 +8,7 @@
 #include <utility>
 
 #include "atb/tensor_checks.h"
-#include "core/request.h"
+#include "core/regions.h"
 
 namespace alltoallv {
 namespace {
@@ -18,11 +17,7 @@ constexpr int64_t int64_max = std::numeric_limits<int64_t>::max();
 
 void check_dtype_and_format(std::string_view name, const TensorDesc& desc) {
     check_nd(name, desc);
-    if (!info(desc.dtype).atb) {
-        throw invalid_tensor(ErrorType::INVALID_TENSOR_INI_MATCH,
-                             "the dtype of the " + std::string(name) + " is " + std::string(name_of(desc.dtype)) +
-                                 ", expected float16, float32, int8, int32, int16, int64 or bfloat16");
-    }
+    if (!info(desc.dtype).atb) refuse_dtype(name, desc, "float16, float32, int8, int32, int16, int64 or bfloat16");
 }
 
 /// The families before A2 cannot compute with bfloat16; `check_create` refuses them already.
@@ -88,76 +83,40 @@ TensorDesc infer_shape(const AllToAllVParam& param, std::span<const TensorDesc> 
 }
 
 AllToAllVOperation::AllToAllVOperation(AllToAllVParam param, std::optional<DeviceInfo> device, Connect connect)
-    : param_(std::move(param)), device_(std::move(device)), member_(OpKind::all_to_all_v, param_, std::move(connect)) {
+    : Operation(OpKind::all_to_all_v, param, std::move(connect)), param_(std::move(param)), device_(std::move(device)) {
     check_create(param_, device_ ? &*device_ : nullptr);
 }
 
-TensorDesc AllToAllVOperation::infer_shape(std::span<const TensorDesc> inputs) {
-    return member_.guard([&] { return alltoallv::infer_shape(param_, inputs, device_ ? &*device_ : nullptr); });
+TensorDesc AllToAllVOperation::infer(std::span<const TensorDesc> inputs) const {
+    return alltoallv::infer_shape(param_, inputs, device_ ? &*device_ : nullptr);
 }
 
-void AllToAllVOperation::setup(std::span<const TensorDesc> inputs, std::span<const TensorDesc> outputs) {
-    {
-        const std::lock_guard lock(planning_);
-        plan_ = {};  // a failed setup leaves nothing to execute
-    }
-    Plan plan = member_.guard([&] {
-        check_tensor_count("inputs", inputs.size(), 1);
-        check_tensor_count("outputs", outputs.size(), 1);
-        const TensorDesc &input = inputs[0], &output = outputs[0];
-        const auto numel_in = static_cast<uint64_t>(check_shape("input", input));
-        const auto numel_out = static_cast<uint64_t>(check_shape("output", output));
-        check_dtype_and_format("input", input);
-        check_dtype_and_format("output", output);
-        if (input.dtype != output.dtype) {
-            throw invalid_tensor(ErrorType::INVALID_TENSOR_INI_MATCH,
-                                 "the dtype of the output is " + std::string(name_of(output.dtype)) + ", expected " +
-                                     std::string(name_of(input.dtype)) + ", the input's");
-        }
-        const TensorDesc expected = alltoallv::infer_shape(param_, inputs, device_ ? &*device_ : nullptr);
-        if (output.shape != expected.shape) {
-            throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM, "the output has shape " + list_text(output.shape) +
-                                                                    ", expected " + list_text(expected.shape));
-        }
-        return Plan{nullptr, input.dtype, numel_in * size_of(input.dtype), numel_out * size_of(input.dtype)};
-    });
-    // Outside the guard: without a communicator there is no way to tell anyone.
-    plan.communicator = member_.connected();
-    member_.guard([&] { member_.check(*plan.communicator); });
-    const std::lock_guard lock(planning_);
-    plan_ = std::move(plan);
+void AllToAllVOperation::check_setup(std::span<const TensorDesc> inputs, std::span<const TensorDesc> outputs) const {
+    check_tensor_count("inputs", inputs.size(), 1);
+    check_tensor_count("outputs", outputs.size(), 1);
+    const TensorDesc &input = inputs[0], &output = outputs[0];
+    check_shape("input", input);
+    check_shape("output", output);
+    check_dtype_and_format("input", input);
+    check_dtype_and_format("output", output);
+    if (input.dtype != output.dtype)
+        refuse_dtype("output", output, std::string(name_of(input.dtype)) + ", the input's");
+    check_same_shape(output, infer(inputs));
 }
 
-void AllToAllVOperation::execute(std::span<const Buffer> inputs, std::span<const Buffer> outputs, double timeout,
-                                 void* stream) {
-    const Plan plan = member_.guard([&] { return check_execute(inputs, outputs); });
+void AllToAllVOperation::run(const Plan& plan, std::span<const ByteRange> inputs, std::span<const ByteRange> outputs,
+                             double timeout, void* stream) const {
     Exchange exchange;
     exchange.op = OpKind::all_to_all_v;
-    exchange.dtype = plan.dtype;
-    exchange.input = inputs[0].data;
-    exchange.output = outputs[0].data;
+    exchange.dtype = plan.inputs[0].dtype;
+    exchange.input = reinterpret_cast<const void*>(inputs[0].address);
+    exchange.output = reinterpret_cast<void*>(outputs[0].address);
     exchange.send_counts = param_.send_counts;
     exchange.sdispls = param_.sdispls;
     exchange.recv_counts = param_.recv_counts;
     exchange.rdispls = param_.rdispls;
     exchange.stream = stream;
     plan.communicator->exchange(exchange, timeout);
-}
-
-AllToAllVOperation::Plan AllToAllVOperation::check_execute(std::span<const Buffer> inputs,
-                                                           std::span<const Buffer> outputs) {
-    Plan plan;
-    {
-        const std::lock_guard lock(planning_);
-        plan = plan_;
-    }
-    if (plan.communicator == nullptr) throw invalid_param("execute was called before setup had succeeded");
-    check_tensor_count("inputs", inputs.size(), 1);
-    check_tensor_count("outputs", outputs.size(), 1);
-    check_buffer("input", inputs[0], plan.input_bytes);
-    check_buffer("output", outputs[0], plan.output_bytes);
-    if (overlaps(inputs[0], outputs[0])) throw invalid_param("the input and the output overlap in memory");
-    return plan;
 }
 
 }  // namespace alltoallv

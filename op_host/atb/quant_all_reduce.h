@@ -3,17 +3,13 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
-#include "atb/all_to_all_v.h"
+#include "atb/all_to_all_v_param.h"
 #include "atb/checks.h"
-#include "atb/member.h"
-#include "atb/tensor_checks.h"
-#include "base/tensor_view.h"
+#include "atb/operation.h"
 #include "core/quant_reduction.h"
 
 namespace alltoallv {
@@ -41,54 +37,31 @@ struct QuantAllReduceParam {
     bool operator==(const QuantAllReduceParam&) const = default;
 };
 
-/// Throws invalid_param, code 1: "lccl" (on a CPU the same as "auto" and "shm") and the sum alone are quantized.
-void check_create(const QuantAllReduceParam& param, const DeviceInfo* device = nullptr);
-
-/// Output, in the shape of x: with DYNAMIC for the input x of float32, float16 or bfloat16, of any size; else for the
-/// inputs x, scale, offset, float16. Throws `Error` with ATB's codes: 5 for the number
+/// infer_shape gives the output, in the shape of x: with DYNAMIC for the input x of float32, float16 or bfloat16, of
+/// any size; else for the inputs x, scale, offset, float16. It throws `Error` with ATB's codes: 5 for the number
 /// of inputs, 8 and 9 for the shape of x, 13 for dtypes and formats, 16 for a scale of more than two dimensions, 8 for
 /// sizes: the last axis of x a multiple of 16 (and at most 2^22 with PER_CHANNEL), scale [1], or [n] or [1, n] with
 /// PER_CHANNEL, offset [1].
-TensorDesc infer_shape(const QuantAllReduceParam& param, std::span<const TensorDesc> inputs);
-
-/// A plan, as AllToAllVOperation is: infer_shape and setup are collective where they fail.
-class QuantAllReduceOperation {
+///
+/// With DYNAMIC more outputs may follow the first, states that are read and replaced, float32: the error feedback, of
+/// as many elements as x, and if the sum is quantized too that of the sum, of quant_part().
+class QuantAllReduceOperation final : public Operation {
   public:
+    /// Throws invalid_param, code 1: "lccl" (on a CPU the same as "auto" and "shm") and the sum alone are quantized.
     QuantAllReduceOperation(QuantAllReduceParam param, std::optional<DeviceInfo> device, Connect connect);
 
-    const QuantAllReduceParam& param() const { return param_; }
-    /// The output of these inputs, after the checks of infer_shape, with outputs also those of setup. Connects to
-    /// nobody and tells nobody: for callers that move the data themselves.
-    TensorDesc check(std::span<const TensorDesc> inputs, std::span<const TensorDesc> outputs) const;
-    TensorDesc infer_shape(std::span<const TensorDesc> inputs);
-    void setup(std::span<const TensorDesc> inputs, std::span<const TensorDesc> outputs);
-    uint64_t workspace_size() const { return 0; }
-
-    /// Blocks until the output is complete. Inputs as in infer_shape. With DYNAMIC more outputs may follow the first,
-    /// states that are read and replaced, float32: the error feedback, of as many elements as x, and if the sum is
-    /// quantized too that of the sum, of quant_part(). The output may be the input, if their dtypes are equal.
-    void execute(std::span<const Buffer> inputs, std::span<const Buffer> outputs, double timeout = -1);
-
-    void announce(const Error& error) { member_.announce(error); }
-
   private:
-    struct Plan {
-        CommunicatorPtr communicator;  ///< null until set up
-        int64_t count = 0;
-        size_t scales = 0;
-        DType dtype = DType::int8, out_dtype = DType::float16;
-        size_t states = 0;         ///< outputs after the first
-        int64_t gather_state = 0;  ///< elements of the second state
-    };
-
     bool dynamic() const { return param_.quant_type == QuantType::DYNAMIC; }
-    Plan check_setup(std::span<const TensorDesc> inputs, std::span<const TensorDesc> outputs) const;
-    Plan check_execute(std::span<const Buffer> inputs, std::span<const Buffer> outputs);
+    DType output_dtype(DType input) const;
+    void check_create(const DeviceInfo* device) const;
+    TensorDesc infer_dynamic(std::span<const TensorDesc> inputs) const;
+    TensorDesc infer(std::span<const TensorDesc> inputs) const override;
+    void check_setup(std::span<const TensorDesc> inputs, std::span<const TensorDesc> outputs) const override;
+    bool works_in_place() const override { return true; }
+    void run(const Plan& plan, std::span<const ByteRange> inputs, std::span<const ByteRange> outputs, double timeout,
+             void* stream) const override;
 
     const QuantAllReduceParam param_;
-    Member member_;
-    std::mutex planning_;
-    Plan plan_;  ///< under planning_
 };
 
 }  // namespace alltoallv

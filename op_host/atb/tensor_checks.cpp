@@ -1,7 +1,8 @@
 #include "atb/tensor_checks.h"
 
+#include <string>
+
 #include "base/error.h"
-#include "core/request.h"
 
 namespace alltoallv {
 namespace {
@@ -19,11 +20,10 @@ void check_tensor_count(std::string_view what, size_t count, size_t expected) {
 }
 
 int64_t check_shape(std::string_view name, const TensorDesc& desc) {
-    if (desc.shape.empty() || desc.shape.size() > max_dims) {
+    if (desc.shape.empty() || desc.shape.size() > max_dims)
         throw invalid_tensor(
             ErrorType::INVALID_TENSOR_DIM,
             "the " + std::string(name) + " has " + std::to_string(desc.shape.size()) + " dimensions, expected 1 to 8");
-    }
     uint64_t bytes = size_of(desc.dtype);
     bool is_in_range = true;
     for (const int64_t dim : desc.shape) {
@@ -31,12 +31,11 @@ int64_t check_shape(std::string_view name, const TensorDesc& desc) {
         is_in_range = is_in_range && dim > 0 && static_cast<uint64_t>(dim) <= max_tensor_bytes / bytes;
         if (is_in_range) bytes *= static_cast<uint64_t>(dim);
     }
-    if (!is_in_range) {
+    if (!is_in_range)
         throw invalid_tensor(ErrorType::INVALID_TENSOR_SIZE, "the " + std::string(name) + " has shape " +
                                                                  list_text(desc.shape) + " of " +
                                                                  std::string(name_of(desc.dtype)) +
                                                                  ", expected positive dimensions and at most 256 GiB");
-    }
     return static_cast<int64_t>(bytes / size_of(desc.dtype));
 }
 
@@ -46,17 +45,25 @@ void check_nd(std::string_view name, const TensorDesc& desc) {
                          "the format of the " + std::string(name) + " is not nd, the only one supported");
 }
 
-bool overlaps(const Buffer& a, const Buffer& b) {
-    const auto start_a = reinterpret_cast<uintptr_t>(a.data), start_b = reinterpret_cast<uintptr_t>(b.data);
-    return start_a < start_b ? start_b - start_a < a.bytes : start_a - start_b < b.bytes;
+void refuse_dtype(std::string_view name, const TensorDesc& desc, std::string_view expected) {
+    throw invalid_tensor(ErrorType::INVALID_TENSOR_INI_MATCH, "the dtype of the " + std::string(name) + " is " +
+                                                                  std::string(name_of(desc.dtype)) + ", expected " +
+                                                                  std::string(expected));
 }
 
-void check_buffer(std::string_view name, const Buffer& buffer, uint64_t bytes) {
-    if (buffer.data == nullptr) throw invalid_param("the " + std::string(name) + " has a null address");
-    if (buffer.bytes != bytes) {
+void check_same_shape(const TensorDesc& output, const TensorDesc& expected) {
+    if (output.shape == expected.shape) return;
+    throw invalid_tensor(ErrorType::INVALID_TENSOR_DIM,
+                         "the output has shape " + list_text(output.shape) + ", expected " + list_text(expected.shape));
+}
+
+void check_buffer(std::string_view name, const ByteRange& buffer, const TensorDesc& desc) {
+    const size_t bytes = static_cast<size_t>(element_count(desc.shape)) * size_of(desc.dtype);
+    if (bytes == 0 && buffer.bytes == 0) return;
+    if (buffer.address == 0) throw invalid_param("the " + std::string(name) + " has a null address");
+    if (buffer.bytes != bytes)
         throw invalid_param("the " + std::string(name) + " has " + std::to_string(buffer.bytes) +
                             " bytes, expected the " + std::to_string(bytes) + " of setup");
-    }
 }
 
 }  // namespace alltoallv

@@ -18,6 +18,10 @@ enum class ScaleKind : uint8_t {
 
 inline constexpr std::string_view scale_names[] = {"float32", "e8m0", "e4m3"};
 
+/// What a finite value becomes that the output type cannot hold: the type's largest finite value; the same, and an
+/// error; or inf.
+enum class Overflow : uint8_t { saturate, raise, infinity };
+
 // clang-format off
 /// Enumerator, which is the name; bits of a code; bits of a code's mantissa (-1: an integer); bias of its exponent; the
 /// largest value; scales; elements of a group, 0: any number.

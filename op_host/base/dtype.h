@@ -77,6 +77,13 @@ const DTypeInfo& moving_info(DType dtype);
 /// The type of that name; nothing if it is none that only moves.
 std::optional<DType> moving_dtype(std::string_view name);
 
+/// The type of the table with that name.
+constexpr std::optional<DType> table_dtype(std::string_view name) {
+    for (size_t i = 0; i < dtype_table.size(); ++i)
+        if (dtype_table[i].name == name) return static_cast<DType>(i);
+    return std::nullopt;
+}
+
 constexpr const DTypeInfo& info(DType dtype) {
     return only_moves(dtype) ? moving_info(dtype) : dtype_table[static_cast<size_t>(dtype)];
 }

@@ -63,10 +63,7 @@ class Mapping {
         data_ = mmap(place, bytes, PROT_READ | PROT_WRITE, flags | (place == nullptr ? 0 : MAP_FIXED), fd, 0);
         if (data_ == MAP_FAILED) {
             data_ = nullptr;  // and its place is left: by now it may be another thread's
-            const int number = errno;
-            const std::string what = "mapping " + std::to_string(bytes) + " bytes of memory failed";
-            if (has_run_out(number)) throw ran_out(what, number);
-            throw backend_unavailable(what + ": " + std::generic_category().message(number));
+            throw system_error("mapping " + std::to_string(bytes) + " bytes of memory failed", errno);
         }
     }
 

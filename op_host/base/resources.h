@@ -22,6 +22,12 @@ inline Error ran_out(const std::string& what, int number) {
             what + ": " + std::generic_category().message(number)};
 }
 
+/// For a system call that failed with `number`, likewise; of class backend_unavailable where nothing has run out.
+inline Error system_error(const std::string& what, int number) {
+    if (has_run_out(number)) return ran_out(what, number);
+    return {ErrorClass::backend_unavailable, ErrorType::RT_FAIL, what + ": " + std::generic_category().message(number)};
+}
+
 inline bool is_memory(const Error& error) {
     return error.kind() == ErrorClass::resource && error.code() == ErrorType::OUT_OF_HOST_MEMORY;
 }

@@ -1,16 +1,8 @@
 // Collectives on arrays as users give them: read, checked and run here where they are plain, so that a call costs the
 // same whether or not an earlier one had the same counts. For other arrays every function returns None, with nothing
 // done: the front end adapts them, or refuses them in words.
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/string.h>
-
 #include <algorithm>
-#include <memory>
-#include <optional>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "base/error.h"
 #include "bindings/arrays.h"
@@ -20,8 +12,6 @@
 #include "core/communicator.h"
 #include "core/regions.h"
 #include "op_kernel/cpu/reduce.h"
-
-namespace nb = nanobind;
 
 namespace alltoallv {
 namespace {
@@ -191,7 +181,7 @@ std::optional<ReduceOp> reduction_of(nb::handle op, DType dtype) {
     if (PyUnicode_Check(op.ptr()) == 0) return std::nullopt;
     for (size_t i = 0; i < std::size(reduce_op_names); ++i) {
         if (PyUnicode_CompareWithASCIIString(op.ptr(), reduce_op_names[i].data()) != 0) continue;
-        const bool has_meaning = kernel::reduces(dtype, static_cast<kernel::Reduce>(i));
+        const bool has_meaning = kernel::reduces(dtype, static_cast<ReduceOp>(i));
         return has_meaning ? std::optional(static_cast<ReduceOp>(i)) : std::nullopt;
     }
     return std::nullopt;
@@ -301,15 +291,14 @@ auto untyped(nb::object (*function)(Args...)) {
 }  // namespace
 
 void bind_array_calls(nb::module_& m) {
-    m.def("all_to_all_v", untyped(&all_to_all_v), nb::arg("communicator"), nb::arg("input").none(),
-          nb::arg("out").none(), nb::arg("send_counts").none(), nb::arg("recv_counts").none(),
-          nb::arg("sdispls").none(), nb::arg("rdispls").none(), nb::arg("unit").none(), nb::arg("async_op"),
-          nb::arg("timeout").none(),
+    m.def("all_to_all_v", untyped(&all_to_all_v), "communicator"_a, "input"_a.none(), "out"_a.none(),
+          "send_counts"_a.none(), "recv_counts"_a.none(), "sdispls"_a.none(), "rdispls"_a.none(), "unit"_a.none(),
+          "async_op"_a, "timeout"_a.none(),
           "The output, made here if `out` is None; with async_op the pair of it and the pending call, or of None and a "
           "LearningWork. None, with nothing done, for arrays that the front end has to look at.");
-    m.def("all_to_all_single", untyped(&all_to_all_single), nb::arg("communicator"), nb::arg("output").none(),
-          nb::arg("input").none(), nb::arg("output_split_sizes").none(), nb::arg("input_split_sizes").none(),
-          nb::arg("async_op"), nb::arg("timeout").none(), nb::arg("compares_rows") = true,
+    m.def("all_to_all_single", untyped(&all_to_all_single), "communicator"_a, "output"_a.none(), "input"_a.none(),
+          "output_split_sizes"_a.none(), "input_split_sizes"_a.none(), "async_op"_a, "timeout"_a.none(),
+          "compares_rows"_a = true,
           "As `all_to_all_v` returns. Without compares_rows the ranks' rows may have other lengths, as long as the "
           "elements "
           "agree.");
@@ -320,22 +309,20 @@ void bind_array_calls(nb::module_& m) {
                 return nb::steal<nb::any>(
                     gather(communicator, op, std::move(output), input, async_op, timeout).release());
             },
-            nb::arg("communicator"), nb::arg("output").none(), nb::arg("input").none(), nb::arg("async_op"),
-            nb::arg("timeout").none(), doc);
+            "communicator"_a, "output"_a.none(), "input"_a.none(), "async_op"_a, "timeout"_a.none(), doc);
     };
     bind_gather("all_gather", OpKind::all_gather, "Stacked; as `all_to_all_v` returns.");
     bind_gather("all_gather_into_tensor", OpKind::all_gather_into_tensor, "The same under another name.");
     m.def(
-        "exchange", untyped(&exchange), nb::arg("communicator"), nb::arg("op"), nb::arg("input").none(),
-        nb::arg("layout").none(), nb::arg("numel_out"), nb::arg("row"), nb::arg("transposed") = false,
+        "exchange", untyped(&exchange), "communicator"_a, "op"_a, "input"_a.none(), "layout"_a.none(), "numel_out"_a,
+        "row"_a, "transposed"_a = false,
         "By a layout, int64 of shape [4, W] in elements, into a new flat array of `numel_out` elements, or with -1 as "
         "many as needed; transposed, what was received is sent. None as for `all_to_all_v`.");
-    m.def("reduce", untyped(&reduce), nb::arg("communicator"), nb::arg("op"), nb::arg("input").none(),
-          nb::arg("output").none(), nb::arg("reduce_op").none(), nb::arg("timeout") = -1.0, nb::arg("async_op") = false,
+    m.def("reduce", untyped(&reduce), "communicator"_a, "op"_a, "input"_a.none(), "output"_a.none(),
+          "reduce_op"_a.none(), "timeout"_a = -1.0, "async_op"_a = false,
           "'all_reduce' or, in equal parts, 'reduce_scatter'; as `all_to_all_v` returns.");
-    m.def("quantized_all_reduce", untyped(&quantized_all_reduce), nb::arg("communicator"), nb::arg("input").none(),
-          nb::arg("output").none(), nb::arg("format").none(), nb::arg("group_size").none(), nb::arg("gather").none(),
-          nb::arg("op").none(), nb::arg("overflow").none(),
+    m.def("quantized_all_reduce", untyped(&quantized_all_reduce), "communicator"_a, "input"_a.none(), "output"_a.none(),
+          "format"_a.none(), "group_size"_a.none(), "gather"_a.none(), "op"_a.none(), "overflow"_a.none(),
           "With scales of its own, into the input's dtype; the output, or None as for `all_to_all_v`.");
 }
 

@@ -1,15 +1,11 @@
 // What the plans of NumPy and torch are subclasses of: one that is called enters no function of Python on its way,
 // which would take as long as the rest where ranks outnumber processors.
 #include <cstring>
-#include <memory>
-#include <optional>
 
 #include "base/error.h"
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "bindings/plan.h"
-
-namespace nb = nanobind;
 
 namespace alltoallv {
 namespace {
@@ -74,10 +70,9 @@ void bind_array_plan(nb::module_& m) {
             [](ArrayPlan* self, const Plan* plan, size_t input_size, size_t output_size) {
                 new (self) ArrayPlan{plan == nullptr ? std::nullopt : std::optional(*plan), input_size, output_size};
             },
-            nb::arg("plan").none(), nb::arg("input_size"), nb::arg("output_size"),
+            "plan"_a.none(), "input_size"_a, "output_size"_a,
             "Without a plan of shared memory everything is left to `_checked`.")
-        .def("_call", call_plan, nb::arg("input"), nb::arg("out") = nb::none(), nb::kw_only(),
-             nb::arg("timeout") = nb::none(),
+        .def("_call", call_plan, "input"_a, "out"_a = nb::none(), nb::kw_only(), "timeout"_a = nb::none(),
              "What a call does; what is no common case is for the class's method `_checked(input, out, timeout)`.");
 }
 

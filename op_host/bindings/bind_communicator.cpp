@@ -1,11 +1,4 @@
 // Communicators, reductions, pending calls.
-#include <nanobind/stl/function.h>
-#include <nanobind/stl/map.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
-
 #include <exception>
 #include <thread>
 
@@ -15,8 +8,6 @@
 #include "control/trace.h"
 #include "core/communicator.h"
 #include "transport/shm/shm_communicator.h"
-
-namespace nb = nanobind;
 
 namespace alltoallv {
 namespace {
@@ -86,7 +77,7 @@ void bind_communicator(nb::module_& m) {
         .def_rw("warn_after", &CommunicatorOptions::warn_after);
 
     nb::class_<Work>(m, "Work")
-        .def("wait", &Work::wait, nb::arg("seconds") = -1.0, nb::call_guard<nb::gil_scoped_release>(),
+        .def("wait", &Work::wait, "seconds"_a = -1.0, ReleaseGil(),
              "False if not finished within the time; raises what the call raised.")
         .def("done", &Work::done);
 
@@ -98,7 +89,7 @@ void bind_communicator(nb::module_& m) {
         .def_prop_ro("size", &Communicator::size)
         .def_prop_ro("domain", &Communicator::domain)
         .def_prop_ro("backend", &Communicator::backend)
-        .def("check_enqueued", &Communicator::check_enqueued, nb::arg("done"), nb::call_guard<nb::gil_scoped_release>(),
+        .def("check_enqueued", &Communicator::check_enqueued, "done"_a, ReleaseGil(),
              "Raises what is known to have failed behind calls enqueued on a device; `done`: they have ended.")
         .def_prop_ro("usable", &Communicator::usable)
         .def_prop_ro("control", &Communicator::control, nb::sig("def control(self, /) -> Communicator | None"),
@@ -110,7 +101,7 @@ void bind_communicator(nb::module_& m) {
                 self.fail(op_from_name(op),
                           Error(static_cast<ErrorClass>(kind), static_cast<ErrorType>(code), message));
             },
-            nb::arg("op"), nb::arg("kind"), nb::arg("code"), nb::arg("message"))
+            "op"_a, "kind"_a, "code"_a, "message"_a)
         .def(
             "post",
             [](Communicator& self, const std::string& op, const std::string& dtype, uintptr_t data, int64_t count,
@@ -121,8 +112,7 @@ void bind_communicator(nb::module_& m) {
                 if (waits) work->wait(-1);
                 return work;
             },
-            nb::arg("op"), nb::arg("dtype"), nb::arg("data"), nb::arg("count"), nb::arg("peer"), nb::arg("tag"),
-            nb::arg("timeout") = -1.0, nb::arg("waits") = false,
+            "op"_a, "dtype"_a, "data"_a, "count"_a, "peer"_a, "tag"_a, "timeout"_a = -1.0, "waits"_a = false,
             "'send' or 'recv' of a message; peer -1: from any rank. waits: returns when it is done.")
         .def(
             "reduce",
@@ -133,9 +123,8 @@ void bind_communicator(nb::module_& m) {
                 const nb::gil_scoped_release release;
                 call.run(self, timeout, pointer(stream));
             },
-            nb::arg("op"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("input"), nb::arg("output"),
-            nb::arg("counts"), nb::arg("timeout") = -1.0, nb::arg("stream") = 0, nb::arg("root") = 0,
-            "On a device's stream it is enqueued; without one the call blocks. root: of a reduce.")
+            "op"_a, "dtype"_a, "reduce_op"_a, "input"_a, "output"_a, "counts"_a, "timeout"_a = -1.0, "stream"_a = 0,
+            "root"_a = 0, "On a device's stream it is enqueued; without one the call blocks. root: of a reduce.")
         .def(
             "compare_reduction",
             [](Communicator& self, const std::string& op, const std::string& dtype, const std::string& reduce_op,
@@ -145,7 +134,7 @@ void bind_communicator(nb::module_& m) {
                 const nb::gil_scoped_release release;
                 call.run(self, timeout);
             },
-            nb::arg("op"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("counts"), nb::arg("timeout") = -1.0,
+            "op"_a, "dtype"_a, "reduce_op"_a, "counts"_a, "timeout"_a = -1.0,
             "The ranks' agreement alone, for who moves the data by other means.")
         .def(
             "submit_reduce",
@@ -156,10 +145,9 @@ void bind_communicator(nb::module_& m) {
                     std::make_shared<OwnedReduction>(op, dtype, reduce_op, input, output, std::move(counts), root);
                 return self->begin(call->reduction.op, [call, raw = self.get(), timeout] { call->run(*raw, timeout); });
             },
-            nb::arg("op"), nb::arg("dtype"), nb::arg("reduce_op"), nb::arg("input"), nb::arg("output"),
-            nb::arg("counts"), nb::arg("timeout") = -1.0, nb::arg("root") = 0)
-        .def("abort", &Communicator::abort, nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>())
-        .def("destroy", &Communicator::destroy, nb::call_guard<nb::gil_scoped_release>())
+            "op"_a, "dtype"_a, "reduce_op"_a, "input"_a, "output"_a, "counts"_a, "timeout"_a = -1.0, "root"_a = 0)
+        .def("abort", &Communicator::abort, "reason"_a, ReleaseGil())
+        .def("destroy", &Communicator::destroy, ReleaseGil())
         .def("stats", &Communicator::stats)
         .def("flight_record", &Communicator::flight_record);
 
@@ -169,16 +157,16 @@ void bind_communicator(nb::module_& m) {
             const nb::gil_scoped_release release;
             return find_or_make_communicator(options, make_shm_communicator);
         },
-        nb::arg("options"), "The communicator of a domain, made if need be.");
+        "options"_a, "The communicator of a domain, made if need be.");
     m.def(
         "cache_bytes", [] { return last_level_cache_bytes(affinity()); },
         "Bytes of the last-level caches of the processors that this process may use: exchanges that outgrow them write "
         "past them.");
-    m.def("set_trace_folder", &set_trace_folder, nb::arg("folder"),
+    m.def("set_trace_folder", &set_trace_folder, "folder"_a,
           "Begins to trace this process's operators into files there, or ends that with an empty name; returns the "
           "one until now.");
-    m.def("thread_communicators", &make_threads, nb::arg("options"));
-    m.def("destroy_all", &destroy_all_communicators, nb::call_guard<nb::gil_scoped_release>());
+    m.def("thread_communicators", &make_threads, "options"_a);
+    m.def("destroy_all", &destroy_all_communicators, ReleaseGil());
 }
 
 }  // namespace alltoallv

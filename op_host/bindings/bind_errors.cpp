@@ -1,13 +1,9 @@
 // Errors of the core become the classes of alltoallv.errors, and a waiting core looks for Ctrl-C.
-#include <nanobind/stl/string.h>
-
 #include "base/resources.h"
 #include "bindings/bindings.h"
 #include "control/deadlock.h"
 #include "core/call_queue.h"
 #include "core/hooks.h"
-
-namespace nb = nanobind;
 
 namespace alltoallv {
 namespace {

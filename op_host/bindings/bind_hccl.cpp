@@ -1,10 +1,4 @@
 // Communicators over HCCL; libhccl and libascendcl are opened when the first of these functions needs them.
-#include <nanobind/stl/function.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
-
 #include "bindings/bindings.h"
 #include "bootstrap/registry.h"
 #include "transport/hccl/hccl_communicator.h"
@@ -12,9 +6,6 @@
 #include "transport/hccl/synchronization.h"
 #include "transport/shm/shm_communicator.h"
 #include "transport/tcp/tcp_communicator.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace alltoallv {
 namespace {

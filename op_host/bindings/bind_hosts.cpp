@@ -1,9 +1,4 @@
 // Communicators between hosts: agreement over TCP, data through shared memory on a host and by a mover between hosts.
-#include <nanobind/stl/function.h>
-#include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
-
 #include <algorithm>
 #include <numeric>
 
@@ -15,9 +10,6 @@
 #include "transport/tcp/tcp_communicator.h"
 #include "transport/tcp/tcp_connections.h"
 #include "transport/tcp/tcp_mesh.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace alltoallv {
 namespace {

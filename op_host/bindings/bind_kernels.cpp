@@ -1,11 +1,4 @@
 // The CPU kernels on raw addresses.
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/variant.h>
-#include <nanobind/stl/vector.h>
-
-#include <optional>
-#include <vector>
 
 #include "base/error.h"
 #include "bindings/bindings.h"
@@ -13,16 +6,11 @@
 #include "op_kernel/cpu/quantize.h"
 #include "op_kernel/cpu/reduce.h"
 
-namespace nb = nanobind;
-
 namespace alltoallv {
 namespace {
 
 using kernel::Isa;
-using kernel::Overflow;
 using kernel::QuantFormat;
-
-using Release = nb::call_guard<nb::gil_scoped_release>;
 
 constexpr const char* isa_names[] = {"base", "v3", "v4"};
 
@@ -33,13 +21,6 @@ Isa isa_from_name(const std::optional<std::string>& name) {
         if (*name == isa_names[i]) return static_cast<Isa>(i);
     }
     throw invalid_param("isa is '" + *name + "', expected one of kernel_isas()");
-}
-
-Overflow overflow_from_name(const std::string& name) {
-    if (name == "saturate") return Overflow::saturate;
-    if (name == "raise") return Overflow::raise;
-    if (name == "infinity") return Overflow::infinity;
-    throw invalid_param("overflow is '" + name + "', expected saturate, raise or infinity");
 }
 
 template <class T>
@@ -57,31 +38,14 @@ void check_lengths(const std::vector<uintptr_t>& codes, const std::vector<uintpt
 
 void bind_groups(nb::module_& m) {
     m.def(
-        "kernel_scale_bytes",
-        [](size_t count, const FormatName& bits, size_t group_size) {
-            const QuantFormat format{format_from_name(bits), group_size};
-            format.check();
-            return format.scale_bytes(count);
-        },
-        nb::arg("count"), nb::arg("bits"), nb::arg("group_size"));
-    m.def(
-        "kernel_code_bytes",
-        [](size_t count, const FormatName& bits, size_t group_size) {
-            const QuantFormat format{format_from_name(bits), group_size};
-            format.check();
-            return format.code_bytes(count);
-        },
-        nb::arg("count"), nb::arg("bits"), nb::arg("group_size"));
-    m.def(
         "kernel_quantize",
         [](const FormatName& bits, size_t group_size, const std::string& dtype, uintptr_t input, size_t count,
            uintptr_t codes, uintptr_t scales, uintptr_t error, const std::optional<std::string>& isa) {
             kernel::quantize({format_from_name(bits), group_size}, dtype_from_name(dtype), pointer(input), count,
                              pointer(codes), pointer(scales), pointer<float>(error), isa_from_name(isa));
         },
-        nb::arg("bits"), nb::arg("group_size"), nb::arg("dtype"), nb::arg("input"), nb::arg("count"), nb::arg("codes"),
-        nb::arg("scales"), nb::arg("error") = 0, nb::arg("isa") = nb::none(), Release(),
-        "Addresses; error 0: without feedback.");
+        "bits"_a, "group_size"_a, "dtype"_a, "input"_a, "count"_a, "codes"_a, "scales"_a, "error"_a = 0,
+        "isa"_a = nb::none(), ReleaseGil(), "Addresses; error 0: without feedback.");
     m.def(
         "kernel_dequantize",
         [](const FormatName& bits, size_t group_size, const std::string& dtype, uintptr_t codes, uintptr_t scales,
@@ -90,9 +54,8 @@ void bind_groups(nb::module_& m) {
                                       pointer(scales), count, overflow_from_name(overflow), pointer(out), false,
                                       isa_from_name(isa));
         },
-        nb::arg("bits"), nb::arg("group_size"), nb::arg("dtype"), nb::arg("codes"), nb::arg("scales"), nb::arg("count"),
-        nb::arg("overflow"), nb::arg("out"), nb::arg("isa") = nb::none(), Release(),
-        "False: a value did not fit and overflow is raise.");
+        "bits"_a, "group_size"_a, "dtype"_a, "codes"_a, "scales"_a, "count"_a, "overflow"_a, "out"_a,
+        "isa"_a = nb::none(), ReleaseGil(), "False: a value did not fit and overflow is raise.");
     m.def(
         "kernel_dequantize_sum",
         [](const FormatName& bits, size_t group_size, const std::vector<uintptr_t>& codes,
@@ -103,8 +66,8 @@ void bind_groups(nb::module_& m) {
                                    pointers<void>(scales).data(), codes.size(), count, average, pointer<float>(sum),
                                    isa_from_name(isa));
         },
-        nb::arg("bits"), nb::arg("group_size"), nb::arg("codes"), nb::arg("scales"), nb::arg("count"),
-        nb::arg("average"), nb::arg("sum"), nb::arg("isa") = nb::none(), Release());
+        "bits"_a, "group_size"_a, "codes"_a, "scales"_a, "count"_a, "average"_a, "sum"_a, "isa"_a = nb::none(),
+        ReleaseGil());
     m.def(
         "kernel_cast",
         [](const std::string& dtype, const std::string& overflow, uintptr_t input, size_t count, uintptr_t out,
@@ -112,8 +75,8 @@ void bind_groups(nb::module_& m) {
             return kernel::cast(dtype_from_name(dtype), overflow_from_name(overflow), pointer<const float>(input),
                                 count, pointer(out), isa_from_name(isa));
         },
-        nb::arg("dtype"), nb::arg("overflow"), nb::arg("input"), nb::arg("count"), nb::arg("out"),
-        nb::arg("isa") = nb::none(), Release(), "False: a value did not fit and overflow is raise.");
+        "dtype"_a, "overflow"_a, "input"_a, "count"_a, "out"_a, "isa"_a = nb::none(), ReleaseGil(),
+        "False: a value did not fit and overflow is raise.");
 }
 
 void bind_shared_scale(nb::module_& m) {
@@ -126,9 +89,8 @@ void bind_shared_scale(nb::module_& m) {
                                             {pointer<const float>(scales), n_scales, first}, offset,
                                             overflow_from_name(overflow), pointer(out), isa_from_name(isa));
         },
-        nb::arg("dtype"), nb::arg("inputs"), nb::arg("count"), nb::arg("scales"), nb::arg("n_scales"), nb::arg("first"),
-        nb::arg("offset"), nb::arg("overflow"), nb::arg("out"), nb::arg("isa") = nb::none(), Release(),
-        "False: a value did not fit and overflow is raise.");
+        "dtype"_a, "inputs"_a, "count"_a, "scales"_a, "n_scales"_a, "first"_a, "offset"_a, "overflow"_a, "out"_a,
+        "isa"_a = nb::none(), ReleaseGil(), "False: a value did not fit and overflow is raise.");
     m.def(
         "kernel_quantize_scaled",
         [](const std::string& dtype, uintptr_t input, size_t count, uintptr_t scales, size_t n_scales, size_t first,
@@ -137,8 +99,8 @@ void bind_shared_scale(nb::module_& m) {
                                     {pointer<const float>(scales), n_scales, first}, pointer(codes),
                                     isa_from_name(isa));
         },
-        nb::arg("dtype"), nb::arg("input"), nb::arg("count"), nb::arg("scales"), nb::arg("n_scales"), nb::arg("first"),
-        nb::arg("codes"), nb::arg("isa") = nb::none(), Release());
+        "dtype"_a, "input"_a, "count"_a, "scales"_a, "n_scales"_a, "first"_a, "codes"_a, "isa"_a = nb::none(),
+        ReleaseGil());
     m.def(
         "kernel_requantize_sum",
         [](const std::vector<uintptr_t>& inputs, size_t count, uintptr_t ratios, size_t n_ratios, size_t first,
@@ -146,8 +108,7 @@ void bind_shared_scale(nb::module_& m) {
             kernel::requantize_sum(pointers<void>(inputs).data(), inputs.size(), count,
                                    {pointer<const float>(ratios), n_ratios, first}, pointer(codes), isa_from_name(isa));
         },
-        nb::arg("inputs"), nb::arg("count"), nb::arg("ratios"), nb::arg("n_ratios"), nb::arg("first"), nb::arg("codes"),
-        nb::arg("isa") = nb::none(), Release());
+        "inputs"_a, "count"_a, "ratios"_a, "n_ratios"_a, "first"_a, "codes"_a, "isa"_a = nb::none(), ReleaseGil());
 }
 
 }  // namespace
@@ -163,15 +124,15 @@ void bind_kernels(nb::module_& m) {
     m.def(
         "kernel_copy_streaming",
         [](uintptr_t to, uintptr_t from, size_t bytes) { kernel::copy_streaming(pointer(to), pointer(from), bytes); },
-        nb::arg("to"), nb::arg("from_"), nb::arg("nbytes"), Release(), "Non-temporal stores; addresses.");
+        "to"_a, "from_"_a, "nbytes"_a, ReleaseGil(), "Non-temporal stores; addresses.");
     m.def(
         "kernel_reduce",
         [](const std::string& dtype, const std::string& op, uintptr_t out, const std::vector<uintptr_t>& inputs,
            size_t count) {
-            kernel::reduce(dtype_from_name(dtype), static_cast<kernel::Reduce>(reduce_op_from_name(op)), pointer(out),
-                           pointers<void>(inputs).data(), inputs.size(), count);
+            kernel::reduce(dtype_from_name(dtype), reduce_op_from_name(op), pointer(out), pointers<void>(inputs).data(),
+                           inputs.size(), count);
         },
-        nb::arg("dtype"), nb::arg("op"), nb::arg("out"), nb::arg("inputs"), nb::arg("count"), Release(),
+        "dtype"_a, "op"_a, "out"_a, "inputs"_a, "count"_a, ReleaseGil(),
         "`count` elements of each input, in the order of the inputs; addresses, `out` may be one of them.");
     bind_groups(m);
     bind_shared_scale(m);

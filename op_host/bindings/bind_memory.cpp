@@ -2,8 +2,6 @@
 #include "bindings/bindings.h"
 #include "transport/shm/arena.h"
 
-namespace nb = nanobind;
-
 namespace alltoallv {
 namespace {
 
@@ -25,7 +23,7 @@ void bind_memory(nb::module_& m) {
             "shared", [](const Block& block) { return block.shared(); },
             "False when the memory is private because the budget is used up.");
     m.def(
-        "allocate", [](size_t bytes) { return Block(Arena::instance().allocate(bytes)); }, nb::arg("nbytes"),
+        "allocate", [](size_t bytes) { return Block(Arena::instance().allocate(bytes)); }, "nbytes"_a,
         "A block of the arena, not initialized.");
     m.def(
         "buffer_address",
@@ -36,13 +34,13 @@ void bind_memory(nb::module_& m) {
             PyBuffer_Release(&view);
             return address;
         },
-        nb::arg("object"), "Address of the first element: several times quicker than ndarray.ctypes.");
+        "object"_a, "Address of the first element: several times quicker than ndarray.ctypes.");
     m.def(
         "in_arena",
         [](uintptr_t address, size_t bytes) {
             return Arena::instance().locate(pointer(address), bytes).segment() != 0;
         },
-        nb::arg("address"), nb::arg("nbytes"), "Whether peers can reach this memory of ours.");
+        "address"_a, "nbytes"_a, "Whether peers can reach this memory of ours.");
 }
 
 }  // namespace alltoallv

@@ -1,16 +1,9 @@
 // Plans: the counts are converted once, a call passes two addresses.
 #include "bindings/plan.h"
 
-#include <nanobind/stl/function.h>
-#include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
-
 #include <algorithm>
 
 #include "bindings/bindings.h"
-
-namespace nb = nanobind;
 
 namespace alltoallv {
 namespace {
@@ -126,16 +119,16 @@ void bind_plan(nb::module_& m) {
                                 std::make_shared<ReadyExchange>(request_of(op, lists, root, row, byte_displs),
                                                                 dtype_from_name(dtype), rank)};
             },
-            nb::arg("communicator"), nb::arg("op"), nb::arg("dtype"), nb::arg("send_counts"), nb::arg("sdispls"),
-            nb::arg("recv_counts"), nb::arg("rdispls"), nb::arg("root") = 0, nb::arg("row") = 1,
-            nb::arg("byte_displs") = false, "Of counts that have been checked, in elements; see `Request.plan`.")
+            "communicator"_a, "op"_a, "dtype"_a, "send_counts"_a, "sdispls"_a, "recv_counts"_a, "rdispls"_a,
+            "root"_a = 0, "row"_a = 1, "byte_displs"_a = false,
+            "Of counts that have been checked, in elements; see `Request.plan`.")
         .def(
             "run",
             [](const Plan& self, uintptr_t input, uintptr_t output, double timeout, uintptr_t stream) {
                 const nb::gil_scoped_release release;
                 self.data->run(*self.communicator, input, output, timeout, stream);
             },
-            nb::arg("input"), nb::arg("output"), nb::arg("timeout") = -1.0, nb::arg("stream") = 0,
+            "input"_a, "output"_a, "timeout"_a = -1.0, "stream"_a = 0,
             "On a device's stream it is enqueued; without one the call blocks.")
         .def(
             "compare",
@@ -143,7 +136,7 @@ void bind_plan(nb::module_& m) {
                 const nb::gil_scoped_release release;
                 return self.data->compare(*self.communicator, timeout);
             },
-            nb::arg("timeout") = -1.0,
+            "timeout"_a = -1.0,
             "The ranks' agreement alone, for who moves the data by other means. Returns the receive counts if they are "
             "learnt, else nothing.")
         .def(
@@ -156,7 +149,7 @@ void bind_plan(nb::module_& m) {
                 }
                 return nb::make_tuple(std::move(learnt.block), learnt.counts);
             },
-            nb::arg("input"), nb::arg("timeout") = -1.0,
+            "input"_a, "timeout"_a = -1.0,
             nb::sig("def run_learning(self, input: int, timeout: float = -1.0) -> tuple[Block, list[int]]"),
             "The memory, and the receive counts that the peers have told, in elements.")
         .def(
@@ -166,7 +159,7 @@ void bind_plan(nb::module_& m) {
                 const nb::gil_scoped_release release;
                 self.data->learn(*self.communicator, input, timeout, stream, allocate);
             },
-            nb::arg("input"), nb::arg("allocate"), nb::arg("timeout") = -1.0, nb::arg("stream") = 0,
+            "input"_a, "allocate"_a, "timeout"_a = -1.0, "stream"_a = 0,
             "The same with an output that `allocate` makes of the receive counts; it returns the address.")
         .def(
             "submit",
@@ -175,13 +168,13 @@ void bind_plan(nb::module_& m) {
                     self.data->request().op, [data = self.data, communicator = self.communicator.get(), input, output,
                                               timeout] { data->run(*communicator, input, output, timeout); });
             },
-            nb::arg("input"), nb::arg("output"), nb::arg("timeout") = -1.0)
+            "input"_a, "output"_a, "timeout"_a = -1.0)
         .def(
             "submit_learning",
             [](const Plan& self, uintptr_t input, double timeout) {
                 return submit_learning(*self.communicator, self.data, input, timeout);
             },
-            nb::arg("input"), nb::arg("timeout") = -1.0);
+            "input"_a, "timeout"_a = -1.0);
 }
 
 }  // namespace alltoallv

@@ -1,36 +1,13 @@
 // Quantized reductions, and the rows of quantized exchanges, on raw addresses.
-#include <nanobind/stl/function.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/variant.h>
-#include <nanobind/stl/vector.h>
-
 #include <algorithm>
-#include <memory>
-#include <optional>
-#include <utility>
-#include <vector>
 
-#include "atb/quant_all_reduce.h"
 #include "bindings/bindings.h"
 #include "core/communicator.h"
 #include "core/quant_terms.h"
 #include "op_kernel/cpu/quantize.h"
 
-namespace nb = nanobind;
-using namespace nb::literals;
-
 namespace alltoallv {
 namespace {
-
-Overflow overflow_from_name(const std::string& name) {
-    if (name == "saturate") return Overflow::saturate;
-    if (name == "raise") return Overflow::raise;
-    if (name == "infinity") return Overflow::infinity;
-    throw invalid_param("overflow is '" + name + "', expected saturate, raise or infinity");
-}
 
 /// Of an array that may be left out; one without elements may lie at 0.
 using Address = std::optional<uintptr_t>;
@@ -134,15 +111,15 @@ void bind_rows(nb::module_& m) {
                 std::fill(to + used, to + stride, char{0});
             }
         },
-        "format"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "out"_a,
-        nb::call_guard<nb::gil_scoped_release>(), "`out` is aligned to 4 bytes.");
+        "format"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "out"_a, ReleaseGil(),
+        "`out` is aligned to 4 bytes.");
     m.def(
         "dequantize_rows",
         [](const FormatName& name, size_t group_size, const std::string& dtype, uintptr_t input, size_t rows,
            size_t length, const std::string& overflow, uintptr_t out) {
             const kernel::QuantFormat format{format_from_name(name), group_size};
             const DType type = dtype_from_name(dtype);
-            const auto handling = static_cast<kernel::Overflow>(overflow_from_name(overflow));
+            const Overflow handling = overflow_from_name(overflow);
             const size_t stride = row_bytes(format, length), codes = format.scale_bytes(length);
             const char* from = pointer<const char>(input);
             char* to = pointer<char>(out);
@@ -151,77 +128,8 @@ void bind_rows(nb::module_& m) {
                 fits &= kernel::dequantize(format, type, from + codes, from, length, handling, to);
             return fits;
         },
-        "format"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "overflow"_a, "out"_a,
-        nb::call_guard<nb::gil_scoped_release>(), "False: a value did not fit and overflow is raise.");
-}
-
-using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
-using Descs = std::vector<TensorDesc>;
-
-Buffer buffer(std::pair<uintptr_t, uint64_t> place) {
-    return {pointer(place.first), place.second};
-}
-
-void bind_quant_operation(nb::module_& m) {
-    using Operation = QuantAllReduceOperation;
-    using Place = std::pair<uintptr_t, uint64_t>;
-    nb::class_<QuantAllReduceParam>(m, "QuantAllReduceParam", "ATB's quantized AllReduce; `group` has no counts.")
-        .def(
-            "__init__",
-            [](QuantAllReduceParam* self, const AllToAllVParam& group, std::string all_reduce_type, int quant_type,
-               int out_data_type, const FormatName& format, int64_t group_size, bool requantizes,
-               const std::string& overflow) {
-                const Overflow handling = overflow_from_name(overflow);
-                const CodeFormat codes = format_from_name(format);
-                auto* param = new (self) QuantAllReduceParam;
-                param->group = group;
-                param->all_reduce_type = std::move(all_reduce_type);
-                param->quant_type = static_cast<QuantType>(quant_type);
-                param->out_data_type = out_data_type;
-                param->format = codes;
-                param->group_size = group_size;
-                param->requantizes = requantizes;
-                param->overflow = handling;
-            },
-            "group"_a, "all_reduce_type"_a, "quant_type"_a, "out_data_type"_a, "format"_a = "int8",
-            "group_size"_a = 128, "requantizes"_a = false, "overflow"_a = "saturate");
-    nb::class_<Operation>(m, "QuantAllReduceOperation", "The ATB-shaped operator on raw addresses.")
-        .def(
-            "__init__",
-            [](Operation* self, const QuantAllReduceParam& param, std::optional<DeviceInfo> device,
-               CommunicatorPtr communicator, Connect connect) {
-                if (communicator != nullptr) connect = [communicator](const AllToAllVParam&) { return communicator; };
-                new (self) Operation(param, std::move(device), std::move(connect));
-            },
-            "param"_a, "device"_a = nb::none(), "communicator"_a = nb::none(), "connect"_a = nb::none())
-        .def(
-            "check",
-            [](const Operation& self, const Descs& inputs, const Descs& outputs) {
-                return self.check(inputs, outputs);
-            },
-            "inputs"_a, "outputs"_a, "The output, after the checks of infer_shape and setup; the peers hear nothing.")
-        .def(
-            "infer_shape", [](Operation& self, const Descs& inputs) { return self.infer_shape(inputs); }, "inputs"_a,
-            ReleaseGil())
-        .def(
-            "setup", [](Operation& self, const Descs& inputs, const Descs& outputs) { self.setup(inputs, outputs); },
-            "inputs"_a, "outputs"_a, ReleaseGil())
-        .def("workspace_size", &Operation::workspace_size)
-        .def(
-            "execute",
-            [](Operation& self, const std::vector<Place>& inputs, const std::vector<Place>& outputs, double timeout) {
-                std::vector<Buffer> ins, outs;
-                for (const Place& place : inputs) ins.push_back(buffer(place));
-                for (const Place& place : outputs) outs.push_back(buffer(place));
-                self.execute(ins, outs, timeout);
-            },
-            "inputs"_a, "outputs"_a, "timeout"_a = -1.0, ReleaseGil(), "Pairs of address and bytes.")
-        .def(
-            "announce",
-            [](Operation& self, int code, const std::string& message) {
-                self.announce({ErrorClass::invalid_tensor, static_cast<ErrorType>(code), message});
-            },
-            "code"_a, "message"_a, ReleaseGil(), "Tells the peers that this rank fails its next call.");
+        "format"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "overflow"_a, "out"_a, ReleaseGil(),
+        "False: a value did not fit and overflow is raise.");
 }
 
 }  // namespace
@@ -284,7 +192,6 @@ void bind_quant(nb::module_& m) {
             },
             "input"_a, "output"_a, "error"_a = nb::none(), "gather_error"_a = nb::none(), "timeout"_a = -1.0);
     bind_rows(m);
-    bind_quant_operation(m);
 }
 
 }  // namespace alltoallv

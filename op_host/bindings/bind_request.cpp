@@ -1,20 +1,9 @@
 // Requests, for front ends whose tensors are not read here, and for engines that are not ours.
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
-
 #include <algorithm>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/counts.h"
 #include "bindings/plan.h"
-
-namespace nb = nanobind;
 
 namespace alltoallv {
 namespace {
@@ -46,10 +35,9 @@ Request all_to_all_v(int size, const Counts& shape, nb::handle send_counts, nb::
 
 void bind_request(nb::module_& m) {
     nb::class_<Request>(m, "Request", "What one rank's arguments ask of an exchange, checked.")
-        .def_static("all_to_all_v", &all_to_all_v, nb::arg("size"), nb::arg("shape"), nb::arg("send_counts").none(),
-                    nb::arg("recv_counts").none() = nb::none(), nb::arg("sdispls").none() = nb::none(),
-                    nb::arg("rdispls").none() = nb::none(), nb::arg("unit").none() = nb::none(),
-                    nb::arg("out").none() = nb::none(),
+        .def_static("all_to_all_v", &all_to_all_v, "size"_a, "shape"_a, "send_counts"_a.none(),
+                    "recv_counts"_a.none() = nb::none(), "sdispls"_a.none() = nb::none(),
+                    "rdispls"_a.none() = nb::none(), "unit"_a.none() = nb::none(), "out"_a.none() = nb::none(),
                     "size: the number of ranks; shape, out: of the input, and of the output if there is one.")
         .def_static(
             "all_to_all_single",
@@ -59,16 +47,15 @@ void bind_request(nb::module_& m) {
                 if (names && names->size() == 4) called = {(*names)[0], (*names)[1], (*names)[2], (*names)[3]};
                 return read_all_to_all_single(size, output, input, output_split_sizes, input_split_sizes, called);
             },
-            nb::arg("size"), nb::arg("output"), nb::arg("input"), nb::arg("output_split_sizes").none(),
-            nb::arg("input_split_sizes").none(), nb::arg("names") = nb::none(),
-            "output, input: shapes. names: of these four arguments, for errors.")
+            "size"_a, "output"_a, "input"_a, "output_split_sizes"_a.none(), "input_split_sizes"_a.none(),
+            "names"_a = nb::none(), "output, input: shapes. names: of these four arguments, for errors.")
         .def_static(
             "all_gather",
             [](int size, const Counts& shape, std::optional<int64_t> numel_out, const std::string& name) {
                 if (numel_out) check_gathered(name, *numel_out, shape, size);
                 return gather_request(OpKind::all_gather, size, element_count(shape));
             },
-            nb::arg("size"), nb::arg("shape"), nb::arg("numel_out").none() = nb::none(), nb::arg("name") = "output",
+            "size"_a, "shape"_a, "numel_out"_a.none() = nb::none(), "name"_a = "output",
             "shape: of the input; numel_out: of an output called `name`.")
         .def_prop_ro(
             "layout", &layout_of,
@@ -89,7 +76,7 @@ void bind_request(nb::module_& m) {
         .def(
             "shape_for",
             [](const Request& self, const Counts& recv_counts) { return tuple_of(self.shape_for(recv_counts)); },
-            nb::arg("recv_counts"), nb::sig("def shape_for(self, recv_counts: Sequence[int]) -> tuple[int, ...]"),
+            "recv_counts"_a, nb::sig("def shape_for(self, recv_counts: Sequence[int]) -> tuple[int, ...]"),
             "The same for the counts, in elements, that the peers have told.")
         .def_ro("has_gaps", &Request::has_gaps, "Whether the output has elements that no region covers.")
         .def_ro("learns", &Request::learns, "Whether the peers tell the receive counts.")
@@ -103,7 +90,7 @@ void bind_request(nb::module_& m) {
                 return Plan{std::move(communicator),
                             std::make_shared<ReadyExchange>(std::move(named), dtype_from_name(dtype), rank)};
             },
-            nb::arg("communicator"), nb::arg("op"), nb::arg("dtype"), "Ready to run.");
+            "communicator"_a, "op"_a, "dtype"_a, "Ready to run.");
     m.def(
         "read_counts",
         [](const char* name, nb::handle values, int size) {
@@ -111,14 +98,14 @@ void bind_request(nb::module_& m) {
             read_counts(name, values, counts);
             return counts;
         },
-        nb::arg("name"), nb::arg("values").none(), nb::arg("size"),
+        "name"_a, "values"_a.none(), "size"_a,
         "`size` integers, one per rank, from a list, a tuple, an array or a tensor; signs are not checked.");
-    m.def("reads_rows", &reads_rows, nb::arg("unit").none(), nb::arg("dimensions"),
+    m.def("reads_rows", &reads_rows, "unit"_a.none(), "dimensions"_a,
           "Whether counts count rows: 'row', 'element' or None, which means rows of 2 dimensions or more.");
     m.def(
-        "row_size", [](const Counts& shape) { return row_size(shape); }, nb::arg("shape"),
+        "row_size", [](const Counts& shape) { return row_size(shape); }, "shape"_a,
         "Elements of a row of dimension 0.");
-    m.def("read_timeout", &read_timeout, nb::arg("timeout").none(), "Seconds above 0; negative for None.");
+    m.def("read_timeout", &read_timeout, "timeout"_a.none(), "Seconds above 0; negative for None.");
 }
 
 }  // namespace alltoallv

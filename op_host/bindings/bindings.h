@@ -1,7 +1,17 @@
 // The parts of the extension module.
 #pragma once
 
+// Casters of all files alike: a type that one of them reads by another would be undefined behaviour.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <string>
@@ -14,21 +24,26 @@
 
 namespace alltoallv {
 
-void bind_errors(nanobind::module_& m);
-void bind_memory(nanobind::module_& m);
-void bind_communicator(nanobind::module_& m);
-void bind_numpy_arrays(nanobind::module_& m);
-void bind_torch_tensors(nanobind::module_& m);
-void bind_mindspore_tensors(nanobind::module_& m);
-void bind_array_plan(nanobind::module_& m);
-void bind_array_calls(nanobind::module_& m);
-void bind_request(nanobind::module_& m);
-void bind_plan(nanobind::module_& m);
-void bind_operation(nanobind::module_& m);
-void bind_hccl(nanobind::module_& m);
-void bind_hosts(nanobind::module_& m);
-void bind_kernels(nanobind::module_& m);
-void bind_quant(nanobind::module_& m);
+namespace nb = nanobind;
+using namespace nanobind::literals;
+
+void bind_errors(nb::module_& m);
+void bind_memory(nb::module_& m);
+void bind_communicator(nb::module_& m);
+void bind_numpy_arrays(nb::module_& m);
+void bind_torch_tensors(nb::module_& m);
+void bind_mindspore_tensors(nb::module_& m);
+void bind_array_plan(nb::module_& m);
+void bind_array_calls(nb::module_& m);
+void bind_request(nb::module_& m);
+void bind_plan(nb::module_& m);
+void bind_operation(nb::module_& m);
+void bind_hccl(nb::module_& m);
+void bind_hosts(nb::module_& m);
+void bind_kernels(nb::module_& m);
+void bind_quant(nb::module_& m);
+
+using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
 
 /// Of the exception that is being handled: for functions that Python calls past nanobind, which does it for its own.
 void set_python_error();
@@ -37,16 +52,17 @@ void set_python_error();
 DType dtype_from_name(const std::string& name);
 OpKind op_from_name(const std::string& name);
 ReduceOp reduce_op_from_name(const std::string& name);
+Overflow overflow_from_name(const std::string& name);
 
-/// The name of a format, or 8 or 4 for int8 and int4; its parameter includes <nanobind/stl/variant.h>.
+/// The name of a format, or 8 or 4 for int8 and int4.
 using FormatName = std::variant<int64_t, std::string>;
 CodeFormat format_from_name(const FormatName& name);
 
 /// As Python has shapes.
-inline nanobind::tuple tuple_of(const std::vector<int64_t>& values) {
-    nanobind::list list;
+inline nb::tuple tuple_of(const std::vector<int64_t>& values) {
+    nb::list list;
     for (const int64_t value : values) list.append(value);
-    return nanobind::tuple(list);
+    return nb::tuple(list);
 }
 
 /// Addresses cross as integers: it is the cheapest way from any framework's `data_ptr`.

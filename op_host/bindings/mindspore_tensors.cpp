@@ -1,14 +1,8 @@
 // MindSpore's tensors on CPU, by the attributes of their Python type: this extension is not built against MindSpore.
-#include <nanobind/stl/string_view.h>
-
-#include <memory>
 #include <string_view>
-#include <vector>
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
-
-namespace nb = nanobind;
 
 namespace alltoallv {
 namespace {
@@ -34,9 +28,8 @@ class MindsporeTensors : public Framework {
           at_once_(std::move(at_once)),
           from_block_(std::move(from_block)) {
         for (const auto [dtype, name] : dtypes)
-            for (size_t i = 0; i < dtype_table.size(); ++i)
-                if (nb::cast<std::string_view>(name) == dtype_table[i].name)
-                    dtypes_.push_back({nb::borrow(dtype), static_cast<DType>(i)});
+            if (const auto known = table_dtype(nb::cast<std::string_view>(name)))
+                dtypes_.push_back({nb::borrow(dtype), *known});
     }
 
     std::optional<ArrayView> view(nb::handle array) const override {
@@ -107,7 +100,7 @@ void bind_mindspore_tensors(nb::module_& m) {
                 new MindsporeTensors(type, executor, dtypes, std::move(at_once), std::move(from_block));
             add_framework(type.release(), *tensors);
         },
-        nb::arg("type"), nb::arg("executor"), nb::arg("dtypes"), nb::arg("at_once"), nb::arg("from_block"),
+        "type"_a, "executor"_a, "dtypes"_a, "at_once"_a, "from_block"_a,
         "Makes calls on mindspore.Tensor repeatable. `executor` computes what Python asks for, `dtypes` has the core's "
         "name of each; `at_once` says whether tensors may be read when Python calls, and `from_block(block, shape, "
         "dtype)` makes one.");

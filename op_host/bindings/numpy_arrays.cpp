@@ -2,29 +2,16 @@
 // are made by NumPy's own functions for C: to call the type takes longer than a small exchange.
 #include <numpy/arrayobject.h>
 
-#include <nanobind/stl/string.h>
-
-#include <memory>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
-
-namespace nb = nanobind;
 
 namespace alltoallv {
 namespace {
 
 PyArrayObject* fields(nb::handle array) {
     return reinterpret_cast<PyArrayObject*>(array.ptr());
-}
-
-std::optional<DType> named(std::string_view name) {
-    for (size_t i = 0; i < dtype_table.size(); ++i)
-        if (dtype_table[i].name == name) return static_cast<DType>(i);
-    return std::nullopt;
 }
 
 class NumpyArrays : public Framework {
@@ -69,7 +56,7 @@ class NumpyArrays : public Framework {
         for (const Known& each : known_)
             if (each.number == number) return each.dtype;
         const auto name = nb::cast<std::string>(nb::handle(reinterpret_cast<PyObject*>(dtype)).attr("name"));
-        known_.push_back({number, named(name)});
+        known_.push_back({number, table_dtype(name)});
         return known_.back().dtype;
     }
 

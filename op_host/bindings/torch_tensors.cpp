@@ -1,12 +1,8 @@
 // Torch's tensors, by the table of DLPack functions that their type carries: this extension is not built against torch.
-#include <memory>
-#include <vector>
 
 #include "abi/dlpack.h"
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
-
-namespace nb = nanobind;
 
 namespace alltoallv {
 namespace {
@@ -175,7 +171,7 @@ void bind_torch_tensors(nb::module_& m) {
                 new TorchTensors(*api, type, std::move(records), std::move(watchers), std::move(forward));
             add_framework(type.release(), *tensors);
         },
-        nb::arg("type"), nb::arg("records"), nb::arg("watchers"), nb::arg("forward"),
+        "type"_a, "records"_a, "watchers"_a, "forward"_a,
         "Makes calls on torch.Tensor repeatable; `records` says whether autograd does, each of `watchers` whether "
         "somebody is to see more of a call than its result, `forward` is the module of forward-mode gradients. "
         "Does nothing where that type has no DLPack functions: all its calls are looked at in full then.");

@@ -17,6 +17,7 @@
 #include <set>
 #include <thread>
 
+#include "base/seconds_text.h"
 #include "base/sha256.h"
 #include "bootstrap/bootstrap_protocol.h"
 #include "bootstrap/bootstrap_rendezvous.h"

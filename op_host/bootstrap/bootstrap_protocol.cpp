@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <map>
 
+#include "base/seconds_text.h"
 #include "bootstrap/unix_socket.h"
 
 namespace alltoallv {
@@ -220,12 +220,6 @@ Error gave_up_error(const BootstrapOptions& options) {
 
 std::string describe(const BootstrapOptions& options) {
     return "domain '" + options.domain + "' (job '" + options.job + "')";
-}
-
-std::string seconds_text(double seconds) {
-    char text[32];
-    std::snprintf(text, sizeof(text), seconds < 1 ? "%.2f s" : "%.1f s", std::min(seconds, 1e9));
-    return text;
 }
 
 UniqueFd make_control_segment(size_t bytes) {

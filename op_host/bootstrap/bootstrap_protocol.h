@@ -82,9 +82,6 @@ Error gave_up_error(const BootstrapOptions& options);
 /// "domain 'd' (job 'j')"
 std::string describe(const BootstrapOptions& options);
 
-/// "2.0 s"
-std::string seconds_text(double seconds);
-
 /// A memfd of `bytes` zero bytes that nobody can resize.
 UniqueFd make_control_segment(size_t bytes);
 

@@ -1,6 +1,5 @@
 // The bootstrap for ranks that are threads of one process.
 #include <fcntl.h>
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/process_state.h"
 #include "bootstrap/bootstrap.h"
 #include "bootstrap/bootstrap_protocol.h"
 #include "bootstrap/unix_socket.h"
@@ -45,27 +45,7 @@ using RoomKey = std::pair<std::string, std::string>;  // job, domain
 struct Lobby {
     std::mutex mutex;
     std::map<RoomKey, std::shared_ptr<Room>> rooms;
-    Lobby* parents = nullptr;  ///< in a forked child: keeps it reachable
 };
-
-Lobby* lobby = nullptr;
-
-// Never destroyed: threads may still meet while the process ends. A forked child gets an empty one, since the threads
-// that wait in the parent's do not exist there; the old one is kept as it is.
-Lobby& the_lobby() {
-    static std::once_flag once;
-    std::call_once(once, [] {
-        lobby = new Lobby;
-        pthread_atfork([] { lobby->mutex.lock(); }, [] { lobby->mutex.unlock(); },
-                       [] {
-                           Lobby* const old = lobby;
-                           old->mutex.unlock();
-                           lobby = new Lobby;
-                           lobby->parents = old;
-                       });
-    });
-    return *lobby;
-}
 
 /// The same error with a text of its own; copies of an exception share theirs, here between threads.
 Error apart(const Error& error) {
@@ -122,7 +102,7 @@ std::shared_ptr<Room> enter(Lobby& in, const RoomKey& key, const BootstrapOption
 
 Membership bootstrap_threads(const BootstrapOptions& options) {
     check_options(options);
-    Lobby& in = the_lobby();
+    Lobby& in = ProcessState<Lobby>::get();
     const RoomKey key{options.job, options.domain};
     Patience patience(options);
 

@@ -1,8 +1,5 @@
-// The background thread over epoll.
 #include "bootstrap/reactor.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -10,17 +7,16 @@
 #include <cerrno>
 #include <condition_variable>
 #include <cstdlib>
-#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/process_state.h"
+#include "base/quiet_thread.h"
 #include "base/unique_fd.h"
-#include "bootstrap/unix_socket.h"
 
 namespace alltoallv {
 
@@ -33,35 +29,22 @@ struct Entry {
     std::thread::id runner;
 };
 
-/// All signals but those that a fault raises in the thread itself: handlers stay with the program's own threads.
-class SignalsBlocked {
-  public:
-    SignalsBlocked() {
-        sigset_t blocked;
-        sigfillset(&blocked);
-        for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) sigdelset(&blocked, fault);
-        pthread_sigmask(SIG_SETMASK, &blocked, &before_);
-    }
-    ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
-  private:
-    sigset_t before_;
-};
-
-}  // namespace
+struct State;
 
 /// One run of the thread. A thread that empties the reactor from its own callback cannot be joined; it is left to end
 /// by itself while a new one may already have begun, so each has its own epoll.
-class Reactor::Worker {
+class Worker {
   public:
     Worker() : epoll(::epoll_create1(EPOLL_CLOEXEC)), wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
         if (!epoll || !wake) throw system_error("cannot create the descriptors of the watching thread", errno);
+        if (!watch(wake.get(), EPOLLIN, wake_key)) throw system_error("cannot set up the watching thread", errno);
+    }
+
+    bool watch(int fd, uint32_t events, uint64_t key) const {
         epoll_event event{};
-        event.events = EPOLLIN;
-        event.data.u64 = wake_key;
-        if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, wake.get(), &event) != 0) {
-            throw system_error("cannot set up the watching thread", errno);
-        }
+        event.events = events;
+        event.data.u64 = key;
+        return ::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) == 0;
     }
 
     void run(State& state);
@@ -72,7 +55,7 @@ class Reactor::Worker {
     bool stopping = false;  ///< under the state's mutex
 };
 
-struct Reactor::State {
+struct State {
     std::mutex mutex;
     std::condition_variable idle;  ///< a callback has returned
     std::map<int, std::shared_ptr<Entry>> entries;
@@ -80,18 +63,11 @@ struct Reactor::State {
     std::thread thread;              ///< its thread
     std::vector<std::shared_ptr<Worker>> alive;
     uint32_t generation = 0;
-    State* parents = nullptr;  ///< in a forked child: keeps it reachable
 
     void start() {
         auto fresh = std::make_shared<Worker>();
+        thread = quiet_thread("alltoallv-watch", "watching the peers", [this, fresh] { fresh->run(*this); });
         alive.push_back(fresh);
-        try {
-            const SignalsBlocked blocked;
-            thread = std::thread([this, fresh] { fresh->run(*this); });
-        } catch (const std::system_error& error) {
-            alive.pop_back();
-            throw system_error("cannot start the watching thread", error.code().value());
-        }
         worker = std::move(fresh);
     }
 
@@ -116,10 +92,21 @@ struct Reactor::State {
         const bool current = found != entries.end() && found->second->generation == key >> 32;
         return current ? found->second : nullptr;
     }
+
+    /// In a forked child, which has no such thread: what its callbacks own belongs to the parent, and is kept.
+    void forget() const {
+        for (const auto& of_parent : alive) {
+            of_parent->epoll.reset();
+            of_parent->wake.reset();
+        }
+    }
 };
 
-void Reactor::Worker::run(State& state) {
-    pthread_setname_np(pthread_self(), "alltoallv-watch");
+State& the_state() {
+    return ProcessState<State>::get();
+}
+
+void Worker::run(State& state) {
     epoll_event events[16];
     for (bool stop = false; !stop;) {
         const int count = ::epoll_wait(epoll.get(), events, 16, -1);
@@ -131,13 +118,11 @@ void Reactor::Worker::run(State& state) {
                 entry->running = true;
                 entry->runner = std::this_thread::get_id();
                 lock.unlock();
-                bool threw = false;
                 try {
                     entry->callback(events[i].events);
                 } catch (...) {
-                    threw = true;
+                    Reactor::instance().remove(static_cast<int>(events[i].data.u64 & 0xffffffff));
                 }
-                if (threw) instance().remove(static_cast<int>(events[i].data.u64 & 0xffffffff));
                 lock.lock();
                 entry->running = false;
                 state.idle.notify_all();
@@ -151,45 +136,32 @@ void Reactor::Worker::run(State& state) {
     std::erase_if(state.alive, [this](const auto& worker) { return worker.get() == this; });
 }
 
+}  // namespace
+
 Reactor& Reactor::instance() {
-    static Reactor* const reactor = new Reactor;  // never destroyed, see state_
-    return *reactor;
+    static Reactor reactor;
+    return reactor;
 }
 
-Reactor::Reactor() : state_(new State) {
-    pthread_atfork([] { instance().state_->mutex.lock(); }, [] { instance().state_->mutex.unlock(); }, forget_in_child);
+Reactor::Reactor() {
+    the_state();
     std::atexit([] {
-        State& state = *instance().state_;
+        State& state = the_state();
         std::unique_lock lock(state.mutex);
         state.stop(lock);
     });
 }
 
-// The thread does not exist in the child, and what waits in the parent's state does not either. The old state is kept
-// as it is, callbacks included: what they own belongs to the parent. Only its descriptors are closed.
-void Reactor::forget_in_child() {
-    State* const old = instance().state_;
-    for (const auto& worker : old->alive) {
-        worker->epoll.reset();
-        worker->wake.reset();
-    }
-    old->mutex.unlock();
-    instance().state_ = new State;
-    instance().state_->parents = old;
-}
-
 void Reactor::add(int fd, Callback callback) {
-    State& state = *state_;
+    State& state = the_state();
     std::unique_lock lock(state.mutex);
     if (state.entries.contains(fd)) throw invalid_param("descriptor " + std::to_string(fd) + " is already watched");
     auto entry = std::make_shared<Entry>();
     entry->callback = std::move(callback);
     entry->generation = ++state.generation;
     if (!state.worker) state.start();
-    epoll_event event{};
-    event.events = EPOLLIN | EPOLLRDHUP;
-    event.data.u64 = uint64_t{entry->generation} << 32 | static_cast<uint32_t>(fd);
-    if (::epoll_ctl(state.worker->epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    const uint64_t key = uint64_t{entry->generation} << 32 | static_cast<uint32_t>(fd);
+    if (!state.worker->watch(fd, EPOLLIN | EPOLLRDHUP, key)) {
         const int number = errno;
         if (state.entries.empty()) state.stop(lock);
         throw system_error("cannot watch descriptor " + std::to_string(fd), number);
@@ -198,7 +170,7 @@ void Reactor::add(int fd, Callback callback) {
 }
 
 void Reactor::remove(int fd) {
-    State& state = *state_;
+    State& state = the_state();
     Callback callback;  // destroyed last, without the lock
     std::unique_lock lock(state.mutex);
     const auto found = state.entries.find(fd);

@@ -22,13 +22,7 @@ class Reactor {
     void remove(int fd);
 
   private:
-    struct State;
-    class Worker;
-
     Reactor();
-    static void forget_in_child();
-
-    State* state_;  ///< never destroyed: static destructors may still call in
 };
 
 }  // namespace alltoallv

@@ -1,11 +1,11 @@
 #include "bootstrap/registry.h"
 
-#include <pthread.h>
-
 #include <map>
 #include <mutex>
 #include <tuple>
 #include <vector>
+
+#include "base/process_state.h"
 
 namespace alltoallv {
 namespace {
@@ -20,26 +20,10 @@ using Key = std::tuple<std::string, std::string, int>;  // job, domain, rank of 
 struct Registry {
     std::mutex mutex;
     std::map<Key, std::shared_ptr<Entry>> entries;
-    Registry* parents = nullptr;  ///< in a forked child: keeps it reachable
 };
 
-Registry* current = nullptr;
-
-// Outlives every static object. A forked child begins with an empty one: the parent's communicators are not for it, and
-// a thread that does not exist there may have been making one.
 Registry& registry() {
-    static std::once_flag once;
-    std::call_once(once, [] {
-        current = new Registry;
-        pthread_atfork([] { current->mutex.lock(); }, [] { current->mutex.unlock(); },
-                       [] {
-                           Registry* const old = current;
-                           old->mutex.unlock();
-                           current = new Registry;
-                           current->parents = old;
-                       });
-    });
-    return *current;
+    return ProcessState<Registry>::get();
 }
 
 }  // namespace

@@ -7,9 +7,6 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <system_error>
-
-#include "base/resources.h"
 
 namespace alltoallv {
 
@@ -55,11 +52,6 @@ void take_descriptors(msghdr& header, std::vector<UniqueFd>& fds) {
 }
 
 }  // namespace
-
-Error system_error(const std::string& what, int number) {
-    if (has_run_out(number)) return ran_out(what, number);
-    return {ErrorClass::backend_unavailable, ErrorType::RT_FAIL, what + ": " + std::generic_category().message(number)};
-}
 
 Credentials peer_credentials(int socket) {
     ucred raw{};

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
+#include "base/resources.h"
 #include "base/unique_fd.h"
 
 namespace alltoallv {
@@ -19,9 +19,6 @@ inline constexpr size_t max_message_bytes = 32768;
 
 /// Descriptors that one message can carry (the kernel's SCM_MAX_FD).
 inline constexpr size_t max_message_fds = 253;
-
-/// An `Error` for a system call that failed with `number`: "<what>: <text of errno>".
-Error system_error(const std::string& what, int number);
 
 struct Credentials {
     pid_t pid = 0;  ///< 0 when the process is not visible in our pid namespace

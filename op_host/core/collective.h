@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "base/dtype.h"
+#include "base/reduce_op.h"
 
 namespace alltoallv {
 
@@ -83,15 +84,6 @@ constexpr bool is_quantized_reduction(OpKind op) {
 }
 constexpr bool is_reduction(OpKind op) {
     return info(op).kind != Kind::exchange;
-}
-
-enum class ReduceOp : uint8_t { sum, avg, min, max, prod, band, bor, bxor };
-
-inline constexpr std::string_view reduce_op_names[] = {"sum", "avg", "min", "max", "prod", "band", "bor", "bxor"};
-
-constexpr std::string_view name_of(ReduceOp op) {
-    const auto row = static_cast<size_t>(op);
-    return row < std::size(reduce_op_names) ? reduce_op_names[row] : "unknown";
 }
 
 /// One pair's part of a digest; nothing for a count of zero.

@@ -18,9 +18,6 @@ enum class QuantMode : uint8_t {
     two_scales,    ///< codes by a first shared scale, their sum in codes by a second
 };
 
-/// What a finite value becomes that the output type cannot hold.
-enum class Overflow : uint8_t { saturate, raise, infinity };
-
 /// Sum over all ranks. All but the pointers is equal on all ranks; the caller has checked it with `check`.
 struct QuantReduction {
     OpKind op = OpKind::quantized_all_reduce;  ///< or quantized_reduce_scatter, in the dynamic mode

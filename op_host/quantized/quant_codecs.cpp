@@ -8,8 +8,6 @@
 namespace alltoallv {
 namespace {
 
-static_assert(static_cast<int>(Overflow::infinity) == static_cast<int>(kernel::Overflow::infinity));
-
 /// Groups up to this are summed whole; longer ones are cut into pieces.
 constexpr size_t longest_group = 16384;
 constexpr size_t summed_at_once = 2048;  // elements: the sums stay in the first-level cache
@@ -137,7 +135,7 @@ bool DynamicCodec::reduce(const QuantRange& range, const std::vector<const char*
     bool fits = true;
     if (!request_.requantizes) {
         each_sum(range.count, slots, [&](size_t first, size_t n, const float* sums) {
-            fits &= kernel::cast(request_.out_dtype, overflow(), sums, n, result + out_bytes(first));
+            fits &= kernel::cast(request_.out_dtype, request_.overflow, sums, n, result + out_bytes(first));
         });
         return fits;
     }
@@ -181,7 +179,7 @@ bool DynamicCodec::decode(const QuantRange& range, const char* result, char* out
         return true;
     }
     return kernel::dequantize(format_for(range.count), request_.out_dtype, result + scale_bytes(range.count), result,
-                              range.count, overflow(), out, streams);
+                              range.count, request_.overflow, out, streams);
 }
 
 void SharedScaleCodec::encode(const QuantRange& range, char* slot) {
@@ -192,7 +190,8 @@ bool SharedScaleCodec::reduce(const QuantRange& range, const std::vector<const c
     sources_.clear();
     for (size_t j = 0; j < slots.size(); ++j) sources_.push_back(inputs.empty() ? slots[j] : inputs[j] + range.first);
     return kernel::sum_shared_scale(request_.out_dtype, sources_.data(), sources_.size(), range.count,
-                                    scales_from(request_.scale, range.first), request_.offset, overflow(), result);
+                                    scales_from(request_.scale, range.first), request_.offset, request_.overflow,
+                                    result);
 }
 
 bool SharedScaleCodec::decode(const QuantRange& range, const char* result, char* out) {
@@ -218,7 +217,7 @@ bool TwoScaleCodec::reduce(const QuantRange& range, const std::vector<const char
 bool TwoScaleCodec::decode(const QuantRange& range, const char* result, char* out) {
     const void* source = result;
     return kernel::sum_shared_scale(request_.out_dtype, &source, 1, range.count,
-                                    scales_from(request_.scale_2, range.first), 0.0f, overflow(), out);
+                                    scales_from(request_.scale_2, range.first), 0.0f, request_.overflow, out);
 }
 
 }  // namespace alltoallv

@@ -64,7 +64,6 @@ class QuantCodec {
     size_t out_bytes(size_t count) const { return count * size_of(request_.out_dtype); }
     /// A gathered piece that is the output's elements already.
     void copy_out(char* out, const char* result, size_t count) const;
-    kernel::Overflow overflow() const { return static_cast<kernel::Overflow>(request_.overflow); }
 
     const QuantReduction& request_;
 };

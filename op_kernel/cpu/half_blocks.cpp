@@ -1,9 +1,6 @@
 // Conversions of halves: vectorized integer arithmetic, or the instructions of F16C and NEON.
 #include "op_kernel/cpu/half_blocks.h"
 
-#include <cstdint>
-#include <cstring>
-
 #include "op_kernel/cpu/half.h"
 
 #if ALLTOALLV_HAS_CLONES
@@ -15,28 +12,16 @@
 namespace alltoallv::kernel {
 namespace {
 
-using Bytes = unsigned char;
-
 template <float (*to_float)(uint16_t)>
 ALLTOALLV_INLINE void widen(Bytes* out, const Bytes* in, size_t count) {
     ALLTOALLV_INDEPENDENT
-    for (size_t k = 0; k < count; ++k) {
-        uint16_t half;
-        std::memcpy(&half, in + k * sizeof(half), sizeof(half));
-        const float full = to_float(half);
-        std::memcpy(out + k * sizeof(full), &full, sizeof(full));
-    }
+    for (size_t k = 0; k < count; ++k) store(out, k, to_float(load<uint16_t>(in, k)));
 }
 
 template <uint16_t (*from_float)(float)>
 ALLTOALLV_INLINE void narrow(Bytes* out, const Bytes* in, size_t count) {
     ALLTOALLV_INDEPENDENT
-    for (size_t k = 0; k < count; ++k) {
-        float full;
-        std::memcpy(&full, in + k * sizeof(full), sizeof(full));
-        const uint16_t half = from_float(full);
-        std::memcpy(out + k * sizeof(half), &half, sizeof(half));
-    }
+    for (size_t k = 0; k < count; ++k) store(out, k, from_float(load<float>(in, k)));
 }
 
 #define PARAMS (Bytes * out, const Bytes* in, size_t count)

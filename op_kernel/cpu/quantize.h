@@ -42,10 +42,6 @@ struct QuantFormat {
     }
 };
 
-/// What a finite value that the output type cannot hold becomes: the type's largest finite value; the same and `false`
-/// from the kernel; or inf.
-enum class Overflow : uint8_t { saturate, raise, infinity };
-
 /// Quantizes `count` elements of float32, float16 or bfloat16. `error`, if not null, holds float32 values that are
 /// added to the input first and replaced by what the rounding lost (error feedback).
 void quantize(const QuantFormat& format, DType dtype, const void* input, size_t count, void* codes, void* scales,

@@ -1,17 +1,16 @@
-// What the quantization kernels share: unaligned access, rounding to codes, blocks that stay in cache.
+// What the quantization kernels share: rounding to codes, blocks that stay in cache.
 #pragma once
 
 #include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <type_traits>
 
 #include "base/dtype.h"
 #include "base/error.h"
-#include "op_kernel/cpu/clones.h"
+#include "op_kernel/cpu/elements.h"
 #include "op_kernel/cpu/half_blocks.h"
 #include "op_kernel/cpu/quantize.h"
 
@@ -20,45 +19,15 @@
 
 namespace alltoallv::kernel::quant {
 
-using Bytes = unsigned char;
-
 /// Elements that are worked on at a time: a few arrays of float32 in the first-level cache. Even, so that a group cut
 /// into blocks is cut between two bytes of codes.
 constexpr size_t block = 2048;
 constexpr size_t most_groups = block / 16;  // where scales are bytes
 
 constexpr uint32_t infinity_bits = 0x7F800000u;
-constexpr uint32_t nan_bits = 0x7FC00000u;  // the one NaN that kernels make
+constexpr uint32_t nan_bits = 0x7FC00000u;  // one_nan()
 
 static_assert(std::endian::native == std::endian::little, "codes of 4 bits are packed through 16-bit words");
-
-// memcpy makes any alignment and any declared type of the caller's memory legal, and still vectorizes.
-
-template <class T>
-ALLTOALLV_INLINE T load(const void* from, size_t k) {
-    T value;
-    std::memcpy(&value, static_cast<const Bytes*>(from) + k * sizeof(T), sizeof(T));
-    return value;
-}
-
-template <class T>
-ALLTOALLV_INLINE void store(void* to, size_t k, T value) {
-    std::memcpy(static_cast<Bytes*>(to) + k * sizeof(T), &value, sizeof(T));
-}
-
-ALLTOALLV_INLINE uint32_t bits_of(float value) {
-    return __builtin_bit_cast(uint32_t, value);
-}
-ALLTOALLV_INLINE float from_bits(uint32_t bits) {
-    return __builtin_bit_cast(float, bits);
-}
-ALLTOALLV_INLINE uint32_t magnitude_of(float value) {
-    return bits_of(value) & 0x7FFFFFFFu;
-}
-
-ALLTOALLV_INLINE float one_nan(float value) {
-    return value != value ? from_bits(nan_bits) : value;
-}
 
 /// Half to even, for |value| < 2^22; what else gives some code, without undefined behaviour. At 1.5 * 2^23 the last
 /// place of a float32 is 1, so the addition rounds to an integer and leaves it in the lowest bits.

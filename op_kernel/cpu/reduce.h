@@ -4,17 +4,15 @@
 #include <cstddef>
 
 #include "base/dtype.h"
+#include "base/reduce_op.h"
 #include "op_kernel/cpu/clones.h"
 
 namespace alltoallv::kernel {
 
-/// Kernels know the operators by these numbers (the same order as core/collective.h).
-enum class Reduce : unsigned char { sum, avg, min, max, prod, band, bor, bxor };
-
 /// True where `reduce` is defined for `dtype`: sum, min, max, prod for integers, bool (logical or/and) and
 /// float16/bfloat16/float32/float64; avg for the four float types; band, bor, bxor for integers and bool; sum and avg
 /// for complex64/complex128.
-bool reduces(DType dtype, Reduce op);
+bool reduces(DType dtype, ReduceOp op);
 
 /// out[k] = in[0][k] (op) in[1][k] (op) ... in the order of `inputs`, k < count. float16 and bfloat16 accumulate in
 /// float32 and round once, half to even; integers wrap; min and max propagate NaN and keep the earlier operand of +0
@@ -22,9 +20,9 @@ bool reduces(DType dtype, Reduce op);
 /// are the same on every machine; a single input is copied as it is (bool becomes 0 or 1).
 /// `out` may be one of the inputs but must not overlap them otherwise. Any alignment.
 /// Throws Error (invalid_param) where reduces() is false or n_inputs is 0.
-void reduce(DType dtype, Reduce op, void* out, const void* const* inputs, size_t n_inputs, size_t count);
+void reduce(DType dtype, ReduceOp op, void* out, const void* const* inputs, size_t n_inputs, size_t count);
 
 /// reduce() on one instruction set, which this processor must have (at most best_isa()): for tests.
-void reduce_on(Isa isa, DType dtype, Reduce op, void* out, const void* const* inputs, size_t n_inputs, size_t count);
+void reduce_on(Isa isa, DType dtype, ReduceOp op, void* out, const void* const* inputs, size_t n_inputs, size_t count);
 
 }  // namespace alltoallv::kernel

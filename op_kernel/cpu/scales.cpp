@@ -104,7 +104,7 @@ float scale_of(CodeFormat codes, uint32_t magnitude) {
 }
 
 float tensor_scale(uint32_t magnitude) {
-    return limited_tensor_scale(quant::from_bits(magnitude) / quant::tensor_range);
+    return limited_tensor_scale(from_bits(magnitude) / quant::tensor_range);
 }
 
 float limited_tensor_scale(float sum) {

@@ -22,8 +22,8 @@ namespace {
 constexpr DType arithmetic[] = {DType::bool_,    DType::int8,    DType::uint8,  DType::int16,  DType::uint16,
                                 DType::int32,    DType::uint32,  DType::int64,  DType::uint64, DType::float16,
                                 DType::bfloat16, DType::float32, DType::float64};
-constexpr Reduce ops[] = {Reduce::sum,  Reduce::avg,  Reduce::min, Reduce::max,
-                          Reduce::prod, Reduce::band, Reduce::bor, Reduce::bxor};
+constexpr ReduceOp ops[] = {ReduceOp::sum,  ReduceOp::avg,  ReduceOp::min, ReduceOp::max,
+                            ReduceOp::prod, ReduceOp::band, ReduceOp::bor, ReduceOp::bxor};
 
 // ---- reductions
 
@@ -35,43 +35,43 @@ T read(const unsigned char* from, size_t k) {
 }
 
 template <class T>
-T combine_float(Reduce op, T a, T b) {
-    if (op == Reduce::min || op == Reduce::max) {
+T combine_float(ReduceOp op, T a, T b) {
+    if (op == ReduceOp::min || op == ReduceOp::max) {
         if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<T>::quiet_NaN();
-        return (op == Reduce::min ? b < a : b > a) ? b : a;
+        return (op == ReduceOp::min ? b < a : b > a) ? b : a;
     }
-    return op == Reduce::prod ? a * b : a + b;
+    return op == ReduceOp::prod ? a * b : a + b;
 }
 
 /// `element` gives input i's element as T; `done` writes the result.
 template <class T, class Element>
-T fold_float(Reduce op, size_t n_inputs, Element element) {
+T fold_float(ReduceOp op, size_t n_inputs, Element element) {
     T value = element(0);
     for (size_t i = 1; i < n_inputs; ++i) value = combine_float<T>(op, value, element(i));
-    if (op == Reduce::avg) value /= static_cast<T>(n_inputs);
+    if (op == ReduceOp::avg) value /= static_cast<T>(n_inputs);
     return std::isnan(value) ? std::numeric_limits<T>::quiet_NaN() : value;
 }
 
 template <class T>
-void reference_integers(Reduce op, unsigned char* out, const std::vector<const unsigned char*>& inputs, size_t k) {
+void reference_integers(ReduceOp op, unsigned char* out, const std::vector<const unsigned char*>& inputs, size_t k) {
     using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
     Wide value = read<T>(inputs[0], k);
     for (size_t i = 1; i < inputs.size(); ++i) {
         const Wide next = read<T>(inputs[i], k);
         const auto a = static_cast<uint64_t>(value), b = static_cast<uint64_t>(next);
-        if (op == Reduce::sum) value = static_cast<Wide>(a + b);
-        if (op == Reduce::prod) value = static_cast<Wide>(a * b);
-        if (op == Reduce::min) value = std::min(value, next);
-        if (op == Reduce::max) value = std::max(value, next);
-        if (op == Reduce::band) value &= next;
-        if (op == Reduce::bor) value |= next;
-        if (op == Reduce::bxor) value ^= next;
+        if (op == ReduceOp::sum) value = static_cast<Wide>(a + b);
+        if (op == ReduceOp::prod) value = static_cast<Wide>(a * b);
+        if (op == ReduceOp::min) value = std::min(value, next);
+        if (op == ReduceOp::max) value = std::max(value, next);
+        if (op == ReduceOp::band) value &= next;
+        if (op == ReduceOp::bor) value |= next;
+        if (op == ReduceOp::bxor) value ^= next;
     }
     const T narrow = static_cast<T>(value);
     std::memcpy(out + k * sizeof(T), &narrow, sizeof(T));
 }
 
-void reference(DType dtype, Reduce op, unsigned char* out, const std::vector<const unsigned char*>& in, size_t k) {
+void reference(DType dtype, ReduceOp op, unsigned char* out, const std::vector<const unsigned char*>& in, size_t k) {
     const size_t n = in.size();
     const auto put = [&](auto value) { std::memcpy(out + k * sizeof(value), &value, sizeof(value)); };
     const auto half = [&](HalfFormat format) {
@@ -85,8 +85,8 @@ void reference(DType dtype, Reduce op, unsigned char* out, const std::vector<con
             const bool any = std::any_of(in.begin(), in.end(), [k](const auto* p) { return p[k] != 0; });
             const bool all = std::all_of(in.begin(), in.end(), [k](const auto* p) { return p[k] != 0; });
             const auto odd = std::count_if(in.begin(), in.end(), [k](const auto* p) { return p[k] != 0; }) % 2 != 0;
-            if (op == Reduce::bxor) return put(static_cast<uint8_t>(odd));
-            const bool is_or = op == Reduce::sum || op == Reduce::max || op == Reduce::bor;
+            if (op == ReduceOp::bxor) return put(static_cast<uint8_t>(odd));
+            const bool is_or = op == ReduceOp::sum || op == ReduceOp::max || op == ReduceOp::bor;
             return put(static_cast<uint8_t>(is_or ? any : all));
         }
         case DType::int8:
@@ -139,7 +139,7 @@ void fill(DType dtype, std::vector<unsigned char>& bytes, size_t offset, size_t 
     }
 }
 
-void test_reduce_case(DType dtype, Reduce op, size_t n_inputs, size_t count, bool tame) {
+void test_reduce_case(DType dtype, ReduceOp op, size_t n_inputs, size_t count, bool tame) {
     const size_t bytes = count * size_of(dtype);
     constexpr size_t guard = 64;
     std::vector<std::vector<unsigned char>> sources(n_inputs);
@@ -175,7 +175,7 @@ void test_reduce_case(DType dtype, Reduce op, size_t n_inputs, size_t count, boo
 
 void test_reduce() {
     for (const DType dtype : arithmetic) {
-        for (const Reduce op : ops) {
+        for (const ReduceOp op : ops) {
             if (!reduces(dtype, op)) continue;
             for (size_t count = 0; count <= 70; ++count) {
                 test_reduce_case(dtype, op, 1 + random_below(9), count, count % 2 == 0);
@@ -192,7 +192,7 @@ void test_reduce() {
     const float plus[] = {0.0f}, minus[] = {-0.0f};
     float out[1];
     const void* const zeros[] = {minus, plus, minus};
-    for (const Reduce op : {Reduce::min, Reduce::max}) {
+    for (const ReduceOp op : {ReduceOp::min, ReduceOp::max}) {
         reduce(DType::float32, op, out, zeros, 3, 1);
         EXPECT(std::signbit(out[0]), "op %d of -0, +0, -0", static_cast<int>(op));
         reduce(DType::float32, op, out, zeros + 1, 2, 1);
@@ -201,12 +201,12 @@ void test_reduce() {
     const float complex[] = {1, 2, 3, 4}, other[] = {0.5f, -2, 1, 8};
     const void* const both[] = {complex, other};
     float mean[4];
-    reduce(DType::complex64, Reduce::avg, mean, both, 2, 2);
+    reduce(DType::complex64, ReduceOp::avg, mean, both, 2, 2);
     EXPECT(mean[0] == 0.75f && mean[1] == 0 && mean[2] == 2 && mean[3] == 6, "mean of complex numbers");
     const uint16_t big[] = {0x7BFF}, negative[] = {0xFBFF};  // 65504: the sum overflows float16 but not its accumulator
     uint16_t sum[1];
     const void* const three[] = {big, big, negative};
-    reduce(DType::float16, Reduce::sum, sum, three, 3, 1);
+    reduce(DType::float16, ReduceOp::sum, sum, three, 3, 1);
     EXPECT(sum[0] == 0x7BFF, "%04x", sum[0]);
 }
 
@@ -214,7 +214,7 @@ void test_refusals() {
     const unsigned char one[16] = {};
     unsigned char out[16];
     const void* const inputs[] = {one, one};
-    const auto refused = [&](DType dtype, Reduce op, size_t n_inputs) {
+    const auto refused = [&](DType dtype, ReduceOp op, size_t n_inputs) {
         try {
             reduce(dtype, op, out, inputs, n_inputs, 1);
         } catch (const Error& error) {
@@ -226,18 +226,18 @@ void test_refusals() {
         const auto dtype = static_cast<DType>(i);
         const bool known = std::find(std::begin(arithmetic), std::end(arithmetic), dtype) != std::end(arithmetic);
         const bool is_float = known && dtype >= DType::float16;
-        for (const Reduce op : ops) {
+        for (const ReduceOp op : ops) {
             const bool is_complex = dtype == DType::complex64 || dtype == DType::complex128;
-            const bool defined = is_complex          ? op <= Reduce::avg
-                                 : op == Reduce::avg ? is_float
-                                 : op > Reduce::prod ? known && !is_float
-                                                     : known;
+            const bool defined = is_complex            ? op <= ReduceOp::avg
+                                 : op == ReduceOp::avg ? is_float
+                                 : op > ReduceOp::prod ? known && !is_float
+                                                       : known;
             EXPECT(reduces(dtype, op) == defined, "%zu op %d", i, static_cast<int>(op));
             EXPECT(refused(dtype, op, 2) == !defined, "%zu op %d", i, static_cast<int>(op));
         }
     }
-    EXPECT(refused(DType::float32, Reduce::sum, 0), "n_inputs 0");
-    EXPECT(refused(DType::float32, static_cast<Reduce>(9), 2), "op 9");
+    EXPECT(refused(DType::float32, ReduceOp::sum, 0), "n_inputs 0");
+    EXPECT(refused(DType::float32, static_cast<ReduceOp>(9), 2), "op 9");
 }
 
 // ---- copies

@@ -102,7 +102,7 @@ def call_core(communicator: Communicator) -> list[Outcome]:
         return communicator.core
 
     operation = _core.AllToAllVOperation(param, connect=connect)
-    buffers = (x.ctypes.data, 60, out.ctypes.data, 4)
+    buffers = [(x.ctypes.data, 60)], [(out.ctypes.data, 4)]
     stranger = AllToAllVParam(**(BASE | {"rank": 1 - rank}))
     outcomes = [
         outcome(operation.execute, *buffers),
@@ -112,12 +112,12 @@ def call_core(communicator: Communicator) -> list[Outcome]:
         outcome(operation.setup, inputs, outputs * 2),
         outcome(operation.setup, inputs, outputs),
         outcome(operation.execute, *buffers, SECONDS),
-        outcome(operation.execute, 0, 60, out.ctypes.data, 4),
-        outcome(operation.execute, x.ctypes.data, 60, 0, 4),
-        outcome(operation.execute, x.ctypes.data, 59, out.ctypes.data, 4),
-        outcome(operation.execute, x.ctypes.data, 60, out.ctypes.data, 5),
-        outcome(operation.execute, x.ctypes.data, 60, x.ctypes.data + 59, 4),
-        outcome(operation.execute, out.ctypes.data - 59, 60, out.ctypes.data, 4),
+        outcome(operation.execute, [(0, 60)], [(out.ctypes.data, 4)]),
+        outcome(operation.execute, [(x.ctypes.data, 60)], [(0, 4)]),
+        outcome(operation.execute, [(x.ctypes.data, 59)], [(out.ctypes.data, 4)]),
+        outcome(operation.execute, [(x.ctypes.data, 60)], [(out.ctypes.data, 5)]),
+        outcome(operation.execute, [(x.ctypes.data, 60)], [(x.ctypes.data + 59, 4)]),
+        outcome(operation.execute, [(out.ctypes.data - 59, 60)], [(out.ctypes.data, 4)]),
         outcome(operation.setup, inputs, inputs),
         outcome(operation.execute, *buffers),
         outcome(_core.AllToAllVOperation(stranger, communicator=communicator.core).setup, inputs, outputs),

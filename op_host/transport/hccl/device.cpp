@@ -66,14 +66,14 @@ aclrtStream Device::stream() {
     return stream_;
 }
 
-void Device::abandon(aclrtStream stream) {
-    if (stream == stream_) stream_ = nullptr;
-}
-
 bool Device::wait(aclrtStream stream, std::chrono::steady_clock::time_point deadline, const std::string& where,
                   const std::function<void()>& poll) {
     const auto synchronize = [stream] { return cann().aclrtSynchronizeStreamWithTimeout(stream, slice_ms); };
-    return wait_until(synchronize, "aclrtSynchronizeStreamWithTimeout", deadline, where, poll);
+    const bool ours = stream == stream_;
+    if (ours) stream_ = nullptr;
+    if (!wait_until(synchronize, "aclrtSynchronizeStreamWithTimeout", deadline, where, poll)) return false;
+    if (ours) stream_ = stream;
+    return true;
 }
 
 bool Device::wait_for_all(std::chrono::steady_clock::time_point deadline, const std::string& where,

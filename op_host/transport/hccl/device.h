@@ -36,13 +36,11 @@ class Device {
     /// A stream of our own, made at first use. Only in the communicator's turn.
     aclrtStream stream();
 
-    /// Leaves `stream` as it is, if it is ours: to destroy one means to wait for what is on it.
-    void abandon(aclrtStream stream);
-
     /// Waits until everything on `stream` is done; calls `poll` about every 20 ms, which may throw to give up.
-    /// False when `deadline` has passed first. Throws `Error` for what failed on the device.
-    static bool wait(aclrtStream stream, std::chrono::steady_clock::time_point deadline, const std::string& where,
-                     const std::function<void()>& poll);
+    /// False when `deadline` has passed first. Throws `Error` for what failed on the device. A stream of ours that did
+    /// not come to its end is left as it is: to destroy one means to wait for what is on it.
+    bool wait(aclrtStream stream, std::chrono::steady_clock::time_point deadline, const std::string& where,
+              const std::function<void()>& poll);
 
     /// The same for everything on the calling thread's device, whoever has enqueued it.
     static bool wait_for_all(std::chrono::steady_clock::time_point deadline, const std::string& where,

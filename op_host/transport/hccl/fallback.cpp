@@ -19,24 +19,33 @@ int32_t token(int from, int to, int size) {
 
 }  // namespace
 
+void HcclCommunicator::on_device(const char* name, std::span<const std::byte> input, std::span<std::byte> heard,
+                                 aclrtStream stream, TimePoint limit, const std::string& where,
+                                 const std::function<void(char*, char*)>& call) {
+    const DeviceMemory from(input.size(), where), to(heard.size(), where);
+    Device::copy(from.data(), input.data(), input.size(), ACL_MEMCPY_HOST_TO_DEVICE, where);
+    Device::copy(to.data(), heard.data(), heard.size(), ACL_MEMCPY_HOST_TO_DEVICE, where);
+    call(from.data(), to.data());
+    wait(name, stream, limit, where);
+    Device::copy(heard.data(), to.data(), heard.size(), ACL_MEMCPY_DEVICE_TO_HOST, where);
+}
+
 void HcclCommunicator::check_data_path() {
     const std::string where = "the self-check of domain '" + domain() + "'";
     const auto ranks = static_cast<size_t>(size());
-    const size_t bytes = ranks * sizeof(int32_t);
+    aclrtStream stream = device_->stream();
     std::vector<int32_t> sent(ranks), heard(ranks, -1);
     for (int j = 0; j < size(); ++j) sent[static_cast<size_t>(j)] = token(rank(), j, size());
-    const DeviceMemory input(bytes, where), output(bytes, where);
-    Device::copy(input.data(), sent.data(), bytes, ACL_MEMCPY_HOST_TO_DEVICE, where);
-    Device::copy(output.data(), heard.data(), bytes, ACL_MEMCPY_HOST_TO_DEVICE, where);
     WireLayout layout(4 * ranks, 1);
     std::iota(layout.begin() + static_cast<ptrdiff_t>(ranks), layout.begin() + static_cast<ptrdiff_t>(2 * ranks), 0);
     std::iota(layout.begin() + static_cast<ptrdiff_t>(3 * ranks), layout.end(), 0);
-    comm_->all_to_all_v(input.data(), output.data(), layout, HCCL_DATA_TYPE_INT32, device_->stream(), where);
-    wait("check-wait", device_->stream(), deadline(-1), where);
-    Device::copy(heard.data(), output.data(), bytes, ACL_MEMCPY_DEVICE_TO_HOST, where);
+    on_device("check-wait", std::as_bytes(std::span(sent)), std::as_writable_bytes(std::span(heard)), stream,
+              deadline(-1), where, [&](char* input, char* output) {
+                  comm_->all_to_all_v(input, output, layout, HCCL_DATA_TYPE_INT32, stream, where);
+              });
     bool right = true;
     for (int j = 0; j < size(); ++j) right = right && heard[static_cast<size_t>(j)] == token(j, rank(), size());
-    falls_back_ = !all_saw(right, device_->stream(), where);
+    falls_back_ = !all_saw(right, stream, where);
     if (falls_back_ && rank() == 0 && hooks().warn)
         hooks().warn("domain '" + domain() +
                      "': HcclAlltoAllV returned success and did not move the data, as some CANN releases do; "
@@ -45,16 +54,12 @@ void HcclCommunicator::check_data_path() {
 
 /// All ranks must come to one decision.
 bool HcclCommunicator::all_saw(bool right, aclrtStream stream, const std::string& where) {
-    const auto ranks = static_cast<size_t>(size());
     const int32_t verdict = right ? passed : failed;
-    std::vector<int32_t> heard(ranks, -1);
-    const size_t bytes = ranks * sizeof(int32_t);
-    const DeviceMemory input(sizeof verdict, where), output(bytes, where);
-    Device::copy(input.data(), &verdict, sizeof verdict, ACL_MEMCPY_HOST_TO_DEVICE, where);
-    Device::copy(output.data(), heard.data(), bytes, ACL_MEMCPY_HOST_TO_DEVICE, where);
-    comm_->all_gather(input.data(), output.data(), 1, HCCL_DATA_TYPE_INT32, stream, where);
-    wait("verdict-wait", stream, deadline(-1), where);
-    Device::copy(heard.data(), output.data(), bytes, ACL_MEMCPY_DEVICE_TO_HOST, where);
+    std::vector<int32_t> heard(static_cast<size_t>(size()), -1);
+    on_device("verdict-wait", std::as_bytes(std::span(&verdict, 1)), std::as_writable_bytes(std::span(heard)), stream,
+              deadline(-1), where, [&](char* input, char* output) {
+                  comm_->all_gather(input, output, 1, HCCL_DATA_TYPE_INT32, stream, where);
+              });
     for (const int32_t other : heard)
         if (other != passed && other != failed)
             throw Error(ErrorClass::hccl, ErrorType::HCCL_FAIL,
@@ -88,14 +93,12 @@ bool HcclCommunicator::reduces_rightly(OpKind op, aclrtStream stream, const std:
     std::iota(mine.begin(), mine.end(), 1 + rank());
     int32_t expected = 0, heard = -1;
     for (int i = 0; i < size(); ++i) expected += 1 + i + (scatters ? rank() : 0);
-    const DeviceMemory input(mine.size() * sizeof(int32_t), where), output(sizeof heard, where);
-    begin_launch(stream, where);
-    Device::copy(input.data(), mine.data(), mine.size() * sizeof(int32_t), ACL_MEMCPY_HOST_TO_DEVICE, where);
-    Device::copy(output.data(), &heard, sizeof heard, ACL_MEMCPY_HOST_TO_DEVICE, where);
     const auto reduce = scatters ? &HcclGroup::reduce_scatter : &HcclGroup::all_reduce;
-    (*comm_.*reduce)(input.data(), output.data(), 1, HCCL_DATA_TYPE_INT32, HCCL_REDUCE_SUM, stream, where);
-    wait("reduction-check-wait", stream, deadline(-1), where);
-    Device::copy(&heard, output.data(), sizeof heard, ACL_MEMCPY_DEVICE_TO_HOST, where);
+    begin_launch(stream, where);
+    on_device("reduction-check-wait", std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(&heard, 1)),
+              stream, deadline(-1), where, [&](char* input, char* output) {
+                  (*comm_.*reduce)(input, output, 1, HCCL_DATA_TYPE_INT32, HCCL_REDUCE_SUM, stream, where);
+              });
     return all_saw(heard == expected, stream, where);
 }
 
@@ -106,15 +109,11 @@ void HcclCommunicator::gather_and_slice(const Exchange& x, void* output, std::sp
     const size_t element = size_of(x.dtype), unit = x.byte_displs ? 1 : element;
 
     // Every rank's send counts, then every rank's packed input, padded to the longest.
-    const size_t row_bytes = ranks * sizeof(int64_t);
     std::vector<int64_t> rows(ranks * ranks);
-    {
-        const DeviceMemory row(row_bytes, where), all(ranks * row_bytes, where);
-        Device::copy(row.data(), x.send_counts.data(), row_bytes, ACL_MEMCPY_HOST_TO_DEVICE, where);
-        comm_->all_gather(row.data(), all.data(), ranks, HCCL_DATA_TYPE_INT64, stream, where);
-        wait("fallback-counts", stream, limit, where);
-        Device::copy(rows.data(), all.data(), ranks * row_bytes, ACL_MEMCPY_DEVICE_TO_HOST, where);
-    }
+    on_device("fallback-counts", std::as_bytes(x.send_counts), std::as_writable_bytes(std::span(rows)), stream, limit,
+              where, [&](char* counts, char* all_counts) {
+                  comm_->all_gather(counts, all_counts, ranks, HCCL_DATA_TYPE_INT64, stream, where);
+              });
     size_t longest = 0;
     for (size_t j = 0; j < ranks; ++j) {
         const std::span<const int64_t> row(rows.data() + j * ranks, ranks);

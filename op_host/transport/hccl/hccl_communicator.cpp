@@ -3,10 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 
 #include "base/abandon.h"
+#include "base/seconds_text.h"
 #include "core/hooks.h"
 #include "transport/hccl/library.h"
 #include "transport/hccl/result.h"
@@ -89,12 +89,10 @@ void HcclCommunicator::find_control(const Meet& meet) {
     const auto gather = [&](const std::string& mine) {
         const size_t bytes = mine.size(), ranks = static_cast<size_t>(size());
         std::string all(ranks * bytes, '\0');
-        const DeviceMemory input(bytes, where), output(ranks * bytes, where);
-        Device::copy(input.data(), mine.data(), bytes, ACL_MEMCPY_HOST_TO_DEVICE, where);
-        Device::copy(output.data(), all.data(), all.size(), ACL_MEMCPY_HOST_TO_DEVICE, where);
-        comm_->all_gather(input.data(), output.data(), bytes, HCCL_DATA_TYPE_UINT8, device_->stream(), where);
-        wait("meeting-wait", device_->stream(), deadline(-1), where);
-        Device::copy(all.data(), output.data(), all.size(), ACL_MEMCPY_DEVICE_TO_HOST, where);
+        on_device("meeting-wait", std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)),
+                  device_->stream(), deadline(-1), where, [&](char* input, char* output) {
+                      comm_->all_gather(input, output, bytes, HCCL_DATA_TYPE_UINT8, device_->stream(), where);
+                  });
         std::vector<std::string> parts;
         for (size_t j = 0; j < ranks; ++j) parts.push_back(all.substr(j * bytes, bytes));
         return parts;
@@ -152,20 +150,13 @@ void HcclCommunicator::wait(const char* name, aclrtStream stream, TimePoint dead
     if (!synchronizes(name)) return;
     const auto begin = Clock::now();
     try {
-        if (Device::wait(stream, deadline, where, [&] { poll(where); })) return;
+        if (device_->wait(stream, deadline, where, [&] { poll(where); })) return;
     } catch (const Error&) {
-        device_->abandon(stream);
         if (comm_) comm_->check_async_error(where);  // HCCL knows more than the stream
         throw;
-    } catch (...) {
-        device_->abandon(stream);
-        throw;
     }
-    device_->abandon(stream);
     const double waited = std::chrono::duration<double>(Clock::now() - begin).count();
-    char text[32];
-    std::snprintf(text, sizeof text, "%.1f s", waited);
-    throw comm_timeout(where + ": the device was not done after " + text +
+    throw comm_timeout(where + ": the device was not done after " + seconds_text(waited) +
                        ": a rank is late or gone; HCCL itself waits for HCCL_EXEC_TIMEOUT seconds");
 }
 

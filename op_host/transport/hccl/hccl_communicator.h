@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -98,6 +99,10 @@ class HcclCommunicator final : public Communicator {
     void begin_launch(aclrtStream stream, const std::string& where);
 
     // fallback.cpp
+    /// Runs `call(input, output)`, which enqueues on `stream`, on the device's copies of these; `heard` holds none of
+    /// the right values before, and what has come after. `name`: of the wait for it.
+    void on_device(const char* name, std::span<const std::byte> input, std::span<std::byte> heard, aclrtStream stream,
+                   TimePoint limit, const std::string& where, const std::function<void(char*, char*)>& call);
     void check_data_path();
     void check_reduction(OpKind op, aclrtStream stream);
     bool reduces_rightly(OpKind op, aclrtStream stream, const std::string& where);

@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/seconds_text.h"
 #include "core/hooks.h"
 #include "transport/hccl/library.h"
 #include "transport/hccl/result.h"
@@ -90,9 +91,7 @@ HcclResult init(const HcclOptions& options, std::atomic<const char*>& call, Hccl
 }
 
 Error late(const std::string& where, const std::string& call, double waited) {
-    char seconds[32];
-    std::snprintf(seconds, sizeof seconds, "%.1f s", waited);
-    return comm_timeout(where + ": " + call + " was not done after " + seconds +
+    return comm_timeout(where + ": " + call + " was not done after " + seconds_text(waited) +
                         ": a rank is late or gone; HCCL itself waits for HCCL_CONNECT_TIMEOUT seconds");
 }
 

@@ -38,8 +38,7 @@ uint64_t ShmCommunicator::reduce_small(const Reduction& r, Row& mine) {
     if (length == 0) return 0;
     sources_.clear();
     for (int j = 0; j < size(); ++j) sources_.push_back(control_->payload(control_->row(j)) + first * element);
-    kernel::reduce(r.dtype, static_cast<kernel::Reduce>(r.reduce_op), r.output, sources_.data(), sources_.size(),
-                   length);
+    kernel::reduce(r.dtype, r.reduce_op, r.output, sources_.data(), sources_.size(), length);
     this->count(Path::inlined, length * element);
     return length * element;
 }
@@ -76,8 +75,8 @@ struct ReduceStages {
         char* const shared = gathers && !outputs.empty() ? output() + at(me, step) : nullptr;
         const bool bounce = shared != nullptr && writer.streams();  // of scratch that no peer reads
         if (shared != nullptr && !bounce) result = shared;
-        kernel::reduce(reduction.dtype, static_cast<kernel::Reduce>(reduction.reduce_op), result, sources.data(),
-                       sources.size(), n / size_of(reduction.dtype));
+        kernel::reduce(reduction.dtype, reduction.reduce_op, result, sources.data(), sources.size(),
+                       n / size_of(reduction.dtype));
         if (bounce) writer.stream(shared, result, n);
     }
     void decode(size_t part, size_t step, const char* result) const {

@@ -20,8 +20,6 @@
 namespace alltoallv {
 namespace {
 
-static_assert(static_cast<int>(ReduceOp::bxor) == static_cast<int>(kernel::Reduce::bxor));
-
 /// Threads of a rank that copy: a few fill the memory's bandwidth.
 constexpr int most_copy_threads = 4;
 
@@ -187,7 +185,7 @@ void ShmCommunicator::exchange(const Exchange& exchange, double timeout) {
 }
 
 void ShmCommunicator::reduce(const Reduction& reduction, double timeout) {
-    if (!kernel::reduces(reduction.dtype, static_cast<kernel::Reduce>(reduction.reduce_op))) {
+    if (!kernel::reduces(reduction.dtype, reduction.reduce_op)) {
         const Error error = invalid_param("op '" + std::string(name_of(reduction.reduce_op)) +
                                           "' is not defined for dtype " + std::string(name_of(reduction.dtype)));
         fail(reduction.op, error);

@@ -29,9 +29,7 @@ std::vector<Part> parts_of(const Reduction& r, size_t total) {
 }
 
 void reduce_into(const Reduction& r, char* out, const std::vector<const void*>& sources, size_t bytes) {
-    if (bytes > 0)
-        kernel::reduce(r.dtype, static_cast<kernel::Reduce>(r.reduce_op), out, sources.data(), sources.size(),
-                       bytes / size_of(r.dtype));
+    if (bytes > 0) kernel::reduce(r.dtype, r.reduce_op, out, sources.data(), sources.size(), bytes / size_of(r.dtype));
 }
 
 }  // namespace

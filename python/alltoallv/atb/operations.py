@@ -96,7 +96,7 @@ class AllToAllVOperation(Operation):
         target = self._checked(adapter.allocate, expected.shape, expected.dtype, x) if out is None else out
 
         def start(stream: int) -> None:
-            self._core.execute(*adapter.region(x), *adapter.region(target), timeout, stream)
+            self._core.execute([adapter.region(x)], [adapter.region(target)], timeout, stream)
 
         if self._npu:
             adapter.launch(x, start)

@@ -120,21 +120,10 @@ class AllToAllVParam(_core.AllToAllVParam):
         comm_domain: str = "",
         rsv: bytes | Sequence[int] = b"",
     ) -> None:
-        super().__init__(
-            rank=rank,
-            rank_size=rank_size,
-            rank_root=rank_root,
-            send_counts=send_counts,
-            sdispls=sdispls,
-            recv_counts=recv_counts,
-            rdispls=rdispls,
-            backend=backend,
-            hccl_comm=hccl_comm,
-            comm_mode=comm_mode,
-            rank_table_file=rank_table_file,
-            comm_domain=comm_domain,
-            rsv=rsv,
-        )
+        given = {name: value for name, value in locals().items() if name in KEYS.values()}
+        super().__init__()
+        for name, value in given.items():
+            setattr(self, name, value)
 
     @classmethod
     def from_json(cls, data: str | bytes | Mapping[str, Any]) -> AllToAllVParam:

@@ -22,27 +22,13 @@ enum aclDataType {
     ACL_BOOL = 12,
     ACL_COMPLEX64 = 16,
     ACL_COMPLEX128 = 17,
-    ACL_BF16 = 27,
+    ACL_BF16 = 27
 };
 
-enum aclFormat {
-    ACL_FORMAT_UNDEFINED = -1,
-    ACL_FORMAT_NCHW = 0,
-    ACL_FORMAT_ND = 2,
-};
-
-enum aclMemType {
-    ACL_MEMTYPE_DEVICE = 0,
-    ACL_MEMTYPE_HOST = 1,
-};
-
-enum aclopEngineType {
-    ACL_ENGINE_SYS = 0,
-};
-
-enum aclopCompileType {
-    ACL_COMPILE_SYS = 0,
-};
+enum aclFormat : int { ACL_FORMAT_UNDEFINED = -1 };
+enum aclMemType : int { ACL_MEMTYPE_DEVICE = 0 };
+enum aclopEngineType : int;
+enum aclopCompileType : int;
 
 struct aclTensorDesc;
 struct aclDataBuffer;

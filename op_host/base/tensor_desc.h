@@ -1,4 +1,4 @@
-// A tensor as the core sees it: address, element type, shape, layout; nothing owned.
+// A tensor as ATB describes it: element type, shape, layout.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,6 @@ struct TensorDesc {
     DType dtype = DType::float32;
     std::vector<int64_t> shape;
     Format format = Format::nd;
-};
-
-struct TensorView {
-    void* data = nullptr;
-    TensorDesc desc;
 };
 
 }  // namespace alltoallv
