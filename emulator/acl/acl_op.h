@@ -2,7 +2,7 @@
 // attributes, and the call itself (libacl_op_compiler.so). Only the emulator uses it.
 #pragma once
 
-#include "abi/acl.h"
+#include "acl/acl_api.h"
 
 using aclFloat16 = uint16_t;
 

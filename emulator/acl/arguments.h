@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "abi/acl.h"
+#include "acl/acl_api.h"
 #include "runtime/failure.h"
 
 /// The body of an ACL function: faults, then the block; Failures become messages and codes.

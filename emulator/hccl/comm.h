@@ -9,8 +9,8 @@
 #include <string>
 #include <utility>
 
-#include "abi/hccl.h"
 #include "core/communicator.h"
+#include "hccl/hccl_api.h"
 #include "runtime/memory.h"
 
 namespace alltoallv::emulator {

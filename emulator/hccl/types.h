@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <string>
 
-#include "abi/hccl.h"
 #include "core/collective.h"
+#include "hccl/hccl_api.h"
 
 namespace alltoallv::emulator {
 

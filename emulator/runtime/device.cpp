@@ -5,7 +5,7 @@
 #include <mutex>
 #include <string>
 
-#include "abi/acl.h"
+#include "acl/acl_api.h"
 #include "runtime/handles.h"
 #include "runtime/settings.h"
 

@@ -1,6 +1,6 @@
 #include "runtime/event.h"
 
-#include "abi/acl.h"
+#include "acl/acl_api.h"
 #include "runtime/handles.h"
 
 namespace alltoallv::emulator {

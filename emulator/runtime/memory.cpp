@@ -9,7 +9,7 @@
 #include <mutex>
 #include <sstream>
 
-#include "abi/acl.h"
+#include "acl/acl_api.h"
 #include "runtime/failure.h"
 #include "runtime/settings.h"
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "abi/acl.h"
+#include "acl/acl_api.h"
 #include "runtime/device.h"
 #include "runtime/failure.h"
 #include "runtime/handles.h"

@@ -1,6 +1,6 @@
-// The C ABI of HCCL (libhccl.so): communicators, collectives, send and receive.
+// The part of HCCL's C ABI (libhccl.so) that the package calls.
 //
-// Declarations of our own, from facts about the interface; tests/emulator compares them with the headers that the
+// Declarations of our own, from facts about the interface; tests/npu compares them with the headers that the
 // torch_npu wheel ships. Counts and displacements are host arrays of uint64, in elements.
 #pragma once
 
@@ -118,27 +118,9 @@ inline HcclCommConfig hccl_default_config() {
     return config;
 }
 
-enum HcclCommConfigCapability : int { HCCL_COMM_CONFIG_RESERVED = 12 };
-enum HcclConfig : int { HCCL_DETERMINISTIC = 0 };
-
-union HcclConfigValue {
-    int32_t value;
-};
-
-enum HcclSendRecvType { HCCL_SEND = 0, HCCL_RECV = 1 };
-
-struct HcclSendRecvItem {
-    HcclSendRecvType sendRecvType;
-    void* buf;
-    uint64_t count;
-    HcclDataType dataType;
-    uint32_t remoteRank;
-};
-
 #pragma GCC visibility push(default)
 extern "C" {
 
-// --- communicators ---
 HcclResult HcclGetRootInfo(HcclRootInfo* rootInfo);
 HcclResult HcclCommInitRootInfo(uint32_t nRanks, const HcclRootInfo* rootInfo, uint32_t rank, HcclComm* comm);
 HcclResult HcclCommInitRootInfoConfig(uint32_t nRanks, const HcclRootInfo* rootInfo, uint32_t rank,
@@ -146,56 +128,21 @@ HcclResult HcclCommInitRootInfoConfig(uint32_t nRanks, const HcclRootInfo* rootI
 HcclResult HcclCommInitClusterInfo(const char* clusterInfo, uint32_t rank, HcclComm* comm);
 HcclResult HcclCommInitClusterInfoConfig(const char* clusterInfo, uint32_t rank, HcclCommConfig* config,
                                          HcclComm* comm);
-HcclResult HcclCommInitAll(uint32_t ndev, int32_t* devices, HcclComm* comms);
-HcclResult HcclCreateSubCommConfig(HcclComm* comm, uint32_t rankNum, uint32_t* rankIds, uint64_t subCommId,
-                                   uint32_t subCommRankId, HcclCommConfig* config, HcclComm* subComm);
 HcclResult HcclCommDestroy(HcclComm comm);
 HcclResult HcclGetCommName(HcclComm comm, char* commName);
 HcclResult HcclGetRankSize(HcclComm comm, uint32_t* rankSize);
 HcclResult HcclGetRankId(HcclComm comm, uint32_t* rank);
 HcclResult HcclGetCommAsyncError(HcclComm comm, HcclResult* asyncError);
-uint32_t HcclGetCommConfigCapability();
-HcclResult HcclSetConfig(HcclConfig config, HcclConfigValue configValue);
-HcclResult HcclGetConfig(HcclConfig config, HcclConfigValue* configValue);
 const char* HcclGetErrorString(HcclResult code);
-
-// --- data movement ---
-HcclResult HcclAlltoAll(const void* sendBuf, uint64_t sendCount, HcclDataType sendType, const void* recvBuf,
-                        uint64_t recvCount, HcclDataType recvType, HcclComm comm, aclrtStream stream);
 HcclResult HcclAlltoAllV(const void* sendBuf, const void* sendCounts, const void* sdispls, HcclDataType sendType,
                          const void* recvBuf, const void* recvCounts, const void* rdispls, HcclDataType recvType,
                          HcclComm comm, aclrtStream stream);
-HcclResult HcclAlltoAllVC(const void* sendBuf, const void* sendCountMatrix, HcclDataType sendType, const void* recvBuf,
-                          HcclDataType recvType, HcclComm comm, aclrtStream stream);
 HcclResult HcclAllGather(void* sendBuf, void* recvBuf, uint64_t sendCount, HcclDataType dataType, HcclComm comm,
                          aclrtStream stream);
-HcclResult HcclAllGatherV(void* sendBuf, uint64_t sendCount, void* recvBuf, const void* recvCounts,
-                          const void* recvDispls, HcclDataType dataType, HcclComm comm, aclrtStream stream);
-HcclResult HcclBroadcast(void* buf, uint64_t count, HcclDataType dataType, uint32_t root, HcclComm comm,
-                         aclrtStream stream);
-HcclResult HcclScatter(void* sendBuf, void* recvBuf, uint64_t recvCount, HcclDataType dataType, uint32_t root,
-                       HcclComm comm, aclrtStream stream);
-HcclResult HcclBarrier(HcclComm comm, aclrtStream stream);
-
-// --- reductions ---
 HcclResult HcclAllReduce(void* sendBuf, void* recvBuf, uint64_t count, HcclDataType dataType, HcclReduceOp op,
                          HcclComm comm, aclrtStream stream);
-HcclResult HcclReduce(void* sendBuf, void* recvBuf, uint64_t count, HcclDataType dataType, HcclReduceOp op,
-                      uint32_t root, HcclComm comm, aclrtStream stream);
 HcclResult HcclReduceScatter(void* sendBuf, void* recvBuf, uint64_t recvCount, HcclDataType dataType, HcclReduceOp op,
                              HcclComm comm, aclrtStream stream);
-HcclResult HcclReduceScatterV(void* sendBuf, const void* sendCounts, const void* sendDispls, void* recvBuf,
-                              uint64_t recvCount, HcclDataType dataType, HcclReduceOp op, HcclComm comm,
-                              aclrtStream stream);
-
-// --- point to point ---
-HcclResult HcclSend(void* sendBuf, uint64_t count, HcclDataType dataType, uint32_t destRank, HcclComm comm,
-                    aclrtStream stream);
-HcclResult HcclRecv(void* recvBuf, uint64_t count, HcclDataType dataType, uint32_t srcRank, HcclComm comm,
-                    aclrtStream stream);
-HcclResult HcclBatchSendRecv(HcclSendRecvItem* sendRecvInfo, uint32_t itemNum, HcclComm comm, aclrtStream stream);
-HcclResult HcclGroupStart();
-HcclResult HcclGroupEnd();
 
 }  // extern "C"
 #pragma GCC visibility pop

@@ -85,24 +85,34 @@ nb::object learn(Communicator& communicator, Request request, const ArrayPair& g
     return given.framework->make(like, ready->request().shape_for(learnt.counts), std::move(learnt.block));
 }
 
+/// A call on what `read` makes of its other arguments, with the output given or, where there is none, one made.
+template <class Read>
+nb::object call(Communicator& communicator, OpKind op, const ArrayPair& given, nb::handle input, nb::object output,
+                bool async_op, nb::handle timeout, Read read) {
+    Target target{};
+    double limit = -1;
+    Request request = guarded(communicator, op, [&] {
+        limit = read_timeout(timeout);
+        Request made = read();
+        if (!made.learns && made.row != 0) target = target_of(given, input, std::move(output), made);
+        return made;
+    });
+    if (request.row == 0) return nb::none();
+    if (request.learns) return learn(communicator, std::move(request), given, input, async_op, limit);
+    return run(communicator, std::move(request), given, std::move(target), async_op, limit);
+}
+
 nb::object all_to_all_v(Communicator& communicator, nb::handle input, nb::object out, nb::handle send_counts,
                         nb::handle recv_counts, nb::handle sdispls, nb::handle rdispls, nb::handle unit, bool async_op,
                         nb::handle timeout) {
     const std::optional<ArrayPair> given = arrays_given(input, out);
     if (!given) return nb::none();
-    Target target{};
-    double limit = -1;
-    Request request = guarded(communicator, OpKind::all_to_all_v, [&] {
-        limit = read_timeout(timeout);
+    return call(communicator, OpKind::all_to_all_v, *given, input, std::move(out), async_op, timeout, [&] {
         Request made = read_all_to_all_v(communicator.size(), given->input.shape, send_counts, recv_counts, sdispls,
                                          rdispls, unit, given->output_shape());
         if (given->output) check_apart(given->output->bytes(), given->input.bytes());
-        if (!made.learns && made.row != 0) target = target_of(*given, input, std::move(out), made);
         return made;
     });
-    if (request.row == 0) return nb::none();
-    if (request.learns) return learn(communicator, std::move(request), *given, input, async_op, limit);
-    return run(communicator, std::move(request), *given, std::move(target), async_op, limit);
 }
 
 nb::object all_to_all_single(Communicator& communicator, nb::object output, nb::handle input,
@@ -111,28 +121,21 @@ nb::object all_to_all_single(Communicator& communicator, nb::object output, nb::
     if (output.is_none()) return nb::none();
     const std::optional<ArrayPair> given = arrays_given(input, output);
     if (!given) return nb::none();
-    double limit = -1;
-    Request request = guarded(communicator, OpKind::all_to_all_single, [&] {
-        limit = read_timeout(timeout);
+    return call(communicator, OpKind::all_to_all_single, *given, input, std::move(output), async_op, timeout, [&] {
         Request made = read_all_to_all_single(communicator.size(), given->output->shape, given->input.shape,
                                               output_split_sizes, input_split_sizes);
         check_apart(given->output->bytes(), given->input.bytes());
         if (!compares_rows) made.row = 1;
         return made;
     });
-    return run(communicator, std::move(request), *given, {std::move(output), given->output->address}, async_op, limit);
 }
 
 nb::object gather(Communicator& communicator, OpKind op, nb::object output, nb::handle input, bool async_op,
                   nb::handle timeout) {
     const std::optional<ArrayPair> given = arrays_given(input, output);
     if (!given) return nb::none();
-    Target target{};
-    double limit = -1;
-    Request request = guarded(communicator, op, [&] {
-        limit = read_timeout(timeout);
-        const auto each = static_cast<int64_t>(given->input.size);
-        Request made = gather_request(op, communicator.size(), each);
+    return call(communicator, op, *given, input, std::move(output), async_op, timeout, [&] {
+        Request made = gather_request(op, communicator.size(), static_cast<int64_t>(given->input.size));
         made.shape.assign(given->input.shape.begin(), given->input.shape.end());
         made.shape.insert(made.shape.begin(), communicator.size());
         if (given->output) {
@@ -140,10 +143,8 @@ nb::object gather(Communicator& communicator, OpKind op, nb::object output, nb::
                            static_cast<int64_t>(given->output->size), given->input.shape, communicator.size());
             check_gather_apart(given->output->bytes(), given->input.bytes(), communicator.rank());
         }
-        target = target_of(*given, input, std::move(output), made);
         return made;
     });
-    return run(communicator, std::move(request), *given, std::move(target), async_op, limit);
 }
 
 /// By a layout that has been made of counts before: int64 of shape [4, W], in elements. Transposed, what was received
@@ -167,14 +168,12 @@ nb::object exchange(Communicator& communicator, const std::string& op, nb::handl
             return nb::none();
         }
     }
-    Target target{};
-    guarded(communicator, kind, [&] {
+    return call(communicator, kind, *given, input, nb::none(), false, nb::none(), [&] {
         request.check(static_cast<int64_t>(given->input.size), numel_out);
         if (numel_out >= 0) request.shape[0] = numel_out;
         request.row = std::max<int64_t>(row, 1);
-        target = target_of(*given, input, nb::none(), request);
+        return std::move(request);
     });
-    return run(communicator, std::move(request), *given, std::move(target), false, -1);
 }
 
 std::optional<ReduceOp> reduction_of(nb::handle op, DType dtype) {
@@ -209,25 +208,21 @@ nb::object reduce(Communicator& communicator, const std::string& op, nb::handle 
     if (!combine || !fits) return nb::none();
     if (given->output && !in_place && overlaps(given->output->bytes(), given->input.bytes())) return nb::none();
     const Target target = guarded(communicator, kind, [&] { return target_of(*given, input, output, result); });
-    const std::vector<int64_t> counts = scatters ? std::vector<int64_t>(size, static_cast<int64_t>(numel))
-                                                 : even_parts(static_cast<int64_t>(numel), communicator.size());
-    Reduction call;
-    call.op = kind;
-    call.dtype = given->input.dtype;
-    call.reduce_op = *combine;
-    call.input = pointer<const void>(given->input.address);
-    call.output = pointer<void>(target.address);
-    if (async_op) {
-        WorkPtr work = communicator.begin(kind, [call, counts, &communicator, timeout]() mutable {
-            call.counts = counts;
-            communicator.reduce(call, timeout);
-        });
-        return nb::make_tuple(target.array, std::move(work));
-    }
-    call.counts = counts;
+    auto call = std::make_shared<ReadyReduction>();
+    call->counts = scatters ? std::vector<int64_t>(size, static_cast<int64_t>(numel))
+                            : even_parts(static_cast<int64_t>(numel), communicator.size());
+    call->reduction.op = kind;
+    call->reduction.dtype = given->input.dtype;
+    call->reduction.reduce_op = *combine;
+    call->reduction.input = pointer<const void>(given->input.address);
+    call->reduction.output = pointer<void>(target.address);
+    if (async_op)
+        return nb::make_tuple(target.array, communicator.begin(kind, [call, &communicator, timeout] {
+            call->run(communicator, timeout);
+        }));
     {
         const nb::gil_scoped_release release;
-        communicator.reduce(call, timeout);
+        call->run(communicator, timeout);
     }
     return target.array;
 }

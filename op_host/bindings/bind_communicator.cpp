@@ -4,6 +4,7 @@
 
 #include "base/caches.h"
 #include "bindings/bindings.h"
+#include "bindings/plan.h"
 #include "bootstrap/registry.h"
 #include "control/trace.h"
 #include "core/communicator.h"
@@ -35,27 +36,17 @@ std::vector<CommunicatorPtr> make_threads(const CommunicatorOptions& common) {
     return communicators;
 }
 
-struct OwnedReduction {
+ReadyReduction reduction_of(const std::string& op, const std::string& dtype, const std::string& reduce_op,
+                            uintptr_t input, uintptr_t output, std::vector<int64_t> counts, int64_t root) {
     Reduction reduction;
-    std::vector<int64_t> counts;
-
-    OwnedReduction(const std::string& op, const std::string& dtype, const std::string& reduce_op, uintptr_t input,
-                   uintptr_t output, std::vector<int64_t> counts_per_rank, int64_t root = 0)
-        : counts(std::move(counts_per_rank)) {
-        reduction.op = op_from_name(op);
-        reduction.dtype = dtype_from_name(dtype);
-        reduction.reduce_op = reduce_op_from_name(reduce_op);
-        reduction.input = pointer(input);
-        reduction.output = pointer(output);
-        reduction.root = root;
-    }
-
-    void run(Communicator& communicator, double timeout, void* stream = nullptr) {
-        reduction.counts = counts;
-        reduction.stream = stream;
-        communicator.reduce(reduction, timeout);
-    }
-};
+    reduction.op = op_from_name(op);
+    reduction.dtype = dtype_from_name(dtype);
+    reduction.reduce_op = reduce_op_from_name(reduce_op);
+    reduction.input = pointer(input);
+    reduction.output = pointer(output);
+    reduction.root = root;
+    return {reduction, std::move(counts)};
+}
 
 }  // namespace
 
@@ -118,31 +109,24 @@ void bind_communicator(nb::module_& m) {
             "reduce",
             [](Communicator& self, const std::string& op, const std::string& dtype, const std::string& reduce_op,
                uintptr_t input, uintptr_t output, std::vector<int64_t> counts, double timeout, uintptr_t stream,
-               int64_t root) {
-                OwnedReduction call(op, dtype, reduce_op, input, output, std::move(counts), root);
-                const nb::gil_scoped_release release;
-                call.run(self, timeout, pointer(stream));
-            },
-            "op"_a, "dtype"_a, "reduce_op"_a, "input"_a, "output"_a, "counts"_a, "timeout"_a = -1.0, "stream"_a = 0,
-            "root"_a = 0, "On a device's stream it is enqueued; without one the call blocks. root: of a reduce.")
-        .def(
-            "compare_reduction",
-            [](Communicator& self, const std::string& op, const std::string& dtype, const std::string& reduce_op,
-               std::vector<int64_t> counts, double timeout) {
-                OwnedReduction call(op, dtype, reduce_op, 0, 0, std::move(counts));
-                call.reduction.moves = false;
+               int64_t root, bool moves) {
+                ReadyReduction call = reduction_of(op, dtype, reduce_op, input, output, std::move(counts), root);
+                call.reduction.stream = pointer(stream);
+                call.reduction.moves = moves;
                 const nb::gil_scoped_release release;
                 call.run(self, timeout);
             },
-            "op"_a, "dtype"_a, "reduce_op"_a, "counts"_a, "timeout"_a = -1.0,
-            "The ranks' agreement alone, for who moves the data by other means.")
+            "op"_a, "dtype"_a, "reduce_op"_a, "input"_a, "output"_a, "counts"_a, "timeout"_a = -1.0, "stream"_a = 0,
+            "root"_a = 0, "moves"_a = true,
+            "On a device's stream it is enqueued; without one the call blocks. root: of a reduce. moves: False for the "
+            "ranks' agreement alone, where the data move by other means.")
         .def(
             "submit_reduce",
             [](const CommunicatorPtr& self, const std::string& op, const std::string& dtype,
                const std::string& reduce_op, uintptr_t input, uintptr_t output, std::vector<int64_t> counts,
                double timeout, int64_t root) {
-                auto call =
-                    std::make_shared<OwnedReduction>(op, dtype, reduce_op, input, output, std::move(counts), root);
+                auto call = std::make_shared<ReadyReduction>(
+                    reduction_of(op, dtype, reduce_op, input, output, std::move(counts), root));
                 return self->begin(call->reduction.op, [call, raw = self.get(), timeout] { call->run(*raw, timeout); });
             },
             "op"_a, "dtype"_a, "reduce_op"_a, "input"_a, "output"_a, "counts"_a, "timeout"_a = -1.0, "root"_a = 0)

@@ -1,4 +1,4 @@
-// Exchanges that are ready to run on any buffers that fit them.
+// Exchanges that are ready to run on any buffers that fit them, and reductions.
 #pragma once
 
 #include <cstdint>
@@ -46,6 +46,17 @@ class ReadyExchange {
     Request request_;
     Exchange exchange_;
     ExchangeSummary summary_;
+};
+
+/// A reduction with its counts, for pending calls.
+struct ReadyReduction {
+    Reduction reduction;
+    std::vector<int64_t> counts;
+
+    void run(Communicator& communicator, double timeout) {
+        reduction.counts = counts;
+        communicator.reduce(reduction, timeout);
+    }
 };
 
 /// As Python has it.

@@ -31,8 +31,9 @@ struct Term {
     const float* scales;
 };
 
-/// The sums of codes of one type.
-template <class Code>
+/// The sums of codes of one type. What streams are values, past the caches: groups of a multiple of 8 elements begin at
+/// multiples of 32 bytes.
+template <class Code, Sum kind>
 struct Decoder {
     ALLTOALLV_INLINE static float product(const Bytes* codes, size_t k, float scale) {
         return Code::decode(codes[k]) * scale;
@@ -40,7 +41,7 @@ struct Decoder {
 
     /// One group; `scale_b` is 0 without `b`. Finite products have sums that make no NaN and keep the one that is
     /// there.
-    template <Sum kind, bool finite>
+    template <bool finite>
     ALLTOALLV_INLINE static void add_group(const Bytes* a, float scale_a, const Bytes* b, float scale_b, size_t n,
                                            Bytes* sum) {
         const auto keep = [=](size_t k, float total)
@@ -58,7 +59,7 @@ struct Decoder {
         }
     }
 
-    template <Isa isa, Sum kind>
+    template <Isa isa>
     ALLTOALLV_INLINE static void add_finite_group(const Bytes* a, float scale_a, const Bytes* b, float scale_b,
                                                   size_t n, Bytes* sum) {
         size_t done = 0;
@@ -69,11 +70,11 @@ struct Decoder {
         }
 #endif
         if (done == n) return;
-        add_group<kind, true>(a + done, scale_a, b == nullptr ? nullptr : b + done, scale_b, n - done,
-                              sum + done * sizeof(float));
+        add_group<true>(a + done, scale_a, b == nullptr ? nullptr : b + done, scale_b, n - done,
+                        sum + done * sizeof(float));
     }
 
-    template <Isa isa, Sum kind>
+    template <Isa isa>
     ALLTOALLV_INLINE static void add_terms(const Term& a, const Term& b, size_t count, size_t group_size, void* sum) {
         const bool plain = Code::plain(a.codes, count) && (b.codes == nullptr || Code::plain(b.codes, count));
         with_group_size(group_size, [=](auto size) ALLTOALLV_LAMBDA {
@@ -83,46 +84,26 @@ struct Decoder {
                 const auto* codes_b = b.codes == nullptr ? nullptr : static_cast<const Bytes*>(b.codes) + begin;
                 auto* to = static_cast<Bytes*>(sum) + begin * sizeof(float);
                 if (plain && magnitude_of(scale_a) <= Code::most_scale && magnitude_of(scale_b) <= Code::most_scale) {
-                    add_finite_group<isa, kind>(codes_a, scale_a, codes_b, scale_b, n, to);
+                    add_finite_group<isa>(codes_a, scale_a, codes_b, scale_b, n, to);
                 } else {
-                    add_group<kind, false>(codes_a, scale_a, codes_b, scale_b, n, to);
+                    add_group<false>(codes_a, scale_a, codes_b, scale_b, n, to);
                 }
             });
         });
     }
 
-    template <Isa isa>
-    ALLTOALLV_INLINE static void start_sum(const Term& a, const Term& b, size_t count, size_t group_size, void* sum) {
-        add_terms<isa, Sum::start>(a, b, count, group_size, sum);
-    }
-    template <Isa isa>
-    ALLTOALLV_INLINE static void resume_sum(const Term& a, const Term& b, size_t count, size_t group_size, void* sum) {
-        add_terms<isa, Sum::resume>(a, b, count, group_size, sum);
-    }
-    /// Values, past the caches; groups of a multiple of 8 elements begin at multiples of 32 bytes.
-    template <Isa isa>
-    ALLTOALLV_INLINE static void stream_values(const Term& a, const Term& b, size_t count, size_t group_size,
-                                               void* values) {
-        add_terms<isa, Sum::stream>(a, b, count, group_size, values);
-    }
-
-#define PARAMS (const Term& a, const Term& b, size_t count, size_t group_size, void* sum)
-    ALLTOALLV_CLONES_BY_ISA(start, start_sum, PARAMS, (a, b, count, group_size, sum))
-    ALLTOALLV_CLONES_BY_ISA(resume, resume_sum, PARAMS, (a, b, count, group_size, sum))
-    ALLTOALLV_CLONES_BY_ISA(stream, stream_values, PARAMS, (a, b, count, group_size, sum))
+    ALLTOALLV_CLONES_BY_ISA(add, add_terms, (const Term& a, const Term& b, size_t count, size_t group_size, void* sum),
+                            (a, b, count, group_size, sum))
 };
 
 /// Those of a format's codes.
 struct Add {
-    void(*start) PARAMS;
-    void(*resume) PARAMS;
-    void(*stream) PARAMS;
+    decltype(&Decoder<Integer, Sum::start>::add_base) start, resume, stream;
 };
-#undef PARAMS
 Add add_of(CodeFormat format, Isa isa) {
-    return with_code(format, [i = static_cast<size_t>(isa)](auto code) {
-        using Of = Decoder<decltype(code)>;
-        return Add{Of::start[i], Of::resume[i], Of::stream[i]};
+    return with_code(format, [i = static_cast<size_t>(isa)]<class Code>(Code) {
+        return Add{Decoder<Code, Sum::start>::add[i], Decoder<Code, Sum::resume>::add[i],
+                   Decoder<Code, Sum::stream>::add[i]};
     });
 }
 

@@ -5,8 +5,8 @@
 
 #include <cstring>
 
-#include "abi/hccl.h"
 #include "check.h"
+#include "hccl/hccl_api.h"
 #include "runtime/settings.h"
 
 namespace testing {

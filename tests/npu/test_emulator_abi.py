@@ -20,7 +20,14 @@ import alltoallv_emulator as emulator
 ROOT = Path(__file__).resolve().parents[2]
 UNIMPLEMENTED = sorted((ROOT / "emulator" / "acl").glob("unimplemented_*.inc"))
 OURS = {
-    path.name: path for path in map(ROOT.joinpath, ("op_host/abi/acl.h", "emulator/acl/acl_op.h", "op_host/abi/hccl.h"))
+    path: ROOT / folder / path
+    for folder, path in (
+        ("op_host", "abi/acl.h"),
+        ("emulator", "acl/acl_api.h"),
+        ("emulator", "acl/acl_op.h"),
+        ("op_host", "abi/hccl.h"),
+        ("emulator", "hccl/hccl_api.h"),
+    )
 }
 # Of our own making: what they describe has no name in the wheel's headers, or a name without rule.
 NOT_IN_THE_WHEEL = {"HcclCommConfigInfo"}
@@ -132,7 +139,7 @@ def program(ours: dict[str, str]) -> str:
     lines += [f"constexpr long value_of_{name} = static_cast<long>({name});" for name in compared]
     lines += ["}"]
     lines += [f"#undef {name}" for name in [*all_functions, *compared]]
-    lines += [re.sub(r'#pragma once|#include "abi/.*', "", ours[name]) for name in OURS]
+    lines += [re.sub(r'#pragma once|#include "(abi|acl|hccl)/.*', "", ours[name]) for name in OURS]
     lines += [COMPARE]
     pairs = {**{name: name for name in enumerators}, **constants}
     for name, theirs in pairs.items():
@@ -182,14 +189,14 @@ def test_declarations_are_the_wheels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "right", "wrong", "message"),
     [
-        ("hccl.h", "HCCL_E_TIMEOUT = 9", "HCCL_E_TIMEOUT = 10", "HCCL_E_TIMEOUT"),
-        pytest.param("hccl.h", "uint8_t aclGraphZeroCopyEnable", "uint64_t aclGraphZeroCopyEnable", "HcclCommConfig",
-                     marks=pytest.mark.slow),
-        ("hccl.h", "uint64_t recvCount, HcclDataType dataType, HcclReduceOp op, HcclComm comm",
+        ("abi/hccl.h", "HCCL_E_TIMEOUT = 9", "HCCL_E_TIMEOUT = 10", "HCCL_E_TIMEOUT"),
+        pytest.param("abi/hccl.h", "uint8_t aclGraphZeroCopyEnable", "uint64_t aclGraphZeroCopyEnable",
+                     "HcclCommConfig", marks=pytest.mark.slow),
+        ("abi/hccl.h", "uint64_t recvCount, HcclDataType dataType, HcclReduceOp op, HcclComm comm",
          "uint32_t recvCount, HcclDataType dataType, HcclReduceOp op, HcclComm comm", "HcclReduceScatter"),
-        pytest.param("acl.h", "aclrtMalloc(void** devPtr, size_t size", "aclrtMalloc(void* devPtr, size_t size",
+        pytest.param("abi/acl.h", "aclrtMalloc(void** devPtr, size_t size", "aclrtMalloc(void* devPtr, size_t size",
                      "aclrtMalloc", marks=pytest.mark.slow),
-        pytest.param("acl.h", "acl_error_rt_context_null = 107002", "acl_error_rt_context_null = 107003",
+        pytest.param("acl/acl_api.h", "acl_error_rt_context_null = 107002", "acl_error_rt_context_null = 107003",
                      "acl_error_rt_context", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
@@ -213,8 +220,8 @@ def test_a_wrong_declaration_is_found(header: str, right: str, wrong: str, messa
 def test_a_wrong_default_is_found(field: str, tmp_path: Path) -> None:
     headers = our_headers()
     name = field.split()[0]
-    assert f"config.{field};" in headers["hccl.h"]
-    headers["hccl.h"] = headers["hccl.h"].replace(f"config.{field};", f"config.{name} = 7;")
+    assert f"config.{field};" in headers["abi/hccl.h"]
+    headers["abi/hccl.h"] = headers["abi/hccl.h"].replace(f"config.{field};", f"config.{name} = 7;")
     assert compiled(program(headers), tmp_path).returncode == 0
     done = subprocess.run([str(tmp_path / "abi")], capture_output=True, text=True, check=False)
     assert done.returncode == 1
