@@ -1,6 +1,6 @@
 // One clone of a kernel per instruction set, chosen at run time.
 //
-// A kernel is an always_inline function without target attribute; ALLTOALLV_CLONES wraps it in one plain function per
+// A kernel is an always_inline function without target attribute; `clones` wraps it in one plain function per
 // instruction set, into which the compiler inlines and vectorizes it anew. No ifunc is involved, so clones work under
 // sanitizers, with every libc and with both gcc and clang, and a test can call each of them.
 // ALLTOALLV_NO_CLONES leaves only the base function.
@@ -31,34 +31,6 @@
 #define ALLTOALLV_TARGET_V4
 #endif
 
-/// Defines `void name_base`, `name_v3`, `name_v4` with the parameter list `params`, each of which calls its kernel with
-/// `args`, and the table `name[]`, indexed by Isa; of a namespace or of a class. Without clones the table names the
-/// base function three times.
-#if ALLTOALLV_HAS_CLONES
-#define ALLTOALLV_CLONES_OF(name, base_kernel, v3_kernel, v4_kernel, params, args) \
-    static void name##_base params {                                               \
-        base_kernel args;                                                          \
-    }                                                                              \
-    ALLTOALLV_TARGET_V3 static void name##_v3 params {                             \
-        v3_kernel args;                                                            \
-    }                                                                              \
-    ALLTOALLV_TARGET_V4 static void name##_v4 params {                             \
-        v4_kernel args;                                                            \
-    }                                                                              \
-    static constexpr decltype(&name##_base) name[] = {name##_base, name##_v3, name##_v4};
-#else
-#define ALLTOALLV_CLONES_OF(name, base_kernel, v3_kernel, v4_kernel, params, args) \
-    static void name##_base params {                                               \
-        base_kernel args;                                                          \
-    }                                                                              \
-    static constexpr decltype(&name##_base) name[] = {name##_base, name##_base, name##_base};
-#endif
-
-#define ALLTOALLV_CLONES(name, kernel, params, args) ALLTOALLV_CLONES_OF(name, kernel, kernel, kernel, params, args)
-/// Of a template, for kernels that know their instruction set.
-#define ALLTOALLV_CLONES_BY_ISA(name, kernel, params, args) \
-    ALLTOALLV_CLONES_OF(name, kernel<Isa::base>, kernel<Isa::v3>, kernel<Isa::v4>, params, args)
-
 namespace alltoallv::kernel {
 
 /// x86-64, x86-64-v3 (AVX2), x86-64-v4 (AVX-512); elsewhere all three mean what the compiler targets.
@@ -83,5 +55,27 @@ inline Isa best_isa() {
     return Isa::base;
 #endif
 }
+
+template <auto base_kernel, auto v3_kernel, auto v4_kernel>
+struct ClonesOf;
+template <class... Args, void (*base_kernel)(Args...), void (*v3_kernel)(Args...), void (*v4_kernel)(Args...)>
+struct ClonesOf<base_kernel, v3_kernel, v4_kernel> {
+    static void base(Args... args) { base_kernel(args...); }
+#if ALLTOALLV_HAS_CLONES
+    ALLTOALLV_TARGET_V3 static void v3(Args... args) { v3_kernel(args...); }
+    ALLTOALLV_TARGET_V4 static void v4(Args... args) { v4_kernel(args...); }
+    static constexpr decltype(&base) by_isa[] = {base, v3, v4};
+#else
+    static constexpr decltype(&base) by_isa[] = {base, base, base};
+#endif
+};
+
+/// Of kernels that know their instruction set, indexed by Isa.
+template <auto base_kernel, auto v3_kernel, auto v4_kernel>
+inline constexpr auto& clones_by_isa = ClonesOf<base_kernel, v3_kernel, v4_kernel>::by_isa;
+
+/// Of one kernel.
+template <auto kernel>
+inline constexpr auto& clones = clones_by_isa<kernel, kernel, kernel>;
 
 }  // namespace alltoallv::kernel

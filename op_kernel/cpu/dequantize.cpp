@@ -91,19 +91,22 @@ struct Decoder {
             });
         });
     }
-
-    ALLTOALLV_CLONES_BY_ISA(add, add_terms, (const Term& a, const Term& b, size_t count, size_t group_size, void* sum),
-                            (a, b, count, group_size, sum))
 };
 
 /// Those of a format's codes.
 struct Add {
-    decltype(&Decoder<Integer, Sum::start>::add_base) start, resume, stream;
+    using Function = void (*)(const Term& a, const Term& b, size_t count, size_t group_size, void* sum);
+    Function start, resume, stream;
 };
+
+template <class Code, Sum kind>
+constexpr auto& add_clones =
+    clones_by_isa<Decoder<Code, kind>::template add_terms<Isa::base>, Decoder<Code, kind>::template add_terms<Isa::v3>,
+                  Decoder<Code, kind>::template add_terms<Isa::v4>>;
+
 Add add_of(CodeFormat format, Isa isa) {
     return with_code(format, [i = static_cast<size_t>(isa)]<class Code>(Code) {
-        return Add{Decoder<Code, Sum::start>::add[i], Decoder<Code, Sum::resume>::add[i],
-                   Decoder<Code, Sum::stream>::add[i]};
+        return Add{add_clones<Code, Sum::start>[i], add_clones<Code, Sum::resume>[i], add_clones<Code, Sum::stream>[i]};
     });
 }
 
@@ -126,11 +129,9 @@ ALLTOALLV_INLINE void limit_all(const float* in, size_t count, const Limit& limi
     *exceeded = static_cast<uint32_t>(most) >= limit.too_large;
 }
 
-ALLTOALLV_CLONES(unpack, unpack_groups, (const Bytes* packed, size_t count, size_t group_size, Bytes* codes),
-                 (packed, count, group_size, codes))
-ALLTOALLV_CLONES(divide, divide_all, (float* x, size_t count, float divisor), (x, count, divisor))
-ALLTOALLV_CLONES(limit, limit_all, (const float* in, size_t count, const Limit& limits, float* out, bool* exceeded),
-                 (in, count, limits, out, exceeded))
+constexpr auto& unpack = clones<unpack_groups>;
+constexpr auto& divide = clones<divide_all>;
+constexpr auto& limit = clones<limit_all>;
 
 /// The codes of a piece as int8: where they lie, or unpacked into `buffer`.
 const void* codes_of(const QuantFormat& format, const Piece& piece, const void* codes, Isa isa, Bytes* buffer) {

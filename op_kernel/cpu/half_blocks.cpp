@@ -24,21 +24,12 @@ ALLTOALLV_INLINE void narrow(Bytes* out, const Bytes* in, size_t count) {
     for (size_t k = 0; k < count; ++k) store(out, k, from_float(load<float>(in, k)));
 }
 
-#define PARAMS (Bytes * out, const Bytes* in, size_t count)
-#define ARGS (out, in, count)
-ALLTOALLV_CLONES(widen_bfloat16, widen<bfloat16_to_float>, PARAMS, ARGS)
-ALLTOALLV_CLONES(narrow_bfloat16, narrow<float_to_bfloat16>, PARAMS, ARGS)
+constexpr auto& widen_bfloat16 = clones<widen<bfloat16_to_float>>;
+constexpr auto& narrow_bfloat16 = clones<narrow<float_to_bfloat16>>;
 
 // float16: the processor's own conversions give the same bits in a fraction of the time.
 #if ALLTOALLV_HAS_CLONES
-void widen_float16_base PARAMS {
-    widen<float16_to_float> ARGS;
-}
-void narrow_float16_base PARAMS {
-    narrow<float_to_float16> ARGS;
-}
-
-ALLTOALLV_TARGET_V3 void widen_float16_v3 PARAMS {
+ALLTOALLV_TARGET_V3 void widen_float16_v3(Bytes* out, const Bytes* in, size_t count) {
     size_t k = 0;
     for (; k + 8 <= count; k += 8) {
         const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + k * 2));
@@ -47,7 +38,7 @@ ALLTOALLV_TARGET_V3 void widen_float16_v3 PARAMS {
     widen<float16_to_float>(out + k * 4, in + k * 2, count - k);
 }
 
-ALLTOALLV_TARGET_V3 void narrow_float16_v3 PARAMS {
+ALLTOALLV_TARGET_V3 void narrow_float16_v3(Bytes* out, const Bytes* in, size_t count) {
     size_t k = 0;
     for (; k + 8 <= count; k += 8) {
         const __m256 full = _mm256_loadu_ps(reinterpret_cast<const float*>(in + k * 4));
@@ -56,10 +47,10 @@ ALLTOALLV_TARGET_V3 void narrow_float16_v3 PARAMS {
     narrow<float_to_float16>(out + k * 2, in + k * 4, count - k);
 }
 
-constexpr decltype(&widen_float16_base) widen_float16[] = {widen_float16_base, widen_float16_v3, widen_float16_v3};
-constexpr decltype(&narrow_float16_base) narrow_float16[] = {narrow_float16_base, narrow_float16_v3, narrow_float16_v3};
+constexpr auto& widen_float16 = clones_by_isa<widen<float16_to_float>, widen_float16_v3, widen_float16_v3>;
+constexpr auto& narrow_float16 = clones_by_isa<narrow<float_to_float16>, narrow_float16_v3, narrow_float16_v3>;
 #elif defined(__aarch64__)
-ALLTOALLV_INLINE void widen_neon PARAMS {
+ALLTOALLV_INLINE void widen_neon(Bytes* out, const Bytes* in, size_t count) {
     size_t k = 0;
     for (; k + 4 <= count; k += 4) {
         const float32x4_t full = vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(in + k * 2)));
@@ -68,7 +59,7 @@ ALLTOALLV_INLINE void widen_neon PARAMS {
     widen<float16_to_float>(out + k * 4, in + k * 2, count - k);
 }
 
-ALLTOALLV_INLINE void narrow_neon PARAMS {
+ALLTOALLV_INLINE void narrow_neon(Bytes* out, const Bytes* in, size_t count) {
     size_t k = 0;
     for (; k + 4 <= count; k += 4) {
         const float16x4_t half = vcvt_f16_f32(vreinterpretq_f32_u8(vld1q_u8(in + k * 4)));
@@ -77,14 +68,12 @@ ALLTOALLV_INLINE void narrow_neon PARAMS {
     narrow<float_to_float16>(out + k * 2, in + k * 4, count - k);
 }
 
-ALLTOALLV_CLONES(widen_float16, widen_neon, PARAMS, ARGS)
-ALLTOALLV_CLONES(narrow_float16, narrow_neon, PARAMS, ARGS)
+constexpr auto& widen_float16 = clones<widen_neon>;
+constexpr auto& narrow_float16 = clones<narrow_neon>;
 #else
-ALLTOALLV_CLONES(widen_float16, widen<float16_to_float>, PARAMS, ARGS)
-ALLTOALLV_CLONES(narrow_float16, narrow<float_to_float16>, PARAMS, ARGS)
+constexpr auto& widen_float16 = clones<widen<float16_to_float>>;
+constexpr auto& narrow_float16 = clones<narrow<float_to_float16>>;
 #endif
-#undef ARGS
-#undef PARAMS
 
 }  // namespace
 

@@ -33,55 +33,50 @@ struct Ahead {
 };
 
 /// Codes of one type.
-template <class Code>
-struct Encoder {
-    template <Isa isa>
-    ALLTOALLV_INLINE static void codes_of_groups(const void* x, size_t count, size_t group_size, const float* inverses,
-                                                 Bytes* codes, const Ahead& ahead) {
-        with_group_size(group_size, [=](auto size) ALLTOALLV_LAMBDA {
-            each_group(count, size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
-                const Bytes* next = static_cast<const Bytes*>(ahead.at) + begin * ahead.bytes_each;
-                for (size_t at = 0; at < n * ahead.bytes_each; at += 64) __builtin_prefetch(next + at);
-                const float inverse = inverses[g];
-                size_t done = 0;
+template <class Code, Isa isa>
+ALLTOALLV_INLINE void codes_of_groups(const void* x, size_t count, size_t group_size, const float* inverses,
+                                      Bytes* codes, const Ahead& ahead) {
+    with_group_size(group_size, [=](auto size) ALLTOALLV_LAMBDA {
+        each_group(count, size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
+            const Bytes* next = static_cast<const Bytes*>(ahead.at) + begin * ahead.bytes_each;
+            for (size_t at = 0; at < n * ahead.bytes_each; at += 64) __builtin_prefetch(next + at);
+            const float inverse = inverses[g];
+            size_t done = 0;
 #if ALLTOALLV_HAS_CLONES
-                if constexpr (isa != Isa::base) {
-                    if (!Code::flushes(inverse)) {
-                        done = n / 16 * 16;
-                        encode_eights<Code>(static_cast<const Bytes*>(x) + begin * sizeof(float), inverse, done,
-                                            codes + begin);
-                    }
+            if constexpr (isa != Isa::base) {
+                if (!Code::flushes(inverse)) {
+                    done = n / 16 * 16;
+                    encode_eights<Code>(static_cast<const Bytes*>(x) + begin * sizeof(float), inverse, done,
+                                        codes + begin);
                 }
+            }
 #endif
-                ALLTOALLV_INDEPENDENT
-                for (size_t k = begin + done; k < begin + n; ++k) {
-                    const auto bits = load<uint32_t>(x, k), magnitude = bits & 0x7FFFFFFFu;
-                    const uint32_t flushed = if_greater(least_normal, magnitude, 0u, magnitude) | (bits & 0x80000000u);
-                    codes[k] = static_cast<Bytes>(Code::encode(from_bits(Code::integer ? bits : flushed) * inverse));
-                }
-            });
-        });
-    }
-
-    /// error = x - code * scale. `x` may be `error`.
-    ALLTOALLV_INLINE static void errors_of_groups(const void* x, size_t count, size_t group_size, const float* scales,
-                                                  const Bytes* codes, float* error) {
-        each_group(count, group_size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
-            const float scale = scales[g];
             ALLTOALLV_INDEPENDENT
-            for (size_t k = begin; k < begin + n; ++k) error[k] = load<float>(x, k) - Code::decode(codes[k]) * scale;
+            for (size_t k = begin + done; k < begin + n; ++k) {
+                const auto bits = load<uint32_t>(x, k), magnitude = bits & 0x7FFFFFFFu;
+                const uint32_t flushed = if_greater(least_normal, magnitude, 0u, magnitude) | (bits & 0x80000000u);
+                codes[k] = static_cast<Bytes>(Code::encode(from_bits(Code::integer ? bits : flushed) * inverse));
+            }
         });
-    }
+    });
+}
 
-    ALLTOALLV_CLONES_BY_ISA(encode, codes_of_groups,
-                            (const void* x, size_t count, size_t group_size, const float* inverses, Bytes* codes,
-                             const Ahead& ahead),
-                            (x, count, group_size, inverses, codes, ahead))
-    ALLTOALLV_CLONES(lose, errors_of_groups,
-                     (const void* x, size_t count, size_t group_size, const float* scales, const Bytes* codes,
-                      float* error),
-                     (x, count, group_size, scales, codes, error))
-};
+/// error = x - code * scale. `x` may be `error`.
+template <class Code>
+ALLTOALLV_INLINE void errors_of_groups(const void* x, size_t count, size_t group_size, const float* scales,
+                                       const Bytes* codes, float* error) {
+    each_group(count, group_size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
+        const float scale = scales[g];
+        ALLTOALLV_INDEPENDENT
+        for (size_t k = begin; k < begin + n; ++k) error[k] = load<float>(x, k) - Code::decode(codes[k]) * scale;
+    });
+}
+
+template <class Code>
+constexpr auto& encode =
+    clones_by_isa<codes_of_groups<Code, Isa::base>, codes_of_groups<Code, Isa::v3>, codes_of_groups<Code, Isa::v4>>;
+template <class Code>
+constexpr auto& lose = clones<errors_of_groups<Code>>;
 
 ALLTOALLV_INLINE void add(const void* x, const float* y, size_t count, float* sum) {
     ALLTOALLV_INDEPENDENT
@@ -103,11 +98,9 @@ ALLTOALLV_INLINE void pack_groups(const Bytes* codes, size_t count, size_t group
     });
 }
 
-ALLTOALLV_CLONES(largest, largest_of_groups, (const void* x, size_t count, size_t group_size, uint32_t* out),
-                 (x, count, group_size, out))
-ALLTOALLV_CLONES(add_error, add, (const void* x, const float* y, size_t count, float* sum), (x, y, count, sum))
-ALLTOALLV_CLONES(pack, pack_groups, (const Bytes* codes, size_t count, size_t group_size, Bytes* packed),
-                 (codes, count, group_size, packed))
+constexpr auto& largest = clones<largest_of_groups>;
+constexpr auto& add_error = clones<add>;
+constexpr auto& pack = clones<pack_groups>;
 
 /// Bits of a magnitude that a finite value has, else 0.
 uint32_t if_finite(uint32_t magnitude) {
@@ -213,10 +206,9 @@ class Quantizer {
         float* error = error_out_ == nullptr ? nullptr : error_out_ + piece.first;
         const size_t width = size_of(dtype_);
         const Ahead ahead{static_cast<const Bytes*>(input_) + (piece.first + piece.count) * width, width};
-        with_code(format_.codes, [&](auto code) {
-            using By = Encoder<decltype(code)>;
-            By::encode[i_](x, piece.count, piece.group_size, inverses_, codes, ahead);
-            if (error != nullptr) By::lose[i_](x, piece.count, piece.group_size, scales, codes, error);
+        with_code(format_.codes, [&]<class Code>(Code) {
+            encode<Code>[i_](x, piece.count, piece.group_size, inverses_, codes, ahead);
+            if (error != nullptr) lose<Code>[i_](x, piece.count, piece.group_size, scales, codes, error);
         });
         each_group(piece.count, piece.group_size, [=, this](size_t begin, size_t n, size_t g) {
             if (magnitude_of(scales[g]) >= infinity_bits) write_special(x, begin, n, scales[g], codes, error);

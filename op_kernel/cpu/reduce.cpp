@@ -109,39 +109,35 @@ ALLTOALLV_INLINE void combine_bools(ReduceOp op, Bytes* out, const Bytes* a, con
     each<uint8_t>(out, a, b, count, And{});
 }
 
-/// The loops of one element type; bool stands for bytes of truth values.
+/// Of one element type; bool stands for bytes of truth values.
 template <class T>
-struct Loops {
-    ALLTOALLV_INLINE static void combine_all(ReduceOp op, Bytes* out, const Bytes* a, const Bytes* b, size_t count) {
-        if constexpr (std::is_same_v<T, bool>) {
-            combine_bools(op, out, a, b, count);
-        } else {
-            combine_numbers<T>(op, out, a, b, count);
-        }
+ALLTOALLV_INLINE void combine_all(ReduceOp op, Bytes* out, const Bytes* a, const Bytes* b, size_t count) {
+    if constexpr (std::is_same_v<T, bool>) {
+        combine_bools(op, out, a, b, count);
+    } else {
+        combine_numbers<T>(op, out, a, b, count);
     }
-    /// Averages are of floats alone.
-    ALLTOALLV_INLINE static void divide_all(Bytes* out, const Bytes* in, size_t count, size_t divisor) {
-        if constexpr (std::is_floating_point_v<T>) {
-            const T by = static_cast<T>(divisor);
-            ALLTOALLV_INDEPENDENT
-            for (size_t k = 0; k < count; ++k) store<T>(out, k, load<T>(in, k) / by);
-        }
+}
+
+/// Averages are of floats alone.
+template <class T>
+ALLTOALLV_INLINE void divide_all(Bytes* out, const Bytes* in, size_t count, size_t divisor) {
+    if constexpr (std::is_floating_point_v<T>) {
+        const T by = static_cast<T>(divisor);
+        ALLTOALLV_INDEPENDENT
+        for (size_t k = 0; k < count; ++k) store<T>(out, k, load<T>(in, k) / by);
     }
-    ALLTOALLV_CLONES(combine, combine_all, (ReduceOp op, Bytes* out, const Bytes* a, const Bytes* b, size_t count),
-                     (op, out, a, b, count))
-    ALLTOALLV_CLONES(divide, divide_all, (Bytes * out, const Bytes* in, size_t count, size_t divisor),
-                     (out, in, count, divisor))
-};
+}
 
 /// What reduces one dtype on one instruction set.
 struct Kernels {
-    decltype(&Loops<float>::combine_base) combine;
-    decltype(&Loops<float>::divide_base) divide;
+    void (*combine)(ReduceOp op, Bytes* out, const Bytes* a, const Bytes* b, size_t count);
+    void (*divide)(Bytes* out, const Bytes* in, size_t count, size_t divisor);
 };
 
 Kernels kernels_of(DType dtype, Isa isa) {
     const auto of = [i = static_cast<size_t>(isa)]<class T>(T) {
-        return Kernels{Loops<T>::combine[i], Loops<T>::divide[i]};
+        return Kernels{clones<combine_all<T>>[i], clones<divide_all<T>>[i]};
     };
     switch (dtype) {
         case DType::bool_:

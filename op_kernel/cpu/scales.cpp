@@ -49,10 +49,7 @@ ALLTOALLV_INLINE void scales_of_groups(const uint32_t* magnitudes, size_t groups
     }
 }
 
-ALLTOALLV_CLONES(scale, scales_of_groups,
-                 (const uint32_t* magnitudes, size_t groups, float largest_code, float most, float* scales,
-                  float* inverses),
-                 (magnitudes, groups, largest_code, most, scales, inverses))
+constexpr auto& scale = clones<scales_of_groups>;
 /// The largest power of two not above the magnitude, divided by that of the largest code: OCP MX 6.3.
 void powers(CodeFormat format, const uint32_t* magnitudes, size_t groups, float* scales, float* inverses,
             Bytes* bytes) {

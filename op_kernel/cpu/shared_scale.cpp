@@ -14,19 +14,14 @@ constexpr size_t sources_at_a_time = 4;
 alignas(64) constexpr Bytes zeros[block] = {};
 
 /// sum = or += a + b + c + d.
-ALLTOALLV_INLINE void sum_integers(bool begin_sum, const Bytes* const* in, size_t count, int32_t* sum) {
+template <bool begins>
+ALLTOALLV_INLINE void sum_integers(const Bytes* const* in, size_t count, int32_t* sum) {
     const Bytes *a = in[0], *b = in[1], *c = in[2], *d = in[3];
     ALLTOALLV_INDEPENDENT
     for (size_t k = 0; k < count; ++k) {
         const int four = load<int8_t>(a, k) + load<int8_t>(b, k) + load<int8_t>(c, k) + load<int8_t>(d, k);
-        sum[k] = begin_sum ? four : sum[k] + four;
+        sum[k] = begins ? four : sum[k] + four;
     }
-}
-ALLTOALLV_INLINE void start_sum(const Bytes* const* in, size_t count, int32_t* sum) {
-    sum_integers(true, in, count, sum);
-}
-ALLTOALLV_INLINE void continue_sum(const Bytes* const* in, size_t count, int32_t* sum) {
-    sum_integers(false, in, count, sum);
 }
 
 /// out = (sum + offset) * scale; where offset and scale are finite, at most the type's largest value.
@@ -81,20 +76,13 @@ ALLTOALLV_INLINE void encode_scaled(const void* x, size_t count, const float* sc
     for (size_t k = 0; k < count; ++k) store(codes, k, saturated_code(load<float>(x, k) * (1.0f / scales[k])));
 }
 
-ALLTOALLV_CLONES(start, start_sum, (const Bytes* const* in, size_t count, int32_t* sum), (in, count, sum))
-ALLTOALLV_CLONES(resume, continue_sum, (const Bytes* const* in, size_t count, int32_t* sum), (in, count, sum))
-ALLTOALLV_CLONES(scale, scale_sums,
-                 (const int32_t* sum, size_t count, float offset, const float* scales, const Limit& limit, float* out,
-                  bool* exceeded),
-                 (sum, count, offset, scales, limit, out, exceeded))
-ALLTOALLV_CLONES(scale_fitting, scale_fitting_sums,
-                 (const int32_t* sum, size_t count, float offset, const float* scales, void* out),
-                 (sum, count, offset, scales, out))
-ALLTOALLV_CLONES(largest, largest_scale, (const float* scales, size_t count, uint32_t* out), (scales, count, out))
-ALLTOALLV_CLONES(recode, recode_sums, (const int32_t* sum, size_t count, const float* ratios, void* codes),
-                 (sum, count, ratios, codes))
-ALLTOALLV_CLONES(encode, encode_scaled, (const void* x, size_t count, const float* scales, void* codes),
-                 (x, count, scales, codes))
+constexpr auto& start = clones<sum_integers<true>>;
+constexpr auto& resume = clones<sum_integers<false>>;
+constexpr auto& scale = clones<scale_sums>;
+constexpr auto& scale_fitting = clones<scale_fitting_sums>;
+constexpr auto& largest = clones<largest_scale>;
+constexpr auto& recode = clones<recode_sums>;
+constexpr auto& encode = clones<encode_scaled>;
 
 /// The scales of consecutive elements as an array, block by block: a few scales are repeated once for all blocks.
 class ScaleBlocks {
