@@ -59,9 +59,7 @@ int64_t check_counts(const AllToAllVParam& param, int64_t numel) {
         }
         total += param.recv_counts[j];
     }
-    if (total <= 0) {
-        throw invalid_param("sum(recv_counts) is 0, expected at least 1; all_to_all_v has no such limit");
-    }
+    if (total <= 0) throw invalid_param("sum(recv_counts) is 0, expected at least 1; all_to_all_v has no such limit");
     for (size_t j = 0; j < param.recv_counts.size(); ++j) {
         check_region_end("recv_counts", "rdispls", j, param.recv_counts[j], param.rdispls[j], total,
                          "sum(recv_counts)");

@@ -41,12 +41,10 @@ void check_soc(const DeviceInfo& device) {
 
 /// Ranks against the world; not asked when a rank table or an external communicator defines them.
 void check_ranks(const AllToAllVParam& param, const DeviceInfo* device) {
-    if (device != nullptr && device->device_count < 0) {
+    if (device != nullptr && device->device_count < 0)
         throw invalid_param("the number of devices could not be queried");
-    }
-    if (param.rank_size <= 0) {
+    if (param.rank_size <= 0)
         throw invalid_param("rank_size is " + std::to_string(param.rank_size) + ", expected at least 1");
-    }
     if (device != nullptr && param.rank_size > device->device_count) {
         throw invalid_param("rank_size is " + std::to_string(param.rank_size) + ", expected at most " +
                             std::to_string(device->device_count) + ", the number of devices");

@@ -7,9 +7,32 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <set>
 #include <string>
 
 namespace alltoallv {
+namespace {
+
+constexpr size_t usual = size_t{32} << 20;
+
+/// Bytes of a size that the kernel writes as "1024K" or "32M"; 0 if it is none.
+size_t parse_size(const std::string& text) {
+    size_t value = 0, at = 0;
+    for (; at < text.size() && text[at] >= '0' && text[at] <= '9'; ++at)
+        value = value * 10 + static_cast<size_t>(text[at] - '0');
+    if (at < text.size() && text[at] == 'K') return value << 10;
+    if (at < text.size() && text[at] == 'M') return value << 20;
+    return value;
+}
+
+std::string first_line(const std::string& path) {
+    std::string line;
+    std::ifstream file(path);
+    std::getline(file, line);
+    return line;
+}
+
+}  // namespace
 
 int quota_cpus() {
     int cpus = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
@@ -35,6 +58,25 @@ CpuSet affinity() {
     static_assert(sizeof mask == sizeof result);
     if (sched_getaffinity(0, sizeof mask, &mask) == 0) std::memcpy(result.data(), &mask, sizeof mask);
     return result;
+}
+
+// Linux, Documentation/ABI/testing/sysfs-devices-system-cpu: cache/index*/{level,size,shared_cpu_list}.
+size_t last_level_cache_bytes(const CpuSet& cpus) {
+    size_t bytes = 0;
+    std::set<std::string> seen;
+    for (size_t cpu = 0; cpu < cpus.size() * 64; ++cpu) {
+        if ((cpus[cpu / 64] >> (cpu % 64) & 1u) == 0) continue;
+        const std::string caches = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/cache/index";
+        for (int index = 4; index >= 0; --index) {
+            const std::string cache = caches + std::to_string(index);
+            const size_t size = parse_size(first_line(cache + "/size"));
+            if (size == 0) continue;
+            // Processors that share a cache name the same list.
+            if (seen.insert(first_line(cache + "/shared_cpu_list")).second) bytes += size;
+            break;
+        }
+    }
+    return bytes > 0 ? bytes : usual;
 }
 
 }  // namespace alltoallv

@@ -1,10 +1,11 @@
-// The processors that this process may use, and the clock that waits are measured with.
+// The processors that this process may use, their caches, and the clock that waits are measured with.
 #pragma once
 
 #include <sched.h>
 
 #include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 
 namespace alltoallv {
@@ -34,5 +35,9 @@ using CpuSet = std::array<uint64_t, 16>;
 
 /// This process's affinity mask.
 CpuSet affinity();
+
+/// Bytes of the last-level caches of these processors together, each counted once; 32 MiB where the host does not say.
+/// Data that outgrow them are better written past the caches.
+size_t last_level_cache_bytes(const CpuSet& cpus);
 
 }  // namespace alltoallv

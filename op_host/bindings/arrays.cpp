@@ -45,11 +45,10 @@ Block new_output(const Request& request, DType dtype) {
 void add_framework(nb::handle type, const Framework& framework) {
     auto* const added = reinterpret_cast<PyTypeObject*>(type.ptr());
     const auto found = std::ranges::find(known, added, &Known::type);
-    if (found == known.end()) {
+    if (found == known.end())
         known.push_back({added, &framework});
-    } else {
+    else
         found->framework = &framework;
-    }
 }
 
 }  // namespace alltoallv

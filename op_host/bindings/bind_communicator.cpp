@@ -2,7 +2,7 @@
 #include <exception>
 #include <thread>
 
-#include "base/caches.h"
+#include "base/processors.h"
 #include "bindings/bindings.h"
 #include "bindings/plan.h"
 #include "bootstrap/registry.h"

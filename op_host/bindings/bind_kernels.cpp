@@ -17,9 +17,8 @@ constexpr const char* isa_names[] = {"base", "v3", "v4"};
 /// The instruction set of a name; the best one without.
 Isa isa_from_name(const std::optional<std::string>& name) {
     if (!name) return kernel::best_isa();
-    for (size_t i = 0; i <= static_cast<size_t>(kernel::best_isa()); ++i) {
+    for (size_t i = 0; i <= static_cast<size_t>(kernel::best_isa()); ++i)
         if (*name == isa_names[i]) return static_cast<Isa>(i);
-    }
     throw invalid_param("isa is '" + *name + "', expected one of kernel_isas()");
 }
 

@@ -7,12 +7,6 @@
 namespace alltoallv {
 namespace {
 
-nb::object call(const nb::object& function) {
-    PyObject* const result = PyObject_CallNoArgs(function.ptr());
-    if (result == nullptr) throw nb::python_error();
-    return nb::steal(result);
-}
-
 bool is_true(nb::handle result) {
     return PyObject_IsTrue(result.ptr()) == 1;
 }
@@ -33,7 +27,7 @@ class MindsporeTensors : public Framework {
     }
 
     std::optional<ArrayView> view(nb::handle array) const override {
-        if (!is_true(call(is_contiguous_, array))) return std::nullopt;
+        if (!is_true(is_contiguous_(array))) return std::nullopt;
         const nb::object given = nb::getattr(array, dtype_), dims = nb::getattr(array, shape_);
         for (const auto& [object, dtype] : dtypes_) {
             if (!object.is(given)) continue;
@@ -42,7 +36,7 @@ class MindsporeTensors : public Framework {
             for (size_t i = 0; i < rank; ++i) kept[i] = nb::cast<int64_t>(dims[i]);
             const Shape shape(kept.get(), rank);
             const auto size = static_cast<size_t>(element_count(shape));
-            const auto address = size == 0 ? 0 : nb::cast<uintptr_t>(call(data_ptr_, array));
+            const auto address = size == 0 ? 0 : nb::cast<uintptr_t>(data_ptr_(array));
             return ArrayView{dtype, shape, size, address, kept};
         }
         return std::nullopt;
@@ -51,8 +45,8 @@ class MindsporeTensors : public Framework {
     /// Once MindSpore has computed all that Python asked for: it may still have to write this tensor, or to read the
     /// memory of the output.
     std::optional<ArrayView> input(nb::handle array) const override {
-        if (!is_true(call(at_once_)) || wants_grad(array)) return std::nullopt;
-        call(sync_);
+        if (!is_true(at_once_()) || wants_grad(array)) return std::nullopt;
+        sync_();
         return view(array);
     }
 
@@ -67,14 +61,9 @@ class MindsporeTensors : public Framework {
     }
 
   private:
-    static nb::object call(const nb::object& function) { return alltoallv::call(function); }
-
-    static nb::object call(const nb::object& method, nb::handle tensor) { return method(tensor); }
-
     /// Whether a gradient may be asked for with respect to it.
     bool wants_grad(nb::handle tensor) const {
-        return is_true(call(enable_grad_)) &&
-               (is_true(call(grad_flag_)) || is_true(nb::getattr(tensor, requires_grad_)));
+        return is_true(enable_grad_()) && (is_true(grad_flag_()) || is_true(nb::getattr(tensor, requires_grad_)));
     }
 
     static nb::object interned(const char* name) { return nb::steal(PyUnicode_InternFromString(name)); }

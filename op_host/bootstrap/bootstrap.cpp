@@ -62,11 +62,10 @@ class Joiner {
         for (std::chrono::microseconds length(100); !connect_once(); length = std::min(2 * length, longest_pause))
             pause(length);
         Message message;
-        if (try_send(socket_.get(), encode_hello(hello_of(options_))) == IoStatus::done && is_answered(message)) {
+        if (try_send(socket_.get(), encode_hello(hello_of(options_))) == IoStatus::done && is_answered(message))
             hear(message);
-        } else {
+        else
             pause(std::chrono::milliseconds(1));
-        }
     }
 
     /// Whether there is an answer that the root may give. Whoever says something else is somebody else.
@@ -92,9 +91,8 @@ class Joiner {
     }
 
     bool connect_once() {
-        for (int attempt = 0; attempt < name_attempts; ++attempt) {
+        for (int attempt = 0; attempt < name_attempts; ++attempt)
             if (connect_to(socket_name(options_, attempt))) return true;
-        }
         if (++rounds_ % rounds_per_look != 0) return false;
         const std::string prefix = "@" + found_name_prefix(options_);
         std::set<std::string> found;

@@ -103,9 +103,8 @@ std::string encode_failure(const Error& error, const BootstrapOptions& options) 
     const auto code = static_cast<int32_t>(error.code());
     std::string text(error.what());
     const bool own = error.kind() == ErrorClass::backend_unavailable || error.kind() == ErrorClass::resource;
-    if (own && !text.starts_with("rank ")) {
+    if (own && !text.starts_with("rank "))
         text = rank_text(options.rank) + " (pid " + std::to_string(getpid()) + "): " + text;
-    }
     return encode(MessageKind::failure, static_cast<int32_t>(error.kind()),
                   std::string(bytes_of(code)).append(text, 0, max_message_bytes / 2));
 }
@@ -113,9 +112,8 @@ std::string encode_failure(const Error& error, const BootstrapOptions& options) 
 Error decode_failure(const Packet& packet) {
     std::string_view body = packet.body;
     int32_t code = 0;
-    if (!take(body, code) || packet.value < 0 || packet.value > static_cast<int32_t>(ErrorClass::resource)) {
+    if (!take(body, code) || packet.value < 0 || packet.value > static_cast<int32_t>(ErrorClass::resource))
         return peer_lost("a rank failed during bootstrap with a message that cannot be read");
-    }
     return {static_cast<ErrorClass>(packet.value), static_cast<ErrorType>(code), std::string(body)};
 }
 
@@ -149,16 +147,14 @@ std::optional<Hello> decode_hello(const Packet& packet) {
 }
 
 void check_options(const BootstrapOptions& options) {
-    if (options.size < 1 || options.size > max_ranks) {
+    if (options.size < 1 || options.size > max_ranks)
         throw invalid_param("size is " + std::to_string(options.size) + ", expected 1 to " + std::to_string(max_ranks));
-    }
     if (options.rank < 0 || options.rank >= options.size) {
         throw invalid_param("rank is " + std::to_string(options.rank) + ", expected 0 to " +
                             std::to_string(options.size - 1));
     }
-    if (!(options.timeout >= 0)) {
+    if (!(options.timeout >= 0))
         throw invalid_param("timeout is " + std::to_string(options.timeout) + ", expected seconds >= 0");
-    }
     for (const auto& [name, text] : {std::pair{"job", &options.job}, std::pair{"domain", &options.domain},
                                      std::pair{"settings", &options.settings}}) {
         if (text->size() > max_text_bytes) {
@@ -189,9 +185,8 @@ void check_joining(const Hello& joining, const Hello& present) {
         throw invalid_param(their + " says the " + domain + " has " + std::to_string(joining.size) + " ranks, " + our +
                             " says " + std::to_string(present.size));
     }
-    if (joining.rank < 0 || joining.rank >= present.size) {
+    if (joining.rank < 0 || joining.rank >= present.size)
         throw invalid_param(their + " joined " + domain + ", expected ranks 0 to " + std::to_string(present.size - 1));
-    }
     if (joining.control_bytes != present.control_bytes) {
         throw invalid_param(their + " wants a control segment of " + std::to_string(joining.control_bytes) +
                             " bytes for " + domain + ", " + our + " one of " + std::to_string(present.control_bytes));
@@ -230,13 +225,11 @@ UniqueFd make_control_segment(size_t bytes) {
     UniqueFd fd(::memfd_create("alltoallv-control", flags | MFD_NOEXEC_SEAL));
     if (!fd && errno == EINVAL) fd.reset(::memfd_create("alltoallv-control", flags));
     if (!fd) throw system_error("cannot create the shared control segment", errno);
-    if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0)
         throw system_error("cannot size the shared control segment to " + std::to_string(bytes) + " bytes", errno);
-    }
     // Nobody may resize it: a mapping beyond the end would kill whoever touches it.
-    if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
         throw system_error("cannot seal the shared control segment", errno);
-    }
     return fd;
 }
 

@@ -137,9 +137,8 @@ class Root {
             const auto at = 1 + 2 * static_cast<size_t>(rank);
             if (items[at].revents != 0 || items[at + 1].revents != 0) hear(rank);
         }
-        for (size_t i = 0; i < strangers_.size(); ++i) {
+        for (size_t i = 0; i < strangers_.size(); ++i)
             if (items[first_stranger + i].revents != 0) hear(strangers_[i]);
-        }
         const auto now = std::chrono::steady_clock::now();
         std::erase_if(strangers_, [now](const Stranger& s) { return !s.socket || now >= s.until; });
         if (items[0].revents != 0) accept_strangers();
@@ -232,11 +231,10 @@ class Root {
             for (int high = low + 1; high < options_.size; ++high) {
                 auto [for_low, for_high] = socket_pair();
                 deliver(high, encode(MessageKind::pair, low), for_high.get());
-                if (low == 0) {
+                if (low == 0)
                     members_[static_cast<size_t>(high)].link = std::move(for_low);
-                } else {
+                else
                     deliver(low, encode(MessageKind::pair, high), for_low.get());
-                }
             }
         }
     }
@@ -282,17 +280,15 @@ class Root {
 
     std::vector<int> waiting_for(bool Member::* state) const {
         std::vector<int> ranks;
-        for (int rank = 1; rank < options_.size; ++rank) {
+        for (int rank = 1; rank < options_.size; ++rank)
             if (!(members_[static_cast<size_t>(rank)].*state)) ranks.push_back(rank);
-        }
         return ranks;
     }
 
     Error late(double seconds) const {
         const std::vector<int> absent = waiting_for(&Member::joined);
-        if (!absent.empty()) {
+        if (!absent.empty())
             return comm_timeout(absent_error(options_, seconds, absent, "had not joined").what() + refused_);
-        }
         return absent_error(options_, seconds, waiting_for(&Member::confirmed), "had not finished joining");
     }
 

@@ -33,9 +33,8 @@ struct Room {
 
     std::vector<int> absent() const {
         std::vector<int> ranks;
-        for (size_t rank = 0; rank < joined.size(); ++rank) {
+        for (size_t rank = 0; rank < joined.size(); ++rank)
             if (!joined[rank]) ranks.push_back(static_cast<int>(rank));
-        }
         return ranks;
     }
 };

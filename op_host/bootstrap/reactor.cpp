@@ -80,11 +80,10 @@ struct State {
         worker.reset();
         std::thread ending = std::move(thread);
         lock.unlock();
-        if (ending.get_id() == std::this_thread::get_id()) {
+        if (ending.get_id() == std::this_thread::get_id())
             ending.detach();
-        } else {
+        else
             ending.join();
-        }
     }
 
     std::shared_ptr<Entry> find(uint64_t key) const {

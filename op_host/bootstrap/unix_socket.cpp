@@ -56,9 +56,8 @@ void take_descriptors(msghdr& header, std::vector<UniqueFd>& fds) {
 Credentials peer_credentials(int socket) {
     ucred raw{};
     socklen_t length = sizeof(raw);
-    if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &raw, &length) != 0) {
+    if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &raw, &length) != 0)
         throw system_error("cannot read the credentials of a local socket's peer", errno);
-    }
     return {raw.pid, raw.uid};
 }
 
@@ -86,9 +85,8 @@ Connection connect_abstract(const std::string& name) {
     const Address address(name);
     UniqueFd fd = new_socket();
     // A non-blocking local connect either succeeds or fails at once; it is never left in progress.
-    while (::connect(fd.get(), address.get(), address.length) != 0) {
+    while (::connect(fd.get(), address.get(), address.length) != 0)
         if (errno != EINTR) return {{}, errno};
-    }
     return {std::move(fd), 0};
 }
 

@@ -14,11 +14,10 @@ void copy_streaming(void* to, const void* from, size_t bytes);
 
 /// Copies like copy_streaming() or like memcpy.
 inline void copy(void* to, const void* from, size_t bytes, bool streams) {
-    if (streams) {
+    if (streams)
         copy_streaming(to, from, bytes);
-    } else {
+    else
         std::memcpy(to, from, bytes);
-    }
 }
 
 /// copy_streaming() on one instruction set, at most best_isa(), writing `streams` pages in turn: for tests.

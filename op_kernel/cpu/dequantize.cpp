@@ -83,11 +83,10 @@ struct Decoder {
                 const auto* codes_a = static_cast<const Bytes*>(a.codes) + begin;
                 const auto* codes_b = b.codes == nullptr ? nullptr : static_cast<const Bytes*>(b.codes) + begin;
                 auto* to = static_cast<Bytes*>(sum) + begin * sizeof(float);
-                if (plain && magnitude_of(scale_a) <= Code::most_scale && magnitude_of(scale_b) <= Code::most_scale) {
+                if (plain && magnitude_of(scale_a) <= Code::most_scale && magnitude_of(scale_b) <= Code::most_scale)
                     add_finite_group<isa>(codes_a, scale_a, codes_b, scale_b, n, to);
-                } else {
+                else
                     add_group<false>(codes_a, scale_a, codes_b, scale_b, n, to);
-                }
             });
         });
     }

@@ -97,11 +97,10 @@ ALLTOALLV_TARGET_V3 inline __m256i eight_codes(__m256 values) {
 template <class Code>
 ALLTOALLV_TARGET_V3 inline __m256i sixteen_codes(__m256 a, __m256 b) {
     const __m256i words = _mm256_packs_epi32(eight_codes<Code>(a), eight_codes<Code>(b));
-    if constexpr (Code::integer) {
+    if constexpr (Code::integer)
         return words;
-    } else {
+    else
         return _mm256_srli_epi16(_mm256_sub_epi16(words, _mm256_set1_epi16(Code::base)), Code::spare);
-    }
 }
 
 ALLTOALLV_TARGET_V3 inline __m256i packed(__m256 a, __m256 b) {

@@ -94,9 +94,8 @@ void each_piece(const QuantFormat& format, size_t count, Run run) {
         return;
     }
     const size_t span = block / size * size;
-    for (size_t first = 0; first < count; first += span) {
+    for (size_t first = 0; first < count; first += span)
         run(Piece{first, std::min(span, count - first), size, first / size, format.code_bytes(first)});
-    }
 }
 
 /// Throws Error (invalid_param) unless kernels quantize `dtype`.

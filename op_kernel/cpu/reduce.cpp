@@ -112,11 +112,10 @@ ALLTOALLV_INLINE void combine_bools(ReduceOp op, Bytes* out, const Bytes* a, con
 /// Of one element type; bool stands for bytes of truth values.
 template <class T>
 ALLTOALLV_INLINE void combine_all(ReduceOp op, Bytes* out, const Bytes* a, const Bytes* b, size_t count) {
-    if constexpr (std::is_same_v<T, bool>) {
+    if constexpr (std::is_same_v<T, bool>)
         combine_bools(op, out, a, b, count);
-    } else {
+    else
         combine_numbers<T>(op, out, a, b, count);
-    }
 }
 
 /// Averages are of floats alone.
@@ -225,11 +224,10 @@ void reduce_on(Isa isa, DType dtype, ReduceOp op, void* out, const void* const* 
     const size_t size = size_of(dtype);
     if (n_inputs == 1) {
         const auto* from = static_cast<const Bytes*>(inputs[0]);
-        if (dtype == DType::bool_) {
+        if (dtype == DType::bool_)
             run.combine(ReduceOp::max, to, from, from, count);  // x or x: 0 or 1
-        } else if (to != from) {
+        else if (to != from)
             std::memcpy(to, from, count * size);
-        }
         return;
     }
     const bool halves = dtype == DType::float16 || dtype == DType::bfloat16;

@@ -92,9 +92,8 @@ class ScaleBlocks {
         const size_t n = scales.size + std::min(block, count);
         size_t have = std::min(scales.size, n);
         std::copy_n(scales.values, have, repeated_);
-        for (; have < n; have += std::min(have, n - have)) {
+        for (; have < n; have += std::min(have, n - have))
             std::copy_n(repeated_, std::min(have, n - have), repeated_ + have);  // doubles whole periods
-        }
         scales_.values = repeated_;
     }
 
@@ -130,9 +129,8 @@ void each_sum(const void* const* inputs, size_t n_sources, size_t count, const S
         n = blocks.next(count - first);
         for (size_t s = 0; s < n_sources; s += sources_at_a_time) {
             const Bytes* in[sources_at_a_time];
-            for (size_t j = 0; j < sources_at_a_time; ++j) {
+            for (size_t j = 0; j < sources_at_a_time; ++j)
                 in[j] = s + j < n_sources ? static_cast<const Bytes*>(inputs[s + j]) + first : zeros;
-            }
             (s == 0 ? start : resume)[i](in, n, sum);
         }
         run(first, n, sum, blocks.take(n));
@@ -174,11 +172,10 @@ bool sum_shared_scale(DType dtype, const void* const* inputs, size_t n_sources, 
                      scale[i](sum, n, offsets, scale_of_each, limit, values, &exceeded);
                      fits &= !exceeded;
                  }
-                 if (dtype == DType::float32) {
+                 if (dtype == DType::float32)
                      std::memcpy(to, values, n * sizeof(float));
-                 } else {
+                 else
                      half_blocks(dtype, isa).narrow(static_cast<Bytes*>(to), reinterpret_cast<const Bytes*>(values), n);
-                 }
              });
     return fits || overflow != Overflow::raise;
 }

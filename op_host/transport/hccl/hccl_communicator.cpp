@@ -214,11 +214,10 @@ void HcclCommunicator::fail(OpKind op, const Error& error) {
         check_usable();  // destroyed by now?
         ++seq_;
         failed_.fetch_add(1, std::memory_order_relaxed);
-        if (agrees(seq_)) {
+        if (agrees(seq_))
             control_->fail(op, error);
-        } else if (size() > 1) {  // the peers do not ask: they can only be told that it is over
+        else if (size() > 1)  // the peers do not ask: they can only be told that it is over
             abort(std::string(name_of(op)) + " failed on it: " + error.what());
-        }
     });
 }
 

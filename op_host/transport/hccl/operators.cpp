@@ -214,13 +214,12 @@ void HcclCommunicator::reduce(const Reduction& r, double timeout) {
             const size_t bytes = bytes_of(r.counts, r.dtype);
             const auto total = static_cast<uint64_t>(bytes / size_of(r.dtype));
             begin_launch(stream, where);
-            if (size() == 1) {
+            if (size() == 1)
                 Device::copy_async(r.output, r.input, bytes, stream, where);
-            } else if (total > 0 && r.op == OpKind::reduce_scatter) {
+            else if (total > 0 && r.op == OpKind::reduce_scatter)
                 comm_->reduce_scatter(r.input, r.output, static_cast<uint64_t>(r.counts[0]), *type, *op, stream, where);
-            } else if (total > 0) {
+            else if (total > 0)
                 comm_->all_reduce(r.input, r.output, total, *type, *op, stream, where);
-            }
             launches_.add(nullptr, stream, where);
             if (r.stream == nullptr) wait("reduction-wait", stream, limit, where);
             return bytes;

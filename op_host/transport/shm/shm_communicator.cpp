@@ -12,7 +12,7 @@
 #include <fstream>
 
 #include "base/abandon.h"
-#include "base/caches.h"
+#include "base/processors.h"
 #include "base/resources.h"
 #include "base/spare_descriptors.h"
 #include "op_kernel/cpu/reduce.h"
