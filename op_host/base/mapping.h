@@ -1,4 +1,4 @@
-// A mapping, shared (of a memfd) or private to this process, unmapped on destruction.
+// A shared mapping of a memfd, unmapped on destruction.
 #pragma once
 
 #include <sys/mman.h>
@@ -18,11 +18,15 @@ namespace alltoallv {
 class Mapping {
   public:
     Mapping() = default;
-    Mapping(int fd, size_t bytes) : Mapping(fd, bytes, MAP_SHARED) {}
-
-    /// Zero-filled memory of this process alone.
-    static Mapping of_this_process(size_t bytes) { return {-1, bytes, MAP_PRIVATE | MAP_ANONYMOUS}; }
-
+    Mapping(int fd, size_t bytes) : bytes_(bytes) {
+        void* place = bytes < HugePages::size ? nullptr : aligned_place(bytes);
+        const int flags = MAP_SHARED | (place == nullptr ? 0 : MAP_FIXED);
+        data_ = mmap(place, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+        if (data_ != MAP_FAILED) return;
+        const int number = errno;
+        data_ = nullptr;  // and its place is left: by now it may be another thread's
+        throw system_error("mapping " + std::to_string(bytes) + " bytes of memory failed", number);
+    }
     Mapping(Mapping&& other) noexcept
         : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
     Mapping& operator=(Mapping&& other) noexcept {
@@ -58,15 +62,6 @@ class Mapping {
     }
 
   private:
-    Mapping(int fd, size_t bytes, int flags) : bytes_(bytes) {
-        void* place = bytes < HugePages::size ? nullptr : aligned_place(bytes);
-        data_ = mmap(place, bytes, PROT_READ | PROT_WRITE, flags | (place == nullptr ? 0 : MAP_FIXED), fd, 0);
-        if (data_ == MAP_FAILED) {
-            data_ = nullptr;  // and its place is left: by now it may be another thread's
-            throw system_error("mapping " + std::to_string(bytes) + " bytes of memory failed", errno);
-        }
-    }
-
     /// Addresses that begin at a huge page, reserved for a mapping to take their place; null if there are none.
     static void* aligned_place(size_t bytes) {
         const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));

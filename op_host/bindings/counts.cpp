@@ -21,17 +21,12 @@ std::optional<size_t> read_array(nb::handle values, std::span<int64_t> into) {
     const std::optional<ArrayView> view = framework == nullptr ? std::nullopt : framework->view(values);
     if (!view || view->shape.size() != 1) return std::nullopt;
     const size_t count = std::min(view->size, into.size());
-    const auto copy = [&]<class T>(const T* from) { std::copy_n(from, count, into.begin()); };
-    const void* const from = reinterpret_cast<const void*>(view->address);
-    switch (view->dtype) {
-        case DType::int64:
-            copy(static_cast<const int64_t*>(from));
-            break;
-        case DType::int32:
-            copy(static_cast<const int32_t*>(from));
-            break;
-        default:
-            return std::nullopt;
+    if (view->dtype == DType::int64) {
+        std::copy_n(reinterpret_cast<const int64_t*>(view->address), count, into.begin());
+    } else if (view->dtype == DType::int32) {
+        std::copy_n(reinterpret_cast<const int32_t*>(view->address), count, into.begin());
+    } else {
+        return std::nullopt;
     }
     return view->size;
 }
@@ -72,52 +67,41 @@ nb::object plain(nb::handle values) {
     return has_method ? values.attr("tolist")() : nb::borrow(values);
 }
 
-nb::list listed(nb::handle values) {
-    return nb::list(plain(values));
-}
-
 /// As Python writes it.
 std::string text_of(nb::handle value) {
     return nb::cast<std::string>(nb::repr(value));
 }
 
-/// Of any number. Throws python_error where a value is no integer.
-std::vector<int64_t> read_integers(const char* name, nb::handle values) {
-    const nb::list list = listed(values);
+/// Of any number; nothing where these are not integers.
+std::optional<std::vector<int64_t>> read_integers(const char* name, nb::handle values) {
     std::vector<int64_t> read;
-    for (const nb::handle each : list)
-        if (!read_integer(each.ptr(), read.emplace_back()))
-            throw invalid_param(std::string(name) + " is " + text_of(plain(values)) + ", expected 64-bit integers");
-    return read;
+    try {
+        for (const nb::handle each : nb::list(plain(values)))
+            if (!read_integer(each.ptr(), read.emplace_back()))
+                throw invalid_param(std::string(name) + " is " + text_of(plain(values)) + ", expected 64-bit integers");
+        return read;
+    } catch (const nb::python_error& error) {
+        if (!error.matches(PyExc_TypeError)) throw;
+    } catch (const nb::builtin_exception&) {
+    }
+    return std::nullopt;
 }
 
 }  // namespace
 
 void read_counts(const char* name, nb::handle values, std::span<int64_t> counts) {
-    size_t found = 0;
-    std::optional<size_t> at_once = read_list(values.ptr(), counts);
-    if (!at_once) at_once = read_array(values, counts);
-    if (at_once) {
-        found = *at_once;
-    } else {
-        std::vector<int64_t> read;
-        bool is_sequence = true;
-        try {
-            read = read_integers(name, values);
-        } catch (const nb::python_error& error) {
-            if (!error.matches(PyExc_TypeError)) throw;
-            is_sequence = false;
-        } catch (const nb::builtin_exception&) {
-            is_sequence = false;
-        }
-        if (!is_sequence)
+    std::optional<size_t> found = read_list(values.ptr(), counts);
+    if (!found) found = read_array(values, counts);
+    if (!found) {
+        const std::optional<std::vector<int64_t>> read = read_integers(name, values);
+        if (!read)
             throw invalid_param(std::string(name) + " is " + text_of(plain(values)) + ", expected " +
                                 std::to_string(counts.size()) + " integers, one per rank");
-        found = read.size();
-        std::copy_n(read.begin(), std::min(found, counts.size()), counts.begin());
+        found = read->size();
+        std::copy_n(read->begin(), std::min(*found, counts.size()), counts.begin());
     }
-    if (found != counts.size())
-        throw invalid_param(std::string(name) + " has " + std::to_string(found) + " entries, expected " +
+    if (*found != counts.size())
+        throw invalid_param(std::string(name) + " has " + std::to_string(*found) + " entries, expected " +
                             std::to_string(counts.size()) + ", one per rank");
 }
 

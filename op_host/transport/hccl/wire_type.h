@@ -17,24 +17,11 @@ struct WireType {
     int64_t per_element;  ///< units of `type` in one element
 };
 
-/// Bytes of an element of the types below.
+/// Bytes of an element of a type that moves one of ours as it is.
 constexpr uint64_t bytes_of(HcclDataType type) {
-    switch (type) {
-        case HCCL_DATA_TYPE_INT8:
-        case HCCL_DATA_TYPE_UINT8:
-            return 1;
-        case HCCL_DATA_TYPE_INT16:
-        case HCCL_DATA_TYPE_UINT16:
-        case HCCL_DATA_TYPE_FP16:
-        case HCCL_DATA_TYPE_BFP16:
-            return 2;
-        case HCCL_DATA_TYPE_INT32:
-        case HCCL_DATA_TYPE_UINT32:
-        case HCCL_DATA_TYPE_FP32:
-            return 4;
-        default:
-            return 8;
-    }
+    for (const DTypeInfo& dtype : dtype_table)
+        if (dtype.hccl == type && dtype.hccl_units == 1) return dtype.size;
+    return 0;
 }
 
 /// For moving data, any dtype: the float8 family, complex numbers and bool travel as integers.
