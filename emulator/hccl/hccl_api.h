@@ -2,6 +2,7 @@
 #pragma once
 
 #include "abi/hccl.h"
+#include "acl/acl_api.h"
 
 enum HcclCommConfigCapability : int { HCCL_COMM_CONFIG_RESERVED = 12 };
 enum HcclConfig : int { HCCL_DETERMINISTIC = 0 };
