@@ -15,7 +15,6 @@ namespace {
 
 /// All ranks of a thread domain at once: each must enter the rendezvous on a thread of its own.
 std::vector<CommunicatorPtr> make_threads(const CommunicatorOptions& common) {
-    const nb::gil_scoped_release release;
     std::vector<CommunicatorPtr> communicators(static_cast<size_t>(common.size));
     std::vector<std::exception_ptr> errors(communicators.size());
     std::vector<std::thread> threads;
@@ -88,23 +87,21 @@ void bind_communicator(nb::module_& m) {
         .def(
             "fail",
             [](Communicator& self, const std::string& op, int kind, int code, const std::string& message) {
-                const nb::gil_scoped_release release;
                 self.fail(op_from_name(op),
                           Error(static_cast<ErrorClass>(kind), static_cast<ErrorType>(code), message));
             },
-            "op"_a, "kind"_a, "code"_a, "message"_a)
+            ReleaseGil(), "op"_a, "kind"_a, "code"_a, "message"_a)
         .def(
             "post",
             [](Communicator& self, const std::string& op, const std::string& dtype, uintptr_t data, int64_t count,
                int peer, int32_t tag, double timeout, bool waits) {
                 const PeerMessage message{op_from_name(op), dtype_from_name(dtype), pointer(data), count, peer, tag};
-                const nb::gil_scoped_release release;
                 MessageWorkPtr work = self.post(message, timeout, waits);
                 if (waits) work->wait(-1);
                 return work;
             },
-            "op"_a, "dtype"_a, "data"_a, "count"_a, "peer"_a, "tag"_a, "timeout"_a = -1.0, "waits"_a = false,
-            "'send' or 'recv' of a message; peer -1: from any rank. waits: returns when it is done.")
+            ReleaseGil(), "op"_a, "dtype"_a, "data"_a, "count"_a, "peer"_a, "tag"_a, "timeout"_a = -1.0,
+            "waits"_a = false, "'send' or 'recv' of a message; peer -1: from any rank. waits: returns when it is done.")
         .def(
             "reduce",
             [](Communicator& self, const std::string& op, const std::string& dtype, const std::string& reduce_op,
@@ -113,11 +110,10 @@ void bind_communicator(nb::module_& m) {
                 ReadyReduction call = reduction_of(op, dtype, reduce_op, input, output, std::move(counts), root);
                 call.reduction.stream = pointer(stream);
                 call.reduction.moves = moves;
-                const nb::gil_scoped_release release;
                 call.run(self, timeout);
             },
-            "op"_a, "dtype"_a, "reduce_op"_a, "input"_a, "output"_a, "counts"_a, "timeout"_a = -1.0, "stream"_a = 0,
-            "root"_a = 0, "moves"_a = true,
+            ReleaseGil(), "op"_a, "dtype"_a, "reduce_op"_a, "input"_a, "output"_a, "counts"_a, "timeout"_a = -1.0,
+            "stream"_a = 0, "root"_a = 0, "moves"_a = true,
             "On a device's stream it is enqueued; without one the call blocks. root: of a reduce. moves: False for the "
             "ranks' agreement alone, where the data move by other means.")
         .def(
@@ -137,11 +133,8 @@ void bind_communicator(nb::module_& m) {
 
     m.def(
         "communicator",
-        [](const CommunicatorOptions& options) {
-            const nb::gil_scoped_release release;
-            return find_or_make_communicator(options, make_shm_communicator);
-        },
-        "options"_a, "The communicator of a domain, made if need be.");
+        [](const CommunicatorOptions& options) { return find_or_make_communicator(options, make_shm_communicator); },
+        ReleaseGil(), "options"_a, "The communicator of a domain, made if need be.");
     m.def(
         "cache_bytes", [] { return last_level_cache_bytes(affinity()); },
         "Bytes of the last-level caches of the processors that this process may use: exchanges that outgrow them write "
@@ -149,7 +142,7 @@ void bind_communicator(nb::module_& m) {
     m.def("set_trace_folder", &set_trace_folder, "folder"_a,
           "Begins to trace this process's operators into files there, or ends that with an empty name; returns the "
           "one until now.");
-    m.def("thread_communicators", &make_threads, "options"_a);
+    m.def("thread_communicators", &make_threads, "options"_a, ReleaseGil());
     m.def("destroy_all", &destroy_all_communicators, ReleaseGil());
 }
 

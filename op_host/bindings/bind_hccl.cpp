@@ -72,28 +72,21 @@ void bind_hccl(nb::module_& m) {
     m.def(
         "hccl_communicator",
         [](const HcclOptions& options, CommunicatorPtr control) -> CommunicatorPtr {
-            const nb::gil_scoped_release release;
             return std::make_shared<HcclCommunicator>(options, std::move(control));
         },
-        "options"_a, "control"_a,
+        ReleaseGil(), "options"_a, "control"_a,
         "A new communicator over HCCL of the ranks of `control`, one in host memory on which they agree and which goes "
         "with it. Collective.");
     m.def(
-        "hccl_communicator_on_host",
-        [](const HcclOptions& options, const CommunicatorOptions& control) {
-            const nb::gil_scoped_release release;
-            return make_on_one_host(options, control);
-        },
-        "options"_a, "control"_a,
+        "hccl_communicator_on_host", &make_on_one_host, ReleaseGil(), "options"_a, "control"_a,
         "The communicator over HCCL of a domain whose ranks share this host and agree over shared memory, made if need "
         "be; `control` gives job, timeout and warn_after.");
     m.def(
         "hccl_communicator_across_hosts",
         [](const HcclOptions& options, const CommunicatorOptions& control, const std::string& host, int port) {
-            const nb::gil_scoped_release release;
             return make_across_hosts(options, control, {host, port});
         },
-        "options"_a, "control"_a, "host"_a = "", "port"_a = 0,
+        ReleaseGil(), "options"_a, "control"_a, "host"_a = "", "port"_a = 0,
         "The same for ranks that agree over TCP, with rank 0 listening on that port of that host. Without a host the "
         "options name an HcclComm or a rank table, and HCCL carries rank 0's addresses.");
     m.def(

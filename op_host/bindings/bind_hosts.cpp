@@ -110,12 +110,11 @@ void bind_hosts(nb::module_& m) {
     m.def(
         "hosts_communicator",
         [](const CommunicatorOptions& options, const std::string& host, int port) {
-            const nb::gil_scoped_release release;
             return find_or_make_communicator(options, [&](const CommunicatorOptions& of) {
                 return equip(of, make_tcp_communicator(of, TcpAddress{host, port}), nullptr);
             });
         },
-        "options"_a, "host"_a, "port"_a,
+        ReleaseGil(), "options"_a, "host"_a, "port"_a,
         "The communicator of ranks on several hosts, made if need be: rank 0 listens at that port of that host until "
         "all have come. Data go over TCP between hosts, through shared memory inside.");
     m.def(

@@ -125,18 +125,13 @@ void bind_plan(nb::module_& m) {
         .def(
             "run",
             [](const Plan& self, uintptr_t input, uintptr_t output, double timeout, uintptr_t stream) {
-                const nb::gil_scoped_release release;
                 self.data->run(*self.communicator, input, output, timeout, stream);
             },
-            "input"_a, "output"_a, "timeout"_a = -1.0, "stream"_a = 0,
+            ReleaseGil(), "input"_a, "output"_a, "timeout"_a = -1.0, "stream"_a = 0,
             "On a device's stream it is enqueued; without one the call blocks.")
         .def(
-            "compare",
-            [](const Plan& self, double timeout) {
-                const nb::gil_scoped_release release;
-                return self.data->compare(*self.communicator, timeout);
-            },
-            "timeout"_a = -1.0,
+            "compare", [](const Plan& self, double timeout) { return self.data->compare(*self.communicator, timeout); },
+            ReleaseGil(), "timeout"_a = -1.0,
             "The ranks' agreement alone, for who moves the data by other means. Returns the receive counts if they are "
             "learnt, else nothing.")
         .def(
@@ -155,11 +150,8 @@ void bind_plan(nb::module_& m) {
         .def(
             "run_learning_into",
             [](const Plan& self, uintptr_t input, const std::function<uintptr_t(Counts)>& allocate, double timeout,
-               uintptr_t stream) {
-                const nb::gil_scoped_release release;
-                self.data->learn(*self.communicator, input, timeout, stream, allocate);
-            },
-            "input"_a, "allocate"_a, "timeout"_a = -1.0, "stream"_a = 0,
+               uintptr_t stream) { self.data->learn(*self.communicator, input, timeout, stream, allocate); },
+            ReleaseGil(), "input"_a, "allocate"_a, "timeout"_a = -1.0, "stream"_a = 0,
             "The same with an output that `allocate` makes of the receive counts; it returns the address.")
         .def(
             "submit",

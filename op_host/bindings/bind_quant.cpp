@@ -169,18 +169,16 @@ void bind_quant(nb::module_& m) {
         .def(
             "run",
             [](const QuantPlan& self, uintptr_t input, uintptr_t output, Address error, Address gather_error,
-               double timeout) {
-                const nb::gil_scoped_release release;
-                self.data->run(*self.communicator, input, output, error, gather_error, timeout);
-            },
-            "input"_a, "output"_a, "error"_a = nb::none(), "gather_error"_a = nb::none(), "timeout"_a = -1.0)
+               double timeout) { self.data->run(*self.communicator, input, output, error, gather_error, timeout); },
+            ReleaseGil(), "input"_a, "output"_a, "error"_a = nb::none(), "gather_error"_a = nb::none(),
+            "timeout"_a = -1.0)
         .def(
             "compare",
             [](const QuantPlan& self, bool feeds_back, bool gather_feeds_back) {
-                const nb::gil_scoped_release release;
                 self.data->compare(*self.communicator, feeds_back, gather_feeds_back);
             },
-            "feeds_back"_a, "gather_feeds_back"_a, "The ranks' agreement alone, for who moves the data by other means.")
+            ReleaseGil(), "feeds_back"_a, "gather_feeds_back"_a,
+            "The ranks' agreement alone, for who moves the data by other means.")
         .def(
             "submit",
             [](const QuantPlan& self, uintptr_t input, uintptr_t output, Address error, Address gather_error,
