@@ -192,7 +192,7 @@ def test_declarations_are_the_wheels(tmp_path: Path) -> None:
         ("abi/hccl.h", "HCCL_E_TIMEOUT = 9", "HCCL_E_TIMEOUT = 10", "HCCL_E_TIMEOUT"),
         pytest.param("abi/hccl.h", "uint8_t aclGraphZeroCopyEnable", "uint64_t aclGraphZeroCopyEnable",
                      "HcclCommConfig", marks=pytest.mark.slow),
-        ("abi/hccl.h", "uint64_t recvCount, HcclDataType dataType, HcclReduceOp op, HcclComm comm",
+        ("hccl/hccl_api.h", "uint64_t recvCount, HcclDataType dataType, HcclReduceOp op, HcclComm comm",
          "uint32_t recvCount, HcclDataType dataType, HcclReduceOp op, HcclComm comm", "HcclReduceScatter"),
         pytest.param("abi/acl.h", "aclrtMalloc(void** devPtr, size_t size", "aclrtMalloc(void* devPtr, size_t size",
                      "aclrtMalloc", marks=pytest.mark.slow),
