@@ -109,7 +109,8 @@ def test_one_graph(ranks: Ranks, backend: str) -> None:
                     y = function(x, ids, w)
                     y.square().sum().backward()
                     results.append((y.detach(), x.grad, w.grad))
+                bound = 1e-5 if backend == "inductor" else 0.0  # which fuses multiplications and additions
                 for ours, expected in zip(*results, strict=True):
-                    assert torch.equal(ours, expected)
+                    torch.testing.assert_close(ours, expected, rtol=bound, atol=0.0)
 
     ranks(2, timeout=200, comm_timeout=150)(check)
