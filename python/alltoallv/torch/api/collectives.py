@@ -51,7 +51,7 @@ def _reduce_at_once(operator: str) -> AtOnce:
     ) -> Any:
         op = None
         for kind, name in REDUCE_OPS.items():  # to look it up takes eight times as long as to compare it with SUM
-            if terms.op == kind:
+            if terms.op is kind or terms.op == kind:
                 op = name
                 break
         return _core.reduce(core, operator, (ins or outs)[0], outs[0], op, -1.0 if limit is None else limit, async_op)
