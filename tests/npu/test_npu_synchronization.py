@@ -236,7 +236,7 @@ SCENES: dict[str, Scene] = {
     "destroy-again": npu_waits.destroyed_behind_a_failure,
 }
 # torch_npu uses no device whose stream has failed.
-BREAKS_THE_DEVICE = ("kept-counts", "agreement", "launch-order", "owner-wait", "owner-queue")
+BREAKS_THE_DEVICE = ("kept-counts", "agreement", "launch-order", "owner-wait", "owner-queue", "check-wait")
 BREAKS_THE_DEVICE += ("fallback-counts", "fallback-memory", "meeting-wait", "destroy-again")
 
 
