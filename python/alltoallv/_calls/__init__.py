@@ -1,1 +1,1 @@
-"""What the front ends share and the extension does not do."""
+"""This package holds what the front ends share and the C++ extension does not do."""

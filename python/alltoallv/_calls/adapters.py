@@ -1,4 +1,7 @@
-"""What takes tensors of any framework knows them by an adapter, which the framework's front end has."""
+"""An adapter reads and makes the tensors of one framework.
+
+Each framework's front end has one, and `find` chooses it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from alltoallv.errors import InvalidTensorError
 A = TypeVar("A")  # the framework's tensor
 T = TypeVar("T")
 
-# Where the front ends have theirs; imported when such a tensor is met, since no framework is imported before.
+# The modules with the adapters. One is imported when such a tensor is met, because the framework may be absent.
 _HOMES = {
     "numpy": "alltoallv.numpy.adapter",
     "torch": "alltoallv.torch.quantized.adapter",
@@ -26,72 +29,81 @@ _found: dict[type, Adapter[Any]] = {}
 
 
 class Adapter(ABC, Generic[A]):
-    """One framework's tensors as the core sees them. Here is what holds for those that only lie in host memory."""
+    """Shows one framework's tensors to the core.
 
-    kind: ClassVar[str]  # for messages
+    This base class holds what is the same for all tensors in host memory.
+    """
+
+    kind: ClassVar[str]  # the framework's kind of tensor, for messages
     tensor: ClassVar[type[Any]]  # the class of its tensors
     feedback: ClassVar[type[Any]]  # the class of error feedback
-    handle: ClassVar[type[Handle]]  # of a call under way
-    done: ClassVar[type[Any]]  # of one that has ended, or that the framework orders; made of its output
+    handle: ClassVar[type[Handle]]  # the handle of a call under way
+    done: ClassVar[type[Any]]  # the handle of a call that has ended or that the framework orders; made from its output
 
     hears: ClassVar[bool] = False
 
     @abstractmethod
     def check(self, name: str, x: A) -> None:
-        """Refuses what is no dense block of memory."""
+        """Raises InvalidTensorError unless ``x`` is a dense block of memory."""
 
     def listed(self, name: str, tensors: Any) -> Sequence[A]:
-        """A list of tensors, which are not looked at yet."""
+        """Returns ``tensors`` if it is a list or tuple, else raises TypeError; its tensors are checked later."""
         if not isinstance(tensors, list | tuple):
             raise TypeError(f"{name} is a {type(tensors).__name__}, expected a list of tensors")
         return tensors
 
     @abstractmethod
     def contiguous(self, x: A) -> A:
-        """A tensor of these values in contiguous memory, complete, without history; copied only if it must be."""
+        """Returns a tensor of these values in contiguous memory, complete and without history.
+
+        Copies only if needed.
+        """
 
     @abstractmethod
     def writable(self, x: A) -> bool:
-        """Whether ``x`` itself is contiguous memory that may be written."""
+        """Returns whether ``x`` itself is contiguous memory that may be written."""
 
     def read(self, name: str, x: A, /) -> A:
-        """An input as `contiguous` has it, checked."""
+        """Checks an input and returns it as `contiguous` does."""
         self.check(name, x)
         return self.contiguous(x)
 
     @abstractmethod
     def name(self, dtype: Any, /) -> str:
-        """The core's name of one of the framework's dtypes."""
+        """Returns the core's name of one of the framework's dtypes."""
 
     def dtype(self, x: A) -> str:
-        """The core's name of a tensor's dtype."""
+        """Returns the core's name of the tensor's dtype."""
         return self.name(x.dtype)  # type: ignore[attr-defined]
 
     @abstractmethod
     def region(self, x: A, /) -> Region:
-        """Where a contiguous tensor lies."""
+        """Returns the address and the number of bytes of a contiguous tensor."""
 
     def address(self, x: A, /) -> int:
-        """Where its first element lies."""
+        """Returns the address of the first element."""
         return self.region(x)[0]
 
     @abstractmethod
     def allocate(self, shape: Sequence[int], dtype: str, like: A) -> A:
-        """A new tensor where ``like`` is, in shared memory if that is the host; ``dtype`` is the core's name."""
+        """Returns a new tensor where ``like`` is, in shared memory if that is the host.
+
+        ``dtype`` is the core's name.
+        """
 
     def new(self, shape: Sequence[int], like: A, *, zero: bool = False) -> A:
-        """A new tensor in host memory, of the dtype of ``like``; zero everywhere if asked."""
+        """Returns a new tensor in host memory with the dtype of ``like``, filled with zeros if ``zero`` is true."""
         out = self.allocate(shape, self.dtype(like), like)
         if zero:
             as_bytes(self.region(out))[...] = 0
         return out
 
     def from_block(self, block: _core.Block, shape: Sequence[int], like: A) -> A:
-        """The tensor of that shape over a block, which lives as long as the tensor; of the dtype of ``like``."""
+        """Returns a tensor of that shape and the dtype of ``like`` over a block, which lives as long as it."""
         raise NotImplementedError
 
     def check_output(self, name: str, x: A, like: A | None = None) -> str:
-        """Checks a tensor that is written, of the dtype of ``like``; the core's name of its dtype."""
+        """Checks a tensor that will be written: its dtype is that of ``like``. Returns the core's name of the dtype."""
         self.check(name, x)
         dtype = self.dtype(x)
         if like is not None and dtype != self.dtype(like):
@@ -101,30 +113,30 @@ class Adapter(ABC, Generic[A]):
         return dtype
 
     def writes(self, x: A) -> None:
-        """Told before a tensor of the caller is written, if it ``hears`` of that."""
+        """Is called before a tensor of the caller is written, if the adapter's ``hears`` is true."""
 
     def queues(self) -> bool:
-        """Whether calls wait in the framework's queue, instead of running when they are made."""
+        """Returns whether calls wait in the framework's queue instead of running when they are made."""
         return False
 
     def enqueue(self, linear: Any, input: A, output: A | None) -> A:
-        """Runs an `alltoallv._calls.linear.Linear` there."""
+        """Puts an `alltoallv._calls.linear.Linear` into the framework's queue and returns its output."""
         raise NotImplementedError
 
     def learn(self, transfer: Any, input: A) -> Sequence[int]:
-        """The receive counts of an exchange that is to run there, in elements."""
+        """Returns the receive counts, in elements, of an exchange that will run in the framework's queue."""
         raise NotImplementedError
 
     def key(self, x: A) -> tuple[Hashable, ...]:
-        """What set-up depends on, the shape first."""
+        """Returns what the set-up of a call depends on, the shape first."""
         return tuple(x.shape), x.dtype  # type: ignore[attr-defined]
 
     def device(self, x: A) -> str:
-        """The kind of its device: ``"cpu"``, ``"npu"``, ``"cuda"``."""
+        """Returns the kind of the tensor's device: ``"cpu"``, ``"npu"`` or ``"cuda"``."""
         return "cpu"
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
-        """Calls ``function``, outside of the graph that the framework may be making."""
+        """Calls ``function`` outside of the graph that the framework may be making."""
         return function(*args)
 
     def launch(self, x: A, start: Callable[[int], None]) -> None:
@@ -132,24 +144,24 @@ class Adapter(ABC, Generic[A]):
         raise NotImplementedError
 
     def engine(self, x: A, member: Any) -> Any:
-        """What reduces on the device of ``x``: over a communicator of devices, or None: the framework's group."""
+        """Returns what reduces on the device of ``x``: an engine, or None where the framework's group does it."""
         raise NotImplementedError
 
     def check_place(self, engine: Any, *tensors: A) -> None:
-        """Refuses tensors that the engine does not reach."""
+        """Raises InvalidTensorError for tensors that the engine does not reach."""
         raise InvalidTensorError(f"x is {self.kind}, expected a tensor that domain '{engine.domain}' reaches", 14)
 
     def reduce(self, engine: Any, request: Any, tensors: Sequence[A]) -> None:
-        """Runs a quantized reduction there. ``tensors``: the output, the input, the states of error feedback."""
+        """Runs a quantized reduction there. ``tensors`` are the output, the input and the states of error feedback."""
         raise NotImplementedError
 
     def values(self, x: A) -> Any:
-        """A tensor's values as an array of NumPy, of float32 where NumPy lacks the dtype."""
+        """Returns the values as a NumPy array, of float32 where NumPy lacks the dtype."""
         raise NotImplementedError
 
 
 def find(name: str, x: object) -> Adapter[Any]:
-    """The adapter of the framework that ``x`` belongs to.
+    """Returns the adapter of the framework that ``x`` belongs to.
 
     Raises:
         InvalidTensorError: it belongs to none; ``code`` is 5.

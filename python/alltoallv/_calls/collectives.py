@@ -1,7 +1,7 @@
 """Collectives over regions of host memory, for front ends whose tensors the core reads by their addresses.
 
-A front end checks its tensors (dtype, contiguity) and gives the regions where they lie; what depends on several of them
-is checked here. To be called under the guard. The caller keeps the memory alive until a call is done.
+A front end checks its tensors (dtype, contiguity) and passes the regions where they lie; conditions on several of them
+are checked here. These functions are called under the guard. The caller keeps the memory alive until a call is done.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 @dataclass(slots=True)
 class Ready:
-    """A collective whose arguments have passed this rank's checks."""
+    """Holds a collective whose arguments have passed this rank's checks."""
 
-    plan: Any  # of the core, or a `ReductionPlan`
-    addresses: tuple[int | None, ...]  # the input's, the output's
-    keep: object = None  # what it reads beside the caller's memory
-    timeout: float = -1.0  # seconds; below 0 the communicator's
+    plan: Any  # a plan of the core, or a `ReductionPlan`
+    addresses: tuple[int | None, ...]  # of the input and the output
+    keep: object = None  # memory that the call reads beside the caller's
+    timeout: float = -1.0  # seconds; below 0 the communicator's timeout holds
 
     def run(self, timeout: float | None = None, stream: int = 0) -> None:
-        """Runs it; a device's collective is enqueued on ``stream``."""
+        """Runs the collective; on a device it is enqueued on ``stream``."""
         limit = self.timeout if timeout is None else timeout
         if stream:
             self.plan.run(*self.addresses, timeout=limit, stream=stream)
@@ -60,7 +60,7 @@ def all_reduce(comm: Communicator, dtype: str, op: str, tensor: Region) -> Ready
 
 
 def reduce_scatter(comm: Communicator, dtype: str, op: str, output: Region, inputs: Sequence[Region]) -> Ready:
-    """``inputs[j]`` is rank j's part of this rank's input; one region: W equal parts."""
+    """Combines all ranks' inputs: ``inputs[j]`` is rank j's part of this one; a single region has W equal parts."""
     check_reduction(op, dtype)
     if len(inputs) == 1:
         if inputs[0][1] != comm.size * output[1]:
@@ -89,7 +89,7 @@ def reduce_scatter(comm: Communicator, dtype: str, op: str, output: Region, inpu
 
 
 def all_gather(comm: Communicator, dtype: str, outputs: Sequence[Region], input: Region) -> Ready:
-    """``outputs[j]`` becomes rank j's input, of any size; one region: all of them, of one size."""
+    """Copies rank j's input, of any size, to ``outputs[j]``; a single output region holds all inputs, of one size."""
     if len(outputs) == 1:
         if outputs[0][1] != comm.size * input[1]:
             raise InvalidTensorError(
@@ -124,7 +124,7 @@ def all_to_all(
     timeout: float = -1.0,
     name: str = "output_tensor_list",
 ) -> Ready:
-    """``inputs[j]`` goes to rank j, ``outputs[j]``, of the list ``name``, comes from it; of any sizes."""
+    """Sends ``inputs[j]`` to rank j and receives ``outputs[j]``, of the list ``name``, from it; sizes may differ."""
     check_lists_apart(outputs, inputs, name)
     source, sdispls = lowest(inputs)
     target, rdispls = lowest(outputs)
@@ -140,7 +140,7 @@ def broadcast(comm: Communicator, dtype: str, tensor: Region, root: int) -> Read
 
 
 def broadcast_layout(rank: int, size: int, n: int, root: int) -> tuple[list[int], list[int], list[int], list[int]]:
-    """The layout of ``n`` elements that go from ``root`` to everybody else.
+    """Returns the layout of ``n`` elements that go from ``root`` to every other rank.
 
     Raises:
         InvalidParamError: ``root`` is no rank.
@@ -153,7 +153,7 @@ def broadcast_layout(rank: int, size: int, n: int, root: int) -> tuple[list[int]
 
 
 def check_rank(name: str, rank: int, size: int) -> None:
-    """Refuses what is no rank of ``size``."""
+    """Raises InvalidParamError unless ``rank`` is one of ``size`` ranks."""
     try:
         known = 0 <= integer(rank) < size
     except TypeError:
@@ -163,18 +163,18 @@ def check_rank(name: str, rank: int, size: int) -> None:
 
 
 def barrier(comm: Communicator) -> Ready:
-    """Done when all ranks have come."""
+    """Returns a call that is done when all ranks have made it."""
     return Ready(barrier_plan(comm), (0, 0))
 
 
 def barrier_plan(comm: Communicator) -> _core.Plan:
-    """A plan that moves nothing."""
+    """Returns a plan that moves no data."""
     none = [0] * comm.size
     return _core.Plan(comm.core, "barrier", "uint8", none, none, none, none)
 
 
 def check_length(name: str, tensors: Sized, size: int) -> None:
-    """One tensor per rank."""
+    """Raises InvalidParamError unless there is one tensor per rank."""
     if not hasattr(tensors, "__len__"):
         raise InvalidParamError(f"{name} is {tensors!r}, expected {size} tensors, one per rank")
     if len(tensors) != size:
@@ -182,12 +182,12 @@ def check_length(name: str, tensors: Sized, size: int) -> None:
 
 
 def check_one_dtype(dtypes: Iterable[str]) -> None:
-    """Refuses tensors of several dtypes, by the core's names."""
+    """Raises InvalidTensorError if the dtypes, given by the core's names, differ."""
     several = sorted(set(dtypes))
     if len(several) > 1:
         raise InvalidTensorError(f"Invalid usage of tensors with different dtypes: {', '.join(several)}", 13)
 
 
 def count_of(region: Region, dtype: str) -> int:
-    """Elements in a region."""
+    """Returns the number of elements in a region."""
     return region[1] // item_size(dtype)

@@ -1,4 +1,4 @@
-"""Counts and displacements as users give them, checked and made plain lists of int."""
+"""Counts and displacements as users give them are checked here and become plain lists of int."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIMIT = 2**63
 
 
 def as_counts(name: str, values: Counts, size: int) -> list[int]:
-    """``values`` as a list of ``size`` integers; signs and bounds are checked later, against the tensors."""
+    """Returns ``values`` as a list of ``size`` integers. Signs and bounds are checked later, against the tensors."""
     # torch.compile can look at lists, but not into the core.
     if type(values) is list and len(values) == size and all(type(n) is int and abs(n) < _LIMIT for n in values):
         return list(values)
@@ -26,14 +26,14 @@ def as_counts(name: str, values: Counts, size: int) -> list[int]:
 
 
 def integer(value: SupportsIndex) -> int:
-    """What any integer type holds; TypeError for everything else."""
+    """Returns an integer of any type as int; raises TypeError for everything else."""
     if isinstance(value, bool):
         raise TypeError("a bool is no count")
     return operator.index(value)
 
 
 def packed(counts: Sequence[int]) -> list[int]:
-    """Displacements of regions that follow each other in rank order."""
+    """Returns the displacements of regions that follow each other in rank order."""
     if not counts:
         return []
     displs = [0, *accumulate(counts[:-1])]
@@ -43,7 +43,7 @@ def packed(counts: Sequence[int]) -> list[int]:
 
 
 def even_split(name: str, length: int, size: int) -> list[int]:
-    """Equal shares of dimension 0."""
+    """Divides ``length`` rows into ``size`` equal shares; raises InvalidParamError if they do not divide."""
     if length % size:
         raise InvalidParamError(
             f"{name} has {length} rows in dimension 0, which {size} ranks cannot share equally: "
@@ -53,12 +53,12 @@ def even_split(name: str, length: int, size: int) -> list[int]:
 
 
 def even_parts(length: int, size: int) -> list[int]:
-    """Parts of any length, as equal as they can be; the longer ones first."""
+    """Divides ``length`` into ``size`` parts as equal as possible; the longer ones come first."""
     return [length // size + (j < length % size) for j in range(size)]
 
 
 def shares(name: str, counts: Counts | None, tensor: str, rows: int, size: int) -> list[int]:
-    """How the rows of dimension 0 are divided among the ranks; equally, if no counts are given."""
+    """Returns how many rows of dimension 0 each rank gets: ``counts``, or equal shares if that is None."""
     if counts is None:
         return even_split(tensor, rows, size)
     counts = as_counts(name, counts, size)
@@ -72,7 +72,7 @@ def shares(name: str, counts: Counts | None, tensor: str, rows: int, size: int) 
 def plan_request(
     size: int, send_counts: Counts, recv_counts: Counts, sdispls: Counts | None, rdispls: Counts | None
 ) -> tuple[int, _core.Request]:
-    """How many elements an input that is not known yet must have, and the request."""
+    """Returns the request, and how many elements its input must have, for an input that is not known yet."""
     counts, displs = as_counts("send_counts", send_counts, size), sdispls
     begins = packed(counts) if displs is None else as_counts("sdispls", displs, size)
     needed = max((begin + count for begin, count in zip(begins, counts, strict=True) if count > 0), default=0)
@@ -85,19 +85,19 @@ def plan_request(
 
 
 def overlap(counts: Sequence[int], displs: Sequence[int]) -> bool:
-    """Whether two regions share an element."""
+    """Returns whether two regions share an element."""
     regions = sorted((d, d + n) for n, d in zip(counts, displs, strict=True) if n > 0)
     return any(begin < end for (_, end), (begin, _) in pairwise(regions))
 
 
 def split_layout(sends: Sequence[int], recvs: Sequence[int], row: int) -> Layout:
-    """The layout of packed parts, from rows to elements."""
+    """Returns the layout, in elements, of packed parts whose sizes are given in rows."""
     send, recv = scaled(sends, row), scaled(recvs, row)
     return send, packed(send), recv, packed(recv)
 
 
 def scaled(values: Sequence[int], factor: int) -> list[int]:
-    """From rows of ``factor`` elements to elements."""
+    """Multiplies every value by ``factor``: it turns rows of that many elements into elements."""
     if factor == 1:
         return list(values)
     elements = [value * factor for value in values]

@@ -1,7 +1,7 @@
 """The collectives that write into tensors of the caller, each declared once for the front ends of host memory.
 
 A declaration has the name that the ranks compare. It takes a front end's adapter, the communicator and the collective's
-own arguments, checks them, and gives the call, ready to start, with its tensors. Under the guard.
+own arguments, checks them, and returns the call, ready to start, with its tensors. It is called under the guard.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from alltoallv.dtypes import item_size
 
 
 class Made(NamedTuple):
-    """A call, and the tensors that it uses."""
+    """Holds a call that is ready to start, and the tensors that it uses."""
 
     call: Ready
     result: Any = None  # what it writes: a tensor, or a list
     inputs: Sequence[Any] = ()
-    name: str = "tensor"  # the argument that has the outputs
-    counts: Sequence[int] | None = None  # of the elements of each rank, where they were given
+    name: str = "tensor"  # the argument that holds the outputs
+    counts: Sequence[int] | None = None  # elements of each rank, where the caller gave them
 
     @property
     def outputs(self) -> Sequence[Any]:
-        """What it writes."""
+        """The tensors that the call writes."""
         if isinstance(self.result, list):
             return self.result
         return [] if self.result is None else [self.result]
@@ -40,25 +40,25 @@ Tensors = Adapter[Any]
 
 
 def all_reduce(tensors: Tensors, comm: Communicator, tensor: Any, op: str) -> Made:
-    """The combination of all ranks' tensors, in place."""
+    """Combines all ranks' tensors in place."""
     dtype = tensors.check_output("tensor", tensor)
     return Made(collectives.all_reduce(comm, dtype, op, tensors.region(tensor)), tensor)
 
 
 def reduce(tensors: Tensors, comm: Communicator, tensor: Any, op: str, root: int) -> Made:
-    """The combination of all ranks' tensors in that of the root."""
+    """Combines all ranks' tensors in the root's tensor."""
     dtype, mine = tensors.check_output("tensor", tensor), tensors.region(tensor)
     return Made(rooted.reduce(comm, dtype, op, mine if comm.rank == root else None, mine, root), tensor)
 
 
 def broadcast(tensors: Tensors, comm: Communicator, tensor: Any, root: int, name: str = "tensor") -> Made:
-    """The root's tensor, in place."""
+    """Copies the root's tensor to all ranks, in place."""
     dtype = tensors.check_output(name, tensor)
     return Made(collectives.broadcast(comm, dtype, tensors.region(tensor), root), tensor, name=name)
 
 
 def gather(tensors: Tensors, comm: Communicator, tensor: Any, gather_list: Any, root: int) -> Made:
-    """All ranks' tensors into the root's list."""
+    """Copies all ranks' tensors into the root's list."""
     x, outs = tensors.read("tensor", tensor), list[Any]()
     if comm.rank == root:
         outs = outputs_of(tensors, comm, "gather_list", gather_list, x)
@@ -69,7 +69,7 @@ def gather(tensors: Tensors, comm: Communicator, tensor: Any, gather_list: Any, 
 def scatter(
     tensors: Tensors, comm: Communicator, tensor: Any, given: Any, root: int, name: str = "scatter_list"
 ) -> Made:
-    """The tensors of the root's list, called ``name``, to the ranks."""
+    """Sends each rank its tensor of the root's list, which the argument ``name`` holds."""
     dtype, parts = tensors.check_output("tensor", tensor), list[Any]()
     if comm.rank == root:
         parts = inputs_of(tensors, comm, name, given, tensor)
@@ -86,7 +86,7 @@ def reduce_scatter(
     counts: Sequence[int] | None = None,
     names: tuple[str, str] = ("output", "input_list"),
 ) -> Made:
-    """The combination of all ranks' tensors, of which each gets its part.
+    """Combines all ranks' tensors and gives each rank its part.
 
     ``given`` is a list of the parts, or one tensor of equal parts, or of ``counts`` elements for each rank.
     """
@@ -110,7 +110,7 @@ def all_gather(
     counts: Sequence[int] | None = None,
     names: tuple[str, str] = ("tensor_list", "tensor"),
 ) -> Made:
-    """All ranks' tensors into a list, or into one tensor, of equal parts or of ``counts`` elements of each rank."""
+    """Copies all ranks' tensors into a list, or into one tensor in equal parts or in parts of ``counts`` elements."""
     x = tensors.read(names[1], tensor)
     if isinstance(given, tensors.tensor):
         dtype, outputs = tensors.check_output(names[0], given, x), given
@@ -132,7 +132,7 @@ def all_to_all(
     inputs: Any,
     names: tuple[str, str] = ("output_tensor_list", "input_tensor_list"),
 ) -> Made:
-    """``inputs[j]`` to rank j, ``outputs[j]`` from it."""
+    """Sends ``inputs[j]`` to rank j and receives ``outputs[j]`` from it."""
     xs, outs = inputs_of(tensors, comm, names[1], inputs), outputs_of(tensors, comm, names[0], outputs)
     check_one_dtype(tensors.dtype(x) for x in (*xs, *outs))
     regions = list(map(tensors.region, outs)), list(map(tensors.region, xs))
@@ -140,12 +140,12 @@ def all_to_all(
 
 
 def barrier(tensors: Tensors, comm: Communicator) -> Made:
-    """Moves nothing."""
+    """Waits for all ranks and moves no data."""
     return Made(collectives.barrier(comm))
 
 
 def inputs_of(tensors: Tensors, comm: Communicator, name: str, given: Any, like: Any = None) -> list[Any]:
-    """A list of one tensor per rank, contiguous, all of the dtype of ``like``."""
+    """Checks that ``given`` is a list of one tensor per rank, all of the dtype of ``like``; returns them contiguous."""
     listed = tensors.listed(name, given)
     check_length(name, listed, comm.size)
     xs = [tensors.read(f"{name}[{j}]", x) for j, x in enumerate(listed)]
@@ -156,7 +156,7 @@ def inputs_of(tensors: Tensors, comm: Communicator, name: str, given: Any, like:
 
 
 def outputs_of(tensors: Tensors, comm: Communicator, name: str, given: Any, like: Any = None) -> list[Any]:
-    """A list of one tensor per rank, to be written, all of the dtype of ``like``."""
+    """Checks that ``given`` is a list of one writable tensor per rank, all of the dtype of ``like``; returns it."""
     outs = tensors.listed(name, given)
     check_length(name, outs, comm.size)
     for j, out in enumerate(outs):
@@ -165,5 +165,5 @@ def outputs_of(tensors: Tensors, comm: Communicator, name: str, given: Any, like
 
 
 def cut(whole: Region, counts: Sequence[int], itemsize: int) -> list[Region]:
-    """The regions of so many elements, one after the other."""
+    """Returns consecutive regions of ``counts`` elements, from the beginning of ``whole`` on."""
     return [(whole[0] + at * itemsize, n * itemsize) for at, n in zip(packed(counts), counts, strict=True)]

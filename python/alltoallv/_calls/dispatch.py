@@ -1,4 +1,7 @@
-"""Rows to their experts and back over host memory, as `alltoallv._calls.routing` says: for NumPy and MindSpore."""
+"""Moves rows to their experts and back over host memory, as `alltoallv._calls.routing` says.
+
+For NumPy and MindSpore.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _FLOATS = ("float32", "float16", "bfloat16")
 
 @dataclass(eq=False)
 class Route:
-    """Which row goes where; `spread` and `collect` go along it and back. See `alltoallv.torch.graph.moe`."""
+    """Says which row goes where. `spread` sends rows along it and `collect` brings them back."""
 
     communicator: Communicator
     tokens: int
@@ -40,7 +43,7 @@ class Route:
 
 
 class Arrived(NamedTuple):
-    """What has come: rows ``[rows, ...]`` and weights ``[rows]``, or codes and their scales."""
+    """Holds what has arrived: rows ``[rows, ...]`` and weights ``[rows]``, or codes and their scales."""
 
     rows: Array
     weights: Array | None
@@ -50,7 +53,7 @@ class Arrived(NamedTuple):
 def dispatch(
     comm: Communicator, routing: Routing, tokens: Array, ids: Numbers, weights: Array | None, begins: bool
 ) -> Callable[[], Arrived]:
-    """Tokens ``[n, ...]`` with choices and weights ``[n, k]`` to their experts."""
+    """Sends tokens ``[n, ...]`` with choices and weights ``[n, k]`` to their experts; the result receives rows."""
     with guard(comm, OPERATOR):
         routing.check_ids(ids)
         about = f"{tokens.dtype} {tokens.shape[1:]} {None if weights is None else weights.dtype}"
@@ -91,7 +94,7 @@ def _send(
     signature: int,
     begins: bool,
 ) -> Callable[[], tuple[Array, Told]]:
-    """Rows of bytes of tokens, behind notes of their pairs; what it returns gives those that come, and what is told."""
+    """Sends tokens as rows of bytes, behind notes of their pairs. The result receives the peers' rows and notes."""
     with guard(comm, OPERATOR):
         stride, width = notes.row_bytes(rows.shape[1]), rows.shape[1]
         told = notes.written(columns, sends, (signature, len(rows), k), stride)
@@ -113,18 +116,18 @@ def _send(
 
 
 def _index(told: Told, route: Route) -> Numbers:
-    """Of every row of the experts which of the rows that came it is; -1: zeros."""
+    """Returns, for every row of the experts, the index of the received row that it holds; -1 stands for zeros."""
     made: Numbers = np.append(notes.lines(route.token, told.pairs, told.firsts), -1)[route.source]
     return made
 
 
 def _weights(column: Array, like: Array, route: Route) -> Array:
-    """Of every row of the experts."""
+    """Returns the gate weight of every row of the experts."""
     return _placed(_as_rows(column, like.dtype, ()), route.source)
 
 
 def state_of(route: Any, arrival: Any, routing: Routing, ids: Numbers) -> DispatchState[Any]:
-    """All but the weights; arrays of NumPy."""
+    """Returns the state without its weights; its arrays are NumPy's."""
     counts, source = arrival.counts, arrival.source
     recvs = route.ranks[1]
     sources = np.repeat(np.arange(len(recvs)), recvs)
@@ -138,7 +141,10 @@ def state_of(route: Any, arrival: Any, routing: Routing, ids: Numbers) -> Dispat
 
 
 def spread(route: Route, tokens: Array, weights: Array | None) -> tuple[Array, Array | None]:
-    """Tokens ``[n, ...]`` and weights ``[n, k]`` by a way that is known, to rows and ``[rows]``; not as codes."""
+    """Sends tokens ``[n, ...]`` and weights ``[n, k]`` along a known route; returns rows and weights ``[rows]``.
+
+    The rows travel as values, never as codes.
+    """
     columns = [] if weights is None else [_bytes(weights.reshape(-1))[route.order]]
     width = sum(column.shape[1] for column in columns)
     rows = _bytes(tokens)
@@ -156,9 +162,9 @@ def collect(
     begins: bool = False,
     gates: Array | None = None,
 ) -> Callable[[], tuple[Array, Array | None]]:
-    """Rows to the sums ``[n, ...]`` over a token's choices in their order, weights ``[rows]`` to ``[n, k]``.
+    """Brings rows back and sums them over each token's choices, in their order: ``[n, ...]``.
 
-    ``gates`` ``[rows]`` multiply the rows.
+    Weights ``[rows]`` come back as ``[n, k]``. ``gates`` ``[rows]`` multiply the rows before they travel.
     """
     comm, tail, dtype = route.communicator, rows.shape[1:], rows.dtype
     with guard(comm, OPERATOR):
@@ -197,7 +203,7 @@ def collect(
 
 
 def _summed(rows: Array, places: Numbers) -> Array:
-    """Row t is the sum of rows ``places[t]``, in float32 or wider, rounded once; -1: zeros."""
+    """Returns sums: row t adds rows ``places[t]`` in float32 or wider and is rounded once; -1 stands for zeros."""
     total = _placed(rows, places[:, 0])
     if places.shape[1] > 1:
         total = total.astype(sum_dtype(rows.dtype), copy=False)
@@ -207,7 +213,7 @@ def _summed(rows: Array, places: Numbers) -> Array:
 
 
 def weighted(rows: Array, weights: Array | None) -> Array:
-    """Each row times its weight, in float32 or the wider of the dtypes, rounded to that of the rows."""
+    """Multiplies each row by its weight in float32 or the wider dtype; the product has the dtype of the rows."""
     if weights is None:
         return rows
     wide = sum_dtype(rows.dtype, weights.dtype)
@@ -217,12 +223,12 @@ def weighted(rows: Array, weights: Array | None) -> Array:
 
 
 def sum_dtype(*dtypes: np.dtype[Any]) -> np.dtype[Any]:
-    """What values of these dtypes are added and multiplied in: at least float32."""
+    """Returns the dtype in which values of these dtypes are added and multiplied: at least float32."""
     return np.result_type(np.float32, *dtypes)
 
 
 def encode(rows: Array, payload: str | None) -> Array:
-    """As bytes, a row for each: the values, or a scale and the codes."""
+    """Returns one row of bytes per row: the values, or a scale and the codes."""
     if payload is None:
         return _bytes(rows)
     if core_name(rows.dtype) not in _FLOATS:
@@ -236,7 +242,7 @@ def encode(rows: Array, payload: str | None) -> Array:
 
 
 def decode(coded: Array, payload: str | None, dtype: np.dtype[Any], tail: Sequence[int]) -> Array:
-    """The rows ``[rows, *tail]`` again."""
+    """Returns the rows ``[rows, *tail]`` that `encode` made bytes of."""
     if payload is None:
         return _as_rows(coded, dtype, tail)
     coded, length = np.ascontiguousarray(coded), _length(tail)
@@ -260,7 +266,7 @@ def _as_rows(rows: Array, dtype: np.dtype[Any], tail: Sequence[int]) -> Array:
 
 
 def _placed(rows: Array, source: Numbers) -> Array:
-    """Row i of the result is row ``source[i]``, or zeros where that is -1."""
+    """Returns an array whose row i is row ``source[i]``, or zeros where that is -1."""
     if not len(rows):
         return np.zeros((len(source), *rows.shape[1:]), rows.dtype)
     result = rows[source]
@@ -270,7 +276,7 @@ def _placed(rows: Array, source: Numbers) -> Array:
 
 
 def _side_by_side(parts: Sequence[Array]) -> tuple[Array, list[slice]]:
-    """The rows of all parts in one buffer, and the columns of each."""
+    """Copies the rows of all parts into one buffer; returns it with the columns of each part."""
     columns, begin = [], 0
     for part in parts:
         columns.append(slice(begin, begin + part.shape[1]))
@@ -286,7 +292,7 @@ def _side_by_side(parts: Sequence[Array]) -> tuple[Array, list[slice]]:
 def _exchange(
     comm: Communicator, buffer: Array, sends: list[int], recvs: list[int] | None, begins: bool
 ) -> Callable[[], tuple[Array, list[int]]]:
-    """Rows of bytes to the ranks; what it returns gives those received and how many from each."""
+    """Sends rows of bytes to the ranks; the result returns those received and how many came from each rank."""
     stride, place = buffer.shape[1], buffer.ctypes.data
     if recvs is None:
         send = scaled(sends, stride)

@@ -1,4 +1,4 @@
-"""What the dispatchers of all front ends do alike: whole layers, in chunks that overlap, with shared experts."""
+"""The dispatchers of all front ends share this code: whole layers, in chunks that overlap, with shared experts."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from alltoallv.errors import BackendUnavailableError, InvalidParamError, PeerLos
 
 A = TypeVar("A")  # the framework's tensor
 T = TypeVar("T")
-OPERATOR = "all_to_all_v"  # what the exchanges of rows are
+OPERATOR = "all_to_all_v"  # the operator by which rows travel
 
 
 class Pending(Generic[T]):
-    """A dispatch or combine under way; all ranks ask for the results in the order in which they began."""
+    """A dispatch or combine under way. All ranks ask for the results in the order in which they began."""
 
     def __init__(self, finish: Callable[[], T]) -> None:
         self._finish: Callable[[], T] | None = finish
         self._result: Any = None
 
     def result(self) -> T:
-        """What the call returns, after a wait."""
+        """Waits, and returns what the call returns."""
         if self._finish is not None:
             self._result, self._finish = self._finish(), None
         result: T = self._result
@@ -39,7 +39,7 @@ class Pending(Generic[T]):
 
 @dataclass(eq=False)
 class DispatchState(Generic[A]):
-    """What a dispatch found out: the way back, and what came with the rows. Lists and arrays, in torch tensors.
+    """Holds the way back of a dispatch, and what came with its rows: lists and arrays, in torch tensors.
 
     Attributes:
         counts: Rows of every local expert, those of zeros that fill it up included.
@@ -68,51 +68,51 @@ Dispatched = tuple[Any, Any, DispatchState[A]]
 
 
 class Dispatching(ABC, Generic[A]):
-    """The layer around `begin_dispatch` and `begin_combine`, which the front ends have."""
+    """Runs whole layers with the `begin_dispatch` and `begin_combine` that a front end defines."""
 
     routing: Routing
     group: Any
-    origin: Communicator | None = None  # of survivors: the group before the first loss
+    origin: Communicator | None = None  # of a dispatcher of survivors: the group before the first loss
 
     @abstractmethod
     def member(self) -> Member:
-        """This rank in the dispatcher's group, on the host."""
+        """This rank in the dispatcher's group, in host memory."""
 
     @abstractmethod
     def begin_dispatch(
         self, tokens: A, expert_ids: A, gate_weights: A | None, begins: bool
     ) -> Callable[[], Dispatched[A]]:
-        """Sends; what it returns receives. ``begins``: in the background."""
+        """Sends tokens; the function that it returns receives rows. ``begins`` moves them in the background."""
 
     @abstractmethod
     def begin_combine(self, expert_outputs: A, state: DispatchState[A], begins: bool) -> Callable[[], A]:
-        """Sends rows back; what it returns receives the tokens. ``begins``: in the background."""
+        """Sends rows back; the function that it returns receives tokens. ``begins`` moves them in the background."""
 
     @abstractmethod
     def parts(self, tokens: A, ends: Sequence[int]) -> list[A]:
-        """Neighbouring rows, cut at ``ends``; views where the framework has them."""
+        """Splits the rows at ``ends``; the parts are views where the framework has them."""
 
     @abstractmethod
     def joined(self, parts: Sequence[A]) -> A:
-        """The rows of all parts."""
+        """Concatenates the rows of all parts."""
 
     @abstractmethod
     def gathered(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The numbers of every rank, a row for each."""
+        """Returns the numbers of every rank, one row per rank."""
 
     @property
     def num_experts(self) -> int:
-        """Experts on all ranks together."""
+        """Returns the number of experts on all ranks together."""
         return self.routing.num_experts
 
     @property
     def local_experts(self) -> Sequence[int]:
-        """The numbers of this rank's experts."""
+        """Returns the numbers of this rank's experts."""
         comm = self.member()
         return self.routing.placed(comm.size)[comm.rank]
 
     def load(self, state: DispatchState[A]) -> Load:
-        """How the tokens of all ranks were divided among the experts, in the dispatch that returned ``state``.
+        """Returns how the tokens of all ranks were divided among the experts in the dispatch that returned ``state``.
 
         Collective. ``load.kept.max() / load.kept.mean()`` says how uneven the work is.
         """
@@ -128,7 +128,7 @@ class Dispatching(ABC, Generic[A]):
         shared: Callable[[A], A] | None,
         chunks: int,
     ) -> A:
-        """See the dispatchers' call."""
+        """Runs the layer; see the dispatchers' ``__call__``."""
         comm, ends = self.member(), [0]
         with guard(comm, OPERATOR):
             if isinstance(functions, Sized) and len(functions) != len(self.local_experts):
@@ -143,7 +143,7 @@ class Dispatching(ABC, Generic[A]):
             return self.begin_dispatch(x, ids, weights, begins)
 
         arriving = [begin(0, chunks > 1 or shared is not None)]
-        beside: Any = None if shared is None else shared(tokens)  # while the first rows are under way
+        beside: Any = None if shared is None else shared(tokens)  # runs while the first rows are under way
         leaving = []
         for chunk in range(chunks):
             if chunk + 1 < chunks:
@@ -165,7 +165,7 @@ class Dispatching(ABC, Generic[A]):
         return self.joined(made) if made else rows
 
     def survivors(self: T) -> T:
-        """A dispatcher of the ranks that are left after one was lost, who keep the experts that they have.
+        """Returns a dispatcher of the ranks that are left after one was lost; they keep the experts that they have.
 
         Collective among them; `alltoallv.Communicator.shrink` makes their communicator, which is its ``group``. The
         experts of lost ranks are lost: pairs that choose them are dropped from then on, so that a token gets the sum
@@ -181,7 +181,7 @@ class Dispatching(ABC, Generic[A]):
         group = this.member()
         if not isinstance(group, Communicator):
             raise BackendUnavailableError(f"the group has backend {group.backend!r}, expected one in shared memory")
-        # Who dies now is seen by some before their dispatcher is made and by others later: all shrink the same group.
+        # Some see a rank that dies now before their dispatcher is made, others later; therefore all shrink one group.
         origin, mine = this.origin or group, [*this.local_experts]
         while True:
             left = origin.shrink()

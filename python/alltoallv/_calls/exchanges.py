@@ -28,47 +28,47 @@ if TYPE_CHECKING:
 
 
 class Exchanges(FrontEnd[A, G, H]):
-    """A front end's exchanges: it says below what is its own.
+    """A front end's exchanges. The methods below are what each framework defines for itself.
 
     Attributes:
-        quick: What the core itself may look at, if the call is not asynchronous.
-        starts: Whether it may look at anything, and start asynchronous calls.
+        quick: Tensor types that the core itself may look at, if the call is not asynchronous.
+        starts: Whether the core may look at any input, and start asynchronous calls.
     """
 
     quick: ClassVar[type[Any] | tuple[()]] = ()
     starts: ClassVar[bool] = False
 
     def host(self, comm: Communicator) -> Communicator:
-        """The communicator of these ranks in host memory, where counts travel."""
+        """Returns the communicator of these ranks in host memory, over which counts travel."""
         return comm
 
     @abstractmethod
     def check(self, name: str, x: Any) -> A:
-        """An input as it is, checked; what can be made a tensor may become one."""
+        """Checks an input and returns it; a value that can be made a tensor may become one."""
 
     def started(self, comm: Communicator, made: tuple[A | None, Any], input: Any) -> tuple[A | None, H]:
-        """What an asynchronous call of the core has returned, with the front end's handle."""
+        """Returns the output of an asynchronous call that the core has started, with the front end's handle."""
         raise NotImplementedError
 
     def tracks(self, *tensors: A) -> bool:
-        """Whether a gradient may be asked for with respect to one of these."""
+        """Returns whether a gradient may be asked for with respect to one of these tensors."""
         return False
 
     def check_tracked_output(self) -> None:
-        """Refuses an output for an input that wants a gradient, where the framework cannot have it."""
+        """Raises if the framework cannot have an output for an input that wants a gradient."""
 
     def apply(self, input: A, call: Map[A]) -> A:
-        """Runs it in the framework's autograd."""
+        """Runs ``call`` on ``input`` in the framework's autograd and returns the output."""
         raise NotImplementedError
 
     def taken(self, x: A, index: npt.NDArray[np.int64]) -> A:
-        """Elements of the flat tensor; the gradient adds up those that are taken twice."""
+        """Returns elements of the flat tensor. The gradient adds up those that are taken twice."""
         raise NotImplementedError
 
     def assign(self, name: str, output: A, values: A, kept: npt.NDArray[np.bool_] | None) -> None:
         """Copies values into a caller's tensor, whose gradient then passes through them.
 
-        ``kept`` is true where the tensor keeps its own value; None if it keeps none.
+        ``kept`` is true where the tensor keeps its own value; it is None if the tensor keeps none.
         """
         raise NotImplementedError
 
@@ -129,7 +129,7 @@ class Exchanges(FrontEnd[A, G, H]):
         async_op: bool,
         timeout: float | None,
     ) -> Any:
-        """An all_to_all_v whose tensors have to be looked at."""
+        """Runs an all_to_all_v whose tensors Python has to check, because the core may not."""
         with guard(comm, operator):
             self.check_async(async_op)
             limit = _core.read_timeout(timeout)
@@ -154,7 +154,7 @@ class Exchanges(FrontEnd[A, G, H]):
         return self.apply(x, learning) if wants_grad else learning.run(x)
 
     def run(self, x: A, call: Linear[A], out: A | None, name: str, async_op: bool) -> Any:
-        """The output, which is ``out`` of that name if given, and the handle with ``async_op=True``."""
+        """Runs the call; returns the output, ``out`` if given, and with ``async_op=True`` the handle, too."""
         if out is not None and self.tracks(x, out):  # a handle is then already done
             call = replace(call, shape_out=tuple(out.shape))  # type: ignore[attr-defined]
             self.assign(name, out, self.apply(x, call), call.kept())
@@ -167,7 +167,10 @@ class Exchanges(FrontEnd[A, G, H]):
         return self.apply(x, begun), begun.handle
 
     def _check_pair(self, name: str, x: A, out_name: str, out: Any, tracked: bool = False) -> A:
-        """Refuses an output of another kind, or that overlaps the input; the input, contiguous where no gradient is."""
+        """Raises if the output is of another kind or overlaps the input.
+
+        Returns the input, contiguous if not tracked.
+        """
         whole = self.adapter.contiguous(x)
         self.adapter.check_output(out_name, out, whole)
         if not self.adapter.queues():
@@ -175,9 +178,9 @@ class Exchanges(FrontEnd[A, G, H]):
         return x if tracked else whole
 
     def exchange_counts(self, send_counts: Counts, group: G = None) -> A:  # type: ignore[assignment]
-        """What every rank will send to this one: entry j is rank j's ``send_counts`` entry for this rank.
+        """Returns what every rank will send to this one: entry j is rank j's ``send_counts`` entry for this rank.
 
-        int64, shape ``[W]``.
+        The result is int64 of shape ``[W]``.
         """
         comm = self.enter(group)
         if comm is None:
@@ -186,7 +189,7 @@ class Exchanges(FrontEnd[A, G, H]):
 
     @abstractmethod
     def numbers(self, values: npt.NDArray[np.int64]) -> A:
-        """As a tensor."""
+        """Returns the numbers as a tensor."""
 
     def single(
         self,
@@ -198,7 +201,10 @@ class Exchanges(FrontEnd[A, G, H]):
         timeout: float | None,
         names: tuple[str, str, str, str] = ("output", "input", "output_split_sizes", "input_split_sizes"),
     ) -> Any:
-        """An all_to_all_single, by the names of its arguments; the output, and the handle with ``async_op=True``."""
+        """Runs an all_to_all_single.
+
+        ``names`` are its arguments'. Returns the output, with ``async_op=True`` the handle, too.
+        """
         with guard(comm, "all_to_all_single"):
             self.check_async(async_op)
             limit = _core.read_timeout(timeout)
@@ -298,7 +304,10 @@ class Exchanges(FrontEnd[A, G, H]):
         timeout: float | None,
         names: tuple[str, str],
     ) -> Any:
-        """All ranks' inputs of one shape, into ``out`` or stacked; and the handle with ``async_op=True``."""
+        """Gathers all ranks' inputs, of one shape, into ``out`` or stacked.
+
+        With ``async_op=True`` returns a handle, too.
+        """
         with guard(comm, operator):
             self.check_async(async_op)
             limit = _core.read_timeout(timeout)

@@ -22,7 +22,7 @@ Order = npt.NDArray[np.int64]
 
 
 class Permutation(Map[A]):
-    """Row n of the output is row ``order[n]`` of the input; of tensors in host memory."""
+    """Permutes rows of tensors in host memory: row n of the output is row ``order[n]`` of the input."""
 
     def __init__(self, adapter: Adapter[A], order: Order) -> None:
         self._adapter, self._order = adapter, order
@@ -39,17 +39,17 @@ class Permutation(Map[A]):
 
 
 class ExpertRows(Generic[A]):
-    """Global scatter and gather of a front end's tensors; what it has of its own may be said below."""
+    """Global scatter and gather of a front end's tensors. A front end overrides what it does in its own way."""
 
     def __init__(self, front_end: Exchanges[A, Any, Any]) -> None:
         self.front_end = front_end
 
     def check(self, x: Any, counts: dict[str, Counts]) -> A:
-        """The rows, checked; refuses counts that the framework does not take."""
+        """Checks and returns the rows; raises for counts that the framework does not take."""
         return self.front_end.check("x", x)
 
     def permuted(self, x: A, order: Order) -> A:
-        """Row n of the result is row ``order[n]``."""
+        """Returns the rows in another order: row n of the result is row ``order[n]``."""
         call = Permutation(self.front_end.adapter, order)
         return self.front_end.apply(x, call) if self.front_end.tracks(x) else call.run(x)
 
@@ -76,7 +76,7 @@ class ExpertRows(Generic[A]):
         return self._transposed(self._exchanged(x, local.sum(1), global_.sum(1), comm), global_)
 
     def global_gather(self, x: A, local_count: Counts, global_count: Counts, group: Any = None) -> Any:
-        """The inverse of `global_scatter`: brings the rows back to the cards that sent them. Differentiable as that.
+        """Brings the rows of `global_scatter` back to the cards that sent them: its inverse. Equally differentiable.
 
         Args:
             x: Rows sorted by this card's expert, then by card. Shape ``[sum(global_count), ...]``.
@@ -97,7 +97,7 @@ class ExpertRows(Generic[A]):
     def _checked(
         self, operator: str, comm: Communicator, x: A, local_count: Counts, global_count: Counts, rows_of_x: str
     ) -> tuple[A, Matrix, Matrix]:
-        """The counts as [card, expert] matrices, on which all cards agree expert by expert."""
+        """Returns the rows and the counts as [card, expert] matrices, on which all cards agree expert by expert."""
         with guard(comm, operator):
             x = self.check(x, {"local_count": local_count, "global_count": global_count})
             shape = tuple(x.shape)  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ Matrix = npt.NDArray[np.int64]  # [card, expert]
 def read(
     size: int, shape: Sequence[int], local_count: Counts, global_count: Counts, rows_of_x: str
 ) -> tuple[Matrix, Matrix]:
-    """Both counts as ``[card, expert]`` matrices, for an x of that shape whose rows ``rows_of_x`` counts."""
+    """Returns both counts as ``[card, expert]`` matrices, for an x of that shape whose rows ``rows_of_x`` counts."""
     local, global_ = _matrix("local_count", local_count, size), _matrix("global_count", global_count, size)
     if local.shape != global_.shape:
         raise InvalidParamError(
@@ -58,13 +58,16 @@ def _matrix(name: str, counts: Counts, size: int) -> Matrix:
 
 
 def layout(local: Matrix) -> Layout:
-    """The layout of the exchange by which cards tell each other their rows of ``local_count``."""
+    """Returns the layout of the exchange by which cards send each other their rows of ``local_count``."""
     each = [local.shape[1]] * local.shape[0]
     return each, packed(each), each, packed(each)
 
 
 def check_told(comm: Member, operator: str, told: Matrix, global_: Matrix) -> None:
-    """The rows' exchange compares sums per card only; wrong counts of single experts would mix up rows."""
+    """Raises PeerMismatchError if the counts that peers announced are not the expected ones.
+
+    The exchange of rows compares only sums per card; wrong counts of single experts would mix up rows.
+    """
     with guard(comm, operator):
         for card, expert in np.argwhere(told != global_):
             raise PeerMismatchError(
@@ -74,7 +77,7 @@ def check_told(comm: Member, operator: str, told: Matrix, global_: Matrix) -> No
 
 
 def agree(comm: Communicator, operator: str, local: Matrix, global_: Matrix) -> None:
-    """Tells the peers, over shared memory, and compares what they tell."""
+    """Sends the counts to the peers over shared memory, and raises if theirs do not match."""
     told = np.empty_like(global_)
     plan = _core.Plan(comm.core, "exchange_counts", "int64", *layout(local))
     plan.run(local.ctypes.data, told.ctypes.data)
@@ -82,7 +85,7 @@ def agree(comm: Communicator, operator: str, local: Matrix, global_: Matrix) -> 
 
 
 def tell_counts(comm: Communicator, send_counts: Counts) -> npt.NDArray[np.int64]:
-    """What every rank will send to this one, over shared memory: entry j is rank j's entry for this rank."""
+    """Returns what every rank will send to this one, over shared memory: entry j is rank j's entry for this rank."""
     with guard(comm, "exchange_counts"):
         x = read_counts(send_counts, comm.size)
         told = np.empty(comm.size, np.int64)
@@ -92,7 +95,7 @@ def tell_counts(comm: Communicator, send_counts: Counts) -> npt.NDArray[np.int64
 
 
 def gathered(comm: Communicator, numbers: Sequence[int] | npt.NDArray[np.int64]) -> Matrix:
-    """As many numbers of every rank, a row for each."""
+    """Returns the numbers of all ranks, equally many from each, one row per rank."""
     mine = np.array([numbers] * comm.size, np.int64)
     told = np.empty_like(mine)
     plan = _core.Plan(comm.core, "exchange_counts", "int64", *layout(mine))
@@ -101,7 +104,7 @@ def gathered(comm: Communicator, numbers: Sequence[int] | npt.NDArray[np.int64])
 
 
 def read_counts(send_counts: Counts, size: int) -> npt.NDArray[np.int64]:
-    """One count >= 0 per rank."""
+    """Checks and returns one count >= 0 per rank."""
     x = np.array(as_counts("send_counts", send_counts, size), np.int64)
     if (x < 0).any():
         raise InvalidParamError(f"send_counts is {x.tolist()}, expected entries >= 0")
@@ -109,9 +112,9 @@ def read_counts(send_counts: Counts, size: int) -> npt.NDArray[np.int64]:
 
 
 def transposition(counts: Matrix) -> npt.NDArray[np.int64] | None:
-    """The order in which rows sorted by (i, k), with ``counts[i, k]`` of each, are sorted by (k, i); None: as they lie.
+    """Returns the order that sorts rows by (k, i) which lie by (i, k), ``counts[i, k]`` each; None: they already are.
 
-    Row n of the result is row ``order[n]`` of what is given.
+    Row n of the result is row ``order[n]`` of the given rows.
     """
     if 1 in counts.shape:
         return None

@@ -1,4 +1,4 @@
-"""What every front end of host memory says of itself, and how its calls of declared collectives start."""
+"""A front end of host memory defines these methods; its calls of declared collectives start here."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ H = TypeVar("H", bound=Handle)  # its handles
 
 
 class FrontEnd(ABC, Generic[A, G, H]):
-    """Groups, tensors and handles of one framework."""
+    """Knows the groups, tensors and handles of one framework."""
 
     adapter: ClassVar[Adapter[Any]]
 
     @abstractmethod
     def enter(self, group: G) -> Communicator | None:
-        """The group's communicator; None on a rank outside."""
+        """Returns the group's communicator, or None on a rank outside of it."""
 
     def rank_in(self, group: G, rank: Any, name: str) -> Any:
-        """The number in the group of the rank that the argument ``name`` gives."""
+        """Returns the group's number of ``rank``, which the caller gave as the argument ``name``."""
         return rank
 
     def reduction(self, op: Any) -> str:
-        """The core's name of a reduction."""
+        """Returns the core's name of a reduction."""
         name: str = op
         return name
 
     def ended(self, result: Any) -> H | None:
-        """What a call returns that is done."""
+        """Returns what a synchronous call returns once it is done."""
         return None
 
     def check_async(self, async_op: Any) -> None:
-        """Refuses what is no bool, where the framework does."""
+        """Raises if ``async_op`` is no bool, where the framework does so."""
 
     def call(
         self,
@@ -57,9 +57,9 @@ class FrontEnd(ABC, Generic[A, G, H]):
         """Runs a collective of `alltoallv._calls.declared`, or one that ends in it, or submits it for the handle.
 
         Args:
-            arguments, more: The collective's own; ``op`` as the framework says it.
-            root: The name and the value of the argument that says the root.
-            gradient: For `prepare`.
+            arguments, more: The collective's own arguments; ``op`` is the framework's name or object.
+            root: The name and the value of the argument that gives the root.
+            gradient: Passed to `prepare`.
         """
         comm = self.enter(group)
         if comm is None:
@@ -86,7 +86,7 @@ class FrontEnd(ABC, Generic[A, G, H]):
         timeout: float,
         gradient: Any,
     ) -> Any:
-        """Checks the arguments; what it returns is for `start`. ``gradient``: how outputs get one, if they can."""
+        """Checks the arguments; returns what `start` takes. ``gradient`` says how outputs get one, if they can."""
         made = declared(self.adapter, comm, *arguments, **more)
         made.call.timeout = timeout
         if self.adapter.hears:
@@ -95,7 +95,7 @@ class FrontEnd(ABC, Generic[A, G, H]):
         return made
 
     def start(self, comm: Communicator, made: Any, async_op: bool) -> H | None:
-        """Runs it, or submits it and returns the handle."""
+        """Runs the call, or submits it and returns the handle."""
         if not async_op:
             made.call.run()
             return self.ended(made.result)

@@ -1,4 +1,4 @@
-"""The one guard of every front end: a rank that fails its own checks makes its peers fail too."""
+"""The guard of every front end: a rank that fails its own checks makes its peers fail, too."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from alltoallv.errors import AllToAllVError
 
 
 class guard:
-    """Around everything a front end does between knowing the communicator and starting the operator.
+    """Surrounds all that a front end does between finding the communicator and starting the operator.
 
-    An exception inside is announced to the peers, whose call of the same operator then raises it too, and goes on.
+    An exception inside is announced to the peers, whose call of this operator then raises it, too, and it propagates.
     """
 
     __slots__ = ("_communicator", "_operator")
@@ -28,5 +28,5 @@ class guard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, Exception):
-            with contextlib.suppress(AllToAllVError):  # nobody left to tell: the first error counts
+            with contextlib.suppress(AllToAllVError):  # nobody is left to inform: the first error counts
                 self._communicator.fail(self._operator, error)

@@ -1,4 +1,4 @@
-"""What the handles of asynchronous calls have in common; each front end gives it its framework's methods."""
+"""The base of all handles of asynchronous calls; each front end adds its framework's methods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from alltoallv.errors import AllToAllVError, CommTimeoutError
 
 
 class Handle:
-    """An operator under way. The tensors it uses stay alive until it is done, also when the handle is dropped."""
+    """An operator under way. The tensors it uses stay alive until it is done, even when the handle is dropped."""
 
     def __init__(self, communicator: Member, core: Pending, keep: tuple[Any, ...], finish: Callable[[], Any]) -> None:
         self._core = core
@@ -45,7 +45,7 @@ class Handle:
         return self._result
 
     def then(self, finish: Callable[[], Any]) -> None:
-        """``finish`` makes the output, at the first wait that succeeds."""
+        """Sets ``finish``, which makes the output at the first wait that succeeds."""
         self._finish = finish
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -59,12 +59,12 @@ class Handle:
         return True
 
     def result(self) -> Any:
-        """The output, after a wait."""
+        """Waits for the operator, without a time limit of its own, and returns the output."""
         self.wait()
         return self._result
 
     def _waiting(self) -> contextlib.AbstractContextManager[Any]:
-        """Entered for every wait."""
+        """Returns a context that surrounds every wait."""
         return contextlib.nullcontext()
 
     def _let_go(self) -> None:
@@ -72,11 +72,11 @@ class Handle:
         release(self)
 
     def is_completed(self) -> bool:
-        """True once the operator has succeeded or failed."""
+        """Returns True once the operator has succeeded or failed."""
         return self._core.done()
 
     def exception(self) -> BaseException | None:
-        """What the operator raised; None if it succeeded or is still under way."""
+        """Returns what the operator raised; None if it succeeded or is still under way."""
         if not self._core.done():
             return None
         try:
@@ -87,7 +87,7 @@ class Handle:
 
 
 class Ended:
-    """Before a kind of `Handle` among the bases: that of a call which was not asynchronous after all."""
+    """A handle of a call that was already done when it returned. List it before a kind of `Handle` among the bases."""
 
     def __init__(self, output: Any) -> None:
         self._result = output
@@ -96,8 +96,8 @@ class Ended:
         return self._result
 
     def is_completed(self) -> bool:
-        """True."""
+        """Returns True."""
         return True
 
     def exception(self) -> None:
-        """None."""
+        """Returns None."""

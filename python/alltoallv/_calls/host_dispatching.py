@@ -1,4 +1,4 @@
-"""The dispatcher of NumPy and MindSpore, but for their tensors and gradients."""
+"""The dispatcher of NumPy and MindSpore, except for their tensors and gradients."""
 
 from __future__ import annotations
 
@@ -29,32 +29,33 @@ class HostDispatching(Dispatching[A]):
 
     @abstractmethod
     def member(self) -> Communicator:
-        """The dispatcher's communicator."""
+        """Returns the dispatcher's communicator."""
 
     @abstractmethod
     def array(self, name: str, x: Any) -> Array:
-        """What an argument holds; refuses what is no tensor."""
+        """Returns the values of an argument as a NumPy array; raises InvalidTensorError if it is no tensor."""
 
     @abstractmethod
     def arrived(self, tokens: Any, weights: Any, made: Arrived) -> Dispatched[A]:
-        """What a dispatch of tokens with weights returns once its rows have come."""
+        """Returns what a dispatch of tokens with weights returns once its rows have arrived."""
 
     @abstractmethod
     def again(self, tokens: Any, weights: Any, route: Route) -> tuple[A, A | None]:
-        """Rows and weights by a way that is known."""
+        """Sends tokens and weights along a known route; returns rows and weights."""
 
     @abstractmethod
     def weighted(self, expert_outputs: Any, state: DispatchState[A]) -> tuple[A, Array | None]:
-        """Each row times its weight, in float32 or the wider of the dtypes, rounded to that of the rows.
+        """Multiplies each row by its weight in float32 or the wider dtype, rounded to the dtype of the rows.
 
-        Or the rows, and the weights by which they are still to be multiplied.
+        Or it returns the rows unchanged, with the weights by which they are still to be multiplied.
 
-        Refuses what has other rows than were dispatched.
+        Raises:
+            InvalidTensorError: the rows are not as many as were dispatched.
         """
 
     @abstractmethod
     def combined(self, rows: A, route: Route, tokens: Array) -> A:
-        """What a combine of these rows returns once its tokens have come."""
+        """Returns what a combine of these rows returns once its tokens have arrived."""
 
     @overload
     def dispatch(
@@ -97,7 +98,7 @@ class HostDispatching(Dispatching[A]):
     def begin_dispatch(
         self, tokens: Any, expert_ids: Any, gate_weights: Any, begins: bool
     ) -> Callable[[], Dispatched[A]]:
-        """What `dispatch` does before it waits."""
+        """Starts `dispatch` and returns the function that waits for its result."""
         comm = self.member()
         with guard(comm, OPERATOR):
             x, ids = self.array("tokens", tokens), self.array("expert_ids", expert_ids)
@@ -133,7 +134,7 @@ class HostDispatching(Dispatching[A]):
         return Pending(finish) if async_op else finish()
 
     def begin_combine(self, expert_outputs: Any, state: DispatchState[A], begins: bool) -> Callable[[], A]:
-        """What `combine` does before it waits."""
+        """Starts `combine` and returns the function that waits for its result."""
         route: Route = state.route
         with guard(route.communicator, OPERATOR):
             rows, gates = self.weighted(expert_outputs, state)
@@ -151,7 +152,7 @@ class HostDispatching(Dispatching[A]):
         shared: Callable[[A], A] | None = None,
         chunks: int = 1,
     ) -> A:
-        """`dispatch`, every local expert on its rows, and `combine`.
+        """Runs `dispatch`, every local expert on its rows, and `combine`.
 
         Args:
             tokens, expert_ids, gate_weights: As for `dispatch`.
@@ -170,5 +171,5 @@ class HostDispatching(Dispatching[A]):
         return self.layer(tokens, expert_ids, gate_weights, experts, shared, chunks)
 
     def gathered(self, numbers: Numbers) -> Numbers:
-        """The numbers of every rank, a row for each."""
+        """Returns the numbers of every rank, one row per rank."""
         return counted.gathered(self.member(), numbers)

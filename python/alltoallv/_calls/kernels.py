@@ -1,9 +1,9 @@
-"""Where another package registers kernels of quantization for a kind of device."""
+"""Another package registers its quantization kernels for a kind of device here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-# By device type. A provider gives None where it has none after all.
+# Providers by device type. A provider returns None if it has no kernels after all.
 providers: dict[str, Callable[[], Any]] = {}

@@ -1,6 +1,6 @@
 """Collectives of one tensor as autograd needs them: linear maps, each of which knows its transpose.
 
-A front end has one function of its autograd, which runs a map forward and its transpose backward.
+A front end has one autograd function, which runs a map forward and its transpose backward.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ A = TypeVar("A")  # the framework's tensor
 
 
 class Map(ABC, Generic[A]):
-    """What autograd sees of a call."""
+    """A call as autograd sees it: a linear map."""
 
     @abstractmethod
     def run(self, input: A) -> A:
-        """A new tensor."""
+        """Runs the map and returns the output, a new tensor."""
 
     def transposed(self) -> Map[A]:
-        """Outputs become inputs, which makes it the gradient."""
+        """Returns the map whose inputs are this one's outputs: it computes the gradient."""
         raise NotImplementedError
 
     def back(self, grad: A, apply: Callable[[A, Map[A]], A]) -> A:
-        """The input's gradient from the output's; ``apply`` runs a call in autograd."""
+        """Returns the input's gradient from the output's; ``apply`` runs a call in autograd."""
         return apply(grad, self.transposed())
 
 
 @dataclass(eq=False)
 class Linear(Map[A]):
-    """A collective whose arguments have passed this rank's checks, from shape to shape.
+    """A collective from one shape to another whose arguments have passed this rank's checks.
 
-    ``timeout`` is in seconds, below 0 the communicator's; it holds for the gradient's exchange, too.
+    ``timeout`` is in seconds, below 0 the communicator's; it also holds for the gradient's exchange.
     """
 
     adapter: Adapter[A]
@@ -57,21 +57,21 @@ class Linear(Map[A]):
 
     @abstractmethod
     def plan(self, dtype: str) -> Any:
-        """For tensors of a dtype that the core calls so."""
+        """Returns the core's plan for tensors of this dtype, given by the core's name."""
 
     @abstractmethod
     def transposed(self) -> Linear[A]: ...
 
     def has_gaps(self) -> bool:
-        """Whether the output has elements that nothing is written to."""
+        """Returns whether the output has elements that nothing is written to."""
         return False
 
     def kept(self) -> npt.NDArray[np.bool_] | None:
-        """True where it has them, flat; None if it has none."""
+        """Returns a flat mask, true where nothing is written to the output; None if all of it is written."""
         return None
 
     def run(self, input: A, output: A | None = None) -> A:
-        """Runs it into ``output``, or a new tensor whose gaps are zero."""
+        """Runs the map and returns the output: ``output``, or a new tensor whose gaps are zero."""
         if self.adapter.queues():
             return self.adapter.enqueue(self, input, output)
         plan, x, out = self._prepare(input, output)
@@ -79,10 +79,10 @@ class Linear(Map[A]):
         return out
 
     def submit(self, input: A, output: A | None = None) -> tuple[A, Handle]:
-        """Starts it: the output, which is complete when the handle is done."""
+        """Starts the map; returns the output, which is complete when the handle is done, and the handle."""
         if self.adapter.queues():
             out = self.adapter.enqueue(self, input, output)
-            return out, self.adapter.done(out)  # the framework orders what comes behind
+            return out, self.adapter.done(out)  # the framework orders what comes after it
         plan, x, out = self._prepare(input, output)
         work = plan.submit(self.adapter.address(x), self.adapter.address(out), self.timeout)
         return out, self.adapter.handle(self.communicator, work, (x, out), lambda: out)
@@ -100,13 +100,13 @@ class Linear(Map[A]):
 
 @dataclass(eq=False)
 class Transfer(Linear[A]):
-    """An exchange; the layout is in elements, of which ``row`` make a unit of the caller's counts."""
+    """An exchange. Its layout is in elements, of which ``row`` make one unit of the caller's counts."""
 
     layout: Layout
     row: int
 
     def transposed(self) -> Transfer[A]:
-        """The send regions must not overlap."""
+        """Returns the exchange with sends and receives swapped. The send regions must not overlap."""
         sends, sdispls, recvs, rdispls = self.layout
         return replace(self, layout=(recvs, rdispls, sends, sdispls), shape_in=self.shape_out, shape_out=self.shape_in)
 
@@ -127,7 +127,7 @@ class Transfer(Linear[A]):
 
 @dataclass(eq=False)
 class Gathering(Linear[A]):
-    """All ranks' inputs, one after the other; rank j's has ``counts[j]`` elements."""
+    """Concatenates all ranks' inputs; rank j's has ``counts[j]`` elements."""
 
     counts: Sequence[int]
 
@@ -144,9 +144,9 @@ class Gathering(Linear[A]):
 
 @dataclass(eq=False)
 class Reduction(Linear[A]):
-    """The sum of all ranks' inputs or, of an all_reduce, its average.
+    """Adds up all ranks' inputs; an all_reduce may average them.
 
-    Every rank gets all of it, which is its own transpose, or rank j a part of ``counts[j]`` elements.
+    Either every rank gets the whole sum, which is its own transpose, or rank j gets a part of ``counts[j]`` elements.
     """
 
     op: str
@@ -169,20 +169,20 @@ def gathering(
     counts: Sequence[int] | None = None,
     timeout: float = -1.0,
 ) -> Gathering[A]:
-    """Gathers the inputs of all ranks, by default of one size."""
+    """Returns the gather of all ranks' inputs, by default of one size."""
     counts = [math.prod(shape_in)] * comm.size if counts is None else counts
     about = "all_gather_into_tensor", tuple(shape_in), tuple(shape_out), counts
     return Gathering(adapter, comm, *about, timeout=timeout)
 
 
 def all_reduction(adapter: Adapter[A], comm: Communicator, shape: Sequence[int], op: str = "sum") -> Reduction[A]:
-    """The ``"sum"`` or ``"avg"`` of all ranks' tensors of that shape."""
+    """Returns the all_reduce, ``"sum"`` or ``"avg"``, of all ranks' tensors of that shape."""
     whole = tuple(shape)
     return Reduction(adapter, comm, "all_reduce", whole, whole, op, even_parts(math.prod(whole), comm.size))
 
 
 class Learning(Map[A]):
-    """An exchange whose receive counts come from the peers; its transpose is known after it has run."""
+    """An exchange that learns its receive counts from the peers; its transpose is known after it has run."""
 
     def __init__(self, transfer: Transfer[A], request: _core.Request) -> None:
         self._transfer, self._request = transfer, request
@@ -197,7 +197,7 @@ class Learning(Map[A]):
         return adapter.from_block(block, self._told(told), x)
 
     def submit(self, input: A) -> Handle:
-        """Starts it; the handle's result is the output."""
+        """Starts the exchange; the handle's result is the output."""
         adapter, comm = self._transfer.adapter, self._transfer.communicator
         if adapter.queues():
             ended: Handle = adapter.done(self.run(input))
@@ -219,12 +219,12 @@ class Learning(Map[A]):
         with guard(transfer.communicator, transfer.operator):
             x = transfer.adapter.contiguous(input)
             dtype = transfer.adapter.dtype(x)
-            if transfer.row == 0:  # the peers tell rows, which have no elements
+            if transfer.row == 0:  # the peers announce rows, which have no elements
                 return self._request.plan(transfer.communicator.core, transfer.operator, dtype), x
             return transfer.plan(dtype), x
 
     def _told(self, counts: Sequence[int]) -> tuple[int, ...]:
-        """The output's shape, with what the peers have told."""
+        """Takes the receive counts that the peers announced and returns the output's shape."""
         shape = self._request.shape_for(counts)
         sends, sdispls, _, _ = self._transfer.layout
         recvs = [n * bool(self._transfer.row) for n in counts]
@@ -233,7 +233,7 @@ class Learning(Map[A]):
 
 
 class Submitted(Map[A]):
-    """An exchange that begins when it runs; ``handle`` tells its end."""
+    """An exchange that begins when it runs; ``handle`` says when it ends."""
 
     handle: Handle
 
@@ -249,9 +249,9 @@ class Submitted(Map[A]):
 
 
 def packing(counts: Sequence[int], displs: Sequence[int]) -> npt.NDArray[np.int64] | None:
-    """The elements of overlapping regions, one region after the other; None if none overlap.
+    """Returns the indices of the elements of overlapping regions, one region after the other; None if none overlap.
 
-    Gathered by the framework's own operator, whose gradient adds up what overlaps, they can be sent from packed places.
+    The framework's own operator gathers them, and its gradient adds up what overlaps; they are then sent packed.
     """
     if not overlap(counts, displs):
         return None

@@ -20,7 +20,7 @@ _TAGS = 2**31
 
 @dataclass(slots=True)
 class Message:
-    """One side of a message that has passed this rank's checks."""
+    """Holds one side of a message that has passed this rank's checks."""
 
     core: _core.Communicator
     about: tuple[str, str, int, int, int, int]  # as `_core.Communicator.post` takes it
@@ -33,12 +33,12 @@ class Message:
 
 
 def send(comm: Communicator, dtype: str, tensor: Region, dst: int, tag: int, *, waits: bool) -> Message:
-    """A message to rank ``dst``; ``waits`` says that the call returns when it has been received."""
+    """Returns a message to rank ``dst``; ``waits`` makes the call return only when it has been received."""
     return _message("send", "dst", comm, dtype, tensor, dst, tag, waits)
 
 
 def recv(comm: Communicator, dtype: str, tensor: Region, src: int | None, tag: int, *, waits: bool) -> Message:
-    """A message from rank ``src``, or from whoever sends first with this tag."""
+    """Returns the receiving side of a message from rank ``src``, or from the rank that sends first with this tag."""
     return _message("recv", "src", comm, dtype, tensor, ANY_RANK if src is None else src, tag, waits)
 
 
@@ -69,7 +69,7 @@ def message(
     waits: bool,
     name: str = "tensor",
 ) -> tuple[Message, A]:
-    """A ``"send"`` or ``"recv"`` of the argument ``name``, and the tensor that it uses."""
+    """Returns the ``"send"`` or ``"recv"`` of the argument ``name``, and the tensor that it uses."""
     x = adapter.read(name, tensor) if operator == "send" else tensor
     dtype = adapter.dtype(x) if operator == "send" else adapter.check_output(name, x)
     make: Any = send if operator == "send" else recv

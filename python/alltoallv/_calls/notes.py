@@ -1,4 +1,4 @@
-"""Tokens go once to every rank that has experts of theirs, behind notes that tell of the pairs they stand for.
+"""A token goes once to every rank that has experts of it, behind notes that list the pairs it stands for.
 
 What goes to a rank is a matrix of bytes: rows of notes, then a row for each token. Notes begin with four int32: a
 signature, the number of pairs, and how many tokens and choices of each the sender has. Columns follow, which have some
@@ -22,7 +22,7 @@ _ALIGNED = 16  # so that columns can be viewed as any dtype, and a row has room 
 
 
 def row_bytes(width: int) -> int:
-    """What a row of so many bytes takes."""
+    """Returns how many bytes a row of ``width`` bytes takes with its padding."""
     return max(_padded(width), _ALIGNED)
 
 
@@ -31,19 +31,19 @@ def _padded(count: int) -> int:
 
 
 def distinct(tokens: Numbers, pairs: Sequence[int]) -> list[Numbers]:
-    """The tokens for every rank, ascending, of the tokens of its pairs."""
+    """Returns, for every rank, the distinct tokens of its pairs, ascending."""
     return [np.unique(part) for part in np.split(tokens, packed(pairs)[1:])]
 
 
 def lines(tokens: Numbers, pairs: Sequence[int], firsts: Sequence[int]) -> Numbers:
-    """In which row every pair's token lies, when those that a rank has sent begin at its one of ``firsts``."""
+    """Returns the row that holds each pair's token, where the tokens of each rank begin at its entry of ``firsts``."""
     parts = np.split(tokens, packed(pairs)[1:])
     found = [np.unique(part, return_inverse=True)[1] for part in parts]
     return np.concatenate([line + first for line, first in zip(found, firsts, strict=True)])
 
 
 def written(columns: Sequence[Bytes], pairs: Sequence[int], head: Sequence[int], stride: int) -> list[Bytes]:
-    """The notes for every rank, of columns ``[sum(pairs), width]``; ``head``: signature, tokens and choices."""
+    """Returns the notes for every rank from columns ``[sum(pairs), width]``; ``head``: signature, tokens, choices."""
     made = []
     for begin, count in zip(packed(pairs), pairs, strict=True):
         signature, *about = head
@@ -63,19 +63,19 @@ def _rows(pairs: int, widths: Sequence[int], stride: int) -> int:
 
 
 class Told(NamedTuple):
-    """What has come, by rank."""
+    """Holds what the notes of every rank say, by rank."""
 
     pairs: list[int]
     tokens: list[int]
     choices: list[int]
-    firsts: list[int]  # where the rows of tokens begin
+    firsts: list[int]  # the first row of tokens
     columns: list[Bytes]  # [sum(pairs), width]
 
 
 def read(
     fetch: Callable[[Numbers], Bytes], recvs: Sequence[int], widths: Sequence[int], signature: int, rank: int
 ) -> Told:
-    """Of rows that came, ``recvs`` from every rank, of which ``fetch`` gives some.
+    """Reads the notes in the rows that arrived, ``recvs`` from every rank; ``fetch`` returns chosen rows.
 
     Raises:
         PeerMismatchError: a peer's signature is another.

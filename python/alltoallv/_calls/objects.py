@@ -1,4 +1,4 @@
-"""Picklable objects between ranks: as bytes of any length, which the receivers do not know before.
+"""Picklable objects travel between ranks as bytes of any length, which the receivers do not know before.
 
 To unpickle runs what the bytes say: the ranks of a communicator are processes of one user, which trust each other.
 """
@@ -19,7 +19,7 @@ from alltoallv.errors import InvalidParamError
 
 
 class ObjectExchange:
-    """Ready to run; to be made under the guard. ``sends[j]`` bytes from ``sdispls[j]`` of ``data`` on go to rank j."""
+    """An exchange of objects, made under the guard: ``sends[j]`` bytes from ``sdispls[j]`` of ``data`` go to rank j."""
 
     def __init__(
         self,
@@ -35,31 +35,34 @@ class ObjectExchange:
         self._data = np.frombuffer(data, np.uint8)
 
     def run(self, timeout: float = -1.0) -> list[Any]:
-        """What the ranks have sent, by rank, None for nothing; within seconds, below 0 the communicator's."""
+        """Returns the objects that the ranks sent, by rank, None for none.
+
+        ``timeout``: seconds; below 0 the default.
+        """
         block, told = self._plan.run_learning(_core.buffer_address(self._data), timeout)
         return loads(memory.from_block(block, (sum(told),), np.dtype(np.uint8)).data, told)
 
 
 def all_gather(comm: Communicator, value: Any) -> ObjectExchange:
-    """Every rank's to every rank."""
+    """Sends every rank's object to every rank."""
     data = pickled("value", value)
     return ObjectExchange(comm, "all_gather", data, [len(data)] * comm.size)
 
 
 def broadcast(comm: Communicator, value: Any, root: int) -> ObjectExchange:
-    """The root's to every other rank; it gets nothing itself."""
+    """Sends the root's object to every other rank; the root gets nothing itself."""
     data = pickled("value", value) if comm.rank == root else b""
     return ObjectExchange(comm, "broadcast", data, [len(data) * (j != comm.rank) for j in range(comm.size)], root=root)
 
 
 def gather(comm: Communicator, value: Any, root: int) -> ObjectExchange:
-    """Every rank's to the root."""
+    """Sends every rank's object to the root."""
     data = pickled("value", value)
     return ObjectExchange(comm, "gather", data, [len(data) * (j == root) for j in range(comm.size)], root=root)
 
 
 def scatter(comm: Communicator, values: Sequence[Any] | None, root: int) -> ObjectExchange:
-    """One of the root's to each rank; elsewhere ``values`` is not looked at."""
+    """Sends one of the root's objects to each rank; on other ranks ``values`` is not used."""
     given = (values or ()) if comm.rank == root else [None] * comm.size
     parts = [pickled(f"values[{j}]", value) if comm.rank == root else b"" for j, value in enumerate(given)]
     sends = [len(part) for part in parts]
@@ -67,7 +70,7 @@ def scatter(comm: Communicator, values: Sequence[Any] | None, root: int) -> Obje
 
 
 def send(comm: Communicator, values: Sequence[Any], dst: int, tag: int = 0, timeout: float = -1.0) -> None:
-    """Objects to one rank, which knows how many."""
+    """Sends objects to one rank, which knows how many there are."""
     parts = [pickled(f"values[{j}]", value) for j, value in enumerate(values)]
     sizes = np.array([len(part) for part in parts], np.int64)
     for array in (sizes, np.frombuffer(b"".join(parts), np.uint8)):
@@ -76,7 +79,7 @@ def send(comm: Communicator, values: Sequence[Any], dst: int, tag: int = 0, time
 
 
 def recv(comm: Communicator, number: int, src: int | None, tag: int = 0, timeout: float = -1.0) -> list[Any]:
-    """So many objects of one rank, or of whoever sends first."""
+    """Receives ``number`` objects of one rank, or of the rank that sends first."""
     sizes = np.empty(number, np.int64)
     place = _core.buffer_address(sizes), sizes.nbytes
     source = messages.recv(comm, "int64", place, src, tag, waits=True).run(timeout).source
@@ -86,18 +89,18 @@ def recv(comm: Communicator, number: int, src: int | None, tag: int = 0, timeout
 
 
 def pickled(name: str, value: Any) -> bytes:
-    """Its bytes.
+    """Returns the object's bytes.
 
     Raises:
         InvalidParamError: it has none.
     """
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # of many classes
+    except Exception as error:  # pickle raises many classes
         raise InvalidParamError(f"{name} is a {type(value).__name__} that cannot be pickled ({error})") from error
 
 
 def loads(data: memoryview, sizes: Sequence[int]) -> list[Any]:
-    """The objects whose bytes follow each other; None for no bytes."""
+    """Returns the objects whose bytes follow each other; no bytes stand for None."""
     parts = [data[begin : begin + n] for begin, n in zip(packed(sizes), sizes, strict=True)]
     return [pickle.loads(part) if len(part) else None for part in parts]

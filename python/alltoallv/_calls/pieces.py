@@ -1,4 +1,4 @@
-"""Rows of experts go back in pieces, each of some tokens of every rank, so that a piece stays in the caches."""
+"""Rows of experts go back in pieces, each with some tokens of every rank, so that a piece stays in the caches."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ import numpy as np
 from alltoallv._calls.counts import packed
 from alltoallv._calls.routing import Numbers, chunk_ends
 
-PIECE_BYTES = 16 << 20  # that a rank sends or receives, about
+PIECE_BYTES = 16 << 20  # about what a rank sends or receives in one piece
 
 
 class Piece(NamedTuple):
-    """One exchange of rows."""
+    """One of the exchanges in which rows go back."""
 
-    rows: Numbers  # of the experts, that go, by rank
+    rows: Numbers  # the experts' rows that are sent, by rank
     sends: list[int]
     recvs: list[int]
-    tokens: slice  # of this rank, that are complete with it
-    places: Numbers  # [tokens, k], which of the rows received a pair is; -1: none, it was dropped
+    tokens: slice  # this rank's tokens that are complete after this piece
+    places: Numbers  # [tokens, k]: the received row of each pair; -1: none, the pair was dropped
 
 
 def pieces(
     order: Numbers, source: Numbers, ranks: Sequence[Sequence[int]], token: Numbers, tokens: int, k: int, row: int
 ) -> list[Piece]:
-    """The way back of rows of so many bytes; as many pieces on every rank.
+    """Divides the way back of rows of ``row`` bytes into pieces, equally many on every rank.
 
-    ``ranks`` and ``token``: what peers told, see `alltoallv._calls.notes`. Without tokens and choices: one piece.
+    ``ranks`` and ``token`` come from the peers' notes, see `alltoallv._calls.notes`. If ``ranks`` holds no numbers of
+    tokens and choices, there is one piece.
     """
     sent, arrived, *about = ranks
     count = 1
@@ -55,13 +56,13 @@ def pieces(
 
 
 def _by_rank(which: Numbers, counts: Sequence[int]) -> list[int]:
-    """How many of these, ascending, are each rank's, when ``counts`` of all are."""
+    """Counts how many of the ascending indices ``which`` belong to each rank, where rank j has ``counts[j]`` of all."""
     made: list[int] = np.diff(np.searchsorted(which, [*packed(counts), sum(counts)])).tolist()
     return made
 
 
 def places(source: Numbers, rows: int) -> Numbers:
-    """Where each of the rows that came lies among those of the experts."""
+    """Returns, for each received row, its place among the rows of the experts."""
     there = np.flatnonzero(source >= 0)
     result = np.empty(rows, np.int64)
     result[source[there]] = there
@@ -69,7 +70,7 @@ def places(source: Numbers, rows: int) -> Numbers:
 
 
 def positions(order: Numbers, tokens: int, k: int) -> Numbers:
-    """Of every pair, ``[tokens, k]``, which row sent it is; -1: none, it was dropped."""
+    """Returns, ``[tokens, k]``, the row in which each pair was sent; -1: none, the pair was dropped."""
     result = np.full(tokens * k, -1)
     result[order] = np.arange(len(order))
     return result.reshape(tokens, k)

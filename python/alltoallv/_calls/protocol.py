@@ -9,21 +9,21 @@ class Pending(Protocol):
     """A call under way."""
 
     def wait(self, seconds: float = -1.0) -> bool:
-        """False if it is not done within ``seconds``; raises what the call raised. Negative: no limit."""
+        """Returns False if the call is not done within ``seconds``; raises what it raised. Negative: no limit."""
 
     def done(self) -> bool:
-        """True once it has succeeded or failed."""
+        """Returns True once the call has succeeded or failed."""
 
 
 class Startable(Protocol):
-    """A call that has passed its checks; seconds below 0: the communicator's own timeout."""
+    """A call that has passed its checks. Timeouts are in seconds; below 0 the communicator's own holds."""
 
     def run(self, timeout: float = -1.0) -> Any: ...
     def submit(self, timeout: float = -1.0) -> Pending: ...
 
 
 class Member(Protocol):
-    """A rank's membership in a group, over whichever engine moves its data: what guards, handles and users need.
+    """A rank's membership in a group, whichever engine moves its data: what guards, handles and users need of it.
 
     `alltoallv.Communicator` (shared memory) is one, so is every communicator of `alltoallv.torch.engines`.
     """

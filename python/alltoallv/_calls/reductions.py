@@ -1,4 +1,4 @@
-"""Reductions: which are defined for which dtypes, and plans of them."""
+"""Says which reductions are defined for which dtypes, and makes plans of them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ OTHERS = frozenset(name for name, dtype in _core.dtypes.items() if dtype.arithme
 
 
 def check_reduction(op: object, dtype: str, shown: object = None) -> None:
-    """To be called under the guard: an operation that the core alone refuses would leave the peers waiting.
+    """Checks the operation under the guard: if the core alone refused it, the peers would wait.
 
     Args:
-        op: What the user gave.
+        op: The operation that the user gave.
         dtype: The core's name of a dtype.
-        shown: What the user calls it, if that is another name.
+        shown: The user's name for the dtype, if that is another.
 
     Raises:
         InvalidParamError: no such operation, or not for this dtype.
@@ -39,14 +39,14 @@ def check_reduction(op: object, dtype: str, shown: object = None) -> None:
 
 
 class ReductionPlan:
-    """A reduction that has passed its checks."""
+    """A reduction whose arguments have passed the checks."""
 
     __slots__ = ("_arguments", "_core", "_counts", "_more")
 
     def __init__(
         self, core: _core.Communicator, operator: str, dtype: str, op: str, counts: Sequence[int], root: int = 0
     ) -> None:
-        """``"all_reduce"``, ``"reduce"`` to ``root``, or ``"reduce_scatter"`` whose rank j keeps ``counts[j]``."""
+        """Plans ``"all_reduce"``, ``"reduce"`` to ``root``, or ``"reduce_scatter"``: rank j keeps ``counts[j]``."""
         self._core, self._arguments, self._counts = core, (operator, dtype, op), counts
         self._more: dict[str, Any] = {"root": root} if operator == "reduce" else {}
 

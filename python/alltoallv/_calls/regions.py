@@ -1,4 +1,4 @@
-"""Regions of host memory: which of them overlap, and where they lie from a common base."""
+"""Regions of host memory: finds which of them overlap, and where they lie from a common base."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ Region = tuple[int, int]  # address of the first byte, number of bytes
 
 
 def meet(output: Region, input: Region) -> bool:
-    """Whether two regions share a byte."""
+    """Returns whether two regions share a byte."""
     (out, out_bytes), (inp, inp_bytes) = output, input
     return bool(out_bytes and inp_bytes) and out < inp + inp_bytes and inp < out + out_bytes
 
 
 def check_apart(output: Region, input: Region) -> None:
-    """Input and output of an exchange must not overlap in memory."""
+    """Raises InvalidTensorError if the input and output of an exchange overlap in memory."""
     if meet(output, input):
         raise InvalidParamError("output and input overlap in memory, expected separate memory")
 
 
 def check_gather_apart(output: Region, input: Region, rank: int) -> None:
-    """Input and output of a gather must not overlap, unless the input is its own part of the output."""
+    """Raises InvalidTensorError if a gather's input overlaps the output elsewhere than in its own part."""
     if input[0] != output[0] + rank * input[1]:
         check_apart(output, input)
 
 
 def check_lists_apart(outputs: Sequence[Region], inputs: Sequence[Region], name: str = "output_tensor_list") -> None:
-    """No output of an all_to_all may overlap an input or another output; ``name`` is the list's."""
+    """Raises if an output of an all_to_all overlaps an input or another output; ``name`` is the list's."""
     for output in outputs:
         for input in inputs:
             check_apart(output, input)
@@ -42,7 +42,7 @@ def check_lists_apart(outputs: Sequence[Region], inputs: Sequence[Region], name:
 
 
 def check_outputs_apart(outputs: Sequence[Region], name: str = "output_tensor_list") -> None:
-    """No two outputs of a list may overlap."""
+    """Raises InvalidTensorError if two outputs of a list overlap."""
     regions = sorted((begin, nbytes, j) for j, (begin, nbytes) in enumerate(outputs) if nbytes)
     for (begin, nbytes, j), (following, _, k) in pairwise(regions):
         if following < begin + nbytes:
@@ -50,13 +50,13 @@ def check_outputs_apart(outputs: Sequence[Region], name: str = "output_tensor_li
 
 
 def lowest(regions: Sequence[Region]) -> tuple[int, list[int]]:
-    """The lowest address of any byte, and where the regions begin from there, in bytes; 0 for empty ones."""
+    """Returns the lowest address of any byte, and each region's offset from there in bytes; 0 for empty ones."""
     base = min((address for address, nbytes in regions if nbytes), default=0)
     return base, [address - base if nbytes else 0 for address, nbytes in regions]
 
 
 def as_bytes(region: Region) -> npt.NDArray[Any]:
-    """The memory itself; the caller keeps it alive."""
+    """Returns the region as an array over its memory, which the caller keeps alive."""
     address, nbytes = region
     if not nbytes:
         return np.empty(0, np.uint8)

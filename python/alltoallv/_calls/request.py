@@ -1,4 +1,4 @@
-"""Requests of `all_to_all_v` for front ends that run them by themselves."""
+"""Reads the arguments of `all_to_all_v` for front ends that run it by themselves."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def read_request(
     *,
     empty_rows: bool = False,
 ) -> _core.Request:
-    """The checked arguments of a call on an input of that shape, over ``size`` ranks; ``out`` is a tensor or None.
+    """Checks the arguments of a call on an input of that shape over ``size`` ranks, and returns the request.
 
-    ``gradient_later``: the call is asynchronous, and its input wants a gradient. ``empty_rows``: counts of rows without
-    elements may be learnt.
+    ``out`` is a tensor or None. ``gradient_later``: the call is asynchronous, and its input wants a gradient.
+    ``empty_rows``: the counts of rows without elements may be learnt.
 
     Raises:
-        InvalidParamError, InvalidTensorError: an argument, or two that do not go together.
+        InvalidParamError, InvalidTensorError: an argument is wrong, or two do not go together.
     """
     into = None if out is None else out.shape
     request = _core.Request.all_to_all_v(size, shape, send_counts, recv_counts, sdispls, rdispls, unit, into)
-    # An exchange of elements says nothing about rows that have none.
+    # An exchange of elements cannot announce rows that have none.
     if request.learns and request.row == 0 and not empty_rows:
         raise InvalidParamError("input has rows without elements, expected recv_counts to be given for it")
     if request.learns and gradient_later:

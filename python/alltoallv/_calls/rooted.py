@@ -14,7 +14,7 @@ from alltoallv.errors import InvalidTensorError
 
 
 def reduce(comm: Communicator, dtype: str, op: str, output: Region | None, input: Region, root: int) -> Ready:
-    """The combination of all inputs into the root's ``output``, which may be its input; None elsewhere."""
+    """Combines all inputs in the root's ``output``, which may be its input; elsewhere ``output`` is None."""
     check_rank("root", root, comm.size)
     check_reduction(op, dtype)
     counts = even_parts(count_of(input, dtype), comm.size)
@@ -23,7 +23,7 @@ def reduce(comm: Communicator, dtype: str, op: str, output: Region | None, input
 
 
 def gather(comm: Communicator, dtype: str, outputs: Sequence[Region], input: Region, root: int) -> Ready:
-    """The root's ``outputs[j]`` becomes rank j's input, of any size; elsewhere there are none."""
+    """Copies rank j's input, of any size, to the root's ``outputs[j]``; other ranks have no outputs."""
     check_rank("root", root, comm.size)
     nothing = [0] * comm.size
     sends = [count_of(input, dtype) if j == root else 0 for j in range(comm.size)]
@@ -41,7 +41,7 @@ def gather(comm: Communicator, dtype: str, outputs: Sequence[Region], input: Reg
 
 
 def scatter(comm: Communicator, dtype: str, output: Region, inputs: Sequence[Region], root: int) -> Ready:
-    """The root's ``inputs[j]`` becomes rank j's output, of any size; elsewhere there are none."""
+    """Copies the root's ``inputs[j]``, of any size, to rank j's output; other ranks have no inputs."""
     check_rank("root", root, comm.size)
     nothing = [0] * comm.size
     recvs = [count_of(output, dtype) if j == root else 0 for j in range(comm.size)]

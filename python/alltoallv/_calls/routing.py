@@ -1,4 +1,4 @@
-"""Where the tokens of a mixture of experts go and how they come back: one description for all front ends.
+"""Describes where the tokens of a mixture of experts go and how they come back, once for all front ends.
 
 A pair is a token and one of its k choices of an expert: pair ``t * k + j``. Rows are sent sorted by rank and expert,
 and within an expert by pair. A receiver has them sorted by its expert, then by the rank that they come from, then as
@@ -27,7 +27,7 @@ PAYLOADS = {"int8": 8, "int4": 4}  # bits of a code; every row has one float32 s
 
 
 class Load(NamedTuple):
-    """What the experts have to do, over all ranks; int64 of shape ``[num_experts]`` each."""
+    """Says how much work the experts have over all ranks, in two int64 arrays of shape ``[num_experts]``."""
 
     chosen: Any  # how often an expert was chosen
     kept: Any  # rows that it got: fewer where a capacity was reached, or the expert is lost
@@ -35,7 +35,7 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True)
 class Routing:
-    """What a dispatcher is told once; equal on all ranks.
+    """The options of a dispatcher; they are equal on all ranks.
 
     Attributes:
         num_experts: Experts on all ranks together.
@@ -83,7 +83,7 @@ class Routing:
             )
 
     def placed(self, size: int) -> Sequence[Sequence[int]]:
-        """The experts of every rank of a group of that size."""
+        """Returns the experts of every rank of a group of ``size`` ranks."""
         if self.placement is None:
             each, more = divmod(self.num_experts, size)
             begins = [*packed([each + (rank < more) for rank in range(size)]), self.num_experts]
@@ -93,19 +93,19 @@ class Routing:
         return self.placement
 
     def room(self, tokens: int, k: int) -> int | None:
-        """Rows that a rank with so many tokens may send to one expert."""
+        """Returns how many rows a rank with that many tokens may send to one expert; None: any number."""
         if self.capacity is None or isinstance(self.capacity, int):
             return self.capacity
         return math.ceil(self.capacity * tokens * k / self.num_experts)
 
     def check_ids(self, ids: npt.NDArray[Any]) -> None:
-        """Refuses numbers of experts that do not exist."""
+        """Raises InvalidParamError for numbers of experts that do not exist."""
         wrong = ids[(ids < 0) | (ids >= self.num_experts)]
         if len(wrong):
             raise InvalidParamError(f"expert_ids holds {int(wrong[0])}, expected 0 to {self.num_experts - 1}")
 
     def send(self, ids: Numbers, weights: npt.NDArray[Any] | None, size: int, about: str) -> Sending:
-        """The rows of tokens with choices ``ids``, ``[n, k]``; ``about``: what peers must agree on besides."""
+        """Returns the rows of tokens with choices ``ids``, ``[n, k]``; ``about``: what else peers must agree on."""
         parts = self.placed(size)
         slots = np.full(self.num_experts, -1)  # an expert's place among all
         order_of_experts = np.array([expert for part in parts for expert in part], np.int64)
@@ -128,7 +128,7 @@ class Routing:
         return Sending(order, sends.tolist(), tags, zlib.crc32(text.encode()) & 0x7FFFFFFF)
 
     def receive(self, experts: Numbers, size: int, rank: int) -> Arrival:
-        """The pairs that have come, with their experts, in the order of ranks."""
+        """Sorts the pairs that have arrived, given by their experts in the order of ranks, and returns their rows."""
         received = np.bincount(experts, minlength=len(self.placed(size)[rank]))
         counts = -(-received // self.alignment) * self.alignment
         within = np.arange(len(experts)) + np.repeat(
@@ -140,24 +140,24 @@ class Routing:
 
 
 class Sending(NamedTuple):
-    """What a rank sends."""
+    """Holds what a rank sends to the others."""
 
     order: Numbers  # pairs, by rank and expert
     sends: list[int]  # pairs for every rank
-    tags: npt.NDArray[np.int32]  # of every pair its expert, by the receiver's numbers, and its token
+    tags: npt.NDArray[np.int32]  # per pair its expert, by the receiver's numbers, and its token
     signature: int
 
 
 class Arrival(NamedTuple):
-    """What a rank has received."""
+    """Holds what a rank has received from the others."""
 
-    source: Numbers  # of every row of the experts which one of those that came it is; -1: zeros
+    source: Numbers  # per row of the experts the index of the received row; -1: zeros
     received: Numbers  # rows of every expert
-    counts: Numbers  # the same with its rows of zeros
+    counts: Numbers  # rows of every expert with the rows of zeros
 
 
 def _within(flat: Numbers, order: Numbers, room: int, weights: npt.NDArray[Any] | None) -> npt.NDArray[np.bool_]:
-    """Of every pair whether it is among the first, or the heaviest, ``room`` of its expert."""
+    """Returns, for every pair, whether it is among the first, or the heaviest, ``room`` pairs of its expert."""
     if weights is not None:
         order = order[np.lexsort((-weights.reshape(-1)[order].astype(np.float64), flat[order]))]
     sent = flat[order]
@@ -170,7 +170,7 @@ def _within(flat: Numbers, order: Numbers, room: int, weights: npt.NDArray[Any] 
 def check_shapes(
     tokens: Sequence[int], ids: Sequence[int], weights: Sequence[int] | None, integers: bool, dtype: object
 ) -> tuple[int, int]:
-    """The number of tokens and of choices, of arguments with these shapes; ``integers``: whether the choices are."""
+    """Checks the arguments' shapes; returns the numbers of tokens and choices. ``integers``: the choices are."""
     if not integers:
         raise InvalidTensorError(f"expert_ids has dtype {dtype}, expected integers", 13)
     if len(tokens) == 0 or len(ids) not in (1, 2) or ids[0] != tokens[0] or 0 in ids[1:]:
@@ -184,13 +184,13 @@ def check_shapes(
 
 
 def check_outputs(shape: Sequence[int], rows: int) -> None:
-    """Refuses what experts have made of another number of rows."""
+    """Raises InvalidTensorError if the experts' output has another number of rows than was dispatched."""
     if len(shape) == 0 or shape[0] != rows:
         raise InvalidTensorError(f"expert_outputs has shape {tuple(shape)}, expected {rows} rows, as dispatched")
 
 
 def chunk_ends(tokens: int, chunks: int) -> list[int]:
-    """Where equal parts of the tokens end."""
+    """Returns the end of each of ``chunks`` equal parts of the tokens."""
     if not isinstance(chunks, int) or chunks < 1:
         raise InvalidParamError(f"chunks is {chunks!r}, expected an integer of at least 1")
     return [tokens * (part + 1) // chunks for part in range(chunks)]

@@ -1,4 +1,4 @@
-"""`all_to_all_v`, as every front end has it: what it means, and the types of its options."""
+"""The meaning of `all_to_all_v` in every front end, and the types of its options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypedDict
 
     class ExchangeOptions(TypedDict, Generic[A, G], total=False):
-        """The keyword arguments of `all_to_all_v`, less ``async_op``, which decides what it returns."""
+        """The keyword arguments of `all_to_all_v` except ``async_op``, which decides the type of the result."""
 
         sdispls: Counts | None
         rdispls: Counts | None
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def described(by: Callable[..., object]) -> Callable[[F], F]:
-    """Gives a function the docstring of another that means the same."""
+    """Gives a function the docstring of another with the same meaning."""
 
     def describe(function: F) -> F:
         function.__doc__ = by.__doc__

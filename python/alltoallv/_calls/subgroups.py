@@ -1,4 +1,4 @@
-"""Communicators of some of the ranks of a job."""
+"""Makes communicators of some of the ranks of a job."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from alltoallv.launch.options import make_options
 
 
 def digest(ranks: Sequence[int]) -> str:
-    """A short text that stands for these ranks."""
+    """Returns a short text that identifies these ranks."""
     return hashlib.sha1("_".join(map(str, ranks)).encode()).hexdigest()
 
 
 def check_ranks(ranks: Sequence[int], size: int) -> list[int]:
-    """Members of a group, sorted: different ranks of a job of that size."""
+    """Checks and sorts the members of a group: they must be different ranks of a job of that size."""
     members = sorted(ranks)
     if not members or len(set(members)) != len(members) or members[0] < 0 or members[-1] >= size:
         raise InvalidParamError(f"ranks is {list(ranks)}, expected different ranks below {size}, the world size")
@@ -26,7 +26,7 @@ def check_ranks(ranks: Sequence[int], size: int) -> list[int]:
 
 
 def connect(name: str, domain: str, members: Sequence[int], timeout: float) -> Communicator:
-    """The communicator of these ranks of the job, a new one; collective among them.
+    """Returns a new communicator of these ranks of the job; collective among them.
 
     Args:
         name: What the caller calls the group, for errors.
