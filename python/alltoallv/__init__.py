@@ -1,6 +1,6 @@
 """One AllToAllV operator with one meaning on Ascend NPU, NVIDIA GPU and CPU.
 
-Front ends lie in modules of their own: ``alltoallv.numpy``. No framework is imported here.
+The front ends are modules of their own, such as ``alltoallv.numpy``. No framework is imported here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Loaded when first used, so that the command line and the launcher start without the extension.
+# Loaded at first use, so that the command line and the launcher start without the extension.
 _HOMES = {
     "Communicator": "communicator",
     "empty": "memory",

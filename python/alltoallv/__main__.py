@@ -1,4 +1,4 @@
-"""``python -m alltoallv``."""
+"""Runs the command line: ``python -m alltoallv``."""
 
 import sys
 

@@ -18,7 +18,7 @@ from alltoallv.launch.options import between_hosts, make_options
 
 BACKENDS = ("auto", "shm", "tcp", "hccl", "nccl")
 
-_MOST_THREADS = 4096  # as ranks that are processes
+_MOST_THREADS = 4096  # as for ranks that are processes
 _thread_domains = itertools.count()
 _pending: set[Any] = set()  # of all communicators: several objects of this class may stand for one
 _numbers = itertools.count()
@@ -26,10 +26,10 @@ by_name: weakref.WeakValueDictionary[str, Communicator] = weakref.WeakValueDicti
 
 
 class Communicator:
-    """Rank ``rank`` of the ``size`` ranks of a domain.
+    """Represents rank ``rank`` of the ``size`` ranks of a domain.
 
-    Every collective call on it is made by all ranks in the same order; calls from several threads of one rank are
-    ordered by the communicator. What the ranks disagree about is an error on all of them, after which the communicator
+    All ranks make every collective call on it in the same order; calls from several threads of one rank are
+    ordered by the communicator. A disagreement of the ranks is an error on all of them, after which the communicator
     stays usable. A lost rank, a timeout and an abort end it for good: make a new one.
 
     Use `from_env` in a program that a launcher started, `threads` in a test.
@@ -37,13 +37,13 @@ class Communicator:
 
     def __init__(self, core: _core.Communicator, options: _core.CommunicatorOptions | None = None) -> None:
         self.core = core
-        self._options = options  # what it was made from, as far as that is known
+        self._options = options  # the options it was made from, as far as they are known
         self.rank: int = core.rank
         self.size: int = core.size
         self.domain: str = core.domain
         self.backend: str = core.backend
-        self.host_core = core if self.backend != "hccl" else None  # that of arrays in host memory
-        self.name = f"communicator:{self.domain}:{next(_numbers)}"  # of this object, for graphs that cannot hold it
+        self.host_core = core if self.backend != "hccl" else None  # serves arrays in host memory
+        self.name = f"communicator:{self.domain}:{next(_numbers)}"  # stands for this object in graphs, as a string
         by_name[self.name] = self
 
     @classmethod
@@ -55,9 +55,9 @@ class Communicator:
         timeout: float = 600.0,
         check: str | None = None,
     ) -> Communicator:
-        """The communicator of all ranks of this job, as the launcher's environment describes it.
+        """Returns the communicator of all ranks of this job, as the launcher's environment describes it.
 
-        Collective: returns when all ranks have called it. Asked for twice, a domain that is still usable is given back.
+        Collective: returns when all ranks have called it. Asked for again, a domain that is still usable is returned.
 
         Args:
             domain: ``"name"`` or ``"name:MB"``, at most 128 bytes; MB is the shared memory per rank for outputs
@@ -73,7 +73,7 @@ class Communicator:
                 any data move; ``"first"`` (hccl, its default there) does so for the first 8 calls; ``"off"`` does not.
 
         Raises:
-            InvalidParamError: an argument, or launcher variables that contradict each other or the other ranks'.
+            InvalidParamError: an argument is wrong, or launcher variables contradict each other or the other ranks'.
             BackendUnavailableError: the backend cannot be used here.
             CommTimeoutError: ranks did not come; the message names them.
         """
@@ -105,7 +105,7 @@ class Communicator:
     def from_mpi(
         cls, comm: Any, domain: str = "mpi", *, timeout: float = 600.0, check: str | None = None
     ) -> Communicator:
-        """A new communicator over the ranks of an MPI communicator.
+        """Returns a new communicator over the ranks of an MPI communicator.
 
         Collective. Ranks that share a host move their data through shared memory, and MPI carries what goes between
         hosts; what the ranks ask for is compared over TCP. ``comm`` is not used otherwise: the communicator has a
@@ -114,10 +114,10 @@ class Communicator:
         Args:
             comm: An ``mpi4py.MPI.Intracomm``, such as ``MPI.COMM_WORLD``; of an MPI that was initialized with
                 ``MPI_THREAD_MULTIPLE``, as mpi4py does, if asynchronous calls are made.
-            domain, timeout, check: As for `from_env`.
+            domain, timeout, check: The same as for `from_env`.
 
         Raises:
-            InvalidParamError: an argument.
+            InvalidParamError: an argument is wrong.
             BackendUnavailableError: mpi4py is missing, or the hosts do not reach each other over TCP.
             CommTimeoutError: ranks did not come.
         """
@@ -133,9 +133,9 @@ class Communicator:
         timeout: float = 600.0,
         check: str | None = None,
     ) -> list[Communicator]:
-        """``n`` communicators whose ranks are threads of this process: give one to each thread.
+        """Returns ``n`` communicators whose ranks are threads of this process; give one to each thread.
 
-        The same transport as between processes. For the arguments see `from_env`; ``domain`` defaults to a new one.
+        The transport is that between processes. For the arguments see `from_env`; ``domain`` defaults to a new one.
         """
         if not 1 <= n <= _MOST_THREADS:
             raise InvalidParamError(f"n is {n}, expected 1 to {_MOST_THREADS}")
@@ -145,7 +145,7 @@ class Communicator:
         return [cls(core, options) for core in _core.thread_communicators(options)]
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
-        """A new communicator for the ranks that give the same color; this one stays as it is.
+        """Returns a new communicator of the ranks that give the same color; this one stays as it is.
 
         Collective over this communicator.
 
@@ -166,9 +166,9 @@ class Communicator:
         return None if made is None else Communicator(*made)
 
     def shrink(self) -> Communicator:
-        """A new communicator of the ranks that still live, for going on after a loss.
+        """Returns a new communicator of the ranks that still live, to go on after a loss.
 
-        Every rank calls it that lives and has not destroyed this communicator: usually on `PeerLostError`, which all of
+        Every rank that lives and has not destroyed this communicator calls it: usually on `PeerLostError`, which all of
         them raise. This communicator is unusable then and stays so; one that is still usable is aborted, so that peers
         which wait in it learn of it. Ranks that die meanwhile are left out, too. Ranks that are threads count as lost
         once they have destroyed their communicator.
@@ -184,7 +184,7 @@ class Communicator:
         return Communicator(*membership.shrink(self))
 
     def options(self) -> _core.CommunicatorOptions:
-        """What a communicator like this one is made from, less its ranks."""
+        """Returns the options from which a communicator like this one can be made, except its ranks."""
         known, options = self._options, make_options("default")
         options.domain = self.domain
         if known is None:
@@ -200,7 +200,9 @@ class Communicator:
         return options
 
     def stats(self) -> dict[str, int]:
-        """Counters: ``operators``, ``failed_operators``; bytes per data path as ``bytes_inline``, ``bytes_push``,
+        """Returns this rank's counters by name.
+
+        They are ``operators``, ``failed_operators``; bytes per data path as ``bytes_inline``, ``bytes_push``,
         ``bytes_pull``, ``bytes_cma``, ``bytes_staged``, ``bytes_self``, each counted once, by the rank that made the
         last copy; the arena's ``arena_segments``, ``arena_bytes``, ``arena_used_bytes``, ``arena_quarantined_bytes``,
         ``arena_cut_bytes`` (private copies in place of pages that late peers may write to);
@@ -210,7 +212,7 @@ class Communicator:
         return self.core.stats()
 
     def flight_record(self) -> dict[str, Any]:
-        """The last operators of every rank: sequence number, name, dtype, state, bytes, start and end in nanoseconds.
+        """Returns the last operators of every rank: number, name, dtype, state, bytes, start and end in nanoseconds.
 
         On loss, timeout and abort each rank also writes it to ``$ALLTOALLV_FLIGHT_DIR`` if that is set.
         """
@@ -247,7 +249,7 @@ class Communicator:
         self.core.fail(operator, kind, code, text)
 
     def keep(self, pending: Any) -> None:
-        """Holds what an asynchronous call needs until it is done, also when its handle is dropped."""
+        """Keeps what an asynchronous call needs until it is done, even when its handle is dropped."""
         _release_completed()
         _pending.add(pending)
 
@@ -278,7 +280,7 @@ _defaults: dict[str, Communicator] = {}
 
 
 def default(backend: str = "auto") -> Communicator:
-    """The communicator of domain "default" over a backend, made at the first use.
+    """Returns the communicator of domain "default" over a backend; the first use makes it.
 
     One that a loss, a timeout or an abort has ended stays, so that later calls raise instead of waiting for peers that
     may be gone; `Communicator.from_env` and ``destroy()`` make room for another.
@@ -289,15 +291,15 @@ def default(backend: str = "auto") -> Communicator:
 
 
 def existing_default() -> Communicator | None:
-    """The same if it has been made."""
+    """Returns the communicator of domain "default" if it has been made, else None."""
     return _defaults.get("auto")
 
 
-_of_hosts: list[Communicator] = []  # the last of all ranks of a job on several hosts
+_of_hosts: list[Communicator] = []  # the last communicator of all ranks of a job on several hosts
 
 
 def of_all_hosts() -> Communicator | None:
-    """A communicator of all ranks of a job on several hosts, if `Communicator.from_env` has made one."""
+    """Returns a communicator of all ranks of a job on several hosts, if `Communicator.from_env` has made one."""
     return _of_hosts[0] if _of_hosts and _of_hosts[0].usable else None
 
 

@@ -1,4 +1,4 @@
-"""Element types that cross the front ends, by NumPy dtype."""
+"""Names the element types that cross the front ends, by NumPy dtype."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _INI_MATCH = 13  # ATB's code for a dtype that the operator does not list
 
 @lru_cache(maxsize=256)
 def core_name(dtype: np.dtype[Any]) -> str:
-    """The core's name of ``dtype``: NumPy's, or ml_dtypes' for bfloat16 and the float8 family.
+    """Returns the core's name of ``dtype``: NumPy's, or ml_dtypes' for bfloat16 and the float8 family.
 
     Any other dtype of fixed size only moves: records, times, texts of fixed length, long doubles, numbers of foreign
-    byte order. Its name has the bytes of an element and a digest of what NumPy says of it, by which ranks find that
+    byte order. Its name has the bytes of an element and a digest of NumPy's description of it, by which ranks find that
     theirs differ.
 
     Raises:
@@ -36,13 +36,13 @@ def core_name(dtype: np.dtype[Any]) -> str:
 
 
 def item_size(name: str) -> int:
-    """Bytes of an element of the dtype that the core calls so."""
+    """Returns the bytes of an element of the dtype with this core's name."""
     known = _core.dtypes.get(name)
     return known.size if known else int(name.split()[0])
 
 
 def numpy_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """``numpy.dtype``, with ml_dtypes' names.
+    """Returns ``numpy.dtype(name)``, where the name may also be one of ml_dtypes'.
 
     Raises:
         InvalidTensorError: no such dtype, or one of ml_dtypes, which is not installed.

@@ -88,6 +88,6 @@ class ResourceError(AllToAllVError, OSError):
 
 
 class OutOfMemoryError(ResourceError, MemoryError):
-    """What this process, or a peer's, has run out of is memory."""
+    """This process, or a peer's, has run out of memory; the message says on which rank."""
 
     code = 27

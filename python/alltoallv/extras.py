@@ -1,4 +1,4 @@
-"""Packages that an installation may lack: what needs them says how to install them."""
+"""Imports packages that an installation may lack; the error says how to install them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def extra(module: str, name: str) -> Any:
-    """An imported module of the extra ``name``, which is also the part of alltoallv that needs it.
+    """Imports and returns a module of the extra ``name``, which is also the part of alltoallv that needs it.
 
     Raises:
         ModuleNotFoundError: it is not installed; the message has the pip command.

@@ -1,4 +1,4 @@
-"""Communicators made of others: of some of their ranks, and of those that are left after a loss."""
+"""Makes communicators from others: of some of their ranks, or of those that are left after a loss."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 
 Made = tuple[_core.Communicator, _core.CommunicatorOptions]
 
-# Of tries to meet, each twice as long as the one before: a rank that is seen to have died meanwhile is left out of the
-# next. A dying process closes its sockets, by which peers learn of it, a moment before it has ended.
+# The limits of the tries to meet, each twice as long as the one before: a rank that is seen to have died meanwhile is
+# left out of the next. A dying process closes its sockets, by which peers learn of it, a moment before it has ended.
 _FIRST_TRY, _LONGEST_TRY = 0.05, 1.0  # seconds
 _PATIENCE = 5.0  # seconds between survivors that have found each other
-_identity = secrets.randbits(62)  # of this process, with its number, which others in other containers may have
+_identity = secrets.randbits(62)  # of this process; ranks in other containers may share its number
 
 
 def split(
     comm: Communicator, color: int | None, key: int
 ) -> tuple[_core.Communicator, _core.CommunicatorOptions] | None:
-    """What `alltoallv.Communicator.split` makes, with what it is made from."""
+    """Returns what `alltoallv.Communicator.split` makes, with the options it is made from."""
     options = _options_like(comm, "split")
     try:
         mine = [color is not None, _integer("color", color or 0), _integer("key", key)]
     except InvalidParamError as error:
-        with contextlib.suppress(AllToAllVError):  # nobody left to tell: the first error counts
+        with contextlib.suppress(AllToAllVError):  # nobody is left to inform: the first error counts
             comm.fail("all_gather", error)
         raise
     told = _gather(comm.core, mine)
@@ -63,13 +63,15 @@ def split(
 def connect(
     options: _core.CommunicatorOptions, whole: _core.Communicator, members: Sequence[int], limit: float | None = None
 ) -> _core.Communicator:
-    """The communicator of some ranks of one between hosts, made by messages among them; collective among them alone.
+    """Returns the communicator of some ranks of one between hosts; collective among these ranks alone.
+
+    Messages among them set it up.
 
     Args:
         options: Job and domain equal on all members and different from others'; they get rank and size.
         whole: The communicator that has more ranks.
         members: The ranks in ``whole``, in the order of their ranks in the new one.
-        limit: Of survivors of a loss, by which ``whole`` has ended: seconds that one waits for another.
+        limit: Only after a loss has ended ``whole``: the seconds that one survivor waits for another.
     """
     options.rank, options.size = members.index(whole.rank), len(members)
     gather = _gatherer(whole, members, f"{options.job}\n{options.domain}", limit)
@@ -81,8 +83,8 @@ def connect(
 def _gatherer(
     whole: _core.Communicator, members: Sequence[int], name: str, limit: float | None = None
 ) -> Callable[[bytes], list[bytes]]:
-    """Hands every member the bytes, as many on all, that all members give: over the first of them."""
-    # Apart from those of programs; the lower ones are carried after a loss, too (transport/tcp/tcp_messages.cpp).
+    """Returns a function that gives every member the bytes, equally many, of all members, through the first of them."""
+    # These tags differ from those of programs; the lower ones work after a loss, too (transport/tcp/tcp_messages.cpp).
     tag = -1 - zlib.crc32(name.encode()) % (2**30 - 1) - (0 if limit is None else 2**30)
 
     def post(operator: str, data: npt.NDArray[np.uint8], peer: int) -> None:
@@ -110,7 +112,7 @@ def _post(whole: _core.Communicator, operator: str, data: npt.NDArray[Any], peer
 
 
 def shrink(comm: Communicator) -> Made:
-    """What `alltoallv.Communicator.shrink` makes, with what it is made from."""
+    """Returns what `alltoallv.Communicator.shrink` makes, with the options it is made from."""
     final, trial = _options_like(comm, "shrink"), _options_like(comm, "shrink")
     if comm.usable:
         comm.abort(f"rank {comm.rank} called shrink()")
@@ -143,7 +145,7 @@ def shrink(comm: Communicator) -> Made:
 
 
 def _shrink_between_hosts(comm: Communicator, options: _core.CommunicatorOptions) -> Made:
-    """The survivors meet over the lowest of them, by messages that an ended communicator still carries."""
+    """Lets the survivors meet at the lowest of them, by messages that an ended communicator still carries."""
     job, deadline = options.job.partition("/")[0], time.monotonic() + options.timeout
     while True:
         for root in range(comm.rank + 1):
@@ -162,7 +164,7 @@ def _shrink_between_hosts(comm: Communicator, options: _core.CommunicatorOptions
 
 
 def _survivors(comm: Communicator, root: int, timeout: float) -> npt.NDArray[np.int64]:
-    """A number for the new job, and per rank whether it has come to ``root``.
+    """Returns a number for the new job, and for each rank whether it has come to ``root``.
 
     Raises:
         PeerLostError: ``root`` is lost.
@@ -188,7 +190,7 @@ def _survivors(comm: Communicator, root: int, timeout: float) -> npt.NDArray[np.
     told[0] = secrets.randbits(62)
     for rank in np.flatnonzero(told[1:]).tolist():
         if rank != root:
-            with contextlib.suppress(PeerLostError):  # found out by those who meet
+            with contextlib.suppress(PeerLostError):  # those who meet find out
                 _post(comm.core, "send", told, rank, tag, timeout)
     return told
 
@@ -212,7 +214,7 @@ def _integer(name: str, value: Any) -> int:
 
 
 def _gather(core: _core.Communicator, mine: Sequence[int], timeout: float = -1.0) -> npt.NDArray[np.int64]:
-    """All ranks' numbers, behind which stand one that names the call and two that name the rank's process."""
+    """Returns all ranks' numbers, each followed by one that names the call and two that name the rank's process."""
     row = np.array([*mine, secrets.randbits(62), _identity, os.getpid()], np.int64)
     told = np.empty((core.size, row.size), np.int64)
     request = _core.Request.all_gather(core.size, row.shape)
@@ -221,7 +223,10 @@ def _gather(core: _core.Communicator, mine: Sequence[int], timeout: float = -1.0
 
 
 def _make(options: _core.CommunicatorOptions, told: npt.NDArray[np.int64], members: Sequence[int], rank: int) -> Made:
-    """Of these ranks, in this order, of those that have told; a job of its own, so that no other meets with it."""
+    """Makes the communicator of those of these ranks, in this order, that have come.
+
+    It is a job of its own, so that no other communicator meets with it.
+    """
     options.job = f"{options.job.partition('/')[0]}/{told[0, 3]:x}"
     options.rank, options.size = members.index(rank), len(members)
     options.threads = len({tuple(process) for process in told[members, 4:].tolist()}) < len(members)
@@ -229,12 +234,12 @@ def _make(options: _core.CommunicatorOptions, told: npt.NDArray[np.int64], membe
 
 
 def _lives(pid: int) -> bool:
-    """Whether the process has not ended, waited for by its parent or not."""
+    """Returns whether the process is alive: it has not ended, whether or not its parent has waited for it."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return False
-    except OSError:  # refused here: the meeting finds out
+    except OSError:  # signals are refused here: the meeting finds out
         return pid > 0
     try:
         poll = select.poll()

@@ -1,4 +1,4 @@
-"""Arrays in memory that the peers can write to."""
+"""Makes arrays in memory that the peers can write to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError
 
 
 def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
-    """A new array, not initialized, in this process's shared arena.
+    """Returns a new array, not initialized, in this process's shared arena.
 
     An exchange writes into such an array with a single copy, straight from the sender. Once the domains' budget is
     used up the array is ordinary private memory, with the same results; ``Communicator.stats()`` counts those
@@ -22,7 +22,7 @@ def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.
     every communicator. ``ALLTOALLV_POOL=0`` in the environment makes every array private.
 
     Args:
-        shape: As for ``numpy.empty``.
+        shape: An int or a sequence of ints, as for ``numpy.empty``.
         dtype: Any dtype of fixed size, ml_dtypes' bfloat16 and float8 included.
 
     Raises:
@@ -39,10 +39,10 @@ def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.
 
 
 def from_block(block: _core.Block, shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The array of that shape over a block, which lives as long as the array."""
+    """Returns an array of that shape over a block, which lives as long as the array."""
     return np.ndarray(tuple(shape), dtype, buffer=block)  # type: ignore[arg-type]
 
 
 def is_shared(array: npt.NDArray[Any]) -> bool:
-    """Whether the array lies in the shared arena, where peers can reach it."""
+    """Returns whether the array lies in the shared arena, where peers can reach it."""
     return _core.in_arena(array.ctypes.data, array.nbytes)

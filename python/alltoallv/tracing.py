@@ -1,4 +1,4 @@
-"""Recording the traffic: what every operator of a rank moves, to whom, and how long it waits."""
+"""Records the traffic: what every operator of a rank moves, to whom, and how long it waits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def trace(folder: str | os.PathLike[str]) -> Iterator[None]:
     Not collective: each rank that should appear enters a block of its own, usually all of them with the same folder.
     ``ALLTOALLV_TRACE=FOLDER`` in the environment does the same from the first communicator on, without a block.
 
-    Recorded are collectives and messages of communicators in shared memory, and what ranks on several hosts or on
+    It records collectives and messages of communicators in shared memory, and what ranks on several hosts or on
     devices agree about over them: operator, domain, sequence number, begin, end, the time waited for peers, and the
     elements for each rank. Each rank and domain has one file ``*.trace`` in the folder, of at most 1 GiB. A record
     takes 56 bytes and 8 per rank.

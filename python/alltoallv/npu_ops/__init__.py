@@ -1,4 +1,4 @@
-"""torch_npu's own operators without torch_npu: the same names, arguments and results, on CPU tensors.
+"""Provides torch_npu's own operators without torch_npu: the same names, arguments and results, on CPU tensors.
 
 For unit tests of a program for Ascend NPUs where neither a device nor the wheel is wanted::
 
@@ -11,8 +11,8 @@ gradients wherever the formula has any. Operators that communicate take in place
 ``group_name``, or "" for the default group, and keep the documented limits of the device (`limits`). On emulated NPUs
 (``python -m alltoallv run --emulate-npu``) the same formulas run behind the real torch_npu.
 
-An operator that is not here raises AttributeError; a value that a formula does not cover NotImplementedError, and one
-that the device would refuse InvalidParamError, both naming the argument.
+An operator that is not here raises AttributeError. A value that a formula does not cover raises NotImplementedError,
+and one that the device would refuse raises InvalidParamError; both name the argument.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["names", "schemas"]
 
 @functools.cache
 def schemas() -> dict[str, list[str]]:
-    """The schemas of an operator and its overloads, as torch prints them, by name."""
+    """Returns the schemas of an operator and its overloads, as torch prints them, by name."""
     found: dict[str, list[str]] = {}
     for line in files(__name__).joinpath("schemas.txt").read_text().splitlines():
         name = line.partition("(")[0].removeprefix("npu::").partition(".")[0]
@@ -36,7 +36,7 @@ def schemas() -> dict[str, list[str]]:
 
 
 def names() -> list[str]:
-    """The operators, in alphabetical order."""
+    """Returns the names of the operators in alphabetical order."""
     return sorted(schemas())
 
 

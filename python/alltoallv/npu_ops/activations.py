@@ -18,13 +18,13 @@ def _halves(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def swish_of_first(x: Tensor, dim: int) -> Tensor:
-    """SwiGLU in float32: swish of the first half, times the second."""
+    """Returns SwiGLU in float32: swish of the first half of dimension ``dim``, times the second half."""
     a, b = _halves(x, dim)
     return functional.silu(a) * b
 
 
 def _elementwise(name: str, backward: str, formula: Callable[[Tensor], Tensor]) -> None:
-    """Registers an operator of one tensor, and its gradient from the gradient of its result and that tensor."""
+    """Registers an operator of one tensor, and its backward operator of the output's gradient and that tensor."""
 
     def run(input: Tensor) -> Tensor:
         return formula(input.float()).to(input.dtype)
@@ -67,7 +67,7 @@ def silu_(input: Tensor) -> Tensor:
 
 @operator("npu_silu_backward", ignores=("x1",))
 def silu_backward(grad_output: Tensor, x0: Tensor) -> Tensor:
-    """``x0`` is the input; the result ``x1``, which torch_npu hands over too, is not needed."""
+    """Returns silu's gradient. ``x0`` is the input; the result ``x1``, which torch_npu also passes, is not needed."""
     return differentiate(silu, [x0], [grad_output])[0]
 
 
@@ -89,7 +89,7 @@ def gelu_mul(input: Tensor, approximate: str) -> Tensor:
 
 @operator("npu_geglu")
 def geglu(input: Tensor, dim: int, approximate: int, activate_left: bool) -> tuple[Tensor, Tensor]:
-    """One half times GELU of the other, and that GELU; ``approximate`` 1 is tanh, 0 none."""
+    """Returns one half times GELU of the other half, and that GELU; ``approximate``: 1 for tanh, 0 for none."""
     expect(approximate in (0, 1), "approximate", approximate, "0 or 1")
     first, second = _halves(input, dim)
     activated, factor = (first, second) if activate_left else (second, first)

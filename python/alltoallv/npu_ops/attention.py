@@ -1,4 +1,4 @@
-"""Attention for training, with its gradient. There is no dropout."""
+"""Attention for training, with its gradient. It has no dropout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _IGNORED = ("inner_precise", "gen_mask_parallel", "sync", "softmax_layout", "see
 
 
 class _Sequences:
-    """The sequences of a batch, each as [heads, length, size] or all of them together, and their scores."""
+    """Holds the sequences of a batch, each as [heads, length, size] or all together, and computes their scores."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class _Sequences:
         return self._split(x, self._heads, self._lengths[0])
 
     def rows(self, x: Tensor) -> list[Tensor]:
-        """A number for each query and head, of eight equal ones."""
+        """Returns one number for each query and head of ``x``, which holds each of them eight times."""
         layout = "TND" if self._layout == "TND" else "BNSD"
         return [one[..., 0] for one in self._split(x, self._heads, self._lengths[0], layout)]
 
@@ -90,7 +90,7 @@ def fusion_attention(
     actual_seq_kvlen: list[int] | None,
     sparse_mode: int,
 ) -> _Forward:
-    """The result, each query's largest score and sum of exponentials (eight times each), and what is for dropout."""
+    """Returns the result, each query's largest score and sum of exponentials (each eight times), and dropout's."""
     batch = _Sequences(query, key, value, head_num, input_layout, (actual_seq_qlen, actual_seq_kvlen))
     scores = batch.scores(scale, atten_mask, sparse_mode, (pre_tockens, next_tockens), pse)
     done = [attend(*each) for each in zip(scores, batch.value, strict=True)]
@@ -115,7 +115,7 @@ def fusion_attention_v2(
     actual_seq_kvlen: list[int] | None,
     sparse_mode: int,
 ) -> _Forward:
-    """As `fusion_attention`, where ``pse_type`` is 1."""
+    """Computes `fusion_attention` where ``pse_type`` is 1."""
     return fusion_attention(
         query, key, value, head_num, input_layout, pse, atten_mask, scale, pre_tokens, next_tokens,
         actual_seq_qlen, actual_seq_kvlen, sparse_mode,
@@ -142,7 +142,7 @@ def fusion_attention_grad(
     actual_seq_kvlen: list[int] | None,
     sparse_mode: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Of query, key, value and pse, from what the forward operator gave."""
+    """Returns the gradients of query, key, value and pse from the forward operator's outputs."""
     batch = _Sequences(query, key, value, head_num, input_layout, (actual_seq_qlen, actual_seq_kvlen))
     scores = batch.scores(scale_value, atten_mask, sparse_mode, (pre_tockens, next_tockens), pse)
     if softmax_max is None or softmax_sum is None or attention_in is None:

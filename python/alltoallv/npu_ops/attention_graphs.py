@@ -1,4 +1,4 @@
-"""What a graph of an inference calls in place of npu_fused_infer_attention_score: results into memory that is there."""
+"""An inference graph calls these operators for npu_fused_infer_attention_score: they write into existing memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from alltoallv.npu_ops.registry import operator
 def _register(name: str, formula: Callable[..., tuple[Tensor, Tensor]]) -> None:
     def into(out: list[Tensor], **given: Any) -> tuple[Tensor, Tensor]:
         for target, value in zip(out, formula(**given), strict=True):
-            if target.numel() == value.numel():  # the logarithms may have no room, where nobody asks for them
+            if target.numel() == value.numel():  # the logarithms may have no memory, where nobody asks for them
                 target.copy_(value.view(target.shape))
         return out[0], out[1]
 
@@ -31,7 +31,7 @@ def _register(name: str, formula: Callable[..., tuple[Tensor, Tensor]]) -> None:
 
 
 def _outputs(query: Tensor, input_layout: str, heads: int, with_lse: bool) -> tuple[Tensor, Tensor]:
-    """Room for the results, whose heads are as wide as the query's."""
+    """Returns zeroed tensors for the results, whose heads are as wide as the query's."""
     layout, result_layout = (input_layout.split("_") * 2)[:2]
     tokens = layout == "TND"
     queries = split(query, layout, heads, [query.size(0)] if tokens else None)

@@ -12,8 +12,8 @@ from alltoallv.npu_ops.registry import expect, operator
 
 
 def from_blocks(cache: Tensor, table: Tensor, length: int, heads: int) -> Tensor:
-    """A sequence's rows as [heads, length, size], from [blocks, block size, heads * size] or [blocks, heads, block
-    size, size].
+    """Returns a sequence's rows as [heads, length, size] from a cache of shape [blocks, block size, heads * size] or
+    [blocks, heads, block size, size].
     """
     expect(cache.dim() in (3, 4), "key", cache, "a cache of 3 or 4 dimensions")
     blocks = cache.unflatten(-1, (heads, -1)).transpose(1, 2) if cache.dim() == 3 else cache
@@ -51,7 +51,10 @@ def fused_infer_attention_score(
     sparse_mode: int,
     softmax_lse_flag: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The result, and the logarithm of each query's sum of exponentials. Rows behind a sequence's end are zeros."""
+    """Returns the result, and the logarithm of each query's sum of exponentials.
+
+    Rows after a sequence's end are zeros.
+    """
     layout, result_layout = (input_layout.split("_") * 2)[:2]
     tokens = layout == "TND"
     kv_heads = num_key_value_heads or num_heads
@@ -80,7 +83,7 @@ def fused_infer_attention_score(
         q, k, v = whole[:, :used], keys[number][:, :length], values[number][:, :length]
         if ropes is not None and key_ropes is not None:
             q, k = torch.cat([q, ropes[number][:, :used]], -1), torch.cat([k, key_ropes[number][:, :length]], -1)
-        ignored = full == 1 and not tokens and sparse_mode > 1  # one query sees all
+        ignored = full == 1 and not tokens and sparse_mode > 1  # a single query sees every key
         mask = None if ignored else atten_mask
         if mask is not None and full == 1 and mask.dim() == 2 and sparse_mode < 2 and not tokens:
             mask = mask.unsqueeze(1).unsqueeze(1)
@@ -162,7 +165,7 @@ def incre_flash_attention(
     input_layout: str,
     num_key_value_heads: int,
 ) -> Tensor:
-    """The lengths are those of keys and values: there is one query."""
+    """Computes attention of one query per sequence; the lengths are those of keys and values."""
     return fused_infer_attention_score(
         query, key, value, pse_shift, atten_mask, None, actual_seq_lengths, block_table, None, None,
         num_heads, scale_value, 0, 0, input_layout, num_key_value_heads, 0, False,

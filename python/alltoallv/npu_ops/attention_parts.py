@@ -1,6 +1,6 @@
-"""What the attention operators share: layouts, masks, and attention of sequences, forwards and backwards.
+"""The attention operators share this code: layouts, masks, and attention of sequences, forwards and backwards.
 
-Sequences are [heads, length, size]; those of one length may come together, with a dimension more in front.
+Sequences are [heads, length, size]; those of one length may come together, with one more dimension in front.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from torch import Tensor
 
 from alltoallv.npu_ops.registry import expect
 
-# From each layout to [batch, heads, length, size], once BSH and SBH have their last dimension split into heads.
+# The order of axes from each layout to [batch, heads, length, size], once BSH and SBH have heads split off.
 _TO_BNSD = {"BNSD": (0, 1, 2, 3), "BSND": (0, 2, 1, 3), "BSH": (0, 2, 1, 3), "SBH": (1, 2, 0, 3)}
 
 
 def lengths_of(ends: Sequence[int]) -> list[int]:
-    """Of sequences that end there; zeros at the end are sequences without tokens."""
+    """Returns the lengths of sequences with these ends; zeros at the end stand for sequences without tokens."""
     ends = list(accumulate((int(end) for end in ends), max))
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def split(x: Tensor, layout: str, heads: int, lengths: Sequence[int] | None) -> list[Tensor]:
-    """Each sequence as [heads, length, size]; lengths are needed for TND only."""
+    """Returns each sequence as [heads, length, size]; only TND needs the lengths."""
     if layout == "TND":
         expect(lengths is not None, "actual_seq_qlen", None, "where each sequence ends, for layout TND")
         assert lengths is not None
@@ -34,13 +34,13 @@ def split(x: Tensor, layout: str, heads: int, lengths: Sequence[int] | None) -> 
 
 
 def batch_of(x: Tensor, layout: str, heads: int) -> Tensor:
-    """All sequences as [batch, heads, length, size], where the layout has them equally long."""
+    """Returns all sequences as [batch, heads, length, size], for layouts that have them equally long."""
     expect(layout in _TO_BNSD, "input_layout", layout, "BSH, SBH, BSND, BNSD or TND")
     return (x.unflatten(-1, (heads, -1)) if x.dim() == 3 else x).permute(_TO_BNSD[layout])
 
 
 def join(parts: Sequence[Tensor], layout: str) -> Tensor:
-    """The opposite of `split`, and of `batch_of` where there is one part."""
+    """Reverses `split`, and `batch_of` where there is one part."""
     if layout == "TND":
         return torch.cat([part.transpose(0, 1) for part in parts])
     order = _TO_BNSD[layout]
@@ -52,7 +52,7 @@ def join(parts: Sequence[Tensor], layout: str) -> Tensor:
 def hidden(
     mask: Tensor | None, sparse_mode: int, batch: int | None, queries: int, keys: int, before: int, after: int
 ) -> Tensor | None:
-    """What a sequence, or all (None), must not see: [queries, keys] with batch and heads where the mask has them."""
+    """Returns what a sequence, or all (None), must not see: [queries, keys], with the mask's batch and heads."""
     expect(sparse_mode in (0, 1, 2, 3, 4), "sparse_mode", sparse_mode, "0 to 4")
     if mask is None:
         return None
@@ -69,7 +69,7 @@ def hidden(
 
 
 class Attention(NamedTuple):
-    """The result [heads, queries, size], and each query's largest score and sum of exponentials."""
+    """Holds the result [heads, queries, size], and each query's largest score and sum of exponentials."""
 
     result: Tensor
     largest: Tensor
@@ -77,20 +77,23 @@ class Attention(NamedTuple):
 
 
 def scores_of(query: Tensor, key: Tensor, scale: float, unseen: Tensor | None, pse: Tensor | None) -> Tensor:
-    """Scale * (query * key + pse) in float32, -inf where a query must not look. Heads of keys are shared by groups."""
+    """Returns scale * (query * key + pse) in float32, -inf where a query must not look.
+
+    Groups of query heads share the heads of keys.
+    """
     scores = query.float() @ _for_heads(key, query.size(-3)).mT
     scores = (scores if pse is None else scores + pse.float()) * scale
     return scores if unseen is None else scores.masked_fill(unseen, -torch.inf)
 
 
 def _for_heads(x: Tensor, heads: int) -> Tensor:
-    """Keys or values in float32, each for its group of heads."""
+    """Returns keys or values in float32, each repeated for its group of heads."""
     groups = heads // x.size(-3)
     return x.float() if groups == 1 else x.float().repeat_interleave(groups, -3)
 
 
 def attend(scores: Tensor, value: Tensor) -> Attention:
-    """Queries that see nothing give zeros."""
+    """Returns the attention of these scores; queries that see nothing give zeros."""
     largest = scores.amax(-1) if scores.size(-1) else scores.new_full(scores.shape[:-1], -torch.inf)
     largest = largest.clamp(min=torch.finfo(torch.float32).min)
     weights = (scores - largest.unsqueeze(-1)).exp()
@@ -102,9 +105,9 @@ def attend(scores: Tensor, value: Tensor) -> Attention:
 def attend_backward(
     query: Tensor, key: Tensor, value: Tensor, grad: Tensor, scores: Tensor, forward: Attention, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of query, key, value and of what was added to the scores.
+    """Returns the gradients of query, key, value and of what was added to the scores.
 
-    Of ``forward`` those of the whole sequence are meant, where key and value are only a part of it.
+    Where key and value are only a part of the sequence, ``forward`` is still that of the whole.
     """
     heads = query.size(-3)
 

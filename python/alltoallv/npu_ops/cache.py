@@ -1,4 +1,4 @@
-"""Caches of keys and values: written and read by slots and blocks."""
+"""Writes and reads caches of keys and values by slots and blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from alltoallv.npu_ops.registry import expect, operator
 
 
 def _write(cache: Tensor, rows: Tensor, slots: Tensor, cache_mode: str | None) -> None:
-    """Into [blocks, block size, heads, size], or with PA_NZ [blocks, heads * size / last, block size, last]."""
+    """Writes rows into a cache of shape [blocks, block size, heads, size].
+
+    With PA_NZ the shape is [blocks, heads * size / last, block size, last].
+    """
     expect(rows.dim() == 3, "key", rows, "[tokens, heads, size]")
     expect(cache_mode in (None, "Norm", "PA_NZ"), "cache_mode", cache_mode, "Norm or PA_NZ")
     nz = cache_mode == "PA_NZ"
@@ -27,7 +30,7 @@ def _write(cache: Tensor, rows: Tensor, slots: Tensor, cache_mode: str | None) -
 def scatter_pa_kv_cache(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, cache_mode: str | None
 ) -> None:
-    """Token i goes to slot ``slot_mapping[i]`` of both caches, which are changed."""
+    """Writes token i to slot ``slot_mapping[i]`` of both caches, in place."""
     _write(key_cache, key, slot_mapping, cache_mode)
     _write(value_cache, value, slot_mapping, cache_mode)
 
@@ -51,7 +54,10 @@ def gather_pa_kv_cache(
     value: Tensor,
     is_seq_lens_cumsum: bool,
 ) -> None:
-    """The sequences' rows one behind the other, from [blocks, block size, heads, size]; ``seq_lens`` may be ends."""
+    """Copies the sequences' rows, one sequence after the other, from caches [blocks, block size, heads, size].
+
+    The results go to ``key`` and ``value``. ``seq_lens`` holds lengths, or ends if ``is_seq_lens_cumsum``.
+    """
     expect(key_cache.dim() == 4, "key_cache", key_cache, "[blocks, block size, heads, size]")
     lengths = seq_lens.diff().tolist() if is_seq_lens_cumsum else seq_lens.tolist()
     for cache, target in ((key_cache, key), (value_cache, value)):
@@ -65,7 +71,7 @@ def gather_pa_kv_cache(
 
 @operator("npu_scatter_nd_update_")
 def scatter_nd_update_(input: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    """``input[indices[i]] = updates[i]``, where the last dimension of the indices has one for each dimension."""
+    """Sets ``input[indices[i]] = updates[i]``; the last dimension of ``indices`` has one entry per input dimension."""
     input[indices.long().unbind(-1)] = updates
     return input
 

@@ -1,4 +1,4 @@
-"""The operators as functions, of which the schemas choose among overloads."""
+"""Makes the operators functions. A call chooses the overload whose schema fits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alltoallv.npu_ops.registry import Operator, formulas
 
 
 def function(name: str, schemas: Sequence[str]) -> Callable[..., Any]:
-    """The operator with its overloads, called as torch_npu's."""
+    """Returns the operator with its overloads as one function, called like torch_npu's."""
     known, operators = formulas(), []
     for text in schemas:
         schema = torch._C.parse_schema(text)

@@ -1,6 +1,6 @@
-"""The ranks that an operator names by HCCL's name of their communicator, and what they exchange.
+"""Finds the ranks that an operator names by HCCL's name of their communicator, and exchanges their data.
 
-On emulated NPUs that is torch_npu's process group, whose HCCL moves the data; on CPU tensors any other group of
+On emulated NPUs they are torch_npu's process group, whose HCCL moves the data; on CPU tensors any other group of
 torch.distributed, through `alltoallv.torch`. Both tell all ranks when ranks disagree.
 """
 
@@ -16,19 +16,19 @@ from torch import Tensor
 
 from alltoallv.errors import InvalidParamError, PeerMismatchError
 
-_TEXT = 4096  # bytes that a rank tells of itself, in JSON
-_MOVED_AS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # dtypes that every engine has, by bytes
+_TEXT = 4096  # bytes, in JSON, in which a rank announces its call
+_MOVED_AS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by element size
 
-# Operator, values, why it refuses, and digests of the counts that it sends and expects.
+# The operator, its values, why the rank refuses, and digests of the counts that it sends and expects.
 _Told = tuple[str, dict[str, int], str, tuple[int, int]]
 
 
 def named(hcom: str | dist.ProcessGroup, world_size: int | None = None) -> Group:
-    """The group with this name.
+    """Returns the group with this name.
 
     Args:
         hcom: A ProcessGroup, its ``group_name``, "" for the default group, or on NPUs what ``get_hccl_comm_name`` gave.
-        world_size: The size that the operator was told, None if it takes none.
+        world_size: The size that the operator's caller gave; None if it takes none.
 
     Raises:
         InvalidParamError: No group of this process has the name, or it has another size.
@@ -59,16 +59,16 @@ def _found(hcom: str | dist.ProcessGroup) -> Group | None:
 
 
 class Group:
-    """Ranks 0 to ``size`` - 1 of a process group, of which this is ``rank``. Tensors are the CPU's."""
+    """Exchanges tensors in host memory among ranks 0 to ``size`` - 1 of a process group; ``rank`` is this one."""
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device | None) -> None:
         self._group, self._device = group, device
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def all_to_all(self, rows: Tensor, sends: Sequence[int], recvs: Sequence[int]) -> Tensor:
-        """Sends ``sends[j]`` rows to rank j, in the order of the ranks; returns those of all ranks, in that order."""
+        """Sends ``sends[j]`` rows to rank j, in rank order; returns the received rows of all ranks, in that order."""
         if self._device is None:
-            from alltoallv.torch import all_to_all_v  # not for NPUs, whose programs then start sooner
+            from alltoallv.torch import all_to_all_v  # not imported for NPUs, whose programs start sooner without it
 
             return all_to_all_v(rows, sends, recvs, unit="row", group=self._group)
         moved = rows.contiguous().view(_MOVED_AS[rows.itemsize]).to(self._device)
@@ -77,17 +77,17 @@ class Group:
         return output.cpu().view(rows.dtype)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """The tensors of all ranks, all of one shape, as one with a new first dimension."""
+        """Returns the tensors of all ranks, all of one shape, stacked along a new first dimension."""
         return self.all_to_all(x.expand(self.size, *x.shape), [1] * self.size, [1] * self.size)
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
-        """Of the sum of all ranks' rows, in float32 and in the order of the ranks, this rank's equal part."""
+        """Adds the tensors of all ranks in float32, in rank order; returns this rank's equal part of the rows."""
         return self.all_to_all(x.unflatten(0, (self.size, -1)), [1] * self.size, [1] * self.size).float().sum(0)
 
     def agree(self, operator: str, same: dict[str, int], sends: Sequence[int] = (), recvs: Sequence[int] = ()) -> None:
         """Raises PeerMismatchError on all ranks unless the values are equal on all, and no rank refuses the call.
 
-        Also, as `check_counts`, unless what a rank sends is what the other expects.
+        It also raises, as `check_counts` does, unless what each rank sends is what its receiver expects.
         """
         each, ranks = len(sends) // self.size, range(self.size)
         digests = [
@@ -112,7 +112,7 @@ class Group:
             check_counts(self, operator, sends, recvs)
 
     def tell(self, operator: str, values: dict[str, int], refusal: str, digests: Sequence[int] = (0, 0)) -> list[_Told]:
-        """What this rank calls, with what, and why it refuses the call, if it does; returns what each rank tells."""
+        """Announces this rank's call, its values and a refusal, if any; returns what every rank announces."""
         text = json.dumps([operator, values, refusal[: _TEXT // 8], digests]).encode()
         row = torch.zeros(_TEXT, dtype=torch.int8)
         row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.int8)
@@ -121,16 +121,16 @@ class Group:
 
 
 def refuse(hcom: Any, operator: str, why: str) -> None:
-    """Tells the other ranks, which wait in `Group.agree`, that this one refuses the call."""
+    """Announces this rank's refusal to the others, which wait in `Group.agree`."""
     group = _found(hcom)
     if group is not None:
         group.tell(operator, {}, why)
 
 
 def check_counts(group: Group, operator: str, sends: Sequence[int], recvs: Sequence[int]) -> None:
-    """Raises PeerMismatchError on all ranks unless what a rank sends is what the other expects.
+    """Raises PeerMismatchError on all ranks unless what each rank sends is what its receiver expects.
 
-    Both have for each rank, in order, a number of rows for each expert of the receiver or the sender.
+    For each rank, in order, both have a number of rows for each expert of the receiver or the sender.
     """
     each = len(sends) // group.size
     told = group.all_gather(torch.tensor([list(sends), list(recvs)]))

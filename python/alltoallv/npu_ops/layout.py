@@ -1,4 +1,4 @@
-"""Layout: formats, transposes, casts and the like."""
+"""Operators that change layouts: formats, transposes, casts and the like."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from alltoallv.npu_ops.registry import dtype_of, expect, operator
 _ND = 2
 
 
-# The numbers of CANN's formats. Memory keeps the layout of ND here: a format is a name that a storage bears.
+# The numbers of CANN's formats. Memory keeps the ND layout here: a format is only a name that a storage bears.
 _FORMATS = {0, 1, 2, 3, 4, 27, 29, 30, 32, 33}
 
 
@@ -31,7 +31,7 @@ def format_cast(input: Tensor, acl_format: int) -> Tensor:
 
 
 def _differentiable_cast(input: Tensor, acl_format: int) -> Tensor:
-    """On an emulated NPU through torch_npu's operator, which has a gradient there."""
+    """Casts the format; on an emulated NPU torch_npu's operator does it, which has a gradient there."""
     on_npu = input.device.type == "npu"
     return torch.ops.npu._npu_format_cast(input, acl_format) if on_npu else format_cast(input, acl_format)
 
@@ -92,7 +92,7 @@ def confusion_transpose(input: Tensor, perm: list[int], shape: list[int], transp
 
 @operator("npu_confusion_transpose_backward")
 def confusion_transpose_backward(grad: Tensor, perm: list[int], shape: list[int], transpose_first: bool) -> Tensor:
-    """``shape`` is that of the input, and ``transpose_first`` that of this operator, which turns the order round."""
+    """Returns the gradient: ``shape`` is the input's, ``transpose_first`` this operator's, which reverses the order."""
     back = [perm.index(axis) for axis in range(len(perm))]
     if transpose_first:
         return grad.permute(back).reshape(shape).clone()

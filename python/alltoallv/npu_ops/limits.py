@@ -1,4 +1,4 @@
-"""What the devices demand of operators that communicate, from their documentation; the emulator keeps to it.
+"""Holds what the devices' documentation demands of operators that communicate; the emulator keeps to it.
 
 ``ALLTOALLV_NPU_PRODUCT`` says which product: A3 (the default) or A2. ``ALLTOALLV_NPU_LIMITS=relax`` lifts the limits,
 for sizes that suit a laptop. This module needs no torch: ``python -m alltoallv plan --moe`` asks it as well.
@@ -19,7 +19,7 @@ _RELAX = "ALLTOALLV_NPU_LIMITS=relax lifts the limits of the device"
 
 
 def product() -> Product:
-    """The product that is checked for.
+    """Returns the product whose limits are checked.
 
     Raises:
         InvalidParamError: ``ALLTOALLV_NPU_PRODUCT`` is neither A2 nor A3.
@@ -31,12 +31,12 @@ def product() -> Product:
 
 
 def buffer_mb() -> int:
-    """HCCL_BUFFSIZE: megabytes of a communicator's buffer, 200 where it is not set."""
+    """Returns HCCL_BUFFSIZE: the megabytes of a communicator's buffer, 200 where it is not set."""
     return integer(os.environ, "HCCL_BUFFSIZE", 200) if os.environ.get("HCCL_BUFFSIZE") else 200
 
 
 def check(breaches: Callable[[Product], Iterable[str]]) -> None:
-    """Raises InvalidParamError with the first of what the product of this process would refuse."""
+    """Raises InvalidParamError with the first limit that the call breaks on this process's product."""
     value = os.environ.get("ALLTOALLV_NPU_LIMITS", "keep")
     if value not in ("keep", "relax"):
         raise InvalidParamError(f"ALLTOALLV_NPU_LIMITS is {value!r}, expected keep or relax")
@@ -56,12 +56,12 @@ def _not_among(name: str, value: int, allowed: Iterable[int], product: str) -> I
 
 
 class MoE(NamedTuple):
-    """A call of npu_moe_distribute_dispatch and combine."""
+    """The sizes of a call of npu_moe_distribute_dispatch or combine."""
 
     world: int  # ranks of the expert-parallel group
     experts: int  # of all ranks
     hidden: int  # elements of a token
-    tokens: int  # of the rank that has most
+    tokens: int  # of the rank that has the most
     k: int  # experts of a token
     algorithm: str = ""  # comm_alg
     shared: int = 1  # shared_expert_num, which the buffer's formula counts even where no rank has one
@@ -74,7 +74,7 @@ class MoE(NamedTuple):
         return self.experts // (self.world - self.shared_ranks)
 
     def buffer_mb(self, product: Product) -> int:
-        """The smallest HCCL_BUFFSIZE."""
+        """Returns the smallest HCCL_BUFFSIZE, in megabytes, that the call needs."""
         if product == "A2" and self.algorithm == "hierarchy":
             needed = self.experts * self.tokens * (2 * self.hidden + 16 * _round_up(self.k, 8)) + 104 * _MB
         elif product == "A2":
@@ -87,7 +87,7 @@ class MoE(NamedTuple):
         return max(2, -(-needed // _MB))
 
     def breaches(self, product: Product) -> Iterable[str]:
-        """What the product would refuse, a sentence each."""
+        """Yields one sentence for each limit of the product that the call breaks."""
         hierarchy = product == "A2" and self.algorithm == "hierarchy"
         algorithms = ("", "fullmesh", "hierarchy") if product == "A2" else ("", "fullmesh_v1", "fullmesh_v2")
         if self.algorithm not in algorithms:
@@ -124,7 +124,7 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 class GroupedMatmul(NamedTuple):
-    """A call of npu_alltoallv_gmm or npu_gmm_alltoallv."""
+    """The sizes of a call of npu_alltoallv_gmm or npu_gmm_alltoallv."""
 
     world: int
     local: int  # experts of a rank
@@ -133,7 +133,7 @@ class GroupedMatmul(NamedTuple):
     nbytes: int  # that this rank sends
 
     def breaches(self, product: Product) -> Iterable[str]:
-        """What the product would refuse, a sentence each."""
+        """Yields one sentence for each limit of the product that the call breaks."""
         if product == "A2":
             yield "npu_alltoallv_gmm and npu_gmm_alltoallv do not exist on A2, expected A3"
         yield from _not_among("ep_world_size", self.world, (8, 16, 32, 64, 128), "A3")
@@ -145,14 +145,14 @@ class GroupedMatmul(NamedTuple):
 
 
 class Matmul(NamedTuple):
-    """A matrix product with a collective of tensor parallelism."""
+    """The sizes of a matrix product with a collective of tensor parallelism."""
 
     operator: str
     world: int
     inner: int  # k, the first matrix's width
 
     def breaches(self, product: Product) -> Iterable[str]:
-        """What the product would refuse, a sentence each."""
+        """Yields one sentence for each limit of the product that the call breaks."""
         if self.operator == "npu_mm_all_reduce_base":
             if product == "A3":
                 yield f"{self.operator} does not exist on A3, expected A2: set ALLTOALLV_NPU_PRODUCT=A2"

@@ -1,4 +1,4 @@
-"""Matrix products: of floating point numbers, of int8 with scales, by groups of rows."""
+"""Matrix products of floating point numbers, of int8 with scales, and of groups of rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from alltoallv.npu_ops.registry import Refused, dtype_of, expect, operator
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """Of floating point matrices in float32, of integers exactly, as float64."""
+    """Multiplies floating point matrices in float32, and integers exactly, as float64."""
     return a.float() @ b.float() if a.is_floating_point() else a.double() @ b.double()
 
 
@@ -47,7 +47,7 @@ def bmm_v2_mat2_backward(grad: Tensor, mat1: Tensor, size: list[int]) -> Tensor:
 
 
 def to_int8(values: Tensor) -> Tensor:
-    """Rounded to the nearest, halves to even, within int8."""
+    """Rounds to the nearest int8, halves to even; values beyond its range become its limits."""
     return values.round().clamp(-128, 127).to(torch.int8)
 
 
@@ -59,7 +59,7 @@ def dequantize(
     bias: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """(total + bias) * scale * pertoken, where a bias of floating point is added last; or int8 with an offset."""
+    """Returns (total + bias) * scale * pertoken; a floating point bias is added last. With an offset: int8."""
     if bias is not None and bias.dtype == torch.int32:
         total, bias = total + bias.double(), None
     if dtype == torch.int32:
@@ -85,7 +85,7 @@ def quant_matmul(
     bias: Tensor | None,
     output_dtype: int | None,
 ) -> Tensor:
-    """Of int8, or of four bits in int32. Without ``output_dtype`` the result is int8."""
+    """Multiplies matrices of int8, or of four bits in int32. Without ``output_dtype`` the result is int8."""
     for name, value in (("x1", x1), ("x2", x2)):
         expect(value.dtype in (torch.int8, torch.int32), name, value, "int8, or int32 with eight numbers of four bits")
     total = product(unpack_matrix(x1), unpack_matrix(x2))
@@ -94,7 +94,7 @@ def quant_matmul(
 
 
 def antiquantize(weight: Tensor, scale: Tensor, offset: Tensor | None, group_size: int, dtype: torch.dtype) -> Tensor:
-    """(weight + offset) * scale in the dtype that they are multiplied in; scales for groups of rows are repeated."""
+    """Returns (weight + offset) * scale in the dtype of the product; scales of groups of rows are repeated."""
     weight = unpack_matrix(weight).float()
     if group_size:
         scale, offset = (
@@ -146,7 +146,7 @@ _ACTIVATIONS: dict[int, Callable[[Tensor], Tensor]] = {
 
 
 def ends_of(group_list: Tensor | Sequence[int], group_list_type: int) -> list[int]:
-    """Where each group ends: 0 means that the list says so, 1 that it has the groups' sizes."""
+    """Returns where each group ends. ``group_list_type`` 0: the list holds ends; 1: it holds sizes."""
     expect(group_list_type in (0, 1), "group_list_type", group_list_type, "0 (ends) or 1 (sizes)")
     given = [int(one) for one in group_list]
     ends = list(accumulate(given)) if group_list_type else given
@@ -161,7 +161,7 @@ def _slices(total: int, group_list: Tensor | Sequence[int], group_list_type: int
 
 
 def _members(tensors: Sequence[Tensor] | None, count: int) -> list[Tensor | None]:
-    """For each group its own: a list of so many, or one tensor whose first dimension is the groups'."""
+    """Returns each group's tensor from a list of ``count``, or from one tensor with groups as first dimension."""
     if not tensors:
         return [None] * count
     return list(tensors[0]) if len(tensors) == 1 and tensors[0].size(0) == count else list(tensors)
@@ -183,9 +183,9 @@ def grouped_matmul(
     act_type: int,
     output_dtype: int | torch.dtype | None,
 ) -> list[Tensor]:
-    """Rows of x (``group_type`` 0), columns of x (2) or whole matrices (-1), each by the weight of its group.
+    """Multiplies rows of x (``group_type`` 0), columns (2) or whole matrices (-1), each by the weight of its group.
 
-    Rows behind the last group give zeros.
+    Rows after the last group give zeros.
     """
     expect(group_type in (None, -1, 0, 2), "group_type", group_type, "-1, 0 or 2")
     expect(act_type in _ACTIVATIONS, "act_type", act_type, f"one of {sorted(_ACTIVATIONS)}")
@@ -253,7 +253,10 @@ def _added(input: Tensor, x: Tensor, weight: Tensor, group_list: Tensor, group_l
 
 @operator("npu_grouped_matmul_add", ignores=("group_type",))
 def grouped_matmul_add(input: Tensor, x: Tensor, weight: Tensor, group_list: Tensor, group_list_type: int) -> Tensor:
-    """For each group of rows, x transposed times weight, as weight gradients are: [groups * m, n] or [groups, m, n]."""
+    """Adds to ``input``, for each group of rows, x transposed times weight, as in weight gradients.
+
+    The result is [groups * m, n] or [groups, m, n].
+    """
     return _added(input, x, weight, group_list, group_list_type)
 
 

@@ -1,4 +1,4 @@
-"""Mixture of experts: which experts a token goes to, tokens in the order of the experts, and back."""
+"""Mixture of experts: chooses each token's experts, sorts tokens by expert, and brings them back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from alltoallv.npu_ops.registry import differentiate, expect, operator
 
 
 def _row_numbers(rows: int, k: int) -> Tensor:
-    """Of every choice its number when all first choices come first: row + choice * rows."""
+    """Returns each choice's number when all first choices come first: row + choice * rows."""
     return torch.arange(rows * k, dtype=torch.int32).view(k, rows).t().contiguous()
 
 
@@ -24,7 +24,10 @@ def _top_k_softmax(x: Tensor, finished: Tensor | None, k: int) -> tuple[Tensor, 
 
 @operator("npu_moe_gating_top_k_softmax")
 def gating_top_k_softmax(x: Tensor, finished: Tensor | None, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The experts of a finished row are the number of experts, which is none."""
+    """Returns the k largest softmax values, their experts and row numbers.
+
+    A finished row gets the number of experts in place of each expert, which stands for none.
+    """
     y, experts, rows = _top_k_softmax(x, finished, k)
     return y.to(x.dtype), experts, rows
 
@@ -33,7 +36,10 @@ def gating_top_k_softmax(x: Tensor, finished: Tensor | None, k: int) -> tuple[Te
 def gating_top_k_softmax_v2(
     x: Tensor, k: int, finished: Tensor | None, renorm: int | None, output_softmax: bool | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """With ``renorm`` 1 the softmax is that of the chosen ones alone; the third result is all of it, if asked for."""
+    """Returns the k largest softmax values, their experts and, if asked for, the whole softmax.
+
+    With ``renorm`` 1 the values are divided by their sum.
+    """
     expect(renorm in (None, 0, 1), "renorm", renorm, "0 or 1")
     y, experts, _ = _top_k_softmax(x, finished, k)
     softmax = x.float().softmax(-1) if output_softmax and not renorm else torch.zeros(x.shape)
@@ -54,7 +60,10 @@ def gating_top_k(
     routed_scaling_factor: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The k best of the best groups, by norm + bias. Their norms are the result; those of the sigmoid sum to one."""
+    """Chooses the k best experts of the best groups, by norm + bias; returns their norms, them, and all norms.
+
+    The norms of the sigmoid are scaled to a sum of one.
+    """
     expect(norm_type in (0, 1), "norm_type", norm_type, "0 (softmax) or 1 (sigmoid)")
     expect(renorm in (0, 1), "renorm", renorm, "0 or 1")
     expect(group_select_mode in (0, 1), "group_select_mode", group_select_mode, "0 (largest) or 1 (sum of two)")
@@ -73,19 +82,19 @@ def gating_top_k(
 
 
 def _inverse(order: Tensor) -> Tensor:
-    """Where each number is in a permutation."""
+    """Returns the place of each number in a permutation."""
     return torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
 
 
 def _copies(tokens: Tensor, sorted_indices: Tensor, rows: int) -> Tensor:
-    """The tokens in their new order: ``sorted_indices`` has the place of each token's copies."""
+    """Returns the tokens in their new order: ``sorted_indices`` has the place of each token's copies."""
     copies = len(sorted_indices) // max(1, len(tokens))
     return tokens[_inverse(sorted_indices.long())[:rows] // max(1, copies)]
 
 
 @operator("npu_moe_token_permute")
 def token_permute(tokens: Tensor, indices: Tensor, num_out_tokens: int | None) -> tuple[Tensor, Tensor]:
-    """Sorted by expert, stable; the second result has the place of each choice."""
+    """Returns the tokens sorted by expert (stable), and the place of each choice."""
     places = _inverse(indices.reshape(-1).sort(stable=True)[1])
     rows = num_out_tokens or len(places)
     rows = max(0, len(places) + rows) if rows < 0 else min(rows, len(places))
@@ -109,7 +118,7 @@ def token_permute_grad_v2(
 
 
 def _unpermute(permuted: Tensor, sorted_indices: Tensor, probs: Tensor | None) -> Tensor:
-    """Each token's rows, times their probabilities, added up. Rows that were dropped add nothing."""
+    """Adds up each token's rows, times their probabilities. Dropped rows add nothing."""
     k = 1 if probs is None else probs.size(-1)
     places = sorted_indices.long()
     there = (places >= 0) & (places < len(permuted))
@@ -128,7 +137,7 @@ def token_unpermute(permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tens
 def token_unpermute_and_keep(
     permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """What the gradient needs comes second."""
+    """Returns the tokens, and the rows, which the gradient needs."""
     return _unpermute(permuted_tokens, sorted_indices, probs), permuted_tokens.clone()
 
 
@@ -165,7 +174,10 @@ def token_unpermute_grad_v2(
 
 @operator("npu_moe_init_routing")
 def init_routing(x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_num: int) -> tuple[Tensor, Tensor, Tensor]:
-    """``row_idx`` numbers the choices with all first choices first; the second result has each one's place."""
+    """Returns the rows by expert, each choice's place and the sorted experts.
+
+    ``row_idx`` numbers the choices with all first choices first.
+    """
     experts, order = expert_idx.reshape(-1).sort(stable=True)
     sorted_rows = row_idx.reshape(-1)[order].long()
     rows = min(len(x), active_num) * expert_idx.size(1)
@@ -174,7 +186,7 @@ def init_routing(x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_num: int
 
 @operator("npu_moe_compute_expert_tokens")
 def compute_expert_tokens(sorted_expert_for_source_row: Tensor, num_expert: int) -> Tensor:
-    """Where each expert's rows end."""
+    """Returns where each expert's rows end."""
     experts = torch.arange(num_expert, dtype=sorted_expert_for_source_row.dtype)
     return torch.searchsorted(sorted_expert_for_source_row, experts, right=True).to(torch.int32)
 
@@ -192,7 +204,7 @@ def init_routing_v2(
     active_expert_range: list[int],
     row_idx_type: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rows of the experts of a range, sorted by expert; rows behind the last are zeros, as are their scales."""
+    """Returns the rows for a range of experts, sorted by expert; rows after the last are zeros, as are their scales."""
     expect(drop_pad_mode == 0, "drop_pad_mode", drop_pad_mode, "0")
     expect(quant_mode in (-1, 1), "quant_mode", quant_mode, "-1 (none) or 1 (a scale for each row)")
     expect(row_idx_type in (0, 1), "row_idx_type", row_idx_type, "0 (each choice's place) or 1 (each row's choice)")
@@ -241,7 +253,7 @@ def finalize_routing(
     drop_pad_mode: int | None,
     k: int | None,
 ) -> Tensor:
-    """The sum of a row's choices, each plus its expert's bias and times its scale, and of what skips the experts.
+    """Returns for each row the sum of its choices, each plus its expert's bias and times its scale, and of the skips.
 
     Choice k of row i has its place at ``i + k * rows`` (``drop_pad_mode`` 0), or at ``i * K + k`` (2); -1 adds nothing.
     """
@@ -263,7 +275,10 @@ def finalize_routing(
 
 
 def by_expert(counts: Tensor) -> Tensor:
-    """From the order rank, expert to the order expert, rank: where each row comes from. Counts: a row for each rank."""
+    """Returns where each row comes from when rows by (rank, expert) are sorted by (expert, rank).
+
+    ``counts`` has one row per rank.
+    """
     experts = torch.arange(counts.size(1)).repeat(counts.size(0)).repeat_interleave(counts.reshape(-1))
     return experts.sort(stable=True)[1]
 
@@ -276,7 +291,7 @@ def re_routing(
     expert_token_num_type: int,
     idx_type: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """From the order rank, expert to the order expert, rank; the counts are a row for each rank."""
+    """Sorts rows that lie by (rank, expert) by (expert, rank); the counts have one row per rank."""
     expect(expert_token_num_type == 1, "expert_token_num_type", expert_token_num_type, "1 (counts)")
     expect(idx_type in (0, 1), "idx_type", idx_type, "0 (where a row comes from) or 1 (where it goes to)")
     counts = expert_token_num_per_rank.long()

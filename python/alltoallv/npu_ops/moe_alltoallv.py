@@ -1,4 +1,4 @@
-"""Experts' matrix products with the exchange of their rows, before or after, and a shared expert's beside them."""
+"""Multiplies experts' rows before or after their exchange, and a shared expert's rows beside it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _QUANTIZED = ("gmm_x_quant_mode", "gmm_weight_quant_mode", "mm_x_quant_mode", "m
 def _checked(
     group: Group, name: str, x: Tensor, weight: Tensor, sends: Sequence[int], recvs: Sequence[int], sent_width: int
 ) -> None:
-    """Refuses what the formula does not cover or the device does not take, and counts that disagree, on all ranks.
+    """Raises on all ranks for what the formula does not cover or the device refuses, and for counts that disagree.
 
-    ``sent_width``: bytes of a row that travels.
+    ``sent_width`` is the number of bytes of a row that travels.
     """
     expect(x.dim() == 2, "gmm_x", x, "two dimensions")
     expect(weight.dim() == 3 and x.size(1) == weight.size(1), "gmm_weight", weight, f"(e, {x.size(1)}, N1)")
@@ -36,13 +36,13 @@ def _checked(
 
 
 def _by_expert(counts: Sequence[int], experts: int) -> tuple[Tensor, list[int]]:
-    """Where each row comes from in the order rank, expert, and each expert's rows."""
+    """Returns where each row comes from in the order (rank, expert), and the number of each expert's rows."""
     table = torch.tensor(list(counts), dtype=torch.long).view(-1, experts)
     return by_expert(table), table.sum(0).tolist()
 
 
 def _products(rows: Tensor, weight: Tensor, counts: list[int]) -> Tensor:
-    """Of each expert's rows and weight, in float32."""
+    """Multiplies each expert's rows by its weight, in float32."""
     return torch.cat([product(part, matrix) for part, matrix in zip(rows.split(counts), weight, strict=True)])
 
 
@@ -60,13 +60,13 @@ def _shared(mm_x: Tensor | None, mm_weight: Tensor | None, transposed: bool = Fa
 def _first(
     group: Group, x: Tensor, experts: int, sends: Sequence[int], recvs: Sequence[int]
 ) -> tuple[Tensor, list[int]]:
-    """The rows of this rank's experts, by expert, and how many each has."""
+    """Sends rows to their experts; returns the rows of this rank's experts, by expert, and how many each has."""
     order, counts = _by_expert(recvs, experts)
     return group.all_to_all(x, _of_ranks(sends, experts), _of_ranks(recvs, experts))[order], counts
 
 
 def _last(group: Group, rows: Tensor, experts: int, sends: Sequence[int], recvs: Sequence[int]) -> Tensor:
-    """The rows of this rank's experts back to the ranks, which get them by rank and expert."""
+    """Sends the rows of this rank's experts back to the ranks, which receive them by rank and expert."""
     order, _ = _by_expert(sends, experts)
     leaving = torch.empty_like(rows).index_copy(0, order, rows)
     return group.all_to_all(leaving, _of_ranks(sends, experts), _of_ranks(recvs, experts))
@@ -86,9 +86,9 @@ def alltoallv_gmm(
     trans_mm_weight: bool,
     permute_out_flag: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows of all ranks for this rank's experts, times their weights; the shared expert's product; those rows.
+    """Multiplies the rows that all ranks send to this rank's experts; returns that, the shared product, and the rows.
 
-    Counts are by rank and then by expert, as the rows of ``gmm_x`` are; the results are by expert and then by rank.
+    Counts are by rank and then by expert, like the rows of ``gmm_x``; the results are by expert and then by rank.
     """
     group = groups.named(hcom, ep_world_size)
     weight = gmm_weight.mT if trans_gmm_weight else gmm_weight
@@ -112,9 +112,9 @@ def gmm_alltoallv(
     trans_gmm_weight: bool,
     trans_mm_weight: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The rows of this rank's experts times their weights, back to the ranks that they came from.
+    """Multiplies the rows of this rank's experts by their weights and sends them back to the ranks they came from.
 
-    ``gmm_x`` is by expert and then by rank; counts and result are by rank and then by expert.
+    ``gmm_x`` is sorted by expert and then by rank; counts and result are by rank and then by expert.
     """
     group = groups.named(hcom, ep_world_size)
     weight = gmm_weight.mT if trans_gmm_weight else gmm_weight
@@ -153,7 +153,7 @@ def alltoallv_quant_gmm(
     permute_out_flag: bool,
     mm_y_dtype: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As npu_alltoallv_gmm, of quantized numbers with one scale for each tensor."""
+    """Computes npu_alltoallv_gmm of quantized numbers, with one scale for each tensor."""
     modes = gmm_x_quant_mode, gmm_weight_quant_mode, mm_x_quant_mode, mm_weight_quant_mode
     _check_modes(dict(zip(_QUANTIZED, modes, strict=True)))
     group = groups.named(hcom, ep_world_size)
@@ -196,7 +196,7 @@ def quant_gmm_alltoallv(
     mm_weight_quant_mode: int | None,
     mm_y_dtype: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """As npu_gmm_alltoallv, of quantized numbers with one scale for each tensor."""
+    """Computes npu_gmm_alltoallv of quantized numbers, with one scale for each tensor."""
     modes = gmm_x_quant_mode, gmm_weight_quant_mode, mm_x_quant_mode, mm_weight_quant_mode
     _check_modes(dict(zip(_QUANTIZED, modes, strict=True)))
     group, dtype = groups.named(hcom, ep_world_size), dtype_of(gmm_y_dtype, torch.bfloat16, "gmm_y_dtype")

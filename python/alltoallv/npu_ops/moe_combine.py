@@ -1,4 +1,4 @@
-"""The rows that experts made back to their tokens: MC2's combine, the other half of `moe_distribute`."""
+"""Brings the rows that experts made back to their tokens: MC2's combine, the other half of `moe_distribute`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from alltoallv.npu_ops.registry import expect, operator
 
 
 class _Special(NamedTuple):
-    """What copy and const experts take: tokens as they were, two factors and what is added."""
+    """Holds the arguments of copy and const experts: the original tokens, two factors and the summand."""
 
     tokens: Tensor | None = None
     alpha_1: Tensor | None = None
@@ -30,7 +30,7 @@ class _Special(NamedTuple):
             expect(given is not None or not there, name, given, "a tensor, where there are copy or const experts")
 
     def of(self, experts: Experts, ids: Tensor, mask: Tensor | None) -> Tensor | float:
-        """What they make of their choices' tokens; zeros for every other choice."""
+        """Returns what these experts make of their choices' tokens; zeros for every other choice."""
         if self.tokens is None or not experts.copy + experts.const:
             return 0.0
         flat, tokens = ids.reshape(-1).long(), self.tokens.float().repeat_interleave(ids.size(1), 0)
@@ -47,7 +47,7 @@ class _Special(NamedTuple):
 
 
 def _shared(experts: int, ranks: int, x: Tensor | None) -> tuple[int, int]:
-    """Of shared experts the number and their ranks', unless this rank has made their part itself, too."""
+    """Returns the numbers of shared experts and of their ranks; raises if this rank gives their part as well."""
     expect(x is None or not ranks, "shared_expert_x", x, "None, where ranks have the shared experts")
     return experts, ranks
 
@@ -63,7 +63,7 @@ def _combine(
     special: _Special,
     comm_quant_mode: int,
 ) -> Tensor:
-    """The sum over a token's choices of scale times what its expert made of it, in float32."""
+    """Returns, for each token, the sum of scale times expert's output over its choices, in float32."""
     group, local, held = experts.group, experts.local, experts.held
     expert_ids, mask, weights = with_shared(experts, expert_ids, mask, expert_scales)
     assert weights is not None
@@ -119,7 +119,7 @@ def combine_v2(
     copy_expert_num: int,
     const_expert_num: int,
 ) -> Tensor:
-    """The tokens again: each the sum of what its experts made of it, times their scales, and of ``shared_expert_x``.
+    """Returns the tokens: each is the sum of its experts' outputs, times their scales, and of ``shared_expert_x``.
 
     With ``comm_quant_mode`` 2 the rows travel as int8, each with the scale that its largest value needs.
     """
@@ -153,7 +153,7 @@ def combine(
     global_bs: int,
     comm_quant_mode: int,
 ) -> Tensor:
-    """As version 2, without its special experts."""
+    """Computes version 2 without its special experts."""
     expect(comm_quant_mode in (0, 2), "comm_quant_mode", comm_quant_mode, "0 (none) or 2 (int8)")
     group = groups.named(group_ep, ep_world_size)
     shared = _shared(shared_expert_num, shared_expert_rank_num, shared_expert_x)
@@ -191,7 +191,7 @@ def combine_add_rms_norm(
     copy_expert_num: int,
     const_expert_num: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The norm of combine's result plus ``residual_x``, the norm's factor, and that sum."""
+    """Returns the norm of combine's result plus ``residual_x``, the norm's factor, and that sum."""
     group = groups.named(group_ep, ep_world_size)
     shared = _shared(shared_expert_num, shared_expert_rank_num, shared_expert_x)
     numbers = zero_expert_num, copy_expert_num, const_expert_num

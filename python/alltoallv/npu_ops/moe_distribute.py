@@ -1,8 +1,8 @@
-"""Tokens to the ranks of their experts: MC2's dispatch. The way back is in `moe_combine`.
+"""Sends tokens to the ranks of their experts: MC2's dispatch. The way back is in `moe_combine`.
 
 A choice is one of a token's K experts. Rows go sorted by expert, and within an expert by token; a receiver has them by
 its expert, then by the rank that they come from. So combine finds the way back by the experts and by how many rows came
-from whom, and needs nothing else of what dispatch told.
+from whom, and needs nothing else that dispatch announced.
 
 Ranks of shared experts come first. Each such rank counts as many experts as the others, of which only the first gets
 rows: every token has one more choice for each shared expert, in front of its own, with weight 1.
@@ -24,7 +24,7 @@ RESERVED = ("group_tp", "tp_rank_id", "tp_send_counts", "expand_scales", "perfor
 
 
 class Experts(NamedTuple):
-    """Who is where, and which experts are none but a rule: they follow those of the ranks by number."""
+    """Says which rank has which experts. Zero, copy and const experts, which no rank has, follow by number."""
 
     group: Group
     operator: str
@@ -46,34 +46,34 @@ class Experts(NamedTuple):
 
     @property
     def held(self) -> int:
-        """Experts of this rank that get rows."""
+        """Experts of this rank that receive rows."""
         return 1 if self.group.rank < self.shared_ranks else self.local
 
     @property
     def extra(self) -> int:
-        """Choices of each token for shared experts."""
+        """Choices of each token that are for shared experts."""
         return self.shared if self.shared_ranks else 0
 
     @property
     def copies(self) -> int:
-        """Ranks of each shared expert, of which a rank's tokens go to one."""
+        """Ranks that have each shared expert; the tokens of one rank go to one of them."""
         return self.shared_ranks // max(self.extra, 1)
 
     def room(self, tokens: int, k: int) -> int:
-        """Rows that this rank may get of ``tokens`` on all ranks."""
+        """Returns how many rows this rank may receive when all ranks together have ``tokens``."""
         if self.group.rank < self.shared_ranks:
             return tokens // self.group.size * -(-self.group.size // self.copies)
         return tokens * min(self.local, k)
 
     def first(self, kind: str) -> int:
-        """The number of the first zero, copy or const expert."""
+        """Returns the number of the first zero, copy or const expert."""
         return self.total + {"zero": 0, "copy": self.zero, "const": self.zero + self.copy}[kind]
 
 
 def with_shared(
     experts: Experts, ids: Tensor, mask: Tensor | None, weights: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Choices by their experts' numbers among those of all ranks, shared ones in front; their mask and weights."""
+    """Returns choices by the experts' numbers on all ranks, shared experts first, with their mask and weights."""
     ranks = [experts.group.rank % experts.copies + i * experts.copies for i in range(experts.extra)]
     first = (ids.new_tensor(ranks) * experts.local).expand(len(ids), experts.extra)
     if mask is not None and mask.dim() == 2:
@@ -94,7 +94,7 @@ def check(
     algorithm: str,
     version: int,
 ) -> None:
-    """Refuses what the formulas do not cover or the device does not take, on all ranks."""
+    """Raises on all ranks for what the formulas do not cover or the device refuses."""
     group, hidden = experts.group, x.size(-1)
     expect(tp in (0, 1), "tp_world_size", tp, "0 or 1: ranks of group_tp do not share experts here")
     expect(x.dim() == 2, "x", x, "two dimensions")
@@ -125,7 +125,7 @@ def check(
 
 
 def chosen(ids: Tensor, mask: Tensor | None, experts: Experts) -> Tensor:
-    """Of the choices that travel their numbers, sorted by expert."""
+    """Returns the numbers of the choices that travel, sorted by expert."""
     there = ids < experts.total
     if mask is not None:
         there = there & (mask.bool().unsqueeze(1) if mask.dim() == 1 else mask.bool())
@@ -134,7 +134,7 @@ def chosen(ids: Tensor, mask: Tensor | None, experts: Experts) -> Tensor:
 
 
 def counts_of(ids: Tensor, choices: Tensor, experts: Experts) -> Tensor:
-    """How many rows go to each rank's experts: a row for each rank."""
+    """Returns how many rows go to each expert: one row of counts per rank."""
     numbers = ids.reshape(-1)[choices].long()
     return numbers.bincount(minlength=experts.total).view(experts.group.size, experts.local)
 
@@ -142,16 +142,16 @@ def counts_of(ids: Tensor, choices: Tensor, experts: Experts) -> Tensor:
 def _quantized(
     experts: Experts, x: Tensor, scales: Tensor | None, ids: Tensor, choices: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Each choice's token, times its expert's smooth scales, as int8 with a scale of its own.
+    """Returns each choice's token, times its expert's smooth scales, as int8 with a scale of its own.
 
-    The scales are a row for each shared expert and then for each other.
+    ``scales`` has one row for each shared expert, then one for each other expert.
     """
     rows = x.float()[choices // ids.size(1)]
     if scales is not None:
         column, behind = choices % ids.size(1), experts.shared_ranks * experts.local - experts.extra
         number = torch.where(column < experts.extra, column, ids.reshape(-1)[choices].long() - behind)
         rows = rows * scales.float()[number]
-    factor = torch.div(torch.tensor(127.0), rows.abs().amax(1))  # a number / tensor would round twice
+    factor = torch.div(torch.tensor(127.0), rows.abs().amax(1))  # a number divided by a tensor would round twice
     return (rows * factor.unsqueeze(1)).nan_to_num(0.0).round().clamp(-128, 127).to(torch.int8), 1.0 / factor
 
 
@@ -166,7 +166,7 @@ def _dispatch(
     global_bs: int,
     nums_type: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What both versions return but for the third result, which combine does not need here."""
+    """Returns what both versions return, except for the third result, which combine does not need here."""
     group = experts.group
     room = experts.room(global_bs or len(x) * group.size, expert_ids.size(1))
     expert_ids, mask, expert_scales = with_shared(experts, expert_ids, mask, expert_scales)
@@ -214,7 +214,7 @@ def dispatch_v2(
     copy_expert_num: int,
     const_expert_num: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Rows of this rank's experts, their scales, zeros, rows of each expert, ends of those of each expert and rank."""
+    """Returns this rank's rows, their scales, zeros, the rows per expert, and the ends per expert and rank."""
     expect(quant_mode in (0, 2), "quant_mode", quant_mode, "0 (none) or 2 (a scale for each row)")
     group = groups.named(group_ep, ep_world_size)
     shared, special = (shared_expert_num, shared_expert_rank_num), (zero_expert_num, copy_expert_num, const_expert_num)
@@ -244,7 +244,7 @@ def dispatch(
     global_bs: int,
     expert_token_nums_type: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As version 2, whose third result is here the place of each choice among those of its expert."""
+    """Computes version 2; the third result is here the place of each choice among those of its expert."""
     expect(quant_mode in (0, 2), "quant_mode", quant_mode, "0 (none) or 2 (a scale for each row)")
     group, shared = groups.named(group_ep, ep_world_size), (shared_expert_num, shared_expert_rank_num)
     experts = Experts(group, "npu_moe_distribute_dispatch", moe_expert_num, *shared)

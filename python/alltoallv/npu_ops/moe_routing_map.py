@@ -1,4 +1,4 @@
-"""Tokens in the order of the experts and back, where a map of tokens by experts says who goes where."""
+"""Sorts tokens by expert and brings them back, where a map of tokens by experts says who goes where."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from alltoallv.npu_ops.registry import differentiate, expect, operator
 
 
 def _slots(routing_map: Tensor, capacity: int | None) -> tuple[Tensor, Tensor]:
-    """Token and expert of each row, by expert and then by token. With a capacity every expert has so many rows: those
-    that nobody asked for repeat tokens that did not go there.
+    """Returns token and expert of each row, by expert and then by token. With a capacity each expert has as many rows;
+    rows without a choice repeat tokens that did not choose the expert.
     """
     by_expert = routing_map.bool().t()
     if capacity is None:
@@ -24,7 +24,7 @@ def _slots(routing_map: Tensor, capacity: int | None) -> tuple[Tensor, Tensor]:
 def permute(
     tokens: Tensor, routing_map: Tensor, probs: Tensor | None, num_out_tokens: int | None, drop_and_pad: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, their probabilities, and the place of each of a token's rows (with ``drop_and_pad`` each row's token)."""
+    """Returns rows, their probabilities, and each row's place by token (with ``drop_and_pad`` its token)."""
     rows = len(tokens) if num_out_tokens is None else num_out_tokens
     sources, experts = _slots(routing_map, rows // routing_map.size(1) if drop_and_pad else None)
     if not drop_and_pad:
@@ -92,7 +92,7 @@ def unpermute_and_keep(
     routing_map: Tensor | None,
     drop_and_pad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """What follows the result is for the gradient only, which needs the indices once."""
+    """Returns the tokens, and what only the gradient needs: the indices twice, and an unused tensor."""
     result = _unpermute(permuted_tokens, sorted_indices, restore_shape, probs, routing_map, drop_and_pad)
     unused = None if probs is None else probs.new_zeros(len(sorted_indices))
     return result, sorted_indices.clone(), sorted_indices.clone(), unused

@@ -1,4 +1,4 @@
-"""Norms: the root mean square of the last dimensions, with what is added before and cast or quantized after."""
+"""Norms by the root mean square of the last dimensions, with additions before and casts or quantization after."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from alltoallv.npu_ops.registry import operator
 
 
 def _normalize(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Of float32: the dimensions of gamma are one row."""
+    """Normalizes float32 values; the dimensions of gamma make one row."""
     axes = list(range(-gamma.dim(), 0))
     rstd = torch.rsqrt(x.square().mean(axes, keepdim=True) + epsilon)
     return x * rstd * gamma, rstd
@@ -29,7 +29,7 @@ def gemma_rms_norm(input: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor
 
 @operator("npu_rms_norm_backward")
 def rms_norm_backward(dy: Tensor, input: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    """``rstd`` is what the forward operator gave, from which its epsilon follows."""
+    """Returns the gradients. ``rstd`` is the forward operator's output, which includes its epsilon."""
     x, weight, dy = input.float(), gamma.float(), dy.float()
     axes = list(range(-gamma.dim(), 0))
     scaled = dy * weight
@@ -47,14 +47,14 @@ def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple
 
 @operator("npu_add_rms_norm_cast")
 def add_rms_norm_cast(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The result as float32 too."""
+    """Returns the result in float32 and in the inputs' dtype, the factors and the sum."""
     y, rstd, total = add_rms_norm(x1.float(), x2.float(), gamma, epsilon)
     return y, y.to(x1.dtype), rstd, total.to(x1.dtype)
 
 
 @operator("npu_add_rms_norm_v2")
 def add_rms_norm_v2(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
-    """In place: x1 becomes the result, x2 the sum."""
+    """Normalizes in place: x1 becomes the result, x2 the sum."""
     y, rstd, total = add_rms_norm(x1, x2, gamma, epsilon)
     x1.copy_(y)
     x2.copy_(total)

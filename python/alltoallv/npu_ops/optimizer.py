@@ -1,4 +1,4 @@
-"""Optimizer steps, and whether gradients are finite."""
+"""Makes optimizer steps, and tests whether gradients are finite."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def apply_adam_w(
     maximize: bool | None,
     out: list[Tensor],
 ) -> tuple[Tensor, ...]:
-    """One step; ``out`` are weights and both moments, which are changed. The powers are those of the step before."""
+    """Makes one step in place on ``out``, the weights and both moments; the powers are those of the previous step."""
     expect(len(out) == 3, "out", len(out), "weights and both moments")
     var, m, v = out
     step = -grad.float() if maximize else grad.float()

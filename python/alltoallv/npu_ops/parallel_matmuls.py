@@ -11,14 +11,14 @@ from alltoallv.npu_ops.matmuls import antiquantize, dequantize, product
 from alltoallv.npu_ops.quantization import quantize_rows
 from alltoallv.npu_ops.registry import dtype_of, expect, operator
 
-_SPEED = ("comm_turn", "comm_mode")  # say how, not what
+_SPEED = ("comm_turn", "comm_mode")  # arguments that change the speed, not the result
 _PER_CHANNEL, _PER_TOKEN, _DYNAMIC_PER_TOKEN = 2, 3, 7
 
 
 def _checked(group: Group, name: str, x1: Tensor, x2: Tensor, inner: int, shared: int | None = None) -> None:
-    """Refuses what the formula does not cover or the device does not take, on all ranks.
+    """Raises on all ranks for what the formula does not cover or the device refuses.
 
-    ``inner``: rows that x2 must have. ``shared``: what the ranks must share equally.
+    ``inner``: rows that x2 must have. ``shared``: the dimension that the ranks must share equally.
     """
     expect(x1.dim() in (2, 3), "x1", x1, "two or three dimensions")
     expect(x2.dim() == 2 and x2.size(0) == inner, "x2", x2, f"a matrix of {inner} rows")
@@ -32,7 +32,7 @@ def _checked(group: Group, name: str, x1: Tensor, x2: Tensor, inner: int, shared
 def _product(
     x1: Tensor, x2: Tensor, bias: Tensor | None, x1_scale: Tensor | None, x2_scale: Tensor | None, late: bool = False
 ) -> Tensor:
-    """In float32: (x1 @ x2 + bias) * scales; with ``late`` the bias comes last."""
+    """Returns (x1 @ x2 + bias) * scales in float32; with ``late`` the bias is added last."""
     total = product(x1, x2)
     if x2_scale is None:
         return total if bias is None else total + bias.float()
@@ -60,7 +60,7 @@ def all_gather_base_mm(
     gather_output: bool,
     output_dtype: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """The rows of all ranks times x2, and those rows. A scale for each row of ``input`` is gathered with it."""
+    """Returns the rows of all ranks times x2, and those rows. Scales of the rows of ``input`` are gathered, too."""
     group = groups.named(hcom, world_size)
     _checked(group, "npu_all_gather_base_mm", input, x2, input.size(-1))
     rows = group.all_gather(input).flatten(0, 1)
@@ -81,7 +81,7 @@ def mm_reduce_scatter_base(
     x2_scale: Tensor | None,
     output_dtype: int | None,
 ) -> Tensor:
-    """This rank's part of the rows of the sum over the ranks of input @ x2, each with its bias."""
+    """Adds up input @ x2, with each rank's bias, over the ranks; returns this rank's part of the rows."""
     group = groups.named(hcom, world_size)
     _checked(group, "npu_mm_reduce_scatter_base", input, x2, input.size(-1), input.size(0))
     y = group.reduce_scatter(_product(input, x2, bias, x1_scale, x2_scale))
@@ -103,7 +103,7 @@ def mm_all_reduce_base(
     comm_quant_scale_2: Tensor | None,
     antiquant_group_size: int,
 ) -> Tensor:
-    """The sum over the ranks of x1 @ x2 with its scales, each rank's with its bias and x3.
+    """Adds up x1 @ x2 with its scales over the ranks, with each rank's bias and x3.
 
     Where both ``comm_quant_scale`` are given the terms travel as int8 in units of the first, and their sum in units of
     the second: the mode of two scales of `alltoallv.torch.quantized_all_reduce`.
@@ -132,7 +132,7 @@ def mm_all_reduce_base(
 
 
 def _two_scales(group: Group, y: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """The quantized sum: int8 by ``first``, added exactly, int8 by ``second``."""
+    """Returns the quantized sum: the terms are int8 in units of ``first``, added exactly, then int8 in ``second``."""
     one, two = (scale.float().reshape(1, -1) for scale in (first, second))
     numbers = (y.float() / one).round().clamp(-128, 127).to(torch.int8)
     total = group.all_gather(numbers).int().sum(0)
@@ -140,13 +140,13 @@ def _two_scales(group: Group, y: Tensor, first: Tensor, second: Tensor) -> Tenso
 
 
 def _transposed(group: Group, x1: Tensor) -> Tensor:
-    """Of (W * m, H) on every rank this rank's m rows of all ranks, side by side: (m, W * H)."""
+    """Sends rank j part j of the (W * m, H) rows; returns this rank's m rows of all ranks side by side: (m, W * H)."""
     blocks = group.all_to_all(x1.unflatten(0, (group.size, -1)), [1] * group.size, [1] * group.size)
     return blocks.transpose(0, 1).flatten(1)
 
 
 def _scattered(group: Group, y: Tensor) -> Tensor:
-    """Of (m, W * n) on every rank this rank's n columns of all ranks, one below the other: (W * m, n)."""
+    """Sends rank j part j of the (m, W * n) columns; returns this rank's, one below the other: (W * m, n)."""
     blocks = y.unflatten(1, (group.size, -1)).transpose(0, 1).contiguous()
     return group.all_to_all(blocks, [1] * group.size, [1] * group.size).flatten(0, 1)
 
@@ -165,7 +165,7 @@ def all_to_all_matmul(
     all2all_axes: list[int] | None,
     all2all_out_flag: bool,
 ) -> tuple[Tensor, Tensor]:
-    """This rank's part of the rows of all ranks, side by side, times x2; and those rows."""
+    """Multiplies this rank's part of the rows of all ranks, side by side, by x2; returns it, and those rows."""
     _check_axes(all2all_axes, [-2, -1])
     group = groups.named(hcom, world_size)
     _checked(group, "npu_all_to_all_matmul", x1, x2, x1.size(-1) * group.size, x1.size(0))
@@ -177,7 +177,7 @@ def all_to_all_matmul(
 def matmul_all_to_all(
     x1: Tensor, x2: Tensor, hcom: str, world_size: int, bias: Tensor | None, all2all_axes: list[int] | None
 ) -> Tensor:
-    """This rank's part of the columns of x1 @ x2 + bias of all ranks, one below the other."""
+    """Returns this rank's part of the columns of x1 @ x2 + bias of all ranks, one below the other."""
     _check_axes(all2all_axes, [-1, -2])
     group = groups.named(hcom, world_size)
     _checked(group, "npu_matmul_all_to_all", x1, x2, x1.size(-1), x2.size(-1))
@@ -199,7 +199,10 @@ def all_to_all_quant_matmul(
     all2all_axes: list[int] | None,
     y_dtype: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """As npu_all_to_all_matmul, of int8: given with scales for its rows, or made of the rows that arrive (mode 7)."""
+    """Computes npu_all_to_all_matmul of int8.
+
+    The int8 numbers are given with scales of their rows, or made of the rows that arrive (mode 7).
+    """
     _check_axes(all2all_axes, [-2, -1])
     modes = (_PER_TOKEN, _DYNAMIC_PER_TOKEN)
     expect(x1_quant_mode in modes, "x1_quant_mode", x1_quant_mode, "3 (scales of rows) or 7 (made here)")
@@ -229,7 +232,7 @@ def quant_matmul_all_to_all(
     all2all_axes: list[int] | None,
     y_dtype: int | None,
 ) -> Tensor:
-    """As npu_matmul_all_to_all, of int8 with scales for the rows of x1 and the columns of x2; the bias comes last."""
+    """Computes npu_matmul_all_to_all of int8 with scales of x1's rows and x2's columns; the bias is added last."""
     _check_axes(all2all_axes, [-1, -2])
     expect(x1_quant_mode == _PER_TOKEN, "x1_quant_mode", x1_quant_mode, "3 (scales of rows)")
     expect(x2_quant_mode == _PER_CHANNEL, "x2_quant_mode", x2_quant_mode, "2 (scales of columns)")

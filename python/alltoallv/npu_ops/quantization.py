@@ -1,4 +1,4 @@
-"""Quantization: by scales that are given, or by the largest value of a row."""
+"""Quantizes by scales that are given, or by the largest value of a row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LARGEST = {torch.int8: 127.0, torch.quint4x2: 7.0}
 
 
 def _to_integers(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rounded, halves to even, to the nearest number of the dtype; four bits are packed."""
+    """Rounds to the nearest number of the dtype, halves to even; four-bit numbers are packed."""
     if dtype == torch.quint4x2:
         return pack(values.round().clamp(-8, 7))
     limits = torch.iinfo(dtype)
@@ -22,7 +22,10 @@ def _to_integers(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype, dim: int | None = -1) -> tuple[Tensor, Tensor]:
-    """Symmetric, of float32: a scale for each row, or one for all (``dim`` None), so that the largest fits."""
+    """Quantizes float32 values symmetrically, with the scale by which each row's largest fits.
+
+    ``dim`` None: one scale.
+    """
     expect(dtype in _LARGEST, "dst_type", dtype, "int8 or quint4x2")
     largest = x.abs().amax().view(1) if dim is None else x.abs().amax(dim, keepdim=True)
     scale = largest / _LARGEST[dtype]
@@ -31,7 +34,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, dim: int | None = -1) -> tuple[
 
 
 def _smooth(x: Tensor, smooth_scales: Tensor | None, group_index: Tensor | None) -> Tensor:
-    """The rows times their smooth scales: all the same, or those of the row's group, whose ends are given."""
+    """Multiplies rows by their smooth scales: one for all, or one per group of rows, whose ends are given."""
     if smooth_scales is None:
         return x.float()
     if group_index is None:
@@ -57,7 +60,7 @@ def dynamic_quant(
 def dynamic_quant_asymmetric(
     input: Tensor, smooth_scales: Tensor | None, group_index: Tensor | None, dst_type: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The row's range becomes int8's or that of four bits: result, scale and offset of each row."""
+    """Quantizes each row's range to int8 or four bits; returns the result with scale and offset of each row."""
     dtype = dtype_of(dst_type, torch.int8, "dst_type")
     expect(dtype in _LARGEST, "dst_type", dtype, "int8 or quint4x2")
     top, steps = _LARGEST[dtype], 2 * _LARGEST[dtype] + 1
@@ -72,7 +75,7 @@ def dynamic_quant_asymmetric(
 def quantize(
     input: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: int, axis: int, div_mode: bool
 ) -> Tensor:
-    """Input / scales + zero_points, or input * scales + zero_points; scales of one dimension lie along ``axis``."""
+    """Returns input / scales + zero_points, or input * scales + zero_points; 1-D scales lie along ``axis``."""
     axis = axis if div_mode else (-2 if axis == -2 else -1)
 
     def along_axis(values: Tensor) -> Tensor:
@@ -107,9 +110,9 @@ def dequant_swiglu_quant(
     activate_left: bool,
     quant_mode: int,
 ) -> tuple[Tensor, Tensor]:
-    """X times its scales, SwiGLU, and int8 by a given scale (``quant_mode`` 0) or one for each row (1).
+    """Multiplies x by its scales, applies SwiGLU, and returns int8 by a given scale (``quant_mode`` 0) or per row (1).
 
-    ``group_index`` has the number of rows of each group; scales then have a row for each.
+    ``group_index`` has the number of rows of each group; scales then have one row per group.
     """
     flat = x.reshape(-1, x.size(-1))
     counts = torch.tensor([len(flat)]) if group_index is None else group_index

@@ -1,4 +1,4 @@
-"""How a formula becomes an operator: arguments by name, and refusals that name the argument."""
+"""Makes a formula an operator: it takes arguments by name, and refusals name the argument."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Formula(NamedTuple):
-    """A function of tensors, the arguments that cannot change its results, and whether it gets tensors of the host."""
+    """Holds a function of tensors, the arguments that cannot change its results, and whether it gets host tensors."""
 
     function: Callable[..., Any]
     ignores: frozenset[str]
@@ -30,9 +30,9 @@ _formulas: dict[str, Formula] = {}
 
 
 class Refused(NotImplementedError):
-    """An argument's value that a formula does not cover; the operator's name is put before the text.
+    """Reports an argument's value that a formula does not cover; the operator's name is put before the text.
 
-    A formula raises it, like InvalidParamError, before it communicates: the other ranks of its group are told.
+    A formula raises it, like InvalidParamError, before it communicates: the other ranks of its group are informed.
     """
 
 
@@ -53,7 +53,7 @@ def operator(*names: str, ignores: Sequence[str] = (), on_host: bool = True) -> 
 
 @functools.cache
 def formulas() -> dict[str, Formula]:
-    """All operators that have a formula, by name."""
+    """Returns all operators that have a formula, by name."""
     package = __package__ or ""
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         importlib.import_module(f"{package}.{module.name}")
@@ -61,7 +61,7 @@ def formulas() -> dict[str, Formula]:
 
 
 def expect(condition: object, argument: str, value: object, expected: str) -> None:
-    """Refuses the call if the condition does not hold."""
+    """Raises `Refused`, which names the argument, if the condition does not hold."""
     if not condition:
         if isinstance(value, torch.Tensor):
             value = f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
@@ -69,11 +69,11 @@ def expect(condition: object, argument: str, value: object, expected: str) -> No
 
 
 class Operator:
-    """A formula that is called as its schema says: by place or name, defaults filled in."""
+    """Calls a formula as its schema says: arguments by place or name, defaults filled in."""
 
     def __init__(self, name: str, schema: Any, formula: Formula) -> None:
         self._name, self.schema, self._formula = name, schema, formula
-        self._schema = schema  # as torch's own operators have it
+        self._schema = schema  # torch's own operators have this attribute, too
         self._takes = set(inspect.signature(formula.function).parameters)
         self._defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
         self._tensors = {a.name: str(a.type) in ("Tensor", "Optional[Tensor]") for a in schema.arguments}
@@ -85,11 +85,11 @@ class Operator:
 
     @property
     def doc(self) -> str:
-        """What the formula says of itself."""
+        """The docstring of the formula."""
         return inspect.getdoc(self._formula.function) or ""
 
     def fits(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Whether tensors are where the schema has tensors, and nowhere else."""
+        """Returns whether there are tensors where the schema has tensors, and nowhere else."""
         given = dict(zip(self._tensors, args, strict=False)) | kwargs
         return given.keys() <= self._tensors.keys() and all(
             isinstance(value, torch.Tensor) == self._tensors[name] for name, value in given.items() if value is not None
@@ -113,14 +113,14 @@ class Operator:
             raise InvalidParamError(text) from None
 
     def _tell_peers(self, given: dict[str, Any], why: str) -> None:
-        """Formulas that communicate refuse before they have exchanged anything: their peers wait for the same."""
+        """Announces a refusal to the peers, which wait for it: formulas refuse before they exchange anything."""
         name = next((given[argument] for argument in ("hcom", "group_ep") if argument in given), None)
         if name is not None:
             importlib.import_module(f"{__package__}.groups").refuse(name, self._name, why)
 
 
 def dtype_of(code: int | torch.dtype | None, default: torch.dtype, argument: str) -> torch.dtype:
-    """The dtype that an argument means: torch's numbers of dtypes, or a dtype."""
+    """Returns the dtype that an argument means: one of torch's numbers of dtypes, or a dtype."""
     if code is None or isinstance(code, torch.dtype):
         return code or default
     dtype = {
@@ -136,7 +136,7 @@ def dtype_of(code: int | torch.dtype | None, default: torch.dtype, argument: str
 def differentiate(
     formula: Callable[..., Any], inputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The gradients of the inputs, given those of the formula's outputs."""
+    """Returns the gradients of the inputs, given those of the formula's outputs."""
     with torch.enable_grad():
         leaves = [value.detach().requires_grad_() for value in inputs]
         results = formula(*leaves)

@@ -9,7 +9,10 @@ from alltoallv.npu_ops.registry import expect, operator
 
 
 def _rotated(x: Tensor, mode: str) -> Tensor:
-    """Every pair (a, b) as (-b, a); a pair is the same place of both halves, or two neighbours (interleave)."""
+    """Turns every pair (a, b) into (-b, a).
+
+    A pair is the same place of both halves, or two neighbours (interleave).
+    """
     expect(mode in ("half", "interleave"), "rotary_mode", mode, "half or interleave")
     if mode == "half":
         a, b = x.chunk(2, -1)
@@ -23,7 +26,7 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
 
 @operator("npu_rotary_mul")
 def rotary_mul(input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str, rotate: Tensor | None) -> Tensor:
-    """``r1`` times the input plus ``r2`` times the rotated one, which is input @ rotate if that is given."""
+    """Returns ``r1`` * input + ``r2`` * the rotated input, which is input @ rotate if that is given."""
     if rotate is None:
         return turn(input, r1, r2, rotary_mode)
     return (input.float() * r1.float() + input.float() @ rotate.float() * r2.float()).to(input.dtype)
@@ -34,7 +37,7 @@ def rotary_mul_backward(
     grad: Tensor, input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     x, g = input.float(), grad.float()
-    dx = g * r1.float() - _rotated(g * r2.float(), rotary_mode)  # to turn back is to turn and negate
+    dx = g * r1.float() - _rotated(g * r2.float(), rotary_mode)  # the transpose of this rotation is its negative
     d1, d2 = (g * x).sum_to_size(r1.shape), (g * _rotated(x, rotary_mode)).sum_to_size(r2.shape)
     return dx.to(input.dtype), d1.to(r1.dtype), d2.to(r2.dtype)
 
@@ -43,7 +46,7 @@ def rotary_mul_backward(
 def apply_rotary_pos_emb(
     query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str, rotary_mode: str
 ) -> tuple[Tensor, Tensor]:
-    """Of query and key, which are changed as well, as on the device."""
+    """Rotates query and key, which are changed as well, as on the device."""
     expect(layout in ("BSND", "BSH", "TND"), "layout", layout, "BSND")
     for x in (query, key):
         x.copy_(turn(x, cos, sin, rotary_mode))
@@ -52,5 +55,5 @@ def apply_rotary_pos_emb(
 
 @operator("npu_interleave_rope")
 def interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Even places come first, then odd ones; then half by half."""
+    """Rotates half by half after sorting even places first, then odd ones."""
     return turn(torch.cat([x[..., ::2], x[..., 1::2]], -1), cos, sin, "half")

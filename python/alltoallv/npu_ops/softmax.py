@@ -9,7 +9,7 @@ from alltoallv.npu_ops.registry import expect, operator
 
 @operator("npu_scaled_masked_softmax")
 def scaled_masked_softmax(x: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Over the last dimension of x * scale, where what the mask hides counts as -10000."""
+    """Returns the softmax of x * scale over the last dimension; what the mask hides counts as -10000."""
     return (x.float() * scale).masked_fill(mask.bool(), -10000.0).softmax(-1).to(x.dtype)
 
 
@@ -25,7 +25,7 @@ def scaled_masked_softmax_backward(
 
 @operator("npu_softmax_cross_entropy_with_logits")
 def softmax_cross_entropy_with_logits(input: Tensor, labels: Tensor) -> Tensor:
-    """Of each row, with a probability for each class."""
+    """Returns the cross entropy of each row, with a probability for each class."""
     return -(labels.float() * input.float().log_softmax(-1)).sum(-1).to(input.dtype)
 
 
