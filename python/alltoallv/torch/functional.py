@@ -51,6 +51,6 @@ def reduce_scatter(input: Tensor, group: Group = None) -> Tensor:
 
 
 def all_reduce(input: Tensor, group: Group = None) -> Tensor:
-    """Returns the sum of all ranks' inputs; so is the gradient."""
+    """Returns the sum of all ranks' inputs. The gradient is such a sum, too."""
     output: Tensor = ops.all_reduce(input, group)
     return output

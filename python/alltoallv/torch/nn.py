@@ -1,4 +1,4 @@
-"""Modules: `AllToAllV`, and `MoEDispatcher` for experts that live on different ranks."""
+"""The modules `AllToAllV`, and `MoEDispatcher` for experts that live on different ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from alltoallv.torch.api.group import Group
 
 
 class AllToAllV(torch.nn.Module):
-    """`alltoallv.torch.all_to_all_v` as a module, with its group and unit fixed.
+    """Calls `alltoallv.torch.all_to_all_v` as a module, with its group and unit fixed.
 
     Args:
         group: A ProcessGroup, a `Communicator`, or None for the default group.
@@ -37,7 +37,7 @@ class AllToAllV(torch.nn.Module):
         sdispls: Counts | None = None,
         rdispls: Counts | None = None,
     ) -> Tensor:
-        """The output of the exchange; differentiable. Arguments, shapes and errors as in `all_to_all_v`."""
+        """Returns the output of the exchange; differentiable. For arguments, shapes and errors see `all_to_all_v`."""
         return all_to_all_v(
             input, send_counts, recv_counts, sdispls=sdispls, rdispls=rdispls, unit=self.unit, group=self.group
         )

@@ -30,7 +30,7 @@ from alltoallv.torch.api.tensors import empty as in_arena
 
 
 def all_to_all_vdev(input: Tensor, out: Tensor, in_splits: Tensor, out_splits_offsets: Tensor, group_name: str) -> None:
-    """Sends ``in_splits[j]`` rows to rank j; ``out_splits_offsets`` [2, W] says what came from whom, and where."""
+    """Sends ``in_splits[j]`` rows to rank j; writes rows and offsets per sender to ``out_splits_offsets`` [2, W]."""
     comm = _communicator(group_name)
     _check("in_splits", in_splits, (comm.size,))
     _check("out_splits_offsets", out_splits_offsets, (2, comm.size))
@@ -47,7 +47,7 @@ def all_to_all_vdev_2d(
     group_name: str,
     major_align: int | None = None,
 ) -> None:
-    """Takes rows to experts, of which every rank has E.
+    """Sends rows to experts, of which every rank has E.
 
     ``in_splits`` [W * E] is sorted by rank, then by expert; ``out`` and ``out_splits_offsets`` [2, W * E] by expert,
     then by the rank that the rows come from. The rows of an expert begin at a multiple of ``major_align``, and take at
@@ -73,7 +73,7 @@ def all_to_all_vdev_2d(
 def all_to_all_vdev_2d_offset(
     input: Tensor, out: Tensor, in_splits_offsets: Tensor, out_splits_offsets: Tensor, group_name: str
 ) -> None:
-    """Brings them back: ``in_splits_offsets`` is what `all_to_all_vdev_2d` told; rows between regions stay at home.
+    """Brings rows back; ``in_splits_offsets`` is the output of `all_to_all_vdev_2d`, and rows between regions stay.
 
     ``out`` and ``out_splits_offsets`` [2, W * E] are packed and sorted by rank, then by expert.
     """
@@ -100,7 +100,7 @@ def _check(name: str, splits: Tensor, shape: Sequence[int]) -> None:
 
 
 def _by_rank(name: str, splits: Tensor, shape: Sequence[int], comm: AnyCommunicator) -> Tensor:
-    """[W, E]."""
+    """Returns the splits as [W, E]; raises InvalidTensorError if W does not divide them."""
     if len(shape) != 1 or shape[0] % comm.size:
         raise InvalidTensorError(f"{name} has shape {tuple(splits.shape)}, expected a multiple of {comm.size} splits")
     _check(name, splits, shape)
@@ -122,7 +122,7 @@ def _offsets(splits: Tensor, dim: int = 0) -> Tensor:
 
 
 def _rows(offsets: Tensor, splits: Tensor) -> Tensor:
-    """The indices of the rows of regions that begin at ``offsets``."""
+    """Returns the indices of the rows of regions that begin at ``offsets``."""
     starts = torch.repeat_interleave(offsets - _offsets(splits), splits)
     return starts + torch.arange(len(starts))
 

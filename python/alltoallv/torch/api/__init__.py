@@ -1,1 +1,1 @@
-"""The functions of alltoallv.torch that are called with tensors."""
+"""Holds the functions of alltoallv.torch that are called with tensors."""

@@ -1,4 +1,4 @@
-"""Collectives that have passed this rank's checks, in host memory or over a device's engine."""
+"""Makes collectives that have passed this rank's checks, in host memory or over a device's engine."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from alltoallv.torch.engines.device import DeviceCall
 
 @dataclass(slots=True)
 class Operation:
-    """A collective ready to run, or to submit; a device's engine has its own timeout.
+    """Holds a collective that is ready to run or to submit; a device's engine has its own timeout.
 
     Attributes:
         like: A tensor with the elements that move.
-        sends, recvs: Elements for and from every rank, for profilers.
-        result: What the caller gets.
-        keep: Lives as long as the call, whose addresses it has.
-        copies: Made when the call is done, to outputs that are not contiguous.
+        sends, recvs: Numbers of elements for and from every rank, for profilers.
+        result: What the caller receives.
+        keep: Tensors that must live as long as the call, which has their addresses.
+        copies: Copies to outputs that are not contiguous, made when the call is done.
     """
 
     communicator: AnyCommunicator
@@ -49,14 +49,14 @@ class Operation:
     copies: Copies = field(default_factory=list)
 
     def run(self, timeout: float = -1.0) -> Any:
-        """Returns when the result is there, or the current stream will wait for it; what the call returns."""
+        """Runs the call; it returns when the result is there, or the current stream will wait for it."""
         with self._span():
             ended = self.call.run(timeout)
         self.finish()
         return ended
 
     def start(self, timeout: float = -1.0) -> Pending:
-        """Begins the call; `finish` is to be called when it is done."""
+        """Begins the call; call `finish` when it is done."""
         with self._span(async_op=True):
             return self.call.submit(timeout)
 
@@ -79,9 +79,9 @@ class Operation:
 def exchange(
     comm: AnyCommunicator, operator: str, output: Tensor, input: Tensor, layout: Layout, row: int = 1, root: int = 0
 ) -> Operation:
-    """The exchange of a checked layout in elements; ``row`` elements make a unit of the caller's counts.
+    """Returns the exchange of a checked layout in elements; ``row`` elements make a unit of the caller's counts.
 
-    ``root``: of a broadcast, or terms that the ranks must agree on, of quantized rows.
+    ``root``: the root of a broadcast; for quantized rows, terms that the ranks must agree on.
     """
     check_place(comm, input, output)
     dtype = core_name(input.dtype)
@@ -97,7 +97,7 @@ def exchange(
 def exchange_lists(
     comm: AnyCommunicator, operator: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
 ) -> Operation:
-    """``inputs[j]`` to rank j, ``outputs[j]`` from it, from and to where they lie."""
+    """Sends ``inputs[j]`` to rank j and receives ``outputs[j]`` from it, directly in their memory."""
     check_place(comm, *inputs, *outputs)
     sends, recvs = [x.numel() for x in inputs], [out.numel() for out in outputs]
     dtype = core_name(inputs[0].dtype)
@@ -114,7 +114,7 @@ def exchange_lists(
 
 @dataclass(slots=True)
 class Learning:
-    """An exchange whose receive counts the peers tell."""
+    """Holds an exchange whose receive counts the peers announce."""
 
     communicator: AnyCommunicator
     call: _core.Plan | DeviceCall
@@ -123,7 +123,7 @@ class Learning:
     sends: list[int]
 
     def run(self, timeout: float = -1.0) -> tuple[Tensor, list[int]]:
-        """The output, flat, and the receive counts."""
+        """Runs the exchange; returns the flat output and the receive counts."""
         with self._span(False):
             if isinstance(self.call, DeviceCall):
                 output, counts = self.call.run()
@@ -131,7 +131,7 @@ class Learning:
             return self._made(*self.call.run_learning(self.input.data_ptr(), timeout))
 
     def submit(self, finish: Callable[[Tensor, list[int]], Any], timeout: float = -1.0) -> Work:
-        """``finish`` makes the handle's result of what `run` would return."""
+        """Submits the exchange; ``finish`` makes the handle's result of what `run` would return."""
         with self._span(True):
             if isinstance(self.call, DeviceCall):
                 pending = self.call.submit()
@@ -156,7 +156,7 @@ def learn(
     row: int = 1,
     root: int = 0,
 ) -> Learning:
-    """An exchange of checked send counts and displacements in elements; for ``root`` see `exchange`."""
+    """Returns an exchange of checked send counts and displacements in elements; for ``root`` see `exchange`."""
     check_place(comm, input)
     dtype = core_name(input.dtype)
     call: _core.Plan | DeviceCall
@@ -170,7 +170,7 @@ def learn(
 def reduce(
     comm: AnyCommunicator, operator: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int]
 ) -> Operation:
-    """``"all_reduce"``, or ``"reduce_scatter"`` whose rank j keeps ``counts[j]`` elements."""
+    """Returns an ``"all_reduce"``, or a ``"reduce_scatter"`` whose rank j keeps ``counts[j]`` elements."""
     dtype = core_name(input.dtype)
     check_place(comm, input, output)
     check_reduction(op, dtype)
@@ -184,7 +184,7 @@ def reduce(
 
 
 def quantized_reduce(comm: AnyCommunicator, made: Reduction[Tensor]) -> Operation:
-    """A quantized reduction that has passed this rank's checks; to be called under the guard."""
+    """Returns a quantized reduction that has passed this rank's checks; called under the guard."""
     request, input, output = made.request, made.input, made.output
     errors = (made.error, made.gather_error)
     kept = (input, *(x for x in errors if x is not None))
@@ -199,7 +199,7 @@ def quantized_reduce(comm: AnyCommunicator, made: Reduction[Tensor]) -> Operatio
 
 
 def started(comm: Communicator, made: tuple[Any, Any], input: Tensor) -> tuple[Tensor | None, Work]:
-    """The output, if it is known, and the handle, of an asynchronous call that the core has begun."""
+    """Returns the output, if it is known, and the handle of an asynchronous call that the core has begun."""
     output, pending = made
     if output is not None:
         return output, Work(comm, pending, (input, output), lambda: output)
@@ -212,8 +212,8 @@ def started(comm: Communicator, made: tuple[Any, Any], input: Tensor) -> tuple[T
 
 
 def limit(comm: AnyCommunicator, timeout: float | None) -> float:
-    """A call's timeout as `Operation.run` takes it; only over shared memory a call has one of its own."""
-    if timeout is None:  # where torch.compile looks at it, it must not see a call of the core
+    """Returns a call's timeout as `Operation.run` takes it; only calls in host memory have one of their own."""
+    if timeout is None:  # torch.compile must not see a call of the core here
         return -1.0
     value = _core.read_timeout(timeout)
     if value > 0 and not isinstance(comm, Communicator):
@@ -222,14 +222,14 @@ def limit(comm: AnyCommunicator, timeout: float | None) -> float:
 
 
 def new_output(comm: AnyCommunicator, shape: int | Sequence[int], like: Tensor) -> Tensor:
-    """Uninitialized, for an exchange of ``like``: in the arena where peers can write to it."""
+    """Returns an uninitialized output for an exchange of ``like``, in the arena where peers can write to it."""
     if isinstance(comm, Communicator):
         return empty(shape, like.dtype)
     return torch.empty(shape, dtype=like.dtype, device=like.device)
 
 
 def check_place(comm: AnyCommunicator, first: Tensor, *others: Tensor) -> None:
-    """Refuses tensors that the communicator cannot reach, and tensors on different devices."""
+    """Raises InvalidTensorError for tensors on different devices, or that the communicator cannot reach."""
     if isinstance(comm, Communicator) and not first.is_cpu:
         raise InvalidTensorError(
             f"the tensors lie on {first.device}, expected cpu: domain '{comm.domain}' is one of shared memory"

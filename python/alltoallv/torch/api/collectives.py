@@ -94,7 +94,7 @@ def reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> 
         check_place(comm, x)
         call = rooted.reduce(comm, core_name(x.dtype), op, region(x) if here else None, region(x), terms.root)
         return Operation(comm, "reduce", call, x, [x.numel()], [x.numel()] if here else [], list(outs), x, copies)
-    out = x if here else x.clone()  # an engine combines everywhere
+    out = x if here else x.clone()  # an engine combines on every rank
     made = calls.reduce(comm, "all_reduce", out, out, op, even_parts(out.numel(), comm.size))
     return _completed(made, outs, copies)
 
@@ -248,7 +248,7 @@ def broadcast(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) 
 
 @partial(Collective, outputs="gather_list", inputs="tensor", updates=True)
 def gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
-    """Elsewhere than on the root, outputs are not looked at."""
+    """Copies all ranks' tensors to the root; on other ranks outputs are not used."""
     check_rank("root", terms.root, comm.size)
     here = comm.rank == terms.root
     given = list(outs) if here else []
@@ -271,7 +271,7 @@ def gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> 
 
 @partial(Collective, outputs="tensor", inputs="scatter_list")
 def scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
-    """Elsewhere than on the root, inputs are not looked at."""
+    """Copies the root's tensors to the ranks; on other ranks inputs are not used."""
     check_rank("root", terms.root, comm.size)
     here = comm.rank == terms.root
     given = list(ins) if here else []
@@ -298,16 +298,16 @@ def barrier(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) ->
 
 
 def _completed(made: Operation, result: Sequence[Any], copies: Copies) -> Operation:
-    """Adds what the caller gets: a list, as torch has it."""
+    """Adds the caller's result: a list, as in torch."""
     made.result, made.copies = list(result), copies
     return made
 
 
 def op_for(tensor: Tensor, op: Any) -> str:
-    """The core's name of a ``ReduceOp`` that the tensor can be reduced by; torch's own if the core has none.
+    """Returns the core's name of a ``ReduceOp`` that fits the tensor; torch's own if the core has none.
 
     Raises:
-        InvalidParamError: not a ReduceOp, or not for complex tensors, whose parts the engines reduce.
+        InvalidParamError: it is no ReduceOp, or does not fit complex tensors, whose parts the engines reduce.
     """
     try:
         kind = op.op if hasattr(op, "op") else dist.ReduceOp(op).op  # isinstance says yes to both

@@ -1,4 +1,4 @@
-"""What a collective is: a row, from which everything follows that torch has of it.
+"""Declares a collective as a row, from which everything follows that torch has of it.
 
 From a row follow the function in `torch.api.distributed`, what a graph has in its place (`torch.graph.traced`), the
 method of the backend (`torch.process_group.backend`) and, where it has a `Functional` form, the operator that returns a
@@ -22,12 +22,12 @@ Tensors = Sequence[Tensor]
 
 
 class Terms(NamedTuple):
-    """What a collective is given beside its tensors."""
+    """The arguments of a collective other than its tensors."""
 
     op: Any = dist.ReduceOp.SUM
     root: int = 0
-    counts: Any = (None, None)  # of the kind `Counts`: split sizes of the output and the input; or an exchange's
-    unit: Any = "row"  # of the counts that the ranks compare; None: whichever fits
+    counts: Any = (None, None)  # a `Counts` each: split sizes of the output and the input; or an exchange's layout
+    unit: Any = "row"  # the unit of the counts that the ranks compare; None: whichever fits
 
 
 NO_TERMS = Terms()
@@ -37,11 +37,11 @@ AtOnce = Callable[[_core.Communicator, Tensors, Tensors, Terms, float | None, bo
 
 
 class Functional(NamedTuple):
-    """How a collective returns a new tensor.
+    """Says how a collective returns a new tensor.
 
     Attributes:
-        name: The operator's.
-        at_once: Makes the output in the core, of an input that needs no more than its look; else returns None.
+        name: The operator's name.
+        at_once: Makes the output in the core if the core alone can check the input; else returns None.
         shape: The output's shape, from the input's and what is ``given``.
         gradient: The name of the operator that the output's gradient goes through, with what is ``given``.
         given: The operator's arguments between the input and the group, in torch's words: the number of ranks.
@@ -54,20 +54,20 @@ class Functional(NamedTuple):
     given: str = "SymInt size, "
 
 
-COLLECTIVES: dict[str, Collective] = {}  # by their names
+COLLECTIVES: dict[str, Collective] = {}  # by name
 
 
 @dataclass(slots=True, eq=False)
 class Collective:
-    """One declaration: decorates the function that prepares the collective, and is known by its name.
+    """Declares a collective: it decorates the function that prepares it, and is known by its name.
 
     Attributes:
         prepare: Given communicator, outputs, inputs and terms, checks them and returns what is ready to start.
         outputs, inputs: The public function's arguments; lists if their names say so.
-        operator: What the ranks compare, and errors say; left out, the function's name.
-        updates: Whether what the outputs hold before is read, or kept in part.
+        operator: The name that the ranks compare and errors give; by default the function's name.
+        updates: Whether the previous values of the outputs are read, or partly kept.
         strict: Whether the function demands outputs that are contiguous.
-        at_once: Makes the call in the core, of tensors that need no more than its look, and returns the output, or with
+        at_once: Makes the call in the core if the core alone can check the tensors, and returns the output, or with
             async_op the pair of it and the pending call; else None.
         functional: The form that returns a new tensor, for which ``prepare`` takes an input, too.
     """
@@ -88,5 +88,5 @@ class Collective:
         COLLECTIVES[self.name] = self
 
     def result(self, outs: Tensors) -> Any:
-        """Returns the result of a handle: the outputs, or the one that a strict function is given."""
+        """Returns the result of a handle: the list of outputs, or the one output of a strict function."""
         return outs[0] if self.strict and not self.outputs.endswith("_list") else list(outs)

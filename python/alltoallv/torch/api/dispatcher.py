@@ -1,4 +1,4 @@
-"""Mixture of experts on torch tensors: tokens to the ranks of their experts, and the results back."""
+"""Mixture of experts on torch tensors: tokens go to the ranks of their experts, and the results come back."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ Counted: TypeAlias = list[int] | Tensor
 
 @dataclass(eq=False)
 class DispatchState:
-    """What `MoEDispatcher.dispatch` found out: the way back, and what came with the rows.
+    """Holds what `MoEDispatcher.dispatch` found out: the way back, and what came with the rows.
 
     Attributes:
         counts: Rows of every local expert, those of zeros that fill it up included; in a graph an int64 tensor.
-        received: The same without rows of zeros.
+        received: ``counts`` without the rows of zeros.
         weights: Gate weight of every row, shape ``[rows]``, differentiable; None if none were given.
         scales: Scale of every row, float32, shape ``[rows]``, where rows come as codes; else None.
         order, source, ranks, token: The way; see `alltoallv.torch.graph.moe`.
@@ -60,24 +60,24 @@ class DispatchState:
 
     @property
     def experts(self) -> Tensor:
-        """Local expert of every row, int64, shape ``[rows]``, ascending."""
+        """Local expert of every row: int64, shape ``[rows]``, ascending."""
         counts = torch.as_tensor(self.counts, dtype=torch.int64, device="cpu")
         return torch.arange(len(counts), device="cpu").repeat_interleave(counts)
 
     @property
     def sources(self) -> Tensor:
-        """Rank that every row comes from, int64, shape ``[rows]``; ascending within an expert, -1 of zeros."""
+        """Rank that every row comes from: int64, shape ``[rows]``; ascending within an expert, -1 for rows of zeros."""
         ranks, source = torch.arange(self.ranks.shape[1], device="cpu"), self.source.cpu()
         return torch.cat([ranks.repeat_interleave(self.ranks[1]), torch.tensor([-1], device="cpu")])[source]
 
     @property
     def chosen(self) -> Tensor:
-        """How often this rank's tokens chose every expert; int64, shape ``[num_experts]``, on the CPU."""
+        """How often this rank's tokens chose every expert: int64, shape ``[num_experts]``, on the CPU."""
         return self.ids.reshape(-1).cpu().bincount(minlength=self.num_experts)
 
     @property
     def kept(self) -> Tensor:
-        """How many rows this rank sent to every expert; int64, shape ``[num_experts]``, on the CPU."""
+        """How many rows this rank sent to every expert: int64, shape ``[num_experts]``, on the CPU."""
         return self.ids.reshape(-1).cpu()[self.order.cpu()].bincount(minlength=self.num_experts)
 
 
@@ -139,7 +139,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
     def begin_dispatch(
         self, tokens: Tensor, expert_ids: Tensor, gate_weights: Tensor | None, begins: bool
     ) -> Callable[[], Any]:
-        """What `dispatch` does before it waits."""
+        """Starts `dispatch` and returns the function that waits for its result."""
         comm = self._communicator(groups.device_of(tokens))
         with guard(comm, OPERATOR):
             ids, weights = _matrices(tokens, expert_ids, gate_weights)
@@ -194,7 +194,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         return Pending(finish) if async_op else finish()
 
     def begin_combine(self, expert_outputs: Tensor, state: Any, begins: bool) -> Callable[[], Tensor]:
-        """What `combine` does before it waits."""
+        """Starts `combine` and returns the function that waits for its result."""
         comm = state.communicator or self._communicator(groups.device_of(expert_outputs))
         with guard(comm, OPERATOR):
             arguments, tail = self._outputs(expert_outputs, state)
@@ -205,7 +205,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         return lambda: tokens.reshape(tokens.shape[0], *tail)
 
     def _outputs(self, outputs: Tensor, state: DispatchState) -> tuple[Any, Sequence[int]]:
-        """The arguments of the collecting operator, weights multiplied."""
+        """Returns the arguments of the collecting operator, after the multiplication by the weights."""
         if not isinstance(outputs, Tensor):
             raise TypeError(f"expert_outputs is a {type(outputs).__name__}, expected a torch.Tensor")
         _check_dtype("expert_outputs", outputs)
@@ -239,15 +239,15 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         return self.layer(tokens, expert_ids, gate_weights, experts, shared, chunks)
 
     def parts(self, tokens: Tensor, ends: Sequence[int]) -> list[Tensor]:
-        """Returns neighbouring rows, cut at ``ends``."""
+        """Splits the rows at ``ends``."""
         return list(tokens.tensor_split(ends))[: len(ends)]
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """The rows of all parts."""
+        """Returns the rows of all parts, concatenated."""
         return torch.cat(list(parts))
 
     def gathered(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Returns the numbers of every rank, a row for each."""
+        """Returns the numbers of every rank, one row per rank."""
         comm = self.member()
         if isinstance(comm, Communicator):
             return counted.gathered(comm, numbers)
@@ -257,7 +257,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         return told.numpy()
 
     def member(self) -> AnyCommunicator:
-        """This rank in the dispatcher's group, on the host."""
+        """This rank in the dispatcher's group, in host memory."""
         return groups.on_host(self._communicator())
 
     def extra_repr(self) -> str:
@@ -268,7 +268,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
 
 
 def _matrices(tokens: Tensor, ids: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Expert numbers and weights of shape [n, k]."""
+    """Returns expert numbers and weights of shape [n, k]."""
     for name, value in (("tokens", tokens), ("expert_ids", ids), ("gate_weights", weights)):
         if not isinstance(value, Tensor) and (value is not None or name != "gate_weights"):
             raise TypeError(f"{name} is a {type(value).__name__}, expected a torch.Tensor")

@@ -1,4 +1,4 @@
-"""Collectives of torch.distributed that write into the caller's tensors, with torch's signatures.
+"""The collectives of torch.distributed that write into the caller's tensors, with torch's signatures.
 
 All return None, or the `Work` with ``async_op=True``. They have no gradients, as in torch; `alltoallv.torch.functional`
 has. What they do is declared in `alltoallv.torch.api.collectives`. Tensors that are not contiguous are copied; an
@@ -270,8 +270,8 @@ def _call(
     *,
     root: tuple[str, int | None, int | None] | None = None,
 ) -> Work | None:
-    """Calls a collective; `rank_in` makes a rank of ``root``."""
-    at_once = None if row.strict or async_op else row.at_once  # strict ones ask the core themselves
+    """Calls a collective; `rank_in` turns ``root`` into a rank of the group."""
+    at_once = None if row.strict or async_op else row.at_once  # strict functions ask the core themselves
     shared = None if at_once is None or is_dynamo_compiling() else groups.on_shm(group)
     if at_once and shared is not None and at_once(shared.core, outs, ins, terms, None, False) is not None:
         return None
@@ -307,12 +307,12 @@ def _call(
 
 
 def _labelled(name: str, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
-    """Returns the tensors of an argument, with what errors call them."""
+    """Returns the tensors of an argument, each with its name for errors."""
     return [(f"{name}[{j}]" if name.endswith("_list") else name, x) for j, x in enumerate(tensors)]
 
 
 def rank_in(group: Group, name: str, rank: int | None, group_rank: int | None) -> int:
-    """Returns the rank in the group that an argument called ``name``, or ``group_{name}``, means."""
+    """Returns the rank in the group that the argument called ``name``, or ``group_{name}``, means."""
     if (rank is None) == (group_rank is None):
         raise InvalidParamError(f"{name} is {rank!r} and group_{name} {group_rank!r}, expected one of them")
     if group_rank is not None:
@@ -327,5 +327,5 @@ def rank_in(group: Group, name: str, rank: int | None, group_rank: int | None) -
 
 
 def _or_first(name: str, rank: int | None, group_rank: int | None) -> tuple[str, int | None, int | None]:
-    """Returns what `rank_in` is given where the job's first rank is the default."""
+    """Returns the arguments of `rank_in`, where the job's first rank is the default."""
     return name, 0 if rank is None and group_rank is None else rank, group_rank

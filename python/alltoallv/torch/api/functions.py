@@ -1,4 +1,4 @@
-"""`all_to_all_v` on torch tensors, and what goes with it."""
+"""`all_to_all_v` on torch tensors, and its companions."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def all_to_all_v(
     counts = (send_counts, recv_counts, sdispls, rdispls, unit)
     if is_tracing():
         if not torch.compiler.is_compiling():
-            groups.resolve(group, device_of(input))  # made before the graph runs, where that can be
+            groups.resolve(group, device_of(input))  # made before the graph runs, where possible
         check_untimed(timeout)
         return traced.all_to_all_v(input, *counts, out, group, async_op)
     comm = groups.resolve(group, device_of(input))
@@ -101,7 +101,7 @@ def all_to_all_v(
             return ops.all_to_all_v(*recorded).view(shape)
     with guard(comm, "all_to_all_v"):
         target = out
-        if target is None:  # flat where autograd makes the view: one made here could not be changed in place
+        if target is None:  # flat, so that autograd makes the view: one made here could not be changed in place
             target = calls.new_output(comm, (math.prod(shape),) if wants_grad else shape, x)
             if request.has_gaps:
                 target.zero_()
@@ -140,7 +140,7 @@ def _learning(
 
 
 def exchange_counts(send_counts: Counts, group: Group = None) -> Tensor:
-    """Returns what every rank will send to this one: entry j is rank j's ``send_counts`` for it.
+    """Returns what every rank will send to this one: entry j is rank j's ``send_counts`` entry for this rank.
 
     Args:
         send_counts: One integer >= 0 per rank.

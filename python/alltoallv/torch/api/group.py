@@ -1,4 +1,4 @@
-"""Groups: from a ProcessGroup, a Communicator or None to the communicator that carries it."""
+"""Finds the communicator that carries a group's calls; a group is a ProcessGroup, a Communicator or None."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Group = Any  # ProcessGroup | Communicator | DeviceMember | None
 AnyCommunicator = Communicator | DeviceMember
 
 _log = logging.getLogger("alltoallv")
-# By group, then by kind of device and backend; the backend None is the default when the group was first used.
+# Communicators by group, then by kind of device and backend. The backend None is the default at the group's first use.
 _made: weakref.WeakKeyDictionary[Any, dict[tuple[str, str | None], AnyCommunicator]] = weakref.WeakKeyDictionary()
 
 
 def device_of(tensor: object) -> str:
-    """The kind of device that decides which communicator of a group carries a call: ``"cpu"``, ``"cuda"``, ..."""
+    """Returns the kind of device that decides which communicator carries a call: ``"cpu"``, ``"cuda"``, ..."""
     if not isinstance(tensor, torch.Tensor) or tensor.is_cpu:
         return "cpu"
     kind: str = tensor.device.type
@@ -41,7 +41,7 @@ def device_of(tensor: object) -> str:
 def resolve(group: Group, device: str = "cpu") -> AnyCommunicator | None:
     """Returns the communicator of ``group`` for tensors on a kind of device.
 
-    None, with a warning, on a rank that is not a member of the group.
+    The result is None, with a warning, on a rank that is not a member of the group.
     """
     if isinstance(group, Communicator):
         return _of_tensors(group)
@@ -50,7 +50,7 @@ def resolve(group: Group, device: str = "cpu") -> AnyCommunicator | None:
         if group is None:
             return _of_tensors(communicator.default("hccl" if device == "npu" else "auto"))
     if isinstance(group, dist.ProcessGroup):
-        # One that a loss, a timeout or an abort has ended stays: a rank that comes late must not wait for others anew.
+        # A communicator that a loss, a timeout or an abort has ended stays: a rank that comes late must not wait anew.
         made = _made.get(group, {}).get((device, None))
         return made if made is not None else from_group(group, device=device)
     if isinstance(group, DeviceMember):
@@ -62,7 +62,7 @@ def resolve(group: Group, device: str = "cpu") -> AnyCommunicator | None:
 
 
 def on_shm(group: Group) -> Communicator | None:
-    """Returns what moves tensors in shared memory for ``group``, if it has that already; tracers get here, too."""
+    """Returns the group's communicator in shared memory if it exists already; tracers come here, too."""
     if type(group) is Communicator:
         return group if group.host_core is not None else None
     made: AnyCommunicator | None
@@ -74,7 +74,7 @@ def on_shm(group: Group) -> Communicator | None:
 
 
 def _of_tensors(made: Communicator) -> AnyCommunicator:
-    """A communicator over HCCL launches on torch's streams."""
+    """Returns the communicator for tensors: one over HCCL launches on torch's streams."""
     return made if made.host_core is not None else HcclMember(made)
 
 
@@ -86,7 +86,7 @@ def from_group(
     backend: str | None = None,
     check: str | None = None,
 ) -> AnyCommunicator:
-    """The communicator over the ranks of a ProcessGroup, made at the first call, which is collective.
+    """Returns the communicator over the ranks of a ProcessGroup; the first call makes it and is collective.
 
     The ranks find each other through the group's store, or its MPI. On one host they share memory; ranks on several
     hosts use TCP between them. Tensors on a GPU or NPU use the group's backend for it, once the ranks have agreed in
@@ -94,7 +94,7 @@ def from_group(
     is logged once to ``alltoallv``, as information. A group of backend ``alltoallv`` has a communicator already.
 
     Args:
-        group: Of torch.distributed, made with any backend.
+        group: A ProcessGroup of torch.distributed, made with any backend.
         timeout: Seconds that a rank waits for its peers, here and in every operator.
         device: Kind of device of the tensors: ``"cpu"``, ``"cuda"``, ``"npu"``. Every kind has its own communicator.
         backend: ``"auto"``, ``"shm"``, ``"tcp"``, ``"nccl"``, ``"hccl"``; the same on all ranks.
@@ -103,7 +103,7 @@ def from_group(
             data move, ``"first"`` (the default on a GPU) for the first 8 calls, ``"off"`` never.
 
     Raises:
-        InvalidParamError: an argument.
+        InvalidParamError: an argument is wrong.
         PeerMismatchError: the ranks want different devices or engines.
         BackendUnavailableError: the backend cannot be used for these ranks or devices.
         CommTimeoutError: ranks did not come; the message names them.
@@ -122,7 +122,7 @@ def from_group(
 
 
 def on_host(comm: AnyCommunicator) -> Communicator:
-    """The communicator of the same ranks for tensors in host memory."""
+    """Returns the communicator of the same ranks for tensors in host memory."""
     return comm.on_host if isinstance(comm, DeviceMember) else comm
 
 
@@ -165,7 +165,7 @@ def _gatherer(group: dist.ProcessGroup) -> rendezvous.Gather:
 
 
 def _choose(group: dist.ProcessGroup, device: str, wanted: str, who: Sequence[dict[str, Any]]) -> str:
-    """The backend that carries the group; the same on all ranks."""
+    """Returns the backend that carries the group; it is the same on all ranks."""
     other = next((j for j, peer in enumerate(who) if peer["host"] != who[0]["host"]), None)
     if wanted == "shm" and other is not None:
         raise BackendUnavailableError(
@@ -176,10 +176,10 @@ def _choose(group: dist.ProcessGroup, device: str, wanted: str, who: Sequence[di
     if wanted in ("shm", "tcp") or (device == "cpu" and wanted == "auto"):
         return on_host
     if device == "npu" and wanted in ("auto", "hccl"):
-        return "hccl"  # over a communicator of our own if the group has none
+        return "hccl"  # over a communicator of alltoallv's own if the group has none
     found = _engine(group, device)
     if (found, wanted) == ("gloo", "auto"):
-        return on_host  # gloo would take them there, too
+        return on_host  # gloo would move them through host memory, too
     if found is None or wanted not in ("auto", found):
         raise BackendUnavailableError(
             f"group {group.group_name!r} has {repr(found) if found else 'no backend'} for {device} tensors, "
@@ -190,7 +190,7 @@ def _choose(group: dist.ProcessGroup, device: str, wanted: str, who: Sequence[di
 
 
 def _engine(group: dist.ProcessGroup, device: str) -> str | None:
-    """What torch.distributed calls the group's backend for a kind of device."""
+    """Returns torch.distributed's name of the group's backend for a kind of device; None if there is none."""
     try:
         return str(group._get_backend(torch.device(device)).name()).lower()
     except RuntimeError:  # none for this device
@@ -198,10 +198,10 @@ def _engine(group: dist.ProcessGroup, device: str) -> str | None:
 
 
 def name_of(group: Group) -> str:
-    """A name that stands for the group in a compiled graph."""
+    """Returns a name that stands for the group in a compiled graph."""
     if group is None:
         return ""
-    if isinstance(group, str):  # one already
+    if isinstance(group, str):  # it is one already
         return group
     if isinstance(group, Communicator | DeviceMember):
         return group.name
@@ -209,7 +209,7 @@ def name_of(group: Group) -> str:
 
 
 def by_name(name: str, device: str = "cpu") -> AnyCommunicator:
-    """The communicator meant by `name_of`, for tensors on a kind of device."""
+    """Returns the communicator that a name of `name_of` means, for tensors on a kind of device."""
     found: AnyCommunicator | None
     if name.startswith("group:"):
         found = resolve(dist.distributed_c10d._resolve_process_group(name.removeprefix("group:")), device)
@@ -224,7 +224,7 @@ def by_name(name: str, device: str = "cpu") -> AnyCommunicator:
 
 
 def world_size(group: Group) -> int:
-    """Ranks in a group, also while a graph is traced."""
+    """Returns the number of ranks in a group, also while a graph is traced."""
     if group is None:
         return _default_size()
     size: int = group.size if isinstance(group.size, int) else group.size()

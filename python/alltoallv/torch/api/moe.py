@@ -47,11 +47,11 @@ def global_scatter(x: Tensor, local_count: Counts, global_count: Counts, group: 
 
 
 def global_gather(x: Tensor, local_count: Counts, global_count: Counts, group: Group = None) -> Tensor:
-    """The inverse of `global_scatter`: brings the rows back to the cards that sent them. Differentiable.
+    """Brings the rows of `global_scatter` back to the cards that sent them: its inverse. Differentiable.
 
     Args:
         x: Rows sorted by this card's expert, then by card. Shape ``[sum(global_count), ...]``.
-        local_count, global_count: Those of `global_scatter`.
+        local_count, global_count: The arguments of `global_scatter`.
 
     Returns:
         Shape ``[sum(local_count), ...]``, rows sorted by the card they come from, then by that card's expert.
@@ -77,7 +77,7 @@ def _back(call: Any, grad: Tensor, *counts: Tensor) -> Any:
     saves=("local_count", "global_count"),
 )
 def global_rows(x: Tensor, local_count: Tensor, global_count: Tensor, rows: int, gathers: bool, group: str) -> Tensor:
-    """Is `global_scatter`, or `global_gather`, in a graph. The result has ``rows`` rows; -1: the run tells."""
+    """Does `global_scatter`, or `global_gather`, in a graph. The result has ``rows`` rows; -1: known when it runs."""
     function = global_gather if gathers else global_scatter
     return function(x, local_count, global_count, carrier(group, x))
 
@@ -85,7 +85,7 @@ def global_rows(x: Tensor, local_count: Tensor, global_count: Tensor, rows: int,
 def _recorded(
     x: Tensor, local_count: Counts, global_count: Counts, made: Counts, gathers: bool, group: Group
 ) -> Tensor:
-    """``made``: the counts of the result's rows."""
+    """Records the operator in a graph; ``made`` holds the counts of the result's rows."""
     local, global_ = (torch.as_tensor(counts, device="cpu") for counts in (local_count, global_count))
     rows = -1 if isinstance(made, Tensor) else sum(made)
     result: Tensor = global_rows(x, local, global_, rows, gathers, groups.name_of(group))
@@ -95,7 +95,7 @@ def _recorded(
 def _checked(
     operator: str, comm: AnyCommunicator, x: Tensor, local_count: Counts, global_count: Counts, rows_of_x: str
 ) -> tuple[Matrix, Matrix]:
-    """The counts as [card, expert] matrices, on which all cards agree expert by expert."""
+    """Returns the counts as [card, expert] matrices, on which all cards agree expert by expert."""
     host = groups.on_host(comm)  # counts lie in host memory wherever the rows do
     with guard(host, operator):
         local, global_ = experts.read(comm.size, x.shape, local_count, global_count, rows_of_x)

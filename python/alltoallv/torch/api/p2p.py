@@ -1,6 +1,6 @@
 """Messages between two ranks, with torch.distributed's signatures: on one host, for tensors in host memory.
 
-They go on beside the collectives of all: a pending `irecv` keeps no collective from running.
+They are independent of collectives: a pending `irecv` keeps no collective from running.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from alltoallv.torch.graph.graphs import between_graphs
 
 
 class MessageWork(Work):
-    """A message under way."""
+    """The handle of a message under way."""
 
     _group: Group = None
 
     def _source_rank(self) -> int:
-        """The rank that a received message has come from: of the job, or in the `Communicator` that was given."""
+        """Returns the sender's rank of a received message: in the job, or in the `Communicator` that was given."""
         source: int = self._core.source  # type: ignore[attr-defined]
         return _outside(self._group, source)
 
@@ -45,7 +45,7 @@ def send(
         group_dst: That rank's number in the group, in place of ``dst``.
 
     Raises:
-        InvalidParamError, InvalidTensorError: the arguments, on this rank alone.
+        InvalidParamError, InvalidTensorError: the arguments are wrong, on this rank alone.
         PeerMismatchError: the receiver expects another size or dtype; both ranks raise it, nothing has been written,
             and the communicator stays usable.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
@@ -59,7 +59,7 @@ def send(
 def recv(
     tensor: Tensor, src: int | None = None, group: Group = None, tag: int = 0, group_src: int | None = None
 ) -> int:
-    """Receives into ``tensor`` what one rank sends with this tag, or whoever sends first if none is named.
+    """Receives into ``tensor`` what one rank sends with this tag, or, without ``src``, the rank that sends first.
 
     Signature and meaning of ``torch.distributed.recv``; the rank is named as for `send`.
 
@@ -80,7 +80,7 @@ def recv(
 def isend(
     tensor: Tensor, dst: int | None = None, group: Group = None, tag: int = 0, group_dst: int | None = None
 ) -> MessageWork | None:
-    """`send` that returns at once; the tensor must not be changed until the work is done."""
+    """Does `send`, but returns at once; the tensor must not be changed until the work is done."""
     comm = _member(tensor, group)
     if comm is None:
         return None
@@ -91,7 +91,7 @@ def isend(
 def irecv(
     tensor: Tensor, src: int | None = None, group: Group = None, tag: int = 0, group_src: int | None = None
 ) -> MessageWork | None:
-    """`recv` that returns at once. Receives of one tag meet messages in the order of their calls."""
+    """Does `recv`, but returns at once. Receives of one tag meet messages in the order of their calls."""
     comm = _member(tensor, group)
     if comm is None:
         return None
@@ -99,14 +99,14 @@ def irecv(
 
 
 def prepare_send(comm: AnyCommunicator, tensor: Tensor, dst: int, tag: int, *, waits: bool) -> Operation:
-    """A message to rank ``dst`` of the communicator."""
+    """Returns a message to rank ``dst`` of the communicator."""
     x = as_input("tensor", tensor)
     call = messages.send(_of_messages(comm, x), core_name(x.dtype), region(x), dst, tag, waits=waits)
     return Operation(comm, "send", call, x, [x.numel()], [], [tensor], x)
 
 
 def prepare_recv(comm: AnyCommunicator, tensor: Tensor, src: int | None, tag: int, *, waits: bool) -> Operation:
-    """A message from rank ``src`` of the communicator, or from any."""
+    """Returns the receiving side of a message from rank ``src`` of the communicator, or from any rank."""
     copies: Copies = []
     out = output_of(tensor, copies)
     call = messages.recv(_of_messages(comm, out), core_name(out.dtype), region(out), src, tag, waits=waits)

@@ -1,4 +1,4 @@
-"""An exchange that repeats: counts are read and checked once, a call checks only its two tensors."""
+"""Plans an exchange that repeats: counts are read and checked once, a call checks only its two tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from alltoallv.torch.api.tensors import check_apart, check_contiguous, check_out
 
 
 class Plan(_core.ArrayPlan):
-    """`all_to_all_v` with counts that are given once, without gradients.
+    """Does `all_to_all_v` with counts that are given once, without gradients.
 
     Making a plan talks to no peer, except that the first use of a ProcessGroup is collective. Calling it is collective.
     A peer may use the function of the same name instead: the two are the same operator. A call is
@@ -49,10 +49,10 @@ class Plan(_core.ArrayPlan):
         group: Group = None,
         device: str = "cpu",
     ) -> None:
-        """Arguments as of `all_to_all_v`, in elements; ``device`` is the kind of device that the tensors lie on.
+        """Takes the arguments of `all_to_all_v`, in elements; ``device`` is the kind of device of the tensors.
 
         Raises:
-            InvalidParamError, InvalidTensorError: an argument; the peers' next call raises it, too.
+            InvalidParamError, InvalidTensorError: an argument is wrong; the peers' next call raises it, too.
         """
         comm = groups.resolve(group, device)
         if comm is None:
@@ -71,7 +71,7 @@ class Plan(_core.ArrayPlan):
         def __call__(self, input: Tensor, out: Tensor | None = None) -> Tensor: ...
 
     def _checked(self, input: Tensor, out: Tensor | None, timeout: None) -> Tensor:
-        """A call on tensors of other kinds than nearly all, or on wrong ones."""
+        """Checks and runs a call on unusual or wrong tensors; the usual ones take a shorter way."""
         if timeout is not None:
             raise TypeError("timeout is given, expected none: that of the group counts")
         comm = self._communicator

@@ -1,4 +1,4 @@
-"""Named ranges in torch.profiler, and in NVTX for CUDA tensors.
+"""Makes named ranges in torch.profiler, and in NVTX for CUDA tensors.
 
 Every collective is a range ``alltoallv.<operator>`` of the calling thread: the whole call, or the launch with
 ``async_op=True``, whose wait is a range ``alltoallv.wait``. With ``torch.profiler.profile(record_shapes=True)`` it
@@ -18,7 +18,7 @@ from torch.autograd import _profiler_enabled
 from alltoallv._calls.protocol import Member
 
 _nothing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-_SHOWN = 64  # counts of more ranks are cut
+_SHOWN = 64  # counts shown; those of further ranks are cut
 
 
 def span(
@@ -31,7 +31,7 @@ def span(
     async_op: bool = False,
     cuda: bool = False,
 ) -> contextlib.AbstractContextManager[Any]:
-    """Opens the range of one call; ``sends`` and ``recvs`` in elements of ``itemsize`` bytes, None: not known yet."""
+    """Opens the range of one call; ``sends`` and ``recvs`` are in elements of ``itemsize`` bytes; None: unknown yet."""
     if not (cuda or _profiler_enabled()):
         return _nothing
     values: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Rows as bytes to the ranks that they go to: what is under the operators of `graph.moe`."""
+"""Moves rows as bytes to their ranks: the operators of `graph.moe` are built on it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from alltoallv.torch.api import calls
 from alltoallv.torch.api.calls import AnyCommunicator
 from alltoallv.torch.api.tensors import as_input, empty
 
-Part = tuple[Tensor, Tensor | None]  # rows of bytes, and which of them go
+Part = tuple[Tensor, Tensor | None]  # rows of bytes, and the indices of those that go
 
 
 def sum_dtype(*dtypes: torch.dtype) -> torch.dtype:
-    """What values of these dtypes are added and multiplied in: at least float32."""
+    """Returns the dtype in which values of these dtypes are added and multiplied: at least float32."""
     wide = torch.float32
     for dtype in dtypes:
         wide = torch.promote_types(wide, dtype if dtype.itemsize >= 4 else torch.float32)
@@ -31,19 +31,19 @@ def sum_dtype(*dtypes: torch.dtype) -> torch.dtype:
 
 
 def room(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Uninitialized; on the host of pages that have been touched before."""
+    """Returns an uninitialized tensor; on the host its pages have been touched before."""
     return empty(shape, dtype) if like.is_cpu else like.new_empty(shape, dtype=dtype)
 
 
 def _codec(payload: str, length: int, device: torch.device) -> Any:
-    from alltoallv.torch.quantized.rows import DeviceRows, HostRows  # which imports operators
+    from alltoallv.torch.quantized.rows import DeviceRows, HostRows  # imported here, because it imports operators
 
     how = Quantization(f"int{PAYLOADS[payload]}", group_size=max(length, 1))
     return HostRows(how, length) if device.type == "cpu" else DeviceRows(how, length, device)
 
 
 def encode(rows: Tensor, payload: str | None) -> Tensor:
-    """As bytes, a row for each: the values, or a scale and the codes."""
+    """Returns one row of bytes per row: the values, or a scale and the codes."""
     if payload is None:
         return as_bytes(rows)
     if rows.dtype not in (torch.float32, torch.float16, torch.bfloat16):
@@ -55,7 +55,7 @@ def encode(rows: Tensor, payload: str | None) -> Tensor:
 
 
 def decode(coded: Tensor, payload: str | None, length: int, dtype: torch.dtype) -> Tensor:
-    """The rows again."""
+    """Returns the rows that `encode` made bytes of."""
     if payload is None:
         return coded.view(dtype)
     out = room(coded, (len(coded), length), dtype)
@@ -64,13 +64,13 @@ def decode(coded: Tensor, payload: str | None, length: int, dtype: torch.dtype) 
 
 
 def split_codes(coded: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Codes of 8 bits ``[r, length]`` and scales ``[r, 1]`` of rows that `encode` has made."""
+    """Returns codes of 8 bits ``[r, length]`` and scales ``[r, 1]`` of rows that `encode` has made."""
     begin = 4 if coded.is_cpu else 16
     return coded[:, begin : begin + length].view(torch.int8), coded[:, :4].view(torch.float32)
 
 
 def placed(rows: Tensor, source: Tensor, complete: bool) -> Tensor:
-    """Row i of the result is row ``source[i]``, or zeros where that is -1; ``complete``: it never is."""
+    """Returns a tensor whose row i is row ``source[i]``, or zeros where that is -1; ``complete``: it never is."""
     result = room(rows, (len(source), *rows.shape[1:]), rows.dtype)
     if complete:
         return torch.index_select(rows, 0, source, out=result)
@@ -82,7 +82,7 @@ def placed(rows: Tensor, source: Tensor, complete: bool) -> Tensor:
 
 
 def add_placed(rows: Tensor, places: Tensor, complete: bool, out: Tensor) -> None:
-    """Row t of ``out`` becomes the sum of rows ``places[t]``, in float32 or wider, rounded once; -1: zeros."""
+    """Sets row t of ``out`` to the sum of rows ``places[t]``, in float32 or wider, rounded once; -1 adds zeros."""
     first, *others = places.t()
     total = placed(rows, first, complete).to(sum_dtype(out.dtype) if others else out.dtype)
     for each in others:
@@ -91,14 +91,14 @@ def add_placed(rows: Tensor, places: Tensor, complete: bool, out: Tensor) -> Non
 
 
 def as_bytes(rows: Tensor) -> Tensor:
-    """The rows of a matrix as rows of bytes."""
+    """Returns the rows of a matrix as rows of bytes."""
     count, columns = rows.shape
     flat = as_input("rows", rows).as_strided((rows.numel(),), (1,))  # one or no element may have any stride
     return flat.view(torch.uint8).view(count, columns * rows.itemsize)
 
 
 def side_by_side(parts: Sequence[Part]) -> tuple[Tensor, list[slice]]:
-    """The rows ``part[index]`` of all parts in one buffer, and the columns of each."""
+    """Copies the rows ``part[index]`` of all parts into one buffer; returns it with the columns of each part."""
     columns, begin = [], 0
     for part, _ in parts:
         columns.append(slice(begin, begin + part.shape[1]))
@@ -116,7 +116,7 @@ def side_by_side(parts: Sequence[Part]) -> tuple[Tensor, list[slice]]:
 
 
 def behind_notes(rows: Tensor, told: Sequence[notes.Bytes], which: Sequence[Numbers]) -> tuple[Tensor, list[int]]:
-    """For every rank its notes and those of the rows that go to it, and how many rows these are."""
+    """Returns, for every rank, its notes and then its rows, in one buffer, and how many rows these are."""
     sends = [len(note) + len(these) for note, these in zip(told, which, strict=True)]
     buffer = room(rows, (sum(sends), told[0].shape[1]), torch.uint8)
     for part, note, these in zip(buffer.split(sends), told, which, strict=True):
@@ -129,7 +129,7 @@ def behind_notes(rows: Tensor, told: Sequence[notes.Bytes], which: Sequence[Numb
 def exchange(
     comm: AnyCommunicator, buffer: Tensor, sends: list[int], recvs: list[int] | None, begins: bool
 ) -> Callable[[], tuple[Tensor, list[int]]]:
-    """Rows of bytes to the ranks; what it returns gives those received and how many from each."""
+    """Sends rows of bytes to the ranks; the result returns those received and how many came from each rank."""
     stride, flat = buffer.shape[1], buffer.view(-1)
     if recvs is None:
         send = scaled(sends, stride)

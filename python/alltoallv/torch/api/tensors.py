@@ -1,4 +1,4 @@
-"""Torch tensors as the core sees them: contiguous memory of a known dtype, copies where they must be."""
+"""Shows torch tensors to the core: contiguous memory of a known dtype, copied only where needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from alltoallv._calls.regions import Region
 from alltoallv.errors import InvalidTensorError
 from alltoallv.torch.graph.graphs import is_tracing
 
-# Who wants to see more of a call than its result gets the way through Python.
+# If anybody wants to see more of a call than its result, the call takes the way through Python.
 _core.add_torch(
     Tensor,
     torch.is_grad_enabled,
@@ -23,12 +23,12 @@ _core.add_torch(
     forward_ad,
 )
 Copies = list[tuple[Tensor, Tensor]]  # to, from
-PLAIN = Tensor, torch.nn.Parameter  # classes that mean nothing but their elements
+PLAIN = Tensor, torch.nn.Parameter  # classes that add no meaning to their elements
 _NAMES = {dtype: name for name in _core.dtypes if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
 
 
 def core_name(dtype: torch.dtype) -> str:
-    """The core's name of a dtype.
+    """Returns the core's name of a dtype.
 
     Raises:
         InvalidTensorError: a dtype that the core does not know, such as a quantized one.
@@ -40,7 +40,7 @@ def core_name(dtype: torch.dtype) -> str:
 
 
 def check_tensor(name: str, tensor: object) -> None:
-    """Refuses what is no dense tensor with data."""
+    """Raises InvalidTensorError unless this is a dense tensor with data."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}, expected a torch.Tensor")
     if tensor.layout is not torch.strided:
@@ -63,43 +63,43 @@ def check_tensor(name: str, tensor: object) -> None:
 
 
 def has_tangent(tensor: Tensor) -> bool:
-    """Tells whether a tensor carries a forward-mode gradient."""
+    """Returns whether a tensor carries a forward-mode gradient."""
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def as_input(name: str, tensor: Tensor) -> Tensor:
-    """Returns the values in contiguous memory, copied only if they must be."""
+    """Returns the values in contiguous memory; copies only if needed."""
     check_tensor(name, tensor)
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def needs_grad(*tensors: object) -> bool:
-    """Tells whether autograd records what is made of these."""
+    """Returns whether autograd records what is made of these tensors."""
     return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
 
 def check_output(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
-    """Refuses a tensor that the operator cannot write into."""
+    """Raises InvalidTensorError for a tensor that the operator cannot write into."""
     check_tensor(name, tensor)
     check_dtype(name, tensor, dtype)
     check_contiguous(name, tensor)
 
 
 def check_contiguous(name: str, tensor: Tensor) -> None:
-    """Refuses a tensor whose elements do not follow each other in memory."""
+    """Raises InvalidTensorError for a tensor whose elements do not follow each other in memory."""
     if not is_contiguous(tensor):
         raise InvalidTensorError(f"{name} is not contiguous, expected a contiguous tensor")
 
 
 def check_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
-    """Refuses another dtype."""
+    """Raises InvalidTensorError unless the tensor has this dtype."""
     if tensor.dtype != dtype:
         found, expected = (str(each).removeprefix("torch.") for each in (tensor.dtype, dtype))
         raise InvalidTensorError(f"{name} has dtype {found}, expected {expected}", 13)
 
 
 def check_one_dtype(*tensors: Tensor) -> None:
-    """Refuses tensors of several dtypes, in torch's words."""
+    """Raises InvalidTensorError, in torch's words, if the tensors' dtypes differ."""
     dtypes = sorted({str(tensor.dtype) for tensor in tensors})
     if len(dtypes) > 1:
         raise InvalidTensorError(f"Invalid usage of tensors with different dtypes{' and '.join(dtypes)}", 13)
@@ -111,17 +111,17 @@ def region(tensor: Tensor) -> Region:
 
 
 def check_apart(output: Tensor, input: Tensor) -> None:
-    """Input and output of an exchange must not overlap in memory."""
+    """Raises InvalidTensorError if the input and output of an exchange overlap in memory."""
     regions.check_apart(region(output), region(input))
 
 
 def is_contiguous(tensor: Tensor) -> bool:
-    """Tells whether a tensor's elements follow each other in memory, as they are."""
+    """Returns whether a tensor's elements follow each other in memory, as they are."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def output_of(tensor: Tensor, copies: Copies) -> Tensor:
-    """Returns where to receive: the tensor itself, or memory that is copied there afterwards."""
+    """Returns memory for an output: the tensor itself, or memory that is copied to it afterwards."""
     if is_contiguous(tensor):
         return tensor.detach()
     space = torch.empty_like(tensor, memory_format=torch.contiguous_format)
@@ -130,7 +130,7 @@ def output_of(tensor: Tensor, copies: Copies) -> Tensor:
 
 
 def in_place(tensor: Tensor, copies: Copies) -> Tensor:
-    """Returns the tensor as input and output at once, or such a copy of it."""
+    """Returns memory that is input and output at once: the tensor itself, or a copy that is copied back."""
     if is_contiguous(tensor):
         return tensor.detach()
     copy = as_input("tensor", tensor)
@@ -139,7 +139,7 @@ def in_place(tensor: Tensor, copies: Copies) -> Tensor:
 
 
 def apart(inputs: list[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Returns the inputs, as copies where they share memory with an output."""
+    """Returns the inputs; those that share memory with an output are copied."""
     regions = [(out.data_ptr(), out.data_ptr() + out.nbytes) for out in outputs if out.nbytes]
     low, high = min((a for a, _ in regions), default=0), max((b for _, b in regions), default=0)
 
@@ -151,7 +151,7 @@ def apart(inputs: list[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Returns the parts one after another in memory; no copy if they lie so, as the chunks of one tensor do."""
+    """Returns the parts one after another in memory; no copy if they are, like the chunks of one tensor."""
     end = parts[0].data_ptr()
     for part in parts:
         if part.data_ptr() != end and part.numel():
@@ -163,28 +163,28 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def row_size(tensor: Tensor) -> int:
-    """Elements per row of dimension 0; torch.compile must be able to look at it."""
+    """Returns the elements per row of dimension 0, in a way that torch.compile can trace."""
     if tensor.dim() == 0:
         raise InvalidTensorError("a 0-dimensional input has no rows, expected at least 1 dimension")
     return math.prod(tensor.shape[1:])
 
 
 def from_block(block: _core.Block, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Makes a tensor of that shape over a block, which lives as long as the tensor's storage."""
+    """Returns a tensor of that shape over a block, which lives as long as the tensor's storage."""
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=dtype, device="cpu")
     return shaped(torch.frombuffer(block, dtype=dtype), shape)
 
 
 def shaped(new: Tensor, shape: Sequence[int]) -> Tensor:
-    """Gives a new contiguous tensor that shape. A view of it, made without gradients, could not be changed in place."""
+    """Gives a new contiguous tensor that shape. Not a view, which could not be changed in place with gradients."""
     if len(shape) == new.dim() == 1:
         return new
     return torch.empty(0, dtype=new.dtype, device=new.device).set_(new.untyped_storage(), 0, tuple(shape))
 
 
 def empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-    """A new CPU tensor, not initialized, in this process's shared arena; see `alltoallv.empty`. In a graph a plain one.
+    """Returns a new CPU tensor, not initialized, in this process's shared arena; in a graph an ordinary one.
 
     Its storage cannot grow in place (``resize_`` beyond its size raises); everything else works as with any tensor:
     pickling and ``deepcopy`` give ordinary tensors, forked DataLoader workers read it where it is, ``share_memory_``,

@@ -37,15 +37,15 @@ class Work(Handle):
         return profile.waiting()
 
     def is_success(self) -> bool:
-        """True once the operator has succeeded."""
+        """Returns True once the operator has succeeded."""
         return self.is_completed() and self.exception() is None
 
     def synchronize(self) -> None:
-        """Waits: the memory is the host's."""
+        """Waits for the operator: its memory is the host's, which has no streams."""
         self.wait()
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the output, completed by a thread that waits for the operator.
+        """Returns a future of the output, completed by a thread that waits for the operator.
 
         It raises errors as RuntimeError, with their class and text in the message.
         """
@@ -53,23 +53,23 @@ class Work(Handle):
 
         def complete() -> None:
             try:
-                self.wait(_LONG)  # on the host: a stream of this thread is nobody else's
+                self.wait(_LONG)  # this thread has no stream of its own that anybody could use
                 outcome.set_result((self.result(), None))
             except Exception as error:
                 outcome.set_result((None, error))
 
-        # torch's C++ takes what `set_exception` leaves for a result; an error of a callback it sees as an error.
+        # torch's C++ would take a value of `set_exception` for a result; it recognizes an error that a callback raises.
         future = outcome.then(unwrap)
         threading.Thread(target=complete, name="alltoallv-future", daemon=True).start()
         return future
 
 
 class Done(Ended, Work):
-    """The handle of a call in a graph."""
+    """The handle of a call in a graph, which is done when it returns."""
 
 
 def unwrap(outcome: torch.futures.Future[Any]) -> Any:
-    """The result in a future of (result, error); raises the error."""
+    """Returns the result in a future of (result, error), or raises the error."""
     result, error = outcome.value()
     if error is not None:
         raise error.with_traceback(None)

@@ -1,1 +1,1 @@
-"""What moves the bytes of torch tensors: HCCL, and the groups of torch.distributed."""
+"""The engines that move the bytes of torch tensors: HCCL, and the groups of torch.distributed."""

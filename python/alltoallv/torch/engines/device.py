@@ -1,4 +1,4 @@
-"""A rank's membership in a group whose tensors lie on a device: what HCCL's and NCCL's have in common."""
+"""A rank's membership in a group whose tensors lie on a device: the common part of HCCL and NCCL."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ by_name: weakref.WeakValueDictionary[str, DeviceMember] = weakref.WeakValueDicti
 
 @dataclass(frozen=True)
 class Call:
-    """What a collective is, to the peers.
+    """Describes a collective to the peers.
 
     Attributes:
-        dtype: The core's name.
+        dtype: The core's name of the dtype.
         row: Elements per unit of the caller's counts, for messages.
-        root: Of a broadcast; or what ranks that exchange quantized rows must agree on beside the bytes of a row.
+        root: The root of a broadcast; for quantized rows, what ranks must agree on beside the bytes of a row.
     """
 
     operator: str
@@ -41,20 +41,20 @@ class Call:
     root: int = 0
 
     def plan(self, core: _core.Communicator, layout: Layout) -> _core.Plan:
-        """The exchange of a layout in elements; without receive counts they are learnt."""
+        """Returns the core's plan of a layout in elements; without receive counts they are learnt."""
         return _core.Plan(core, self.operator, self.dtype, *layout, self.root, self.row)
 
 
 def list_layout(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Layout:
-    """The layout of tensors that lie one behind the other."""
+    """Returns the layout of tensors that follow each other."""
     sends, recvs = [x.numel() for x in inputs], [out.numel() for out in outputs]
     return sends, packed(sends), recvs, packed(recvs)
 
 
 class Launches(Protocol):
-    """Collectives of one communicator. Each is compared with those of the peers, then launched.
+    """Launches the collectives of one communicator. Each is compared with those of the peers, then launched.
 
-    With ``wait`` the current stream waits for the data, and the host does not. Without it, what is returned has
+    With ``wait`` the current stream waits for the data, and the host does not. Without it, the returned work has
     ``wait`` and ``is_completed``. Layouts count elements.
     """
 
@@ -65,18 +65,18 @@ class Launches(Protocol):
     def learn(
         self, call: Call, input: Tensor, sends: list[int], sdispls: list[int], wait: bool
     ) -> tuple[tuple[Tensor, list[int]], Any]:
-        """The flat output and the receive counts, and the work."""
+        """Launches an exchange that learns its receive counts; returns the flat output, these counts, and the work."""
 
     def reduce(
         self, call: Call, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
     ) -> tuple[bool, Any]:
-        """Whether the engine has this reduction, in its own order of additions, and the work.
+        """Returns whether the engine has this reduction, in its own order of additions, and the work.
 
-        Where it has not, the ranks have compared it, and no more.
+        If it does not, the ranks have only compared the call.
         """
 
     def compare(self, request: QuantizedReduction, feeds_back: bool, gather_feeds_back: bool) -> None:
-        """The ranks' agreement about a quantized reduction."""
+        """Compares a quantized reduction with those of the peers."""
 
 
 class DeviceMember(ABC):
@@ -84,16 +84,16 @@ class DeviceMember(ABC):
 
     Every collective takes contiguous tensors and returns a call, to run or to submit. Collective calls are made by all
     ranks in the same order; before they are launched the ranks compare what they ask for, over ``on_host``, as often
-    as ``check`` says: ``"always"``, ``"first"`` (the first 8 calls), ``"off"``. What they disagree about is an error on
+    as ``check`` says: ``"always"``, ``"first"`` (the first 8 calls), ``"off"``. A disagreement is an error on
     all of them, after which the communicator stays usable. A lost rank, a timeout and an abort end it for good.
     """
 
-    host_core = None  # its calls are not the core's
+    host_core = None  # its calls are not for the core
     reaches_host = False  # whether it takes tensors in host memory
-    keep = Communicator.keep  # of the process, for all communicators
+    keep = Communicator.keep  # this process keeps them, for all communicators
 
     def __init__(self, communicator: Communicator, backend: str, group: Any = None) -> None:
-        """``communicator``: whose life and records are this one's; ``group``: kept only weakly."""
+        """Takes ``communicator``, whose life and records this one shares, and ``group``, which is kept only weakly."""
         self.communicator = communicator
         self.rank, self.size, self.domain, self.backend = (
             communicator.rank,
@@ -101,13 +101,16 @@ class DeviceMember(ABC):
             communicator.domain,
             backend,
         )
-        self.name = f"{backend}:{self.domain}:{next(_numbers)}"  # of this object, for graphs that cannot hold it
+        self.name = f"{backend}:{self.domain}:{next(_numbers)}"  # stands for this object in graphs
         self._group = None if group is None else weakref.ref(group)
         by_name[self.name] = self
 
     @abstractmethod
     def launches(self, device: torch.device, operator: str) -> Launches:
-        """Of the calls on tensors that lie there. What this rank refuses is told to the peers as ``operator``'s."""
+        """Returns what launches calls on tensors there.
+
+        A refusal of this rank is announced to the peers as one of ``operator``.
+        """
 
     @property
     def on_host(self) -> Communicator:
@@ -117,7 +120,7 @@ class DeviceMember(ABC):
     def fail(self, operator: str, error: BaseException) -> None:
         """Uses up this rank's next operator with a failure, which every peer then raises too.
 
-        Where the call is not compared, the peers cannot be told in turn: the communicator ends for all of them.
+        Where calls are not compared, the peers cannot be informed in turn: the communicator ends for all of them.
         """
         self.communicator.fail(operator, error)
 
@@ -135,16 +138,16 @@ class DeviceMember(ABC):
         return self.communicator.usable
 
     def stats(self) -> dict[str, int]:
-        """Counters: ``operators``, ``failed_operators``, and bytes received: ``bytes_<backend>``."""
+        """Returns the counters ``operators``, ``failed_operators``, and the bytes received: ``bytes_<backend>``."""
         return self.communicator.stats()
 
     def flight_record(self) -> dict[str, Any]:
-        """The last operators: sequence number, name, dtype, state, start and end in nanoseconds."""
+        """Returns the last operators: sequence number, name, dtype, state, start and end in nanoseconds."""
         return self.communicator.flight_record()
 
     @property
     def group(self) -> Any:
-        """The ProcessGroup it was made for."""
+        """The ProcessGroup that it was made for."""
         group = None if self._group is None else self._group()
         if group is None:
             raise InvalidParamError(f"the process group of domain '{self.domain}' is gone, expected one in use")
@@ -153,7 +156,7 @@ class DeviceMember(ABC):
     def exchange(
         self, operator: str, dtype: str, output: Tensor, input: Tensor, layout: Layout, row: int = 1, root: int = 0
     ) -> DeviceCall:
-        """The exchange of a layout in elements; for the rest see `Call`."""
+        """Returns the exchange of a layout in elements; for the rest see `Call`."""
 
         def run(wait: bool) -> tuple[None, Any]:
             launches = self.launches(input.device, operator)
@@ -164,7 +167,7 @@ class DeviceMember(ABC):
     def exchange_lists(
         self, operator: str, dtype: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
     ) -> DeviceCall:
-        """``inputs[j]`` to rank j, ``outputs[j]`` from it."""
+        """Returns the exchange that sends ``inputs[j]`` to rank j and receives ``outputs[j]`` from it."""
 
         def run(wait: bool) -> tuple[None, Any]:
             launches = self.launches(inputs[0].device, operator)
@@ -182,7 +185,7 @@ class DeviceMember(ABC):
         row: int = 1,
         root: int = 0,
     ) -> DeviceCall:
-        """An exchange whose receive counts the peers tell. Result: the flat output and the counts."""
+        """Returns an exchange whose receive counts the peers announce; its result is the flat output and the counts."""
 
         def run(wait: bool) -> tuple[tuple[Tensor, list[int]], Any]:
             launches = self.launches(input.device, operator)
@@ -193,9 +196,9 @@ class DeviceMember(ABC):
     def reduce(
         self, operator: str, dtype: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int]
     ) -> DeviceCall:
-        """``"all_reduce"``, or ``"reduce_scatter"`` whose rank j keeps ``counts[j]`` elements.
+        """Returns an ``"all_reduce"``, or a ``"reduce_scatter"`` whose rank j keeps ``counts[j]`` elements.
 
-        The order of additions is the engine's; what it does not reduce is added in the order of ranks.
+        The engine chooses the order of additions; what it does not reduce is added in rank order.
         """
 
         def run(wait: bool) -> tuple[None, Any]:
@@ -216,7 +219,7 @@ class DeviceMember(ABC):
         error: Tensor | None = None,
         gather_error: Tensor | None = None,
     ) -> DeviceCall:
-        """``request`` on contiguous tensors on one device, always on the current stream.
+        """Returns the call that runs ``request`` on contiguous tensors of one device, always on the current stream.
 
         Args:
             output: ``request.out_dtype``, allocated; all elements, or this rank's part of a reduce_scatter.
@@ -249,7 +252,7 @@ class DeviceMember(ABC):
 
 
 class Steps:
-    """Exchanges of bytes as steps of a reduction, under its name, on the current stream."""
+    """Exchanges bytes as the steps of a reduction, under its name, on the current stream."""
 
     def __init__(self, member: DeviceMember, operator: str) -> None:
         self._member, self._operator = member, operator
@@ -258,19 +261,19 @@ class Steps:
         self._member.exchange(self._operator, "uint8", output, input, layout).run()
 
     def gather(self, output: Tensor, input: Tensor) -> None:
-        """Every rank's input, one behind the other; of one length on all ranks."""
+        """Concatenates every rank's input; the inputs have one length on all ranks."""
         layout = _core.Request.all_gather(self._member.size, input.shape).layout
         self._member.exchange("all_gather_into_tensor", "uint8", output, input, layout).run()
 
 
 class DeviceCall:
-    """A collective ready to run, or to submit; the timeout is the communicator's."""
+    """A collective that is ready to run or to submit; the timeout is the communicator's."""
 
     def __init__(self, run: Callable[[bool], tuple[Any, Any]]) -> None:
         self._run = run
 
     def run(self, timeout: float = -1.0) -> Any:
-        """Returns when the current stream will wait for the data; the host does not wait."""
+        """Launches the call; returns when the current stream will wait for the data, while the host does not."""
         return self._run(True)[0]
 
     def submit(self, timeout: float = -1.0) -> DeviceWork:
@@ -285,7 +288,7 @@ class DeviceWork:
         self._work, self.result = work, result
 
     def wait(self, seconds: float = -1.0) -> bool:
-        """Makes the current stream wait; with a time, the host waits."""
+        """Makes the current stream wait; with a number of seconds, the host waits."""
         if self._work is None:
             return True
         if seconds < 0:
@@ -300,7 +303,7 @@ class DeviceWork:
         return True
 
     def done(self) -> bool:
-        """True, too, once it has failed: the next wait raises that."""
+        """Returns True once it is complete or has failed; after a failure the next wait raises it."""
         try:
             return self._work is None or bool(self._work.is_completed())
         except AllToAllVError:

@@ -1,4 +1,4 @@
-"""Tensors on an NPU over the core's transport hccl, whose ranks agree in shared memory, or between hosts over TCP."""
+"""Moves tensors on an NPU over the core's transport hccl; ranks agree in shared memory, or between hosts over TCP."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from alltoallv.torch.engines.npu import Streams, StreamWork, handle, npu, synchr
 
 
 class HcclLaunches:
-    """Collectives of a communicator over HCCL on torch's streams; see `Launches`. ``shared``: see `Streams`."""
+    """Launches collectives over HCCL on torch's streams; see `Launches`, and for ``shared`` `Streams`."""
 
     def __init__(self, communicator: Communicator, shared: Any = None) -> None:
         self._communicator, self.core = communicator, communicator.core
@@ -46,7 +46,7 @@ class HcclLaunches:
     def exchange_lists(
         self, call: Call, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait: bool
     ) -> StreamWork | None:
-        """Through packed buffers: HCCL may register all of the memory between the first and the last region."""
+        """Exchanges packed buffers: HCCL may register all of the memory between the first and the last region."""
         layout = list_layout(outputs, inputs)
         plan, recvs = call.plan(self.core, layout), layout[2]
         source = torch.cat([x.reshape(-1) for x in inputs])
@@ -67,7 +67,7 @@ class HcclLaunches:
         current = npu().current_stream(input.device)
 
         def allocate(counts: Sequence[int]) -> int:
-            # Whose memory it is to the end; what is the launches' own is handed out again behind any of them.
+            # The caller's stream uses this memory to the end; memory of the launch stream is reused after any launch.
             with npu().stream(current) if synchronizes("learnt-memory") else contextlib.nullcontext():
                 made[:] = [torch.empty(sum(counts), dtype=input.dtype, device=input.device), list(counts)]
             address: int = made[0].data_ptr()
@@ -82,7 +82,7 @@ class HcclLaunches:
     def reduce(
         self, call: Call, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
     ) -> tuple[bool, StreamWork | None]:
-        """See `Launches`. Some CANN releases return success and do nothing, which all ranks find
+        """See `Launches`. Some CANN releases return success and do nothing; all ranks find that
         out at the first call.
         """
         what = operator, dtype = call.operator, call.dtype
@@ -113,7 +113,7 @@ class HcclLaunches:
 
 
 def native(operator: str, dtype: str, op: str, counts: Sequence[int]) -> bool:
-    """Whether HCCL has this reduction on every family of devices."""
+    """Returns whether HCCL has this reduction on every family of devices."""
     if operator == "reduce_scatter" and len(set(counts)) > 1:
         return False
     if op == "avg" and dtype not in FLOATS:
@@ -122,7 +122,7 @@ def native(operator: str, dtype: str, op: str, counts: Sequence[int]) -> bool:
 
 
 def handle_of(group: dist.ProcessGroup, device: torch.device) -> int:
-    """The HcclComm that torch_npu's ProcessGroupHCCL uses for this device; 0 where there is none to be had."""
+    """Returns the HcclComm that torch_npu's ProcessGroupHCCL uses for this device; 0 if there is none."""
     try:
         backend = group._get_backend(torch.device("npu"))
     except RuntimeError:  # the group has no backend for npu
@@ -131,11 +131,11 @@ def handle_of(group: dist.ProcessGroup, device: torch.device) -> int:
     if get is None:
         return 0
     with npu().device(device):
-        return int(get(device.index or 0))  # it takes the number of a device, whatever its argument is called
+        return int(get(device.index or 0))  # it takes a device number, whatever its argument is called
 
 
 def stream_of(group: dist.ProcessGroup, device: torch.device) -> Any:
-    """The stream on which torch_npu runs the group's own collectives; None where it does not tell."""
+    """Returns the stream on which torch_npu runs the group's own collectives; None if it is unknown."""
     get = getattr(group._get_backend(torch.device("npu")), "_get_stream_id", None)
     if get is None:
         return None
@@ -169,12 +169,12 @@ class HcclMember(DeviceMember):
 
 
 class HcclGroupMember(HcclMember):
-    """Of a ProcessGroup: over its own HcclComm where torch_npu gives it, else over one of ours.
+    """A member of a ProcessGroup over its own HcclComm where torch_npu gives it, else over one of alltoallv's own.
 
     Args:
-        group: Its ranks; kept only weakly.
-        control: Of the same ranks, in host memory; goes with this one.
-        check: As `DeviceMember` has it.
+        group: The ProcessGroup; kept only weakly.
+        control: The communicator of the same ranks in host memory; it ends with this one.
+        check: See `DeviceMember`.
     """
 
     def __init__(self, group: dist.ProcessGroup, control: Communicator, timeout: float, check: str | None) -> None:
@@ -189,10 +189,10 @@ class HcclGroupMember(HcclMember):
         return self._control
 
     def launches(self, device: torch.device, operator: str) -> HcclLaunches:
-        """Made at the first call, which is collective."""
+        """Makes the launches at the first call, which is collective."""
         with self._lock:
             if self._launches is None:
-                barrier_plan(self._control).compare()  # what another rank has refused is told before HCCL is begun
+                barrier_plan(self._control).compare()  # another rank's refusal is announced before HCCL begins
                 self._launches = self._make(self.group, device)
         with guard(self, operator):
             if self.group not in dist.distributed_c10d._world.pg_map:
@@ -222,7 +222,7 @@ class HcclGroupMember(HcclMember):
 
 @lru_cache
 def end_before_torch_npu() -> None:
-    """At exit HCCL goes first: torch_npu, imported before this is called, gives the devices back."""
+    """Ends HCCL first at exit: torch_npu, imported before this is called, gives the devices back."""
     if synchronizes("end-first"):
         atexit.register(_end_all)
 

@@ -1,4 +1,4 @@
-"""The communicator in host memory of ranks that have met."""
+"""Makes the communicator in host memory of ranks that have met."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from alltoallv.torch.engines.rendezvous import Gather, Meeting
 
 
 def domain_of(name: str) -> str:
-    """The domain of a group of this name."""
+    """Returns the domain of a group of this name."""
     return f"torch-{name}".replace(":", "-").encode()[:128].decode(errors="ignore")  # a colon would begin a size
 
 
 def connect(
     meeting: Meeting, gather: Gather, rank: int, size: int, name: str, timeout: float, check: str | None = None
 ) -> Communicator:
-    """Shared memory for ranks on one host; TCP between hosts, with what goes inside a host in shared memory.
+    """Connects over shared memory on one host; over TCP between hosts, with shared memory inside each host.
 
     Args:
-        gather: By which ranks on several hosts find each other.
-        name: Of the group.
+        gather: Lets ranks on several hosts find each other.
+        name: The group's name.
         timeout: Seconds, here and in every operator.
-        check: As `Communicator.from_env` has it.
+        check: See `Communicator.from_env`.
 
     Raises:
         CommTimeoutError: ranks did not come; the message names them.

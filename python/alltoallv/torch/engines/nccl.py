@@ -1,4 +1,4 @@
-"""Tensors on a GPU over a group's NCCL: views per peer, nothing packed."""
+"""Moves tensors on a GPU over a group's NCCL: one view per peer, nothing is packed."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _INTEGERS = frozenset((torch.int8, torch.uint8, torch.int32, torch.int64))
 class NcclMember(DeviceMember):
     """This rank's membership in a ProcessGroup, over the group's own engine for a device, such as NCCL.
 
-    Calls that are not compared are launched and recorded only: a breach shows as it does in torch.distributed, and a
+    Calls that are not compared are only launched and recorded: a mismatch shows as it does in torch.distributed, and a
     rank that fails its own checks ends the communicator for everybody.
 
     Args:
-        group: Its ranks; kept only weakly.
-        control: Of the same ranks, in host memory; goes with this one.
+        group: The ProcessGroup; kept only weakly.
+        control: The communicator of the same ranks in host memory; it ends with this one.
         check: ``"always"``, ``"first"`` (None means that, too), ``"off"``.
     """
 
@@ -65,7 +65,7 @@ class NcclMember(DeviceMember):
 
 
 class NcclLaunches:
-    """Collectives of a group of torch.distributed, on the current stream; see `Launches`."""
+    """Launches collectives of a group of torch.distributed on the current stream; see `Launches`."""
 
     def __init__(self, member: DeviceMember, control: Communicator, check: str) -> None:
         self._member, self._control, self._check = member, control, check
@@ -76,7 +76,7 @@ class NcclLaunches:
         self.flight: deque[dict[str, Any]] = deque(maxlen=_FLIGHT_LENGTH)
 
     def _compares(self) -> bool:
-        """Whether the ranks compare the call whose turn it is."""
+        """Returns whether the ranks compare the call whose turn it is."""
         return self._check == "always" or (self._check == "first" and self._seq <= FIRST)
 
     def _run(
@@ -86,10 +86,10 @@ class NcclLaunches:
         launch: Callable[[Any], tuple[Any, int]],
         learns: bool = False,
     ) -> Any:
-        """Compares the call where that is due, and launches it with what the comparison has told.
+        """Compares the call where that is due, and launches it with the result of the comparison.
 
         Args:
-            launch: Returns the result, and the bytes that arrive.
+            launch: Returns the result, and the number of bytes that arrive.
         """
         with self._lock:
             self._seq += 1
@@ -103,11 +103,11 @@ class NcclLaunches:
             self.flight.append(entry)
             self.stats["failed_operators"] += 1
             told = None
-            if learns or self._compares() or not self._control.usable:  # which then says what has ended it
+            if learns or self._compares() or not self._control.usable:  # the comparison then says what has ended it
                 told = compare()
             try:
                 result, received = launch(told)
-            except BaseException as error:  # the peers have launched it, or will
+            except BaseException as error:  # the peers have launched the call, or will
                 text = str(error).splitlines()[0] if str(error) else type(error).__name__
                 self._control.abort(f"it broke off {call.operator}: {text}")
                 raise
@@ -199,7 +199,7 @@ class NcclLaunches:
         return group
 
     def _move(self, operator: str, output: Tensor, input: Tensor, layout: Layout, wait: bool) -> Any:
-        """Flat views of bytes, and a layout in bytes."""
+        """Exchanges flat views of bytes; the layout is in bytes."""
         sends, sdispls, recvs, rdispls = layout
         if operator == "all_gather_into_tensor" and self._member.size > 1:
             return dist.all_gather_into_tensor(output, input, group=self._group(), async_op=not wait)
@@ -213,5 +213,5 @@ class NcclLaunches:
 
 
 def regions(tensor: Tensor, counts: Sequence[int], displs: Sequence[int]) -> list[Tensor]:
-    """A view per peer."""
+    """Returns one view per peer."""
     return [tensor[displ : displ + count] for count, displ in zip(counts, displs, strict=True)]

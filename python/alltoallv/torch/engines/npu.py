@@ -1,4 +1,4 @@
-"""NPU streams of torch_npu: which one a call goes to, what it waits for, what must outlive it."""
+"""Chooses torch_npu's streams: which one a call uses, what it waits for, and what must outlive it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _left_out = frozenset(os.environ.get("ALLTOALLV_TEST_WITHOUT", "").split(","))
 
 
 def synchronizes(name: str) -> bool:
-    """False for what tests have left out, to show that each synchronization is needed.
+    """Returns False for a synchronization that a test leaves out, to show that it is needed.
 
     Every one has a name of its own, and a scene in tests/npu/test_npu_synchronization.py that goes wrong without it.
     """
@@ -26,14 +26,17 @@ def synchronizes(name: str) -> bool:
 
 
 def leave_out_synchronizations(names: str) -> None:
-    """Names, separated by commas, instead of those of ALLTOALLV_TEST_WITHOUT, with which a process begins."""
+    """Sets the synchronizations to leave out: names, separated by commas.
+
+    A process begins with those of ALLTOALLV_TEST_WITHOUT.
+    """
     global _left_out
     _left_out = frozenset(names.split(","))
     _core.leave_out_synchronizations(names)
 
 
 def npu() -> Any:
-    """The module ``torch.npu``, which torch_npu brings."""
+    """Returns the module ``torch.npu``, which torch_npu adds; raises BackendUnavailableError without it."""
     module = getattr(torch, "npu", None)
     if module is None:
         raise BackendUnavailableError("torch has no npu: pip install torch_npu, and import it before")
@@ -41,7 +44,7 @@ def npu() -> Any:
 
 
 class Streams:
-    """Where the calls of one communicator are launched; nothing here waits on the host.
+    """Launches the calls of one communicator on streams; nothing here waits on the host.
 
     Args:
         core: The communicator; None for calls that are all waited for.
@@ -58,9 +61,9 @@ class Streams:
         """Calls ``start`` with the raw handle of a stream, on which it launches.
 
         Args:
-            device: Of the tensors.
+            device: The device of the tensors.
             start: Runs with that stream as torch's current one.
-            wait: The current stream goes on when the launch is done. Otherwise the work that is returned lets it wait.
+            wait: The current stream waits until the launch is done. Otherwise the returned work lets it wait.
             keep: The tensors in use: their memory is not handed out again before the launch is done.
         """
         with npu().device(device):
@@ -88,7 +91,7 @@ _in_use: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _side_of(core: _core.Communicator | None, device: torch.device) -> Any:
-    """The stream of a communicator's own, whoever launches on it."""
+    """Returns the communicator's own stream, which all who launch on it share."""
     side = _sides.get(core)
     if side is None:
         side = _sides[core] = _unused_stream(device)
@@ -96,9 +99,9 @@ def _side_of(core: _core.Communicator | None, device: torch.device) -> Any:
 
 
 def _unused_stream(device: torch.device) -> Any:
-    """One that no other communicator has, so that none waits for another's peers.
+    """Returns a stream that no other communicator has, so that none waits for another's peers.
 
-    torch_npu hands out the same 32 of a device in turn; with more communicators than that, some share one.
+    torch_npu hands out the same 32 streams of a device in turn; with more communicators than that, some share one.
     """
     for _ in range(_POOL):
         stream = npu().Stream(device)
@@ -112,7 +115,7 @@ _handles: dict[Any, int] = {}
 
 
 def handle(stream: Any) -> int:
-    """The raw handle. Reading it hands torch_npu's queue of launches to the stream first."""
+    """Returns the raw handle. Reading it passes torch_npu's queue of launches to the stream first."""
     if synchronizes("task-queue"):
         return int(stream.npu_stream)
     key = (stream.device_index, stream.stream_id)
@@ -122,7 +125,7 @@ def handle(stream: Any) -> int:
 
 
 class StreamWork:
-    """A launch on a stream of our own, with what `DeviceWork` asks of an engine's work."""
+    """A launch on one of alltoallv's streams, with the methods that `DeviceWork` needs of an engine's work."""
 
     def __init__(self, core: _core.Communicator | None, device: torch.device, done: Any) -> None:
         self._core, self._device, self._done = core, device, done
@@ -130,13 +133,16 @@ class StreamWork:
         self._failure: AllToAllVError | None = None
 
     def wait(self) -> None:
-        """The current stream waits; the host does not. Raises what is known to have failed."""
+        """Makes the current stream wait, not the host. Raises a failure that is known."""
         self.is_completed()
         if synchronizes("output-event"):
             npu().current_stream(self._device).wait_event(self._done)
 
     def is_completed(self) -> bool:
-        """Raises what has failed: an event is also complete behind a launch that HCCL has given up."""
+        """Returns whether the launch is done; raises its failure.
+
+        An event is also complete after a launch that HCCL has given up.
+        """
         if self._failure is not None:
             raise self._failure
         if not self._succeeded:
@@ -149,7 +155,7 @@ class StreamWork:
     def _query(self) -> bool:
         try:
             return bool(self._done.query())
-        except RuntimeError as error:  # torch_npu's: nobody can tell whether the data have come or ever will
+        except RuntimeError as error:  # from torch_npu: nobody knows whether the data have come or ever will
             text = f"the NPU cannot tell whether an asynchronous call is done: {_first_line(error)}"
         self._failure = HcclError(text)
         if self._core is not None:

@@ -1,4 +1,4 @@
-"""Reductions over an engine that moves bytes: parts go to their owners, which add them in the order of ranks."""
+"""Reduces over an engine that only moves bytes: parts go to their owners, which add them in the order of ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from alltoallv._calls.counts import Layout, packed
 
-_SMALL = 16384  # bytes: everything to everyone in one step
+_SMALL = 16384  # bytes; smaller inputs go to every rank in one step
 _BITS = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
 _UNSIGNED = {
     getattr(torch, unsigned): signed
@@ -25,21 +25,21 @@ class Mover(Protocol):
     """Moves flat views of bytes."""
 
     def exchange(self, output: Tensor, input: Tensor, layout: Layout) -> None:
-        """The exchange of a layout in bytes."""
+        """Makes the exchange of a layout in bytes."""
 
     def gather(self, output: Tensor, input: Tensor) -> None:
-        """Every rank's input, one behind the other; of one length on all ranks."""
+        """Concatenates every rank's input; the inputs have one length on all ranks."""
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """A contiguous tensor as bytes: engines that lack a dtype have this one."""
+    """Returns a contiguous tensor as bytes: engines that lack its dtype can move these."""
     if not tensor.numel():
-        return torch.empty(0, dtype=torch.uint8, device=tensor.device)  # strides of nothing may forbid a view
+        return torch.empty(0, dtype=torch.uint8, device=tensor.device)  # strides of an empty tensor may forbid a view
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 def in_bytes(layout: Layout, itemsize: int) -> Layout:
-    """A layout of elements."""
+    """Converts a layout of elements to bytes."""
     sends, sdispls, recvs, rdispls = ([value * itemsize for value in values] for values in layout)
     return sends, sdispls, recvs, rdispls
 
@@ -47,10 +47,10 @@ def in_bytes(layout: Layout, itemsize: int) -> Layout:
 def reduce_in_order(
     mover: Mover, rank: int, operator: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int]
 ) -> None:
-    """all_reduce or reduce_scatter of flat tensors, ``counts[j]`` elements belonging to rank j.
+    """Does all_reduce or reduce_scatter of flat tensors; ``counts[j]`` elements belong to rank j.
 
-    The same bits on every rank, and the same as over shared memory: 16-bit floats are added in float32 and rounded
-    once, integers wrap, a NaN that comes out is the quiet one.
+    Every rank gets the same bits, and shared memory gives these, too: 16-bit floats are added in float32 and rounded
+    once, integers wrap, and a resulting NaN is the quiet one.
     """
     size, total, own = len(counts), sum(counts), counts[rank]
     first = packed(counts)[rank]
@@ -78,7 +78,7 @@ def reduce_in_order(
 
 
 def combine(parts: Tensor, op: str) -> Tensor:
-    """``parts[0] op parts[1] op ...`` in this order; shape ``[W, n]`` to ``[n]``."""
+    """Returns ``parts[0] op parts[1] op ...`` in this order; shape ``[W, n]`` becomes ``[n]``."""
     dtype = parts.dtype
     if dtype.is_complex:
         return torch.view_as_complex(combine(torch.view_as_real(parts), op))
@@ -90,7 +90,7 @@ def combine(parts: Tensor, op: str) -> Tensor:
         return reduce(_BITS[op], parts)
     if op in ("min", "max"):
         return _extreme(parts, op)
-    if dtype in _UNSIGNED:  # the same bits, and torch adds them
+    if dtype in _UNSIGNED:  # the signed dtype gives the same bits, and torch can add it
         return combine(parts.view(_UNSIGNED[dtype]), op).view(dtype)
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     total = parts[0].to(wide, copy=True)
@@ -105,7 +105,7 @@ def combine(parts: Tensor, op: str) -> Tensor:
 
 
 def _extreme(parts: Tensor, op: str) -> Tensor:
-    """The earlier of equal values stays; NaN where any is."""
+    """Returns the minimum or maximum; the earlier of equal values stays, and any NaN gives NaN."""
     dtype = parts.dtype
     if dtype in _UNSIGNED:
         signed = parts.view(_UNSIGNED[dtype])

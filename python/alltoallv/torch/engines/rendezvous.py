@@ -1,4 +1,4 @@
-"""How the ranks of a group find each other: through the group's store, or an engine that they have."""
+"""Lets the ranks of a group find each other, through the group's store or an engine that they have."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from alltoallv.errors import CommTimeoutError, PeerLostError
 T = TypeVar("T")
 
 _LOOK_SECONDS = 0.05
-_STORE_SECONDS = 10.0  # for the store itself
+_STORE_SECONDS = 10.0  # for the store itself to answer
 
 Gather = Callable[[bytes], list[bytes]]  # collective
-Ready = Callable[[float], bool]  # waits for some seconds; whether what is waited for has come
-Wait = Callable[[Ready, Callable[[], list[int]]], None]  # returns once it has; the second tells who is missing
+Ready = Callable[[float], bool]  # waits for some seconds; returns whether the awaited has come
+Wait = Callable[[Ready, Callable[[], list[int]]], None]  # returns once it has come; the second returns who is missing
 
 
 class Meeting(NamedTuple):
-    """What a rank knows once all ranks of a group have come.
+    """Says what a rank knows once all ranks of a group have come.
 
     Attributes:
-        who: What every rank said of itself; ``"host"`` is equal for those that can share memory.
+        who: Each rank's description of itself; ``"host"`` is equal for those that can share memory.
         key: Equal on all ranks, and different from every other meeting's.
     """
 
@@ -40,12 +40,12 @@ class Meeting(NamedTuple):
 
     @property
     def hosts(self) -> int:
-        """How many hosts the ranks are on."""
+        """Returns the number of hosts on which the ranks are."""
         return len({peer["host"] for peer in self.who})
 
 
 class GroupStore:
-    """A part of a group's store.
+    """Reads and writes a part of a group's store.
 
     Only `collect` waits for other ranks. A store that no longer answers raises PeerLostError.
     """
@@ -55,18 +55,18 @@ class GroupStore:
         self._dead = False
 
     def post(self, key: str, value: bytes | str) -> None:
-        """Does not wait for an answer."""
+        """Sets a key without waiting for an answer."""
         try:
             self.store.set(key, value)
         except RuntimeError as error:
             raise _silent(error) from error
 
     def peek(self, key: str) -> bytes | None:
-        """The value of a key; None if nobody has set it."""
+        """Returns the value of a key; None if nobody has set it."""
         return self._ask(lambda: bytes(self.store.get(key)) if self.store.check([key]) else None)
 
     def collect(self, key: str, wait: Wait) -> list[bytes]:
-        """``key/j`` of every rank j, which `wait` waits for."""
+        """Waits by `wait` for ``key/j`` of every rank j; returns the values."""
         keys = [f"{key}/{j}" for j in range(self.size)]
         wait(lambda step: self.await_(lambda: bool(self.store.check(keys)), step), lambda: self.missing(key))
         if self.store.has_extended_api():
@@ -74,11 +74,11 @@ class GroupStore:
         return self._ask(lambda: [bytes(self.store.get(name)) for name in keys])
 
     def missing(self, key: str) -> list[int]:
-        """Ranks j that have not posted ``key/j``."""
+        """Returns the ranks j that have not posted ``key/j``."""
         return [j for j in range(self.size) if self.peek(f"{key}/{j}") is None]
 
     def await_(self, come: Callable[[], bool], step: float) -> bool:
-        """Asks until ``come()`` is true, for ``step`` seconds; whether it was."""
+        """Asks until ``come()`` is true, for at most ``step`` seconds; returns whether it was."""
 
         def poll() -> bool:
             end, pause = time.monotonic() + step, 0.0002
@@ -92,7 +92,7 @@ class GroupStore:
         return self._ask(poll, step + _STORE_SECONDS)
 
     def _ask(self, question: Callable[[], T], seconds: float = _STORE_SECONDS) -> T:
-        """On a thread: the store's own calls may wait for minutes where a network is cut."""
+        """Asks on a thread, because the store's own calls may wait for minutes where a network is cut."""
         answers: list[T] = []
         errors: list[RuntimeError] = []
 
@@ -119,10 +119,10 @@ def _silent(error: RuntimeError) -> PeerLostError:
 
 
 def meet(store: dist.Store, rank: int, size: int, name: str, timeout: float, **more: Any) -> Meeting:
-    """Waits for all ranks of group ``name`` at its store, which may hold what they wrote for a group of before.
+    """Waits for all ranks of group ``name`` at its store, which may hold values of an earlier group.
 
-    Rank 0 opens a place that no meeting has had; a rank that has gone to an old one does not find itself among those
-    who were there, and looks for a newer.
+    Rank 0 opens a place that no meeting has had. A rank that has gone to an old one does not find itself among those
+    who were there, and looks for a newer place.
 
     Args:
         more: What peers should know of this rank beside its host.
@@ -165,7 +165,7 @@ def meet(store: dist.Store, rank: int, size: int, name: str, timeout: float, **m
 
 
 def meet_over(gather: Gather, **more: Any) -> Meeting:
-    """The same for ranks that have no store, but can hand everybody what all give."""
+    """Does `meet` for ranks that have no store, but a function that gives every rank the bytes of all."""
     return _meeting([json.loads(one) for one in gather(_introduction(uuid.uuid4().hex, more).encode())])
 
 
@@ -178,7 +178,7 @@ def _meeting(who: list[dict[str, Any]]) -> Meeting:
 
 
 def gatherer(meeting: Meeting, of_group: dist.Store, rank: int, size: int, timeout: float) -> Gather:
-    """Hands everybody the bytes that all ranks give, through a part of the group's store."""
+    """Returns a function that gives every rank the bytes of all ranks, through a part of the group's store."""
     numbers = itertools.count()
 
     @functools.cache
@@ -204,9 +204,9 @@ _connections: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyD
 
 
 def connection(store: Any) -> Any:
-    """A connection of this process to a group's store, less its prefixes: one for all groups of a default group.
+    """Returns a connection of this process to a group's store, without its prefixes; a default group's share one.
 
-    Another thread may sit in a long wait on the group's own. TCPStore takes seconds for every twelfth or so.
+    Another thread may be in a long wait on the group's own connection. TCPStore takes seconds for about every twelfth.
     """
     root = store._underlying_non_prefix_store if isinstance(store, dist.PrefixStore) else store
     if not hasattr(root, "clone"):

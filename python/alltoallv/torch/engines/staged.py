@@ -1,4 +1,4 @@
-"""Tensors on a device without an engine of its own, such as one GPU that several ranks share: through host memory."""
+"""Moves tensors through host memory where devices have no engine, such as one GPU that several ranks share."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class StagedWork:
 
 
 class StagedLaunches:
-    """See `Launches`."""
+    """Launches calls on host memory; see `Launches`."""
 
     def __init__(self, control: Communicator) -> None:
         self._core, self._control = control.core, control
@@ -66,7 +66,7 @@ class StagedLaunches:
     def learn(
         self, call: Call, input: Tensor, sends: list[int], sdispls: list[int], wait: bool
     ) -> tuple[tuple[Tensor, list[int]], None]:
-        """Always waits: the counts must be known."""
+        """Runs the exchange and always waits, because the counts must be known."""
         plan = call.plan(self._core, (sends, sdispls, [], []))
         source = _staged([input])
         made: list[Any] = []
@@ -100,7 +100,7 @@ class StagedLaunches:
         inputs: Sequence[Tensor],
         wait: bool,
     ) -> StagedWork | None:
-        """On one piece of host memory for all inputs, and one for all outputs, which keeps what no region covers."""
+        """Runs on one piece of host memory for all inputs, and one for all outputs, which keeps uncovered elements."""
         source, target = _staged(inputs), _staged(outputs)
 
         def finish() -> None:

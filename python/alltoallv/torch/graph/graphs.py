@@ -1,4 +1,4 @@
-"""Where torch does not run a call but records it, in a graph that runs later, on other data."""
+"""Says where torch records a call instead of running it, in a graph that runs later on other data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 
 def is_tracing() -> bool:
-    """Whether a call has to be operators, since its tensors stand for others.
+    """Returns whether a call has to consist of operators, because its tensors stand for others.
 
     True under torch.compile, export and make_fx, under FakeTensorMode, where tensors have no data, and in the
     transforms of torch.func. Not under jit.trace, where calls are refused: its graphs lose collectives whose results
@@ -32,14 +32,17 @@ def is_tracing() -> bool:
 
 
 def check_untimed(timeout: float | None) -> None:
-    """Refuses a timeout where a graph is made, whose operators have none."""
+    """Raises if a timeout is given while a graph is made, because its operators have none."""
     if timeout is not None:
         raise InvalidParamError(f"timeout is {timeout!r}, expected None in a graph")
 
 
 def between_graphs(function: Callable[P, T]) -> Callable[P, T]:
-    """A function that torch.compile leaves out of its graphs; `torch.compiler.disable` costs every call more."""
-    left_out = torch._disable_dynamo(function)  # imports the compiler, which takes seconds, when it is first called
+    """Returns a function that torch.compile leaves out of its graphs.
+
+    `torch.compiler.disable` costs every call more.
+    """
+    left_out = torch._disable_dynamo(function)  # its first call imports the compiler, which takes seconds
 
     @functools.wraps(function)
     def either(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,4 +1,4 @@
-"""What Inductor must be told about the operators: in which order they run.
+"""Makes Inductor keep the order of the operators.
 
 Effect tokens keep the order of effectful operators up to Inductor, whose scheduler (as of torch 2.13) files the
 dependencies between them under the names of buffers but looks for those of operations, and so moves an operator before
@@ -20,7 +20,7 @@ def teach(operator: Any) -> None:
     if operator in _taught:
         return
     _taught.add(operator)
-    with contextlib.suppress(ImportError):  # another Inductor: the agreement between ranks still catches what differs
+    with contextlib.suppress(ImportError):  # another Inductor: the ranks' comparison still finds what differs
         from torch._inductor.lowering import lowerings
 
         lowerings[operator] = _lowering(operator)

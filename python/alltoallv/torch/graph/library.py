@@ -1,4 +1,4 @@
-"""Operators of torch.library, each declared with what a graph and autograd need to know, and the short way to them.
+"""Declares operators of torch.library with what a graph and autograd need to know, and calls them on a short way.
 
 Torch's way to them, in Python for the most part, takes ten times as long as a small exchange. Where nobody watches the
 calls, an operator runs at once, and autograd learns of it by the same functions.
@@ -20,17 +20,17 @@ from alltoallv.torch.graph import inductor
 
 
 class Like(NamedTuple):
-    """What a gradient knows of every tensor that was given."""
+    """The shape and dtype of a tensor argument, which is all that a gradient knows of it."""
 
     shape: torch.Size
     dtype: torch.dtype
 
 
 class Operator:
-    """The operator ``alltoallv::<name of the function>``.
+    """Makes the operator ``alltoallv::<name of the function>``.
 
     The first argument is a tensor, the last a group: in a graph the name of one (see `groups.name_of`), which is what
-    the function's annotations tell torch, in any other call also the group itself.
+    the function's annotations declare, in any other call also the group itself.
 
     Args:
         run: The function. It returns a tensor, or a list whose first tensors may need gradients.
@@ -38,8 +38,8 @@ class Operator:
         gradient: ``gradient(call, grad, *saved)`` returns the gradient of the first argument, or of those that may need
             one. ``call`` has all arguments by name, tensors as `Like`; ``grad`` is the output's gradient, for a list
             those of its first tensors, None where the argument in that place needs none.
-        saves: What the gradient is given: names of arguments, places in the list that ``run`` returns.
-        schema: The operator's, in torch's words; left out, it follows from the function's annotations.
+        saves: What the gradient receives: names of arguments, places in the list that ``run`` returns.
+        schema: The operator's schema, in torch's words; left out, it follows from the function's annotations.
         followed: How many of the first arguments may need gradients.
     """
 
@@ -85,7 +85,7 @@ class Operator:
     def __call__(self, *args: Any) -> Any:
         compiling = torch.compiler.is_compiling()
         if not compiling and (has_tangent(args[0]) or torch._C._is_tracing()):
-            return self.run(*args)  # which refuses it, so that all ranks hear of it
+            return self.run(*args)  # it refuses the call, and all ranks are informed
         if compiling or has_dispatch_mode(args[0]):
             return self.packet(*args[:-1], groups.name_of(args[-1]))
         if needs_grad(*args[: self.followed]):
@@ -93,7 +93,7 @@ class Operator:
         return self.run(*args)
 
     def ran(self, result: Any, *args: Any) -> Any:
-        """Returns what a call with these arguments would, when what `run` would return is there already."""
+        """Returns a call's result, with its gradient, where `run` has already returned ``result``."""
         return self._direct(lambda *args: result, args) if needs_grad(*args[: self.followed]) else result
 
     def _direct(self, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -102,7 +102,7 @@ class Operator:
 
 
 class _Direct(torch.autograd.Function):
-    """An operator without the dispatcher."""
+    """Runs an operator without the dispatcher."""
 
     @staticmethod
     def forward(ctx: Any, operator: Operator, run: Callable[..., Any], *args: Any) -> Any:
@@ -117,7 +117,7 @@ class _Direct(torch.autograd.Function):
 
 
 def effectful(custom: Any, fake: Callable[..., Any]) -> None:
-    """Gives a collective what a graph sees. Its first call, when one first has the operator, tells Inductor of it.
+    """Declares a collective's fake for graphs. When a graph first contains the operator, Inductor is prepared for it.
 
     Every rank must issue the same collectives in the same order: a compiler may neither drop nor reorder them.
     """
@@ -131,12 +131,12 @@ def effectful(custom: Any, fake: Callable[..., Any]) -> None:
 
 
 def known(size: int) -> int:
-    """Returns a size, for a fake; one below 0 only the run will tell."""
+    """Returns a size, for a fake; a size below 0 is known only when the graph runs."""
     return torch.library.get_ctx().new_dynamic_size() if isinstance(size, int) and size < 0 else size
 
 
 def has_dispatch_mode(tensor: Tensor) -> bool:
-    """Tells whether somebody is to see the operator itself: a mode, a transform, a profiler, the tensor's class."""
+    """Returns whether a mode, a transform, a profiler or the tensor's class must see the operator itself."""
     return (
         type(tensor) not in PLAIN
         or torch._C._len_torch_dispatch_stack() > 0

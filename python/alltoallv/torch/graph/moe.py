@@ -1,9 +1,9 @@
-"""Rows to the ranks of their experts and back: the operators under `alltoallv.torch.nn.MoEDispatcher`.
+"""The operators under `alltoallv.torch.nn.MoEDispatcher`: rows go to the ranks of their experts and back.
 
 `moe_dispatch` finds a way, `moe_spread` goes along it and `moe_collect` back. A way is four tensors: ``order``, the
-pairs in the order in which they go (see `alltoallv._calls.routing`); ``source``, of every row of the experts which of
-the pairs that came it is, -1 for zeros; ``ranks``, int64 ``[4, W]`` on the CPU, pairs for and from every rank, its
-tokens and choices of each; ``token``, the number that every pair's token has where it comes from. Tokens travel once to
+pairs in the order in which they go (see `alltoallv._calls.routing`); ``source``, for every row of the experts the
+index of the pair that came, -1 for zeros; ``ranks``, int64 ``[4, W]`` on the CPU, pairs for and from every rank, its
+tokens and choices of each; ``token``, every pair's number of its token on the rank it came from. Tokens travel once to
 every rank, behind notes (see `alltoallv._calls.notes`). Collecting takes the rows back and adds those of one token:
 each is the other's gradient, so derivatives of every order exist. Codes are straight through: gradients travel as they
 are.
@@ -36,13 +36,13 @@ _WAY = ("order", "source", "ranks", "token")
 
 
 def as_text(routing: Routing) -> str:
-    """Returns a routing as a graph can hold it."""
+    """Returns a routing as a text that a graph can hold."""
     return json.dumps(asdict(routing))
 
 
 @lru_cache(maxsize=256)
 def as_routing(text: str) -> Routing:
-    """The inverse of `as_text`."""
+    """Returns the routing of a text that `as_text` made."""
     fields = json.loads(text)
     if fields["placement"] is not None:
         fields["placement"] = tuple(map(tuple, fields["placement"]))
@@ -50,7 +50,7 @@ def as_routing(text: str) -> Routing:
 
 
 class _Going(NamedTuple):
-    """Tokens under way, each once to every rank that has an expert of it."""
+    """Holds tokens under way, each once to every rank that has an expert of it."""
 
     comm: AnyCommunicator
     head: tuple[int, int, int]  # signature, tokens, choices
@@ -58,7 +58,7 @@ class _Going(NamedTuple):
     exchange: Callable[[], tuple[Tensor, list[int]]]
 
     def arrive(self) -> tuple[Tensor, notes.Told]:
-        """Rows of bytes, and what the notes among them tell."""
+        """Returns the rows of bytes that arrive, and what the notes among them say."""
         received, recvs = self.exchange()
 
         def fetch(which: Numbers) -> notes.Bytes:
@@ -77,7 +77,7 @@ def _send(
     signature: int,
     begins: bool,
 ) -> _Going:
-    """Rows of bytes of tokens; ``pairs``: their order, how many go to every rank, choices of each token."""
+    """Sends tokens as rows of bytes; ``pairs``: their order, how many go to every rank, choices of each token."""
     order, sends, k = pairs
     with guard(comm, OPERATOR):
         head, widths = (signature, len(rows), k), [column.shape[1] for column in columns]
@@ -87,19 +87,19 @@ def _send(
 
 
 def _of_pairs(weights: Tensor, order: Numbers) -> notes.Bytes:
-    """A column of the notes."""
+    """Returns the weights as a column of the notes."""
     column: notes.Bytes = row_bytes.as_bytes(weights.reshape(-1, 1)).cpu().numpy()[order]
     return column
 
 
 def _weights(column: notes.Bytes, source: Tensor, like: Tensor) -> Tensor:
-    """Of every row of the experts."""
+    """Returns the weight of every row of the experts."""
     weights = torch.from_numpy(column.reshape(-1)).view(like.dtype).view(-1, 1).to(like.device)
     return row_bytes.placed(weights, source, False).view(-1)
 
 
 def _index(told: notes.Told, token: Numbers, source: Tensor) -> Tensor:
-    """Of every row of the experts which of the rows that came it is; -1: zeros."""
+    """Returns, for every row of the experts, the index of the received row that it holds; -1 stands for zeros."""
     lines = torch.from_numpy(np.append(notes.lines(token, told.pairs, told.firsts), -1))
     return lines.to(source.device)[source]
 
@@ -107,7 +107,7 @@ def _index(told: notes.Told, token: Numbers, source: Tensor) -> Tensor:
 def begin_dispatch(
     tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: Routing, group: str, begins: bool
 ) -> Callable[[], list[Tensor]]:
-    """Sends tokens ``[n, d]`` with choices and weights ``[n, k]``; what it returns gives `moe_dispatch`'s results."""
+    """Sends tokens ``[n, d]`` with choices and weights ``[n, k]``; the result returns `moe_dispatch`'s results."""
     comm = carrier(group, tokens)
     with guard(comm, OPERATOR):
         numbers = ids.detach().to("cpu", torch.int64).numpy()
@@ -163,7 +163,7 @@ def _forth(call: Any, grads: Sequence[Any], *way: Tensor) -> Any:
 
 
 def _traveling(grads: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
-    """Returns the gradients of rows and weights as they travel; a part without one does not."""
+    """Returns the gradients of rows and weights as they travel; a tensor without a gradient does not travel."""
     first, second = grads
     return second.new_empty((second.shape[0], 0)) if first is None else first, second
 
@@ -173,13 +173,13 @@ def _gradients(made: Sequence[Tensor], grads: Sequence[Any]) -> Any:
 
 
 def _as_given(rows: Tensor, weights: Tensor | None, length: int, *shape: int) -> list[Tensor]:
-    """Returns what a graph sees of ``length`` rows, and of weights of a shape."""
+    """Returns the fake of ``length`` rows, and of weights of a shape."""
     made = rows.new_empty(0) if weights is None else weights.new_empty(shape)
     return [rows.new_empty((length, rows.shape[1])), made]
 
 
 def _dispatched(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: str, group: str) -> list[Tensor]:
-    """Returns what a graph sees of a dispatch."""
+    """Returns the fake of a dispatch."""
     about, comm, rows = as_routing(routing), carrier(group, tokens), known(-1)
     all_go = about.capacity is None and about.placement is None
     sent = ids.shape[0] * ids.shape[1] if all_go else known(-1)
@@ -207,7 +207,7 @@ def _dispatched(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: st
 def moe_dispatch(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: str, group: str) -> list[Tensor]:
     """Returns rows ``[r, d]``, their weights and scales, ``[r]`` or ``[0]``, the way, and rows of every local expert.
 
-    Those are int64 ``[2, experts]`` on the CPU: with rows of zeros, and without.
+    The last are int64 ``[2, experts]`` on the CPU: with rows of zeros, and without.
     """
     return begin_dispatch(tokens, weights, ids, as_routing(routing), group, False)()
 
@@ -259,7 +259,7 @@ def begin_collect(
     *,
     begins: bool = False,
 ) -> Callable[[], list[Tensor]]:
-    """Sends the rows back; what it returns gives `moe_collect`'s results."""
+    """Sends the rows back; the result returns `moe_collect`'s results."""
     comm, coded = carrier(group, rows), payload or None
     with guard(comm, OPERATOR):
         x, complete = as_input("rows", rows), len(order) == tokens * k
@@ -316,6 +316,6 @@ def begin_collect(
 def moe_collect(rows: Tensor, weights: Tensor | None, *way: Any) -> list[Tensor]:
     """Sends rows ``[r, d]``, weights ``[r]`` back; returns sums ``[n, d]`` over the choices, ``[n, k]`` or ``[0]``.
 
-    ``gates`` ``[r]`` multiply the rows; they have no gradient here, and so have the rows then.
+    ``gates`` ``[r]`` multiply the rows; neither they nor these rows have a gradient here.
     """
     return begin_collect(rows, weights, *way)()

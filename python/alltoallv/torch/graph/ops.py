@@ -1,4 +1,4 @@
-"""The operators of torch.library: what autograd, torch.compile and effects see.
+"""The operators of torch.library that autograd, torch.compile and effects see.
 
 ``layout`` is an int64 CPU tensor of shape ``[4, W]``: send_counts, sdispls, recv_counts, rdispls, in elements. As a
 tensor it may change from call to call without a recompilation. An exchange is linear; `all_to_all_v_transpose` is its
@@ -8,7 +8,7 @@ transpose and each is the gradient of the other, so derivatives of every order e
   in the order of ranks;
 * elements of the output that no region covers pass nothing back.
 
-Collectives whose rows say how they return a new tensor are operators by that (`api.declaration.Functional`).
+Collectives whose rows say how they return a new tensor become operators by that (`api.declaration.Functional`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from alltoallv.torch.graph.library import Operator, known
 
 
 def carrier(group: Group, tensor: Tensor) -> AnyCommunicator:
-    """Returns the communicator that a call gives or a graph names, for a tensor."""
+    """Returns the communicator for a tensor, from a call's group or a graph's name of it."""
     device = groups.device_of(tensor)
     found = groups.by_name(group, device) if isinstance(group, str) else groups.resolve(group, device)
     if found is None:
@@ -44,7 +44,7 @@ def carrier(group: Group, tensor: Tensor) -> AnyCommunicator:
 
 
 def _exchange(comm: AnyCommunicator, operator: str, input: Tensor, layout: Layout, numel_out: int, row: int) -> Tensor:
-    """Makes a checked exchange into a new flat tensor, whose gaps are zero."""
+    """Runs a checked exchange into a new flat tensor, whose gaps are zero."""
     with guard(comm, operator):
         x = as_input("input", input)
         needed = _core.check_exchange(x.numel(), numel_out, *layout, comm.size)
@@ -57,7 +57,7 @@ def _exchange(comm: AnyCommunicator, operator: str, input: Tensor, layout: Layou
 
 
 def _plain_exchange(comm: AnyCommunicator, *args: Any) -> Tensor | None:
-    """Makes the exchange in the core, of tensors that nobody has to look at before; returns None for others."""
+    """Runs the exchange in the core if the core alone can check the tensors; else returns None."""
     made: Tensor | None = None if comm.host_core is None else _core.exchange(comm.host_core, *args)
     return made
 
@@ -89,7 +89,7 @@ def all_to_all_v(input: Tensor, layout: Tensor, numel_out: int, row: int, operat
 
 @partial(Operator, fake=_flat, gradient=_forth, saves=("layout",))
 def all_to_all_v_transpose(grad: Tensor, layout: Tensor, numel_in: int, row: int, operator: str, group: str) -> Tensor:
-    """Turns the gradient of the output into that of the input, of shape ``[numel_in]``."""
+    """Returns the input's gradient, of shape ``[numel_in]``, from the output's."""
     comm = carrier(group, grad)
     if (made := _plain_exchange(comm, operator, grad, layout, numel_in, row, True)) is not None:
         return made
@@ -111,9 +111,9 @@ def all_to_all_v_transpose(grad: Tensor, layout: Tensor, numel_in: int, row: int
     saves=(1,),
 )
 def all_to_all_v_learn(input: Tensor, sends: Tensor, row: int, operator: str, group: str) -> list[Tensor]:
-    """Makes an exchange whose receive counts the peers tell. ``sends`` is ``[2, W]``; returns output and full layout.
+    """Makes an exchange whose receive counts the peers announce. ``sends`` is ``[2, W]``; returns output and layout.
 
-    They are a list since Inductor (torch 2.13) does not find sizes that only the run tells in a tuple.
+    They are a list since Inductor (torch 2.13) does not find sizes in a tuple that are known only when the graph runs.
     """
     comm = carrier(group, input)
     with guard(comm, operator):
@@ -127,7 +127,7 @@ def all_to_all_v_learn(input: Tensor, sends: Tensor, row: int, operator: str, gr
 
 
 def _functional(row: Collective) -> Operator:
-    """Makes the operator of a collective that returns a new tensor."""
+    """Returns the operator of a collective that returns a new tensor."""
     form = row.functional
     assert form is not None
     at_once = form.at_once

@@ -1,8 +1,8 @@
-"""The operators of torch.library for quantized collectives: what autograd, torch.compile and effects see.
+"""The operators of torch.library for quantized collectives, as autograd, torch.compile and effects see them.
 
 Rounding has no useful derivative, so gradients pass straight through: that of a quantized collective is the gradient of
-the same collective without quantization, in the gradient's own dtype; that of an all-to-all is quantized too if asked
-for. Error feedback is not among the arguments: a state that changes is no function.
+the same collective without quantization, in the gradient's own dtype. That of an all-to-all is also quantized if asked
+for. Error feedback is not among the arguments: an operator that changes a state would not be a function.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def quantized_all_reduce(input: Tensor, *given: Any) -> Tensor:
 
 
 def _gathered(call: Any, grad: Tensor) -> Tensor:
-    """Takes everybody's part of the gradient to everybody."""
+    """Gathers all ranks' parts of the gradient on every rank."""
     row = call.input.shape[1:].numel()
     counts = [rows * row for rows in call.rows]
     own = [counts[call.rank]] * len(counts)
@@ -96,7 +96,7 @@ def _rows_like(input: Tensor, rows: int, given: tuple[Any, ...]) -> Tensor:
 
 
 def _returned(call: Any, grads: list[Tensor], sends: Tensor, recvs: Tensor) -> Tensor:
-    """Takes the rows' gradients back where the rows came from."""
+    """Sends the rows' gradients back to the ranks that the rows came from."""
     shape, dtype = call.input
     if call.quantize_gradient:
         options = Options(*call[4:-1])._replace(out_dtype=dtype)
@@ -120,7 +120,7 @@ def _returned(call: Any, grads: list[Tensor], sends: Tensor, recvs: Tensor) -> T
 def quantized_all_to_all(input: Tensor, sends: Tensor, recvs: Tensor | None, rows: int, *given: Any) -> list[Tensor]:
     """Sends rows as codes; ``sends`` and ``recvs`` are int64 ``[W]``, in rows. Returns the rows and their counts.
 
-    ``rows``: how many a graph may rely on; -1 where only the run tells.
+    ``rows``: the number of rows that a graph may rely on; -1 where it is known only when the graph runs.
     """
     comm = carrier(given[-1], input)
     with guard(comm, "quantized_all_to_all"):
@@ -131,7 +131,7 @@ def quantized_all_to_all(input: Tensor, sends: Tensor, recvs: Tensor | None, row
 
 
 def _through_products(call: Any, grad: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Goes through the products; the gradient of their sum is not quantized."""
+    """Returns the gradients through the products; the gradient of their sum is not quantized."""
     back = _gradient_of_sum(call, grad.contiguous())
     flat = back.reshape(-1, weight.shape[0])
     return (flat @ weight).view(input.shape), flat.t() @ input.reshape(-1, input.shape[-1])

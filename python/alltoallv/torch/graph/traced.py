@@ -1,7 +1,7 @@
-"""The functions of `alltoallv.torch` as a graph has them: operators, and copies where they write.
+"""Gives the functions of `alltoallv.torch` their form in a graph: operators, and copies where they write.
 
-Nothing here depends on values: what the arguments say is checked when the operators run. An operator of a graph is done
-when the next one begins, so the handle of a call with ``async_op=True`` is that of one that has ended.
+Nothing here depends on values: arguments are checked when the operators run. An operator of a graph is done
+when the next one begins, so a call with ``async_op=True`` returns the handle of a call that has ended.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def collective(
 
 
 def as_counts(values: Counts) -> Tensor:
-    """Returns counts as operators take them: int64, on the host."""
+    """Returns counts as operators take them: int64, in host memory."""
     if isinstance(values, Tensor):
         return values.to("cpu", torch.int64)
     return torch.tensor(values, dtype=torch.int64, device="cpu")
@@ -129,10 +129,10 @@ def exchange_counts(send_counts: Counts, group: Group) -> Tensor:
 
 
 def outcome(made: Tensor, out: Tensor | None, async_op: bool) -> Any:
-    """Returns the result of a call with these arguments: the output, copied to ``out``, and a handle if asked for.
+    """Returns the result of a call with these arguments: the output, copied to ``out`` if given, and a handle if asked.
 
     Raises:
-        InvalidTensorError: ``out`` is of another dtype or shape.
+        InvalidTensorError: ``out`` has another dtype or shape.
     """
     if out is not None:
         if (out.dtype, out.shape) != (made.dtype, made.shape):

@@ -6,11 +6,11 @@
 
 For dense CPU tensors, over shared memory on a host and TCP between hosts: every collective of torch.distributed, send
 and recv with tags and from any source, the coalesced forms, and what is made of them: DDP, FSDP2, functional
-collectives, object collectives, pipelines. Handed to gloo, after all ranks have agreed that it is: sparse tensors and
-tensor subclasses.
+collectives, object collectives, pipelines. Sparse tensors and tensor subclasses are passed to gloo, after all ranks
+have agreed on that.
 Tensors of accelerators go to the engine that the group's configuration names for them, NCCL and HCCL if it names none.
 
-What the core checks holds here too: ranks that disagree about operator, dtype or sizes all raise
+The core checks calls here, too: ranks that disagree about operator, dtype or sizes all raise
 `PeerMismatchError`, late and lost ranks are named, and `alltoallv.torch` functions called with such a group use the
 same communicator. Errors of this rank's arguments are also the RuntimeError that torch's own engines raise.
 """
@@ -48,9 +48,9 @@ _EVEN = Terms(unit="element")  # split into equal parts
 
 
 class AllToAllVGroup(CarriedGroup):
-    """A group whose CPU collectives run over its communicator; see the module."""
+    """Runs a group's CPU collectives over its communicator; see the module."""
 
-    # Collectives over the communicator. Lists with several tensors, for several devices of a rank, are handed over.
+    # Collectives over the communicator. Lists with several tensors, for several devices of a rank, are passed to torch.
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
         opts = opts or AllreduceOptions()
@@ -138,14 +138,14 @@ class AllToAllVGroup(CarriedGroup):
         return self._kept(self._engine(device).barrier(opts))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A `barrier`, which names late ranks; ``dist.monitored_barrier`` itself insists on backend gloo."""
+        """Does a `barrier`, which names late ranks; ``dist.monitored_barrier`` itself insists on backend gloo."""
         opts = BarrierOptions()
         opts.asyncOp = False
         if timeout is not None:
             opts.timeout = timeout
         self.barrier(opts)
 
-    # Names of older versions of torch.
+    # Methods that older versions of torch call by these names.
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     _allgather_base = all_gather_single
@@ -168,7 +168,7 @@ class AllToAllVGroup(CarriedGroup):
         outs, ins = _one(output_tensors), _only(input_tensors or [[]])
         return self._run("scatter", calls.scatter, outs, ins, opts, given, Terms(root=opts.rootRank))
 
-    # Messages, which concern two ranks alone.
+    # Messages, which concern only two ranks.
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> TorchWork:
         if len(tensors) == 1 and self._carries(tensors):
@@ -195,7 +195,7 @@ def _only(lists: list[list[Tensor]]) -> list[Tensor] | None:
 
 
 class _Devices(list[str]):
-    """Devices whose tensors a group carries here. Found when a group is made: to look at import would fix which."""
+    """Lists the devices whose tensors a group carries, when a group is made: looking at import would fix them."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(["cpu", *engines.accelerators()])

@@ -1,4 +1,4 @@
-"""How a group of the backend runs what its communicator carries, and what it does before it hands anything over."""
+"""Runs what a group's communicator carries, and prepares calls that are passed to torch's engines."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from alltoallv.torch.api.tensors import PLAIN
 from alltoallv.torch.process_group.group import EngineGroup, device_kind
 from alltoallv.torch.process_group.work import BackendWork, Futures, MessageWork, WorkList, callbacks, in_turn
 
-_UNSET = timedelta(0)  # a timeout of it, or of less, is the group's
+_UNSET = timedelta(0)  # this timeout, or a smaller one, means the group's
 
 
 class BackendParamError(InvalidParamError, RuntimeError):
-    """An argument that the collective does not accept."""
+    """Is raised for an argument that the collective does not accept."""
 
 
 class BackendTensorError(InvalidTensorError, RuntimeError):
-    """A tensor that the collective does not accept."""
+    """Is raised for a tensor that the collective does not accept."""
 
 
 class CarriedGroup(EngineGroup):
-    """A group with a way for collectives over its communicator."""
+    """A group that runs collectives over its communicator."""
 
     def __init__(self, options: _DistributedBackendOptions, engine_options: Any = None) -> None:
         super().__init__(options, engine_options)
-        # The tensors must live until the operator is done, also when nobody holds its work.
+        # The tensors must live until the operator is done, even when nobody holds its work.
         self._pending: set[BackendWork] = set()
 
     def _carries(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the communicator does: every rank must answer alike."""
+        """Returns whether the communicator carries these tensors: every rank must answer alike."""
         for x in tensors:  # noqa: SIM110 - a generator takes longer than the rest
             if not (x.is_cpu and type(x) in PLAIN and x.layout is torch.strided and x.dtype in MOVABLE):
                 return False
@@ -58,10 +58,10 @@ class CarriedGroup(EngineGroup):
         given: tuple[Any, ...],
         terms: Terms = NO_TERMS,
     ) -> TorchWork | None:
-        """One collective; the engines' ``method`` with what was given where the communicator does not carry it.
+        """Runs a collective; if the communicator does not carry it, torch's ``method`` runs with ``given``.
 
-        ``outs``, ``ins``: the tensors, None where there are others than a collective of one has. Without
-        ``opts.asyncOp`` it is done when this returns, and None is all there is to return.
+        ``outs``, ``ins``: the tensors, None if there are not those of a single collective. Without
+        ``opts.asyncOp`` the call is done when this returns, and it returns None.
         """
         if outs is None or ins is None:
             return self._hand_over(method, *given, opts)
@@ -88,7 +88,7 @@ class CarriedGroup(EngineGroup):
         return None
 
     def _post(self, name: str, prepare: Callable[[Communicator], Operation]) -> TorchWork:
-        """Begins a message. Errors of its arguments are this rank's alone."""
+        """Begins a message. Only this rank raises errors of its arguments."""
         comm = self.communicator
         try:
             work = self._begun(MessageWork, prepare(comm), self._limit(), self._message_futures)
@@ -101,7 +101,7 @@ class CarriedGroup(EngineGroup):
         return kind(operation.start(limit), operation.result, operation.keep, self._pending, futures, finish)
 
     def _started(self, work: BackendWork) -> TorchWork:
-        for other in tuple(self._pending):  # which nobody has waited for
+        for other in tuple(self._pending):  # their works may never have been waited for
             if other.ended():
                 self._pending.discard(other)
         self._pending.add(work)
@@ -112,7 +112,7 @@ class CarriedGroup(EngineGroup):
         return seconds
 
     def _hand_over(self, method: str, *args: Any) -> TorchWork:
-        """As the base class; all ranks agree first that gloo does it, and in what."""
+        """Calls the base class's method, after all ranks have agreed that gloo does the call."""
         comm = self.communicator
         if device_kind(args) == "cpu":
             in_turn()
@@ -123,7 +123,7 @@ class CarriedGroup(EngineGroup):
     def _each(
         self, method: str, call: Callable[..., TorchWork | None], outs: list[Tensor], ins: list[Tensor], opts: Any
     ) -> TorchWork:
-        """A coalesced form: one call for every pair."""
+        """Runs a coalesced form: one call for every pair."""
         if self._carries([*outs, *ins]):
             return self._all([call(*pair, opts) for pair in zip(outs, ins, strict=True)])
         return self._hand_over(method, outs, ins, opts)
@@ -134,8 +134,8 @@ class CarriedGroup(EngineGroup):
 
 
 def _as_torch(error: InvalidParamError | InvalidTensorError, name: str, comm: Communicator) -> Exception:
-    """Errors of the arguments name this rank, and are also the RuntimeError that torch's own engines raise."""
-    if str(error).startswith("operator #"):  # a peer's, which it has named
+    """Returns the error with this rank's name, as an error that is also torch's RuntimeError."""
+    if str(error).startswith("operator #"):  # it is a peer's error, which has its name
         return error
     kind = BackendParamError if isinstance(error, InvalidParamError) else BackendTensorError
     return kind(f"{name} on rank {comm.rank}: {error}", error.code)

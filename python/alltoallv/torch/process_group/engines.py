@@ -1,4 +1,4 @@
-"""What carries a group of the backend: a communicator in host memory, and torch's own engines for everything else."""
+"""Makes the engines of a group: a communicator in host memory, and torch's own engines for everything else."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _NATIVE = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl"}
 
 
 class EngineMissingError(BackendUnavailableError, RuntimeError):
-    """A RuntimeError too, as torch raises for a device without an engine."""
+    """Is raised for a device without an engine; it is a RuntimeError, too, as in torch."""
 
 
 def meet(options: _DistributedBackendOptions, world: Meeting | None, counts: Counter[str]) -> Meeting:
-    """Brings the ranks of a group together, without a word if they have met in the default group, ``world``.
+    """Brings the ranks of a group together; no communication is needed if they met in the default group, ``world``.
 
     Args:
-        counts: How many groups of a name and ranks this process has made of ``world``; all of them count alike.
+        counts: How many groups of a name and ranks this process has made of ``world``; all ranks count alike.
 
     Raises:
         CommTimeoutError: ranks did not come; the message names them.
@@ -43,14 +43,14 @@ def meet(options: _DistributedBackendOptions, world: Meeting | None, counts: Cou
 
 
 def connect(options: _DistributedBackendOptions, meeting: Meeting) -> Communicator:
-    """The communicator of all ranks that have met."""
+    """Returns the communicator of all ranks that have met."""
     rank, size, timeout = options.group_rank, options.group_size, options.timeout.total_seconds()
     gather = rendezvous.gatherer(meeting, options.store, rank, size, timeout)
     return hosts.connect(meeting, gather, rank, size, options.group_id, timeout)
 
 
 def gloo(options: _DistributedBackendOptions, store: dist.Store) -> dist.ProcessGroupGloo:
-    """The engine for CPU tensors, whose ranks meet in ``store``."""
+    """Returns torch's engine for CPU tensors, whose ranks meet in ``store``."""
     if not dist.is_gloo_available():
         raise BackendUnavailableError("this build of torch has no gloo, which backend 'alltoallv' needs beside it")
     own = dist.ProcessGroupGloo._Options()
@@ -63,21 +63,24 @@ def gloo(options: _DistributedBackendOptions, store: dist.Store) -> dist.Process
 
 @functools.cache
 def _gloo_devices(pid: int) -> list[Any]:
-    """Of all groups of a process: each has a thread and a port, and takes longer to make than the rest of gloo."""
+    """Returns gloo's devices for all groups of a process.
+
+    Each has a thread and a port, and takes longer to make than the rest of gloo.
+    """
     interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     create = dist.ProcessGroupGloo.create_device
     return [create(interface=name) for name in interfaces] or [dist.ProcessGroupGloo.create_default_device()]
 
 
 def name_for(device: str, asked: str | None) -> str:
-    """The engine for a device. None, or this backend's own name, means the device's own: NCCL, HCCL, XCCL."""
+    """Returns the engine's name for a device. None, or this backend's own name, means NCCL, HCCL or XCCL."""
     if asked in (None, "alltoallv"):
         return _NATIVE.get(device) or dist.Backend.default_device_backend_map.get(device, "none")
     return str(asked)
 
 
 def available(device: str, name: str) -> bool:
-    """Whether this engine can carry tensors of the device here."""
+    """Returns whether this engine can carry tensors of the device here."""
     if name in ("gloo", "nccl", "xccl"):
         found: bool = getattr(dist, f"is_{name}_available")()
     else:
@@ -87,14 +90,17 @@ def available(device: str, name: str) -> bool:
 
 
 def accelerators() -> list[str]:
-    """Kinds of devices that are here with their own engine."""
+    """Returns the kinds of devices that are here with their own engine."""
     return [device for device, name in _NATIVE.items() if available(device, name)]
 
 
 def accelerator(
     device: str, name: str, options: _DistributedBackendOptions, store: dist.Store, engine_options: Any
 ) -> tuple[TorchBackend, Any]:
-    """The engine called ``name`` for an accelerator's tensors, and its ``ProcessGroup.BackendType``."""
+    """Makes the engine called ``name`` for an accelerator's tensors.
+
+    Returns it and its ``ProcessGroup.BackendType``.
+    """
     if not available(device, name):
         raise EngineMissingError(
             f"group {options.group_id!r} has no engine for {device} tensors: {name!r} is not available here; "

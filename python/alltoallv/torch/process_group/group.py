@@ -1,4 +1,4 @@
-"""A process group that knows torch's engines: gloo, and one for each kind of accelerator when it is first used."""
+"""A process group that has torch's engines: gloo, and one for each kind of accelerator when it is first used."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _CPU = torch.device("cpu")
 
 
 class EngineGroup(dist.ProcessGroup):
-    """A group with a communicator beside torch's engines, to which it hands over what it is asked.
+    """A group with a communicator and torch's engines, to which it passes calls that it does not carry.
 
-    A Python group replaces torch's own with all its devices, so it holds one (``_engines``) for what others do.
+    A Python group replaces torch's own with all its devices, so it holds one (``_engines``) for what it does not carry.
     """
 
     def __init__(self, options: _DistributedBackendOptions, engine_options: Any = None) -> None:
@@ -44,7 +44,7 @@ class EngineGroup(dist.ProcessGroup):
         world = dist.group.WORLD
         met = (world.meeting, world._groups) if isinstance(world, EngineGroup) else (None, self._groups)
         self.meeting: Meeting = engines.meet(options, *met)
-        # A place of this group alone: the group's own store may hold what a group of before has written.
+        # A place of this group alone: the group's own store may hold values of an earlier group.
         self._place = dist.PrefixStore(f"alltoallv/{self.meeting.key}", options.store)
         self.communicator = engines.connect(options, self.meeting)
         try:
@@ -55,9 +55,9 @@ class EngineGroup(dist.ProcessGroup):
         for group in (self, self._engines):
             dist.ProcessGroup._register_backend(group, _CPU, dist.ProcessGroup.BackendType.GLOO, self._gloo)
             group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        self._gloo_options = self._gloo.options  # whose timeout is what all ways to set a group's reach
+        self._gloo_options = self._gloo.options  # all ways to set a group's timeout end at this one
 
-    # What torch asks about the group.
+    # The methods by which torch asks about the group.
 
     def getBackendName(self) -> str:
         return NAME
@@ -78,22 +78,22 @@ class EngineGroup(dist.ProcessGroup):
         return [torch.device(device) for device in usable] or [_CPU]
 
     def _get_backend(self, device: torch.device) -> Any:
-        """Torch's engine for the device; for CPU tensors gloo, which carries what shared memory does not."""
+        """Returns torch's engine for the device; for CPU tensors gloo, which carries what shared memory does not."""
         self._engine(device.type)
         return super()._get_backend(device)
 
     def _configured(self) -> dict[str, str]:
-        """Engine names by device, as the group was asked for; empty while it is being made."""
+        """Returns the engines' names by device, as the caller asked; empty while the group is being made."""
         config = dist.distributed_c10d._world.pg_backend_config.get(self, "")
         return dict(pair.split(":") for pair in config.split(",") if pair)
 
     def _engine(self, device: str) -> dist.ProcessGroup:
-        """The group of torch's engines, with one for ``device``."""
+        """Returns the group of torch's engines, with one for ``device``."""
         with self._lock:
             if device not in self._made:
                 configured = self._configured()
                 if configured and device not in configured:
-                    return self._engines  # which says so
+                    return self._engines  # it raises the error
                 name = engines.name_for(device, configured.get(device))
                 if name == "gloo":
                     engine, kind = self._gloo, dist.ProcessGroup.BackendType.GLOO
@@ -130,7 +130,7 @@ class EngineGroup(dist.ProcessGroup):
         group_desc: str | None = None,
         device_types: list[torch.device] | None = None,
     ) -> dist.ProcessGroup | None:
-        """A group of some of this group's ranks, all of which call this; None on the others."""
+        """Returns a group of some of this group's ranks, all of which call this; None on the others."""
         self._splits += 1
         if self.rank() not in new_ranks:
             return None
@@ -146,7 +146,7 @@ class EngineGroup(dist.ProcessGroup):
         child._set_group_desc(group_desc or f"{self.group_desc}:split:{self._splits}")
         return child
 
-    # What torch's engines do.
+    # The methods that torch's engines implement.
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> TorchWork:
         return self._engine_work("send", tensors, dst, tag)
@@ -169,7 +169,7 @@ class EngineGroup(dist.ProcessGroup):
         return WorkList(works)
 
     def _hand_over(self, method: str, *args: Any) -> TorchWork:
-        """Lets torch's engines do a collective."""
+        """Passes a collective to torch's engines."""
         in_turn()
         return self._engine_work(method, *args)
 
@@ -183,12 +183,12 @@ class EngineGroup(dist.ProcessGroup):
 
 
 def device_kind(given: Any) -> str:
-    """The kind of device that the tensors in lists of lists lie on; where there are none, the host."""
+    """Returns the kind of device of the tensors in lists of lists; the host's if there are none."""
     return next((x.device.type for x in tensors_in(given)), "cpu")
 
 
 def tensors_in(given: Any) -> Iterator[Tensor]:
-    """The tensors in lists of lists."""
+    """Yields the tensors in lists of lists."""
     if isinstance(given, Tensor):
         yield given
     elif isinstance(given, list | tuple):

@@ -1,4 +1,4 @@
-"""What a collective of the backend returns: torch's Work, over pending calls of a communicator."""
+"""The works that collectives of the backend return: torch's Work, over pending calls of a communicator."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from alltoallv.errors import CommTimeoutError
 from alltoallv.torch.api.work import unwrap
 
 Result = list[Tensor] | list[list[Tensor]]
-_Place = tuple[int, ...]  # of a future: number among those of its group, after the place of the callback that began it
+_Place = tuple[int, ...]  # of a future: the place of the callback that began it, then its number in the group
 
-_TURN_SECONDS = 10.0  # for an earlier callback, which may itself wait for a later one
-callbacks: dict[int, tuple[Futures, _Place]] = {}  # by thread: of the future whose callbacks it runs
+_TURN_SECONDS = 10.0  # to wait for an earlier callback, which may itself wait for a later one
+callbacks: dict[int, tuple[Futures, _Place]] = {}  # by thread: the future whose callbacks it runs
 
 
 class BackendWork(TorchWork):
@@ -46,7 +46,7 @@ class BackendWork(TorchWork):
         futures: Futures,
         finish: Callable[[], None] | None = None,
     ) -> None:
-        TorchWork.__init__(self)  # half the time of super()
+        TorchWork.__init__(self)  # takes half the time of super()
         self._call = call
         self._result = result
         self._keep = keep
@@ -77,7 +77,7 @@ class BackendWork(TorchWork):
         self._pending.discard(self)
 
     def ended(self) -> bool:
-        """True once the call has succeeded or failed."""
+        """Returns True once the call has succeeded or failed."""
         return self._call.done()
 
     def is_completed(self) -> bool:
@@ -91,11 +91,11 @@ class BackendWork(TorchWork):
         return self.ended() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """What the operator raised; None if it succeeded or is still under way."""
+        """Returns what the operator raised; None if it succeeded or is still under way."""
         return self.await_end() if self.ended() else None
 
     def await_end(self) -> BaseException | None:
-        """Waits until the call has ended; what it has raised."""
+        """Waits until the call has ended; returns what it raised."""
         try:
             self._call.wait()
         except Exception as error:
@@ -110,9 +110,12 @@ class BackendWork(TorchWork):
         self.wait()
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the outputs. It raises errors as RuntimeError, with their class and text in the message."""
+        """Returns a future of the outputs.
+
+        It raises errors as RuntimeError, with their class and text in the message.
+        """
         outcome: torch.futures.Future[Any] = torch.futures.Future()
-        # DDP's C++ takes what `set_exception` leaves for a result; an error of a callback it sees as an error.
+        # DDP's C++ would take a value of `set_exception` for a result; it recognizes an error that a callback raises.
         future = outcome.then(unwrap)
         if self.ended():
             self.complete(outcome)
@@ -121,7 +124,7 @@ class BackendWork(TorchWork):
         return future
 
     def complete(self, outcome: torch.futures.Future[Any]) -> None:
-        """Waits, and sets the result or the error as the value."""
+        """Waits, and sets the result or the error as the future's value."""
         try:
             outcome.set_result((self.result(), None))
         except Exception as error:
@@ -134,13 +137,13 @@ class MessageWork(BackendWork):
     __slots__ = ()
 
     def _source_rank(self) -> int:
-        """The rank in the group that a received message has come from."""
+        """Returns the rank in the group that a received message has come from."""
         source: int = self._call.source  # type: ignore[attr-defined]
         return source
 
 
 class WorkList(TorchWork):
-    """Several works as one."""
+    """Makes one work of several."""
 
     def __init__(self, works: Sequence[TorchWork]) -> None:
         super().__init__()
@@ -169,16 +172,16 @@ class WorkList(TorchWork):
             work.synchronize()
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the list of the works' own results."""
+        """Returns a future of the list of the works' own results."""
         futures = torch.futures.collect_all([work.get_future() for work in self._works])
         return futures.then(lambda done: [future.value() for future in done.value()])
 
 
 class Futures:
-    """The threads that complete the futures of a group, whose operators end in the order of their calls.
+    """Runs the threads that complete the futures of a group, whose operators end in the order of their calls.
 
-    One of them watches the next operator. Callbacks may wait for operators, so that another takes over before they run.
-    What callbacks begin is begun in the order of their futures, as the other ranks do; see `in_turn`.
+    One of them watches the next operator. Callbacks may wait for operators, so another watches before they run.
+    Operators that callbacks begin are begun in the order of their futures, as on the other ranks; see `in_turn`.
     """
 
     def __init__(self, name: str) -> None:
@@ -189,7 +192,7 @@ class Futures:
         self._numbers = itertools.count()
         self._threads: list[threading.Thread] = []
         self._watched = False
-        self._idle = self._called = 0  # threads that wait to be called; calls that none of them has heard
+        self._idle = self._called = 0  # threads that wait to be called; calls that none of them has answered
         self._closed = False
         _all.add(self)
 
@@ -208,7 +211,7 @@ class Futures:
                 raise
 
     def await_turn(self, place: _Place) -> None:
-        """Waits for earlier futures and what their callbacks have begun, other than those around it."""
+        """Waits for earlier futures and the operators of their callbacks, but not for enclosing callbacks."""
         with self._changed:
             self._changed.wait_for(
                 lambda: not any(other < place and other != place[: len(other)] for other in self._places), _TURN_SECONDS
@@ -225,7 +228,7 @@ class Futures:
                 thread.join()
 
     def _call_watcher(self) -> None:
-        """With the lock held."""
+        """Lets a thread watch the next operator; called with the lock held."""
         if self._watched:
             return
         if self._idle > self._called:
@@ -247,7 +250,7 @@ class Futures:
                 if self._queue:
                     with contextlib.suppress(
                         RuntimeError
-                    ):  # no thread can be had: this one goes on after the callbacks
+                    ):  # no thread can be started: this one goes on after the callbacks
                         self._call_watcher()
             callbacks[threading.get_ident()] = self, place
             work.complete(future)
@@ -267,7 +270,7 @@ class Futures:
 
 
 def in_turn() -> None:
-    """In a callback of a future, waits for the callbacks of earlier ones; to be called before a collective begins."""
+    """In a future's callback, waits for the callbacks of earlier ones; call it before a collective begins."""
     if (mine := callbacks.get(threading.get_ident())) is not None:
         mine[0].await_turn(mine[1])
 

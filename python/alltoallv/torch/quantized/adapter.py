@@ -1,4 +1,4 @@
-"""The adapter of torch tensors for what takes tensors of any framework."""
+"""The adapter of torch tensors for code that takes tensors of any framework."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Tensors(Adapter[Tensor]):
                 "made by alltoallv.torch.from_group"
             )
         made = groups.resolve(None, groups.device_of(x))
-        assert isinstance(made, DeviceMember)  # shared memory is the CPU's
+        assert isinstance(made, DeviceMember)  # shared memory serves the CPU
         return made
 
     def check_place(self, engine: Any, *tensors: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What travels in a quantized reduction, by mode: elements become messages, sums become messages again, then results.
+"""Encodes quantized reductions by mode: elements become messages, sums become messages again, then results.
 
 A message is a row of bytes. Its layout follows from the number of elements of a part, so that the messages of one
 exchange have one length; the last part may have fewer elements.
@@ -16,11 +16,11 @@ from alltoallv.torch.quantized.kernels import check_format, kernels_for, record_
 
 
 class Codec:
-    """Turns one rank's flat tensors into messages and back. Here the sum is gathered in the output's dtype.
+    """Turns one rank's flat tensors into messages and back. This base class gathers the sum in the output's dtype.
 
     Attributes:
-        unit: Parts and chunks begin at multiples of so many elements.
-        result: The output as bytes, where a sum is gathered as it will lie there; None where it must be decoded.
+        unit: Parts and chunks begin at multiples of this number of elements.
+        result: The output as bytes, where a sum is gathered in place; None where it must be decoded.
         overflows: int32 tensors, 1 where a value did not fit and that is an error.
     """
 
@@ -34,11 +34,11 @@ class Codec:
         self.overflows: list[Tensor] = []
 
     def sent_bytes(self, part: int) -> int:
-        """Returns the length of a message of ``part`` elements."""
+        """Returns the bytes of a message of ``part`` elements."""
         raise NotImplementedError
 
     def gathered_bytes(self, part: int) -> int:
-        """Returns the length of the sum of a part, as it is gathered."""
+        """Returns the bytes of the sum of a part, as it is gathered."""
         return part * self._output.itemsize
 
     def encode(self, messages: Tensor, first: int, count: int, part: int) -> None:
@@ -50,7 +50,7 @@ class Codec:
         raise NotImplementedError
 
     def decode(self, gathered: Tensor, first: int, count: int, part: int) -> None:
-        """Makes ``count`` elements of the output from ``first`` on of what has been gathered."""
+        """Writes ``count`` elements of the output, from ``first`` on, from what has been gathered."""
         copy_parts(gathered.view(self._output.dtype), self._output[first : first + count], part)
 
     def _note(self, overflows: Tensor | None) -> None:
@@ -59,7 +59,7 @@ class Codec:
 
 
 class Dynamic(Codec):
-    """Scales and codes; gathered likewise, or in the output's dtype."""
+    """Sends scales and codes, and gathers the sum as such, or in the output's dtype."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Dynamic(Codec):
 
 
 class Scales:
-    """One value, or one per entry of the last axis of the flat vector.
+    """Holds one scale, or one per entry of the last axis of the flat vector.
 
     Kernels take scales for whole rows, so a part that begins or ends within a row gets its own copy.
     """
@@ -121,7 +121,7 @@ class Scales:
         self._values, self._channels = values, values.numel()
 
     def unit(self, count: int, size: int) -> int:
-        """Returns the length of parts of whole rows, where there are enough."""
+        """Returns the length of parts that consist of whole rows, where there are enough rows."""
         return self._channels if count // max(self._channels, 1) >= 4 * size else 1
 
     def of(self, first: int, count: int) -> Tensor:
@@ -135,7 +135,7 @@ class Scales:
 
 
 class SharedScale(Codec):
-    """int8 as it lies; the output's dtype is gathered."""
+    """Sends the caller's int8 numbers unchanged; the sum, times one scale, is gathered in the output's dtype."""
 
     def __init__(self, request: QuantizedReduction, size: int, output: Tensor, input: Tensor) -> None:
         super().__init__(request, output, input)
@@ -164,7 +164,7 @@ class SharedScale(Codec):
 
 
 class TwoScales(SharedScale):
-    """Codes by the first scale, their sum in codes by the second."""
+    """Sends codes by the first scale, and their sum as codes by the second."""
 
     def __init__(self, request: QuantizedReduction, size: int, output: Tensor, input: Tensor) -> None:
         super().__init__(request, size, output, input)
@@ -217,7 +217,7 @@ def copy_parts(rows: Tensor, target: Tensor, part: int) -> None:
 
 
 def _paired(rows: Tensor, flat: Tensor, part: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields rows beside the parts of a flat tensor: all whole ones at once, then a shorter last one."""
+    """Yields rows with the parts of a flat tensor: all whole ones at once, then a shorter last one."""
     whole = flat.numel() // part
     if whole:
         yield rows[:whole, :part], flat[: whole * part].view(whole, part)

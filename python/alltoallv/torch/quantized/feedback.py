@@ -1,4 +1,4 @@
-"""Error feedback on torch tensors: of one vector, and of buckets of parameters that are now and then regrouped."""
+"""Error feedback on torch tensors, for one vector, and for buckets of parameters that are sometimes regrouped."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class ErrorFeedback(Feedback[Tensor]):
 class BucketFeedback:
     """One `ErrorFeedback` per bucket of parameters; what a parameter has lost follows it into other buckets.
 
-    Parameters are numbered by their first appearance, which is what a saved state knows them by: DDP's first step has
-    them in an order that depends on the model alone, later ones in that in which gradients were ready.
+    Parameters are numbered by their first appearance, and a saved state knows them by number: DDP's first step has
+    them in an order that depends on the model alone, later ones in the order in which gradients were ready.
     """
 
     def __init__(self, quantization: Quantization) -> None:
@@ -47,13 +47,13 @@ class BucketFeedback:
         self._numbers: dict[int, int] = {}
         self._shapes: list[tuple[int, ...]] = []
         self._buckets: dict[tuple[int, ...], ErrorFeedback] = {}
-        self._member: tuple[int, int] | None = None  # rank and size, of which the gathers' errors are
+        self._member: tuple[int, int] | None = None  # rank and size to which the gathers' errors belong
 
     def of(self, parameters: Sequence[Tensor], rank: int, size: int) -> ErrorFeedback:
-        """The state of a bucket of these parameters, flat, one after the other; for the average over all ranks.
+        """Returns the state of a bucket of these parameters, flat, one after the other; for the average over all ranks.
 
         Raises:
-            InvalidParamError: the state that has been loaded is of another rank, number of ranks or model.
+            InvalidParamError: the loaded state is of another rank, number of ranks or model.
         """
         if self._member not in (None, (rank, size)):
             was = "rank {} of {}".format(*self._member or ())
@@ -65,17 +65,17 @@ class BucketFeedback:
         return self._buckets[layout]
 
     def state_dict(self) -> dict[str, Any]:
-        """The shapes of the parameters by number, and for every bucket their numbers and the arrays themselves."""
+        """Returns the parameters' shapes by number, and for every bucket their numbers and the arrays themselves."""
         rank, size = self._member or (0, 0)
         buckets = [{"parameters": list(layout), **one.state_dict()} for layout, one in self._buckets.items()]
         shapes = [list(shape) for shape in self._shapes]
         return dict(zip(_KEYS, (shapes, self._how.group_size, rank, size, buckets), strict=True))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes copies of what `state_dict` gave; parameters get theirs as they appear.
+        """Loads copies of a state that `state_dict` returned; parameters get theirs as they appear.
 
         Raises:
-            InvalidParamError: it is not what `state_dict` gives, or of another group size or model.
+            InvalidParamError: it is no state of `state_dict`, or of another group size or model.
         """
         if not isinstance(state, dict) or set(state) != set(_KEYS):
             found = sorted(map(str, state)) if isinstance(state, dict) else f"a {type(state).__name__}"
@@ -111,7 +111,7 @@ class BucketFeedback:
         return number
 
     def _gathered(self, layout: tuple[int, ...], device: torch.device) -> ErrorFeedback:
-        """What the parameters of a new bucket have lost in their old ones."""
+        """Returns the state of a new bucket: what its parameters have lost in their old ones."""
         for old in [old for old in self._buckets if not set(old).isdisjoint(layout)]:
             self._split(old, self._buckets.pop(old))
         made = ErrorFeedback()
@@ -127,7 +127,10 @@ class BucketFeedback:
         return made
 
     def _split(self, layout: tuple[int, ...], bucket: ErrorFeedback) -> None:
-        """Leaves buckets of one parameter. What rounding the average lost becomes this rank's, times the ranks."""
+        """Splits a bucket into buckets of one parameter.
+
+        The rounding error of the average becomes this rank's, times the number of ranks.
+        """
         arrays = bucket.state_dict()
         error, lost = arrays["error"], arrays["gather_error"]
         if error is None:

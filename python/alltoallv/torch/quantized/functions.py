@@ -119,7 +119,7 @@ def _reduced(
 ) -> Any:
     """Runs a quantized reduction: by its operator with gradients and in a graph, else at once.
 
-    ``request`` is its checks, ``counts`` the rows of a reduce-scatter, for which also a graph must know the group.
+    ``request`` checks the arguments; ``counts`` are the rows of a reduce-scatter, whose group a graph must know.
     """
     comm: Any = None
     if counts or not torch.compiler.is_compiling():
@@ -150,12 +150,12 @@ def _reduced(
 
 
 def _rows(input: Tensor) -> int:
-    row_size(input)  # refuses a tensor without rows
+    row_size(input)  # raises for a tensor without rows
     return input.shape[0]
 
 
 def _checked(options: Options) -> Options:
-    """Refuses here, under the guard, what torch would refuse in the arguments of an operator."""
+    """Raises here, under the guard, for options that torch would refuse in the arguments of an operator."""
     how = Quantization.checked(*options[4:9])
     for name, value in zip(requests.SCALES, options, strict=False):
         requests.as_scale(ADAPTER, name, value)

@@ -21,10 +21,10 @@ class QuantizedCommHook:
         hook = QuantizedCommHook(bits=8)
         model.register_comm_hook(None, hook)
 
-    What the rounding of one step loses is added in the next (`BucketFeedback`); it follows its parameters when DDP puts
-    its buckets together anew, as it does after the first step. Save it with `state_dict` beside the model, on every
+    The rounding error of one step is added in the next (`BucketFeedback`); it follows its parameters when DDP regroups
+    its buckets, as it does after the first step. Save it with `state_dict` beside the model, on every
     rank, and load it before the first step of the same model on as many ranks. Steps without gradients everywhere
-    (``no_sync``) do not come here.
+    (``no_sync``) do not call the hook.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class QuantizedCommHook:
         """Takes the arguments of `quantized_all_reduce`; ``group`` is DDP's process group.
 
         Raises:
-            InvalidParamError: an argument.
+            InvalidParamError: an argument is wrong.
         """
         self.format = coding(bits, format)
         quantization = Quantization.checked(self.format, group_size, gather, "avg", "saturate")
@@ -48,11 +48,11 @@ class QuantizedCommHook:
         self.group_size, self.gather = quantization.group_size, gather
         self.error_feedback = error_feedback
         self._feedback = BucketFeedback(quantization)
-        # DDP asks a hook for its name; and for its annotations as objects, hence no postponed ones in this file.
+        # DDP asks a hook for its name, and for its annotations as objects, hence no postponed ones in this file.
         self.__name__ = self.__qualname__ = type(self).__name__
 
     def __call__(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """What DDP calls for every bucket, in the same order on every rank."""
+        """Averages one bucket; DDP calls it for every bucket, in the same order on every rank."""
         gradient = bucket.buffer()
         comm = groups.resolve(self.group, device_of(gradient))
         if comm is None:
@@ -76,11 +76,11 @@ class QuantizedCommHook:
         return future
 
     def state_dict(self) -> dict[str, Any]:
-        """The error feedback by parameter, and which parameters share a bucket; tensors, numbers and lists."""
+        """Returns the error feedback by parameter, and which parameters share a bucket: tensors, numbers and lists."""
         return self._feedback.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes copies of what `state_dict` gave on this rank.
+        """Loads copies of a state that `state_dict` returned on this rank.
 
         Raises:
             InvalidParamError: it is of another group size; or, which may show in the first step only, of another model,

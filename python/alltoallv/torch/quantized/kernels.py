@@ -1,4 +1,4 @@
-"""Which kernels quantize on an accelerator, Triton's or torch operators, and the records that engines exchange."""
+"""Chooses the kernels that quantize on an accelerator: Triton's or torch operators. Lays out the records of engines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger("alltoallv")
 
 @lru_cache(None)
 def kernels_for(device: str) -> Any:
-    """Returns the kernels for a kind of device: what has the functions of `alltoallv.torch.quantized.operators`."""
+    """Returns the kernels for a kind of device: they have the functions of `alltoallv.torch.quantized.operators`."""
     provided = providers[device]() if device in providers else None
     if provided is not None:
         return provided
@@ -33,13 +33,13 @@ def kernels_for(device: str) -> Any:
 
 
 def check_format(how: Quantization, kernels: Any, pieces: bool = False) -> None:
-    """Refuses what kernels do not know yet.
+    """Raises InvalidParamError for a format that the kernels do not know yet.
 
     Args:
-        pieces: Whether they get a vector in pieces, whose scale of all would have to be found before.
+        pieces: Whether they get a vector in pieces, where one scale for all would have to be found first.
 
     Raises:
-        InvalidParamError: names the format.
+        InvalidParamError: the format is unknown; the message names it.
     """
     known = kernels is not operators or how.format in ("int8", "int4")
     if not known or (pieces and how.format == "nvfp4"):
@@ -64,7 +64,7 @@ def record_bytes(how: Quantization, length: int) -> int:
 
 
 def record_views(records: Tensor, how: Quantization, length: int) -> tuple[Tensor, Tensor]:
-    """Returns codes and scales of rows of ``length`` elements each, one row per row."""
+    """Returns codes and scales of records of ``length`` elements each, one row per record."""
     size = how.scale_bytes(length)
     begin, scales = _aligned(size), records[:, :size]
     codes = records[:, begin : begin + how.code_bytes(length)]

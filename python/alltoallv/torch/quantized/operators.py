@@ -32,7 +32,7 @@ def quantize(
 
 
 def _in_parts(count: int, part: int | None) -> Iterator[tuple[slice, slice, int]]:
-    """Rows, elements and elements per row: of all whole parts, then of a shorter last one."""
+    """Yields the rows, the elements and the elements per row: of all whole parts, then of a shorter last one."""
     part = part or max(count, 1)
     whole = count // part
     if whole:
@@ -42,7 +42,7 @@ def _in_parts(count: int, part: int | None) -> Iterator[tuple[slice, slice, int]
 
 
 def _quantize(x: Tensor, how: Quantization, codes: Tensor, scales: Tensor, error: Tensor | None) -> None:
-    """Every row of ``x`` a vector of its own."""
+    """Quantizes every row of ``x`` as a vector of its own."""
     length = x.shape[1]
     groups, size = how.groups(length), how.code_bytes(length)
     how = _fitted(how, length)
@@ -119,18 +119,18 @@ def requantize_sum(inputs: Tensor, ratios: Tensor, codes: Tensor) -> None:
 
 
 def _fitted(how: Quantization, count: int) -> Quantization:
-    """Without padding to a group that is longer than the vector."""
+    """Returns ``how`` without padding to a group that is longer than the vector."""
     return how if how.group_size <= count else replace(how, group_size=max(count, 1))
 
 
 def _grouped(values: Tensor, group_size: int) -> Tensor:
-    """[rows, elements] as [rows, groups, elements], zeros behind the last element."""
+    """Reshapes [rows, elements] to [rows, groups, elements], with zeros after the last element."""
     short = -values.shape[1] % group_size
     return torch.nn.functional.pad(values, (0, short)).view(len(values), -1, group_size)
 
 
 def _packed(codes: Tensor, how: Quantization) -> Tensor:
-    """One row of bytes for the groups of each row."""
+    """Returns one row of bytes with the codes of each row's groups."""
     if how.bits == 8:
         return codes.flatten(1)
     pairs = torch.nn.functional.pad(codes, (0, codes.shape[2] % 2)).view(len(codes), -1, 2).to(torch.int32)
@@ -147,7 +147,7 @@ def _sum(codes: Tensor, scales: Tensor, how: Quantization, count: int, average: 
 
 
 def _values(codes: Tensor, scales: Tensor, how: Quantization, length: int) -> Tensor:
-    """Code times scale: [rows, length]."""
+    """Returns code times scale: [rows, length]."""
     groups, size = how.groups(length), how.code_bytes(length)
     how = _fitted(how, length)
     terms = _unpacked(codes[:, :size], how) * scales[:, :groups, None]
@@ -159,7 +159,7 @@ def _one_nan(values: Tensor) -> Tensor:
 
 
 def _unpacked(codes: Tensor, how: Quantization) -> Tensor:
-    """The codes of every row's groups."""
+    """Returns the codes of every row's groups."""
     if how.bits == 8:
         return _grouped(codes.view(torch.int8).float(), how.group_size)
     pairs = _grouped(codes.view(torch.uint8), (how.group_size + 1) // 2).to(torch.int32)
@@ -168,7 +168,7 @@ def _unpacked(codes: Tensor, how: Quantization) -> Tensor:
 
 
 def _narrow(values: Tensor, out: Tensor, overflow: Overflow, allowed: Tensor | None = None) -> Tensor | None:
-    """Rounds into ``out``; where ``allowed`` even an inf counts as a value that does not fit."""
+    """Rounds into ``out``; where ``allowed``, even an inf counts as a value that does not fit."""
     bits = values.contiguous().view(torch.int32)
     magnitudes = bits & 0x7FFFFFFF
     exceeded = magnitudes >= _TOO_LARGE[out.dtype]

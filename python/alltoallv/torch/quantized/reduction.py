@@ -1,6 +1,6 @@
-"""Quantized reductions over an engine that moves bytes, in two shots: exchange, sum, gather.
+"""Runs quantized reductions over an engine that only moves bytes, in two shots: exchange, sum, gather.
 
-There is one launch of a kernel for each step, in the order of the device's stream.
+Each step launches one kernel, in the order of the device's stream.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def reduce_quantized(
     """Runs a reduction on flat tensors.
 
     Raises:
-        ValueOverflowError: on every rank, if on any a value did not fit and ``overflow`` is "raise".
+        ValueOverflowError: on every rank, if a value did not fit on any and ``overflow`` is "raise".
     """
     codec = codec_for(request, size, output, input, error, gather_error)
     if request.operator == "quantized_reduce_scatter":
@@ -43,7 +43,7 @@ def reduce_quantized(
 
 
 def _all_reduce(mover: Mover, rank: int, size: int, count: int, codec: Codec, device: torch.device) -> None:
-    """Parts are equal shares of units, fewer for the last ranks."""
+    """Runs an all-reduce. Parts are equal shares of units; the last ranks have fewer."""
     units = -(-count // codec.unit)
     share = -(-units // size) * codec.unit
     outbox, inbox = (_bytes(size, codec.sent_bytes(share), device) for _ in range(2))
@@ -54,7 +54,7 @@ def _all_reduce(mover: Mover, rank: int, size: int, count: int, codec: Codec, de
     first = min(rank * share, count)
     if own := min(share, count - first):
         codec.combine(inbox, first, own, share, mine, 0)
-    # Equal parts are gathered where they shall lie.
+    # Equal parts are gathered in their final place.
     result = codec.result if size * share == count else None
     everything = _bytes(size, gathered, device) if result is None else result.view(size, gathered)
     mover.gather(everything.view(-1), mine.view(-1))
@@ -63,7 +63,7 @@ def _all_reduce(mover: Mover, rank: int, size: int, count: int, codec: Codec, de
 
 
 def _reduce_scatter(mover: Mover, rank: int, counts: Sequence[int], codec: Dynamic, device: torch.device) -> None:
-    """Rank j's part has ``counts[j]`` elements."""
+    """Runs a reduce-scatter; rank j's part has ``counts[j]`` elements."""
     sizes = [codec.sent_bytes(count) for count in counts]
     outbox = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
     for part, first, count in zip(outbox.split(sizes), packed(counts), counts, strict=True):

@@ -1,4 +1,4 @@
-"""Quantized rows that have passed this rank's checks, and what a row of codes looks like."""
+"""Quantized rows that have passed this rank's checks, and the layout of a row of codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from alltoallv.torch.quantized.kernels import check_format, kernels_for, record_
 
 
 class HostRows:
-    """Rows for the C++ kernels: ``length`` elements each, in ``stride`` bytes of scales and codes."""
+    """Lays out rows for the C++ kernels: ``length`` elements each, in ``stride`` bytes of scales and codes."""
 
     def __init__(self, how: Quantization, length: int) -> None:
         self._how, self._length = how, length
@@ -34,14 +34,14 @@ class HostRows:
         _core.quantize_rows(how.format, how.group_size, core_name(x.dtype), place, *count, coded.data_ptr())
 
     def decode(self, coded: Tensor, out: Tensor, overflow: Overflow) -> bool:
-        """Returns False if a value does not fit and ``overflow`` is "raise"."""
+        """Decodes rows; returns False if a value does not fit and ``overflow`` is "raise"."""
         how, place, dtype = self._how, coded.data_ptr(), core_name(out.dtype)
         count = len(coded), self._length
         return _core.dequantize_rows(how.format, how.group_size, dtype, place, *count, overflow, out.data_ptr())
 
 
 class DeviceRows(HostRows):
-    """Rows for the device's kernels, one launch for all; the host waits only where ``overflow`` is "raise"."""
+    """Lays out rows for the device's kernels, one launch for all; the host waits only if ``overflow`` is "raise"."""
 
     def __init__(self, how: Quantization, length: int, device: torch.device) -> None:
         self._how, self._length = how, length
@@ -100,7 +100,7 @@ class RowExchange:
         self._call = calls.exchange(comm, self.operator, self._arrived, coded, layout, stride, terms)
 
     def run(self, timeout: float = -1.0) -> tuple[Tensor, list[int]]:
-        """Returns the rows received, and how many from each rank."""
+        """Returns the rows received, and how many came from each rank."""
         if self._recvs is None:
             flat, counts = self._learning.run(timeout)
             return self._learnt(flat, counts), [count // self._stride for count in counts]
@@ -108,7 +108,7 @@ class RowExchange:
         return self._filled(), self._recvs
 
     def submit(self, timeout: float = -1.0) -> Work:
-        """Begins the exchange; the wait dequantizes the rows."""
+        """Begins the exchange and returns its handle, whose wait dequantizes the rows."""
         if self._recvs is None:
             return self._learning.submit(self._learnt, timeout)
         work = self._call.submit(timeout)
