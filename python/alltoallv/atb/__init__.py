@@ -1,1 +1,1 @@
-"""The operators in ATB's shape: parameters, and operations that are made from them."""
+"""Provides operators in ATB's shape: parameters, and operations that are made from them."""

@@ -1,4 +1,4 @@
-"""The communicator that an operation's param describes."""
+"""Finds or makes the communicator that an operation's param describes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _connected: dict[tuple[str, str, int], _core.Communicator] = {}
 
 
 def connect(param: _core.AllToAllVParam, npu: bool = False) -> _core.Communicator:
-    """The communicator that an `AllToAllVParam` describes: found by its domain, or made with its ranks.
+    """Returns the communicator that an `AllToAllVParam` describes: found by its domain, or made with its ranks.
 
     Args:
-        npu: For tensors on an NPU, not in host memory.
+        npu: Whether the tensors are on an NPU instead of in host memory.
     """
     if param.backend not in (("hccl", "auto") if npu else ("hccl", "auto", "shm")):
         raise BackendUnavailableError(f"backend is {param.backend!r}, which AllToAllVOperation cannot make by itself")
@@ -34,7 +34,7 @@ def connect(param: _core.AllToAllVParam, npu: bool = False) -> _core.Communicato
         _require_threads(param, job)
         options.job = f"pid-{os.getpid()}"
     else:
-        # Ranks that no launcher started, such as the children of one test, share their parent.
+        # Ranks that no launcher started, such as the children of one test, have the same parent.
         options.job = f"{job.job_id}#{job.restart_count}" if job.launcher != "single" else f"parent-{os.getppid()}"
         if not npu and job.several_hosts:
             if param.backend == "shm" or param.rank_size != job.size:
@@ -45,7 +45,7 @@ def connect(param: _core.AllToAllVParam, npu: bool = False) -> _core.Communicato
 
 
 def _require_threads(param: _core.AllToAllVParam, job: Launch) -> None:
-    """Refuses ranks that would wait in vain for others to be threads of this process."""
+    """Raises InvalidParamError for ranks that would wait in vain for others to be threads of this process."""
     alone = param.rank_size > 1 and len(sys._current_frames()) == 1
     if alone or 1 < job.size == param.rank_size:
         why = "this process has one thread" if alone else f"launcher {job.launcher!r} made each rank a process"
@@ -66,7 +66,7 @@ def _check_table(param: _core.AllToAllVParam) -> None:
 
 
 def _kept(options: _core.CommunicatorOptions, core: _core.Communicator, transport: str) -> _core.Communicator:
-    """The communicator, which lasts as in ATB, although the operations that use it come and go; destroy() ends it."""
+    """Keeps the communicator beyond the operations that use it, as ATB does; destroy() ends it."""
     key = (options.job + transport, options.domain, options.rank)
     for other in [k for k, kept in list(_connected.items()) if k != key and not kept.usable]:
         _connected.pop(other, None)

@@ -1,4 +1,4 @@
-"""What ATB's operators have in common: tensors of any framework, and failures that the peers hear of."""
+"""The common part of ATB's operators: tensors of any framework, and failures that are announced to the peers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Checks(Protocol):
-    """As one rank of several: what fails here the peers raise too."""
+    """The checks of one rank of several: the peers raise a failure, too."""
 
     def infer_shape(self, inputs: Sequence[_core.TensorDesc]) -> _core.TensorDesc: ...
     def setup(self, inputs: Sequence[_core.TensorDesc], outputs: Sequence[_core.TensorDesc]) -> None: ...
@@ -27,7 +27,7 @@ class Checks(Protocol):
 
 
 class Operation(ABC):
-    """A plan: what it is set up for, and where its communicator is."""
+    """A plan: it knows what it is set up for, and its communicator."""
 
     _checks: Checks
 
@@ -35,11 +35,11 @@ class Operation(ABC):
         self._communicator = communicator
         self._npu = communicator is not None and communicator.backend == "hccl"
         self._checks_device = device is None
-        self._plan: Hashable = None  # shapes, dtypes and places that are set up for
+        self._plan: Hashable = None  # the shapes, dtypes and places for which it is set up
 
     @abstractmethod
     def _check_create(self, device: _core.DeviceInfo) -> None:
-        """Checks the param against the device that the operation turns out to run on."""
+        """Checks the param against the device on which the operation will run."""
 
     def _connect(self, param: _core.AllToAllVParam) -> _core.Communicator:
         """Makes or finds the communicator that the param describes."""
@@ -52,7 +52,7 @@ class Operation(ABC):
         return adapter
 
     def _as_input(self, name: str, x: Any, adapter: Adapter[Any]) -> Any:
-        """``x``, or a contiguous copy; refuses what is none."""
+        """Returns ``x``, or a contiguous copy; raises InvalidTensorError if it cannot be an input."""
         self._check_kind(name, x, adapter)
         adapter.check(name, x)
         self._check_place(name, x, adapter)
@@ -79,7 +79,7 @@ class Operation(ABC):
             raise InvalidTensorError(f"{name} is a {type(x).__name__}, expected {adapter.kind}, as x", 5)
 
     def _checked(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls `function`; what it raises the peers raise too."""
+        """Calls `function`; the peers raise its errors, too."""
         try:
             return function(*args, **kwargs)
         except Exception as error:
@@ -89,5 +89,5 @@ class Operation(ABC):
 
 
 def describe(x: Any) -> _core.TensorDesc:
-    """Shape and dtype, as the core takes them."""
+    """Returns shape and dtype, as the core takes them."""
     return _core.TensorDesc(x.shape, adapters.find("x", x).dtype(x))

@@ -15,9 +15,9 @@ A = TypeVar("A")  # a NumPy array, or a tensor of torch, MindSpore or Paddle
 
 
 class AllToAllVOperation(Operation):
-    """Exchanges data between all ranks as its param says; a plan, so that a call that repeats is cheap.
+    """Exchanges data between all ranks as its param says. It is a plan, so a repeated call is cheap.
 
-    Takes NumPy arrays and tensors of torch, MindSpore and Paddle, and gives back the same kind. Checks and set-up are
+    Takes NumPy arrays and tensors of torch, MindSpore and Paddle, and returns the same kind. Checks and set-up are
     paid once per shape and dtype of the input. Calls are collective: every rank makes the same ones in the same order.
     When a rank's own checks fail in a call, the call fails on every rank. A call on the CPU blocks until this rank's
     output is complete. On an NPU it is launched on torch's current stream, over HCCL, and the host does not wait; the
@@ -37,16 +37,16 @@ class AllToAllVOperation(Operation):
         Args:
             param: Copied; later changes have no effect.
             communicator: One of ``param.rank_size`` ranks in which this is ``param.rank``. Left out, the one
-                that the param describes is made or found at the first call.
+                that the param describes is found or made at the first call.
             device: On NPU, the device whose family and count the param is checked against.
 
         Raises:
-            InvalidParamError: a field has a value that ATB refuses too (docs/compatibility.md).
+            InvalidParamError: a field has a value that ATB refuses, too (docs/compatibility.md).
         """
         super().__init__(communicator, device)
         core = None if communicator is None else communicator.core
         self._checks = self._core = _core.AllToAllVOperation(param, device, core, self._connect)
-        self._expected: _core.TensorDesc | None = None  # the output that is set up for
+        self._expected: _core.TensorDesc | None = None  # the output for which it is set up
         self._output: Hashable = None
 
     @property
@@ -55,7 +55,7 @@ class AllToAllVOperation(Operation):
         return self._core.param
 
     def infer_shape(self, x: object) -> tuple[int, ...]:
-        """The output's shape for `x`, after ATB's checks of it; what they refuse the peers' call raises too."""
+        """Returns the output's shape for `x`, after ATB's checks of it; the peers' call raises their errors, too."""
         return tuple(self._core.infer_shape([self._checked(describe, x)]).shape)
 
     def __call__(self, x: A, *, out: A | None = None, timeout: float | None = None) -> A:
@@ -72,10 +72,10 @@ class AllToAllVOperation(Operation):
             `out`, or the tensor allocated.
 
         Raises:
-            InvalidTensorError, InvalidParamError: this rank's arguments, or those of a peer; ``code`` is ATB's.
+            InvalidTensorError, InvalidParamError: an argument of this rank, or of a peer, is wrong; ``code`` is ATB's.
             PeerMismatchError: two ranks disagree about the operator, dtype or counts.
             PeerLostError, CommTimeoutError: a rank died, left, or did not arrive.
-            HcclError: on NPU.
+            HcclError: on NPU, a call into HCCL failed.
         """
         adapter = self._adapter(x)
         y: A = adapter.call(self._exchange, adapter, x, out, -1.0 if timeout is None else timeout)

@@ -22,7 +22,10 @@ C = TypeVar("C", bound=type[Any])
 
 
 def with_fields(cls: C) -> C:
-    """Refuses names that are no fields of a param, in the constructor and as attributes, and gives it a short repr."""
+    """Makes a param class refuse names that are no fields, in the constructor and as attributes.
+
+    Gives it a short repr.
+    """
     init: Any = cls.__init__
     fields = {name: field.default for name, field in inspect.signature(cls).parameters.items()}
 
@@ -70,7 +73,7 @@ def with_fields(cls: C) -> C:
 
 
 def refuse_unreadable(fields: Mapping[str, Any]) -> None:
-    """Names what the core cannot take though its type is right: numbers that are too large, text that is no UTF-8."""
+    """Raises for values of the right type that the core cannot take: too large numbers, text that is no UTF-8."""
     for name, value in fields.items():
         several = isinstance(value, list | tuple)
         for entry in value if several else (value,):
@@ -95,7 +98,7 @@ class AllToAllVParam(_core.AllToAllVParam):
         recv_counts, rdispls: what comes from rank j is ``y.flat[rdispls[j] : rdispls[j] + recv_counts[j]]``.
         backend: ``"hccl"`` (the native transport of the tensors' device), or shm, gloo, nccl, mpi, auto.
         hccl_comm: address of an HcclComm that the caller owns, or 0.
-        comm_mode: a `CommMode`; a number that is none is refused where the operation is created.
+        comm_mode: a `CommMode`; any other number is refused where the operation is created.
         rank_table_file: path of a rank table, or empty.
         comm_domain: ``"name"`` or ``"name:MB"``, at most 128 bytes.
         rsv: 64 reserved bytes, all zero.
@@ -178,12 +181,12 @@ KEYS = {
 
 
 def restore(fields: dict[str, Any]) -> AllToAllVParam:
-    """Undoes ``__reduce__``."""
+    """Restores a pickled param from the fields that ``__reduce__`` stored."""
     return AllToAllVParam(**fields)
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
-    """Parses JSON text that holds an object."""
+    """Parses JSON text that holds an object, and returns it."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -197,7 +200,7 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 
 
 def read_int(key: str, value: object, low: int, high: int) -> int:
-    """Accepts an integer of ``low`` to ``high``; a bool is none."""
+    """Returns an integer of ``low`` to ``high``; raises InvalidParamError for others and for a bool."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidParamError(f"{key} is {value!r}, expected an integer")
     if not low <= value <= high:
@@ -222,7 +225,7 @@ def read_list(key: str, value: object) -> list[Any]:
 
 
 def read_int64_list(key: str, value: object) -> list[int]:
-    """Reads 64 bits, signed or not, as signed."""
+    """Returns 64-bit integers, signed or not, as signed ones."""
     entries = enumerate(read_list(key, value))
     wide = [read_int(f"{key}[{index}]", entry, -(2**63), 2**64 - 1) for index, entry in entries]
     return [entry - 2**64 if entry >= 2**63 else entry for entry in wide]

@@ -27,13 +27,13 @@ _OPERATOR = "quantized_all_reduce"
 
 
 class QuantAllReduceOperation(Operation):
-    """A quantized all-reduce as a plan, set up once per shape.
+    """A quantized all-reduce as a plan, which is set up once per shape.
 
     With a shared scale, int8 to float16: ``(sum of x of all ranks + rank_size * offset) * scale``. The sum is exact,
-    then one multiplication and one rounding to float16, half to even; what does not fit becomes the largest float16.
-    With ``QuantType.DYNAMIC`` what `alltoallv.numpy.quantized_all_reduce` does without a scale.
+    then one multiplication and one rounding to float16, half to even; values that do not fit become the largest one.
+    With ``QuantType.DYNAMIC`` it does what `alltoallv.numpy.quantized_all_reduce` does without a scale.
 
-    Takes NumPy arrays and tensors of torch, MindSpore and Paddle, and gives back the same kind; every rank gets the
+    Takes NumPy arrays and tensors of torch, MindSpore and Paddle, and returns the same kind; every rank gets the
     same bits, on every device. A call on the CPU blocks until the output is complete. Calls are collective; when a
     rank's own checks fail, the call fails on every rank.
 
@@ -53,17 +53,17 @@ class QuantAllReduceOperation(Operation):
     ) -> None:
         """Checks the param as ATB's CreateOperation does; the arguments are those of `AllToAllVOperation`.
 
-        ``communicator`` may also be what `alltoallv.torch.from_group` returns, for torch tensors of its device.
+        ``communicator`` may also be a result of `alltoallv.torch.from_group`, for torch tensors of its device.
 
         Raises:
-            InvalidParamError: a field has a value that ATB refuses too.
+            InvalidParamError: a field has a value that ATB refuses, too.
         """
         member = communicator if isinstance(communicator, Communicator) else None
         super().__init__(member, device)
         self._param = param
         core = None if member is None else member.core
         self._checks = self._core = _core.QuantAllReduceOperation(param.core(), device, core, self._connect)
-        self._expected: _core.TensorDesc | None = None  # the output that is set up for
+        self._expected: _core.TensorDesc | None = None  # the output for which it is set up
         self._group: Member | None = None
         self._engine: Any = None  # None in shared memory
         self._member = member
@@ -94,11 +94,11 @@ class QuantAllReduceOperation(Operation):
             timeout: Seconds to wait for the peers; left out, and on GPU and NPU, the communicator's own.
 
         Raises:
-            InvalidTensorError, InvalidParamError: this rank's arguments, or those of a peer; ``code`` is ATB's.
+            InvalidTensorError, InvalidParamError: an argument of this rank, or of a peer, is wrong; ``code`` is ATB's.
             PeerMismatchError: two ranks differ in operator, number of elements, scale, offset or mode.
             ValueOverflowError: with ``overflow="raise"``, on every rank.
             PeerLostError, CommTimeoutError: a rank died, left, or did not arrive.
-            HcclError: on NPU.
+            HcclError: on NPU, a call into HCCL failed.
         """
         adapter = self._adapter(x)
         limit = -1.0 if timeout is None else timeout
@@ -164,7 +164,7 @@ class QuantAllReduceOperation(Operation):
             adapter.check_place(self._group, x)
 
     def _states(self, feedback: Feedback[Any], x: A, adapter: Adapter[A]) -> list[Any]:
-        """The arrays of the error feedback, which are replaced."""
+        """Returns the arrays of the error feedback, which the call replaces."""
         param = self._param
         if param.quant_type != QuantType.DYNAMIC:
             raise InvalidParamError("error_feedback is given with a shared scale, expected quant_type 16 (DYNAMIC)")
@@ -175,7 +175,7 @@ class QuantAllReduceOperation(Operation):
         return [a for a in arrays if a is not None]
 
     def _request(self, adapter: Adapter[A], inputs: Sequence[A], out: A) -> QuantizedReduction:
-        """For an engine, from tensors that it reaches."""
+        """Returns the request for an engine, from tensors that it reaches."""
         dtype, out_dtype = adapter.dtype(inputs[0]), adapter.dtype(out)
         place, source = adapter.region(out), adapter.region(inputs[0])
         if place[0] != source[0] or out_dtype != dtype:
@@ -188,7 +188,7 @@ class QuantAllReduceOperation(Operation):
 
 
 class _GroupChecks:
-    """What the core's operation does as one rank of several, for a group of torch.distributed."""
+    """Does for a group of torch.distributed what the core's operation does as one rank of several."""
 
     def __init__(self, core: _core.QuantAllReduceOperation, param: QuantAllReduceParam, group: Member) -> None:
         self._core, self._param, self._group = core, param, group

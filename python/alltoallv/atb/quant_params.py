@@ -24,12 +24,15 @@ from alltoallv.quantization.spec import Gather, Overflow, Quantization, SumOp, c
 
 _GROUP = {key: name for key, name in KEYS.items() if name not in ("send_counts", "sdispls", "recv_counts", "rdispls")}
 _OWN = {"allReduceType": "all_reduce_type", "quantType": "quant_type", "outDataType": "out_data_type"}
-_DYNAMIC = {"bits": "bits", "groupSize": "group_size", "gather": "gather", "overflow": "overflow"}  # not ATB's
+_DYNAMIC = {"bits": "bits", "groupSize": "group_size", "gather": "gather", "overflow": "overflow"}  # not in ATB
 _TEXTS = ("allReduceType", "gather", "overflow")
 
 
 class QuantType(enum.IntEnum):
-    """How many values ``scale`` has: ATB's numbers. DYNAMIC is this package's: every rank finds its own, per group."""
+    """Says how many values ``scale`` has, by ATB's numbers.
+
+    DYNAMIC is this package's own: each rank finds scales per group.
+    """
 
     UNQUANT = 0
     PER_TENSOR = 1
@@ -57,7 +60,7 @@ class QuantAllReduceParam:
         out_data_type: ACL's number of float16, 1; with DYNAMIC also of float32, 0, or bfloat16, 27. -1, the default:
             float16, with DYNAMIC the input's.
         rsv: 64 reserved bytes, all zero.
-        bits, group_size, gather, overflow: with DYNAMIC, as of `alltoallv.numpy.quantized_all_reduce`.
+        bits, group_size, gather, overflow: with DYNAMIC, the arguments of `alltoallv.numpy.quantized_all_reduce`.
     """
 
     rank: int = 0
@@ -79,12 +82,12 @@ class QuantAllReduceParam:
 
     @property
     def quantization(self) -> Quantization:
-        """Of the dynamic mode, checked."""
+        """Returns the options of the dynamic mode, checked."""
         op: SumOp = "avg" if self.all_reduce_type == "avg" else "sum"
         return Quantization.checked(coding(self.bits, None), self.group_size, self.gather, op, self.overflow)
 
     def core(self) -> _core.QuantAllReduceParam:
-        """What the core takes.
+        """Returns the core's param.
 
         Raises:
             InvalidParamError: ``bits``, ``group_size``, ``gather`` or ``overflow`` has no meaning.

@@ -1,7 +1,7 @@
-"""The interface of the package deep_ep, for programs that send the tokens of a mixture of experts through it.
+"""Provides the interface of the package deep_ep, for programs that send the tokens of a mixture of experts through it.
 
-On CPU tensors over shared memory, between hosts over TCP; on NPUs it has not been run yet. A program that imports
-``deep_ep`` runs unchanged after::
+It works on CPU tensors over shared memory, between hosts over TCP; on NPUs it has not been run yet. A program that
+imports ``deep_ep`` runs unchanged after::
 
     import alltoallv.deep_ep
 
@@ -9,7 +9,7 @@ On CPU tensors over shared memory, between hosts over TCP; on NPUs it has not be
 
 `Buffer` has dispatch, combine and layout of version 1, `ElasticBuffer` those of version 2. A token goes once to each
 rank that has one of its experts. Calls are done when they return, so events are, too; streams, numbers of SMs and sizes
-of buffers are taken and mean nothing. The low-latency calls and HybridEPBuffer are not here.
+of buffers are accepted and ignored. The low-latency calls and HybridEPBuffer are missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dispatch and combine of tokens that go once to each rank which has one of their experts."""
+"""Dispatches and combines tokens that go once to each rank which has one of their experts."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Tokens = Any  # Tensor | tuple[Tensor, Tensor], values or codes with their scale
 
 
 class Config:
-    """Sizes of kernels and buffers, which are not needed here."""
+    """Accepts sizes of kernels and buffers, which this package does not need."""
 
     def __init__(self, *sizes: int) -> None:
         self.sizes = sizes
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """0."""
+        """Returns 0: no memory is needed."""
         return 0
 
     get_rdma_buffer_size_hint = get_nvl_buffer_size_hint
@@ -35,23 +35,23 @@ class Config:
 
 @dataclass(eq=False)
 class EPHandle:
-    """Where the rows of a dispatch went: for `combine` and for other tokens by the same way.
+    """Says where the rows of a dispatch went, for `combine` and for other tokens on the same way.
 
     Attributes:
-        topk_idx: Experts of the rows received, by this rank's numbers, -1 for others' experts; None without weights.
+        topk_idx: Experts of the received rows, by this rank's numbers, -1 for others' experts; None without weights.
         num_recv_tokens_per_expert_list: Rows of each of this rank's experts, up to the alignment.
     """
 
     tokens: int
-    order: Tensor  # token * W + rank of every row sent, by rank
-    ranks: Tensor  # int64 [2, W], rows for and from every rank
+    order: Tensor  # token * W + rank of every sent row, sorted by rank
+    ranks: Tensor  # int64 [2, W]: rows for and from every rank
     topk_idx: Tensor
     num_recv_tokens_per_expert_list: list[int]
-    rows: int  # received, and those behind them up to the number of the worst case
+    rows: int  # received rows, and those after them up to the worst case
 
 
 class _Buffer:
-    """What both versions do."""
+    """Holds the common part of both versions."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -122,17 +122,17 @@ class _Buffer:
 
     @staticmethod
     def capture() -> EventOverlap:
-        """An event of now."""
+        """Returns an event that has happened."""
         return EventOverlap(EventHandle())
 
 
 class Buffer(_Buffer):
-    """The buffer of version 1: dispatch and combine with a layout that `get_dispatch_layout` tells before.
+    """The buffer of version 1: dispatch and combine use a layout that `get_dispatch_layout` returns before.
 
     Args:
         group: A ProcessGroup, a `Communicator`, or None for the default group.
         num_nvl_bytes, num_rdma_bytes: Kept as attributes.
-        unused: What has no meaning here.
+        unused: Arguments that have no meaning here.
     """
 
     num_sms = 20
@@ -143,12 +143,12 @@ class Buffer(_Buffer):
 
     @classmethod
     def set_num_sms(cls, new_num_sms: int) -> None:
-        """Kept as attribute."""
+        """Keeps the number as an attribute."""
         Buffer.num_sms = new_num_sms
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
-        """One that asks for no memory."""
+        """Returns a config that asks for no memory."""
         return Config()
 
     get_combine_config = get_dispatch_config
@@ -156,12 +156,12 @@ class Buffer(_Buffer):
     def get_dispatch_layout(
         self, topk_idx: Tensor, num_experts: int, *unused: Any, **named: Any
     ) -> tuple[Tensor, None, Tensor, Tensor, EventOverlap]:
-        """How many tokens go where. Talks to no peer.
+        """Returns how many tokens go where. Communicates with no peer.
 
         Args:
             topk_idx: Experts of every token, int64 ``[n, k]``; -1: none.
-            num_experts: On all ranks together, a multiple of their number.
-            unused: Events and streams.
+            num_experts: Experts on all ranks together, a multiple of the number of ranks.
+            unused: Events and streams, ignored.
 
         Returns:
             Tokens for each rank, int32 ``[W]``; None, tokens for each RDMA rank; tokens for each expert, int32
@@ -192,13 +192,13 @@ class Buffer(_Buffer):
 
         Args:
             x: ``[n, hidden]`` of any dtype, or a pair of codes and scales ``[n, …]``.
-            handle: Of an earlier dispatch, whose way the tokens go; the next six are then left out.
-            num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank: Follow from ``topk_idx``.
-            num_tokens_per_expert: Its length is the number of experts.
-            topk_idx, topk_weights: Of every token, ``[n, k]``; -1: no expert.
-            expert_alignment: The counts of experts are rounded up to multiples of it.
-            num_worst_tokens: Rows of the results, if more than arrive; those behind are of no expert.
-            unused: Events and streams.
+            handle: The handle of an earlier dispatch, whose way the tokens go; the next six are then left out.
+            num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank: Ignored; they follow from ``topk_idx``.
+            num_tokens_per_expert: Only its length matters: it is the number of experts.
+            topk_idx, topk_weights: Experts and weights of every token, ``[n, k]``; -1: no expert.
+            expert_alignment: The experts' counts are rounded up to multiples of it.
+            num_worst_tokens: Rows of the results, if more than arrive; the additional rows belong to no expert.
+            unused: Events and streams, ignored.
 
         Returns:
             Rows received, in the order of ranks; their experts by this rank's numbers, -1 for others', and weights, 0
@@ -216,12 +216,12 @@ class Buffer(_Buffer):
     def combine(
         self, x: Tensor, handle: EPHandle, topk_weights: Tensor | None = None, bias: Any = None, *_: Any, **named: Any
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
-        """Adds up what the ranks have made of every token, in the order of ranks, in float32 or wider, rounded once.
+        """Adds up the ranks' outputs for every token, in the order of ranks, in float32 or wider, rounded once.
 
         Args:
             x: ``[rows, hidden]``, in the order of dispatch, its experts' results added and weighted.
             handle: What dispatch returned.
-            topk_weights: ``[rows, k]``, added up likewise.
+            topk_weights: ``[rows, k]``, added up in the same way.
             bias: A tensor ``[n, hidden]`` that is added, or a pair.
 
         Returns:
@@ -230,7 +230,7 @@ class Buffer(_Buffer):
         return *self._collect(x, handle, topk_weights, bias), self.capture()
 
     def low_latency_dispatch(self, *unused: Any, **named: Any) -> NoReturn:
-        """Not here."""
+        """Raises NotImplementedError: low-latency calls are missing."""
         raise NotImplementedError("low-latency calls are not in alltoallv.deep_ep, expected dispatch and combine")
 
     low_latency_combine = low_latency_dispatch
@@ -240,9 +240,9 @@ class ElasticBuffer(_Buffer):
     """The buffer of version 2: one call for dispatch, without a layout before it.
 
     Args:
-        group: As for `Buffer`.
+        group: A ProcessGroup, a `Communicator`, or None for the default group.
         num_bytes: Kept as attribute.
-        sizes: What has no meaning here.
+        sizes: Arguments that have no meaning here.
     """
 
     def __init__(self, group: Any, num_bytes: int | None = None, **sizes: Any) -> None:
@@ -251,11 +251,11 @@ class ElasticBuffer(_Buffer):
 
     @staticmethod
     def get_buffer_size_hint(*unused: Any, **named: Any) -> int:
-        """0."""
+        """Returns 0: no memory is needed."""
         return 0
 
     def get_theoretical_num_sms(self, num_experts: int, num_topk: int) -> int:
-        """0."""
+        """Returns 0: no SMs are needed."""
         return 0
 
     def dispatch(
@@ -269,7 +269,7 @@ class ElasticBuffer(_Buffer):
         expert_alignment: int = 1,
         **unused: Any,
     ) -> tuple[Tokens, Tensor | None, Tensor | None, EPHandle, EventOverlap]:
-        """As `Buffer.dispatch`; the handle has the counts of experts."""
+        """Does `Buffer.dispatch`; the handle has the experts' counts."""
         with torch.no_grad():
             if handle is not None:
                 return self._send_again(x, handle), None, None, handle, self.capture()
@@ -280,7 +280,7 @@ class ElasticBuffer(_Buffer):
     def combine(
         self, x: Tensor, handle: EPHandle, topk_weights: Tensor | None = None, bias: Any = None, **unused: Any
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
-        """As `Buffer.combine`."""
+        """Does `Buffer.combine`."""
         return *self._collect(x, handle, topk_weights, bias), self.capture()
 
 
@@ -291,10 +291,10 @@ def _local(experts: int, size: int) -> int:
 
 
 def _in_rank(ids: Tensor, experts: int, size: int) -> Tensor:
-    """Says of every token whether it goes to each rank."""
+    """Returns whether each token goes to each rank, bool ``[n, W]``."""
     if ids.numel() and not -1 <= int(ids.min()) <= int(ids.max()) < experts:
         raise InvalidParamError(f"topk_idx holds numbers from {ids.min()} to {ids.max()}, expected -1 to {experts - 1}")
-    ranks = torch.div(ids, experts // size, rounding_mode="floor")  # of -1: -1
+    ranks = torch.div(ids, experts // size, rounding_mode="floor")  # -1 stays -1
     return torch.stack([(ranks == rank).any(1) for rank in range(size)], 1)
 
 
@@ -303,7 +303,7 @@ def _parts(x: Tokens, token: Tensor) -> list[rows.Part]:
 
 
 def _received(x: Tokens, received: Tensor, columns: list[slice], more: int) -> tuple[Tokens, list[slice]]:
-    """The values, or codes and scales, and the columns behind them."""
+    """Returns the values, or codes and scales, and the columns after them."""
     parts = (x,) if isinstance(x, Tensor) else x
     made = [
         _padded(received[:, place].contiguous().view(part.dtype), more, 0)

@@ -1,4 +1,4 @@
-"""Events of calls that are done when they return."""
+"""Events of calls that are done when they return, so that nothing waits for them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 
 class EventHandle:
-    """What has happened already."""
+    """An event that has happened already."""
 
     def current_stream_wait(self) -> None:
         """Returns at once."""
 
 
 class EventOverlap:
-    """The end of a call; as a context manager it waits behind what runs inside."""
+    """The end of a call; as a context manager it waits after what runs inside."""
 
     def __init__(self, event: EventHandle | None = None, extra_tensors: tuple[Any, ...] | None = None) -> None:
         self.event, self.extra_tensors = event, extra_tensors

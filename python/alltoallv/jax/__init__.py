@@ -1,4 +1,4 @@
-"""jax.lax.ragged_all_to_all between processes on CPU, where XLA has none; a callback to `alltoallv.numpy`.
+"""Runs jax.lax.ragged_all_to_all between processes on CPU, where XLA has none, as a callback to `alltoallv.numpy`.
 
 ``group`` is a `Communicator`; None means the default one of this job. Programs run under ``python -m alltoallv run`` or
 any launcher that `Communicator.from_env` knows; `jax.distributed` is not needed.
@@ -36,11 +36,11 @@ def ragged_all_to_all(
     *,
     group: Communicator | None = None,
 ) -> Any:
-    """Sends rows to every rank, to where in its output this rank says; the meaning of ``jax.lax.ragged_all_to_all``.
+    """Sends rows to every rank, to a place in its output that this rank gives, as ``jax.lax.ragged_all_to_all`` does.
 
     Rank r sends ``operand[input_offsets[j] : input_offsets[j] + send_sizes[j]]`` to rank j, which finds it in its
-    result from row ``output_offsets[j]`` on (of rank r's array). Also within ``jax.jit``, where calls keep their order,
-    and with gradients of ``operand`` and ``output``.
+    result from row ``output_offsets[j]`` on (of rank r's array). It also works in ``jax.jit``, where calls keep their
+    order, and with gradients of ``operand`` and ``output``.
 
     Args:
         operand, output: Shapes ``[n, ...]`` and ``[m, ...]``, equal but in dimension 0, of one dtype.
@@ -48,10 +48,10 @@ def ragged_all_to_all(
             rank i is ``send_sizes[i]`` of rank j.
 
     Returns:
-        ``output`` with the rows that have come; rows that none has come for are as they were.
+        ``output`` with the received rows; all other rows keep their values.
 
     Raises:
-        InvalidTensorError: shapes or dtypes, when the call is traced.
+        InvalidTensorError: shapes or dtypes do not fit, when the call is traced.
         jax.errors.JaxRuntimeError: what `alltoallv.numpy.all_to_all_v` raises when it runs, with its text.
     """
     comm = communicator.default() if group is None else group
@@ -70,7 +70,7 @@ def ragged_all_to_all(
 
 
 def _learnt(comm: Communicator, tables: Any) -> list[Array]:
-    """The tables as int64, ``output_offsets`` with those that the peers have said; 0 where nothing goes."""
+    """Returns the tables as int64, with the ``output_offsets`` that the peers announced, and 0 where no rows go."""
     offsets, sent, to, received = (np.asarray(table).astype(np.int64) for table in tables)
     places = np.empty_like(to)
     av.all_to_all_single(places, to, group=comm)
@@ -86,13 +86,13 @@ def _forward(comm: Communicator, operand: Any, output: Any, *tables: Any) -> Arr
 
 
 def _backward(comm: Communicator, rows: int, cotangent: Any, *tables: Any) -> tuple[Array, Array]:
-    """The gradients: of the operand from the peers' rows, of the output from those that nothing took the place of."""
+    """Returns two gradients: the operand's from the peers' rows, the output's from rows that were not overwritten."""
     offsets, sent, places, received = _learnt(comm, tables)
     kept = np.array(cotangent)
     came = av.all_to_all_v(kept, received, sent, sdispls=places, unit="row", group=comm)
     operand = np.zeros((rows, *kept.shape[1:]), kept.dtype)
     for first, count, end in zip(offsets, sent, np.cumsum(sent), strict=True):
-        operand[first : first + count] += came[end - count : end]  # regions that are sent may overlap
+        operand[first : first + count] += came[end - count : end]  # the sent regions may overlap
     for first, count in zip(places, received, strict=True):
         kept[first : first + count] = 0
     return operand, kept

@@ -1,1 +1,1 @@
-"""How ranks start: which launcher started this one, and a launcher of our own."""
+"""Finds out which launcher started this rank, and has a launcher of its own."""

@@ -1,4 +1,4 @@
-"""Which launcher started this process, and which rank of which job it is.
+"""Finds out which launcher started this process, and which rank of which job it is.
 
 The first of these whose variables are present decides, even if others are present too. A launcher that tends
 to be started by another one comes first, so that ``srun`` may start one ``torchrun`` per node:
@@ -172,7 +172,7 @@ def _pmi(env: Environ) -> Launch | None:
             )
         return None
     rank, size = required(env, "PMI_RANK"), required(env, "PMI_SIZE")
-    by_slurm = {"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": size}  # and not Hydra's proxies, one a host
+    by_slurm = {"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": size}  # the ranks, not Hydra's proxies, one per host
     slurm = all(integer(env, name, -1) == value for name, value in by_slurm.items()) and "SLURM_STEP_ID" in env
     local_rank = optional(env, "MPI_LOCALRANKID", "PMI_LOCAL_RANK", *["SLURM_LOCALID"] * slurm)
     # Hydra gives its ranks no job id (Intel MPI's does); the proxy that starts them on this host is one.
@@ -209,7 +209,7 @@ def _rank_table(env: Environ) -> Launch | None:
         raise InvalidParamError(f"RANK_SIZE is {env['RANK_SIZE']!r}, expected {table.size}, the ranks in {path!r}")
     server = table.server_of(rank)
     local = [d.rank for d in server.devices]
-    where = os.path.realpath(path) if len(table.servers) == 1 else "hosts"  # which may have it at different paths
+    where = os.path.realpath(path) if len(table.servers) == 1 else "hosts"  # several hosts may have other paths
     return Launch(
         "rank_table",
         rank,
@@ -240,7 +240,7 @@ def _slurm(env: Environ) -> Launch | None:
 
 
 def _tasks_here(env: Environ) -> int | None:
-    """How many of a Slurm step's tasks are on this host, if Slurm says."""
+    """Returns how many of a Slurm step's tasks are on this host; None if Slurm does not say."""
     if "SLURM_STEP_TASKS_PER_NODE" not in env or "SLURM_NODEID" not in env:
         return required(env, "SLURM_STEP_NUM_TASKS") if integer(env, "SLURM_STEP_NUM_NODES", 0) == 1 else None
     return tasks_of_node(env["SLURM_STEP_TASKS_PER_NODE"], integer(env, "SLURM_NODEID", 0))

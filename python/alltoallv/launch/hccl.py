@@ -1,4 +1,4 @@
-"""How a communicator over HCCL comes about: which device, and how the ranks find each other.
+"""Makes communicators over HCCL: chooses the device, and lets the ranks find each other.
 
 The ranks agree about calls over a control plane of their own. On one host that is shared memory; between hosts it is
 TCP to rank 0, which listens at the launcher's address. Where there is none, for a rank table or the caller's HcclComm,
@@ -19,13 +19,13 @@ CHECKS = ("first", "always", "off")
 
 
 def from_launch(job: Launch, options: _core.CommunicatorOptions, check: str | None) -> _core.Communicator:
-    """The communicator of all ranks of a job; found again while it is usable.
+    """Returns the communicator of all ranks of a job; the same one again while it is usable.
 
     Args:
         options: Domain, budget (here the size of HCCL's buffer), timeout and job; its ranks are those of ``job``.
-        check: As in `Communicator.from_env`.
+        check: See `Communicator.from_env`.
     """
-    _core.cann_available()  # says what is missing
+    _core.cann_available()  # raises with the missing part
     hccl = _options(options, check, device=job.local_rank)
     hccl.rank, hccl.size = job.rank, job.size
     if job.rank_table:
@@ -36,7 +36,7 @@ def from_launch(job: Launch, options: _core.CommunicatorOptions, check: str | No
 
 
 def from_param(param: _core.AllToAllVParam, options: _core.CommunicatorOptions) -> _core.Communicator:
-    """The communicator that an ATB-shaped param describes, for tensors on an NPU."""
+    """Returns the communicator that an ATB-shaped param describes, for tensors on an NPU."""
     _core.cann_available()
     hccl = _options(options, None, device=param.rank)
     hccl.rank, hccl.size, hccl.comm = param.rank, param.rank_size, param.hccl_comm
@@ -51,7 +51,10 @@ def from_param(param: _core.AllToAllVParam, options: _core.CommunicatorOptions) 
 
 
 def over(control: _core.Communicator, options: _core.CommunicatorOptions) -> _core.Communicator:
-    """Of the ranks that ``control`` connects in host memory, some of the job's, for their tensors on NPUs."""
+    """Returns the communicator for NPU tensors of the ranks that ``control`` connects in host memory.
+
+    They may be only some of the job's ranks.
+    """
     _core.cann_available()
     hccl = _options(options, None, device=launch.detect().local_rank)
     hccl.rank, hccl.size = control.rank, control.size
@@ -82,13 +85,13 @@ def _options(options: _core.CommunicatorOptions, check: str | None, device: int)
 
 
 def shares_host(size: int) -> bool:
-    """Whether ``size`` ranks are all of this job, or of one parent, and run on this host."""
+    """Returns whether ``size`` ranks are all of this job, or of one parent, and run on this host."""
     job = launch.detect()
     return job.launcher == "single" or job.local_size == job.size == size
 
 
 def devices() -> tuple[str, int]:
-    """Name of the SoC and number of visible NPUs; the number is negative if the query failed.
+    """Returns the name of the SoC and the number of visible NPUs; it is negative if the query failed.
 
     Raises:
         BackendUnavailableError: CANN is not installed, or incomplete.

@@ -1,4 +1,4 @@
-"""A process's place in its job."""
+"""Describes a process's place in its job."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ class Launch:
             )
 
     def root(self) -> tuple[str, int]:
-        """Host and port at which rank 0 listens for ranks of other hosts.
+        """Returns host and port at which rank 0 listens for ranks of other hosts.
 
         The port is ``ALLTOALLV_ROOT_PORT``, or the one after the launcher's.
 
         Raises:
-            BackendUnavailableError: neither the launcher nor MASTER_ADDR and MASTER_PORT tell.
-            InvalidParamError: a variable that is no port.
+            BackendUnavailableError: neither the launcher nor MASTER_ADDR and MASTER_PORT give them.
+            InvalidParamError: a variable is no port.
         """
         address = self.master_addr if self.master_port else os.environ.get("MASTER_ADDR", self.master_addr)
         near = self.master_port or integer(os.environ, "MASTER_PORT", 0)

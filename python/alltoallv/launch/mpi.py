@@ -1,4 +1,4 @@
-"""Communicators over MPI, through mpi4py."""
+"""Makes communicators over MPI, through mpi4py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alltoallv import _core
 from alltoallv.errors import BackendUnavailableError, InvalidParamError
 
 _TAG = 0x5A2A
-_LARGEST = 1 << 30  # bytes of a message: MPI's counts are of 32 bits
+_LARGEST = 1 << 30  # bytes of a message: MPI's counts have 32 bits
 _STEP_SECONDS = 0.01
 
 Piece = tuple[int, int, int]  # rank, address, bytes
@@ -38,7 +38,7 @@ class Engine:
                     self._ranks.append(rank)
 
     def progress(self) -> bool:
-        """Goes on for some milliseconds; True once all messages have gone and come."""
+        """Waits for some milliseconds; returns True once all messages have been sent and received."""
         end = time.monotonic() + _STEP_SECONDS
         while not self._mpi.Request.Testall(self._requests):
             if time.monotonic() > end:
@@ -48,18 +48,18 @@ class Engine:
         return True
 
     def missing(self) -> list[int]:
-        """Ranks whose messages are under way."""
+        """Returns the ranks whose messages are under way."""
         ended = [self._mpi.Request.Get_status(request) for request in self._requests]
         return sorted({rank for rank, done in zip(self._ranks, ended, strict=False) if not done})
 
     def close(self) -> None:
-        """Gives the duplicate back, unless messages are left that will never end."""
+        """Frees the duplicate, unless messages are left that will never end."""
         if not self._requests and not self._mpi.Is_finalized():
             self._comm.Free()
 
 
 def connect(comm: Any, options: _core.CommunicatorOptions) -> _core.Communicator:
-    """What `alltoallv.Communicator.from_mpi` makes; ``options`` get rank, size and job."""
+    """Returns what `alltoallv.Communicator.from_mpi` makes; ``options`` get rank, size and job."""
     try:
         from mpi4py import MPI
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Processes: children that never outlive their parent, how one ended, and which ones started us."""
+"""Starts children that never outlive their parent, reports how one ended, and finds which processes started us."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Guard:
         self._tell(f"+{group}\n")
 
     def remove(self, group: int) -> None:
-        """Takes a group off the list; to be called before its leader is reaped and its number free again."""
+        """Takes a group off the list; call it before its leader is reaped and its number is free again."""
         self._tell(f"-{group}\n")
 
     def _tell(self, line: str) -> None:
@@ -103,7 +103,10 @@ def kill_group(group: int, number: int = signal.SIGKILL) -> None:
 
 
 def exit_code(pid: int) -> int | None:
-    """How a child has ended, negative for a signal; None while it runs. It is not reaped: its number stays its own."""
+    """Returns how a child has ended, negative for a signal; None while it runs.
+
+    It is not reaped, so that no other process gets its number.
+    """
     status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     if status is None:
         return None
@@ -111,7 +114,7 @@ def exit_code(pid: int) -> int | None:
 
 
 def describe_exit(code: int) -> str:
-    """An exit status in words: "exited with code 3" or, for -9, "was killed by SIGKILL"."""
+    """Returns an exit status in words: "exited with code 3" or, for -9, "was killed by SIGKILL"."""
     if code >= 0:
         return f"exited with code {code}"
     try:
@@ -131,9 +134,9 @@ def launcher_process(variable: str) -> str:
 
 
 def launcher_number(variable: str, option: str) -> int | None:
-    """The number that the command of that process gives, as in ``--option=4`` or ``--option 4``; None if none above 0.
+    """Returns the number in that process's command, as in ``--option=4`` or ``--option 4``; None if none above 0.
 
-    It is how to know what a launcher such as msrun tells its ranks in no variable.
+    So one learns what a launcher such as msrun passes to its ranks in no variable.
     """
     try:
         with open(f"/proc/{_launcher(variable)}/cmdline", errors="replace") as file:
@@ -163,7 +166,7 @@ def _launcher(variable: str) -> int:
 
 
 def process_id(pid: int) -> str:
-    """A process's number, start time and pid namespace: unique on a host between two boots."""
+    """Returns a process's number, start time and pid namespace, which are unique on a host between two boots."""
     try:
         started = _stat_fields(pid)[19]
     except OSError:
@@ -172,13 +175,13 @@ def process_id(pid: int) -> str:
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """The fields of /proc/<pid>/stat after the command name: [0] state, [1] parent, [19] start time."""
+    """Returns the fields of /proc/<pid>/stat after the command name: [0] state, [1] parent, [19] start time."""
     with open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()
 
 
 def pid_namespace() -> str:
-    """The namespace in which this process's pids are unique."""
+    """Returns the namespace in which this process's pids are unique."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:

@@ -1,6 +1,6 @@
 """Rank tables: the JSON file with which Ascend clusters say which rank uses which device of which server.
 
-Formats 1.0 (``server_list``) and 1.2 (the same plus ``super_pod_list``). Numbers are written as strings.
+Formats 1.0 (``server_list``) and 1.2 (with ``super_pod_list``, too). Numbers are written as strings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _VERSIONS = ("1.0", "1.2")
 
 @dataclass(frozen=True)
 class Device:
-    """One rank: its number and its device's number on its server.
+    """One rank: its number, and its device's number on its server.
 
     ``ip`` may be empty where all devices reach each other otherwise: on one server, in format 1.2 in one super pod.
     ``super_device`` is the device's number in its super pod, which format 1.2 has.
@@ -42,8 +42,8 @@ class Server:
 
 @dataclass(frozen=True)
 class RankTable:
-    """A checked rank table: ranks are 0..size-1, each once, and consecutive on every server; devices have what HCCL
-    reaches them by, once each; in format 1.2 every server belongs to one super pod.
+    """A checked rank table: ranks are 0..size-1, each once, and consecutive on every server; devices have addresses by
+    which HCCL reaches them, once each; in format 1.2 every server belongs to one super pod.
 
     ``digest`` is a hash of the file's content.
     """
@@ -58,14 +58,14 @@ class RankTable:
         return sum(len(server.devices) for server in self.servers)
 
     def server_of(self, rank: int) -> Server:
-        """The server that holds ``rank``."""
+        """Returns the server that holds ``rank``."""
         for server in self.servers:
             if any(device.rank == rank for device in server.devices):
                 return server
         raise InvalidParamError(f"rank is {rank}, expected 0 <= rank < {self.size}, the ranks of the rank table")
 
     def of_size(self, size: int) -> RankTable:
-        """This one, which must have ``size`` ranks."""
+        """Returns this table; raises unless it has ``size`` ranks."""
         if self.size != size:
             raise InvalidParamError(f"the rank table lists {self.size} ranks, expected {size}")
         return self
@@ -82,7 +82,7 @@ class RankTable:
                 content = file.read()
         except OSError as error:
             raise InvalidParamError(f"rank table {path!r} cannot be read: {error.strerror}") from None
-        except ValueError as error:  # no path
+        except ValueError as error:  # it is no path
             raise InvalidParamError(f"rank table {path!r} cannot be read: {error}") from None
         try:
             return cls.parse(content)
@@ -91,7 +91,7 @@ class RankTable:
 
     @classmethod
     def parse(cls, content: bytes) -> RankTable:
-        """The same for a file's content."""
+        """Checks and returns the rank table in a file's content; raises like `load`."""
         try:
             root = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -170,7 +170,7 @@ def _check_addresses(servers: Sequence[Server], needed: bool) -> None:
 
 
 def _super_pods(root: dict[str, Any], servers: Sequence[Server]) -> list[str]:
-    """Their names; every server is in one of them, where its devices' numbers are its own."""
+    """Returns the super pods' names; every server is in one of them, where its devices' numbers are unique."""
     by_name = {server.server_id: server for server in servers}
     pods: list[str] = []
     pod_of: dict[str, str] = {}
@@ -201,7 +201,7 @@ def _super_pods(root: dict[str, Any], servers: Sequence[Server]) -> list[str]:
 
 
 def _address(item: dict[str, Any], where: str) -> str:
-    """device_ip, which may be missing."""
+    """Returns device_ip, which may be missing."""
     value = item.get("device_ip", "")
     try:
         if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""What Slurm's variables say in a notation of their own."""
+"""Reads Slurm's variables that have a notation of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from alltoallv.errors import InvalidParamError
 
 
 def tasks_of_node(text: str, node: int) -> int:
-    """Tasks on one host of a step.
+    """Returns the number of a step's tasks on one host.
 
     Args:
         text: SLURM_STEP_TASKS_PER_NODE: counts host by host, ``4(x2),3`` for 4, 4 and 3.

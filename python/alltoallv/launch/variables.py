@@ -1,4 +1,4 @@
-"""Numbers from a launcher's environment variables."""
+"""Reads numbers, paths and texts from environment variables."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ LARGEST = 2**31 - 1
 
 
 def required(env: Environ, name: str) -> int:
-    """A variable that the launcher sets together with others."""
+    """Returns the number in a variable that the launcher sets together with others; raises if it is missing."""
     if name not in env:
         raise InvalidParamError(f"{name} is not set, expected an integer: the launcher's other variables are set")
     return integer(env, name, 0)
 
 
 def optional(env: Environ, *names: str) -> int | None:
-    """The first of these variables that is set."""
+    """Returns the number in the first of these variables that is set; None if none is."""
     return next((integer(env, name, 0) for name in names if name in env), None)
 
 
 def port(name: str, default: int) -> int:
-    """A port's number from the environment.
+    """Returns the number of a port from the environment.
 
     Raises:
         InvalidParamError: it, or ``default`` in its place, is not in 1..65535.
@@ -38,26 +38,26 @@ def port(name: str, default: int) -> int:
 
 
 def utf8(name: str, value: object, secret: bool = False) -> str:
-    """The text, which must have a form in UTF-8; no error shows one that is ``secret``."""
+    """Returns the text; raises if it has no UTF-8 form. No error shows a text that is ``secret``."""
     if not isinstance(value, str) or any("\ud800" <= c <= "\udfff" for c in value):
         raise InvalidParamError(f"{name} is {'none' if secret else ascii(value)}, expected text in UTF-8")
     return value
 
 
 def switch(env: Environ, name: str) -> None:
-    """Refuses a variable that is neither 0 nor 1, nor empty."""
+    """Raises InvalidParamError for a variable that is neither 0 nor 1, nor empty."""
     if env.get(name, "") not in ("", "0", "1"):
         raise InvalidParamError(f"{name} is {env[name]!r}, expected 0 or 1")
 
 
 def folder(env: Environ, name: str) -> None:
-    """Refuses a variable that names something else than a folder that is there."""
+    """Raises InvalidParamError for a variable that does not name an existing folder."""
     if env.get(name) and not os.path.isdir(env[name]):
         raise InvalidParamError(f"{name} is {env[name]!r}, expected a folder that exists")
 
 
 def seconds(env: Environ, name: str, default: float) -> float:
-    """A variable that holds seconds above 0."""
+    """Returns the seconds, above 0, in a variable."""
     value = env.get(name)
     if value is None:
         return default
@@ -71,7 +71,7 @@ def seconds(env: Environ, name: str, default: float) -> float:
 
 
 def integer(env: Environ, name: str, default: int) -> int:
-    """A variable that holds an integer of 0 to ``LARGEST``."""
+    """Returns the integer of 0 to ``LARGEST`` in a variable."""
     text = env.get(name)
     if text is None:
         return default

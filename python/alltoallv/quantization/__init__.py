@@ -1,1 +1,1 @@
-"""How quantized collectives encode, and the state that error feedback keeps."""
+"""Defines how quantized collectives encode, and the state that error feedback keeps."""

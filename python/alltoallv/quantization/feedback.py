@@ -1,4 +1,4 @@
-"""Error feedback: what the rounding of a quantized reduction lost, to be added before the next one."""
+"""Error feedback: keeps the rounding error of a quantized reduction and adds it before the next one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMES = ("error", "gather_error")
 
 
 class Feedback(Generic[T]):
-    """The state of one vector that is reduced again and again, such as a gradient; owned by the caller.
+    """Holds the state of one vector that is reduced again and again, such as a gradient; the caller owns it.
 
     Give the same object to every reduction of that vector, one at a time. The arrays are made at the first use:
     ``error``, float32, one per element; with ``gather="quantized"`` also ``gather_error``, one per element of the part
@@ -29,14 +29,14 @@ class Feedback(Generic[T]):
         self._arrays: dict[str, T | None] = dict.fromkeys(_NAMES)
 
     def state_dict(self) -> dict[str, T | None]:
-        """``error`` and ``gather_error``, the arrays themselves; None where there is none yet."""
+        """Returns ``error`` and ``gather_error``, the arrays themselves; None for one that does not exist yet."""
         return dict(self._arrays)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes copies of what `state_dict` gave, of this or another rank's past; None starts anew.
+        """Loads copies of a state that `state_dict` returned on this or another rank; None starts from zero.
 
         Raises:
-            InvalidParamError: keys other than those of `state_dict`, or what is no array of numbers.
+            InvalidParamError: the keys are not those of `state_dict`, or a value is no array of numbers.
         """
         if not isinstance(state, dict):
             raise InvalidParamError(f"the state is a {type(state).__name__}, expected a dict of {', '.join(_NAMES)}")
@@ -45,17 +45,17 @@ class Feedback(Generic[T]):
         self._arrays = {name: self._taken(name, value) for name, value in state.items()}
 
     def reset(self) -> None:
-        """Forgets everything."""
+        """Forgets all errors."""
         self._arrays = dict.fromkeys(_NAMES)
 
     @classmethod
     def arrays_of(
         cls, given: Feedback[T] | None, request: QuantizedReduction, size: int, rank: int, like: T
     ) -> tuple[T | None, T | None]:
-        """`arrays` of what a caller gave as ``error_feedback``, if anything.
+        """Returns the `arrays` of a caller's ``error_feedback``, or None for both if that is None.
 
         Raises:
-            InvalidParamError: it is of another kind, and as `arrays`.
+            InvalidParamError: it is of another kind, or `arrays` raises it.
         """
         if given is None:
             return None, None
@@ -64,13 +64,13 @@ class Feedback(Generic[T]):
         return given.arrays(request, size, rank, like)
 
     def arrays(self, request: QuantizedReduction, size: int, rank: int, like: T) -> tuple[T, T | None]:
-        """The state for a request: ``error`` and, if its sum is quantized too, ``gather_error``; for front ends.
+        """Returns the arrays for a request: ``error`` and, if its sum is quantized, ``gather_error``; for front ends.
 
         Args:
             like: The input; arrays are made on its device, or moved there.
 
         Raises:
-            InvalidParamError: the state is of another vector or another number of ranks.
+            InvalidParamError: the state belongs to another vector or another number of ranks.
         """
         error = self._array("error", request.count, like)
         if request.operator != "quantized_all_reduce" or request.quantization.gather != "quantized":
@@ -98,7 +98,7 @@ class Feedback(Generic[T]):
             raise InvalidParamError(f"the state's {name} is {found}, expected an array of numbers or None") from None
 
     def _placed(self, array: T, like: T) -> T:
-        """The array where ``like`` is."""
+        """Returns the array on the device of ``like``."""
         return array
 
     def _zeros(self, count: int, like: T) -> T:

@@ -33,20 +33,20 @@ Call = ReductionCall[A] | RowsCall[A]
 
 
 class Quantized(Generic[A]):
-    """A front end's quantized collectives: it says below what is its own."""
+    """A front end's quantized collectives. The methods below are what each framework defines for itself."""
 
     adapter: ClassVar[Adapter[Any]]
 
     def communicator(self, group: Any) -> Communicator | None:
-        """That of a group; None on a rank outside of it."""
+        """Returns the group's communicator, or None on a rank outside of it."""
         raise NotImplementedError
 
     def wants_grad(self, input: A, **given: Any) -> bool:
-        """Whether `apply` runs the call. ``given``: what excludes a gradient."""
+        """Returns whether `apply` runs the call. ``given`` holds arguments that exclude a gradient."""
         return False
 
     def apply(self, input: A, call: Map[A]) -> A:
-        """Runs it in the framework's autograd."""
+        """Runs ``call`` on ``input`` in the framework's autograd and returns the output."""
         raise NotImplementedError
 
     def quantized_all_reduce(
@@ -70,11 +70,11 @@ class Quantized(Generic[A]):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """The sum of the ``input`` of all ranks, whose terms travel as codes; the same bits on every rank.
+        """Returns the sum of the ``input`` of all ranks, whose terms travel as codes; every rank gets the same bits.
 
         Without a scale every group of elements has its own (dynamic). With ``scale`` the input is int8 and the result
         ``(sum of all inputs + W * offset) * scale``, exact up to one rounding, for W ranks. With ``comm_quant_scale_1``
-        and ``_2`` the input becomes codes by the first, and their sum by the second.
+        and ``_2`` the input becomes codes by the first, and their sum becomes codes by the second.
 
         Args:
             input: A tensor (in NumPy an array, as all that follow), of one shape and dtype on all ranks: float32,
@@ -82,7 +82,7 @@ class Quantized(Generic[A]):
             scale: A number, or a tensor: one value, or one per entry of the last axis, ``[n]`` or ``[1, n]``, of
                 float16, bfloat16 or float32; equal on all ranks.
             offset: A number that is added to the codes of every rank, with ``scale``.
-            bits: 8 or 4, for the formats int8 and int4. Dynamic only, as the next five.
+            bits: 8 or 4, for the formats int8 and int4. For the dynamic mode only, like the next five.
             format: What the elements become: ``"int8"``, ``"int4"``, ``"fp8_e4m3"``, ``"fp8_e5m2"``, ``"mxfp8"``,
                 ``"mxfp8_e5m2"``, ``"mxfp4"`` or ``"nvfp4"``; docs/quantization.md defines them. Default: by ``bits``.
             group_size: Elements per scale; groups begin at the first element of the flat tensor. ``"token"``: the last
@@ -95,7 +95,7 @@ class Quantized(Generic[A]):
             out_dtype: float32, float16 or bfloat16; default: the input's, float16 for int8.
             overflow: What a finite value becomes that the output's dtype cannot hold: ``"saturate"``: its largest;
                 ``"raise"``: ValueOverflowError; ``"infinity"``.
-            comm_quant_scale_1, comm_quant_scale_2: As ``scale``, both or neither.
+            comm_quant_scale_1, comm_quant_scale_2: Each like ``scale``; both or neither.
             out: Where the result goes; may be the input itself if the dtypes agree. Left out, it is allocated.
             group: A group of the framework, a `Communicator`, or None for all ranks.
             async_op: Return ``(output, handle)`` at once; the output is complete after the handle's ``wait()``.
@@ -148,7 +148,7 @@ class Quantized(Generic[A]):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """The sum of the ``input`` of all ranks, of which rank j gets its part of the rows of dimension 0.
+        """Adds up the ``input`` of all ranks and returns this rank's part of the rows of dimension 0.
 
         The terms travel as codes. Every part is quantized by itself: groups begin at its first element.
 
@@ -157,9 +157,9 @@ class Quantized(Generic[A]):
                 float16, bfloat16.
             recv_counts: Rows that each rank gets, W integers >= 0, equal on all ranks; their sum is dimension 0.
                 Default: equal shares.
-            bits, format, group_size, op, error_feedback, out_dtype, overflow: As for `quantized_all_reduce`, dynamic.
+            bits, format, group_size, op, error_feedback, out_dtype, overflow: See `quantized_all_reduce`, dynamic mode.
             out: Shape ``[recv_counts[rank], *input.shape[1:]]``, apart from the input. Left out, it is allocated.
-            group, async_op, timeout: As for `quantized_all_reduce`.
+            group, async_op, timeout: See `quantized_all_reduce`.
 
         Returns:
             This rank's part; handles and gradients, which are gathered from all parts, as `quantized_all_reduce`.
@@ -198,22 +198,22 @@ class Quantized(Generic[A]):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Sends rows to every rank as codes with their float32 scales, in one exchange; a MoE dispatch.
+        """Sends rows to every rank as codes with their float32 scales, in one exchange, such as a MoE dispatch.
 
         Args:
             input: Rows ``[T, ...]`` of float32, float16 or bfloat16, sorted by the rank they go to.
             send_counts: Rows for every rank, W integers >= 0; their sum is T.
-            recv_counts: Rows from every rank; left out, the peers tell.
-            bits, format: As for `quantized_all_reduce`.
+            recv_counts: Rows from every rank; left out, the peers announce them.
+            bits, format: See `quantized_all_reduce`.
             group_size: Elements per scale; groups begin anew with every row. Default: one scale per row, where the
                 format leaves the choice.
-            out_dtype: Of the rows received: float32, float16 or bfloat16; default: the input's.
+            out_dtype: dtype of the rows received: float32, float16 or bfloat16; default: the input's.
             overflow: As for `quantized_all_reduce`; "raise" looks at the rows sent, by this rank's ``out_dtype``.
             quantize_gradient: The gradient's rows travel as codes too, with the same format, groups and ``overflow``,
                 quantized from the result's dtype and given in the input's. On all ranks or none.
-            group, timeout: As for `quantized_all_reduce`.
+            group, timeout: See `quantized_all_reduce`.
             async_op: Return ``(output, handle)`` at once; the output is filled by the handle's ``wait()``. Without
-                ``recv_counts`` it is None at first, and the handle's ``result()`` gives it.
+                ``recv_counts`` it is None at first, and the handle's ``result()`` returns it.
 
         Returns:
             The rows received, dequantized, in the order of ranks: ``[sum(recv_counts), ...]``. The gradients of rows go
@@ -256,7 +256,7 @@ class Quantized(Generic[A]):
         overflow: Overflow = "saturate",
         group: Any = None,
     ) -> Any:
-        """A linear layer split by its inputs over the ranks: ``sum over ranks of input @ weight.T``, plus ``bias``.
+        """Runs a linear layer split by its inputs over the ranks: sums ``input @ weight.T``, and adds ``bias``.
 
         The products travel as in `quantized_all_reduce`, a chunk of rows at a time: while one travels, the next is
         computed. Chunks have whole groups, so the sum has the scales of the undivided product.
@@ -266,9 +266,9 @@ class Quantized(Generic[A]):
                 are the same on all ranks.
             weight: ``[N, K]``, this rank's columns of the layer's weight, in the input's dtype.
             bias: ``[N]``, added once to the sum; every rank gives the same.
-            chunks: Into how many the rows are divided, at most, equal on all ranks. Default: up to 4, each of at least
+            chunks: The most parts that rows are divided into, equal on all ranks. Default: up to 4, each of at least
                 2^17 elements of the product; 1 for NVFP4, whose scale of a tensor is that of a chunk.
-            bits, format, group_size, gather, op, overflow, group: As for `quantized_all_reduce` of the product.
+            bits, format, group_size, gather, op, overflow, group: See `quantized_all_reduce`, for the product.
 
         Returns:
             ``[..., N]`` in the input's dtype, the same bits on every rank without ``bias``; None on a rank outside the
@@ -311,11 +311,11 @@ class Quantized(Generic[A]):
         return total if bias is None else total + bias
 
     def multiply(self, x: A, weight: A) -> A:
-        """``x @ weight.T``, contiguous."""
+        """Returns ``x @ weight.T``, contiguous."""
         raise NotImplementedError
 
     def join(self, parts: list[A]) -> A:
-        """Rows one behind the other."""
+        """Concatenates the rows of all parts."""
         raise NotImplementedError
 
     def _run(self, input: A, call: Call[A], wants_grad: bool, async_op: bool) -> Any:

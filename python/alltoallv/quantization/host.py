@@ -1,4 +1,4 @@
-"""Quantized collectives over shared memory, ready to run: for NumPy, MindSpore and Paddle."""
+"""Prepares quantized collectives over shared memory, for NumPy, MindSpore and Paddle."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _address = _core.buffer_address
 
 
 class ReductionCall(Generic[A]):
-    """To be made under the guard."""
+    """A quantized reduction that is ready to run; made under the guard."""
 
     def __init__(
         self, adapter: Adapter[A], comm: Communicator, made: Reduction[A], timeout: float | None = None
@@ -37,19 +37,19 @@ class ReductionCall(Generic[A]):
         self._arguments: Any = (*places, *errors, _core.read_timeout(timeout))
 
     def run(self) -> A:
-        """The output."""
+        """Runs the reduction and returns the output."""
         self.plan.run(*self._arguments)
         return self.made.output
 
     def submit(self) -> tuple[A, Any]:
-        """The output, and the framework's handle."""
+        """Submits the reduction; returns the output and the framework's handle."""
         made = self.made
         work = self.plan.submit(*self._arguments)
         return made.output, self._adapter.handle(self.comm, work, (made,), lambda: made.output)
 
 
 class RowsCall(Generic[A]):
-    """Of a quantized_all_to_all. To be made under the guard, which quantizes."""
+    """A quantized_all_to_all that is ready to run; made under the guard, which quantizes its rows."""
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class RowsCall(Generic[A]):
         self._output = None if made.recvs is None else self._allocate(received)
 
     def run(self) -> A:
-        """The rows received."""
+        """Runs the exchange and returns the rows received."""
         return self.run_counted()[0]
 
     def run_counted(self) -> tuple[A, list[int]]:
-        """The same, and how many from each rank."""
+        """Runs the exchange; returns the rows received, and how many came from each rank."""
         source, recvs = _address(self._coded), self.rows.recvs
         if self._output is None or recvs is None:
             return self._learnt(*self._plan.run_learning(source, self._limit))
@@ -93,17 +93,20 @@ class RowsCall(Generic[A]):
         return self._filled(self._arrived, self._output), recvs
 
     def transfer(self, recvs: Sequence[int]) -> Transfer[A]:
-        """The exchange of these rows without quantization, whose transpose is the gradient."""
+        """Returns the exchange of these rows without quantization, whose transpose is the gradient."""
         row, sends = max(self.rows.length, 1), self.rows.sends
         inner, outer = ((sum(counts), *self._tail) for counts in (sends, recvs))
         layout = split_layout(sends, recvs, self.rows.length)
         return Transfer(self._adapter, self._comm, "all_to_all_v", inner, outer, layout, row)
 
     def returning(self, recvs: list[int], dtype: Any) -> Callable[[A], RowsCall[A]] | None:
-        """Makes the call that takes the rows' gradients back as codes, to ``dtype``; None: they are not quantized."""
+        """Returns a function that makes the gradient's call: the rows go back as codes, to ``dtype``.
+
+        It is None if gradients are not quantized.
+        """
         if not self._options.quantize_gradient:
             return None
-        adapter, comm, sends, timeout = self._adapter, self._comm, self.rows.sends, self._timeout  # not the rows
+        adapter, comm, sends, timeout = self._adapter, self._comm, self.rows.sends, self._timeout  # without the rows
         options = self._options._replace(out_dtype=dtype)
 
         def call(grad: A) -> RowsCall[A]:
@@ -113,7 +116,7 @@ class RowsCall(Generic[A]):
         return call
 
     def submit(self) -> tuple[A | None, Any]:
-        """The output, None where counts are learnt, and a handle whose wait dequantizes."""
+        """Submits it; returns the output (None where counts are learnt) and a handle, whose wait dequantizes."""
         source, handle = _address(self._coded), self._adapter.handle
         output = self._output
         if output is None:
@@ -142,7 +145,7 @@ class RowsCall(Generic[A]):
 
 
 class StraightReduction(Map[A]):
-    """A reduction whose gradient is that of the sum (or average), straight through the rounding, not quantized."""
+    """A reduction whose gradient is the sum's (or average's), straight through the rounding, not quantized."""
 
     def __init__(self, adapter: Adapter[A], call: ReductionCall[A]) -> None:
         self._adapter, self._comm, self._request = adapter, call.comm, call.made.request
@@ -151,7 +154,7 @@ class StraightReduction(Map[A]):
     def run(self, input: A) -> A:
         x: Any = input
         self._dtype, self._shape, run = x.dtype, tuple(x.shape), self._run
-        del self._run  # and the tensors with it
+        del self._run  # frees the tensors, too
         return run()
 
     def back(self, grad: A, apply: Callable[[A, Map[A]], A]) -> A:
@@ -171,7 +174,7 @@ class StraightRows(Map[A]):
 
     def run(self, input: A) -> A:
         self._dtype, call = cast("Any", input).dtype, self._call
-        del self._call  # and the tensors with it
+        del self._call  # frees the tensors, too
         out, recvs = call.run_counted()
         self._transfer, self._returning = call.transfer(recvs), call.returning(recvs, self._dtype)
         return out

@@ -1,4 +1,4 @@
-"""A row-parallel linear layer whose partial products travel quantized, in chunks computed beside the exchange."""
+"""A row-parallel linear layer whose partial products travel quantized, in chunks computed during the exchange."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from alltoallv import _core
 from alltoallv._calls.counts import integer
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 
-CHUNKS = 4  # where a caller leaves it open, and a chunk has at least this many elements:
+CHUNKS = 4  # the default, if a chunk has at least this number of elements:
 SMALLEST = 1 << 17
 
 
 def chunk_rows(rows: int, columns: int, chunks: int | None, format: Any, group_size: int | None) -> int:
-    """Rows of a chunk: with whole groups, so that chunks have the scales of the undivided product.
+    """Returns the rows of a chunk: it has whole groups, so that chunks have the scales of the undivided product.
 
-    NVFP4's scale of all elements, and groups as long as all, do not divide: there is one chunk, unless asked for.
+    NVFP4's scale of all elements, and groups of all elements, cannot be divided: there is one chunk, unless asked for.
 
     Raises:
         InvalidParamError: ``chunks`` is no integer of at least 1.
@@ -38,10 +38,10 @@ def chunk_rows(rows: int, columns: int, chunks: int | None, format: Any, group_s
 
 
 def check_shapes(input: Sequence[int], weight: Sequence[int], bias: Sequence[int] | None) -> None:
-    """Refuses what does not multiply.
+    """Raises InvalidTensorError unless the shapes can be multiplied.
 
     Raises:
-        InvalidTensorError: names the argument.
+        InvalidTensorError: shapes do not fit; the message names the argument.
     """
     if not input:
         raise InvalidTensorError("input has shape (), expected at least 1 dimension")

@@ -1,4 +1,4 @@
-"""Quantized collectives as users ask for them, checked: the same in every front end, whose tensors an adapter knows."""
+"""Checks quantized collectives as users call them, for every front end; an adapter reads the tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCALES = Options._fields[:3]
 
 @dataclass(frozen=True, slots=True)
 class Reduction(Generic[A]):
-    """A quantized reduction that has passed this rank's checks, with its tensors and the states of error feedback."""
+    """Holds a quantized reduction that has passed this rank's checks, with its tensors and its error feedback."""
 
     request: QuantizedReduction
     output: A
@@ -39,10 +39,10 @@ class Reduction(Generic[A]):
 def all_reduce(
     adapter: Adapter[A], comm: Member, input: A, options: Options, out: A | None, feedback: Feedback[Any] | None
 ) -> Reduction[A]:
-    """A quantized_all_reduce; to be called under the guard.
+    """Checks and returns a quantized_all_reduce; called under the guard.
 
     Raises:
-        InvalidParamError, InvalidTensorError: an argument, or two that do not go together.
+        InvalidParamError, InvalidTensorError: an argument is wrong, or two do not go together.
     """
     x: Any = adapter.read("input", input)
     shape, dtype = tuple(x.shape), adapter.dtype(x)
@@ -68,7 +68,7 @@ def reduce_scatter(
     out: A | None,
     feedback: Feedback[Any] | None,
 ) -> Reduction[A]:
-    """A quantized_reduce_scatter, likewise, of ``recv_counts[j]`` rows for rank j."""
+    """Checks and returns a quantized_reduce_scatter of ``recv_counts[j]`` rows for rank j, under the guard."""
     x: Any = adapter.read("input", input)
     row, dtype = _core.row_size(x.shape), adapter.dtype(x)
     rows = shares("recv_counts", recv_counts, "input", x.shape[0], comm.size)
@@ -111,12 +111,12 @@ def _check_output(adapter: Adapter[A], out: Any, dtype: str, shape: tuple[int, .
 
 @dataclass(frozen=True, slots=True)
 class Rows(Generic[A]):
-    """A quantized_all_to_all that has passed this rank's checks.
+    """Holds a quantized_all_to_all that has passed this rank's checks.
 
     Attributes:
         input: Contiguous rows of ``length`` elements.
-        dtype, out_dtype: Of the input and of the rows received, by the core's names.
-        sends, recvs: Rows for every rank, and from every rank; None: the peers tell.
+        dtype, out_dtype: The dtypes of the input and of the received rows, by the core's names.
+        sends, recvs: Rows for every rank, and from every rank; None: the peers announce them.
     """
 
     input: A
@@ -128,31 +128,31 @@ class Rows(Generic[A]):
     recvs: list[int] | None
 
     def layout(self, stride: int) -> tuple[list[int], list[int], list[int], list[int]]:
-        """The exchange of rows of ``stride`` bytes; nothing is received where counts are learnt."""
+        """Returns the layout of rows of ``stride`` bytes; nothing is received where counts are learnt."""
         send, recv = scaled(self.sends, stride), scaled(self.recvs or [], stride)
         return send, packed(send), recv, packed(recv)
 
     def terms(self) -> int:
-        """What peers agree on beside the bytes of a row, for `_core.Plan`."""
+        """Returns what peers must agree on beside the bytes of a row, for `_core.Plan`."""
         return _core.quantized_row_terms(self.how.format, self.how.group_size)
 
     def must_fit(self) -> bool:
-        """Whether the sender has to look for values that the output's dtype does not hold."""
+        """Returns whether the sender has to look for values that do not fit the output's dtype."""
         return self.how.overflow == "raise" and self.out_dtype != "float32"
 
     def misfit(self) -> str:
-        """Why it then refuses."""
+        """Returns the text of the error for a value that does not fit."""
         return f"a row of the input holds a value that {self.out_dtype} cannot"
 
     def received(self) -> Quantization:
-        """How rows from peers are decoded: what does not fit has been found where it was sent, if that was asked."""
+        """Returns how rows from peers are decoded: with "raise" the sender has already found values that do not fit."""
         return replace(self.how, overflow="saturate") if self.how.overflow == "raise" else self.how
 
 
 def rows(
     adapter: Adapter[A], comm: Member, input: A, send_counts: Counts, recv_counts: Counts | None, options: Options
 ) -> Rows[A]:
-    """A quantized_all_to_all; to be called under the guard. The default group is the row."""
+    """Checks and returns a quantized_all_to_all, under the guard. The default group is the row."""
     x: Any = adapter.read("input", input)
     length, dtype = _core.row_size(x.shape), adapter.dtype(x)
     most = max(length, 1)
@@ -162,7 +162,7 @@ def rows(
     how = Quantization.checked(options.format, group_size, overflow=options.overflow)
     _check_float(dtype)
     if how.group_size > most and not fixed:
-        how = replace(how, group_size=most)  # the same codes, and the same terms on all ranks
+        how = replace(how, group_size=most)  # gives the same codes, and the same terms on all ranks
     out_dtype = output_dtype(adapter, options, dtype)
     sends = shares("send_counts", as_counts("send_counts", send_counts, comm.size), "input", x.shape[0], comm.size)
     recvs = None if recv_counts is None else as_counts("recv_counts", recv_counts, comm.size)
@@ -172,7 +172,7 @@ def rows(
 
 
 def plan(comm: Communicator, request: QuantizedReduction) -> _core.QuantPlan:
-    """The request over shared memory, ready to run on addresses."""
+    """Returns a plan of the request over shared memory, which runs on addresses."""
     how = request.quantization
     scales = 0 if request.scale is None else request.scale.size
     return _core.QuantPlan(
@@ -194,22 +194,22 @@ def plan(comm: Communicator, request: QuantizedReduction) -> _core.QuantPlan:
 
 
 def exclude(why: str, **given: object) -> None:
-    """Refuses arguments that a differentiable call cannot have; None and False are none.
+    """Raises for arguments that a differentiable call cannot have; None and False do not count.
 
     Raises:
-        InvalidParamError: names what was given.
+        InvalidParamError: such an argument is given; the message names it.
     """
     if names := present(given):
         raise InvalidParamError(f"{why}, expected a call without {' and '.join(names)}")
 
 
 def present(given: dict[str, object]) -> list[str]:
-    """The names of those that are neither None nor False."""
+    """Returns the names of the arguments that are neither None nor False."""
     return [name for name, value in given.items() if value is not None and value is not False]
 
 
 def output_dtype(adapter: Adapter[A], options: Options, default: str) -> str:
-    """Refuses what results cannot be rounded to."""
+    """Returns the core's name of the output's dtype; raises if results cannot be rounded to it."""
     dtype = default if options.out_dtype is None else adapter.name(options.out_dtype)
     if dtype not in FLOATS:
         raise InvalidParamError(f"out_dtype is {dtype}, expected {', '.join(FLOATS)}")
@@ -217,11 +217,11 @@ def output_dtype(adapter: Adapter[A], options: Options, default: str) -> str:
 
 
 def as_scale(adapter: Adapter[A], name: str, values: Any) -> Floats | None:
-    """One value, or one per channel, as float32 (exact for the dtypes allowed); None stays None.
+    """Returns one value, or one per channel, as float32 (exact for the dtypes allowed); None stays None.
 
     Raises:
-        InvalidParamError: a number that float32 cannot hold.
-        InvalidTensorError: not a scalar, ``[n]`` or ``[1, n]`` of float16, bfloat16 or float32.
+        InvalidParamError: it is a number that float32 cannot hold.
+        InvalidTensorError: it is no scalar, ``[n]`` or ``[1, n]`` of float16, bfloat16 or float32.
     """
     if values is None:
         return None
@@ -240,7 +240,7 @@ def as_scale(adapter: Adapter[A], name: str, values: Any) -> Floats | None:
 def _scales(
     adapter: Adapter[A], options: Options, how: Quantization, shape: Sequence[int], has_feedback: bool
 ) -> tuple[Floats | None, Floats | None]:
-    """The shared scale, or both, if any."""
+    """Returns the shared scale, or both, or None where there is none."""
     if options.dynamic():
         return None, None
     given = {name: as_scale(adapter, name, value) for name, value in zip(SCALES, options, strict=False)}
@@ -270,7 +270,7 @@ def _scales(
 
 
 def _check_shared(quantization: Quantization, has_feedback: bool, two: bool) -> None:
-    """With shared scales the rest is not free."""
+    """Raises InvalidParamError for options that shared scales exclude."""
     wanted: tuple[tuple[str, object, object], ...] = (
         ("format", quantization.format, "int8"),
         ("op", quantization.op, "sum"),
@@ -295,7 +295,7 @@ def _address(array: Floats | None) -> int:
 
 
 def _float32(name: str, value: Any) -> float:
-    """A number as float32, which neither makes inf of it nor 0."""
+    """Returns a number as float32; raises if it would become inf or 0."""
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):

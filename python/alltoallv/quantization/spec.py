@@ -1,4 +1,4 @@
-"""What a quantized collective computes: the arguments that all ranks share. docs/quantization.md has the rules."""
+"""Describes what a quantized collective computes: the arguments that all ranks share. See docs/quantization.md."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Gather = Literal["full", "quantized"]
 SumOp = Literal["sum", "avg"]
 Overflow = Literal["saturate", "raise", "infinity"]
 
-# The widest first.
+# the widest first
 FLOATS = tuple(
     sorted((name for name in _core.dtypes if _core.dtypes[name].quantizes), key=lambda name: -_core.dtypes[name].size)
 )
 
-Term = tuple[str, str, str]  # for one rank's message, for the other's, the value
+Term = tuple[str, str, str]  # how a message words one rank's term, how the other's, and the value
 _FEEDBACK = (
     "no error feedback",
     "error feedback",
@@ -36,7 +36,7 @@ _FEEDBACK = (
 
 
 class Options(NamedTuple):
-    """What a caller asks of a quantized collective beside tensors and counts: as given, unchecked, equal on all ranks.
+    """Holds a caller's options of a quantized collective: as given, unchecked, equal on all ranks.
 
     Scales, offset and ``gather`` are for all-reduces, ``op`` not for all-to-alls, ``quantize_gradient`` for these.
     ``group_size=None``: the format's usual one, or the row of an all-to-all. ``out_dtype`` is the framework's; None:
@@ -63,12 +63,12 @@ class Options(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How vectors become codes, and their sum a result; equal on all ranks.
+    """Says how vectors become codes, and their sum a result; equal on all ranks.
 
     Attributes:
-        format: Of codes and scales, a row of `_core.code_formats`; docs/quantization.md has the table.
+        format: The format of codes and scales, a key of `_core.code_formats`; docs/quantization.md has the table.
         group_size: Elements per scale; groups begin at element 0 of the flat vector.
-        gather: Of an all-reduce: ``"full"`` gathers the sum in the output's dtype, ``"quantized"`` quantizes it again.
+        gather: For an all-reduce: ``"full"`` gathers the sum in the output's dtype, ``"quantized"`` quantizes it again.
         op: ``"avg"`` divides the sum by the number of ranks, before it is rounded or quantized.
         overflow: What a finite value becomes that the output's dtype cannot hold: ``"saturate"``: the largest finite
             value; ``"raise"``: an error on every rank; ``"infinity"``.
@@ -84,47 +84,47 @@ class Quantization:
     def checked(
         format: str, group_size: int | None, gather: Gather = "full", op: SumOp = "sum", overflow: Overflow = "saturate"
     ) -> Quantization:
-        """One whose values have a meaning; those of earlier calls are remembered.
+        """Returns a checked instance; those of earlier calls are reused.
 
         Raises:
-            InvalidParamError: a value that has none.
+            InvalidParamError: a value has no meaning.
         """
         try:
             return _remembered(format, group_size, gather, op, overflow)
-        except TypeError:  # a value that cannot be remembered has no meaning either
+        except TypeError:  # an unhashable value is not valid, either
             return _checked(format, group_size, gather, op, overflow)
 
     @property
     def bits(self) -> int:
-        """Of a code; two of 4 bits share a byte."""
+        """Bits of a code; two codes of 4 bits share a byte."""
         return int(_core.code_formats[self.format].bits)
 
     @property
     def has_floats(self) -> bool:
-        """Whether scales are float32, not bytes."""
+        """Whether scales are float32 instead of bytes."""
         return bool(_core.code_formats[self.format].scale == "float32")
 
     def scale_bytes(self, count: int) -> int:
-        """Bytes of the scales of ``count`` elements."""
+        """Returns the bytes of the scales of ``count`` elements."""
         if self.has_floats:
             return 4 * self.groups(count)
         return self.groups(count) + (4 if _core.code_formats[self.format].scale == "e4m3" else 0)
 
     def groups(self, count: int) -> int:
-        """Scales of ``count`` elements."""
+        """Returns the number of scales of ``count`` elements."""
         return -(-count // self.group_size)
 
     def code_bytes(self, count: int) -> int:
-        """Bytes of the codes of ``count`` elements; every group begins at a byte."""
+        """Returns the bytes of the codes of ``count`` elements; every group begins at a byte."""
         if self.bits == 8:
             return count
         whole, rest = divmod(count, self.group_size)
         return whole * ((self.group_size + 1) // 2) + (rest + 1) // 2
 
     def part(self, count: int, size: int, rank: int) -> tuple[int, int]:
-        """First element and length of the part of ``count`` elements that a rank reduces in an all-reduce.
+        """Returns first element and length of the part of ``count`` elements that a rank reduces in an all-reduce.
 
-        Equal shares of groups, fewer for the last ranks. The error feedback of the gather is of this part.
+        Parts are equal shares of groups, fewer for the last ranks. The gather's error feedback belongs to this part.
         """
         share = -(-self.groups(count) // size) * self.group_size
         begin = min(rank * share, count)
@@ -132,14 +132,14 @@ class Quantization:
 
 
 def coding(bits: Any, format: Any) -> Any:
-    """What `Quantization.checked` takes for a format, of ``format`` or, where that is None, of ``bits``."""
+    """Returns the format for `Quantization.checked`: ``format`` or, where that is None, the one of ``bits``."""
     if format is not None:
         return format
     return f"int{bits}" if type(bits) is int else f"int{_integer(bits) or repr(bits)}"
 
 
 def grouping(group_size: Any, input: Any) -> Any:
-    """The elements of a ``"token"``, the last axis of the input, or of the whole ``"tensor"``; else as given."""
+    """Returns the elements of a ``"token"`` (the input's last axis) or of the whole ``"tensor"``; else as given."""
     if not isinstance(group_size, str) or group_size not in ("token", "tensor"):
         return group_size
     shape = tuple(getattr(input, "shape", ())) or (1,)
@@ -147,7 +147,7 @@ def grouping(group_size: Any, input: Any) -> Any:
 
 
 def grouping_of(group_size: Any, rows: int, columns: int) -> Any:
-    """The same for a matrix that is not there yet."""
+    """Does `grouping` for a matrix that does not exist yet."""
     return {"token": max(columns, 1), "tensor": max(rows * columns, 1)}.get(group_size, group_size)
 
 
@@ -174,7 +174,7 @@ _remembered = lru_cache(maxsize=256, typed=True)(_checked)
 
 
 def _integer(value: Any) -> int:
-    """0 for what is none."""
+    """Returns the integer, or 0 for what is none."""
     try:
         return integer(value)
     except TypeError:
@@ -183,12 +183,12 @@ def _integer(value: Any) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedReduction:
-    """A quantized reduction as every engine takes it, checked; equal on all ranks.
+    """Holds a checked quantized reduction as every engine takes it; equal on all ranks.
 
     Attributes:
         operator: ``"quantized_all_reduce"`` or ``"quantized_reduce_scatter"``.
-        dtype: Of the input, by the core's name: float32, float16, bfloat16; int8 with a shared scale.
-        out_dtype: Of the output: float32, float16 or bfloat16.
+        dtype: The input's dtype, by the core's name: float32, float16, bfloat16; int8 with a shared scale.
+        out_dtype: The output's dtype: float32, float16 or bfloat16.
         counts: reduce_scatter: elements of every rank's part; all_reduce: one entry, all elements.
         quantization: The dynamic mode; with scales only ``overflow`` counts.
         scale: A shared scale: one value, or one per entry of the last axis. With ``scale_2`` the first of two.
@@ -211,7 +211,7 @@ class QuantizedReduction:
         return sum(self.counts)
 
     def terms(self, feeds_back: bool, gather_feeds_back: bool) -> tuple[Term, ...]:
-        """What the ranks must agree on beside operator, dtype and counts, in the words of the core."""
+        """Returns what the ranks must agree on beside operator, dtype and counts, in the core's words."""
         how = self.quantization
         shared = "a shared scale" if self.scale_2 is None else "two shared scales"
         mode = "dynamic scales" if self.scale is None else shared

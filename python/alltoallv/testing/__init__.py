@@ -1,4 +1,4 @@
-"""Tools for tests of operators: a reference of every operator, golden data, and ranks to run them on.
+"""Provides tools for tests of operators: a reference of every operator, golden data, and ranks to run them on.
 
 * :mod:`alltoallv.testing.reference`: what every operator computes, in NumPy, for all ranks at once.
 * :mod:`alltoallv.testing.golden`: random exchanges, comparison of bits, files.
@@ -19,7 +19,7 @@ __all__ = ["Outcome", "RankExit", "RankFailures", "RankTimeout", "Ranks", "Remot
 
 
 def __getattr__(name: str) -> Any:
-    # pytest loads the plugin wherever alltoallv is installed, also without what the pool needs.
+    # pytest loads the plugin wherever alltoallv is installed, even without the modules that the pool needs.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = "pool" if name in ("Ranks", "run_ranks") else "outcome"

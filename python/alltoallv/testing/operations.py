@@ -1,4 +1,4 @@
-"""What ATB's operations do with the tensors of any framework: one check for all of them."""
+"""Checks ATB's operations with the tensors of any framework: one check for all of them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def check_operations(
     array: Callable[[Any], Array],
     feedback: Feedback[Any],
 ) -> None:
-    """On every rank of ``comm``: kind and bits of the results, and what is refused, by all ranks, with which code.
+    """Checks on every rank of ``comm`` the results' kind and bits, and which code all ranks get for refused calls.
 
     Args:
-        tensor, array: From a NumPy array, bfloat16 too, to the framework's tensor on the CPU, and back.
+        tensor, array: Convert a NumPy array, bfloat16 too, to the framework's tensor on the CPU, and back.
         feedback: A new error feedback for such tensors.
     """
     assert front_end.AllToAllVOperation is alltoallv.AllToAllVOperation

@@ -1,4 +1,4 @@
-"""How a function ended on a rank."""
+"""Reports how a function ended on a rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OUTPUT_LIMIT = 64 << 10  # characters of a rank's output that a report shows
 
 
 class RankExit(Exception):
-    """A rank's process ended without handing back a result, or with a bad exit status.
+    """A rank's process ended without returning a result, or with a bad exit status.
 
     ``exit_code`` is negative for a signal, as in ``subprocess.Popen.returncode``.
     """
@@ -30,15 +30,15 @@ class RemoteError(Exception):
 
 @dataclass
 class Outcome:
-    """How a function ended on one rank.
+    """Says how a function ended on one rank.
 
     Attributes:
-        rank: which one.
+        rank: the rank.
         result: what the function returned.
         error: the exception that it raised, or RankExit or RankTimeout; None if all went well.
         traceback: the exception's traceback, as text.
-        output: what the rank printed.
-        exit_code: of the process, negative for a signal; None while the process lives on, and for threads.
+        output: the text that the rank printed.
+        exit_code: the process's, negative for a signal; None while the process lives on, and for threads.
     """
 
     rank: int
@@ -49,7 +49,7 @@ class Outcome:
     exit_code: int | None = None
 
     def report(self) -> str:
-        """Everything that is known, for a person."""
+        """Returns all that is known, for a person."""
         text = self.traceback or f"{type(self.error).__name__}: {self.error}"
         lines = [f"--- rank {self.rank}: {type(self.error).__name__} ---", text.rstrip()]
         if self.output:
@@ -62,7 +62,7 @@ class RankFailures(AssertionError):
     """At least one rank failed; the message holds every failing rank's traceback and output.
 
     Attributes:
-        outcomes: of every rank.
+        outcomes: the outcomes of all ranks.
         errors: the exception of every rank that failed, by rank.
     """
 

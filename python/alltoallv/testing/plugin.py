@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def ranks_preload() -> Sequence[str]:
-    """Modules that are imported once for all ranks; for a conftest.py to override: see ``preload`` of
+    """Returns modules that are imported once for all ranks. A conftest.py may override it; see ``preload`` of
     :class:`alltoallv.testing.Ranks`.
     """
     return ()

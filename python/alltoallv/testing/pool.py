@@ -1,4 +1,4 @@
-"""Runs a function on n ranks: on processes that are kept for the next call, on fresh ones, or on threads."""
+"""Runs a function on n ranks: in processes that are kept for the next call, in new ones, or in threads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _by_value_lock = threading.Lock()
 
 
 class Ranks:
-    """Callable that runs a function on ranks; the fixture ``ranks`` is one.
+    """A callable that runs a function on ranks; the fixture ``ranks`` is one.
 
     ``ranks(4)(function, *args)`` calls ``function(communicator, *args)`` on 4 ranks and returns the 4 results
     in rank order. The function and its arguments are pickled by cloudpickle; a function of a test module is
@@ -37,7 +37,7 @@ class Ranks:
 
     Args:
         preload: modules, such as ``torch``, that a process imports once; ranks are forked from it. They may start no
-            threads, and what they read from the environment when imported is that of the first call.
+            threads, and what they read from the environment when imported is as in the first call.
     """
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
@@ -66,7 +66,7 @@ class Ranks:
         env: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Callable[..., list[Any]]:
-        """Returns the function that runs a function.
+        """Returns a function that runs another one on ``size`` ranks.
 
         Args:
             size: number of ranks.
@@ -83,7 +83,7 @@ class Ranks:
             **options: further arguments of ``Communicator.from_env`` or ``Communicator.threads``.
 
         The returned function raises:
-            RankFailures: ranks failed; has every rank's exception and output.
+            RankFailures: ranks failed; it has every rank's exception and output.
         """
         if size < 1:
             raise ValueError(f"size is {size}, expected at least 1")
@@ -116,9 +116,9 @@ class Ranks:
         """Ends the processes that are kept.
 
         Raises:
-            RankFailures: one did not end well, or had died between two calls.
+            RankFailures: a process did not end well, or died between two calls.
         """
-        if os.getpid() != self._owner:  # in a forked child the processes are its parent's
+        if os.getpid() != self._owner:  # in a forked child the processes belong to its parent
             return
         with self._lock:
             workers, self._idle = self._idle, []
@@ -188,7 +188,7 @@ class Ranks:
             guard, server = self._guard, self._server if preloaded else None
             workers: list[Worker] = []
             if not fresh:
-                # The longest-serving first, so that a process mostly keeps its rank.
+                # The longest-serving come first, so that a process mostly keeps its rank.
                 self._idle.sort(key=lambda worker: worker.number)
                 workers, self._idle = self._idle[:size], self._idle[size:]
         for worker in [worker for worker in workers if worker.process.poll() is not None]:
@@ -215,7 +215,7 @@ class Ranks:
 
 
 def _pickle_by_value(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """Pickles a call; what it needs of its module goes along, unless workers can import that."""
+    """Pickles a call with all that it needs of its module, unless workers can import that."""
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     file = getattr(module, "__file__", None)
     roots = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
@@ -233,7 +233,7 @@ def _pickle_by_value(function: Callable[..., Any], args: tuple[Any, ...]) -> byt
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc, name-defined]
-    """Code keeps the name of its file, by which tracebacks find its lines; cloudpickle drops it from 3.1.3 on."""
+    """Keeps the file names of code, by which tracebacks find its lines; cloudpickle drops them from 3.1.3 on."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.CodeType):
@@ -258,7 +258,7 @@ def run_ranks(size: int, function: Callable[..., Any], *args: Any, **options: An
     Returns the results in rank order. The processes are kept until the program ends.
 
     Raises:
-        RankFailures: ranks failed; has every rank's exception and output.
+        RankFailures: ranks failed; it has every rank's exception and output.
     """
     global _shared
     if _shared is None or _shared._owner != os.getpid():

@@ -1,4 +1,4 @@
-"""Worker processes, seen from the parent that runs functions on them."""
+"""Runs worker processes from the parent that calls functions on them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from alltoallv.testing.forkserver import Forked, ForkServer
 from alltoallv.testing.outcome import OUTPUT_LIMIT, Outcome, RankExit, RankTimeout
 from alltoallv.testing.worker import Reply, Task
 
-EXIT_SECONDS = 30.0  # for a process to end after its last function; on a busy machine torch takes its time
+EXIT_SECONDS = 30.0  # for a process to end after its last function; torch takes long on a busy machine
 DUMP_SECONDS = 2.0  # for a process to write its stacks before it is killed
 
 # Arguments: the connection's descriptor, the parent's pid, and its sys.path.
@@ -32,7 +32,7 @@ main(int(sys.argv[1]), int(sys.argv[2]))
 
 
 def _start(connection: int, output: int) -> subprocess.Popen[bytes]:
-    # The kernel looks at the thread that starts a process; other threads may end too early.
+    # The kernel watches the thread that starts a process; other threads may end too early.
     parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
     return subprocess.Popen(
         [sys.executable, "-u", "-c", _WORKER, str(connection), str(parent), *sys.path],
@@ -45,7 +45,7 @@ def _start(connection: int, output: int) -> subprocess.Popen[bytes]:
 
 
 class Worker:
-    """A process that runs functions, seen from the parent."""
+    """A process that runs functions, as the parent sees it."""
 
     def __init__(self, number: int, guard: Guard, server: ForkServer | None = None) -> None:
         self.number = number
@@ -64,12 +64,12 @@ class Worker:
         self.pidfd = os.pidfd_open(self.process.pid)
 
     def send(self, task: Task) -> None:
-        """Starts a call. A process that has just died shows in what :func:`collect` finds."""
+        """Starts a call. If the process has just died, :func:`collect` finds out."""
         with contextlib.suppress(BrokenPipeError, ConnectionError):
             self.connection.send_bytes(pickle.dumps(task))
 
     def receive(self, outcome: Outcome) -> None:
-        """Takes the reply; without one, the process has ended."""
+        """Receives the reply; without one, the process has ended."""
         try:
             if not self.connection.poll(0):
                 raise EOFError
@@ -118,7 +118,7 @@ class Worker:
         return self.process.wait()
 
     def take_output(self) -> str:
-        """What the process has printed since the last call; at most a bit more than a report shows."""
+        """Returns what the process has printed since the last call; at most a bit more than a report shows."""
         if self._output < 0:
             return ""
         length = os.fstat(self._output).st_size
@@ -128,10 +128,10 @@ class Worker:
         return data.decode(errors="replace")
 
     def kill(self) -> None:
-        """Ends the process and all that it started, and frees what belongs to it. Idempotent."""
+        """Ends the process and all that it started, and frees its resources. Idempotent."""
         if self._output < 0:
             return
-        # Where it has ended by itself, too: it may have left others behind.
+        # This is done even if it has ended by itself: it may have left others behind.
         kill_group(self.process.pid)
         self._guard.remove(self.process.pid)
         self.process.wait()
@@ -142,7 +142,7 @@ class Worker:
 
 
 def collect(workers: list[Worker], timeout: float) -> list[Outcome]:
-    """Waits for every worker's reply or end."""
+    """Waits for every worker's reply or end, and returns the outcomes."""
     outcomes = [Outcome(rank) for rank in range(len(workers))]
     waiting = dict(enumerate(workers))
     end = time.monotonic() + timeout

@@ -1,4 +1,4 @@
-"""What the quantized operators compute, for all ranks at once, in NumPy: from the rules of docs/quantization.md.
+"""Computes the quantized operators for all ranks at once, in NumPy, by the rules of docs/quantization.md.
 
 Entry r of a list belongs to rank r. Results are new arrays, one per rank; only error-feedback state is updated in
 place. Values are float32, float16 or bfloat16 (ml_dtypes).
@@ -67,7 +67,7 @@ def quantized_all_reduce(
     errors: Sequence[Floats] | None = None,
     gather_error: Floats | None = None,
 ) -> list[Array]:
-    """Every rank's result of the dynamic mode; the same bits on all.
+    """Returns every rank's result of the dynamic mode; it has the same bits on all ranks.
 
     Args:
         inputs: W arrays of one shape and dtype.
@@ -77,8 +77,8 @@ def quantized_all_reduce(
         gather: "full" rounds the reduced values to ``dtype``; "quantized" quantizes them again, in the same groups,
             before.
         op: avg divides the sum by W, before it is rounded or quantized.
-        dtype: of the results; default: the inputs'.
-        overflow: what values become that do not fit.
+        dtype: the results' dtype; default: the inputs'.
+        overflow: what becomes of values that do not fit.
         errors: error feedback: W float32 arrays in the inputs' shape, replaced.
         gather_error: error feedback of the second quantization: one float32 array in the inputs' shape, of which
             every rank holds its part; replaced.
@@ -94,7 +94,7 @@ def quantized_all_reduce(
     total = dequantize_sum(codes, op == "avg")
     if gather == "quantized":
         tensor = _F32(0)
-        for each in codes:  # of NVFP4: known to all who see the codes
+        for each in codes:  # NVFP4's is known to all who see the codes
             tensor = tensor + each.tensor
         tensor = limited_tensor_scale(tensor / _F32(size) if op == "avg" else tensor)
         total = dequantize(quantize(total, group_size, bits, gather_error, format=format, tensor=tensor))
@@ -114,7 +114,7 @@ def quantized_reduce_scatter(
     overflow: Overflow = "saturate",
     errors: Sequence[Floats] | None = None,
 ) -> list[Array]:
-    """Rank r's result: part r of the sum.
+    """Returns for each rank r part r of the sum.
 
     Every part is quantized by itself: groups begin at its first element. Parts are ``counts[r]`` entries of axis 0,
     by default equal. The other arguments are those of :func:`quantized_all_reduce`.
@@ -156,7 +156,7 @@ def quantized_all_to_all(
     dtype: str | npt.DTypeLike | None = None,
     overflow: Overflow = "saturate",
 ) -> list[Array]:
-    """Rows travel as codes with their scales; rank r's result: what it receives, dequantized, in rank order.
+    """Returns for each rank the rows that it receives, in rank order; they travel as codes with their scales.
 
     Args:
         inputs: W arrays of rows, [T_r, H].
@@ -164,8 +164,8 @@ def quantized_all_to_all(
         group_size: elements per scale; groups begin anew with every row. Default: one scale per row.
         bits: 8 or 4, for int8 and int4.
         format: a key of `FORMATS`; default: by ``bits``.
-        dtype: of the results; default: the inputs'.
-        overflow: what values become that do not fit.
+        dtype: the results' dtype; default: the inputs'.
+        overflow: what becomes of values that do not fit.
     """
     restored = []
     for x in inputs:
@@ -187,13 +187,13 @@ def shared_scale_all_reduce(
     dtype: str | npt.DTypeLike = "float16",
     overflow: Overflow = "saturate",
 ) -> list[Array]:
-    """(Σ x + W·offset)·scale: an exact sum, float32 arithmetic, one rounding. The same bits on all ranks.
+    """Returns (Σ x + W·offset)·scale: an exact sum, float32 arithmetic, one rounding; the same bits on all ranks.
 
     Args:
         inputs: W int8 arrays of one shape.
         scale: float16, bfloat16 or float32; one value, or one per entry of the last axis.
         offset: a float16 (as in ATB), bfloat16 or float32 value.
-        dtype: of the results.
+        dtype: the results' dtype.
         overflow: finite scales and offsets never give inf unless this is "infinity".
 
     Raises:
@@ -214,15 +214,15 @@ def shared_scale_all_reduce(
 def two_scale_all_reduce(
     inputs: Sequence[Array], scale_1: Array, scale_2: Array, *, overflow: Overflow = "saturate"
 ) -> list[Array]:
-    """The form of ``npu_mm_all_reduce_base`` with ``comm_quant_scale_1`` and ``_2``; results in the inputs' dtype.
+    """Computes ``npu_mm_all_reduce_base`` with ``comm_quant_scale_1`` and ``_2``; results have the inputs' dtype.
 
     q1 = x · (1 / scale_1), sums exactly, q2 = Σ q1 · (scale_1 / scale_2), result = q2 · scale_2.
 
     Args:
         inputs: W float32, float16 or bfloat16 arrays of one shape.
         scale_1: one value, or one per entry of the last axis, equal on all ranks.
-        scale_2: likewise.
-        overflow: what values become that do not fit.
+        scale_2: one value, or one per entry of the last axis, equal on all ranks.
+        overflow: what becomes of values that do not fit.
     """
     first, second = widened(np.asarray(scale_1)), widened(np.asarray(scale_2))
     with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""Quantization of one vector, in NumPy: the rules of docs/quantization.md, a row of a matrix for each group.
+"""Quantizes one vector, in NumPy, by the rules of docs/quantization.md; each group is a row of a matrix.
 
 Values are float32, float16 or bfloat16 (ml_dtypes); arithmetic is float32, one operation at a time.
 """
@@ -29,15 +29,15 @@ _LEAST_SCALE = _F32(2.0**-125)
 
 @dataclass(frozen=True, eq=False)
 class Quantized:
-    """A vector in codes.
+    """Holds a vector in codes.
 
     Attributes:
         codes: one byte per element, or per two of 4 bits; uint8.
         scales: one per group; float32, or uint8.
-        count: elements.
+        count: number of elements.
         group_size: elements per group; the last may be shorter.
         format: a key of `FORMATS`.
-        tensor: NVFP4: the scale of all.
+        tensor: NVFP4: the scale of the whole tensor.
     """
 
     codes: npt.NDArray[np.uint8]
@@ -49,35 +49,35 @@ class Quantized:
 
     @property
     def how(self) -> Format:
-        """The row of the format."""
+        """The format's row of `FORMATS`."""
         return FORMATS[self.format]
 
     def record(self) -> npt.NDArray[np.uint8]:
-        """The scales as they travel: behind that of the tensor, if there is one."""
+        """Returns the scales as they travel: after the tensor's scale, if there is one."""
         parts = [self.tensor.tobytes()] if self.format == "nvfp4" else []
         return np.frombuffer(b"".join([*parts, self.scales.tobytes()]), np.uint8)
 
 
 def named(bits: int = 8, format: str | None = None) -> str:
-    """The format; by ``bits`` where it is None."""
+    """Returns the format; if it is None, the one of ``bits``."""
     if format is None and bits not in (4, 8):
         raise ValueError(f"bits is {bits}, expected 4 or 8")
     return f"int{bits}" if format is None else format
 
 
 def usual_group(format: str) -> int:
-    """Elements of a group where none are asked for."""
+    """Returns the default number of elements of a group."""
     return FORMATS[format].group_size or 128
 
 
 def code_bytes(count: int, group_size: int = 128, bits: int = 8) -> int:
-    """Bytes of the codes: groups begin at a byte."""
+    """Returns the bytes of the codes; every group begins at a byte."""
     whole, rest = divmod(count, group_size)
     return count if bits == 8 else whole * ((group_size + 1) // 2) + (rest + 1) // 2
 
 
 def scale_of(largest: npt.ArrayLike, bits: int = 8) -> Floats:
-    """The scales of groups whose largest magnitudes are ``largest``: float32 that may be NaN, of any shape."""
+    """Returns the scales of groups whose largest magnitudes are ``largest``: float32, possibly NaN, of any shape."""
     return _scale_of(largest, FORMATS[named(bits)].most)
 
 
@@ -99,7 +99,7 @@ def quantize(
     format: str | None = None,
     tensor: np.float32 | None = None,
 ) -> Quantized:
-    """Codes and scales of ``x`` (flattened).
+    """Returns codes and scales of ``x`` (flattened).
 
     Args:
         x: float32, float16 or bfloat16.
@@ -107,7 +107,7 @@ def quantize(
         bits: 8 or 4, for the formats int8 and int4.
         error: float32, as many elements as x: added first, then replaced by what the codes do not hold.
         format: a key of `FORMATS`; default: by ``bits``.
-        tensor: the scale of all in NVFP4; default: that of x.
+        tensor: the scale of the whole tensor in NVFP4; default: that of x.
     """
     name = named(bits, format)
     how, group_size = FORMATS[name], usual_group(name) if group_size is None else group_size
@@ -139,7 +139,7 @@ def quantize(
 
 
 def codes_of(quantized: Quantized) -> Codes:
-    """One int8 per element; of floats of 4 bits the lower half counts."""
+    """Returns one int8 per element; of a code of 4 bits only the lower half counts."""
     if quantized.how.bits == 8:
         return quantized.codes.view(np.int8)
     longest = _longest(quantized)
@@ -154,7 +154,7 @@ def _longest(quantized: Quantized) -> int:
 
 
 def dequantize(quantized: Quantized, dtype: str | npt.DTypeLike = "float32", overflow: Overflow = "saturate") -> Array:
-    """The product code * scale for every element, rounded to ``dtype``."""
+    """Returns the product code * scale for every element, rounded to ``dtype``."""
     how = quantized.how
     with np.errstate(all="ignore"):
         scales = quantized.scales
@@ -168,7 +168,7 @@ def dequantize(quantized: Quantized, dtype: str | npt.DTypeLike = "float32", ove
 
 
 def dequantize_sum(sources: Sequence[Quantized], average: bool = False) -> Floats:
-    """The sum of the dequantized sources in float32, in their order; ``average`` divides it by their number."""
+    """Returns the sum of the dequantized sources in float32, in their order; ``average`` divides it by their number."""
     with np.errstate(all="ignore"):
         total: Floats = dequantize(sources[0])
         for source in sources[1:]:
@@ -177,7 +177,7 @@ def dequantize_sum(sources: Sequence[Quantized], average: bool = False) -> Float
 
 
 def cast(values: Floats, dtype: str | npt.DTypeLike, overflow: Overflow = "saturate") -> Array:
-    """Rounds float32 half to even.
+    """Rounds float32 to ``dtype``, half to even.
 
     Raises:
         OverflowError: a finite value does not fit, and ``overflow`` is "raise".
@@ -190,7 +190,7 @@ def cast(values: Floats, dtype: str | npt.DTypeLike, overflow: Overflow = "satur
 
 
 def handle_overflow(result: Array, values: Floats, exceeded: npt.NDArray[np.bool_], overflow: Overflow) -> Array:
-    """``result`` where ``exceeded`` values become what ``overflow`` says."""
+    """Returns ``result``, where values that ``exceeded`` marks become what ``overflow`` says."""
     if overflow not in ("saturate", "raise", "infinity"):
         raise ValueError(f"overflow is {overflow!r}, expected saturate, raise or infinity")
     if overflow == "infinity" or not exceeded.any():
@@ -204,14 +204,14 @@ def handle_overflow(result: Array, values: Floats, exceeded: npt.NDArray[np.bool
 
 
 def one_nan(values: Array) -> Array:
-    """Every NaN becomes the positive quiet one without payload."""
+    """Returns the values, where every NaN becomes the positive quiet one without payload."""
     bits = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000}[values.dtype.name]
     nan = np.array([bits], f"u{values.dtype.itemsize}").view(values.dtype)[0]
     return np.where(np.isnan(values), nan, values)
 
 
 def widened(x: Array) -> Floats:
-    """Exact conversion to float32."""
+    """Converts to float32, exactly."""
     if x.dtype.name not in ("float32", "float16", "bfloat16"):
         raise ValueError(f"dtype is {x.dtype.name}, expected float32, float16 or bfloat16")
     with np.errstate(all="ignore"):
@@ -219,7 +219,7 @@ def widened(x: Array) -> Floats:
 
 
 def _rows(values: Array, length: int) -> Array:
-    """Rows of ``length``, or as many as there are, the last filled up with zeros."""
+    """Returns rows of ``length`` elements, or of all if there are fewer; zeros fill the last one."""
     length = min(length, max(values.size, 1))
     return np.append(values, np.zeros(-values.size % length, values.dtype)).reshape(-1, length)
 

@@ -1,4 +1,4 @@
-"""Floats of 8 and 4 bits with scales of several kinds, in NumPy: from the published definitions, with ml_dtypes' types.
+"""Floats of 8 and 4 bits with scales of several kinds, in NumPy, by the published definitions, with ml_dtypes' types.
 
 OCP "8-bit Floating Point" and "Microscaling Formats" (conversion: section 6.3), NVIDIA's NVFP4. Groups are rows of a
 matrix of float32. docs/quantization.md says what the definitions leave open.
@@ -24,12 +24,12 @@ _LEAST_NORMAL = _F32(2.0**-126)
 
 @dataclass(frozen=True)
 class Format:
-    """How elements are kept.
+    """Says how elements are stored.
 
     Attributes:
         element: the type of codes in ml_dtypes; "int8" and "int4" are integers.
         most: the largest value of a code.
-        scale: of a group: "float32", or a type of ml_dtypes, of one byte.
+        scale: the type of a group's scale: "float32", or a one-byte type of ml_dtypes.
         group_size: elements of a group; 0: any number.
     """
 
@@ -40,12 +40,12 @@ class Format:
 
     @property
     def bits(self) -> int:
-        """Of a code."""
+        """Bits of a code."""
         return 4 if "4_" in self.element or self.element == "int4" else 8
 
     @property
     def mask(self) -> np.int8:
-        """The bits of a byte that are a code."""
+        """The mask of a code's bits in a byte."""
         return np.int8(15 if self.bits == 4 else -1)
 
     @property
@@ -67,24 +67,24 @@ FORMATS = {
 
 
 def kind(name: str) -> np.dtype[Any]:
-    """An element type of ml_dtypes."""
+    """Returns an element type of ml_dtypes."""
     made: np.dtype[Any] = np.dtype(getattr(extra("ml_dtypes", "testing"), name))
     return made
 
 
 def tensor_scale(groups: Floats) -> np.float32:
-    """NVFP4's scale of the tensor, by which the largest group of finite numbers has the scale 448."""
+    """Returns NVFP4's scale of the tensor, by which the largest group of finite numbers has the scale 448."""
     largest = np.max(np.abs(groups), axis=1, initial=0)
     return limited_tensor_scale(np.max(largest[np.isfinite(largest)], initial=_F32(0)) / _F32(6 * 448))
 
 
 def limited_tensor_scale(scale: np.float32) -> np.float32:
-    """No product of scales is subnormal, and none with the largest codes infinite."""
+    """Limits NVFP4's scale: no product of scales is subnormal, and none with the largest codes is infinite."""
     return _F32(np.clip(scale, _F32(2.0**-110), _F32(float.fromhex("0x1.86186p+116"))))
 
 
 def byte_scales(groups: Floats, how: Format, tensor: np.float32) -> Bytes:
-    """The scales of groups, as the bytes that are kept."""
+    """Returns the scales of groups, as the bytes that are stored."""
     largest = np.max(np.abs(groups), axis=1)
     largest = np.where(largest < _LEAST_NORMAL, _F32(0), largest)
     if how.scale == "float8_e8m0fnu":
@@ -99,13 +99,13 @@ def byte_scales(groups: Floats, how: Format, tensor: np.float32) -> Bytes:
 
 
 def scales_of(stored: Bytes, how: Format, tensor: np.float32) -> Floats:
-    """What those bytes say, NVFP4's times the scale of the tensor."""
+    """Returns the values of those bytes; NVFP4's are multiplied by the scale of the tensor."""
     scales: Floats = stored.view(kind(how.scale)).astype(_F32)
     return scales if how.scale == "float8_e8m0fnu" else scales * tensor
 
 
 def encode(groups: Floats, scales: Floats, how: Format) -> Bytes:
-    """Codes, one per byte, of x / scale, half to even, saturated; 0 in groups that are not finite, but of an inf.
+    """Returns codes of x / scale, one per byte, half to even, saturated; in groups that are not finite, 0 but for inf.
 
     Numbers below 2^-126 count as zeros of their sign.
     """
@@ -121,5 +121,5 @@ def encode(groups: Floats, scales: Floats, how: Format) -> Bytes:
 
 
 def decode(codes: Bytes, how: Format) -> Floats:
-    """What codes say, one per byte."""
+    """Returns the values of codes, one per byte."""
     return codes.view(kind(how.element)).astype(_F32)

@@ -1,4 +1,4 @@
-"""What every operator computes, for all ranks at once, in NumPy: slow, obvious, from the definitions.
+"""Computes every operator for all ranks at once, in NumPy: slow, obvious, by the definitions.
 
 Entry r of a list belongs to rank r. Matrices of counts and displacements are W x W; row r belongs to rank r,
 in entries of axis 0: elements of flat arrays, rows of others. Arrays may have any dtype, ml_dtypes' included.
@@ -18,14 +18,14 @@ Matrix = Sequence[Sequence[int]] | npt.NDArray[np.int64]
 
 
 def packed(counts: Matrix) -> npt.NDArray[np.int64]:
-    """Displacements of regions that lie one behind the other in rank order."""
+    """Returns the displacements of regions that follow each other in rank order."""
     return np.array([[sum(row[:j]) for j in range(len(row))] for row in _rows(counts)], np.int64).reshape(
         len(counts), -1
     )
 
 
 def exchange_counts(send_counts: Matrix) -> npt.NDArray[np.int64]:
-    """recv_counts[r][j] = send_counts[j][r]."""
+    """Returns the receive counts: recv_counts[r][j] = send_counts[j][r]."""
     rows = _rows(send_counts)
     return np.array([[rows[j][r] for j in range(len(rows))] for r in range(len(rows))], np.int64)
 
@@ -38,7 +38,7 @@ def all_to_all_v(
     rdispls: Matrix | None = None,
     outputs: Sequence[Array] | None = None,
 ) -> list[Array]:
-    """out_r[rdispls_r[j] : +recv_counts_r[j]] = x_j[sdispls_j[r] : +send_counts_j[r]] for every r and j.
+    """Returns outputs: out_r[rdispls_r[j] : +recv_counts_r[j]] = x_j[sdispls_j[r] : +send_counts_j[r]] for all r and j.
 
     Args:
         inputs: W arrays that agree in dtype and in every axis but the first.
@@ -80,7 +80,7 @@ def all_to_all_v(
 
 
 def all_to_all_single(inputs: Sequence[Array], input_split_sizes: Matrix | None = None) -> list[Array]:
-    """Rank r's result: part r of every rank's input, in rank order; equal parts unless sizes are given."""
+    """Returns for rank r part r of every rank's input, in rank order; equal parts unless sizes are given."""
     size = len(inputs)
     if input_split_sizes is None:
         input_split_sizes = [[_equal_part(array, size)] * size for array in inputs]
@@ -91,28 +91,28 @@ def all_to_all_single(inputs: Sequence[Array], input_split_sizes: Matrix | None 
 
 
 def all_to_all(input_lists: Sequence[Sequence[Array]]) -> list[list[Array]]:
-    """Rank r's list: entry r of every rank's list, in rank order."""
+    """Returns for rank r the list of entry r of every rank's list, in rank order."""
     size = len(input_lists)
     return [[input_lists[j][r].copy() for j in range(size)] for r in range(size)]
 
 
 def all_gather(inputs: Sequence[Array]) -> list[list[Array]]:
-    """Every rank's list: all inputs, in rank order; their shapes may differ."""
+    """Returns for every rank the list of all inputs, in rank order; their shapes may differ."""
     return [[array.copy() for array in inputs] for _ in inputs]
 
 
 def all_gather_into_tensor(inputs: Sequence[Array]) -> list[Array]:
-    """Every rank's result: all inputs, one behind the other along axis 0."""
+    """Returns for every rank all inputs, concatenated along axis 0."""
     return [np.concatenate(inputs) for _ in inputs]
 
 
 def broadcast(inputs: Sequence[Array], root: int = 0) -> list[Array]:
-    """Every rank's result: the input of ``root``."""
+    """Returns for every rank the input of ``root``."""
     return [inputs[root].copy() for _ in inputs]
 
 
 def all_reduce(inputs: Sequence[Array], op: str = "sum") -> list[Array]:
-    """Every rank's result: inputs[0] op inputs[1] op ... in this order.
+    """Returns for every rank inputs[0] op inputs[1] op ... in this order.
 
     float16 and bfloat16 accumulate in float32 and are rounded once, half to even. Integers wrap. For bool,
     sum and max mean or, prod and min mean and. min and max of a NaN are NaN; of +0 and -0 the earlier stays.
@@ -130,13 +130,13 @@ def all_reduce(inputs: Sequence[Array], op: str = "sum") -> list[Array]:
 
 
 def scan(inputs: Sequence[Array], op: str = "sum", exclusive: bool = False) -> list[Array | None]:
-    """Rank r's result: inputs[0] op ... op inputs[r]; exclusive: without inputs[r], and None on rank 0."""
+    """Returns for rank r inputs[0] op ... op inputs[r]; exclusive: without inputs[r], and None on rank 0."""
     ends = range(1 - exclusive, len(inputs) + 1 - exclusive)
     return [_reduce(inputs[:end], op) if end else None for end in ends]
 
 
 def reduce_scatter(inputs: Sequence[Array], op: str = "sum", counts: Sequence[int] | None = None) -> list[Array]:
-    """Rank r's result: part r of the reduction; ``counts[r]`` entries of axis 0, by default equal parts."""
+    """Returns for rank r part r of the reduction: ``counts[r]`` entries of axis 0, by default equal parts."""
     size = len(inputs)
     if counts is None:
         counts = [_equal_part(inputs[0], size)] * size
@@ -186,7 +186,7 @@ def global_gather(
         rows = [inputs[r][:0]]
         for j in range(size):
             for e in range(experts):
-                begin = 0  # of what rank j holds for its expert e from rank r
+                begin = 0  # where rank j's rows for its expert e from rank r begin
                 for e2 in range(experts):
                     for j2 in range(size):
                         if (e2, j2) < (e, r):
@@ -196,7 +196,7 @@ def global_gather(
     return results
 
 
-_BITS = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}  # of bools: logical
+_BITS = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}  # for bools they are logical
 
 
 def _reduce(inputs: Sequence[Array], op: str) -> Array:
@@ -214,7 +214,7 @@ def _reduce(inputs: Sequence[Array], op: str) -> Array:
     if op in _BITS:
         combined: Array = _BITS[op].reduce(np.stack(inputs))
         return combined
-    if dtype.kind == "c":  # part by part
+    if dtype.kind == "c":  # real and imaginary part separately
         parts: Array = _reduce([array.reshape(-1).view(f"f{dtype.itemsize // 2}") for array in inputs], op)
         return parts.view(dtype).reshape(inputs[0].shape)
     if dtype == np.bool_:
@@ -252,7 +252,7 @@ def _quiet_nan(dtype: np.dtype[Any]) -> Any:
 
 
 def _rows(matrix: Matrix) -> list[list[int]]:
-    """The matrix as Python integers, which do not overflow."""
+    """Returns the matrix as Python integers, which do not overflow."""
     rows = [[int(value) for value in row] for row in matrix]
     if any(len(row) != len(rows) for row in rows):
         raise ValueError(f"expected a square matrix, got rows of length {[len(row) for row in rows]}")
@@ -266,7 +266,7 @@ def _equal_part(array: Array, size: int) -> int:
 
 
 def _expert_layout(local_counts: Sequence[Sequence[int]], global_counts: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """The number of ranks and of experts per rank."""
+    """Returns the number of ranks and of experts per rank."""
     size = len(local_counts)
     experts, rest = divmod(len(local_counts[0]), size)
     if rest:

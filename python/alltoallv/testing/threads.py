@@ -1,4 +1,4 @@
-"""Ranks as threads of this process."""
+"""Runs ranks as threads of this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from alltoallv.testing.data_path import data_path
 from alltoallv.testing.outcome import Outcome, RankTimeout
 from alltoallv.testing.worker import format_exception
 
-ABORT_SECONDS = 2.0  # for a late rank to end once its communicator is aborted
+ABORT_SECONDS = 2.0  # given to a late rank to end once its communicator is aborted
 
 
 def run_threads(

@@ -1,4 +1,4 @@
-"""The program of a worker process: runs the functions that it is sent, one after the other."""
+"""The program of a worker process: runs the functions that it receives, one after the other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from alltoallv.testing.outcome import RemoteError
 
 cloudpickle = extra("cloudpickle", "testing")
 
-_THREAD_SECONDS = 0.2  # for threads to end after the function has
+_THREAD_SECONDS = 0.2  # given to threads to end after the function has
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Task:
 
 @dataclass
 class Reply:
-    """What came of it; ``value`` is the pickled result or exception. Only a healthy worker is used again."""
+    """The result of a call; ``value`` is the pickled result or exception. Only a healthy worker is used again."""
 
     failed: bool
     value: bytes
@@ -53,7 +53,7 @@ class Reply:
 
 
 def code_of_file(name: str, make: Callable[..., CodeType], args: tuple[Any, ...]) -> CodeType:
-    """Unpickles a function's code, which is then of this file."""
+    """Unpickles a function's code, and restores the name of its file."""
     return make(*args).replace(co_filename=name)
 
 
@@ -62,25 +62,25 @@ def main(descriptor: int, parent: int) -> None:
     if parent:
         die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    faulthandler.enable()  # also what reports where a rank hangs: the parent sends SIGABRT
+    faulthandler.enable()  # also reports where a rank hangs: the parent sends SIGABRT
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     connection: Connection[Any, Any] = Connection(descriptor)
-    with contextlib.suppress(EOFError, ConnectionError):  # `serve` finds that too
-        environment = pickle.loads(connection.recv_bytes())  # of now; a fork server's is older
+    with contextlib.suppress(EOFError, ConnectionError):  # `serve` finds that, too
+        environment = pickle.loads(connection.recv_bytes())  # the current one; a fork server's is older
         os.environ.clear()
         os.environ.update(environment)
-    for module in ("numpy", "ml_dtypes", "alltoallv"):  # what most functions will want
+    for module in ("numpy", "ml_dtypes", "alltoallv"):  # most functions need these
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     serve(connection)
-    # The interpreter looks through all objects several times when it ends: more than a second of work where torch_npu
+    # The interpreter visits all objects several times when it ends: more than a second of work where torch_npu
     # is loaded, and far longer on a busy machine. Once is enough to end what is garbage.
     gc.collect()
     gc.freeze()
 
 
 def serve(connection: Connection[Any, Any]) -> None:
-    """Runs what comes, until the other end closes."""
+    """Runs the calls that it receives, until the other end closes."""
     environment = dict(os.environ)
     while True:
         try:
@@ -121,7 +121,7 @@ def run(task: Task) -> Reply:
                 raise
             communicator.destroy()
         reply = Reply(False, cloudpickle.dumps(result))
-    except BaseException as error:  # SystemExit too: the process is to go on
+    except BaseException as error:  # SystemExit, too: the process must go on
         reply = Reply(True, pack_exception(error), format_exception(error), healthy=False)
     for thread in set(threading.enumerate()) - threads:
         thread.join(_THREAD_SECONDS)
@@ -140,6 +140,6 @@ def pack_exception(error: BaseException) -> bytes:
 
 
 def format_exception(error: BaseException) -> str:
-    """The traceback without the frame of :func:`run`."""
+    """Returns the traceback without the frame of :func:`run`."""
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
