@@ -113,7 +113,7 @@ class Adapter(ABC, Generic[A]):
         return dtype
 
     def writes(self, x: A) -> None:
-        """Is called before a tensor of the caller is written, if the adapter's ``hears`` is true."""
+        """Prepares for a write to a caller's tensor; called before it if the adapter's ``hears`` is true."""
 
     def queues(self) -> bool:
         """Returns whether calls wait in the framework's queue instead of running when they are made."""

@@ -236,7 +236,7 @@ class Exchanges(FrontEnd[A, G, H]):
             input: Shape ``[sum(input_split_sizes), ...]``, any dtype.
             output_split_sizes, input_split_sizes: Rows for and from every rank; by default equal parts, for which
                 dimension 0 must divide.
-            group, async_op, timeout: As for `all_to_all_v`.
+            group, async_op, timeout: See `all_to_all_v`.
 
         Returns:
             None, or the handle with ``async_op=True``.
@@ -275,7 +275,7 @@ class Exchanges(FrontEnd[A, G, H]):
                 any other.
             input_tensor: Shape ``[x1, x2, ...]``, one on all ranks, of one dtype; may be this rank's part of the
                 output.
-            group, async_op, timeout: As for `all_to_all_v`.
+            group, async_op, timeout: See `all_to_all_v`.
 
         Returns:
             None, or the handle with ``async_op=True``.

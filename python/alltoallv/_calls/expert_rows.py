@@ -61,13 +61,13 @@ class ExpertRows(Generic[A]):
                 Shape ``[n, ...]``.
             local_count, global_count: ``W * E`` integers >= 0, entry ``e + j * E`` standing for expert e and card j:
                 rows that go from here to expert e of card j, and rows that come from card j for expert e of this card.
-            group: As for `all_to_all_v`.
+            group: See `all_to_all_v`.
 
         Returns:
             Shape ``[sum(global_count), ...]``, rows sorted by this card's expert, then by the card they come from.
 
         Raises:
-            As `all_to_all_v`; PeerMismatchError also when two cards disagree about one expert's rows.
+            The errors of `all_to_all_v`; PeerMismatchError also when two cards disagree about one expert's rows.
         """
         comm = self.front_end.enter(group)
         if comm is None:
@@ -80,13 +80,13 @@ class ExpertRows(Generic[A]):
 
         Args:
             x: Rows sorted by this card's expert, then by card. Shape ``[sum(global_count), ...]``.
-            local_count, global_count, group: Those of `global_scatter`.
+            local_count, global_count, group: See `global_scatter`.
 
         Returns:
             Shape ``[sum(local_count), ...]``, rows sorted by the card they come from, then by that card's expert.
 
         Raises:
-            As `global_scatter`.
+            The errors of `global_scatter`.
         """
         comm = self.front_end.enter(group)
         if comm is None:

@@ -128,7 +128,7 @@ class HostDispatching(Dispatching[A]):
             Shape ``[n, ...]``, in the order of the tokens given to `dispatch`. In torch and MindSpore differentiable.
 
         Raises:
-            As `dispatch`.
+            The errors of `dispatch`.
         """
         finish = self.begin_combine(expert_outputs, state, async_op)
         return Pending(finish) if async_op else finish()
@@ -155,7 +155,7 @@ class HostDispatching(Dispatching[A]):
         """Runs `dispatch`, every local expert on its rows, and `combine`.
 
         Args:
-            tokens, expert_ids, gate_weights: As for `dispatch`.
+            tokens, expert_ids, gate_weights: See `dispatch`.
             experts: This rank's, in the order of `local_experts`; each maps ``[rows, ...]`` to ``[rows, ...]``, also
                 zero rows. A rank without experts gets no rows, but needs the shape and dtype of its peers' results:
                 there, the results must be like the tokens. Or one function of the rows and counts of all local experts,
@@ -166,7 +166,7 @@ class HostDispatching(Dispatching[A]):
                 last one leaves. A capacity holds in every part.
 
         Returns:
-            As `combine`.
+            The tokens, as `combine` returns them.
         """
         return self.layer(tokens, expert_ids, gate_weights, experts, shared, chunks)
 

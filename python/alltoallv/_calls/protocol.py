@@ -1,4 +1,4 @@
-"""What front ends may ask of any communicator, and of a call under way."""
+"""Declares the methods that front ends need of any communicator, and of a call under way."""
 
 from __future__ import annotations
 

@@ -63,13 +63,13 @@ def all_to_all_v() -> None:
             default: the communicator's. In torch not with gradients.
 
     Returns:
-        Counted in elements one dimension; in rows the other dimensions of the input stay. ``out`` if given. In torch,
-        Paddle, and MindSpore's PyNative differentiable, to any order: the gradient is the exchange with the roles
-        exchanged.
+        ``out`` if given, else a new tensor: of one dimension if counts are elements; if they are rows, with the other
+        dimensions of the input. In torch, Paddle, and MindSpore's PyNative mode it is differentiable, to any order: the
+        gradient is the exchange with sends and receives swapped.
 
     Raises:
         TypeError: ``input`` is no tensor.
-        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer.
+        InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer, is wrong.
         PeerMismatchError: two ranks disagree about operator, dtype or counts; nothing has been written.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """

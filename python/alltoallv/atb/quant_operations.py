@@ -88,7 +88,7 @@ class QuantAllReduceOperation(Operation):
             scale: float16, equal on all ranks: ``[1]``, with PER_CHANNEL ``[n]`` or ``[1, n]`` for the last axis.
                 None with DYNAMIC, as the offset.
             offset: float16, ``[1]``, equal on all ranks.
-            out: Of the param's output dtype in the shape of `x`, contiguous and writable; with DYNAMIC it may be `x`.
+            out: Has the param's output dtype and the shape of `x`; contiguous and writable; with DYNAMIC it may be `x`.
                 Left out, one is allocated: in shared memory, or on the device of `x`.
             error_feedback: With DYNAMIC the front end's ``ErrorFeedback`` (for Paddle NumPy's), on all ranks or none.
             timeout: Seconds to wait for the peers; left out, and on GPU and NPU, the communicator's own.

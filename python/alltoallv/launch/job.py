@@ -54,7 +54,7 @@ class Launch:
 
     @property
     def several_hosts(self) -> bool:
-        """Whether the launcher says that the job's ranks are on more than one host."""
+        """True if the launcher says that the job's ranks are on more than one host."""
         return self.local_size is not None and self.local_size < self.size
 
     def require_one_host(self, size: int) -> None:

@@ -208,7 +208,7 @@ class Quantized(Generic[A]):
             group_size: Elements per scale; groups begin anew with every row. Default: one scale per row, where the
                 format leaves the choice.
             out_dtype: dtype of the rows received: float32, float16 or bfloat16; default: the input's.
-            overflow: As for `quantized_all_reduce`; "raise" looks at the rows sent, by this rank's ``out_dtype``.
+            overflow: See `quantized_all_reduce`; "raise" looks at the rows sent, by this rank's ``out_dtype``.
             quantize_gradient: The gradient's rows travel as codes too, with the same format, groups and ``overflow``,
                 quantized from the result's dtype and given in the input's. On all ranks or none.
             group, timeout: See `quantized_all_reduce`.

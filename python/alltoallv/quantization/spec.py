@@ -56,7 +56,7 @@ class Options(NamedTuple):
     quantize_gradient: bool = False
 
     def dynamic(self) -> bool:
-        """Whether every group has a scale of its own."""
+        """True if every group has a scale of its own."""
         scaled = self.scale is not None or self.comm_quant_scale_1 is not None or self.comm_quant_scale_2 is not None
         return not scaled and self.offset is None
 
@@ -101,7 +101,7 @@ class Quantization:
 
     @property
     def has_floats(self) -> bool:
-        """Whether scales are float32 instead of bytes."""
+        """True if scales are float32 instead of bytes."""
         return bool(_core.code_formats[self.format].scale == "float32")
 
     def scale_bytes(self, count: int) -> int:

@@ -50,7 +50,7 @@ class Format:
 
     @property
     def is_integer(self) -> bool:
-        """Whether codes are integers."""
+        """True if codes are integers."""
         return self.element.startswith("int")
 
 

@@ -31,7 +31,7 @@ _THREAD_SECONDS = 0.2  # given to threads to end after the function has
 
 @dataclass
 class Task:
-    """One call on one rank. ``payload`` is the pickled (function, args)."""
+    """Describes one call on one rank. ``payload`` is the pickled (function, args)."""
 
     rank: int
     size: int

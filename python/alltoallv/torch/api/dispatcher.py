@@ -72,12 +72,12 @@ class DispatchState:
 
     @property
     def chosen(self) -> Tensor:
-        """How often this rank's tokens chose every expert: int64, shape ``[num_experts]``, on the CPU."""
+        """The times that this rank's tokens chose each expert: int64, shape ``[num_experts]``, on the CPU."""
         return self.ids.reshape(-1).cpu().bincount(minlength=self.num_experts)
 
     @property
     def kept(self) -> Tensor:
-        """How many rows this rank sent to every expert: int64, shape ``[num_experts]``, on the CPU."""
+        """The rows that this rank sent to each expert: int64, shape ``[num_experts]``, on the CPU."""
         return self.ids.reshape(-1).cpu()[self.order.cpu()].bincount(minlength=self.num_experts)
 
 
@@ -86,7 +86,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
 
     Rank r owns a block of neighbouring experts (`local_experts`): ``num_experts // W`` of them, one more on the first
     ``num_experts % W`` ranks. A token travels once to every rank that has an expert of it, with its gate weights and
-    expert numbers, in one exchange, which also tells how many rows arrive; on the host, results come back in pieces of
+    expert numbers, in one exchange, which also says how many rows arrive; on the host, results come back in pieces of
     about 16 MiB. Each way is the other's gradient, so gradients of any order flow to tokens and gate weights.
 
     Every method is collective: all ranks call it, also those without tokens or rows, and all of them call ``backward``.

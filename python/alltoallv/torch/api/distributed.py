@@ -172,8 +172,8 @@ def broadcast(
     Signature and meaning of ``torch.distributed.broadcast``.
 
     Args:
-        src: That rank: its number in the job for a ProcessGroup, in the communicator for a `Communicator`.
-        group_src: That rank's number in the group, in place of ``src``.
+        src: The sending rank: its number in the job for a ProcessGroup, in the communicator for a `Communicator`.
+        group_src: The sending rank's number in the group, in place of ``src``.
 
     Raises:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
@@ -194,8 +194,8 @@ def reduce(
     Signature and meaning of ``torch.distributed.reduce``; the bits and ``op`` are those of `all_reduce`.
 
     Args:
-        dst: That rank: its number in the job for a ProcessGroup, in the communicator for a `Communicator`.
-        group_dst: That rank's number in the group, in place of ``dst``.
+        dst: The receiving rank: its number in the job for a ProcessGroup, in the communicator for a `Communicator`.
+        group_dst: The receiving rank's number in the group, in place of ``dst``.
 
     Raises:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
@@ -217,7 +217,7 @@ def gather(
 
     Args:
         gather_list: On that rank one output per rank, with the elements of that rank's tensor; None elsewhere.
-        dst, group_dst: That rank, as for `reduce`; rank 0 of the job if neither is given.
+        dst, group_dst: The receiving rank, as for `reduce`; rank 0 of the job if neither is given.
 
     Raises:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
@@ -240,7 +240,7 @@ def scatter(
 
     Args:
         scatter_list: On that rank one input per rank, with the elements of that rank's tensor; None elsewhere.
-        src, group_src: That rank, as for `broadcast`; rank 0 of the job if neither is given.
+        src, group_src: The sending rank, as for `broadcast`; rank 0 of the job if neither is given.
 
     Raises:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.

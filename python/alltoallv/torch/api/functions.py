@@ -144,7 +144,7 @@ def exchange_counts(send_counts: Counts, group: Group = None) -> Tensor:
 
     Args:
         send_counts: One integer >= 0 per rank.
-        group: As for `all_to_all_v`.
+        group: See `all_to_all_v`.
 
     Returns:
         int64, shape ``[W]``, on the CPU; None on a rank outside the group.

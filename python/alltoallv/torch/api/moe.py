@@ -34,7 +34,7 @@ def global_scatter(x: Tensor, local_count: Counts, global_count: Counts, group: 
         Shape ``[sum(global_count), ...]``, rows sorted by this card's expert, then by the card they come from.
 
     Raises:
-        As `alltoallv.torch.all_to_all_v`; PeerMismatchError also when two cards disagree about one expert's rows.
+        The errors of `all_to_all_v`; PeerMismatchError also when two cards disagree about one expert's rows.
     """
     if is_tracing():
         return _recorded(x, local_count, global_count, global_count, False, group)

@@ -41,8 +41,8 @@ def send(
     their sends.
 
     Args:
-        dst: That rank: its number in the job for a ProcessGroup, in the communicator for a `Communicator`.
-        group_dst: That rank's number in the group, in place of ``dst``.
+        dst: The receiving rank: its number in the job for a ProcessGroup, in the communicator for a `Communicator`.
+        group_dst: The receiving rank's number in the group, in place of ``dst``.
 
     Raises:
         InvalidParamError, InvalidTensorError: the arguments are wrong, on this rank alone.

@@ -35,7 +35,7 @@ class Plan(_core.ArrayPlan):
         The output, without gradient.
 
     Raises:
-        As `all_to_all_v`; InvalidParamError for an input that requires grad while gradients are recorded.
+        The errors of `all_to_all_v`; InvalidParamError for an input that requires grad while gradients are recorded.
     """
 
     def __init__(

@@ -26,11 +26,11 @@ _UNSET = timedelta(0)  # this timeout, or a smaller one, means the group's
 
 
 class BackendParamError(InvalidParamError, RuntimeError):
-    """Is raised for an argument that the collective does not accept."""
+    """Reports an argument that the collective does not accept."""
 
 
 class BackendTensorError(InvalidTensorError, RuntimeError):
-    """Is raised for a tensor that the collective does not accept."""
+    """Reports a tensor that the collective does not accept."""
 
 
 class CarriedGroup(EngineGroup):

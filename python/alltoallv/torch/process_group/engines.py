@@ -21,7 +21,7 @@ _NATIVE = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl"}
 
 
 class EngineMissingError(BackendUnavailableError, RuntimeError):
-    """Is raised for a device without an engine; it is a RuntimeError, too, as in torch."""
+    """Reports a device without an engine; it is a RuntimeError, too, as in torch."""
 
 
 def meet(options: _DistributedBackendOptions, world: Meeting | None, counts: Counter[str]) -> Meeting:

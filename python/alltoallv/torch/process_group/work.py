@@ -270,7 +270,7 @@ class Futures:
 
 
 def in_turn() -> None:
-    """In a future's callback, waits for the callbacks of earlier ones; call it before a collective begins."""
+    """Waits, in a future's callback, for the callbacks of earlier ones; call it before a collective begins."""
     if (mine := callbacks.get(threading.get_ident())) is not None:
         mine[0].await_turn(mine[1])
 
