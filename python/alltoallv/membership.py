@@ -65,7 +65,7 @@ def connect(
 ) -> _core.Communicator:
     """Returns the communicator of some ranks of one between hosts; collective among these ranks alone.
 
-    Messages among them set it up.
+    They set it up by messages.
 
     Args:
         options: Job and domain equal on all members and different from others'; they get rank and size.

@@ -18,7 +18,7 @@ from alltoallv.errors import InvalidTensorError
 A = TypeVar("A")  # the framework's tensor
 T = TypeVar("T")
 
-# The modules with the adapters. One is imported when such a tensor is met, because the framework may be absent.
+# The modules with the adapters. One is imported when such a tensor is met: no framework is imported before that.
 _HOMES = {
     "numpy": "alltoallv.numpy.adapter",
     "torch": "alltoallv.torch.quantized.adapter",
@@ -56,7 +56,7 @@ class Adapter(ABC, Generic[A]):
     def contiguous(self, x: A) -> A:
         """Returns a tensor of these values in contiguous memory, complete and without history.
 
-        Copies only if needed.
+        It copies only if needed.
         """
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """Moves rows to their experts and back over host memory, as `alltoallv._calls.routing` says.
 
-For NumPy and MindSpore.
+The dispatchers of NumPy and MindSpore use it.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class Exchanges(FrontEnd[A, G, H]):
     def _check_pair(self, name: str, x: A, out_name: str, out: Any, tracked: bool = False) -> A:
         """Raises if the output is of another kind or overlaps the input.
 
-        Returns the input, contiguous if not tracked.
+        It returns the input, contiguous unless a gradient is tracked.
         """
         whole = self.adapter.contiguous(x)
         self.adapter.check_output(out_name, out, whole)
@@ -203,7 +203,7 @@ class Exchanges(FrontEnd[A, G, H]):
     ) -> Any:
         """Runs an all_to_all_single.
 
-        ``names`` are its arguments'. Returns the output, with ``async_op=True`` the handle, too.
+        ``names`` are the names of its arguments. It returns the output, and with ``async_op=True`` the handle, too.
         """
         with guard(comm, "all_to_all_single"):
             self.check_async(async_op)
@@ -306,7 +306,7 @@ class Exchanges(FrontEnd[A, G, H]):
     ) -> Any:
         """Gathers all ranks' inputs, of one shape, into ``out`` or stacked.
 
-        With ``async_op=True`` returns a handle, too.
+        It returns the output, and with ``async_op=True`` a handle, too.
         """
         with guard(comm, operator):
             self.check_async(async_op)

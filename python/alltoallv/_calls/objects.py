@@ -37,7 +37,7 @@ class ObjectExchange:
     def run(self, timeout: float = -1.0) -> list[Any]:
         """Returns the objects that the ranks sent, by rank, None for none.
 
-        ``timeout``: seconds; below 0 the default.
+        ``timeout`` is in seconds; below 0 the communicator's own holds.
         """
         block, told = self._plan.run_learning(_core.buffer_address(self._data), timeout)
         return loads(memory.from_block(block, (sum(told),), np.dtype(np.uint8)).data, told)

@@ -24,7 +24,7 @@ C = TypeVar("C", bound=type[Any])
 def with_fields(cls: C) -> C:
     """Makes a param class refuse names that are no fields, in the constructor and as attributes.
 
-    Gives it a short repr.
+    It also gives the class a short repr.
     """
     init: Any = cls.__init__
     fields = {name: field.default for name, field in inspect.signature(cls).parameters.items()}

@@ -31,7 +31,7 @@ _TEXTS = ("allReduceType", "gather", "overflow")
 class QuantType(enum.IntEnum):
     """Says how many values ``scale`` has, by ATB's numbers.
 
-    DYNAMIC is this package's own: each rank finds scales per group.
+    DYNAMIC is this package's own number: every rank finds its scales, one per group.
     """
 
     UNQUANT = 0

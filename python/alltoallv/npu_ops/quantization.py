@@ -24,7 +24,7 @@ def _to_integers(values: Tensor, dtype: torch.dtype) -> Tensor:
 def quantize_rows(x: Tensor, dtype: torch.dtype, dim: int | None = -1) -> tuple[Tensor, Tensor]:
     """Quantizes float32 values symmetrically, with the scale by which each row's largest fits.
 
-    ``dim`` None: one scale.
+    With ``dim`` None there is one scale for all rows.
     """
     expect(dtype in _LARGEST, "dst_type", dtype, "int8 or quint4x2")
     largest = x.abs().amax().view(1) if dim is None else x.abs().amax(dim, keepdim=True)

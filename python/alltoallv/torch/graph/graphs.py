@@ -40,7 +40,7 @@ def check_untimed(timeout: float | None) -> None:
 def between_graphs(function: Callable[P, T]) -> Callable[P, T]:
     """Returns a function that torch.compile leaves out of its graphs.
 
-    `torch.compiler.disable` costs every call more.
+    `torch.compiler.disable` would make every call slower.
     """
     left_out = torch._disable_dynamo(function)  # its first call imports the compiler, which takes seconds
 

@@ -1,4 +1,4 @@
-"""Declares operators of torch.library with what a graph and autograd need to know, and calls them on a short way.
+"""Declares operators of torch.library with what a graph and autograd need to know, and calls them with little overhead.
 
 Torch's way to them, in Python for the most part, takes ten times as long as a small exchange. Where nobody watches the
 calls, an operator runs at once, and autograd learns of it by the same functions.

@@ -4,10 +4,10 @@
 
     dist.init_process_group("alltoallv")                      # or "cpu:alltoallv", or "cpu:alltoallv,cuda:nccl"
 
-For dense CPU tensors, over shared memory on a host and TCP between hosts: every collective of torch.distributed, send
-and recv with tags and from any source, the coalesced forms, and what is made of them: DDP, FSDP2, functional
-collectives, object collectives, pipelines. Sparse tensors and tensor subclasses are passed to gloo, after all ranks
-have agreed on that.
+It carries dense CPU tensors, over shared memory on a host and TCP between hosts, in every collective of
+torch.distributed, send and recv with tags and from any source, the coalesced forms, and what is made of them: DDP,
+FSDP2, functional collectives, object collectives, pipelines. Sparse tensors and tensor subclasses are passed to gloo,
+after all ranks have agreed on that.
 Tensors of accelerators go to the engine that the group's configuration names for them, NCCL and HCCL if it names none.
 
 The core checks calls here, too: ranks that disagree about operator, dtype or sizes all raise

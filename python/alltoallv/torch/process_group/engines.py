@@ -99,7 +99,7 @@ def accelerator(
 ) -> tuple[TorchBackend, Any]:
     """Makes the engine called ``name`` for an accelerator's tensors.
 
-    Returns it and its ``ProcessGroup.BackendType``.
+    It returns the engine and its ``ProcessGroup.BackendType``.
     """
     if not available(device, name):
         raise EngineMissingError(
