@@ -130,7 +130,8 @@ def shrink(comm: Communicator) -> Made:
         try:
             met = _core.communicator(trial)
             try:
-                told = _gather(met, [0, 0, 0], final.timeout)
+                # Not for longer: one that gave up as the others met is trying again, and waits for them there.
+                told = _gather(met, [0, 0, 0], min(_PATIENCE, final.timeout))
                 final.job = job
                 return _make(final, told, list(range(met.size)), met.rank)
             finally:
