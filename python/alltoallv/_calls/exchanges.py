@@ -139,13 +139,15 @@ class Exchanges(FrontEnd[A, G, H]):
                 self.check_tracked_output()
             if out is not None and counts[1] is not None:
                 x = self._check_pair("input", x, "out", out, wants_grad)
-            about = comm.size, x.shape, *counts, out, async_op and wants_grad
-            request = read_request(*about, empty_rows=not self.adapter.queues())
+            given = comm.size, x.shape, *counts, out, async_op and wants_grad
+            request = read_request(*given, empty_rows=not self.adapter.queues())
             layout, shape = request.layout, tuple(x.shape)
             if wants_grad and (index := linear.packing(*layout[:2])) is not None:
                 x = self.taken(x, index)
                 layout, shape = (layout[0], packed(layout[0]), *layout[2:]), (len(index),)
-        transfer = Transfer(self.adapter, comm, operator, shape, request.shape, layout, request.row, timeout=limit)
+        about = shape, request.shape, layout, request.row
+        rows = None if request.row else request
+        transfer = Transfer(self.adapter, comm, operator, *about, timeout=limit, request=rows)
         if not request.learns:
             return self.run(x, transfer, out, "out", async_op)
         learning = Learning(transfer, request)

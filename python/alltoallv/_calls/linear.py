@@ -104,11 +104,13 @@ class Transfer(Linear[A]):
 
     layout: Layout
     row: int
+    request: _core.Request | None = field(default=None, kw_only=True)  # where rows have no elements: counts of rows
 
     def transposed(self) -> Transfer[A]:
         """Returns the exchange with sends and receives swapped. The send regions must not overlap."""
         sends, sdispls, recvs, rdispls = self.layout
-        return replace(self, layout=(recvs, rdispls, sends, sdispls), shape_in=self.shape_out, shape_out=self.shape_in)
+        back, shape_in, shape_out = (recvs, rdispls, sends, sdispls), self.shape_out, self.shape_in
+        return replace(self, layout=back, shape_in=shape_in, shape_out=shape_out, request=None)
 
     def has_gaps(self) -> bool:
         return sum(self.layout[2]) < math.prod(self.shape_out)
@@ -122,6 +124,8 @@ class Transfer(Linear[A]):
         return kept
 
     def plan(self, dtype: str) -> _core.Plan:
+        if self.request is not None:
+            return self.request.plan(self.communicator.core, self.operator, dtype)
         return _core.Plan(self.communicator.core, self.operator, dtype, *self.layout, 0, max(self.row, 1))
 
 
@@ -218,10 +222,7 @@ class Learning(Map[A]):
         transfer = self._transfer
         with guard(transfer.communicator, transfer.operator):
             x = transfer.adapter.contiguous(input)
-            dtype = transfer.adapter.dtype(x)
-            if transfer.row == 0:  # the peers announce rows, which have no elements
-                return self._request.plan(transfer.communicator.core, transfer.operator, dtype), x
-            return transfer.plan(dtype), x
+            return transfer.plan(transfer.adapter.dtype(x)), x
 
     def _told(self, counts: Sequence[int]) -> tuple[int, ...]:
         """Takes the receive counts that the peers announced and returns the output's shape."""
