@@ -1,4 +1,4 @@
-"""Ascend NPUs for machines that have none: ACL and HCCL over host memory, under the names of CANN's libraries.
+"""Emulates Ascend NPUs on machines without any: ACL and HCCL over host memory, under the names of CANN's libraries.
 
 Programs that load ``libascendcl.so`` and ``libhccl.so`` (torch_npu's wheel from PyPI, our own transport ``hccl``) run
 on it when the loader finds these libraries first::
@@ -30,7 +30,7 @@ LIBRARY_NAMES = (
 
 
 def library_folder() -> Path:
-    """Where the emulated libraries lie.
+    """Returns the folder of the emulated libraries.
 
     Raises:
         FileNotFoundError: They were not built with the package.
@@ -53,17 +53,17 @@ def environment(
     cann_version: str | None = None,
     faults: str | None = None,
 ) -> dict[str, str]:
-    """The environment of a child process that shall use the emulated devices; its own children inherit it.
+    """Returns the environment for a child process that uses the emulated devices; its own children inherit it.
 
     Args:
-        base: Variables to start from; by default this process's.
-        devices: How many devices there are (:data:`DEFAULT_DEVICES`).
-        memory_mb: Memory of each, in MB (8192).
-        task_delay_us: Microseconds by which every task of a stream comes late: makes missing synchronization visible.
+        base: Variables to start from; default: this process's.
+        devices: Number of devices (:data:`DEFAULT_DEVICES`).
+        memory_mb: Memory of each device, in MB (8192).
+        task_delay_us: Microseconds by which every task of a stream is delayed, to reveal missing synchronization.
         connect_timeout: Seconds for the ranks of a communicator to arrive; by default HCCL_CONNECT_TIMEOUT decides.
         exec_timeout: Seconds for a collective; by default HCCL_EXEC_TIMEOUT decides.
-        cann_version: The version of CANN that programs are told, MAJOR.MINOR.RELEASE (8.5.0): torch_npu asks for it.
-        faults: Misbehaviour on request, ``FUNCTION[@RANK][#CALL]=ACTION`` separated by ``;``: docs/emulator.md.
+        cann_version: The CANN version that programs see, MAJOR.MINOR.RELEASE (8.5.0): torch_npu asks for it.
+        faults: Faults to inject, ``FUNCTION[@RANK][#CALL]=ACTION`` separated by ``;``: see docs/emulator.md.
     """
     env = dict(os.environ if base is None else base)
     folder = library_folder()
@@ -79,7 +79,7 @@ def environment(
         "cann_version": cann_version,
         "faults": faults,
     }
-    env.setdefault("TASK_QUEUE_ENABLE", "0")  # torch_npu launches in the caller: its other thread hides no latency here
+    env.setdefault("TASK_QUEUE_ENABLE", "0")  # launch in the caller: another thread would hide no latency here
     env.update({f"ALLTOALLV_EMULATOR_{name.upper()}": str(v) for name, v in settings.items() if v is not None})
     return env
 

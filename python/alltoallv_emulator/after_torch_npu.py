@@ -14,13 +14,13 @@ __all__ = ["watch"]
 
 
 def watch() -> None:
-    """From now on in this process. A second call does nothing."""
+    """Installs the hook in this process. A second call does nothing."""
     if not any(isinstance(finder, _AfterTorchNpu) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AfterTorchNpu())
 
 
 class _AfterTorchNpu(MetaPathFinder):
-    """Finds torch_npu as usual, and installs the operators once it has been executed."""
+    """Finds torch_npu as usual, and installs the operators once it has been imported."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in ("torch", "torch_npu"):
@@ -49,7 +49,7 @@ class _Loader(Loader):
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Imports what stays: to look for garbage in it, now or at the exit, would take a quarter of a short program."""
+    """Turns garbage collection off during imports: it would take a quarter of a short program's time for nothing."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Aten operators on emulated npu tensors: computed by the CPU's kernels, on the same memory.
+"""Runs aten operators on emulated npu tensors with the CPU's kernels, on the same memory.
 
 torch_npu's wheel gives an npu tensor its memory, streams, events, copies and views; what it computes with are kernels
 of CANN, which do not exist here. :func:`install` puts in their place, for every operator that has a CPU kernel: wait
@@ -24,25 +24,25 @@ from alltoallv_emulator import graphs
 
 __all__ = ["host_view", "install", "on_host"]
 
-# Memory, views of it and their bookkeeping are torch_npu's own, which is what the emulator is to run.
+# torch_npu's own operators for memory, views and their bookkeeping stay: they are what the emulator is to run.
 _KEPT = {
     "empty.memory_format", "empty_strided", "empty_like", "new_empty_strided", "resize_", "_copy_from_and_resize",
     "set_", "set_.source_Storage", "set_.source_Storage_storage_offset", "set_.source_Tensor", "is_set_to",
     "_local_scalar_dense", "record_stream", "is_pinned", "_pin_memory", "copy_",
 }  # fmt: skip
 
-_PLAIN = {int, float, bool, str, type(None), torch.dtype}  # arguments that are the same on the host
+_PLAIN = {int, float, bool, str, type(None), torch.dtype}  # arguments that are passed to the host unchanged
 _CPU = torch.device("cpu")
 _MOST_HOSTS = 10_000
 
 _libraries: list[Any] = []  # registrations live as long as these
-_hosts: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}  # all of a storage's memory, by address, size and dtype
+_hosts: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}  # CPU tensors over all of a storage's memory
 _streams: dict[tuple[int, int], Any] = {}  # by device and handle; a handle is never used again
 _generators: dict[int, tuple[torch.Generator, tuple[int, int]]] = {}  # by the npu generator's id
 
 
 def install() -> None:
-    """Registers the operators. torch_npu must have been imported; a second call does nothing."""
+    """Registers the operators. torch_npu must have been imported before; a second call does nothing."""
     if _libraries:
         return
     library = torch.library.Library("aten", "IMPL")
@@ -57,7 +57,7 @@ def install() -> None:
     library.impl(
         "copy_", _copy(torch.library.get_kernel("aten::copy_", "PrivateUse1")), "PrivateUse1", with_keyset=True
     )
-    from alltoallv_emulator import operators  # which use this module
+    from alltoallv_emulator import operators  # these use this module
 
     _libraries.append(operators.install())
     graphs.install()
@@ -71,14 +71,14 @@ def _interpreted_kernels() -> Any:
 
 
 _KEYS = ("PrivateUse1", "CPU", "AutogradPrivateUse1")
-# That compute an operator of CPU tensors.
+# Dispatch keys whose kernels compute an operator of CPU tensors.
 _KERNELS = (
     "CPU", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd",
 )  # fmt: skip
 
 
 def _operators(names: set[str]) -> Iterator[tuple[str, Any]]:
-    """The aten operators among the registered names. torch_npu also registers names without a schema."""
+    """Yields the aten operators among the registered names. torch_npu also registers names without a schema."""
     for name in sorted(names):
         namespace, _, qualified = name.partition("::")
         base, _, overload = qualified.partition(".")
@@ -93,7 +93,7 @@ def _replacement(name: str, operator: Any) -> Callable[..., Any] | None:
         return None
     kernels = [key for key in _KERNELS if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)]
     if "CompositeImplicitAutograd" in kernels and "CPU" not in kernels:
-        return operator.decompose  # into operators that are here
+        return operator.decompose  # decomposes into operators that are here
     if any(r.alias_info is not None and not r.alias_info.is_write for r in operator._schema.returns):
         return None  # a view
     if torch.Tag.inplace_view in operator.tags:
@@ -104,13 +104,13 @@ def _replacement(name: str, operator: Any) -> Callable[..., Any] | None:
 
 
 def _like_cpu(name: str) -> Callable[..., Any]:
-    """Gradients as on the CPU, where torch_npu has some of its own."""
+    """Makes an operator's gradients those of the CPU, if torch_npu has its own."""
     kernel = torch.library.get_kernel(f"aten::{name}", "AutogradCPU")
     return kernel.call_boxed
 
 
 def host_view(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor over the memory of an npu tensor. Wait for the tensor's stream first."""
+    """Returns a CPU tensor over the memory of an npu tensor. The caller waits for the tensor's stream first."""
     storage, dtype = tensor.untyped_storage(), tensor.dtype
     key = storage.data_ptr(), storage.nbytes(), dtype
     whole = _hosts.get(key)
@@ -136,29 +136,29 @@ def synchronize(device: torch.device) -> None:
             stream = _streams[key] = torch.npu.current_stream(device.index)
         stream.synchronize()
     else:
-        with torch.npu.device(device):  # also sets it up where it has not been used before
+        with torch.npu.device(device):  # also initializes the device at its first use
             torch.npu.current_stream().synchronize()
 
 
 @functools.cache
 def _handles() -> Callable[[int], int]:
-    """Of a device's current stream."""
+    """Returns a function that gives the handle of a device's current stream."""
     handle: Callable[[int], int] = importlib.import_module("torch_npu._C")._npu_getCurrentRawStreamNoWait
     return handle
 
 
 def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
-    """The same with every leaf changed. torch's pytree does it in ten times the time."""
+    """Applies ``change`` to every leaf of a tree; torch's pytree takes ten times as long."""
     kind = type(tree)
     if kind is tuple or kind is list:
         return kind([_mapped(change, one) for one in tree])
     if kind is dict:
         return {name: _mapped(change, one) for name, one in tree.items()}
-    return tree_map(change, tree) if isinstance(tree, tuple) else change(tree)  # results that have names
+    return tree_map(change, tree) if isinstance(tree, tuple) else change(tree)  # named results
 
 
 def _host_generator(generator: torch.Generator) -> torch.Generator:
-    """The CPU generator that draws for an npu generator: from its seed on, anew whenever that has been seeded."""
+    """Returns the CPU generator that draws for an npu generator; it starts anew when that is seeded or gets a state."""
     state = generator.get_state()  # seed and offset, 8 bytes each
     seed, offset = state.view(torch.int64).tolist()
     known = _generators.get(id(generator))
@@ -166,23 +166,23 @@ def _host_generator(generator: torch.Generator) -> torch.Generator:
         host = torch.Generator().manual_seed((seed + offset) % 2**63)
     else:
         host = known[0]
-    state.view(torch.int64)[1] = offset + 4  # so that a seed set again, or a state, is seen
+    state.view(torch.int64)[1] = offset + 4  # so that a later set_seed or set_state is noticed
     generator.set_state(state)
     _generators[id(generator)] = host, (seed, offset + 4)
     return host
 
 
 def on_host(operator: Any) -> Callable[..., Any]:
-    """The operator, run by the CPU's kernel on views of the same memory."""
+    """Returns a function that runs the operator with the CPU's kernel on views of the same memory."""
     outs = {argument.name for argument in operator._schema.arguments if argument.is_out}
 
     call = getattr(operator, "_op", operator)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         targets = {name: kwargs.pop(name) for name in outs if name in kwargs} if outs else {}
-        seen: dict[torch.device, None] = {}  # where tensors are, in the order of the arguments
+        seen: dict[torch.device, None] = {}  # devices of the tensors, in the order of the arguments
         asked: list[torch.device] = []
-        views: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by the view's id: view, npu tensor
+        views: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # view's id -> (view, npu tensor)
 
         def to_host(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
@@ -207,11 +207,11 @@ def on_host(operator: Any) -> Callable[..., Any]:
         host_args = [value if type(value) in _PLAIN else _mapped(to_host, value) for value in args]
         host_kwargs = {name: _mapped(to_host, value) for name, value in kwargs.items()}
         _mapped(to_host, targets)
-        # Results go where an argument asks for, else where the tensors are.
+        # Results go to the device that an argument names, else to that of the tensors.
         device = next(iter((*asked, *seen)), None) or torch.device("npu", torch.npu.current_device())
         for used in {**seen, device: None}:
             synchronize(used)
-        # An out may have any size before: the kernel fills a fresh one, whose contents it gets.
+        # An out may have any size before the call: the kernel fills a fresh tensor, which is then copied to it.
         fresh = {name: _empty_like_out(target) for name, target in targets.items()}
         results = call(*host_args, **host_kwargs, **fresh)
         if targets:
@@ -239,7 +239,7 @@ def _fill_out(target: Any, result: Any) -> Any:
 
 
 def _to_npu(result: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A fresh npu tensor with these values and, where they describe dense memory, strides."""
+    """Copies values to a fresh npu tensor, with the same strides if they describe dense memory."""
     if result.layout != torch.strided:
         raise NotImplementedError(f"the emulator has no npu tensors of layout {result.layout}")
     target = torch.empty_like(result, device=device, dtype=dtype)
@@ -249,7 +249,7 @@ def _to_npu(result: torch.Tensor, device: torch.device, dtype: torch.dtype | Non
 
 
 def _to_copy(operator: Any) -> Callable[..., Any]:
-    """On one device as all operators; between host and device, where the caller waits, without an operator more."""
+    """Runs _to_copy on one device like all operators; between host and device it copies before it returns."""
     here, between = on_host(operator), torch.library.get_kernel("aten::_to_copy", "CPU")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
@@ -272,7 +272,7 @@ def _to_copy(operator: Any) -> Callable[..., Any]:
 
 
 def _copy(native: Any) -> Callable[..., Any]:
-    """copy_: torch_npu's, on its stream, where it only moves bytes and nobody waits; else the CPU's on host views."""
+    """Runs copy_ on torch_npu's stream if it only moves bytes and nobody waits; else the CPU's kernel on host views."""
 
     def run(keys: Any, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         graphs.check_waiting()

@@ -1,16 +1,16 @@
-"""NPUGraph on emulated NPUs: what runs between capture_begin and capture_end runs again, in order, by replay.
+"""NPUGraph on emulated NPUs: a replay runs what ran between capture_begin and capture_end again, in the same order.
 
-A mode below autograd sees every operator of the thread (and of its backward pass), those of torch_npu and the
-collectives of torch.distributed too. A graph keeps them with their arguments; a replay calls them once more on the
-same memory and puts what they return into the tensors that the capture gave. On a device a capture runs nothing: what
-it writes into memory from before is put back when it ends.
+A dispatch mode below autograd sees every operator of the thread (and of its backward pass), including those of
+torch_npu and the collectives of torch.distributed. A graph keeps them with their arguments; a replay calls them again
+on the same memory and puts their results into the tensors that the capture returned. On a device a capture runs
+nothing, so memory from before the capture gets its old values back when the capture ends.
 
-A group of operators (graph_task_group_begin, _end) is called with other arguments from the next replay on, where an
-update (graph_task_update_begin, _end) has called them so; what they return still goes where the capture put it. Where
-the capture waits for an ExternalEvent a replay stands still until somebody records the event; until then its stream
-does nothing else, and whoever asks it to is told so.
+An update (graph_task_update_begin, _end) calls a group of operators (graph_task_group_begin, _end) with other
+arguments; later replays use those, and still put the results where the capture put them. Where the capture waits for an
+ExternalEvent, a replay stops until somebody records the event; until then its stream does nothing else, and a request
+for more work on it raises an error.
 
-Refused by name: operators whose result goes to the host or whose size depends on values, and graphs with conditions.
+Refused by name: operators whose result goes to the host or whose size depends on values, and conditional graphs.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _REFUSED = (
 )  # fmt: skip
 _FROM_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _graphs: dict[int, _Recorder] = {}  # by the NPUGraph's id
-_capturing: list[_Recorder] = []  # one at most
-_waiting: list[_Recorder] = []  # in their replays
-_begins: list[int] = []  # of groups, among the calls
+_capturing: list[_Recorder] = []  # at most one
+_waiting: list[_Recorder] = []  # those that wait for an event during a replay
+_begins: list[int] = []  # where groups begin, as indices of the calls
 _updates: list[tuple[_Recorder, list[_Call]]] = []
 
 
 class _Wait(NamedTuple):
-    """For an ExternalEvent."""
+    """A wait for an ExternalEvent."""
 
     event: Any
 
@@ -48,7 +48,7 @@ class _Call(NamedTuple):
     operator: Any
     args: Any
     kwargs: Any
-    fresh: list[tuple[int, torch.Tensor]]  # place among the results
+    fresh: list[tuple[int, torch.Tensor]]  # (index among the results, tensor)
 
     def again(self) -> None:
         """Calls the operator on what its memory holds now."""
@@ -74,20 +74,20 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _as_it_is(tree: Any) -> Any:
-    """The same memory in tensors of their own: a program may yet change the shape of its own in place."""
+    """Returns the same memory in new tensors, since a program may change the shape of its own tensors in place."""
     return tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), tree)
 
 
 class _Recorder(modes.TorchDispatchMode):
-    """Keeps what is called."""
+    """Records the operators that are called."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[_Call | list[_Call] | _Wait] = []
-        self._rest: Iterator[None] = iter(())  # of a replay
-        self.stream: Any = None  # of the replay
+        self._rest: Iterator[None] = iter(())  # rest of a replay that waits
+        self.stream: Any = None  # stream of the replay
         self._made: set[int] = set()  # addresses of memory that the capture made
-        self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # memory, and what was in it
+        self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # memory, and its values before the capture
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -108,7 +108,7 @@ class _Recorder(modes.TorchDispatchMode):
         return results
 
     def group(self, begin: int) -> list[_Call]:
-        """The calls from there on, which an update may replace."""
+        """Groups the calls from ``begin`` on, which an update may replace, and returns them."""
         group = [call for call in self.calls[begin:] if isinstance(call, _Call)]
         self.calls[begin:] = [group]
         return group
@@ -121,7 +121,7 @@ class _Recorder(modes.TorchDispatchMode):
             self._before[address] = whole, whole.clone()
 
     def restore(self) -> None:
-        """Memory from before the capture gets its values again. Nothing of it runs on any stream from then on."""
+        """Gives memory from before the capture its old values. From then on nothing of the capture is on any stream."""
         torch.npu.synchronize()
         for memory, values in self._before.values():
             memory.copy_(values)
@@ -145,7 +145,7 @@ class _Recorder(modes.TorchDispatchMode):
                     call.again()
 
     def advance(self) -> None:
-        """Runs the replay to its end, or to an event that has not happened."""
+        """Runs the replay to its end, or to an event that has not been recorded."""
         with torch.no_grad(), torch.npu.stream(self.stream):
             for _ in self._rest:
                 _waiting.append(self)
@@ -153,7 +153,7 @@ class _Recorder(modes.TorchDispatchMode):
 
 
 def check_waiting() -> None:
-    """Raises RuntimeError where the current stream stands still in a replay."""
+    """Raises RuntimeError if a replay on the current stream waits for an event."""
     if _waiting and any(recorder.stream == torch.npu.current_stream() for recorder in _waiting):
         raise RuntimeError("the stream waits in a replay of an NPUGraph for an ExternalEvent, which was not recorded")
 
@@ -172,7 +172,7 @@ def _moves_to_host(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """The tensors whose memory the operator may write; the schemas of collectives do not say it."""
+    """Yields the tensors whose memory the operator may write; the schemas of collectives do not say it."""
     if func.namespace == "c10d":
         return _tensors((args, kwargs))
     arguments = func._schema.arguments
@@ -182,7 +182,7 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 
 
 def _computes(func: Any) -> bool:
-    """Whether there is something to do again: not for views, new memory, and changes of a shape."""
+    """True if a replay must call it again: not for views, new memory, and changes of a shape."""
     returns = func._schema.returns
     is_view = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
     allocates = func.namespace == "aten" and func.name().removeprefix("aten::").startswith(("empty", "new_empty"))
@@ -208,7 +208,7 @@ def _end(self: Any) -> None:
 
 
 def _below_others(change: Callable[[], Any]) -> None:
-    """Changes the stack of modes where this one is the lowest: those above may call other operators."""
+    """Changes the stack of modes while this one is the lowest: those above may call other operators."""
     above = []
     while (top := modes._get_current_dispatch_mode()) is not None and not isinstance(top, _Recorder):
         above.append(modes._pop_mode())
@@ -235,7 +235,7 @@ def _task_begin(stream: Any) -> None:
 
 
 def _task_end(stream: Any) -> list[_Call]:
-    """The handle for updates."""
+    """Returns the handle for updates."""
     return _capturing[-1].group(_begins.pop())
 
 
@@ -263,7 +263,7 @@ def _event_wait(self: Any, stream: Any = None) -> None:
 
 
 def _event_reset(self: Any, stream: Any = None) -> None:
-    if not _capturing:  # in a replay whoever has waited resets
+    if not _capturing:  # in a replay its wait resets the event
         self.happened = False
 
 
@@ -286,7 +286,7 @@ def _refusal(name: str) -> Callable[..., Any]:
 
 
 def install() -> None:
-    """Puts this in place of torch_npu's capture, which needs a device's."""
+    """Replaces torch_npu's capture, which needs a device."""
     module: Any = importlib.import_module("torch_npu.npu.graphs")
     base = module._NPUGraph
     base.capture_begin, base.capture_end, base.replay, base.reset = _begin, _end, _replay, _reset

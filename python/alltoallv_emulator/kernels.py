@@ -1,7 +1,7 @@
-"""The Triton kernels on emulated NPUs: interpreted, on host views of the tensors, after the stream has been waited for.
+"""The Triton kernels on emulated NPUs: interpreted on host views of the tensors, after a wait for the stream.
 
-What `alltoallv_triton.launch` offers, where ``TRITON_INTERPRET=1`` and triton is installed. Nothing here is an
-NPU's code: it shows that the kernels do what the operators in their place do, on the tensors that an NPU would give.
+This offers what `alltoallv_triton.launch` offers if ``TRITON_INTERPRET=1`` and triton is installed. No code for an NPU
+runs: it shows that the kernels do the work of the operators that they replace, on tensors of an NPU's form.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from alltoallv_emulator import aten
 
 
 def available() -> bool:
-    """Whether they are asked for, and can be had."""
+    """True if the kernels are requested and triton is installed."""
     return os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 
 
 class InterpretedKernels:
-    """See `alltoallv.torch.quantized.operators`."""
+    """Quantization by interpreted kernels; see `alltoallv.torch.quantized.operators`."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         from alltoallv_triton import launch  # triton decides at import how kernels run

@@ -1,4 +1,4 @@
-"""torch_npu's own operators (``npu::``) on emulated NPUs: the formulas of `alltoallv.npu_ops`.
+"""torch_npu's own operators (``npu::``) on emulated NPUs, computed by the formulas of `alltoallv.npu_ops`.
 
 Every operator is computed by a function of CPU tensors over the memory of the npu tensors. Where torch_npu has a
 gradient for an operator, its own autograd calls the operator's backward operator, which has a formula as well. What has
@@ -19,7 +19,7 @@ from alltoallv_emulator import aten
 
 __all__ = ["install"]
 
-# Of torch_npu's own kernels, those that only do bookkeeping or are made of aten operators.
+# torch_npu's own kernels that stay: they only do bookkeeping or consist of aten operators.
 _KEPT = {
     "get_storage_size", "copy_memory_", "npu_change_data_ptr", "set_op_timeout_ms", "npu_reshape", "npu_reshape.out",
     "super_kernel_scope_begin", "super_kernel_scope_end",
@@ -27,7 +27,7 @@ _KEPT = {
 
 
 def install() -> Any:
-    """Registers the operators of the installed torch_npu; the result must live as long as they are to."""
+    """Registers the operators of the installed torch_npu; they live as long as the result."""
     library = torch.library.Library("npu", "IMPL")
     for qualified in sorted(torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1")):
         namespace, _, name = qualified.partition("::")
@@ -42,7 +42,9 @@ def _call(name: str, *args: Any, **kwargs: Any) -> Any:
 
 @functools.cache
 def _kernel(name: str) -> Callable[..., Any]:
-    """The formula, on views of the memory, or the refusal. Formulas are imported when an operator is first called."""
+    """Returns a kernel that applies the formula to views of the memory, or that refuses; imports formulas at the first
+    call.
+    """
     formula = formulas().get(name)
     if formula is None:
         return functools.partial(_refuse, name)

@@ -18,7 +18,7 @@ from alltoallv_emulator import after_torch_npu, library_folder
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs the program; ``arguments`` are a script or ``-m`` and a module, and what it gets."""
+    """Runs the program; ``arguments`` are a script, or ``-m`` and a module, and then the program's own arguments."""
     if not arguments or (arguments[0] == "-m" and len(arguments) < 2):
         raise SystemExit("usage: python -m alltoallv_emulator.program (script.py | -m module) [argument ...]")
     folder = str(library_folder())

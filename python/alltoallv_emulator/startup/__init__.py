@@ -1,1 +1,1 @@
-"""A folder for PYTHONPATH: every Python that starts with it gets the emulator's operators with torch_npu."""
+"""A folder for PYTHONPATH: every Python that starts with it installs the emulator's operators after torch_npu."""

@@ -29,13 +29,13 @@ GROUPS = {"100 new_group": [PAIR] * 100, "21 groups": [[0], [1], PAIR] * 7}
 
 
 def contenders(case: Case) -> tuple[str, ...]:
-    """Who can do a case; all of them the first."""
+    """Returns the columns that can run this case; ``ours`` and ``gloo`` run every case."""
     some = {"all_to_all_single": ("floor", "exchange"), "async all_to_all_single": ("floor",)}
     return ("ours", "gloo", *some.get(case.collective, ()))
 
 
 def header(about: str, columns: list[str]) -> str:
-    """Of each contender the median and the minimum, and its median over ours."""
+    """Returns the table's head: each contender's median and minimum, and its median divided by ours."""
     text = f"# {about}\n# us of a call, median and minimum of blocks; x: that contender's median / ours\n"
     text += "# over: what ours takes beyond floor and exchange, of the medians and of the minima\n"
     text += f"{'np':>3} {'call':>24} {'size(B)':>8} {'time':>10} {'min':>10} {'#wrong':>6}"
@@ -45,7 +45,7 @@ def header(about: str, columns: list[str]) -> str:
 
 
 def line(row: report.Row, columns: list[str]) -> str:
-    """One call's row of the table."""
+    """Formats the table row of one call."""
     times = row["times"]
     text = f"{row['np']:>3} {row['collective']:>24} {row['nbytes']:>8}"
     text += f" {times['ours']['median_us']:>10.2f} {times['ours']['min_us']:>10.2f} {report.wrong(row):>6}"
@@ -112,7 +112,7 @@ def _group_that_does_nothing() -> Callable[..., Any]:
 
 
 class Calls:
-    """The calls of every case on one group."""
+    """Prepares the call of any case on one group."""
 
     def __init__(self, name: str, group: Any) -> None:
         self._name, self._group = name, group
@@ -148,7 +148,9 @@ class Calls:
 
 
 class Groups:
-    """New groups, until the last reference to them goes: the rank drops a block's result before the next begins."""
+    """Makes new groups; the rank drops a block's result, and with it the last reference to them, before the next
+    begins.
+    """
 
     def __init__(self, backend: str, members: list[list[int]]) -> None:
         import torch.distributed as dist
@@ -162,7 +164,7 @@ class Groups:
 
 
 def _training_step(group: Any) -> Callable[[], Any]:
-    """Forward and backward of a linear layer, whose gradients are averaged over the group."""
+    """Returns a call that runs a linear layer forward and backward and averages its gradients over the group."""
     import torch
 
     torch.manual_seed(0)

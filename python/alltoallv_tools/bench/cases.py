@@ -1,4 +1,4 @@
-"""What is measured: a collective of a given size and pattern, with data whose result every rank can predict."""
+"""Defines a benchmark case: a collective with its size, pattern and data; every rank can predict the result."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from alltoallv._calls.reductions import FLOATS, OTHERS
 COLLECTIVES = ("alltoallv", "allgather", "allreduce", "quantized")
 PATTERNS = ("uniform", "uneven", "skewed", "sparse", "moe")
 OUTPUTS = ("allocated", "empty", "private")
-APIS = ("numpy", "plan", "core", "torch", "torch-plan", "mindspore")  # of ours
-# How a front end is given its counts, beside lists that are the same at each step.
+APIS = ("numpy", "plan", "core", "torch", "torch-plan", "mindspore")  # our own interfaces
+# Other forms in which a front end can be given its counts; the default is lists that stay the same at every step.
 COUNTS = {"numpy": ("new", "tuple", "array"), "torch": ("new", "tensor")}
 VARIANTS = ("plain", "rewritten", "consumed", "cycle")
 
 
 def dtypes_of(collective: str) -> tuple[str, ...]:
-    """The dtypes of a collective that NumPy, with which results are predicted, has too."""
+    """Returns the dtypes of a collective that NumPy, which predicts the results, has as well."""
     if collective == "quantized":
         return ("float32",)
     known = (FLOATS | OTHERS) - {"bfloat16"}
@@ -30,13 +30,13 @@ def dtypes_of(collective: str) -> tuple[str, ...]:
 
 
 def outputs_of(api: str, collective: str) -> tuple[str, ...]:
-    """Where one of our interfaces can put a collective's result, the usual place first; nothing if it lacks it."""
+    """Returns where an interface of ours can put a collective's result, the usual place first; empty if it lacks it."""
     if api in ("plan", "core", "torch-plan") and collective != "alltoallv":
         return ()
     if api == "core" or (api == "mindspore" and collective in ("allgather", "allreduce")):
-        return ("empty", "private")  # the caller always gives it
+        return ("empty", "private")  # the caller always passes the output
     if api == "torch" and collective in ("allreduce", "quantized"):
-        return ("allocated",)  # so does `alltoallv.torch.functional.all_reduce`, which quantized is compared with
+        return ("allocated",)  # so does `alltoallv.torch.functional.all_reduce`, with which quantized is compared
     return OUTPUTS
 
 
@@ -44,10 +44,10 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 def parse_bytes(text: str) -> list[int]:
-    """``"1K,64K"`` is a list, ``"1K..64M"`` every fourth power between.
+    """Parses sizes: ``"1K,64K"`` is a list; ``"1K..64M"`` is a range in steps of a factor of 4.
 
     Raises:
-        ValueError: text of another form.
+        ValueError: the text has another form.
     """
     sizes: list[int] = []
     for part in text.split(","):
@@ -83,7 +83,7 @@ class Case:
         dtype: as NumPy names it.
         pattern: how an exchange's payload divides over the peers; other collectives are uniform.
         output: where ours puts the result: allocated by the operator, `alltoallv.empty`, or ordinary memory.
-        formats: of quantized, further columns: names of formats, with commas between.
+        formats: for ``quantized``, the names of formats to measure in further columns, separated by commas.
         variant: what happens between calls: nothing, the send buffer is rewritten, the output is read, or both.
     """
 
@@ -100,11 +100,11 @@ class Case:
 
     @property
     def count(self) -> int:
-        """Elements of a rank's payload."""
+        """Number of elements in a rank's payload."""
         return self.nbytes // np.dtype(self.dtype).itemsize
 
     def counts(self, size: int) -> npt.NDArray[np.int64]:
-        """Elements that rank i sends to rank j, ``[W, W]``; each row sums to `count`."""
+        """Elements that rank i sends to rank j, shape ``[W, W]``; each row sums to `count`."""
         ranks = np.arange(size)
         if self.pattern == "uniform":
             weights = np.ones((size, size))
@@ -112,7 +112,7 @@ class Case:
             weights = 1.0 + (ranks[:, None] * 3 + ranks * 5) % 7 / 7
         elif self.pattern == "skewed":  # the first rank gets most
             weights = np.broadcast_to(1.0 / (1 + ranks), (size, size))
-        elif self.pattern == "sparse":  # one peer each
+        elif self.pattern == "sparse":  # every rank sends to one peer
             weights = ((ranks[:, None] + 1) % size == ranks).astype(float)
         else:  # moe: tokens drawn from expert popularities that differ by a factor of ten; some peers get none
             tokens = max(1, min(self.count, 4 * size))
@@ -125,16 +125,16 @@ class Case:
         return np.asarray(shares)
 
     def layout(self, rank: int, size: int) -> tuple[list[int], list[int]]:
-        """Send and receive counts of a rank."""
+        """Returns the send and receive counts of a rank."""
         counts = self.counts(size)
         return counts[rank].tolist(), counts[:, rank].tolist()
 
     def received(self, rank: int, size: int) -> int:
-        """Elements that a rank receives."""
+        """Returns the number of elements that a rank receives."""
         return sum(self.layout(rank, size)[1])
 
     def layouts(self, rank: int, size: int, steps: int = 64) -> list[tuple[list[int], list[int]]]:
-        """Layouts of steps that all differ: at step k every rank sends some elements to rank 0 that were rank 1's."""
+        """Returns a different layout for each step: at step k every rank moves some elements from rank 1 to rank 0."""
         counts = self.counts(size)
         made = []
         for k in range(steps):
@@ -147,14 +147,14 @@ class Case:
         return made
 
     def input(self, rank: int) -> npt.NDArray[Any]:
-        """Rank ``rank``'s payload: small integers, or for quantized reductions normal deviates."""
+        """Returns the payload of ``rank``: small integers, or normal deviates for quantized reductions."""
         if self.collective == "quantized":
             block = np.random.default_rng(rank).standard_normal(min(self.count, 1 << 20), np.float32)
             return np.asarray(np.resize(block, self.count).astype(self.dtype))
         return self._values(rank, 0, self.count)
 
     def expected(self, rank: int, size: int) -> npt.NDArray[Any]:
-        """What rank ``rank`` must end up with; of a quantized reduction, up to `tolerance`."""
+        """Returns the result that ``rank`` must get; a quantized reduction may differ from it by `tolerance`."""
         if self.collective == "allgather":
             return np.concatenate([self.input(j) for j in range(size)])
         if self.collective in ("allreduce", "quantized", "functional all_reduce"):
@@ -167,7 +167,7 @@ class Case:
         return np.concatenate([self._values(j, starts[j], counts[j, rank]) for j in range(size)])
 
     def wrong(self, got: npt.NDArray[Any], expected: npt.NDArray[Any], size: int) -> int:
-        """How many elements of a result differ from what was expected."""
+        """Counts the elements of a result that differ from the expected ones."""
         flat = np.ravel(got)
         if flat.size != expected.size:
             return max(flat.size, expected.size)
@@ -176,28 +176,28 @@ class Case:
         return int((np.abs(flat - expected) > self.tolerance(size)).sum())
 
     def tolerance(self, size: int) -> float:
-        """Absolute error that int8 and bfloat16 reductions of the deviates of `input` stay below.
+        """Returns an upper bound of the absolute error of int8 and bfloat16 reductions of the deviates of `input`.
 
         A deviate is below 6; half a step of 6 / 127 for each rank's codes, and half a step of the sum's codes. bfloat16
         keeps 8 bits, which is less in error.
         """
-        if self.formats:  # a float of 4 bits is up to a quarter off
+        if self.formats:  # rounding to a 4-bit float changes a value by up to a quarter
             return 6.0 / 4 * 2 * size
         return 6.0 / 127 / 2 * size + 6.0 * size / 127 / 2
 
     def _values(self, rank: int, begin: int, count: int) -> npt.NDArray[Any]:
-        """Small integers, exact in every dtype, different between ranks, with a period of 15."""
+        """Returns small integers that are exact in every dtype, differ between ranks, and repeat after 15 elements."""
         period = ((np.arange(begin, begin + 15) * 7 + rank * 13) % 15).astype(self.dtype)
         return np.resize(period, count)
 
 
 def bus_factor(collective: str, size: int) -> float:
-    """Bus bandwidth over algorithm bandwidth, as nccl-tests define them (its PERFORMANCE.md)."""
+    """Returns bus bandwidth divided by algorithm bandwidth, as PERFORMANCE.md of nccl-tests defines it."""
     if collective in ("allreduce", "quantized"):
         return 2 * (size - 1) / size
     return (size - 1) / size
 
 
 def moved_bytes(case: Case, size: int) -> int:
-    """The size that nccl-tests divide by the time for the algorithm bandwidth."""
+    """Returns the bytes that nccl-tests divide by the time to get the algorithm bandwidth."""
     return case.nbytes * size if case.collective == "allgather" else case.nbytes

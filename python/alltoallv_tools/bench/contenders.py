@@ -1,4 +1,4 @@
-"""Who is measured, and how a rank of it is made.
+"""The contenders of a benchmark, and how one rank of each is made.
 
 A *party* is a job with ranks of its own: ours, or one peer's. Its ranks hold one or more *contenders*, which turn a
 case into a call that can be repeated.
@@ -21,14 +21,14 @@ Array = npt.NDArray[Any]
 
 @dataclass
 class Prepared:
-    """A case made ready on one rank.
+    """A case that has been prepared on one rank.
 
     Attributes:
         call: what is timed.
-        result: from the call's value to the result, a flat array.
+        result: turns the call's return value into the result, a flat array.
         input: the memory that the call sends, not a copy of it: variants rewrite it.
         exact: False where there is no result to check (the limits).
-        output: what the call writes, if it is the same at every call, to be spoilt before the check.
+        output: the memory that the call writes, if it is the same at every call; it is overwritten before the check.
     """
 
     call: Callable[[], Any]
@@ -55,7 +55,7 @@ class Party(Protocol):
 
 
 def join(name: str, api: str) -> Party:
-    """This process's rank of the party ``name``; collective over the job."""
+    """Joins the job of ``party`` as this process's rank; collective over the job."""
     if name == "ours" and api == "backend":
         from alltoallv_tools.bench import backend
 
@@ -74,7 +74,7 @@ def join(name: str, api: str) -> Party:
 
 
 def contenders_of(party: str, case: Case, api: str) -> tuple[str, ...]:
-    """Names of the party's columns for a case; ``api`` is ours."""
+    """Returns the names of the party's columns for a case; ``api`` selects our interface."""
     if api == "backend":
         from alltoallv_tools.bench import backend
 
@@ -98,6 +98,6 @@ def contenders_of(party: str, case: Case, api: str) -> tuple[str, ...]:
 
 
 def spoil(array: Array | None) -> None:
-    """Fills an output with what no result looks like."""
+    """Overwrites an output with a value that no correct result contains."""
     if array is not None:
         array.view(np.uint8).fill(0xA5)

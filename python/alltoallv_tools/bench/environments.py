@@ -24,7 +24,7 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "torch": ("numpy>=1.25,<3", "torch==2.13.*"),
     "mindspore": ("numpy<2", "mindspore>=2.10,<2.11"),
 }
-MODULES = {"torch": "torch", "mindspore": "mindspore"}  # used from this interpreter where it has them
+MODULES = {"torch": "torch", "mindspore": "mindspore"}  # taken from this interpreter if it has them
 
 
 class Unavailable(Exception):
@@ -32,7 +32,7 @@ class Unavailable(Exception):
 
 
 def folder() -> Path:
-    """Where the environments are kept."""
+    """Returns the folder that holds the environments."""
     if chosen := os.environ.get("ALLTOALLV_BENCH_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "alltoallv" / "bench"
@@ -40,17 +40,17 @@ def folder() -> Path:
 
 @functools.cache
 def has_here(name: str) -> bool:
-    """Whether this interpreter has the framework already."""
+    """True if this interpreter already has the framework."""
     spec = importlib.util.find_spec(MODULES[name]) if name in MODULES else None
     return spec is not None and spec.origin is not None
 
 
 def find_or_make(name: str, say: Callable[[str], None]) -> Path:
-    """The interpreter of an environment.
+    """Returns the interpreter of an environment, which is made if needed.
 
     Args:
         name: a key of `REQUIREMENTS`.
-        say: told once if the environment must be made, which takes up to minutes.
+        say: is called once with a message if the environment must be made, which can take minutes.
 
     Raises:
         Unavailable: pip could not install it.
@@ -79,7 +79,7 @@ def find_or_make(name: str, say: Callable[[str], None]) -> Path:
 
 
 def is_ready(name: str) -> bool:
-    """Whether the environment is here or has been made already."""
+    """True if this interpreter has the framework or the environment has been made."""
     if has_here(name):
         return True
     try:
@@ -102,7 +102,7 @@ def _wanted(name: str) -> str:
 
 @contextlib.contextmanager
 def _lock(home: Path) -> Iterator[None]:
-    """One process at a time makes an environment."""
+    """Holds a lock, so that only one process at a time makes an environment."""
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
         with open(home.with_suffix(".lock"), "w") as file:
@@ -113,7 +113,7 @@ def _lock(home: Path) -> Iterator[None]:
 
 
 def own_package(target: Path) -> Path:
-    """A folder for PYTHONPATH that shows this distribution's packages and nothing that lies beside them."""
+    """Makes a folder for PYTHONPATH that exposes this distribution's packages and nothing that lies next to them."""
     for name in ("alltoallv", "alltoallv_tools"):
         spec = importlib.util.find_spec(name)
         assert spec is not None

@@ -1,4 +1,4 @@
-"""How figures are made: a row of panels, without a display."""
+"""Draws figures: a row of panels, without a display."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def panels(path: Path, number: int, inches: tuple[float, float]) -> Iterator[list[Any]]:
-    """Axes side by side with one scale, written to ``path``, PNG or SVG, when the block ends.
+    """Yields axes side by side with one scale, and writes them to ``path`` (PNG or SVG) when the block ends.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -27,5 +27,5 @@ def panels(path: Path, number: int, inches: tuple[float, float]) -> Iterator[lis
         axis.grid(True, which="both", alpha=0.3)
     axes[0].legend()
     figure.tight_layout()
-    with matplotlib.rc_context({"svg.hashsalt": "alltoallv"}):  # equal data, equal file
+    with matplotlib.rc_context({"svg.hashsalt": "alltoallv"}):  # the same data give the same file
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -1,4 +1,4 @@
-"""The Triton kernels of quantization on a GPU: their share of what a copy there reaches, and torch.compile's forms.
+"""Compares the Triton kernels of quantization on a GPU with a plain copy and with torch.compile.
 
 The torch.compile form is the package's own fallback of torch operators (`alltoallv.torch.quantized.operators`),
 compiled. Triton must give the bits that these operators give uncompiled; a compiler may round otherwise.
@@ -28,7 +28,7 @@ _FLUSH = 256 << 20  # bytes written between calls, more than a GPU's cache holds
 
 @dataclass
 class Kernel:
-    """A kernel on prepared tensors.
+    """A kernel with its tensors ready.
 
     Attributes:
         name: As the table shows it.
@@ -44,7 +44,7 @@ class Kernel:
 
 
 def kernels_of(nbytes: int, device: str) -> list[Kernel]:
-    """The kernels for a float32 vector of ``nbytes``: groups of 128, the codes of 4 ranks."""
+    """Returns the kernels for a float32 vector of ``nbytes``, with groups of 128 and the codes of 4 ranks."""
     count = max(GROUP, nbytes // 4 // GROUP * GROUP)
     x = torch.randn(count, generator=torch.Generator().manual_seed(1)).to(device)
     made = []
@@ -100,10 +100,10 @@ def _dynamic(
 
 
 def measure(kernel: Kernel, nbytes: int, device: str = "cuda", backend: str = "inductor") -> report.Row:
-    """Microseconds of Triton, of the torch operators compiled, and of a copy that moves as many bytes, in turns.
+    """Measures Triton, the compiled torch operators, and a copy that moves as many bytes, in turns; in microseconds.
 
     Args:
-        backend: Of torch.compile.
+        backend: the backend of torch.compile.
 
     Raises:
         ModuleNotFoundError: triton is not installed.
@@ -139,8 +139,8 @@ def measure(kernel: Kernel, nbytes: int, device: str = "cuda", backend: str = "i
 
 
 def _microseconds(call: Callable[[], Any], flush: Tensor) -> float:
-    """Of one call whose data lie in no cache, by the device's clock."""
-    flush.zero_()  # long enough for the host to be ahead with what follows
+    """Times one call whose data are in no cache, by the device's clock; returns microseconds."""
+    flush.zero_()  # takes long enough for the host to queue what follows
     if not flush.is_cuda:
         start = time.perf_counter()
         call()
@@ -154,14 +154,14 @@ def _microseconds(call: Callable[[], Any], flush: Tensor) -> float:
 
 
 def reason_against() -> str | None:
-    """Why nothing can be measured here."""
+    """Returns why nothing can be measured here, or None."""
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
     return None if importlib.util.find_spec("triton") else "triton is not installed"
 
 
 def run(sizes: list[int], rows: list[report.Row]) -> None:
-    """Prints the table and adds its rows, which are those of the CPU's kernels with other contenders."""
+    """Prints the table and adds its rows to ``rows``; their form is that of the CPU kernels with other contenders."""
     print(f"# {torch.cuda.get_device_name()}; float32 input, group {GROUP}, {SOURCES} ranks' codes; us (GB/s moved)")
     print(f"{'kernel':>24} {'size(B)':>10} {'#wrong':>6} {'triton':>18} {'compiled':>18} {'copy':>18} {'of copy':>8}")
     for nbytes in sizes:

@@ -1,4 +1,4 @@
-"""The coordinator's side: starts a job for each party and lets one of them at a time do something."""
+"""The coordinator: starts a job for each party and lets one of them at a time do something."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Reply = dict[str, Any]
 
 
 class PartyError(Exception):
-    """A party could not be started, or failed; the text says how."""
+    """A party failed or could not be started; the text says why."""
 
 
 class Job:
@@ -109,7 +109,7 @@ class Job:
         return PartyError(f"{self.party}: {what}")
 
     def stop(self, guard: Guard) -> None:
-        """Ends all processes of the job, which the guard then forgets."""
+        """Ends all processes of the job; the guard then forgets them."""
         for link, lines in self._links.values():
             with contextlib.suppress(OSError):
                 lines.close()
@@ -124,7 +124,7 @@ class Job:
 
 
 class Jobs:
-    """Starts jobs and ends them all on exit, whatever the reason."""
+    """Starts jobs and ends all of them on exit, also after an error."""
 
     def __init__(self, api: str, *, bind: bool, say: Any) -> None:
         self._api, self._bind, self._say = api, bind, say
@@ -145,7 +145,7 @@ class Jobs:
         """Starts the party with ``size`` ranks.
 
         Raises:
-            PartyError: it cannot be started here.
+            PartyError: the party cannot be started on this machine.
         """
         try:
             name = environment_of(party, self._api)
@@ -191,14 +191,14 @@ class Jobs:
 
 
 def environment_of(party: str, api: str) -> str | None:
-    """The environment that a party runs in; None is this interpreter."""
+    """Returns the name of the environment that a party runs in; None is this interpreter."""
     if party == "ours":
         return {"backend": "torch", "torch": "torch", "torch-plan": "torch", "mindspore": "mindspore"}.get(api)
     return "torch" if party == "gloo" else party
 
 
 def command_of(party: str, size: int, python: Path, config: str, home: Path) -> tuple[list[str], dict[str, str]]:
-    """The command that starts a party's ranks, and what it adds to the environment.
+    """Returns the command that starts a party's ranks, and the variables that it adds to the environment.
 
     Nobody's launcher binds: the ranks of every party bind themselves, all in the same way.
     """

@@ -1,4 +1,4 @@
-"""The CPU kernels of quantization: every instruction set against the same in NumPy and against a copy, in turns."""
+"""Compares every instruction set of the CPU quantization kernels with NumPy and with a plain copy, in turns."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ KERNELS = 4
 
 @dataclass
 class Kernel:
-    """A kernel on prepared memory.
+    """A kernel with its memory ready.
 
     Attributes:
         name: as the table shows it.
-        run: takes the instruction set.
-        numpy: the same in NumPy; returns what `output` must hold.
+        run: runs the kernel with the given instruction set.
+        numpy: computes the same in NumPy; returns what `output` must hold.
         output: what `run` writes, to be compared.
         moved: bytes read and written.
     """
@@ -40,14 +40,14 @@ class Kernel:
 
 
 def kernels_of(nbytes: int) -> list[Kernel]:
-    """The kernels for a float32 vector of ``nbytes``, group size 128, 4 ranks' codes."""
+    """Returns the kernels for a float32 vector of ``nbytes``, with groups of 128 and the codes of 4 ranks."""
     count = max(GROUP, nbytes // 4 // GROUP * GROUP)
     x = np.random.default_rng(1).standard_normal(count, np.float32)
     codes = np.zeros((SOURCES, count), np.int8)
     scales = np.zeros((SOURCES, count // GROUP), np.float32)
     total, half = np.zeros(count, np.float32), np.zeros(count, np.float16)
     shared = np.array([0.01], np.float32)
-    # Once: NumPy takes a microsecond for each.
+    # Look the addresses up once: NumPy takes a microsecond for each.
     at_x, at_total, at_half, at_shared = (array.ctypes.data for array in (x, total, half, shared))
     at_codes, at_scales = [one.ctypes.data for one in codes], [one.ctypes.data for one in scales]
     for one, scale in zip(at_codes, at_scales, strict=True):
@@ -88,7 +88,7 @@ def kernels_of(nbytes: int) -> list[Kernel]:
 
 
 def measure(kernel: Kernel, nbytes: int, seconds: float) -> report.Row:
-    """Times by instruction set, of NumPy, and of a copy that moves as many bytes."""
+    """Measures each instruction set, NumPy, and a copy that moves as many bytes."""
     isas = _core.kernel_isas()
     source = np.ones(max(kernel.moved // 2, 1), np.uint8)
     target = np.ones_like(source)
@@ -99,7 +99,7 @@ def measure(kernel: Kernel, nbytes: int, seconds: float) -> report.Row:
     for isa in isas:
         kernel.output.view(np.uint8).fill(0xA5)
         kernel.run(isa)
-        # NumPy divides and adds in another order of roundings: codes may differ by one, sums in the last bits.
+        # NumPy rounds in another order when it divides and adds: codes may differ by one, sums in the last bits.
         loose = 1.0 if kernel.output.dtype == np.int8 else 1e-2
         apart = np.abs(kernel.output.astype(np.float32) - expected.astype(np.float32))
         wrong += int((apart > loose).sum())
@@ -121,7 +121,7 @@ def measure(kernel: Kernel, nbytes: int, seconds: float) -> report.Row:
 
 
 def run(sizes: list[int], seconds: float, rows: list[report.Row]) -> None:
-    """Prints the table and adds its rows, those of docs/bench.md."""
+    """Prints the table and adds its rows, which docs/bench.md describes, to ``rows``."""
     names = [*_core.kernel_isas(), "numpy", "copy"]
     print(f"# float32 input, group {GROUP}, {SOURCES} ranks' codes; us (GB/s of bytes read and written)")
     print(f"{'kernel':>15} {'size(B)':>10} {'#wrong':>6}" + "".join(f" {name:>18}" for name in names))

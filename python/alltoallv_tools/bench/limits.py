@@ -1,4 +1,4 @@
-"""What ours is compared with in its own ranks: the limits that the memory sets, and the full exchange."""
+"""Contenders that run in our own ranks: copies that show what the memory allows, and the full exchange."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ROUNDS_FROM = 1 << 20
 
 
 class Rounds:
-    """Where ranks outnumber processors: none copies again before all have copied, as in exchanges.
+    """Makes ranks wait for each other after every copy, as exchanges do, where ranks outnumber processors.
 
-    Without it a rank would copy the same few MiB over and over in its time slice, and find them in the cache, which
-    no exchange does.
+    Without it a rank would copy the same few MiB over and over in its time slice and find them in the cache, which no
+    exchange does.
     """
 
     _LINE = 64  # bytes of a cache line
@@ -38,14 +38,14 @@ class Rounds:
         with open(f"/proc/{pid}/fd/{first}", "r+b") as file:
             file.truncate(length)
             counters = np.frombuffer(mmap.mmap(file.fileno(), length), np.int64)
-        an.barrier(group=comm)  # all have opened it
+        an.barrier(group=comm)  # all ranks have opened it
         if own >= 0:
             os.close(own)
-        self._copies = counters[:: self._LINE // counters.itemsize]  # of every rank
+        self._copies = counters[:: self._LINE // counters.itemsize]  # one counter per rank
         self._rank = comm.rank
 
     def end(self) -> None:
-        """Waits for all ranks to have made as many copies as this one."""
+        """Waits until all ranks have made as many copies as this one."""
         copies = self._copies
         made = copies[self._rank] + 1
         copies[self._rank] = made
@@ -54,7 +54,7 @@ class Rounds:
 
 
 class Copy:
-    """Each rank copies its own bytes once, with nobody to wait for: what the memory allows."""
+    """Copies each rank's own bytes once without waiting for any peer: what the memory allows."""
 
     def __init__(self, rounds: Rounds | None) -> None:
         self._rounds = rounds
@@ -80,14 +80,14 @@ class Copy:
 
 
 class StreamingCopy(Copy):
-    """The same with non-temporal stores."""
+    """Copies as `Copy` does, with non-temporal stores."""
 
     def copier(self, out: Array, x: Array) -> Callable[[], object]:
         return partial(_core.kernel_copy_streaming, out.ctypes.data, x.ctypes.data, x.nbytes)
 
 
 class Full:
-    """Beside a sparse exchange: the same bytes to every peer."""
+    """Sends the same bytes to every peer, for comparison with a sparse exchange."""
 
     def __init__(self, ours: Contender, size: int) -> None:
         self._ours, self._size = ours, size
@@ -95,5 +95,5 @@ class Full:
     def prepare(self, case: Case) -> Prepared:
         full = replace(case, nbytes=case.nbytes * self._size, pattern="uniform")
         prepared = self._ours.prepare(full)
-        prepared.exact = False  # of another case
+        prepared.exact = False  # the prediction belongs to another case
         return prepared

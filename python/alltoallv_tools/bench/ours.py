@@ -21,7 +21,7 @@ from alltoallv_tools.bench.limits import Copy, Full, Rounds, StreamingCopy
 
 
 class OurParty:
-    """One communicator for everything."""
+    """Our party; all its contenders share one communicator."""
 
     def __init__(self, api: str) -> None:
         self._comm = Communicator.from_env(domain="bench:1024")
@@ -36,7 +36,7 @@ class OurParty:
             **{f"ours-{name}": OtherSum(ours, "quantized", name) for name in _core.code_formats},
             "copy": Copy(rounds),
             "copy-nt": StreamingCopy(rounds),
-            **{f"ours-{name}": Lazy(name, self._comm) for name in APIS},  # overhead compares them in one run
+            **{f"ours-{name}": Lazy(name, self._comm) for name in APIS},  # so that overhead can compare them in one run
             **{
                 f"ours-{api}-{counts}": Lazy(api, self._comm, counts)
                 for api, kinds in COUNTS.items()
@@ -49,7 +49,7 @@ class OurParty:
 
 
 def interface(api: str, comm: Communicator) -> Interface:
-    """The contender of one of `APIS`."""
+    """Makes the contender for one of `APIS`."""
     makers: dict[str, Callable[[Communicator], Interface]] = {
         "numpy": NumpyInterface,
         "plan": PlanInterface,
@@ -62,7 +62,7 @@ def interface(api: str, comm: Communicator) -> Interface:
 
 
 class Lazy:
-    """Imports the interface's framework when it is first asked."""
+    """Imports an interface's framework when the interface is first used."""
 
     def __init__(self, api: str, comm: Communicator, counts: str = "") -> None:
         self._make: Callable[[], Interface] = lambda: interface(api, comm)
@@ -75,7 +75,7 @@ class Lazy:
 
 
 class OtherSum:
-    """Beside a quantized sum: the same interface's with another gather or format; with None its sum in float32."""
+    """Sums as the same interface does, but with another gather or format, or in float32 (None), for comparison."""
 
     def __init__(self, ours: Interface, gather: Gather | None, format: Any = None) -> None:
         self._ours, self._gather, self._format = ours, gather, format
@@ -85,7 +85,7 @@ class OtherSum:
 
 
 def make_output(case: Case, elements: int) -> Array | None:
-    """Where the result goes; None lets the operator allocate."""
+    """Allocates the output; None lets the operator allocate."""
     if case.output == "allocated":
         return None
     if case.output == "empty":
@@ -94,15 +94,15 @@ def make_output(case: Case, elements: int) -> Array | None:
 
 
 class Interface:
-    """A rank's collectives through one interface; `alltoallv_tools.bench.cases.outputs_of` says which it has."""
+    """Runs a rank's collectives through one interface; `alltoallv_tools.bench.cases.outputs_of` says which it has."""
 
-    counts = ""  # how the functions are given them, one of `COUNTS`; lists by default
+    counts = ""  # the form in which the functions get their counts, one of `COUNTS`; "" means lists
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
 
     def _calling(self, case: Case, function: Callable[..., Any], x: Any, out: Any) -> Callable[[], Any]:
-        """A call of ``function`` with counts as they are to be given."""
+        """Returns a call of ``function`` that passes the counts in the wanted form."""
         rank, size = self._comm.rank, self._comm.size
         comm = self._comm
         if self.counts == "new":
@@ -144,12 +144,12 @@ class Interface:
         raise NotImplementedError(f"{type(self).__name__} has no {case.collective}")
 
     def sum(self, case: Case, gather: Gather | None, format: Any = None) -> Prepared:
-        """The sum of codes, by default int8 in groups of 128, gathered as said; with None that in the case's dtype."""
+        """Prepares a quantized sum (int8 in groups of 128 by default); without ``gather`` a sum in the case's dtype."""
         raise NotImplementedError(f"{type(self).__name__} has no {case.collective}")
 
 
 class NumpyInterface(Interface):
-    """alltoallv.numpy, one call at a time."""
+    """Calls the functions of alltoallv.numpy."""
 
     def exchange(self, case: Case) -> Prepared:
         x, comm = case.input(self._comm.rank), self._comm
@@ -172,7 +172,7 @@ class NumpyInterface(Interface):
 
 
 class PlanInterface(Interface):
-    """alltoallv.numpy.Plan, made once."""
+    """Runs an alltoallv.numpy.Plan that is made once."""
 
     def exchange(self, case: Case) -> Prepared:
         comm, x = self._comm, case.input(self._comm.rank)
@@ -183,7 +183,7 @@ class PlanInterface(Interface):
 
 
 class CoreInterface(Interface):
-    """A plan of the extension on addresses, without checks of arrays, always into the same output."""
+    """Runs a plan of the extension on addresses, without checks of arrays, always into the same output."""
 
     def exchange(self, case: Case) -> Prepared:
         comm, x = self._comm, case.input(self._comm.rank)
@@ -196,7 +196,7 @@ class CoreInterface(Interface):
 
 
 class TensorInterface(Interface):
-    """A framework's front end: the same functions on its tensors, which lie over the arrays of the case."""
+    """Calls a framework's functions on tensors that share the memory of the case's arrays."""
 
     def __init__(self, comm: Communicator, front: Any, tensor: Callable[[Array], Any], array: Callable[..., Array]):
         super().__init__(comm)
@@ -241,7 +241,7 @@ class TensorInterface(Interface):
 
 
 class TorchInterface(TensorInterface):
-    """alltoallv.torch."""
+    """Calls the functions of alltoallv.torch."""
 
     def __init__(self, comm: Communicator) -> None:
         import torch
@@ -253,7 +253,7 @@ class TorchInterface(TensorInterface):
 
 
 class TorchPlanInterface(TorchInterface):
-    """alltoallv.torch.Plan, made once."""
+    """Runs an alltoallv.torch.Plan that is made once."""
 
     def exchange(self, case: Case) -> Prepared:
         source = case.input(self._comm.rank)
@@ -265,7 +265,7 @@ class TorchPlanInterface(TorchInterface):
 
 
 class MindSporeInterface(TensorInterface):
-    """alltoallv.mindspore."""
+    """Calls the functions of alltoallv.mindspore."""
 
     def __init__(self, comm: Communicator) -> None:
         import mindspore
@@ -276,7 +276,7 @@ class MindSporeInterface(TensorInterface):
         super().__init__(comm, am, mindspore.Tensor.from_numpy, lambda y: y.asnumpy())
 
     def sum(self, case: Case, gather: Gather | None, format: Any = None) -> Prepared:
-        """In place, so that the input is copied first; the time includes that."""
+        """Prepares a sum in place; each call copies the input first, and the time includes the copy."""
         if gather is not None:
             return super().sum(case, gather, format)
         source = case.input(self._comm.rank)

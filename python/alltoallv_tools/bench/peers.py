@@ -1,4 +1,4 @@
-"""The peers' parties; each runs in an environment where its library is installed."""
+"""The libraries that we compare with; each runs in an environment where it is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alltoallv_tools.bench.cases import COLLECTIVES, Case
 from alltoallv_tools.bench.contenders import Contender, Prepared
 
 PEERS = ("gloo", "mpich", "openmpi", "impi", "mindspore")
-SUPPORTED = {  # what a peer can do at all; quantized reductions are compared with its sum
+SUPPORTED = {  # the collectives that a peer has; quantized reductions are compared with its sum
     "gloo": (*COLLECTIVES, "overhead"),
     "mpich": (*COLLECTIVES, "overhead"),
     "openmpi": (*COLLECTIVES, "overhead"),
@@ -21,7 +21,7 @@ SUPPORTED = {  # what a peer can do at all; quantized reductions are compared wi
 
 
 class MpiParty:
-    """mpi4py with NumPy buffers; arguments are packed once, as a careful user would."""
+    """Calls mpi4py with NumPy buffers; arguments are packed once, as a careful user would."""
 
     def __init__(self, name: str) -> None:
         from mpi4py import MPI
@@ -55,7 +55,7 @@ class MpiParty:
 
 
 class GlooParty:
-    """torch.distributed's gloo."""
+    """Calls torch.distributed on gloo."""
 
     def __init__(self) -> None:
         import torch
@@ -102,7 +102,7 @@ class GlooParty:
 
 
 class GlooSum:
-    """Another way of summing over gloo: a function of a float32 tensor."""
+    """Sums with a function of a float32 tensor that combines gloo's collectives."""
 
     def __init__(self, reduce: Callable[[Any], Any]) -> None:
         self._reduce = reduce
@@ -117,7 +117,7 @@ class GlooSum:
 
 
 def bfloat16_sum(x: Any) -> Any:
-    """The sum of all ranks' float32 ``x`` in bfloat16: half the bytes, three digits."""
+    """Sums all ranks' float32 ``x`` in bfloat16, which has half the bytes and three digits."""
     import torch
     import torch.distributed as dist
 
@@ -127,7 +127,7 @@ def bfloat16_sum(x: Any) -> Any:
 
 
 def composed_sum(x: Any, group: int = 128) -> Any:
-    """The quantized sum of all ranks' vectors ``x`` that a user would put together from torch operators and gloo."""
+    """Sums all ranks' vectors ``x`` quantized, composed of torch operators and gloo as a user would do it."""
     import torch
     import torch.distributed as dist
 
@@ -149,7 +149,7 @@ def composed_sum(x: Any, group: int = 128) -> Any:
 
 
 class MindSporeParty:
-    """MindSpore's own collectives on CPU."""
+    """Calls MindSpore's own collectives on CPU."""
 
     def __init__(self) -> None:
         import mindspore
@@ -169,7 +169,7 @@ class MindSporeParty:
         import mindspore
 
         source = case.input(self.rank)
-        x = mindspore.Tensor.from_numpy(source)  # the same memory
+        x = mindspore.Tensor.from_numpy(source)  # shares the memory
         operator = mindspore.ops.AllGather() if case.collective == "allgather" else mindspore.ops.AllReduce()
-        # Its result is not computed before it is read.
+        # MindSpore computes the result only when it is read.
         return Prepared(lambda: operator(x).asnumpy(), np.ravel, source)

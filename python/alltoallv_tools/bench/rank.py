@@ -1,4 +1,4 @@
-"""One rank of one party: does what the coordinator says, and sleeps in between without using a processor.
+"""One rank of one party: obeys the coordinator, and sleeps in between without using a processor.
 
 Run as ``python -m alltoallv_tools.bench.rank '{"party": …, "api": …, "socket": …, "bind": …}'``. Messages are lines of
 JSON over a socket; `Server.answer` lists them.
@@ -37,12 +37,12 @@ class Server:
         self._last: dict[str, Any] = {}
 
     def answer(self, request: dict[str, Any]) -> Reply:
-        """``prepare``, ``run`` and ``check``."""
+        """Handles the requests ``prepare``, ``run`` and ``check``."""
         actions: dict[str, Callable[..., Reply]] = {"prepare": self.prepare, "run": self.run, "check": self.check}
         return actions[request.pop("do")](**request)
 
     def prepare(self, contender: str, case: dict[str, Any]) -> Reply:
-        """Makes a contender ready for a case, which lasts until the next; returns the seconds of one call."""
+        """Prepares a contender for a case, which stays until the next one; returns the seconds of one call."""
         if self._case != (wanted := Case(**case)):
             self._prepared.clear()
             self._last.clear()
@@ -71,7 +71,7 @@ class Server:
         return {"wrong": self._case.wrong(np.asarray(got), self._expected, self._party.size)}
 
     def run(self, contender: str, calls: int, warm: int) -> Reply:
-        """Times a block of calls: [start, end] on the host's monotonic clock, and the same without the calls where the
+        """Times a block of calls: [start, end] on the host's monotonic clock, and [start, end] without the calls if the
         variant does work of its own between them.
         """
         prepared = self._prepared[contender]
@@ -89,7 +89,7 @@ class Server:
         span = self._time(contender, warm, calls, cycle)
         value = self._last[contender]
 
-        def work() -> Any:  # hands the last result on, to be checked
+        def work() -> Any:  # keeps the last result for the check
             before()
             after(value)
             return value
@@ -112,7 +112,7 @@ class Server:
 
 
 def _work(variant: str, prepared: Prepared) -> tuple[Callable[[], None], Callable[[Any], None]]:
-    """What a program does before a call and after it."""
+    """Returns what a program does before a call and after it."""
     fresh = prepared.input.copy()
 
     def rewrite() -> None:
@@ -128,7 +128,7 @@ def _work(variant: str, prepared: Prepared) -> tuple[Callable[[], None], Callabl
 
 
 def main(config: dict[str, Any]) -> None:
-    """Serves until the coordinator hangs up."""
+    """Serves requests until the coordinator closes the connection."""
     if config["party"] == "mindspore" and os.environ.get("MS_ROLE") == "MS_SCHED":
         from mindspore.communication import init
 
@@ -163,11 +163,11 @@ def main(config: dict[str, Any]) -> None:
 
 
 def _end_with(link: socket.socket) -> None:
-    """Ends this process once the coordinator is gone, also in the middle of a collective that will never end."""
+    """Ends this process when the coordinator is gone, even inside a collective that would never end."""
     poller = select.poll()
     poller.register(link, select.POLLRDHUP)
     poller.poll()
-    time.sleep(1.0)  # for an orderly end
+    time.sleep(1.0)  # leave time for an orderly end
     os._exit(0)
 
 

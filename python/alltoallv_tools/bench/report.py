@@ -1,4 +1,4 @@
-"""What a benchmark prints and writes: the table, the progress bar, JSON, the figure."""
+"""Prints and writes a benchmark's results: the table, the progress bar, JSON, the figure."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Row = dict[str, Any]
 
 
 def kernel_times(us: list[float], moved: int) -> dict[str, float]:
-    """Of a kernel's calls: microseconds, and GB/s of the bytes that it reads and writes."""
+    """Summarizes a kernel's calls: microseconds, and GB/s of the bytes that it reads and writes."""
     median = statistics.median(us)
     return {"median_us": median, "min_us": min(us), "max_us": max(us), "GB/s": moved / median / 1e3}
 
 
 def machine() -> dict[str, Any]:
-    """Where it was measured."""
+    """Describes the machine on which the benchmark runs."""
     model = platform.machine()
     caches: dict[str, str] = {}
     try:
@@ -53,7 +53,7 @@ def machine() -> dict[str, Any]:
 
 
 def header(about: str, columns: list[str]) -> str:
-    """The columns of nccl-tests, then the others' times and how many times ours they are."""
+    """Returns the table's head: the columns of nccl-tests, then each peer's time and its ratio to ours."""
     text = f"# {about}\n"
     text += "# time: us of a call, median of blocks; algbw, busbw: GB/s; x: that contender's time / ours\n"
     text += f"{'np':>3} {'size(B)':>10} {'count':>10} {'type':>9} {'time':>10} {'min':>10} {'max':>10}"
@@ -64,7 +64,7 @@ def header(about: str, columns: list[str]) -> str:
 
 
 def line(row: Row, columns: list[str]) -> str:
-    """One row of the table."""
+    """Formats one row of the table."""
     ours = row["times"]["ours"]
     text = f"{row['np']:>3} {row['nbytes']:>10} {row['count']:>10} {row['dtype']:>9}"
     text += f" {ours['median_us']:>10.2f} {ours['min_us']:>10.2f} {ours['max_us']:>10.2f}"
@@ -79,29 +79,29 @@ def line(row: Row, columns: list[str]) -> str:
 
 
 def wrong(row: Row) -> int:
-    """Wrong elements of all contenders; a kernel's row has their number itself."""
+    """Counts the wrong elements of all contenders; a kernel's row holds that number itself."""
     return int(row["wrong"]) if "wrong" in row else sum(times["wrong"] for times in row["times"].values())
 
 
 def ratio(row: Row, name: str) -> float:
-    """How many times ours a contender's median is."""
+    """Returns a contender's median divided by ours."""
     return float(row["times"][name]["median_us"] / max(row["times"]["ours"]["median_us"], 1e-6))
 
 
 def best_ratio(row: Row, names: tuple[str, ...]) -> float | None:
-    """The same of the quickest of several contenders; None unless all of them were measured."""
+    """Returns the `ratio` of the quickest of several contenders; None unless all of them were measured."""
     if not row["times"].keys() >= {"ours", *names}:
         return None
     return min(ratio(row, name) for name in names)
 
 
 def as_json(about: dict[str, Any], rows: list[Row]) -> str:
-    """The schema of docs/bench.md."""
+    """Returns the results as JSON; docs/bench.md describes the schema."""
     return json.dumps({"schema": SCHEMA, "machine": machine(), **about, "rows": rows}, indent=1)
 
 
 def as_csv(rows: list[Row]) -> str:
-    """A line per contender of each row; values that are lists or tables are left out."""
+    """Returns one CSV line per contender of each row; values that are lists or tables are left out."""
     lines = [
         {key: value for key, value in row.items() if not isinstance(value, dict | list)} | {"contender": name} | times
         for row in rows
@@ -115,14 +115,14 @@ def as_csv(rows: list[Row]) -> str:
 
 
 class Progress:
-    """A bar on the terminal, and nothing in a file."""
+    """Draws a progress bar on a terminal; writes nothing to a file."""
 
     def __init__(self, total: int) -> None:
         self._total, self._done = max(total, 1), 0
         self._shown = sys.stderr.isatty()
 
     def step(self, what: str, done: bool = True) -> None:
-        """Draws the bar; ``done``: one more step has been."""
+        """Draws the bar; ``done`` says that one more step has ended."""
         self._done += done
         if self._shown:
             filled = 30 * self._done // self._total
@@ -130,18 +130,18 @@ class Progress:
             print(f"\r\033[K{bar[:110]}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Makes room for a line of text."""
+        """Erases the bar, to make room for a line of text."""
         if self._shown:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def columns(rows: list[Row]) -> list[str]:
-    """Who was measured beside ours."""
+    """Returns the names of the contenders that were measured besides ours."""
     return list(dict.fromkeys(name for row in rows for name in row["times"] if name != "ours"))
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    """Time over size, one panel per world size. The suffix of the path decides the format.
+    """Draws time over size, one panel per world size. The suffix of the path decides the format.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.

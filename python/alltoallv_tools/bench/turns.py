@@ -21,7 +21,7 @@ MAX_CALLS = 20_000
 
 @dataclass
 class Turn:
-    """A contender of a case."""
+    """A contender of a case, with its samples."""
 
     job: Job
     name: str
@@ -31,7 +31,7 @@ class Turn:
     samples: list[float]
 
     def play(self) -> float:
-        """One block; adds the seconds of a call, and returns those of the block."""
+        """Runs one block, adds its seconds per call to the samples, and returns the block's seconds."""
         replies = self.job.ask(do="run", contender=self.name, calls=self.calls, warm=self.warm)
         busy = _wall(replies, "span")
         work = _wall(replies, "work") if "work" in replies[0] else 0.0
@@ -40,15 +40,15 @@ class Turn:
 
 
 def _wall(replies: list[Reply], what: str) -> float:
-    """From the first rank that begins to the last that ends: they share the host's clock."""
+    """Returns the seconds from the first rank's begin to the last rank's end; the ranks share the host's clock."""
     return float(max(reply[what][1] for reply in replies) - min(reply[what][0] for reply in replies))
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long a contender is measured: for ``seconds``, or for at least ``iters`` calls.
+    """Says how long a contender is measured: for ``seconds``, or for at least ``iters`` calls.
 
-    ``warmup``: calls before each block, which are not timed; None: as many as take 5 ms.
+    ``warmup`` is the number of untimed calls before each block; None means as many as take 5 ms.
     """
 
     seconds: float
@@ -61,7 +61,7 @@ class Effort:
         turn.warm = turn.warm if self.warmup is None else self.warmup
 
     def goes_on(self, turns: list[Turn], rounds: int, begun: float) -> bool:
-        """Whether another round is due, ``rounds`` after the clock stood at ``begun``."""
+        """True if another round is due after ``rounds`` rounds; ``begun`` is the time when the first one started."""
         if self.iters is not None:
             return any(turn.calls * len(turn.samples) < self.iters for turn in turns)
         return rounds < MAX_ROUNDS and (rounds < MIN_ROUNDS or time.monotonic() - begun < self.seconds)
@@ -70,16 +70,16 @@ class Effort:
 def measure(
     jobs: dict[str, Job], case: Case, effort: Effort | float, columns: dict[str, tuple[str, ...]]
 ) -> dict[str, Any]:
-    """Times of all contenders of all jobs.
+    """Measures all contenders of all jobs.
 
     Args:
-        jobs: the parties that take part; one that fails is taken out, and its reason is in the row's ``failed``.
+        jobs: the parties that take part; one that fails is removed, and ``failed`` in the row gives its reason.
         case: what is measured.
-        effort: how long to go on, after the first few rounds; a number: of seconds.
+        effort: how long to go on after the first few rounds; a number is in seconds.
         columns: the contenders of each party.
 
     Returns:
-        A row of docs/bench.md's schema.
+        A row of the schema in docs/bench.md.
     """
     effort = effort if isinstance(effort, Effort) else Effort(effort)
     failed: dict[str, str] = {}
@@ -114,7 +114,7 @@ def measure(
             times |= {turn.name: _statistics(turn) for turn in turns if turn.job.party == party}
     row: dict[str, Any] = {"np": size, **case.asdict(), "count": case.count, "times": times, "failed": failed}
     if "ours" in times:
-        row["algbw"] = moved_bytes(case, size) / times["ours"]["median_us"] / 1e3  # bytes per microsecond are MB/s
+        row["algbw"] = moved_bytes(case, size) / times["ours"]["median_us"] / 1e3  # bytes per microsecond / 1000 = GB/s
         row["busbw"] = row["algbw"] * bus_factor(case.collective, size)
     return row
 
@@ -123,20 +123,20 @@ def _prepare(job: Job, name: str, case: Case) -> Turn:
     replies = job.ask(do="prepare", contender=name, case=case.asdict())
     wrong = sum(reply["wrong"] for reply in replies)
     turn = Turn(job, name, *_block(max(reply["once"] for reply in replies)), wrong, [])
-    for _ in range(3):  # the first calls were slow, by much where memory was new: look again
+    for _ in range(3):  # the first calls were slow, the more so where memory was new: measure again
         turn.calls, turn.warm = _block(turn.play() / turn.calls)
     turn.samples.clear()
     return turn
 
 
 def _block(seconds: float) -> tuple[int, int]:
-    """Timed and warm calls of a block, for calls of this length."""
+    """Returns the numbers of timed and warm calls in a block, for calls that take ``seconds``."""
     seconds = max(seconds, 1e-7)
     return min(MAX_CALLS, max(1, int(BLOCK_SECONDS / seconds))), min(MAX_CALLS, int(WARM_SECONDS / seconds))
 
 
 def _statistics(turn: Turn) -> dict[str, Any]:
-    """Microseconds of one call, by block."""
+    """Returns statistics over the blocks, in microseconds per call."""
     wrong = max(turn.wrong, sum(reply["wrong"] for reply in turn.job.ask(do="check", contender=turn.name)))
     us = sorted(1e6 * sample for sample in turn.samples)
     return {

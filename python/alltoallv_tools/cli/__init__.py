@@ -1,6 +1,6 @@
 """The command line: ``python -m alltoallv COMMAND``.
 
-A command is a module with ``add_arguments(parser)`` and ``main(args) -> int``, imported when it is asked for.
+A command is a module with ``add_arguments(parser)`` and ``main(args) -> int``, imported when it is called.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # nobody reads our output any more; Python would say so again when it flushes at exit
+    except BrokenPipeError:  # nobody reads our output any more; Python would report it again when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     return code

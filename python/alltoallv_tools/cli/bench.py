@@ -32,7 +32,7 @@ from alltoallv_tools.bench.peers import PEERS, SUPPORTED
 from alltoallv_tools.bench.turns import Effort, measure
 from alltoallv_tools.cli.outputs import STANDARD_OUTPUT, check_file, check_plot, write_text
 
-# The options that bear on results, in the order of `given`, with the subjects to which each has a meaning.
+# The options that affect results, in the order of `given`, each with the subjects for which it has a meaning.
 _PAYLOADS = (*COLLECTIVES, "overhead")
 _JOBS = (*_PAYLOADS, "backend")
 _OPTIONS: dict[str, tuple[str, ...]] = {
@@ -50,7 +50,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "warmup": _JOBS,
     "device": ("kernels",),
 }
-_BYTES = {"overhead": "0", "backend": "0", "kernels": "64K,1M,16M"}  # unless given; the others: 1K..64M
+_BYTES = {"overhead": "0", "backend": "0", "kernels": "64K,1M,16M"}  # default sizes; all other subjects: 1K..64M
 
 _EPILOG = """\
 Peers run in jobs of their own, each in a Python environment that is made when --peers first names it
@@ -125,7 +125,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def given(args: argparse.Namespace) -> list[str]:
-    """The arguments that bear on the results, as a command line has them."""
+    """Returns the arguments that affect the results, in the form of a command line."""
     found = [args.collective]
     for option in _OPTIONS:
         value = _value(args, option)
@@ -141,21 +141,21 @@ def _count(text: str) -> int:
 
 
 def _value(args: argparse.Namespace, option: str) -> str | int | bool | None:
-    """None where the option is not given."""
+    """Returns the value of an option; None if it is not given."""
     value: str | int | bool | None = getattr(args, option.replace("-", "_"))
     return None if value is False else value
 
 
 def _api(args: argparse.Namespace) -> str:
-    usual = {"overhead": "core", "backend": "backend"}  # overhead: the others are columns
+    usual = {"overhead": "core", "backend": "backend"}  # overhead shows the other interfaces as columns
     return args.api or usual.get(args.collective, "numpy")
 
 
 def _prepare(args: argparse.Namespace) -> tuple[int, Callable[[list[report.Row]], None]]:
-    """How many rows there will be, and what measures them.
+    """Returns the number of rows, and the function that measures them.
 
     Raises:
-        ValueError: an argument, or a combination of them, that makes no sense.
+        ValueError: an argument, or a combination of arguments, makes no sense.
     """
     for option, subjects in _OPTIONS.items():
         if _value(args, option) is not None and args.collective not in subjects:
@@ -188,7 +188,7 @@ def _gpu_kernels() -> ModuleType:
 
 
 def _sizes(args: argparse.Namespace) -> list[int]:
-    least = 2 if args.collective == "backend" else 1  # whose groups are of two ranks
+    least = 2 if args.collective == "backend" else 1  # its groups have two ranks
     text = {"overhead": "1", "backend": "2"}.get(args.collective, "2,4") if args.np is None else args.np
     sizes = [int(n) if n.strip().isdecimal() else 0 for n in text.split(",")]
     if min(sizes) < least:
@@ -210,7 +210,7 @@ def _cases(args: argparse.Namespace, payloads: list[int]) -> list[Case]:
             places = " or ".join(outputs)
             raise ValueError(f"--output is {output!r}, expected {places} for {args.collective} by --api {_api(args)}")
     pattern = args.pattern or ("uneven" if args.collective == "alltoallv" else "uniform")
-    whole = np.dtype(dtype).itemsize  # as nccl-tests, a payload is of whole elements
+    whole = np.dtype(dtype).itemsize  # a payload has whole elements, as in nccl-tests
     sizes = [nbytes // whole * whole for nbytes in payloads]
     formats = [name for name in (args.formats or "").split(",") if name]
     if unknown := sorted(set(formats) - set(_core.code_formats)):
@@ -236,7 +236,7 @@ def _peers(args: argparse.Namespace) -> list[str]:
 def _run(
     args: argparse.Namespace, sizes: list[int], cases: list[Case], peers: list[str], rows: list[report.Row]
 ) -> None:
-    """Prints the table and adds its rows."""
+    """Prints the table and adds its rows to ``rows``."""
     api, parties = _api(args), ["ours", *peers]
     names = [name for party in [*peers, "ours"] for name in contenders_of(party, cases[0], api) if name != "ours"]
     table: ModuleType = backend if args.collective == "backend" else report
@@ -283,7 +283,7 @@ def _about(case: Case, api: str) -> str:
 
 
 def _start(jobs: Jobs, parties: list[str], size: int, say: Callable[[str], None]) -> dict[str, Job]:
-    """The parties that come up; the others are reported and left out."""
+    """Starts the parties and returns those that come up; the others are reported and left out."""
     running: dict[str, Job] = {}
     for party in parties:
         try:

@@ -1,4 +1,4 @@
-"""``demo``: the main job on real data, started on ranks of this host."""
+"""``demo``: runs the main example on real data, on ranks of this host."""
 
 from __future__ import annotations
 

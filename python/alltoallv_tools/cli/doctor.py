@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def examine() -> tuple[list[Check], dict[str, Any]]:
-    """All checks in the order of their sections, and the self-test's measurements."""
+    """Runs all checks, in the order of their sections; returns them and the self-test's measurements."""
     versions = software.versions()
     before = [
         *versions,
@@ -78,7 +78,7 @@ def examine() -> tuple[list[Check], dict[str, Any]]:
 
 
 def as_lines(checks: list[Check]) -> str:
-    """The report as text: a heading per section, a line per check."""
+    """Formats the report as text: a heading per section, a line per check."""
     width = max(len(check.name) for check in checks)
     lines = []
     for section, members in groupby(checks, key=lambda check: check.section):

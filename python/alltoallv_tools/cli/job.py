@@ -1,4 +1,4 @@
-"""A job: the ranks of one command on this host, from their start to the end of the last."""
+"""Runs one command as N ranks on this host, from their start to the end of the last."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from typing import TextIO
 from alltoallv.launch.processes import Guard, child_setup, describe_exit, exit_code, kill_group
 from alltoallv_tools.cli.streams import LINGER_SECONDS, OutputClosed, Screen, Stream, prefix
 
-FINISH_SECONDS = 5.0  # for the other ranks after one failed, and for all after Ctrl-C
+FINISH_SECONDS = 5.0  # for the other ranks after one has failed, and for all ranks after Ctrl-C
 TERMINATE_SECONDS = 1.0  # between SIGTERM and SIGKILL
-DRAIN_SECONDS = 1.0  # for output of processes that the ranks have left behind
-TIMED_OUT = 124  # exit code, as of timeout(1)
+DRAIN_SECONDS = 1.0  # for output of processes that the ranks have left running
+TIMED_OUT = 124  # exit code, like that of timeout(1)
 
 
 @dataclass(eq=False)
@@ -32,13 +32,13 @@ class _Rank:
     rank: int
     process: subprocess.Popen[bytes]
     pidfd: int
-    code: int | None = None  # as Popen.returncode; the process itself stays unreaped, so its group number stays its own
+    code: int | None = None  # like Popen.returncode; the process stays unreaped, so its group number stays its own
     ended_by_us: bool = False
-    streams: list[Stream] = field(default_factory=list)  # that are open
+    streams: list[Stream] = field(default_factory=list)  # those that are still open
 
 
 class Job:
-    """N processes of one command with the environment of N ranks."""
+    """N processes that run one command, each with the environment of one rank."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class Job:
         prefix: bool = True,
         variables: Mapping[str, str] | None = None,  # the environment to start from, by default this process's
         stdin: int | None = None,  # the rank that reads this process's standard input
-        log_dir: Path | None = None,  # where each rank's output goes as well
-        bind: bool = False,  # each rank to processors of its own
+        log_dir: Path | None = None,  # also write each rank's output here
+        bind: bool = False,  # bind each rank to its own processors
     ) -> None:
         self._command = command
         self._size = size
@@ -64,10 +64,10 @@ class Job:
         self._screens: dict[TextIO, Screen] = {}
         self._selector = selectors.DefaultSelector()
         self._signals: list[int] = []
-        self._code = 0  # of the job, once one rank has failed
+        self._code = 0  # the job's exit code, once one rank has failed
         self._interrupted = False
-        self._stage = 0  # 0 running, 1 told to finish, 2 terminated, 3 killed
-        self._deadline: float | None = None  # of the present stage
+        self._stage = 0  # 0 running, 1 asked to finish, 2 terminated, 3 killed
+        self._deadline: float | None = None  # end of the present stage
 
     def run(self) -> int:
         """Starts the ranks, waits for them, and returns the job's exit code."""
@@ -82,7 +82,7 @@ class Job:
                 except OutputClosed:
                     self._code = 128 + signal.SIGPIPE
                 finally:
-                    for rank in self._ranks:  # what they left behind goes with them
+                    for rank in self._ranks:  # also end the processes that they have left running
                         kill_group(rank.process.pid)
                     guard.close()
         finally:
@@ -126,7 +126,7 @@ class Job:
                 entry.streams.append(stream)
 
     def _environment(self) -> dict[str, str]:
-        # An outer torchrun's store is not for these ranks.
+        # These ranks must not use the store of an outer torchrun.
         env = {name: value for name, value in self._variables.items() if not name.startswith("TORCHELASTIC_")}
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -175,7 +175,7 @@ class Job:
             screen.end_line()
 
     def _step(self, wait: float | None) -> None:
-        """Handles what happens within ``wait`` seconds. Output first: it explains a rank's end."""
+        """Handles what happens within ``wait`` seconds. Output comes first, because it explains why a rank ended."""
         streams = [stream for rank in self._ranks for stream in rank.streams]
         if any(stream.lingers for stream in streams):
             wait = min(LINGER_SECONDS, LINGER_SECONDS if wait is None else wait)
@@ -196,7 +196,7 @@ class Job:
             self._interrupt(self._signals.pop(0))
 
     def _pump(self, entry: _Rank) -> None:
-        """Passes on what a rank has printed."""
+        """Passes on the output of a rank."""
         for stream in list(entry.streams):
             if not stream.pump():
                 self._selector.unregister(stream.source)
@@ -231,11 +231,11 @@ class Job:
             if rank.code is None:
                 rank.ended_by_us = True
                 kill_group(rank.process.pid, signal.SIGINT)
-        # Interrupted ranks have had their chance when the time is up: the next stage kills.
+        # Interrupted ranks have had time to finish when this stage ends: the next one kills.
         self._stage, self._deadline = 2, time.monotonic() + FINISH_SECONDS
 
     def _escalate(self) -> None:
-        """SIGTERM to the ranks that still run, or SIGKILL if they have had it."""
+        """Sends SIGTERM to the ranks that still run, or SIGKILL if they have had SIGTERM."""
         number, seconds = (signal.SIGTERM, TERMINATE_SECONDS) if self._stage < 2 else (signal.SIGKILL, None)
         say(f"ending {self._unfinished()} with {number.name}")
         for rank in self._ranks:
@@ -252,7 +252,7 @@ class Job:
 
 
 def bound(setup: Callable[[], None], rank: int, size: int) -> Callable[[], None]:
-    """``setup``, and then the rank's share of the processors; ranks that outnumber them take turns on one each."""
+    """Returns a function that calls ``setup`` and binds the rank to its processors; surplus ranks share one each."""
     cpus = sorted(os.sched_getaffinity(0))
     share = len(cpus) // size
     mine = cpus[rank * share : (rank + 1) * share] or [cpus[rank % len(cpus)]]
@@ -268,11 +268,11 @@ def bound(setup: Callable[[], None], rank: int, size: int) -> Callable[[], None]
 def _signal_handlers(alarm: socket.socket, received: list[int]) -> Iterator[None]:
     """Collects SIGINT, SIGTERM and SIGHUP in ``received`` and writes a byte to ``alarm`` for each."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals go to the main thread, which is someone else's
+        yield  # only the main thread can handle signals, and this is another one
         return
     alarm.setblocking(False)
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup sets SIG_IGN
         numbers.append(signal.SIGHUP)
     before = [signal.signal(number, lambda n, _: received.append(n)) for number in numbers]
     wakeup = signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
@@ -285,6 +285,6 @@ def _signal_handlers(alarm: socket.socket, received: list[int]) -> Iterator[None
 
 
 def say(text: str) -> None:
-    """Tells the user something about the job, on standard error."""
+    """Prints a message about the job on standard error."""
     with contextlib.suppress(BrokenPipeError):
         print(f"alltoallv run: {text}", file=sys.stderr, flush=True)

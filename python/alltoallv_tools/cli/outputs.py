@@ -1,4 +1,4 @@
-"""The files that commands are to write, checked before anything is computed: afterwards it would be lost."""
+"""Checks a command's output files before it computes anything, so that no result is lost, and writes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STANDARD_OUTPUT = Path("-")
 
 
 def write_text(path: Path, text: str, log: TextIO | None = None) -> None:
-    """Writes a file, and says so in ``log``; ``-`` is standard output."""
+    """Writes a file and reports it on ``log``; ``-`` is standard output."""
     if path == STANDARD_OUTPUT:
         print(text)
         return
@@ -24,20 +24,20 @@ def write_text(path: Path, text: str, log: TextIO | None = None) -> None:
 
 
 def check_file(option: str, path: Path | None) -> None:
-    """Whether a file can be written; ``-`` is standard output.
+    """Checks that a file can be written; ``-`` is standard output.
 
     Raises:
-        ValueError: its folder is missing or may not be written, or it is a folder itself.
+        ValueError: its folder is missing or not writable, or the path is a folder.
     """
     if path and path != STANDARD_OUTPUT and (path.is_dir() or not os.access(path.parent, os.W_OK)):
         raise ValueError(f"--{option} is {str(path)!r}, expected a file in a folder that exists and can be written")
 
 
 def check_plot(path: Path | None) -> None:
-    """The same for --plot.
+    """Checks the file given to --plot.
 
     Raises:
-        ValueError: the file cannot be written, its suffix names no format of ours, or matplotlib is missing.
+        ValueError: the file cannot be written, its suffix names no format that we know, or matplotlib is missing.
     """
     check_file("plot", path)
     if path and path.suffix not in _PLOTS:

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Prints the predictions, or with --fit what was fitted."""
+    """Prints the predictions, or with --fit the fitted parameters."""
     try:
         _check(args)
         if args.fit:
@@ -91,7 +91,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """What can be refused before anything is computed."""
+    """Refuses wrong arguments before anything is computed."""
     for name in ("np", "topology", "pattern", "bytes", "json", "plot"):
         if args.fit and getattr(args, name) is not None:
             raise ValueError(f"--{name} is given with --fit, which takes --out only")
@@ -129,7 +129,7 @@ def _payloads(text: str) -> list[int]:
 
 
 def predict(topology: Topology, size: int, nbytes: int, pattern: str) -> dict[str, Any]:
-    """One line of the table; times in microseconds."""
+    """Predicts one line of the table; times are in microseconds."""
     exchanges = {a: model.all_to_all_v(topology, size, nbytes, pattern, a) for a in model.EXCHANGES}
     reductions = {
         f"{name} {algorithm}": model.all_reduce(topology, size, nbytes, algorithm, bits=bits)
@@ -162,7 +162,7 @@ def _print(topology: Topology, pattern: str, rows: list[dict[str, Any]], sizes: 
 
 
 def _moe(args: argparse.Namespace) -> int:
-    """Prints the limits; 1 where nothing would run."""
+    """Prints the limits; returns 1 if none of the configurations would run."""
     every: tuple[Product, ...] = ("A2", "A3")
     products = [one for one in every if args.topology in (None, f"atlas-{one.lower()}")]
     if not products:
@@ -177,7 +177,7 @@ def _moe(args: argparse.Namespace) -> int:
 def _fit(source: Path, out: Path | None) -> int:
     try:
         fitted = fit.fit(json.loads(source.read_text()))
-    except ValueError as error:  # InvalidParamError is one, and so is what json raises
+    except ValueError as error:  # InvalidParamError is a ValueError, and so is what json raises
         raise ValueError(f"--fit is {source}: {error}") from None
     (host,) = fitted.topology.levels
     print("# ranks wait for each other: " + ", ".join(f"{us:.1f} us where {int(n)}" for n, us in host.waits))
@@ -191,12 +191,12 @@ def _fit(source: Path, out: Path | None) -> int:
 
 
 def plot(path: Path, topologies: Sequence[Topology] = tuple(PRESETS.values()), sizes: Sequence[int] = ()) -> None:
-    """By number of ranks: the size from which int8 beats float16, for every topology and algorithm.
+    """Draws, over the number of ranks, the size from which int8 is faster than float16.
 
     Args:
         path: PNG or SVG.
-        topologies: one line each.
-        sizes: numbers of ranks; none: from 2 to `MAX_RANKS`.
+        topologies: each is one line, in a panel per algorithm.
+        sizes: numbers of ranks; if empty, from 2 to `MAX_RANKS`.
     """
     with panels(path, len(model.REDUCTIONS), (10, 4)) as axes:
         for axis, algorithm in zip(axes, model.REDUCTIONS, strict=True):
@@ -206,7 +206,7 @@ def plot(path: Path, topologies: Sequence[Topology] = tuple(PRESETS.values()), s
                     for size in sizes or _sizes(_PLOTTED)
                     if (nbytes := model.quantizing_wins_from(topology, size, algorithm)) is not None
                 ]
-                # Where int8 never wins, a topology has a name without a line.
+                # A topology where int8 never wins is in the legend but has no line.
                 line = zip(*points, strict=True) if points else ([], [])
                 axis.loglog(*line, "o-", markersize=3, label=topology.name)
             axis.set_title(f"{algorithm}: int8 is quicker than float16 above the line", fontsize=10)

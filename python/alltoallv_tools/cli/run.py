@@ -1,4 +1,4 @@
-"""``run``: starts the ranks of a program on this host, streams what they print, leaves none behind."""
+"""``run``: starts the ranks of a program on this host, streams their output, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``run``."""
     parser.usage = "%(prog)s -n N [option ...] (script.py | -m module) [argument ...]"
     parser.epilog = _EPILOG
-    parser.allow_abbrev = False  # the program's own options may begin as ours do
+    parser.allow_abbrev = False  # the program's own options may begin like ours
     parser.add_argument(
         "-n", "--nprocs", "--nproc-per-node", type=_positive_int, required=True, metavar="N", help="number of ranks"
     )
@@ -65,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
         return 2
     variables = dict(os.environ)
     if args.emulate_npu:
-        import alltoallv_emulator as emulator  # only then: it asks for libraries that a build may lack
+        import alltoallv_emulator as emulator  # only here: it needs libraries that a build may lack
 
         try:
             variables = emulator.environment(devices=max(args.nprocs, emulator.DEFAULT_DEVICES))

@@ -1,4 +1,4 @@
-"""Passes the output of ranks on with a prefix that says whose it is: whole lines, and on a terminal also the rest."""
+"""Passes the output of ranks on, with the rank as prefix: whole lines, and on a terminal also unfinished ones."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import re
 from typing import IO, TextIO
 
-LINE_LIMIT = 1 << 20  # bytes after which a line without an end is passed on in pieces
-LINGER_SECONDS = 0.05  # after which a terminal shows one
+LINE_LIMIT = 1 << 20  # bytes; longer lines are passed on in pieces
+LINGER_SECONDS = 0.05  # after this time a terminal shows an unfinished line
 _CHUNK = 1 << 16
 _COLOURS = (36, 33, 32, 35, 34, 31)
 _PIECES = re.compile(rb"\r?\n|\r|[^\r\n]+")
@@ -18,7 +18,7 @@ class OutputClosed(Exception):
 
 
 def prefix(rank: int, target: TextIO) -> bytes:
-    """``[rank] ``, coloured on a terminal unless NO_COLOR is set."""
+    """Returns ``[rank] ``, coloured on a terminal unless NO_COLOR is set."""
     text = f"[{rank}] "
     if target.isatty() and "NO_COLOR" not in os.environ:
         text = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
@@ -26,7 +26,7 @@ def prefix(rank: int, target: TextIO) -> bytes:
 
 
 class Screen:
-    """Where the ranks' output goes, and whose line has no end there yet."""
+    """The target of the ranks' output; it knows which rank's line is unfinished there."""
 
     def __init__(self, target: TextIO) -> None:
         self.is_terminal = target.isatty()
@@ -34,25 +34,25 @@ class Screen:
         self._file = target.buffer
 
     def write(self, data: bytes) -> None:
-        """Raises OutputClosed where nobody reads."""
+        """Writes ``data``; raises OutputClosed if nobody reads it."""
         try:
             self._file.write(data)
             self._file.flush()
         except BrokenPipeError:
-            # Python would report the same again when it flushes at exit.
+            # Python would report the error again when it flushes at exit.
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._file.fileno())
             os.close(null)
             raise OutputClosed from None
 
     def end_line(self) -> None:
-        """Leaves the cursor at the start of a line."""
+        """Ends an unfinished line."""
         if self.open is not None:
             self.write(b"\n")
 
 
 class Stream:
-    """One output pipe of a rank. Bytes pass as they are, UTF-8 or not; all of them go to ``log`` at once."""
+    """One output pipe of a rank. Bytes pass unchanged, UTF-8 or not; all of them go to ``log`` at once."""
 
     def __init__(self, source: IO[bytes], screen: Screen, prefix: bytes = b"", log: IO[bytes] | None = None) -> None:
         os.set_blocking(source.fileno(), False)
@@ -61,16 +61,16 @@ class Stream:
         self._prefix = prefix
         self._log = log
         self._pending = bytearray()
-        self._at_start = True  # of a line
-        self._redrawn = False  # the line begins where another has been, as a progress bar does
+        self._at_start = True  # the next byte begins a line
+        self._redrawn = False  # the line overwrites another one, as a progress bar does
 
     @property
     def lingers(self) -> bool:
-        """Whether a terminal should soon show a line without an end: a prompt, a progress bar."""
+        """True if a terminal should soon show an unfinished line: a prompt, a progress bar."""
         return self._screen.is_terminal and bool(self._pending)
 
     def pump(self) -> bool:
-        """Passes on the whole lines that are there; at the pipe's end the partial one too, and returns False.
+        """Passes on the whole lines that have arrived; at the pipe's end also the unfinished one, and returns False.
 
         Raises:
             OutputClosed: the target has no reader.
@@ -92,7 +92,7 @@ class Stream:
         return True
 
     def flush(self) -> None:
-        """Passes on a line without an end."""
+        """Passes on an unfinished line."""
         self._pass_on(len(self._pending))
 
     def _pass_on(self, length: int) -> None:
@@ -110,7 +110,7 @@ class Stream:
         self._screen.write(data)
 
     def _make_room(self) -> bytes:
-        """Ends another rank's line; one that is redrawn gives way instead, and comes again."""
+        """Ends another rank's unfinished line; a line that is redrawn is erased instead, and will be drawn again."""
         other = self._screen.open
         if other is None or other is self:
             return b""
@@ -118,7 +118,7 @@ class Stream:
         return b"\r\x1b[K" if other._redrawn else b"\n"
 
     def _marked(self, data: bytes) -> bytes:
-        """With the prefix wherever the cursor is at the start of a line."""
+        """Returns ``data`` with the prefix wherever a line begins."""
         marked = bytearray()
         for piece in _PIECES.findall(data):
             if piece == b"\r":

@@ -1,4 +1,4 @@
-"""``top``: shows where the ranks of a running job are, from the trace that they write."""
+"""``top``: shows what the ranks of a running job do, from the trace that they write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``trace``: shows what a job has moved, from the files that ALLTOALLV_TRACE or alltoallv.trace() left."""
+"""``trace``: shows what a job has moved, from the files that ALLTOALLV_TRACE or alltoallv.trace() wrote."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Writes what is asked for; exits with 2 if it cannot."""
+    """Writes the requested outputs; returns 2 if it cannot."""
     target = args.html or (None if args.perfetto or args.flight_recorder else args.folder / "trace.html")
     try:
         for option, path in (("html", args.html), ("perfetto", args.perfetto)):

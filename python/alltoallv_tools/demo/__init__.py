@@ -1,7 +1,7 @@
-"""The main job on real data, in small: handwritten digits as tokens of a mixture-of-experts layer.
+"""The main example, on a small scale: a mixture-of-experts layer on handwritten digits.
 
-``python -m alltoallv demo`` starts it on 4 ranks. `program` is what a rank runs and the place to read first;
-`digits` has the data, the routing and the experts; `report` has the table and the picture.
+``python -m alltoallv demo`` starts it on 4 ranks. Read `program` first, which every rank runs; `digits` has the data,
+the routing and the experts; `report` has the table and the picture.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _PACKAGES = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 
 
 def missing_packages() -> str:
-    """A sentence about what the demo needs and does not find, with the command to install it; or ""."""
+    """Returns a sentence that names missing packages, with the command to install them; or ""."""
     names = [package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None]
     if not names:
         return ""

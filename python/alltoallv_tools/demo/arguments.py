@@ -1,4 +1,4 @@
-"""Arguments that the command ``demo`` and the program of a rank have in common; needs nothing else."""
+"""Arguments that the command ``demo`` and the program of a rank share; imports nothing else."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares what both have in common."""
+    """Declares the shared arguments."""
     parser.add_argument(
         "--output-dir",
         default="demo-output",
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def positive(text: str) -> int:
-    """An argument that is an integer of at least 1."""
+    """Parses an integer of at least 1."""
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"is {text!r}, expected an integer of at least 1")
     return int(text)

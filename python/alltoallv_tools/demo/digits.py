@@ -1,9 +1,9 @@
-"""Tokens, routing and experts. Nothing here communicates: one process and many ranks use the same.
+"""Tokens, routing and experts. Nothing here communicates: one process and many ranks use the same functions.
 
 The bits of a token's result do not depend on which other tokens are in the batch. That rules out BLAS: a
-matrix product chooses its kernel, and with it the order of the sums, by the number of rows. It rules out
-vectorized ``tanh`` and its like as well, which may round the last elements of an array differently from the
-others. What remains are additions, multiplications and divisions of single elements in a fixed order, which
+matrix product chooses its kernel, and with it the order of the sums, by the number of rows. It also rules out
+vectorized ``tanh`` and similar functions, which may round the last elements of an array differently from the others.
+What remains are additions, multiplications and divisions of single elements in a fixed order, which
 IEEE 754 rounds to one result everywhere.
 """
 
@@ -19,11 +19,11 @@ Ints = npt.NDArray[np.int64]
 
 EXPERTS = 8
 CLASSES = 10
-_SEED = 20240  # of expert 0; expert e has the e-th seed after it
+_SEED = 20240  # the seed of expert 0; expert e has the e-th seed after it
 
 
 def load_tokens() -> tuple[Floats, Ints]:
-    """The 1,797 digits of 8 x 8 pixels that scikit-learn ships, in order of their class.
+    """Returns the 1,797 digits of 8 x 8 pixels that scikit-learn ships, sorted by class.
 
     Returns:
         Tokens of shape [1797, 64] with values 0 to 16, and their classes 0 to 9 of shape [1797].
@@ -36,19 +36,19 @@ def load_tokens() -> tuple[Floats, Ints]:
 
 
 def classes_of(rank: int, size: int) -> range:
-    """The classes whose tokens a rank begins with: neighbours, as even as can be; none if ranks are many."""
+    """Returns the classes whose tokens a rank starts with: neighbours, split evenly; none if ranks are many."""
     return range(-(-rank * CLASSES // size), -(-(rank + 1) * CLASSES // size))
 
 
 def experts_of(rank: int, size: int) -> range:
-    """The experts that a rank owns, likewise."""
+    """Returns the experts that a rank owns: neighbouring experts, split evenly."""
     return range(-(-rank * EXPERTS // size), -(-(rank + 1) * EXPERTS // size))
 
 
 def find_centroids(tokens: Floats) -> npt.NDArray[np.float64]:
-    """k-means (Lloyd's algorithm) from 8 of the tokens, evenly spaced; shape [8, 64].
+    """Runs k-means (Lloyd's algorithm) from 8 evenly spaced tokens; returns centroids of shape [8, 64].
 
-    Numbered by their first token, so that neighbours in the order of the tokens tend to be neighbours here.
+    Centroids are numbered by their first token, so that neighbouring tokens tend to have neighbouring centroids.
     """
     x = tokens.astype(np.float64)
     centroids = x[(2 * np.arange(EXPERTS) + 1) * len(x) // (2 * EXPERTS)]
@@ -62,7 +62,7 @@ def find_centroids(tokens: Floats) -> npt.NDArray[np.float64]:
 
 
 def route(tokens: Floats, centroids: npt.NDArray[np.float64]) -> Ints:
-    """The expert of every token, which is the nearest centroid; shape [n]."""
+    """Returns the expert of every token, which is the nearest centroid; shape [n]."""
     distance = np.zeros((len(tokens), len(centroids)))
     for pixel in range(tokens.shape[1]):
         distance += (tokens[:, pixel, None] - centroids[:, pixel]) ** 2
@@ -71,7 +71,7 @@ def route(tokens: Floats, centroids: npt.NDArray[np.float64]) -> Ints:
 
 
 def apply_expert(expert: int, tokens: Floats) -> Floats:
-    """A fixed layer with random float32 weights and s / (1 + |s|) behind it; shapes [n, 64] -> [n, 64]."""
+    """Applies a fixed layer with random float32 weights and then s / (1 + |s|); shapes [n, 64] -> [n, 64]."""
     random = np.random.default_rng(_SEED + expert)
     width = tokens.shape[1]
     weights = random.standard_normal((width, width), np.float32)
@@ -83,7 +83,7 @@ def apply_expert(expert: int, tokens: Floats) -> Floats:
 
 
 def apply_experts(tokens: Floats, expert_of_token: Ints) -> Floats:
-    """Every token through its expert: the whole job, in one process. Shapes [n, 64], [n] -> [n, 64]."""
+    """Runs every token through its expert: the whole job in one process. Shapes [n, 64], [n] -> [n, 64]."""
     result = np.empty_like(tokens)
     for expert in np.unique(expert_of_token):
         rows = expert_of_token == expert
@@ -92,7 +92,7 @@ def apply_experts(tokens: Floats, expert_of_token: Ints) -> Floats:
 
 
 def differing_rows(result: npt.NDArray[Any], expected: npt.NDArray[Any]) -> Ints:
-    """The rows of dimension 0 in which any bit differs: ``-0.0`` is not ``0.0``, and a NaN is its own equal.
+    """Returns the rows of dimension 0 in which any bit differs: ``-0.0`` is not ``0.0``, and NaN equals itself.
 
     Raises:
         ValueError: shapes or dtypes differ.

@@ -1,7 +1,7 @@
 """The job of one rank: send tokens to their experts, process what arrives, send it back, compare.
 
 Every rank begins with the digits of its own classes. A token goes to the expert whose centroid is nearest;
-experts 0 to 7 belong to the ranks in blocks. So some pairs of ranks exchange much and some nothing.
+experts 0 to 7 belong to the ranks in blocks, so some pairs of ranks exchange much and some nothing.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ WARM_UP = 10
 
 @dataclass(frozen=True)
 class Routing:
-    """What this rank sends and gets.
+    """The tokens that this rank sends and receives.
 
     Attributes:
-        order: The tokens of this rank in order of their expert; shape [n].
+        order: The tokens of this rank, sorted by expert; shape [n].
         send_counts: Tokens for every rank; shape [W].
         recv_counts: Tokens from every rank; shape [W].
         arrived_experts: The expert of every token that arrives; shape [sum(recv_counts)].
@@ -43,15 +43,15 @@ class Routing:
 
 
 def plan_routing(comm: Communicator, expert_of_token: Ints) -> Routing:
-    """Tells the owner of every expert how many tokens this rank has for it."""
+    """Informs the owner of every expert how many tokens this rank has for it."""
     owned = [len(digits.experts_of(rank, comm.size)) for rank in range(comm.size)]
     per_expert = np.bincount(expert_of_token, minlength=digits.EXPERTS)
-    # Row i: what rank i has for each of this rank's experts. Left out, recv_counts are learnt from the peers.
+    # Row i: tokens that rank i has for each of this rank's experts. Without recv_counts the exchange finds them out.
     arriving = all_to_all_v(per_expert, owned, group=comm).reshape(comm.size, owned[comm.rank])
     mine = np.array(digits.experts_of(comm.rank, comm.size), np.int64)
     ends = np.cumsum(owned)
     return Routing(
-        # A rank's experts are neighbours: in order of expert is in order of rank.
+        # A rank's experts are neighbours, so sorting by expert also sorts by rank.
         order=np.argsort(expert_of_token, kind="stable"),
         send_counts=np.array([part.sum() for part in np.split(per_expert, ends[:-1])], np.int64),
         recv_counts=arriving.sum(axis=1),
@@ -60,12 +60,12 @@ def plan_routing(comm: Communicator, expert_of_token: Ints) -> Routing:
 
 
 def send_to_experts(comm: Communicator, sorted_tokens: Floats, routing: Routing) -> Floats:
-    """The dispatch. Whole tokens move (unit="row"); how many arrive is learnt from the peers."""
+    """Sends whole tokens (unit="row") to their experts; the exchange itself finds out how many arrive."""
     return all_to_all_v(sorted_tokens, routing.send_counts, unit="row", group=comm)
 
 
 def send_back(comm: Communicator, processed: Floats, routing: Routing) -> Floats:
-    """The same exchange with the roles exchanged."""
+    """Sends the processed tokens back: the dispatch with send and receive counts swapped."""
     return all_to_all_v(processed, routing.recv_counts, routing.send_counts, unit="row", group=comm)
 
 
@@ -82,7 +82,7 @@ def run(comm: Communicator, picture: Path, repetitions: int) -> int:
     centroids = np.empty((digits.EXPERTS, tokens.shape[1]))
     if comm.rank == 0:
         centroids = digits.find_centroids(tokens)
-    broadcast(centroids, root=0, group=comm)  # all ranks route alike, to the last bit
+    broadcast(centroids, root=0, group=comm)  # so that all ranks route identically, to the last bit
 
     my_tokens = tokens[mine]
     routing = plan_routing(comm, digits.route(my_tokens, centroids))

@@ -1,4 +1,4 @@
-"""What the demo shows: the traffic as a table and as a picture, the times."""
+"""Prints and draws the demo's results: the traffic as a table and as a picture, and the times."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from alltoallv_tools.demo.digits import classes_of, experts_of
 
 PICTURE_INCHES = (7.0, 6.0)
 PICTURE_DPI = 150  # pixels per inch: the picture has 1050 x 900
-_LABELLED, _ANNOTATED = 8, 16  # ranks up to which the axes have room for texts, and the cells for numbers
+_LABELLED, _ANNOTATED = 8, 16  # most ranks for which the axes have room for texts, and the cells for numbers
 
 Matrix = npt.NDArray[np.int64]
 
 
 def traffic_table(traffic: Matrix) -> str:
-    """``traffic[i, j]`` tokens from rank i to rank j as text, with the sums of rows and columns."""
+    """Formats the tokens from rank i to rank j, ``traffic[i, j]``, with the sums of rows and columns."""
     size = len(traffic)
     head = ["", *(f"to {j}" for j in range(size)), "sum"]
     rows = [[f"from {i}", *map(str, traffic[i]), str(traffic[i].sum())] for i in range(size)]
@@ -32,11 +32,11 @@ def traffic_table(traffic: Matrix) -> str:
 
 
 def bandwidth_table(seconds: dict[str, float], total_bytes: int, size: int) -> str:
-    """Time and bandwidths of each exchange, with nccl-tests' definitions.
+    """Formats time and bandwidths of each exchange, as nccl-tests define them.
 
     Args:
         seconds: Time per exchange.
-        total_bytes: Payload of all ranks together, with what stays on its rank.
+        total_bytes: Payload of all ranks together, including what stays on its rank.
         size: Number of ranks.
     """
     lines = [f"{'exchange':>10}  {'time':>10}  {'algbw':>10}  {'busbw':>10}"]
@@ -49,7 +49,7 @@ def bandwidth_table(seconds: dict[str, float], total_bytes: int, size: int) -> s
 
 
 def draw_traffic(traffic: Matrix, path: Path) -> None:
-    """Writes the traffic as a PNG of ``PICTURE_INCHES`` at ``PICTURE_DPI``; makes the folder if need be."""
+    """Writes the traffic as a PNG of ``PICTURE_INCHES`` at ``PICTURE_DPI``; makes the folder if needed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -57,7 +57,7 @@ def draw_traffic(traffic: Matrix, path: Path) -> None:
     figure = Figure(figsize=PICTURE_INCHES, dpi=PICTURE_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.set_facecolor("0.95")  # shows where a pair is empty
+    axes.set_facecolor("0.95")  # pairs without traffic are grey
     image = axes.imshow(np.ma.masked_equal(traffic, 0), cmap="Blues", vmin=0)
     figure.colorbar(image, ax=axes, label="tokens", shrink=0.85)
     empty = int((traffic == 0).sum())
@@ -100,7 +100,7 @@ def _ranks(size: int) -> str:
 
 
 def _span(what: str, numbers: range) -> str:
-    """Says "digits 3–4", "digit 9", or "no digit"."""
+    """Returns "digits 3–4", "digit 9", or "no digit"."""
     if not numbers:
         return f"no {what}"
     return f"{what} {numbers[0]}" if len(numbers) == 1 else f"{what}s {numbers[0]}–{numbers[-1]}"

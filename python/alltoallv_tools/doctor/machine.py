@@ -1,4 +1,4 @@
-"""The kernel, the processors, and what a process may do here."""
+"""Checks the kernel, the processors, and what a process may do here."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pathlib import Path
 
 from alltoallv_tools.doctor import Check
 
-KERNEL = (5, 6)  # pidfd_getfd and what else the transport uses
-OUTPUT_MB = 200  # shared memory per rank and domain, at most, unless the domain says otherwise
+KERNEL = (5, 6)  # pidfd_getfd and other calls that the transport uses
+OUTPUT_MB = 200  # largest shared memory per rank and domain, unless the domain sets another limit
 DESCRIPTORS = 1024  # soft limit that serves some hundred peers
-SECONDS = 20.0  # for a child process
+SECONDS = 20.0  # time limit of a child process
 
 _PYTHON = (sys.executable, "-I", "-S", "-c")  # starts in a few hundredths of a second
 _READABLE = """
@@ -46,7 +46,7 @@ print("read" if count == 9 and word.raw == b"alltoallv" else os.strerror(ctypes.
 
 
 def read_text(path: str) -> str:
-    """A small file of /proc or /sys without its last newline; "" if it cannot be read."""
+    """Reads a small file of /proc or /sys without its last newline; "" if it cannot be read."""
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -54,7 +54,7 @@ def read_text(path: str) -> str:
 
 
 def kernel() -> Check:
-    """Version and architecture."""
+    """Reports the kernel's version and architecture."""
     release, machine = platform.release(), platform.machine()
     numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdecimal())
     good = platform.system() == "Linux" and numbers >= KERNEL
@@ -69,7 +69,7 @@ def kernel() -> Check:
 
 
 def processors() -> Check:
-    """How many processors ranks may use: the affinity mask, limited by the control group's quota."""
+    """Counts the processors that ranks may use: the affinity mask, limited by the control group's quota."""
     online, affinity = os.cpu_count() or 1, len(os.sched_getaffinity(0))
     quota, _, period = read_text("/sys/fs/cgroup/cpu.max").partition(" ")
     usable, limit = affinity, "no quota"
@@ -80,7 +80,7 @@ def processors() -> Check:
 
 
 def memory() -> Check:
-    """What shared memory can grow to: memfds count as ordinary memory, /dev/shm's size does not matter."""
+    """Reports how far shared memory can grow: memfds count as ordinary memory, /dev/shm's size does not matter."""
     lines = dict(line.split(":", 1) for line in read_text("/proc/meminfo").splitlines() if ":" in line)
     available = int(lines.get("MemAvailable", "0 kB").split()[0]) << 10
     limit, used = read_text("/sys/fs/cgroup/memory.max"), read_text("/sys/fs/cgroup/memory.current")
@@ -97,7 +97,7 @@ def memory() -> Check:
 
 
 def memfd() -> Check:
-    """Anonymous shared memory whose size can be fixed."""
+    """Checks for anonymous shared memory whose size can be fixed."""
     try:
         with contextlib.ExitStack() as stack:
             fd = os.memfd_create("alltoallv-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -117,7 +117,7 @@ def memfd() -> Check:
 
 
 def pidfd() -> Check:
-    """Whether the end of a process shows on a descriptor."""
+    """Checks that a descriptor shows when a process ends."""
     try:
         with subprocess.Popen([*_PYTHON, "input()"], stdin=subprocess.PIPE) as child, contextlib.ExitStack() as stack:
             stack.callback(child.kill)
@@ -133,7 +133,7 @@ def pidfd() -> Check:
 
 
 def abstract_sockets() -> Check:
-    """Whether ranks can find each other without files and prove who they are."""
+    """Checks that ranks can find each other without files and prove their identity."""
     name = f"\0alltoallv-doctor-{os.getpid()}-{secrets.token_hex(8)}"
     try:
         with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
@@ -160,7 +160,7 @@ def abstract_sockets() -> Check:
 
 
 def process_vm_readv() -> Check:
-    """Whether one process may read the memory of another that is not its child, as ranks are."""
+    """Checks that a process may read the memory of another one that is not its child, as ranks do."""
     scope = read_text("/proc/sys/kernel/yama/ptrace_scope")
     yama = f"Yama ptrace_scope {scope}" if scope else "no Yama"
     found = ""
@@ -184,7 +184,7 @@ def process_vm_readv() -> Check:
 
 
 def descriptors() -> Check:
-    """RLIMIT_NOFILE: a socket, a pidfd and the segments' memfds per peer."""
+    """Reports RLIMIT_NOFILE: every peer needs a socket, a pidfd and the segments' memfds."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     good = soft == resource.RLIM_INFINITY or soft >= DESCRIPTORS
     detail = f"{_limit(soft)} (hard limit {_limit(hard)}), a rank needs a few per peer and domain"
@@ -192,14 +192,14 @@ def descriptors() -> Check:
 
 
 def locked_memory() -> Check:
-    """RLIMIT_MEMLOCK, which only matters to network transports."""
+    """Reports RLIMIT_MEMLOCK, which only matters to network transports."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     text = _limit(soft) if soft == resource.RLIM_INFINITY else f"{soft / 2**20:g} MiB"
     return Check("limits", "locked memory", "-", f"{text}; shared memory needs none, RDMA between hosts does")
 
 
 def huge_pages() -> Check:
-    """Whether the kernel may back shared memory with huge pages when asked."""
+    """Checks that the kernel may back shared memory with huge pages when asked."""
     path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
     setting = read_text(path)
     chosen = setting.partition("[")[2].partition("]")[0]
@@ -216,7 +216,7 @@ def _limit(value: int) -> str:
 
 
 def checks() -> list[Check]:
-    """All checks of this module but `kernel`, which stands with the versions."""
+    """Runs all checks of this module except `kernel`, which is printed with the versions."""
     machine = [processors(), memory()]
     return [
         *machine,

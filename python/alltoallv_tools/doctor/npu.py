@@ -1,7 +1,7 @@
-"""The self-test on NPUs: every rank on a device of its own, over HCCL, against what the definitions say.
+"""The self-test on NPUs: each rank uses its own device over HCCL and compares results with the definitions.
 
-Started by `npu_selftest`, one process per device. Rank 0 prints its report, a line of JSON, whenever a case begins or
-ends: what it has found outlives it. Needs torch and torch_npu.
+`npu_selftest` starts it, one process per device. Rank 0 prints its report, a line of JSON, whenever a case begins or
+ends, so that the findings survive a crash. Needs torch and torch_npu.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WARM_UP, REPETITIONS = 3, 20
 
 
 class Exchanges:
-    """Random exchanges that all ranks draw alike; element k of rank i's input tells i and k."""
+    """Draws random exchanges, the same on all ranks; element k of rank i's input encodes i and k."""
 
     def __init__(self, comm: Any, device: torch.device) -> None:
         self.comm, self.device, self.size = comm, device, comm.size
@@ -50,7 +50,7 @@ class Exchanges:
         return values.to(dtype) if dtype is not torch.bool else values % 3 == 0
 
     def check(self, dtype: torch.dtype, async_op: bool = False) -> None:
-        """Zeros, gaps, regions in any order."""
+        """Exchanges with zero counts, gaps, and regions in any order."""
         w, r = self.size, self.comm.rank
         counts = [[self.random.choice((0, 1, 5, 300, 4096)) for _ in range(w)] for _ in range(w)]
         sdispls = [self._places(counts[i]) for i in range(w)]
@@ -104,7 +104,7 @@ def check_lists(comm: Communicator, device: torch.device) -> None:
 
 
 def check_group(comm: Communicator, device: torch.device) -> None:
-    """Over the process group's own HcclComm, beside torch_npu's own calls; and ATB's operator with that HcclComm."""
+    """Exchanges on the process group's own HcclComm between torch_npu's own calls, and calls ATB's operator with it."""
     world = dist.group.WORLD
     assert world is not None
     member = at.from_group(world, device="npu")
@@ -124,7 +124,7 @@ def check_group(comm: Communicator, device: torch.device) -> None:
 
 
 def check_operator(comm: Communicator, device: torch.device, **own: Any) -> None:
-    """The ATB-shaped one; also the family and the number of devices."""
+    """Checks the ATB-shaped operator, and reports the device family and the number of devices."""
     w, r = comm.size, comm.rank
     counts, places = [3] * w, [3 * j for j in range(w)]
     arrays: dict[str, Any] = {"send_counts": counts, "sdispls": places, "recv_counts": counts, "rdispls": places}
@@ -143,7 +143,7 @@ def check_gradient(comm: Communicator, device: torch.device) -> None:
 
 
 def check_quantized(comm: Communicator, device: torch.device) -> None:
-    """With a shared scale, as functions and as ATB's operator, and with scales found on the device."""
+    """Sums with a shared scale, by functions and by ATB's operator, and with scales computed on the device."""
     codes = [(torch.arange(160 * 16) * 37 % 251 - 125 + j).to(torch.int8).view(160, 16) for j in range(comm.size)]
     total = torch.stack(codes).sum(0, dtype=torch.int32).float()
     scale, offset = torch.full((1,), 0.25, dtype=torch.float16), torch.full((1,), 2.0, dtype=torch.float16)
@@ -152,12 +152,12 @@ def check_quantized(comm: Communicator, device: torch.device) -> None:
     same(at.quantized_all_reduce(x, scale=0.25, offset=2.0, group=comm), expected)
     operation = at.QuantAllReduceOperation(QuantAllReduceParam(rank=comm.rank, rank_size=comm.size), comm)
     same(operation(x, scale.to(device), offset.to(device)), expected)
-    ones = torch.full((1000,), 1.0 + comm.rank)  # whose codes are exact
+    ones = torch.full((1000,), 1.0 + comm.rank)  # their codes are exact
     same(at.quantized_all_reduce(ones.to(device), group=comm), torch.full((1000,), comm.size * (comm.size + 1) / 2))
 
 
 def check_hosts(comm: Communicator, device: torch.device) -> None:
-    """The same ranks as if each had a host of its own: they agree over TCP."""
+    """Runs the ranks as if each had its own host, so that they agree over TCP."""
     if comm.size < 2:
         return
     before = os.environ.get(LOCAL_SIZE)
@@ -177,7 +177,7 @@ def check_hosts(comm: Communicator, device: torch.device) -> None:
 
 
 def check_mismatch(comm: Communicator, device: torch.device) -> None:
-    """Counts that disagree are an error on every rank; the communicator stays usable."""
+    """Checks that counts that disagree raise an error on every rank, and that the communicator stays usable."""
     if comm.size < 2:
         return
     with Communicator.from_env("doctor mismatch", backend="hccl", timeout=TIMEOUT) as fresh:
@@ -197,7 +197,7 @@ def disagree(comm: Communicator, device: torch.device) -> None:
 
 
 def speeds(comm: Communicator, device: torch.device, exchange: Callable[[Tensor, Tensor], Any]) -> dict[str, float]:
-    """Median seconds of an equal exchange, per bytes to each peer."""
+    """Measures an equal exchange: median seconds for each number of bytes per peer."""
     found = {}
     for size in SIZES:
         x = torch.zeros(size * comm.size, dtype=torch.uint8).to(device)
@@ -223,7 +223,7 @@ def main() -> int:
     if report["emulated"]:
         from alltoallv_emulator import aten
 
-        aten.install()  # the operators of quantization
+        aten.install()  # the operators that quantization needs
     hosts, kind = job.size // (job.local_size or job.size), "emulated " if report["emulated"] else ""
     where = f"{job.size} {kind}{report['soc']}, {hosts} host"
     failed = False

@@ -1,4 +1,4 @@
-"""Cases of the self-test on NPUs that programs rely on beside exchanges: graphs, rank tables, fused operators.
+"""Cases of the NPU self-test besides exchanges that programs rely on: graphs, rank tables, fused operators.
 
 Values are small whole numbers, exact in float16 however they are summed.
 """
@@ -26,7 +26,7 @@ _TABLE = "RANK_TABLE_FILE"
 
 
 class LeftOut(Exception):
-    """The case is nothing for this machine; says why."""
+    """Raised where a case does not apply to this machine; the text says why."""
 
 
 def same(got: Tensor, expected: Tensor) -> None:
@@ -39,13 +39,13 @@ def same(got: Tensor, expected: Tensor) -> None:
 
 
 def product(soc: str) -> limits.Product:
-    """Whose limits hold: the SoC's, on emulated devices those of ALLTOALLV_NPU_PRODUCT."""
+    """Returns the product whose limits hold: by the SoC, on emulated devices by ALLTOALLV_NPU_PRODUCT."""
     emulated = hasattr(ctypes.CDLL("libascendcl.so"), "AlltoallvEmulatorSet")
     return limits.product() if emulated else "A3" if "910_93" in soc else "A2"
 
 
 def check_rank_table(comm: Communicator, device: torch.device) -> None:
-    """A communicator from a rank table of this host."""
+    """Makes a communicator from a rank table of this host."""
     devices = [{"device_id": str(rank), "rank_id": str(rank)} for rank in range(comm.size)]
     server = {"server_id": "127.0.0.1", "device": devices}
     table = {"version": "1.0", "server_count": "1", "server_list": [server], "status": "completed"}
@@ -67,7 +67,7 @@ def check_rank_table(comm: Communicator, device: torch.device) -> None:
 
 
 def check_aclgraph(comm: Communicator, device: torch.device) -> None:
-    """An NPUGraph with a collective, replayed on other values."""
+    """Captures a collective in an NPUGraph and replays it on other values."""
     x = torch.zeros(4, device=device)
     dist.all_reduce(x)
     graph = torch.npu.NPUGraph()
@@ -82,7 +82,7 @@ def check_aclgraph(comm: Communicator, device: torch.device) -> None:
 
 
 def _name(device: torch.device) -> str:
-    """HCCL's name of a group of all ranks that nothing else uses, as MC2's operators demand."""
+    """Makes a group of all ranks for MC2's operators, which need one of their own; returns its name in HCCL."""
     group = dist.new_group()
     name: str = group._get_backend(device).get_hccl_comm_name(dist.get_rank())
     return name
@@ -94,13 +94,13 @@ def _demand(breaches: Iterable[str]) -> None:
 
 
 def _whole(rank: int, *shape: int) -> Tensor:
-    """-1, 0 and 1, the same on every rank that asks."""
+    """Returns random values -1, 0 and 1, the same on every rank with the same arguments."""
     generator = torch.Generator().manual_seed(rank)
     return torch.randint(-1, 2, shape, generator=generator).half()
 
 
 def check_dispatch_and_combine(comm: Communicator, device: torch.device) -> None:
-    """Two experts on every rank, which change nothing: the tokens come where they should, and back."""
+    """Dispatches tokens to two identity experts per rank and back; every token must come to the right place."""
     size, rank = comm.size, comm.rank
     experts = 2 * size
     _demand(limits.MoE(size, experts, HIDDEN, TOKENS, 2).breaches(product(torch.npu.get_device_name())))
@@ -117,7 +117,7 @@ def check_dispatch_and_combine(comm: Communicator, device: torch.device) -> None
 
 
 def check_alltoallv_gmm(comm: Communicator, device: torch.device) -> None:
-    """Equal parts of every rank's rows to every expert, and back."""
+    """Sends equal parts of every rank's rows to every expert, and back."""
     size, rank, experts = comm.size, comm.rank, 2
     use = limits.GroupedMatmul(size, experts, HIDDEN, 64, 2 * ROWS * HIDDEN)
     _demand(use.breaches(product(torch.npu.get_device_name())))
@@ -131,7 +131,7 @@ def check_alltoallv_gmm(comm: Communicator, device: torch.device) -> None:
 
 
 def check_matmuls(comm: Communicator, device: torch.device) -> None:
-    """Of tensor parallelism: after a gather, before a reduce-scatter."""
+    """Checks the products of tensor parallelism: one after a gather, one before a reduce-scatter."""
     size, rank = comm.size, comm.rank
     for name in ("npu_all_gather_base_mm", "npu_mm_reduce_scatter_base"):
         _demand(limits.Matmul(name, size, 256).breaches(product(torch.npu.get_device_name())))

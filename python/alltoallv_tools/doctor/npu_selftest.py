@@ -17,7 +17,7 @@ REPORT = "alltoallv-npu-report.json"
 
 
 def run(devices: int | None = None) -> tuple[list[Check], dict[str, Any]]:
-    """Returns the checks and what rank 0 has found; see `alltoallv_tools.doctor.npu`."""
+    """Returns the checks and rank 0's findings; see `alltoallv_tools.doctor.npu`."""
     try:  # the doctor also examines an installation without its extension
         from alltoallv.errors import BackendUnavailableError
         from alltoallv.launch import hccl
@@ -61,7 +61,7 @@ def _status(case: dict[str, Any]) -> Literal["ok", "no", "-"]:
 
 
 def last_report(out: str) -> dict[str, Any]:
-    """What rank 0 has told last; the line that it was writing when it died is left out."""
+    """Returns the last report of rank 0; skips the line that it was writing when it died."""
     for line in reversed(out.splitlines()):
         if line.startswith("{"):
             try:
@@ -73,5 +73,5 @@ def last_report(out: str) -> dict[str, Any]:
 
 
 def _text(output: Any) -> str:
-    """Of a process that was ended: bytes, or nothing."""
+    """Returns the output of a process that was ended, which can be bytes or None, as text."""
     return output.decode(errors="replace") if isinstance(output, bytes) else output or ""

@@ -1,6 +1,6 @@
-"""The self-test's two ranks: exchange data over every path, time it, see from the counters what carried it.
+"""The two ranks of the self-test: they exchange data over every path, time it, and check which path was used.
 
-Started by `selftest`; rank 0 prints one line of JSON.
+`selftest` starts them; rank 0 prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SMALL, LARGE = 4 << 10, 1 << 20  # bytes to each peer
 WARM_UP, REPETITIONS = 5, 25
 TIMEOUT = 20.0
 
-# name -> (path asked for, bytes, input in shared memory, output in shared memory)
+# name -> (requested path, bytes, input in shared memory, output in shared memory)
 CASES = {
     "inline": ("inline", SMALL, False, False),
     "push": ("push", LARGE, False, True),
@@ -36,10 +36,10 @@ CASES = {
 
 
 def run_case(path: str, size: int, shared_input: bool, shared_output: bool) -> dict[str, Any]:
-    """Exchanges ``size`` bytes with every peer.
+    """Exchanges ``size`` bytes with every peer over the path that ``path`` requests.
 
     Returns:
-        "bytes", "seconds" (median), "carried" (bytes per path of one exchange, of this rank), "correct".
+        "bytes", "seconds" (median), "carried" (bytes of this rank per path in one exchange), "correct".
     """
     domain = f"doctor {path} {size} {shared_input:d}{shared_output:d}"
     with data_path(path), Communicator.from_env(domain, timeout=TIMEOUT) as comm:

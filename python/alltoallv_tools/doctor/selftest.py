@@ -1,4 +1,4 @@
-"""Runs the self-test on two processes and judges it."""
+"""Runs the self-test on two processes and judges the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECONDS = 60
 
 
 def run() -> tuple[list[Check], dict[str, Any]]:
-    """Returns the checks, and what the ranks have measured: case -> bytes, seconds, carried, correct."""
+    """Returns the checks, and the ranks' measurements: case -> bytes, seconds, carried, correct."""
     command = [sys.executable, "-m", "alltoallv", "run", "-n", "2", "--timeout", str(SECONDS), "--no-prefix"]
     command += ["-m", "alltoallv_tools.doctor.ranks"]
     try:
@@ -32,7 +32,7 @@ def run() -> tuple[list[Check], dict[str, Any]]:
 
 
 def judge(name: str, case: dict[str, Any]) -> Check:
-    """The check of one case: right bytes, and over the path that was asked for."""
+    """Judges one case: the bytes must be right, and must have used the requested path."""
     required = name.startswith("auto")
     paths = " and ".join(case["carried"]) or "no path"
     if not case["correct"]:
@@ -55,7 +55,7 @@ _ADVICE = {
 
 
 def reasons(stderr: str) -> list[str]:
-    """The lines that say what went wrong, without tracebacks' frames."""
+    """Returns the lines that say what went wrong, without the frames of tracebacks."""
     lines = [line for line in stderr.splitlines() if line and not line.startswith((" ", "Traceback"))]
     return list(dict.fromkeys(lines))[:3]
 

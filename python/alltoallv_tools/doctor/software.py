@@ -1,4 +1,4 @@
-"""Versions, the extension, launchers, frameworks, devices; frameworks are looked up, never imported."""
+"""Checks versions, the extension, launchers, frameworks and devices; frameworks are looked up, never imported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from alltoallv_tools.doctor import Check
 from alltoallv_tools.doctor.machine import SECONDS, kernel, read_text
 
 PYTHON = (3, 10)
-# name -> its distributions, what it is for
+# name -> its distributions, its purpose
 _FRAMEWORKS = {
     "torch": (("torch",), ""),
     "torch_npu": (("torch-npu",), ""),
@@ -29,7 +29,7 @@ _FRAMEWORKS = {
 
 
 def version_of(distribution: str) -> str:
-    """The version of an installed distribution; "" if there is none."""
+    """Returns the version of an installed distribution; "" if there is none."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -37,7 +37,7 @@ def version_of(distribution: str) -> str:
 
 
 def versions() -> list[Check]:
-    """Python, NumPy, the kernel and the extension."""
+    """Reports Python, NumPy, the kernel and the extension."""
     good = sys.version_info >= PYTHON
     python = Check(
         "versions",
@@ -51,7 +51,7 @@ def versions() -> list[Check]:
 
 
 def _imported(module: str) -> Check:
-    """Imports a module in a process of its own: one built for another machine may end it."""
+    """Imports a module in a child process: one built for another machine may end the process."""
     name = "extension" if module == "alltoallv._core" else module
     code = f"import {module} as m; print(getattr(m, '__version__', None) or m.__file__)"
     result = _python(code)
@@ -75,7 +75,7 @@ def _python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def environment() -> list[Check]:
-    """The launcher and our own switches."""
+    """Reports the launcher and our own environment variables."""
     switches = {name: value for name, value in sorted(os.environ.items()) if name in _SWITCHES}
     set_ = ", ".join(f"{name}={value}" for name, value in switches.items())
     return [_launcher(), Check("environment", "switches", "-", set_ or f"none of {', '.join(_SWITCHES)} is set")]
@@ -103,7 +103,7 @@ def _launcher() -> Check:
 
 
 def frameworks() -> list[Check]:
-    """Versions of what the front ends and extras are for."""
+    """Reports the versions of the frameworks that the front ends and extras need."""
     found = []
     for name, (distributions, purpose) in _FRAMEWORKS.items():
         version = next(filter(None, map(version_of, distributions)), "")
@@ -114,7 +114,7 @@ def frameworks() -> list[Check]:
 
 
 def devices() -> list[Check]:
-    """Ascend NPUs with CANN, NVIDIA GPUs."""
+    """Looks for Ascend NPUs with CANN, and NVIDIA GPUs."""
     npus = glob("/dev/davinci[0-9]*")
     gpus = glob("/dev/nvidia[0-9]*")
     home = os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME") or ""
@@ -146,7 +146,7 @@ def _nodes(found: list[str], pattern: str) -> str:
 
 
 def _library(name: str, wanted: bool, advice: str) -> Check:
-    """Loads a library in a process of its own: some start threads, or end the process."""
+    """Loads a library in a child process: some libraries start threads, or end the process."""
     result = _python("import ctypes, sys; ctypes.CDLL(sys.argv[1])", name)
     if result.returncode == 0:
         return Check("devices", name, "ok", "found by the loader")

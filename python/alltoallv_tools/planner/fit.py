@@ -1,6 +1,6 @@
-"""Parameters of a topology from measurements, the rows of ``bench --json``, and how well it foretells other rows.
+"""Fits a topology to measurements, the rows of ``bench --json``, and checks how well it predicts other rows.
 
-The fastest block of a row counts: a topology describes a machine that does nothing else, and a busy one only adds.
+Only the fastest block of a row counts: a topology describes an idle machine, and a busy one only adds time.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from alltoallv_tools.planner.model import all_to_all_v
 from alltoallv_tools.planner.topology import Level, Topology
 
 Row = dict[str, Any]
-TOLERANCE = 0.25  # what a prediction may be off, of the measured time
+TOLERANCE = 0.25  # largest accepted error of a prediction, relative to the measured time
 
 
 @dataclass(frozen=True)
 class Check:
-    """A row and what a topology says about it; microseconds."""
+    """A measured row and a topology's prediction for it; microseconds."""
 
     size: int
     nbytes: int
@@ -30,24 +30,24 @@ class Check:
 
     @property
     def error(self) -> float:
-        """Relative, signed."""
+        """The prediction's relative error, with its sign."""
         return self.predicted / self.measured - 1
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A topology, and checks by rows that it was not fitted to."""
+    """A fitted topology, and checks by rows that were not used to fit it."""
 
     topology: Topology
     checks: list[Check]
 
     @property
     def within(self) -> int:
-        """Checks that are off by `TOLERANCE` at most."""
+        """Counts the checks whose error is at most `TOLERANCE`."""
         return sum(abs(each.error) <= TOLERANCE for each in self.checks)
 
     def table(self) -> Iterator[str]:
-        """The checks in Markdown."""
+        """Yields the checks as lines of a Markdown table."""
         yield "| ranks | bytes | pattern | measured us | predicted us | error |"
         yield "|---:|---:|---|---:|---:|---:|"
         for each in self.checks:
@@ -62,11 +62,11 @@ def fit(document: Any) -> Fit:
     """Fits a host to every second size of what ``bench alltoallv --json`` wrote, and checks it with the others.
 
     Raises:
-        InvalidParamError: a document of another kind, or too few rows.
+        InvalidParamError: the document is of another kind or has too few rows.
     """
     try:
         cpus = int(document["machine"]["cpus"])
-        cached = int(document["machine"].get("cache_bytes", 0)) / 2  # inputs, and as many bytes of outputs
+        cached = int(document["machine"].get("cache_bytes", 0)) / 2  # half for the inputs, half for the outputs
         rows = [row for row in exchanges(document["rows"]) if _time(row) > 0 and row["nbytes"] > 0]
     except (AttributeError, KeyError, TypeError, ValueError):
         raise InvalidParamError("this is not what `bench alltoallv --json` writes, see docs/bench.md") from None
@@ -76,7 +76,7 @@ def fit(document: Any) -> Fit:
 
 
 def exchanges(rows: Sequence[Row]) -> list[Row]:
-    """The complete rows of alltoallv between two ranks or more; of a size measured several times, the fastest."""
+    """Returns the complete rows of alltoallv for 2 ranks or more; of a size measured several times, the fastest."""
     fastest: dict[tuple[int, int, str], Row] = {}
     for row in rows:
         if row.get("collective") != "alltoallv" or row["np"] < 2 or "ours" not in row["times"]:
@@ -88,13 +88,13 @@ def exchanges(rows: Sequence[Row]) -> list[Row]:
 
 
 def shared_memory(rows: Sequence[Row], cpus: int, cached: float = 0.0, name: str = "fitted") -> Topology:
-    """The topology of one host whose ranks share ``cpus`` processors, with caches for ``cached`` bytes to be sent.
+    """Fits one host whose ranks share ``cpus`` processors, with caches for ``cached`` bytes of payload.
 
-    The shortest time at each number of ranks is what they wait for each other; the rest of longer times is that of
-    memory, by how many bytes those ranks send together.
+    The shortest time at each number of ranks is the time that ranks wait for each other. The rest of longer times is
+    memory traffic, by the number of bytes that those ranks send together.
 
     Raises:
-        InvalidParamError: too few rows.
+        InvalidParamError: there are too few rows.
     """
     rows = exchanges(rows)
     if len({row["nbytes"] for row in rows}) < 2:
@@ -106,15 +106,15 @@ def shared_memory(rows: Sequence[Row], cpus: int, cached: float = 0.0, name: str
     points: dict[tuple[int, int], list[float]] = {}
     for row in rows:
         size, nbytes = row["np"], row["nbytes"]
-        # More bytes take no less: a longer time than theirs is that of a disturbance.
+        # More bytes cannot take less time: a longer time than theirs comes from a disturbance.
         time = min(_time(other) for other in rows if other["np"] == size and other["nbytes"] >= nbytes)
         rest = time - waits[size]
-        if rest > 0.5 * time:  # less is lost in the spread of the waits
+        if rest > 0.5 * time:  # a smaller rest is lost in the spread of the waits
             points.setdefault((size, size * nbytes), []).append(nbytes / rest / 1e3 / host.share(size))
     if not points:
         raise InvalidParamError("no payload takes twice as long as the smallest, expected larger ones too")
     curve = tuple((*at, math.exp(math.fsum(map(math.log, rates)) / len(rates))) for at, rates in sorted(points.items()))
-    rate = max(curve, key=lambda point: point[1])[2]  # where the caches are of no use
+    rate = max(curve, key=lambda point: point[1])[2]  # beyond the reach of the caches
     host = replace(host, port_gbps=rate, curve=curve, cached=cached)
     return Topology(name, (host,), memory_gbps=2 * rate, source="fitted to bench")  # a copy reads and writes
 
@@ -124,7 +124,7 @@ def _time(row: Row) -> float:
 
 
 def check(topology: Topology, rows: Sequence[Row]) -> list[Check]:
-    """What a topology says about rows."""
+    """Compares a topology's predictions with measured rows."""
     return [
         Check(
             row["np"],
@@ -138,7 +138,9 @@ def check(topology: Topology, rows: Sequence[Row]) -> list[Check]:
 
 
 def split(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Every second payload size for the fit, smallest and largest among them; the others to check it."""
+    """Splits rows by payload size: every second size, with the smallest and the largest, for the fit, the rest for
+    checks.
+    """
     sizes = sorted({row["nbytes"] for row in rows})
     kept = {*sizes[::2], *sizes[-1:]}
     return [row for row in rows if row["nbytes"] in kept], [row for row in rows if row["nbytes"] not in kept]

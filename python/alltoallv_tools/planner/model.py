@@ -1,6 +1,6 @@
-"""Times of algorithms on a topology, in microseconds; docs/plan.md derives every formula.
+"""Predicts times of algorithms on a topology, in microseconds; docs/plan.md derives every formula.
 
-Bytes are float numbers; GB/s times 1000 is bytes per microsecond.
+Bytes are floats; GB/s times 1000 is bytes per microsecond.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ REDUCTIONS = ("flat", "two-level")
 def all_to_all_v(
     topology: Topology, size: int, nbytes: float, pattern: str = "uniform", algorithm: str = "flat"
 ) -> float:
-    """Time until every rank has sent ``nbytes`` in all.
+    """Returns the time until every rank has sent ``nbytes`` in all.
 
     Args:
         topology: the machine; ranks fill its groups one after the other.
-        size: number of ranks.
-        nbytes: payload of a rank, its own part included.
+        size: the number of ranks.
+        nbytes: the payload of a rank, its own part included.
         pattern: one of `patterns.NAMES`.
         algorithm: ``flat``: every rank starts its messages to all peers at once. ``pairwise``: HCCL's steps, to rank
-            i + k in step k. ``hierarchical``: within the innermost groups first, then between ranks of equal place.
+            i + k in step k. ``hierarchical``: first within the innermost groups, then between ranks of the same place.
     """
     if size == 1:
         return topology.start_us
@@ -36,7 +36,7 @@ def all_to_all_v(
 
 
 def _flat(topology: Topology, size: int, nbytes: float, weights: Load) -> float:
-    """Messages of all classes at once: the slowest class counts. The heaviest rank, sending or receiving, sets it."""
+    """Starts all messages at once. The slowest class sets the time, by its heaviest rank, sending or receiving."""
     slowest = alpha = 0.0
     own = 0.0 if weights.single else nbytes / size
     for level, peers in topology.used(size):
@@ -49,10 +49,10 @@ def _flat(topology: Topology, size: int, nbytes: float, weights: Load) -> float:
 def _busy(
     level: Level, size: int, nbytes: float, sent: float, own: float, largest: float, ingress: float = 1.0
 ) -> float:
-    """Microseconds that a class is busy when ``size`` ranks send ``nbytes`` each, ``sent`` of them over this class.
+    """Returns the time of a class when ``size`` ranks send ``nbytes`` each, ``sent`` of them over this class.
 
-    Links: the most wanted rank receives ``ingress`` times what it sends, and the ``largest`` part has one pair's link.
-    Shared memory: senders store right into the outputs, so it matters what they send, their ``own`` part too.
+    On links, the most wanted rank receives ``ingress`` times what it sends, and the ``largest`` part uses one pair's
+    link. In shared memory, senders store directly into the outputs, so their ``own`` part counts, too.
     """
     if level.curve:
         return (sent + own) / level.port(nbytes, size) / 1e3
@@ -60,9 +60,9 @@ def _busy(
 
 
 def _pairwise(topology: Topology, size: int, nbytes: float, weights: Load) -> float:
-    """HCCL: (p - 1) alpha + beta * sum over k of max over i of n(i, i + k).
+    """Adds up HCCL's steps: (p - 1) alpha + beta * sum over k of max over i of n(i, i + k).
 
-    Some pair of every step crosses the outermost class in use, so that is the class of all steps.
+    Some pair of every step crosses the outermost class in use, so all steps take the time of that class.
     """
     level, _ = topology.used(size)[-1]
     step = level.alpha(size) + topology.message_us
@@ -71,14 +71,14 @@ def _pairwise(topology: Topology, size: int, nbytes: float, weights: Load) -> fl
 
 
 def _hierarchical(topology: Topology, size: int, nbytes: float, weights: Load) -> float:
-    """Level by level: at each, everything that must leave the group of the level below moves once.
+    """Goes level by level: at each level, everything that must leave the group of the level below moves once.
 
-    Inside a group rank l collects what goes to ranks of place l elsewhere, so that between groups there is one message
-    per group instead of one per rank.
+    Inside a group, rank l collects what goes to ranks of place l elsewhere, so groups exchange one message per group
+    instead of one per rank.
     """
     total, inside = 0.0, 1
     for level, peers in topology.used(size):
-        group = inside + peers  # ranks up to this level
+        group = inside + peers  # the number of ranks up to this level
         partners = _partners(group, inside)
         sent = nbytes * partners / (partners + 1)
         part = nbytes / (partners + 1)
@@ -89,7 +89,7 @@ def _hierarchical(topology: Topology, size: int, nbytes: float, weights: Load) -
 
 
 def _partners(group: int, inside: int) -> int:
-    """Groups of ``inside`` ranks in one of ``group``, less a rank's own."""
+    """Returns the number of groups of ``inside`` ranks in one of ``group``, without the rank's own."""
     return -(-group // inside) - 1
 
 
@@ -103,16 +103,16 @@ def all_reduce(
     group_size: int = 128,
     gather_bits: int | None = None,
 ) -> float:
-    """Time of a two-shot all-reduce of ``nbytes`` of float32.
+    """Returns the time of a two-shot all-reduce of ``nbytes`` of float32.
 
     Args:
         topology, size: as in `all_to_all_v`.
-        nbytes: of the vector in float32.
+        nbytes: the size of the vector in float32.
         algorithm: ``flat``: one exchange between all ranks and one gather. ``two-level``: an exchange and a sum within
-            the innermost groups, the same between groups on what is left, quantized again, and the gathers back.
-        bits: of an element on the way to the sum; 32 and 16 are not quantized.
-        group_size: elements that share a float32 scale, where bits is 8 or less.
-        gather_bits: of an element on the way back; None: as ``bits``.
+            the innermost groups, the same between groups on the sums, quantized again, and the gathers back.
+        bits: size of an element on the way to the sum; 32 and 16 are not quantized.
+        group_size: number of elements that share a float32 scale, if bits is 8 or less.
+        gather_bits: size of an element on the way back; None means ``bits``.
     """
     if size == 1:
         return topology.start_us
@@ -128,7 +128,7 @@ def all_reduce(
     else:
         shots, stages = _levels(topology, size, there, back)
     launches, traffic = 0, 0.0
-    for before, after in stages:  # parts of the vector, to sum over a level and when summed
+    for before, after in stages:  # parts of the vector before and after the sum over a level
         if bits <= 8:
             launches += 1
             traffic += (nbytes + there) * before  # quantize
@@ -142,7 +142,7 @@ def all_reduce(
 
 
 def _levels(topology: Topology, size: int, there: float, back: float) -> tuple[float, list[tuple[float, float]]]:
-    """Exchanges and gathers of a sum level by level, and what part of the vector each level begins and ends with."""
+    """Adds the exchanges and gathers of all levels; also returns the part of the vector before and after each level."""
     total, left, inside = 0.0, 1.0, 1
     stages = []
     for level, peers in topology.used(size):
@@ -161,9 +161,9 @@ def _levels(topology: Topology, size: int, there: float, back: float) -> tuple[f
 def quantizing_wins_from(
     topology: Topology, size: int, algorithm: str = "flat", against_bits: int = 16
 ) -> float | None:
-    """Bytes of float32 from which int8 with a re-quantized gather is quicker than the same sum in ``against_bits``.
+    """Returns the float32 bytes from which int8 with a re-quantized gather beats the same sum in ``against_bits``.
 
-    None: not below 16 GiB.
+    None means that int8 is not faster below 16 GiB.
     """
 
     def gain(nbytes: float) -> float:

@@ -1,4 +1,4 @@
-"""What devices will demand of a mixture of experts, before they are booked: the limits that the emulator keeps."""
+"""Checks what a mixture of experts demands of devices, by the limits that the emulator keeps."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _NEEDED, _OPTIONAL = ("tokens", "hidden", "experts", "k"), {"algorithm": "", "in
 
 
 def parse(text: str) -> dict[str, Any]:
-    """``tokens=128,hidden=7168,experts=256,k=8``, and if wanted ``algorithm`` (comm_alg) and ``inner`` (columns).
+    """Parses ``tokens=128,hidden=7168,experts=256,k=8``; optional are ``algorithm`` (comm_alg) and ``inner`` (columns).
 
     Raises:
-        InvalidParamError: A name is missing or unknown, or a value is no positive number.
+        InvalidParamError: A name is missing or unknown, or a value is not a positive number.
     """
     given: dict[str, Any] = dict(_OPTIONAL)
     for part in text.split(","):
@@ -31,12 +31,12 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def rows(model: dict[str, Any], sizes: Sequence[int], products: Sequence[Product]) -> list[dict[str, Any]]:
-    """For each product and number of ranks: the buffer, and what would be refused, by operator."""
+    """Returns, for each product and number of ranks, the buffer's size and the operators that would be refused."""
     return [row(model, size, product) for product in products for size in sizes]
 
 
 def row(model: dict[str, Any], size: int, product: Product) -> dict[str, Any]:
-    """One of `rows`."""
+    """Returns one of `rows`."""
     tokens, hidden, experts, k = (model[name] for name in _NEEDED)
     use = MoE(size, experts, hidden, tokens, k, model["algorithm"])
     uneven = [f"moe_expert_num is {experts}, expected a multiple of {size} ranks"] if experts % size else []
@@ -53,7 +53,7 @@ def row(model: dict[str, Any], size: int, product: Product) -> dict[str, Any]:
 
 
 def table(found: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Lines for a person."""
+    """Formats rows as lines of a table."""
     yield f"{'np':>6} {'product':>8} {'sent(B)':>11} {'HCCL_BUFFSIZE':>14}  operators"
     for one in found:
         start = f"{one['np']:>6} {one['product']:>8} {one['bytes']:>11} {one['hccl_buffsize']:>11} MB  "

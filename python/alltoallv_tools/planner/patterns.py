@@ -1,4 +1,4 @@
-"""What the ranks send, as far as the model needs it: the heaviest of everything, in parts of a rank's payload."""
+"""The load that a pattern puts on links: its heaviest rank and pair, as parts of a rank's payload."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ NAMES = ("uniform", "uneven", "skewed", "sparse", "moe")
 
 @dataclass(frozen=True)
 class Load:
-    """Of a rank's payload.
+    """The load of a pattern, in parts of a rank's payload.
 
     Attributes:
         largest: the part that goes to one peer, for the heaviest pair of a step.
-        ingress: what the most wanted rank receives.
-        peers: how many peers get something.
-        single: all of it goes to one peer, over whichever class of links that is.
+        ingress: the part that the most wanted rank receives.
+        peers: the number of peers that get something.
+        single: True if all of it goes to one peer, over whichever class of links that is.
     """
 
     largest: float
@@ -28,7 +28,7 @@ class Load:
 
 
 def load(pattern: str, size: int) -> Load:
-    """The load of a pattern of `alltoallv_tools.bench.cases`, in closed form, for any number of ranks."""
+    """Returns the load of a pattern of `alltoallv_tools.bench.cases`, in closed form, for any number of ranks."""
     peers = size - 1
     if pattern == "uniform":
         return Load(1 / size, 1.0, peers)

@@ -1,4 +1,4 @@
-"""Machines as the model sees them: nested groups of ranks, each with a class of links."""
+"""Describes machines for the model: nested groups of ranks, each with a class of links."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class Level:
     """The links between ranks that share this group and no smaller one, or the memory that they share.
 
     Attributes:
-        name: of the group, such as ``server``.
-        ranks: in one group; 0 for the outermost, which holds all.
+        name: the group's name, such as ``server``.
+        ranks: the number of ranks in one group; 0 for the outermost, which holds all.
         alpha_us: microseconds from the start of a message until its first byte arrives.
-        port_gbps: GB/s (10^9 bytes per second) that a rank can send, and at once receive, over all links of the class.
-        pair_gbps: GB/s that one pair of ranks can use; below ``port_gbps`` where every peer has a link of its own.
+        port_gbps: GB/s (10^9 bytes per second) that a rank can send, and at the same time receive, over all its links.
+        pair_gbps: GB/s that one pair of ranks can use; below ``port_gbps`` if every peer has its own link.
         curve: makes the class shared memory: points (ranks of a group, bytes that they send together, GB/s of a rank
-            that has a processor to itself), as caches make them. Replaces the two rates.
+            with its own processor), which show the effect of caches. The points replace the two rates.
         cached: bytes that ranks send together when their inputs and outputs outgrow the caches, so that they are
-            written past them: there the curve breaks off and goes on anew. 0: unknown.
-        waits: points (ranks of a group, microseconds), where ranks take turns on processors. Replaces ``alpha_us``.
-        workers: processors that the ranks of a group share; 0: each has its own.
+            written past them: there the curve breaks off and starts again. 0: unknown.
+        waits: points (ranks of a group, microseconds) where ranks take turns on processors. They replace ``alpha_us``.
+        workers: processors that the ranks of a group share; 0 means that each has its own.
     """
 
     name: str
@@ -42,20 +42,20 @@ class Level:
     workers: int = 0
 
     def alpha(self, size: int) -> float:
-        """Microseconds of latency when ``size`` ranks take part in all."""
+        """Returns the latency in microseconds when ``size`` ranks take part."""
         return interpolate(self.waits, self._group(size), extend=True) if self.waits else self.alpha_us
 
     def pair(self, nbytes: float, size: int) -> float:
-        """GB/s of one pair when each of ``size`` ranks sends ``nbytes`` in all."""
+        """Returns the GB/s of one pair when each of ``size`` ranks sends ``nbytes`` in all."""
         rate = self.port(nbytes, size)
         return min(rate, self.pair_gbps) if self.pair_gbps else rate
 
     def port(self, nbytes: float, size: int) -> float:
-        """GB/s of a rank to all its peers when each of ``size`` ranks sends ``nbytes`` in all."""
+        """Returns the GB/s of a rank to all its peers when each of ``size`` ranks sends ``nbytes`` in all."""
         return self.share(size) * (self._memory(nbytes, self._group(size)) if self.curve else self.port_gbps)
 
     def _memory(self, nbytes: float, ranks: int) -> float:
-        """GB/s on the curve: by bytes for each number of ranks that it has, then between those."""
+        """Returns the GB/s on the curve, interpolated first by bytes and then by the number of ranks."""
         together = nbytes * ranks
         side = [point for point in self.curve if (point[1] < self.cached) == (together < self.cached)]
         curves: dict[float, list[tuple[float, float]]] = {}
@@ -64,16 +64,16 @@ class Level:
         return interpolate([(at, interpolate(curve, together)) for at, curve in curves.items()], ranks)
 
     def share(self, size: int) -> float:
-        """The part of a processor that a rank has."""
+        """Returns the part of a processor that a rank has."""
         return min(1.0, self.workers / self._group(size)) if self.workers else 1.0
 
     def _group(self, size: int) -> int:
-        """Ranks of ``size`` that one group holds."""
+        """Returns how many of ``size`` ranks one group holds."""
         return min(size, self.ranks or size)
 
 
 def interpolate(curve: Sequence[tuple[float, float]], at: float, *, extend: bool = False) -> float:
-    """Linear in the logarithms of both; beyond the ends constant, or with ``extend`` above the last as before it."""
+    """Interpolates in logarithms of both; constant beyond the ends, or continued above the last point if ``extend``."""
     points = sorted(curve)
     if at <= points[0][0] or len(points) == 1:
         return points[0][1]
@@ -86,15 +86,15 @@ def interpolate(curve: Sequence[tuple[float, float]], at: float, *, extend: bool
 
 @dataclass(frozen=True)
 class Topology:
-    """A machine.
+    """A machine: its groups of ranks, its links, and fixed times.
 
     Attributes:
-        name: as the table shows it.
-        levels: from the innermost group outwards.
-        message_us: microseconds of a rank's processor or engine per peer that gets a message.
-        start_us: microseconds of every collective that no message explains: launch, agreement.
+        name: the name in the table.
+        levels: the groups, from the innermost outwards.
+        message_us: microseconds of a rank's processor or engine for each peer that gets a message.
+        start_us: microseconds of every collective without its messages: launch, agreement.
         memory_gbps: GB/s at which a rank's kernels read and write its memory.
-        kernel_us: microseconds of a kernel that its bytes do not explain.
+        kernel_us: microseconds of a kernel besides the time for its bytes.
         source: where the numbers come from.
     """
 
@@ -124,7 +124,7 @@ class Topology:
                 raise InvalidParamError(f"level {level.name!r} has {level}, expected points above 0")
 
     def used(self, size: int) -> list[tuple[Level, int]]:
-        """The levels that ``size`` ranks fill, innermost first, and how many peers a rank has over each."""
+        """Returns the levels that ``size`` ranks fill, innermost first, and how many peers a rank has over each."""
         result, inside = [], 1
         for level in self.levels:
             group = min(level.ranks, size) if level.ranks else size
@@ -135,10 +135,10 @@ class Topology:
 
     @classmethod
     def read(cls, source: str | Path) -> Topology:
-        """A preset by name, or a JSON file of the form that `write` makes.
+        """Reads a preset by name, or a JSON file that `write` made.
 
         Raises:
-            InvalidParamError: neither, or a file of another form.
+            InvalidParamError: ``source`` is neither a preset nor such a file.
         """
         if str(source) in PRESETS:
             return PRESETS[str(source)]
@@ -158,12 +158,12 @@ class Topology:
             raise InvalidParamError(f"topology {str(source)!r} is not as docs/plan.md describes: {error}") from error
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """Writes the topology as JSON."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
 
-# Rates are per direction, published peaks times 0.8, what large transfers reach of them; latencies are those of one
-# message on an idle link. docs/plan.md cites every number.
+# Rates are per direction: published peaks times 0.8, which large transfers reach. Latencies are those of one message on
+# an idle link. docs/plan.md cites every number.
 _REACHED = 0.8
 
 PRESETS = {

@@ -1,4 +1,4 @@
-"""Flight records (``ALLTOALLV_FLIGHT_DIR``) as a trace: the last operators of ranks, without counts and waiting."""
+"""Reads flight records (``ALLTOALLV_FLIGHT_DIR``) as a trace of each rank's last operators, without counts or waits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _STATES = ("running", "done", "failed")
 
 
 def read(folder: Path) -> list[DomainTrace]:
-    """What the ranks of a failed job have written there, by domain; none if there are no such files.
+    """Reads what the ranks of a failed job have written to ``folder``, by domain; empty if there are no such files.
 
-    A rank that could not write any more, because it was killed, is shown as its peers have seen it.
+    A rank that was killed before it could write is shown as its peers have seen it.
 
     Raises:
-        ValueError: a file is no flight record.
+        ValueError: a file is not a flight record.
     """
     found: dict[str, DomainTrace] = {}
     for path in sorted(folder.glob("flight-*.json")):

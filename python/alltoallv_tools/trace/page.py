@@ -1,4 +1,4 @@
-"""A trace as one HTML file that needs nothing else: matrix, timeline and load, drawn by `page.html`."""
+"""Writes a trace as one HTML file that needs nothing else: matrix, timeline and load, drawn by `page.html`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from alltoallv_tools.trace.records import RUNNING, DomainTrace
 from alltoallv_tools.trace.story import lateness, tell
 
-_EXPERTS = (  # what carries rows to the ranks of their experts
+_EXPERTS = (  # the operators that carry rows to the ranks of their experts
     "all_to_all_v",
     "all_to_all_single",
     "all_to_all",
@@ -21,12 +21,12 @@ _EXPERTS = (  # what carries rows to the ranks of their experts
     "global_gather",
     "quantized_all_to_all",
 )
-_MOST_EVENTS = 100_000  # of a domain, drawn one by one
-_MOST_CELLS = 300_000  # of a domain's matrices over time
+_MOST_EVENTS = 100_000  # most events of a domain that are drawn one by one
+_MOST_CELLS = 300_000  # most cells of a domain's matrices over time
 
 
 def html(domains: Sequence[DomainTrace], title: str) -> str:
-    """The page; ``title`` names the trace."""
+    """Returns the page; ``title`` names the trace."""
     data = {
         "title": title,
         "story": tell(domains),
@@ -62,7 +62,7 @@ def _domain(domain: DomainTrace) -> dict[str, Any]:
         "span_us": span / 1e3,
         "operators": used[0].operators if used else [],
         "matrix": bins.tolist(),
-        "load": expert_bins.sum(1).tolist(),  # received, by time and rank
+        "load": expert_bins.sum(1).tolist(),  # received elements, by time and rank
         "late": np.stack([late.came_last, late.waited_ns, late.caused_ns], 1).tolist(),
         "compared": late.operators,
         "events": events,
@@ -71,8 +71,8 @@ def _domain(domain: DomainTrace) -> dict[str, Any]:
 
 
 def _events(domain: DomainTrace, begin: int, end: int) -> tuple[list[list[list[float]]], int]:
-    """By rank: [begin, duration, waited (us), operator, number, bytes sent, state, peer]; and how many are left out:
-    the shortest.
+    """Returns by rank [begin, duration, waited (us), operator, number, bytes sent, state, peer], and the number of
+    events that are left out, the shortest ones.
     """
     durations = {rank: _durations(trace.records, end - trace.clock_ns) for rank, trace in domain.ranks.items()}
     everything = np.concatenate([*durations.values(), np.zeros(0, np.int64)])
@@ -96,7 +96,7 @@ def _events(domain: DomainTrace, begin: int, end: int) -> tuple[list[list[list[f
 
 
 def _durations(records: npt.NDArray[Any], end: int) -> npt.NDArray[np.int64]:
-    """What still ran lasts to the end of the trace."""
+    """Returns durations; operators that had not ended last until the end of the trace."""
     ends = np.where(records["state"] == RUNNING, np.uint64(max(end, 0)), records["end"]).astype(np.int64)
     durations: npt.NDArray[np.int64] = np.maximum(ends - records["begin"].astype(np.int64), 0)
     return durations

@@ -1,4 +1,4 @@
-"""A trace as Chrome's trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+"""Writes a trace as Chrome's trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from alltoallv_tools.trace.records import FAILED, RUNNING, DomainTrace, RankTrac
 
 
 def events(domains: Sequence[DomainTrace]) -> dict[str, Any]:
-    """One process per rank, one thread per domain, a slice per operator and inside it one for the time waited."""
+    """Returns one process per rank, one thread per domain, a slice per operator, and inside it one for the waiting
+    time.
+    """
     names = rank_names(list(domains))
     found: list[dict[str, Any]] = []
     for thread, domain in enumerate(domains):

@@ -1,4 +1,4 @@
-"""Reads the files of a trace: one per rank and domain, a page of JSON and then records of one size."""
+"""Reads the files of a trace: one per rank and domain, a page of JSON followed by records of one size."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ HEADER_BYTES = 4096
 RUNNING, DONE, FAILED = range(3)
 MESSAGES = ("send", "recv")
 
-Records = npt.NDArray[Any]  # of `layout`
+Records = npt.NDArray[Any]  # has the dtype of `layout`
 
 
 def layout(size: int) -> np.dtype[Any]:
-    """As op_host/control/trace.h has it: times in nanoseconds, ``counts`` in elements of ``element`` bytes."""
+    """Returns a record's dtype, as in op_host/control/trace.h: times in ns, counts in units of ``element`` bytes."""
     fields = "begin=u8 end=u8 waited=u8 seq=u8 bytes=u8 dtype=u4 element=u4 op=u2 state=u1 unused=u1 peer=i4"
     return np.dtype([*(tuple(field.split("=")) for field in fields.split()), ("counts", "i8", (size,))])
 
 
 @dataclass
 class RankTrace:
-    """What one rank of one domain did: ``records`` in the order in which it began them."""
+    """The operators of one rank in one domain: ``records`` in the order in which they began."""
 
     domain: str
     rank: int
@@ -35,13 +35,13 @@ class RankTrace:
     pid: int
     host: str
     started_ns: int  # on the clock of the records
-    clock_ns: int  # to add to times of this rank, so that those of all hosts are on one clock
+    clock_ns: int  # offset that puts this rank's times on the common clock of all hosts
     operators: list[str]
     dtypes: list[str]
     records: Records
 
     def name(self, record: Any) -> str:
-        """``"all_reduce #41"``, or ``"recv from rank 3"`` for a message, which has no sequence number."""
+        """Returns ``"all_reduce #41"``, or ``"recv from rank 3"`` for a message, which has no sequence number."""
         operator = self.operators[record["op"]]
         if operator not in MESSAGES:
             return f"{operator} #{record['seq']}"
@@ -49,43 +49,43 @@ class RankTrace:
         return f"{operator} {'to' if operator == 'send' else 'from'} {peer}"
 
     def dtype(self, record: Any) -> str:
-        """The name of a record's element type."""
+        """Returns the name of a record's element type."""
         number = int(record["dtype"])
         return self.dtypes[number] if number < len(self.dtypes) else f"{record['element']} bytes"
 
     def sent_bytes(self) -> npt.NDArray[np.int64]:
-        """Bytes for each rank, a row per record."""
+        """Returns the bytes sent to each rank, one row per record."""
         sent: npt.NDArray[np.int64] = self.records["counts"] * self.records["element"][:, None].astype(np.int64)
         return sent
 
     def collectives(self) -> Records:
-        """The records less those of messages."""
+        """Returns the records without those of messages."""
         return self.records[~self.of(MESSAGES)]
 
     def of(self, operators: Collection[str]) -> npt.NDArray[np.bool_]:
-        """Which records are of one of these operators."""
+        """Returns a mask of the records of these operators."""
         return np.isin(self.records["op"], [i for i, name in enumerate(self.operators) if name in operators])
 
 
 @dataclass
 class DomainTrace:
-    """One communicator: its ranks that have been traced, by rank."""
+    """One communicator: its traced ranks, by rank."""
 
-    name: str  # of the domain; with a number where the domain was made again
+    name: str  # of the domain; with a number if the domain was made again
     size: int
     ranks: dict[int, RankTrace]
 
     @property
     def bytes(self) -> int:
-        """What its ranks have sent, in bytes."""
+        """Returns the bytes that its ranks have sent."""
         return sum(int(trace.sent_bytes().sum()) for trace in self.ranks.values())
 
 
 def read(folder: Path) -> list[DomainTrace]:
-    """All communicators of a folder, in the order in which they were made.
+    """Reads all communicators of a folder, in the order in which they were made.
 
     Raises:
-        ValueError: the folder is missing or holds no trace, or a file is not one.
+        ValueError: the folder is missing or holds no trace, or a file is not a trace.
     """
     traces = [read_file(path) for path in sorted(folder.glob("*.trace"))] if folder.is_dir() else []
     if not traces:
@@ -93,7 +93,7 @@ def read(folder: Path) -> list[DomainTrace]:
             f"folder {str(folder)!r} holds no *.trace files, expected the one that ALLTOALLV_TRACE or "
             "alltoallv.trace() named"
         )
-    steady = {trace.host: trace.clock_ns for trace in traces}  # one offset a host: its ranks share a clock
+    steady = {trace.host: trace.clock_ns for trace in traces}  # one offset per host: its ranks share a clock
     for trace in traces:
         trace.clock_ns = steady[trace.host]
     made: dict[tuple[str, int, int], dict[int, RankTrace]] = defaultdict(dict)
@@ -111,10 +111,10 @@ def read(folder: Path) -> list[DomainTrace]:
 
 
 def read_file(path: Path) -> RankTrace:
-    """One file, which its rank may still be writing.
+    """Reads one file, which its rank may still be writing.
 
     Raises:
-        ValueError: it is not a trace.
+        ValueError: the file is not a trace.
     """
     with path.open("rb") as file:
         try:
@@ -142,9 +142,9 @@ def read_file(path: Path) -> RankTrace:
 
 
 def rank_names(domains: list[DomainTrace]) -> dict[tuple[str, int], int]:
-    """The ranks of the largest domain, by host and process, for those who are known by other numbers elsewhere.
+    """Returns the ranks of the largest domain by host and process, to name them where they have other numbers.
 
-    Empty where ranks are threads of one process.
+    The result is empty if ranks are threads of one process.
     """
     world = max(domains, key=lambda domain: len(domain.ranks))
     names = {(trace.host, trace.pid): rank for rank, trace in world.ranks.items()}

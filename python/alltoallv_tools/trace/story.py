@@ -1,4 +1,4 @@
-"""Where the ranks of a job are, or were when it ended, in words; and for whom they waited."""
+"""Describes in words what the ranks of a job do, or did when it ended, and for which ranks they waited."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from alltoallv_tools.trace.records import DONE, FAILED, MESSAGES, RUNNING, Domai
 
 
 def tell(domains: Sequence[DomainTrace]) -> list[str]:
-    """One sentence or more per domain: first where its ranks are, then for whom they waited."""
+    """Returns one sentence or more per domain: what its ranks do, then for which ranks they waited."""
     return [sentence for domain in domains for sentence in (*_places(domain), *_messages(domain), *_waits(domain))]
 
 
 def where(trace: RankTrace, record: Any) -> str:
-    """``"is in all_reduce #41"``, ``"has ended all_reduce #40"`` or ``"failed in all_reduce #41"``."""
+    """Returns ``"is in all_reduce #41"``, ``"has ended all_reduce #40"`` or ``"failed in all_reduce #41"``."""
     verb = {RUNNING: "is in", DONE: "has ended", FAILED: "failed in"}[int(record["state"])]
     return f"{verb} {trace.name(record)}"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """``"rank 2"``, ``"ranks 0, 1 and 3"``."""
+    """Returns ``"rank 2"``, ``"ranks 0, 1 and 3"``."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
@@ -40,7 +40,7 @@ def _places(domain: DomainTrace) -> list[str]:
         sentences.append(f"No collective of {domain.name!r} was called by {ranks_text(idle)}.")
     if not last:
         return sentences
-    # The ones that are behind explain the others.
+    # The ranks that are behind explain the others.
     groups: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for rank, record in last.items():
         groups[int(record["seq"]), int(record["state"] == DONE), int(record["op"])].append(rank)
@@ -81,16 +81,16 @@ def _messages(domain: DomainTrace) -> list[str]:
 
 @dataclass
 class Lateness:
-    """Of the operators that every rank has begun, by rank."""
+    """Lateness in the operators that every rank has begun; every array is by rank."""
 
     operators: int
-    came_last: npt.NDArray[np.int64]  # to how many of them
-    waited_ns: npt.NDArray[np.int64]  # for others
-    caused_ns: npt.NDArray[np.int64]  # what the others waited in those to which this rank came last
+    came_last: npt.NDArray[np.int64]  # number of operators in which the rank came last
+    waited_ns: npt.NDArray[np.int64]  # time that the rank waited for others
+    caused_ns: npt.NDArray[np.int64]  # time that others waited in operators in which this rank came last
 
 
 def lateness(domain: DomainTrace) -> Lateness:
-    """Who came last how often, and what that cost the others."""
+    """Computes which rank came last how often, and how long the others waited for it."""
     size = domain.size
     found = Lateness(0, *(np.zeros(size, np.int64) for _ in range(3)))
     per_rank = {rank: trace.collectives() for rank, trace in domain.ranks.items()}

@@ -1,4 +1,4 @@
-"""A trace as the dumps of torch's flight recorder, one file per rank, which ``torchfrtrace`` reads and compares."""
+"""Writes a trace as dumps of torch's flight recorder, one file per rank, which ``torchfrtrace`` reads and compares."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 from alltoallv_tools.trace.records import DONE, DomainTrace, RankTrace, rank_names
 
-_VERSION = "2.10"  # of the format
-_ENGINE = "gloo"  # torchfrtrace accepts none but the engines that it knows
-_EVEN = {"all_gather", "all_gather_into_tensor"}  # torchfrtrace takes them for even ones
+_VERSION = "2.10"  # of the dump format
+_ENGINE = "gloo"  # torchfrtrace accepts only engines that it knows
+_EVEN = {"all_gather", "all_gather_into_tensor"}  # torchfrtrace expects equal sizes in these
 
 
 def write(domains: Sequence[DomainTrace], folder: Path) -> list[Path]:
-    """Writes ``rank_0``, ``rank_1``, ... into a folder, which is made if need be; returns their paths.
+    """Writes ``rank_0``, ``rank_1``, ... into a folder, which is made if needed; returns their paths.
 
-    Exchanges with counts of their own become ``all_to_all``, the only operator whose sizes torch lets differ. Messages
-    are left out: torchfrtrace takes those that only some ranks send for ranks that are missing.
+    Exchanges with individual counts become ``all_to_all``, the only operator whose sizes torch lets differ. Messages
+    are left out: torchfrtrace reports ranks that take no part in a message as missing.
     """
     names = rank_names(list(domains))
     ranks: dict[int, dict[str, Any]] = {}
@@ -62,7 +62,7 @@ def _status(trace: RankTrace) -> dict[str, str]:
 
 
 def _even(domain: DomainTrace) -> set[int]:
-    """Sequence numbers of gathers in which every rank gives as much."""
+    """Returns the sequence numbers of gathers in which every rank gives the same number of elements."""
     given: dict[int, set[int]] = {}
     for trace in domain.ranks.values():
         for record in trace.records[trace.of(_EVEN)]:
@@ -98,7 +98,7 @@ def _entries(domain: DomainTrace, trace: RankTrace, even: set[int]) -> Iterable[
 
 
 def _described(trace: RankTrace, record: Any, even: set[int]) -> tuple[str, int, int]:
-    """Torch's name of an operator, and the elements of its input and output."""
+    """Returns torch's name of an operator, and the numbers of elements of its input and output."""
     operator = trace.operators[record["op"]]
     counts = record["counts"].tolist()
     sent, received = sum(counts), int(record["bytes"]) // max(1, int(record["element"]))

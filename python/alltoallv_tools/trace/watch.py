@@ -1,4 +1,4 @@
-"""What ``top`` shows of a running job: where every rank is, how much it moves, how much it waits."""
+"""Prepares what ``top`` shows of a running job: where every rank is, how much it moves, how long it waits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _COLUMNS = ("domain", "rank", "pid", "where", "since", "ops/s", "MB/s sent", "wa
 
 
 def table(domains: Sequence[DomainTrace], seconds: float, now_ns: int | None = None) -> list[str]:
-    """Lines of text, one per rank of each domain, over the last ``seconds``.
+    """Returns lines of text, one per rank of each domain, about the last ``seconds``.
 
     Args:
-        domains: What has been read of the trace just now.
-        seconds: Over how long rates are taken.
-        now_ns: The clock of the records, `time.monotonic_ns`, if not that.
+        domains: The trace as it has just been read.
+        seconds: The period over which rates are computed.
+        now_ns: The time on the records' clock; default: `time.monotonic_ns`.
     """
     now = time.monotonic_ns() if now_ns is None else now_ns
     rows = [_row(domain, trace, now, seconds) for domain in domains for trace in domain.ranks.values()]
@@ -57,5 +57,5 @@ def _row(domain: DomainTrace, trace: RankTrace, now: int, seconds: float) -> tup
 
 
 def _lives(trace: RankTrace) -> bool:
-    """Whether the process is there, as far as this host can tell."""
+    """True if the process exists, as far as this host can tell."""
     return trace.host != socket.gethostname() or os.path.exists(f"/proc/{trace.pid}")
