@@ -1,18 +1,18 @@
 """Collectives on MindSpore tensors, in jobs started by ``msrun``, in PyNative and in graph mode.
 
 ``group`` is None for all ranks of the job, a name made by `new_group` or by MindSpore's own ``new_group`` or
-``create_group``, or a `Communicator`. Call `init` first; ``mindspore.communication.init()`` is not needed, and does no
-harm. Without a launcher the job is one process.
+``create_group``, or a `Communicator`. Call `init` first; ``mindspore.communication.init()`` is not needed, but
+harmless. Without a launcher the job is one process.
 
 Every function is collective: all ranks of the group call it, in the same order. Errors that concern several ranks are
-raised on all of them. A call takes its place in that order when Python makes it: it waits for what MindSpore has been
-asked to compute, then exchanges host memory on the calling thread, so its output is complete when it returns. With
-``async_op=True`` a function returns at once, with a `CommHandle`; the tensors given must not be touched until its
-``wait()`` has returned.
+raised on all of them. A call is made when Python reaches it: it waits until MindSpore has computed what it was asked to
+compute, then exchanges host memory on the calling thread, so its output is complete when it returns. With
+``async_op=True`` a function returns a `CommHandle` at once; do not touch the given tensors until its ``wait()`` has
+returned.
 
-All functions that move values have gradients in PyNative, those that write into a given output too. In a graph
-(``ms.jit``, GRAPH_MODE) use the cells; the functions raise there. MindSpore's ``quantized`` and float8
-dtypes are not supported.
+All functions that move values have gradients in PyNative, also those that write into a given output. In a graph
+(``ms.jit``, GRAPH_MODE) use the cells; the functions raise an error there. MindSpore's ``quantized`` and float8 dtypes
+are not supported.
 """
 
 from alltoallv.mindspore import _needs as _needs
@@ -58,7 +58,7 @@ from alltoallv.mindspore.quantized import (
 from alltoallv.mindspore.tensors import empty
 from alltoallv.mindspore.work import CommHandle
 
-# A graph cannot hold these functions: MindSpore then says so instead of reading their source.
+# A graph cannot hold these functions: MindSpore then reports that instead of reading their source.
 _OURS = "collectives", "dispatcher", "front_end", "group", "messages", "moe", "quantized", "tensors"
 _MINT = "mint.checks", "mint.comm_func", "mint.groups", "mint.messages", "mint.objects"
 _SHARED = "_calls.exchanges", "_calls.expert_rows", "atb.operations", "atb.quant_operations", "quantization.functions"

@@ -1,4 +1,4 @@
-"""MindSpore tensors for what takes tensors of any framework."""
+"""Implements the tensor interface of the shared calls for MindSpore tensors."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from alltoallv.mindspore.tensors import (
 from alltoallv.mindspore.work import CommHandle, Done
 from alltoallv.quantization.feedback import ErrorFeedback
 
-Place = Callable[[Tensor], Region]  # where a tensor lies
+Place = Callable[[Tensor], Region]  # returns the address and size of a tensor
 
 
 class Tensors(Adapter[Tensor]):
-    """Knows tensors by ``place``; if it ``settles``, its checks wait until MindSpore has computed what they look at.
+    """Accesses tensors through ``place``; if it ``settles``, its checks first wait until MindSpore has computed them.
 
-    ``copies`` keeps what had to be made contiguous, for another look at the same tensors.
+    ``copies`` keeps contiguous copies, to be used again for the same tensors.
     """
 
     kind, tensor, feedback, handle = "a MindSpore tensor", Tensor, ErrorFeedback, CommHandle
@@ -80,7 +80,7 @@ class Tensors(Adapter[Tensor]):
         return in_queue()
 
     def enqueue(self, linear: Linear[Tensor], input: Tensor, output: Tensor | None) -> Tensor:
-        """Behind what MindSpore has been asked for, and before what it will be."""
+        """Adds the exchange to MindSpore's queue: it runs after earlier operators and before later ones."""
         from alltoallv.mindspore import device_op  # compiles
 
         with guard(linear.communicator, linear.operator):
@@ -109,7 +109,7 @@ class Tensors(Adapter[Tensor]):
 
 
 class _Settled(Tensors):
-    """Knows tensors that MindSpore has computed already."""
+    """Accesses tensors that MindSpore has already computed."""
 
     def contiguous(self, x: Tensor) -> Tensor:
         return x if x.is_contiguous() else as_input(x)
@@ -117,4 +117,4 @@ class _Settled(Tensors):
 
 ADAPTER = Tensors(settles=True)
 SETTLED = _Settled()
-LATE = Tensors()  # for calls that wait for MindSpore, or queue, behind their checks
+LATE = Tensors()  # for calls that, after their checks, wait for MindSpore or join its queue

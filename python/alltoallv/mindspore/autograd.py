@@ -1,4 +1,4 @@
-"""Linear collectives as MindSpore's autograd sees them: each is followed, as its gradient, by its transpose.
+"""Gradients of linear collectives in MindSpore's autograd: the gradient of a collective is its transpose.
 
 Everything here runs on the thread that calls it: forward when Python calls the function, backward inside the gradient
 function, in the reverse order. Derivatives of every order exist.
@@ -24,7 +24,7 @@ from alltoallv.mindspore.tensors import empty, executor, in_queue, region, settl
 
 
 def tracks(*tensors: Any) -> bool:
-    """Whether a gradient may be asked for with respect to one of these."""
+    """True if a gradient with respect to one of these tensors may be needed."""
     if not executor.enable_grad():
         return False
     if executor.grad_flag():
@@ -44,17 +44,17 @@ class _Applied(_Function):
 
 
 def apply(input: Tensor, call: Map[Tensor]) -> Tensor:
-    """Runs the call, with gradients."""
+    """Runs the call and records its gradient."""
     return _Applied.apply(input, call)
 
 
 def summed(input: Tensor, comm: Communicator, op: str = "sum") -> Tensor:
-    """The sum or average of all ranks' inputs, in a new tensor."""
+    """Returns the sum or average of all ranks' inputs in a new tensor."""
     return apply(input, all_reduction(LATE, comm, input.shape, op))
 
 
 class Broadcast(_Function):
-    """The values of rank ``root``, in a new tensor."""
+    """Returns the values of rank ``root`` in a new tensor."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, comm: Communicator, root: int) -> Tensor:
@@ -69,13 +69,13 @@ class Broadcast(_Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         total = summed(grad, ctx.comm)
         if ctx.comm.rank != ctx.root:
-            # Zeros still made of it: its gradient too is collective.
+            # The zeros are computed from the sum, because its own gradient is collective, too.
             total = ops.where(Tensor(False), total, ops.zeros_like(total))
         return total, None, None
 
 
 class ListExchange(_Function):
-    """``inputs[j]`` to rank j, into new tensors of the given shapes."""
+    """Sends ``inputs[j]`` to rank j and returns what arrives in new tensors of the given shapes."""
 
     @staticmethod
     def forward(ctx: Any, comm: Communicator, shapes: list[tuple[int, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -119,12 +119,12 @@ class _Assign(_Function):
 
 
 def assign(name: str, output: Tensor, values: Tensor, kept: Any = None) -> None:
-    """Copies values into a caller's tensor, whose history then continues in them.
+    """Copies values into a caller's tensor; gradients of the tensor then flow to ``values``.
 
-    ``kept`` is true where the tensor keeps its own value, or None if it keeps none.
+    ``kept`` is true where the tensor keeps its own value, or None if it keeps no value.
 
     Raises:
-        InvalidTensorError: a tensor whose gradient MindSpore cannot follow.
+        InvalidTensorError: MindSpore cannot follow the gradient of this tensor.
     """
     if output.untyped_storage().nbytes() != output.nbytes:
         raise InvalidTensorError(

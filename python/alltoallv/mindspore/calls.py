@@ -1,4 +1,4 @@
-"""Collectives that write into tensors of the caller: run at the call, or where MindSpore's queue has come to them."""
+"""Runs collectives that write into the caller's tensors, at the call or when MindSpore's queue reaches them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from alltoallv.mindspore.work import CommHandle, Done
 
 
 class Call:
-    """A collective of `alltoallv._calls.declared`, made under the guard with its own arguments.
+    """A collective of `alltoallv._calls.declared`, checked with its own arguments.
 
-    In MindSpore's queue the places of tensors are known only later: it is declared with others, apart from each other,
-    for its checks, and again when the queue has come to the call.
+    In MindSpore's queue, addresses of tensors are known only later. So the call is declared twice: for its checks with
+    substitute addresses that do not overlap, and with the real ones when the queue reaches the call.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Call:
         self.made.call.timeout = timeout
 
     def start(self, async_op: bool = False) -> CommHandle | None:
-        """Runs it, or submits it."""
+        """Runs the call, or submits it."""
         made = self.made
         if self._queued:
             from alltoallv.mindspore import device_op  # compiles

@@ -1,6 +1,6 @@
-"""ATB's operations and the quantized collectives as cells, with gradients, in PyNative and in graphs.
+"""Cells for ATB's operations and the quantized collectives, with gradients, in PyNative and in graphs.
 
-In a graph bfloat16 needs the package ml_dtypes, and results of bfloat16 come back by way of float32.
+In a graph, bfloat16 needs the package ml_dtypes, and bfloat16 results pass through float32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import core_name, target
 from alltoallv.quantization.functions import Quantized
 
-_OUTPUTS = {1: mindspore.float16, 0: mindspore.float32, 27: mindspore.bfloat16}  # by ACL's number
+_OUTPUTS = {1: mindspore.float16, 0: mindspore.float32, 27: mindspore.bfloat16}  # key: ACL's number of the dtype
 _ALL_REDUCE = (
     "scale",
     "offset",
@@ -52,12 +52,12 @@ _OPTIONS = {
 
 
 class AllToAllVCell(AllToAllV):
-    """`AllToAllVOperation` as a cell: the same checks and values, and gradients, in PyNative and in graphs.
+    """`AllToAllVOperation` as a cell with the same checks and values, and with gradients, in PyNative and in graphs.
 
     Args:
         param: As for the operation.
-        communicator: One of ``param.rank_size`` ranks in which this is ``param.rank``. Left out, the one that the param
-            describes, which is made or found here, with its ranks.
+        communicator: Has ``param.rank_size`` ranks, and this is ``param.rank``. By default the one that ``param``
+            describes, which is made or found here, together with its ranks.
 
     Inputs:
         input: As for the operation.
@@ -66,7 +66,7 @@ class AllToAllVCell(AllToAllV):
         Shape ``[1, sum(recv_counts)]``.
 
     Raises:
-        As the operation. In a graph, MindSpore may wrap the error's text into a RuntimeError.
+        The errors of the operation. In a graph, MindSpore may wrap the error's text into a RuntimeError.
     """
 
     def __init__(self, param: AllToAllVParam, communicator: Communicator | None = None) -> None:
@@ -87,8 +87,8 @@ class AllToAllVCell(AllToAllV):
 class QuantAllReduceCell(nn.Cell):
     """`QuantAllReduceOperation` as a cell, in PyNative and in graphs.
 
-    With ``QuantType.DYNAMIC`` it has gradients, straight through the rounding: those of the sum (or average), not
-    quantized. With a shared scale, whose input is int8, there are none.
+    With ``QuantType.DYNAMIC`` it has straight-through gradients: those of the sum (or average), not quantized. With a
+    shared scale, whose input is int8, it has none.
 
     Args:
         param, communicator: As for `AllToAllVCell`.
@@ -97,10 +97,10 @@ class QuantAllReduceCell(nn.Cell):
         x, scale, offset: As for the operation.
 
     Outputs:
-        Of the param's output dtype in the shape of ``x``.
+        A tensor of the param's output dtype in the shape of ``x``.
 
     Raises:
-        As the operation. In a graph, MindSpore may wrap the error's text into a RuntimeError.
+        The errors of the operation. In a graph, MindSpore may wrap the error's text into a RuntimeError.
     """
 
     def __init__(self, param: QuantAllReduceParam, communicator: Communicator | None = None) -> None:
@@ -116,7 +116,7 @@ class QuantAllReduceCell(nn.Cell):
         self.shared = make_operator(lambda x, scale, offset: self._operation(x, scale, offset), _same, self.dtype)
 
     def __call__(self, x: Tensor, scale: Tensor | None = None, offset: Tensor | None = None) -> Tensor:
-        """The PyNative way; in a graph MindSpore reads `construct` instead."""
+        """Runs in PyNative; in a graph MindSpore reads `construct` instead."""
         if self.dynamic and scale is None and offset is None and tracks(x):
             return _Reduction.apply(x, self._operation, self._comm, self._op)
         return self._operation(x, scale, offset)
@@ -128,7 +128,7 @@ class QuantAllReduceCell(nn.Cell):
 
 
 class _Reduction(_Function):
-    """A dynamic reduction in PyNative."""
+    """A dynamic reduction in PyNative, with its gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, operation: QuantAllReduceOperation, comm: Communicator, op: str) -> Tensor:
@@ -141,9 +141,9 @@ class _Reduction(_Function):
 
 
 class _Options(nn.Cell):
-    """What the cells of the quantized collectives have in common.
+    """The base class of the cells of the quantized collectives.
 
-    ``counts`` are the function's own, by row; ``options`` its other arguments.
+    ``counts`` are the function's counts, in rows; ``options`` are its other arguments.
     """
 
     function: str
@@ -157,14 +157,14 @@ class _Options(nn.Cell):
         self._arguments = {**counts, **options, "group": group}
 
     def __call__(self, input: Tensor) -> Tensor:
-        """The PyNative way; in a graph MindSpore reads `construct` instead."""
+        """Runs in PyNative; in a graph MindSpore reads `construct` instead."""
         return getattr(quantized, self.function)(input, **self._arguments)
 
     def construct(self, input: Tensor) -> Tensor:
         return self.graph(input)
 
     def _make(self, shape: Callable[..., Any], back: Callable[..., Any]) -> None:
-        """The way of graphs; ``shape`` is that of the output, ``back`` the gradient."""
+        """Makes the operator for graphs; ``shape`` computes the output's shape, ``back`` the gradient."""
         given, dtype = dict(self._arguments), self._arguments.get("out_dtype")
         if dtype is not None:
             given["out_dtype"] = core_name(dtype)
@@ -180,7 +180,7 @@ class QuantizedAllReduce(_Options):
     """`quantized_all_reduce` as a cell; its options are the arguments scale, offset, comm_quant_scale_1,
     comm_quant_scale_2, bits, format, group_size, gather, op, out_dtype and overflow.
 
-    The same values and gradients in PyNative, in ``ms.jit`` functions and in GRAPH_MODE.
+    Values and gradients are equal in PyNative, in ``ms.jit`` functions and in GRAPH_MODE.
     """
 
     function = "quantized_all_reduce"
@@ -194,7 +194,7 @@ class QuantizedReduceScatter(_Options):
     """`quantized_reduce_scatter` as a cell, for inputs of ``rows`` rows; its options are the arguments bits,
     format, group_size, op, out_dtype and overflow.
 
-    The same values and gradients in PyNative, in ``ms.jit`` functions and in GRAPH_MODE.
+    Values and gradients are equal in PyNative, in ``ms.jit`` functions and in GRAPH_MODE.
     """
 
     function = "quantized_reduce_scatter"
@@ -213,7 +213,7 @@ class QuantizedAllToAll(_Options):
     """`quantized_all_to_all` as a cell with known counts of rows; its options are the arguments bits, format,
     group_size, out_dtype and overflow.
 
-    The same values and gradients in PyNative, in ``ms.jit`` functions and in GRAPH_MODE.
+    Values and gradients are equal in PyNative, in ``ms.jit`` functions and in GRAPH_MODE.
     """
 
     function = "quantized_all_to_all"
@@ -227,7 +227,7 @@ class QuantizedAllToAll(_Options):
 
 
 class _Straight(nn.Cell):
-    """A graph's operator whose gradient passes straight through the rounding: ``back(dout, x)``."""
+    """A graph's operator with the straight-through gradient ``back(dout, x)``."""
 
     def __init__(
         self, run: Callable[[Array], Array], shape: Callable[..., Any], dtype: Any, back: Callable[..., Any]
@@ -246,7 +246,7 @@ class _Straight(nn.Cell):
 
 
 def _returned(group: Group, send: Any, recv: Any, share: float = 1.0) -> Callable[..., Any]:
-    """The gradient of rows: they go back where they came from, or are gathered."""
+    """Returns the gradient of an exchange or gather of rows: it sends the rows' gradients back, or gathers them."""
     sends, recvs = (Tensor(np.array(pair, np.int64)) for pair in (send, recv))
     host = Host(True, group)
     exchange = make_operator(host.run, host.shape)
@@ -258,7 +258,7 @@ def _returned(group: Group, send: Any, recv: Any, share: float = 1.0) -> Callabl
 
 
 def _summed(group: Group, op: str) -> Callable[..., Any]:
-    """The gradient of a sum or average over the ranks: that of the gradients."""
+    """Returns the gradient of a sum or average over the ranks, which is the sum or average of the gradients."""
 
     def run(dout: Array) -> Array:
         comm = groups.resolve(group)
@@ -293,7 +293,7 @@ def _connected(param: Any, group: AllToAllVParam, communicator: Communicator | N
 
 @functools.cache
 def _on_arrays() -> Quantized[Array]:
-    """The quantized collectives on what MindSpore hands over."""
+    """Returns the quantized collectives on the arrays that MindSpore passes in."""
 
     class Arrays(Quantized[Array]):
         adapter = adapters.find("x", np.empty(0))

@@ -1,10 +1,10 @@
-"""The collectives of ``mindspore.mint.distributed`` that write into lists of tensors, or reduce, or have a root.
+"""Collectives of ``mindspore.mint.distributed`` that write into lists of tensors, that reduce, or that have a root.
 
-With its signatures and return values: None, or a `CommHandle` with ``async_op=True``. Outputs are contiguous tensors of
-the caller. ``dst`` and ``src`` are ranks of the job, for a `Communicator` ranks in it. A gradient passes through the
-outputs, which must then be tensors of their own, not parts of larger ones; with a gradient, tensors have one size on
-all ranks, and ``op`` is ``"sum"``. reduce, gather and scatter have none. All raise as
-`alltoallv.mindspore.all_to_all_v`.
+Signatures and return values are those of ``mint.distributed``: None, or a `CommHandle` with ``async_op=True``. Outputs
+are contiguous tensors of the caller. ``dst`` and ``src`` are ranks of the job; with a `Communicator` they are ranks in
+it. Gradients pass through the outputs. With a gradient, an output must not be a part of a larger tensor, tensors have
+one size on all ranks, and ``op`` is ``"sum"``. reduce, gather and scatter have no gradients. All functions raise the
+errors of `alltoallv.mindspore.all_to_all_v`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import executor, in_queue
 from alltoallv.mindspore.work import CommHandle, Done
 
-Values = Callable[[], Sequence[Tensor]]  # of the outputs, with a gradient
+Values = Callable[[], Sequence[Tensor]]  # returns the values of the outputs, for their gradient
 
 
 def all_to_all(
@@ -44,8 +44,8 @@ def all_to_all(
 ) -> CommHandle | None:
     """Sends ``input_tensor_list[j]`` to rank j and receives ``output_tensor_list[j]`` from it.
 
-    Tensors of any shapes, all of one dtype; what arrives keeps the shape of the receiver's tensor. Moved from and to
-    where they lie.
+    Tensors may have any shapes but one dtype; what arrives keeps the shape of the receiver's tensor. The data move
+    directly between the given tensors, without packing.
 
     Raises:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
@@ -60,9 +60,9 @@ def all_to_all(
 
 
 def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None, async_op: bool = False) -> CommHandle | None:
-    """Replaces ``tensor``, of one shape and dtype on all ranks, by the combination of all, the same bits on all ranks.
+    """Replaces ``tensor`` by the reduction of all ranks' tensors of this shape and dtype; all ranks get the same bits.
 
-    ``op`` is ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, or for floats ``"avg"``, with the rules of
+    ``op`` is ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, or for floats ``"avg"``, by the rules of
     `alltoallv.numpy.all_reduce`; sum and avg have a gradient.
     """
     comm = enter(group)
@@ -81,13 +81,13 @@ def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None, async_op: b
 def reduce_scatter(
     output: Tensor, input_list: Sequence[Tensor], op: str = "sum", group: Group = None, async_op: bool = False
 ) -> CommHandle | None:
-    """Combines ``input_list[j]`` of all ranks into rank j's ``output``.
+    """Reduces ``input_list[j]`` of all ranks into rank j's ``output``.
 
-    One tensor per rank, of any sizes, which are equal on all ranks. ``op`` as for `all_reduce`.
+    ``input_list`` has one tensor per rank, of any sizes, but the same on all ranks. ``op`` as in `all_reduce`.
     """
     counts = None
     if in_queue() and isinstance(input_list, list | tuple) and all(isinstance(x, Tensor) for x in input_list):
-        counts = [x.size for x in input_list]  # where they lie is not known yet: as one tensor
+        counts = [x.size for x in input_list]  # addresses are not known yet: count as for one tensor
         input_list = ops.concat([x.reshape(-1) for x in input_list])
     about: dict[str, Any] = {"op": op, "counts": counts, "gradient": _scattered_sum(op)}
     return front_end.call(declared.reduce_scatter, group, async_op, output, input_list, **about)
@@ -96,9 +96,9 @@ def reduce_scatter(
 def reduce_scatter_tensor(
     output: Tensor, input: Tensor, op: str = "sum", group: Group = None, async_op: bool = False
 ) -> CommHandle | None:
-    """Combines the ``input`` of all ranks, of which rank j gets the j-th of W equal parts as ``output``.
+    """Reduces the ``input`` of all ranks; rank j gets the j-th of W equal parts in ``output``.
 
-    ``input`` has W times the elements of ``output``. ``op`` as for `all_reduce`.
+    ``input`` has W times the elements of ``output``. ``op`` as in `all_reduce`.
     """
     gradient = _scattered_sum(op)
     return front_end.call(declared.reduce_scatter, group, async_op, output, input, op=op, gradient=gradient)
@@ -112,9 +112,9 @@ def reduce_scatter_tensor_uneven(
     group: Group = None,
     async_op: bool = False,
 ) -> CommHandle | None:
-    """Combines the ``input`` of all ranks, of which rank j gets ``input_split_sizes[j]`` rows of dimension 0.
+    """Reduces the ``input`` of all ranks; rank j gets ``input_split_sizes[j]`` rows of dimension 0 of the result.
 
-    The split sizes are equal on all ranks, and default to equal parts. ``op`` as for `all_reduce`.
+    The split sizes are the same on all ranks, and default to equal parts. ``op`` as in `all_reduce`.
     """
     about: dict[str, Any] = {"op": op, "sizes": input_split_sizes, "gradient": _scattered_sum(op)}
     return front_end.call(_reduce_scatter, group, async_op, output, input, **about)
@@ -126,7 +126,7 @@ def _reduce_scatter(tensors: Tensors, comm: Communicator, output: Tensor, input:
 
 
 def _elements(name: str, tensors: Tensors, tensor: Tensor, of: str, sizes: Counts | None, size: int) -> list[int]:
-    """The elements of every rank's rows in one tensor; empty sizes stand for equal ones, as in MindSpore."""
+    """Returns the elements of every rank's rows in one tensor; empty sizes mean equal ones, as in MindSpore."""
     tensors.check(of, tensor)
     given = None if sizes is None or len(sizes) == 0 else sizes
     return scaled(shares(name, given, of, tensor.shape[0], size), _core.row_size(tensor.shape))
@@ -152,7 +152,7 @@ def _scattered_sum(op: str) -> Gradient:
 def all_gather(
     tensor_list: Sequence[Tensor], tensor: Tensor, group: Group = None, async_op: bool = False
 ) -> CommHandle | None:
-    """Copies the ``tensor`` of rank j into ``tensor_list[j]`` of every rank, which has that rank's size."""
+    """Copies the ``tensor`` of rank j into ``tensor_list[j]`` of every rank; both have the same size."""
     return front_end.call(_all_gather, group, async_op, tensor_list, tensor, gradient=_gathered)
 
 
@@ -169,7 +169,7 @@ def all_gather_into_tensor_uneven(
 ) -> CommHandle | None:
     """Concatenates the ``input`` of all ranks along dimension 0 into ``output``.
 
-    Rank j's has ``output_split_sizes[j]`` rows, equal on all ranks; left out, all have as many.
+    Rank j's input has ``output_split_sizes[j]`` rows; the sizes are the same on all ranks and default to equal ones.
     """
     sizes = output_split_sizes
     return front_end.call(_all_gather_uneven, group, async_op, output, input, sizes=sizes, gradient=_gathered)
@@ -194,10 +194,10 @@ def _gathered(comm: Communicator, made: Made) -> Values:
 
 
 def broadcast(tensor: Tensor, src: int, group: Group = None, async_op: bool = False) -> CommHandle | None:
-    """Copies the ``tensor`` of one rank into the tensors of all others, of one size and dtype.
+    """Copies the ``tensor`` of one rank into the tensors of all others, which have the same size and dtype.
 
-    ``src`` is that rank's number in the job; for a `Communicator`, in it. The gradient is the sum of all ranks' and
-    goes to ``src``.
+    ``src`` is that rank's number in the job; with a `Communicator`, its rank there. The gradient is the sum of all
+    ranks' gradients and goes to ``src``.
     """
 
     def gradient(comm: Communicator, made: Made) -> Values:
@@ -207,13 +207,13 @@ def broadcast(tensor: Tensor, src: int, group: Group = None, async_op: bool = Fa
 
 
 def reduce(tensor: Tensor, dst: int, op: str = "sum", group: Group = None, async_op: bool = False) -> CommHandle | None:
-    """Replaces the ``tensor`` of rank ``dst`` by the combination of all; those of the others stay.
+    """Replaces the ``tensor`` of rank ``dst`` by the reduction of all tensors; the other ranks' tensors do not change.
 
-    ``op`` and the result's bits as for `all_reduce`.
+    ``op`` and the result's bits are as in `all_reduce`.
     """
     if not in_queue():
         return front_end.call(declared.reduce, group, async_op, tensor, op=op, root=("dst", dst))
-    # HCCL combines on all ranks, here into a copy: our transport over it has no reduction to one rank.
+    # HCCL reduces on all ranks, here into a copy: our transport over it has no reduction to one rank.
     comm = enter(group)
     with guard(comm, "all_reduce"):
         LATE.check_output("tensor", tensor)
@@ -229,9 +229,9 @@ def reduce(tensor: Tensor, dst: int, op: str = "sum", group: Group = None, async
 def gather(
     tensor: Tensor, gather_list: Sequence[Tensor], dst: int = 0, group: Group = None, async_op: bool = False
 ) -> CommHandle | None:
-    """Copies the ``tensor`` of rank j into ``gather_list[j]`` of rank ``dst``, which has that rank's size.
+    """Copies the ``tensor`` of rank j into ``gather_list[j]`` of rank ``dst``; both have the same size.
 
-    Elsewhere ``gather_list`` is not looked at.
+    Other ranks ignore ``gather_list``.
     """
     return front_end.call(declared.gather, group, async_op, tensor, gather_list, root=("dst", dst))
 
@@ -239,17 +239,17 @@ def gather(
 def scatter(
     tensor: Tensor, scatter_list: Sequence[Tensor], src: int = 0, group: Group = None, async_op: bool = False
 ) -> CommHandle | None:
-    """Copies ``scatter_list[j]`` of rank ``src`` into the ``tensor`` of rank j, which has its size.
+    """Copies ``scatter_list[j]`` of rank ``src`` into the ``tensor`` of rank j; both have the same size.
 
-    Elsewhere ``scatter_list`` is not looked at.
+    Other ranks ignore ``scatter_list``.
     """
     return front_end.call(declared.scatter, group, async_op, tensor, scatter_list, root=("src", src))
 
 
 def barrier(group: Group = None, async_op: bool = False, device_ids: Any = None) -> CommHandle | None:
-    """Returns when every rank has called it; late ranks are named, in a warning and in the timeout's error.
+    """Returns when every rank has called it; a warning and the timeout's error name late ranks.
 
-    ``device_ids`` is accepted for MindSpore's sake and changes nothing.
+    ``device_ids`` is accepted for compatibility with MindSpore and ignored.
     """
     comm = enter(group)
     if in_queue():

@@ -15,8 +15,8 @@
 
 namespace alltoallv_mindspore {
 
-/// Runs or enqueues the collective that `context` stands for, with the addresses of its tensors. Not 0: it failed, and
-/// wrote why.
+/// Runs or enqueues the collective of `context` with the addresses of its tensors. Returns 0, or another number if it
+/// failed and has written the error text.
 using Entry = int (*)(void* context, void* const* inputs, void* const* outputs, void* stream, char* message,
                       uint64_t capacity);
 using Tensors = std::vector<ms::Tensor>;
@@ -48,7 +48,7 @@ class Collective final : public ms::pynative::PyboostRunner {
     void* context_;
 };
 
-/// The tensor of that shape that an exchange makes of `input`.
+/// Exchanges `input` into a new tensor of that shape, which it returns.
 ms::Tensor exchange(const ms::Tensor& input, const std::vector<int64_t>& shape, uint64_t entry, uint64_t context) {
     const ms::Tensor packed = input.is_contiguous() ? input : input.contiguous();  // on CPU the runtime does not
     ms::Tensor output(input.data_type(), shape);
@@ -56,7 +56,7 @@ ms::Tensor exchange(const ms::Tensor& input, const std::vector<int64_t>& shape, 
     return output;
 }
 
-/// Into contiguous tensors, which keep the values that it does not write; `inputs` are contiguous too.
+/// Runs a collective into contiguous tensors, whose other elements keep their values; `inputs` are contiguous, too.
 void write(const Tensors& inputs, const Tensors& outputs, uint64_t entry, uint64_t context) {
     std::make_shared<Collective>(entry, context)->Run(inputs, outputs);
 }

@@ -1,9 +1,9 @@
-"""Collectives as an operator in MindSpore's own queue: the way to tensors on a device.
+"""Runs collectives as an operator in MindSpore's own queue, to reach tensors on a device.
 
-MindSpore runs it among its kernels and hands over device pointers and the stream; ``device_op.cc`` passes them on to a
-C function, a callback into this process's core, which enqueues the collective on that stream. With backend "CPU" the
-stream is null and it runs at once; that is how the path is tested without an NPU. It is not the way that tensors on CPU
-go: those are exchanged at the call.
+MindSpore runs it among its kernels and passes device pointers and the stream. ``device_op.cc`` passes them on to a C
+function, a callback into this process's core, which enqueues the collective on that stream. With backend "CPU" the
+stream is null and the collective runs at once; tests use that without an NPU. Tensors on CPU do not use this path: they
+are exchanged at the call.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from alltoallv.errors import BackendUnavailableError
 from alltoallv.mindspore.adapter import Place
 from alltoallv.mindspore.tensors import executor, target
 
-Launch = Callable[[Any, Any, int], None]  # with the addresses of inputs and outputs, and the stream
+Launch = Callable[[Any, Any, int], None]  # called with the addresses of inputs and outputs, and the stream
 _tickets = itertools.count(1)
-_waiting: dict[int, Launch] = {}  # by ticket, until MindSpore has come to the call
+_waiting: dict[int, Launch] = {}  # by ticket, until MindSpore reaches the call
 _ADDRESSES = ctypes.POINTER(ctypes.c_void_p)
 
 
@@ -34,7 +34,7 @@ _ADDRESSES = ctypes.POINTER(ctypes.c_void_p)
     *(ctypes.c_int, ctypes.c_void_p, _ADDRESSES, _ADDRESSES, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
 )
 def _run(ticket: int, inputs: Any, outputs: Any, stream: int, message: int, capacity: int) -> int:
-    """On MindSpore's thread. Lives as long as the module: it may be called, and be running, at any time."""
+    """Runs a ticket's collective on MindSpore's thread, at any time, so it must live as long as the module."""
     try:
         _waiting.pop(ticket)(inputs, outputs, stream or 0)
     except Exception as error:
@@ -49,7 +49,7 @@ ENTRY = ctypes.cast(_run, ctypes.c_void_p).value or 0
 
 
 def ticket_for(launch: Launch) -> int:
-    """For one run, as the context of `ENTRY`."""
+    """Returns a ticket for one run of ``launch``, which `ENTRY` gets as its context."""
     ticket = next(_tickets)
     _waiting[ticket] = launch
     return ticket
@@ -73,15 +73,15 @@ def build(backend: str = "CPU", folder: str | None = None) -> Any:
 
 
 def exchange(plan: _core.Plan | ReductionPlan, input: Tensor, shape: Sequence[int], module: Any = None) -> Tensor:
-    """A new tensor of that shape, all of which the plan writes, from ``input``.
+    """Returns a new tensor of that shape, into which the plan writes all elements from ``input``.
 
-    On CPU complete, on an NPU in the order of MindSpore's stream. Calls of all ranks must come in the same order.
+    On CPU it is complete, on an NPU it is in order on MindSpore's stream. All ranks make their calls in the same order.
 
     Args:
-        module: What `build` has given back; default: that of this process's device.
+        module: The result of `build`; default: the module for this process's device.
 
     Raises:
-        RuntimeError: with the class and text of the collective's error; MindSpore keeps no more of it.
+        RuntimeError: has the class and text of the collective's error; MindSpore keeps no more of it.
     """
 
     def launch(inputs: Any, outputs: Any, stream: int) -> None:
@@ -93,7 +93,9 @@ def exchange(plan: _core.Plan | ReductionPlan, input: Tensor, shape: Sequence[in
 
 
 def enqueue(prepare: Callable[[Place], Ready], outputs: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> None:
-    """What ``prepare`` makes of the places of these contiguous tensors; ``outputs`` keep what it does not write."""
+    """Queues the call that ``prepare`` makes from the addresses of contiguous tensors; other output elements keep their
+    value.
+    """
     tensors = [*outputs, *inputs]
     sizes = [x.nbytes if x.size else 0 for x in tensors]
 
@@ -106,6 +108,6 @@ def enqueue(prepare: Callable[[Place], Ready], outputs: Sequence[Tensor], inputs
 
 
 def _complete() -> None:
-    """On CPU a built-in consumer may otherwise read an output before it is written."""
+    """Waits on CPU, where a built-in operator may otherwise read an output before it is written."""
     if target() == "CPU":
         executor.sync()

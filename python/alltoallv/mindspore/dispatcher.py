@@ -1,4 +1,4 @@
-"""Mixture of experts on MindSpore tensors: tokens to the ranks of their experts, and the results back."""
+"""Mixture of experts on MindSpore tensors: sends tokens to the ranks of their experts and brings the results back."""
 
 from __future__ import annotations
 
@@ -23,33 +23,32 @@ from alltoallv.mindspore.tensors import as_input, check_tensor, numpy_dtype, reg
 
 
 class MoEDispatcher(HostDispatching[Tensor]):
-    """Takes tokens to their experts, which live on the ranks of a group, and the results back; on CPU, in PyNative.
+    """Sends tokens to their experts on the ranks of a group, and brings the results back; on CPU, in PyNative.
 
-    A token travels once to every rank that has an expert of it, with its gate weights and expert numbers, in one
-    exchange, which also tells how many rows arrive; results come back in pieces of about 16 MiB. Each way is the
-    other's gradient. Every method is collective:
-    all ranks call it, also those without tokens or rows, and all of them their gradient function. Results do not depend
-    on how tokens and experts lie on the ranks, bit for bit, as long as an expert treats every row by itself and no
-    capacity is set.
+    A token travels once to every rank that has one of its experts, with its gate weights and expert numbers, in one
+    exchange, which also tells how many rows arrive; results come back in pieces of about 16 MiB. Dispatch and combine
+    are each other's gradient. Every method is collective: all ranks call it, also those without tokens or rows, and all
+    of them call their gradient function. Results do not depend, to the bit, on which rank holds a token or an expert,
+    if an expert treats every row by itself and no capacity is set.
 
     Args:
-        num_experts: Experts on all ranks together.
+        num_experts: Number of experts on all ranks together.
         group: See `alltoallv.mindspore`.
         options: ``capacity``, ``drop``, ``alignment``, ``payload``, ``combine_payload``, ``codes``, ``placement``;
             equal on all ranks. See `alltoallv._calls.routing.Routing`.
     """
 
     def member(self) -> Communicator:
-        """The dispatcher's communicator."""
+        """Returns the dispatcher's communicator."""
         return enter(self.group)
 
     def array(self, name: str, x: Any) -> Array:
-        """A tensor's values."""
+        """Returns a tensor's values as an array."""
         check_tensor(name, x)
         return _array(x)
 
     def arrived(self, tokens: Tensor, weights: Tensor | None, made: Arrived) -> Dispatched[Tensor]:
-        """Tensors, and the gradient's way."""
+        """Returns the arrived rows as tensors, with their gradient."""
         state: DispatchState[Any] = made.state
         rows, of_rows = _tensor(made.rows), _or_nothing(made.weights)
         if tracks(tokens, weights) and not self.routing.codes:
@@ -59,12 +58,12 @@ class MoEDispatcher(HostDispatching[Tensor]):
         return rows, state.counts, state
 
     def again(self, tokens: Tensor, weights: Tensor | None, route: Route) -> tuple[Tensor, Tensor | None]:
-        """Rows and weights by a way that is known."""
+        """Dispatches rows and weights again by a known route."""
         rows, made = _Spread.apply(tokens, weights, route)
         return rows, None if weights is None else made
 
     def weighted(self, expert_outputs: Tensor, state: DispatchState[Tensor]) -> tuple[Tensor, None]:
-        """Multiplied, so that gradients are known."""
+        """Multiplies the rows by their weights in MindSpore, so that both have gradients."""
         rows, weights = expert_outputs, state.weights
         check_tensor("expert_outputs", rows)
         routing.check_outputs(rows.shape, len(state.route.source))
@@ -75,21 +74,21 @@ class MoEDispatcher(HostDispatching[Tensor]):
         return (rows.astype(wide) * each).astype(rows.dtype), None
 
     def combined(self, rows: Tensor, route: Route, tokens: Array) -> Tensor:
-        """A tensor, and the gradient's way."""
+        """Returns the combined tokens as a tensor, with their gradient."""
         made = _tensor(tokens)
         return _Combined.apply(rows, route, made) if tracks(rows) else made
 
     def parts(self, tokens: Tensor, ends: Sequence[int]) -> list[Tensor]:
-        """Neighbouring rows, cut at ``ends``."""
+        """Splits rows at ``ends``."""
         return [tokens[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """The rows of all parts."""
+        """Concatenates the rows of all parts."""
         return ops.concat([part for part in parts if part.shape[0]] or [parts[0]])
 
 
 class _Arrived(_Function):
-    """A dispatch whose rows have come."""
+    """The gradient of a dispatch whose rows have arrived."""
 
     @staticmethod
     def forward(
@@ -106,7 +105,7 @@ class _Arrived(_Function):
 
 
 class _Spread(_Function):
-    """Tokens and weights to experts, by a way that is known."""
+    """Sends tokens and weights to their experts by a known route."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, weights: Tensor | None, route: Route) -> tuple[Tensor, Tensor]:
@@ -121,7 +120,7 @@ class _Spread(_Function):
 
 
 class _Collect(_Function):
-    """Rows back to their tokens, by a way that is known; the rows of one token are added."""
+    """Sends rows back to their tokens by a known route; the rows of one token are added."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weights: Tensor | None, route: Route) -> tuple[Tensor, Tensor]:
@@ -136,7 +135,7 @@ class _Collect(_Function):
 
 
 class _Combined(_Function):
-    """A combine whose tokens have come."""
+    """The gradient of a combine whose tokens have arrived."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, route: Route, tokens: Tensor) -> Tensor:
@@ -149,11 +148,11 @@ class _Combined(_Function):
 
 
 def _array(tensor: Tensor) -> Array:
-    """The values where they lie."""
+    """Returns the values, in the tensor's memory if possible."""
     settle()
     x = as_input(tensor)
     made: Array = as_bytes(region(x)).view(numpy_dtype(x.dtype)).reshape(x.shape)
-    return made.copy()  # MindSpore may reuse the memory of a tensor that nobody holds
+    return made.copy()  # MindSpore may reuse the memory of a tensor that has no more references
 
 
 def _tensor(array: Array) -> Tensor:

@@ -5,9 +5,9 @@
     dist.init_process_group()
     dist.all_reduce(tensor)
 
-`alltoallv.mindspore.install` puts them into MindSpore itself, for programs that are not to be changed. Differences:
+`alltoallv.mindspore.install` puts them into MindSpore itself, for programs that must not be changed. Differences:
 
-- All ranks of a group raise what one of them refuses, instead of waiting for it.
+- All ranks of a group raise an error that one of them finds in its arguments, instead of waiting for that rank.
 - ``group`` may be an `alltoallv.Communicator`, too; ``src``, ``dst`` and ``peer`` are then ranks in it.
 - ``scatter_list`` and ``gather_list`` may be None except on the root, where MindSpore demands them of all ranks.
 - all_reduce, broadcast, reduce_scatter and the functions of names with all_gather and all_to_all have gradients,

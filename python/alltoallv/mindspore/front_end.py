@@ -1,4 +1,4 @@
-"""MindSpore's groups, tensors and handles; `alltoallv.mindspore` says what all its functions have in common."""
+"""MindSpore's groups, tensors and handles; `alltoallv.mindspore` describes what all its functions share."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import check_tensor, core_name
 from alltoallv.mindspore.work import CommHandle, Done
 
-Gradient = Callable[[Communicator, Made], Callable[[], Sequence[Tensor]]]  # gives what makes the values of the outputs
+Gradient = Callable[[Communicator, Made], Callable[[], Sequence[Tensor]]]  # makes a function for the outputs' values
 
 
 def enter(group: Group) -> Communicator:
-    """The communicator of a call; refuses where MindSpore would record the call's values instead of the call."""
+    """Returns a call's communicator; refuses where MindSpore would record the call's values instead of the call."""
     if getattr(jit_trace, "_using_trace", False):
         raise RuntimeError(
             "alltoallv.mindspore cannot be traced: use capture_mode='bytecode', "
@@ -36,7 +36,7 @@ def enter(group: Group) -> Communicator:
 
 
 def check_async(async_op: Any) -> None:
-    """Refuses what is no bool, with MindSpore's words."""
+    """Refuses values that are not bool, with MindSpore's error text."""
     if not isinstance(async_op, bool):
         raise TypeError(f"The argument 'async_op' must be a bool, but got {type(async_op)}.")
 
@@ -96,7 +96,7 @@ class _FrontEnd(Exchanges[Tensor, Group, CommHandle]):
         if values is None:
             started: CommHandle | None = call.start(async_op)
             return started
-        given = call.made  # MindSpore follows the values into the outputs; a handle is then already done
+        given = call.made  # gradients must reach the outputs, so the values are needed now; the handle is done
         for j, (output, value) in enumerate(zip(given.outputs, values(), strict=True)):
             name = f"{given.name}[{j}]" if isinstance(given.result, list) else given.name
             assign(name, output, value.reshape(output.shape))

@@ -1,9 +1,9 @@
-"""The exchange as a cell, for PyNative and for graphs.
+"""The all-to-all exchange as a cell, for PyNative and for graphs.
 
-A graph reaches the transport through an operator that calls back into Python while the graph runs. It is marked as a
-side effect: MindSpore then runs the exchanges of a graph in the order of the program, the same on every rank, and
-neither merges nor drops any. Without the mark it does all three. What a gradient exchanges comes in the reverse order,
-if the gradient is the operator's own, by ``bprop``, and not a cell's.
+A graph reaches the transport through an operator that calls back into Python while the graph runs. The operator is
+marked as a side effect, so that MindSpore runs the exchanges of a graph in the order of the program, the same on every
+rank, and neither merges nor drops any. Exchanges of gradients run in the reverse order, if the gradient is the
+operator's own ``bprop`` and not a cell's.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _EMPTY = "MindSpore's graphs on CPU cannot hand over empty tensors: call all_to_
 class AllToAllV(nn.Cell):
     """`alltoallv.mindspore.all_to_all_v` with counts that are known when the cell is made.
 
-    The same values and gradients in PyNative, in ``ms.jit`` functions and in GRAPH_MODE. In a graph, bfloat16 values
-    come back by way of float32: bits of NaNs may change.
+    Values and gradients are equal in PyNative, in ``ms.jit`` functions and in GRAPH_MODE. In a graph, bfloat16 values
+    pass through float32: bits of NaNs may change.
 
     Args:
         send_counts, recv_counts, sdispls, rdispls, unit, group: As for `all_to_all_v`; ``recv_counts`` is needed, as a
             graph must know shapes.
-        derivatives: Orders of derivatives that a graph takes. Above 1 MindSpore orders what they exchange only where
-            one exchange depends on the other: use it for one exchange, or several behind each other.
+        derivatives: Highest order of derivatives that a graph takes. Above 1, MindSpore orders their exchanges only
+            where one depends on the other: use it for one exchange, or several that follow from each other.
 
     Inputs:
         input: As for `all_to_all_v`.
@@ -54,7 +54,7 @@ class AllToAllV(nn.Cell):
         As for `all_to_all_v`.
 
     Raises:
-        As `all_to_all_v`. In a graph, MindSpore may wrap the error's text into a RuntimeError.
+        The errors of `all_to_all_v`. In a graph, MindSpore may wrap the error's text into a RuntimeError.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class AllToAllV(nn.Cell):
         )
 
     def _check(self, input: Array) -> None:
-        """What else there is to check in a graph."""
+        """Checks what only this cell demands in a graph; by default nothing."""
 
     def __call__(self, input: Tensor) -> Tensor:
-        """The PyNative way; in a graph MindSpore reads `construct` instead."""
+        """Runs in PyNative; in a graph MindSpore reads `construct` instead."""
         return all_to_all_v(input, **self._arguments)
 
     def construct(self, input: Tensor) -> Tensor:
@@ -103,13 +103,13 @@ class AllToAllV(nn.Cell):
 
 
 class DynamicAllToAllV(nn.Cell):
-    """`alltoallv.mindspore.all_to_all_v` with counts that are tensors, which one graph serves whatever they hold.
+    """`alltoallv.mindspore.all_to_all_v` with counts that are tensors; one graph serves all their values.
 
-    The same values and gradients in PyNative, in ``ms.jit`` functions and in GRAPH_MODE; bfloat16 as in `AllToAllV`.
+    Values and gradients are equal in PyNative, in ``ms.jit`` functions and in GRAPH_MODE; bfloat16 as in `AllToAllV`.
 
     Args:
-        rows: What the output has room for, in units; at least 1. A graph must know shapes.
-        unit: What counts and displacements count: ``"element"``, or ``"row"`` of dimension 0.
+        rows: The size of the output in units, at least 1; a graph must know shapes.
+        unit: The unit of counts and displacements: ``"element"``, or ``"row"`` of dimension 0.
         group: As for `all_to_all_v`.
         derivatives: As for `AllToAllV`.
 
@@ -119,10 +119,10 @@ class DynamicAllToAllV(nn.Cell):
         sdispls, rdispls: Integer tensors ``[W]``, where the regions begin; packed in rank order if left out.
 
     Outputs:
-        Shape ``[rows]``, in rows ``[rows, *input.shape[1:]]``; zero where no region lies.
+        Shape ``[rows]``, or in rows ``[rows, *input.shape[1:]]``; zero outside the regions.
 
     Raises:
-        As `all_to_all_v`. In a graph, MindSpore may wrap the error's text into a RuntimeError.
+        The errors of `all_to_all_v`. In a graph, MindSpore may wrap the error's text into a RuntimeError.
     """
 
     def __init__(self, rows: int, *, unit: Unit = "element", group: Group = None, derivatives: int = 1) -> None:
@@ -141,7 +141,7 @@ class DynamicAllToAllV(nn.Cell):
         sdispls: Tensor | None = None,
         rdispls: Tensor | None = None,
     ) -> Tensor:
-        """The PyNative way; in a graph MindSpore reads `construct` instead."""
+        """Runs in PyNative; in a graph MindSpore reads `construct` instead."""
         with guard(groups.resolve(self._group), "all_to_all_v"):
             check_tensor("input", input)
             core_name(input.dtype)
@@ -177,14 +177,14 @@ class DynamicAllToAllV(nn.Cell):
 
 @dataclass(frozen=True)
 class Host:
-    """What the graph's operator does when it runs: an exchange of the memory that MindSpore hands over.
+    """Runs the graph's operator: an exchange of the memory that MindSpore passes in.
 
     Attributes:
-        by_row: Whether layouts count rows of dimension 0, and not elements.
-        refusal: Why it is none.
-        check: Called with the input before anything else; peers hear of what it raises.
-        sums: Whether receive regions may overlap, and what arrives is then added up: the transpose of an exchange
-            whose send regions overlap.
+        by_row: True if layouts count rows of dimension 0, False if they count elements.
+        refusal: Reason to raise instead of an exchange.
+        check: Called with the input before anything else; peers are informed of its error.
+        sums: True if receive regions may overlap, and what arrives is then added up: the transpose of an exchange whose
+            send regions overlap.
     """
 
     by_row: bool
@@ -200,7 +200,9 @@ class Host:
         return [like[0], *x[1:]] if self.by_row else like
 
     def run(self, x: Array, send: Array, recv: Array, like: Array) -> Array:
-        """``send`` and ``recv``: counts and displacements, ``[2, W]``; ``like``: of the output's shape, or rows."""
+        """Exchanges ``x``: ``send`` and ``recv`` are counts and displacements, ``[2, W]``; ``like`` has the output's
+        shape, or rows.
+        """
         self.check(x)
         comm = groups.resolve(self.group)
         with guard(comm, "all_to_all_v"):
@@ -231,8 +233,9 @@ class Host:
 
 
 class Exchange(nn.Cell):
-    """What a graph calls: the exchange, or its refusal of an empty tensor. The output has the last tensor's shape, or
-    rows.
+    """The cell that a graph calls: it exchanges, or refuses an empty tensor.
+
+    The output has the last tensor's shape, or its rows.
     """
 
     def __init__(self, host: Host, derivatives: int = 1) -> None:
@@ -247,7 +250,7 @@ class Exchange(nn.Cell):
 
 
 def exchange_operator(host: Host) -> ops.Custom:
-    """The exchange and its gradient, the transposed one. For bfloat16 the output is float32: cast it."""
+    """Returns the operator of the exchange, with the transposed one as gradient; bfloat16 comes as float32: cast it."""
     back = make_operator(host.transposed().run, host.transposed().shape)
 
     def bprop(x: Tensor, send: Tensor, recv: Tensor, like: Tensor, out: Tensor, dout: Tensor) -> tuple[Any, ...]:
@@ -258,9 +261,9 @@ def exchange_operator(host: Host) -> ops.Custom:
 
 
 class _Differentiable(nn.Cell):
-    """An exchange with derivatives of several orders, which MindSpore takes of a cell's ``bprop`` alone.
+    """An exchange with derivatives of several orders, which MindSpore takes only from a cell's ``bprop``.
 
-    It orders what they exchange only where one depends on the other.
+    MindSpore orders their exchanges only where one depends on the other.
     """
 
     def __init__(self, host: Host, derivatives: int) -> None:
@@ -280,15 +283,15 @@ class _Differentiable(nn.Cell):
 def make_operator(
     run: Callable[..., Array], shape: Callable[..., Any], dtype: Any = None, bprop: Callable[..., Any] | None = None
 ) -> ops.Custom:
-    """A function of NumPy arrays as an operator of a graph.
+    """Makes a function of NumPy arrays an operator of a graph.
 
     Args:
-        run: The function; called in the order of the program, and then of the gradients, which is the same on every
-            rank.
-        shape: The output's shape, from those of the inputs.
-        dtype: The output's; None: the first input's. For bfloat16 it is float32: cast it.
-        bprop: Of inputs, output and the output's gradient: the inputs' gradients; left out, there is none. What it
-            calls must depend on the output, to come after all of the program.
+        run: The function; called in the order of the program, then in that of the gradients, which are the same on all
+            ranks.
+        shape: Computes the output's shape from those of the inputs.
+        dtype: The output's dtype; None means the first input's. For bfloat16 it is float32: cast it.
+        bprop: Computes the inputs' gradients from inputs, output and the output's gradient; by default there is none.
+            What it calls must depend on the output, so that it comes after the program.
     """
 
     def infer(x: Any, *_others: Any) -> Any:
@@ -298,10 +301,10 @@ def make_operator(
 
     @functools.wraps(run)  # MindSpore counts the inputs by the signature
     def array(*inputs: Array) -> Array:
-        out = run(*inputs)  # MindSpore reads it through the buffer protocol, which has no bfloat16
+        out = run(*inputs)  # MindSpore reads the result through the buffer protocol, which has no bfloat16
         return out.astype(np.float32) if out.dtype.name == "bfloat16" else out
 
     operator = ops.Custom(array, out_shape=shape, out_dtype=infer, bprop=bprop, func_type="pyfunc")
-    for effect in ("side_effect_io", "side_effect_backprop"):  # the second for what the gradient calls
+    for effect in ("side_effect_io", "side_effect_backprop"):  # the second is for what the gradient calls
         operator.add_prim_attr(effect, True)
     return operator

@@ -1,4 +1,4 @@
-"""Groups: from a name or None to the communicator that carries it."""
+"""Finds or makes the communicator of a group, which is given by a name or None."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from mindspore.communication import _comm_helper as mindspore_groups  # its public functions may be ours
+from mindspore.communication import _comm_helper as mindspore_groups  # its public functions may be replaced by ours
 
 from alltoallv._calls import subgroups
 from alltoallv.communicator import Communicator
@@ -19,7 +19,7 @@ from alltoallv.mindspore.tensors import target
 
 Group = Any  # str | Communicator | None
 
-WORLD = ("hccl_world_group", "nccl_world_group", "mccl_world_group")  # MindSpore's names by device
+WORLD = ("hccl_world_group", "nccl_world_group", "mccl_world_group")  # MindSpore's names, by device
 
 _ranks: dict[str, list[int]] = {}
 _made: dict[str, Communicator] = {}
@@ -30,14 +30,14 @@ def init(*, timeout: float = 600.0) -> Communicator:
     """Joins all ranks of the job, which the launcher's environment describes; collective.
 
     Works with and without ``mindspore.communication.init()``, which comes first if the program calls it, and in one
-    process without a launcher. In msrun's scheduler, which runs the same script, it ends the process: only
-    ``mindspore.communication.init()`` has a use for it, and does not return there.
+    process without a launcher. In msrun's scheduler, which runs the same script, it ends the process;
+    ``mindspore.communication.init()`` instead runs the scheduler there and does not return.
 
     Args:
         timeout: Seconds that a rank waits for its peers, here and in every operator.
 
     Returns:
-        The communicator that ``group=None`` means. Called again while that is usable, returns it.
+        The communicator that ``group=None`` means. A second call returns the same one while it is usable.
 
     Raises:
         InvalidParamError, CommTimeoutError: see `alltoallv.Communicator.from_env`.
@@ -46,7 +46,7 @@ def init(*, timeout: float = 600.0) -> Communicator:
     _leave_scheduler()
     made = _made.get("")
     if made is None or not made.usable:
-        _timeout = timeout  # of sub-groups too
+        _timeout = timeout  # for sub-groups, too
         made = _made[""] = Communicator.from_env(backend="hccl" if target() == "Ascend" else "auto", timeout=timeout)
     return made
 
@@ -57,13 +57,13 @@ def _leave_scheduler() -> None:
 
 
 def joined() -> bool:
-    """Whether `init` has been called and its communicator is usable."""
+    """True if `init` has been called and its communicator is usable."""
     made = _made.get("")
     return made is not None and made.usable
 
 
 def forget(group: str | None) -> None:
-    """Ends the communicator of a group that `new_group` made, or all of them; they can be made again."""
+    """Closes the communicator of a group that `new_group` made, or of all groups; they can be made again."""
     if group is not None and group not in _ranks:
         raise InvalidParamError(f"group is {group!r}, expected a name made by new_group()")
     for name in list(_made) if group is None else [group]:
@@ -77,16 +77,16 @@ def forget(group: str | None) -> None:
 
 
 def new_group(ranks: Sequence[int] | None = None, *, prefix: str = "alltoallv", name: str | None = None) -> str:
-    """The name of the group of these ranks of the job, for ``group``. Talks to no peer.
+    """Returns a name for the group of these ranks of the job, to be passed as ``group``. Does not communicate.
 
     Args:
-        ranks: Different ranks of the job; a rank's place among them, sorted, is its rank in the group. None: all.
-        prefix: How the name begins.
-        name: The whole name, in place of one made of the ranks.
+        ranks: Different ranks of the job; sorted, a rank's index among them is its rank in the group. None means all.
+        prefix: The beginning of the name.
+        name: The whole name, instead of one made of the ranks.
 
     Raises:
-        TypeError: ``ranks`` is no list.
-        InvalidParamError: ranks out of range or repeated.
+        TypeError: ``ranks`` is not a list.
+        InvalidParamError: ranks are out of range or repeated.
     """
     if ranks is None:
         return WORLD[0]
@@ -100,11 +100,11 @@ def new_group(ranks: Sequence[int] | None = None, *, prefix: str = "alltoallv", 
 
 
 def resolve(group: Group) -> Communicator:
-    """The communicator of ``group``, made at the first call, which is collective among its ranks.
+    """Returns the communicator of ``group``. The first call makes it, which is collective among its ranks.
 
     Raises:
-        TypeError: ``group`` is of another type.
-        InvalidParamError: nobody made this name, or this rank is not a member.
+        TypeError: ``group`` has another type.
+        InvalidParamError: no group has this name, or this rank is not a member.
     """
     if isinstance(group, Communicator):
         return group
@@ -124,10 +124,10 @@ def resolve(group: Group) -> Communicator:
 
 
 def rank_in(group: Group, rank: int) -> int:
-    """The number in a group of a rank of the job; for a `Communicator` it is that already.
+    """Converts a rank of the job to a rank of the group; with a `Communicator` it is one already.
 
     Raises:
-        InvalidParamError: it is not a member.
+        InvalidParamError: the rank is not a member.
     """
     if not isinstance(group, str) or group in WORLD:
         return rank
@@ -138,7 +138,7 @@ def rank_in(group: Group, rank: int) -> int:
 
 
 def on_host(comm: Communicator) -> Communicator:
-    """The communicator of the same ranks in host memory."""
+    """Returns the communicator of the same ranks in host memory."""
     if comm.host_core is not None:
         return comm
     control = comm.core.control
@@ -151,10 +151,10 @@ def on_host(comm: Communicator) -> Communicator:
 
 
 def members(group: str | None) -> list[int]:
-    """The ranks of the job that make a group, in the order of their ranks in it.
+    """Returns the ranks of the job in a group, in the order of their ranks there.
 
     Raises:
-        InvalidParamError: nobody made this name.
+        InvalidParamError: no group has this name.
     """
     if group is None or group in WORLD:
         return list(range(launch.detect().size))

@@ -1,7 +1,7 @@
 """Messages of ``mindspore.mint.distributed``, with its signatures and return values.
 
-Without gradients. On Ascend they travel in host memory, which takes ranks of one host. ``dst`` and ``src`` are ranks of
-the job, for a `Communicator` ranks in it. They raise as `alltoallv.numpy.send`.
+They have no gradients. On Ascend they travel in host memory, which requires ranks of one host. ``dst`` and ``src`` are
+ranks of the job; with a `Communicator` they are ranks in it. They raise the errors of `alltoallv.numpy.send`.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from alltoallv.mindspore.work import CommHandle
 
 
 def send(tensor: Tensor, dst: int = 0, group: Group = None, tag: int = 0) -> int:
-    """Sends ``tensor`` to rank ``dst``, which calls `recv`; returns when that has received it.
+    """Sends ``tensor`` to rank ``dst``, which calls `recv`; returns when that rank has received it.
 
     Args:
-        tensor: Any shape. Copied first if it is not contiguous.
-        dst: A rank of the job, not this one; for a `Communicator`, a rank in it.
-        tag: Messages of one pair and one tag are received in the order of their sends, beside the collectives.
+        tensor: Any shape; copied first if it is not contiguous.
+        dst: A rank of the job, not this one; with a `Communicator`, a rank in it.
+        tag: Messages of one pair and one tag arrive in the order in which they were sent, independent of collectives.
 
     Returns:
-        0; in ``mint.distributed``, as there, None.
+        0; in ``mint.distributed`` None, as in MindSpore.
 
     Raises:
-        InvalidParamError, InvalidTensorError: the arguments, on this rank alone; TypeError in ``mint.distributed``.
-        PeerMismatchError: the receiver expects another size or dtype; both raise it, nothing has been written.
+        InvalidParamError, InvalidTensorError: an argument is wrong; only this rank raises it, as TypeError in ``mint``.
+        PeerMismatchError: the receiver expects another size or dtype; both ranks raise it, and nothing is written.
         PeerLostError, CommTimeoutError: the peer died, left, or did not come.
     """
     return _run("send", tensor, dst, group, tag)
 
 
 def recv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> int:
-    """Receives into ``tensor``, which is contiguous, what rank ``src`` sends with this tag; returns 0.
+    """Receives what rank ``src`` sends with this tag into ``tensor``, which is contiguous; returns 0.
 
-    Arguments and errors as of `send`.
+    Arguments and errors are those of `send`.
     """
     return _run("recv", tensor, src, group, tag)
 
 
 def isend(tensor: Tensor, dst: int = 0, group: Group = None, tag: int = 0) -> CommHandle:
-    """`send` that returns at once; the tensor must not be changed until the handle's ``wait`` has returned."""
+    """Sends like `send`, but returns at once; do not change the tensor until the handle's ``wait`` has returned."""
     return _post("send", tensor, dst, group, tag)
 
 
 def irecv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> CommHandle:
-    """`recv` that returns at once; the tensor has what was sent when the handle's ``wait`` has returned.
+    """Receives like `recv`, but returns at once; the tensor has the data when the handle's ``wait`` has returned.
 
-    Collectives may be called meanwhile.
+    Collectives may be called in between.
     """
     return _post("recv", tensor, src, group, tag)
 
@@ -65,12 +65,12 @@ def irecv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> Co
 def _message(
     operator: str, tensor: Tensor, peer: int, group: Group, tag: int, *, waits: bool
 ) -> tuple[Communicator, Message, Any, Callable[[], Tensor]]:
-    """The message, what it uses, and what gives the tensor when it is done."""
+    """Returns the message, the memory that it uses, and a function that returns the tensor when it is done."""
     comm, peer = enter(group), groups.rank_in(group, peer)
     if not in_queue():
         message, used = messages.message(ADAPTER, comm, operator, tensor, peer, tag, waits=waits)
         return comm, message, used, lambda: tensor
-    # A device's memory goes by way of the host's: a send in MindSpore's queue would stop all that comes behind it.
+    # Device memory is copied through the host: a send in MindSpore's queue would stop all that follows it.
     comm, array = on_host(comm), LATE.read("tensor", tensor).asnumpy().copy()
     dtype = LATE.check_output("tensor", tensor) if operator == "recv" else core_name(tensor.dtype)
     make: Any = messages.recv if operator == "recv" else messages.send

@@ -10,7 +10,7 @@ from alltoallv.mindspore.front_end import front_end
 
 class _Rows(ExpertRows[Tensor]):
     def permuted(self, x: Tensor, order: Order) -> Tensor:
-        return ops.gather(x, Tensor(order), 0)  # on a device, too
+        return ops.gather(x, Tensor(order), 0)  # works on a device, too
 
 
 _rows = _Rows(front_end)

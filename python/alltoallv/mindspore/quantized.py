@@ -29,7 +29,7 @@ class _Quantized(Quantized[Tensor]):
         return ops.cat(parts)
 
     def wants_grad(self, input: Tensor, **given: Any) -> bool:
-        """Inside of a gradient function a call that cannot have a gradient goes on without, unless its input asks."""
+        """False within a gradient function for a call that cannot have a gradient, unless its input needs one."""
         check_async(given["async_op"])
         if tracks(input) and getattr(input, "_requires_grad", False):
             exclude("input requires grad", **given)

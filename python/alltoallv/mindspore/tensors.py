@@ -1,4 +1,4 @@
-"""MindSpore tensors as the core sees them: contiguous host memory of a known dtype."""
+"""Passes MindSpore tensors to the core as contiguous host memory of a known dtype."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from alltoallv import _core, memory
 from alltoallv._calls.regions import Region
 from alltoallv.errors import BackendUnavailableError, InvalidTensorError
 
-try:  # where MindSpore keeps what waits for its executor; the public call refuses CPU
+try:  # settle() waits for its executor; the public call refuses CPU
     from mindspore.graph.api import _pynative_executor as _executor
 except ImportError:  # before 2.9
     from mindspore.common.api import _pynative_executor as _executor
 
 executor: Any = _executor
-_context: Any = MSContext.get_instance()  # what get_context reads, in a thousandth of its time
+_context: Any = MSContext.get_instance()  # the same values as get_context, in a thousandth of the time
 _TARGET = ms_ctx_param.device_target
 
 _NAMES: dict[Any, str] = {
@@ -35,10 +35,10 @@ _NAMES: dict[Any, str] = {
 
 
 def settle() -> None:
-    """Waits until MindSpore has computed all that Python asked for.
+    """Waits until MindSpore has computed all operators that Python has called.
 
-    Before memory is read: MindSpore may not have written it yet. Before memory is written: MindSpore may not have read
-    or initialized it yet.
+    Call it before memory is read, because MindSpore may not have written it yet, and before memory is written, because
+    MindSpore may not have read or initialized it yet.
     """
     if queued or target() != "CPU":
         raise BackendUnavailableError(
@@ -49,23 +49,23 @@ def settle() -> None:
 
 
 def target() -> str:
-    """Where MindSpore computes: "CPU", "Ascend", "GPU"."""
+    """Returns where MindSpore computes: "CPU", "Ascend", "GPU"."""
     return str(_context.get_param(_TARGET))
 
 
-queued = False  # for tests: on CPU too
+queued = False  # tests set it to queue on CPU, too
 
 
 def in_queue() -> bool:
-    """Whether exchanges run in MindSpore's queue, on its stream, rather than when Python calls them."""
+    """True if exchanges run in MindSpore's queue, on its stream, and not when Python calls them."""
     return queued or target() == "Ascend"
 
 
 def core_name(dtype: Any) -> str:
-    """The core's name of a dtype.
+    """Returns the core's name of a dtype.
 
     Raises:
-        InvalidTensorError: a dtype that MindSpore's CPU backend or the core does not know.
+        InvalidTensorError: MindSpore's CPU backend or the core does not know the dtype.
     """
     try:
         return _NAMES[dtype]
@@ -75,12 +75,12 @@ def core_name(dtype: Any) -> str:
 
 @functools.cache
 def numpy_dtype(dtype: Any) -> np.dtype[Any]:
-    """NumPy's dtype of a tensor's; MindSpore's own function for it prints a warning at each call."""
+    """Returns NumPy's dtype of a tensor's; MindSpore's own function for it prints a warning at each call."""
     return Tensor([0], dtype).asnumpy().dtype
 
 
 def as_input(tensor: Any) -> Tensor:
-    """A tensor of these values in contiguous memory, complete where calls do not queue; copied only if it must be."""
+    """Returns a contiguous tensor of these values, computed unless calls queue; copies only if it must."""
     check_tensor("input", tensor)
     core_name(tensor.dtype)
     if not tensor.is_contiguous():
@@ -91,23 +91,23 @@ def as_input(tensor: Any) -> Tensor:
 
 
 def check_tensor(name: str, tensor: Any) -> None:
-    """Refuses what is no tensor, with MindSpore's words."""
+    """Refuses values that are not tensors, with MindSpore's error text."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"Expected tensor, but got {type(tensor)}: {name}")
 
 
 def region(tensor: Tensor) -> Region:
-    """Where a contiguous tensor lies."""
+    """Returns the address and size of a contiguous tensor."""
     return (tensor.data_ptr(), tensor.nbytes) if tensor.size else (0, 0)
 
 
 def from_block(block: _core.Block, shape: Sequence[int], dtype: Any) -> Tensor:
-    """The tensor of that shape over a block, which lives as long as the tensor and what MindSpore computes from it."""
+    """Returns a tensor over a block, which lives as long as the tensor and what MindSpore computes from it."""
     return Tensor.from_numpy(memory.from_block(block, shape, numpy_dtype(dtype)))
 
 
 def empty(shape: int | Sequence[int], dtype: Any = mindspore.float32) -> Tensor:
-    """A new tensor, not initialized, in this process's shared arena; see `alltoallv.empty`."""
+    """Returns a new, uninitialized tensor in this process's shared arena; see `alltoallv.empty`."""
     core_name(dtype)
     dims, kind = (shape,) if isinstance(shape, int) else tuple(shape), numpy_dtype(dtype)
     return Tensor.from_numpy(memory.from_block(_core.allocate(math.prod(dims) * kind.itemsize), dims, kind))

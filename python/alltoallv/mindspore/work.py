@@ -6,11 +6,11 @@ from alltoallv._calls.handle import Ended, Handle
 
 
 class CommHandle(Handle):
-    """An operator under way, with the method of MindSpore's ``CommHandle``, `wait`, and a few more.
+    """A running operator, with `wait`, the method of MindSpore's ``CommHandle``, and a few more.
 
-    The tensors it uses stay alive until it is done, also when the handle is dropped.
+    The tensors that it uses stay alive until it is done, even if the handle is dropped.
     """
 
 
 class Done(Ended, CommHandle):
-    """The handle of a call that was not asynchronous after all."""
+    """The handle of a call that ended before it returned."""

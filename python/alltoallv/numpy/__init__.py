@@ -1,8 +1,8 @@
 """Collectives on NumPy arrays. ``group`` is a `Communicator`; None means the default one of this job.
 
 Every function is collective: all ranks of the group call it, in the same order. Errors that concern several ranks are
-raised on all of them. With ``async_op=True`` a function returns at once; the arrays given must not be touched until the
-`Work` it returns is done.
+raised on all of them. With ``async_op=True`` a function returns a `Work` at once; do not touch the given arrays until
+it is done.
 """
 
 from alltoallv.atb.operations import AllToAllVOperation

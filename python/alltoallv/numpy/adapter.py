@@ -1,4 +1,4 @@
-"""NumPy arrays for what takes tensors of any framework."""
+"""Implements the tensor interface of the shared calls for NumPy arrays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Arrays(Adapter[Array]):
             raise InvalidTensorError(f"{name} is a {type(x).__name__}, expected a NumPy array", 5)
         core_name(x.dtype)
 
-    read = staticmethod(as_input)  # a list too
+    read = staticmethod(as_input)  # accepts a list, too
 
     def contiguous(self, x: Array) -> Array:
         return as_input("x", x)
@@ -41,7 +41,7 @@ class _Arrays(Adapter[Array]):
     address, region = staticmethod(address), staticmethod(region)
 
     def listed(self, name: str, tensors: Any) -> Sequence[Array]:
-        given: Sequence[Array] = tensors  # of any kind: its length is checked
+        given: Sequence[Array] = tensors  # any kind of sequence: its length is checked
         return given
 
     def new(self, shape: Sequence[int], like: Array, *, zero: bool = False) -> Array:

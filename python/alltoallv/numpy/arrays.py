@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 
 
 def resolve(group: Communicator | None) -> Communicator:
-    """The communicator meant by ``group``."""
+    """Returns the communicator that ``group`` means."""
     if group is None:
         return communicator.default()
     if not isinstance(group, Communicator):
@@ -32,7 +32,7 @@ def resolve(group: Communicator | None) -> Communicator:
 
 
 def as_input(name: str, array: npt.ArrayLike | Counts) -> Array:
-    """A C-contiguous array with the values of ``array``, which is copied only if it must be."""
+    """Returns a C-contiguous array with the values of ``array``, which is copied only if necessary."""
     try:
         return np.asarray(array, order="C")
     except (TypeError, ValueError) as error:
@@ -42,14 +42,14 @@ def as_input(name: str, array: npt.ArrayLike | Counts) -> Array:
 
 
 def reduced_dtype(x: Array, op: object) -> str:
-    """The core's name of the dtype of ``x``, for which the reduction is defined."""
+    """Returns the core's name of the dtype of ``x``; refuses dtypes for which the reduction is not defined."""
     name = core_name(x.dtype)
     check_reduction(op, name, x.dtype)
     return name
 
 
 def check_output(name: str, array: object, dtype: np.dtype[Any] | None = None, size: int | None = None) -> Array:
-    """``array`` itself, if the operator can write into it."""
+    """Returns ``array``, or raises an error if the operator cannot write into it."""
     if not isinstance(array, np.ndarray):
         raise InvalidTensorError(f"{name} is a {type(array).__name__}, expected a NumPy array", 5)
     if not array.flags.c_contiguous or not array.flags.writeable:
@@ -62,12 +62,12 @@ def check_output(name: str, array: object, dtype: np.dtype[Any] | None = None, s
 
 
 def output_for(out: Array | None, shape: tuple[int, ...], like: Array) -> Array:
-    """``out``, checked for as many elements, or a new array in shared memory; of the dtype of ``like``."""
+    """Returns ``out``, after a check of its size, or a new array in shared memory; its dtype is that of ``like``."""
     return memory.empty(shape, like.dtype) if out is None else check_output("out", out, like.dtype, math.prod(shape))
 
 
 def address(array: Array) -> int:
-    """Where the first element lies."""
+    """Returns the address of the first element."""
     try:
         return _core.buffer_address(array)
     except (TypeError, ValueError, BufferError):  # dtypes without a buffer format, such as bfloat16
@@ -75,17 +75,17 @@ def address(array: Array) -> int:
 
 
 def region(array: Array) -> Region:
-    """Where a contiguous array lies."""
+    """Returns the address and size of a contiguous array."""
     return address(array), array.nbytes
 
 
 def check_apart(output: Array, input: Array) -> None:
-    """Input and output of an exchange must not overlap."""
+    """Raises an error if input and output of an exchange overlap."""
     regions.check_apart(region(output), region(input))
 
 
 def new_output(shape: tuple[int, ...], dtype: np.dtype[Any], has_gaps: bool) -> Array:
-    """A new array in shared memory; zero where it has gaps."""
+    """Returns a new array in shared memory, filled with zeros if the output has gaps."""
     out = memory.empty(shape, dtype)
     if has_gaps:
         out.view(np.uint8)[...] = 0
@@ -93,5 +93,5 @@ def new_output(shape: tuple[int, ...], dtype: np.dtype[Any], has_gaps: bool) -> 
 
 
 def row_size(array: Array) -> int:
-    """Elements per row of dimension 0."""
+    """Returns the number of elements per row of dimension 0."""
     return _core.row_size(array.shape)

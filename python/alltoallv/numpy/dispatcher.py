@@ -1,4 +1,4 @@
-"""Mixture of experts on NumPy arrays: tokens to the ranks of their experts, and the results back."""
+"""Mixture of experts on NumPy arrays: sends tokens to the ranks of their experts and brings the results back."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from alltoallv.numpy.arrays import Array, as_input, resolve
 
 
 class MoEDispatcher(HostDispatching[Array]):
-    """Takes tokens to their experts, which live on the ranks of a group, and the results back.
+    """Sends tokens to their experts, which are spread over the ranks of a group, and brings the results back.
 
-    A token travels once to every rank that has an expert of it, with its gate weights and expert numbers, in one
+    A token travels once to every rank that has one of its experts, with its gate weights and expert numbers, in one
     exchange, which also tells how many rows arrive; results come back in pieces of about 16 MiB. Every method is
-    collective: all ranks call it, also those without tokens or rows. Results do not depend on how tokens and
-    experts lie on the ranks, bit for bit, as long as an expert treats every row by itself, and no capacity is set.
+    collective: all ranks call it, also those without tokens or rows. Results do not depend, to the bit, on which rank
+    holds a token or an expert, if an expert treats every row by itself and no capacity is set.
 
     Args:
-        num_experts: Experts on all ranks together.
+        num_experts: Number of experts on all ranks together.
         group: A `Communicator`, or None for the default one.
         options: ``capacity``, ``drop``, ``alignment``, ``payload``, ``combine_payload``, ``placement``; equal on all
             ranks. See `alltoallv._calls.routing.Routing`.
@@ -42,42 +42,42 @@ class MoEDispatcher(HostDispatching[Array]):
     """
 
     def member(self) -> Communicator:
-        """The dispatcher's communicator."""
+        """Returns the dispatcher's communicator."""
         return resolve(self.group)
 
     def array(self, name: str, x: Any) -> Array:
-        """A contiguous array."""
+        """Returns a contiguous array."""
         return as_input(name, x)
 
     def arrived(self, tokens: Any, weights: Any, made: Arrived) -> Dispatched[Array]:
-        """As it is."""
+        """Returns the dispatched arrays unchanged: arrays have no gradients."""
         made.state.weights = made.weights
         return made.rows, made.state.counts, made.state
 
     def again(self, tokens: Any, weights: Any, route: Route) -> tuple[Array, Array | None]:
-        """Rows and weights by a way that is known."""
+        """Dispatches rows and weights again by a known route."""
         given = None if weights is None else as_input("gate_weights", weights)
         return dispatch.spread(route, as_input("tokens", tokens), given)
 
     def weighted(self, expert_outputs: Any, state: DispatchState[Array]) -> tuple[Array, Array | None]:
-        """Multiplied on their way."""
+        """Returns rows and weights separately: the combine multiplies them."""
         rows = as_input("expert_outputs", expert_outputs)
         routing.check_outputs(rows.shape, len(state.route.source))
         return rows, state.weights
 
     def combined(self, rows: Array, route: Route, tokens: Array) -> Array:
-        """As they are."""
+        """Returns the tokens unchanged: arrays have no gradients."""
         return tokens
 
     def layer(self, tokens: Any, expert_ids: Any, gate_weights: Any, *how: Any) -> Array:
-        """Takes also what can be made arrays."""
+        """Accepts everything that NumPy can convert to arrays."""
         weights = None if gate_weights is None else np.asarray(gate_weights)
         return super().layer(np.asarray(tokens), np.asarray(expert_ids), weights, *how)
 
     def parts(self, tokens: Array, ends: Sequence[int]) -> list[Array]:
-        """Neighbouring rows, cut at ``ends``."""
+        """Splits rows at ``ends``."""
         return np.split(tokens, ends)[: len(ends)]
 
     def joined(self, parts: Sequence[Array]) -> Array:
-        """The rows of all parts."""
+        """Concatenates the rows of all parts."""
         return np.concatenate(parts)

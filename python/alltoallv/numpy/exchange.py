@@ -63,8 +63,8 @@ def all_to_all(
 ) -> Work | None:
     """Sends ``input_tensor_list[j]`` to rank j and receives ``output_tensor_list[j]`` from it.
 
-    Signature and meaning of ``torch.distributed.all_to_all``: arrays of any sizes, all of one dtype, moved from and
-    to where they lie. Returns None, or the `Work` with ``async_op=True``.
+    Signature and meaning are those of ``torch.distributed.all_to_all``. Arrays may have any sizes but one dtype; the
+    data move directly between the given arrays. Returns None, or the `Work` with ``async_op=True``.
 
     Raises:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
@@ -103,18 +103,18 @@ def all_gather_v(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    """Gathers the ``input`` of every rank, of any number of rows, one after the other in the order of ranks.
+    """Concatenates the ``input`` of all ranks, each with any number of rows, in the order of ranks.
 
     Args:
-        input: Any dtype of fixed size, at least 1 dimension; the dimensions behind the first are equal on all ranks.
-        recv_counts: The rows of dimension 0 of every rank's input; None learns them from the peers.
-        out: Where the result goes: contiguous, of the input's dtype, apart from the input, as many rows as the result
-            or more. Only with ``recv_counts``. Left out, it is allocated in shared memory.
+        input: Any dtype of fixed size, at least 1 dimension; all dimensions but the first are equal on all ranks.
+        recv_counts: The number of rows of every rank's input; None asks the peers.
+        out: The array for the result: contiguous, of the input's dtype, apart from the input, with at least as many
+            rows as the result. Needs ``recv_counts``. By default it is allocated in shared memory.
         timeout: Seconds to wait for the peers; default: the communicator's.
 
     Returns:
-        An array of shape ``[sum of all rows, *input.shape[1:]]``; ``(output, work)`` with ``async_op=True``, of which
-        the output is None where the counts are learnt: it is the work's result.
+        An array of shape ``[sum of all rows, *input.shape[1:]]``; ``(output, work)`` with ``async_op=True``. Without
+        ``recv_counts`` that output is None, and the array is the work's result.
 
     Raises:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
@@ -128,12 +128,12 @@ def all_gather_v(
 
 
 def barrier(*, group: Communicator | None = None, async_op: bool = False, timeout: float | None = None) -> Work | None:
-    """Returns when every rank has called it. Late ranks are named, in a warning and in the timeout's error."""
+    """Returns when every rank has called it. A warning and the timeout's error name late ranks."""
     return front_end.call(declared.barrier, group, async_op, timeout=timeout)
 
 
 def finish(comm: Communicator, call: Ready, out: Array | None, keep: Any, async_op: bool) -> Any:
-    """Runs a call that has passed its checks: the output, or ``(output, work)`` with ``async_op=True``."""
+    """Runs a call that has passed its checks; returns the output, or ``(output, work)`` with ``async_op=True``."""
     if async_op:
         return out, Work(comm, call.submit(), (keep, out), lambda: out)
     call.run()

@@ -1,6 +1,6 @@
-"""Python objects by pickle, under names that say so: arrays go faster by the other functions.
+"""Sends Python objects by pickle, under names that say so, because the functions for arrays are faster.
 
-To unpickle runs what the bytes say: the ranks of a communicator are processes of one user, which trust each other.
+Unpickling can run any code that the sender chooses: the ranks must be processes that trust each other.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from alltoallv.numpy.arrays import resolve
 def send_object(
     value: Any, dst: int, tag: int = 0, *, group: Communicator | None = None, timeout: float | None = None
 ) -> None:
-    """Sends any object that can be pickled to rank ``dst``, which calls `recv_object`. For the rest see `send`.
+    """Sends any object that can be pickled to rank ``dst``, which calls `recv_object`; the rest is as in `send`.
 
     Raises:
-        InvalidParamError: the object cannot be pickled; and as `send`.
+        InvalidParamError: the object cannot be pickled; and the errors of `send`.
     """
     objects.send(resolve(group), [value], dst, tag, _core.read_timeout(timeout))
 
@@ -31,11 +31,11 @@ def send_object(
 def recv_object(
     src: int | None = None, tag: int = 0, *, group: Communicator | None = None, timeout: float | None = None
 ) -> Any:
-    """The object that rank ``src`` sends by `send_object` with this tag, or whoever sends first if that is None.
+    """Returns the object that rank ``src`` sends by `send_object` with this tag; ``src=None`` accepts any.
 
     Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late. Besides, what
-            unpickling raises.
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late. Unpickling may
+            raise other errors.
     """
     return objects.recv(resolve(group), 1, src, tag, _core.read_timeout(timeout))[0]
 
@@ -43,7 +43,7 @@ def recv_object(
 def broadcast_object(
     value: Any, root: int = 0, *, group: Communicator | None = None, timeout: float | None = None
 ) -> Any:
-    """The ``value`` of rank ``root``, on every rank; what others give is not looked at.
+    """Returns the ``value`` of rank ``root`` on every rank; the values of other ranks are ignored.
 
     Args:
         value: Any object that can be pickled.
@@ -51,11 +51,11 @@ def broadcast_object(
         timeout: Seconds to wait for the peers; default: the communicator's.
 
     Returns:
-        On the root the object itself, elsewhere a copy. What unpickling raises is raised on that rank alone.
+        On the root the object itself, elsewhere a copy. An error of unpickling is raised on that rank alone.
 
     Raises:
-        InvalidParamError: the object cannot be pickled, or ``root`` is no rank; on every rank.
-        PeerMismatchError, PeerLostError, CommTimeoutError: as `all_to_all_v`.
+        InvalidParamError: the object cannot be pickled, or ``root`` is not a rank; raised on every rank.
+        PeerMismatchError, PeerLostError, CommTimeoutError: as for `all_to_all_v`.
     """
     comm = resolve(group)
     with guard(comm, "broadcast"):
@@ -69,9 +69,9 @@ def broadcast_object(
 def gather_object(
     value: Any, root: int = 0, *, group: Communicator | None = None, timeout: float | None = None
 ) -> list[Any] | None:
-    """The ``value`` of every rank, in rank order, on rank ``root``; None elsewhere.
+    """Returns the ``value`` of every rank, in rank order, on rank ``root``; None elsewhere.
 
-    Arguments and errors as of `broadcast_object`.
+    Arguments and errors are those of `broadcast_object`.
     """
     comm = resolve(group)
     with guard(comm, "gather"):
@@ -89,12 +89,12 @@ def scatter_object(
     group: Communicator | None = None,
     timeout: float | None = None,
 ) -> Any:
-    """Entry r of the ``values`` of rank ``root``, on every rank r.
+    """Returns entry r of the ``values`` of rank ``root`` on every rank r.
 
     Args:
-        values: On the root: W objects that can be pickled. Elsewhere it is not looked at.
+        values: On the root, W objects that can be pickled; ignored elsewhere.
 
-    Other arguments and errors as of `broadcast_object`.
+    Other arguments and errors are those of `broadcast_object`.
     """
     comm = resolve(group)
     with guard(comm, "scatter"):
@@ -107,7 +107,7 @@ def scatter_object(
 
 
 def all_gather_object(value: Any, *, group: Communicator | None = None, timeout: float | None = None) -> list[Any]:
-    """The ``value`` of every rank, in rank order, on every rank. Arguments and errors as of `broadcast_object`."""
+    """Returns the ``value`` of every rank, in rank order. Arguments and errors are those of `broadcast_object`."""
     comm = resolve(group)
     with guard(comm, "all_gather"):
         exchange = objects.all_gather(comm, value)

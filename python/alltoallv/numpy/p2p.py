@@ -1,4 +1,4 @@
-"""Messages between two ranks, beside the collectives of all: they wait for nobody else, and nobody for them."""
+"""Messages between two ranks, independent of collectives: neither waits for the other, and no third rank takes part."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from alltoallv.numpy.work import Work
 
 
 class MessageWork(Work):
-    """A message under way."""
+    """A message under way, with its sender."""
 
     @property
     def source(self) -> int:
-        """The rank that a received message has come from; -1 before that is known."""
+        """Returns the rank that sent a received message; -1 until that is known."""
         source: int = self._core.source  # type: ignore[attr-defined]
         return source
 
@@ -27,17 +27,17 @@ class MessageWork(Work):
 def send(
     input: npt.ArrayLike, dst: int, tag: int = 0, *, group: Communicator | None = None, timeout: float | None = None
 ) -> None:
-    """Sends ``input`` to rank ``dst``; returns when that has received it.
+    """Sends ``input`` to rank ``dst``; returns when that rank has received it.
 
     Args:
-        input: Any shape, any dtype of fixed size. Copied first if it is not contiguous.
+        input: Any shape, any dtype of fixed size; copied first if it is not contiguous.
         dst: A rank of the group, not this one.
-        tag: Messages of one pair and one tag are received in the order of their sends.
+        tag: Messages of one pair and one tag arrive in the order in which they were sent.
         timeout: Seconds to wait for the receiver; default: the communicator's.
 
     Raises:
-        InvalidParamError, InvalidTensorError: the arguments, on this rank alone.
-        PeerMismatchError: the receiver expects another size or dtype; both ranks raise it, nothing has been written,
+        InvalidParamError, InvalidTensorError: an argument is wrong; only this rank raises it.
+        PeerMismatchError: the receiver expects another size or dtype; both ranks raise it, nothing is written,
             and the communicator stays usable.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
     """
@@ -52,13 +52,13 @@ def recv(
     group: Communicator | None = None,
     timeout: float | None = None,
 ) -> int:
-    """Receives into ``out`` what rank ``src`` sends with this tag, or whoever sends first if that is None.
+    """Receives what rank ``src`` sends with this tag into ``out``; ``src=None`` accepts the first sender.
 
     Args:
-        out: Contiguous, of as many elements and the dtype of what is sent.
+        out: Contiguous, with the dtype and the number of elements of the message.
 
     Returns:
-        The rank that has sent it.
+        The rank that sent it.
 
     Raises:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
@@ -70,7 +70,7 @@ def recv(
 def isend(
     input: npt.ArrayLike, dst: int, tag: int = 0, *, group: Communicator | None = None, timeout: float | None = None
 ) -> MessageWork:
-    """`send` that returns at once; the array must not be changed until the work is done."""
+    """Sends like `send`, but returns at once; do not change the array until the work is done."""
     work: MessageWork = _message("send", input, dst, tag, group, timeout)
     return work
 
@@ -83,9 +83,9 @@ def irecv(
     group: Communicator | None = None,
     timeout: float | None = None,
 ) -> MessageWork:
-    """`recv` that returns at once; the work's result is ``out``, its ``source`` the rank that has sent it.
+    """Receives like `recv`, but returns at once; the work's result is ``out``, its ``source`` is the sender.
 
-    Receives of one tag meet messages in the order of their calls. Collectives may be called meanwhile.
+    Receives of one tag match messages in the order of their calls. Collectives may be called in between.
     """
     work: MessageWork = _message("recv", out, src, tag, group, timeout)
     return work
@@ -102,16 +102,16 @@ def sendrecv(
     group: Communicator | None = None,
     timeout: float | None = None,
 ) -> int:
-    """Sends ``input`` to rank ``dst`` and receives into ``out`` from rank ``src`` meanwhile, so that neither waits.
+    """Sends ``input`` to rank ``dst`` and at the same time receives from rank ``src`` into ``out``, without deadlock.
 
     Args:
-        input, out: As for `send` and `recv`; apart in memory.
-        dst, src: Ranks of the group, also this one; None for ``src``: whoever sends first with the tag.
+        input, out: As for `send` and `recv`; they must not overlap.
+        dst, src: Ranks of the group, which may be this one; ``src=None`` accepts the first sender with the tag.
         send_tag, recv_tag: The tags of the two messages.
-        timeout: Seconds to wait for either; default: the communicator's.
+        timeout: Seconds to wait for each of the two; default: the communicator's.
 
     Returns:
-        The rank that ``out`` has come from.
+        The rank that sent ``out``.
 
     Raises:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.

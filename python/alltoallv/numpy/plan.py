@@ -1,4 +1,4 @@
-"""An exchange that repeats: counts are read and checked once, a call checks only its two arrays."""
+"""Repeats an exchange: counts are read and checked once, a call checks only its two arrays."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from alltoallv.numpy.arrays import Array, address, check_apart, check_output, ne
 class Plan(_core.ArrayPlan):
     """`all_to_all_v` with counts that are given once.
 
-    Making a plan talks to no peer; calling it is collective. A peer may use the function of the same name instead: the
-    two are the same operator. A call is ``plan(input, out=None, *, timeout=None)``:
+    Making a plan does not communicate; calling it is collective. A peer may call the function of the same name instead:
+    both are the same operator. A call is ``plan(input, out=None, *, timeout=None)``:
 
     Args:
-        input: Contiguous array of the plan's dtype, of at least ``input_size`` elements, taken flat.
-        out: Where to receive: contiguous, of the plan's dtype, at least ``output_size`` elements, apart from ``input``
-            in memory. Elements that no region covers keep their value. Left out, a flat array of ``output_size``
-            elements is allocated in shared memory, gaps zero.
+        input: Contiguous array of the plan's dtype, with at least ``input_size`` elements, taken flat.
+        out: The array for the result: contiguous, of the plan's dtype, with at least ``output_size`` elements, without
+            overlap with ``input``. Elements outside the receive regions keep their value. By default a flat array of
+            ``output_size`` elements is allocated in shared memory, with zeros in its gaps.
         timeout: Seconds to wait for the peers; default: the communicator's.
 
     Returns:
         The output.
 
     Raises:
-        As `all_to_all_v`.
+        The errors of `all_to_all_v`.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class Plan(_core.ArrayPlan):
         rdispls: Counts | None = None,
         group: Communicator | None = None,
     ) -> None:
-        """Arguments as of `all_to_all_v`, in elements.
+        """The arguments are those of `all_to_all_v`, in elements.
 
         Raises:
-            InvalidParamError, InvalidTensorError: an argument; the peers' next call raises it, too.
+            InvalidParamError, InvalidTensorError: an argument is wrong; the peers' next call raises the error, too.
         """
         self._communicator = comm = resolve(group)
         with guard(comm, "all_to_all_v"):
@@ -65,7 +65,7 @@ class Plan(_core.ArrayPlan):
         def __call__(self, input: Array, out: Array | None = None, *, timeout: float | None = None) -> Array: ...
 
     def _checked(self, input: Array, out: Array | None, timeout: float | None) -> Array:
-        """A call on arrays of other kinds than nearly all, or on wrong ones."""
+        """Runs a call whose arrays the fast path does not take: those of rare kinds, and wrong ones."""
         with guard(self._communicator, "all_to_all_v"):
             self._check_input(input)
             if out is None:

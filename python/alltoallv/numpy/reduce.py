@@ -31,22 +31,22 @@ def all_reduce(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Array | tuple[Array, Work]:
-    """Combines the ``input`` of all ranks element by element.
+    """Reduces the ``input`` of all ranks element by element.
 
     Args:
         input: One shape and dtype on all ranks: integers, bool, float16, bfloat16, float32, float64 or
             complex.
-        op: ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, for floats ``"avg"``, for integers and bool the bits'
-            ``"band"``, ``"bor"``, ``"bxor"``, for complex numbers ``"sum"`` and ``"avg"`` alone. Integers wrap; float16
-            and bfloat16 accumulate in float32 and are rounded once; min and max propagate NaN; bool means or (sum,
-            max), and (prod, min).
-        out: Where the result goes; may be the input itself. Left out, it is allocated in shared memory.
+        op: ``"sum"``, ``"prod"``, ``"min"``, ``"max"``; for floats also ``"avg"``; for integers and bool also the
+            bitwise ``"band"``, ``"bor"``, ``"bxor"``; for complex numbers only ``"sum"`` and ``"avg"``. Integers wrap;
+            float16 and bfloat16 accumulate in float32 and are rounded once; min and max propagate NaN; for bool, sum
+            and max are logical or, prod and min logical and.
+        out: The array for the result; may be the input itself. By default it is allocated in shared memory.
 
     Returns:
         The result, of the input's shape and dtype, or ``(result, work)`` with ``async_op=True``.
 
     Raises:
-        As `alltoallv.numpy.all_to_all_v`.
+        The errors of `alltoallv.numpy.all_to_all_v`.
     """
     comm = resolve(group)
     if not async_op and timeout is None:
@@ -73,12 +73,12 @@ def reduce_scatter(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Array | tuple[Array, Work]:
-    """Combines the ``input`` of all ranks and gives rank j its part of the rows of dimension 0.
+    """Reduces the ``input`` of all ranks and gives rank j its part of the rows of dimension 0.
 
     Args:
         input, op: As for `all_reduce`.
-        recv_counts: Rows that each rank gets, equal on all ranks; their sum is dimension 0. Default: equal shares.
-        out: Shape ``[recv_counts[rank], *input.shape[1:]]``. Left out, it is allocated in shared memory.
+        recv_counts: Rows that each rank gets, equal on all ranks; their sum is dimension 0. Default: equal parts.
+        out: Shape ``[recv_counts[rank], *input.shape[1:]]``. By default it is allocated in shared memory.
 
     Returns:
         This rank's part, or ``(part, work)`` with ``async_op=True``.
@@ -121,18 +121,18 @@ def scan(
     group: Communicator | None = None,
     timeout: float | None = None,
 ) -> Array | None:
-    """Combines the ``input`` of ranks 0 to this one, in this order: on the last rank, what `all_reduce` gives.
+    """Reduces the ``input`` of ranks 0 to this one, in this order: the last rank gets the result of `all_reduce`.
 
-    Every rank combines a share of the elements for all of them, so that a rank moves twice its input and no more.
+    Every rank reduces a share of the elements for all of them, so that a rank moves only twice its input.
 
     Args:
         input, op: As for `all_reduce`.
-        exclusive: Without this rank's own input. On rank 0 nothing is combined then.
-        out: Where the result goes: contiguous, of the input's size and dtype; may be the input itself. Left out, it is
-            allocated in shared memory.
+        exclusive: Leaves this rank's own input out. Rank 0 then has no result.
+        out: The array for the result: contiguous, of the input's size and dtype; may be the input itself. By default it
+            is allocated in shared memory.
 
     Returns:
-        The result, of the input's shape and dtype. None on rank 0 of an exclusive scan, where ``out`` is left alone.
+        The result, of the input's shape and dtype. None on rank 0 of an exclusive scan, which does not change ``out``.
 
     Raises:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
@@ -159,6 +159,6 @@ def scan(
 
 
 def check_same_or_apart(out: Array, x: Array) -> None:
-    """In place, or elsewhere."""
+    """Raises an error unless ``out`` is the input itself or does not overlap it."""
     if np.may_share_memory(out, x) and address(out) != address(x):
         raise InvalidParamError("out and input overlap in memory without being the same, expected one or the other")

@@ -24,7 +24,7 @@ Result = Array | None | tuple[Array | None, Work]
 
 
 def broadcast(array: Array, root: int = 0, *, group: Communicator | None = None, async_op: bool = False) -> Work | None:
-    """Copies the array of rank ``root`` into the arrays of all other ranks, in place. One shape and dtype everywhere.
+    """Copies rank ``root``'s array into the arrays of all others, in place; shape and dtype are equal on all ranks.
 
     Returns None, or the `Work` with ``async_op=True``.
 
@@ -44,12 +44,12 @@ def reduce(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Array | tuple[Array | None, Work] | None:
-    """Combines the ``input`` of all ranks element by element, in the order of ranks, on rank ``root`` alone.
+    """Reduces the ``input`` of all ranks element by element, in the order of ranks, to rank ``root`` alone.
 
     Args:
-        input, op: As for `all_reduce`, whose bits the result has.
+        input, op: As for `all_reduce`; the result has the same bits.
         root: The rank that gets the result, the same on all ranks.
-        out: On the root, where the result goes; may be the input itself. Elsewhere it is left alone.
+        out: On the root, the array for the result; may be the input itself. Ignored elsewhere.
 
     Returns:
         On the root the result, of the input's shape and dtype; None elsewhere. ``(result, work)`` with
@@ -83,14 +83,14 @@ def gather(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Array | tuple[Array | None, Work] | None:
-    """The ``input`` of every rank, one after the other, on rank ``root`` alone.
+    """Gathers the ``input`` of every rank, in the order of ranks, on rank ``root`` alone.
 
     Args:
-        input: Of one dtype; of one shape unless there are ``recv_counts``.
+        input: The same dtype on all ranks; the same shape, too, unless there are ``recv_counts``.
         root: The rank that gets the result, the same on all ranks.
-        recv_counts: On the root, the rows of dimension 0 of every rank's input, whose other dimensions are equal.
-            Elsewhere it is not looked at.
-        out: On the root, where the result goes: contiguous, apart from the input. Elsewhere it is left alone.
+        recv_counts: On the root, the number of rows of every rank's input; all other dimensions are equal. Ignored
+            elsewhere.
+        out: On the root, the array for the result: contiguous, without overlap with the input. Ignored elsewhere.
 
     Returns:
         On the root an array of shape ``[W, *input.shape]``, with ``recv_counts`` of shape ``[sum(recv_counts),
@@ -125,13 +125,13 @@ def scatter(
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Work | None:
-    """Gives every rank its part of the ``input`` of rank ``root``, in ``out``.
+    """Splits the ``input`` of rank ``root`` and gives every rank its part in ``out``.
 
     Args:
-        out: Where this rank's part goes; contiguous.
-        input: On the root: W parts of the shape of its ``out``, one after the other. Elsewhere it is not looked at.
-        root: The rank whose input it is, the same on all ranks.
-        send_counts: On the root: rows of dimension 0 of the input for every rank, instead of equal parts.
+        out: The array for this rank's part; contiguous.
+        input: On the root, W parts of the shape of its ``out``, one after the other. Ignored elsewhere.
+        root: The rank that provides the input, the same on all ranks.
+        send_counts: On the root, the number of input rows for each rank, instead of equal parts.
 
     Returns:
         None, or the `Work` with ``async_op=True``.
@@ -161,7 +161,7 @@ def scatter(
 
 
 def _parts(name: str, counts: Counts | None, shape: Sequence[int], size: int) -> tuple[tuple[int, ...], list[int]]:
-    """The shape of all ranks' parts together, and the elements of each; without counts they are of ``shape``."""
+    """Returns the shape of all parts together and the elements of each part; without counts each has ``shape``."""
     if counts is None:
         return (size, *shape), [math.prod(shape)] * size
     rows, row = as_counts(name, counts, size), _core.row_size(shape)
@@ -169,7 +169,7 @@ def _parts(name: str, counts: Counts | None, shape: Sequence[int], size: int) ->
 
 
 def _split(array: Array, sizes: Sequence[int]) -> list[Region]:
-    """The regions of so many elements, one after the other."""
+    """Splits an array into regions of these numbers of elements, one after the other."""
     at, regions = region(array)[0], []
     for n in sizes:
         regions.append((at, n * array.itemsize))

@@ -6,4 +6,4 @@ from alltoallv._calls.handle import Handle
 
 
 class Work(Handle):
-    """An operator under way. The arrays it uses stay alive until it is done, also when the handle is dropped."""
+    """An operator under way. The arrays that it uses stay alive until it is done, even if the handle is dropped."""

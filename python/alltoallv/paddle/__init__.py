@@ -2,14 +2,14 @@
 
 ``group`` is None for all ranks of the job, a group made by `new_group` or by ``paddle.distributed.new_group``, or a
 `Communicator`. Jobs start with ``python -m paddle.distributed.launch`` or ``python -m alltoallv run``; without a
-launcher the job is one process. ``init_parallel_env`` is not needed, and does no harm. A rank outside the group gets a
+launcher the job is one process. ``init_parallel_env`` is not needed, but harmless. A rank outside the group gets a
 warning and None, as in Paddle.
 
-All but the messages (`send`, `recv`, ...) are collective: all ranks of the group call them, in the same order. Errors
-that concern several ranks are raised on all of them. With ``sync_op=False`` (``async_op=True``) a function returns at
-once, with a `Task`; the tensors given must not be touched until its ``wait()`` has returned.
+All functions except the messages (`send`, `recv`, ...) are collective: all ranks of the group call them, in the same
+order. Errors that concern several ranks are raised on all of them. With ``sync_op=False`` (``async_op=True``) a
+function returns a `Task` at once; do not touch the given tensors until its ``wait()`` has returned.
 
-What returns a new tensor has gradients, of every order. What writes into a given one has none, as in Paddle.
+Functions that return a new tensor have gradients of every order. Functions that write into a given one have none.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Paddle tensors for what takes tensors of any framework."""
+"""Implements the tensor interface of the shared calls for Paddle tensors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Tensors(Adapter[Tensor]):
         return from_block(block, shape, like.dtype)
 
     def writes(self, x: Tensor) -> None:
-        x._bump_inplace_version()  # a backward that needs the old values shall say so
+        x._bump_inplace_version()  # a backward pass that needs the old values then raises an error
 
     def values(self, x: Tensor) -> Any:
         return x.astype("float32").numpy()

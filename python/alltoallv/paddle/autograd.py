@@ -1,4 +1,4 @@
-"""Linear collectives as Paddle's autograd sees them: each is followed by its transpose, to any order."""
+"""Gradients of linear collectives in Paddle's autograd, to any order: a collective's gradient is its transpose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alltoallv._calls.linear import Map
 
 
 class _Applied(PyLayer):
-    """Its context keeps nothing before the call has gone well: Paddle never frees that of a forward that has raised."""
+    """Fills its context only after the call has succeeded: Paddle never frees that of a forward that has raised."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, call: Map[Tensor]) -> Tensor:
@@ -26,5 +26,5 @@ class _Applied(PyLayer):
 
 
 def apply(input: Tensor, call: Map[Tensor]) -> Tensor:
-    """Runs the call, with gradients."""
+    """Runs the call and records its gradient."""
     return _Applied.apply(input, call)

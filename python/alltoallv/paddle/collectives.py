@@ -1,8 +1,9 @@
 """Reductions, gathers, scatter, broadcast and barrier with the signatures of ``paddle.distributed``.
 
-They write into the caller's tensors, have no gradients, as in Paddle, and return a task, also with ``sync_op=True``; on
-a rank outside the group None, with a warning. ``tensor`` and what a list holds are contiguous. ``dst`` and ``src`` are
-ranks of the job, for a `Communicator` ranks in it. All raise as `alltoallv.paddle.all_to_all_v`.
+They write into the caller's tensors, have no gradients, as in Paddle, and return a task, also with ``sync_op=True``; a
+rank outside the group gets None and a warning. ``tensor`` and the tensors in lists are contiguous. ``dst`` and ``src``
+are ranks of the job; with a `Communicator` they are ranks in it. All raise the errors of
+`alltoallv.paddle.all_to_all_v`.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from alltoallv.paddle.work import Task
 
 
 def all_reduce(tensor: Tensor, op: int = ReduceOp.SUM, group: Group = None, sync_op: bool = True) -> Task | None:
-    """Replaces ``tensor``, of one shape and dtype on all ranks, by the combination of all ranks' tensors.
+    """Replaces ``tensor``, which has one shape and dtype on all ranks, by the reduction of all ranks' tensors.
 
-    All ranks get the same bits: the terms are combined in the order of ranks, 16-bit floats in float32, rounded once.
+    All ranks get the same bits: values are combined in rank order, 16-bit floats in float32, and rounded once.
 
     Args:
         op: ``ReduceOp.SUM``, ``PROD``, ``MIN``, ``MAX``, and for floats ``AVG``.
@@ -35,9 +36,9 @@ def all_reduce(tensor: Tensor, op: int = ReduceOp.SUM, group: Group = None, sync
 
 
 def reduce(tensor: Tensor, dst: int, op: int = ReduceOp.SUM, group: Group = None, sync_op: bool = True) -> Task | None:
-    """Replaces the ``tensor`` of rank ``dst`` by the combination of all; those of the others stay.
+    """Replaces the ``tensor`` of rank ``dst`` by the reduction of all tensors; the other ranks' tensors do not change.
 
-    ``op`` and the result's bits as for `all_reduce`.
+    ``op`` and the result's bits are as in `all_reduce`.
     """
     return front_end.call(declared.reduce, group, not sync_op, tensor, op=op, root=("dst", dst))
 
@@ -49,10 +50,10 @@ def reduce_scatter(
     group: Group = None,
     sync_op: bool = True,
 ) -> Task | None:
-    """Combines ``tensor_list[j]`` of all ranks into rank j's ``tensor``.
+    """Reduces ``tensor_list[j]`` of all ranks into rank j's ``tensor``.
 
-    ``tensor_list`` has one tensor per rank, of any sizes, which are equal on all ranks, or is one tensor of W equal
-    parts. ``op`` as for `all_reduce`.
+    ``tensor_list`` has one tensor per rank, of any sizes, but the same on all ranks, or is one tensor of W equal parts.
+    ``op`` as in `all_reduce`.
     """
     names = "tensor", "tensor_list"
     return front_end.call(declared.reduce_scatter, group, not sync_op, tensor, tensor_list, op=op, names=names)
@@ -68,9 +69,9 @@ def all_gather(
 ) -> Task | None:
     """Copies the ``tensor`` of rank j into ``tensor_list[j]`` of every rank.
 
-    ``tensor_list`` has one tensor per rank, of that rank's size; empty, it is filled with tensors of the shape of
-    ``tensor``; or it is one tensor, of W times the elements of ``tensor``, for all one behind the other. ``timeout``:
-    seconds to wait for the peers; default: the communicator's.
+    ``tensor_list`` has one tensor per rank, of that rank's size. An empty list is filled with tensors of the shape of
+    ``tensor``. One tensor, W times as large as ``tensor``, takes all of them one after the other. ``timeout``: seconds
+    to wait for the peers; default: the communicator's.
     """
     return front_end.call(_all_gather, group, not sync_op, tensor_list, tensor, timeout=timeout)
 
@@ -86,9 +87,9 @@ def gather(
     group: Group = None,
     sync_op: bool = True,
 ) -> Task | None:
-    """Copies the ``tensor`` of rank j into ``gather_list[j]`` of rank ``dst``, which has that rank's size.
+    """Copies the ``tensor`` of rank j into ``gather_list[j]`` of rank ``dst``; both have the same size.
 
-    An empty list is filled with tensors of the shape of ``tensor``. Elsewhere ``gather_list`` is not looked at.
+    An empty list is filled with tensors of the shape of ``tensor``. Other ranks ignore ``gather_list``.
     """
     return front_end.call(_gather, group, not sync_op, tensor, gather_list, root=("dst", dst))
 
@@ -105,22 +106,22 @@ def scatter(
     group: Group = None,
     sync_op: bool = True,
 ) -> Task | None:
-    """Copies ``tensor_list[j]`` of rank ``src`` into the ``tensor`` of rank j, which has its size.
+    """Copies ``tensor_list[j]`` of rank ``src`` into the ``tensor`` of rank j; both have the same size.
 
-    Elsewhere ``tensor_list`` is not looked at.
+    Other ranks ignore ``tensor_list``.
     """
     root = "src", src
     return front_end.call(declared.scatter, group, not sync_op, tensor, tensor_list, root=root, name="tensor_list")
 
 
 def broadcast(tensor: Tensor, src: int, group: Group = None, sync_op: bool = True) -> Task | None:
-    """Copies the ``tensor`` of one rank into the tensors of all others, of one size and dtype.
+    """Copies the ``tensor`` of one rank into the tensors of all others, which have the same size and dtype.
 
-    ``src`` is that rank's number in the job; for a `Communicator`, in it.
+    ``src`` is that rank's number in the job; with a `Communicator`, its rank there.
     """
     return front_end.call(declared.broadcast, group, not sync_op, tensor, root=("src", src))
 
 
 def barrier(group: Group = None) -> None:
-    """Returns when every rank has called it; late ranks are named, in a warning and in the timeout's error."""
+    """Returns when every rank has called it; a warning and the timeout's error name late ranks."""
     front_end.call(declared.barrier, group, False)

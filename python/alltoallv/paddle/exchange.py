@@ -1,4 +1,4 @@
-"""The all-to-all family; see `alltoallv.paddle` for what all functions have in common."""
+"""The all-to-all family; `alltoallv.paddle` describes what all functions share."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def alltoall_single(
 ) -> Task | None:
     """Splits ``in_tensor`` along dimension 0, sends part j to rank j, concatenates what arrives into ``out_tensor``.
 
-    Meaning of ``paddle.distributed.alltoall_single``, with the order of arguments of Paddle 2; Paddle 3 has the output
-    first, so give the tensors by name. Split sizes count rows and default to equal parts, for which dimension 0 must
-    divide. Not differentiable, as in Paddle; `all_to_all_v` is.
+    It means the same as ``paddle.distributed.alltoall_single``, with Paddle 2's order of arguments; Paddle 3 has the
+    output first, so give the tensors by name. Split sizes count rows and default to equal parts, into which dimension 0
+    must divide. It has no gradient, as in Paddle; `all_to_all_v` has one.
 
     Args:
         in_tensor: Shape ``[sum(in_split_sizes), ...]``, any dtype.
         out_tensor: Shape ``[sum(out_split_sizes), ...]``, of the same dtype; contiguous, apart from ``in_tensor``.
-        in_split_sizes, out_split_sizes: One integer >= 0 per rank. Those of rank i for j and of rank j for i agree.
+        in_split_sizes, out_split_sizes: One integer >= 0 per rank. What rank i sends to j, rank j must receive from i.
         group: A Paddle group, a `Communicator`, or None for all ranks.
-        sync_op: Whether the call returns only when ``out_tensor`` is complete.
+        sync_op: If true, the call returns only when ``out_tensor`` is complete.
         timeout: Seconds to wait for the peers; default: the communicator's.
 
     Returns:
         A task, also with ``sync_op=True``; None, with a warning, on a rank outside the group.
 
     Raises:
-        As `all_to_all_v`.
+        The errors of `all_to_all_v`.
     """
     comm = front_end.enter(group)
     if comm is None:
@@ -70,9 +70,9 @@ def alltoall(
 ) -> Task | None:
     """Sends ``in_tensor_list[j]`` to rank j and receives ``out_tensor_list[j]`` from it.
 
-    Meaning of ``paddle.distributed.alltoall``, with the order of arguments of Paddle 2 (see `alltoall_single`). Tensors
-    of any shapes, all of one dtype, moved from and to where they lie. An empty ``out_tensor_list`` is filled with
-    tensors of the shapes of ``in_tensor_list``. Returns as `alltoall_single`.
+    It means the same as ``paddle.distributed.alltoall``, with Paddle 2's order of arguments (see `alltoall_single`).
+    Tensors may have any shapes but one dtype; the data move directly between them. An empty ``out_tensor_list`` is
+    filled with tensors of the shapes of ``in_tensor_list``. Returns what `alltoall_single` returns.
 
     Raises:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.

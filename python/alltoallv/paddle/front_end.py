@@ -1,4 +1,4 @@
-"""Paddle's groups, tensors and tasks; `alltoallv.paddle` says what all its functions have in common."""
+"""Paddle's groups, tensors and tasks; `alltoallv.paddle` describes what all its functions share."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _FrontEnd(Exchanges[Tensor, Group, Task]):
         return _OPS[op]
 
     def tracks(self, *tensors: Tensor) -> bool:
-        """Only an input alone: with an output there is no gradient, as in Paddle."""
+        """True if an input alone needs a gradient; a call with an output has none, as in Paddle."""
         return len(tensors) == 1 and paddle.is_grad_enabled() and not tensors[0].stop_gradient
 
     def check_tracked_output(self) -> None:

@@ -1,4 +1,4 @@
-"""``paddle.jit.to_static`` does not enter this package: the checks around a call are no part of a graph."""
+"""Keeps ``paddle.jit.to_static`` out of this package: the checks around a call are not part of a graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def function(method: F) -> F:
-    """A method as a function: of a method that is a module's attribute Paddle takes the module for ``self``."""
+    """Wraps a method as a function: Paddle takes the module for ``self`` if a method is a module's attribute."""
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -26,9 +26,9 @@ def function(method: F) -> F:
 
 
 def leave_out(front_end: ModuleType) -> None:
-    """With ``full_graph=False`` graphs end before these functions, and begin again after them."""
+    """Makes graphs with ``full_graph=False`` end before these functions and begin again after them."""
     paddle.jit.ignore_module([front_end])
-    # Paddle (3.3) cannot make code of what it has to break up between two attributes of a tensor.
+    # Paddle 3.3 fails to generate code if it has to break a function between two attributes of a tensor.
     skip = getattr(paddle.framework.core, "eval_frame_skip_file_prefix", None)
     if skip is not None:
         skip((f"{Path(alltoallv.__file__).parent}/",))

@@ -1,4 +1,4 @@
-"""Groups: from a Paddle group, a Communicator or None to the communicator that carries it."""
+"""Finds or makes the communicator of a group: a Paddle group, a Communicator or None."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _made: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictionary(
 
 
 def new_group(ranks: Sequence[int] | None = None) -> PaddleGroup:
-    """The group of these ranks of the job, where ``paddle.distributed.new_group`` cannot make one. Talks to no peer.
+    """Returns the group of these ranks, where ``paddle.distributed.new_group`` cannot make one. Does not communicate.
 
-    All ranks of the job make their groups in the same order, as in Paddle, members or not.
+    All ranks of the job make their groups in the same order, members or not, as in Paddle.
 
     Args:
-        ranks: Different ranks of the job; a rank's place among them, sorted, is its rank in the group. None: all.
+        ranks: Different ranks of the job; sorted, a rank's index among them is its rank in the group. None means all.
 
     Raises:
-        InvalidParamError: ranks out of range or repeated.
+        InvalidParamError: ranks are out of range or repeated.
     """
     job = launch.detect()
     members = subgroups.check_ranks(range(job.size) if ranks is None else ranks, job.size)
@@ -42,9 +42,9 @@ def new_group(ranks: Sequence[int] | None = None) -> PaddleGroup:
 
 
 def resolve(group: Group) -> Communicator | None:
-    """The communicator of ``group``, made at the first call, which is collective among its ranks.
+    """Returns the communicator of ``group``. The first call makes it, which is collective among its ranks.
 
-    None, with a warning, on a rank that is not a member of the group.
+    A rank that is not a member of the group gets None and a warning.
     """
     if isinstance(group, Communicator):
         return group
@@ -60,17 +60,17 @@ def resolve(group: Group) -> Communicator | None:
         return None
     made = _made.get(group)
     if made is None or not made.usable:
-        # Groups of the same ranks differ in Paddle's number, which is the same on all of them.
+        # Groups of the same ranks differ in Paddle's group number, which is equal on all of them.
         domain = f"paddle-{group.id}-{subgroups.digest(group.ranks)}"
         made = _made[group] = subgroups.connect(str(group.name), domain, sorted(group.ranks), _TIMEOUT)
     return made
 
 
 def rank_in(group: Group, rank: Any, name: str) -> Any:
-    """The number in a group of a rank of the job; for a `Communicator` it is that already.
+    """Converts a rank of the job to a rank of the group; with a `Communicator` it is one already.
 
     Raises:
-        InvalidParamError: it is not a member.
+        InvalidParamError: the rank is not a member.
     """
     if not isinstance(group, PaddleGroup):
         return rank

@@ -1,6 +1,6 @@
 """Messages with the signatures of ``paddle.distributed``.
 
-``dst`` and ``src`` are ranks of the job, for a `Communicator` ranks in it. They raise as `alltoallv.numpy.send`.
+``dst`` and ``src`` are ranks of the job, with a `Communicator` ranks in it. Errors are as in `alltoallv.numpy.send`.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ from alltoallv.paddle.work import Done, Task
 
 
 def send(tensor: Tensor, dst: int = 0, group: Group = None, sync_op: bool = True) -> Task | None:
-    """Sends ``tensor`` to rank ``dst``; with ``sync_op=True`` it returns when that has received it.
+    """Sends ``tensor`` to rank ``dst``; with ``sync_op=True`` it returns when that rank has received it.
 
-    Messages of one pair are received in the order of their sends, beside the collectives.
+    Messages of one pair arrive in the order in which they were sent, independent of collectives.
     """
     return _message("send", tensor, dst, "dst", group, sync_op)
 
 
 def recv(tensor: Tensor, src: int = 0, group: Group = None, sync_op: bool = True) -> Task | None:
-    """Receives into ``tensor`` what rank ``src`` sends, of as many elements and that dtype."""
+    """Receives what rank ``src`` sends into ``tensor``, which has the same dtype and number of elements."""
     return _message("recv", tensor, src, "src", group, sync_op)
 
 
 def isend(tensor: Tensor, dst: int, group: Group = None) -> Task | None:
-    """`send` that returns at once; the tensor must not be changed until the task's ``wait`` has returned."""
+    """Sends like `send`, but returns at once; do not change the tensor until the task's ``wait`` has returned."""
     return send(tensor, dst, group, sync_op=False)
 
 
 def irecv(tensor: Tensor, src: int | None = None, group: Group = None) -> Task | None:
-    """`recv` that returns at once; ``src=None`` means 0, as in Paddle. Collectives may be called meanwhile."""
+    """Receives like `recv`, but returns at once; ``src=None`` means 0, as in Paddle. Collectives may be called in
+    between.
+    """
     return recv(tensor, 0 if src is None else src, group, sync_op=False)
 
 
@@ -57,10 +59,10 @@ def _message(operator: str, tensor: Tensor, peer: int, name: str, group: Group, 
 
 
 class P2POp:
-    """One message of `batch_isend_irecv`: ``op`` is `isend` or `irecv`, of this module or Paddle's, or its name.
+    """One message of `batch_isend_irecv`: ``op`` is `isend` or `irecv`, from here or from Paddle, or its name.
 
     Raises:
-        RuntimeError: another ``op``, with Paddle's words.
+        RuntimeError: ``op`` is something else; the text is Paddle's.
     """
 
     def __init__(self, op: Callable[..., Any] | str, tensor: Tensor, peer: int, group: Group = None) -> None:
@@ -77,7 +79,7 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Task]:
     """Starts all messages of the list at once, in its order, and returns their tasks.
 
     Raises:
-        RuntimeError: no list of `P2POp`, with Paddle's words.
+        RuntimeError: the argument is not a list of `P2POp`; the text is Paddle's.
     """
     if not isinstance(p2p_op_list, list) or not all(isinstance(op, P2POp) for op in p2p_op_list):
         raise RuntimeError(

@@ -28,10 +28,10 @@ _rows = _Rows(front_end)
 def global_scatter(
     x: Tensor, local_count: Counts, global_count: Counts, group: Group = None, use_calc_stream: bool = True
 ) -> Tensor:
-    """Sends every row to the card of its expert; `alltoallv.numpy.global_scatter` of tensors, differentiable.
+    """Sends every row to the rank of its expert, like `alltoallv.numpy.global_scatter`, on tensors, with gradients.
 
-    Counts that are tensors are int64, else InvalidTensorError, with Paddle's words. ``use_calc_stream`` has no meaning
-    on CPU.
+    Counts that are tensors must be int64, else it raises InvalidTensorError with Paddle's text. ``use_calc_stream`` is
+    ignored on CPU.
     """
     return _rows.global_scatter(x, local_count, global_count, group)
 
@@ -39,5 +39,5 @@ def global_scatter(
 def global_gather(
     x: Tensor, local_count: Counts, global_count: Counts, group: Group = None, use_calc_stream: bool = True
 ) -> Tensor:
-    """The inverse of `global_scatter`: brings the rows back to the cards that sent them. Differentiable."""
+    """Reverses `global_scatter`: brings the rows back to the ranks that sent them, with gradients."""
     return _rows.global_gather(x, local_count, global_count, group)

@@ -1,7 +1,7 @@
 """Picklable objects instead of tensors, with the signatures of ``paddle.distributed``.
 
-What arrives is unpickled, which runs code of the sender's choosing: the ranks must trust each other. ``src`` and
-``dst`` are ranks of the job, for a `Communicator` ranks in it. They raise as
+What arrives is unpickled, which can run any code that the sender chooses: the ranks must trust each other. ``src`` and
+``dst`` are ranks of the job; with a `Communicator` they are ranks in it. They raise the errors of
 `alltoallv.paddle.all_to_all_v`; on a rank outside the group they warn and do nothing.
 """
 
@@ -16,7 +16,7 @@ from alltoallv.paddle.group import Group, rank_in, resolve
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
-    """``object_list`` becomes every rank's ``obj``, in the order of ranks."""
+    """Fills ``object_list`` with every rank's ``obj``, in the order of ranks."""
     comm = resolve(group)
     if comm is None:
         return
@@ -27,7 +27,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
 
 
 def broadcast_object_list(object_list: list[Any], src: int, group: Group = None) -> None:
-    """The entries of ``object_list`` become those of rank ``src``."""
+    """Replaces the entries of ``object_list`` by those of rank ``src``."""
     comm = resolve(group)
     if comm is None:
         return
@@ -43,7 +43,7 @@ def broadcast_object_list(object_list: list[Any], src: int, group: Group = None)
 def scatter_object_list(
     out_object_list: list[Any], in_object_list: list[Any] | None = None, src: int = 0, group: Group = None
 ) -> None:
-    """``out_object_list`` of rank j becomes ``[in_object_list[j]]`` of rank ``src``, which has one per rank."""
+    """Sets ``out_object_list`` of rank j to ``[in_object_list[j]]`` of rank ``src``, which has one entry per rank."""
     comm = resolve(group)
     if comm is None:
         return
@@ -61,7 +61,7 @@ def scatter_object_list(
 def send_object_list(
     object_list: list[Any], dst: int | None = None, group: Group = None, dst_in_group: int | None = None
 ) -> None:
-    """Sends the entries of ``object_list`` to rank ``dst``, or ``dst_in_group`` in the group."""
+    """Sends the entries of ``object_list`` to rank ``dst`` (``dst_in_group`` in the group)."""
     comm = resolve(group)
     if comm is not None:
         _check_filled(object_list)
@@ -71,7 +71,7 @@ def send_object_list(
 def recv_object_list(
     object_list: list[Any], src: int | None = None, group: Group = None, src_in_group: int | None = None
 ) -> None:
-    """Fills ``object_list``, of as many entries, with what rank ``src``, or ``src_in_group`` in the group, sends."""
+    """Fills ``object_list`` with what rank ``src`` (``src_in_group`` in the group) sends, as many entries."""
     comm = resolve(group)
     if comm is not None:
         _check_filled(object_list)

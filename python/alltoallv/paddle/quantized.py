@@ -35,7 +35,7 @@ class _Quantized(Quantized[Tensor]):
         check_tensor("input", input)
         if given.get("out") is not None:
             check_tensor("out", given["out"])
-            given["out"]._bump_inplace_version()  # a backward that needs the old values shall say so
+            given["out"]._bump_inplace_version()  # a backward pass that needs the old values then raises an error
         if input.stop_gradient or not paddle.is_grad_enabled():
             return False
         exclude("input wants a gradient", **given)

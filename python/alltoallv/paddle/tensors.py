@@ -1,4 +1,4 @@
-"""Paddle tensors as the core sees them: contiguous host memory of a known dtype."""
+"""Passes Paddle tensors to the core as contiguous host memory of a known dtype."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NAMES: dict[Any, str] = {
 
 
 def core_name(dtype: Any) -> str:
-    """The core's name of a dtype.
+    """Returns the core's name of a dtype.
 
     Raises:
-        InvalidTensorError: a dtype that the core does not know.
+        InvalidTensorError: the core does not know the dtype.
     """
     try:
         return _NAMES[dtype]
@@ -33,7 +33,7 @@ def core_name(dtype: Any) -> str:
 
 
 def check_tensor(name: str, tensor: object) -> None:
-    """Refuses what is no dense tensor in host memory that holds values."""
+    """Refuses everything but dense tensors in host memory that hold values."""
     if not paddle.in_dynamic_mode():
         raise RuntimeError(
             "alltoallv.paddle is only supported in dygraph mode: call paddle.disable_static() first, and use "
@@ -51,12 +51,12 @@ def check_tensor(name: str, tensor: object) -> None:
 
 
 def region(tensor: Tensor) -> Region:
-    """Where a contiguous tensor lies."""
+    """Returns the address and size of a contiguous tensor."""
     return (tensor.data_ptr(), tensor.size * tensor.element_size()) if tensor.size else (0, 0)
 
 
 def from_block(block: _core.Block, shape: Sequence[int], dtype: Any, *, zero: bool = False) -> Tensor:
-    """The tensor of that shape over a block, which lives as long as the tensor and its views."""
+    """Returns a tensor of that shape over a block, which lives as long as the tensor and its views."""
     if math.prod(shape) == 0:
         return paddle.empty(list(shape), dtype)
     # DLPack carries bytes, which Paddle then reads as any dtype: NumPy has no bfloat16 to hand over.
@@ -67,7 +67,7 @@ def from_block(block: _core.Block, shape: Sequence[int], dtype: Any, *, zero: bo
 
 
 def filled(outputs: Any, like: Sequence[Tensor], declare: Callable[[Any], T]) -> T:
-    """Calls ``declare`` with a list of outputs; an empty one is filled, with tensors of the shapes of ``like``."""
+    """Calls ``declare`` with a list of outputs; fills an empty list with tensors of the shapes of ``like``."""
     if not isinstance(outputs, list) or outputs:
         return declare(outputs)
     fresh = [paddle.empty_like(x) for x in like]
@@ -77,7 +77,7 @@ def filled(outputs: Any, like: Sequence[Tensor], declare: Callable[[Any], T]) ->
 
 
 def empty(shape: int | Sequence[int], dtype: Any = None) -> Tensor:
-    """A new CPU tensor, not initialized, in this process's shared arena; see `alltoallv.empty`.
+    """Returns a new, uninitialized CPU tensor in this process's shared arena; see `alltoallv.empty`.
 
     ``dtype`` is a ``paddle.dtype`` or its name; the default is Paddle's.
     """
@@ -85,7 +85,7 @@ def empty(shape: int | Sequence[int], dtype: Any = None) -> Tensor:
 
 
 def allocate(shape: Sequence[int], dtype: Any, *, zero: bool = False) -> Tensor:
-    """The same, all zero if asked."""
+    """Returns a new tensor like `empty`, filled with zeros if ``zero``."""
     if isinstance(dtype, str):
         dtype = getattr(paddle, dtype)
     return from_block(_core.allocate(math.prod(shape) * _itemsize(dtype)), shape, dtype, zero=zero)

@@ -1,4 +1,4 @@
-"""``mindspore.mint.distributed`` over our engine: its checks, groups, messages, objects, and the functions' place.
+"""``mindspore.mint.distributed`` over our engine: its checks, groups, messages and objects, and its installation.
 
 `alltoallv.mindspore.distributed` has the public names.
 """

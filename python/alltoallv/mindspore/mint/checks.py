@@ -1,4 +1,4 @@
-"""What MindSpore's own functions refuse, with its words and classes: TypeError where ours would raise a ValueError."""
+"""Checks arguments as MindSpore's own functions do, with its texts and classes: TypeError instead of ValueError."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ R = TypeVar("R")
 
 OPS = ("sum", "prod", "min", "max", "avg")
 _TENSORS = {"tensor": "input", "input": "input", "input_tensor": "input", "output": "output", "output_tensor": "output"}
-# Lists of one tensor per rank, and the tensor that this rank's entry is like.
+# Lists of one tensor per rank; this rank's entry must match the other tensor.
 _LISTS = {"tensor_list": "tensor", "input_list": "output", "scatter_list": "tensor", "gather_list": "tensor"}
-_ROOTS = {"scatter_list": "src", "gather_list": "dst"}  # of lists that one rank has
+_ROOTS = {"scatter_list": "src", "gather_list": "dst"}  # lists that only one rank passes
 
 
 def as_mint(function: Callable[P, R], ops: tuple[str, ...] = OPS, *, message: bool = False) -> Callable[P, R]:
-    """The function with MindSpore's checks before its own; all ranks raise what one of them refuses.
+    """Adds MindSpore's checks before the function's own; all ranks raise an error that one of them finds.
 
-    A parameter's name says what it must be. A message is the matter of its two ranks, which differ.
+    A parameter's name determines its checks. Errors of a message concern only its two ranks.
     """
     parameters = inspect.signature(function).parameters
-    operator = function.__name__.removesuffix("_uneven")  # as the core calls it
+    operator = function.__name__.removesuffix("_uneven")  # the core's name
     operator = "reduce_scatter" if operator == "reduce_scatter_tensor" else operator
     lists, whole = [name for name in _LISTS if name in parameters], "output_tensor" in parameters
     defaults = {name: parameter.default for name, parameter in parameters.items()}
@@ -63,13 +63,13 @@ def as_mint(function: Callable[P, R], ops: tuple[str, ...] = OPS, *, message: bo
 
 
 def check_rank(operator: str, name: str, value: Any) -> None:
-    """Refuses a ``src`` or ``dst`` that is no int."""
+    """Refuses a ``src`` or ``dst`` that is not an int."""
     if not isinstance(value, int):
         raise TypeError(f"For {operator}, the {name} must be int, but got {type(value)}")
 
 
 def check_other(operator: str, name: str, peer: int, group: Group) -> None:
-    """Refuses this rank itself as the peer of a message."""
+    """Refuses a message from this rank to itself."""
     if groups.rank_in(group, peer) == enter(group).rank:
         raise InvalidParamError(f"For {operator}, {name} is {peer}, this rank itself, expected another one")
 
@@ -77,7 +77,7 @@ def check_other(operator: str, name: str, peer: int, group: Group) -> None:
 def _check_values(operator: str, given: dict[str, Any], ops: tuple[str, ...]) -> None:
     for name, value in given.items():
         if value is inspect.Parameter.empty:
-            continue  # the function itself says what is missing
+            continue  # the function itself reports what is missing
         if name in _TENSORS and not isinstance(value, Tensor):
             raise TypeError(f"For {operator}, the {_TENSORS[name]} tensor must be tensor, but got {type(value)}")
         if name == "op" and not isinstance(value, str):
@@ -122,7 +122,7 @@ def _check_gathered(output: Tensor, input: Tensor, comm: Communicator) -> None:
 
 
 def first_outputs(function: Callable[P, R]) -> Callable[P, R]:
-    """An all_to_all that leaves outputs beyond one per rank alone, as MindSpore's."""
+    """Makes an all_to_all ignore outputs beyond one per rank, as MindSpore's does."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

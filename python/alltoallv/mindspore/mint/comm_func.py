@@ -1,6 +1,6 @@
-"""The functions of ``mindspore.communication.comm_func``, which return their outputs, and of its groups.
+"""The functions of ``mindspore.communication.comm_func``, which return their outputs, and the functions about groups.
 
-Made of `alltoallv.mindspore.distributed`, whose errors they raise; signatures and return values are MindSpore's.
+They use `alltoallv.mindspore.distributed` and raise its errors; signatures and return values are MindSpore's.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ WORLD = groups.WORLD[0]
 def all_reduce(
     tensor: Tensor, op: str = "sum", group: str = WORLD, async_op: bool = False
 ) -> tuple[Tensor, CommHandle | None]:
-    """The combination of all ranks' tensors, and the handle with ``async_op=True``."""
+    """Returns the reduction of all ranks' tensors, and the handle with ``async_op=True``."""
     output = _copy(tensor)
     return output, dist.all_reduce(output, op, group, async_op)
 
 
 def reduce(tensor: Tensor, dst: int, op: str = "sum", group: str = WORLD) -> Tensor:
-    """On rank ``dst`` the combination of all ranks' tensors, elsewhere a copy of the own."""
+    """Returns the reduction of all ranks' tensors on rank ``dst``, and a copy of the own tensor elsewhere."""
     output = _copy(tensor)
     dist.reduce(output, dst, op, group)
     return output
 
 
 def broadcast(tensor: Tensor, src: int = 0, group: str = WORLD) -> Tensor:
-    """The tensor of rank ``src``."""
+    """Returns the tensor of rank ``src``."""
     output = _copy(tensor)
     dist.broadcast(output, src, group)
     return output
@@ -49,7 +49,7 @@ def broadcast(tensor: Tensor, src: int = 0, group: str = WORLD) -> Tensor:
 def all_gather_into_tensor(
     tensor: Tensor, group: str = WORLD, async_op: bool = False
 ) -> tuple[Tensor, CommHandle | None]:
-    """All ranks' tensors along dimension 0, and the handle with ``async_op=True``."""
+    """Returns all ranks' tensors along dimension 0, and the handle with ``async_op=True``."""
     check_tensor("tensor", tensor)
     output = _rows(tensor, tensor.shape[0] * enter(group).size)
     return output, dist.all_gather_into_tensor(output, tensor, group, async_op)
@@ -58,20 +58,20 @@ def all_gather_into_tensor(
 def reduce_scatter_tensor(
     tensor: Tensor, op: str = "sum", group: str = WORLD, async_op: bool = False
 ) -> tuple[Tensor, CommHandle | None]:
-    """This rank's part along dimension 0 of the combination of all ranks', and the handle with ``async_op=True``."""
+    """Returns this rank's part along dimension 0 of the reduction, and the handle with ``async_op=True``."""
     output = _rows(tensor, _share(tensor, group))
     return output, dist.reduce_scatter_tensor(output, tensor, op, group, async_op)
 
 
 def scatter_tensor(tensor: Tensor, src: int = 0, group: str = WORLD) -> Tensor:
-    """This rank's part along dimension 0 of the tensor of rank ``src``; the others' say the shape."""
+    """Returns this rank's part along dimension 0 of rank ``src``'s tensor; the other ranks' tensors give the shape."""
     output = _rows(tensor, _share(tensor, group))
     dist.scatter(output, list(tensor.split(output.shape[0])), src, group)
     return output
 
 
 def gather_into_tensor(tensor: Tensor, dst: int = 0, group: str = WORLD) -> Tensor:
-    """On rank ``dst`` all ranks' tensors along dimension 0; elsewhere, as in MindSpore, ``[0]``."""
+    """Returns all ranks' tensors along dimension 0 on rank ``dst``; elsewhere, as in MindSpore, ``[0]``."""
     check_tensor("tensor", tensor)
     comm = enter(group)
     rows = tensor.shape[0]
@@ -89,7 +89,7 @@ def all_to_all_with_output_shape(
     group: str | None = None,
     async_op: bool = False,
 ) -> tuple[tuple[Tensor, ...], CommHandle | None]:
-    """What the ranks have sent, in the shapes given, of tensors or as tuples; and the handle with ``async_op=True``."""
+    """Returns the received tensors in the given shapes (tensors or tuples), and the handle with ``async_op=True``."""
     if not isinstance(input_tensor_list, list | tuple) or not isinstance(output_shape_list, list | tuple):
         raise TypeError("Expected lists or tuples of tensors and of shapes")
     for tensor in input_tensor_list:
@@ -106,7 +106,7 @@ def all_to_all_single_with_output_shape(
     group: str | None = None,
     async_op: bool = False,
 ) -> tuple[Tensor, CommHandle | None]:
-    """What `all_to_all_single` would write into a tensor of that shape, and the handle with ``async_op=True``."""
+    """Returns the output of `all_to_all_single`, a new tensor of that shape, and the handle with ``async_op=True``."""
     check_tensor("tensor", tensor)
     output = empty(_shape(output_shape), tensor.dtype)
     handle = dist.all_to_all_single(
@@ -118,7 +118,7 @@ def all_to_all_single_with_output_shape(
 def all_to_all_v_c(
     output: Tensor, input: Tensor, send_count_matrix: list[int], group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
-    """`all_to_all_v` by rows into ``output``; rank i sends ``send_count_matrix[i * W + j]`` rows to rank j."""
+    """Exchanges rows into ``output``; rank i sends ``send_count_matrix[i * W + j]`` rows to rank j."""
     comm = enter(group)
     size, rank = comm.size, comm.rank
     if not isinstance(send_count_matrix, list) or not all(isinstance(n, int) for n in send_count_matrix):
@@ -141,7 +141,7 @@ send, isend = dist.send, dist.isend
 
 
 def recv(tensor: Tensor, src: int = 0, group: str = WORLD, tag: int = 0) -> Tensor:
-    """What rank ``src`` sends, in a new tensor like the one given."""
+    """Returns what rank ``src`` sends, in a new tensor like the given one."""
     check_tensor("tensor", tensor)
     output = empty(tuple(tensor.shape), tensor.dtype)
     dist.recv(output, src, group, tag)
@@ -149,14 +149,14 @@ def recv(tensor: Tensor, src: int = 0, group: str = WORLD, tag: int = 0) -> Tens
 
 
 def irecv(tensor: Tensor, src: int = 0, group: str = WORLD, tag: int = 0) -> tuple[Tensor, CommHandle]:
-    """What rank ``src`` sends, in a new tensor like the one given, once the handle's ``wait`` has returned."""
+    """Returns a new tensor like the given one; rank ``src`` has filled it when the handle's ``wait`` has returned."""
     check_tensor("tensor", tensor)
     output = empty(tuple(tensor.shape), tensor.dtype)
     return output, dist.irecv(output, src, group, tag)
 
 
 class P2POp(dist.P2POp):
-    """One message of `batch_isend_irecv`; to receive, ``tensor`` may be a shape, with ``recv_dtype``."""
+    """One message of `batch_isend_irecv`; to receive, ``tensor`` may also be a shape, with ``recv_dtype``."""
 
     def __init__(
         self, op: Any, tensor: Any, peer: int, group: str | None = None, tag: int = 0, *, recv_dtype: Any = None
@@ -175,7 +175,7 @@ class P2POp(dist.P2POp):
 
 
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> tuple[Tensor, ...]:
-    """What has been received, by the places of the list; 0 where it sends."""
+    """Returns the received tensors in the order of the list, with 0 in place of each send."""
     if not isinstance(p2p_op_list, list):
         raise TypeError(f"p2p_op_list must be type of list, but got type of {type(p2p_op_list)}.")
     dist.batch_isend_irecv(list(p2p_op_list))[0].wait()
@@ -183,38 +183,38 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> tuple[Tensor, ...]:
 
 
 def get_group_size(group: str = WORLD) -> int:
-    """The number of the group's ranks."""
+    """Returns the number of ranks in the group."""
     return len(dist.get_process_group_ranks(group))
 
 
 def get_local_rank(group: str = WORLD) -> int:
-    """This process's rank among those of its host."""
+    """Returns this process's rank among those of its host."""
     return launch.detect().local_rank
 
 
 def get_local_rank_size(group: str = WORLD) -> int:
-    """The number of ranks on this host."""
+    """Returns the number of ranks on this host."""
     job = launch.detect()
     return job.local_size or job.size
 
 
 def get_world_rank_from_group_rank(group: str, group_rank_id: int) -> int:
-    """The rank in the job of the group's rank."""
+    """Converts a rank of the group to a rank of the job."""
     return dist.get_global_rank(group, group_rank_id)
 
 
 def get_group_rank_from_world_rank(world_rank_id: int, group: str) -> int:
-    """The rank in the group of the job's rank."""
+    """Converts a rank of the job to a rank of the group."""
     return dist.get_group_rank(group, world_rank_id)
 
 
 def get_rank(group: str = WORLD) -> int:
-    """This process's rank in the group."""
+    """Returns this process's rank in the group."""
     return dist.get_process_group_ranks(group).index(launch.detect().rank)
 
 
 def create_group(group: str, rank_ids: list[int], options: Any = None) -> None:
-    """Names the group of these ranks. Talks to no peer."""
+    """Gives the group of these ranks a name. Does not communicate."""
     if not isinstance(group, str):
         raise TypeError(f"the argument 'group' must be type of string, but got 'group' type : {type(group)}.")
     if not isinstance(rank_ids, list):
@@ -223,7 +223,7 @@ def create_group(group: str, rank_ids: list[int], options: Any = None) -> None:
 
 
 def destroy_group(group: str) -> None:
-    """Forgets a group that `create_group` has named."""
+    """Removes a group that `create_group` has named."""
     if group in groups.WORLD:
         raise ValueError("The world_group does not support destruction.")
     dist.destroy_process_group(group)

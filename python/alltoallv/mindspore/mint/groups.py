@@ -32,21 +32,21 @@ def init_process_group(
     pg_options: Any = None,
     device_id: int | None = None,
 ) -> None:
-    """Joins all ranks of the job; collective. On CPU as on Ascend, where MindSpore's own serves Ascend alone.
+    """Joins all ranks of the job; collective. It works on CPU as on Ascend; MindSpore's own works on Ascend alone.
 
     Args:
-        backend: ``"hccl"``, as MindSpore knows no other; on CPU the ranks meet in shared memory all the same.
-        init_method: ``"tcp://ip:port"``, equal on all ranks, in place of a launcher; then with ``rank`` and
-            ``world_size``. All ranks must be on this host.
-        timeout: How long a rank waits for its peers, here and in every collective; default: 600 s.
-        world_size: With a launcher, its own number or -1.
-        store: A `TCPStore`, whose address then stands for ``init_method``.
-        group_name, pg_options, device_id: Accepted for MindSpore's sake and not used.
+        backend: ``"hccl"``, MindSpore's only backend; on CPU the ranks use shared memory all the same.
+        init_method: ``"tcp://ip:port"``, equal on all ranks, instead of a launcher; then ``rank`` and ``world_size``
+            are needed. All ranks must be on this host.
+        timeout: Time that a rank waits for its peers, here and in every collective; default: 600 s.
+        world_size: With a launcher, the launcher's number or -1.
+        store: A `TCPStore`, whose address replaces ``init_method``.
+        group_name, pg_options, device_id: Accepted for compatibility with MindSpore and ignored.
 
     Raises:
-        TypeError: an argument of another type.
-        ValueError: another backend, both ``init_method`` and ``store``, a rank or world size that cannot be.
-        RuntimeError: an ``init_method`` of another form.
+        TypeError: an argument has another type.
+        ValueError: another backend, both ``init_method`` and ``store``, an impossible rank or world size.
+        RuntimeError: ``init_method`` has another form.
         CommTimeoutError: ranks did not come; the message names them.
     """
     kinds = {"init_method": str, "timeout": timedelta, "store": TCPStore}
@@ -71,7 +71,7 @@ def init_process_group(
 
 
 def _meet_without_launcher(init_method: str | None, store: TCPStore | None, rank: int, world_size: int) -> None:
-    """Says where the job is as our own launcher would."""
+    """Sets the environment variables that our own launcher would set."""
     if world_size <= 0:
         raise ValueError(f"world_size is {world_size}, expected a positive integer with init_method or store")
     if rank < 0:
@@ -88,7 +88,7 @@ def _meet_without_launcher(init_method: str | None, store: TCPStore | None, rank
 
 
 def destroy_process_group(group: str | None = None) -> None:
-    """Leaves the group of that name; None: all groups, after which `init_process_group` may be called again."""
+    """Leaves the group of that name; None means all groups, after which `init_process_group` may be called again."""
     if group is not None and not isinstance(group, str):
         raise TypeError(
             "For 'destroy_group', the argument 'group' must be type of string or None, "
@@ -104,22 +104,22 @@ def destroy_process_group(group: str | None = None) -> None:
 
 
 def is_available() -> bool:
-    """True: this module needs nothing of MindSpore's own communication."""
+    """Returns True: this module needs nothing of MindSpore's own communication."""
     return True
 
 
 def is_initialized() -> bool:
-    """Whether this process has joined its job and not left it."""
+    """True if this process has joined its job and not left it."""
     return groups.joined()
 
 
 def get_rank(group: str | None = None) -> int:
-    """This process's rank in the group; -1 if it is no member, or has not joined the job."""
+    """Returns this process's rank in the group; -1 if it is not a member, or has not joined the job."""
     return _of_member(group, "get_rank", lambda members, rank: members.index(rank))
 
 
 def get_world_size(group: str | None = None) -> int:
-    """The number of the group's ranks; -1 if this process is no member, or has not joined the job."""
+    """Returns the number of ranks in the group; -1 if this process is not a member, or has not joined the job."""
     return _of_member(group, "get_world_size", lambda members, rank: len(members))
 
 
@@ -143,20 +143,20 @@ def new_group(
     use_local_synchronization: bool = False,
     group_desc: str | None = None,
 ) -> str:
-    """The name of the group of these ranks of the job, for ``group``. Talks to no peer.
+    """Returns a name for the group of these ranks of the job, to be passed as ``group``. Does not communicate.
 
     Args:
-        ranks: Different ranks of the job; a rank's place among them, sorted, is its rank in the group. None: all.
-        backend: ``"hccl"`` (None) or ``"mccl"``; a part of the name. Both move host memory on CPU.
-        pg_options: A MindSpore ``GroupOptions``, and like ``timeout``, ``use_local_synchronization`` and
-            ``group_desc`` not used.
+        ranks: Different ranks of the job; sorted, a rank's index among them is its rank in the group. None means all.
+        backend: ``"hccl"`` (None) or ``"mccl"``; becomes a part of the name. Both move host memory on CPU.
+        pg_options: A MindSpore ``GroupOptions``; ignored, like ``timeout``, ``use_local_synchronization`` and
+            ``group_desc``.
 
     Returns:
-        The name; ``""`` where this rank is not among ``ranks``, as MindSpore's.
+        The name; ``""`` if this rank is not among ``ranks``, as in MindSpore.
 
     Raises:
-        TypeError: ``ranks`` is no list, ``backend`` or ``pg_options`` something else.
-        ValueError: ranks out of range or repeated.
+        TypeError: ``ranks`` is not a list, or ``backend`` or ``pg_options`` has another type.
+        ValueError: ranks are out of range or repeated.
     """
     if ranks is not None and not isinstance(ranks, list):
         raise TypeError(f"ranks must be list, but got {type(ranks)}")
@@ -172,13 +172,13 @@ def new_group(
 
 
 def get_backend(group: str | None = None) -> str:
-    """``"hccl"`` or ``"mccl"``, as the group's name says; MindSpore's word, not what moves the data."""
+    """Returns ``"hccl"`` or ``"mccl"``, as in the group's name: MindSpore's word, not what moves the data."""
     _check_group(group, "get_backend")
     return "mccl" if group is not None and "hccl" not in group and "mccl" in group else "hccl"
 
 
 def get_global_rank(group: str | None, group_rank: int) -> int:
-    """The rank in the job of the group's rank ``group_rank``."""
+    """Converts the group's rank ``group_rank`` to a rank of the job."""
     if not isinstance(group_rank, int):
         raise TypeError(f"The group_rank argument must be integer, but got {type(group_rank)}.")
     members = get_process_group_ranks(group)
@@ -188,7 +188,9 @@ def get_global_rank(group: str | None, group_rank: int) -> int:
 
 
 def get_group_rank(group: str | None, global_rank: int) -> int:
-    """The rank in the group of the job's rank ``global_rank``; KeyError where it is no member, as MindSpore's."""
+    """Converts the job's rank ``global_rank`` to a rank of the group; raises KeyError if it is not a member, as
+    MindSpore.
+    """
     if not isinstance(global_rank, int):
         raise TypeError(f"The global_rank argument must be integer, but got {type(global_rank)}.")
     members = get_process_group_ranks(group)
@@ -198,7 +200,7 @@ def get_group_rank(group: str | None, global_rank: int) -> int:
 
 
 def get_process_group_ranks(group: str | None = None) -> list[int]:
-    """The ranks of the job that make the group, in the order of their ranks in it."""
+    """Returns the ranks of the job in the group, in the order of their ranks there."""
     _check_group(group, "get_process_group_ranks")
     return groups.members(group)
 

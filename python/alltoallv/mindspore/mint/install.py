@@ -1,4 +1,4 @@
-"""Puts our functions in the place of MindSpore's, so that a program for NPUs runs on CPU as it is."""
+"""Replaces MindSpore's functions by ours, so that a program for NPUs runs on CPU unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _replaced: list[tuple[Any, str, Any]] = []
 class install:
     """Replaces MindSpore's communication functions by ours, on CPU, until `uninstall` or the end of ``with``.
 
-    What it replaces, as attributes of MindSpore's modules:
+    It replaces these attributes of MindSpore's modules:
 
     - every name of ``mindspore.mint.distributed`` (by those of `alltoallv.mindspore.distributed`), so that
       ``mint.distributed.init_process_group()`` comes up without an NPU;
@@ -38,11 +38,12 @@ class install:
       get_group_rank_from_world_rank, get_process_group_ranks;
     - ``mindspore.set_device`` and ``set_context``, in which "Ascend" means CPU where MindSpore has no Ascend.
 
-    Nothing else: ``mindspore.communication.init`` (not needed), ``mindspore.ops.AllReduce`` and the other primitives,
-    and ``mindspore.ops.communication`` stay MindSpore's. Names that a module has imported before with ``from ... import
-    ...`` stay, too: install first. Ours are not for ``ms.jit``; there is the cell `AllToAllV`.
+    It replaces nothing else: ``mindspore.communication.init`` (not needed), ``mindspore.ops.AllReduce`` and the other
+    primitives, and ``mindspore.ops.communication`` stay MindSpore's. Names that a module has imported before with
+    ``from ... import ...`` stay, too: install first. Our functions do not work in ``ms.jit``; use the cell `AllToAllV`
+    there.
 
-    Called again it changes nothing. For a program that is not to be changed at all:
+    A second call changes nothing. To run a program without any change:
     ``msrun ... examples/mindspore_on_cpu.py program.py``.
     """
 
@@ -72,19 +73,19 @@ class install:
 
 
 def uninstall() -> None:
-    """Puts MindSpore's own functions back; does nothing where `install` has not been called."""
+    """Puts MindSpore's own functions back; does nothing if `install` has not been called."""
     while _replaced:
         module, name, theirs = _replaced.pop()
         setattr(module, name, theirs)
 
 
 def _on_cpu(theirs: Callable[..., None]) -> Callable[..., None]:
-    """MindSpore's function, in which "Ascend" means CPU."""
+    """Wraps a MindSpore function so that "Ascend" means CPU."""
 
     @functools.wraps(theirs)
     def call(*args: Any, **kwargs: Any) -> None:
         if target() == "CPU" and "Ascend" in (*args, *kwargs.values()):
-            # A device's number goes with the device.
+            # Drop the device number, too.
             args = ("CPU",) if args else ()
             kwargs = {k: "CPU" if v == "Ascend" else v for k, v in kwargs.items() if k != "device_id"}
         theirs(*args, **kwargs)

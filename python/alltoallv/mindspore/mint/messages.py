@@ -33,15 +33,15 @@ class P2POp:
     """One message of `batch_isend_irecv`.
 
     Args:
-        op: ``isend`` or ``irecv``, the function or its name.
-        tensor: What to send, or where to receive.
+        op: ``isend`` or ``irecv``, as function or name.
+        tensor: The data to send, or the memory to receive into.
         peer: The other rank, by its number in the job.
-        group: The same for all messages of a batch.
-        tag: 0.
+        group: The group, the same for all messages of a batch.
+        tag: Must be 0.
 
     Raises:
-        TypeError: an argument of another type.
-        NotImplementedError: another tag.
+        TypeError: an argument has another type.
+        NotImplementedError: ``tag`` is not 0.
     """
 
     def __init__(self, op: str | Callable[..., Any], tensor: Tensor, peer: int, group: Group = None, tag: int = 0):
@@ -58,7 +58,7 @@ class P2POp:
 
     @property
     def sends(self) -> bool:
-        """Whether it is an ``isend``."""
+        """True for an ``isend``."""
         return (self.op if isinstance(self.op, str) else self.op.__name__) == "isend"
 
 
@@ -72,15 +72,15 @@ class _All(CommHandle):
         return [handle._wait(timeout) for handle in self._handles]
 
     def result(self) -> list[Any]:
-        """The tensors, after a wait."""
+        """Returns the tensors, after a wait."""
         return self._wait()
 
     def is_completed(self) -> bool:
-        """True once all have succeeded or failed."""
+        """True once all messages have succeeded or failed."""
         return all(handle.is_completed() for handle in self._handles)
 
     def exception(self) -> BaseException | None:
-        """What the first that failed has raised."""
+        """Returns the exception of the first message that failed."""
         return next((error for handle in self._handles if (error := handle.exception())), None)
 
 
@@ -88,10 +88,10 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[CommHandle]:
     """Starts all messages of the list at once, in its order; they may go to the same rank and come from it.
 
     Returns:
-        A list of one handle, whose ``wait`` returns when all are done.
+        A list with one handle, whose ``wait`` returns when all messages are done.
 
     Raises:
-        TypeError: an empty list, other elements than `P2POp`, or groups that differ.
+        TypeError: the list is empty, has elements other than `P2POp`, or groups that differ.
     """
     if not p2p_op_list:
         raise TypeError("p2p_op_list can not be empty list.")

@@ -1,6 +1,6 @@
 """Picklable objects instead of tensors, with the signatures and error classes of ``mindspore.mint.distributed``.
 
-What arrives is unpickled, which runs code of the sender's choosing: the ranks must trust each other. ``src`` and
+What arrives is unpickled, which can run any code that the sender chooses: the ranks must trust each other. ``src`` and
 ``dst`` are ranks of the job.
 """
 
@@ -18,7 +18,7 @@ from alltoallv.mindspore.mint.checks import check_other, check_rank
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
-    """Entry j of ``object_list``, which has one per rank, becomes rank j's ``obj``."""
+    """Replaces entry j of ``object_list``, which has one per rank, by rank j's ``obj``."""
     comm = _member(group)
     with guard(comm, "all_gather"):
         _check_list("object_list", object_list, comm.size)
@@ -27,7 +27,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
 
 
 def broadcast_object_list(object_list: list[Any], src: int = 0, group: Group = None, device: Any = None) -> None:
-    """The entries of ``object_list`` become those of rank ``src``; as many on all ranks. ``device`` is not used."""
+    """Replaces the entries of ``object_list``, as many on all ranks, by rank ``src``'s. ``device`` is ignored."""
     comm = _member(group)
     with guard(comm, "broadcast"):
         check_rank("broadcast_object_list", "src", src)
@@ -41,7 +41,7 @@ def broadcast_object_list(object_list: list[Any], src: int = 0, group: Group = N
 
 
 def gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: int = 0, group: Group = None) -> None:
-    """Entry j of ``object_gather_list`` of rank ``dst``, which has one per rank, becomes rank j's ``obj``."""
+    """Replaces entry j of ``object_gather_list`` on rank ``dst``, which has one per rank, by rank j's ``obj``."""
     comm = _member(group)
     with guard(comm, "gather"):
         check_rank("gather_object", "dst", dst)
@@ -60,7 +60,7 @@ def scatter_object_list(
     src: int = 0,
     group: Group = None,
 ) -> None:
-    """Entry 0 of the output list of rank j becomes entry j of the input list of rank ``src``."""
+    """Replaces entry 0 of rank j's output list by entry j of rank ``src``'s input list."""
     comm = _member(group)
     with guard(comm, "scatter"):
         check_rank("scatter_object_list", "src", src)
@@ -74,20 +74,20 @@ def scatter_object_list(
 
 
 def send_object_list(object_list: list[Any], dst: int, group: Group = None, device: Any = None) -> None:
-    """Sends the entries of ``object_list`` to rank ``dst``, which calls `recv_object_list`. ``device`` is not used."""
+    """Sends the entries of ``object_list`` to rank ``dst``, which calls `recv_object_list`. ``device`` is ignored."""
     comm = _messaging("send_object_list", object_list, "dst", dst, group)
     objects.send(comm, object_list, groups.rank_in(group, dst))
 
 
 def recv_object_list(object_list: list[Any], src: int = 0, group: Group = None, device: Any = None) -> int:
-    """Fills ``object_list``, of as many entries, with what rank ``src`` sends; returns 0. ``device`` is not used."""
+    """Fills ``object_list`` with what rank ``src`` sends, as many entries; returns 0. ``device`` is ignored."""
     comm = _messaging("recv_object_list", object_list, "src", src, group)
     object_list[:] = objects.recv(comm, len(object_list), groups.rank_in(group, src))
     return 0
 
 
 def _member(group: Group) -> Communicator:
-    """The communicator of the group's ranks in host memory, where objects travel."""
+    """Returns the communicator of the group's ranks in host memory, where objects travel."""
     return on_host(enter(group))
 
 
