@@ -1,10 +1,10 @@
-"""Train a small network on handwritten digits with DistributedDataParallel, its gradients averaged as codes.
+"""Train a small network on handwritten digits with DistributedDataParallel and average its gradients as codes.
 
 The digits are split over the ranks. In every step DDP averages the gradients: in float32, or through
-`QuantizedCommHook` with 8 or 4 bits, where an error feedback adds to each gradient what rounding took from the one
-before; and, to show what that is good for, with 4 bits without it. Every way trains from the same seeds, which choose
-the first weights and the order of the digits; what a loss varies from seed to seed in float32 is the noise against
-which the codes are judged.
+`QuantizedCommHook` with 8 or 4 bits, where an error feedback adds to each gradient the rounding error of the one
+before. For comparison, one training uses 4 bits without error feedback. Every training uses the same seeds, which
+choose the first weights and the order of the digits; the spread of the float32 losses over the seeds is the noise level
+for the others.
 
     pip install torch scikit-learn matplotlib
     python examples/ddp_digits.py --np 4 --plot losses.png
@@ -30,7 +30,7 @@ import alltoallv.torch as at
 from alltoallv.launch import detect as launch
 
 WIDTH, HIDDEN, CLASSES, TRAIN = 64, 128, 10, 1408  # 11 batches of 128; the other 389 digits are the test
-WAYS: dict[str, dict[str, Any]] = {  # what the gradients travel as, and the arguments of the hook
+WAYS: dict[str, dict[str, Any]] = {  # the gradients' format, and the arguments of the hook
     "float32": {},
     "int8": {"bits": 8},
     "int4": {"bits": 4},
@@ -39,7 +39,7 @@ WAYS: dict[str, dict[str, Any]] = {  # what the gradients travel as, and the arg
 
 
 def load_digits() -> tuple[Tensor, Tensor]:
-    """Pixels, 0 to 1, [1797, 64], and classes 0 to 9, [1797]; shuffled, the same on all ranks."""
+    """Returns pixels, 0 to 1, [1797, 64], and classes 0 to 9, [1797]; shuffled, the same on all ranks."""
     from sklearn.datasets import load_digits
 
     pixels, classes = load_digits(return_X_y=True)
@@ -48,8 +48,8 @@ def load_digits() -> tuple[Tensor, Tensor]:
 
 
 def train(hook: dict[str, Any], seed: int, options: argparse.Namespace) -> tuple[list[float], float]:
-    """The loss over all training digits after every epoch, and in the end the share of test digits recognized."""
-    torch.manual_seed(seed)  # on all ranks alike: the first weights, then the order
+    """Returns the loss over all training digits after every epoch, and the final share of test digits recognized."""
+    torch.manual_seed(seed)  # on all ranks: the first weights, then the order
     layers = (nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
     net = nn.Sequential(*layers)
     model = DistributedDataParallel(net)
@@ -76,7 +76,7 @@ def train(hook: dict[str, Any], seed: int, options: argparse.Namespace) -> tuple
 
 
 def check_same_weights(net: nn.Module) -> None:
-    """All ranks have trained the same bits: an average from codes is one result, not one per rank."""
+    """Checks that all ranks have the same weights to the bit: an average from codes is one result, not one per rank."""
     digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in net.state_dict().values())).hexdigest()
     digests: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(digests, digest)
@@ -85,7 +85,7 @@ def check_same_weights(net: nn.Module) -> None:
 
 
 def draw(losses: dict[str, Tensor], size: int, path: Path) -> None:
-    """The losses over the epochs, and how far the quantized ones are from float32."""
+    """Draws the losses over the epochs, and the distance of the quantized ones from float32."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -117,7 +117,7 @@ def draw(losses: dict[str, Tensor], size: int, path: Path) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Trains in every way and with every seed; rank 0 prints and draws."""
+    """Trains in every format with every seed; rank 0 prints and draws."""
     dist.init_process_group(options.backend)
     first, size = dist.get_rank() == 0, dist.get_world_size()
     if first:
@@ -156,7 +156,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.seeds < 2:
         parser.error(f"--seeds is {options.seeds}, expected at least 2: their spread is the noise")
-    if launch.detect().launcher == "single":  # started alone: start the ranks
+    if launch.detect().launcher == "single":  # not under a launcher: start the ranks
         command = [sys.executable, "-m", "alltoallv", "run", "--no-prefix", "-n", str(options.np), *sys.argv]
         return subprocess.run(command, check=False).returncode
     torch.set_num_threads(1)

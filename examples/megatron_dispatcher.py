@@ -1,4 +1,4 @@
-"""Megatron-core's dispatchers of tokens, unmodified, without a GPU: on CPU or on emulated NPUs.
+"""Runs Megatron-core's token dispatchers, unmodified, without a GPU: on CPU or on emulated NPUs.
 
 Every rank routes its tokens to 2 of 8 experts, which the ranks share: Megatron's dispatcher sends them there and back,
 forward and backward. One process then does the same with all tokens and all experts; the results, the gradients of the
@@ -14,8 +14,8 @@ emulated here, torch_npu's transfer_to_npu does that:
     pip install torch_npu==2.13.*
     python -m alltoallv run --emulate-npu -n 4 examples/megatron_dispatcher.py --device npu
 
-With --flex it is MoEFlexTokenDispatcher, whose deep_ep is `alltoallv.deep_ep`; weights then travel as float32, and the
-results agree to 1e-6.
+With --flex it uses MoEFlexTokenDispatcher, whose deep_ep is `alltoallv.deep_ep`; weights then travel as float32, and
+the results agree to 1e-6.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TOLERANCE, FLEX_TOLERANCE = 1e-12, 1e-6
 
 
 def without_streams() -> None:
-    """Gives torch.cuda what Megatron asks it for, on a CPU: one stream, on which everything has been done already."""
+    """Gives torch.cuda what Megatron asks it for, on a CPU: one stream whose work is always done."""
     event = types.SimpleNamespace(synchronize=lambda: None)
     stream = types.SimpleNamespace(wait_stream=lambda other: None, record_event=lambda: event)
     torch.cuda.Stream = torch.cuda.current_stream = lambda *args: stream
@@ -43,7 +43,7 @@ def without_streams() -> None:
 
 
 def route(router: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Which experts every token goes to, and with what weight: [tokens, EXPERTS] each."""
+    """Returns the experts of every token and their weights: [tokens, EXPERTS] each."""
     weights, chosen = (x @ router).softmax(-1).topk(TOP_K)
     probs = torch.zeros(len(x), EXPERTS, dtype=x.dtype, device=x.device).scatter(1, chosen, weights)
     return probs > 0, probs
@@ -54,7 +54,7 @@ def expert(weight: Tensor, rows: Tensor) -> Tensor:
 
 
 def layer(dispatcher: object, router: Tensor, weights: Tensor, x: Tensor) -> Tensor:
-    """Of this rank's tokens, by all ranks' experts; the steps of Megatron's MoELayer."""
+    """Runs this rank's tokens through all ranks' experts, in the steps of Megatron's MoELayer."""
     chosen, probs = route(router, x)
     rows, row_probs = dispatcher.dispatch_preprocess(x, chosen, probs)
     rows, row_probs = dispatcher.token_dispatch(rows, row_probs)
@@ -66,7 +66,7 @@ def layer(dispatcher: object, router: Tensor, weights: Tensor, x: Tensor) -> Ten
 
 
 def plainly(router: Tensor, weights: Tensor, x: Tensor) -> Tensor:
-    """Every expert on every token, of which its weight is zero for most."""
+    """Applies every expert to every token; most have weight zero."""
     _, probs = route(router, x)
     return sum(expert(weight, x) * probs[:, number : number + 1] for number, weight in enumerate(weights))
 

@@ -1,10 +1,9 @@
 """A mixture of experts as one MindSpore cell with capacity, top-k and expert parallelism, trained in a graph by msrun.
 
-A router sends every token to 2 of 8 experts. An expert takes at most CAPACITY tokens of each rank; what comes too late
-is dropped, and the residual carries it on. So all shapes are known and a step is one graph: tokens are put into slots
-by expert, the slots travel to the ranks of the experts by the cell `AllToAllV`, the results travel back, and every
-token adds up what its experts made of it. A second loss keeps the experts' loads alike. The graph's losses are those of
-PyNative.
+A router sends every token to 2 of 8 experts. An expert takes at most CAPACITY tokens of each rank; later tokens are
+dropped, and the residual carries them on. So all shapes are known and a step is one graph: tokens are put into slots by
+expert, the cell `AllToAllV` sends the slots to the ranks of the experts, the results come back, and every token adds up
+the results of its experts. A second loss balances the experts' loads. The graph's losses equal those of PyNative.
 
     pip install "mindspore==2.10.*" "numpy<2" scikit-learn
     msrun --worker_num=4 --local_worker_num=4 --join=True examples/moe_cell_mindspore.py
@@ -27,18 +26,20 @@ BATCH, CAPACITY_FACTOR, EPOCHS, RATE = 256, 1.25, 6, 0.5
 
 
 def weight(seed: int, name: str, *shape: int) -> Parameter:
-    """Initialized alike wherever it lives."""
+    """Returns a weight, which is initialized identically on every rank."""
     values = np.random.default_rng(seed).uniform(-1, 1, shape) / np.sqrt(shape[-2])
     return Parameter(Tensor(values.astype(np.float32)), name=name)
 
 
 class MixtureOfExperts(nn.Cell):
-    """Tokens ``[n, WIDTH]`` of this rank to what their experts make of them, the balance loss, and how many it kept."""
+    """Applies the experts to this rank's tokens ``[n, WIDTH]``; also returns the balance loss and the number of kept
+    choices.
+    """
 
     def __init__(self, tokens: int, group: Communicator) -> None:
         super().__init__()
         self.capacity = int(np.ceil(CAPACITY_FACTOR * TOP_K * tokens / EXPERTS))
-        self.size, self.mine = group.size, EXPERTS // group.size  # ranks, experts of each
+        self.size, self.mine = group.size, EXPERTS // group.size  # number of ranks, experts per rank
         self.router = weight(0, "router", WIDTH, EXPERTS)
         experts = range(group.rank * self.mine, (group.rank + 1) * self.mine)
         self.inner, self.outer = (
@@ -52,7 +53,7 @@ class MixtureOfExperts(nn.Cell):
         scores = ops.softmax(ops.matmul(x, self.router), -1)
         best, chosen = ops.topk(scores, TOP_K)
         share = best / best.sum(-1, keepdims=True)
-        # The second choices of all tokens queue behind the first ones.
+        # First choices of all tokens come first, then the second choices.
         expert = chosen.T.reshape(-1)
         ones = ops.one_hot(expert, EXPERTS, Tensor(1.0), Tensor(0.0))
         place = ((ops.cumsum(ones, 0) - 1.0) * ones).sum(-1)
@@ -60,7 +61,7 @@ class MixtureOfExperts(nn.Cell):
         slot = ops.cast((expert * self.capacity + place) * kept, ms.int32)
         slots = EXPERTS * self.capacity
         sent = ops.unsorted_segment_sum(ops.tile(x, (TOP_K, 1)) * kept.reshape(-1, 1), slot, slots)
-        # Slots lie by rank, then by its expert; what arrives by rank of origin: to be grouped by expert.
+        # Slots lie by rank, then by its expert; they arrive by rank of origin and must be grouped by expert.
         arrived = self.dispatch(sent).reshape(self.size, self.mine, self.capacity, WIDTH)
         grouped = arrived.transpose(1, 0, 2, 3).reshape(self.mine, -1, WIDTH)
         made = ops.bmm(ops.tanh(ops.bmm(grouped, self.inner)), self.outer)
@@ -71,7 +72,7 @@ class MixtureOfExperts(nn.Cell):
 
 
 class Classifier(nn.Cell):
-    """x + MoE(x), then a linear classifier."""
+    """Computes x + MoE(x), then a linear classifier."""
 
     def __init__(self, tokens: int, group: Communicator) -> None:
         super().__init__()
@@ -87,14 +88,14 @@ class Classifier(nn.Cell):
 
 
 def train(group: Communicator, compiled: Callable[..., Callable[..., object]], epochs: int) -> list[list[float]]:
-    """Loss, share of dropped choices, and accuracy of every epoch, over all ranks."""
+    """Returns loss, share of dropped choices, and accuracy of every epoch, over all ranks."""
     from sklearn.datasets import load_digits
 
     pixels, classes = load_digits(return_X_y=True)
     pixels, classes = (pixels / 16).astype(np.float32), classes.astype(np.int32)
     tokens = BATCH // group.size
     model = Classifier(tokens, group)
-    shared = [model.experts.router, model.head]  # every rank has them, and some tokens; an expert has one owner
+    shared = [model.experts.router, model.head]  # every rank has these, and some tokens; an expert has one owner
     weights = [*shared, model.experts.inner, model.experts.outer]
     step = compiled(ms.value_and_grad(model, None, weights, has_aux=True))
     history = []

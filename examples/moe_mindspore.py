@@ -1,10 +1,10 @@
-"""Train a small mixture of experts on 1,797 handwritten digits, and get the losses that one process gets.
+"""Train a small mixture of experts on 1,797 handwritten digits, with the same losses as in one process.
 
-The program of moe_torch.py in MindSpore, by way of `global_scatter` and `global_gather`. A router sends every digit to
-2 of 8 experts. The digits are split over the ranks, and so are the experts: in every step the digits travel to the
-ranks of their experts and the results travel back, with gradients through both. What all ranks have (router,
-classifier) gets its gradients added up; an expert has one owner, to which all its gradients come by themselves. The
-losses differ from those of one process in rounding only, below 1e-9: sums over the batch are made in another order.
+This is moe_torch.py in MindSpore, with `global_scatter` and `global_gather`. A router sends every digit to 2 of 8
+experts. The digits are split over the ranks, and so are the experts: in every step the digits travel to the ranks of
+their experts and the results travel back, with gradients through both. Gradients of weights that all ranks have
+(router, classifier) are added up; an expert has one owner, which already gets all its gradients. The losses differ from
+those of one process only by rounding, below 1e-9: sums over the batch are made in another order.
 
     pip install "mindspore==2.10.*" "numpy<2" scikit-learn
     msrun --worker_num=4 --local_worker_num=4 --join=True examples/moe_mindspore.py
@@ -27,13 +27,13 @@ TOLERANCE = 1e-9
 
 
 def make(seed: int, name: str, *shape: int) -> Parameter:
-    """A weight; every expert is initialized alike wherever it lives."""
+    """Returns a weight; every expert is initialized identically on any rank."""
     values = np.random.default_rng(seed).uniform(-1, 1, shape) / np.sqrt(shape[0])
     return Parameter(Tensor(values), name=name)
 
 
 class Classifier:
-    """x + MoE(x), then a linear classifier."""
+    """Computes x + MoE(x), then a linear classifier."""
 
     def __init__(self, group: Communicator) -> None:
         self.group = group
@@ -49,7 +49,7 @@ class Classifier:
         self.parameters = [*self.shared, *(weight for expert in self.experts for weight in expert)]
 
     def logits(self, x: Tensor) -> Tensor:
-        """Tokens ``[n, 64]`` to ``[n, 10]``."""
+        """Computes ``[n, 10]`` from tokens ``[n, 64]``."""
         scores = ops.exp(ops.matmul(x, self.router))
         chosen = np.argsort(-scores.asnumpy(), axis=1, kind="stable")[:, :TOP_K]  # [n, 2], not differentiable
         picked = ops.gather_elements(scores, 1, Tensor(chosen))
@@ -57,9 +57,9 @@ class Classifier:
         return ops.matmul(x + self.mixture(x, chosen, weights), self.head)
 
     def mixture(self, x: Tensor, chosen: np.ndarray, weights: Tensor) -> Tensor:
-        """Sends token i to the experts ``chosen[i]`` and adds up what they make of it, with ``weights[i]``."""
+        """Sends token i to the experts ``chosen[i]`` and adds up their results, weighted by ``weights[i]``."""
         pairs = chosen.ravel()
-        order = np.argsort(pairs, kind="stable")  # by expert, which is by rank, then by the rank's expert
+        order = np.argsort(pairs, kind="stable")  # by expert, so also by rank
         here = np.bincount(pairs, minlength=EXPERTS)
         each = [self.per_rank] * self.group.size
         there = am.all_to_all_v(Tensor(here), each, each, group=self.group).asnumpy()
@@ -77,7 +77,7 @@ class Classifier:
         return (by_token * weights.expand_dims(2)).sum(axis=1)
 
     def total(self, values: list[Tensor]) -> list[Tensor]:
-        """The sums over all ranks, of all tensors in one exchange."""
+        """Returns the sums over all ranks of all tensors, in one exchange."""
         flat = ops.concat([value.reshape(-1) for value in values])
         out = am.empty(flat.size * self.group.size, flat.dtype)
         am.all_gather_into_tensor(out, flat, group=self.group)
@@ -88,7 +88,7 @@ class Classifier:
 
 
 def load_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Pixels, 0 to 1, of shape [1797, 64], and classes 0 to 9 of shape [1797]; shuffled, the same on all ranks."""
+    """Returns pixels, 0 to 1, [1797, 64], and classes 0 to 9, [1797]; shuffled, the same on all ranks."""
     from sklearn.datasets import load_digits
 
     pixels, classes = load_digits(return_X_y=True)
@@ -97,7 +97,7 @@ def load_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def train(group: Communicator, options: argparse.Namespace, say: bool) -> list[float]:
-    """Losses of all epochs, which are those of all ranks together."""
+    """Returns the losses of all epochs over all ranks together."""
     pixels, classes = load_digits()
     model = Classifier(group)
 

@@ -1,9 +1,9 @@
-"""Train a small mixture of experts on 1,797 handwritten digits in Paddle, on CPU, and get the losses of one process.
+"""Train a small mixture of experts on 1,797 handwritten digits in Paddle, on CPU, with the losses of one process.
 
 Every digit goes to one of 8 experts. Digits and experts are split over the ranks: `global_scatter` takes the digits to
 the ranks of their experts, `global_gather` brings the results back, and gradients go both ways. Paddle itself has
-neither on CPU. What all ranks have gets its gradients added up; an expert has one owner, to which all its gradients
-come by themselves.
+neither on CPU. Gradients of weights that all ranks have are added up; an expert has one owner, which already gets all
+its gradients.
 
     pip install "paddlepaddle==3.3.*" scikit-learn
     python -m paddle.distributed.launch --nproc_per_node=4 examples/moe_paddle.py
@@ -27,22 +27,22 @@ TOLERANCE = 1e-9
 
 
 class Classifier:
-    """x + gate * expert(x), then a linear classifier."""
+    """Computes x + gate * expert(x), then a linear classifier."""
 
     def __init__(self, group: Communicator) -> None:
         self.group = group
         self.per_rank = EXPERTS // group.size
         first = group.rank * self.per_rank
-        # Every expert is initialized alike wherever it lives.
+        # Every expert is initialized identically on any rank.
         self.experts = [make(100 + e, WIDTH, WIDTH) for e in range(first, first + self.per_rank)]
         self.shared = [make(0, WIDTH, EXPERTS), make(1, WIDTH, CLASSES)]  # router and head
 
     def logits(self, x: Tensor) -> Tensor:
-        """Tokens ``[n, 64]`` to ``[n, 10]``."""
+        """Computes ``[n, 10]`` from tokens ``[n, 64]``."""
         router, head = self.shared
         gates = F.softmax(paddle.matmul(x, router), axis=-1)
         chosen = gates.argmax(axis=-1)
-        order = paddle.argsort(chosen, stable=True)  # by expert, which is by rank, then by the rank's expert
+        order = paddle.argsort(chosen, stable=True)  # by expert, so also by rank
         here = paddle.bincount(chosen, minlength=EXPERTS)
         each = [self.per_rank] * self.group.size
         there = ap.all_to_all_v(here, each, each, group=self.group)
@@ -55,7 +55,7 @@ class Classifier:
         return paddle.matmul(x + results * gates.max(axis=-1, keepdim=True), head)
 
     def step(self, loss: Tensor, rate: float) -> None:
-        """Steepest descent; a rank's loss is a part of the whole."""
+        """Makes a step of gradient descent; a rank's loss is a part of the whole loss."""
         loss.backward()
         for weight in [*self.shared, *self.experts]:
             slope = weight.grad.numpy()
@@ -71,12 +71,12 @@ def make(seed: int, *shape: int) -> Tensor:
 
 
 def train(group: Communicator, steps: int, say: bool) -> list[float]:
-    """The loss of every step, over the digits of all ranks."""
+    """Returns the loss of every step, over the digits of all ranks."""
     from sklearn.datasets import load_digits
 
     pixels, classes = load_digits(return_X_y=True)
     mine = np.array_split(np.arange(len(classes)), group.size)[group.rank]
-    # With a gradient of its own, since Paddle's matmul cannot differentiate zero rows that have none.
+    # x needs a gradient, because Paddle's matmul cannot differentiate zero rows without one.
     x, labels = paddle.to_tensor(pixels[mine] / 16, stop_gradient=False), paddle.to_tensor(classes[mine])
     model, losses = Classifier(group), []
     for number in range(steps):

@@ -20,7 +20,7 @@ TOKENS, WIDTH, K = 16, 32, 2
 
 
 def batch(rank: int, step: int, experts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens, the experts that a router has chosen for each, and their weights."""
+    """Returns tokens, the experts that a router has chosen for each, and their weights."""
     rng = np.random.default_rng([rank, step])
     choices = np.argsort(rng.random((TOKENS, experts)), axis=1)[:, :K]
     return rng.random((TOKENS, WIDTH), dtype=np.float32), choices, rng.random((TOKENS, K), dtype=np.float32)
@@ -46,11 +46,11 @@ def main() -> None:
     while step < STEPS:
         dies = me == 1 and step == LAST_STEP_OF_RANK_1
         try:
-            if lost is not None:  # another rank may die meanwhile: once more then
+            if lost is not None:  # another rank may die during the recovery: then try again
                 begin = time.perf_counter()
-                dispatcher = dispatcher.survivors()  # drops what chooses a lost expert; the group is comm.shrink()'s
+                dispatcher = dispatcher.survivors()  # drops choices of lost experts; its group is comm.shrink()
                 comm = dispatcher.group
-                step = int(av.all_reduce(np.array(step), "min", group=comm))  # some may have finished it, others not
+                step = int(av.all_reduce(np.array(step), "min", group=comm))  # some ranks may have finished the step
                 there = tuple(av.all_gather_v(np.array(dispatcher.local_experts), group=comm).tolist())
                 took = time.perf_counter() - begin
                 if comm.rank == 0:

@@ -1,16 +1,16 @@
-"""Train a small mixture of experts on 1,797 handwritten digits, and get the losses that one process gets.
+"""Train a small mixture of experts on 1,797 handwritten digits, with the same losses as in one process.
 
 A router sends every digit to 2 of 8 experts. The digits are split over the ranks, and so are the experts: in every step
-the digits travel to the ranks of their experts and the results travel back, with gradients through both. What all ranks
-have (router, classifier) gets its gradient added up; an expert has one owner, to which all its gradients come by
-themselves. With float64 the losses differ from those of one process in rounding only, below 1e-9: sums over the batch
+the digits travel to the ranks of their experts and the results travel back, with gradients through both. Gradients of
+weights that all ranks have (router, classifier) are added up; an expert has one owner, which already gets all its
+gradients. With float64 the losses differ from those of one process only by rounding, below 1e-9: sums over the batch
 are made in another order.
 
     pip install torch scikit-learn
     python -m alltoallv run -n 4 examples/moe_torch.py
     torchrun --nproc-per-node 4 examples/moe_torch.py
 
-On Ascend NPUs, one per rank, over HCCL, or on emulated ones; the losses are compared with those of one process on CPU:
+On Ascend NPUs, one per rank, over HCCL, or on emulated NPUs; the losses are compared with those of one process on CPU:
 
     pip install torch_npu
     python -m alltoallv run -n 4 examples/moe_torch.py --device npu
@@ -35,7 +35,7 @@ TOLERANCE = 1e-9
 
 
 class Classifier(nn.Module):
-    """x + MoE(x), then a linear classifier. Every expert is initialized alike wherever it lives."""
+    """Computes x + MoE(x), then a linear classifier. Every expert is initialized identically on any rank."""
 
     def __init__(self, group: Communicator, dtype: torch.dtype) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Classifier(nn.Module):
         return self.head(x + self.dispatcher(x, chosen, weights / weights.sum(-1, keepdim=True), self.experts))
 
     def reduce_gradients(self) -> None:
-        """Adds up the gradients of what all ranks have, in one all_reduce; a loss is a part of the whole batch's."""
+        """Sums the gradients of what all ranks have, in one all_reduce; a rank's loss is a part of the whole loss."""
         shared = [*self.router.parameters(), *self.head.parameters()]
         flat = torch.cat([parameter.grad.view(-1) for parameter in shared])
         parts = at.functional.all_reduce(flat, self.group).split([parameter.numel() for parameter in shared])
@@ -67,7 +67,7 @@ def make_expert(number: int) -> nn.Module:
 
 
 def load_digits() -> tuple[Tensor, Tensor]:
-    """Pixels, 0 to 1, of shape [1797, 64], and classes 0 to 9 of shape [1797]; shuffled, the same on all ranks."""
+    """Returns pixels, 0 to 1, [1797, 64], and classes 0 to 9, [1797]; shuffled, the same on all ranks."""
     from sklearn.datasets import load_digits
 
     pixels, classes = load_digits(return_X_y=True)
@@ -76,7 +76,7 @@ def load_digits() -> tuple[Tensor, Tensor]:
 
 
 def train(group: Communicator, device: torch.device, options: argparse.Namespace, say: bool) -> list[float]:
-    """The loss of every epoch, over the digits of all ranks."""
+    """Returns the loss of every epoch, over the digits of all ranks."""
     dtype = getattr(torch, options.dtype)
     pixels, classes = load_digits()
     pixels, classes = pixels.to(device, dtype), classes.to(device)
@@ -86,7 +86,7 @@ def train(group: Communicator, device: torch.device, options: argparse.Namespace
     for epoch in range(options.epochs):
         total = torch.zeros(2, dtype=dtype, device=device)
         for batch in torch.arange(len(classes)).split(options.batch):
-            mine = batch.tensor_split(group.size)[group.rank]  # none for some ranks if the last batch is small
+            mine = batch.tensor_split(group.size)[group.rank]  # some ranks get none if the last batch is small
             logits = model(pixels[mine])
             loss = F.cross_entropy(logits, classes[mine], reduction="sum") / len(batch)
             optimizer.zero_grad()

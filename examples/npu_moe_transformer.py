@@ -1,10 +1,10 @@
-"""A small transformer with routed experts, in torch_npu's fused operators as programs for Ascend NPUs call them.
+"""Trains a small transformer with routed experts, in torch_npu's fused operators as programs for Ascend NPUs use them.
 
-It learns English letters: attention with rotary positions, RMS norms, SwiGLU experts of which every token goes to 2
-of 8. Four NPUs share the batch and the experts. Training exchanges tokens inside the experts' matrix products
-(npu_alltoallv_gmm and npu_gmm_alltoallv, each the other's gradient, as MindSpeed has them); the losses are those of
-the same model in plain torch in one process. Then the trained model predicts letters, its tokens dispatched in the
-three ways that serving knows (MC2's operators, all_to_all_v, all-gather), which give the same letters.
+It learns English letters, with attention with rotary positions, RMS norms, and SwiGLU experts; every token goes to 2 of
+8 experts. Four NPUs share the batch and the experts. Training exchanges tokens inside the experts' matrix products
+(npu_alltoallv_gmm and npu_gmm_alltoallv, each the other's gradient, as in MindSpeed); the losses equal those of the
+same model in plain torch in one process. Then the trained model predicts letters and dispatches its tokens in three
+ways that serving uses (MC2's operators, all_to_all_v, all-gather), which give the same letters.
 
     pip install torch_npu==2.13.*
     python -m alltoallv run --emulate-npu -n 4 examples/npu_moe_transformer.py --device npu
@@ -32,13 +32,13 @@ from torch.nn import functional as F
 import alltoallv.torch as at
 
 EXPERTS, TOP_K, WIDTH, HEADS, INNER, BLOCKS = 8, 2, 32, 2, 32, 2
-LETTERS, BATCH, LENGTH = 128, 8, 32  # BATCH sequences of all ranks together
+LETTERS, BATCH, LENGTH = 128, 8, 32  # BATCH: sequences on all ranks together
 TOLERANCE = 2e-5
 ops: Any = None  # torch_npu, or alltoallv.npu_ops
 
 
 class Ranks:
-    """Who shares the experts, and their group's name for operators that communicate."""
+    """The ranks that share the experts, and the name of their group for operators that communicate."""
 
     def __init__(self, device: torch.device) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -50,14 +50,14 @@ class Ranks:
         self.mine = slice(self.rank * self.local, (self.rank + 1) * self.local)
 
     def arriving(self, per_expert: Tensor) -> Tensor:
-        """From the rows for each expert those for this rank's, by rank and expert."""
+        """Returns the counts of rows that arrive for this rank's experts, by rank and expert."""
         told = torch.empty_like(per_expert)
         dist.all_to_all_single(told, per_expert, group=self.group)
         return told
 
 
 class Scattered(torch.autograd.Function):
-    """Rows to their experts and times their first weights: npu_alltoallv_gmm, whose gradient npu_gmm_alltoallv is."""
+    """Sends rows to experts and multiplies by their first weights: npu_alltoallv_gmm; gradient: npu_gmm_alltoallv."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, ranks: Ranks, sends: list[int], recvs: list[int]) -> Tensor:
@@ -77,7 +77,7 @@ class Scattered(torch.autograd.Function):
 
 
 class Gathered(torch.autograd.Function):
-    """Rows times their experts' second weights and back: npu_gmm_alltoallv, whose gradient npu_alltoallv_gmm is."""
+    """Multiplies rows by experts' second weights and returns them: npu_gmm_alltoallv; gradient: npu_alltoallv_gmm."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, ranks: Ranks, sends: list[int], recvs: list[int]) -> Tensor:
@@ -96,14 +96,14 @@ class Gathered(torch.autograd.Function):
 
 
 def of_weights(rows: Tensor, grad: Tensor, counts: list[int], ranks: Ranks) -> Tensor:
-    """The gradient of each expert's weights, from what went in and what came back."""
+    """Returns the gradient of each expert's weights, from its input and its output's gradient."""
     sizes = torch.tensor(counts, device=rows.device).view(ranks.size, -1).sum(0)
     given = {"group_list": sizes, "group_list_type": 1, "split_item": 3, "group_type": 2}
     return ops.npu_grouped_matmul([rows.t()], [grad], **given)[0]
 
 
 class Experts(nn.Module):
-    """Of every expert two matrices; a rank uses those of its own."""
+    """Two matrices per expert; a rank uses those of its own experts."""
 
     def __init__(self, ranks: Ranks | None) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Experts(nn.Module):
         ](x)
 
     def plainly(self, x: Tensor) -> Tensor:
-        """In plain torch: every expert on its tokens, one after another."""
+        """Computes in plain torch: every expert on its tokens, one after another."""
         weights, chosen = self.routed(x)
         result = torch.zeros_like(x)
         for number in range(EXPERTS):
@@ -136,7 +136,7 @@ class Experts(nn.Module):
         return result
 
     def trained(self, x: Tensor) -> Tensor:
-        """As MindSpeed trains: permute, exchange within the products, unpermute."""
+        """Computes as MindSpeed trains: permute, exchange within the products, unpermute."""
         weights, chosen = self.routed(x)
         rows, places = ops.npu_moe_token_permute(x, chosen)
         per_expert = torch.bincount(chosen.view(-1), minlength=EXPERTS)
@@ -146,7 +146,7 @@ class Experts(nn.Module):
         return ops.npu_moe_token_unpermute(back, places, weights)
 
     def computed(self, rows: Tensor, sizes: Tensor) -> Tensor:
-        """This rank's experts on rows that lie by expert."""
+        """Applies this rank's experts to rows that are sorted by expert."""
         given = {"group_list": sizes, "group_list_type": 1, "split_item": 2, "group_type": 0}
         inner = ops.npu_swiglu(ops.npu_grouped_matmul([rows], [self.up], **given)[0])
         return ops.npu_grouped_matmul([inner], [self.down], **given)[0]
@@ -185,7 +185,7 @@ class Experts(nn.Module):
         bounds = [ranks.mine.start, ranks.mine.stop]
         rows, places, sizes, _ = ops.npu_moe_init_routing_v2(all_x, all_chosen, active_expert_range=bounds, **given)
         here = (all_chosen >= bounds[0]) & (all_chosen < bounds[1])
-        made = self.computed(rows, sizes)  # places of choices that are not here are -1, and their weights zero
+        made = self.computed(rows, sizes)  # choices that are not here have place -1 and weight 0
         parts = ops.npu_moe_token_unpermute(made, places.abs(), all_weights * here)
         result = torch.empty_like(x)
         dist.reduce_scatter_tensor(result, parts, group=ranks.group)
@@ -205,7 +205,7 @@ class Block(nn.Module):
         return F.rms_norm(x, (WIDTH,), gamma, 1e-6) if self.plain else ops.npu_rms_norm(x, gamma, 1e-6)[0]
 
     def turn(self, x: Tensor) -> Tensor:
-        """Rotary positions of [batch, length, heads, size]."""
+        """Applies rotary positions to [batch, length, heads, size]."""
         size = x.size(-1)
         angle = torch.arange(LENGTH).outer(10000.0 ** (-torch.arange(0, size, 2) / size))
         angle = torch.cat([angle, angle], -1).view(1, LENGTH, 1, size).to(x.device)
@@ -232,7 +232,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """With ranks in torch_npu's operators, without in plain torch; the same numbers to begin with."""
+    """The model: with ranks in torch_npu's operators, without in plain torch; the initial weights are equal."""
 
     def __init__(self, ranks: Ranks | None) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ class Model(nn.Module):
 
 
 def batches(steps: int) -> list[Tensor]:
-    """Of every step BATCH sequences of LENGTH + 1 letters."""
+    """Returns BATCH sequences of LENGTH + 1 letters for every step."""
     text = Path(__file__).with_name("sentences.txt").read_bytes()
     letters = torch.frombuffer(bytearray(text), dtype=torch.uint8).long() % LETTERS
     generator = torch.Generator().manual_seed(1)
@@ -258,7 +258,7 @@ def batches(steps: int) -> list[Tensor]:
 
 
 def train(model: Model, ranks: Ranks | None, steps: int, device: torch.device) -> list[float]:
-    """The loss of every step, over the sequences of all ranks."""
+    """Returns the loss of every step, over the sequences of all ranks."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.5)
     shared = [one for name, one in model.named_parameters() if not name.endswith(("up", "down"))]
     losses = []
@@ -281,7 +281,7 @@ def train(model: Model, ranks: Ranks | None, steps: int, device: torch.device) -
 
 
 def measure(model: Model, ranks: Ranks, device: torch.device, turns: int) -> None:
-    """Prints the time of a step, and of one in plain torch, in turns; of the latter every rank does all, at once."""
+    """Prints the times of a step here and in plain torch, in turns; in plain torch ranks compute all sequences."""
     took: list[tuple[float, float]] = []
     plain = Model(None)
     for _ in range(turns + 1):

@@ -21,7 +21,7 @@ STEPS, LAST_STEP_OF_RANK_1 = 200, 60
 def main() -> None:
     comm = Communicator.from_env(timeout=30)
     me = comm.rank
-    rng = np.random.default_rng(7)  # the same points on every rank, which takes every W-th of them
+    rng = np.random.default_rng(7)  # the same points on every rank, which uses every W-th of them
     points = rng.normal(size=(1200, 3))
     targets = points @ [1.0, -2.0, 0.5] + 0.01 * rng.normal(size=1200)
     weights = np.zeros(3)
@@ -35,12 +35,12 @@ def main() -> None:
             gradient = all_reduce(gradient, "avg", group=comm)
         except PeerLostError as error:
             begin = time.perf_counter()
-            comm = comm.shrink()  # of those that live, in the old order
+            comm = comm.shrink()  # of the ranks that live, in the old order
             took = time.perf_counter() - begin
             if comm.rank == 0:
                 print(f"step {step}: {str(error).split(': ', 1)[1]}")
                 print(f"step {step}: {comm.size} ranks go on after {took * 1e3:.0f} ms")
-            continue  # the same step once more, with other shares
+            continue  # repeat the step with the new shares
         weights -= 0.1 * gradient
         step += 1
     if comm.rank == 0:

@@ -15,16 +15,16 @@ RECORD = np.dtype([("key", np.int64), ("value", np.float64)])
 
 
 def shuffle_by_key(records: np.ndarray, comm: Communicator) -> np.ndarray:
-    """All records whose key is r modulo W, on rank r; in the order of ranks."""
+    """Sends all records whose key is r modulo W to rank r; they arrive in the order of ranks."""
     owners = records["key"] % comm.size
     counts = np.bincount(owners, minlength=comm.size)
     return all_to_all_v(records[np.argsort(owners, kind="stable")], counts, group=comm)
 
 
 def sort(records: np.ndarray, comm: Communicator) -> np.ndarray:
-    """Sorted by key over all ranks: no key of a rank is above one of the next."""
+    """Sorts records by key over all ranks: no key of a rank is larger than one of the next rank."""
     mine = records[np.argsort(records["key"], kind="stable")]
-    # Every rank's quantiles give splitters that cut all records into about equal parts.
+    # The quantiles of all ranks give splitters that cut the records into about equal parts.
     places = np.linspace(0, len(mine) - 1, 32).astype(int)
     samples = np.sort(all_gather(mine["key"][places], group=comm).ravel())
     splitters = samples[len(samples) * np.arange(1, comm.size) // comm.size]
@@ -42,7 +42,7 @@ def main() -> None:
         records = np.zeros(count, RECORD)
         records["key"], records["value"] = rng.integers(0, 1000, count), rng.normal(size=count)
 
-        # The sum of the values of every key, each on the rank that owns it.
+        # Sum the values of every key on the rank that owns it.
         own = shuffle_by_key(records, comm)
         sums = np.bincount(own["key"], own["value"], minlength=1000)
         expected = all_reduce(np.bincount(records["key"], records["value"], minlength=1000), group=comm)

@@ -3,7 +3,7 @@
 Two blocks of two dense layers with a residual: the first layer is split by columns, the second by rows, so that every
 rank computes a part of each block and the parts are summed over the ranks. That sum is the cell `QuantizedAllReduce`:
 int8 codes with a scale per 128 elements on the wire instead of float32. Gradients pass straight through the rounding.
-Trained beside it, in one process and without quantization, the same model says what int8 costs.
+Beside it the same model is trained in one process without quantization, to show what int8 costs.
 
     pip install "mindspore==2.10.*" "numpy<2"
     msrun --worker_num=4 --local_worker_num=4 --join=True examples/tensor_parallel_mindspore.py
@@ -24,7 +24,7 @@ ROWS, WIDTH, HIDDEN, BLOCKS, STEPS, RATE = 64, 32, 128, 2, 60, 2.0
 
 
 class Block(nn.Cell):
-    """x + the sum over the ranks of this rank's part."""
+    """Computes x + the sum over the ranks of this rank's part."""
 
     def __init__(self, number: int, group: Communicator, total: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Block(nn.Cell):
 
 
 def train(group: Communicator, total: Callable[[Tensor], Tensor]) -> list[float]:
-    """The losses; every rank has all rows, and the same loss."""
+    """Returns the losses; every rank has all rows, and the same loss."""
     random = np.random.default_rng(7)
     xs = random.normal(size=(ROWS, WIDTH)).astype(np.float32)
     x, wanted = Tensor(xs), Tensor(np.roll(xs, 1, axis=1) * 0.5)
@@ -51,7 +51,7 @@ def train(group: Communicator, total: Callable[[Tensor], Tensor]) -> list[float]
     weights = list(net.trainable_params())
 
     def loss(x: Tensor, wanted: Tensor) -> Tensor:
-        # Gradients are those of the sum of all ranks' losses, of which each gives its share.
+        # Gradients are those of the sum of all ranks' losses, so each rank contributes its share.
         return ((net(x) - wanted) ** 2).sum() / (wanted.size * group.size)
 
     step, losses = ms.jit(ms.value_and_grad(loss, None, weights)), []

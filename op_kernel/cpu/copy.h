@@ -1,4 +1,4 @@
-// Memory copies: ordinary, and streaming past the cache for data that outgrow it.
+// Copies memory: with ordinary stores, or with streaming stores past the cache for data that exceed it.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace alltoallv::kernel {
 
-/// Copies with non-temporal stores where the processor has them, else like memcpy. Returns after a store fence, so a
+/// Copies with non-temporal stores if the processor has them, else like memcpy. Returns after a store fence, so a
 /// release store that follows publishes the data. Any alignment; the two must not overlap.
 void copy_streaming(void* to, const void* from, size_t bytes);
 
@@ -20,7 +20,7 @@ inline void copy(void* to, const void* from, size_t bytes, bool streams) {
         std::memcpy(to, from, bytes);
 }
 
-/// copy_streaming() on one instruction set, at most best_isa(), writing `streams` pages in turn: for tests.
+/// Runs copy_streaming() on one instruction set, at most best_isa(), with `streams` pages in turn: for tests.
 void copy_streaming_on(Isa isa, size_t streams, void* to, const void* from, size_t bytes);
 
 }  // namespace alltoallv::kernel

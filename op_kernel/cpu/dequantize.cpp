@@ -1,4 +1,4 @@
-// Values and sums of codes, and their rounding to the output type.
+// Computes values and sums of codes, and rounds them to the output type.
 #include "op_kernel/cpu/eight_lanes.h"
 #include "op_kernel/cpu/half.h"
 #include "op_kernel/cpu/quantize.h"
@@ -10,7 +10,7 @@ namespace {
 
 using namespace quant;  // NOLINT
 
-/// Nibbles to int8.
+/// Unpacks nibbles to int8.
 ALLTOALLV_INLINE void unpack_groups(const Bytes* packed, size_t count, size_t group_size, Bytes* codes) {
     const size_t stride = group_size / 2 + group_size % 2;
     each_group(count, group_size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
@@ -31,16 +31,16 @@ struct Term {
     const float* scales;
 };
 
-/// The sums of codes of one type. What streams are values, past the caches: groups of a multiple of 8 elements begin at
-/// multiples of 32 bytes.
+/// Sums codes of one type. Sum::stream stores values past the caches; groups then have a multiple of 8 elements and
+/// begin at multiples of 32 bytes.
 template <class Code, Sum kind>
 struct Decoder {
     ALLTOALLV_INLINE static float product(const Bytes* codes, size_t k, float scale) {
         return Code::decode(codes[k]) * scale;
     }
 
-    /// One group; `scale_b` is 0 without `b`. Finite products have sums that make no NaN and keep the one that is
-    /// there.
+    /// Sums one group; `scale_b` is 0 without `b`. Finite products have sums that make no NaN and keep an existing
+    /// one.
     template <bool finite>
     ALLTOALLV_INLINE static void add_group(const Bytes* a, float scale_a, const Bytes* b, float scale_b, size_t n,
                                            Bytes* sum) {
@@ -92,7 +92,7 @@ struct Decoder {
     }
 };
 
-/// Those of a format's codes.
+/// Sums the codes of a format.
 struct Add {
     using Function = void (*)(const Term& a, const Term& b, size_t count, size_t group_size, void* sum);
     Function start, resume, stream;
@@ -113,7 +113,7 @@ ALLTOALLV_INLINE void divide_all(float* x, size_t count, float divisor) {
     for (size_t k = 0; k < count; ++k) x[k] = one_nan(x[k] / divisor);
 }
 
-/// Takes finite values above the type's range to its largest; true if there were any.
+/// Limits finite values above the type's range to its largest one; sets `exceeded` if there were any.
 ALLTOALLV_INLINE void limit_all(const float* in, size_t count, const Limit& limit, float* out, bool* exceeded) {
     int32_t most = 0;
     ALLTOALLV_INDEPENDENT
@@ -132,7 +132,7 @@ constexpr auto& unpack = clones<unpack_groups>;
 constexpr auto& divide = clones<divide_all>;
 constexpr auto& limit = clones<limit_all>;
 
-/// The codes of a piece as int8: where they lie, or unpacked into `buffer`.
+/// Returns the codes of a piece as int8: in place, or unpacked into `buffer`.
 const void* codes_of(const QuantFormat& format, const Piece& piece, const void* codes, Isa isa, Bytes* buffer) {
     const Bytes* from = static_cast<const Bytes*>(codes) + piece.code;
     if (format.bits() == 8) return from;
@@ -140,7 +140,7 @@ const void* codes_of(const QuantFormat& format, const Piece& piece, const void* 
     return buffer;
 }
 
-/// The scales of a piece: where they lie, or out of their bytes.
+/// Returns the scales of a piece: in place, or computed from their bytes.
 const float* scales_of(const QuantFormat& format, const Piece& piece, const void* scales, float* buffer) {
     const size_t group = format.first_group + piece.group;
     if (format.has_floats()) return static_cast<const float*>(scales) + group;
@@ -188,7 +188,7 @@ bool dequantize(const QuantFormat& format, DType dtype, const void* codes, const
     check_float(dtype);
     const Add add = add_of(format.codes, isa);
     const bool rounds = dtype != DType::float32;
-    // Groups have to begin where vectors are aligned.
+    // Groups must begin where vectors are aligned.
     streams = streams && !rounds && reinterpret_cast<uintptr_t>(out) % 32 == 0 && format.group_size % 8 == 0;
     bool fits = true;
     each_piece(format, count, [=, &fits](const Piece& piece) {

@@ -1,7 +1,7 @@
-// Codes to values and values to codes with AVX2, eight elements at a time.
+// Converts codes to values and values to codes with AVX2, eight elements at a time.
 //
-// GCC takes 32 codes for its unit and widens them in two steps across both halves of a register: twice the time of
-// what stands here, and a little more than it with AVX-512. (It vectorizes the same loops well for NEON.)
+// GCC works on 32 codes and widens them in two steps across both halves of a register: this takes twice the time of the
+// code here, and a little more than it with AVX-512. (It vectorizes the same loops well for NEON.)
 #pragma once
 
 #include <cstddef>
@@ -16,10 +16,10 @@
 
 namespace alltoallv::kernel::quant {
 
-/// What becomes of products: the sum, the sum with stores past the caches, a part of the sum that is there.
+/// Handling of products: start a sum, start it with stores past the caches, or add to an existing sum.
 enum class Sum { start, stream, resume };
 
-/// Orders what was stored past the caches before what is stored from now on.
+/// Orders earlier stores past the caches before later stores.
 inline void fence_streamed() {
 #if ALLTOALLV_HAS_CLONES
     _mm_sfence();
@@ -32,7 +32,7 @@ struct Sixteen {
     __m256 low, high;
 };
 
-/// Codes times `scale`, which is a scale times Code::unit. A small float has the bits of a float16 of another exponent.
+/// Multiplies codes by `scale`, which includes Code::unit. A small float has the bits of a float16 of another exponent.
 template <class Code>
 ALLTOALLV_TARGET_V3 inline Sixteen products(const Bytes* codes, __m256 scale) {
     if constexpr (Code::integer) {
@@ -50,8 +50,8 @@ ALLTOALLV_TARGET_V3 inline Sixteen products(const Bytes* codes, __m256 scale) {
     }
 }
 
-/// sum = or += a * scale_a (+ b * scale_b); `b` may be null, `n` is a multiple of 16. What streams needs a `sum` that
-/// is aligned to 32 bytes, and a fence later on.
+/// Computes sum = or += a * scale_a (+ b * scale_b); `b` may be null, `n` is a multiple of 16. With streaming, `sum`
+/// must be aligned to 32 bytes, and a fence must follow.
 template <class Code, Sum kind>
 ALLTOALLV_TARGET_V3 inline void add_eights(const Bytes* a, float scale_a, const Bytes* b, float scale_b, size_t n,
                                            Bytes* sum) {
@@ -77,13 +77,13 @@ ALLTOALLV_TARGET_V3 inline void add_eights(const Bytes* a, float scale_a, const 
     }
 }
 
-/// Integer codes; of a small float its magnitude's in 16 bits, moved up by Code::spare and with Code::base to take
-/// away.
+/// Computes integer codes; for a small float, its magnitude's code in 16 bits, shifted left by Code::spare and with
+/// Code::base still to subtract.
 template <class Code>
 ALLTOALLV_TARGET_V3 inline __m256i eight_codes(__m256 values) {
     if constexpr (Code::integer) {
         return _mm256_cvtps_epi32(values);
-    } else {  // as Code::encode(), up to the sum, whose lowest 16 bits count units and whose others are its exponent
+    } else {  // like Code::encode(), up to the sum, whose lowest 16 bits count units and whose others are its exponent
         const __m256 x = _mm256_and_ps(values, _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFFFFF)));
         const __m256 power = _mm256_and_ps(values, _mm256_set1_ps(from_bits(infinity_bits)));
         const __m256i step = _mm256_max_epi32(_mm256_castps_si256(power), _mm256_set1_epi32(Code::least_normal));
@@ -93,7 +93,7 @@ ALLTOALLV_TARGET_V3 inline __m256i eight_codes(__m256 values) {
     }
 }
 
-/// Two times eight codes in words of 16 bits; four at a time lie together.
+/// Computes twice eight codes in words of 16 bits; groups of four are contiguous.
 template <class Code>
 ALLTOALLV_TARGET_V3 inline __m256i sixteen_codes(__m256 a, __m256 b) {
     const __m256i words = _mm256_packs_epi32(eight_codes<Code>(a), eight_codes<Code>(b));
@@ -110,17 +110,17 @@ ALLTOALLV_TARGET_V3 inline __m256i packed(__m256 a, __m256 b) {
 template <class Code>
 ALLTOALLV_TARGET_V3 inline __m256i thirty_two_codes(__m256 a, __m256 b, __m256 c, __m256 d) {
     __m256i codes = _mm256_packs_epi16(sixteen_codes<Code>(a, b), sixteen_codes<Code>(c, d));
-    if constexpr (!Code::integer) {  // saturation keeps the sign of bits that are taken for a number
+    if constexpr (!Code::integer) {  // saturation keeps the sign of bits that are treated as a number
         const __m256i signs = _mm256_packs_epi16(packed(a, b), packed(c, d));
         const __m256i negative = _mm256_cmpgt_epi8(_mm256_setzero_si256(), signs);
         codes = _mm256_min_epi8(codes, _mm256_set1_epi8(Code::most_code));
         codes = _mm256_or_si256(codes, _mm256_and_si256(negative, _mm256_set1_epi8(Code::sign_mask)));
     }
-    // Packing works in each half of a register: words of four codes have come out in this order.
+    // Packing works in each half of a register, so words of four codes are in this order.
     return _mm256_permutevar8x32_epi32(codes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-/// The codes of x * inverse, which Code::flushes() does not name; `n` is a multiple of 16.
+/// Computes the codes of x * inverse, for which Code::flushes() is false; `n` is a multiple of 16.
 template <class Code>
 ALLTOALLV_TARGET_V3 inline void encode_eights(const void* x, float inverse, size_t n, Bytes* codes) {
     const __m256 factor = _mm256_set1_ps(inverse);

@@ -1,4 +1,4 @@
-// Elements at any alignment, and the bits of float32.
+// Accesses elements at any alignment, and the bits of float32.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace alltoallv::kernel {
 
 using Bytes = unsigned char;
 
-// memcpy makes any alignment and any declared type of the caller's memory legal, and still vectorizes.
+// memcpy allows any alignment and any declared type of the caller's memory, and still vectorizes.
 
 template <class T>
 ALLTOALLV_INLINE T load(const void* from, size_t k) {
@@ -36,7 +36,7 @@ ALLTOALLV_INLINE uint32_t magnitude_of(float value) {
     return bits_of(value) & 0x7FFFFFFFu;
 }
 
-/// The one NaN that kernels make: which of two an addition returns, and the sign of a new one, depend on the processor
+/// Makes every NaN the same one: which of two an addition returns, and the sign of a new one, depend on the processor
 /// and on operand order.
 template <class T>
 ALLTOALLV_INLINE T one_nan(T value) {
@@ -44,8 +44,8 @@ ALLTOALLV_INLINE T one_nan(T value) {
     return value;
 }
 
-/// `a > b ? x : y` for a, b < 2^31 without a branch, into which a compiler would move work that it then cannot
-/// vectorize; signed, since the first vector instructions compare nothing else.
+/// Returns `a > b ? x : y` for a, b < 2^31 without a branch, into which a compiler would move work that it then cannot
+/// vectorize. The comparison is signed, because the first vector instructions have no other.
 ALLTOALLV_INLINE uint32_t if_greater(uint32_t a, uint32_t b, uint32_t x, uint32_t y) {
     const uint32_t mask = 0u - static_cast<uint32_t>(static_cast<int32_t>(a) > static_cast<int32_t>(b));
     return (x & mask) | (y & ~mask);

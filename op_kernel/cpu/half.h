@@ -1,7 +1,7 @@
-// float16 and bfloat16 to float32 and back, in integer arithmetic that every compiler vectorizes.
+// Converts float16 and bfloat16 to float32 and back, in integer arithmetic that every compiler vectorizes.
 //
-// Same bits on every machine, also in flush-to-zero mode: round half to even, subnormals kept, overflow to inf, NaN
-// stays NaN with its sign and the upper bits of its payload (narrowing makes it quiet).
+// The bits are the same on every machine, also in flush-to-zero mode: round half to even, subnormals kept, overflow to
+// inf, NaN stays NaN with its sign and the upper bits of its payload (narrowing makes it quiet).
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace alltoallv::kernel {
 
-/// Exact; also keeps a signaling NaN as it is.
+/// Exact; keeps a signaling NaN, too.
 ALLTOALLV_INLINE float bfloat16_to_float(uint16_t value) {
     return from_bits(static_cast<uint32_t>(value) << 16);
 }
@@ -26,7 +26,7 @@ ALLTOALLV_INLINE uint16_t float_to_bfloat16(float value) {
 ALLTOALLV_INLINE float float16_to_float(uint16_t value) {
     const uint32_t magnitude = value & 0x7FFFu;
     const uint32_t sign = static_cast<uint32_t>(value & 0x8000u) << 16;
-    // Exponent bias 15 becomes 127; inf and NaN go on to exponent 255.
+    // Exponent bias 15 becomes 127; inf and NaN get exponent 255.
     const uint32_t special = if_greater(magnitude, 0x7BFFu, 112u << 23, 0u);
     const uint32_t quiet = if_greater(magnitude, 0x7C00u, 0x00400000u, 0u);
     const uint32_t normal = ((magnitude << 13) + (112u << 23) + special) | quiet;

@@ -1,4 +1,4 @@
-// Conversions of halves: vectorized integer arithmetic, or the instructions of F16C and NEON.
+// Converts halves by vectorized integer arithmetic, or by the instructions of F16C and NEON.
 #include "op_kernel/cpu/half_blocks.h"
 
 #include "op_kernel/cpu/half.h"

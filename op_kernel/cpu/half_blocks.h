@@ -1,4 +1,4 @@
-// Arrays of float16 or bfloat16 to float32 and back, as fast as the processor can.
+// Converts arrays of float16 or bfloat16 to float32 and back, as fast as the processor can.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Scales and codes of groups.
+// Computes scales and codes of groups.
 #include "op_kernel/cpu/quantize.h"
 
 #include "op_kernel/cpu/eight_lanes.h"
@@ -11,7 +11,7 @@ namespace {
 
 using namespace quant;  // NOLINT
 
-/// The largest magnitude of each group, as bits: their order is that of the values, and NaN is above inf.
+/// Computes the largest magnitude of each group, as bits: they are ordered like the values, and NaN is above inf.
 ALLTOALLV_INLINE void largest_of_groups(const void* x, size_t count, size_t group_size, uint32_t* out) {
     with_group_size(group_size, [=](auto size) ALLTOALLV_LAMBDA {
         each_group(count, size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
@@ -25,14 +25,14 @@ ALLTOALLV_INLINE void largest_of_groups(const void* x, size_t count, size_t grou
     });
 }
 
-/// What is read next, `bytes_each` per element that is worked on now. Elements that lie in the first-level cache let
-/// the memory idle otherwise.
+/// Memory to prefetch: `bytes_each` per element that is worked on now. Otherwise memory is idle while elements are in
+/// the first-level cache.
 struct Ahead {
     const void* at;
     size_t bytes_each;
 };
 
-/// Codes of one type.
+/// Computes codes of one type.
 template <class Code, Isa isa>
 ALLTOALLV_INLINE void codes_of_groups(const void* x, size_t count, size_t group_size, const float* inverses,
                                       Bytes* codes, const Ahead& ahead) {
@@ -61,7 +61,7 @@ ALLTOALLV_INLINE void codes_of_groups(const void* x, size_t count, size_t group_
     });
 }
 
-/// error = x - code * scale. `x` may be `error`.
+/// Computes error = x - code * scale. `x` may be `error`.
 template <class Code>
 ALLTOALLV_INLINE void errors_of_groups(const void* x, size_t count, size_t group_size, const float* scales,
                                        const Bytes* codes, float* error) {
@@ -83,7 +83,7 @@ ALLTOALLV_INLINE void add(const void* x, const float* y, size_t count, float* su
     for (size_t k = 0; k < count; ++k) sum[k] = load<float>(x, k) + y[k];
 }
 
-/// int8 to nibbles, the even element in the low half; each group begins at a byte.
+/// Packs int8 into nibbles, the even element in the low half; each group begins at a byte.
 ALLTOALLV_INLINE void pack_groups(const Bytes* codes, size_t count, size_t group_size, Bytes* packed) {
     const size_t stride = group_size / 2 + group_size % 2;
     each_group(count, group_size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
@@ -102,7 +102,7 @@ constexpr auto& largest = clones<largest_of_groups>;
 constexpr auto& add_error = clones<add>;
 constexpr auto& pack = clones<pack_groups>;
 
-/// Bits of a magnitude that a finite value has, else 0.
+/// Returns the bits of a magnitude if it is finite, else 0.
 uint32_t if_finite(uint32_t magnitude) {
     return magnitude < infinity_bits ? magnitude : 0;
 }
@@ -139,7 +139,7 @@ class Quantizer {
             });
             return;
         }
-        for (size_t group = 0; group < format_.groups(count); ++group) {  // read twice
+        for (size_t group = 0; group < format_.groups(count); ++group) {  // reads the input twice
             magnitudes_[0] = magnitude(count, group);
             find_scales(group, 1);
             write_group(count, group);
@@ -155,7 +155,7 @@ class Quantizer {
         return most;
     }
 
-    /// Of groups without inf and NaN, which are not longer than a block.
+    /// Returns the largest magnitude of groups without inf and NaN, which are not longer than a block.
     uint32_t largest_finite(size_t count) {
         uint32_t most = 0;
         each_piece(format_, count, [this, &most](const Piece& piece) {
@@ -166,7 +166,7 @@ class Quantizer {
         return most;
     }
 
-    /// The only group, by a scale that is given.
+    /// Quantizes the only group by the given scale.
     void run_scaled(size_t count, float given) {
         const uint32_t magnitude = magnitude_of(given);
         inverses_[0] = magnitude == 0 || magnitude >= infinity_bits ? 0.0f : 1.0f / given;
@@ -175,7 +175,7 @@ class Quantizer {
     }
 
   private:
-    /// Of the groups whose magnitudes are there, which begin with `group`.
+    /// Computes scales from the magnitudes of `groups` groups, which begin with `group`.
     void find_scales(size_t group, size_t groups) {
         const CodeFormatInfo& codes = info(format_.codes);
         group += format_.first_group;
@@ -216,7 +216,7 @@ class Quantizer {
         if (format_.bits() == 4) pack[i_](codes, piece.count, packing_size(piece), codes_ + piece.code);
     }
 
-    /// A group with inf keeps it in place, and code 0 times inf is NaN elsewhere. Nothing of it is carried over.
+    /// Quantizes a group with inf, which keeps its place; elsewhere code 0 times inf is NaN. Leaves no error feedback.
     void write_special(const void* x, size_t begin, size_t count, float scale_value, Bytes* codes, float* error) const {
         const CodeFormatInfo& format = info(format_.codes);
         const int largest_code = format.mantissa < 0    ? static_cast<int>(format.most)
@@ -235,11 +235,11 @@ class Quantizer {
     QuantFormat format_;
     DType dtype_;
     Isa isa_;
-    size_t i_;  // of the clones
+    size_t i_;  // index of the clones
     const void* input_;
     Bytes* codes_;
     void* scales_;
-    float* floats_;               // the same, where they are that
+    float* floats_;               // the same, if they are float32
     const float* now_ = nullptr;  // of the piece's groups
     const float* error_in_;
     float* error_out_;

@@ -1,9 +1,9 @@
-// Quantization of floating-point vectors in groups, and the sums of quantized all-reduces.
+// Quantizes floating-point vectors in groups, and sums them for quantized all-reduces.
 //
-// docs/quantization.md has the rules. These kernels, the Triton kernels and alltoallv.testing.quantized agree bit for
-// bit in codes, scales and sums. Codes, inputs and outputs may have any alignment; scales of float32 and
-// `float*` are aligned.
-// Every kernel takes the instruction set last, at most best_isa(), for tests.
+// docs/quantization.md has the rules. These kernels, the Triton kernels and alltoallv.testing.quantized
+// agree bit for bit in codes, scales and sums. Codes, inputs and outputs may have any alignment; scales of
+// float32 and `float*` must be aligned. Every kernel takes the instruction set last, at most best_isa(), for
+// tests.
 #pragma once
 
 #include <cstddef>
@@ -20,22 +20,22 @@ namespace alltoallv::kernel {
 struct QuantFormat {
     CodeFormat codes = CodeFormat::int8;
     size_t group_size = 128;
-    float tensor = 0;        ///< NVFP4: the scale of all groups, tensor_scale(); 0: quantize() finds that of its input
-    size_t first_group = 0;  ///< of the record of scales, at which the vector begins
+    float tensor = 0;        ///< NVFP4: the scale of all groups, tensor_scale(); 0: quantize() computes its input's
+    size_t first_group = 0;  ///< index in the record of scales at which the vector begins
 
     /// Throws Error (invalid_param) unless groups of the format can have this size.
     void check() const;
     int bits() const { return info(codes).bits; }
-    /// Scales are numbers of float32, which are found alone and given to encode_group().
+    /// True if scales are float32 numbers, which are computed separately and given to encode_group().
     bool has_floats() const { return info(codes).scale == ScaleKind::float32; }
     size_t groups(size_t count) const { return count / group_size + (count % group_size != 0); }
-    /// Of the record of scales of `count` elements.
+    /// Returns the bytes of the record of scales of `count` elements.
     size_t scale_bytes(size_t count) const {
         if (has_floats()) return groups(count) * sizeof(float);
         return groups(count) + (info(codes).scale == ScaleKind::e4m3 ? sizeof(float) : 0);
     }
-    /// Bytes of the codes of `count` elements. A group of odd size ends with a half byte that holds 0, so that every
-    /// group begins at a byte.
+    /// Returns the bytes of the codes of `count` elements. A group of odd size ends with a half byte of 0, so that
+    /// every group begins at a byte.
     size_t code_bytes(size_t count) const {
         if (bits() == 8) return count;
         return count / group_size * (group_size / 2 + group_size % 2) + (count % group_size + 1) / 2;
@@ -47,28 +47,28 @@ struct QuantFormat {
 void quantize(const QuantFormat& format, DType dtype, const void* input, size_t count, void* codes, void* scales,
               float* error, Isa isa = best_isa());
 
-/// quantize() in two steps, for a group that is never in one place: the largest magnitude of its pieces gives its
+/// Does quantize() in two steps, for a group that is never in one place: the largest magnitude of its pieces gives its
 /// scale, by which pieces are encoded. Magnitudes are the bits of a float32 without sign.
 uint32_t largest_magnitude(DType dtype, const void* input, size_t count, const float* error, Isa isa = best_isa());
 float scale_of(CodeFormat codes, uint32_t magnitude);
 void encode_group(CodeFormat format, DType dtype, const void* input, size_t count, float scale, void* codes,
                   const float* error_in, float* error_out, Isa isa = best_isa());
 
-/// NVFP4's scale of a vector whose largest magnitude in a finite group is this; and of a sum of vectors with scales.
+/// Returns NVFP4's scale of a vector by its largest magnitude in finite groups; or of a sum of vectors with scales.
 float tensor_scale(uint32_t magnitude);
 float limited_tensor_scale(float sum);
-/// That magnitude.
+/// Returns that magnitude.
 uint32_t largest_of_finite_groups(size_t group_size, DType dtype, const void* input, size_t count, const float* error,
                                   Isa isa = best_isa());
 
-/// out[k] = code * scale in float32, then cast() to `dtype` (float32, float16, bfloat16).
-/// With `streams`, float32 goes past the caches where it can, and a store fence comes after. Returns false if a value
-/// did not fit and `overflow` is raise.
+/// Computes out[k] = code * scale in float32, then cast() to `dtype` (float32, float16, bfloat16). With `streams`,
+/// float32 goes past the caches if possible, and a store fence follows. Returns false if a value did not fit and
+/// `overflow` is raise.
 bool dequantize(const QuantFormat& format, DType dtype, const void* codes, const void* scales, size_t count,
                 Overflow overflow, void* out, bool streams = false, Isa isa = best_isa());
 
-/// sum[k] = code_0*scale_0 + code_1*scale_1 + ... in float32, in the order of the sources; `average` divides it by
-/// their number.
+/// Computes sum[k] = code_0*scale_0 + code_1*scale_1 + ... in float32, in the order of the sources; `average` divides
+/// it by their number.
 void dequantize_sum(const QuantFormat& format, const void* const* codes, const void* const* scales, size_t n_sources,
                     size_t count, bool average, float* sum, Isa isa = best_isa());
 
@@ -90,11 +90,11 @@ struct Scales {
 bool sum_shared_scale(DType dtype, const void* const* inputs, size_t n_sources, size_t count, const Scales& scales,
                       float offset, Overflow overflow, void* out, Isa isa = best_isa());
 
-/// codes[k] = input * (1 / scale), where the scale is given: rounded half to even, saturated to +-127; NaN becomes 0.
+/// Computes codes[k] = input * (1 / scale) by a given scale: half to even, saturated to +-127; NaN becomes 0.
 void quantize_scaled(DType dtype, const void* input, size_t count, const Scales& scales, void* codes,
                      Isa isa = best_isa());
 
-/// codes[k] = (sum of the int8 inputs) * ratio, rounded half to even, saturated to +-127: between two shared scales.
+/// Computes codes[k] = (sum of int8 inputs) * ratio, half to even, saturated to +-127: between two shared scales.
 void requantize_sum(const void* const* inputs, size_t n_sources, size_t count, const Scales& ratios, void* codes,
                     Isa isa = best_isa());
 

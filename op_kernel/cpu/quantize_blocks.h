@@ -1,4 +1,4 @@
-// What the quantization kernels share: rounding to codes, blocks that stay in cache.
+// Helpers of the quantization kernels: rounding to codes, and blocks that stay in cache.
 #pragma once
 
 #include <algorithm>
@@ -14,28 +14,28 @@
 #include "op_kernel/cpu/half_blocks.h"
 #include "op_kernel/cpu/quantize.h"
 
-/// For lambdas within kernels, after their parameters: an inlined body takes the instruction set of its clone.
+/// For lambdas in kernels, after their parameters: an inlined body is compiled for the instruction set of its clone.
 #define ALLTOALLV_LAMBDA __attribute__((always_inline))
 
 namespace alltoallv::kernel::quant {
 
-/// Elements that are worked on at a time: a few arrays of float32 in the first-level cache. Even, so that a group cut
-/// into blocks is cut between two bytes of codes.
+/// Number of elements in a block: a few arrays of float32 that fit the first-level cache. Even, so that a group is cut
+/// between two bytes of codes.
 constexpr size_t block = 2048;
-constexpr size_t most_groups = block / 16;  // where scales are bytes
+constexpr size_t most_groups = block / 16;  // if scales are bytes
 
 constexpr uint32_t infinity_bits = 0x7F800000u;
 constexpr uint32_t nan_bits = 0x7FC00000u;  // one_nan()
 
 static_assert(std::endian::native == std::endian::little, "codes of 4 bits are packed through 16-bit words");
 
-/// Half to even, for |value| < 2^22; what else gives some code, without undefined behaviour. At 1.5 * 2^23 the last
-/// place of a float32 is 1, so the addition rounds to an integer and leaves it in the lowest bits.
+/// Rounds half to even, for |value| < 2^22; other values give some code, without undefined behaviour. At 1.5 * 2^23 the
+/// last place of a float32 is 1, so the addition rounds to an integer and leaves it in the lowest bits.
 ALLTOALLV_INLINE int8_t round_code(float value) {
     return static_cast<int8_t>(bits_of(value + 12582912.0f));
 }
 
-/// Calls `run` with group_size as a constant where it is a usual one, so that loops over it unroll.
+/// Calls `run` with group_size as a constant if it is a usual one, so that loops over it unroll.
 template <class Run>
 ALLTOALLV_INLINE void with_group_size(size_t group_size, Run run) {
     switch (group_size) {
@@ -69,7 +69,7 @@ struct Piece {
     size_t code;        // byte at which the codes begin
 };
 
-/// The group size for packing nibbles: groups of even size leave no half bytes between them.
+/// Returns the group size for packing nibbles: groups of even size leave no half bytes between them.
 inline size_t packing_size(const Piece& piece) {
     return piece.group_size % 2 == 0 ? piece.count : piece.group_size;
 }
@@ -108,7 +108,7 @@ inline void check_sources(size_t n_sources) {
     if (n_sources == 0) throw invalid_param("n_sources is 0, expected at least one source to sum");
 }
 
-/// Elements `first` to `first + count` of an input as float32: where they lie, or widened into `buffer`.
+/// Returns elements `first` to `first + count` of an input as float32: in place, or widened into `buffer`.
 inline const void* widened(DType dtype, Isa isa, const void* input, size_t first, size_t count, float* buffer) {
     const Bytes* from = static_cast<const Bytes*>(input) + first * size_of(dtype);
     if (dtype == DType::float32) return from;
@@ -116,7 +116,7 @@ inline const void* widened(DType dtype, Isa isa, const void* input, size_t first
     return buffer;
 }
 
-/// The largest finite magnitude of a type, and the least that half-to-even rounding takes to inf; bits of float32.
+/// The largest finite magnitude of a type, and the least that rounding half to even makes inf; bits of float32.
 struct Limit {
     uint32_t largest, too_large;
 };

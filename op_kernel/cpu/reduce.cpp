@@ -1,4 +1,4 @@
-// Element-wise reduction: loops over two arrays, cloned per instruction set, and the driver that chains them.
+// Reduces element by element: loops over two arrays, cloned per instruction set, and code that chains them.
 #include "op_kernel/cpu/reduce.h"
 
 #include <algorithm>
@@ -74,7 +74,7 @@ struct Xor {
     }
 };
 
-// The loops. `out` may be any of the inputs.
+// The loops. `out` may be one of the inputs.
 
 template <class T, class Op>
 ALLTOALLV_INLINE void each(Bytes* out, const Bytes* a, const Bytes* b, size_t count, Op op) {
@@ -109,7 +109,7 @@ ALLTOALLV_INLINE void combine_bools(ReduceOp op, Bytes* out, const Bytes* a, con
     each<uint8_t>(out, a, b, count, And{});
 }
 
-/// Of one element type; bool stands for bytes of truth values.
+/// The loops for one element type; bool means bytes of truth values.
 template <class T>
 ALLTOALLV_INLINE void combine_all(ReduceOp op, Bytes* out, const Bytes* a, const Bytes* b, size_t count) {
     if constexpr (std::is_same_v<T, bool>)
@@ -118,7 +118,7 @@ ALLTOALLV_INLINE void combine_all(ReduceOp op, Bytes* out, const Bytes* a, const
         combine_numbers<T>(op, out, a, b, count);
 }
 
-/// Averages are of floats alone.
+/// The loops for averages, which exist for floats only.
 template <class T>
 ALLTOALLV_INLINE void divide_all(Bytes* out, const Bytes* in, size_t count, size_t divisor) {
     if constexpr (std::is_floating_point_v<T>) {
@@ -128,7 +128,7 @@ ALLTOALLV_INLINE void divide_all(Bytes* out, const Bytes* in, size_t count, size
     }
 }
 
-/// What reduces one dtype on one instruction set.
+/// The functions that reduce one dtype on one instruction set.
 struct Kernels {
     void (*combine)(ReduceOp op, Bytes* out, const Bytes* a, const Bytes* b, size_t count);
     void (*divide)(Bytes* out, const Bytes* in, size_t count, size_t divisor);
@@ -167,9 +167,9 @@ Kernels kernels_of(DType dtype, Isa isa) {
 /// Blocks keep the accumulators, and a widened input, in the first-level cache.
 constexpr size_t block_bytes = 8192;
 
-/// Reduces `count` elements, at most a block of accumulators, that begin `offset` bytes into every array; those that
+/// Reduces `count` elements, at most a block of accumulators, that begin `offset` bytes into every array. Elements that
 /// `half` converts are widened, computed in float32 and rounded once. `out` is written only after the last input is
-/// read, since it may be any of them.
+/// read, because it may be any of them.
 void reduce_block(const Kernels& run, const HalfBlocks& half, ReduceOp op, Bytes* out, const void* const* inputs,
                   size_t n_inputs, size_t offset, size_t count) {
     alignas(64) Bytes acc[block_bytes];
@@ -225,7 +225,7 @@ void reduce_on(Isa isa, DType dtype, ReduceOp op, void* out, const void* const* 
     if (n_inputs == 1) {
         const auto* from = static_cast<const Bytes*>(inputs[0]);
         if (dtype == DType::bool_)
-            run.combine(ReduceOp::max, to, from, from, count);  // x or x: 0 or 1
+            run.combine(ReduceOp::max, to, from, from, count);  // x or x: normalizes to 0 or 1
         else if (to != from)
             std::memcpy(to, from, count * size);
         return;

@@ -9,7 +9,7 @@
 
 namespace alltoallv::kernel {
 
-/// True where `reduce` is defined for `dtype`: sum, min, max, prod for integers, bool (logical or/and) and
+/// True if `reduce` is defined for `dtype`: sum, min, max, prod for integers, bool (logical or/and) and
 /// float16/bfloat16/float32/float64; avg for the four float types; band, bor, bxor for integers and bool; sum and avg
 /// for complex64/complex128.
 bool reduces(DType dtype, ReduceOp op);
@@ -19,10 +19,10 @@ bool reduces(DType dtype, ReduceOp op);
 /// and -0; avg divides the sum by n_inputs. A NaN result is always the positive quiet NaN without payload, so the bits
 /// are the same on every machine; a single input is copied as it is (bool becomes 0 or 1).
 /// `out` may be one of the inputs but must not overlap them otherwise. Any alignment.
-/// Throws Error (invalid_param) where reduces() is false or n_inputs is 0.
+/// Throws Error (invalid_param) if reduces() is false or n_inputs is 0.
 void reduce(DType dtype, ReduceOp op, void* out, const void* const* inputs, size_t n_inputs, size_t count);
 
-/// reduce() on one instruction set, which this processor must have (at most best_isa()): for tests.
+/// Runs reduce() on one instruction set, which this processor must have (at most best_isa()): for tests.
 void reduce_on(Isa isa, DType dtype, ReduceOp op, void* out, const void* const* inputs, size_t n_inputs, size_t count);
 
 }  // namespace alltoallv::kernel

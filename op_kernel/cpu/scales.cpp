@@ -1,4 +1,4 @@
-// Scales of groups by their largest magnitudes; docs/quantization.md has the definitions.
+// Computes scales of groups by their largest magnitudes; docs/quantization.md has the definitions.
 #include "op_kernel/cpu/scales.h"
 
 #include <algorithm>
@@ -11,8 +11,8 @@ namespace alltoallv::kernel {
 namespace quant {
 namespace {
 
-/// Bounds of a scale. From 2^-125 on, the quotient of a subnormal rounds to 0 whether or not the processor keeps
-/// subnormals; above the largest, the largest code would be dequantized to inf.
+/// Bounds of a scale. From 2^-125 on, the quotient of a subnormal rounds to 0 even if the processor keeps subnormals;
+/// above the largest scale, the largest code would be dequantized to inf.
 constexpr float least_scale = 0x1p-125f;
 constexpr float largest_scale(CodeFormat codes) {
     switch (codes) {
@@ -26,13 +26,13 @@ constexpr float largest_scale(CodeFormat codes) {
             return 0x1.020406p+121f;  // 127 times
     }
 }
-/// Of NVFP4's tensor: a product with the least float8 is normal, one with the largest and the largest code finite.
+/// Bounds of NVFP4's scale: its product with the least float8 is normal, with the largest and the largest code finite.
 constexpr float least_tensor = 0x1p-110f, largest_tensor = 0x1.861860p+116f, tensor_range = 6 * 448;
 
 constexpr Bytes nan_byte_e8m0 = 0xFF, nan_byte_e4m3 = 0x7F;
 constexpr uint32_t half_of_least_normal = 1u << 22;  // 2^-127, the least power of e8m0
 
-/// Scales and their inverses, which are 0 where codes do not depend on them: scale 0, inf, NaN.
+/// Computes scales and their inverses, which are 0 if codes do not depend on them: scale 0, inf, NaN.
 ALLTOALLV_INLINE void scales_of_groups(const uint32_t* magnitudes, size_t groups, float largest_code,
                                        float largest_scale, float* scales, float* inverses) {
     ALLTOALLV_INDEPENDENT
@@ -50,7 +50,7 @@ ALLTOALLV_INLINE void scales_of_groups(const uint32_t* magnitudes, size_t groups
 }
 
 constexpr auto& scale = clones<scales_of_groups>;
-/// The largest power of two not above the magnitude, divided by that of the largest code: OCP MX 6.3.
+/// Computes the largest power of two not above the magnitude, divided by that of the largest code: OCP MX 6.3.
 void powers(CodeFormat format, const uint32_t* magnitudes, size_t groups, float* scales, float* inverses,
             Bytes* bytes) {
     const auto largest_exponent = static_cast<int>(bits_of(info(format).most) >> 23) - 127;

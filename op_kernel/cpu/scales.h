@@ -1,4 +1,4 @@
-// Scales of groups, as numbers and as bytes.
+// Computes scales of groups, as numbers and as bytes.
 #pragma once
 
 #include <cstddef>
@@ -10,16 +10,16 @@
 
 namespace alltoallv::kernel::quant {
 
-constexpr uint32_t least_normal = 1u << 23;  // 2^-126: less counts as 0
+constexpr uint32_t least_normal = 1u << 23;  // 2^-126: smaller values count as 0
 
-/// Scales and inverses of groups by their largest magnitudes, as bits. Inverses are 0 where codes do not depend on
-/// them.
+/// Computes scales and inverses of groups by their largest magnitudes, as bits. Inverses are 0 if codes do not depend
+/// on them.
 void scales_of_floats(CodeFormat format, const uint32_t* magnitudes, size_t groups, float* scales, float* inverses,
                       Isa isa);
-/// The same with the bytes that say the scales. `tensor` is the scale of all in NVFP4.
+/// Does the same, and returns the bytes that encode the scales. `tensor` is NVFP4's scale of all groups.
 void scales_of_bytes(CodeFormat format, const uint32_t* magnitudes, size_t groups, float tensor, float* scales,
                      float* inverses, Bytes* bytes);
-/// What those bytes say.
+/// Computes the scales that those bytes encode.
 void scales_from_bytes(CodeFormat format, const Bytes* bytes, size_t groups, float tensor, float* scales);
 
 }  // namespace alltoallv::kernel::quant

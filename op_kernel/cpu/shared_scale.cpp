@@ -1,4 +1,4 @@
-// Sums of int8 that share a scale: exact, so that order does not matter.
+// Sums int8 values that share a scale: exactly, so that order does not matter.
 #include <cmath>
 
 #include "op_kernel/cpu/half.h"
@@ -13,7 +13,7 @@ using namespace quant;  // NOLINT
 constexpr size_t sources_at_a_time = 4;
 alignas(64) constexpr Bytes zeros[block] = {};
 
-/// sum = or += a + b + c + d.
+/// Computes sum = or += a + b + c + d.
 template <bool begins>
 ALLTOALLV_INLINE void sum_integers(const Bytes* const* in, size_t count, int32_t* sum) {
     const Bytes *a = in[0], *b = in[1], *c = in[2], *d = in[3];
@@ -24,7 +24,7 @@ ALLTOALLV_INLINE void sum_integers(const Bytes* const* in, size_t count, int32_t
     }
 }
 
-/// out = (sum + offset) * scale; where offset and scale are finite, at most the type's largest value.
+/// Computes out = (sum + offset) * scale; if offset and scale are finite, at most the type's largest value.
 ALLTOALLV_INLINE void scale_sums(const int32_t* sum, size_t count, float offset, const float* scales,
                                  const Limit& limit, float* out, bool* exceeded) {
     int32_t most = 0;
@@ -41,7 +41,7 @@ ALLTOALLV_INLINE void scale_sums(const int32_t* sum, size_t count, float offset,
     *exceeded = static_cast<uint32_t>(most) >= limit.too_large;
 }
 
-/// The same where every sum is finite and fits.
+/// Does the same if every sum is finite and fits.
 ALLTOALLV_INLINE void scale_fitting_sums(const int32_t* sum, size_t count, float offset, const float* scales,
                                          void* out) {
     ALLTOALLV_INDEPENDENT
@@ -57,7 +57,7 @@ ALLTOALLV_INLINE void largest_scale(const float* scales, size_t count, uint32_t*
     *out = static_cast<uint32_t>(most);
 }
 
-/// Without comparisons of floats, which not every compiler vectorizes.
+/// Avoids comparisons of floats, which not every compiler vectorizes.
 ALLTOALLV_INLINE int8_t saturated_code(float value) {
     constexpr uint32_t largest = 0x42FE0000u;  // 127
     const uint32_t magnitude = magnitude_of(value);
@@ -84,7 +84,7 @@ constexpr auto& largest = clones<largest_scale>;
 constexpr auto& recode = clones<recode_sums>;
 constexpr auto& encode = clones<encode_scaled>;
 
-/// The scales of consecutive elements as an array, block by block: a few scales are repeated once for all blocks.
+/// Provides the scales of consecutive elements as an array, block by block; a few scales are repeated only once.
 class ScaleBlocks {
   public:
     ScaleBlocks(const Scales& scales, size_t count) : scales_(scales), at_(scales.first % scales.size) {
@@ -100,12 +100,12 @@ class ScaleBlocks {
     ScaleBlocks(const ScaleBlocks&) = delete;  // holds a pointer into itself
     ScaleBlocks& operator=(const ScaleBlocks&) = delete;
 
-    /// At most `count` elements that have their scales in one array.
+    /// Returns at most `count` elements whose scales lie in one array.
     size_t next(size_t count) const {
         return scales_.size < block ? std::min(block, count) : std::min({block, count, scales_.size - at_});
     }
 
-    /// The scales of the next `count` elements.
+    /// Returns the scales of the next `count` elements.
     const float* take(size_t count) {
         const float* values = scales_.values + at_;
         at_ = (at_ + count) % scales_.size;
@@ -151,7 +151,7 @@ bool sum_shared_scale(DType dtype, const void* const* inputs, size_t n_sources, 
     const bool limits = overflow != Overflow::infinity;
     const Limit limit = limits ? limit_of(dtype) : Limit{0x7FFFFFFFu, 0x7FFFFFFFu};
     const auto i = static_cast<size_t>(isa);
-    // Rounding gains less than the factor.
+    // Rounding gains less than this factor.
     const double largest_fitting = 0.999 * from_bits(limit_of(dtype).largest);
     const double largest_sum = 128.0 * static_cast<double>(n_sources) + std::abs(offsets);
     const bool few = scales.size < block;

@@ -1,7 +1,7 @@
-"""Sums of dequantized sources, in their order: rounded to the output's dtype, or quantized again.
+"""Sums dequantized sources in their order, and rounds the sum to the output's dtype or quantizes it again.
 
-A source is a record of codes and scales; the next one lies ``code_stride`` and ``scale_stride`` behind it. One pass
-over memory.
+A source is a record of codes and scales; the next source lies ``code_stride`` and ``scale_stride`` after it. The
+kernels read and write memory once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from alltoallv_triton.tiles import (
 
 @triton.jit
 def load_scales(scales, tensor, rows_left, ROWS: tl.constexpr, FORMAT: tl.constexpr):
-    """Of the groups of a tile, [ROWS, 1]."""
+    """Loads the scales of the groups of a tile; [ROWS, 1]."""
     rows = tl.arange(0, ROWS)
     loaded = tl.load(scales + rows, mask=rows < rows_left, other=0)
     if FORMAT <= FP8_E5M2:
@@ -40,7 +40,7 @@ def load_sum(
     codes, scales, tensors, sources, code_stride, scale_stride, rows_left, left,
     GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, AVERAGE: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
-    """Code times scale of ``left`` elements in ``rows_left`` groups, added in float32 in the order of the sources."""
+    """Adds code times scale of ``left`` elements in ``rows_left`` groups, in float32, in the order of the sources."""
     tensor = tensor_of(tensors, 0, scale_stride, FORMAT)
     scale = load_scales(scales, tensor, rows_left, ROWS, FORMAT)
     total = value_of(load_tile(codes, left, GROUP, ROWS, WIDTH), FORMAT) * scale
@@ -58,7 +58,7 @@ def load_sum_of_pairs(
     codes, scales, tensors, sources, code_stride, scale_stride, rows_left, left,
     GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, AVERAGE: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
-    """The same with codes of 4 bits: of the even and of the odd elements."""
+    """Adds 4-bit codes times scales like `load_sum`; returns the sums of the even and of the odd elements."""
     size = code_bytes(left, GROUP, 4)
     low, high = unpacked(load_tile(codes, size, (GROUP + 1) // 2, ROWS, WIDTH // 2), FORMAT)
     scale = load_scales(scales, tensor_of(tensors, 0, scale_stride, FORMAT), rows_left, ROWS, FORMAT)
@@ -83,7 +83,7 @@ def mean_or_sum(total, sources, AVERAGE: tl.constexpr):
 
 @triton.jit
 def note_misfit(misfits, found):
-    """``misfits`` becomes 1 if anything is found that does not fit."""
+    """Sets ``misfits`` to 1 if any value in ``found`` does not fit."""
     if found > 0:
         tl.store(misfits, 1)
 
@@ -95,7 +95,7 @@ def dequantize_groups(
     GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, FORMAT: tl.constexpr,
     AVERAGE: tl.constexpr, DTYPE: tl.constexpr, OVERFLOW: tl.constexpr,
 ):  # fmt: skip
-    """Groups that fit a tile. ``count`` elements of the output in parts, whose records lie one behind the other."""
+    """Dequantizes groups that fit a tile. The output has ``count`` elements in parts; their records lie in sequence."""
     span: tl.constexpr = ROWS * GROUP
     span_bytes: tl.constexpr = ROWS * (GROUP if BITS == 8 else (GROUP + 1) // 2)
     tiles = tl.cdiv(part, span)
@@ -135,7 +135,7 @@ def dequantize_pieces(
     WIDTH: tl.constexpr, BITS: tl.constexpr, FORMAT: tl.constexpr, AVERAGE: tl.constexpr, DTYPE: tl.constexpr,
     OVERFLOW: tl.constexpr,
 ):  # fmt: skip
-    """Any group of at most ``part``: every tile is a piece of one."""
+    """Dequantizes groups of any size up to ``part``; a tile is a piece of one group."""
     pieces = tl.cdiv(group, WIDTH)
     tiles = tl.cdiv(part, group) * pieces
     group_bytes = group if BITS == 8 else (group + 1) // 2
@@ -183,7 +183,7 @@ def requantize_groups(
     GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, FORMAT: tl.constexpr,
     AVERAGE: tl.constexpr, FEEDBACK: tl.constexpr,
 ):  # fmt: skip
-    """The sum of the sources of one part, quantized in the same groups, which fit a tile."""
+    """Sums the sources of one part and quantizes the sum in the same groups, which fit a tile."""
     span: tl.constexpr = ROWS * GROUP
     span_bytes: tl.constexpr = ROWS * (GROUP if BITS == 8 else (GROUP + 1) // 2)
     for tile in range(tl.program_id(0), tl.cdiv(count, span), tl.num_programs(0)):

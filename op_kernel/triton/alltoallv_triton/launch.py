@@ -1,7 +1,7 @@
-"""The kernels on tensors: tiles, grids, and what every implementation of quantization offers.
+"""Runs the kernels on tensors: chooses tiles and grids, and offers what every implementation of quantization offers.
 
-Codes are uint8 or int8 tensors, scales float32. Every function returns at once on an accelerator. Arguments are those
-of callers within the package, which have checked them.
+Codes are uint8 or int8 tensors, scales float32. On an accelerator every function returns at once. Callers are within
+the package and have checked the arguments.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ OVERFLOWS: dict[Overflow, int] = {"saturate": 0, "raise": 1, "infinity": 2}
 
 @dataclass(frozen=True)
 class Tiling:
-    """What fits a device.
+    """Tile sizes that fit a device.
 
     Attributes:
-        elements: Of a tile, a power of two; longer groups are taken piece by piece.
-        packed_elements: The same where codes are 4 bits, which take more room.
-        ragged: Whether tiles may have rows that are not full, or few rows. Else such groups go piece by piece.
-        least_row: A row of a tile takes the room of at least so many elements, however short it is.
-        programs: At most so many are launched; each takes several tiles where there are more.
-        warps: Per program, on a GPU.
+        elements: Size of a tile, a power of two; longer groups are taken piece by piece.
+        packed_elements: Size of a tile with codes of 4 bits, which need more room.
+        ragged: True if tiles may have rows that are not full, or few rows. Otherwise such groups go piece by piece.
+        least_row: A row of a tile takes room for at least this many elements, however short it is.
+        programs: Most programs in a launch; each takes several tiles if there are more tiles.
+        warps: Warps per program, on a GPU.
     """
 
     elements: int
@@ -48,7 +48,7 @@ class Tiling:
 TILINGS = {
     "cuda": Tiling(4096, 4096, 1 << 30, warps=8),
     "npu": Tiling(4096, 2048, 48, ragged=False, least_row=16),  # an Ascend 910B has 48 vector cores of 192 KiB
-    "cpu": Tiling(1 << 15, 1 << 15, 1 << 30),  # interpreted: the fewer the faster
+    "cpu": Tiling(1 << 15, 1 << 15, 1 << 30),  # interpreted: fewer programs are faster
 }
 
 
@@ -57,7 +57,7 @@ def tiling(device: torch.device) -> Tiling:
 
 
 def tile_for(how: Quantization, part: int, fit: Tiling) -> tuple[int, int]:
-    """Rows and width of a tile of groups; no rows where groups go piece by piece, ``width`` elements at a time."""
+    """Returns rows and width of a tile; 0 rows mean that groups go piece by piece, ``width`` elements at a time."""
     elements = fit.elements if how.bits == 8 else fit.packed_elements
     width = triton.next_power_of_2(max(how.group_size, 2))
     rows = elements // max(width, fit.least_row)
@@ -69,9 +69,9 @@ def tile_for(how: Quantization, part: int, fit: Tiling) -> tuple[int, int]:
 
 
 def _launch(kernel: Any, tiles: int, tiles_of: Tiling, *arguments: Any, **constants: Any) -> None:
-    """``arguments`` begins with a tensor, on whose device it runs."""
+    """Launches a kernel on the device of the first of ``arguments``, a tensor."""
     grid = (min(tiles, tiles_of.programs),)
-    with torch.cuda.device_of(arguments[0]):  # nothing unless that is a GPU
+    with torch.cuda.device_of(arguments[0]):  # has no effect unless that is a GPU
         kernel[grid](*arguments, **constants, num_warps=tiles_of.warps, enable_fp_fusion=False)
 
 
@@ -89,10 +89,10 @@ def quantize(
     Args:
         x: float32, float16 or bfloat16.
         codes: Bytes, ``[parts, >= code bytes of a part]``; rows may lie apart.
-        scales: ``[parts, >= groups of a part]``, likewise; where scales are no float32, bytes.
-        error: Error feedback, float32 like x: added first, then replaced by what the codes do not hold.
-        part: Elements of a part, the last may have fewer; default: all.
-        tensor: NVFP4's scale of all; default: that of every part.
+        scales: ``[parts, >= groups of a part]``; rows may lie apart. Bytes where scales are not float32.
+        error: Error feedback, float32 like x: added first, then replaced by the rounding errors of the codes.
+        part: Elements of a part; the last may have fewer. Default: all.
+        tensor: NVFP4's scale of all groups; default: computed for every part.
     """
     count = x.numel()
     if count == 0:
@@ -122,20 +122,20 @@ def quantize(
 def dequantize_sum(
     codes: Tensor, scales: Tensor, how: Quantization, out: Tensor, *, average: bool = False
 ) -> Tensor | None:
-    """The sum of sources, added in their order in float32, rounded to the dtype of ``out``.
+    """Adds sources in their order in float32 and rounds the sum to the dtype of ``out``.
 
     Args:
         codes, scales: One row per source.
         out: Flat; float32, float16 or bfloat16.
 
     Returns:
-        With ``overflow="raise"`` an int32 tensor, 1 if a value did not fit, else 0; None otherwise.
+        With ``overflow="raise"`` an int32 tensor that is 1 if a value did not fit, else 0; None otherwise.
     """
     return _sums(codes, scales, how, out, len(codes), out.numel(), average)
 
 
 def dequantize(codes: Tensor, scales: Tensor, how: Quantization, out: Tensor, part: int | None = None) -> Tensor | None:
-    """One vector from its parts, one row each, of ``part`` elements (the last may have fewer)."""
+    """Dequantizes a vector from its parts, one per row, of ``part`` elements (the last may have fewer)."""
     return _sums(codes, scales, how, out, 1, part or out.numel(), False)
 
 
@@ -186,7 +186,7 @@ def requantize(
     average: bool = False,
     error: Tensor | None = None,
 ) -> None:
-    """The sum of sources of ``count`` elements, quantized again in the same groups.
+    """Adds sources of ``count`` elements and quantizes the sum in the same groups.
 
     Args:
         codes, scales: One row per source.
@@ -227,16 +227,16 @@ def requantize(
 def sum_shared_scale(
     inputs: Tensor, scales: Tensor, offset: Tensor, out: Tensor, overflow: Overflow = "saturate"
 ) -> Tensor | None:
-    """(sum of the int8 rows of ``inputs`` + rows * offset) * scale, rounded to the dtype of ``out``.
+    """Computes (sum of the int8 rows of ``inputs`` + rows * offset) * scale, rounded to the dtype of ``out``.
 
     Args:
         inputs: int8, ``[sources, count]``.
-        scales: float32: one, or one per channel; ``out`` is whole rows of channels.
-        offset: float32, one.
+        scales: float32: one, or one per channel; ``out`` then consists of whole rows of channels.
+        offset: float32, one element.
         out: Flat, ``count`` elements.
 
     Returns:
-        As `dequantize_sum`.
+        The result of `dequantize_sum`.
     """
     misfits = _misfits(overflow, out)
     if out.numel():
@@ -249,13 +249,15 @@ def sum_shared_scale(
 
 
 def quantize_scaled(x: Tensor, scales: Tensor, codes: Tensor) -> None:
-    """Codes of x * (1 / scale), int8; scales as in `sum_shared_scale`."""
+    """Writes the int8 codes of x * (1 / scale); scales as in `sum_shared_scale`."""
     if x.numel():
         _launch_channels(_shared.quantize_scaled, x.numel(), scales, (x, scales, codes))
 
 
 def requantize_sum(inputs: Tensor, ratios: Tensor, codes: Tensor) -> None:
-    """Codes of (sum of the int8 rows of ``inputs``) * ratio; ratios as the scales of `sum_shared_scale`."""
+    """Writes the codes of (sum of the int8 rows of ``inputs``) * ratio; ratios have the shape of `sum_shared_scale`'s
+    scales.
+    """
     if codes.numel():
         sources = (inputs, len(inputs), inputs.stride(0), ratios, codes)
         _launch_channels(_shared.requantize_sum, codes.numel(), ratios, sources)
@@ -273,12 +275,14 @@ def _launch_channels(kernel: Any, count: int, scales: Tensor, arguments: tuple[A
 
 
 def _coded(how: Quantization) -> dict[str, int]:
-    """What a kernel has to know of a format; FORMAT is its place in the table."""
+    """Returns what a kernel needs to know about a format; FORMAT is its index in the table."""
     return {"BITS": how.bits, "FORMAT": list(_core.code_formats).index(how.format)}
 
 
 def _scales(scales: Tensor, how: Quantization) -> tuple[Tensor, Tensor]:
-    """Those of groups, and NVFP4's of all, which lie before them; else anything."""
+    """Returns the scales of groups and NVFP4's scale of all groups, which lies before them; otherwise the second is
+    unused.
+    """
     if how.has_floats:
         return scales, scales
     if how.format != "nvfp4":
@@ -287,7 +291,7 @@ def _scales(scales: Tensor, how: Quantization) -> tuple[Tensor, Tensor]:
 
 
 def _tensor_scale(x: Tensor, error: Tensor | None, part: int, group: int) -> Tensor:
-    """Of every part."""
+    """Computes NVFP4's scale of all groups for every part."""
     values = x.float() if error is None else x.float() + error
     whole = torch.nn.functional.pad(values, (0, -len(values) % part)).view(-1, part)
     groups = torch.nn.functional.pad(whole, (0, -part % group)).view(len(whole), -1, group)

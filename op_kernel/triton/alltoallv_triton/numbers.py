@@ -1,4 +1,4 @@
-"""Float32 by its bits: magnitudes, scales, codes, and rounding to the output's dtype."""
+"""Computes with float32 by its bits: magnitudes, scales, codes, and rounding to the output's dtype."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import triton.language as tl
 SIGN_CLEAR = tl.constexpr(0x7FFFFFFF)
 INF = tl.constexpr(0x7F800000)
 BELOW_INF = tl.constexpr(0x7F7FFFFF)
-NAN = tl.constexpr(0x7FC00000)  # the one NaN that results hold
+NAN = tl.constexpr(0x7FC00000)  # the only NaN in results
 LEAST_NORMAL = tl.constexpr(0x00800000)
 LEAST_SCALE = tl.constexpr(2.0**-125)
 # At 1.5 * 2**23 the last place of a float32 is 1: adding it rounds to an integer, half to even.
 ROUNDER = tl.constexpr(12582912.0)
 ROUNDER_BITS = tl.constexpr(0x4B400000)
 
-# Places in the table of formats, `alltoallv._core.code_formats`; up to FP8_E5M2 scales are float32, from MXFP4 on codes
-# have 4 bits.
+# Indices in the table of formats, `alltoallv._core.code_formats`. Up to FP8_E5M2 scales are float32; from MXFP4 on
+# codes have 4 bits.
 INT8 = tl.constexpr(0)
 INT4 = tl.constexpr(1)
 FP8_E4M3 = tl.constexpr(2)
@@ -37,25 +37,25 @@ def bits_of(x):
 
 @triton.jit
 def magnitude_of(x):
-    """The bits without sign: in the order of values, inf above them, NaN above inf."""
+    """Returns the bits without the sign. They are ordered like the values, with inf above them and NaN above inf."""
     return x.to(tl.int32, bitcast=True) & SIGN_CLEAR
 
 
 @triton.jit
 def one_nan(x):
-    """Every NaN becomes the positive quiet one without payload."""
+    """Makes every NaN the positive quiet NaN without payload."""
     return tl.where(magnitude_of(x) > INF, NAN, bits_of(x)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def round_code(x):
-    """Half to even, for |x| < 2**22; int32."""
+    """Rounds half to even, for |x| < 2**22; int32."""
     return bits_of(x + ROUNDER) - ROUNDER_BITS
 
 
 @triton.jit
 def scale_of(largest, FORMAT: tl.constexpr):
-    """Scale and inverse of groups whose largest magnitude has these bits; the inverse is 0 where codes are."""
+    """Returns scale and inverse of groups by the bits of their largest magnitude; inverse 0 makes all codes 0."""
     if FORMAT == INT8:
         most: tl.constexpr = 127.0
         largest_scale: tl.constexpr = 0x1020406 * 2.0**97
@@ -80,7 +80,7 @@ def scale_of(largest, FORMAT: tl.constexpr):
 
 @triton.jit
 def byte_of(largest, tensor, FORMAT: tl.constexpr):
-    """The byte that says such a scale, int32, and the inverse. ``tensor``: NVFP4's scale of all."""
+    """Returns the byte that encodes the scale, int32, and the inverse. ``tensor`` is NVFP4's scale of all groups."""
     finite = largest < INF
     if FORMAT == NVFP4:
         a = tl.where(finite & (largest >= LEAST_NORMAL), largest, 0).to(tl.float32, bitcast=True)
@@ -98,7 +98,7 @@ def byte_of(largest, tensor, FORMAT: tl.constexpr):
 
 @triton.jit
 def scale_of_byte(byte, tensor, FORMAT: tl.constexpr):
-    """The scale that a byte says."""
+    """Returns the scale that a byte encodes."""
     if FORMAT == NVFP4:
         return small_value(byte, FP8_E4M3) * tensor
     else:
@@ -108,7 +108,7 @@ def scale_of_byte(byte, tensor, FORMAT: tl.constexpr):
 
 @triton.jit
 def small_code(x, FORMAT: tl.constexpr):
-    """Float32 as a float of 8 or 4 bits, half to even, saturated; int32."""
+    """Rounds float32 to a float of 8 or 4 bits, half to even, saturated; int32."""
     e4m3: tl.constexpr = (FORMAT == FP8_E4M3) or (FORMAT == MXFP8)
     e5m2: tl.constexpr = (FORMAT == FP8_E5M2) or (FORMAT == MXFP8_E5M2)
     mantissa: tl.constexpr = 3 if e4m3 else 2 if e5m2 else 1
@@ -118,7 +118,7 @@ def small_code(x, FORMAT: tl.constexpr):
     shift: tl.constexpr = 23 - mantissa
     rebias: tl.constexpr = (127 - bias) << 23
     half: tl.constexpr = (1 << (shift - 1)) - 1
-    rounder: tl.constexpr = 2.0 ** (24 - bias - mantissa)  # whose last place is the least subnormal
+    rounder: tl.constexpr = 2.0 ** (24 - bias - mantissa)  # its last place is the least subnormal
     bits = bits_of(x)
     magnitude = tl.minimum(bits & SIGN_CLEAR, most)
     normal = (magnitude - rebias + half + ((magnitude >> shift) & 1)) >> shift
@@ -129,7 +129,7 @@ def small_code(x, FORMAT: tl.constexpr):
 
 @triton.jit
 def small_value(code, FORMAT: tl.constexpr):
-    """Float32 of a float of 8 or 4 bits, in the low bits of int32."""
+    """Returns the float32 value of a float of 8 or 4 bits, given in the low bits of int32."""
     e4m3: tl.constexpr = (FORMAT == FP8_E4M3) or (FORMAT == MXFP8)
     e5m2: tl.constexpr = (FORMAT == FP8_E5M2) or (FORMAT == MXFP8_E5M2)
     mantissa: tl.constexpr = 3 if e4m3 else 2 if e5m2 else 1
@@ -150,7 +150,7 @@ def small_value(code, FORMAT: tl.constexpr):
 
 @triton.jit
 def value_of(code, FORMAT: tl.constexpr):
-    """Float32 of a code."""
+    """Returns the float32 value of a code."""
     if FORMAT <= INT4:
         return code.to(tl.float32)
     else:
@@ -159,7 +159,7 @@ def value_of(code, FORMAT: tl.constexpr):
 
 @triton.jit
 def codes_of(x, largest, inverse, FORMAT: tl.constexpr):
-    """Codes of x, int32; ``largest`` and ``inverse`` are those of its groups, broadcast to it."""
+    """Returns the codes of x, int32; ``largest`` and ``inverse`` are those of its groups, broadcast to x."""
     bits = bits_of(x)
     if FORMAT <= INT4:
         most: tl.constexpr = 127 if FORMAT == INT8 else 7
@@ -178,7 +178,7 @@ def codes_of(x, largest, inverse, FORMAT: tl.constexpr):
 
 @triton.jit
 def saturated_code(x):
-    """Half to even, at most 127 in magnitude; NaN becomes 0. int32."""
+    """Rounds half to even, at most 127 in magnitude; NaN becomes 0. int32."""
     magnitude = magnitude_of(x)
     limited = tl.minimum(tl.where(magnitude > INF, 0, magnitude), 0x42FE0000)  # 127.0
     code = round_code(limited.to(tl.float32, bitcast=True))
@@ -187,11 +187,11 @@ def saturated_code(x):
 
 @triton.jit
 def narrowed(x, limit, DTYPE: tl.constexpr, OVERFLOW: tl.constexpr):
-    """Float32 as the bits of DTYPE, rounded half to even, and where a value did not fit.
+    """Returns the bits of x rounded to DTYPE, half to even, and a mask of the values that do not fit.
 
     Args:
         x: float32.
-        limit: bits of float32: magnitudes up to here can fail to fit, those above are meant.
+        limit: bits of float32: larger magnitudes are inf or NaN on purpose and count as fitting.
     """
     if DTYPE == tl.float16:
         largest: tl.constexpr = 0x477FE000

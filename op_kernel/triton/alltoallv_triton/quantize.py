@@ -1,8 +1,8 @@
-"""Quantization with a scale per group, on parts of a vector that lie in records.
+"""Quantizes vectors with a scale per group, in parts that lie in records.
 
-A part is ``part`` elements of the input and begins with a group; its scales and codes lie ``scale_stride`` and
-``code_stride`` behind those of the part before. One pass over memory: every tile is read once and written once, save
-for groups longer than a tile, which are read twice.
+A part has ``part`` elements of the input and begins with a group; its scales and codes lie ``scale_stride`` and
+``code_stride`` after those of the part before. The kernels read and write every tile once, except for groups longer
+than a tile, which they read twice.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ LANES = tl.constexpr(8)
 @triton.jit
 def store_scales(scales, scale, left, GROUP: tl.constexpr, ROWS: tl.constexpr):
     rows = tl.arange(0, ROWS)
-    # A bound, not a product: triton-ascend would read, merge and write whole tiles, also behind the last scale.
+    # A bound as mask, not a product: else triton-ascend reads, merges and writes whole tiles, beyond the last scale,
+    # too.
     tl.store(scales + rows, scale, mask=rows < tl.cdiv(left, GROUP))
 
 
 @triton.jit
 def scale_and_store(scales, largest, tensor, left, GROUP: tl.constexpr, ROWS: tl.constexpr, FORMAT: tl.constexpr):
-    """Scale and inverse of a tile's groups, the scale where it belongs."""
+    """Stores the scales of a tile's groups; returns scales and inverses."""
     if FORMAT <= FP8_E5M2:
         scale, inverse = scale_of(largest, FORMAT)
         store_scales(scales, scale, left, GROUP, ROWS)
@@ -57,7 +58,7 @@ def scale_and_store(scales, largest, tensor, left, GROUP: tl.constexpr, ROWS: tl
 
 @triton.jit
 def lost_by(values, codes, largest, scale, FORMAT: tl.constexpr):
-    """What codes do not hold; nothing where the group is not finite."""
+    """Returns the rounding errors of the codes; 0 where the group is not finite."""
     return tl.where(largest < INF, values - value_of(codes, FORMAT) * scale, 0.0)
 
 
@@ -66,7 +67,7 @@ def store_quantized(
     values, left, codes, scales, tensor, error, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
     FEEDBACK: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
-    """Codes of 8 bits, scales and lost parts of a tile of whole groups, ``left`` elements of them."""
+    """Stores 8-bit codes, scales and rounding errors of a tile of whole groups with ``left`` elements."""
     largest = tl.max(magnitude_of(values), axis=1)
     scale, inverse = scale_and_store(scales, largest, tensor, left, GROUP, ROWS, FORMAT)
     quotients = codes_of(values, largest[:, None], inverse[:, None], FORMAT)
@@ -81,7 +82,7 @@ def store_quantized_pairs(
     even, odd, left, codes, scales, tensor, error, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
     FEEDBACK: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
-    """The same with codes of 4 bits, of a tile's even and odd elements."""
+    """Stores 4-bit codes like `store_quantized`, from a tile's even and odd elements."""
     largest = tl.max(tl.maximum(magnitude_of(even), magnitude_of(odd)), axis=1)
     scale, inverse = scale_and_store(scales, largest, tensor, left, GROUP, ROWS, FORMAT)
     low = codes_of(even, largest[:, None], inverse[:, None], FORMAT)
@@ -95,7 +96,7 @@ def store_quantized_pairs(
 
 @triton.jit
 def tensor_of(tensors, record, scale_stride, FORMAT: tl.constexpr):
-    """NVFP4's scale of all groups of a record, which lies before those."""
+    """Loads NVFP4's scale of all groups of a record, which lies before the groups' scales."""
     if FORMAT == NVFP4:
         return tl.load(tensors + record * (scale_stride // 4))
     else:
@@ -108,7 +109,7 @@ def quantize_groups(
     GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, FORMAT: tl.constexpr,
     FEEDBACK: tl.constexpr,
 ):  # fmt: skip
-    """Groups that fit a tile: WIDTH >= GROUP, ROWS of them at a time."""
+    """Quantizes groups that fit a tile: WIDTH >= GROUP, ROWS groups at a time."""
     span: tl.constexpr = ROWS * GROUP
     span_bytes: tl.constexpr = ROWS * (GROUP if BITS == 8 else (GROUP + 1) // 2)
     tiles = tl.cdiv(part, span)
@@ -147,7 +148,9 @@ def quantize_pieces(
     x, error, codes, scales, count, part, group, code_stride, scale_stride,
     WIDTH: tl.constexpr, BITS: tl.constexpr, FORMAT: tl.constexpr, FEEDBACK: tl.constexpr,
 ):  # fmt: skip
-    """Any group of at most ``part``, one at a time: read in pieces for the largest magnitude, and again for codes."""
+    """Quantizes groups of at most ``part``, one at a time: reads the pieces for the largest magnitude, then for the
+    codes.
+    """
     groups = tl.cdiv(part, group)
     group_bytes = group if BITS == 8 else (group + 1) // 2
     for item in range(tl.program_id(0), groups * tl.cdiv(count, part), tl.num_programs(0)):
@@ -163,7 +166,7 @@ def quantize_pieces(
             values = load_values(x + first + begin, error + first + begin, left, WIDTH, FEEDBACK)
             lanes = tl.maximum(lanes, tl.max(tl.reshape(magnitude_of(values), [LANES, WIDTH // LANES]), axis=1))
         largest = tl.max(lanes, axis=0)
-        # The same in every lane; triton-ascend has no exact division of a scalar.
+        # All lanes compute the same value; triton-ascend has no exact division of a scalar.
         scales_of_lanes, inverses = scale_of(tl.maximum(lanes, largest), FORMAT)
         store_flat(scales + (record * scale_stride + within), scales_of_lanes, tl.minimum(pieces, 1), LANES)
         scale = tl.max(scales_of_lanes, axis=0)

@@ -1,7 +1,7 @@
-"""Sums of int8 that share a scale, exact in int32; and codes for given scales.
+"""Sums int8 values that share a scale, exactly in int32, and computes codes for given scales.
 
-Elements lie in rows of ``channels``, each with its scale, and a tile is ROWS rows of WIDTH channels; with UNIFORM there
-is one scale, all elements are one row, and a tile is flat. Sources lie ``stride`` elements behind each other.
+Elements lie in rows of ``channels``; each channel has a scale, and a tile is ROWS rows of WIDTH channels. With UNIFORM
+there is one scale, all elements are one row, and a tile is flat. Sources lie ``stride`` elements apart.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from alltoallv_triton.numbers import INF, RAISE, magnitude_of, narrowed, one_nan
 
 @triton.jit
 def load_scales(scales, column, left, WIDTH: tl.constexpr, UNIFORM: tl.constexpr):
-    """One value; or [1, WIDTH]."""
+    """Loads one scale, or [1, WIDTH]."""
     if UNIFORM:
         return tl.load(scales)
     else:
@@ -25,9 +25,9 @@ def load_scales(scales, column, left, WIDTH: tl.constexpr, UNIFORM: tl.constexpr
 
 @triton.jit
 def load_inverses(scales, column, left, WIDTH: tl.constexpr, UNIFORM: tl.constexpr):
-    """1 / scale in the shape of `load_scales`."""
+    """Returns 1 / scale in the shape of `load_scales`."""
     if UNIFORM:
-        # In a vector: triton-ascend has no exact division of a scalar.
+        # Divides a vector: triton-ascend has no exact division of a scalar.
         lanes = tl.arange(0, 8)
         inverses = tl.div_rn(tl.full([8], 1.0, tl.float32), tl.load(scales + lanes, mask=lanes < 1, other=1.0))
         return tl.sum(tl.where(lanes < 1, inverses, 0.0), axis=0)
@@ -37,7 +37,7 @@ def load_inverses(scales, column, left, WIDTH: tl.constexpr, UNIFORM: tl.constex
 
 @triton.jit
 def tile_of(tile, rows, channels, ROWS: tl.constexpr, WIDTH: tl.constexpr, UNIFORM: tl.constexpr):
-    """The first row and channel of a tile, the offsets of its elements from the first one, and their mask."""
+    """Returns the first row and channel of a tile, the offsets of its elements from the first one, and their mask."""
     if UNIFORM:
         column = tile * WIDTH
         flat = tl.arange(0, WIDTH)
@@ -53,7 +53,7 @@ def tile_of(tile, rows, channels, ROWS: tl.constexpr, WIDTH: tl.constexpr, UNIFO
 
 @triton.jit
 def load_integers(inputs, at, mask, sources, stride):
-    """The exact sum of the sources as float32."""
+    """Returns the exact sum of the sources as float32."""
     total = tl.load(inputs + at, mask=mask, other=0).to(tl.int32)
     for _ in range(1, sources):
         inputs += stride
@@ -66,7 +66,7 @@ def sum_shared_scale(
     inputs, sources, stride, scales, offset, out, misfits, rows, channels,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, UNIFORM: tl.constexpr, DTYPE: tl.constexpr, OVERFLOW: tl.constexpr,
 ):  # fmt: skip
-    """(sum + sources * offset) * scale, rounded to DTYPE. ``out`` points to integers of DTYPE's size."""
+    """Computes (sum + sources * offset) * scale, rounded to DTYPE. ``out`` points to integers of DTYPE's size."""
     offsets = tl.load(offset) * sources
     for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS) * tl.cdiv(channels, WIDTH), tl.num_programs(0)):
         row, column, at, mask = tile_of(tile, rows, channels, ROWS, WIDTH, UNIFORM)
@@ -86,7 +86,7 @@ def sum_shared_scale(
 def quantize_scaled(
     x, scales, codes, rows, channels, ROWS: tl.constexpr, WIDTH: tl.constexpr, UNIFORM: tl.constexpr
 ):  # fmt: skip
-    """Codes of x * (1 / scale), half to even, at most 127 in magnitude."""
+    """Writes the codes of x * (1 / scale), rounded half to even, at most 127 in magnitude."""
     for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS) * tl.cdiv(channels, WIDTH), tl.num_programs(0)):
         row, column, at, mask = tile_of(tile, rows, channels, ROWS, WIDTH, UNIFORM)
         first = tl.cast(row, tl.int64) * channels + column
@@ -100,7 +100,7 @@ def requantize_sum(
     inputs, sources, stride, ratios, codes, rows, channels,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, UNIFORM: tl.constexpr,
 ):  # fmt: skip
-    """Codes of sum times ratio, half to even, at most 127 in magnitude: from one shared scale to another."""
+    """Writes the codes of sum * ratio, half to even, at most 127 in magnitude, to convert between two shared scales."""
     for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS) * tl.cdiv(channels, WIDTH), tl.num_programs(0)):
         row, column, at, mask = tile_of(tile, rows, channels, ROWS, WIDTH, UNIFORM)
         first = tl.cast(row, tl.int64) * channels + column

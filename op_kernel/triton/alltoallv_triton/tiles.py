@@ -1,8 +1,8 @@
 """Tiles: ROWS groups of WIDTH columns, of which the last row and the last columns may be empty; and flat pieces.
 
-Masks are bounds of a range (``index < end``), which triton-ascend turns into regions. Others it turns into
-read-modify-writes, which reach beyond what the tile owns; so `launch` uses rows that are not full (STRIDE < WIDTH) on
-GPUs only.
+Masks are bounds of a range (``index < end``), which triton-ascend turns into regions. It turns other masks into
+read-modify-writes, which reach beyond the tile's own elements; so `launch` uses rows that are not full (STRIDE < WIDTH)
+on GPUs only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from alltoallv_triton.numbers import value_of
 
 @triton.jit
 def load_flat(pointer, left, WIDTH: tl.constexpr):
-    """``left`` elements, then zeros. Shape [WIDTH]."""
+    """Loads ``left`` elements, then zeros. Shape [WIDTH]."""
     at = tl.arange(0, WIDTH)
     return tl.load(pointer + at, mask=at < left, other=0)
 
@@ -28,7 +28,7 @@ def store_flat(pointer, values, left, WIDTH: tl.constexpr):
 
 @triton.jit
 def load_tile(pointer, left, STRIDE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Rows of STRIDE elements, ``left`` elements in all; zeros elsewhere. Shape [ROWS, WIDTH]."""
+    """Loads rows of STRIDE elements, ``left`` elements in all; zeros elsewhere. Shape [ROWS, WIDTH]."""
     if STRIDE == WIDTH:
         return tl.reshape(load_flat(pointer, left, ROWS * WIDTH), [ROWS, WIDTH])
     else:
@@ -39,7 +39,7 @@ def load_tile(pointer, left, STRIDE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl
 
 @triton.jit
 def store_tile(pointer, values, left, STRIDE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """What `load_tile` reads."""
+    """Stores values where `load_tile` reads them."""
     if STRIDE == WIDTH:
         store_flat(pointer, tl.reshape(values, [ROWS * WIDTH]), left, ROWS * WIDTH)
     else:
@@ -52,9 +52,9 @@ def store_tile(pointer, values, left, STRIDE: tl.constexpr, ROWS: tl.constexpr, 
 def only_elements(
     values, left, first, STEP: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """Zeros where the tile holds no element: a code of 0 times an infinite scale is NaN there.
+    """Puts zeros where the tile holds no element: there a code of 0 times an infinite scale would be NaN.
 
-    Column c of the values is column ``first + c * STEP`` of rows of STRIDE.
+    Column c of ``values`` is column ``first + c * STEP`` of rows of STRIDE.
     """
     columns = tl.arange(0, WIDTH)[None, :] * STEP + first
     at = tl.arange(0, ROWS)[:, None] * STRIDE + columns
@@ -63,7 +63,7 @@ def only_elements(
 
 @triton.jit
 def code_bytes(count, GROUP: tl.constexpr, BITS: tl.constexpr):
-    """Bytes of the codes of ``count`` elements that begin with a group."""
+    """Returns the bytes of the codes of ``count`` elements that begin with a group."""
     if BITS == 8:
         return count
     else:
@@ -72,9 +72,9 @@ def code_bytes(count, GROUP: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def halves(values, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """The even and the odd elements of rows of WIDTH: each [ROWS, WIDTH // 2].
+    """Returns the even and the odd elements of rows of WIDTH, each [ROWS, WIDTH // 2].
 
-    Of what was loaded as it lies: triton-ascend has room only for two dimensions here, of which one is the pair.
+    Pass values in the order in which they were loaded: triton-ascend allows only two dimensions here, one for the pair.
     """
     even, odd = tl.split(tl.reshape(values, [ROWS * WIDTH // 2, 2]))
     return tl.reshape(even, [ROWS, WIDTH // 2]), tl.reshape(odd, [ROWS, WIDTH // 2])
@@ -82,19 +82,19 @@ def halves(values, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def joined(even, odd, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """What `halves` has taken apart."""
+    """Joins what `halves` has split."""
     size: tl.constexpr = ROWS * WIDTH // 2
     return tl.reshape(tl.join(tl.reshape(even, [size]), tl.reshape(odd, [size])), [ROWS, WIDTH])
 
 
 @triton.jit
 def packed(even, odd):
-    """Two int32 codes of 4 bits in one signed byte, the even element's in the low half."""
+    """Packs two int32 codes of 4 bits into one signed byte, the even element's in the low half."""
     return (odd * 16 + (even & 15)).to(tl.int8)
 
 
 @triton.jit
 def unpacked(byte, FORMAT: tl.constexpr):
-    """Float32 values of the two codes in a byte."""
+    """Returns the float32 values of the two codes in a byte."""
     pair = byte.to(tl.int32)
     return value_of(((pair & 15) ^ 8) - 8, FORMAT), value_of(pair >> 4, FORMAT)
