@@ -1,8 +1,8 @@
 // The part of the ACL runtime's C ABI (libascendcl.so) that the package calls.
 //
 // Declarations of our own, from facts about the interface; tests/npu compares them with the headers that the
-// torch_npu wheel ships. Handles are opaque; enumerators without a use here are left out, and then the type is
-// fixed, so that it holds theirs too.
+// torch_npu wheel ships. Handles are opaque. Enumerations lack the enumerators that are not used here; they then have a
+// fixed type, so that it holds all values.
 #pragma once
 
 #include <cstddef>

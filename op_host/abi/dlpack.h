@@ -1,7 +1,7 @@
 // The C ABI of DLPack 1: a tensor, and the table of functions that a framework's tensor type carries as
 // `__dlpack_c_exchange_api__` (https://dmlc.github.io/dlpack/latest/c_api.html).
 //
-// Declarations of our own, of what we use.
+// These are our own declarations of the parts that we use.
 #pragma once
 
 #include <cstdint>
@@ -68,6 +68,6 @@ struct DLPackExchangeAPI {
     void* managed_tensor_allocator;
     void* managed_tensor_from_py_object_no_sync;
     int (*managed_tensor_to_py_object_no_sync)(DLManagedTensorVersioned* tensor, void** object);
-    int (*dltensor_from_py_object_no_sync)(void* object, DLTensor* tensor);  ///< or null
+    int (*dltensor_from_py_object_no_sync)(void* object, DLTensor* tensor);  ///< may be null
     void* current_work_stream;
 };

@@ -95,7 +95,7 @@ struct HcclCommConfig {
     uint64_t hcclSymWinMaxMemSizePerRank;
 };
 
-/// What lies in HcclCommConfig::reserved.
+/// The contents of HcclCommConfig::reserved.
 struct HcclCommConfigInfo {
     size_t size;  ///< sizeof(HcclCommConfig)
     uint32_t magic;
@@ -103,7 +103,7 @@ struct HcclCommConfigInfo {
     uint64_t reserved;
 };
 
-/// What HcclCommConfigInit of HCCL's header writes: by these values HCCL knows what is left to its defaults.
+/// Returns what HcclCommConfigInit of HCCL's header writes: values that make HCCL use its defaults.
 inline HcclCommConfig hccl_default_config() {
     HcclCommConfig config{};
     const HcclCommConfigInfo info{sizeof config, hccl_comm_config_magic, hccl_comm_config_version, 0};

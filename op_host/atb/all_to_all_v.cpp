@@ -20,7 +20,7 @@ void check_dtype_and_format(std::string_view name, const TensorDesc& desc) {
     if (!info(desc.dtype).atb) refuse_dtype(name, desc, "float16, float32, int8, int32, int16, int64 or bfloat16");
 }
 
-/// The families before A2 cannot compute with bfloat16; `check_create` refuses them already.
+/// Device families before A2 cannot compute with bfloat16; `check_create` refuses them already.
 void check_bfloat16(const TensorDesc& desc, const DeviceInfo* device) {
     if (device == nullptr || desc.dtype != DType::bfloat16) return;
     constexpr std::array<std::string_view, 5> without{"Ascend310P", "Ascend310B", "Ascend910A", "Ascend910Pro",
@@ -44,8 +44,8 @@ void check_region_end(std::string_view counts_name, std::string_view displs_name
                         std::to_string(limit) + ", " + std::string(limit_name));
 }
 
-/// ATB's rules (a) to (d), which bound empty regions too, and ours that receive regions do not overlap.
-/// Returns sum(recv_counts).
+/// Checks ATB's rules (a) to (d), which apply to empty regions, too, and our rule that receive regions must not
+/// overlap. Returns sum(recv_counts).
 int64_t check_counts(const AllToAllVParam& param, int64_t numel) {
     for (size_t j = 0; j < param.send_counts.size(); ++j) {
         check_region_end("send_counts", "sdispls", j, param.send_counts[j], param.sdispls[j], numel,

@@ -10,14 +10,14 @@
 
 namespace alltoallv {
 
-/// Output of the operator for one input: the input's dtype and format, shape [1, sum(recv_counts)]. Pure: talks to no
-/// peer. Throws `Error` with ATB's codes in ATB's order: 5, 8, 9, 13, 6 (only with `device`), then 1.
+/// Returns the output of the operator for one input: the input's dtype and format, shape [1, sum(recv_counts)]. Does
+/// not communicate. Throws `Error` with ATB's codes in ATB's order: 5, 8, 9, 13, 6 (only with `device`), then 1.
 TensorDesc infer_shape(const AllToAllVParam& param, std::span<const TensorDesc> inputs,
                        const DeviceInfo* device = nullptr);
 
 class AllToAllVOperation final : public Operation {
   public:
-    /// Throws code 1 where `check_create` does.
+    /// Throws code 1 if `check_create` does.
     AllToAllVOperation(AllToAllVParam param, std::optional<DeviceInfo> device, Connect connect);
 
     const AllToAllVParam& param() const { return param_; }

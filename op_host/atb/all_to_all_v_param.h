@@ -8,7 +8,7 @@
 
 namespace alltoallv {
 
-/// Whether the ranks are processes or threads of one process.
+/// Says if the ranks are processes or threads of one process.
 enum class CommMode : int { UNDEFINED = -1, MULTI_PROCESS = 0, MULTI_THREAD = 1 };
 
 /// ATB's fields, in ATB's order and with ATB's defaults. Nothing is checked before `check_create` (checks.h).
@@ -16,7 +16,7 @@ struct AllToAllVParam {
     int rank = 0;
     int rank_size = 0;
     int rank_root = 0;
-    /// One entry per rank, in elements of the tensor.
+    /// One entry per rank, in elements.
     std::vector<int64_t> send_counts;
     std::vector<int64_t> sdispls;
     std::vector<int64_t> recv_counts;
@@ -29,7 +29,7 @@ struct AllToAllVParam {
     std::string rank_table_file;
     /// "name" or "name:MB", at most 128 bytes.
     std::string comm_domain;
-    /// Room for later fields: all zero.
+    /// Room for later fields; must be zero.
     std::array<uint8_t, 64> rsv{};
 
     bool operator==(const AllToAllVParam&) const = default;

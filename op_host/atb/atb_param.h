@@ -1,6 +1,6 @@
-// Our param from Huawei's `atb::infer::AllToAllVParam`, field by field, for programs that have ATB.
+// Converts Huawei's `atb::infer::AllToAllVParam` to our param, field by field, for programs that have ATB.
 //
-// A template: ATB is needed only where it is used.
+// This is a template, so ATB is needed only where it is used.
 //
 //     alltoallv::AllToAllVOperation operation(alltoallv::from_atb(param), device, connect);
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace alltoallv {
 
-/// `Param` has ATB's fields. Nothing is checked: the operation does that, in ATB's order and with ATB's codes.
+/// `Param` has ATB's fields. Nothing is checked here; the operation does it, in ATB's order and with ATB's codes.
 template <class Param>
 AllToAllVParam from_atb(const Param& atb) {
     static_assert(sizeof(atb.rsv) == sizeof(AllToAllVParam::rsv), "ATB's reserved bytes have changed");

@@ -39,7 +39,7 @@ void check_soc(const DeviceInfo& device) {
     throw invalid_param("the device is \"" + name + "\", expected Ascend910B1 to B4 or Ascend910_93");
 }
 
-/// Ranks against the world; not asked when a rank table or an external communicator defines them.
+/// Checks rank and size; not called if a rank table or an external communicator defines them.
 void check_ranks(const AllToAllVParam& param, const DeviceInfo* device) {
     if (device != nullptr && device->device_count < 0)
         throw invalid_param("the number of devices could not be queried");
@@ -89,7 +89,7 @@ Domain parse_domain(std::string_view text) {
     int64_t megabytes = 0;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), megabytes);
     const bool is_number = !digits.empty() && error == std::errc() && end == digits.data() + digits.size();
-    // The upper bound keeps the size in bytes within 64 bits; from_chars has let a leading minus pass.
+    // The upper bound keeps the size in bytes within 64 bits; from_chars accepts a leading minus.
     if (!is_number || megabytes < min_domain_megabytes || megabytes > (int64_max >> 20)) {
         throw invalid_param("comm_domain is \"" + std::string(text) +
                             "\", expected \"name\" or \"name:MB\" with MB at " + "least " +

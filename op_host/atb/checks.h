@@ -10,31 +10,31 @@
 
 namespace alltoallv {
 
-/// The NPU an operation will run on. Absent on other devices, where the family and count checks do not apply.
+/// The NPU that an operation will run on. Absent on other devices, where the family and count checks do not apply.
 struct DeviceInfo {
-    std::string soc_name;  ///< as aclrtGetSocName gives it, e.g. "Ascend910B3"
+    std::string soc_name;  ///< as aclrtGetSocName returns it, e.g. "Ascend910B3"
     int device_count = 0;  ///< visible devices; negative: the query failed
 };
 
 /// A communication domain: "name" or "name:MB".
 struct Domain {
     std::string name;
-    std::optional<int64_t> megabytes;  ///< buffer budget per rank, where the text says it
+    std::optional<int64_t> megabytes;  ///< buffer budget per rank, if the text has one
 };
 
 inline constexpr int64_t min_domain_megabytes = 200;
 inline constexpr size_t max_domain_bytes = 128;
 
-/// Reads `comm_domain`. Throws code 1 for a size that is no number or below 200 MB, or a text above 128 bytes.
+/// Parses `comm_domain`. Throws code 1 if the size is not a number or below 200 MB, or the text is above 128 bytes.
 Domain parse_domain(std::string_view text);
 
-/// ATB's CreateOperation checks, in ATB's order (docs/compatibility.md). Throws invalid_param, code 1.
+/// Makes ATB's CreateOperation checks, in ATB's order (docs/compatibility.md). Throws invalid_param, code 1.
 void check_create(const AllToAllVParam& param, const DeviceInfo* device = nullptr);
 
-/// Those of them that concern the group and the device: reserved bytes, family, comm_mode, domain, rank table, ranks.
+/// Makes the checks of the group and the device: reserved bytes, family, comm_mode, domain, rank table, ranks.
 void check_group(const AllToAllVParam& param, const DeviceInfo* device = nullptr);
 
-/// The last two of them: every array has rank_size entries, none negative.
+/// Makes the last two checks: every array has rank_size entries, none negative.
 void check_arrays(const AllToAllVParam& param);
 
 }  // namespace alltoallv

@@ -9,7 +9,7 @@ namespace alltoallv {
 Operation::Operation(OpKind op, AllToAllVParam group, Connect connect)
     : op_(op), group_(std::move(group)), connect_(std::move(connect)) {}
 
-/// Runs this rank's own checks; what they throw is announced to the peers and thrown on.
+/// Runs this rank's own checks; their errors are announced to the peers and thrown on.
 template <class Checks>
 auto Operation::guard(Checks&& checks) {
     try {
@@ -38,7 +38,7 @@ void Operation::setup(std::span<const TensorDesc> inputs, std::span<const Tensor
         plan_ = nullptr;  // a failed setup leaves nothing to execute
     }
     guard([&] { check_setup(inputs, outputs); });
-    // Outside the guard: without a communicator there is no way to tell anyone.
+    // This is outside the guard: without a communicator an error cannot be announced.
     const CommunicatorPtr communicator = connected();
     guard([&] { check_member(*communicator); });
     auto plan = std::make_shared<const Plan>(
@@ -75,7 +75,7 @@ std::shared_ptr<const Operation::Plan> Operation::check_execute(std::span<const 
     return plan;
 }
 
-/// The communicator, of the rank and size that the param says. Throws backend_unavailable without one.
+/// Returns the communicator, which must have the param's rank and size. Throws backend_unavailable without one.
 CommunicatorPtr Operation::connected() {
     const std::lock_guard lock(connecting_);
     if (communicator_ != nullptr) return communicator_;
@@ -84,7 +84,7 @@ CommunicatorPtr Operation::connected() {
     throw backend_unavailable("the operation has no communicator, expected one, or a function that connects");
 }
 
-/// With an external communicator or a rank table nothing has compared these before.
+/// An external communicator or a rank table has not been compared with the param before.
 void Operation::check_member(const Communicator& communicator) const {
     if (communicator.size() == group_.rank_size && communicator.rank() == group_.rank) return;
     throw invalid_param("rank and rank_size are " + std::to_string(group_.rank) + " and " +

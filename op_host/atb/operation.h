@@ -1,4 +1,4 @@
-// What every ATB-shaped operation does as one rank of several: a plan, made once, set up once per shape, executed
+// The base of every ATB-shaped operation: a plan that is made once, set up once per shape, and executed
 // often.
 #pragma once
 
@@ -17,15 +17,15 @@
 
 namespace alltoallv {
 
-/// Makes the communicator that the parameters describe, or finds one that exists. Called once per operation, at its
-/// first need; throws `Error`.
+/// Makes the communicator that the parameters describe, or finds an existing one. Called once per operation, when it is
+/// first needed; throws `Error`.
 using Connect = std::function<CommunicatorPtr(const AllToAllVParam&)>;
 
-/// A failure of this rank's own checks is announced to the peers, which then fail too instead of waiting; for that,
-/// infer_shape and setup are collective where they fail.
+/// A failure of this rank's own checks is announced to the peers, which then fail, too, instead of waiting. So
+/// infer_shape and setup are collective if they fail.
 class Operation {
   public:
-    /// `group` names the rank and its peers; `op` is the operator whose failures are announced. Does not connect.
+    /// `group` gives the rank and its peers; `op` is the operator whose failures are announced. Does not connect.
     Operation(OpKind op, AllToAllVParam group, Connect connect);
     virtual ~Operation() = default;
     Operation(const Operation&) = delete;
@@ -36,11 +36,11 @@ class Operation {
     /// Checks the tensors against the param, and connects at the first call.
     void setup(std::span<const TensorDesc> inputs, std::span<const TensorDesc> outputs);
 
-    /// The output of these inputs, after the checks of infer_shape, with outputs also those of setup. Connects to
-    /// nobody and tells nobody: for callers that move the data themselves.
+    /// Returns the output for these inputs, after the checks of infer_shape, and with outputs those of setup. Does not
+    /// connect or communicate, for callers that move the data themselves.
     TensorDesc check(std::span<const TensorDesc> inputs, std::span<const TensorDesc> outputs) const;
 
-    /// Bytes of scratch that `execute` needs: none.
+    /// Returns the bytes of scratch that `execute` needs: 0.
     uint64_t workspace_size() const { return 0; }
 
     /// Blocks until this rank's output is complete; given a device's `stream`, enqueues there and returns.
@@ -48,11 +48,11 @@ class Operation {
     void execute(std::span<const ByteRange> inputs, std::span<const ByteRange> outputs, double timeout = -1,
                  void* stream = nullptr);
 
-    /// Tells the peers that this rank fails its next call, for checks that only a front end can make.
+    /// Announces to the peers that this rank's next call fails, for checks that only a front end can make.
     void announce(const Error& error);
 
   protected:
-    /// What the operation is set up for.
+    /// The shape-dependent result of setup.
     struct Plan {
         CommunicatorPtr communicator;
         std::vector<TensorDesc> inputs, outputs;
@@ -60,7 +60,7 @@ class Operation {
 
     virtual TensorDesc infer(std::span<const TensorDesc> inputs) const = 0;
     virtual void check_setup(std::span<const TensorDesc> inputs, std::span<const TensorDesc> outputs) const = 0;
-    /// Whether the output may be the input, where their dtypes are equal.
+    /// True if the output may be the input, provided that their dtypes are equal.
     virtual bool works_in_place() const { return false; }
     virtual void run(const Plan& plan, std::span<const ByteRange> inputs, std::span<const ByteRange> outputs,
                      double timeout, void* stream) const = 0;
@@ -77,9 +77,9 @@ class Operation {
     const AllToAllVParam group_;
     const Connect connect_;
     std::mutex connecting_;
-    CommunicatorPtr communicator_;  ///< under connecting_
+    CommunicatorPtr communicator_;  ///< guarded by connecting_
     mutable std::mutex planning_;
-    std::shared_ptr<const Plan> plan_;  ///< under planning_; null until set up
+    std::shared_ptr<const Plan> plan_;  ///< guarded by planning_; null until set up
 };
 
 }  // namespace alltoallv

@@ -16,7 +16,7 @@ constexpr int64_t axis_multiple = 16;
 constexpr int64_t max_channels = int64_t{1} << 22;
 constexpr int acl_undefined = -1, acl_float32 = 0, acl_float16 = 1, acl_bfloat16 = 27;
 
-/// Of the dynamic mode, to which dimensions of 0 are ordinary.
+/// Counts elements for the dynamic mode, where dimensions of 0 are allowed.
 int64_t count_of(std::string_view name, const TensorDesc& desc) {
     const bool empty = std::ranges::find(desc.shape, 0) != desc.shape.end();
     return empty ? 0 : check_shape(name, desc);
@@ -43,7 +43,7 @@ std::vector<float> widened(const ByteRange& buffer) {
     return values;
 }
 
-/// Any of our transports carries it.
+/// All of our transports implement the operator, so any of them is chosen.
 AllToAllVParam group_of(const QuantAllReduceParam& param) {
     AllToAllVParam group = param.group;
     group.backend = "auto";

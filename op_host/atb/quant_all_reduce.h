@@ -1,5 +1,5 @@
-// The ATB-shaped quantized AllReduce: int8 with a scale and an offset that all ranks share, float16 out; and,
-// as an extension, floats that every rank quantizes by scales of its own.
+// The ATB-shaped quantized AllReduce: int8 input with a scale and an offset that all ranks share, float16 output. As an
+// extension, floats that every rank quantizes with its own scales.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@
 
 namespace alltoallv {
 
-/// Whether `scale` has one value, or one per entry of the last axis: ATB's numbers. DYNAMIC is ours: no scale is given,
-/// every rank finds one per group of elements.
+/// `scale` has one value, or one per entry of the last axis; the numbers are ATB's. DYNAMIC is our extension: no scale
+/// is given, every rank computes one per group of elements.
 enum class QuantType : int { UNQUANT = 0, PER_TENSOR = 1, PER_CHANNEL = 2, MAX = 3, DYNAMIC = 16 };
 
-/// The fields of ATB's AllReduceParam, as far as its quantized form has them, and those of DYNAMIC.
+/// The fields of ATB's AllReduceParam that the quantized form uses, and those of DYNAMIC.
 struct QuantAllReduceParam {
     AllToAllVParam group;                 ///< rank to comm_domain and rsv, without counts; backend "lccl"
     std::string all_reduce_type = "sum";  ///< with DYNAMIC also "avg"
@@ -47,7 +47,7 @@ struct QuantAllReduceParam {
 /// as many elements as x, and if the sum is quantized too that of the sum, of quant_part().
 class QuantAllReduceOperation final : public Operation {
   public:
-    /// Throws invalid_param, code 1: "lccl" (on a CPU the same as "auto" and "shm") and the sum alone are quantized.
+    /// Throws invalid_param, code 1: only "lccl" (on a CPU the same as "auto" and "shm") and the sum are quantized.
     QuantAllReduceOperation(QuantAllReduceParam param, std::optional<DeviceInfo> device, Connect connect);
 
   private:

@@ -27,7 +27,7 @@ int64_t check_shape(std::string_view name, const TensorDesc& desc) {
     uint64_t bytes = size_of(desc.dtype);
     bool is_in_range = true;
     for (const int64_t dim : desc.shape) {
-        // Dividing instead of multiplying: the product may not fit 64 bits.
+        // Divides instead of multiplying, because the product may not fit 64 bits.
         is_in_range = is_in_range && dim > 0 && static_cast<uint64_t>(dim) <= max_tensor_bytes / bytes;
         if (is_in_range) bytes *= static_cast<uint64_t>(dim);
     }

@@ -1,4 +1,4 @@
-// What a forked child has inherited and can neither use nor take down.
+// Objects of the parent that a forked child can neither use nor destroy.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace alltoallv {
 
-/// Keeps `what` to the end of the process. For objects with locks that a thread of the parent may hold, or with threads
-/// to join, which do not exist in the child.
+/// Keeps `what` until the process ends. For objects with locks that a thread of the parent may hold, or with threads to
+/// join, which do not exist in the child.
 inline void abandon(std::shared_ptr<void> what) {
     static std::mutex mutex;
     static auto* kept = new std::vector<std::shared_ptr<void>>;  // never destroyed

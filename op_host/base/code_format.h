@@ -1,4 +1,4 @@
-// What elements become in a quantized collective: the one table of formats.
+// The table of formats in which quantized collectives send elements.
 #pragma once
 
 #include <array>
@@ -9,22 +9,22 @@
 
 namespace alltoallv {
 
-/// Of what a group's scale is made, and how a record keeps the scales of its groups.
+/// How a group's scale is computed, and how a record stores the scales of its groups.
 enum class ScaleKind : uint8_t {
     float32,  ///< largest magnitude / largest code; 4 bytes each
-    e8m0,     ///< a power of two, as OCP's MX formats have it; 1 byte each
-    e4m3,     ///< a float8 times one float32 scale of the tensor, as NVFP4 has it; 4 bytes, then 1 byte each
+    e8m0,     ///< a power of two, as in OCP's MX formats; 1 byte each
+    e4m3,     ///< a float8 times one float32 scale of the tensor, as in NVFP4; 4 bytes, then 1 byte each
 };
 
 inline constexpr std::string_view scale_names[] = {"float32", "e8m0", "e4m3"};
 
-/// What a finite value becomes that the output type cannot hold: the type's largest finite value; the same, and an
-/// error; or inf.
+/// Handling of a finite value that the output type cannot hold: it becomes the type's largest finite value; the same,
+/// and an error is raised; or it becomes inf.
 enum class Overflow : uint8_t { saturate, raise, infinity };
 
 // clang-format off
-/// Enumerator, which is the name; bits of a code; bits of a code's mantissa (-1: an integer); bias of its exponent; the
-/// largest value; scales; elements of a group, 0: any number.
+/// Columns: the enumerator, which is the name; bits of a code; bits of its mantissa (-1: an integer); bias of its
+/// exponent; largest value; scales; elements per group (0: any number).
 #define ALLTOALLV_CODE_FORMATS(X) \
     X(int8, 8, -1, 0, 127, float32, 0) \
     X(int4, 4, -1, 0, 7, float32, 0) \
@@ -72,7 +72,7 @@ constexpr int64_t usual_group(CodeFormat format) {
     return fixed == 0 ? 128 : static_cast<int64_t>(fixed);
 }
 
-/// Whether a format can have groups of this size.
+/// True if a format can have groups of this size.
 constexpr bool takes_group(CodeFormat format, int64_t group_size) {
     const auto fixed = static_cast<int64_t>(info(format).group_size);
     return group_size >= 1 && (fixed == 0 || group_size == fixed);

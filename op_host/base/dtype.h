@@ -1,4 +1,4 @@
-// Element types that the operators move, and what else can be done with each: the one table of them.
+// The table of element types, and of what can be done with each of them.
 #pragma once
 
 #include <array>
@@ -9,15 +9,15 @@
 
 namespace alltoallv {
 
-/// What reductions take an element for.
+/// The kind of arithmetic that reductions use for a type.
 enum class Arithmetic : uint8_t { none, logical, integer, floating, complex };
 
 inline constexpr std::string_view arithmetic_names[] = {"none", "logical", "integer", "floating", "complex"};
 
 // clang-format off
-/// Enumerator; name, NumPy's or ml_dtypes'; bytes; arithmetic; whether quantized collectives take it; HCCL's number of
-/// the type that moves it, and how many of those an element is; whether HCCL reduces it on every family of devices;
-/// whether ATB's AllToAllV takes it.
+/// Columns: enumerator; name, NumPy's or ml_dtypes'; bytes; arithmetic; true if quantized collectives accept it; HCCL's
+/// number of the type that moves it, and how many of those make an element; true if HCCL reduces it on every device
+/// family; true if ATB's AllToAllV accepts it.
 #define ALLTOALLV_DTYPES(X) \
     X(bool_, "bool", 1, logical, false, 7, 1, false, false) \
     X(int8, "int8", 1, integer, false, 0, 1, true, true) \
@@ -44,8 +44,8 @@ inline constexpr std::string_view arithmetic_names[] = {"none", "logical", "inte
     X(float8_e8m0fnu, "float8_e8m0fnu", 1, none, false, 7, 1, false, false)
 // clang-format on
 
-/// One of the table, or one that only moves: bytes of an element << 16 | a digest of what it is, by which ranks find a
-/// difference. Such a type needs no row: its name says both numbers.
+/// A type of the table, or one that can only be moved: bytes of an element << 16 | a digest of its identity, by which
+/// ranks notice a difference. Such a type needs no row, because its name contains both numbers.
 enum class DType : uint32_t {
 #define X(id, ...) id,
     ALLTOALLV_DTYPES(X)
@@ -71,13 +71,13 @@ constexpr bool only_moves(DType dtype) {
     return static_cast<uint32_t>(dtype) >> 16 != 0;
 }
 
-/// What a type that only moves can do, under the name "N bytes #digest"; lives as long as the process.
+/// Returns the row of a type that can only be moved, named "N bytes #digest"; it lives as long as the process.
 const DTypeInfo& moving_info(DType dtype);
 
-/// The type of that name; nothing if it is none that only moves.
+/// Returns the type of such a name; nothing for other names.
 std::optional<DType> moving_dtype(std::string_view name);
 
-/// The type of the table with that name.
+/// Returns the type of the table with that name.
 constexpr std::optional<DType> table_dtype(std::string_view name) {
     for (size_t i = 0; i < dtype_table.size(); ++i)
         if (dtype_table[i].name == name) return static_cast<DType>(i);

@@ -1,4 +1,4 @@
-// The one exception type of the core, and ATB's status numbers.
+// The exception type of the core, and ATB's status numbers.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ enum class ErrorType : int32_t {
     COPY_HOST_MEMORY_FAIL = 29,
 };
 
-/// Which class of `alltoallv.errors` a failure becomes in Python.
+/// The class of `alltoallv.errors` that a failure becomes in Python.
 enum class ErrorClass : uint8_t {
     invalid_param,
     invalid_tensor,
@@ -55,7 +55,7 @@ enum class ErrorClass : uint8_t {
     resource,
 };
 
-/// Every failure of the core. `what()` is one sentence for a person.
+/// Every failure of the core. `what()` is one sentence for the user.
 class Error : public std::runtime_error {
   public:
     Error(ErrorClass kind, ErrorType code, const std::string& message)
@@ -97,7 +97,7 @@ inline Error deadlock(const std::string& message) {
     return {ErrorClass::deadlock, ErrorType::INVALID_PARAM, message};
 }
 
-/// Something that the operating system gives has run out: threads, descriptors, memory.
+/// A resource of the operating system has run out: threads, descriptors, memory.
 inline Error resource_error(const std::string& message) {
     return {ErrorClass::resource, ErrorType::OUT_OF_HOST_MEMORY, message};
 }

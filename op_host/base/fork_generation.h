@@ -5,7 +5,7 @@
 
 namespace alltoallv {
 
-/// Grows by one in every forked child; what was made under another value must not be used.
+/// Returns a number that differs in every forked child; objects made under another number must not be used.
 uint32_t fork_generation();
 
 }  // namespace alltoallv

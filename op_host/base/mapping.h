@@ -24,7 +24,7 @@ class Mapping {
         data_ = mmap(place, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
         if (data_ != MAP_FAILED) return;
         const int number = errno;
-        data_ = nullptr;  // and its place is left: by now it may be another thread's
+        data_ = nullptr;  // do not unmap: by now the address may belong to another thread's mapping
         throw system_error("mapping " + std::to_string(bytes) + " bytes of memory failed", number);
     }
     Mapping(Mapping&& other) noexcept
@@ -41,14 +41,14 @@ class Mapping {
     char* data() const { return static_cast<char*>(data_); }
     size_t size() const { return bytes_; }
 
-    /// Of `bytes` from `offset` on; null unless all of them lie here.
+    /// Returns the address of `bytes` at `offset`; null unless all of them lie in the mapping.
     char* at(uint64_t offset, uint64_t bytes) const {
         return offset <= bytes_ && bytes <= bytes_ - offset ? data() + offset : nullptr;
     }
 
-    /// Makes the first `bytes` resident: a page fault inside an exchange costs more than the exchange. In huge pages
-    /// where they can be had, which takes a tenth of the time, unless the kernel has to bring together what it makes
-    /// them of: then no longer than page by page.
+    /// Makes the first `bytes` resident: a page fault inside an exchange costs more than the exchange. Uses huge pages
+    /// if they are available, which takes a tenth of the time, unless the kernel has to make them first: then it takes
+    /// at most as long as page by page.
     void populate(size_t bytes) const {
         constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, Linux 5.14; older kernels fault lazily
         if (data_ == nullptr) return;
@@ -62,7 +62,7 @@ class Mapping {
     }
 
   private:
-    /// Addresses that begin at a huge page, reserved for a mapping to take their place; null if there are none.
+    /// Reserves addresses that begin at a huge page, for a mapping to replace; null if there are none.
     static void* aligned_place(size_t bytes) {
         const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
         const size_t kept = (bytes + page - 1) / page * page, reserved = kept + HugePages::size;

@@ -1,4 +1,4 @@
-// Which host a process is on, as far as sharing memory goes.
+// Identifies the host that a process is on, as far as shared memory is concerned.
 #pragma once
 
 #include <cstdint>
@@ -6,10 +6,10 @@
 
 namespace alltoallv {
 
-/// What ranks must have in common to share memory: the kernel, and the namespaces of sockets and processes.
+/// Returns what ranks must have in common to share memory: the kernel, and the namespaces of sockets and processes.
 std::string this_place();
 
-/// A number of such a place.
+/// Returns a hash of such a place.
 uint32_t place_number(const std::string& place);
 
 }  // namespace alltoallv

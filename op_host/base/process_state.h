@@ -1,14 +1,14 @@
-// State of this process that a forked child does not take over.
+// State of this process that a forked child does not inherit.
 #pragma once
 
 #include <pthread.h>
 
 namespace alltoallv {
 
-/// The one `State`, which has a `std::mutex mutex`. Made at first use and never destroyed: threads may still use it
-/// while the process ends. A forked child begins with a new one: what the parent had belongs to the parent, and threads
-/// that it had there do not exist. The child's copy of it is kept reachable, as it is but for what `State::forget()`,
-/// if there is one, does.
+/// Returns the process's only `State`, which has a `std::mutex mutex`. It is made at first use and never destroyed,
+/// because threads may still use it while the process ends. A forked child starts with a new one: the parent's objects
+/// belong to the parent, and its threads do not exist in the child. The child's copy of the old state stays reachable
+/// and unchanged, except for what `State::forget()` does, if it exists.
 template <class State>
 class ProcessState {
   public:

@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t usual = size_t{32} << 20;
 
-/// Bytes of a size that the kernel writes as "1024K" or "32M"; 0 if it is none.
+/// Parses a size that the kernel writes as "1024K" or "32M"; returns bytes, or 0 for other text.
 size_t parse_size(const std::string& text) {
     size_t value = 0, at = 0;
     for (; at < text.size() && text[at] >= '0' && text[at] <= '9'; ++at)

@@ -1,4 +1,4 @@
-// The processors that this process may use, their caches, and the clock that waits are measured with.
+// The processors that this process may use, their caches, and the clock for waits.
 #pragma once
 
 #include <sched.h>
@@ -24,20 +24,20 @@ inline void cpu_pause() {
 #endif
 }
 
-/// Processors this process may use: its affinity mask, further limited by the cgroup's CPU quota.
+/// Returns the number of processors that this process may use: its affinity mask, limited by the cgroup's CPU quota.
 int usable_cpus();
 
-/// The limit of the cgroup's CPU quota and of the host alone.
+/// Returns the number of processors of the host, limited by the cgroup's CPU quota, without the affinity mask.
 int quota_cpus();
 
-/// A set of processors, bit by bit.
+/// A set of processors, as a bit mask.
 using CpuSet = std::array<uint64_t, 16>;
 
-/// This process's affinity mask.
+/// Returns this process's affinity mask.
 CpuSet affinity();
 
-/// Bytes of the last-level caches of these processors together, each counted once; 32 MiB where the host does not say.
-/// Data that outgrow them are better written past the caches.
+/// Returns the total size of the last-level caches of these processors in bytes; 32 MiB if the host does not report it.
+/// Data that exceed them are better written past the caches.
 size_t last_level_cache_bytes(const CpuSet& cpus);
 
 }  // namespace alltoallv

@@ -1,4 +1,4 @@
-// Threads of the core beside the program's own.
+// Starts threads of the core besides the program's own.
 #pragma once
 
 #include <pthread.h>
@@ -13,8 +13,8 @@
 
 namespace alltoallv {
 
-/// A thread that takes no signals but those that a fault raises in it: handlers stay with the program's own threads.
-/// `purpose`: for the error where there is none.
+/// Starts a thread that receives only signals of its own faults, so the program's threads handle all others. `purpose`
+/// is for the error if the thread cannot be started.
 template <class Body>
 std::thread quiet_thread(const char* name, const std::string& purpose, Body&& body) {
     sigset_t all, before;

@@ -1,4 +1,4 @@
-// What a reduction does with two elements.
+// The operators of a reduction.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Times as errors say them.
+// Formats times for error texts.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace alltoallv {
 
-/// "0.25 s", and from a second on "2.0 s".
+/// Returns "0.25 s", and from a second on "2.0 s".
 inline std::string seconds_text(double seconds) {
     char text[32];
     std::snprintf(text, sizeof text, seconds < 1 ? "%.2f s" : "%.1f s", std::min(seconds, 1e9));

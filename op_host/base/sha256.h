@@ -1,5 +1,5 @@
-// SHA-256 (FIPS 180-4), HMAC over it (RFC 2104), and random secrets: how members of a job prove that they
-// belong.
+// SHA-256 (FIPS 180-4), HMAC with it (RFC 2104), and random secrets, by which members of a job prove that they belong
+// to it.
 #pragma once
 
 #include <array>
@@ -15,13 +15,13 @@ Digest sha256(std::string_view data);
 
 Digest hmac_sha256(std::string_view key, std::string_view data);
 
-/// In a time that does not depend on where they differ.
+/// Compares in a time that does not depend on the position of the first difference.
 bool equal(const Digest& a, const Digest& b);
 
-/// 32 bytes that nobody can guess.
+/// Returns 32 unpredictable bytes.
 Digest random_digest();
 
-/// Two digits for each byte.
+/// Returns two hexadecimal digits for each byte.
 std::string hex(const Digest& digest);
 
 }  // namespace alltoallv

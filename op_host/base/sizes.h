@@ -1,4 +1,4 @@
-// Lengths in memory.
+// Units and lengths of memory.
 #pragma once
 
 #include <cstddef>

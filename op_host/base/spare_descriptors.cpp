@@ -18,7 +18,7 @@ SpareDescriptors& SpareDescriptors::instance() {
     return *current();
 }
 
-// What the parent had may be locked, and is kept.
+// The parent's object may be locked, so it is kept and not destroyed.
 void SpareDescriptors::forget() {
     for (UniqueFd& spare : current()->spares_) spare.reset();
     auto* const fresh = new SpareDescriptors;

@@ -1,4 +1,4 @@
-// A few descriptors kept for the day when this process has no more, so that it can still answer its peers.
+// Keeps a few descriptors in reserve, so that a process that has used up all others can still answer its peers.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace alltoallv {
 
-/// Of this process; thread-safe. They are kept open, on /dev/null, as long as anybody holds them.
+/// One object for this process; thread-safe. The descriptors stay open, on /dev/null, as long as somebody holds it.
 class SpareDescriptors {
   public:
     static SpareDescriptors& instance();
@@ -17,13 +17,13 @@ class SpareDescriptors {
     void hold();
     void let_go();
 
-    /// Closes one, whose number is the next that is opened; false: there is none left.
+    /// Closes one, so that the next open() can use its number; false if none is left.
     bool give_one();
 
-    /// After what a spare one was given for has been closed.
+    /// Refills the reserve, after a descriptor that used a spare number has been closed.
     void refill();
 
-    /// In a forked child: closes its copies.
+    /// Closes the copies in a forked child.
     static void forget();
 
   private:

@@ -8,7 +8,7 @@
 
 namespace alltoallv {
 
-/// Memory layouts that ATB names; the operators accept only `nd`.
+/// Memory layouts that have names in ATB; the operators accept only `nd`.
 enum class Format : uint8_t { nd, nchw, nhwc, fractal_nz };
 
 struct TensorDesc {

@@ -8,7 +8,7 @@
 
 namespace alltoallv {
 
-/// Move-only owner of a descriptor. Descriptors it is given are opened close-on-exec.
+/// Move-only owner of a descriptor. Descriptors given to it must be open with close-on-exec.
 class UniqueFd {
   public:
     UniqueFd() = default;
@@ -23,10 +23,10 @@ class UniqueFd {
     int get() const { return fd_; }
     explicit operator bool() const { return fd_ >= 0; }
 
-    /// Gives the descriptor away without closing it.
+    /// Returns the descriptor without closing it; the caller then owns it.
     int release() { return std::exchange(fd_, -1); }
 
-    /// Closes the descriptor held and takes `fd`. Leaves errno alone.
+    /// Closes the held descriptor and takes `fd`. Does not change errno.
     void reset(int fd = -1) {
         const int old = std::exchange(fd_, fd);
         if (old < 0) return;

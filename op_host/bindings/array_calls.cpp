@@ -1,6 +1,6 @@
-// Collectives on arrays as users give them: read, checked and run here where they are plain, so that a call costs the
-// same whether or not an earlier one had the same counts. For other arrays every function returns None, with nothing
-// done: the front end adapts them, or refuses them in words.
+// Reads, checks and runs collectives on the user's arrays here if they are plain, so that a call costs the same whether
+// or not an earlier one had the same counts. For other arrays every function returns None and does nothing; the front
+// end then adapts them or raises an error.
 #include <algorithm>
 #include <string_view>
 
@@ -20,11 +20,11 @@ void announce(Communicator& communicator, OpKind op, const Error& error) {
     const nb::gil_scoped_release release;
     try {
         communicator.fail(op, error);
-    } catch (const Error&) {  // nobody left to tell: the first error counts
+    } catch (const Error&) {  // the announcement failed, too: the first error counts
     }
 }
 
-/// What a front end does before an operator starts: its failure is announced to the peers, whose call then raises it.
+/// Runs what a front end does before an operator starts; its failure is announced to the peers, which raise it, too.
 template <class Function>
 auto guarded(Communicator& communicator, OpKind op, Function prepare) {
     try {
@@ -38,13 +38,13 @@ auto guarded(Communicator& communicator, OpKind op, Function prepare) {
     }
 }
 
-/// Where a call receives.
+/// The output of a call.
 struct Target {
     nb::object array;
     uintptr_t address;
 };
 
-/// The output given, or one made.
+/// Returns the given output, or makes one.
 Target target_of(const ArrayPair& given, nb::handle like, nb::object output, const Request& request) {
     if (given.output) return {std::move(output), given.output->address};
     Block block = new_output(request, given.input.dtype);
@@ -52,7 +52,7 @@ Target target_of(const ArrayPair& given, nb::handle like, nb::object output, con
     return {given.framework->make(like, request.shape, std::move(block)), address};
 }
 
-/// The output; the pair of it and the pending call if it is asynchronous.
+/// Runs a call; returns the output, or the pair of it and the pending call if the call is asynchronous.
 nb::object run(Communicator& communicator, Request request, const ArrayPair& given, Target target, bool async_op,
                double timeout) {
     const uintptr_t input = given.input.address, output = target.address;
@@ -85,7 +85,7 @@ nb::object learn(Communicator& communicator, Request request, const ArrayPair& g
     return given.framework->make(like, ready->request().shape_for(learnt.counts), std::move(learnt.block));
 }
 
-/// A call on what `read` makes of its other arguments, with the output given or, where there is none, one made.
+/// Runs the call that `read` makes of its other arguments; makes the output if none is given.
 template <class Read>
 nb::object call(Communicator& communicator, OpKind op, const ArrayPair& given, nb::handle input, nb::object output,
                 bool async_op, nb::handle timeout, Read read) {
@@ -147,8 +147,8 @@ nb::object gather(Communicator& communicator, OpKind op, nb::object output, nb::
     });
 }
 
-/// By a layout that has been made of counts before: int64 of shape [4, W], in elements. Transposed, what was received
-/// is sent; None, too, if the regions that receive then overlap.
+/// Exchanges by a layout that was computed from counts before: int64 of shape [4, W], in elements. If transposed, it
+/// sends what it would receive. Returns None, too, if the receive regions then overlap.
 nb::object exchange(Communicator& communicator, const std::string& op, nb::handle input, nb::handle layout,
                     int64_t numel_out, int64_t row, bool transposed) {
     const std::optional<ArrayPair> given = arrays_given(input, nb::none());
@@ -186,7 +186,7 @@ std::optional<ReduceOp> reduction_of(nb::handle op, DType dtype) {
     return std::nullopt;
 }
 
-/// All of it on every rank, or equal parts of dimension 0.
+/// Reduces: every rank gets the whole result, or an equal part of dimension 0.
 nb::object reduce(Communicator& communicator, const std::string& op, nb::handle input, nb::object output,
                   nb::handle reduce_op, double timeout, bool async_op) {
     const std::optional<ArrayPair> given = arrays_given(input, output);
@@ -227,7 +227,7 @@ nb::object reduce(Communicator& communicator, const std::string& op, nb::handle 
     return target.array;
 }
 
-/// The place of a word among those that a parameter knows.
+/// Returns the index of a word among those that a parameter accepts.
 template <size_t n>
 std::optional<size_t> word(nb::handle value, const char* const (&known)[n]) {
     if (PyUnicode_Check(value.ptr()) == 0) return std::nullopt;
@@ -277,7 +277,7 @@ nb::object quantized_all_reduce(Communicator& communicator, nb::handle input, nb
     return target.array;
 }
 
-/// For Python's type checkers: what is returned depends on the arguments.
+/// The signature for Python's type checkers: the return type depends on the arguments.
 template <class... Args>
 auto untyped(nb::object (*function)(Args...)) {
     return [function](Args... args) { return nb::steal<nb::any>(function(std::forward<Args>(args)...).release()); };

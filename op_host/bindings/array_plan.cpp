@@ -1,5 +1,5 @@
-// What the plans of NumPy and torch are subclasses of: one that is called enters no function of Python on its way,
-// which would take as long as the rest where ranks outnumber processors.
+// The base class of NumPy's and torch's plans: a call runs no Python function, which would take as long as everything
+// else where ranks outnumber processors.
 #include <cstring>
 
 #include "base/error.h"
@@ -15,7 +15,7 @@ struct ArrayPlan {
     size_t input_size = 0, output_size = 0;  // elements, at least
 };
 
-/// The output, made here if it is None; None, with nothing done, for what is no common case.
+/// Runs the plan; makes the output if it is None. Returns None and does nothing for arrays of a rare kind.
 nb::object run(const ArrayPlan& self, nb::handle input, nb::object output) {
     if (!self.plan) return nb::none();
     const ReadyExchange& exchange = *self.plan->data;
@@ -45,7 +45,7 @@ nb::object call_plan(nb::handle_t<ArrayPlan> self, nb::handle input, nb::object 
     return self.attr("_checked")(input, out, timeout);
 }
 
-/// The plans' slot for calls, which Python finds without looking for a method; calls with keywords go the usual way.
+/// The plans' slot for calls, which Python finds without a method lookup; calls with keywords use the ordinary way.
 PyObject* plan_slot(PyObject* self, PyObject* args, PyObject* others) {
     try {
         const nb::handle_t<ArrayPlan> plan(self);

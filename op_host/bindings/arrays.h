@@ -1,4 +1,4 @@
-// Arrays of the frameworks, read where they lie.
+// Reads the frameworks' arrays in place.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -19,7 +19,7 @@ struct ArrayView {
     Shape shape;  ///< lives as long as the array, or `kept`
     size_t size;  ///< elements
     uintptr_t address;
-    std::shared_ptr<const int64_t[]> kept = nullptr;  ///< the shape, where the array does not hold it in C
+    std::shared_ptr<const int64_t[]> kept = nullptr;  ///< owns the shape, if the array does not store it in C
 
     ByteRange bytes() const { return {address, size * size_of(dtype)}; }
 };
@@ -28,40 +28,40 @@ class Framework {
   public:
     virtual ~Framework() = default;
 
-    /// Nothing for an array that is more than contiguous elements of a dtype of the core.
+    /// Returns nothing unless the array consists of contiguous elements of a dtype that the core knows.
     virtual std::optional<ArrayView> view(nanobind::handle array) const = 0;
 
-    /// Nothing, too, for one whose framework has to be asked, or told, about what is done with it.
+    /// Also returns nothing if the framework must be asked or informed about the use of the array.
     virtual std::optional<ArrayView> input(nanobind::handle array) const = 0;
 
-    /// Nothing, too, for one that may not be written to.
+    /// Also returns nothing if the array must not be written to.
     virtual std::optional<ArrayView> output(nanobind::handle array) const = 0;
 
-    /// An array of that shape over a block, of the dtype of `like`; throws python_error where the framework refuses.
+    /// Makes an array of that shape over a block, with `like`'s dtype; throws python_error if the framework refuses.
     virtual nanobind::object make(nanobind::handle like, Shape shape, Block&& block) const = 0;
 };
 
-/// The framework whose own array type this is an array of: not of one derived from it, which may mean something else by
-/// its elements. Null for anything else.
+/// Returns the framework of which this is an array, or null. Types derived from its array type do not count, because
+/// their elements may have another meaning.
 const Framework* framework_of(nanobind::handle object);
 
-/// The arrays that a call is given.
+/// The arrays of a call.
 struct ArrayPair {
     const Framework* framework;
     ArrayView input;
-    std::optional<ArrayView> output;  ///< nothing: to be made
+    std::optional<ArrayView> output;  ///< nothing if it must be made
 
     const Shape* output_shape() const { return output ? &output->shape : nullptr; }
 };
 
-/// Nothing if these are no two arrays of one framework and dtype that a call can take as they are; `output` may be
+/// Returns nothing unless both are arrays of one framework and dtype that a call can use directly; `output` may be
 /// None.
 std::optional<ArrayPair> arrays_given(nanobind::handle input, nanobind::handle output);
 
-/// Memory for the output of an exchange, gaps zero.
+/// Allocates memory for the output of an exchange, with zeros in its gaps.
 Block new_output(const Request& request, DType dtype);
 
-/// Arrays of exactly this type are `framework`'s from now on; both stay for the life of the process.
+/// Registers `framework` for arrays of exactly this type; both live until the process ends.
 void add_framework(nanobind::handle type, const Framework& framework);
 
 }  // namespace alltoallv

@@ -1,4 +1,4 @@
-// Communicators, reductions, pending calls.
+// Binds communicators, reductions and pending calls.
 #include <exception>
 #include <thread>
 
@@ -13,7 +13,7 @@
 namespace alltoallv {
 namespace {
 
-/// All ranks of a thread domain at once: each must enter the rendezvous on a thread of its own.
+/// Makes all ranks of a thread domain at once: each must enter the rendezvous on its own thread.
 std::vector<CommunicatorPtr> make_threads(const CommunicatorOptions& common) {
     std::vector<CommunicatorPtr> communicators(static_cast<size_t>(common.size));
     std::vector<std::exception_ptr> errors(communicators.size());

@@ -1,4 +1,4 @@
-// Errors of the core become the classes of alltoallv.errors, and a waiting core looks for Ctrl-C.
+// Maps errors of the core to the classes of alltoallv.errors, and checks for Ctrl-C while the core waits.
 #include "base/resources.h"
 #include "bindings/bindings.h"
 #include "control/deadlock.h"
@@ -12,7 +12,7 @@ constexpr const char* class_names[] = {
     "InvalidParamError", "InvalidTensorError",      "PeerMismatchError",  "PeerLostError", "CommTimeoutError",
     "HcclError",         "BackendUnavailableError", "ValueOverflowError", "DeadlockError", "ResourceError"};
 
-/// What a peer has sent need not be UTF-8.
+/// Converts text that may come from a peer and so may not be UTF-8.
 nb::object text_of(std::string_view text) {
     return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
@@ -23,7 +23,7 @@ const char* class_of(const Error& error) {
 
 void set(const Error& error) {
     try {
-        // Imported here: the module itself must load without the package.
+        // Imported here, because the module itself must load without the package.
         nb::object type = nb::module_::import_("alltoallv.errors").attr(class_of(error));
         nb::object value = type(text_of(error.what()), static_cast<int>(error.code()));
         PyErr_SetObject(type.ptr(), value.ptr());
@@ -40,12 +40,12 @@ void translate(const std::exception_ptr& pointer, void*) {
     }
 }
 
-/// Python must not be entered from the core's own threads, nor while the interpreter goes down.
+/// False on the core's own threads, and while the interpreter shuts down: Python must not be entered then.
 bool python_is_reachable() {
     return !CallQueue::on_worker() && Py_IsInitialized() != 0;
 }
 
-/// Whether a thread waits, for good, for another thread of the program: an idle pool, a join, a lock's owner.
+/// True if a thread waits, without limit, for another thread of the program: an idle pool, a join, a lock's owner.
 bool waits_for_threads(nb::handle frame) {
     const nb::object code = frame.attr("f_code");
     const auto name = nb::cast<std::string>(code.attr("co_name"));
@@ -57,7 +57,7 @@ bool waits_for_threads(nb::handle frame) {
     return limit.is_none() || nb::cast<double>(limit) < 0;
 }
 
-/// The threads of the program that may call are those that run Python.
+/// Looks for deadlocks. The threads of the program that may call a collective are those that run Python.
 void look_for_deadlocks() {
     std::vector<uint64_t> callers;
     const auto frames = nb::cast<nb::dict>(nb::module_::import_("sys").attr("_current_frames")());

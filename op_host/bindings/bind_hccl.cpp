@@ -10,8 +10,8 @@
 namespace alltoallv {
 namespace {
 
-/// Ranks agree in a domain of their own: over shared memory, or between hosts over TCP.
-/// One over an HcclComm that the caller has replaced since, under the same name, is left.
+/// Finds or makes the communicator. Its ranks agree in their own domain, over shared memory, or over TCP between hosts.
+/// If the caller has since replaced the HcclComm of that name, the old communicator is left.
 CommunicatorPtr find_or_make(const HcclOptions& hccl, CommunicatorOptions options, const CommunicatorFactory& make) {
     options.job += "/hccl";
     options.domain = hccl.domain;
@@ -20,7 +20,7 @@ CommunicatorPtr find_or_make(const HcclOptions& hccl, CommunicatorOptions option
     options.budget_mb = 0;
     const auto find = [&] {
         return find_or_make_communicator(options, [&](const CommunicatorOptions& control) {
-            cann();  // before the peers are kept waiting
+            cann();  // before the peers have to wait
             return make(control);
         });
     };

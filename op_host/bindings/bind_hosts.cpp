@@ -1,4 +1,4 @@
-// Communicators between hosts: agreement over TCP, data through shared memory on a host and by a mover between hosts.
+// Binds communicators between hosts: they agree over TCP and move data by shared memory within a host, else by a mover.
 #include <algorithm>
 #include <numeric>
 
@@ -14,8 +14,8 @@
 namespace alltoallv {
 namespace {
 
-/// An engine that Python has, such as MPI: an object with `name`, `begin`, `progress`, `missing` and `close` as those
-/// of `Mover`, which takes pieces as tuples of rank, address and bytes.
+/// A Python engine, such as MPI: an object with `name`, `begin`, `progress`, `missing` and `close` like those of
+/// `Mover`; it takes pieces as tuples of rank, address and bytes.
 class PythonMover final : public Mover {
   public:
     explicit PythonMover(nb::object engine) : engine_(std::move(engine)) {}
@@ -41,7 +41,7 @@ class PythonMover final : public Mover {
         return nb::cast<std::vector<int>>(engine_.attr("missing")());
     }
     void call_unlocked(const std::function<void()>& call) override {
-        const nb::gil_scoped_acquire acquire;  // the limited API does not tell whether the caller holds it
+        const nb::gil_scoped_acquire acquire;  // the limited API cannot tell if the caller holds it
         const nb::gil_scoped_release release;
         call();
     }
@@ -62,7 +62,7 @@ class PythonMover final : public Mover {
     nb::object engine_;
 };
 
-/// Gives a communicator what carries its data. Collective.
+/// Gives a communicator the engines that carry its data. Collective.
 CommunicatorPtr equip(const CommunicatorOptions& options, const std::shared_ptr<TcpCommunicator>& made,
                       std::unique_ptr<Mover> between) {
     try {
@@ -87,7 +87,7 @@ CommunicatorPtr equip(const CommunicatorOptions& options, const std::shared_ptr<
         if (between == nullptr) connections.peers.push_back(carriers.within ? others : all);
         connections.timeout = options.timeout;
         connections.poll = [&] {
-            if (!made->usable()) gather_texts(*made, "");  // throws what has ended it
+            if (!made->usable()) gather_texts(*made, "");  // throws the error that has ended it
             if (hooks().poll) hooks().poll();
         };
         connections.gather = [&](const std::string& card) { return gather_texts(*made, card); };
@@ -95,7 +95,7 @@ CommunicatorPtr equip(const CommunicatorOptions& options, const std::shared_ptr<
         if (between == nullptr) between = std::make_unique<TcpMesh>(std::move(sockets[1]));
         carriers.between = std::move(between);
         made->carry_by(std::move(carriers), std::move(sockets[0]));
-        gather_texts(*made, "+");  // so that all have it, or none
+        gather_texts(*made, "+");  // so that either all ranks have it or none
     } catch (const std::exception& error) {
         made->abort(error.what());
         throw;

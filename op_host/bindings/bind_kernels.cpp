@@ -1,4 +1,4 @@
-// The CPU kernels on raw addresses.
+// Binds the CPU kernels on raw addresses.
 
 #include "base/error.h"
 #include "bindings/bindings.h"
@@ -14,7 +14,7 @@ using kernel::QuantFormat;
 
 constexpr const char* isa_names[] = {"base", "v3", "v4"};
 
-/// The instruction set of a name; the best one without.
+/// Returns the instruction set of that name, or the best one without a name.
 Isa isa_from_name(const std::optional<std::string>& name) {
     if (!name) return kernel::best_isa();
     for (size_t i = 0; i <= static_cast<size_t>(kernel::best_isa()); ++i)

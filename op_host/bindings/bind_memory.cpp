@@ -1,4 +1,4 @@
-// Blocks of the arena as Python buffers.
+// Binds blocks of the arena as Python buffers.
 #include "bindings/bindings.h"
 #include "transport/shm/arena.h"
 

@@ -1,4 +1,4 @@
-// Python's view of op_host/atb: the params, their checks, and the ATB-shaped operators on raw addresses.
+// Binds op_host/atb: the params, their checks, and the ATB-shaped operators on raw addresses.
 #include <nanobind/operators.h>
 
 #include <algorithm>
@@ -44,7 +44,7 @@ nb::object get_comm_mode(const Param& param) {
     return is_member ? nb::cast(param.comm_mode) : nb::cast(static_cast<int>(param.comm_mode));
 }
 
-/// Any number passes here, as in ATB; `check_create` judges it.
+/// Accepts any number, as in ATB; `check_create` checks it.
 void set_comm_mode(Param& param, int value) {
     param.comm_mode = static_cast<CommMode>(value);
 }
@@ -89,7 +89,7 @@ void bind_params(nb::module_& m) {
                      .def("__hash__",
                           [](const Param&) -> int { throw nb::type_error("AllToAllVParam is mutable, not hashable"); })
                      .def("__repr__", &repr);
-    // Arrays are read as tuples: changing a copy in place would be lost silently.
+    // Arrays are read as tuples, because a change of a copy in place would be lost silently.
     const auto bind_array = [&param](const char* name, Values Param::* field) {
         param.def_prop_rw(
             name,
@@ -165,7 +165,7 @@ void bind_checks(nb::module_& m) {
         "Name of a comm_domain, and its buffer budget in MB where it says one.");
 }
 
-/// Peers raise the class that belongs to the code.
+/// Returns the class for the code; peers raise the same one.
 ErrorClass class_of(int code) {
     const auto within = [code](ErrorType first, ErrorType last) {
         return code >= static_cast<int>(first) && code <= static_cast<int>(last);
@@ -175,7 +175,7 @@ ErrorClass class_of(int code) {
     return is_tensor ? ErrorClass::invalid_tensor : ErrorClass::invalid_param;
 }
 
-/// With the owner's communicator, or its function, or neither: then the first need of one is an error.
+/// Makes the operation with a communicator, with a function that returns one, or with neither: then needing one fails.
 template <class Made, class MadeParam>
 nb::class_<Made, Operation> bind_made(nb::module_& m, const char* name) {
     return nb::class_<Made, Operation>(m, name, "The ATB-shaped operator on raw addresses.")

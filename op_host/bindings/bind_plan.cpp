@@ -1,4 +1,4 @@
-// Plans: the counts are converted once, a call passes two addresses.
+// Binds plans: the counts are converted once, a call passes two addresses.
 #include "bindings/plan.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace {
 
 using Counts = std::vector<int64_t>;
 
-/// From lists that have been checked, in elements.
+/// Makes a request from checked lists, in elements.
 Request request_of(const std::string& op, const Counts (&lists)[4], int64_t root, int64_t row, bool byte_displs) {
     Request request(op_from_name(op), static_cast<int>(lists[0].size()));
     request.learns = lists[2].empty();
@@ -84,7 +84,7 @@ void ReadyExchange::learn(Communicator& communicator, uintptr_t input, double ti
 LearningWork submit_learning(Communicator& communicator, std::shared_ptr<const ReadyExchange> exchange, uintptr_t input,
                              double timeout) {
     auto learnt = std::make_shared<Learnt>();
-    // The queue belongs to the communicator and ends before it: a plain reference is enough.
+    // The queue belongs to the communicator and ends before it, so a plain reference is enough.
     const OpKind op = exchange->request().op;
     WorkPtr work = communicator.begin(op, [exchange, &communicator, input, timeout, learnt] {
         exchange->learn(communicator, input, timeout, *learnt);

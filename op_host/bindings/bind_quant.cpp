@@ -1,4 +1,4 @@
-// Quantized reductions, and the rows of quantized exchanges, on raw addresses.
+// Binds quantized reductions, and the rows of quantized exchanges, on raw addresses.
 #include <algorithm>
 
 #include "bindings/bindings.h"
@@ -9,7 +9,7 @@
 namespace alltoallv {
 namespace {
 
-/// Of an array that may be left out; one without elements may lie at 0.
+/// The address of an optional array; an array without elements may have address 0.
 using Address = std::optional<uintptr_t>;
 
 std::vector<float> floats_at(uintptr_t address, size_t count) {
@@ -17,7 +17,7 @@ std::vector<float> floats_at(uintptr_t address, size_t count) {
     return {first, first + count};
 }
 
-/// All but the addresses of a call; pending calls share it with the plan and need no Python to drop it.
+/// A call without its addresses; pending calls share it with the plan and need no Python to release it.
 class QuantPlanData {
   public:
     QuantPlanData(const std::string& op, const std::string& dtype, const std::string& out_dtype,
@@ -78,7 +78,7 @@ struct QuantPlan {
     std::shared_ptr<const QuantPlanData> data;
 };
 
-/// Bytes of a quantized row: its scales, its codes, and padding, so that the next row's scales are aligned.
+/// Returns the bytes of a quantized row: its scales, its codes, and padding that aligns the next row's scales.
 size_t row_bytes(const kernel::QuantFormat& format, size_t length) {
     format.check();
     return (format.scale_bytes(length) + format.code_bytes(length) + 3) / 4 * 4;

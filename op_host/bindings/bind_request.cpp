@@ -1,4 +1,4 @@
-// Requests, for front ends whose tensors are not read here, and for engines that are not ours.
+// Binds requests, for front ends whose tensors are not read here, and for engines of others.
 #include <algorithm>
 
 #include "bindings/bindings.h"
@@ -10,7 +10,7 @@ namespace {
 
 using Counts = std::vector<int64_t>;
 
-/// send_counts, sdispls, recv_counts, rdispls in elements; no receive counts where the peers tell them.
+/// Returns send_counts, sdispls, recv_counts, rdispls in elements; no receive counts if the peers announce them.
 nb::tuple layout_of(const Request& request) {
     const std::span<const int64_t> all = request.values();
     const auto size = static_cast<size_t>(request.size());

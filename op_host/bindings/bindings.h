@@ -1,7 +1,7 @@
 // The parts of the extension module.
 #pragma once
 
-// Casters of all files alike: a type that one of them reads by another would be undefined behaviour.
+// All files include the same casters: two casters for one type would be undefined behaviour.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/map.h>
@@ -45,7 +45,7 @@ void bind_quant(nb::module_& m);
 
 using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
 
-/// Of the exception that is being handled: for functions that Python calls past nanobind, which does it for its own.
+/// Sets the Python error of the current exception, for functions that Python calls without nanobind.
 void set_python_error();
 
 /// Throw `Error` for a name that does not exist.
@@ -54,18 +54,18 @@ OpKind op_from_name(const std::string& name);
 ReduceOp reduce_op_from_name(const std::string& name);
 Overflow overflow_from_name(const std::string& name);
 
-/// The name of a format, or 8 or 4 for int8 and int4.
+/// The name of a format; 8 and 4 mean int8 and int4.
 using FormatName = std::variant<int64_t, std::string>;
 CodeFormat format_from_name(const FormatName& name);
 
-/// As Python has shapes.
+/// Converts to Python's form of shapes.
 inline nb::tuple tuple_of(const std::vector<int64_t>& values) {
     nb::list list;
     for (const int64_t value : values) list.append(value);
     return nb::tuple(list);
 }
 
-/// Addresses cross as integers: it is the cheapest way from any framework's `data_ptr`.
+/// Converts an address, which crosses as an integer: this is the cheapest way from any framework's `data_ptr`.
 template <class T = void>
 T* pointer(uintptr_t address) {
     return reinterpret_cast<T*>(address);

@@ -15,7 +15,7 @@ namespace nb = nanobind;
 namespace alltoallv {
 namespace {
 
-/// Whether `values` are integers that can be read where they lie, and then their number; `into` takes at most its size.
+/// Returns the number of `values` if they are integers that can be read in place; `into` takes at most its own size.
 std::optional<size_t> read_array(nb::handle values, std::span<int64_t> into) {
     const Framework* const framework = framework_of(values);
     const std::optional<ArrayView> view = framework == nullptr ? std::nullopt : framework->view(values);
@@ -31,7 +31,7 @@ std::optional<size_t> read_array(nb::handle values, std::span<int64_t> into) {
     return view->size;
 }
 
-/// The same of a list or tuple of plain integers.
+/// Reads a list or tuple of plain integers in the same way.
 std::optional<size_t> read_list(PyObject* values, std::span<int64_t> into) {
     const bool is_list = PyList_CheckExact(values);
     if (!is_list && !PyTuple_CheckExact(values)) return std::nullopt;
@@ -44,10 +44,10 @@ std::optional<size_t> read_list(PyObject* values, std::span<int64_t> into) {
         into[i] = PyLong_AsLongLongAndOverflow(item, &overflow);
         if (overflow != 0) return std::nullopt;
     }
-    return size == into.size() ? std::optional(size) : std::nullopt;  // what is wrong is told by who reads them all
+    return size == into.size() ? std::optional(size) : std::nullopt;  // read_integers reports what is wrong
 }
 
-/// False if `number` is an integer that 64 bits do not hold. Throws python_error for what is no integer.
+/// Returns false if `number` is an integer that does not fit 64 bits. Throws python_error if it is not an integer.
 bool read_integer(PyObject* number, int64_t& value) {
     int overflow = 0;
     if (PyLong_CheckExact(number)) {
@@ -61,18 +61,18 @@ bool read_integer(PyObject* number, int64_t& value) {
     return overflow == 0;
 }
 
-/// The lists and numbers of an array of any kind.
+/// Converts an array of any kind to lists and numbers.
 nb::object plain(nb::handle values) {
     const bool has_method = !PyList_CheckExact(values.ptr()) && nb::hasattr(values, "tolist");
     return has_method ? values.attr("tolist")() : nb::borrow(values);
 }
 
-/// As Python writes it.
+/// Formats a value as Python does.
 std::string text_of(nb::handle value) {
     return nb::cast<std::string>(nb::repr(value));
 }
 
-/// Of any number; nothing where these are not integers.
+/// Reads any number of integers; returns nothing if these are not integers.
 std::optional<std::vector<int64_t>> read_integers(const char* name, nb::handle values) {
     std::vector<int64_t> read;
     try {

@@ -1,4 +1,4 @@
-// MindSpore's tensors on CPU, by the attributes of their Python type: this extension is not built against MindSpore.
+// Reads MindSpore's CPU tensors by their type's Python attributes, since this extension is built without MindSpore.
 #include <string_view>
 
 #include "bindings/arrays.h"
@@ -42,8 +42,8 @@ class MindsporeTensors : public Framework {
         return std::nullopt;
     }
 
-    /// Once MindSpore has computed all that Python asked for: it may still have to write this tensor, or to read the
-    /// memory of the output.
+    /// First waits for all computations that Python has requested: MindSpore may still have to write this tensor, or to
+    /// read the memory of the output.
     std::optional<ArrayView> input(nb::handle array) const override {
         if (!is_true(at_once_()) || wants_grad(array)) return std::nullopt;
         sync_();
@@ -61,7 +61,7 @@ class MindsporeTensors : public Framework {
     }
 
   private:
-    /// Whether a gradient may be asked for with respect to it.
+    /// True if a gradient with respect to the tensor may be needed.
     bool wants_grad(nb::handle tensor) const {
         return is_true(enable_grad_()) && (is_true(grad_flag_()) || is_true(nb::getattr(tensor, requires_grad_)));
     }

@@ -1,5 +1,5 @@
-// NumPy's arrays. Their fields are read where they lie: to ask for a Python buffer takes as long as an exchange. They
-// are made by NumPy's own functions for C: to call the type takes longer than a small exchange.
+// Reads NumPy's arrays by their fields, because asking for a Python buffer takes as long as an exchange, and makes them
+// by NumPy's C functions, because calling the type takes longer than a small exchange.
 #include <numpy/arrayobject.h>
 
 #include <string_view>
@@ -48,7 +48,7 @@ class NumpyArrays : public Framework {
                          reinterpret_cast<uintptr_t>(PyArray_DATA(it))};
     }
 
-    /// By the number of its type: equal dtypes may be objects of their own, those that were pickled for one.
+    /// Compares the type's number: equal dtypes may be different objects, for instance after pickling.
     std::optional<DType> dtype_of(PyArray_Descr* dtype) const {
         if (!PyArray_ISNBO(dtype->byteorder)) return std::nullopt;
         const int number = dtype->type_num;

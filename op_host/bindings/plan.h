@@ -1,4 +1,4 @@
-// Exchanges that are ready to run on any buffers that fit them, and reductions.
+// Exchanges and reductions that are ready to run on any buffers that fit them.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace alltoallv {
 
-/// What an exchange whose receive counts the peers tell has brought.
+/// The result of an exchange whose receive counts came from the peers.
 struct Learnt {
     Block block;
     std::vector<int64_t> counts;
@@ -30,13 +30,13 @@ class ReadyExchange {
 
     void run(Communicator& communicator, uintptr_t input, uintptr_t output, double timeout, uintptr_t stream = 0) const;
 
-    /// The ranks' agreement alone; the counts if they are learnt.
+    /// Lets the ranks agree without moving data; returns the counts if the peers announce them.
     std::vector<int64_t> compare(Communicator& communicator, double timeout) const;
 
-    /// Into a block of the arena.
+    /// Receives into a block of the arena.
     void learn(Communicator& communicator, uintptr_t input, double timeout, Learnt& learnt) const;
 
-    /// Into what `allocate` makes of the receive counts.
+    /// Receives into the output that `allocate` makes from the receive counts.
     void learn(Communicator& communicator, uintptr_t input, double timeout, uintptr_t stream,
                const std::function<uintptr_t(std::vector<int64_t>)>& allocate) const;
 
@@ -59,7 +59,7 @@ struct ReadyReduction {
     }
 };
 
-/// As Python has it.
+/// The class that Python sees.
 struct Plan {
     CommunicatorPtr communicator;
     std::shared_ptr<const ReadyExchange> data;

@@ -1,4 +1,4 @@
-// Torch's tensors, by the table of DLPack functions that their type carries: this extension is not built against torch.
+// Reads torch's tensors by the DLPack functions of their type, since this extension is built without torch.
 
 #include "abi/dlpack.h"
 #include "bindings/arrays.h"
@@ -7,7 +7,7 @@
 namespace alltoallv {
 namespace {
 
-/// A tensor's memory on its way to torch, which frees it from any thread.
+/// The memory of a tensor that is handed to torch, which frees it on any thread.
 struct Managed {
     DLManagedTensorVersioned tensor{};
     Block block;
@@ -61,7 +61,7 @@ bool is_contiguous(const DLTensor& tensor, Shape shape) {
     return true;
 }
 
-/// Whether what Python has returned is true; an error is none of it.
+/// True if Python returned a true value; an error counts as false.
 bool is_true(PyObject* result) {
     if (result == nullptr) throw nb::python_error();
     return PyObject_IsTrue(nb::steal(result).ptr()) == 1;
@@ -136,7 +136,7 @@ class TorchTensors : public Framework {
     }
 
   private:
-    /// False, among others, for a tensor without storage.
+    /// Returns false, among other cases, for a tensor without storage.
     bool read(nb::handle array, DLTensor& tensor) const {
         if (api_.dltensor_from_py_object_no_sync(array.ptr(), &tensor) == 0) return true;
         PyErr_Clear();
@@ -148,7 +148,7 @@ class TorchTensors : public Framework {
     nb::tuple watchers_;
 };
 
-/// The table of the major version that abi/dlpack.h declares, or null.
+/// Returns the table of the major version that abi/dlpack.h declares, or null.
 const DLPackExchangeAPI* table_of(nb::handle type) {
     const nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
     void* const given = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");

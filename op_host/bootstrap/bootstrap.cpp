@@ -1,4 +1,4 @@
-// Entry of the bootstrap of processes, and the peers' half of it.
+// Starts the bootstrap of processes, and contains the peers' half of it.
 #include "bootstrap/bootstrap.h"
 
 #include <fcntl.h>
@@ -27,7 +27,7 @@ namespace alltoallv {
 
 namespace {
 
-/// One rank other than 0, from looking for the root to holding everything.
+/// A rank other than 0, from the search for the root until it holds everything.
 class Joiner {
   public:
     explicit Joiner(const BootstrapOptions& options) : options_(options), patience_(options) {
@@ -55,10 +55,10 @@ class Joiner {
     }
 
   private:
-    /// Connects to the root, retrying until it has come, and says hello. Returns with `welcome_` unset when that
-    /// connection led nowhere (for instance to a root that had just stopped listening).
+    /// Connects to the root, retrying until it has come, and sends a hello. Returns with `welcome_` unset if that
+    /// connection failed (for instance, because a root had just stopped listening).
     void find_root() {
-        // The root of a job that makes many groups is a moment behind, no more.
+        // The root of a job that makes many groups is only a moment late.
         for (std::chrono::microseconds length(100); !connect_once(); length = std::min(2 * length, longest_pause))
             pause(length);
         Message message;
@@ -68,7 +68,7 @@ class Joiner {
             pause(std::chrono::milliseconds(1));
     }
 
-    /// Whether there is an answer that the root may give. Whoever says something else is somebody else.
+    /// True if the root may have sent this answer. Other answers come from a stranger.
     bool is_answered(Message& message) {
         try {
             if (!next(message)) return false;
@@ -108,7 +108,7 @@ class Joiner {
         Connection connection = connect_abstract(name);
         if (connection.error != 0) return false;
         const Credentials listener = peer_credentials(connection.socket.get());
-        if (listener.uid != geteuid()) return false;  // an impostor: not a byte for it
+        if (listener.uid != geteuid()) return false;  // an impostor: send it nothing
         root_pidfd_ = open_pidfd(listener.pid);
         if (!is_alive(listener.pid, root_pidfd_)) return false;
         socket_ = std::move(connection.socket);
@@ -116,10 +116,10 @@ class Joiner {
         return true;
     }
 
-    /// Waits for the root's next message. False when the root is gone.
+    /// Waits for the root's next message. Returns false when the root is gone.
     bool next(Message& message) {
         while (true) {
-            const bool ended = has_ended(root_pidfd_);  // asked first: what it had sent before it ended still counts
+            const bool ended = has_ended(root_pidfd_);  // checked first: what it sent before it ended still counts
             const IoStatus status = try_receive(socket_.get(), message);
             if (status != IoStatus::again) return status == IoStatus::done;
             if (ended) return false;
@@ -130,7 +130,7 @@ class Joiner {
         }
     }
 
-    /// Our time is up. The root knows who is absent and then tells everybody; it gets a second to answer.
+    /// This rank's time is over. The root knows who is absent and informs all ranks; it gets a second to answer.
     void ask_for_reason() {
         const auto now = std::chrono::steady_clock::now();
         if (!asked_) {
@@ -175,7 +175,7 @@ class Joiner {
                            static_cast<size_t>(status.st_size) == options_.control_bytes;
         if (!sound) throw backend_unavailable("rank 0 sent a malformed control segment for " + describe(options_));
         std::memcpy(pids.data(), packet.body.data(), packet.body.size());
-        // The kernel told us the root's pid and we know our own: the root must see the same numbers.
+        // The kernel gives the root's pid, and this rank knows its own: the root must see the same numbers.
         const auto self = static_cast<size_t>(options_.rank);
         if (pids[0] != root().pid || pids[self] != getpid()) {
             throw backend_unavailable("rank 0 and rank " + std::to_string(options_.rank) + " of " + describe(options_) +
@@ -186,7 +186,7 @@ class Joiner {
         controlled_ = true;
     }
 
-    /// The pids are still those of our peers: a peer that ends before the commit makes the root fail everybody.
+    /// Checks that the pids still belong to the peers: if a peer ends before the commit, the root fails all ranks.
     void confirm() {
         if (std::exchange(confirmed_, true)) return;
         for (int rank = 1; rank < options_.size; ++rank) {
@@ -215,14 +215,14 @@ class Joiner {
     Patience patience_;
     Membership membership_;
     UniqueFd socket_, root_pidfd_;
-    int rounds_ = 0;  ///< of tries at the names
+    int rounds_ = 0;  ///< attempts to find the names
     int missing_sockets_ = options_.size - 1;
     bool welcome_ = false, controlled_ = false, confirmed_ = false, committed_ = false;
     bool asked_ = false, root_knows_ = false;
     Patience::TimePoint give_up_at_;
 };
 
-/// The kernel shows users whom a user namespace does not have as one: its members cannot be told from strangers.
+/// The kernel shows all users that a user namespace lacks as one, so members cannot be told from strangers.
 void check_user() {
     static const uid_t overflow = [] {
         uid_t uid = 65534;
@@ -232,7 +232,7 @@ void check_user() {
     if (geteuid() != overflow) return;
     uint64_t inside = 0, outside = 0, count = 0;
     std::ifstream("/proc/self/uid_map") >> inside >> outside >> count;
-    if (inside == 0 && count == 0xffffffff) return;  // not in such a namespace: a user like others
+    if (inside == 0 && count == 0xffffffff) return;  // not in such a namespace: the user is an ordinary one
     throw backend_unavailable("this process runs as uid " + std::to_string(overflow) +
                               " in a user namespace, where every user that the namespace does not have looks like that:"
                               " ranks cannot tell each other from strangers; run them as a user that it maps");

@@ -1,4 +1,4 @@
-// How the ranks of one host find each other: an abstract Unix socket, no file anywhere.
+// How the ranks of one host find each other: by an abstract Unix socket, without files.
 #pragma once
 
 #include <sys/types.h>
@@ -15,36 +15,36 @@ namespace alltoallv {
 
 struct BootstrapOptions {
     std::string job;     ///< equal on all ranks of a job, different between jobs; part of the socket's name
-    std::string secret;  ///< the job's, if it has one: nobody else can then foresee the socket's name
+    std::string secret;  ///< the job's, if it has one: then nobody else can predict the socket's name
     std::string domain;  ///< name of the communication domain
     int rank = 0;
     int size = 1;
     double timeout = 600.0;    ///< seconds until absent ranks are an error that names them
-    std::string settings;      ///< "key=value;key=value": must be equal on every rank
+    std::string settings;      ///< "key=value;key=value", equal on every rank
     size_t control_bytes = 0;  ///< size of the shared control segment, equal on every rank
-    /// Called about every 100 ms while waiting; may throw to give up (Ctrl-C).
+    /// Called about every 100 ms while waiting; may throw to stop the wait (Ctrl-C).
     std::function<void()> poll;
 };
 
 struct Peer {
     pid_t pid = 0;
-    /// Readable when the process has ended; empty for oneself, for threads, or where the kernel refuses.
+    /// Readable when the process has ended; empty for this rank, for threads, or if the kernel refuses.
     UniqueFd pidfd;
-    /// SOCK_SEQPACKET to that peer, non-blocking (unix_socket.h); empty for oneself and between threads.
+    /// SOCK_SEQPACKET to that peer, non-blocking (unix_socket.h); empty for this rank and between threads.
     UniqueFd socket;
 };
 
 struct Membership {
     UniqueFd control;                 ///< memfd of `control_bytes` zero bytes, sealed against resizing
-    std::shared_ptr<Mapping> memory;  ///< that segment, mapped; once for all threads of a process
+    std::shared_ptr<Mapping> memory;  ///< that segment, mapped; shared by all threads of a process
     std::vector<Peer> peers;          ///< one per rank
 };
 
-/// Collective over the `size` processes of a job on this host. Throws `Error`: comm_timeout naming the absent ranks,
-/// invalid_param for a rank taken twice or settings or sizes that differ (on every rank that has arrived).
+/// Collective over the `size` processes of a job on this host. Throws `Error`: comm_timeout names the absent ranks;
+/// invalid_param, for a rank that is taken twice or different settings or sizes, on all ranks that have arrived.
 Membership bootstrap_processes(const BootstrapOptions& options);
 
-/// The same for ranks that are threads of this process.
+/// Does the same for ranks that are threads of this process.
 Membership bootstrap_threads(const BootstrapOptions& options);
 
 }  // namespace alltoallv

@@ -22,7 +22,7 @@ constexpr uint32_t magic = 0x76326132;  // "2a2v"
 constexpr int max_ranks = 4096;
 constexpr size_t max_text_bytes = 8192;  // job, domain and settings each; the three fit in one message
 
-// In front of every message, the same in every version.
+// The beginning of every message, equal in all versions.
 struct Prefix {
     uint32_t magic, version, kind;
     int32_t value;
@@ -219,7 +219,7 @@ std::string describe(const BootstrapOptions& options) {
 
 UniqueFd make_control_segment(size_t bytes) {
 #ifndef MFD_NOEXEC_SEAL
-    constexpr unsigned MFD_NOEXEC_SEAL = 8;  // Linux 6.3; systems that forbid executable memfds insist on it
+    constexpr unsigned MFD_NOEXEC_SEAL = 8;  // Linux 6.3; required where executable memfds are forbidden
 #endif
     constexpr unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
     UniqueFd fd(::memfd_create("alltoallv-control", flags | MFD_NOEXEC_SEAL));
@@ -227,14 +227,14 @@ UniqueFd make_control_segment(size_t bytes) {
     if (!fd) throw system_error("cannot create the shared control segment", errno);
     if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0)
         throw system_error("cannot size the shared control segment to " + std::to_string(bytes) + " bytes", errno);
-    // Nobody may resize it: a mapping beyond the end would kill whoever touches it.
+    // Nobody may resize it: access beyond the end of the file would kill a process that has mapped it.
     if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
         throw system_error("cannot seal the shared control segment", errno);
     return fd;
 }
 
 Patience::Patience(const BootstrapOptions& options) : poll_(options.poll), polled_(std::chrono::steady_clock::now()) {
-    const std::chrono::duration<double> timeout(std::min(options.timeout, 1e8));  // infinity is fine
+    const std::chrono::duration<double> timeout(std::min(options.timeout, 1e8));  // infinity is allowed
     deadline_ = polled_ + std::chrono::duration_cast<std::chrono::steady_clock::duration>(timeout);
 }
 

@@ -1,4 +1,4 @@
-// What the root's and the peers' half of the bootstrap of processes share.
+// Functions that the root's and the peers' half of the bootstrap of processes share.
 #pragma once
 
 #include <sys/types.h>
@@ -10,29 +10,29 @@
 
 namespace alltoallv {
 
-/// Names that the root tries in turn. Another user may hold some of them, but is never spoken to.
+/// Number of names that the root tries in turn. Another user may hold some of them, but nothing is sent to that user.
 inline constexpr int name_attempts = 16;
 
-/// Name number `attempt` of the options' domain: a hash of user id, job, domain and attempt, keyed by the job's secret.
+/// Returns name number `attempt` of the domain: a hash of user id, job, domain and attempt, keyed by the job's secret.
 std::string socket_name(const BootstrapOptions& options, int attempt);
 
-/// What a name begins with that the root makes up when all of those are held by others: peers look it up in the
+/// Returns the beginning of the name that the root makes up if others hold all of those; peers look it up in the
 /// kernel's list of sockets.
 std::string found_name_prefix(const BootstrapOptions& options);
 
-/// Empty where the kernel refuses; sockets then tell alone that a peer has ended.
+/// Returns nothing if the kernel refuses; then only sockets show that a peer has ended.
 UniqueFd open_pidfd(pid_t pid);
 
 /// True when the process behind `pidfd` has ended.
 bool has_ended(const UniqueFd& pidfd);
 
-/// False when the process that a socket's credentials name is gone: a child that it forked may still hold the socket.
+/// False if the process in a socket's credentials is gone: a child that it forked may still hold the socket.
 bool is_alive(pid_t pid, const UniqueFd& pidfd);
 
-/// Rank 0: opens the domain, admits everybody, hands out what they need.
+/// Rank 0 opens the domain, admits all ranks, and sends them what they need.
 Membership open_domain(const BootstrapOptions& options);
 
-/// Every other rank.
+/// Every other rank joins the domain.
 Membership join_domain(const BootstrapOptions& options);
 
 }  // namespace alltoallv

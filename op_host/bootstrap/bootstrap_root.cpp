@@ -19,12 +19,12 @@ namespace alltoallv {
 
 namespace {
 
-constexpr auto stranger_patience = std::chrono::seconds(2);  // for who has connected to say who it is
-constexpr size_t most_strangers = 512;                       // at once; more push out those who came first
+constexpr auto stranger_patience = std::chrono::seconds(2);  // time for a new connection to introduce itself
+constexpr size_t most_strangers = 512;                       // at once; further ones replace the oldest
 
-/// Admits the peers of one domain and hands out what they need. Never waits for a single connection: every wait is
-/// over all of them, so that a silent stranger delays nobody and the end of any member is seen at once. What strangers
-/// say ends nothing, either; what members say may.
+/// Admits the peers of one domain and sends them what they need. Never waits for a single connection: every wait is for
+/// all of them, so that a silent stranger delays nobody and the end of any member is seen at once. Messages of
+/// strangers never end the bootstrap; those of members may.
 class Root {
   public:
     explicit Root(const BootstrapOptions& options)
@@ -60,19 +60,19 @@ class Root {
   private:
     struct Member {
         UniqueFd socket, pidfd;
-        UniqueFd link;  ///< what the membership keeps; `socket` is for the bootstrap alone
+        UniqueFd link;  ///< kept by the membership; `socket` is only for the bootstrap
         pid_t pid = 0;
         bool joined = false, confirmed = false;
     };
 
-    /// Connected, of our user, and not yet heard of.
+    /// A connection of our user that has not introduced itself yet.
     struct Stranger {
         UniqueFd socket;
         pid_t pid = 0;
         Patience::TimePoint until;
     };
 
-    /// Listens on the first name that is free, or on one that nobody could foresee.
+    /// Listens on the first free name, or else on an unpredictable one.
     void open() {
         using std::chrono::milliseconds;
         std::array<Patience::TimePoint, name_attempts> unanswered{};
@@ -87,12 +87,12 @@ class Root {
                     const Credentials credentials = peer_credentials(connection.socket.get());
                     const bool ours = credentials.uid == geteuid();
                     if (!ours || !is_alive(credentials.pid, open_pidfd(credentials.pid))) continue;
-                    // Most likely an earlier bootstrap of this domain that is just ending.
+                    // Most likely this is an earlier bootstrap of this domain that is just ending.
                     holder = "pid " + std::to_string(credentials.pid) + " of this user, which is opening the same one";
                     break;
                 }
                 if (connection.error != ECONNREFUSED && connection.error != EAGAIN) continue;
-                // Bound and silent: gone by now, about to listen, or somebody squats on it without an answer.
+                // Bound and silent: it is gone by now, about to listen, or holds the name without answering.
                 const auto now = std::chrono::steady_clock::now();
                 Patience::TimePoint& since = unanswered[static_cast<size_t>(attempt)];
                 if (since == Patience::TimePoint{}) since = now;
@@ -101,7 +101,7 @@ class Root {
                     break;
                 }
             }
-            if (holder.empty()) {  // all are other users'
+            if (holder.empty()) {  // other users hold all names
                 listener_ = listen_abstract(found_name_prefix(options_) + hex(random_digest()).substr(0, 32));
                 if (listener_) return;
             }
@@ -114,14 +114,14 @@ class Root {
         }
     }
 
-    /// Frees the name: the domain may be made anew. A child forked meanwhile holds the socket too, so closing is not
-    /// enough to have newcomers refused.
+    /// Frees the name, so that the domain can be made again. A child that was forked meanwhile holds the socket, too,
+    /// so closing it is not enough to refuse new connections.
     void close_door() {
         if (listener_) ::shutdown(listener_.get(), SHUT_RDWR);
         listener_.reset();
     }
 
-    /// Waits for anything to happen, at most `limit_ms`, and deals with it.
+    /// Waits until anything happens, at most `limit_ms`, and handles it.
     void step(int limit_ms = 50) {
         check_time();
         std::vector<pollfd> items{{listener_.get(), POLLIN, 0}};
@@ -149,10 +149,10 @@ class Root {
         if (patience_.expired()) throw late(options_.timeout);
     }
 
-    /// Everything that a member has said since; throws when it has failed or gone.
+    /// Handles all new messages of a member; throws when it has failed or gone.
     void hear(int rank) {
         Member& member = members_[static_cast<size_t>(rank)];
-        const bool ended = has_ended(member.pidfd);  // asked first: what it had sent before it ended still counts
+        const bool ended = has_ended(member.pidfd);  // checked first: what it sent before it ended still counts
         Message message;
         IoStatus status;
         while ((status = try_receive(member.socket.get(), message)) == IoStatus::done) {
@@ -169,13 +169,13 @@ class Root {
     }
 
     void accept_strangers() {
-        for (int i = 0; i < options_.size + 64; ++i) {  // a flood must not keep us from those who are in
+        for (int i = 0; i < options_.size + 64; ++i) {  // a flood must not delay the members
             UniqueFd socket;
             try {
                 socket = accept_connection(listener_.get());
             } catch (const Error&) {
                 if (strangers_.empty()) throw;
-                strangers_.erase(strangers_.begin());  // it holds a descriptor that is needed
+                strangers_.erase(strangers_.begin());  // its descriptor is needed
                 continue;
             }
             if (!socket) return;
@@ -187,7 +187,7 @@ class Root {
         }
     }
 
-    /// Leaves a stranger that is dropped without a socket.
+    /// Handles a message of a stranger; leaves it without a socket if it is dropped.
     void hear(Stranger& stranger) {
         Message message;
         try {
@@ -195,7 +195,7 @@ class Root {
         } catch (const Error&) {
             message.data.clear();  // too long
         }
-        const std::optional<Packet> packet = decode(message.data);  // none in an empty message
+        const std::optional<Packet> packet = decode(message.data);  // nothing in an empty message
         const std::optional<Hello> hello = packet ? decode_hello(*packet) : std::nullopt;
         if (const auto reason = hello ? why_no_member(*hello, hello_) : std::nullopt) {
             refused_ = "; pid " + std::to_string(stranger.pid) + " was refused: " + reason->what();
@@ -206,7 +206,7 @@ class Root {
         stranger.socket.reset();
     }
 
-    /// A stranger that is refused stays in the list, so that it is told why with everybody else.
+    /// Admits or refuses a stranger. A refused one stays in the list, so that it learns the reason with all others.
     void admit(const Hello& hello, Stranger& stranger) {
         check_joining(hello, hello_);
         Member& member = members_[static_cast<size_t>(hello.rank)];
@@ -219,10 +219,10 @@ class Root {
         member.pidfd = open_pidfd(stranger.pid);
         member.socket = std::move(stranger.socket);
         member.joined = true;
-        try_send(member.socket.get(), encode(MessageKind::welcome));  // a member that is gone shows in the next step
+        try_send(member.socket.get(), encode(MessageKind::welcome));  // the next step notices if the member is gone
     }
 
-    /// To every peer the pids and the control segment, to every two peers a socket. One pair is open here at a time.
+    /// Sends the pids and the control segment to every peer, and a socket to every pair, one pair at a time.
     void distribute(int control) {
         std::string pids;
         for (const Member& member : members_) pids.append(reinterpret_cast<const char*>(&member.pid), sizeof(pid_t));
@@ -245,14 +245,14 @@ class Root {
             const IoStatus status = try_send(members_[static_cast<size_t>(rank)].socket.get(), data, {&fd, 1});
             if (status == IoStatus::done) return;
             if (status == IoStatus::closed) {
-                hear(rank);  // its own reason, if it gave one
+                hear(rank);  // reports its own reason, if it has sent one
                 throw lost(rank);
             }
-            step(1);  // it has not taken what was sent before
+            step(1);  // it has not read earlier messages
         }
     }
 
-    /// From here on everybody has everything: who is lost now is lost as a member, not as one who never was.
+    /// From here on all ranks have everything: a rank that ends now is a lost member.
     Membership commit(Membership membership) {
         for (Member& member : members_) {
             if (member.socket) try_send(member.socket.get(), encode(MessageKind::commit));
@@ -265,13 +265,13 @@ class Root {
         try {
             if (listener_) accept_strangers();
         } catch (...) {
-            // no descriptor left: those who wait at the door run into their timeout
+            // no descriptor is left: those who wait for admission reach their timeout
         }
         const auto tell = [&](const UniqueFd& socket) {
             try {
                 if (socket) try_send(socket.get(), encode_failure(error, options_));
             } catch (...) {
-                // it learns from the closed socket
+                // it notices the closed socket
             }
         };
         for (const Member& member : members_) tell(member.socket);
@@ -304,7 +304,7 @@ class Root {
     UniqueFd listener_;
     std::vector<Member> members_;
     std::vector<Stranger> strangers_;
-    std::string refused_;  ///< the last stranger that was told why, for the error of a timeout
+    std::string refused_;  ///< the last refused stranger and the reason, for a timeout's error
 };
 
 }  // namespace

@@ -21,10 +21,10 @@ namespace alltoallv {
 
 namespace {
 
-/// Where the ranks of one domain meet. Leaves the table once it is complete or has failed, so that the domain can be
-/// made anew; the ranks that wait in it keep it alive.
+/// The meeting place of one domain's ranks. It is removed from the table when it is complete or has failed, so that the
+/// domain can be made again; the ranks that wait in it keep it alive.
 struct Room {
-    Hello first;  ///< what the first to arrive said
+    Hello first;  ///< the announcement of the first rank that arrived
     std::vector<bool> joined;
     std::vector<UniqueFd> controls;  ///< one per rank, when complete
     std::shared_ptr<Mapping> memory;
@@ -46,19 +46,19 @@ struct Lobby {
     std::map<RoomKey, std::shared_ptr<Room>> rooms;
 };
 
-/// The same error with a text of its own; copies of an exception share theirs, here between threads.
+/// Copies an error with its own text; copies of an exception share the text, here between threads.
 Error apart(const Error& error) {
     return {error.kind(), error.code(), std::string(error.what())};
 }
 
-/// Fails everybody in the room. The caller holds the lobby's mutex.
+/// Fails all ranks in the room. The caller holds the lobby's mutex.
 void close_room(Lobby& in, const RoomKey& key, Room& room, const Error& error) {
     room.failure = apart(error);
     in.rooms.erase(key);
     room.changed.notify_all();
 }
 
-/// One control segment, a descriptor of it for every rank.
+/// Makes one control segment, with a descriptor for every rank.
 std::vector<UniqueFd> make_controls(const BootstrapOptions& options) {
     std::vector<UniqueFd> controls;
     controls.push_back(make_control_segment(options.control_bytes));
@@ -69,7 +69,7 @@ std::vector<UniqueFd> make_controls(const BootstrapOptions& options) {
     return controls;
 }
 
-/// Enters the room of the options' domain, opening it if need be; the last one to come completes it.
+/// Enters the room of the options' domain and opens it if necessary; the last rank completes it.
 std::shared_ptr<Room> enter(Lobby& in, const RoomKey& key, const BootstrapOptions& options) {
     const Hello hello = hello_of(options);
     std::shared_ptr<Room>& entry = in.rooms[key];
@@ -113,7 +113,7 @@ Membership bootstrap_threads(const BootstrapOptions& options) {
             break;
         }
         room->changed.wait_for(lock, std::chrono::milliseconds(patience.slice_ms()));
-        lock.unlock();  // `poll` may wait for locks of its caller's
+        lock.unlock();  // `poll` may wait for locks of its caller
         try {
             patience.tick();
         } catch (...) {

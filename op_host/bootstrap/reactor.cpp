@@ -24,15 +24,15 @@ namespace {
 
 struct Entry {
     Reactor::Callback callback;
-    uint32_t generation = 0;  ///< tells an event of this entry from a late one of an earlier entry of the same number
+    uint32_t generation = 0;  ///< distinguishes this entry's events from late ones of an older entry of the same number
     bool running = false;
     std::thread::id runner;
 };
 
 struct State;
 
-/// One run of the thread. A thread that empties the reactor from its own callback cannot be joined; it is left to end
-/// by itself while a new one may already have begun, so each has its own epoll.
+/// One run of the thread. If a callback removes the last descriptor, its thread cannot be joined: it ends by itself,
+/// perhaps after a new one has begun, so each thread has its own epoll.
 class Worker {
   public:
     Worker() : epoll(::epoll_create1(EPOLL_CLOEXEC)), wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -59,7 +59,7 @@ struct State {
     std::mutex mutex;
     std::condition_variable idle;  ///< a callback has returned
     std::map<int, std::shared_ptr<Entry>> entries;
-    std::shared_ptr<Worker> worker;  ///< the one that watches `entries`; there is none while that is empty
+    std::shared_ptr<Worker> worker;  ///< watches `entries`; null while they are empty
     std::thread thread;              ///< its thread
     std::vector<std::shared_ptr<Worker>> alive;
     uint32_t generation = 0;
@@ -71,7 +71,7 @@ struct State {
         worker = std::move(fresh);
     }
 
-    /// Ends the thread. Unlocks, since the thread needs the mutex to end.
+    /// Ends the thread. Unlocks the mutex, which the thread needs to end.
     void stop(std::unique_lock<std::mutex>& lock) {
         if (!worker) return;
         worker->stopping = true;
@@ -92,7 +92,7 @@ struct State {
         return current ? found->second : nullptr;
     }
 
-    /// In a forked child, which has no such thread: what its callbacks own belongs to the parent, and is kept.
+    /// In a forked child, which has no such thread: the callbacks' objects belong to the parent, and are kept.
     void forget() const {
         for (const auto& of_parent : alive) {
             of_parent->epoll.reset();
@@ -128,7 +128,7 @@ void Worker::run(State& state) {
             }
             stop = stopping;
             lock.unlock();
-            entry.reset();  // what the callback holds may call in again
+            entry.reset();  // its destructors may call this class again
         }
     }
     const std::scoped_lock lock(state.mutex);

@@ -1,4 +1,4 @@
-// The one background thread of a process: waits for descriptors (peers' pidfds and sockets) and calls back.
+// The background thread of a process: waits for descriptors (peers' pidfds and sockets) and runs callbacks.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 
 namespace alltoallv {
 
-/// Started at the first `add`, joined at process exit or when the last descriptor is removed. After fork the child
-/// has an empty reactor. Callbacks run on the reactor's thread, must not block, and may call add and remove. A callback
+/// Started at the first `add`, joined at process exit or when the last descriptor is removed. After fork the child has
+/// an empty reactor. Callbacks run on the reactor's thread, must not block, and may call add and remove. A callback
 /// that throws is removed.
 class Reactor {
   public:

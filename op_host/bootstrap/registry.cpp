@@ -11,11 +11,11 @@ namespace alltoallv {
 namespace {
 
 struct Entry {
-    std::mutex making;                         // two threads that ask for one domain must not both bootstrap it
-    std::weak_ptr<Communicator> communicator;  // under the registry's mutex
+    std::mutex making;                         // two threads that request one domain must not both bootstrap it
+    std::weak_ptr<Communicator> communicator;  // guarded by the registry's mutex
 };
 
-using Key = std::tuple<std::string, std::string, int>;  // job, domain, rank of a thread (else -1)
+using Key = std::tuple<std::string, std::string, int>;  // job, domain, rank of a thread (otherwise -1)
 
 struct Registry {
     std::mutex mutex;
@@ -41,7 +41,7 @@ CommunicatorPtr find_or_make_communicator(const CommunicatorOptions& options, co
         entry = slot;
     }
     const std::lock_guard making(entry->making);
-    std::vector<CommunicatorPtr> present;  // of this domain: one, or one for each rank that is a thread
+    std::vector<CommunicatorPtr> present;  // in this domain: one, or one for each rank that is a thread
     {
         const std::lock_guard lock(all.mutex);
         for (const auto& [key, other] : all.entries)

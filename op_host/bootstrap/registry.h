@@ -1,4 +1,4 @@
-// The communication domains of this process: one communicator per domain, found again by name.
+// The communication domains of this process: one communicator per domain, which is found by name.
 #pragma once
 
 #include <functional>
@@ -10,11 +10,11 @@ namespace alltoallv {
 
 using CommunicatorFactory = std::function<CommunicatorPtr(const CommunicatorOptions&)>;
 
-/// The usable communicator of the domain (for thread ranks: of that rank in it), or a new one from `make`. The first
-/// request decides timeout, budget and path; a different rank or size is an error. Safe from several threads.
+/// Returns the usable communicator of the domain (for thread ranks: of that rank in it), or a new one from `make`. The
+/// first request decides timeout, budget and path; a different rank or size is an error. Thread-safe.
 CommunicatorPtr find_or_make_communicator(const CommunicatorOptions& options, const CommunicatorFactory& make);
 
-/// At process exit: ends every communicator that still lives, so that the peers see a departure and not a loss.
+/// Ends every communicator at process exit, so that the peers see a departure and not a loss.
 void destroy_all_communicators();
 
 }  // namespace alltoallv

@@ -1,4 +1,4 @@
-// Local sockets over the kernel's AF_UNIX.
+// Local sockets of type AF_UNIX.
 #include "bootstrap/unix_socket.h"
 
 #include <sys/socket.h>
@@ -124,7 +124,7 @@ IoStatus try_send(int socket, std::string_view data, std::span<const int> fds) {
                 continue;
             case EAGAIN:
             case ENOBUFS:
-            case ETOOMANYREFS:  // the receivers have not yet taken what is in flight
+            case ETOOMANYREFS:  // the receivers have not yet received what is in flight
                 return IoStatus::again;
             case EPIPE:
             case ECONNRESET:
@@ -145,8 +145,8 @@ IoStatus try_receive(int socket, Message& message) {
     iovec part{buffer, sizeof(buffer)};
     msghdr header{};
     ssize_t received = -1;
-    // The end may be reported ahead of what the peer had sent before it closed: as ECONNRESET when it left something
-    // unread, as 0 when it sent and closed while we looked. Once more each, and the third end in a row is the end.
+    // The end may be reported before what the peer sent earlier: as ECONNRESET if the peer had not read everything, as
+    // 0 if it sent and closed just now. So each end is read once more, and the third in a row is final.
     for (int ends = 0; received <= 0;) {
         header = {};
         header.msg_iov = &part;

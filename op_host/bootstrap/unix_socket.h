@@ -1,4 +1,4 @@
-// Local sockets that carry messages and descriptors: names, peers' credentials, send and receive.
+// Local sockets that carry messages and descriptors: names, credentials of peers, send and receive.
 #pragma once
 
 #include <sys/types.h>
@@ -14,10 +14,10 @@
 
 namespace alltoallv {
 
-/// Every socket made here is SOCK_SEQPACKET (message boundaries are kept), non-blocking and close-on-exec.
+/// The largest message. Sockets made here are SOCK_SEQPACKET (with message boundaries), non-blocking and close-on-exec.
 inline constexpr size_t max_message_bytes = 32768;
 
-/// Descriptors that one message can carry (the kernel's SCM_MAX_FD).
+/// Most descriptors in one message (the kernel's SCM_MAX_FD).
 inline constexpr size_t max_message_fds = 253;
 
 struct Credentials {
@@ -25,14 +25,14 @@ struct Credentials {
     uid_t uid = 0;
 };
 
-/// Who was at the other end when the connection was made: the connecting process for an accepted socket, the
-/// listening process for a connected one. The kernel vouches for it.
+/// Returns the process at the other end when the connection was made: the connecting process for an accepted socket,
+/// the listening one for a connected one. The kernel guarantees it.
 Credentials peer_credentials(int socket);
 
-/// Listens on the abstract name `name` (no file). Empty when the name is taken; throws for other failures.
+/// Listens on the abstract name `name` (no file). Returns nothing if the name is taken; throws for other failures.
 UniqueFd listen_abstract(const std::string& name);
 
-/// Next pending connection, empty when there is none.
+/// Returns the next pending connection, or nothing if there is none.
 UniqueFd accept_connection(int listener);
 
 struct Connection {
@@ -43,7 +43,7 @@ struct Connection {
 /// Tries once to connect to an abstract name.
 Connection connect_abstract(const std::string& name);
 
-/// Two connected sockets.
+/// Returns two connected sockets.
 std::pair<UniqueFd, UniqueFd> socket_pair();
 
 enum class IoStatus {
@@ -60,7 +60,7 @@ struct Message {
     std::vector<UniqueFd> fds;
 };
 
-/// Receives one message without blocking. Throws when it was cut short, for instance because this process has no
+/// Receives one message without blocking. Throws if it was truncated, for instance because this process has no
 /// descriptor left.
 IoStatus try_receive(int socket, Message& message);
 

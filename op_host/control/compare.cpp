@@ -1,4 +1,4 @@
-// Agreement: every rank compares the same rows and so comes to the same verdict, in the same words (VERDICT in
+// Agreement: every rank compares the same rows and so reaches the same verdict, with the same text (VERDICT in
 // row_protocol.pml).
 #include <algorithm>
 #include <cstring>
@@ -16,7 +16,7 @@ std::string rank_text(int rank) {
     return "rank " + std::to_string(rank);
 }
 
-/// Between ranks 0 and `rank_b`; empty if there is none.
+/// Returns the difference between the rows of ranks 0 and `rank_b`; empty if there is none.
 std::string row_difference(const ControlPlane& control, int rank_b) {
     constexpr int rank_a = 0;
     Row &a = control.row(rank_a), &b = control.row(rank_b);
@@ -74,8 +74,8 @@ void announce(Row& mine, char* payload, int rank, const QuantReduction& q) {
     if (q.op == OpKind::quantized_reduce_scatter) announce_parts(mine, rank, q.counts);
 }
 
-/// The first by receiver, then by sender. Rows that learn their counts agree with all. Between hosts rank 0 finds it,
-/// which alone has all counts.
+/// Returns the first difference by receiver, then by sender. Rows that learn their counts agree with all. Between hosts
+/// rank 0 looks for it, because only rank 0 has all counts.
 PairDifference ControlPlane::find_difference() {
     if (hosts && rank() != 0) {
         const auto judged = [&] { return header().judged.load(std::memory_order_acquire) >= seq_; };
@@ -104,9 +104,9 @@ void ControlPlane::note_refusal() {
     signal(my_flags().refused, seq_);
 }
 
-/// What this rank has announced is the caller's again once no peer goes on with it. All have read the same rows, unless
-/// a broken peer has changed its own meanwhile; then those who have agreed may be reading and writing here. Between
-/// hosts no rank touches the memory of another.
+/// The caller may use the announced memory again once no peer continues with it. All ranks have read the same rows,
+/// unless a broken peer has changed its own meanwhile; then ranks that have agreed may be reading and writing here.
+/// Between hosts no rank accesses the memory of another.
 void ControlPlane::refuse() {
     if (hosts) return;
     note_refusal();
@@ -156,7 +156,7 @@ void ControlPlane::compare_rows() {
                                     "': " + difference);
         }
     }
-    // With some ranks learning their counts the digests cannot balance, so the others are compared pair by pair.
+    // If some ranks learn their counts, the digests cannot balance, so the others are compared pair by pair.
     if (all_learn || (!any_learns && sent == expected)) return;
     const PairDifference pair = find_difference();
     if (pair.from < 0) return;

@@ -44,7 +44,7 @@ void ControlPlane::enter_state(RankState state) {
     count_cpus();
 }
 
-/// Ranks that a launcher has bound to a processor each are as many as their processors together.
+/// Counts the processors in all ranks' affinity masks together: a launcher may have bound each rank to one.
 void ControlPlane::count_cpus() {
     int together = 0;
     for (size_t i = 0; i < cpus_.size(); ++i) {
@@ -64,7 +64,7 @@ void ControlPlane::start_clock(double timeout) {
 }
 
 Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
-    // Sequentially consistent, against acknowledge_if_idle(): either it sees us active or we see the poison.
+    // Sequentially consistent, because of acknowledge_if_idle(): either it sees us active or we see the poison.
     active_.store(true, std::memory_order_seq_cst);
     start_clock(timeout);
     if (header().poison.load(std::memory_order_seq_cst) != 0) {
@@ -91,7 +91,7 @@ Row& ControlPlane::open(OpKind op, DType dtype, double timeout) {
 void ControlPlane::publish(Row& mine) {
     published_ = true;
     mine.seq.store(seq_, std::memory_order_release);
-    // Everybody waits for all rows: the last of them wakes the sleepers, once.
+    // Every rank waits for all rows: the last one to publish wakes the sleepers, once.
     doorbell_.ring_if([&] { return has_all_rows(seq_); });
     if (hosts) hosts->published(seq_);
 }
@@ -119,7 +119,7 @@ void ControlPlane::await_rows(uint64_t seq) {
 }
 
 void ControlPlane::agree() {
-    const bool timed = traced_ != nullptr && !has_all_rows(seq_);  // the last to come looks at no clock
+    const bool timed = traced_ != nullptr && !has_all_rows(seq_);  // the last rank reads no clock
     const auto begun = timed ? Clock::now() : started_;
     await_rows(seq_);
     if (timed) traced_->waited_ns = flight_ns(Clock::now()) - flight_ns(begun);
@@ -139,7 +139,7 @@ void ControlPlane::close(bool ok, uint64_t bytes) {
     if (header().poison.load(std::memory_order_seq_cst) != 0) status(rank()).acked.store(1, std::memory_order_release);
 }
 
-/// Milliseconds: no longer than until the timeout.
+/// Returns how long to sleep, in milliseconds: at most until the timeout.
 int ControlPlane::sleep_limit() const {
     const double left = op_timeout_ - seconds_since(started_);
     return std::clamp(static_cast<int>(std::min(left, 1.0) * 1000) + 1, 1, sleep_ms);
@@ -162,7 +162,7 @@ void ControlPlane::step(const std::function<std::vector<int>()>& missing, WaitSt
     for (const int j : late) {
         const int gone = has_left(j) ? j : hosts ? hosts->cut_off(j) : -1;
         if (state.polls || gone < 0) continue;
-        // Look again: what it published before it left counts.
+        // Check again: what it published before it left counts.
         for (const int still : missing()) {
             if (still != j) continue;
             poison(PoisonKind::lost,

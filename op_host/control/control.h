@@ -36,7 +36,7 @@ class ControlPlane {
         bool check = true;
         size_t inline_bytes = 16384;
         double warn_after = 10.0;  // seconds of waiting until a warning names the late ranks
-        int on_host = 0;           // ranks that use this host's processors; 0: all
+        int on_host = 0;           // ranks that use this host's processors; 0 means all
     };
 
     /// Takes the zero-filled control segment of a completed bootstrap.
@@ -52,36 +52,36 @@ class ControlPlane {
     int size() const { return options_.size; }
     const std::string& domain() const { return options_.domain; }
     const Layout& layout() const { return layout_; }
-    /// The processors that the ranks may use, together; complete once all have joined.
+    /// The processors that the ranks may use together; complete once all ranks have joined.
     const CpuSet& cpus() const { return cpus_; }
-    /// Their number, as far as the quota lets them use them.
+    /// Their number, limited by the quota.
     int processors() const { return processors_; }
-    /// Whether there is one for every rank.
+    /// True if every rank has a processor.
     bool has_room() const { return size() <= processors_; }
 
     /// --- one operator, in this order -----------------------------------------------------------------------
-    /// Starts the next operator and returns this rank's row to fill. Throws when poisoned. `timeout` < 0: the default.
+    /// Starts the next operator and returns this rank's row to fill. Throws if poisoned. `timeout` < 0: the default.
     Row& open(OpKind op, DType dtype, double timeout);
     void publish(Row& row);
-    /// Waits for every rank's row, then compares them: throws on every rank alike, before any output is written.
+    /// Waits for every rank's row, then compares them: throws the same on every rank, before any output is written.
     void agree();
-    /// After the data: throws if a rank has refused what this one has agreed to.
+    /// After the data have moved: throws if a rank has refused what this one has agreed to.
     void confirm() {
         if (agreed_ && header().refused.load(std::memory_order_acquire) == seq_) throw_disagreement();
     }
-    /// Ends the operator, whatever became of it. After a poisoning this acknowledges it.
+    /// Ends the operator, with success or failure. After a poisoning this acknowledges it.
     void close(bool ok, uint64_t bytes);
-    /// Publishes a failure in place of an operator, without waiting for the peers.
+    /// Publishes a failure instead of an operator, without waiting for the peers.
     void fail(OpKind op, const Error& error);
-    /// This rank cannot go on in the operator that it has opened: says so in its row, if that has not been published,
-    /// or, `in_the_middle` of the data, for which peers wait, ends the communicator.
+    /// This rank cannot continue its operator: announces that in its row, if not published yet, or ends the
+    /// communicator if it is `in_the_middle` of the data for which peers wait.
     void give_up(const Error& error, bool in_the_middle);
-    /// Ends the communicator: this rank has failed in `what`.
+    /// Ends the communicator because this rank has failed in `what`.
     void poison_with(const Error& error, const std::string& what);
 
     uint64_t seq() const { return seq_; }
     Row& row(int rank) const { return row(rank, seq_); }
-    Row& row(int rank, uint64_t seq) const { return layout_.row(memory_->data(), rank, seq); }  // this one, or the last
+    Row& row(int rank, uint64_t seq) const { return layout_.row(memory_->data(), rank, seq); }  // this or the last
     bool has_row(int rank, uint64_t seq) const { return row(rank, seq).seq.load(std::memory_order_acquire) >= seq; }
     char* payload(Row& row) const { return layout_.payload(row); }
     Flags& flags(int rank) const { return layout_.flags(memory_->data(), rank); }
@@ -91,21 +91,21 @@ class ControlPlane {
     RingHeader& ring(int from, int to) const { return layout_.ring(memory_->data(), from, to); }
     char* scratch(int rank) const { return layout_.scratch(memory_->data(), rank); }
 
-    /// Release store that wakes whoever sleeps.
+    /// Stores with release and wakes all sleepers.
     void signal(Flag& flag, uint64_t value) {
         flag.value.store(value, std::memory_order_release);
         doorbell_.ring();
     }
 
-    /// Returns once `ready()`; `missing()` lists the ranks waited for. Throws on poison, loss and timeout: no wait
-    /// lasts for ever (ENDS in row_protocol.pml). `for_calls`: it is their calls that it takes, nothing that their
-    /// processes do beside these.
+    /// Waits until `ready()`; `missing()` lists the ranks that it waits for. Throws on poison, loss and timeout, so no
+    /// wait lasts for ever (ENDS in row_protocol.pml). `for_calls` says that it waits for calls of these ranks, and not
+    /// for work that their processes do besides.
     template <class Ready, class Missing>
     void wait(Ready&& ready, Missing&& missing, bool for_calls = true) {
         if (!spin(ready)) wait_on(ready, missing, Clock::now(), for_calls);
     }
 
-    /// The same for a `ready` that takes its time itself, some milliseconds, while there is nothing to do.
+    /// Waits like `wait`, but `ready` itself sleeps for some milliseconds while there is nothing to do.
     template <class Ready, class Missing>
     void wait_polling(Ready&& ready, Missing&& missing) {
         WaitState state(*this, false);
@@ -139,14 +139,14 @@ class ControlPlane {
     void throw_if_poisoned() const {
         if (poisoned()) throw_poison();
     }
-    /// First cause wins. Wakes all ranks; `on_poison` (set by the transport) tells sleeping processes.
+    /// First cause wins. Wakes all ranks; `on_poison` (set by the transport) informs sleeping processes.
     void poison(PoisonKind kind, const std::string& reason);
-    /// From the liveness watch: a peer's process has ended.
+    /// The liveness watch reports that a peer's process has ended.
     void lost(int rank, const std::string& how);
-    /// Promises to write to no peer again, unless an operator runs now (it promises when it closes).
+    /// Promises not to write to any peer again, unless an operator is running (it then promises when it closes).
     void acknowledge_if_idle();
     void leave();
-    /// From a transport between hosts: what it has heard of the others.
+    /// A transport between hosts reports what it has received about the other hosts.
     void hear_poison(PoisonKind kind, int by, const std::string& reason);
     void hear_left(int rank);
     void hear_rows(uint64_t seq) {
@@ -159,24 +159,24 @@ class ControlPlane {
         std::string reason;
     };
     Poison poison_told() const;
-    /// What is raised in `what` once poisoned.
+    /// Returns the error that `what` raises once poisoned.
     Error poison_error(const std::string& what) const;
     void ring() { doorbell_.ring(); }
     bool has_left(int rank) const { return status(rank).state.load(std::memory_order_acquire) == RankState::left; }
 
-    /// A peer has announced what cannot be.
+    /// Returns the error for a peer that has announced something impossible.
     Error broken(int peer, const std::string& how) const;
 
-    /// Whom a message to or from `peer` waits for; < 0: all others.
+    /// Returns the ranks for which a message to or from `peer` waits; < 0 means all others.
     std::vector<int> peers_of(int peer) const;
 
-    /// After agreement: what a peer says lies there in its payload. Throws unless it does.
+    /// After agreement: returns where a peer's row says that data lie in its payload. Throws if they do not fit.
     const char* payload_of(int peer, int64_t offset, size_t bytes) const;
 
-    /// After agreement: how many elements each rank sends to this one. Throws unless memory could hold them.
+    /// After agreement: returns how many elements each rank sends to this one. Throws if no memory could hold them.
     std::vector<int64_t> counts_from_peers(DType dtype) const;
 
-    /// "rank 0 waited 2.0 s in `what` for rank 1 (...)"; `waited`: that word, or another.
+    /// Returns "rank 0 waited 2.0 s in `what` for rank 1 (...)"; `waited` is that word, or another.
     std::string describe_wait(const std::string& waited, Clock::time_point since, const std::string& what,
                               const std::vector<int>& ranks) const;
     std::string describe_rank(int rank) const;
@@ -185,19 +185,19 @@ class ControlPlane {
     std::string flight_record() const;
     Tracer& tracer() { return tracer_; }
 
-    /// The segment itself, for whoever must outlive the communicator (quarantined blocks).
+    /// The segment itself, for objects that outlive the communicator (quarantined blocks).
     std::shared_ptr<Mapping> memory() const { return memory_; }
 
     std::function<void()> on_poison;
 
     std::atomic<int> messages_under_way{0};  // of this rank, in the same domain
 
-    /// What a transport between hosts adds: each host has a segment of its own.
+    /// Functions that a transport between hosts adds: each host has its own segment.
     struct Hosts {
-        std::function<void(uint64_t seq)> published;  // this rank's row
-        std::function<void()> look;                   // at this segment: there is something to tell the other hosts
-        std::function<int(int rank)> cut_off;  // the rank that has left and without which that one is not heard, or -1
-        std::function<void(uint64_t seq, const PairDifference&)> judged;  // by rank 0
+        std::function<void(uint64_t seq)> published;  // called when this rank's row is published
+        std::function<void()> look;                   // called when this segment has news for the other hosts
+        std::function<int(int rank)> cut_off;  // rank that has left and without which `rank` cannot be reached, or -1
+        std::function<void(uint64_t seq, const PairDifference&)> judged;  // called by rank 0
     };
     std::optional<Hosts> hosts;
 
@@ -207,12 +207,12 @@ class ControlPlane {
 
         Deadlocks::Wait told;
         const bool for_calls;
-        bool polls = false;  // data of ranks that may have left since they sent them
+        bool polls = false;  // it waits for data of ranks that may have left after sending them
         uint64_t rounds = 0;
         Clock::time_point next_step{};
     };
 
-    static constexpr int spins_with_room = 100;  // pauses, where every rank has a processor
+    static constexpr int spins_with_room = 100;  // pauses, if every rank has a processor
     static constexpr uint64_t yields_per_step = 32;
     static constexpr uint64_t yields_before_sleep = 4096;
     static constexpr int sleep_ms = 50;
@@ -226,7 +226,7 @@ class ControlPlane {
         return ready();
     }
 
-    /// `now`: a time not long ago.
+    /// `now` is a recent time.
     template <class Ready, class Missing>
     void wait_on(Ready&& ready, Missing&& missing, Clock::time_point now, bool for_calls = true) {
         WaitState state(*this, for_calls);
@@ -272,19 +272,19 @@ class ControlPlane {
     int spins_;
     uint64_t seq_ = 0;
     bool settled_ = true;     // all rows of seq_ have been seen
-    bool published_ = false;  // this rank's row of seq_
-    bool agreed_ = false;     // to the rows of seq_
+    bool published_ = false;  // this rank's row of seq_ is published
+    bool agreed_ = false;     // this rank has agreed to the rows of seq_
     OpKind op_ = OpKind::none;
     double op_timeout_;
     Clock::time_point started_, next_warning_;
     std::atomic<bool> active_{false};
     std::mutex poison_mutex_;
     Tracer tracer_;
-    TraceRecord* traced_ = nullptr;  // of the present operator
+    TraceRecord* traced_ = nullptr;  // record of the present operator
 };
 
-/// What a reduction says in rank's row: of the counts, rank i gives counts_i[j] elements to the part of rank j, which
-/// has counts_j[j].
+/// Fills the counts of a reduction into rank's row: rank i gives counts_i[j] elements to the part of rank j, which has
+/// counts_j[j].
 void announce_parts(Row& row, int rank, std::span<const int64_t> counts);
 void announce(Row& row, int rank, const Reduction& reduction);
 void announce(Row& row, char* payload, int rank, const QuantReduction& reduction);

@@ -16,7 +16,7 @@ bool ControlledCommunicator::usable() const {
 void ControlledCommunicator::fail(OpKind op, const Error& error) {
     check_usable();
     queue_->run_or_submit([this, op, error] {
-        check_usable();  // destroyed by now?
+        check_usable();  // it may have been destroyed by now
         failed_.fetch_add(1, std::memory_order_relaxed);
         control_->fail(op, error);
     });

@@ -1,6 +1,6 @@
 /// \file controlled_communicator.h
-/// \brief What communicators over a control plane have in common: the turns of calls, what a failure leaves behind, and
-/// what holds after the end and after a fork.
+/// \brief The common part of communicators over a control plane: the order of calls, the state after a failure, and the
+/// behaviour after the end and after a fork.
 #pragma once
 
 #include <atomic>
@@ -38,29 +38,29 @@ class ControlledCommunicator : public Communicator {
         queue_->on_interrupt = [this] { abort("interrupted while waiting for its turn"); };
     }
 
-    /// Whether this is a forked child, to which the parent's communicator is of no use.
+    /// True in a forked child, which cannot use the parent's communicator.
     bool is_inherited() const { return generation_ != fork_generation(); }
     void check_usable() const;
 
-    /// Runs one operator in its turn: `body` fills the row, agrees and moves the data; it may return the bytes
-    /// moved.
+    /// Runs one operator in its turn: `body` fills the row, agrees and moves the data; it may return the number of
+    /// bytes moved.
     template <class Body>
     void run(OpKind op, DType dtype, double timeout, Body&& body);
-    /// Before each operator.
+    /// Called before each operator.
     virtual void begin_operator(double /*timeout*/) {}
-    /// Throws if what an operator has moved does not count.
+    /// Throws if the data that an operator has moved are not valid.
     virtual void check_moved() const {}
-    /// After one that failed; before and after the peers know.
+    /// Called after a failed operator, before and after the peers are informed.
     virtual void before_failure() {}
     virtual void after_failure() const {}
 
-    /// At the end; the flight record stays.
+    /// Ends use of the control plane; the flight record stays.
     void close_control();
 
     CommunicatorOptions options_;
     std::unique_ptr<ControlPlane> control_;
-    bool moving_ = false;  // this operator has begun to move data: the peers cannot go on without this rank
-    /// A destructor resets it before what the queue's calls use.
+    bool moving_ = false;  // data are moving: the peers cannot continue without this rank
+    /// The destructor resets it before the objects that the queue's calls use.
     std::unique_ptr<CallQueue> queue_ = std::make_unique<CallQueue>(CallQueue::Waiters::help);
     std::atomic<bool> destroyed_{false};
 
@@ -68,7 +68,7 @@ class ControlledCommunicator : public Communicator {
     const uint32_t generation_ = fork_generation();
     std::atomic<uint64_t> operators_{0}, failed_{0};
     std::string final_record_;     // of the flight recorder, once destroyed
-    mutable std::mutex lifetime_;  // guards control_ against `close_control`, for what runs outside the turns
+    mutable std::mutex lifetime_;  // guards control_ against `close_control`, for calls outside the turns
 };
 
 template <class Body>
@@ -115,7 +115,7 @@ void ControlledCommunicator::run(OpKind op, DType dtype, double timeout, Body&& 
         throw;
     }
     operators_.fetch_add(1, std::memory_order_relaxed);
-    if (turn.is_joined()) throw two_threads(op);  // what has come may have been meant for the other
+    if (turn.is_joined()) throw two_threads(op);  // what has arrived may have been meant for the other call
 }
 
 }  // namespace alltoallv

@@ -14,7 +14,7 @@ namespace alltoallv {
 namespace {
 
 constexpr int64_t between_looks_ns = 50'000'000;
-constexpr int64_t hearsay_ns = 3'000'000'000;  // older news of a process are of no use
+constexpr int64_t hearsay_ns = 3'000'000'000;  // older records of other processes are ignored
 
 int64_t now_ns() {
     return static_cast<int64_t>(flight_ns(Clock::now()));
@@ -68,7 +68,7 @@ namespace {
 
 using Step = std::pair<const WaitRecord*, WaitRecord::For>;
 
-/// The shortest way from the wait `from` over those of `all` back to its process, or as far as it goes.
+/// Returns the shortest path from the wait `from` through the waits `all` back to its process, or as far as it goes.
 std::vector<Step> way_back(const WaitRecord& from, const std::vector<WaitRecord>& all) {
     std::deque<std::vector<Step>> ways;
     std::set<const WaitRecord*> seen;
@@ -84,7 +84,7 @@ std::vector<Step> way_back(const WaitRecord& from, const std::vector<WaitRecord>
         const std::vector<Step> way = ways.front();
         const WaitRecord::For whom = way.back().second;
         const auto is = [&whom](const WaitRecord& record) { return record.process == whom.process; };
-        // Of ranks that are threads of one process, those of the same number are taken to be the same thread.
+        // For ranks that are threads of one process, waits with the same rank number count as the same thread.
         const auto same = [&](const WaitRecord& record) { return is(record) && record.rank == whom.rank; };
         const bool threads = whom.process == way.back().first->process && std::ranges::any_of(all, same);
         if (threads ? same(from) : is(from)) return way;
@@ -112,7 +112,7 @@ Deadlocks* current = nullptr;
 
 }  // namespace
 
-// Never destroyed; a forked child, which has no communicators, begins anew. What it had may be locked, and is kept.
+// Never destroyed; a forked child, which has no communicators, starts anew. The parent's may be locked and is kept.
 Deadlocks& Deadlocks::instance() {
     static std::once_flag once;
     std::call_once(once, [] {
@@ -174,7 +174,7 @@ bool Deadlocks::due() {
     return true;
 }
 
-/// Whether every thread that makes calls waits; `state` says how, `seen` until when at least.
+/// True if every thread that makes calls waits; `state` returns how, `seen` the time until which at least.
 bool Deadlocks::stands_still(const std::vector<uint64_t>& callers, std::vector<uint64_t>& state, int64_t& seen) const {
     std::map<uint64_t, Waiting::Thread> threads;
     std::set<uint64_t> all(callers.begin(), callers.end());
@@ -191,14 +191,14 @@ bool Deadlocks::stands_still(const std::vector<uint64_t>& callers, std::vector<u
             seen = std::min(seen, still == Waiting::Time::min() ? 0 : static_cast<int64_t>(flight_ns(still)));
     }
     for (const auto& [place, wait] : waits_) {
-        if (!all.contains(place.second)) return false;  // one that the program does not know, beside others like it
+        if (!all.contains(place.second)) return false;  // the program does not know this thread
         state.push_back(wait.number);
         seen = std::min(seen, wait.record.seen_ns);
     }
     return true;
 }
 
-/// Whether there are messages under way that no thread waits for.
+/// True if there are messages under way that no thread waits for.
 bool Deadlocks::moves_messages() const {
     int64_t messages = 0;
     for (const ControlPlane* plane : planes_) messages += plane->messages_under_way.load();
@@ -240,13 +240,13 @@ void Deadlocks::judge() {
     mine_.clear();
 }
 
-/// Collects what the peers that this process waits for know, the latest of each process.
+/// Collects the records of the peers that this process waits for, the latest of each process.
 void Deadlocks::hear() {
     const int64_t now = now_ns();
     const auto learn = [&](const std::vector<WaitRecord>& records, bool mine) {
         Known told;
         for (const WaitRecord& record : records) {
-            if (!mine && (record.process == mine_[0].process || record.seen_ns > now)) continue;  // as no peer can know
+            if (!mine && (record.process == mine_[0].process || record.seen_ns > now)) continue;  // no peer knows that
             Process& process = told[record.process];
             process.since_ns = record.since_ns;
             process.seen_ns = record.seen_ns;
@@ -280,7 +280,7 @@ void Deadlocks::publish() {
 }
 
 void Deadlocks::judge_known() {
-    // Of all processes, those of which each waits, in every operator, for one that stays.
+    // Processes that wait, in every operator, for a process that also stays in this set.
     Known stuck = known_;
     const auto is_stuck = [&](const WaitRecord& record) {
         return std::ranges::any_of(missing_of(record), [&](const auto& whom) {
@@ -294,7 +294,7 @@ void Deadlocks::judge_known() {
     const int64_t me = mine_[0].process;
     if (!stuck.contains(me)) return;
 
-    // Those that the waits of `from` lead to.
+    // Returns the processes that the waits of `from` lead to.
     const auto reach = [&](int64_t from) {
         std::set<int64_t> reached;
         std::deque<int64_t> next{from};
@@ -315,7 +315,7 @@ void Deadlocks::judge_known() {
         seen = std::min(seen, process.seen_ns);
         if (reach(id).contains(me)) cycle.insert(cycle.end(), process.records.begin(), process.records.end());
     }
-    if (since > seen) return;  // not all of them at one instant, as far as is known
+    if (since > seen) return;  // as far as is known, they did not all wait at one instant
 
     for (ControlPlane* plane : planes_)
         for (const WaitRecord& record : cycle) {

@@ -1,14 +1,14 @@
 /// \file deadlock.h
-/// \brief Ranks that wait for each other in different domains: found, proven, and told to all of them.
+/// \brief Finds and proves that ranks wait for each other in different domains, and informs all of them.
 ///
-/// A process in which no thread can go on before one of its operators does publishes these operators, and whom they
-/// wait for, in the segments of all its domains, with the time since when that is so and the time it last was. It
-/// passes on what the peers that it waits for have published. Processes of which each waits, in every operator, for
-/// another of them stand still for good if there was one instant at which all did so: such a state cannot end by
-/// itself. No message is lost on the way, for what a peer has published is seen at once in shared memory; between hosts
-/// it travels behind the row that it waits with, its times as that host's clock has them at the latest and the
-/// earliest. A message of which the peer has not made its half waits for a call of that peer, too, unless the peer has
-/// messages under way that nobody waits for, which its process moves by itself.
+/// If all threads of a process wait for operators, the process publishes these operators and the ranks for which they
+/// wait in the segments of all its domains, with the time when this began and the time when it was last true. It also
+/// passes on the records of the peers that it waits for. If there was one instant at which each of several processes
+/// waited, in every operator, for another of them, they wait for ever: such a state cannot end by itself. No record is
+/// missed: in shared memory a peer's record is visible at once; between hosts it travels after the row that it waits
+/// with, with bounds of its times on the receiver's clock. A message whose peer has not made its half waits for a call
+/// of that peer, too, unless the peer has messages under way that no thread waits for, which its process moves by
+/// itself.
 #pragma once
 
 #include <chrono>
@@ -30,10 +30,10 @@ class ControlPlane;
 
 void write(WaitBoard& board, const std::vector<WaitRecord>& records);
 
-/// Nothing while it is being written.
+/// Returns nothing while the board is being written.
 std::vector<WaitRecord> read(const WaitBoard& board);
 
-/// Of this process; thread-safe.
+/// One object per process; thread-safe.
 class Deadlocks {
   public:
     static constexpr auto long_wait = std::chrono::milliseconds(400);
@@ -43,7 +43,7 @@ class Deadlocks {
     void add(ControlPlane& plane);
     void remove(ControlPlane& plane);
 
-    /// One wait of the calling thread; it ends with this.
+    /// One wait of the calling thread; it ends when this object is destroyed.
     class Wait {
       public:
         explicit Wait(const ControlPlane& plane) : plane_(plane) {}
@@ -51,7 +51,7 @@ class Deadlocks {
         Wait(const Wait&) = delete;
         Wait& operator=(const Wait&) = delete;
 
-        /// Later than `time` it waited for calls of these ranks. Told to others once that has lasted `long_wait`.
+        /// Reports that it still waited for calls of these ranks after `time`. Published after `long_wait`.
         void still(OpKind op, const std::vector<int>& missing, Clock::time_point time);
         void ends();
 
@@ -61,13 +61,13 @@ class Deadlocks {
         std::optional<Waiting> waiting_;
     };
 
-    /// Whether it is time to look.
+    /// True if it is time to look.
     bool due();
 
-    /// Publishes what this process waits for and judges. `callers`: the program's threads that may make calls.
+    /// Publishes what this process waits for, and judges. `callers` are the program's threads that may make calls.
     void look(const std::vector<uint64_t>& callers);
 
-    /// Ends the domains in which ranks wait for each other, as far as what this process has published proves it.
+    /// Ends the domains in which ranks wait for each other, if what this process has published proves it.
     void judge();
 
   private:
@@ -80,7 +80,7 @@ class Deadlocks {
         int64_t since_ns, seen_ns;
         std::vector<WaitRecord> records;
     };
-    using Known = std::map<int64_t, Process>;  // by WaitRecord::process
+    using Known = std::map<int64_t, Process>;  // key: WaitRecord::process
 
     bool stands_still(const std::vector<uint64_t>& callers, std::vector<uint64_t>& state, int64_t& seen) const;
     bool moves_messages() const;
@@ -95,7 +95,7 @@ class Deadlocks {
     std::map<Place, Told> waits_;
     uint64_t numbers_ = 0;
     int64_t next_look_ns_ = 0, since_ns_ = 0;
-    std::vector<uint64_t> state_;  // of the last look: which threads wait, in what
+    std::vector<uint64_t> state_;  // of the last look: which threads wait, and in what
     std::vector<WaitRecord> mine_;
     Known known_;
 };

@@ -1,5 +1,5 @@
 /// \file describe.cpp
-/// \brief What messages call operators and ranks.
+/// \brief Names of operators and ranks in messages.
 #include <signal.h>
 
 #include <cstdio>
@@ -13,10 +13,10 @@
 namespace alltoallv {
 namespace {
 
-/// "running", "stopped" or "gone", from the kernel's own table.
+/// Returns "running", "stopped" or "gone", from the kernel's table.
 const char* process_state(uint32_t pid) {
     std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-    if (!file.is_open() && kill(static_cast<pid_t>(pid), 0) == 0) return "running";  // no descriptor to look with
+    if (!file.is_open() && kill(static_cast<pid_t>(pid), 0) == 0) return "running";  // no descriptor is left to read it
     std::string line;
     if (!std::getline(file, line)) return "gone";
     const size_t paren = line.rfind(')');  // the command name may itself contain parentheses
@@ -28,7 +28,7 @@ const char* process_state(uint32_t pid) {
     rest >> state;
     for (int field = 4; field < 9; ++field) rest >> unused;
     rest >> flags;
-    // Its descriptors are closed, by which its peers learn that it ends, a moment before it counts as a zombie.
+    // Its descriptors close, so that its peers see its end, a moment before it becomes a zombie.
     constexpr uint64_t exiting = 4;  // PF_EXITING
     if (state == 'Z' || state == 'X' || (flags & exiting) != 0) return "gone";
     return state == 'T' || state == 't' ? "stopped" : "running";

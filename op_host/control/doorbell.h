@@ -1,5 +1,5 @@
 /// \file doorbell.h
-/// \brief Sleeping until a peer has stored something, on a futex of the control segment.
+/// \brief Sleeps until a peer has stored something, on a futex of the control segment.
 #pragma once
 
 #include <atomic>
@@ -9,9 +9,9 @@
 
 namespace alltoallv {
 
-/// Between a store and a load of another word: of two threads that do so, one sees what the other has stored.
+/// Orders a store before a load of another word: of two threads that do so, one sees what the other has stored.
 inline void full_fence() {
-#if defined(__SANITIZE_THREAD__)  // which knows no fences
+#if defined(__SANITIZE_THREAD__)  // it does not support fences
     static std::atomic<int> word{0};
     word.fetch_add(0, std::memory_order_seq_cst);
 #else
@@ -24,20 +24,20 @@ class Doorbell {
   public:
     explicit Doorbell(Bell& bell) : bell_(bell) {}
 
-    /// After a release store that somebody may wait for. Costs one fence when nobody sleeps.
+    /// Call it after a release store for which somebody may wait. Costs one fence if nobody sleeps.
     void ring() {
         ring_if([] { return true; });
     }
 
-    /// The same where `completes` says whether anybody's wait ends now. Of several who store at once, the last to get
-    /// here sees what all of them have stored.
+    /// Rings only if `completes`, which says if anybody's wait ends now. Of several threads that store at the same
+    /// time, the last one here sees what all of them have stored.
     template <class Completes>
     void ring_if(Completes&& completes) {
         full_fence();
         if (bell_.sleepers.load(std::memory_order_relaxed) > 0 && completes()) wake();
     }
 
-    /// Sleeps until the doorbell rings, at most `limit_ms`, unless `ready` holds already.
+    /// Sleeps until the bell rings, at most `limit_ms`, unless `ready` is already true.
     template <class Ready>
     bool sleep(Ready&& ready, int limit_ms) {
         bell_.sleepers.fetch_add(1, std::memory_order_seq_cst);

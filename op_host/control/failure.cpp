@@ -1,4 +1,4 @@
-// What becomes of a rank that fails, dies or writes nonsense, and in which words.
+// Handles a rank that fails, dies or writes nonsense, and composes the errors.
 #include <algorithm>
 #include <cstring>
 
@@ -25,7 +25,7 @@ void ControlPlane::fail(OpKind op, const Error& error) {
     try {
         publish_failure(open(op, DType::uint8, -1), error);
     } catch (const Error&) {
-        // The communicator is poisoned: the peers learn of that instead.
+        // The communicator is poisoned, which the peers notice instead.
     } catch (...) {
         close(false, 0);  // interrupted
         throw;
@@ -81,7 +81,7 @@ Error ControlPlane::poison_error(const std::string& what) const {
 void ControlPlane::throw_poison() const {
     const Error error = poison_error(describe_op());
     if (error.kind() == ErrorClass::deadlock)
-        Deadlocks::instance().judge();  // those who wait for this rank must hear of it before it goes on
+        Deadlocks::instance().judge();  // ranks that wait for this one must be informed before it continues
     throw error;
 }
 

@@ -17,7 +17,7 @@ void append_field(std::string& json, const char* name, uint64_t value) {
     json += std::string(", \"") + name + "\": " + std::to_string(value);
 }
 
-/// Nothing if the entry is unused, or given to another operator meanwhile. Loads acquire so that they stay in order.
+/// Returns nothing if the entry is unused, or reused meanwhile. The loads acquire, so that they stay in order.
 std::optional<FlightOperator> operator_of(const FlightEntry& entry) {
     const uint64_t seq = entry.seq.load(std::memory_order_acquire), what = entry.what.load(std::memory_order_acquire);
     FlightOperator one{seq, static_cast<OpKind>(what >> 40), static_cast<DType>(what >> 8 & 0xffffffff),
@@ -92,7 +92,7 @@ void ControlPlane::record_end(bool ok, uint64_t bytes) {
                      std::memory_order_release);
 }
 
-/// A quantized all-reduce announces no counts: its parts are even.
+/// Ends the trace record. A quantized all-reduce announces no counts: its parts are even.
 void ControlPlane::trace_end(bool ok, uint64_t bytes, uint64_t now_ns) {
     Row& mine = row(rank());
     if (ok)

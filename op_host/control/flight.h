@@ -1,5 +1,5 @@
 /// \file flight.h
-/// \brief The flight record: the last operators of ranks, for whoever asks later what each of them was doing.
+/// \brief The flight record: the last operators of ranks, to find out later what each of them was doing.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@
 
 namespace alltoallv {
 
-/// Operators that a rank remembers.
+/// Number of operators that a rank remembers.
 inline constexpr size_t flight_length = 64;
 
 enum class FlightState : uint8_t { running, done, failed };
@@ -32,13 +32,13 @@ struct FlightOfRank {
     std::vector<FlightOperator> operators;  ///< by `seq`
 };
 
-/// Nanoseconds of the clock of `start_ns` and `end_ns`.
+/// Returns nanoseconds of the clock of `start_ns` and `end_ns`.
 uint64_t flight_ns(std::chrono::steady_clock::time_point time);
 
-/// A JSON string; a domain's name may hold any byte.
+/// Returns a JSON string; a domain's name may contain any byte.
 std::string json_string(const std::string& text);
 
-/// As JSON: what rank `rank` of `size` knows of `ranks`.
+/// Returns as JSON what rank `rank` of `size` knows of `ranks`.
 std::string flight_json(const std::string& domain, int rank, int size, const std::vector<FlightOfRank>& ranks);
 
 }  // namespace alltoallv

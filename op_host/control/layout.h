@@ -1,5 +1,5 @@
 /// \file layout.h
-/// \brief The shared control segment of a communicator: what each rank writes and its peers read.
+/// \brief The shared control segment of a communicator: the data that each rank writes and its peers read.
 ///
 /// Every rank owns two rows, used in turn. A rank publishes row n+2 only after it has seen all rows n+1, and a rank
 /// that has published row n+1 has finished with the rows n, so a row is never overwritten while it is read (ROW in
@@ -16,7 +16,7 @@
 
 namespace alltoallv {
 
-/// Where a tensor lies: segment 0 is the owner's private memory (offset = address), else a segment of its arena.
+/// Address of a tensor: segment 0 is the owner's private memory (offset = address), others are segments of its arena.
 struct Location {
     uint64_t bits = 0;
 
@@ -30,10 +30,10 @@ struct Location {
     static constexpr uint64_t offset_mask = (uint64_t{1} << 48) - 1;
 };
 
-/// What a row says about one peer. Offsets are in bytes.
+/// The part of a row about one peer. Offsets are in bytes.
 struct Pair {
     int64_t send_count;  // elements for that peer
-    int64_t source;      // where they start: in the input, or in the row's payload when it travels inline
+    int64_t source;      // where they start: in the input, or in the row's payload if it travels inline
     int64_t recv_count;  // elements expected from that peer
     int64_t target;      // where they go in the output
 
@@ -41,13 +41,13 @@ struct Pair {
 };
 
 enum RowFlag : uint8_t {
-    row_failed = 1,  // the rank failed its own checks: the payload holds an ErrorText
-    row_inline = 2,  // everything this rank sends lies in the payload
-    row_learns = 4,  // receive counts are learnt from the peers; `output` and the targets follow with `Flags::late`
-    row_avoids_reads = 8,  // this rank would rather not read the peers' private memory: better a mailbox, or a ring
+    row_failed = 1,        // the rank failed its own checks: the payload holds an ErrorText
+    row_inline = 2,        // everything that this rank sends lies in the payload
+    row_learns = 4,        // the peers announce the receive counts; `output` and the targets follow with `Flags::late`
+    row_avoids_reads = 8,  // this rank avoids reading the peers' private memory: a mailbox or a ring is better
 };
 
-/// What a rank announces for one operator; followed by Pair[W] and the payload.
+/// A rank's announcement of one operator; Pair[W] and the payload follow.
 struct alignas(cache_line) Row {
     std::atomic<uint64_t> seq;  // published with release once the rest is written
     DType dtype;
@@ -75,18 +75,18 @@ struct alignas(cache_line) Flag {
     std::atomic<uint64_t> value;
 };
 
-/// What sleepers are woken by; see Doorbell.
+/// Wakes sleepers; see Doorbell.
 struct alignas(cache_line) Bell {
     std::atomic<uint32_t> rung, sleepers;
 };
 
-/// Progress that peers wait for.
+/// Progress for which peers wait.
 struct Flags {
     Flag done;      // sequence number of the last exchange whose copies this rank has finished
     Flag late;      // sequence number of the last learning row that is complete
     Flag rounds;    // of two-shot reductions
-    Flag refused;   // sequence number of the last operator whose rows this rank would not go on with
-    Bell messages;  // rung by peers that have something for this rank, or have taken something
+    Flag refused;   // sequence number of the last operator whose rows this rank refused
+    Bell messages;  // rung by peers that have written something for this rank, or have read something
 };
 
 enum class RankState : uint32_t { absent, joined, ready, left };
@@ -98,34 +98,34 @@ struct FlightEntry {
 
 struct alignas(cache_line) RankStatus {
     std::atomic<RankState> state;
-    std::atomic<uint32_t> pid, place;  // place: a number of its host (base/place.h)
+    std::atomic<uint32_t> pid, place;  // place: a hash of its host (base/place.h)
     std::atomic<uint64_t> process;     // random identity of the process: ranks with the same one share an arena
-    std::atomic<uint64_t> acked;       // set once this rank has met the poison and will write to no peer again
+    std::atomic<uint64_t> acked;       // set once this rank has seen the poison and will not write to any peer again
     std::atomic<uint64_t> probe;       // address of a word that peers try to read with process_vm_readv
     std::atomic<uint32_t> reads_all;   // 1 if this rank could read every peer
     std::atomic<uint64_t> cpus[16];    // the processors it may use, bit by bit
-    char host[64];                     // its name, where it is not this one
+    char host[64];                     // its name, if it is not this host
     char reason[1024];                 // why this rank poisoned the communicator
     FlightEntry flight[flight_length];
 };
 
 enum class PoisonKind : uint8_t { none, timeout, lost, aborted, deadlock, resource, memory };
 
-/// Two ranks that disagree about a count; from < 0: none do.
+/// Two ranks that disagree about a count; from < 0 if none do.
 struct PairDifference {
     int32_t from = -1, to = -1;
     int64_t sent = 0, expected = 0;
 };
 
 struct alignas(cache_line) ControlHeader {
-    std::atomic<uint64_t> poison;   // 0, or kind << 32 | rank + 1 whose `reason` tells why; set once
+    std::atomic<uint64_t> poison;   // 0, or kind << 32 | rank + 1, whose `reason` explains it; set once
     std::atomic<uint64_t> refused;  // the last operator that a rank has refused
     std::atomic<uint64_t> judged;  // between hosts: the last operator whose counts rank 0 has compared, and its finding
     PairDifference difference;
     Bell bell;
 };
 
-/// A single-producer single-consumer ring for payload that cannot travel otherwise; followed by its bytes.
+/// A single-producer single-consumer ring for payload that has no other path; its bytes follow.
 struct RingHeader {
     Flag produced;  // bytes since the communicator was made
     Flag consumed;
@@ -133,26 +133,26 @@ struct RingHeader {
 
 enum class MessageState : uint32_t { free, offered, taken, done, refused, withdrawn };
 
-/// One message from a rank to another. The sender writes all but the receiver's answer.
+/// One message from a rank to another. The sender writes all fields except the receiver's answer.
 struct alignas(cache_line) MessageSlot {
     std::atomic<uint64_t> number;  // of this channel, from 1; published with release once the rest is written
     std::atomic<MessageState> state;
     int32_t tag;
-    int64_t count, expected_count;  // expected: by a receiver that refuses it
+    int64_t count, expected_count;  // expected: written by a receiver that refuses it
     Location input;
     DType dtype, expected_dtype;
-    std::atomic<uint32_t> produced, consumed;  // pieces, where they travel through the channel
+    std::atomic<uint32_t> produced, consumed;  // pieces, if they travel through the channel
 };
 static_assert(sizeof(MessageSlot) == cache_line);
 
-/// From one rank to another; followed by two pieces of data under way.
+/// Messages from one rank to another; two buffers for pieces of data follow.
 struct Channel {
     static constexpr size_t slots = 64;  // messages that have been sent and not yet received
 
     MessageSlot messages[slots];
 };
 
-/// An operator in which a process waits, and the first of the ranks that it waits for.
+/// An operator in which a process waits, and the first rank that it waits for.
 struct WaitRecord {
     static constexpr size_t most_ranks = 4;
     struct For {
@@ -160,24 +160,24 @@ struct WaitRecord {
         int64_t rank;
     };
 
-    int64_t process;  // in all hosts: the place and the pid
+    int64_t process;  // equal on all hosts: the place and the pid
     int32_t rank;
-    uint32_t operators;         // in which the process waits; a record each
-    int64_t since_ns, seen_ns;  // all that time no thread of the process could go on
+    uint32_t operators;         // number of operators in which the process waits; one record each
+    int64_t since_ns, seen_ns;  // no thread of the process could continue in all that time
     uint64_t seq;
     OpKind op;
     uint16_t ranks;
-    uint32_t moves_messages;  // whether the process has some under way that no thread waits for
+    uint32_t moves_messages;  // 1 if the process has messages under way that no thread waits for
     For missing[most_ranks];
     char domain[136];
 };
 static_assert(sizeof(WaitRecord) % sizeof(uint64_t) == 0);
 
-/// What a process that waits knows of who waits for whom: its own records, and what its peers have told.
+/// The waits that a waiting process knows: its own records, and those that its peers have published.
 struct alignas(cache_line) WaitBoard {
     static constexpr size_t most_records = 64;
 
-    std::atomic<uint64_t> version, records;  // version: odd while it is written
+    std::atomic<uint64_t> version, records;  // version is odd while it is being written
     std::atomic<uint64_t> words[most_records * sizeof(WaitRecord) / sizeof(uint64_t)];
 };
 
@@ -203,7 +203,7 @@ class Layout {
     }
 
     size_t total() const { return total_; }
-    size_t hot() const { return hot_; }  // the part worth making resident at once
+    size_t hot() const { return hot_; }  // the part that should be resident at once
     size_t without_data() const { return rings_; }
     size_t inline_bytes() const { return inline_bytes_; }
     size_t ring_bytes() const { return ring_bytes_; }

@@ -13,7 +13,7 @@ Oversubscription::Oversubscription(int ranks)
 
 bool Oversubscription::was_preempted() {
     static const auto online = sysconf(_SC_NPROCESSORS_ONLN);  // reads a file
-    // It may have been a peer at work. The count is of the whole host: of no use where this job has a share of it only.
+    // A peer may have been at work. The count is for the whole host: useless if this job has only a share of it.
     if (cpus_ >= static_cast<int>(online)) {
         const int runnable = runnable_threads();
         if (runnable > 0 && runnable <= ranks_) return false;

@@ -1,8 +1,8 @@
 /// \file oversubscription.h
-/// \brief Whether programs that are none of our ranks compete for the processors, so that yielding costs time slices.
+/// \brief Finds out if other programs compete for the processors, so that yielding costs time slices.
 ///
-/// A rank that yields to a peer gets the processor back in microseconds. On a machine where strangers compute, it gives
-/// up its time slice to them, and waits for milliseconds; one that sleeps is run again at once when it is woken.
+/// A rank that yields to a peer gets the processor back in microseconds. If other programs compute, it gives its time
+/// slice to them and waits for milliseconds; a rank that sleeps runs again at once when it is woken.
 #pragma once
 
 #include <chrono>
@@ -12,18 +12,18 @@
 
 namespace alltoallv {
 
-/// What one rank has found out by yielding. Not thread-safe.
+/// Knowledge that one rank gains by yielding. Not thread-safe.
 class Oversubscription {
   public:
     explicit Oversubscription(int ranks);
 
-    /// Processors that the ranks have together.
+    /// Sets the number of processors that the ranks share.
     void set_cpus(int cpus) { cpus_ = cpus; }
 
-    /// Asked once per wait: true if it is better slept than yielded away. Now and then yielding is tried again.
+    /// Call it once per wait: true if the rank should sleep instead of yielding. Now and then yielding is tried again.
     bool present() { return sleeps_ > 0 && --sleeps_ > 0; }
 
-    /// Yields once; true if that cost a time slice. `now` is the time when this rank last looked, before and after.
+    /// Yields once; true if that cost a time slice. `now` is the time of this rank's last look, before and after.
     bool yield(Clock::time_point& now) {
         const auto before = now;
         sched_yield();
@@ -33,20 +33,20 @@ class Oversubscription {
     }
 
   private:
-    /// Longer than most peers copy between two looks at the others, shorter than a time slice.
+    /// Longer than most peers copy without looking at the others, shorter than a time slice.
     static constexpr auto long_yield = std::chrono::microseconds(400);
     static constexpr int fewest = 64, most = 4096;
 
     bool was_preempted();
 
-    /// Threads of this host that run or could run now; 0 if that is not to be learnt.
+    /// Returns the threads of this host that run or could run now; 0 if unknown.
     int runnable_threads();
 
     int ranks_, cpus_;
     int sleeps_ = 0;       // waits until yielding is tried again
     int period_ = fewest;  // of sleeps_
-    int tried_ = 0;        // yields since
-    UniqueFd loadavg_;     // open: opening it takes five times as long as reading it
+    int tried_ = 0;        // yields since then
+    UniqueFd loadavg_;     // kept open: opening it takes five times as long as reading it
 };
 
 }  // namespace alltoallv

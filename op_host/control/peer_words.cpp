@@ -5,7 +5,7 @@
 namespace alltoallv {
 namespace {
 
-/// Bytes of the character that begins at `at`; 0: none does.
+/// Returns the bytes of the character that begins at `at`; 0 if none does.
 size_t character(const std::string& text, size_t at) {
     const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
     const unsigned first = byte(at);

@@ -1,8 +1,8 @@
 /// \file peer_words.h
-/// \brief What a peer has written into shared memory, read so that a broken one can do no harm: once, and as text that
-/// is text.
+/// \brief Reads what a peer has written into shared memory so that a broken peer can do no harm: each value once, and
+/// only valid text.
 ///
-/// A peer may change what it has written at any time, so what has been checked must not be read again.
+/// A peer may change its memory at any time, so checked values must not be read again.
 #pragma once
 
 #include <cstddef>
@@ -20,14 +20,14 @@ T read_once(const T& field) {
     return value;
 }
 
-/// Where a peer may read meanwhile.
+/// Stores a value that a peer may read at the same time.
 template <class T>
 void write_once(T& field, T value) {
     static_assert(sizeof(T) <= sizeof(uint64_t));
     __atomic_store(&field, &value, __ATOMIC_RELAXED);
 }
 
-/// What a row says to one of its readers.
+/// The part of a row for one of its readers.
 struct RowWords {
     uint8_t flags = 0;
     Location input, output;
@@ -41,7 +41,7 @@ struct RowWords {
     }
 };
 
-/// Up to the first zero byte; what is not UTF-8, which Python's strings cannot hold, becomes question marks.
+/// Reads up to the first zero byte; question marks replace bytes that are not UTF-8, which Python cannot hold.
 std::string peer_text(const char* text, size_t capacity);
 
 }  // namespace alltoallv

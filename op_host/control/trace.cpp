@@ -25,7 +25,7 @@ std::string host_name() {
     return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
 }
 
-/// As part of a file's name.
+/// Makes a text usable as part of a file name.
 std::string plain(std::string text) {
     std::ranges::replace_if(text, [](unsigned char c) { return !std::isalnum(c) && c != '.' && c != '-'; }, '_');
     return text;
@@ -115,10 +115,10 @@ void Tracer::end(TraceRecord& record, bool ok, uint64_t bytes, uint64_t now_ns) 
     record.end_ns.store(now_ns, std::memory_order_release);
 }
 
-/// A folder that cannot be written is said once: what the program does goes on.
+/// Opens the files. A folder that is not writable is reported once; the program continues.
 void Tracer::open(const std::string& folder) {
     static std::atomic<int> number{0};
-    std::error_code ignored;  // the file cannot be opened then
+    std::error_code ignored;  // the file then cannot be opened
     std::filesystem::create_directories(folder, ignored);
     auto& file = *files_.emplace_back(std::make_unique<File>(File{folder, {}, {}, 0, 0}));
     const std::string name = folder + "/" + plain(domain_) + "-rank" + std::to_string(rank_) + "-" +
@@ -129,7 +129,7 @@ void Tracer::open(const std::string& folder) {
         if (hooks().warn) hooks().warn("nothing is traced: " + name + " cannot be written: " + strerror(errno));
         return;
     }
-    file.memory = Mapping(fd.get(), most_bytes);  // what lies past the file's end is not touched before it grows
+    file.memory = Mapping(fd.get(), most_bytes);  // pages beyond the file's end are not touched before it grows
     file.fd = std::move(fd);
     if (!grow(file, header_bytes)) return;
     const std::string text = header();
@@ -137,7 +137,7 @@ void Tracer::open(const std::string& folder) {
     file.used = header_bytes;
 }
 
-/// False where the disk or the file is full; nothing more is traced then.
+/// Returns false if the disk or the file is full; tracing then stops.
 bool Tracer::grow(File& file, size_t size) {
     if (size <= file.size) return true;
     const size_t wanted = (size + step_bytes - 1) / step_bytes * step_bytes;

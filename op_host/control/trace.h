@@ -1,8 +1,8 @@
 /// \file trace.h
 /// \brief The trace: one file per rank and domain, a record per operator, for `python -m alltoallv trace`.
 ///
-/// A file is a page of JSON (who writes it, and the names that records number) and then the records. They are written
-/// through a mapping, so that what a killed process was doing is there too, and a reader may look at any time.
+/// A file is a page of JSON (its writer, and the names for the numbers in records) and then the records. They are
+/// written through a mapping, so that a killed process leaves its last records, too, and a reader may read at any time.
 #pragma once
 
 #include <atomic>
@@ -21,30 +21,30 @@
 
 namespace alltoallv {
 
-/// Followed by an int64 per rank: the elements for it.
+/// An int64 per rank follows: the number of elements for it.
 struct TraceRecord {
     std::atomic<uint64_t> begin_ns, end_ns;  // 0: not begun, not ended; written after the rest
-    uint64_t waited_ns;                      // for peers to come
+    uint64_t waited_ns;                      // until all peers arrived
     uint64_t seq, bytes;
     uint32_t dtype, element;
     uint16_t op;
     uint8_t state, unused;
-    int32_t peer;  // of a message
+    int32_t peer;  // of a message, else unused
 
     int64_t* counts() { return reinterpret_cast<int64_t*>(this + 1); }
 };
 static_assert(sizeof(TraceRecord) == 56);
 
-/// Begins to trace this process into a folder, or ends that with ""; returns the folder until now.
+/// Starts to trace this process into a folder, or stops with ""; returns the previous folder.
 std::string set_trace_folder(const std::string& folder);
 
-/// Where one rank of one domain writes. What `begin` gives is valid as long as the tracer.
+/// Writes the trace of one rank of one domain. Records from `begin` are valid as long as the tracer.
 class Tracer {
   public:
     Tracer(std::string domain, int rank, int size);
     ~Tracer();
 
-    /// Null while nothing is traced.
+    /// Returns null while tracing is off.
     TraceRecord* begin(uint64_t seq, OpKind op, DType dtype, std::chrono::steady_clock::time_point time) {
         return generation.load(std::memory_order_acquire) % 2 == 0 ? nullptr : claim(seq, op, dtype, time);
     }
@@ -65,14 +65,14 @@ class Tracer {
     bool grow(File& file, size_t size);
     std::string header() const;
 
-    static std::atomic<uint64_t> generation;  // odd: on
+    static std::atomic<uint64_t> generation;  // odd: tracing is on
 
     const std::string domain_;
     const int rank_, size_;
     const size_t stride_;
-    std::mutex mutex_;  // guards what follows
+    std::mutex mutex_;  // guards the members below
     uint64_t opened_ = 0;
-    std::vector<std::unique_ptr<File>> files_;  // the last is written; records of the others may be under way
+    std::vector<std::unique_ptr<File>> files_;  // the last one is written; the others may have unfinished records
 };
 
 }  // namespace alltoallv

@@ -14,8 +14,8 @@ namespace alltoallv {
 namespace {
 
 constexpr auto slice = std::chrono::milliseconds(100);
-constexpr auto pace = std::chrono::microseconds(100);  // of a queue's thread while calls follow each other
-constexpr auto linger = std::chrono::milliseconds(2);  // after the last
+constexpr auto pace = std::chrono::microseconds(100);  // between looks of the queue thread while calls come closely
+constexpr auto linger = std::chrono::milliseconds(2);  // after the last call
 
 }  // namespace
 
@@ -49,7 +49,7 @@ void Work::finish(std::exception_ptr error) {
     finished_.notify_all();
 }
 
-/// A call in a queue. Who waits for it without a limit helps.
+/// A call in a queue. A thread that waits for it without a limit helps to run calls.
 class CallQueue::Queued final : public Work {
   public:
     explicit Queued(std::shared_ptr<Gate> gate) : gate_(std::move(gate)) {}
@@ -100,7 +100,7 @@ bool CallQueue::on_worker() {
     return worker();
 }
 
-/// Returns whether a call comes while another thread's is inside or waits.
+/// Waits for the turn; returns true if the call comes while another thread's call is running or waiting.
 bool CallQueue::enter(uint64_t ticket, bool calls) {
     if (serving_.load() == ticket) return false;
     waiting_.fetch_add(1);
@@ -119,7 +119,7 @@ bool CallQueue::enter(uint64_t ticket, bool calls) {
             try {
                 hooks().poll();
             } catch (...) {
-                interrupted = std::current_exception();  // the ticket must be passed on first
+                interrupted = std::current_exception();  // pass the ticket on first
                 if (on_interrupt) on_interrupt();
             }
             lock.lock();
@@ -142,7 +142,7 @@ void CallQueue::leave() {
 WorkPtr CallQueue::submit(std::function<void()> call) {
     auto work = std::make_shared<Queued>(gate_);
     const std::lock_guard lock(mutex_);
-    if (!thread_.joinable())  // before a ticket is taken, which nobody would serve without it
+    if (!thread_.joinable())  // before a ticket is taken, which nobody would serve without the thread
         thread_ = quiet_thread("alltoallv-async", "asynchronous calls", [this] { run(); });
     submitted_ = Clock::now();
     queue_.push_back({next_.fetch_add(1), std::move(call), work, dozing_ ? submitted_ + pace : submitted_});
@@ -160,14 +160,14 @@ void CallQueue::run_or_submit(const std::function<void()>& call) {
     call();
 }
 
-/// With the lock: what is queued need not wait until it is due.
+/// Call with the lock held: queued calls need not wait until they are due.
 void CallQueue::hurry() {
     if (queue_.empty() || hurried_) return;
     hurried_ = true;
     items_.notify_one();
 }
 
-/// With the lock: runs what is queued until the work is done, as far as nobody else is at it.
+/// Call with the lock held: runs queued calls until the work is done, unless another thread runs them.
 void CallQueue::help(const Work& work, std::unique_lock<std::mutex>& lock) {
     if (waiters_ == Waiters::watch) return;
     ++helpers_;
@@ -176,7 +176,7 @@ void CallQueue::help(const Work& work, std::unique_lock<std::mutex>& lock) {
     if (closing_) turn_.notify_all();
 }
 
-/// With the lock, which it lets go meanwhile.
+/// Call with the lock held; releases it while the call runs.
 void CallQueue::run_front(std::unique_lock<std::mutex>& lock) {
     Item item = std::move(queue_.front());
     queue_.pop_front();
@@ -189,7 +189,7 @@ void CallQueue::run_front(std::unique_lock<std::mutex>& lock) {
         item.call();
     } catch (const Error&) {
         error = std::current_exception();
-    } catch (...) {  // the bindings' own go to whom they interrupt, once
+    } catch (...) {  // the bindings' own exceptions go to the thread that they interrupt, once
         error = std::current_exception();
         if (!on_worker()) {
             interrupted = std::move(error);
@@ -209,7 +209,7 @@ void CallQueue::run_front(std::unique_lock<std::mutex>& lock) {
     }
 }
 
-/// With the lock: waits until a call is due. False if no more will come.
+/// Call with the lock held: waits until a call is due. Returns false if no more will come.
 bool CallQueue::await_item(std::unique_lock<std::mutex>& lock) {
     for (;;) {
         const auto now = Clock::now();
@@ -217,7 +217,7 @@ bool CallQueue::await_item(std::unique_lock<std::mutex>& lock) {
         if (queue_.empty() && closing_) return false;
         dozing_ = waiters_ == Waiters::help && now - submitted_ < linger;
         if (!queue_.empty()) {
-            const auto due = queue_.front().due;  // a copy: who waits for the call may run it meanwhile
+            const auto due = queue_.front().due;  // a copy: a thread that waits for the call may run it meanwhile
             items_.wait_until(lock, due);
         } else {
             Waiting waiting;

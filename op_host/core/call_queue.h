@@ -27,10 +27,10 @@ class Work {
     /// False if it has not finished within `seconds` (negative: wait for ever). Throws what the call threw.
     virtual bool wait(double seconds);
 
-    /// What the call threw, or null. Meaningful once done.
+    /// Returns the call's exception, or null. Meaningful once done.
     std::exception_ptr error() const { return done() ? error_ : nullptr; }
 
-    /// Once, by who runs the call.
+    /// Called once, by the thread that runs the call.
     void finish(std::exception_ptr error);
 
   private:
@@ -44,16 +44,16 @@ using WorkPtr = std::shared_ptr<Work>;
 
 class CallQueue {
   public:
-    /// Whether a thread that waits for a call may run it.
+    /// `help` lets a thread that waits for a call run it.
     enum class Waiters { watch, help };
 
     explicit CallQueue(Waiters waiters = Waiters::watch);
-    ~CallQueue();  // waits for what is queued
+    ~CallQueue();  // waits for queued calls
 
-    /// Holds the communicator for one synchronous call. Inside a queued call it does nothing: that holds it already.
+    /// Holds the communicator for one synchronous call. Inside a queued call, which holds it already, it does nothing.
     class Turn {
       public:
-        /// `calls`: on behalf of the program, whose threads must not do so at once.
+        /// `calls`: made for the program, whose threads must not call at the same time.
         explicit Turn(CallQueue& queue, bool calls = false)
             : queue_(turn_of() == &queue ? nullptr : &queue), calls_(calls) {
             if (queue_ == nullptr) return;
@@ -65,9 +65,9 @@ class CallQueue {
             if (calls_) queue_->held_by_caller_.store(false, std::memory_order_relaxed);
             queue_->leave();
         }
-        /// Whether it came while another thread's call was inside or waiting.
+        /// True if it came while another thread's call was running or waiting.
         bool overlaps() const { return overlaps_; }
-        /// Whether another thread's call waits behind it.
+        /// True if another thread's call waits behind it.
         bool is_joined() const { return queue_ != nullptr && queue_->callers_waiting_.load() > 0; }
         Turn(const Turn&) = delete;
         Turn& operator=(const Turn&) = delete;
@@ -78,19 +78,19 @@ class CallQueue {
     };
 
     /// Runs `call` in its turn, on the queue's thread or on one that waits for the work. While calls follow each other
-    /// closely the thread is not woken for each, but looks every `pace` itself: a wake-up costs more than a small call.
+    /// closely, the thread polls every `pace` instead of being woken, since waking costs more than a small call.
     WorkPtr submit(std::function<void()> call);
 
-    /// Runs `call` here in its turn; behind calls that are pending it submits it, so that nobody waits for them.
+    /// Runs `call` here in its turn; if calls are pending, submits it behind them, so that nobody waits for them.
     void run_or_submit(const std::function<void()>& call);
 
     /// True while calls are queued or running.
     bool busy() const { return serving_.load() != next_.load(); }
 
-    /// True on a queue's own thread, where Python must not be entered.
+    /// True on a queue's own thread, which must not enter Python.
     static bool on_worker();
 
-    /// Called when a waiting call is interrupted (Ctrl-C), so that those before it do not hold it up.
+    /// Called when a waiting call is interrupted (Ctrl-C), so that earlier calls do not delay it.
     std::function<void()> on_interrupt;
 
   private:
@@ -107,7 +107,7 @@ class CallQueue {
     };
     class Queued;
 
-    /// The queue whose turn this thread has for calls of the queue, or null.
+    /// The queue for whose calls this thread has the turn, or null.
     static const CallQueue*& turn_of();
     bool enter(uint64_t ticket, bool calls);
     void leave();
@@ -124,15 +124,15 @@ class CallQueue {
     std::atomic<uint64_t> serving_{0};
     std::atomic<int> waiting_{0}, callers_waiting_{0};
     std::atomic<bool> held_by_caller_{false};
-    std::condition_variable turn_;   // serving_ has moved on
+    std::condition_variable turn_;   // serving_ has changed
     std::condition_variable items_;  // there is work, or no more will come
-    Waiting* idle_ = nullptr;        // of the queue's thread, while there is nothing to call
+    Waiting* idle_ = nullptr;        // of the queue's thread, while no calls are queued
     std::deque<Item> queue_;
     std::thread thread_;
-    std::chrono::steady_clock::time_point submitted_;  // last
-    int helpers_ = 0;                                  // threads that run calls here, other than the queue's own
+    std::chrono::steady_clock::time_point submitted_;  // time of the last submit
+    int helpers_ = 0;                                  // threads other than the queue's own that run calls here
     bool dozing_ = false;                              // the queue's thread will look without being woken
-    bool hurried_ = false;                             // what is queued is due
+    bool hurried_ = false;                             // queued calls are due now
     bool closing_ = false;
 };
 

@@ -31,7 +31,7 @@ ExchangeSummary summarize(const Exchange& x, int rank) {
         if (count > 0) extent = std::max(extent, static_cast<size_t>(displ * unit + count * element));
     };
     const size_t none = x.send_counts.size();
-    size_t last = none, last_peer = none;  // whose regions are not empty
+    size_t last = none, last_peer = none;  // the last regions that are not empty
     const auto repeats = [&](size_t i, size_t j) {
         return j != none && x.sdispls[i] == x.sdispls[j] && x.send_counts[i] == x.send_counts[j];
     };

@@ -1,5 +1,5 @@
 /// \file collective.h
-/// \brief What a rank asks of a communicator: an exchange (data movement) or a reduction.
+/// \brief The request of a rank to a communicator: an exchange (data movement) or a reduction.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,17 @@
 
 namespace alltoallv {
 
-/// What rows of an operator count.
+/// The kind of an operator: its rows count different things.
 enum class Kind : uint8_t {
     exchange,   // data move: how many elements make a row
     reduction,  // whole vectors are added up: how many elements they have
-    quantized,  // the same, of vectors that travel quantized
+    quantized,  // the same for vectors that travel quantized
 };
 
 // clang-format off
-/// Operators as peers compare them and as errors name them, two ranks must issue the same one: name, kind, and whether
-/// one rank is its root. send and recv are here for their names: two ranks alone take part, with no agreement of all.
-/// handed_to_gloo announces what torch's own engine does, so that ranks which call something else are found.
+/// Operators, compared between peers and named in errors, since all ranks must call the same one: name, kind, and true
+/// if it has a root. send and recv are here for their names: only two ranks take part, without an agreement of all.
+/// handed_to_gloo announces what torch's own engine does, so that ranks that call another operator are found.
 #define ALLTOALLV_COLLECTIVES(X) \
     X(none, exchange, false) \
     X(all_to_all_v, exchange, false) \
@@ -69,7 +69,7 @@ inline constexpr OpInfo op_table[] = {
 #undef X
 };
 
-/// What a broken peer may have in place of an operator.
+/// Stands for an unknown operator that a broken peer may announce.
 inline constexpr OpInfo no_op{"unknown", Kind::exchange, false};
 
 constexpr const OpInfo& info(OpKind op) {
@@ -86,23 +86,23 @@ constexpr bool is_reduction(OpKind op) {
     return info(op).kind != Kind::exchange;
 }
 
-/// One pair's part of a digest; nothing for a count of zero.
+/// Returns one pair's part of a digest; 0 if the count is zero.
 uint64_t pair_hash(int from, int to, int64_t count);
 
-/// What one rank's counts add to the sums over all ranks, which are equal exactly when all pairs agree.
+/// One rank's contribution to sums over all ranks, which are equal exactly if all pairs of counts agree.
 struct PairDigests {
     uint64_t sent = 0, expected = 0;
 };
 
-/// Without receive counts nothing is expected: they are learnt.
+/// Without receive counts no data are expected: the peers announce the counts.
 PairDigests digest_pairs(int rank, std::span<const int64_t> send_counts, std::span<const int64_t> recv_counts);
 
-/// What follows from an exchange's counts and displacements alone, on one rank; in bytes.
+/// Values that follow from one rank's counts and displacements alone; in bytes.
 struct ExchangeSummary {
     PairDigests digests;
-    size_t input_extent, output_extent;  // one past the last byte that the regions cover
-    size_t to_peers, from_peers;         // regions that several peers get count once
-    size_t read, written;                // the same with what stays on this rank
+    size_t input_extent, output_extent;  // one past the last byte of the regions
+    size_t to_peers, from_peers;         // without what stays on this rank; regions for several peers count once
+    size_t read, written;                // including what stays on this rank
 };
 
 /// Data movement. Every array has one entry per rank, in elements of `dtype`:
@@ -114,24 +114,24 @@ struct Exchange {
     const void* input = nullptr;
     void* output = nullptr;
     std::span<const int64_t> send_counts, sdispls, recv_counts, rdispls;
-    /// Displacements count bytes instead: the regions are tensors of their own, seen from the lowest address.
+    /// Displacements are in bytes: the regions are separate tensors, addressed from the lowest one.
     bool byte_displs = false;
-    /// Of a rooted operator, or what makes rows of quantized_all_to_all codes, or a scan's ReduceOp; equal on all
+    /// The root of a rooted operator, the terms of quantized_all_to_all's codes, or a scan's ReduceOp; equal on all
     /// ranks.
     int64_t root = 0;
-    int64_t row = 1;  // elements per unit of the caller's counts, for messages; equal on all ranks
-    /// Set when `recv_counts` is empty: learn them from the peers. Called once with the W counts learnt; returns
-    /// the output that holds them packed in rank order (may be null when all are zero).
+    int64_t row = 1;  // elements per unit of the caller's counts, for error texts; equal on all ranks
+    /// Set if `recv_counts` is empty: the peers announce the counts. Called once with these W counts; returns the
+    /// output that holds the data packed in rank order (may be null if all counts are zero).
     std::function<void*(std::span<const int64_t>)> allocate;
     void* stream = nullptr;  ///< of a device: enqueue there and return; null: block until the data have arrived
-    bool moves = true;       ///< false: compare the ranks' rows, and no more
-    const ExchangeSummary* summary = nullptr;  ///< kept by who runs it often; null: made anew
+    bool moves = true;       ///< false: only compare the ranks' rows
+    const ExchangeSummary* summary = nullptr;  ///< kept by callers that run it often; null: computed for this call
 };
 
 ExchangeSummary summarize(const Exchange& exchange, int rank);
 
 /// Reduction in the fixed rank order 0..W-1. `counts[j]` elements belong to rank j, parts packed in rank order.
-/// all_reduce: input and output hold sum(counts) elements; reduce_scatter: output holds counts[rank]; reduce: as
+/// all_reduce: input and output hold sum(counts) elements; reduce_scatter: output holds counts[rank]; reduce: like
 /// all_reduce on the root, and no output elsewhere.
 struct Reduction {
     OpKind op = OpKind::all_reduce;
@@ -149,7 +149,7 @@ inline int64_t total_count(const Reduction& reduction) {
     return std::accumulate(reduction.counts.begin(), reduction.counts.end(), int64_t{0});
 }
 
-/// One side of a message between two ranks: the n-th send and the n-th recv of a pair and a tag belong together.
+/// One side of a message between two ranks: the n-th send and the n-th recv of a pair and a tag match.
 struct PeerMessage {
     OpKind op = OpKind::send;  // or recv
     DType dtype = DType::uint8;
@@ -158,7 +158,7 @@ struct PeerMessage {
     int peer = any_rank;
     int32_t tag = 0;
 
-    static constexpr int any_rank = -1;  // of a recv: whoever sends first
+    static constexpr int any_rank = -1;  // of a recv: the first sender
 };
 
 }  // namespace alltoallv

@@ -40,7 +40,7 @@ void Communicator::destroy_quietly() {
         if (busy()) abort("destroyed while calls were pending");
         destroy();
     } catch (const std::exception&) {
-        // Nothing to report it to.
+        // Nobody is left to report it to.
     }
 }
 

@@ -1,5 +1,5 @@
 /// \file communicator.h
-/// \brief A rank's membership in a group, over whichever transport moves its data.
+/// \brief A rank's membership in a group, with any transport.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ class MessageWork : public Work {
     void set_source(int rank) { source_.store(rank); }
 
   private:
-    std::atomic<int> source_{PeerMessage::any_rank};  // of a recv, once it has met its message
+    std::atomic<int> source_{PeerMessage::any_rank};  // of a recv, once it has matched its message
 };
 
 using MessageWorkPtr = std::shared_ptr<MessageWork>;
@@ -40,31 +40,31 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     virtual const std::string& domain() const = 0;
     virtual std::string backend() const = 0;
 
-    /// For ranks whose data lie on a device: the communicator of the same ranks in host memory, if there is one.
+    /// Returns the communicator of the same ranks in host memory if data lie on a device and there is one.
     virtual std::shared_ptr<Communicator> control() const { return nullptr; }
 
-    /// `timeout` in seconds; negative: the communicator's own.
+    /// `timeout` is in seconds; negative means the communicator's own.
     virtual void exchange(const Exchange& exchange, double timeout) = 0;
     virtual void reduce(const Reduction& reduction, double timeout) = 0;
 
-    /// Throws value_overflow, on every rank, for a value that does not fit while the request says `raise`.
+    /// Throws value_overflow, on every rank, if a value does not fit and the request says `raise`.
     virtual void quant_reduce(const QuantReduction& reduction, double /*timeout*/) {
         throw backend_unavailable("backend '" + backend() + "' has no " + std::string(name_of(reduction.op)));
     }
 
-    /// Begins a message; `waits`: the caller waits at once. It goes on beside the collectives, whatever they wait for.
-    /// A message that is not as the other side expects is an error on both, with nothing written.
+    /// Starts a message, which runs independent of collectives; `waits` says that the caller waits at once. A message
+    /// that differs from what the other side expects is an error on both sides, and nothing is written.
     virtual MessageWorkPtr post(const PeerMessage& message, double /*timeout*/, bool /*waits*/) {
         throw backend_unavailable("backend '" + backend() + "' has no " + std::string(name_of(message.op)));
     }
 
-    /// Uses up this rank's next sequence number with a failure, which every peer then raises too. Does not wait.
+    /// Uses this rank's next sequence number for a failure, which every peer then raises, too. Does not wait.
     virtual void fail(OpKind op, const Error& error) = 0;
 
     /// Runs `call`, which uses this communicator's blocking calls, later and in order.
     virtual WorkPtr submit(std::function<void()> call) = 0;
 
-    /// The same for one operator: where it cannot be begun, its failure is the peers' too.
+    /// Submits one operator; if that fails, its failure is announced to the peers.
     WorkPtr begin(OpKind op, std::function<void()> call);
 
     /// Wakes and fails every rank that waits or comes later. Callable from any thread.
@@ -73,11 +73,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// Leaves the group and frees what the communicator holds. Idempotent.
     virtual void destroy() = 0;
 
-    /// Throws what is known to have failed behind calls that were enqueued on a device. `done`: they have ended, so
-    /// that trouble of the peers no longer matters. From any thread.
+    /// Throws the known failures of calls that are enqueued on a device. `done`: they have ended, so that failures of
+    /// peers no longer matter. Thread-safe.
     virtual void check_enqueued(bool /*done*/) {}
 
-    /// False once poisoned, destroyed, or inherited through fork.
+    /// False once poisoned or destroyed, and after a fork in the child.
     virtual bool usable() const = 0;
 
     /// True while a call runs or waits for its turn.
@@ -89,17 +89,17 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     virtual std::string flight_record() const = 0;
 
   protected:
-    /// Throws invalid_param unless there is such a rank.
+    /// Throws invalid_param if there is no such rank.
     static void check_rank(int rank, int size);
 
-    /// What a call throws that comes while another thread's is inside: ranks may take the two in different orders.
+    /// Returns the error of a call that comes during another thread's: ranks may order the two differently.
     Error two_threads(OpKind op) const;
 
-    /// What calls after `fork`, in the child, and after `destroy()` throw.
+    /// Return the errors of calls in a child after `fork`, and after `destroy()`.
     Error inherited() const;
     Error destroyed() const;
 
-    /// For destructors, which cannot report what fails: aborts calls that are pending, then leaves.
+    /// For destructors, which cannot report failures: aborts pending calls, then leaves.
     void destroy_quietly();
 };
 

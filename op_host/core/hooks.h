@@ -1,5 +1,5 @@
 /// \file hooks.h
-/// \brief What the binding lends the core: a look for Ctrl-C, and a place for warnings.
+/// \brief Functions that the binding gives to the core: a check for Ctrl-C, and the output of warnings.
 #pragma once
 
 #include <functional>
@@ -8,7 +8,7 @@
 namespace alltoallv {
 
 struct Hooks {
-    std::function<void()> poll;                    ///< called about every 20 ms by whoever waits; may throw
+    std::function<void()> poll;                    ///< called about every 20 ms by waiting threads; may throw
     std::function<void(const std::string&)> warn;  ///< receives warnings about late peers
 };
 

@@ -1,5 +1,5 @@
 /// \file message_text.h
-/// \brief Messages between two ranks, in the words of errors.
+/// \brief Describes messages between two ranks in error texts.
 #pragma once
 
 #include <string>
@@ -9,10 +9,10 @@
 
 namespace alltoallv {
 
-/// `other`: the rank on the other side; negative: any.
+/// `other` is the rank on the other side; negative means any.
 std::string describe(const PeerMessage& message, int other, const std::string& domain);
 
-/// What both sides raise when a send does not have what the recv of its tag expects.
+/// The error of both sides when a send does not match the recv of its tag.
 struct SentAs {
     int64_t count;
     DType dtype;

@@ -1,5 +1,5 @@
 /// \file mover.h
-/// \brief What carries bytes between ranks on different hosts, once they have agreed about an operator.
+/// \brief The interface of engines that carry bytes between ranks on different hosts, after the ranks have agreed.
 #pragma once
 
 #include <cstddef>
@@ -27,22 +27,22 @@ class Mover {
   public:
     virtual ~Mover() = default;
 
-    /// The name of the backend, as users see it.
+    /// Returns the name of the backend, as users know it.
     virtual std::string name() const = 0;
 
-    /// At most one piece to and one from every rank, none empty; they outlive the transfer.
+    /// Starts a transfer with at most one piece to and one from every rank, none empty; they must outlive the transfer.
     virtual void begin(std::span<const Outgoing> out, std::span<const Incoming> in) = 0;
 
-    /// Goes on for at most some 10 ms; true once all pieces have been sent and have come. Throws peer_lost.
+    /// Continues for about 10 ms at most; true once all pieces have been sent and received. Throws peer_lost.
     virtual bool progress() = 0;
 
-    /// The ranks that pieces are still to come from or to go to.
+    /// Returns the ranks to or from which pieces are still missing.
     virtual std::vector<int> missing() const = 0;
 
-    /// Calls it without a lock that this mover's own calls take, should the thread hold it.
+    /// Runs `call` after releasing a lock that this mover's own calls take, if the thread holds it.
     virtual void call_unlocked(const std::function<void()>& call) { call(); }
 
-    /// Frees what it holds, in the middle of a transfer, too; from the thread that uses it.
+    /// Frees its resources, even during a transfer; called on the thread that uses it.
     virtual void close() = 0;
 };
 

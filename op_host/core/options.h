@@ -1,5 +1,5 @@
 /// \file options.h
-/// \brief What a communicator is made from.
+/// \brief The options of a communicator.
 #pragma once
 
 #include <algorithm>
@@ -13,21 +13,21 @@ struct CommunicatorOptions {
     int rank = 0;
     int size = 1;
     std::string domain = "default";   ///< name, without budget
-    std::optional<size_t> budget_mb;  ///< shared memory per rank for outputs, in MB; as the domain says, else 200
+    std::optional<size_t> budget_mb;  ///< MB of shared memory per rank for outputs; unset: as the domain says, else 200
     bool threads = false;             ///< ranks are threads of this process
-    std::string job;                  ///< tells concurrent jobs of one user apart
-    std::string secret;               ///< by which ranks of the job prove that they belong, if it has one
+    std::string job;                  ///< distinguishes concurrent jobs of one user
+    std::string secret;               ///< proves that ranks belong to the job, if it has one
     double timeout = 600.0;           ///< seconds
     bool check = true;                ///< compare the rows of all ranks before moving data
-    std::string path = "auto";  ///< "auto", or one of inline, push, pull, cma, staged: use no other where it can serve
+    std::string path = "auto";  ///< "auto", or inline, push, pull, cma, staged: uses no other path where it is possible
     size_t inline_bytes = 16384;  ///< largest payload of a rank that travels with its row
     size_t budget_bytes() const { return budget_mb.value_or(200) << 20; }
-    /// Bytes of a mailbox: payload for a private output travels with the row up to this.
+    /// Returns the bytes of a mailbox: payload for a private output travels with the row up to this size.
     size_t mailbox_bytes() const {
         const size_t share = (size_t{4} << 20) / static_cast<size_t>(size);
         return std::clamp(share, 4 * inline_bytes, 16 * inline_bytes);
     }
-    int copy_threads = 0;      ///< with which a rank makes a large copy; 0: those that fit the processors
+    int copy_threads = 0;      ///< threads of a rank for a large copy; 0 means as many as fit the processors
     double warn_after = 10.0;  ///< seconds of waiting until a warning names the late ranks
 };
 

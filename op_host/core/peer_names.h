@@ -1,5 +1,5 @@
 /// \file peer_names.h
-/// \brief Names of what a peer has announced, which may be in no table.
+/// \brief Names for values that a peer has announced, which may not be in any table.
 #pragma once
 
 #include <string>

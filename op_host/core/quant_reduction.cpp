@@ -52,7 +52,7 @@ int64_t total_count(const QuantReduction& r) {
 QuantPart quant_part(int64_t count, int64_t group_size, int size, int rank) {
     const int64_t groups = count / group_size + (count % group_size != 0);
     const int64_t groups_each = groups / size + (groups % size != 0);
-    // A share that reaches beyond the end is the whole: the product might not fit 64 bits.
+    // A share that reaches beyond the end is everything: the product might not fit 64 bits.
     const int64_t share = groups_each > count / group_size ? count : groups_each * group_size;
     const int64_t begin = rank == 0 ? 0 : share > count / rank ? count : share * rank;
     return {begin, std::min(share, count - begin)};

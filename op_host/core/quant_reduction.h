@@ -1,6 +1,6 @@
 /// \file quant_reduction.h
-/// \brief What a rank asks of a communicator: a reduction whose terms travel as codes. docs/quantization.md has the
-/// rules.
+/// \brief The request of a rank to a communicator for a reduction whose terms travel as codes. docs/quantization.md has
+/// the rules.
 #pragma once
 
 #include <cstdint>
@@ -13,24 +13,24 @@
 namespace alltoallv {
 
 enum class QuantMode : uint8_t {
-    dynamic,       ///< scales per group, found by every rank for itself
-    shared_scale,  ///< int8 in; one scale, or one per channel, equal on all ranks
-    two_scales,    ///< codes by a first shared scale, their sum in codes by a second
+    dynamic,       ///< every rank computes scales per group
+    shared_scale,  ///< int8 input; one scale, or one per channel, equal on all ranks
+    two_scales,    ///< codes by a first shared scale, their sum as codes by a second
 };
 
-/// Sum over all ranks. All but the pointers is equal on all ranks; the caller has checked it with `check`.
+/// Sum over all ranks. All members but the pointers are equal on all ranks; the caller has checked them with `check`.
 struct QuantReduction {
     OpKind op = OpKind::quantized_all_reduce;  ///< or quantized_reduce_scatter, in the dynamic mode
     QuantMode mode = QuantMode::dynamic;
     DType dtype = DType::float32;      ///< of the input: float32, float16, bfloat16; int8 with a shared scale
     DType out_dtype = DType::float32;  ///< float32, float16, bfloat16
     Overflow overflow = Overflow::saturate;
-    /// Elements of each rank's part, in rank order; of an all-reduce one entry, all elements.
+    /// Elements of each rank's part, in rank order; an all-reduce has one entry, all elements.
     std::span<const int64_t> counts;
 
     /// --- dynamic ---
     bool average = false;      ///< divides the sum by the number of ranks
-    bool requantizes = false;  ///< the sum of an all-reduce travels as codes too
+    bool requantizes = false;  ///< the sum of an all-reduce travels as codes, too
     CodeFormat format = CodeFormat::int8;
     int64_t group_size = 128;  ///< elements per scale; groups begin at element 0 (of each part of a reduce_scatter)
 
@@ -39,22 +39,22 @@ struct QuantReduction {
     std::span<const float> scale_2;  ///< as many as `scale`
     float offset = 0;                ///< added to the codes of every rank; not with two scales
 
-    bool moves = true;  ///< false: compare the ranks' rows, and no more; as in Exchange
+    bool moves = true;  ///< false: only compare the ranks' rows; as in Exchange
     const void* input = nullptr;
     void* output = nullptr;  ///< all elements, or this rank's part of a reduce_scatter
 
-    /// Error feedback, on all ranks or none: float32, replaced. The pointer may be null where there are no elements.
+    /// Error feedback, on all ranks or none: float32, updated in place. May be null if there are no elements.
     bool feeds_back = false, gather_feeds_back = false;
     float* error = nullptr;         ///< one per element of the input
-    float* gather_error = nullptr;  ///< of the second quantization, one per element of quant_part()
+    float* gather_error = nullptr;  ///< for the second quantization, one per element of quant_part()
 };
 
-/// Throws invalid_param for a request that has no meaning.
+/// Throws invalid_param for a meaningless request.
 void check(const QuantReduction& reduction);
 
 int64_t total_count(const QuantReduction& reduction);
 
-/// A rank's part of an all-reduce: equal shares of whole groups, less for the last ranks.
+/// A rank's part of an all-reduce: equal shares of whole groups, fewer for the last ranks.
 struct QuantPart {
     int64_t begin, count;
 };

@@ -15,14 +15,14 @@ constexpr std::array overflow_names{"saturate", "raise", "infinity"};
 constexpr std::array feedback_names{"no error feedback", "error feedback", "error feedback of the gather only",
                                     "error feedback of both quantizations"};
 
-/// "unknown" beyond the names, as a broken peer may have it.
+/// Returns "unknown" for values beyond the names, which a broken peer may announce.
 template <size_t N>
 std::string name_in(const std::array<const char*, N>& names, auto index) {
     const auto i = static_cast<size_t>(index);
     return i < N ? names[i] : "unknown";
 }
 
-/// Any difference in one 32-bit word changes it: every step is a bijection of the words before.
+/// Any difference in one 32-bit word changes the digest: every step is a bijection of the previous state.
 uint64_t digest_of(const void* data, size_t bytes) {
     uint64_t h = bytes;
     for (size_t i = 0; i + 4 <= bytes; i += 4) {
@@ -60,7 +60,7 @@ bool differ(float a, float b) {
 
 QuantTerms terms_of(const QuantReduction& r) {
     QuantTerms terms;
-    std::memset(&terms, 0, sizeof terms);  // padding too: it is part of the digest
+    std::memset(&terms, 0, sizeof terms);  // padding, too, since it is part of the digest
     terms.mode = r.mode;
     terms.out_dtype = r.out_dtype;
     terms.overflow = r.overflow;

@@ -26,7 +26,7 @@ struct Names {
 constexpr Names send_names{"send_counts", "sdispls", "input"};
 constexpr Names receive_names{"recv_counts", "rdispls", "output"};
 
-/// Lengths, signs, overflow, and bounds where `numel` is known. Returns the end of the last non-empty region.
+/// Checks lengths, signs, overflow, and bounds if `numel` is known. Returns the end of the last non-empty region.
 int64_t check_regions(const Names& names, int64_t numel, std::span<const int64_t> counts,
                       std::span<const int64_t> displs, int world_size) {
     check_length(names.counts, counts, world_size);
@@ -89,7 +89,7 @@ int64_t check_exchange(int64_t numel_in, int64_t numel_out, std::span<const int6
 }
 
 void check_no_overlap(std::span<const int64_t> counts, std::span<const int64_t> displs) {
-    size_t last = counts.size();  // the last non-empty region seen; none yet
+    size_t last = counts.size();  // the last non-empty region so far
     bool is_ascending = true;
     for (size_t j = 0; j < counts.size() && is_ascending; ++j) {
         if (counts[j] == 0) continue;

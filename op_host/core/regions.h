@@ -1,6 +1,6 @@
 /// \file regions.h
-/// \brief Bounds and overlap of one rank's regions. All throw invalid_param, code 1, with the array, the index, the
-/// value and what was expected.
+/// \brief Checks bounds and overlap of one rank's regions. All throw invalid_param, code 1, with the array, the index,
+/// the value and what was expected.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace alltoallv {
 
-/// One entry per rank.
+/// Checks that there is one entry per rank.
 void check_length(std::string_view name, std::span<const int64_t> values, int world_size);
 
-/// None is negative.
+/// Checks that no value is negative.
 void check_signs(std::string_view name, std::span<const int64_t> values);
 
 /// Checks that the send regions [displs[j], displs[j] + counts[j]) lie in an input of `numel` elements. They may
@@ -21,18 +21,18 @@ void check_signs(std::string_view name, std::span<const int64_t> values);
 void check_send(int64_t numel, std::span<const int64_t> counts, std::span<const int64_t> displs, int world_size);
 
 /// Checks that the receive regions lie in an output of `numel` elements (-1: not allocated yet) and do not overlap.
-/// Empty regions have no place: they never overlap, and their displacement need only be >= 0.
-/// Returns the elements that the output needs, gaps included. O(W) without allocation when non-empty regions ascend,
+/// Empty regions never overlap, and their displacement need only be >= 0.
+/// Returns the elements that the output needs, gaps included. O(W) without allocation if non-empty regions ascend,
 /// else O(W log W).
 int64_t check_receive(int64_t numel, std::span<const int64_t> counts, std::span<const int64_t> displs, int world_size);
 
-/// Both. Returns the elements that the output needs.
+/// Makes both checks. Returns the elements that the output needs.
 int64_t check_exchange(int64_t numel_in, int64_t numel_out, std::span<const int64_t> send_counts,
                        std::span<const int64_t> sdispls, std::span<const int64_t> recv_counts,
                        std::span<const int64_t> rdispls, int world_size);
 
-/// Throws code 1, naming the two ranks and both regions, if two non-empty receive regions share an element.
-/// Lengths, signs and overflow have been checked.
+/// Throws code 1, naming the two ranks and both regions, if two non-empty receive regions share an element. The caller
+/// has checked lengths, signs and overflow.
 void check_no_overlap(std::span<const int64_t> counts, std::span<const int64_t> displs);
 
 }  // namespace alltoallv

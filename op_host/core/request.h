@@ -1,5 +1,5 @@
 /// \file request.h
-/// \brief What one rank's arguments ask of an exchange: counts and displacements, read by a front end, checked here.
+/// \brief The counts and displacements of one rank's exchange, read by a front end and checked here.
 #pragma once
 
 #include <cstdint>
@@ -14,22 +14,22 @@ namespace alltoallv {
 
 using Shape = std::span<const int64_t>;
 
-/// One entry per rank in each of four arrays, in elements once the counts have been settled.
+/// One entry per rank in each of four arrays, in elements once the counts have been converted.
 class Request {
   public:
     Request(OpKind kind, int size) : op(kind), size_(static_cast<size_t>(size)), values_(4 * size_) {}
 
     OpKind op;
     int64_t root = 0;
-    /// Elements of a unit of the caller's counts. 0, for rows that have none: the counts stay rows, which the ranks
-    /// compare, and nothing moves.
+    /// Elements per unit of the caller's counts. 0 for empty rows: the counts stay rows, which the ranks compare, and
+    /// nothing moves.
     int64_t row = 1;
     bool byte_displs = false;  ///< as in Exchange
-    bool learns = false;       ///< the peers tell the receive counts
+    bool learns = false;       ///< the peers announce the receive counts
 
-    /// Of an output that is to be made, or of the one given; behind the first dimension where counts are rows.
+    /// The shape of the output, given or to be made; without the first dimension if counts are rows.
     std::vector<int64_t> shape{0};
-    bool has_gaps = false;  ///< the output has elements that no region covers
+    bool has_gaps = false;  ///< the output has elements outside all regions
 
     int size() const { return static_cast<int>(size_); }
     std::span<int64_t> send_counts() { return array(0); }
@@ -39,21 +39,21 @@ class Request {
     std::span<const int64_t> send_counts() const { return array(0); }
     std::span<const int64_t> values() const { return values_; }
 
-    /// Refers to this request, which outlives it.
+    /// Returns an Exchange that refers to this request, which must outlive it.
     Exchange exchange(DType dtype, const void* input, void* output) const;
 
-    /// The counts are rows of an input of that shape from here on. Throws invalid_tensor for one without dimensions.
+    /// Makes the counts rows of an input of that shape. Throws invalid_tensor if it has no dimensions.
     void count_rows(Shape input);
 
-    /// From the caller's units to elements; `displs` are packed in rank order if `packs`.
+    /// Converts from the caller's units to elements; `packs` sets `displs` for regions packed in rank order.
     void settle_sends(bool packs) { settle(0, packs); }
     void settle_receives(bool packs) { settle(2, packs); }
 
-    /// Bounds and overlaps; elements, or rows that have none. `numel_out` is -1 for an output that is to be made. Sets
+    /// Checks bounds and overlaps, in elements or in empty rows. `numel_out` is -1 if the output must be made. Sets
     /// `shape` and `has_gaps`.
     void check(int64_t numel_in, int64_t numel_out);
 
-    /// The output's shape for the receive counts that the peers have told.
+    /// Returns the output's shape for the receive counts that the peers have announced.
     std::vector<int64_t> shape_for(std::span<const int64_t> recv_counts) const;
 
   private:
@@ -65,39 +65,39 @@ class Request {
     std::vector<int64_t> values_;
 };
 
-/// Every rank sends the same `numel` elements to all and receives all ranks', packed.
+/// Every rank sends the same `numel` elements to all ranks and receives all ranks' elements, packed.
 Request gather_request(OpKind op, int size, int64_t numel);
 
-/// Throws invalid_tensor for an output `name` whose `numel` elements are not those of all ranks' inputs of that shape.
+/// Throws invalid_tensor unless the `numel` elements of output `name` are those of all ranks' inputs of that shape.
 void check_gathered(std::string_view name, int64_t numel, Shape input, int size);
 
-/// What the front end calls the arguments of an all_to_all_single.
+/// The front end's names for the arguments of an all_to_all_single.
 struct SplitNames {
     std::string output = "output", input = "input", output_sizes = "output_split_sizes",
                 input_sizes = "input_split_sizes";
 };
 
-/// The parts of dimension 0 of two tensors, whose split sizes are in the request's counts, or will be: equal parts
-/// where there are none. Throws for rows of other shapes, and for sizes that do not add up.
+/// Checks the parts of dimension 0 of two tensors, whose split sizes are or will be in the request's counts: equal
+/// parts without split sizes. Throws if rows have different shapes, or sizes do not add up.
 void check_splits(Request& request, Shape output, Shape input, bool no_output_splits, bool no_input_splits,
                   const SplitNames& names);
 
-/// Displacements of regions that follow each other in rank order. Throws invalid_param beyond 64 bits.
+/// Computes displacements of regions that follow each other in rank order. Throws invalid_param beyond 64 bits.
 void pack(std::span<const int64_t> counts, std::span<int64_t> displs);
 
-/// As equal as they can be, the larger ones first.
+/// Returns parts that are as equal as possible, the larger ones first.
 std::vector<int64_t> even_parts(int64_t length, int size);
 
 int64_t element_count(Shape shape);
 
-/// Elements of a row of dimension 0. Throws invalid_tensor for a shape without dimensions.
+/// Returns the elements of a row of dimension 0. Throws invalid_tensor for a shape without dimensions.
 int64_t row_size(Shape shape);
 
-/// As Python writes lists and tuples.
+/// Formats values as Python writes lists and tuples.
 std::string list_text(std::span<const int64_t> values);
 std::string tuple_text(Shape values);
 
-/// Bytes of one tensor, seen by their address.
+/// The bytes of one tensor, as a range of addresses.
 struct ByteRange {
     uintptr_t address;
     size_t bytes;
@@ -105,10 +105,10 @@ struct ByteRange {
 
 bool overlaps(ByteRange a, ByteRange b);
 
-/// Throws invalid_param if the two share a byte.
+/// Throws invalid_param if the two overlap.
 void check_apart(ByteRange output, ByteRange input);
 
-/// The same for a gather, whose input may be this rank's part of the output.
+/// Checks the same for a gather, whose input may be this rank's part of the output.
 void check_gather_apart(ByteRange output, ByteRange input, int rank);
 
 }  // namespace alltoallv

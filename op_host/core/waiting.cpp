@@ -19,7 +19,7 @@ struct Waiting::Slot {
 struct Waiting::Slots {
     std::mutex mutex;
     std::vector<Slot*> all;
-    pthread_key_t ends;  // whose destructor a thread's end calls; a thread_local with one leaks it in forked children
+    pthread_key_t ends;  // its destructor runs when a thread ends; a thread_local would leak it in forked children
 
     static inline Slots* current = nullptr;
 
@@ -39,7 +39,7 @@ struct Waiting::Slots {
     }
 };
 
-// Never destroyed: threads may end after static objects. In a forked child there is one thread.
+// Never destroyed, because threads may end after static objects. A forked child has one thread.
 Waiting::Slots& Waiting::slots() {
     static std::once_flag once;
     std::call_once(once, [] {

@@ -1,5 +1,5 @@
 /// \file waiting.h
-/// \brief The threads of this process that can go on only once a collective does.
+/// \brief The threads of this process that can continue only when a collective does.
 #pragma once
 
 #include <chrono>
@@ -8,7 +8,7 @@
 
 namespace alltoallv {
 
-/// While it lives, the thread that made it waits, for a peer or for another thread's call.
+/// While this object lives, the thread that made it waits, for a peer or for another thread's call.
 class Waiting {
   public:
     using Time = std::chrono::steady_clock::time_point;
@@ -18,28 +18,28 @@ class Waiting {
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;
 
-    /// At that time, after the wait had begun, it could not go on. What nobody says this of may have ended already, in
-    /// a thread that has not been given a processor since.
+    /// Reports that it still waited at that time. A wait without such a report may have ended already, in a thread that
+    /// has not got a processor since.
     void still(Time time);
 
-    /// Until there is a call to make, of which somebody else tells.
+    /// Waits until there is a call to make, which another thread announces.
     void idle() { still(Time::max()); }
 
-    /// From another thread: the one that waits can go on.
+    /// Called from another thread: the waiting one can continue.
     void end();
 
     struct Thread {
         uint64_t id;       // pthread_self()
-        bool calls;        // a queue's own, which makes calls
+        bool calls;        // a queue's own thread, which makes calls
         bool waits;        // now
-        uint64_t changes;  // how often that has changed
-        Time still;        // when it last could not go on
+        uint64_t changes;  // number of changes of `waits`
+        Time still;        // when it last could not continue
     };
 
-    /// The calling thread counts among those that make calls.
+    /// Counts the calling thread among those that make calls.
     static void make_calls();
 
-    /// Every thread that has waited or makes calls, and lives.
+    /// Returns every living thread that has waited or makes calls.
     static std::vector<Thread> threads();
 
     static uint64_t this_thread();

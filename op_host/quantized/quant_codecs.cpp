@@ -8,7 +8,7 @@
 namespace alltoallv {
 namespace {
 
-/// Groups up to this are summed whole; longer ones are cut into pieces.
+/// Groups up to this size are summed whole; longer ones are cut into pieces.
 constexpr size_t longest_group = 16384;
 constexpr size_t summed_at_once = 2048;  // elements: the sums stay in the first-level cache
 
@@ -98,7 +98,7 @@ void DynamicCodec::commit_feedback() {
 
 template <class Run>
 void DynamicCodec::each_sum(size_t count, const std::vector<const char*>& slots, Run run) {
-    // Whole groups; within a cut group any even number.
+    // Whole groups; within a cut group any even number of elements.
     const size_t step = cuts_groups_ ? summed_at_once : std::max(summed_at_once / group_size_, size_t{1}) * group_size_;
     sums_.resize(std::min(step, count));
     const size_t codes_at = scale_bytes(count);
@@ -162,7 +162,7 @@ bool DynamicCodec::reduce(const QuantRange& range, const std::vector<const char*
     return true;
 }
 
-/// The sum of the ranks' scales holds the sum of their values, and all who see a record know it.
+/// Adds the ranks' scales: the result is large enough for the sum of their values, and all ranks can compute it.
 float DynamicCodec::tensor_of_sum(const std::vector<const char*>& slots) const {
     float sum = 0;
     for (const char* slot : slots) {

@@ -10,7 +10,7 @@
 
 namespace alltoallv {
 
-/// Elements [first, first + count) of the vector, which lie in one part.
+/// Elements [first, first + count) of the vector, all in one part.
 struct QuantRange {
     size_t part, first, count;
 };
@@ -22,11 +22,11 @@ class QuantCodec {
     QuantCodec(const QuantCodec&) = delete;
     QuantCodec& operator=(const QuantCodec&) = delete;
 
-    /// Pieces begin at multiples of this many elements.
+    /// Pieces begin at multiples of this number of elements.
     virtual size_t unit() const { return cache_line; }
-    /// A group is longer than a piece, and cut: no piece reaches beyond its multiples. 0: none is.
+    /// Length of groups that are cut because they are longer than a piece: no piece crosses a multiple of it. 0: none.
     virtual size_t span() const { return 0; }
-    /// Asked for when not even one unit fits: cuts groups. And where all parts are one piece each: does not.
+    /// `cut` is called if not even one unit fits: it cuts groups. `keep_whole` is called if every part is one piece.
     virtual void cut() {}
     virtual void keep_whole() {}
 
@@ -34,26 +34,26 @@ class QuantCodec {
     virtual size_t result_bytes(size_t count) const = 0;  ///< of a reduced piece that is gathered
 
     virtual void encode(const QuantRange& range, char* slot) = 0;
-    /// `result` is a gathered piece, or memory for `count` elements of the output. False: a value did not fit.
+    /// `result` is a gathered piece, or memory for `count` output elements. Returns false if a value did not fit.
     virtual bool reduce(const QuantRange& range, const std::vector<const char*>& slots, char* result) = 0;
-    /// From a gathered piece to `out`. False: a value did not fit.
+    /// Decodes a gathered piece to `out`. Returns false if a value did not fit.
     virtual bool decode(const QuantRange& range, const char* result, char* out) = 0;
 
-    /// Whether a gathered piece is the output's elements.
+    /// True if a gathered piece consists of the output's elements.
     virtual bool gathers_elements() const { return false; }
 
-    /// Whether `reduce` can read the inputs of the peers, given in `inputs`, instead of slots.
+    /// True if `reduce` can read the inputs of the peers, given in `inputs`, instead of slots.
     virtual bool reads_inputs() const { return false; }
     std::vector<const char*> inputs;
-    bool streams = false;  ///< whether results that are the output's elements already go past the caches
+    bool streams = false;  ///< results that are the output's elements already bypass the caches
 
-    /// --- scales of cut groups, and of all groups together, are found before the pieces are encoded ---
+    /// --- scales of cut groups, and of all groups together, are computed before the pieces are encoded ---
     virtual void find_scales() {}
-    virtual bool measures_sums() const { return false; }  ///< a sweep with the next two comes before
+    virtual bool measures_sums() const { return false; }  ///< true: a sweep with the next two functions comes before
     virtual void encode_for_measure(const QuantRange&, char*) {}
     virtual void measure(const QuantRange&, const std::vector<const char*>&) {}
 
-    /// --- error feedback is not replaced before all ranks have agreed ---
+    /// --- error feedback is replaced only after all ranks have agreed ---
     virtual void defer_feedback() {}
     virtual void commit_feedback() {}
 
@@ -62,13 +62,13 @@ class QuantCodec {
         return static_cast<const char*>(request_.input) + first * size_of(request_.dtype);
     }
     size_t out_bytes(size_t count) const { return count * size_of(request_.out_dtype); }
-    /// A gathered piece that is the output's elements already.
+    /// Copies a gathered piece that consists of the output's elements.
     void copy_out(char* out, const char* result, size_t count) const;
 
     const QuantReduction& request_;
 };
 
-/// Scales per group. A group too long for a piece travels in several pieces, by a scale that is found beforehand.
+/// Scales per group. A group that is too long for a piece travels in several, by a scale that is computed before.
 class DynamicCodec final : public QuantCodec {
   public:
     DynamicCodec(const QuantReduction& request, size_t ranks, const std::vector<QuantPart>& parts);
@@ -101,7 +101,7 @@ class DynamicCodec final : public QuantCodec {
     }
     float* error_at(size_t first) const { return error_ == nullptr ? nullptr : error_ + first; }
     float* gather_error_at(const QuantRange& range) const;
-    /// Calls `run(first, count, sums)` for the sums of a piece, `first` counted from its beginning.
+    /// Calls `run(first, count, sums)` for the sums of a piece; `first` is relative to its beginning.
     template <class Run>
     void each_sum(size_t count, const std::vector<const char*>& slots, Run run);
 
@@ -118,7 +118,7 @@ class DynamicCodec final : public QuantCodec {
     std::vector<float> sums_;
 };
 
-/// int8 with a shared scale: the sum is gathered in the output's type.
+/// int8 with a shared scale: the gathered sum has the output's type.
 class SharedScaleCodec final : public QuantCodec {
   public:
     using QuantCodec::QuantCodec;
@@ -135,7 +135,7 @@ class SharedScaleCodec final : public QuantCodec {
     std::vector<const void*> sources_;
 };
 
-/// Codes by a first shared scale; their sum is gathered as codes by a second.
+/// Codes by a first shared scale; their sum is gathered as codes by a second one.
 class TwoScaleCodec final : public QuantCodec {
   public:
     explicit TwoScaleCodec(const QuantReduction& request);

@@ -1,4 +1,4 @@
-// How a quantized reduction is cut: the ranks' parts, their pieces, and the values that do not fit.
+// How a quantized reduction is cut into the ranks' parts and pieces, and the values that do not fit.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace alltoallv {
 
-/// The part that each rank reduces.
+/// Returns the part that each rank reduces.
 inline std::vector<QuantPart> parts_of(const QuantReduction& q, int size) {
     const bool scatters = q.op == OpKind::quantized_reduce_scatter;
     const int64_t unit = q.mode == QuantMode::dynamic ? q.group_size : static_cast<int64_t>(cache_line);
@@ -42,10 +42,10 @@ void with_codec(const QuantReduction& q, const std::vector<QuantPart>& parts, Us
     }
 }
 
-/// The parts of the vector, in elements, and how steps cut them.
+/// The parts of the vector, in elements, and their pieces.
 struct QuantGrid {
     std::vector<QuantPart> parts;
-    size_t span = 0;   // pieces begin anew at its multiples; 0: they do not
+    size_t span = 0;   // no piece crosses a multiple of it; 0: no limit
     size_t piece = 1;  // elements
 
     size_t longest() const {
@@ -72,7 +72,7 @@ struct QuantGrid {
     }
 };
 
-/// The first piece with a value that does not fit: the same on all ranks, since all see the same flags.
+/// The first piece with a value that does not fit, equal on all ranks, because all see the same flags.
 struct Misfit {
     std::optional<QuantRange> first;
 
@@ -87,7 +87,7 @@ struct Misfit {
     }
 };
 
-/// Where a piece of the output lies in this rank's.
+/// Returns the address of a piece in this rank's output.
 inline char* output_at(const QuantReduction& q, const QuantGrid& grid, const QuantRange& range) {
     const bool scatters = q.op == OpKind::quantized_reduce_scatter;
     const size_t first = scatters ? range.first - static_cast<size_t>(grid.parts[range.part].begin) : range.first;

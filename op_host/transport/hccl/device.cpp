@@ -10,7 +10,7 @@ namespace {
 
 constexpr int slice_ms = 20;
 
-/// Calls `synchronize`, which waits for a slice of time, until it has succeeded. False: `deadline` has passed.
+/// Calls `synchronize`, which waits for a short time, until it has succeeded. Returns false if `deadline` has passed.
 template <class Synchronize>
 bool wait_until(Synchronize&& synchronize, const char* call, std::chrono::steady_clock::time_point deadline,
                 const std::string& where, const std::function<void()>& poll) {

@@ -1,4 +1,4 @@
-// The NPU of a communicator: its context for every thread, memory, copies, waiting for a stream.
+// The NPU of a communicator: sets its context for every thread, allocates memory, copies, and waits for streams.
 #pragma once
 
 #include <chrono>
@@ -11,38 +11,38 @@
 
 namespace alltoallv {
 
-/// What a query of the visible devices tells.
+/// The result of a query for visible devices.
 struct DeviceQuery {
     std::string soc_name;
     int count = -1;  ///< negative: the query failed
 };
 
-/// Throws backend_unavailable where CANN is absent.
+/// Throws backend_unavailable if CANN is absent.
 DeviceQuery query_devices();
 
 class Device {
   public:
-    /// `index` < 0: the calling thread's current one. Sets ACL up where nobody has.
+    /// `index` < 0 means the calling thread's current device. Initializes ACL if nobody has.
     explicit Device(int index);
     ~Device();
     Device(const Device&) = delete;
     Device& operator=(const Device&) = delete;
 
-    /// Makes the device the calling thread's if that thread has none.
+    /// Makes the device the current one of the calling thread if that thread has none.
     void bind() const;
 
     int index() const { return index_; }
 
-    /// A stream of our own, made at first use. Only in the communicator's turn.
+    /// Returns our own stream, made at first use. Call it only in the communicator's turn.
     aclrtStream stream();
 
-    /// Waits until everything on `stream` is done; calls `poll` about every 20 ms, which may throw to give up.
-    /// False when `deadline` has passed first. Throws `Error` for what failed on the device. A stream of ours that did
-    /// not come to its end is left as it is: to destroy one means to wait for what is on it.
+    /// Waits until everything on `stream` is done; calls `poll` about every 20 ms, which may throw to stop. Returns
+    /// false if `deadline` has passed first. Throws `Error` if something failed on the device. A stream of ours that
+    /// did not finish is not destroyed, because that would wait for its work.
     bool wait(aclrtStream stream, std::chrono::steady_clock::time_point deadline, const std::string& where,
               const std::function<void()>& poll);
 
-    /// The same for everything on the calling thread's device, whoever has enqueued it.
+    /// Waits for everything on the calling thread's device, whoever has enqueued it.
     static bool wait_for_all(std::chrono::steady_clock::time_point deadline, const std::string& where,
                              const std::function<void()>& poll);
 
@@ -55,7 +55,7 @@ class Device {
     aclrtStream stream_ = nullptr;
 };
 
-/// Gives the calling thread the device back that it had before; it keeps its new one if it had none.
+/// Restores the calling thread's device at the end; the thread keeps the new one if it had none.
 class KeepDevice {
   public:
     KeepDevice();
@@ -67,8 +67,8 @@ class KeepDevice {
     int32_t device_ = -1;
 };
 
-/// Memory on the current device. When an exception takes it down it is not freed: what nobody has waited for may use
-/// it.
+/// Memory on the current device. It is not freed during an exception, because enqueued work that nobody has waited for
+/// may still use it.
 class DeviceMemory {
   public:
     DeviceMemory(size_t bytes, const std::string& where);

@@ -1,6 +1,6 @@
-// Some CANN releases return success and move nothing. A tiny call with a known result finds them: of HcclAlltoAllV when
-// a communicator is made, of a reduction before the first one. The data then go through HcclAllGather, of which every
-// rank keeps its slices; front ends reduce by exchanges.
+// Some CANN releases return success and move nothing. A tiny call with a known result finds them: HcclAlltoAllV is
+// tested when a communicator is made, a reduction before the first one. The data then go through HcclAllGather, from
+// which every rank keeps its slices; front ends then reduce by exchanges.
 #include <algorithm>
 #include <numeric>
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int32_t passed = 0x600d, failed = 0xbad;
 
-/// What rank `from` sends rank `to`: never 0, and different for every pair.
+/// Returns the value that rank `from` sends to rank `to`: never 0, and different for every pair.
 int32_t token(int from, int to, int size) {
     return 1 + from * size + to;
 }
@@ -52,7 +52,7 @@ void HcclCommunicator::check_data_path() {
                      "exchanges go through HcclAllGather, which moves more and takes more memory");
 }
 
-/// All ranks must come to one decision.
+/// Returns true on all ranks if `right` is true on all: they must make the same decision.
 bool HcclCommunicator::all_saw(bool right, aclrtStream stream, const std::string& where) {
     const int32_t verdict = right ? passed : failed;
     std::vector<int32_t> heard(static_cast<size_t>(size()), -1);
@@ -67,7 +67,7 @@ bool HcclCommunicator::all_saw(bool right, aclrtStream stream, const std::string
     return std::ranges::count(heard, failed) == 0;
 }
 
-/// Before the first reduction of a kind: a tiny one with a known result. Throws where it has not come.
+/// Runs a tiny reduction with a known result before the first one of a kind. Throws if the result is wrong.
 void HcclCommunicator::check_reduction(OpKind op, aclrtStream stream) {
     if (!comm_) return;
     const std::string where = "the self-check of domain '" + domain() + "'", name(name_of(op));
@@ -108,7 +108,7 @@ void HcclCommunicator::gather_and_slice(const Exchange& x, void* output, std::sp
     const auto ranks = static_cast<size_t>(size()), mine = static_cast<size_t>(rank());
     const size_t element = size_of(x.dtype), unit = x.byte_displs ? 1 : element;
 
-    // Every rank's send counts, then every rank's packed input, padded to the longest.
+    // Gathers every rank's send counts, then every rank's packed input, padded to the longest.
     std::vector<int64_t> rows(ranks * ranks);
     on_device("fallback-counts", std::as_bytes(x.send_counts), std::as_writable_bytes(std::span(rows)), stream, limit,
               where, [&](char* counts, char* all_counts) {
@@ -141,7 +141,7 @@ void HcclCommunicator::gather_and_slice(const Exchange& x, void* output, std::sp
                            all.data() + j * longest + static_cast<size_t>(before) * element,
                            static_cast<size_t>(recv_counts[j]) * element, stream, where);
     }
-    wait("fallback-memory", stream, limit, where);  // before the memory goes
+    wait("fallback-memory", stream, limit, where);  // before the memory is freed
 }
 
 }  // namespace alltoallv

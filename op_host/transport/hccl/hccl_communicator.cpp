@@ -17,7 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t first_calls = 8;  ///< that check="first" compares
+constexpr uint64_t first_calls = 8;  ///< number of calls that check="first" compares
 
 }  // namespace
 
@@ -51,7 +51,7 @@ HcclCommunicator::~HcclCommunicator() {
     destroy_quietly();
 }
 
-/// Rank 0 makes it; the control communicator carries it.
+/// Rank 0 makes the root info; the control communicator distributes it.
 void HcclCommunicator::share_root_info() {
     if (!control_)
         throw invalid_param("domain '" + domain() + "' has neither root_info nor a communicator in host memory, " +
@@ -62,7 +62,7 @@ void HcclCommunicator::share_root_info() {
             info = make_root_info();
         } catch (const Error& error) {
             control_->fail(OpKind::broadcast, error);
-            control_->fail(OpKind::broadcast, error);  // comes after all have met the first, so that none finds us gone
+            control_->fail(OpKind::broadcast, error);  // after all have met in the first call, lest one find us gone
             throw;
         }
     }
@@ -83,7 +83,7 @@ void HcclCommunicator::share_root_info() {
     options_.root_info = heard;
 }
 
-/// Over HcclAllGather, where the ranks have nothing else in common.
+/// Uses HcclAllGather, if the ranks share nothing else.
 void HcclCommunicator::find_control(const Meet& meet) {
     const std::string where = "the ranks of domain '" + domain() + "' meeting";
     const auto gather = [&](const std::string& mine) {
@@ -118,13 +118,13 @@ bool HcclCommunicator::usable() const {
     return !ended_;
 }
 
-/// Whether the ranks compare call number `seq`.
+/// True if the ranks compare call number `seq`.
 bool HcclCommunicator::agrees(uint64_t seq) const {
     if (!control_ || options_.check == "off" || !synchronizes("agreement")) return false;
     return options_.check == "always" || seq <= first_calls;
 }
 
-/// Throws what has ended the control communicator, if anything has: a peer's loss, an abort, its failure.
+/// Throws the error that has ended the control communicator, if any: a peer's loss, an abort, its failure.
 void HcclCommunicator::look_at_control() const {
     if (hooks().poll) hooks().poll();
     if (!control_ || control_->usable()) return;
@@ -152,7 +152,7 @@ void HcclCommunicator::wait(const char* name, aclrtStream stream, TimePoint dead
     try {
         if (device_->wait(stream, deadline, where, [&] { poll(where); })) return;
     } catch (const Error&) {
-        if (comm_) comm_->check_async_error(where);  // HCCL knows more than the stream
+        if (comm_) comm_->check_async_error(where);  // HCCL's error is more precise than the stream's
         throw;
     }
     const double waited = std::chrono::duration<double>(Clock::now() - begin).count();
@@ -160,14 +160,14 @@ void HcclCommunicator::wait(const char* name, aclrtStream stream, TimePoint dead
                        ": a rank is late or gone; HCCL itself waits for HCCL_EXEC_TIMEOUT seconds");
 }
 
-/// Before a call of ours on our own stream: what the owner of a borrowed HcclComm has enqueued comes first.
+/// Before a call of ours on our own stream, waits for what the owner of a borrowed HcclComm has enqueued.
 void HcclCommunicator::wait_for_owner(const std::string& where) {
     if (options_.comm == nullptr || !synchronizes("owner-wait")) return;
     if (!Device::wait_for_all(deadline(-1), where, [&] { poll(where); }))
         throw comm_timeout(where + ": what was on the device before was not done in time");
 }
 
-/// The peers have launched, or will: this communicator is out of step for good.
+/// Ends the communicator: the peers have launched the call or will, so the ranks no longer match.
 void HcclCommunicator::end(const Error& error) {
     {
         const std::lock_guard lock(records_);
@@ -192,7 +192,7 @@ std::string HcclCommunicator::hccl_name() const {
     return comm_ ? comm_->name() : std::string();
 }
 
-/// Waits for what is still on the device, on whichever stream; not behind a failure, where it may never be done.
+/// Waits for the device's work, on any stream; not after a failure, when it may never finish.
 void HcclCommunicator::drain(TimePoint deadline) {
     if (!synchronizes("drain")) return;
     const std::string where = "leaving domain '" + domain() + "'";
@@ -203,7 +203,7 @@ void HcclCommunicator::drain(TimePoint deadline) {
             if (hooks().poll) hooks().poll();
             usleep(pause);
         }
-    } catch (const Error& error) {  // nobody can tell whether it will ever be done
+    } catch (const Error& error) {  // nobody knows if it will ever finish
         end(error);
     }
 }
@@ -211,12 +211,12 @@ void HcclCommunicator::drain(TimePoint deadline) {
 void HcclCommunicator::fail(OpKind op, const Error& error) {
     check_usable();
     queue_->run_or_submit([this, op, error] {
-        check_usable();  // destroyed by now?
+        check_usable();  // it may have been destroyed by now
         ++seq_;
         failed_.fetch_add(1, std::memory_order_relaxed);
         if (agrees(seq_))
             control_->fail(op, error);
-        else if (size() > 1)  // the peers do not ask: they can only be told that it is over
+        else if (size() > 1)  // the peers do not compare calls: they can only learn that the communicator has ended
             abort(std::string(name_of(op)) + " failed on it: " + error.what());
     });
 }

@@ -25,18 +25,18 @@
 
 namespace alltoallv {
 
-/// Calls with a stream are enqueued on it and return; calls without block until the data have arrived.
+/// Calls with a stream enqueue on it and return; calls without one block until the data have arrived.
 ///
-/// Before the launch the ranks agree on operator, dtype and counts over `control`, a communicator of the same ranks in
-/// host memory or over TCP, as often as `check` says. Without one whoever made it must agree by other means.
+/// Before a launch the ranks agree on operator, dtype and counts over `control`, a communicator of the same ranks in
+/// host memory or over TCP, as often as `check` says. Without it the caller must ensure agreement by other means.
 class HcclCommunicator final : public Communicator {
   public:
-    /// Hands every rank what all ranks give, of one length.
+    /// Gives every rank the texts of all ranks, which have one length.
     using GatherBytes = std::function<std::vector<std::string>(const std::string&)>;
-    /// Makes `control` once there is an HCCL communicator to find the peers with; null: there is none, and why.
+    /// Makes `control` once an HCCL communicator can find the peers; returns null and sets `failure` if that fails.
     using Meet = std::function<CommunicatorPtr(const GatherBytes& gather, std::string& failure)>;
 
-    /// Collective: blocks until all ranks have come. With `meet` there is no `control` to begin with.
+    /// Collective: blocks until all ranks have arrived. With `meet`, `control` is made later.
     HcclCommunicator(HcclOptions options, CommunicatorPtr control, const Meet& meet = {});
     ~HcclCommunicator() override;
 
@@ -46,16 +46,16 @@ class HcclCommunicator final : public Communicator {
     std::string backend() const override { return "hccl"; }
     CommunicatorPtr control() const override { return control_; }
 
-    /// The caller's, or null.
+    /// Returns the caller's HcclComm, or null.
     HcclComm borrowed() const { return options_.comm; }
-    /// HCCL's name of its HcclComm, empty without one: the domain's, and a hash that makes it unique.
+    /// Returns HCCL's name of its HcclComm, which consists of the domain and a unique hash; empty without one.
     std::string hccl_name() const;
 
     void exchange(const Exchange& exchange, double timeout) override;
-    /// Where HCCL returns success and does nothing, which the first call of an operator finds out, an error of class
-    /// hccl on every rank; the communicator stays usable, and `stats()` has "<operator>_falls_back".
+    /// Throws an error of class hccl on every rank if HCCL returns success and does nothing, which the first call of an
+    /// operator checks; the communicator stays usable, and `stats()` has "<operator>_falls_back".
     void reduce(const Reduction& reduction, double timeout) override;
-    /// With `moves` false only: the data are for kernels, which front ends have (alltoallv/backends).
+    /// Only with `moves` false: front ends have kernels for the data (alltoallv/backends).
     void quant_reduce(const QuantReduction& reduction, double timeout) override;
     void fail(OpKind op, const Error& error) override;
     WorkPtr submit(std::function<void()> call) override;
@@ -76,7 +76,7 @@ class HcclCommunicator final : public Communicator {
     bool agrees(uint64_t seq) const;
     void poll(const std::string& where) const;
     void look_at_control() const;
-    /// The host waits for a stream. `name`: see synchronization.h.
+    /// Makes the host wait for a stream. `name`: see synchronization.h.
     void wait(const char* name, aclrtStream stream, TimePoint deadline, const std::string& where);
     void wait_for_owner(const std::string& where);
     TimePoint deadline(double timeout) const;
@@ -86,7 +86,7 @@ class HcclCommunicator final : public Communicator {
 
     // operators.cpp
     std::string where(OpKind op) const;
-    /// Runs one operator in its turn; what fails after the agreement ends the communicator for all ranks.
+    /// Runs one operator in its turn; a failure after the agreement ends the communicator for all ranks.
     template <class Agree, class Body>
     void run(OpKind op, DType dtype, Agree&& agree, Body&& body);
 
@@ -99,8 +99,8 @@ class HcclCommunicator final : public Communicator {
     void begin_launch(aclrtStream stream, const std::string& where);
 
     // fallback.cpp
-    /// Runs `call(input, output)`, which enqueues on `stream`, on the device's copies of these; `heard` holds none of
-    /// the right values before, and what has come after. `name`: of the wait for it.
+    /// Runs `call(input, output)`, which enqueues on `stream`, on copies in device memory; before the call `heard`
+    /// holds none of the right values, after it the output. `name` is that of the wait for it.
     void on_device(const char* name, std::span<const std::byte> input, std::span<std::byte> heard, aclrtStream stream,
                    TimePoint limit, const std::string& where, const std::function<void(char*, char*)>& call);
     void check_data_path();
@@ -115,16 +115,16 @@ class HcclCommunicator final : public Communicator {
     CommunicatorPtr control_;  ///< may be null
     pid_t pid_;
     std::unique_ptr<Device> device_;
-    std::unique_ptr<HcclGroup> comm_;  ///< null in a world of one rank, and once destroyed
+    std::unique_ptr<HcclGroup> comm_;  ///< null if there is only one rank, and once destroyed
     bool falls_back_ = false;          ///< HcclAlltoAllV moves no data here; equal on all ranks
-    std::map<OpKind, bool> reduces_;   ///< whether HCCL does this reduction here, once that is known; likewise
+    std::map<OpKind, bool> reduces_;   ///< true: HCCL does this reduction here; absent: unknown; equal on all ranks
     std::atomic<bool> all_reduce_falls_back_{false}, reduce_scatter_falls_back_{false};
     uint64_t seq_ = 0;
     Launches launches_;
     std::atomic<uint64_t> operators_{0}, failed_{0}, agreed_{0}, bytes_{0};
     mutable std::mutex records_;  ///< guards flight_ and ended_
     std::deque<FlightOperator> flight_;
-    std::optional<Error> ended_;  ///< what ended it for good
+    std::optional<Error> ended_;  ///< the error that ended it for good
     std::atomic<bool> destroyed_{false};
     std::unique_ptr<CallQueue> queue_ = std::make_unique<CallQueue>();  // last: its thread ends before the rest
 };

@@ -40,8 +40,8 @@ std::string content_of(const std::string& path) {
     return text.str();
 }
 
-/// Equal on all ranks and different for every communicator: the domain, and a hash of what the ranks have in common.
-/// Of a rank table that is the content; hosts may have it at different paths.
+/// Returns a name that is equal on all ranks and different for every communicator: the domain, and a hash of data that
+/// the ranks share. For a rank table this is its content, because hosts may have it at different paths.
 std::string name_of(const HcclOptions& options) {
     uint64_t hash = 0xcbf29ce484222325;
     const std::string common = options.rank_table.empty() ? options.root_info : content_of(options.rank_table);
@@ -51,13 +51,13 @@ std::string name_of(const HcclOptions& options) {
     return options.domain.substr(0, 90) + suffix;
 }
 
-/// Whether this HCCL takes a configuration, which has the buffer's size and the name; older releases do not.
+/// True if this HCCL accepts a configuration with the buffer's size and the name; older releases do not.
 bool configures(const HcclOptions& options) {
     if (!options.rank_table.empty()) return cann().HcclCommInitClusterInfoConfig != nullptr;
     return cann().HcclCommInitRootInfoConfig != nullptr;
 }
 
-/// What the user can change, with its value.
+/// Returns the setting that the user can change, with its value.
 std::string buffer_of(const HcclOptions& options) {
     if (options.comm != nullptr) return buffer_variable() + ", or what the maker of hccl_comm has given it";
     if (!options.buffer_mb || !configures(options)) return buffer_variable();
@@ -127,7 +127,7 @@ HcclGroup::HcclGroup(const HcclOptions& options, const Device& device, const std
                      "' asks for a buffer of that many MB, which this HCCL cannot be told (it has no " +
                      (options.rank_table.empty() ? "HcclCommInitRootInfoConfig" : "HcclCommInitClusterInfoConfig") +
                      "): " + buffer_variable() + " counts");
-    // HCCL waits for all ranks and cannot be interrupted: it does so on a thread that can be left behind.
+    // HCCL waits for all ranks and cannot be interrupted, so it runs on a thread that can be left behind.
     const std::string where = "rank " + std::to_string(options.rank) + " of domain '" + options.domain + "'";
     enum class State : uint8_t { running, done, abandoned };
     struct Call {
@@ -156,7 +156,7 @@ HcclGroup::HcclGroup(const HcclOptions& options, const Device& device, const std
             if (waited.count() >= options.timeout) throw late(where, call->name.load(), waited.count());
         }
     } catch (...) {
-        // Whoever comes second destroys what has been made after all.
+        // The later of the two threads destroys a communicator that nobody wants any more.
         if (call->state.exchange(State::abandoned) == State::done && call->comm != nullptr)
             cann().HcclCommDestroy(call->comm);
         thread.detach();
@@ -173,7 +173,7 @@ HcclGroup::~HcclGroup() {
     try {
         destroy();
     } catch (const Error&) {
-        // Nobody to tell.
+        // Nobody is left to inform.
     }
 }
 

@@ -1,4 +1,4 @@
-// An HcclGroup: made or borrowed, and its collectives, each checked.
+// An HcclGroup is made or borrowed; each of its collectives is checked.
 #pragma once
 
 #include <functional>
@@ -12,8 +12,8 @@
 
 namespace alltoallv {
 
-/// What a communicator over HCCL is made from. The first of `comm`, `rank_table`, `root_info` that is set decides; with
-/// none of them rank 0 makes root info, and hands it out over the control communicator.
+/// The options of a communicator over HCCL. The first of `comm`, `rank_table`, `root_info` that is set decides; without
+/// any of them rank 0 makes root info, and distributes it over the control communicator.
 struct HcclOptions {
     int rank = 0;
     int size = 1;
@@ -21,7 +21,7 @@ struct HcclOptions {
     std::optional<size_t> buffer_mb;  ///< HCCL's buffer of this communicator; unset: HCCL_BUFFSIZE decides
     double timeout = 600.0;           ///< seconds
     std::string check = "first";      ///< "first": the first 8 calls; "always"; "off"
-    int device = -1;                  ///< < 0: the current one
+    int device = -1;                  ///< < 0 means the current one
     HcclComm comm = nullptr;          ///< the caller's, not owned
     std::string rank_table;           ///< path; checked by the caller (alltoallv/rank_table.py)
     std::string root_info;            ///< HcclRootInfo, 4108 bytes
@@ -30,28 +30,28 @@ struct HcclOptions {
 /// Send counts, send displacements, receive counts, receive displacements, W each, in units of the wire type.
 using WireLayout = std::vector<uint64_t>;
 
-/// HcclGetRootInfo on the current device.
+/// Calls HcclGetRootInfo on the current device.
 std::string make_root_info();
 
-/// HCCL's name of a communicator: equal on all of its ranks.
+/// Returns HCCL's name of a communicator, which is equal on all of its ranks.
 std::string name_of(HcclComm comm);
 
 class HcclGroup {
   public:
-    /// Blocks until all ranks have come, at most for `options.timeout`; `poll` is called meanwhile and may throw.
-    /// What HCCL makes after that is destroyed when it comes.
+    /// Blocks until all ranks have arrived, at most for `options.timeout`; calls `poll` meanwhile, which may throw. A
+    /// communicator that HCCL makes later is destroyed.
     HcclGroup(const HcclOptions& options, const Device& device, const std::function<void()>& poll);
     ~HcclGroup();
     HcclGroup(const HcclGroup&) = delete;
     HcclGroup& operator=(const HcclGroup&) = delete;
 
-    /// Frees it, if it is ours; waits up to 2 s while HCCL says that it is in use, and may then be called again.
+    /// Frees it, if it is ours; waits up to 2 s while HCCL reports that it is in use, and may then be called again.
     void destroy();
 
     /// HCCL's name of it.
     std::string name() const { return name_of(comm_); }
 
-    /// Enqueue on `stream`; `where` begins the message of an error.
+    /// The calls enqueue on `stream`; `where` begins the message of an error.
     void all_to_all_v(const void* input, void* output, const WireLayout& layout, HcclDataType type, aclrtStream stream,
                       const std::string& where) const;
     void all_gather(const void* input, void* output, uint64_t count, HcclDataType type, aclrtStream stream,
@@ -61,20 +61,20 @@ class HcclGroup {
     void reduce_scatter(const void* input, void* output, uint64_t count, HcclDataType type, HcclReduceOp op,
                         aclrtStream stream, const std::string& where) const;
 
-    /// What HCCL has found out behind the calls; HCCL_SUCCESS where it cannot be asked.
+    /// Returns errors that HCCL has found after the calls; HCCL_SUCCESS if it cannot be asked.
     HcclResult async_error() const;
 
-    /// Throws it.
+    /// Throws that error.
     void check_async_error(const std::string& where) const;
 
   private:
-    /// `bytes`: what the call moves per rank.
+    /// `bytes` is what the call moves per rank.
     void check(HcclResult result, const char* call, const std::string& where, uint64_t bytes) const;
 
     HcclComm comm_ = nullptr;
     size_t size_ = 0;
     bool owned_ = false;
-    std::string buffer_;  ///< what decides HCCL's buffer, for advice
+    std::string buffer_;  ///< the setting that decides HCCL's buffer, for advice
 };
 
 }  // namespace alltoallv

@@ -1,4 +1,4 @@
-// What a communicator has launched and the device may not have finished.
+// The calls that a communicator has launched and that the device may not have finished.
 #pragma once
 
 #include <deque>
@@ -13,13 +13,13 @@ namespace alltoallv {
 /// Destroying them without `release` leaks their events.
 class Launches {
   public:
-    /// HCCL runs the calls of a communicator in their order, on every rank alike: `stream` waits for the one before.
+    /// HCCL runs the calls of a communicator in the same order on every rank, so `stream` waits for the call before.
     void follow_last(aclrtStream stream, const std::string& where);
-    /// Another one on `stream`. HCCL may read the counts when the device comes to the call, not when it is made.
+    /// Adds a call on `stream`. HCCL may read the counts when the device reaches the call, not when it is made.
     void add(std::unique_ptr<WireLayout> layout, aclrtStream stream, const std::string& where);
-    /// Lets go of what the device has finished. True: that was all.
+    /// Releases the calls that the device has finished. Returns true if none is left.
     bool forget_completed(const std::string& where);
-    /// What has not finished keeps its memory for ever, since HCCL may still read it.
+    /// Keeps the memory of unfinished calls for ever, because HCCL may still read it.
     void release();
 
   private:

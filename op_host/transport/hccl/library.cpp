@@ -47,7 +47,7 @@ HcclLibrary load() {
 
 const HcclLibrary& cann() {
     static std::mutex mutex;
-    static const HcclLibrary* loaded = nullptr;  // never freed: the libraries are in use to the end of the process
+    static const HcclLibrary* loaded = nullptr;  // never freed: the libraries are in use until the process ends
     const std::lock_guard lock(mutex);
     if (loaded == nullptr) loaded = new HcclLibrary(load());
     return *loaded;

@@ -3,7 +3,7 @@
 
 #include "abi/hccl.h"
 
-/// Every function that the transport calls, with its library. Older releases may lack those of the second list; their
+/// Every function that the transport calls, with its library. Older releases may lack those of the second list, whose
 /// pointers are then null.
 #define ALLTOALLV_CANN_REQUIRED(X)                 \
     X(ascendcl, aclInit)                           \
@@ -55,8 +55,8 @@ struct HcclLibrary {
 #undef ALLTOALLV_MEMBER
 };
 
-/// Opened at the first call; stays open. Throws backend_unavailable naming the library or the symbol that is missing,
-/// and what to do; a later call tries again.
+/// Opens the libraries at the first call; they stay open. Throws backend_unavailable with the missing library or symbol
+/// and with advice; a later call tries again.
 const HcclLibrary& cann();
 
 }  // namespace alltoallv

@@ -1,4 +1,4 @@
-// The operators of the HCCL communicator: what surrounds each of them, and what HCCL is asked to do.
+// The operators of the HCCL communicator: the steps around each, and the HCCL calls.
 #include <algorithm>
 #include <functional>
 #include <numeric>
@@ -23,8 +23,8 @@ void check_wire_counts(const Exchange& x, int64_t per_element) {
                                     ", what HCCL moves of dtype " + std::string(name_of(x.dtype)) + " to one rank");
 }
 
-/// Elements that every rank gives to all, where HcclAllGather can do it; else 0. Equal on all ranks: what they receive
-/// is equal in an all-gather, and no front end places the parts of one rank otherwise than those of another.
+/// Returns the elements that every rank gives to all, if HcclAllGather can do it; else 0. Equal on all ranks: in an
+/// all-gather they receive the same, and every front end places the parts in the same way.
 uint64_t gathered_from_each(const Exchange& x, std::span<const int64_t> recv_counts, std::span<const int64_t> rdispls) {
     if (x.op != OpKind::all_gather && x.op != OpKind::all_gather_into_tensor) return 0;
     const int64_t count = recv_counts[0], unit = x.byte_displs ? static_cast<int64_t>(size_of(x.dtype)) : 1;
@@ -141,7 +141,7 @@ void HcclCommunicator::move(const Exchange& x, void* output, std::span<const int
     if (size() == 1) return copy_own(x, output, stream, where);
     if (gathered_from_each(x, recv_counts, rdispls) > 0) return gather(x, output, rdispls, stream, where);
     if (falls_back_) return gather_and_slice(x, output, recv_counts, rdispls, stream, limit, where);
-    // Byte displacements need not be multiples of the element.
+    // Byte displacements need not be multiples of the element size.
     const WireType wire =
         x.byte_displs ? WireType{HCCL_DATA_TYPE_UINT8, static_cast<int64_t>(size_of(x.dtype))} : wire_type(x.dtype);
     check_wire_counts(x, wire.per_element);
@@ -170,7 +170,7 @@ void HcclCommunicator::gather(const Exchange& x, void* output, std::span<const i
     launches_.add(nullptr, stream, where);
 }
 
-/// A world of one rank: HCCL would copy from the start of both buffers, whatever the displacements.
+/// Copies for a single rank: HCCL would copy from the start of both buffers, ignoring the displacements.
 void HcclCommunicator::copy_own(const Exchange& x, void* output, aclrtStream stream, const std::string& where) {
     const size_t element = size_of(x.dtype), unit = x.byte_displs ? 1 : element;
     const size_t target = x.rdispls.empty() ? 0 : static_cast<size_t>(x.rdispls[0]) * unit;

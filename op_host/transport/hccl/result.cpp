@@ -10,7 +10,7 @@
 namespace alltoallv {
 namespace {
 
-/// Of HcclResult 0 to 24.
+/// The names of HcclResult 0 to 24.
 constexpr std::array<std::string_view, 25> result_names{
     "HCCL_SUCCESS",
     "HCCL_E_PARA",

@@ -1,4 +1,4 @@
-// From HCCL's and ACL's numbers to errors that say which call failed, why, and what can be done.
+// Converts HCCL's and ACL's numbers to errors that say which call failed, why, and what to do.
 #pragma once
 
 #include <string>
@@ -8,22 +8,22 @@
 
 namespace alltoallv {
 
-/// ATB's code for an HcclResult: parameter, device memory, or the general one.
+/// Returns ATB's code for an HcclResult: parameter, device memory, or the general one.
 ErrorType code_of(HcclResult result);
 
-/// "HCCL_E_PARA", or "HcclResult 99".
+/// Returns "HCCL_E_PARA", or "HcclResult 99".
 std::string hccl_name(HcclResult result);
 
-/// What decides the size of a communicator's buffer in HCCL, for advice where memory is short.
+/// The setting for the size of a communicator's buffer in HCCL, for advice if memory is short.
 struct BufferAdvice {
     std::string setting;  ///< empty: HCCL_BUFFSIZE
-    uint64_t bytes = 0;   ///< that the call moves per rank; 0: unknown
+    uint64_t bytes = 0;   ///< moved per rank by the call; 0: unknown
 };
 
-/// HCCL_BUFFSIZE with its value.
+/// Returns HCCL_BUFFSIZE with its value.
 std::string buffer_variable();
 
-/// The error of a call that returned `result`. `call` is the function's name, `where` the operator or domain.
+/// Returns the error of a call that returned `result`: `call` is the function's name, `where` the operator or domain.
 Error hccl_error(HcclResult result, const std::string& call, const std::string& where, const BufferAdvice& buffer = {});
 
 Error acl_error(aclError result, const std::string& call, const std::string& where);

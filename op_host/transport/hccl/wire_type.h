@@ -1,4 +1,4 @@
-// How HCCL sees our element types: its own where it has them, integers of the same bytes where it has not.
+// The types by which HCCL moves our element types: its own if it has them, else integers of the same size.
 #pragma once
 
 #include <optional>
@@ -17,14 +17,14 @@ struct WireType {
     int64_t per_element;  ///< units of `type` in one element
 };
 
-/// Bytes of an element of a type that moves one of ours as it is.
+/// Returns the bytes of an element of a type that moves one of ours without conversion.
 constexpr uint64_t bytes_of(HcclDataType type) {
     for (const DTypeInfo& dtype : dtype_table)
         if (dtype.hccl == type && dtype.hccl_units == 1) return dtype.size;
     return 0;
 }
 
-/// For moving data, any dtype: the float8 family, complex numbers and bool travel as integers.
+/// Returns the type for moving any dtype: float8 types, complex numbers and bool travel as integers.
 constexpr WireType wire_type(DType dtype) {
     return {static_cast<HcclDataType>(info(dtype).hccl), info(dtype).hccl_units};
 }
@@ -37,7 +37,7 @@ static_assert([] {
 }());
 static_assert(wire_type(DType::bfloat16).type == HCCL_DATA_TYPE_BFP16);
 
-/// For reductions: what HCCL computes with on every device family, else nothing.
+/// Returns the type for reductions if HCCL computes with it on every device family, else nothing.
 constexpr std::optional<HcclDataType> reduction_type(DType dtype) {
     return info(dtype).hccl_reduces ? std::optional(wire_type(dtype).type) : std::nullopt;
 }

@@ -1,8 +1,8 @@
 /// \file algorithm_selector.h
-/// \brief The quicker of two ways, found out by taking both now and then.
+/// \brief Finds the faster of two ways by taking both now and then.
 ///
-/// Which way of moving private memory is quicker depends on the machine, on what its neighbours do at present and on
-/// the size, by factors of two in either direction.
+/// Which way of moving private memory is faster depends on the machine, on its present load and on the size, by factors
+/// of two in either direction.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ class AlgorithmSelector {
   public:
     enum Way : unsigned char { usual, other };
 
-    /// The way to take for so many bytes.
+    /// Returns the way to take for this number of bytes.
     Way choose(size_t bytes) {
         Record& record = of(bytes);
         const Way quicker = record.best(usual) <= record.best(other) ? usual : other;
@@ -31,7 +31,7 @@ class AlgorithmSelector {
         return record.tries ? record.tried : quicker;
     }
 
-    /// How long they took by that way.
+    /// Records how long they took by that way.
     void note(size_t bytes, Way way, double nanoseconds) {
         auto& last = of(bytes).last[way];
         std::rotate(last.begin(), last.end() - 1, last.end());
@@ -40,7 +40,7 @@ class AlgorithmSelector {
 
   private:
     static constexpr int trial = 3;        // calls by the slower way
-    static constexpr int until_next = 61;  // calls by the quicker way, between trials
+    static constexpr int until_next = 61;  // calls by the faster way, between trials
 
     struct Record {
         static constexpr double unknown = std::numeric_limits<double>::infinity();
@@ -50,7 +50,7 @@ class AlgorithmSelector {
         bool tries = false;
         Way tried = usual;
 
-        /// Nanoseconds per byte: whoever was interrupted took longer once.
+        /// Returns nanoseconds per byte: the minimum, because an interruption makes single calls slower.
         double best(Way way) const { return *std::min_element(last[way].begin(), last[way].end()); }
     };
 

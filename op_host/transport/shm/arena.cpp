@@ -17,7 +17,7 @@ namespace alltoallv {
 namespace {
 
 constexpr size_t megabyte = size_t{1} << 20;
-constexpr size_t default_budget = 200 * megabyte;  // while no communicator says otherwise
+constexpr size_t default_budget = 200 * megabyte;  // until a communicator sets another one
 constexpr size_t min_segment = 8 * megabyte;
 constexpr size_t max_segment = 64 * megabyte;
 constexpr size_t recent_limit = 128 * megabyte;
@@ -25,7 +25,7 @@ constexpr size_t huge_page = 2 * megabyte;
 
 std::atomic<Arena*> current{nullptr};
 
-/// Whole pages: what a late writer may reach is cut out without touching another block.
+/// Rounds to whole pages, so that memory within reach of a late writer is cut out without touching another block.
 size_t rounded(size_t bytes) {
     return round_up(std::max<size_t>(bytes, 1), 4096);
 }
@@ -33,7 +33,7 @@ size_t rounded(size_t bytes) {
 Arena* make_arena() {
     static std::once_flag once;
     std::call_once(once, [] {
-        // A child must neither share the parent's free lists nor answer for its segments.
+        // A child must not share the parent's free lists or manage its segments.
         pthread_atfork(nullptr, nullptr, [] {
             if (const Arena* parents = current.load(std::memory_order_relaxed)) {
                 parents->close_descriptors();
@@ -63,7 +63,7 @@ Block::~Block() {
     if (arena_ == nullptr) {
         std::free(data_);
     } else if (arena_ ==
-               current.load(std::memory_order_acquire)) {  // else: inherited through fork, the parent's to free
+               current.load(std::memory_order_acquire)) {  // else: inherited through fork, the parent frees it
         arena_->give_back(data_, reserved_);
     }
 }
@@ -100,7 +100,7 @@ Block Arena::allocate(size_t bytes) {
     const size_t aligned = block.reserved_ < huge_page ? 2 * cache_line : huge_page;
     block.data_ = static_cast<char*>(std::aligned_alloc(aligned, round_up(block.reserved_, aligned)));
     if (block.data_ == nullptr) throw resource_error("no memory for an output of " + std::to_string(bytes) + " bytes");
-    // Touching fresh pages of 4 KiB takes longer than an exchange; refused, they are what they were.
+    // Touching fresh pages of 4 KiB takes longer than an exchange; if the kernel refuses, they stay as they are.
     if (aligned == huge_page) madvise(block.data_, block.reserved_, MADV_HUGEPAGE);
     private_blocks_.fetch_add(1, std::memory_order_relaxed);
     private_bytes_.fetch_add(bytes, std::memory_order_relaxed);
@@ -117,7 +117,7 @@ char* Arena::take(size_t bytes) {
     }
     for (const auto& segment : segments_)
         if (char* data = take_from(*segment, bytes)) return data;
-    while (!recent_.empty()) {  // make the kept blocks divisible before asking for more memory
+    while (!recent_.empty()) {  // make the kept blocks divisible before requesting more memory
         merge(recent_.back().data, recent_.back().bytes);
         recent_.pop_back();
     }
@@ -138,7 +138,7 @@ char* Arena::take_from(Segment& segment, size_t bytes) {
     return segment.memory.data() + offset;
 }
 
-/// Of 16 bits: those of segments released long ago come again.
+/// Ids have 16 bits: those of segments released long ago are used again.
 uint32_t Arena::free_id() {
     for (;;) {
         const uint32_t id = next_id_;
@@ -156,12 +156,12 @@ bool Arena::grow(size_t bytes) {
     segment->id = free_id();
     segment->fd = UniqueFd(memfd_create("alltoallv-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (!segment->fd || ftruncate(segment->fd.get(), static_cast<off_t>(size)) != 0) return false;
-    // Sealed, so that no peer can shrink it under another's feet.
+    // Sealed, so that no peer can shrink it while another one uses it.
     if (fcntl(segment->fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return false;
     try {
         segment->memory = Mapping(segment->fd.get(), size);
     } catch (const Error&) {
-        return false;  // no memory: a private block may still be had
+        return false;  // out of memory: a private block may still be possible
     }
     segment->memory.populate(size);
     segment->free.emplace(0, size);
@@ -253,7 +253,7 @@ int Arena::descriptor(uint32_t id) const {
     return -1;
 }
 
-// Without the mutex: at the moment of the fork another thread may have held it.
+// Works without the mutex, which another thread may have held at the moment of the fork.
 void Arena::close_descriptors() const {
     for (const Span& span : spans())
         if (span.id.load(std::memory_order_acquire) != 0) ::close(span.fd.load(std::memory_order_relaxed));
@@ -294,7 +294,7 @@ void Arena::quarantine(const void* begin, size_t bytes, std::function<bool()> cl
     for (const auto& segment : segments_) {
         char* const base = segment->memory.data();
         if (data < base || data >= base + segment->memory.size()) continue;
-        (void)cuts_.cut(segment->fd.get(), base, data, bytes);  // without memory for it: quarantined, and no more
+        (void)cuts_.cut(segment->fd.get(), base, data, bytes);  // without memory for it, it is only quarantined
         has_cuts_.store(true, std::memory_order_release);
     }
 }
@@ -304,7 +304,7 @@ bool Arena::is_cut(const void* data, size_t bytes) const {
     return cuts_.overlaps(static_cast<const char*>(data), bytes);
 }
 
-/// Of a block that nobody holds any more.
+/// True if a freed block can be used again.
 bool Arena::usable(const char* data, size_t bytes) {
     if (quarantine_.covers(data, bytes)) return false;
     if (!has_cuts()) return true;

@@ -26,7 +26,7 @@ namespace alltoallv {
 
 class Arena;
 
-/// Memory of one output. Returns to the arena when destroyed; a private block is plain memory of this process.
+/// Memory of one output. Returns to the arena when destroyed; a private block is ordinary memory of this process.
 class Block {
   public:
     Block() = default;
@@ -52,41 +52,41 @@ struct ArenaStats {
 
 class Arena {
   public:
-    /// The arena of this process; a forked child has one of its own.
+    /// Returns the arena of this process; a forked child has its own.
     static Arena& instance();
 
-    /// Random number that names this process to its peers.
+    /// Random number by which peers identify this process.
     uint64_t process() const { return process_; }
 
-    /// Never fails for lack of budget: beyond it the block is private, and counted.
+    /// Never fails for lack of budget: a block beyond it is private, and counted.
     Block allocate(size_t bytes);
 
-    /// Where `[data, data + bytes)` lies for peers; what has been cut out of the arena is private.
+    /// Returns the location of `[data, data + bytes)` for peers; pages that have been cut out of the arena are private.
     Location locate(const void* data, size_t bytes) const;
 
-    /// Address of `bytes` at an offset of a segment of this process; null unless there are as many.
+    /// Returns the address of `bytes` at an offset of a segment of this process; null unless all of them lie in it.
     char* address(uint32_t segment, uint64_t offset, size_t bytes) const;
 
-    /// Descriptor of a segment for a peer; -1 if there is none.
+    /// Returns the descriptor of a segment for a peer; -1 if there is none.
     int descriptor(uint32_t segment) const;
 
     /// A communicator adds its domain's budget while it lives. Idle segments beyond the budgets are freed.
     void add_budget(size_t bytes);
     void remove_budget(size_t bytes);
 
-    /// Unless `clear()` holds: gives this process private pages at these addresses, where no peer can write any more,
-    /// and does not reuse the block until `clear()` holds.
+    /// Unless `clear()` is true: gives this process private pages at these addresses, where peers can no longer write,
+    /// and does not reuse the block until `clear()` is true.
     void quarantine(const void* data, size_t bytes, std::function<bool()> clear);
 
-    /// Whether there are private pages in place of shared ones.
+    /// True if there are private pages in place of shared ones.
     bool has_cuts() const { return has_cuts_.load(std::memory_order_acquire); }
 
     ArenaStats stats();
 
-    /// In a forked child, on the parent's arena: its descriptors would keep the segments from being freed.
+    /// Called in a forked child on the parent's arena: its descriptors would keep the segments from being freed.
     void close_descriptors() const;
 
-    /// `inherited`: of the parent, in a forked child; never taken down.
+    /// `inherited` is the parent's arena in a forked child; it is never destroyed.
     explicit Arena(const Arena* inherited = nullptr);
 
   private:
@@ -109,7 +109,7 @@ class Arena {
         size_t bytes;
     };
 
-    /// Holds the mutex, and tells the peers without it what has been released meanwhile.
+    /// Holds the mutex; after unlocking it informs the peers of segments released meanwhile.
     class Lock {
       public:
         explicit Lock(Arena& arena) : arena_(arena), lock_(arena.mutex_) {}
@@ -132,7 +132,7 @@ class Arena {
     void settle_quarantine();
     bool is_cut(const void* data, size_t bytes) const;
     bool usable(const char* data, size_t bytes);
-    size_t limit() const { return communicators_ == 0 ? 0 : budget_; }  // of what stays without being used
+    size_t limit() const { return communicators_ == 0 ? 0 : budget_; }  // most memory that stays unused
     void release_idle();
 
     static constexpr size_t max_segments = 64;
@@ -147,7 +147,7 @@ class Arena {
     size_t budget_ = 0;
     size_t total_ = 0;
     std::vector<std::unique_ptr<Segment>> segments_;
-    std::vector<uint32_t> released_;  // segments that peers have still to be told of
+    std::vector<uint32_t> released_;  // segments whose release has not been announced to peers
     std::vector<Parked> recent_;      // freed blocks kept whole for the next request of that size
     std::vector<Parked> parked_;      // freed but quarantined
     Quarantine quarantine_;

@@ -1,4 +1,4 @@
-// The copies themselves: direct, from a peer's private memory, and through the rings.
+// Makes the copies: direct, from a peer's private memory, and through the rings.
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -11,9 +11,9 @@
 namespace alltoallv {
 namespace {
 
-/// A sender looks at the poison at least this often, which bounds what a late writer can touch.
+/// A sender checks for poison at least once per this many bytes, which bounds what a late writer can touch.
 constexpr size_t checked_chunk = size_t{1} << 20;
-/// What a thread copies at least: less takes no longer than waking it.
+/// Least bytes that a thread copies: a smaller copy takes no longer than waking the thread.
 constexpr size_t least_share = size_t{1} << 20;
 
 }  // namespace
@@ -71,7 +71,7 @@ void ShmCommunicator::read_peer(int peer, char* to, uint64_t from, size_t bytes)
     }
 }
 
-/// Bytes that lie in a ring: no more than fit, unless a rank has written nonsense.
+/// Returns the bytes in a ring: at most its capacity, unless a rank has written nonsense.
 size_t ShmCommunicator::filled(const Stream& stream, uint64_t produced, uint64_t consumed) const {
     if (produced - consumed > control_->layout().ring_bytes())
         throw control_->broken(stream.peer, "more lies in its ring than fits");
@@ -102,7 +102,7 @@ size_t ShmCommunicator::pump_in(Stream& stream) {
     return chunk;
 }
 
-/// All staged transfers of this rank at once: a rank that only sent, or only received, could block its peers.
+/// Runs all staged transfers of this rank together: a rank that only sent, or only received, could block its peers.
 void ShmCommunicator::run_staged() {
     const auto advance = [&](std::vector<Stream>& streams, auto pump) {
         bool progress = false;
@@ -115,7 +115,7 @@ void ShmCommunicator::run_staged() {
         std::erase_if(streams, [](const Stream& stream) { return stream.left == 0; });
         return progress;
     };
-    // A peer whose last bytes lie in the ring may have left: it is not waited for.
+    // A peer whose last bytes are in the ring may have left, so nobody waits for it.
     const auto has_sent_all = [](const Stream& s) {
         return s.ring->produced.value.load(std::memory_order_acquire) -
                    s.ring->consumed.value.load(std::memory_order_relaxed) >=

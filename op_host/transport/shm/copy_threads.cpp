@@ -10,7 +10,7 @@
 namespace alltoallv {
 namespace {
 
-/// Pauses before a helper sleeps: the copies of one exchange follow each other, and a wake-up takes as long as a copy
+/// Pauses before a helper sleeps: the copies of one exchange follow each other, and waking up takes as long as a copy
 /// of half a MiB.
 constexpr int spins = 2000;
 
@@ -45,7 +45,7 @@ void CopyThreads::run(const std::function<void(size_t)>& share) {
     } catch (...) {
         error = std::current_exception();
     }
-    while (busy_.load(std::memory_order_acquire) > 0) sched_yield();  // they write where the caller lets them
+    while (busy_.load(std::memory_order_acquire) > 0) sched_yield();  // they write into the caller's memory
     if (error) std::rethrow_exception(error);
 }
 

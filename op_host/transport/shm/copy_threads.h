@@ -1,5 +1,5 @@
 /// \file copy_threads.h
-/// \brief Threads that help a rank with large copies, where processors outnumber ranks.
+/// \brief Threads that help a rank with large copies if there are more processors than ranks.
 #pragma once
 
 #include <atomic>
@@ -23,8 +23,8 @@ class CopyThreads {
 
     size_t shares() const { return helpers_ + 1; }
 
-    /// Calls `share(0)` here and `share(1)` to `share(helpers)` in threads, which must not throw, all at once. Returns,
-    /// or throws what `share(0)` threw, after all have ended.
+    /// Calls `share(0)` here and `share(1)` to `share(helpers)` in threads, which must not throw, at the same time.
+    /// Returns, or throws the exception of `share(0)`, after all have ended.
     void run(const std::function<void(size_t)>& share);
 
   private:
@@ -36,8 +36,8 @@ class CopyThreads {
     std::mutex mutex_;
     std::condition_variable called_;
     const std::function<void(size_t)>* share_ = nullptr;
-    std::atomic<uint64_t> call_{0};  // number of the present one
-    std::atomic<size_t> busy_{0};    // helpers that have not ended it
+    std::atomic<uint64_t> call_{0};  // number of the present call
+    std::atomic<size_t> busy_{0};    // helpers that have not ended the call
     std::atomic<bool> closing_{false};
 };
 

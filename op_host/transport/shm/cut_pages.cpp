@@ -13,7 +13,7 @@ bool map_at(char* address, size_t bytes, int visibility, int fd, int64_t offset)
     return mmap(address, bytes, PROT_READ | PROT_WRITE, visibility | MAP_FIXED, fd, offset) != MAP_FAILED;
 }
 
-/// Each page becomes this process's own when it is written to; page by page, as by any other write.
+/// Makes each page this process's own by writing to it, page by page.
 void make_own(char* begin, size_t bytes) {
     constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, Linux 5.14
     if (madvise(begin, bytes, populate_write) == 0) return;
@@ -26,7 +26,7 @@ bool CutPages::cut(int fd, char* base, const char* data, size_t bytes) {
     const auto first = static_cast<size_t>(data - base) / page * page;
     const auto last = (static_cast<size_t>(data - base) + bytes + page - 1) / page * page;
     for (size_t at = first; at < last;) {
-        size_t end = at;  // of pages that have not been cut before
+        size_t end = at;  // end of pages that have not been cut before
         while (end < last && !overlaps(base + end, page)) end += page;
         if (end > at) {
             const auto offset = static_cast<int64_t>(at);

@@ -1,7 +1,7 @@
 /// \file cut_pages.h
-/// \brief Pages of shared memory that this process has private copies of instead, at the same addresses.
+/// \brief Replaces pages of shared memory by private copies at the same addresses.
 ///
-/// A peer that goes on late writes into the shared pages, which nobody here sees any more (LATE in
+/// A peer that continues late writes into the shared pages, which nobody here sees any more (LATE in
 /// control/row_protocol.pml).
 #pragma once
 
@@ -14,11 +14,11 @@ namespace alltoallv {
 /// Not thread-safe: its owner's mutex guards it.
 class CutPages {
   public:
-    /// The pages of `[data, data + bytes)`, of the shared mapping at `base` of `fd`. What they hold stays; what other
-    /// threads of this process write meanwhile does too. False, and nothing has changed, without the memory for it.
+    /// Cuts the pages of `[data, data + bytes)` out of the shared mapping of `fd` at `base`. Keeps their contents, also
+    /// what other threads write meanwhile. Returns false, without any change, if memory is short.
     bool cut(int fd, char* base, const char* data, size_t bytes);
 
-    /// Maps the shared pages again, for memory that nobody uses. False: not possible now.
+    /// Maps the shared pages again, for memory that nobody uses. Returns false if that is not possible now.
     bool mend(const char* data, size_t bytes);
 
     bool overlaps(const char* data, size_t bytes) const;

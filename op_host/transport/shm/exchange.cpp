@@ -1,4 +1,4 @@
-// Data movement: announce, agree, then one copy per non-empty pair along the path that the two rows determine.
+// Data movement: announce, agree, then one copy per non-empty pair on the path that the two rows determine.
 #include <algorithm>
 #include <cstring>
 
@@ -7,13 +7,13 @@
 namespace alltoallv {
 namespace {
 
-/// Bytes that a rank with a processor of its own sends straight into its peers' outputs.
+/// Bytes from which a rank with its own processor sends directly into its peers' outputs.
 constexpr size_t pushed_from = 4096;
 
-/// Bytes up to which two copies may be quicker than the kernel's one.
+/// Bytes up to which two copies may be faster than the kernel's one.
 constexpr size_t copied_twice = size_t{1} << 20;
 
-/// Measures what lies between `go_on` and `pause`, if at all.
+/// Measures the time between `go_on` and `pause`, if it is on.
 class Stopwatch {
   public:
     explicit Stopwatch(bool runs) : runs_(runs) { go_on(); }
@@ -37,7 +37,7 @@ class Stopwatch {
 
 }  // namespace
 
-/// What the row says beside its pairs.
+/// Fills the row except for its pairs.
 RowWords ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all, Row& row) {
     RowWords mine;
     mine.input = Arena::instance().locate(x.input, all.input_extent);
@@ -55,9 +55,9 @@ RowWords ShmCommunicator::fill_row(const Exchange& x, const ExchangeSummary& all
     return mine;
 }
 
-/// Says what goes where, and puts it into the mailbox if it travels with the row: peers that get the same region
-/// (all_gather) share one copy. A pair that says so already, since the row's last operator, stays in its reader's
-/// cache.
+/// Fills the pairs, and copies data that travel with the row into the mailbox: peers that get the same region
+/// (all_gather) share one copy. A pair that is unchanged since the row's last operator is not written, so it stays in
+/// its reader's cache.
 void ShmCommunicator::fill_pairs(const Exchange& x, uint8_t flags, Row& row) {
     const auto element = static_cast<int64_t>(size_of(x.dtype));
     const int64_t unit = x.byte_displs ? 1 : element;
@@ -94,7 +94,7 @@ Location ShmCommunicator::announce_output(const void* output, size_t bytes) {
     return location;
 }
 
-/// What this rank may read from the peers' private memory into its own, if two copies may be quicker; else 0.
+/// Returns the bytes that this rank may read from peers' private memory into its own if two copies may be faster, or 0.
 size_t ShmCommunicator::timed_bytes(const Exchange& x, const ExchangeSummary& all, const RowWords& mine) const {
     if (options_.path != "auto" || !allows(Path::cma) || !x.moves) return 0;
     if ((mine.flags & row_learns) != 0 || mine.output.segment() != 0) return 0;
@@ -102,20 +102,20 @@ size_t ShmCommunicator::timed_bytes(const Exchange& x, const ExchangeSummary& al
     return outgrows_caches(all.read + all.written) ? 0 : all.from_peers;
 }
 
-/// Where every rank has a processor, a second look at the peers costs less than a second copy, from a few KiB on. Into
-/// private memory the alternatives are a system call per pair or a ring: the mailbox pays for longer, and longer still
-/// for peers who would rather not read, and where ranks take turns on the processors.
+/// Returns the mailbox bytes to use. If every rank has a processor, a second look at the peers costs less than a second
+/// copy, from a few KiB on. Into private memory the alternatives are a system call per pair or a ring: then the mailbox
+/// is better up to larger sizes, even larger if peers avoid reading, and if ranks share processors.
 size_t ShmCommunicator::inline_capacity(const RowWords& mine) const {
     if (options_.path != "auto" || (mine.flags & row_learns) != 0) return options_.inline_bytes;
     const bool has_room = control_->has_room();
-    if (mine.output.segment() != 0)  // as the peers', supposedly
+    if (mine.output.segment() != 0)  // peers' outputs are assumed to be like this one
         return has_room ? std::min(options_.inline_bytes, pushed_from) : options_.inline_bytes;
-    bool avoided = !has_room;  // by the rows of the last operator
+    bool avoided = !has_room;  // according to the rows of the last operator
     for (int j = 0; j < size(); ++j) avoided |= (control_->row(j, control_->seq() - 1).flags & row_avoids_reads) != 0;
     return avoided ? control_->layout().inline_bytes() : 4 * options_.inline_bytes;
 }
 
-/// After agreement a rank that learns its counts sizes its output and tells those who write into it.
+/// After agreement, a rank that learns its counts allocates its output and informs the ranks that write into it.
 char* ShmCommunicator::learn_counts(const Exchange& x, RowWords& mine, Row& row, size_t& bytes) {
     learnt_ = control_->counts_from_peers(x.dtype);
     targets_.clear();
@@ -137,25 +137,25 @@ Path ShmCommunicator::path_of(const RowWords& sender, const RowWords& receiver) 
     if (sender.flags & row_inline) return Path::inlined;
     if (receiver.output.segment() != 0 && allows(Path::push)) return Path::push;
     if (sender.input.segment() != 0 && allows(Path::pull)) return Path::pull;
-    // The row of an input in the arena gives no address to read from.
+    // If the input is in the arena, the row has no address to read from.
     const bool reads = allows(Path::cma) && sender.input.segment() == 0 && (receiver.flags & row_avoids_reads) == 0;
     return reads ? Path::cma : Path::staged;
 }
 
-/// With `check` off too: what disagrees here would be written where it does not belong.
+/// Also needed with `check` off: data of a wrong size would be written where they do not belong.
 void ShmCommunicator::check_counts(int from, int to, int64_t sent, int64_t expected) const {
     if (sent == expected) return;
     throw peer_mismatch(control_->describe_op() + ": rank " + std::to_string(from) + " sends " + std::to_string(sent) +
                         " elements to rank " + std::to_string(to) + ", which expects " + std::to_string(expected));
 }
 
-// Nothing is read from this rank's own row: a broken peer may have changed that, too.
+// Reads nothing from this rank's own row, because a broken peer may have changed it.
 uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
     const size_t element = size_of(x.dtype);
     const int64_t unit = x.byte_displs ? 1 : static_cast<int64_t>(element);
     const ExchangeSummary all = x.summary != nullptr ? *x.summary : summarize(x, rank());
     RowWords mine = fill_row(x, all, row);
-    // Where ranks take turns their times mean nothing; two copies are quicker there.
+    // If ranks share processors, their times mean nothing; two copies are faster there.
     const size_t avoided_bytes = timed_bytes(x, all, mine), timed = control_->has_room() ? avoided_bytes : 0;
     if (timed > 0 ? reads_.choose(timed) == AlgorithmSelector::other : avoided_bytes > 0)
         mine.flags |= row_avoids_reads;
@@ -195,12 +195,12 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
         count(Path::self, bytes);
         moved += bytes;
     }
-    // I use a peer's memory, or a peer mine; by system calls.
+    // This rank uses a peer's memory, or a peer uses its memory, by system calls.
     bool touched = false, awaits = false, reads = false, is_read = false;
     std::fill(awaited_.begin(), awaited_.end(), uint8_t{0});
     outgoing_.clear();
     incoming_.clear();
-    // Step k pairs every rank with another receiver, so that no output is written by all at once.
+    // Step k pairs every rank with another receiver, so that the ranks do not all write one output at the same time.
     for (int k = 1; k < size(); ++k) {
         const int to = (rank() + k) % size(), from = (rank() - k + size()) % size();
         if (const int64_t n = x.send_counts[static_cast<size_t>(to)]; n > 0 && (mine.flags & row_inline) == 0) {
@@ -220,7 +220,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
                 case Path::staged:
                     outgoing_.push_back({to, &control_->ring(rank(), to), const_cast<char*>(source), bytes});
                     break;
-                default:  // the receiver reads my input
+                default:  // the receiver reads this rank's input
                     awaited_[static_cast<size_t>(to)] = 1;
                     awaits = true;
                     is_read |= path == Path::cma;
@@ -249,7 +249,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
                 case Path::staged:
                     incoming_.push_back({from, &control_->ring(from, rank()), target, bytes});
                     break;
-                default:  // the sender writes into my output, and counts the bytes
+                default:  // the sender writes into this rank's output, and counts the bytes
                     awaited_[static_cast<size_t>(from)] = 1;
                     awaits = true;
             }
@@ -258,7 +258,7 @@ uint64_t ShmCommunicator::exchange_in_turn(const Exchange& x, Row& row) {
     }
     if (!outgoing_.empty() || !incoming_.empty()) run_staged();
     if (touched) {
-        control_->throw_if_poisoned();  // what was read may have been a dead call's memory
+        control_->throw_if_poisoned();  // the data may have been read from the memory of a dead call
         control_->signal(control_->my_flags().done, seq);
     }
     if (awaits)  // DONE in row_protocol.pml
@@ -273,7 +273,7 @@ void ShmCommunicator::await_late(int peer, uint64_t seq) {
     control_->wait_flags([](Flags& flags) -> Flag& { return flags.late; }, seq, [&](int j) { return j == peer; });
 }
 
-/// Of memory that a peer says it has: throws unless it lies in a segment of that peer.
+/// Returns the address of memory that a peer has announced; throws unless it lies in a segment of that peer.
 char* ShmCommunicator::address_of(int peer, Location location, int64_t displacement, size_t bytes) {
     PeerState& state = peers_[static_cast<size_t>(peer)];
     const uint64_t offset = location.offset() + static_cast<uint64_t>(displacement);

@@ -8,8 +8,8 @@
 namespace alltoallv {
 namespace {
 
-/// The blocks that lie in the input by half at least: their rest is this process's memory as well, or they stay as they
-/// are.
+/// Moves blocks into huge pages if at least half of them lies in the input: the rest is memory of this process as well,
+/// or they stay unchanged.
 void gather(uintptr_t begin, uintptr_t end) {
     HugePages pages;
     for (uintptr_t at = begin / HugePages::size * HugePages::size; at < end && pages.worthwhile();

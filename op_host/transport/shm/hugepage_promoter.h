@@ -1,8 +1,8 @@
 /// \file hugepage_promoter.h
-/// \brief Inputs in private memory that peers read again and again are brought together in huge pages.
+/// \brief Moves inputs in private memory that peers read again and again into huge pages.
 ///
-/// For a peer's read the kernel looks up and holds every page, which takes as long as copying 4 KiB. Whoever gives back
-/// memory and gets it anew has small pages again.
+/// For a peer's read the kernel looks up and pins every page, which takes as long as copying 4 KiB. Memory that is
+/// freed and allocated again has small pages again.
 #pragma once
 
 #include <array>
@@ -13,12 +13,12 @@ namespace alltoallv {
 /// Not thread-safe.
 class HugepagePromoter {
   public:
-    /// Peers have read this one.
+    /// Records that peers have read this input.
     void note(const void* input, size_t bytes);
 
   private:
-    static constexpr int convincing = 3;    // reads of an input: what has been read twice may never be again
-    static constexpr int until_next = 256;  // reads
+    static constexpr int convincing = 3;    // reads of an input; after only two it may never be read again
+    static constexpr int until_next = 256;  // number of reads
 
     struct Input {
         const void* data = nullptr;

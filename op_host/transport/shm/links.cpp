@@ -30,8 +30,8 @@ std::string_view wire(const WireMessage& message) {
 
 }  // namespace
 
-/// Every live Links of the process, so that a forked child can close its copies of their descriptors: otherwise a peer
-/// would not see the parent's death by its sockets.
+/// All live Links of the process, so that a forked child can close its copies of their descriptors: otherwise the
+/// sockets would hide the parent's death from peers.
 struct LinksRegistry {
     std::mutex mutex;
     std::set<Links*> all;
@@ -108,7 +108,7 @@ void Links::stop() {
     }
     for (int rank = 0; rank < static_cast<int>(links_.size()); ++rank) unwatch(rank);
     {
-        // A link that has seen its peer die is no longer watched, and so not waited for above.
+        // A link whose peer has died is no longer watched, so the code above has not waited for it.
         const std::lock_guard lock(events_mutex_);
         events_ = {};
     }
@@ -151,8 +151,8 @@ void Links::on_socket(int rank) {
     }
 }
 
-/// A segment's descriptor has been lost for lack of one here: it is asked for again with a spare one, or whoever waits
-/// hears of it.
+/// A segment's descriptor was lost because this process has none left: it is requested again with a spare one, or the
+/// waiting rank gets the error.
 void Links::on_cut_short(int rank, const Message& message, const Error& error) {
     WireMessage words{};
     Link& link = *links_[static_cast<size_t>(rank)];
@@ -167,7 +167,7 @@ void Links::on_cut_short(int rank, const Message& message, const Error& error) {
     }
 }
 
-/// False for what no healthy peer says.
+/// Returns false for a message that no healthy peer sends.
 bool Links::on_message(int rank, Message& message) {
     Link& link = *links_[static_cast<size_t>(rank)];
     WireMessage words{};
@@ -175,7 +175,7 @@ bool Links::on_message(int rank, Message& message) {
     std::memcpy(&words, message.data.data(), sizeof words);
     switch (words.kind) {
         case MessageKind::want_segment: {
-            const std::lock_guard lock(mutex_);  // before the look, so that the word of a release comes behind
+            const std::lock_guard lock(mutex_);  // before the look, so that the message about a release follows
             const int fd = Arena::instance().descriptor(words.segment);
             if (!stopped_)
                 (void)try_send(link.peer.socket.get(), wire(WireMessage{MessageKind::segment, words.segment}),

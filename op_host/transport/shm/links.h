@@ -1,5 +1,5 @@
 /// \file links.h
-/// \brief The sockets and pidfds to the peers of one communicator: death, poison, and requests for segments.
+/// \brief The sockets and pidfds to the peers of one communicator: for deaths, poison, and requests for segments.
 #pragma once
 
 #include <atomic>
@@ -27,25 +27,25 @@ class Links : public std::enable_shared_from_this<Links> {
     static std::shared_ptr<Links> start(std::vector<Peer> peers, LinkEvents events);
     ~Links();
 
-    /// After return no callback runs any more and all descriptors are closed. Not from a callback.
+    /// After this returns, no callback runs any more and all descriptors are closed. Do not call it from a callback.
     void stop();
 
-    /// The peer's process identity decides where the segments it sends are kept.
+    /// Segments that the peer sends are kept in `memory`, which belongs to the peer's process.
     void set_memory(int rank, std::shared_ptr<PeerMemory> memory);
 
-    /// Asks `rank` for a segment of its arena; the answer lands in its PeerMemory.
+    /// Requests a segment of the arena of `rank`; the answer goes to its PeerMemory.
     void request_segment(int rank, uint32_t segment);
 
-    /// Tells every peer's process to look at the poison, also when none of its threads waits.
+    /// Makes every peer's process check for poison, even if none of its threads waits.
     void announce_poison();
 
-    /// Tells the processes of all peers, over all links of this process, that its arena no longer has these segments.
+    /// Informs the processes of all peers, over all links of this process, that its arena no longer has these segments.
     static void announce_released(std::span<const uint32_t> segments);
 
     /// True once the process of `rank` is known to have ended.
     bool gone(int rank) const { return links_[static_cast<size_t>(rank)]->gone.load(std::memory_order_acquire); }
 
-    /// Watches on its own whether the process of `rank` still lives, also after `stop`.
+    /// Returns a descriptor that shows if the process of `rank` lives, even after `stop`.
     UniqueFd duplicate_pidfd(int rank) const;
 
   private:
@@ -65,7 +65,7 @@ class Links : public std::enable_shared_from_this<Links> {
     void unwatch(int rank);
     friend struct LinksRegistry;
 
-    std::mutex events_mutex_;  // held while one is delivered; `stop` empties them
+    std::mutex events_mutex_;  // held while an event is delivered; `stop` empties them
     LinkEvents events_;
     std::vector<std::unique_ptr<Link>> links_;
     mutable std::mutex mutex_;  // guards descriptors and memory of all links

@@ -32,7 +32,7 @@ std::shared_ptr<Mapping> PeerMemory::segment(uint32_t id) {
     Segment& segment = it->second;
     if (segment.refusal) {
         const Error refusal = *segment.refusal;
-        segments_.erase(it);  // it may be asked for again
+        segments_.erase(it);  // it may be requested again
         throw refusal;
     }
     if (segment.memory == nullptr) {
@@ -46,7 +46,7 @@ std::shared_ptr<Mapping> PeerMemory::segment(uint32_t id) {
 
 bool PeerMemory::offer(uint32_t id, UniqueFd fd) {
     struct stat status{};
-    const int seals = fcntl(fd.get(), F_GET_SEALS);  // -1 for what is not memory
+    const int seals = fcntl(fd.get(), F_GET_SEALS);  // -1 if it is not shared memory
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd.get(), &status) != 0 || status.st_size <= 0) return false;
     const std::lock_guard lock(mutex_);
     Segment& segment = segments_[id];

@@ -18,22 +18,22 @@ namespace alltoallv {
 
 class PeerMemory {
   public:
-    /// The one object for the process named `process`; unmapped when the last communicator with it is gone.
+    /// Returns the only object for the process `process`; unmapped when the last communicator with it is gone.
     static std::shared_ptr<PeerMemory> of(uint64_t process);
 
-    /// A segment here; null while it has not been offered. Maps on first use. Throws what it has been refused with.
+    /// Returns a segment; null until it has been offered. Maps it at first use. Throws the error of a refusal.
     std::shared_ptr<Mapping> segment(uint32_t id);
 
-    /// A descriptor that arrived from the owner; false: it is not one of a segment.
+    /// Takes a descriptor that the owner has sent. Returns false if it is not one of a segment.
     bool offer(uint32_t id, UniqueFd fd);
 
-    /// It will not come; for those who wait for it.
+    /// Reports that a segment will not come to those that wait for it.
     void refuse(uint32_t id, const Error& error);
 
-    /// The owner has released the segment: it is unmapped when nobody here holds it any more.
+    /// The owner has released the segment: it is unmapped when nobody here uses it any more.
     void drop(uint32_t id);
 
-    /// How often `drop` has been called.
+    /// Returns how often `drop` has been called.
     uint64_t drops() const { return drops_.load(std::memory_order_acquire); }
 
   private:
@@ -49,20 +49,20 @@ class PeerMemory {
     std::atomic<uint64_t> drops_{0};
 };
 
-/// The segments of one peer that a communicator has used: found without a lock, and held as long as it may copy.
+/// The segments of one peer that a communicator has used: found without a lock, and kept as long as it may copy.
 class PeerSegments {
   public:
     PeerSegments() = default;
     explicit PeerSegments(std::shared_ptr<PeerMemory> memory) : memory_(std::move(memory)) {}
 
-    /// At the start of an operator, when nothing is being copied: what the owner has released since is let go.
+    /// Call it at the start of an operator, when no copies run: forgets the segments that the owner has released.
     void refresh() {
         if (memory_ == nullptr || seen_ == memory_->drops()) return;
         seen_ = memory_->drops();
         held_.clear();
     }
 
-    /// A segment; null while it has not been offered.
+    /// Returns a segment; null until it has been offered.
     const Mapping* find(uint32_t id);
 
   private:

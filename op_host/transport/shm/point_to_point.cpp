@@ -66,7 +66,7 @@ void PointToPoint::close() {
     for (Peer& peer : peers_) peer.segments = {};
 }
 
-/// Calls `ready` until it holds, once; spins, yields, then sleeps until a peer rings.
+/// Makes one step of a wait for `ready`: calls it, spins or yields, and later sleeps until a peer rings.
 template <class Ready>
 void PointToPoint::await(Ready&& ready, uint64_t& rounds) {
     if (++rounds > spins + yields) {
@@ -80,7 +80,7 @@ void PointToPoint::await(Ready&& ready, uint64_t& rounds) {
     }
 }
 
-/// The caller's thread moves all messages until `work` is done. False if that takes longer than `seconds`.
+/// The caller's thread moves all messages until `work` is done. Returns false if that takes longer than `seconds`.
 bool PointToPoint::drive(Work& work, double seconds) {
     const auto begun = Clock::now();
     std::unique_lock lock(mutex_);
@@ -123,7 +123,7 @@ bool PointToPoint::drive(Work& work, double seconds) {
     return work.done();
 }
 
-/// As long as the message takes a call of its peer.
+/// Publishes the wait while the message needs a call of its peer.
 void PointToPoint::tell_wait(const Work& work, Deadlocks::Wait& told, Clock::time_point now) {
     const std::lock_guard lock(mutex_);
     progress();
@@ -152,7 +152,7 @@ void PointToPoint::run() {
     }
 }
 
-/// Moves what can be moved now. True if anything has changed.
+/// Moves the data that can be moved now. Returns true if anything has changed.
 bool PointToPoint::progress() {
     bool changed = false;
     for (auto next = posts_.begin(); next != posts_.end();) {
@@ -170,7 +170,7 @@ bool PointToPoint::advance(Post& post) {
             if (post.sends() ? (begun ? push(post) : offer(post)) : (begun ? read(post) : take(post))) return true;
             look(post);
         }
-    } catch (const Error& error) {  // the peer is in the middle of it and cannot go on without this rank
+    } catch (const Error& error) {  // the peer is in the middle of it and cannot continue without this rank
         control_.poison_with(error, describe(post));
     }
     if (!control_.poisoned()) return false;
@@ -178,7 +178,7 @@ bool PointToPoint::advance(Post& post) {
     return true;
 }
 
-/// Now and then: whether there is anybody to wait for, and for how long.
+/// Checks now and then if the peer still lives, and if the time is over.
 void PointToPoint::look(Post& post) {
     const auto now = Clock::now();
     if (now < post.next_look) return;
@@ -187,7 +187,7 @@ void PointToPoint::look(Post& post) {
     const bool left =
         !late.empty() && std::all_of(late.begin(), late.end(), [&](int j) { return control_.has_left(j); });
     if (left) {
-        // What it answered before it left counts.
+        // Its answer counts if it came before it left.
         if (post.sends() && post.message != nullptr && push(post)) return;
         return control_.poison(PoisonKind::lost, "rank " + std::to_string(late[0]) + " has left domain '" +
                                                      control_.domain() + "': " + control_.describe_rank(late[0]));
@@ -207,7 +207,7 @@ bool PointToPoint::finish(Post& post, std::exception_ptr error) {
     return true;
 }
 
-/// With an error, and so that no peer reads from here any more where that would be a crash: within a process.
+/// Ends a message with an error, and makes sure that no peer still reads here, which would crash within a process.
 void PointToPoint::end(Post& post, const Error& error) {
     if (post.work->done()) return;
     if (post.sends() && post.message != nullptr) {
@@ -223,7 +223,7 @@ void PointToPoint::end(Post& post, const Error& error) {
     finish(post, std::make_exception_ptr(error));
 }
 
-/// What a message gets that can no longer be.
+/// Returns the error of a message that can no longer be completed.
 Error PointToPoint::ended(const Post& post) const {
     if (!control_.poisoned())
         return peer_lost(describe(post) + ": the communicator was destroyed while the message was pending");

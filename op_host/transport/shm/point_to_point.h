@@ -1,11 +1,11 @@
 /// \file point_to_point.h
-/// \brief Messages between two ranks over the channels of the control segment, beside the collectives of all.
+/// \brief Messages between two ranks over the channels of the control segment, independent of collectives.
 ///
-/// A sender offers a message in its channel to the receiver: dtype, count, tag, and where the data lie. The receiver
-/// takes the first that fits one of its receives, in the order of both, compares, and reads the data: from the arena,
-/// from private memory with process_vm_readv, or in pieces through the channel. Its answer ends the send. Nothing here
-/// uses up a sequence number or waits for a collective. Whoever waits for a message drives all of this rank's; while
-/// nobody does, a thread of its own.
+/// A sender offers a message in its channel to the receiver: dtype, count, tag, and the location of the data. The
+/// receiver takes the first that fits one of its receives, in the order of both, compares, and reads the data: from the
+/// arena, from private memory with process_vm_readv, or in pieces through the channel. Its answer ends the send. No
+/// message uses a sequence number or waits for a collective. A thread that waits for a message moves all of this rank's
+/// messages; if none waits, a separate thread does.
 #pragma once
 
 #include <sys/types.h>
@@ -35,7 +35,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
         PeerSegments segments;  // of another process
     };
 
-    /// What sender and receiver alike know of the ways between them.
+    /// The paths between sender and receiver, as both know them.
     struct Ways {
         bool pull, cma;
     };
@@ -44,10 +44,10 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
                  double timeout);
     ~PointToPoint();
 
-    /// Begins a message, as far as it goes without waiting; `waits`: the caller drives it from now on.
+    /// Starts a message as far as possible without waiting; `waits` says that the caller will drive it.
     MessageWorkPtr start(const PeerMessage& message, double timeout, bool waits);
 
-    /// Ends what is pending with an error, and all use of the control segment.
+    /// Ends pending messages with an error, and all use of the control segment.
     void close();
 
   private:
@@ -89,12 +89,12 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     Ways ways_;
     double timeout_;
 
-    std::mutex mutex_;                           // guards what follows
+    std::mutex mutex_;                           // guards the members below
     std::list<Post> posts_;                      // in the order of their calls
     std::vector<uint64_t> sent_, arrived_;       // per peer: messages so far
-    std::vector<uint8_t> reading_;               // per peer: in pieces
-    std::vector<std::deque<uint64_t>> waiting_;  // per peer: numbers of those not yet taken
-    std::condition_variable changed_;            // posts_, drivers_ or closing_
+    std::vector<uint8_t> reading_;               // per peer: true while pieces are read
+    std::vector<std::deque<uint64_t>> waiting_;  // per peer: numbers of messages that have not been taken
+    std::condition_variable changed_;            // posts_, drivers_ or closing_ has changed
     std::thread thread_;
     int drivers_ = 0;
     bool closing_ = false;

@@ -1,5 +1,5 @@
 /// \file point_to_point_moves.cpp
-/// \brief How a message moves: offered by its sender, met and read by its receiver, or in pieces through the channel.
+/// \brief Moves a message: the sender offers it, the receiver matches and reads it, or gets it in pieces.
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ bool PointToPoint::offer(Post& post) {
     return true;
 }
 
-/// A send that has been offered: the receiver's answer, or pieces for it.
+/// Continues a send that has been offered: handles the receiver's answer, or writes pieces for it.
 bool PointToPoint::push(Post& post) {
     MessageSlot& message = *post.message;
     const MessageState state = message.state.load(std::memory_order_acquire);
@@ -63,7 +63,7 @@ bool PointToPoint::take(Post& post) {
     return false;
 }
 
-/// Meets a receive with the first message of its tag.
+/// Matches a receive with the first message of its tag.
 bool PointToPoint::take_from(Post& post, int from) {
     const auto i = static_cast<size_t>(from);
     const int me = control_.rank();
@@ -107,7 +107,7 @@ bool PointToPoint::take_from(Post& post, int from) {
     return true;
 }
 
-/// A receive that has met its message.
+/// Continues a receive that has been matched.
 bool PointToPoint::read(Post& post) {
     MessageSlot& message = *post.message;
     const Peer& peer = peers_[static_cast<size_t>(post.from)];
@@ -132,7 +132,7 @@ bool PointToPoint::read(Post& post) {
             post.moved += static_cast<size_t>(got);
         }
     }
-    // A sender that gave up meanwhile may have changed what was read.
+    // A sender that has given up meanwhile may have changed the data.
     const bool complete = !control_.poisoned();
     message.state.store(MessageState::done, std::memory_order_release);
     ring(post.from);
@@ -155,7 +155,7 @@ bool PointToPoint::read_pieces(Post& post) {
     return true;
 }
 
-/// Null until the peer has sent its segment.
+/// Returns null until the peer has sent its segment.
 const char* PointToPoint::address_of(const Post& post) {
     Peer& owner = peers_[static_cast<size_t>(post.from)];
     const uint32_t id = post.input.segment();
@@ -163,7 +163,7 @@ const char* PointToPoint::address_of(const Post& post) {
     if (owner.same_process) {
         address = Arena::instance().address(id, post.input.offset(), post.bytes());
     } else {
-        owner.segments.refresh();  // nothing is being copied: every copy follows at once
+        owner.segments.refresh();  // no copies run now: every copy follows at once
         const Mapping* const segment = owner.segments.find(id);
         if (segment == nullptr) {
             links_->request_segment(post.from, id);

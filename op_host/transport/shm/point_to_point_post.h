@@ -1,5 +1,5 @@
 /// \file point_to_point_post.h
-/// \brief One message of this rank while it is under way.
+/// \brief One message of this rank that is under way.
 #pragma once
 
 #include "transport/shm/point_to_point.h"
@@ -27,9 +27,9 @@ struct PointToPoint::Post {
     std::shared_ptr<Pending> work;
     Clock::time_point started, next_look;
     Location input{};                // of the sender
-    MessageSlot* message = nullptr;  // once offered, or taken
+    MessageSlot* message = nullptr;  // once offered or taken
     int from = PeerMessage::any_rank;
-    size_t moved = 0;  // bytes, in pieces
+    size_t moved = 0;  // bytes moved so far, in pieces
     uint32_t pieces = 0;
     bool in_pieces = false;
     TraceRecord* traced = nullptr;
@@ -37,11 +37,11 @@ struct PointToPoint::Post {
     bool sends() const { return asked.op == OpKind::send; }
     char* data() const { return static_cast<char*>(asked.data); }
     size_t bytes() const { return static_cast<size_t>(asked.count) * size_of(asked.dtype); }
-    /// Whether the peer has made its half.
+    /// True if the peer has made its half.
     bool is_answered() const {
         return message != nullptr && (!sends() || message->state.load() != MessageState::offered);
     }
-    /// The rank waited for; none if that may be any.
+    /// Returns the rank that it waits for; negative if any rank may send.
     int other() const { return from >= 0 ? from : asked.peer; }
 };
 

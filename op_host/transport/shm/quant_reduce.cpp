@@ -1,5 +1,5 @@
 // Quantized reductions: small ones in one shot from the mailboxes, larger ones in two shots through scratch. Every
-// piece is quantized straight into scratch, reduced straight from the peers' scratch, and decoded straight into the
+// piece is quantized directly into scratch, reduced directly from the peers' scratch, and decoded directly into the
 // outputs.
 #include <algorithm>
 #include <cstring>
@@ -12,7 +12,7 @@
 namespace alltoallv {
 namespace {
 
-constexpr size_t flag_bytes = cache_line;  // behind a reduced piece: 1 if a value of it did not fit
+constexpr size_t flag_bytes = cache_line;  // after a reduced piece: 1 if a value of it did not fit
 
 struct QuantStages {
     const QuantReduction& request;
@@ -20,9 +20,9 @@ struct QuantStages {
     const QuantGrid& grid;
     Misfit& misfit;
     PeerWriter& writer;
-    char* bounce;                             // a piece
+    char* bounce;                             // memory for a piece
     const std::vector<const char*>& outputs;  // of all ranks, from which the peers take the results, or empty
-    size_t me, flag_at;                       // behind a result
+    size_t me, flag_at;                       // flag_at: position after a result
     bool scatters;
 
     void encode(size_t part, size_t step, char* slot) const {
@@ -82,7 +82,7 @@ TwoShotShape shape_of(const QuantCodec& codec, size_t piece) {
     return shape;
 }
 
-/// The largest piece that fits the scratch, in elements; 0: not even one unit does.
+/// Returns the largest piece that fits the scratch, in elements; 0 if not even one unit does.
 size_t largest_piece(const QuantCodec& codec, size_t ranks) {
     const auto fits = [&](size_t units) {
         const TwoShotShape shape = shape_of(codec, units * codec.unit());
@@ -128,7 +128,7 @@ void ShmCommunicator::quant_reduce_by(const QuantReduction& q, QuantCodec& codec
     size_t bytes = sizeof(QuantTerms);
     for (const QuantPart& part : parts)
         bytes += round_up(codec.slot_bytes(static_cast<size_t>(part.count)), cache_line);
-    // The second quantization's feedback is known to the owner of a part alone.
+    // Only the owner of a part knows the second quantization's feedback.
     const bool small =
         allows(Path::inlined) && bytes <= options_.inline_bytes && codec.span() == 0 && !q.gather_feeds_back;
     if (small)
@@ -205,7 +205,7 @@ void ShmCommunicator::quant_reduce_two_shot(const QuantReduction& q, QuantCodec&
     if (codec.measures_sums()) {
         MeasureStages measure{codec, grid, me};
         shape.gathers = false;
-        two_shot(measure, shape);  // the next takes the other buffer first, while peers may read this one's last
+        two_shot(measure, shape);  // the next one starts with the other buffer, while peers may still read the last one
     }
     Misfit misfit;
     shape.gathers = !scatters || q.overflow == Overflow::raise;
@@ -214,7 +214,7 @@ void ShmCommunicator::quant_reduce_two_shot(const QuantReduction& q, QuantCodec&
     const size_t flag_at = shape.result_bytes - flag_bytes;
     QuantStages stages{q, codec, grid, misfit, codes_writer_, bounce, outputs_, me, flag_at, scatters};
     two_shot(stages, shape);
-    moving_ = false;  // everybody is done: an error that all ranks raise leaves the communicator usable
+    moving_ = false;  // all ranks are done: an error that all ranks raise leaves the communicator usable
     const auto n = static_cast<size_t>(scatters ? grid.parts[me].count : total_count(q));
     count(in_place ? Path::pull : Path::staged, n * size_of(q.out_dtype));
     misfit.raise(q, control_->describe_op());

@@ -32,8 +32,8 @@ bool Quarantine::settle() {
     return std::erase_if(ranges_, [](const Range& range) { return range.clear(); }) > 0;
 }
 
-// Nobody says when a peer has promised; without the timer the memory, and the descriptors that watch the peers, would
-// stay until the owner happens to be used again.
+// Nobody announces a peer's promise; without the timer the memory, and the descriptors that watch the peers, would stay
+// until the owner happens to be used again.
 void Quarantine::watch() {
     timer_ = UniqueFd(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
     if (!timer_) return;
@@ -47,7 +47,7 @@ void Quarantine::watch() {
             review();
         });
     } catch (const Error&) {
-        timer_.reset();  // reviewed when the owner is used again
+        timer_.reset();  // the next use of the owner makes the review
     }
 }
 

@@ -14,19 +14,19 @@ namespace alltoallv {
 /// Not thread-safe: its owner's mutex guards it.
 class Quarantine {
   public:
-    /// `review` runs on the reactor's thread now and then while there is something to wait for. It must end in
-    /// `settle` and `rest`.
+    /// `review` runs on the reactor's thread now and then while ranges are waiting. It must call `settle` and `rest` at
+    /// its end.
     explicit Quarantine(std::function<void()> review) : review_(std::move(review)) {}
 
-    /// False, and nothing is kept, if the range is clear.
+    /// Returns false, and keeps nothing, if the range is clear.
     bool add(const char* data, size_t bytes, std::function<bool()> clear);
     bool covers(const char* data, size_t bytes) const;
     bool empty() const { return ranges_.empty(); }
 
-    /// Forgets the ranges that are clear by now; false if there were none.
+    /// Forgets the ranges that are clear by now; returns false if there were none.
     bool settle();
 
-    /// Only from `review`: no more reviews while there is nothing to wait for.
+    /// Call it only from `review`: stops the reviews if no ranges are waiting.
     void rest();
 
   private:

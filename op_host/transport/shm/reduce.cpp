@@ -45,13 +45,13 @@ uint64_t ShmCommunicator::reduce_small(const Reduction& r, Row& mine) {
 
 namespace {
 
-/// Whole elements; pieces are cut at the same places in every part. A rank's own part needs no slot: it is reduced from
-/// the input itself.
+/// Works on whole elements; pieces are cut at the same positions in every part. A rank's own part needs no slot: it is
+/// reduced from the input itself.
 struct ReduceStages {
     const Reduction& reduction;
     const std::vector<ShmCommunicator::Part>& parts;
     const std::vector<const char*>& inputs;   // of all ranks in place, or empty
-    const std::vector<const char*>& outputs;  // likewise, from which the peers take the results
+    const std::vector<const char*>& outputs;  // the same, from which the peers take the results
     std::vector<const void*>& sources;
     PeerWriter& writer;
     size_t me, piece;
@@ -73,7 +73,7 @@ struct ReduceStages {
             sources.push_back(j == me ? input() + at(me, step) : inputs.empty() ? slots[j] : inputs[j] + at(me, step));
         if (!gathers) result = output() + step * piece;
         char* const shared = gathers && !outputs.empty() ? output() + at(me, step) : nullptr;
-        const bool bounce = shared != nullptr && writer.streams();  // of scratch that no peer reads
+        const bool bounce = shared != nullptr && writer.streams();  // scratch that no peer reads
         if (shared != nullptr && !bounce) result = shared;
         kernel::reduce(reduction.dtype, reduction.reduce_op, result, sources.data(), sources.size(),
                        n / size_of(reduction.dtype));
@@ -109,7 +109,7 @@ uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& mine) {
             begin += parts_.back().bytes;
         }
     }
-    // Peers read inputs and results in place when all of them lie in arenas, else a copy in scratch.
+    // Peers read inputs and results in place if all of them lie in arenas, else a copy in scratch.
     const bool in_place = find_all(inputs_, &Row::input, bytes);
     const bool shares_results = gathers && find_all(outputs_, &Row::output, bytes);
 
@@ -138,7 +138,7 @@ uint64_t ShmCommunicator::reduce_two_shot(const Reduction& r, Row& mine) {
     return moved;
 }
 
-/// After agreement: where this memory of every rank lies; empty, and false, unless all of it can be reached.
+/// After agreement: finds this memory of every rank; clears `addresses` and returns false if any is out of reach.
 bool ShmCommunicator::find_all(std::vector<const char*>& addresses, Location Row::* where, size_t bytes) {
     addresses.clear();
     const auto location_of = [&](int j) { return read_once(control_->row(j).*where); };
@@ -148,7 +148,7 @@ bool ShmCommunicator::find_all(std::vector<const char*>& addresses, Location Row
     return reachable;
 }
 
-/// Equal parts of `total`, each a multiple of `unit` but for the last that is not empty.
+/// Makes equal parts of `total`, each a multiple of `unit`, except for the last that is not empty.
 void ShmCommunicator::cut_parts(size_t total, size_t unit) {
     const auto ranks = static_cast<size_t>(size());
     const size_t share = round_up((total + ranks - 1) / ranks, unit);

@@ -20,7 +20,7 @@
 namespace alltoallv {
 namespace {
 
-/// Threads of a rank that copy: a few fill the memory's bandwidth.
+/// Most threads of a rank that copy: a few fill the memory's bandwidth.
 constexpr int most_copy_threads = 4;
 
 constexpr uint64_t probe_pattern = 0x616c6c746f616c6c;
@@ -37,14 +37,14 @@ unsigned allowed_paths(const std::string& path) {
     return allowed;
 }
 
-/// Where Yama restricts ptrace to ancestors, a process must allow its peers to read it. That lets every process of this
+/// If Yama restricts ptrace to ancestors, a process must allow its peers to read it. That lets every process of this
 /// user read it, so it is done only on request.
 void allow_peers_to_read() {
     const char* wanted = std::getenv("ALLTOALLV_ALLOW_PTRACE");
     if (wanted != nullptr && std::string(wanted) == "1") (void)prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
 }
 
-/// A process without descriptors gets, with the spare ones, far enough to tell the ranks that it was to meet.
+/// Joins the group; the spare descriptors let a process without any tell the ranks that it was to meet about its error.
 Membership meet(const BootstrapOptions& options, bool threads) {
     if (threads) return bootstrap_threads(options);
     try {
@@ -150,7 +150,7 @@ void ShmCommunicator::connect() {
     incoming_.reserve(peers_.size());
 }
 
-/// Introduces this rank to its peers and finds out whether process_vm_readv works between all of them.
+/// Introduces this rank to its peers and finds out if process_vm_readv works between all of them.
 void ShmCommunicator::probe_peers() {
     allow_peers_to_read();
     RankStatus& mine = control_->status(rank());
@@ -202,7 +202,7 @@ MessageWorkPtr ShmCommunicator::post(const PeerMessage& message, double timeout,
 }
 
 void ShmCommunicator::destroy() {
-    if (is_inherited()) return;  // the parent's membership is not the child's to end
+    if (is_inherited()) return;  // the child must not end the parent's membership
     const CallQueue::Turn turn(*queue_);
     if (destroyed_.exchange(true, std::memory_order_acq_rel)) return;
     messages_->close();
@@ -236,8 +236,8 @@ void ShmCommunicator::before_failure() {
     if (output_ != nullptr && control_->poisoned()) quarantine_output(output_, output_bytes_);
 }
 
-/// The peers that have seen where this rank's output lies may still write there: other processes from now on into
-/// memory that nobody uses, while threads of this one, which share its pages, are waited for.
+/// Peers that know the location of this rank's output may still write there: other processes are diverted to memory
+/// that nobody uses, while threads of this process, which share its pages, are waited for.
 void ShmCommunicator::quarantine_output(const void* data, size_t bytes) {
     await_threads();
     struct Watched {
@@ -257,8 +257,8 @@ void ShmCommunicator::quarantine_output(const void* data, size_t bytes) {
     });
 }
 
-/// Until the ranks of this process that have begun this operator have met the poison. They are not stopped alone, and
-/// look at it after each piece of a copy.
+/// Waits until the ranks of this process that have begun this operator have seen the poison. None of them is stopped
+/// alone, and they check for it after each piece of a copy.
 void ShmCommunicator::await_threads() const {
     const auto is_inside = [&](int j) {
         if (j == rank() || !peers_[static_cast<size_t>(j)].same_process) return false;
@@ -272,7 +272,7 @@ void ShmCommunicator::await_threads() const {
         while (is_inside(j) && Clock::now() < end) sched_yield();
 }
 
-/// Leaves the flight record where ALLTOALLV_FLIGHT_DIR says, for whoever asks later what each rank was doing.
+/// Writes the flight record to ALLTOALLV_FLIGHT_DIR, to find out later what each rank was doing.
 void ShmCommunicator::after_failure() const {
     const char* folder = std::getenv("ALLTOALLV_FLIGHT_DIR");
     if (!control_->poisoned() || folder == nullptr || *folder == 0) return;

@@ -25,10 +25,10 @@ namespace alltoallv {
 
 class QuantCodec;
 
-/// How the bytes of one pair of ranks travel.
+/// The path of the bytes of one pair of ranks.
 enum class Path : uint8_t {
     self,     // within this rank
-    inlined,  // in the mailbox, with the row
+    inlined,  // in the mailbox, along with the row
     push,     // the sender writes into the receiver's output, which lies in the receiver's arena
     pull,     // the receiver reads the sender's input, which lies in the sender's arena
     cma,      // the receiver reads the sender's private input with process_vm_readv
@@ -54,7 +54,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     struct Part {
         size_t begin, bytes;
 
-        /// Length of piece number `step`, of at most `piece` bytes.
+        /// Length of piece number `step`, at most `piece` bytes.
         size_t piece_bytes(size_t step, size_t piece) const {
             const size_t at = step * piece;
             return at >= bytes ? 0 : std::min(piece, bytes - at);
@@ -69,7 +69,7 @@ class ShmCommunicator final : public ControlledCommunicator {
         PeerSegments segments;  // of another process
     };
 
-    /// One staged transfer under way.
+    /// One staged transfer that is under way.
     struct Stream {
         int peer;
         RingHeader* ring;
@@ -105,7 +105,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     }
 
     // copies.cpp
-    /// Whether ranks that read and write so much each outgrow the caches, so that streaming stores pay.
+    /// True if ranks that each read and write this number of bytes exceed the caches, so that streaming stores pay.
     bool outgrows_caches(size_t bytes) const { return bytes >= cache_bytes_ / static_cast<size_t>(size()); }
     enum class Stores : uint8_t { ordinary, streaming, to_peer };
     void copy_checked(char* to, const char* from, size_t bytes, Stores stores);
@@ -140,18 +140,18 @@ class ShmCommunicator final : public ControlledCommunicator {
     int processors_ = 0;            // of all ranks together
     size_t cache_bytes_ = 0;        // of these processors
     uint64_t probe_word_ = 0;       // private memory that peers try to read
-    const void* output_ = nullptr;  // of this operator, once peers may know where it lies in the arena
+    const void* output_ = nullptr;  // of this operator, once peers may know its location in the arena
     size_t output_bytes_ = 0;
     uint64_t steps_ = 0, rounds_ = 0;  // of two-shot reductions so far, equal on all ranks
-    PeerWriter peer_writer_{10.0};     // about what streaming stores reach
-    PeerWriter scratch_writer_{4.0};   // less than reading an input takes that lies in no cache
-    PeerWriter codes_writer_{0.6};     // of what the own codes take
-    AlgorithmSelector reads_;          // of private memory by a system call, and two copies with shared memory between
+    PeerWriter peer_writer_{10.0};     // roughly what streaming stores reach
+    PeerWriter scratch_writer_{4.0};   // less than reading an input that is in no cache
+    PeerWriter codes_writer_{0.6};     // part of the own codes' speed
+    AlgorithmSelector reads_;          // private memory: a system call, or two copies with shared memory between
     HugepagePromoter promoter_;
-    std::unique_ptr<CopyThreads> copy_threads_;  // none where ranks need all processors
+    std::unique_ptr<CopyThreads> copy_threads_;  // null if ranks need all processors
     std::vector<Stream> outgoing_, incoming_;
     std::vector<uint8_t> awaited_;
-    std::vector<int64_t> learnt_, targets_;  // counts of the peers, and where their data go, in bytes
+    std::vector<int64_t> learnt_, targets_;  // counts of the peers, and destinations of their data, in bytes
     std::vector<Part> parts_;
     std::vector<const char*> inputs_, outputs_, slots_;
     std::vector<const void*> sources_;

@@ -1,10 +1,10 @@
 /// \file store_policy.h
-/// \brief Copies between ranks by the way that is quicker at present, found out by timing them.
+/// \brief Makes copies between ranks in the way that is faster at present, which it finds by timing them.
 ///
-/// An ordinary store has to take each line away from the processor that read it last. Where the two share a cache that
-/// costs little and leaves the data at hand; between caches, sockets or the processors of a virtual machine that its
-/// host moves about, it costs hundreds of nanoseconds per line, and streaming stores are several times quicker. Which
-/// of the two holds is not to be learnt from the topology alone. Nor is how long a peer's private memory takes to read.
+/// An ordinary store has to take each line away from the processor that read it last. If the two share a cache, that
+/// costs little and keeps the data near; between caches, sockets, or the processors of a virtual machine that its host
+/// moves about, it costs hundreds of nanoseconds per line, and streaming stores are several times faster. The topology
+/// alone does not tell which is true, nor how long it takes to read a peer's private memory.
 #pragma once
 
 #include <cstddef>
@@ -15,13 +15,13 @@
 
 namespace alltoallv {
 
-/// Whether copies of one kind have been slow in the operators of late. Not thread-safe.
+/// Finds out if copies of one kind have been slow in recent operators. Not thread-safe.
 class StorePolicy {
   public:
-    /// `enough`: bytes per nanosecond of copies that are not slow, or part of what `compare` has found.
+    /// `enough`: bytes per nanosecond of copies that are not slow, or a part of the speed that `compare` has found.
     explicit StorePolicy(double enough) : enough_(enough) {}
 
-    /// Before every operator: judges the last.
+    /// Call it before every operator: judges the last one.
     void begin() {
         if (timed_.bytes == 0) return;
         if (others_left_ > 0) {
@@ -37,7 +37,7 @@ class StorePolicy {
         timed_ = compared_ = {};
     }
 
-    /// True if another way is better taken, throughout this operator. Now and then it is false, for another try.
+    /// True if another way is better, throughout this operator. Now and then it is false, for another try.
     bool slow() const { return others_left_ > 0; }
 
     template <class Copy>
@@ -45,19 +45,19 @@ class StorePolicy {
         timed_.add(bytes, copy);
     }
 
-    /// The same work to memory that no peer reads.
+    /// Times the same work to memory that no peer reads.
     template <class Copy>
     void compare(size_t bytes, Copy&& copy) {
         compared_.add(bytes, copy);
     }
 
-    /// So many bytes went the other way.
+    /// Counts bytes that went the other way.
     void passed(size_t bytes) { timed_.bytes += static_cast<double>(bytes); }
 
   private:
-    // The first copies into memory that no cache holds are slow whoever read it last: they prove nothing.
+    // The first copies into memory that is in no cache are slow, whoever read it last: they prove nothing.
     static constexpr int convincing = 3;  // slow operators in a row
-    static constexpr int trial = 2;       // of them, after others
+    static constexpr int trial = 2;       // number of them, after others
     static constexpr int others = 64;     // operators by the other way until this one is tried again
 
     struct Total {
@@ -79,15 +79,15 @@ class StorePolicy {
     int others_left_ = 0;
 };
 
-/// Writes what a peer reads: with ordinary stores, or past the caches while those are slow.
+/// Writes data that a peer reads: with ordinary stores, or past the caches while those are slow.
 class PeerWriter {
   public:
-    /// `enough`: as StorePolicy has it, for ordinary stores to be kept to.
+    /// `enough`: as in StorePolicy, for ordinary stores.
     explicit PeerWriter(double enough) : policy_(enough) {}
 
     void begin() { policy_.begin(); }
 
-    /// Whether this operator's copies go past the caches.
+    /// True if this operator's copies go past the caches.
     bool streams() const { return policy_.slow(); }
 
     void copy(void* to, const void* from, size_t bytes) {
@@ -100,13 +100,13 @@ class PeerWriter {
         }
     }
 
-    /// Past the caches, where `streams()` says so.
+    /// Copies past the caches; call it if `streams()`.
     void stream(void* to, const void* from, size_t bytes) {
         kernel::copy_streaming(to, from, bytes);
         policy_.passed(bytes);
     }
 
-    /// `make(at)` computes `bytes`: right at `to`, or into `bounce`, from where they go past the caches.
+    /// `make(at)` computes `bytes`: directly at `to`, or in `bounce`, from where they go past the caches.
     template <class Make>
     void make(void* to, size_t bytes, char* bounce, Make&& make) {
         if (policy_.slow()) {
@@ -117,7 +117,7 @@ class PeerWriter {
         }
     }
 
-    /// What `make` does for the peers, done for this rank alone.
+    /// Does for this rank alone what `make` does for the peers.
     template <class Make>
     void make_own(size_t bytes, Make&& make) {
         policy_.compare(bytes, make);

@@ -1,5 +1,5 @@
 /// \file two_shot.h
-/// \brief The pipeline of every reduction of large vectors: scratch that stays in cache, filled, reduced, copied out.
+/// \brief The pipeline for reductions of large vectors: scratch that stays in cache, filled, reduced, copied out.
 ///
 /// The vector is cut into one part per rank and the parts into pieces; step i handles piece i of every part. A rank
 /// lays its pieces out in its own scratch (encode), reduces its own part's piece from everybody's scratch (reduce), and
@@ -23,13 +23,13 @@ struct TwoShotShape {
     size_t slot_bytes = 0;     ///< of one encoded piece
     size_t result_bytes = 0;   ///< of one reduced piece
     bool stages_input = true;  ///< false: `reduce` reads the inputs of the peers in place
-    bool gathers = true;       ///< false: every rank keeps its own part only, and `decode` is not called
+    bool gathers = true;       ///< false: every rank keeps only its own part, and `decode` is not called
     /// `reduce` leaves results in the outputs, where the peers' `decode` finds them.
     bool shares_results = false;
 
-    /// Of scratch, from its beginning.
+    /// Returns the scratch bytes that are used.
     size_t bytes(size_t ranks) const { return slot_buffers * ranks * slot_bytes + result_buffers * result_bytes; }
-    /// Largest piece whose slots and results, of the same size, fit the scratch.
+    /// Returns the largest piece whose slots and results, of the same size, fit the scratch.
     static size_t piece_bytes(size_t ranks) {
         return Layout::scratch_bytes / (slot_buffers * ranks + result_buffers) / cache_line * cache_line;
     }
@@ -45,7 +45,7 @@ void ShmCommunicator::two_shot(Stages& stages, const TwoShotShape& shape) {
     const auto ranks = static_cast<size_t>(size());
     const auto me = static_cast<size_t>(rank());
     const auto slot = [&](size_t owner, size_t step, size_t part) {
-        // In turn from one operator to the next as well: lines that a peer has read just now are dear to write.
+        // The buffers alternate across operators, too: writing lines that a peer has just read is slow.
         return control_->scratch(static_cast<int>(owner)) +
                ((steps_ + step) % TwoShotShape::slot_buffers * ranks + part) * shape.slot_bytes;
     };
@@ -54,7 +54,7 @@ void ShmCommunicator::two_shot(Stages& stages, const TwoShotShape& shape) {
                step % TwoShotShape::result_buffers * shape.result_bytes;
     };
     const auto finish_round = [&] {
-        control_->throw_if_poisoned();  // a peer that gave up may have changed what was read in place
+        control_->throw_if_poisoned();  // a peer that has given up may have changed what was read in place
         control_->signal(control_->my_flags().rounds, ++rounds_);
     };
     const auto await_round = [&] {
@@ -75,8 +75,8 @@ void ShmCommunicator::two_shot(Stages& stages, const TwoShotShape& shape) {
             for (size_t j = 0; j < ranks; ++j) slots_[j] = slot(j, round - 1, me);
             stages.reduce(round - 1, slots_, result(me, round - 1));
         }
-        // The peers need no more of this round: its own part, and what it takes from them, come while they are waited
-        // for.
+        // The peers need no more of this round: this rank handles its own part, and takes theirs, while it waits for
+        // them.
         if (round < last) finish_round();
         if (encodes) stages.encode(me, round, slot(me, round, me));
         if (reduces && shape.gathers) stages.decode(me, round - 1, result(me, round - 1));
@@ -86,7 +86,7 @@ void ShmCommunicator::two_shot(Stages& stages, const TwoShotShape& shape) {
         }
         if (round < last) await_round();
     }
-    if (shape.shares_results || !shape.stages_input) {  // until peers are done with my output and input
+    if (shape.shares_results || !shape.stages_input) {  // until peers are done with this rank's output and input
         finish_round();
         await_round();
     }

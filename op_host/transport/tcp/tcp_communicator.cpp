@@ -11,7 +11,7 @@
 namespace alltoallv {
 namespace {
 
-constexpr double meeting_seconds = 30;  // where nothing but agreement depends on it
+constexpr double meeting_seconds = 30;  // for cases in which only agreement depends on it
 
 /// The key differs between the domains of a job, which may share a port.
 TcpMeetingOptions meeting_options(const CommunicatorOptions& options, const std::string& secret) {
@@ -27,7 +27,7 @@ TcpMeetingOptions meeting_options(const CommunicatorOptions& options, const std:
 
 std::shared_ptr<TcpCommunicator> make_of(CommunicatorOptions options, TcpMembership membership,
                                          const TcpMeetingOptions& meeting) {
-    options.secret = meeting.key;  // for further connections
+    options.secret = meeting.key;  // for later connections
     return std::make_shared<TcpCommunicator>(options, std::move(membership));
 }
 
@@ -129,7 +129,7 @@ TcpCommunicator::~TcpCommunicator() {
         return;
     }
     if (carriers_.between)
-        carriers_.between->call_unlocked([this] { destroy_quietly(); });  // a call under way may need the lock
+        carriers_.between->call_unlocked([this] { destroy_quietly(); });  // a running call may need the lock
     else
         destroy_quietly();
     queue_.reset();
@@ -137,7 +137,7 @@ TcpCommunicator::~TcpCommunicator() {
 
 void TcpCommunicator::carry_by(Carriers carriers, std::vector<UniqueFd> for_messages) {
     carriers_ = std::move(carriers);
-    // Ranks that do not share memory are as on hosts of their own.
+    // Ranks that do not share memory count as ranks on separate hosts.
     if (!carriers_.within)
         for (int j = 0; j < size(); ++j)
             if (on_this_host(j)) first_on_host_[static_cast<size_t>(j)] = j;

@@ -1,5 +1,5 @@
 /// \file tcp_communicator.h
-/// \brief Communicator between hosts: compares over TCP what ranks are about to do, and lets a `Mover` carry the data.
+/// \brief Communicator between hosts: compares the ranks' operators over TCP, and lets a `Mover` carry the data.
 #pragma once
 
 #include <functional>
@@ -15,18 +15,18 @@
 
 namespace alltoallv {
 
-/// Of a rank, that travels with its row.
+/// Bytes of a rank that travel with its row.
 inline constexpr size_t tcp_payload_bytes = 8192;
 
-/// What carries data beyond the few that travel with the rows: between hosts and within this one.
+/// Engines for data beyond the few bytes that travel with the rows: between hosts and within this one.
 struct Carriers {
     std::unique_ptr<Mover> between;
-    CommunicatorPtr within;    // of the ranks of this host; empty if it has one alone, or on all hosts
-    std::vector<int> on_host;  // their ranks in the whole, in order, this one among them; empty without `within`
+    CommunicatorPtr within;    // of the ranks of this host; null if there is only one, or if `between` serves all ranks
+    std::vector<int> on_host;  // their ranks in the whole group, in order, including this one; empty without `within`
 };
 
-/// Without carriers: exchanges and reductions with `moves` false, whose rows are compared and learnt counts told. Data
-/// that are small enough travel with the rows, with and without carriers.
+/// Without carriers, only exchanges and reductions with `moves` false: rows are compared and learnt counts announced.
+/// Small data travel with the rows, with and without carriers.
 class TcpCommunicator final : public ControlledCommunicator {
   public:
     TcpCommunicator(const CommunicatorOptions& options, TcpMembership membership);
@@ -34,17 +34,17 @@ class TcpCommunicator final : public ControlledCommunicator {
 
     std::string backend() const override { return carriers_.between ? carriers_.between->name() : "tcp"; }
 
-    /// What its members know, and nobody else.
+    /// A secret that only its members know.
     const std::string& secret() const { return options_.secret; }
 
-    /// Whether this rank and that one are on one host.
+    /// True if this rank and that one are on one host.
     bool on_this_host(int rank) const { return on_this_host_[static_cast<size_t>(rank)]; }
 
-    /// Names, in a job's stead, this communicator's ranks on this host.
+    /// A job name for this communicator's ranks on this host.
     const std::string& local_job() const { return local_job_; }
 
-    /// Before the first operator that moves much; what it is given is of the same kind on all ranks. The sockets are
-    /// those of `TcpMessages`.
+    /// Call it before the first operator that moves much; all ranks give carriers of the same kind. The sockets are for
+    /// `TcpMessages`.
     void carry_by(Carriers carriers, std::vector<UniqueFd> for_messages);
 
     void exchange(const Exchange& exchange, double timeout) override;
@@ -70,7 +70,7 @@ class TcpCommunicator final : public ControlledCommunicator {
     struct QuantRun;
     void quant_reduce_in_pieces(const QuantReduction& reduction);
 
-    /// One contiguous piece to and from every rank, this one too; sizes agree.
+    /// One contiguous piece to and from every rank, including this one; sizes agree.
     struct Pieces {
         std::vector<const char*> out;
         std::vector<char*> in;
@@ -79,10 +79,10 @@ class TcpCommunicator final : public ControlledCommunicator {
         explicit Pieces(int ranks)
             : out(static_cast<size_t>(ranks)), in(out.size()), out_bytes(out.size()), in_bytes(out.size()) {}
     };
-    /// After agreement. `within`: whether any rank of this host has a piece for another, or itself.
+    /// Moves the pieces after agreement. `within`: any rank of this host has a piece for one here or for itself.
     void move(const Pieces& pieces, bool within);
-    /// The same where every rank gives all others one piece: it goes once to every other host, to a rank that hands it
-    /// on there.
+    /// Does the same if every rank gives one piece to all others: it goes once to every other host, to a rank that
+    /// forwards it there.
     void share(const Pieces& pieces);
     void begin_between(const Pieces& pieces);
     void end_between();
@@ -92,7 +92,7 @@ class TcpCommunicator final : public ControlledCommunicator {
     std::string local_job_;
     std::shared_ptr<TcpLeaders> leaders_;
     std::vector<bool> on_this_host_;
-    std::vector<int> first_on_host_;  // per rank: names its host
+    std::vector<int> first_on_host_;  // per rank: the first rank on its host
     Carriers carriers_;
     std::unique_ptr<TcpMessages> messages_;
     double timeout_ = -1;  // of the present operator
@@ -102,13 +102,13 @@ class TcpCommunicator final : public ControlledCommunicator {
 /// The ranks meet at rank 0, which listens on that port of that host. Collective.
 std::shared_ptr<TcpCommunicator> make_tcp_communicator(const CommunicatorOptions& options, const TcpAddress& rank_0);
 
-/// The ranks learn rank 0's addresses over `gather`, which hands everybody what all ranks give, of one length. All get
-/// a communicator, or all get none, and `failure` then says why.
+/// The ranks learn rank 0's addresses over `gather`, which gives every rank the texts of all ranks, of one length. All
+/// get a communicator, or all get null, and `failure` has the reason.
 using GatherBytes = std::function<std::vector<std::string>(const std::string&)>;
 std::shared_ptr<TcpCommunicator> make_tcp_communicator(const CommunicatorOptions& options, const GatherBytes& gather,
                                                        std::string& failure);
 
-/// What all ranks give, texts of one length of up to 8 KiB. Collective.
+/// Returns the texts of all ranks, which have one length of up to 8 KiB. Collective.
 std::vector<std::string> gather_texts(Communicator& communicator, const std::string& mine);
 
 }  // namespace alltoallv

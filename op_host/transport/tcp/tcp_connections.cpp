@@ -20,7 +20,7 @@ using SteadyClock = std::chrono::steady_clock;
 constexpr int wait_ms = 10;
 constexpr double connect_seconds = 3.0;
 
-/// To a rank below, which has given everybody its challenge.
+/// The first message to a lower rank, which has given every rank its challenge.
 struct Hello {
     int32_t rank = -1;
     uint32_t kind = 0;
@@ -74,7 +74,7 @@ std::vector<std::vector<UniqueFd>> connect_ranks(const TcpConnectionsOptions& op
             throw comm_timeout("rank " + std::to_string(options.rank) + " found no way to rank " +
                                std::to_string(rank) + ", which is on another host");
     };
-    // To every rank below, from every rank above.
+    // Connect to every lower rank, accept from every higher one.
     for (size_t kind = 0; kind < made.size(); ++kind)
         for (const int rank : options.peers[kind]) {
             if (rank > options.rank) continue;

@@ -43,7 +43,7 @@ void TcpCommunicator::fill_row(const Exchange& x, Row& mine) {
     if (learns) mine.flags |= row_learns;
 }
 
-/// All that this rank sends, if it is little: regions that go to several ranks once.
+/// Packs all data that this rank sends, if they are few: regions for several ranks once.
 void TcpCommunicator::pack(const Exchange& x, Row& mine) {
     size_t used = 0;
     for (size_t j = 0; j < x.send_counts.size(); ++j) {
@@ -101,7 +101,7 @@ void TcpCommunicator::deliver(const Exchange& x, const Row& mine, std::vector<in
         }
     }
     if (!within && !between) return;
-    // All ranks see all rows, and decide alike.
+    // All ranks see all rows, so they decide alike.
     bool shares = x.op == OpKind::all_gather || x.op == OpKind::all_gather_into_tensor;
     for (int j = 0; j < size(); ++j) shares &= (control_->row(j).flags & row_inline) == 0;
     if (shares)
@@ -128,7 +128,7 @@ void TcpCommunicator::end_between() {
     control_->wait_polling([&] { return carriers_.between->progress(); }, [&] { return carriers_.between->missing(); });
 }
 
-/// Displacements from the lowest address: the pieces may be of several allocations.
+/// Uses displacements from the lowest address, because the pieces may be in several allocations.
 void TcpCommunicator::move_within(const Pieces& pieces) {
     const size_t n = carriers_.on_host.size();
     std::vector<int64_t> sends(n), sdispls(n), recvs(n), rdispls(n);
@@ -164,7 +164,7 @@ void TcpCommunicator::move(const Pieces& pieces, bool within) {
     end_between();
 }
 
-/// The rank of `host`, which its first rank names, that takes what comes from rank `from` of another.
+/// Returns the rank of `host` (given by its first rank) that receives the data of rank `from` on another host.
 int TcpCommunicator::takes_for(int host, int from) const {
     std::vector<int> ranks;
     size_t place = 0;
@@ -179,7 +179,7 @@ void TcpCommunicator::share(const Pieces& pieces) {
     const auto me = static_cast<size_t>(rank());
     const int here = first_on_host_[me];
     Pieces between(size()), within(size());
-    // In every round, each rank of this host hands on one piece: first its own, then those that it takes.
+    // In every round, each rank of this host forwards one piece: first its own, then those that it receives.
     std::vector<std::vector<int>> taken(static_cast<size_t>(size()));
     size_t rounds = 1;
     for (int j = 0; j < size(); ++j) {

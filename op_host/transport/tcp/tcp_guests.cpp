@@ -11,11 +11,11 @@
 namespace alltoallv {
 namespace {
 
-constexpr auto patience = std::chrono::seconds(3);  // for all of the message
-constexpr size_t most_guests = 512;                 // at once; more push out those who came first
-constexpr int most_accepts = 64;                    // before those who are here are heard again
+constexpr auto patience = std::chrono::seconds(3);  // for the whole message
+constexpr size_t most_guests = 512;                 // at once; further ones replace the oldest
+constexpr int most_accepts = 64;                    // before present guests are served again
 
-/// False once the guest has hung up.
+/// Returns false once the guest has closed the connection.
 bool hear(TcpGuest& guest, size_t bytes) {
     const size_t had = guest.heard.size();
     guest.heard.resize(bytes);

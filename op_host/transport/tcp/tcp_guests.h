@@ -1,5 +1,5 @@
 /// \file tcp_guests.h
-/// \brief Those who have connected and not yet shown that they belong. Whoever is silent or talks nonsense is dropped.
+/// \brief Connections that have not yet proved that they belong. Those that are silent or send nonsense are dropped.
 #pragma once
 
 #include <chrono>
@@ -20,11 +20,11 @@ struct TcpGuest {
 
 class TcpGuests {
   public:
-    /// `bytes`: of the message with which a guest introduces itself.
+    /// `bytes` is the size of the message with which a guest introduces itself.
     TcpGuests(int listener, size_t bytes, bool challenges)
         : listener_(listener), bytes_(bytes), challenges_(challenges) {}
 
-    /// Waits for at most `wait_ms`, never for a single guest; returns those who have said all of their message.
+    /// Waits for at most `wait_ms`, never for a single guest; returns those whose message is complete.
     std::vector<TcpGuest> next(int wait_ms);
 
   private:

@@ -1,4 +1,4 @@
-// What leaders tell each other of rows and waits.
+// The messages between leaders about rows and waits.
 #include <algorithm>
 #include <cstring>
 
@@ -11,10 +11,10 @@
 namespace alltoallv {
 namespace {
 
-constexpr int64_t fresh_ns = 10'000'000'000;  // clocks of two hosts drift apart by less than a look in this time
+constexpr int64_t fresh_ns = 10'000'000'000;  // in this time clocks of two hosts drift apart by less than a look
 
-/// A `Row` as it travels, followed by the pairs (all to rank 0, then those of the receiver's ranks) and as much of the
-/// payload as concerns the receiver.
+/// A `Row` on the wire, followed by the pairs (all to rank 0, then those of the receiver's ranks) and the part of the
+/// payload that concerns the receiver.
 struct WireRow {
     int64_t rank;
     uint64_t seq;
@@ -27,7 +27,7 @@ struct WireRow {
     uint64_t payload_at, payload_bytes;
 };
 
-/// When a leader sends waits: its clock, and the receiver's as it last heard it, and when that was.
+/// The time when a leader sends waits: its clock, the receiver's clock as last received, and when that was.
 struct Clocks {
     int64_t now, heard, heard_at;
 };
@@ -43,7 +43,7 @@ size_t payload_bytes(const Row& row) {
     return (row.flags & row_inline) != 0 ? read_once(row.input).bits : 0;
 }
 
-/// Whether each peer has a region of its own in the payload.
+/// True if each peer has its own region in the payload.
 bool divides(const WireRow& head) {
     return (head.flags & (row_inline | row_failed)) == row_inline && !is_reduction(head.op);
 }
@@ -58,7 +58,7 @@ Error TcpLeaders::not_understood() {
     return peer_lost("it sent a message that nobody understands");
 }
 
-/// Two rows of every rank, or the waits of one.
+/// Largest body: two rows of every rank, or the waits of one.
 size_t TcpLeaders::most_bytes() const {
     const auto ranks = static_cast<size_t>(control_.size());
     return 2 * ranks * (sizeof(WireRow) + ranks * sizeof(Pair) + control_.layout().inline_bytes()) + sizeof(WaitBoard);
@@ -87,9 +87,9 @@ void TcpLeaders::append_row(std::string& body, int rank, uint64_t seq, const Con
     WireRow head{rank,         seq,        from.op,   from.dtype, from.reduce_op,     from.flags,
                  from.digests, from.count, from.root, 0,          payload_bytes(from)};
     const size_t most = control_.layout().inline_bytes();
-    head.payload_bytes = std::min(head.payload_bytes, most);  // as all healthy ranks say
+    head.payload_bytes = std::min(head.payload_bytes, most);  // as all healthy ranks announce
     if (to.leader != 0 && divides(head) &&
-        is_known(head.dtype)) {  // from the first of the regions for these ranks to the last
+        is_known(head.dtype)) {  // from the first of the regions for these ranks to the last of them
         uint64_t begin = head.payload_bytes, end = 0;
         for (const int j : to.ranks) {
             const Pair pair = RowWords(from, j).pair;
@@ -112,7 +112,7 @@ void TcpLeaders::append_row(std::string& body, int rank, uint64_t seq, const Con
 
 namespace {
 
-/// Whether what the row says of its payload is so: every region that is known lies in it.
+/// True if the row's description of its payload is right: every known region lies in it.
 bool fits(const WireRow& head, const std::vector<Pair>& pairs) {
     if (!divides(head)) return true;
     const uint64_t end = head.payload_at + head.payload_bytes;
@@ -161,13 +161,13 @@ void TcpLeaders::hear_rows(size_t connection, const Message& message, const char
         take(control_.payload(target) + head.payload_at, head.payload_bytes);
         rows.emplace_back(rank, head.seq);
     }
-    // Before this host goes by them: rank 0 may end at once.
+    // Before this host acts on them, because rank 0 may end at once.
     if (is_root()) send_rows(rows, connection);
     for (const auto& [rank, seq] : rows) row(rank, seq).seq.store(seq, std::memory_order_release);
     for (const auto& [rank, seq] : rows) control_.hear_rows(seq);
 }
 
-/// What the ranks of this host wait for, and have heard of others; rank 0 hands on what it hears.
+/// Sends what the ranks of this host wait for, and what they know of others; rank 0 forwards what it receives.
 void TcpLeaders::tell_waits() {
     for (int j = 0; j < control_.size(); ++j) {
         const uint64_t version = control_.board(j).version.load(std::memory_order_acquire);
@@ -185,8 +185,8 @@ void TcpLeaders::tell_waits() {
     }
 }
 
-/// The other clock is ahead of this one by at most what it told less the time it came at, and at least by what it had
-/// heard of this one less the time that was. By these a state lasts no longer here than it did there.
+/// The other clock is ahead of this one by at most its time less the time of arrival, and by at least what it knew of
+/// this clock less the time of that. With these bounds a state lasts no longer here than it did there.
 void TcpLeaders::hear_waits(size_t index, const Message& message, const char* body) {
     Connection& connection = connections_[index];
     Clocks clocks;

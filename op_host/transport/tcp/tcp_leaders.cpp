@@ -20,7 +20,7 @@ constexpr auto farewell = std::chrono::seconds(1);
 
 }  // namespace
 
-/// So that a forked child closes its copies: a connection ends when its owner does.
+/// Lets a forked child close its copies, because a connection ends when all owners have closed it.
 struct TcpLeadersOfProcess {
     std::mutex mutex;
     std::set<TcpLeaders*> all;
@@ -114,7 +114,7 @@ void TcpLeaders::watch() {
         });
 }
 
-/// What comes from another host comes over both leaders and rank 0.
+/// Messages from another host come through both leaders and rank 0.
 int TcpLeaders::cut_off(int rank) const {
     if (is_here(rank)) return -1;
     for (const int via : {here_[0], 0, leader_of_[static_cast<size_t>(rank)]})
@@ -122,9 +122,9 @@ int TcpLeaders::cut_off(int rank) const {
     return -1;
 }
 
-/// The last on its host has the rows sent, all at once; those of a host that is late, who waits for them.
+/// The last rank on its host sends the rows, all at once; on a late host, the rank that waits for them does.
 void TcpLeaders::published(uint64_t seq) {
-    full_fence();  // of several who publish at once, the last sees the rows of all
+    full_fence();  // of several ranks that publish at the same time, the last one sees the rows of all
     for (const int j : here_)
         if (!control_.has_row(j, seq)) return;
     if (!leads()) return look();
@@ -135,7 +135,7 @@ void TcpLeaders::published(uint64_t seq) {
 void TcpLeaders::look() {
     if (!leads()) {
         const std::lock_guard lock(mutex_);
-        const char ring = 0;  // it has its socket full of these, or is about to look
+        const char ring = 0;  // its socket is full of these, or it is about to look
         if (!stopped_ && local_[0].socket) (void)::send(local_[0].socket.get(), &ring, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
         return;
     }
@@ -241,7 +241,7 @@ void TcpLeaders::on_message(size_t index, const Message& message, const char* bo
 
 void TcpLeaders::on_end(Connection& connection) {
     connection.ended = true;
-    // Closed by `stop`, so that its number is not another's before.
+    // Closed by `stop`, so that its number is not reused before.
     Reactor::instance().remove(connection.socket.get());
     ::shutdown(connection.socket.get(), SHUT_RDWR);
     if (!stopped_ && !control_.has_left(connection.leader))
@@ -254,7 +254,7 @@ void TcpLeaders::send_to_others(size_t except, const Message& message, const std
         if (i != except) send(connections_[i], message, body);
 }
 
-/// One who takes nothing any more is lost: its own callback sees the end of the connection.
+/// A peer that no longer reads counts as lost: its own callback sees the end of the connection.
 void TcpLeaders::send(Connection& connection, Message message, const std::string& body) {
     if (!connection.socket || connection.ended) return;
     message.bytes = static_cast<uint32_t>(body.size());
@@ -277,7 +277,7 @@ void TcpLeaders::stop() {
         if (is_root())
             for (Connection& connection : connections_) ::shutdown(connection.socket.get(), SHUT_WR);
     }
-    // Closed at once, with something unread, a connection would lose what has just been sent.
+    // If it were closed at once with unread data, a connection would lose what was just sent.
     const auto deadline = std::chrono::steady_clock::now() + (control_.poisoned() ? farewell / 10 : farewell);
     while (!all_ended() && std::chrono::steady_clock::now() < deadline) ::usleep(500);
     for (const Connection& connection : connections_)

@@ -1,9 +1,9 @@
 /// \file tcp_leaders.h
-/// \brief Keeps the hosts' control segments alike: rows, failures, departures and waits travel between their leaders.
+/// \brief Keeps the hosts' control segments equal: rows, failures, departures and waits travel between their leaders.
 ///
-/// The ranks of a host share a segment. The lowest of them leads: its process sends what they publish to rank 0's,
-/// which leads the first host and hands it on to the other hosts, and writes into the segment what comes from there.
-/// Others ring their leader where there is something to send.
+/// The ranks of a host share a segment. The lowest of them is the leader: its process sends what they publish to rank
+/// 0's process, which leads the first host and forwards it to the other hosts, and writes what it receives into the
+/// segment. Other ranks ring their leader when there is something to send.
 #pragma once
 
 #include <cstdint>
@@ -20,37 +20,37 @@ namespace alltoallv {
 
 class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
   public:
-    /// `here`: the ranks of this host, in order, and `local` what each of them is reached by. `control` outlives the
+    /// `here` are the ranks of this host, in order, and `local` are the connections to them. `control` must outlive the
     /// leaders, or their `stop`.
     static std::shared_ptr<TcpLeaders> make(TcpMembership membership, std::vector<int> here, std::vector<Peer> local,
                                             ControlPlane& control);
     ~TcpLeaders();
 
-    /// Fills in the functions of the control plane, and begins to listen to the peers.
+    /// Sets the functions of the control plane, and starts to listen to the peers.
     void watch();
 
-    /// Tells the peers that this rank leaves; a leader waits up to a second until the others know. After return nothing
-    /// touches the control plane. Not from a callback.
+    /// Informs the peers that this rank leaves; a leader waits up to a second until the others know. After this
+    /// returns, nothing uses the control plane. Do not call it from a callback.
     void stop();
 
   private:
-    /// From a leader to another.
+    /// A connection between leaders.
     struct Connection {
         UniqueFd socket;
         int leader = 0;
-        std::vector<int> ranks;  // that are heard over it
+        std::vector<int> ranks;  // ranks whose messages come over it
         std::string heard;       // the beginning of a message
         bool ended = false;      // the other end has closed
-        int64_t its_clock = 0;   // as it last told it, when this was
+        int64_t its_clock = 0;   // the other clock as last received, and when
         int64_t told_ns = 0;
     };
     enum class Tells : uint32_t { rows = 1, difference, poisoned, departed, waits };
     struct Message {
-        uint32_t bytes = 0;  // that follow
+        uint32_t bytes = 0;  // bytes that follow
         Tells tells = Tells::departed;
-        int32_t rank = 0;  // whom it is about
+        int32_t rank = 0;  // the rank it is about
         PoisonKind kind = PoisonKind::none;
-        uint64_t seq = 0;  // of an operator; of rows: how many
+        uint64_t seq = 0;  // of an operator; for rows: their number
     };
 
     TcpLeaders(TcpMembership membership, std::vector<int> here, std::vector<Peer> local, ControlPlane& control);
@@ -91,7 +91,7 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
     std::vector<int> leader_of_;                    // by rank
     std::vector<int> here_;                         // in order: the first is the leader
     std::vector<Peer> local_;                       // as `here_`
-    std::recursive_mutex mutex_;                    // guards what follows; a failed send may lead to another
+    std::recursive_mutex mutex_;                    // guards the members below; a failed send may lead to another
     std::vector<Connection> connections_;           // of a leader
     std::vector<uint64_t> rows_told_, waits_told_;  // by rank: the last row, the version of the board
     std::vector<bool> departures_told_;

@@ -19,16 +19,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint32_t magic = 0xa2a70002;  // and the version of these messages
+constexpr uint32_t magic = 0xa2a70002;  // also the version of these messages
 constexpr auto pause = std::chrono::milliseconds(50);
-constexpr double patience = 3.0;  // seconds for an address to answer, and for every message of who has answered
+constexpr double patience = 3.0;  // seconds for an address to answer, and for every message after that
 
-/// What a rank says of itself. All ranks run the same build.
+/// A rank's announcement about itself. All ranks run the same build.
 struct Hello {
     uint32_t magic = 0;
     int32_t rank = 0, size = 0;
     uint32_t pid = 0;
-    char place[96] = {};  // tells hosts apart, whatever their names
+    char place[96] = {};  // distinguishes hosts, whatever their names
     char host[64] = {};
 };
 
@@ -83,7 +83,7 @@ std::string bytes_of(const T& value) {
     return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 
-/// That who sends it knows the key, and has got the other's challenge.
+/// Proves that the sender knows the key and has received the other side's challenge.
 Digest prove(const std::string& key, const char* role, const Digest& challenge, const Digest& own, const Hello& hello) {
     return hmac_sha256(key, role + bytes_of(challenge) + bytes_of(own) + bytes_of(hello));
 }
@@ -100,7 +100,7 @@ std::string seconds_text(double seconds) {
 
 constexpr const char* secret_hint = "are job, domain and ALLTOALLV_JOB_SECRET equal on all ranks?";
 
-/// Tells those who have come why it came to nothing.
+/// Sends the reason of the failure to the ranks that have arrived.
 [[noreturn]] void refuse(const TcpMembership& membership, const Error& error) {
     const std::string text = error.what();
     const Answer answer{magic, static_cast<uint32_t>(error.kind()) + 1, static_cast<uint32_t>(text.size())};
@@ -157,7 +157,7 @@ TcpMembership receive_ranks(const UniqueFd& listener, const TcpMeetingOptions& o
             if (hello.magic != magic ||
                 !equal(given.proof, prove(options.key, "join", guest.challenge, given.challenge, hello))) {
                 ++refused;
-                continue;  // of another domain, it will try again
+                continue;  // it belongs to another domain and will try again
             }
             const Digest proof = prove(options.key, "root", given.challenge, guest.challenge, hello);
             if (!send_all(guest.socket.get(), &proof, sizeof proof)) continue;
@@ -198,7 +198,7 @@ TcpMembership join_rank_0(const std::vector<TcpAddress>& addresses, const TcpMee
             mine.challenge = random_digest();
             mine.proof = prove(options.key, "join", challenge, mine.challenge, mine.hello);
             if (!send_all(socket, &mine, sizeof mine)) continue;
-            // Who is not rank 0 of this domain hangs up, or cannot prove it.
+            // A process that is not rank 0 of this domain closes the connection, or cannot prove it.
             refused = true;
             if (!receive_all(socket, &proof, sizeof proof, soon()) ||
                 !equal(proof, prove(options.key, "root", mine.challenge, challenge, mine.hello)))

@@ -1,8 +1,8 @@
 /// \file tcp_meeting.h
 /// \brief How ranks on several hosts find each other: rank 0 listens, every other rank connects to it once.
 ///
-/// Both sides prove by an HMAC over the other's random challenge that they know the key, which never travels. What
-/// follows is neither encrypted nor signed.
+/// Both sides prove, by an HMAC over the other's random challenge, that they know the key, which is never sent. Later
+/// messages are neither encrypted nor signed.
 #pragma once
 
 #include <cstdint>
@@ -19,32 +19,32 @@ struct TcpMeetingOptions {
     int rank = 0;
     int size = 1;
     std::string domain;
-    std::string key;             ///< equal on all ranks of one communicator, different for others; made of the secret
+    std::string key;             ///< equal on all ranks of a communicator, different for others; made from the secret
     double timeout = 600.0;      ///< seconds
     std::function<void()> poll;  ///< called about every 50 ms; may throw
 };
 
-/// A rank as the others see it.
+/// A rank as the other ranks see it.
 struct TcpPeer {
     uint32_t pid = 0;
-    uint32_t place = 0;  ///< a number of its host
+    uint32_t place = 0;  ///< a hash of its host
     bool same_host = false;
     int first_on_host = 0;  ///< the lowest rank on its host
     std::string host;       ///< its name
 };
 
 struct TcpMembership {
-    std::vector<UniqueFd> sockets;  ///< of rank 0: to every rank, its own empty; of the others: one, to rank 0
+    std::vector<UniqueFd> sockets;  ///< rank 0: to every rank, its own empty; others: one, to rank 0
     std::vector<TcpPeer> peers;     ///< by rank
 };
 
-/// Rank 0's part. Throws comm_timeout, which names the ranks that have not come, on all that have.
+/// Makes rank 0's part. Throws comm_timeout, which names the absent ranks, on all ranks that have arrived.
 TcpMembership receive_ranks(const UniqueFd& listener, const TcpMeetingOptions& options);
 
-/// Every other rank's part: tries the addresses in turn until one of them is rank 0.
+/// Makes every other rank's part: tries the addresses in turn until one of them is rank 0.
 TcpMembership join_rank_0(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options);
 
-/// A listener on `port`, which another communicator may still be using.
+/// Listens on `port`, and waits while another communicator uses it.
 UniqueFd listen_when_free(int port, const TcpMeetingOptions& options);
 
 }  // namespace alltoallv

@@ -25,12 +25,12 @@ void TcpMesh::begin(std::span<const Outgoing> out, std::span<const Incoming> in)
     for (const Incoming& piece : in) connections_[static_cast<size_t>(piece.rank)].in = piece;
     pending_ = static_cast<size_t>(
         std::count_if(connections_.begin(), connections_.end(), [](const Connection& c) { return c.busy(); }));
-    // The kernel sends while this host's own data move.
+    // The kernel sends while the data within this host move.
     for (size_t j = 0; j < connections_.size(); ++j)
         if (connections_[j].busy()) pump(static_cast<int>(j), connections_[j]);
 }
 
-/// What goes without waiting; both ways by turns, so that neither starves.
+/// Moves what is possible without waiting, in both directions by turns, so that neither starves.
 void TcpMesh::pump(int rank, Connection& connection) {
     const auto lost = [rank] { return peer_lost("the connection to rank " + std::to_string(rank) + " has ended"); };
     for (bool moved = true; moved;) {

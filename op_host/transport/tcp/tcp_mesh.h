@@ -1,5 +1,5 @@
 /// \file tcp_mesh.h
-/// \brief A TCP connection between every two ranks on different hosts, for the data.
+/// \brief The TCP connections between every two ranks on different hosts, for the data.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ namespace alltoallv {
 
 class TcpMesh final : public Mover {
   public:
-    /// `sockets`: non-blocking, by rank, empty where there is no way by this mover.
+    /// `sockets`: non-blocking, by rank; empty where this mover has no connection.
     explicit TcpMesh(std::vector<UniqueFd> sockets);
 
     std::string name() const override { return "tcp"; }
@@ -33,7 +33,7 @@ class TcpMesh final : public Mover {
     void pump(int rank, Connection& connection);
 
     std::vector<Connection> connections_;  // by rank; without a socket where there is none
-    size_t pending_ = 0;                   // connections that are busy
+    size_t pending_ = 0;                   // busy connections
 };
 
 }  // namespace alltoallv

@@ -78,7 +78,7 @@ void TcpMessages::run() {
     }
 }
 
-/// Until there is something to hear, to say or to end; hears it.
+/// Waits until there is something to receive, to send or to end; receives it.
 void TcpMessages::wait_a_step() {
     std::vector<pollfd> ready{{bell_.get(), POLLIN, 0}};
     std::vector<int> peers{-1};
@@ -99,7 +99,7 @@ void TcpMessages::wait_a_step() {
         if ((ready[i].revents & ~POLLOUT) != 0) hear(peers[i]);
 }
 
-/// Answers without which sends of the peers would not end.
+/// Sends answers without which sends of the peers would not end.
 void TcpMessages::say_last_words() {
     const auto begun = Clock::now();
     const auto silent = [&](Connection& connection) { return !connection.socket || connection.words.empty(); };
@@ -119,7 +119,7 @@ void TcpMessages::offer(Post& post) {
     say(post.asked.peer, frame, post.data(), frame.bytes);
 }
 
-/// `body` is copied if it is little.
+/// Sends a frame; copies `body` if it is small.
 void TcpMessages::say(int peer, const Frame& frame, const char* body, size_t bytes) {
     if (peer == control_.rank()) return on_frame(peer, frame, std::string(body, bytes));
     std::string own(reinterpret_cast<const char*>(&frame), sizeof frame);
@@ -135,7 +135,7 @@ void TcpMessages::speak(int peer) {
         const ssize_t sent = ::send(connection.socket.get(), own ? words.own.data() : words.data,
                                     own ? words.own.size() : words.bytes, MSG_NOSIGNAL);
         if (sent < 0 && (errno == EAGAIN || errno == EINTR)) return;
-        if (sent < 0) return connection.socket.reset();  // whoever waits for this rank hears that it is lost
+        if (sent < 0) return connection.socket.reset();  // those that wait for this rank will see that it is lost
         const auto n = static_cast<size_t>(sent);
         if (own) {
             words.own.erase(0, n);
@@ -151,7 +151,7 @@ void TcpMessages::hear(int peer) {
     Connection& connection = connections_[static_cast<size_t>(peer)];
     while (connection.socket) {
         const bool in_head = connection.head_heard < sizeof connection.head;
-        const size_t in_body = connection.body_heard % little;  // of data that nobody wants any more, piece by piece
+        const size_t in_body = connection.body_heard % little;  // data that nobody wants any more are read in pieces
         char* const at = in_head ? reinterpret_cast<char*>(&connection.head) + connection.head_heard
                          : connection.into != nullptr ? connection.into + connection.body_heard
                                                       : connection.body.data() + in_body;
@@ -199,7 +199,7 @@ void TcpMessages::on_frame(int peer, const Frame& frame, std::string body) {
     }
 }
 
-/// Receives and offers that belong together, in the order of both.
+/// Matches receives and offers, in the order of both.
 void TcpMessages::match() {
     for (Post& post : posts_) {
         if (post.sends() || post.met || post.work->done()) continue;
@@ -246,7 +246,7 @@ void TcpMessages::refuse(Post& post, const Offer& offer) {
                                                           {frame.count, frame.dtype}, control_.rank(), post.as())));
 }
 
-/// Whether there is anybody to wait for, and for how long.
+/// Checks if the peers still live, and if the time is over.
 void TcpMessages::look() {
     for (Post& post : posts_) {
         if (post.work->done()) continue;
@@ -279,8 +279,8 @@ TcpMessages::Post* TcpMessages::find(bool sends, int peer, uint64_t number) {
     return found == posts_.end() ? nullptr : &*found;
 }
 
-/// Of a message that ends half way, the rest goes from a copy and to where nobody looks: its connection lasts. A broken
-/// peer may answer before it has heard all.
+/// If a message ends half way, the rest is sent from a copy and received into unused memory, so that its connection
+/// lasts. A broken peer may answer before it has received everything.
 void TcpMessages::finish(Post& post, std::exception_ptr error) {
     const auto is_of = [&](const char* at) { return post.data() <= at && at < post.data() + post.bytes(); };
     for (Connection& connection : connections_) {

@@ -1,9 +1,9 @@
 /// \file tcp_messages.h
 /// \brief Messages between two ranks of a communicator between hosts, over connections of their own.
 ///
-/// A sender offers a message: tag, dtype, count, and little data along. The receiver takes the first that fits one of
-/// its receives, in the order of both, or refuses it; its answer ends the send. One thread, from the first message on,
-/// serves all connections of the rank.
+/// A sender offers a message: tag, dtype, count, and the data if they are small. The receiver takes the first that fits
+/// one of its receives, in the order of both, or refuses it; its answer ends the send. From the first message on, one
+/// thread serves all connections of the rank.
 #pragma once
 
 #include <deque>
@@ -22,13 +22,13 @@ namespace alltoallv {
 
 class TcpMessages {
   public:
-    /// `sockets`: by rank, non-blocking, empty for this one. The control plane outlives this, or its `close`.
+    /// `sockets`: by rank, non-blocking, empty for this one. The control plane must outlive this, or its `close`.
     TcpMessages(ControlPlane& control, std::vector<UniqueFd> sockets, double timeout);
     ~TcpMessages();
 
     MessageWorkPtr start(const PeerMessage& message, double timeout);
 
-    /// Ends what is pending with an error, and the thread.
+    /// Ends pending messages with an error, and the thread.
     void close();
 
   private:
@@ -57,10 +57,10 @@ class TcpMessages {
 
     ControlPlane& control_;
     double timeout_;
-    std::mutex mutex_;  // guards what follows
+    std::mutex mutex_;  // guards the members below
     std::vector<Connection> connections_;
     std::list<Post> posts_;  // in the order of their calls
-    UniqueFd bell_;          // an eventfd: there is something to say, or to end
+    UniqueFd bell_;          // an eventfd: there is something to send, or to end
     std::thread thread_;
     bool closing_ = false;
 };

@@ -1,5 +1,5 @@
 /// \file tcp_messages_parts.h
-/// \brief What `TcpMessages` keeps of messages and connections while they are under way.
+/// \brief The state that `TcpMessages` keeps of messages and connections that are under way.
 #pragma once
 
 #include <string>
@@ -12,12 +12,12 @@ namespace alltoallv {
 
 enum class Say : uint32_t { offer, take, refuse, data, done };
 
-/// What one rank says to another; `bytes` follow. The number is the sender's of the message.
+/// The head of every message between two ranks; `bytes` follow. The number is that of the sender's message.
 struct TcpMessages::Frame {
     Say type = Say::offer;
     int32_t tag = 0;
     uint64_t number = 0, bytes = 0;
-    int64_t count = 0;  // of the message; of a refusal: as the receiver expected
+    int64_t count = 0;  // of the message; in a refusal: what the receiver expected
     DType dtype = DType::uint8;
     uint8_t reserved[7] = {};
 };
@@ -29,13 +29,13 @@ struct TcpMessages::Post {
     MessageWorkPtr work;
     Clock::time_point started;
     int from = PeerMessage::any_rank;
-    uint64_t number = 0;  // once offered, or met
+    uint64_t number = 0;  // once offered or matched
     bool met = false;
 
     bool sends() const { return asked.op == OpKind::send; }
     char* data() const { return static_cast<char*>(asked.data); }
     size_t bytes() const { return static_cast<size_t>(asked.count) * size_of(asked.dtype); }
-    /// Of ranks that meet again over a poisoned communicator.
+    /// True for messages of ranks that meet again over a poisoned communicator.
     bool survives() const { return asked.tag < -(1 << 30) - 1; }
     int other() const { return from >= 0 ? from : asked.peer; }
     SentAs as() const { return {asked.count, asked.dtype}; }
@@ -43,15 +43,15 @@ struct TcpMessages::Post {
 
 struct TcpMessages::Offer {
     Frame frame;
-    std::string data;  // what came along
+    std::string data;  // data that came with the offer
 };
 
 struct TcpMessages::Connection {
     UniqueFd socket;
-    uint64_t sent = 0;  // messages
+    uint64_t sent = 0;  // number of messages
     std::deque<Offer> offers;
 
-    /// To say: the heads and little data copied, large data where they lie.
+    /// Bytes to send: heads and small data are copied, large data stay in place.
     struct Words {
         std::string own;
         const char* data;
@@ -62,7 +62,7 @@ struct TcpMessages::Connection {
     Frame head;
     size_t head_heard = 0, body_heard = 0;
     std::string body;
-    char* into = nullptr;  // where a body goes that is a message's data
+    char* into = nullptr;  // destination of a body that is a message's data
 };
 
 }  // namespace alltoallv

@@ -1,6 +1,6 @@
 // Quantized reductions between hosts, in pieces: while one travels, this rank encodes the next and sums the one before.
-// Two shots: every rank sums its part of all vectors and hands the result to all. One shot, where that moves fewer
-// bytes or few: all codes go to all, and every rank sums everything. The same bits.
+// Two shots: every rank sums its part of all vectors and sends the result to all. One shot, if that moves fewer bytes
+// or only a few: all codes go to all ranks, and every rank sums everything. Both give the same bits.
 #include <array>
 #include <cstring>
 #include <exception>
@@ -14,11 +14,11 @@ namespace alltoallv {
 namespace {
 
 constexpr size_t pieces_of_part = 4, smallest_piece = size_t{1} << 18, largest_piece = size_t{1} << 20;  // elements
-constexpr size_t few_bytes = size_t{1} << 16;   // that a rank receives: one shot has fewer steps
-constexpr size_t even_bytes = size_t{1} << 19;  // of codes: up to here one shot is no worse where it moves as much
+constexpr size_t few_bytes = size_t{1} << 16;   // that a rank receives: then one shot, which has fewer steps
+constexpr size_t even_bytes = size_t{1} << 19;  // of codes: up to here one shot is no worse if it moves as much
 constexpr size_t flag_bytes = sizeof(uint64_t);
 
-/// Runs `compute`, if there is anything, on a thread of its own while `transfer` runs here.
+/// Runs `compute`, if there is anything, on its own thread while `transfer` runs here.
 template <class Transfer>
 void overlap(const std::function<void()>& compute, Transfer&& transfer) {
     if (!compute) return transfer();
@@ -46,10 +46,10 @@ size_t whole_lines(size_t bytes) {
 
 }  // namespace
 
-/// A piece under way. Four of them: the first is decoded while the last is encoded.
+/// A piece that is under way. There are four: the first is decoded while the last is encoded.
 struct TcpCommunicator::QuantPiece {
     std::vector<char> memory;
-    std::vector<const char*> slots;  // of the ranks, their codes
+    std::vector<const char*> slots;  // the codes of the ranks
     Pieces codes, results;
 
     explicit QuantPiece(int ranks) : codes(ranks), results(ranks) {}
@@ -126,7 +126,7 @@ void TcpCommunicator::quant_reduce_in_pieces(const QuantReduction& q) {
         QuantRun run{*this, q, codec, grid, static_cast<size_t>(rank()), static_cast<size_t>(size())};
         for (size_t i = 0; i < std::min(grid.steps(), size_t{4}); ++i) run.pieces.emplace_back(size());
         run.in_one_shot() ? run.run_in_one_shot() : run.run_in_two_shots();
-        moving_ = false;  // everybody is done: an error that all ranks raise leaves the communicator usable
+        moving_ = false;  // all ranks are done: an error that all ranks raise leaves the communicator usable
         run.misfit.raise(q, control_->describe_op());
     });
 }

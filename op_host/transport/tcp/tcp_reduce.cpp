@@ -1,5 +1,5 @@
-// Reductions between hosts: small ones travel with the rows, larger ones in two steps: every rank reduces its part of
-// all ranks' vectors, in the order of ranks, and hands the result to all. The same bits as over shared memory.
+// Reductions between hosts: small ones travel with the rows, larger ones take two steps: every rank reduces its part of
+// all ranks' vectors, in the order of ranks, and sends the result to all. The bits equal those over shared memory.
 #include <cstring>
 #include <numeric>
 
@@ -13,7 +13,7 @@ struct Part {
     size_t begin, bytes;
 };
 
-/// Equal parts of whole cache lines, and what a reduce_scatter names.
+/// Returns equal parts of whole cache lines, or those that a reduce_scatter names.
 std::vector<Part> parts_of(const Reduction& r, size_t total) {
     std::vector<Part> parts;
     const size_t element = size_of(r.dtype), ranks = r.counts.size();

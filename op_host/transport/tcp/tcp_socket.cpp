@@ -23,13 +23,13 @@ namespace {
 
 constexpr int backlog = 1024;
 constexpr int send_seconds = 30;
-constexpr int probe_after = 10, probe_every = 5, probes = 4;  // seconds, seconds, number: of a silent connection
+constexpr int probe_after = 10, probe_every = 5, probes = 4;  // of a silent connection, in seconds (the last: a number)
 
 void set_option(int socket, int level, int name, int value) {
     (void)setsockopt(socket, level, name, &value, sizeof value);
 }
 
-/// A host that loses its power sends nothing: the kernel asks for it.
+/// Turns keepalive on, because a host that loses power sends nothing.
 void set_up(int socket) {
     set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
     set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
@@ -52,7 +52,7 @@ bool wait_for(int socket, short events, std::chrono::steady_clock::time_point de
     }
 }
 
-/// HCCL_SOCKET_IFNAME as HCCL reads it: beginnings of names, "^" in front excludes them, "=" takes whole names.
+/// Matches HCCL_SOCKET_IFNAME like HCCL: prefixes of names; a leading "^" excludes them, "=" means whole names.
 bool is_wanted(std::string_view interface, std::string_view wanted) {
     if (wanted.empty()) return true;
     const bool excludes = wanted.starts_with('^');
@@ -114,7 +114,7 @@ int port_of(int listener) {
     socklen_t length = sizeof address;
     if (::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) != 0)
         throw system_error("cannot tell the port of a socket", errno);
-    return ntohs(address.sin6_port);  // at the same place for IPv4
+    return ntohs(address.sin6_port);  // at the same offset for IPv4
 }
 
 std::vector<std::string> own_addresses() {
@@ -130,7 +130,7 @@ std::vector<std::string> own_addresses() {
             const bool loops = (i->ifa_flags & IFF_LOOPBACK) != 0;
             if (!loops && !is_wanted(i->ifa_name, wanted)) continue;
             const std::string number = number_of(i->ifa_addr);
-            if (number.empty() || number.find('%') != std::string::npos) continue;  // of this link only
+            if (number.empty() || number.find('%') != std::string::npos) continue;  // valid on this link only
             (loops ? loopback : addresses).push_back(number);
         }
     }
