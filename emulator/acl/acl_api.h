@@ -1,4 +1,4 @@
-// What the emulator gives a meaning beyond abi/acl.h, for programs such as torch_npu.
+// The ACL functions beyond abi/acl.h that the emulator implements, for programs such as torch_npu.
 #pragma once
 
 #include "abi/acl.h"

@@ -1,5 +1,5 @@
-// The part of ACL's C ABI with which programs run single operators: descriptions of tensors, buffers,
-// attributes, and the call itself (libacl_op_compiler.so). Only the emulator uses it.
+// The part of ACL's C ABI with which programs run single operators: descriptions of tensors, buffers, attributes, and
+// the call (libacl_op_compiler.so). Only the emulator uses it.
 #pragma once
 
 #include "acl/acl_api.h"

@@ -15,10 +15,10 @@ using namespace alltoallv::emulator;
 
 namespace {
 
-// An Ascend 910B1's, which some programs divide by.
+// Values of an Ascend 910B1, by which some programs divide.
 constexpr int64_t cube_cores = 24, vector_cores = 48, l2_bytes = int64_t{192} << 20;
 
-/// Milliseconds, -1 for ever; throws for what `name` says.
+/// Waits for the device, in milliseconds (-1: without limit); throws the error of the task that failed.
 void synchronize_device(int32_t milliseconds) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds);
     int failure = 0;
@@ -45,7 +45,7 @@ aclError aclrtSetDevice(int32_t deviceId) {
 }
 
 aclError aclrtGetDevice(int32_t* deviceId) {
-    // Programs ask before they choose; that is no failure worth a message.
+    // Programs ask before they choose a device; that is not a failure worth a message.
     if (deviceId != nullptr && current_context_or_null() == nullptr) return acl_error_rt_context_null;
     ACL_FUNCTION(give("deviceId", deviceId, current_device()););
 }
@@ -106,7 +106,7 @@ aclError aclrtDeviceGetBareTgid(int32_t* pid) {
     ACL_FUNCTION(give("pid", pid, getpid()););
 }
 
-/// Equal in all processes, different between devices.
+/// Returns an id that is equal in all processes and different between devices.
 aclError aclrtDeviceGetUuid(int32_t deviceId, aclrtUuid* uuid) {
     ACL_FUNCTION({
         check_device(deviceId);
@@ -153,7 +153,7 @@ aclError aclrtGetDeviceInfo(uint32_t deviceId, aclrtDevAttr attr, int64_t* value
     });
 }
 
-/// No core of an emulated device is ever busy.
+/// Returns 0: no core of an emulated device is ever busy.
 aclError aclrtGetDeviceUtilizationRate(int32_t deviceId, aclrtUtilizationInfo* utilizationInfo) {
     ACL_FUNCTION(check_device(deviceId); check_pointer("utilizationInfo", utilizationInfo);
                  *utilizationInfo = aclrtUtilizationInfo{};);

@@ -17,7 +17,7 @@ void create(aclrtEvent* event) {
     *event = add_event();
 }
 
-/// The latest recording; throws if there is none.
+/// Returns the latest recording; throws if there is none.
 std::shared_ptr<Record> recorded(aclrtEvent event) {
     std::shared_ptr<Record> record = event_of(event)->latest();
     if (!record) throw Failure(acl_error_rt_param_invalid, "event has not been recorded");
@@ -66,7 +66,7 @@ aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
                  recording->record(found->renew(recording)););
 }
 
-/// Nothing to do: whoever waits, waits for the latest recording, and the next one is a new one.
+/// Does nothing: a wait is for the latest recording, and the next recording is a new one.
 aclError aclrtResetEvent(aclrtEvent event, aclrtStream stream) {
     ACL_FUNCTION((void)event_of(event); (void)stream_of(stream););
 }
@@ -100,7 +100,7 @@ aclError aclrtEventElapsedTime(float* ms, aclrtEvent startEvent, aclrtEvent endE
     });
 }
 
-/// Microseconds of a clock that never goes back.
+/// Returns microseconds of a monotonic clock.
 aclError aclrtEventGetTimestamp(aclrtEvent event, uint64_t* timestamp) {
     ACL_FUNCTION({
         const auto time = time_of(event, "event").time_since_epoch();
@@ -109,9 +109,9 @@ aclError aclrtEventGetTimestamp(aclrtEvent event, uint64_t* timestamp) {
 }
 
 namespace {
-std::atomic<uint32_t> wait_limit{0};  // seconds that a stream waits for an event where nobody says otherwise; 0: no end
+std::atomic<uint32_t> wait_limit{0};  // default seconds that a stream waits for an event; 0: no limit
 
-/// An event that was never recorded holds nobody up.
+/// Makes the stream wait; an event that was never recorded delays nobody.
 void stream_wait(aclrtStream stream, aclrtEvent event, double seconds) {
     const StreamPtr waiting = stream_of(stream);
     if (auto record = event_of(event)->latest()) waiting->wait(std::move(record), seconds);
@@ -122,13 +122,13 @@ aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
     ACL_FUNCTION(const uint32_t limit = wait_limit; stream_wait(stream, event, limit == 0 ? -1 : limit););
 }
 
-/// `timeout` in milliseconds, -1: none.
+/// `timeout` is in milliseconds; -1 means none.
 aclError aclrtStreamWaitEventWithTimeout(aclrtStream stream, aclrtEvent event, int32_t timeout) {
     ACL_FUNCTION(if (timeout < -1) throw Failure(acl_error_rt_param_invalid, "timeout is " + std::to_string(timeout));
                  stream_wait(stream, event, timeout < 0 ? -1 : timeout / 1e3););
 }
 
-/// In seconds; 0: none. For waits from now on.
+/// Sets the limit of later waits, in seconds; 0 means none.
 aclError aclrtSetOpWaitTimeout(uint32_t timeout) {
     ACL_FUNCTION(wait_limit = timeout;);
 }

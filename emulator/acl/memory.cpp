@@ -1,4 +1,4 @@
-// ACL functions about memory. Copies check both ends against what is allocated: when called, and again when they run.
+// ACL functions about memory. Copies check both ends against the allocations, when called and again when they run.
 #include "runtime/memory.h"
 
 #include <unistd.h>
@@ -32,7 +32,7 @@ void check_copy(const void* dst, size_t destMax, const void* src, size_t count, 
             check_side("dst", kind == ACL_MEMCPY_HOST_TO_DEVICE || kind == ACL_MEMCPY_DEVICE_TO_DEVICE, dst, count);
             check_side("src", kind == ACL_MEMCPY_DEVICE_TO_HOST || kind == ACL_MEMCPY_DEVICE_TO_DEVICE, src, count);
             return;
-        case ACL_MEMCPY_DEFAULT: {  // as the addresses say
+        case ACL_MEMCPY_DEFAULT: {  // by the addresses
             for (const auto& [name, address] : {std::pair{"dst", dst}, std::pair{"src", src}}) {
                 const auto found = find_allocation(address);
                 check_side(name, found && found->kind == MemoryKind::device, address, count);
@@ -98,12 +98,12 @@ aclError aclrtPointerGetAttributes(const void* ptr, aclrtPtrAttributes* attribut
     });
 }
 
-/// Runs at once, whatever the streams are doing: a caller that has not waited for them sees it.
+/// Runs at once, independent of streams: a caller that has not waited for them sees old data.
 aclError aclrtMemcpy(void* dst, size_t destMax, const void* src, size_t count, aclrtMemcpyKind kind) {
     ACL_FUNCTION(check_copy(dst, destMax, src, count, kind); if (count > 0) std::memmove(dst, src, count););
 }
 
-/// Reads the source when the stream gets there, also from pageable host memory.
+/// Reads the source when the stream reaches the copy, also from pageable host memory.
 aclError aclrtMemcpyAsync(void* dst, size_t destMax, const void* src, size_t count, aclrtMemcpyKind kind,
                           aclrtStream stream) {
     ACL_FUNCTION({

@@ -1,4 +1,4 @@
-// libacl_op_compiler: keeps the options of a compiler that is not there. To compile an operator fails.
+// libacl_op_compiler: stores the options of a compiler that does not exist. Compiling an operator fails.
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -20,7 +20,7 @@ Options& options() {
     return *instance;
 }
 
-/// "disable" until it is set.
+/// Returns "disable" until the option is set.
 std::string value_of(aclCompileOpt opt) {
     const std::lock_guard lock(options().mutex);
     const auto found = options().values.find(opt);
@@ -37,7 +37,7 @@ aclError aclSetCompileopt(aclCompileOpt opt, const char* value) {
     });
 }
 
-/// The terminating zero is counted.
+/// Returns the size of the value with its terminating zero.
 size_t aclGetCompileoptSize(aclCompileOpt opt) {
     return value_of(opt).size() + 1;
 }

@@ -1,5 +1,5 @@
-// aclopCompileAndExecute: the few operators that torch_npu calls from within its own functions, where no replacement of
-// an aten operator (python/alltoallv_emulator/aten.py) reaches. All others fail, by name.
+// aclopCompileAndExecute: the few operators that torch_npu calls inside its own functions, which a replacement of an
+// aten operator (python/alltoallv_emulator/aten.py) does not reach. All others fail, with their name.
 #include <algorithm>
 #include <cstring>
 #include <span>
@@ -48,7 +48,7 @@ void check_on_device(const char* name, const Tensor& tensor) {
     check_device_range(name, tensor.buffer.data, bytes);
 }
 
-/// An element that is a parameter of an operator. On the host it lives only as long as the call.
+/// An element that is a parameter of an operator. On the host it lives only during the call.
 class Value {
   public:
     Value(const Tensor& tensor, aclDataType type) : device_(static_cast<const char*>(tensor.buffer.data)) {
@@ -71,7 +71,7 @@ void fill_with(char* to, size_t bytes, const char* value, size_t element) {
     for (size_t at = 0; at < bytes; at += element) std::memcpy(to + at, value, element);
 }
 
-/// Fill(dims, value): every element of the output becomes the value.
+/// Fill(dims, value): sets every element of the output to the value.
 Stream::Task fill(const Call& call) {
     check_counts(call, 2, 1);
     const Tensor& output = call.outputs[0];
@@ -84,7 +84,7 @@ Stream::Task fill(const Call& call) {
     };
 }
 
-/// The elements of an integer tensor on the host.
+/// Returns the elements of an integer tensor on the host.
 std::vector<int64_t> integers(const Tensor& tensor) {
     const size_t element = size_of(tensor.desc.type), count = tensor.buffer.bytes / element;
     if (!tensor.desc.on_host || (tensor.desc.type != ACL_INT32 && tensor.desc.type != ACL_INT64))
@@ -96,7 +96,7 @@ std::vector<int64_t> integers(const Tensor& tensor) {
     return values;
 }
 
-/// PadV3(x, paddings, value), mode "constant": x in the middle of the output, `paddings[2 d]` elements of the value
+/// PadV3(x, paddings, value), mode "constant": puts x into the output, with `paddings[2 d]` elements of the value
 /// before it and `paddings[2 d + 1]` after it in dimension d.
 Stream::Task pad(const Call& call) {
     check_counts(call, 3, 1);

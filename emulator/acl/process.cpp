@@ -16,7 +16,7 @@ using namespace alltoallv::emulator;
 
 namespace {
 
-// The options that ACL keeps; they change nothing here: results are deterministic anyway.
+// The options that ACL keeps. They change nothing here: results are deterministic anyway.
 std::array<std::atomic<int64_t>, 3> options{};
 std::atomic<int> saturation_mode{ACL_RT_OVERFLOW_MODE_INFNAN};
 
@@ -26,7 +26,7 @@ std::atomic<int64_t>& option(aclSysParamOpt opt) {
     return options[static_cast<size_t>(opt)];
 }
 
-/// Of CANN, whose interface this is.
+/// Returns the version of CANN whose interface this is.
 std::string version_text(int all) {
     return std::to_string(all / 10000) + '.' + std::to_string(all / 100 % 100) + '.' + std::to_string(all % 100);
 }
@@ -41,7 +41,7 @@ aclError aclFinalize() {
     ACL_FUNCTION(finalize(););
 }
 
-/// Valid until this thread calls it again; empty, not null, when there is no message.
+/// Returns the last message, valid until this thread's next call; empty, not null, if there is none.
 const char* aclGetRecentErrMsg() {
     thread_local std::string message;
     message = take_recent_message();
@@ -82,7 +82,7 @@ aclError aclsysGetVersionStr(char* pkgName, char* versionStr) {
 }
 
 namespace {
-// Aten's CPU kernels compute: they know infinities, NaN and bfloat16. Nothing is compiled.
+// The CPU's kernels of aten compute: they support infinities, NaN and bfloat16. Nothing is compiled.
 constexpr aclCannAttr attributes[] = {ACL_CANN_ATTR_INF_NAN, ACL_CANN_ATTR_BF16};
 }  // namespace
 
@@ -124,7 +124,7 @@ aclError aclrtCtxSetSysParamOpt(aclSysParamOpt opt, int64_t value) {
     return aclrtSetSysParamOpt(opt, value);
 }
 
-// No operator of the emulator runs for as long as a second: the limit is accepted, and never reached.
+// No operator of the emulator runs for a second, so the limit is accepted and never reached.
 aclError aclrtSetOpExecuteTimeOut(uint32_t) {
     ACL_FUNCTION();
 }

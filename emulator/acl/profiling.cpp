@@ -1,5 +1,5 @@
-// What torch_npu calls whether or not anybody profiles or dumps. Nothing is collected, and nothing claims that it was:
-// to start a profile (aclprof*) fails.
+// The functions that torch_npu calls even if nobody profiles or dumps. They collect nothing and report nothing as
+// collected: starting a profile (aclprof*) fails.
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,7 @@ int32_t MsprofReportCompactInfo(uint32_t, const void*, uint32_t);
 int32_t MsprofReportAdditionalInfo(uint32_t, const void*, uint32_t);
 uint64_t MsprofSysCycleTime();
 
-/// The callback would be called when a profile starts: never.
+/// Accepts a callback that is never called, because no profile starts.
 int32_t MsprofRegisterCallback(uint32_t, void*) {
     return 0;
 }

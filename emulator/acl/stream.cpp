@@ -12,7 +12,7 @@ using namespace alltoallv::emulator;
 
 namespace {
 
-/// Throws the failure of a task, or the timeout.
+/// Waits for the stream; throws the failure of a task, or the timeout.
 void synchronize(Stream& stream, double seconds) {
     if (!stream.synchronize(seconds))
         throw Failure(acl_error_rt_stream_sync_timeout,
@@ -26,7 +26,7 @@ void create(aclrtStream* stream) {
     *stream = add_stream(current_device());
 }
 
-/// Callbacks of streams that have subscribed run on the thread they name, inside aclrtProcessReport.
+/// Callbacks of subscribed streams run on the thread that the subscription names, inside aclrtProcessReport.
 struct Reports {
     std::mutex mutex;
     std::condition_variable arrived;
@@ -45,7 +45,7 @@ aclError aclrtCreateStream(aclrtStream* stream) {
     ACL_FUNCTION(create(stream););
 }
 
-/// Priorities and flags change when and how fast tasks run on a device, not what they mean.
+/// Ignores priority and flag, which change when and how fast tasks run on a device, not their results.
 aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t, uint32_t) {
     ACL_FUNCTION(create(stream););
 }
@@ -54,13 +54,13 @@ aclError aclrtDestroyStream(aclrtStream stream) {
     ACL_FUNCTION(check_pointer("stream", stream); remove_stream(stream)->synchronize(-1););
 }
 
-/// Does not wait: what has not begun never will, and what runs ends by itself.
+/// Does not wait: tasks that have not begun will not run, and the running one ends by itself.
 aclError aclrtDestroyStreamForce(aclrtStream stream) {
     ACL_FUNCTION({
         check_pointer("stream", stream);
         const StreamPtr kept = remove_stream(stream);
         kept->discard(acl_error_rt_suspect_remote_error);
-        alltoallv::abandon(kept);  // its end would wait for its thread
+        alltoallv::abandon(kept);  // its destructor would wait for its thread
     });
 }
 
@@ -68,7 +68,7 @@ aclError aclrtSynchronizeStream(aclrtStream stream) {
     ACL_FUNCTION(synchronize(*stream_of(stream), -1););
 }
 
-/// `timeout` in milliseconds, -1: none.
+/// `timeout` is in milliseconds; -1 means none.
 aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t timeout) {
     ACL_FUNCTION(if (timeout < -1) throw Failure(acl_error_rt_param_invalid, "timeout is " + std::to_string(timeout));
                  synchronize(*stream_of(stream), timeout < 0 ? -1 : timeout / 1e3););
@@ -105,7 +105,7 @@ aclError aclrtGetStreamOverflowSwitch(aclrtStream stream, uint32_t* flag) {
     ACL_FUNCTION(give("flag", flag, stream_of(stream)->overflow_switch.load()););
 }
 
-/// No stream is ever captured: to begin it fails.
+/// Reports that no stream is captured; starting a capture fails.
 aclError aclmdlRICaptureGetInfo(aclrtStream stream, aclmdlRICaptureStatus* status, aclmdlRI* modelRI) {
     ACL_FUNCTION((void)stream_of(stream); give("status", status, ACL_MODEL_RI_CAPTURE_STATUS_NONE);
                  if (modelRI != nullptr)* modelRI = nullptr;);
@@ -165,7 +165,7 @@ aclError aclrtLaunchCallback(aclrtCallback fn, void* userData, aclrtCallbackBloc
     });
 }
 
-/// Runs one callback of this thread; `timeout` in milliseconds, -1: none.
+/// Runs one callback of this thread; `timeout` is in milliseconds, -1 means none.
 aclError aclrtProcessReport(int32_t timeout) {
     Reports& r = reports();
     std::unique_lock lock(r.mutex);
@@ -174,7 +174,7 @@ aclError aclrtProcessReport(int32_t timeout) {
     if (timeout < 0)
         r.arrived.wait(lock, ready);
     else if (!r.arrived.wait_for(lock, std::chrono::milliseconds(timeout), ready))
-        return acl_error_rt_report_timeout;  // ordinary: the caller asks again
+        return acl_error_rt_report_timeout;  // not a failure: the caller asks again
     const auto callback = std::move(queue.front());
     queue.pop_front();
     lock.unlock();

@@ -25,7 +25,7 @@ aclError set(const char* function, aclopAttr* attr, const char* name, const std:
 
 }  // namespace
 
-/// Bytes of an element; 0 for types that are not emulated.
+/// Returns the bytes of an element; 0 for types that are not emulated.
 size_t aclDataTypeSize(aclDataType dataType) {
     switch (dataType) {
         case ACL_INT8:
@@ -73,7 +73,7 @@ void aclSetTensorDescName(aclTensorDesc* desc, const char* name) {
     if (desc != nullptr && name != nullptr) desc->name = name;
 }
 
-// The formats of storage are one here: the shape that the tensor has.
+// All storage formats are the same here: the shape that the tensor has.
 aclError aclSetTensorFormat(aclTensorDesc* desc, aclFormat) {
     ACL_FUNCTION(check_pointer("desc", desc););
 }

@@ -1,4 +1,4 @@
-// What ACL's opaque descriptions of tensors, buffers and attributes hold here.
+// The contents of ACL's opaque descriptions of tensors, buffers and attributes.
 #pragma once
 
 #include <map>

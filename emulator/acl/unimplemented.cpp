@@ -1,6 +1,6 @@
-// Functions that must exist but have no meaning here: they fail with an error that names them. Compiled once per
-// library, with ALLTOALLV_UNIMPLEMENTED naming the list. The functions take no arguments: in the C ABI the caller
-// removes what it has passed.
+// Functions that must exist but have no meaning here: they fail with an error that contains their name. Compiled once
+// per library, with ALLTOALLV_UNIMPLEMENTED naming the list. The functions take no arguments: in the C ABI the caller
+// removes the arguments that it passed.
 #include "runtime/failure.h"
 
 #pragma GCC visibility push(default)

@@ -18,7 +18,7 @@ Handles<Comm>& comms() {
     return *instance;
 }
 
-/// One of HCCL's variables, within HCCL's limits.
+/// Returns one of HCCL's variables, within HCCL's limits.
 double number_of(const char* variable, double standard, double least, double most) {
     const char* text = std::getenv(variable);
     if (text == nullptr || *text == 0) return standard;
@@ -37,7 +37,7 @@ double connect_timeout() {
 }
 
 CommunicatorPtr connect(const CommSpec& spec, const std::string& domain, int rank, int size, double timeout) {
-    static const bool once = [] {  // before the first communicator of the process, whichever thread makes it
+    static const bool once = [] {  // before the first communicator of the process, on any thread
         hooks().warn = [](const std::string& text) { std::fprintf(stderr, "[alltoallv emulator] %s\n", text.c_str()); };
         return true;
     }();
@@ -56,7 +56,7 @@ CommunicatorPtr connect(const CommSpec& spec, const std::string& domain, int ran
     }
 }
 
-/// Peers shall see that this process has left in good order, not that it was lost.
+/// Makes peers see that this process has left in order, and was not lost.
 void leave_at_exit() {
     static const int once = std::atexit([] {
         for (const CommPtr& comm : comms().all())
@@ -76,7 +76,7 @@ Comm::Comm(const CommSpec& spec) : spec_(spec) {
                                       "': " + failure.what());
     }
     core_ = connect(spec, spec.name, spec.rank, spec.size, connect_timeout());
-    leave_at_exit();  // after the core's own statics exist, which are to go later
+    leave_at_exit();  // after the core's static objects exist, which must be destroyed later
 }
 
 Comm::~Comm() {
@@ -148,7 +148,7 @@ HcclResult guarded_hccl(const char* function, const std::function<void()>& body)
         code = apply_at_call(function, fault_of(function));
         if (code == HCCL_SUCCESS) body();
     } catch (const Failure& failure) {
-        // What the runtime finds wrong with a stream or a buffer is a wrong argument here.
+        // An error of the runtime about a stream or a buffer is a wrong argument here.
         const bool own = failure.code() <= HCCL_E_RESERVED;
         code = report(function, own ? failure.code() : HCCL_E_PARA, failure.what());
     } catch (const Error& error) {

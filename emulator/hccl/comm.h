@@ -1,4 +1,4 @@
-// An emulated HCCL communicator: ours over shared memory, and what HCCL keeps beside it.
+// An emulated HCCL communicator: one of ours over shared memory, and the state that HCCL adds to it.
 #pragma once
 
 #include <atomic>
@@ -15,14 +15,14 @@
 
 namespace alltoallv::emulator {
 
-/// How to make one. `job` is equal on all ranks and different between communicators.
+/// The options of a communicator. `job` is equal on all ranks and different between communicators.
 struct CommSpec {
     std::string job;
     std::string name;
     int rank = 0;
     int size = 1;
-    int device = 0;            ///< whose memory its buffers take
-    uint32_t buffer_mb = 0;    ///< of each of its two buffers; 0: HCCL_BUFFSIZE
+    int device = 0;            ///< the device of its buffers
+    uint32_t buffer_mb = 0;    ///< size of each of its two buffers; 0: HCCL_BUFFSIZE
     bool threads = false;      ///< the ranks are devices of this process
     double exec_timeout = -1;  ///< seconds; negative: HCCL_EXEC_TIMEOUT
 };
@@ -38,23 +38,23 @@ class Comm {
     const CommSpec& spec() const { return spec_; }
     Communicator& core() const { return *core_; }
 
-    /// The one-way connection of two ranks, made when it is first used; blocks until the peer does so, too.
+    /// Returns the one-way connection of two ranks. Its first use makes it and blocks until the peer does the same.
     Communicator& channel(int from, int to);
 
-    /// Of one collective, in seconds.
+    /// Returns the time limit of one collective, in seconds.
     double exec_timeout() const;
 
-    /// The first failure of a task, for HcclGetCommAsyncError.
+    /// Records the first failure of a task, for HcclGetCommAsyncError.
     void fail(HcclResult result);
     HcclResult async_error() const { return static_cast<HcclResult>(failed_.load()); }
 
-    /// Tasks that are queued or run.
+    /// Number of tasks that are queued or running.
     std::atomic<int> pending{0};
 
-    /// Collectives that have been called, and those that are done: HCCL needs them in order, on whichever streams.
+    /// Numbers of collectives that were called, and that are done: HCCL needs them in order, on any streams.
     std::atomic<uint64_t> called{0}, finished{0};
 
-    /// Wakes whatever waits and leaves the group.
+    /// Wakes all waits and leaves the group.
     void destroy();
 
   private:
@@ -68,15 +68,15 @@ class Comm {
 
 using CommPtr = std::shared_ptr<Comm>;
 
-/// Handles as HCCL gives them out. Throws Failure: HCCL_E_PTR for null, HCCL_E_PARA for one that was destroyed.
+/// Handles as HCCL returns them. Throws Failure: HCCL_E_PTR for null, HCCL_E_PARA for a destroyed one.
 HcclComm add_comm(CommPtr comm);
 CommPtr comm_of(HcclComm handle);
 void remove_comm(HcclComm handle);
 
-/// The HcclResult that a failure of the core stands for.
+/// Returns the HcclResult for a failure of the core.
 HcclResult result_of(const Error& error);
 
-/// The body of an HCCL function that has no stream: faults first, then `body`, which throws Failure or Error.
+/// The body of an HCCL function without a stream: applies faults, then runs `body`, which throws Failure or Error.
 HcclResult guarded_hccl(const char* function, const std::function<void()>& body);
 
 }  // namespace alltoallv::emulator

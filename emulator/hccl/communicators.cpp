@@ -1,4 +1,4 @@
-// HCCL's functions that make, name, ask and end communicators.
+// HCCL's functions that make, name, query and destroy communicators.
 #include <sys/random.h>
 
 #include <array>
@@ -36,7 +36,7 @@ std::string job_of(const HcclRootInfo* info) {
     return text.substr(sizeof root_magic - 1);
 }
 
-/// Takes from a configuration what matters here, after checking that it was initialized.
+/// Copies the relevant fields of a configuration, after checking that it was initialized.
 void configure(CommSpec& spec, const HcclCommConfig* config) {
     if (config == nullptr) return;
     HcclCommConfigInfo info;
@@ -130,7 +130,7 @@ HcclResult HcclCommInitClusterInfoConfig(const char* clusterInfo, uint32_t rank,
     });
 }
 
-/// The ranks are devices of this process.
+/// Makes communicators whose ranks are devices of this process.
 HcclResult HcclCommInitAll(uint32_t ndev, int32_t* devices, HcclComm* comms) {
     return guarded_hccl(__func__, [&] {
         check_given("devices", devices);
@@ -161,7 +161,7 @@ HcclResult HcclCommInitAll(uint32_t ndev, int32_t* devices, HcclComm* comms) {
     });
 }
 
-/// Called by all ranks of `comm`; those that are not among `rankIds` pass none and get a null communicator.
+/// All ranks of `comm` call it; those that are not among `rankIds` pass none and get a null communicator.
 HcclResult HcclCreateSubCommConfig(HcclComm* comm, uint32_t rankNum, uint32_t* rankIds, uint64_t subCommId,
                                    uint32_t subCommRankId, HcclCommConfig* config, HcclComm* subComm) {
     return guarded_hccl(__func__, [&] {
@@ -232,7 +232,7 @@ HcclResult HcclGetRankId(HcclComm comm, uint32_t* rank) {
     });
 }
 
-/// The first failure of a task of this communicator, for as long as it lives.
+/// Returns the first failure of a task of this communicator, as long as it lives.
 HcclResult HcclGetCommAsyncError(HcclComm comm, HcclResult* asyncError) {
     return guarded_hccl(__func__, [&] {
         check_given("asyncError", asyncError);

@@ -1,4 +1,4 @@
-// What the emulator gives a meaning beyond abi/hccl.h, for programs such as torch_npu.
+// The HCCL functions beyond abi/hccl.h that the emulator implements, for programs such as torch_npu.
 #pragma once
 
 #include "abi/hccl.h"

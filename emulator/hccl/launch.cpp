@@ -10,7 +10,7 @@
 namespace alltoallv::emulator {
 namespace {
 
-/// A call whose arguments are in order.
+/// A call whose arguments have been checked.
 struct Checked {
     CommPtr comm;
     StreamPtr stream;
@@ -19,7 +19,7 @@ struct Checked {
     uint64_t ticket = 0;  ///< of a collective
 };
 
-/// Calls of this thread that wait for HcclGroupEnd.
+/// Number of open HcclGroupStart calls; while it is not 0, calls of this thread wait for HcclGroupEnd.
 thread_local int group_depth = 0;
 thread_local std::vector<Checked> grouped;
 
@@ -38,7 +38,7 @@ void check_regions(const Launch& l) {
     for (const Region& region : l.outputs) check_region(region);
 }
 
-/// What a task's failure is to its stream.
+/// Returns the code that a task's failure has for its stream.
 int stream_code(int result) {
     return result == HCCL_E_TIMEOUT ? acl_error_rt_task_timeout : acl_error_rt_suspect_remote_error;
 }
@@ -48,7 +48,7 @@ void work(Comm& comm, const Launch& l, const std::optional<Fault>& fault) {
     if (fault && fault->action == Action::delay) std::this_thread::sleep_for(std::chrono::milliseconds(fault->number));
     if (fault && fault->action == Action::skip) return;
     try {
-        check_regions(l);  // freed since?
+        check_regions(l);  // the memory may have been freed since
     } catch (const Failure& failure) {
         if (l.run) comm.core().fail(OpKind::all_gather, invalid_param(failure.what()));
         throw;
@@ -72,7 +72,7 @@ void work(Comm& comm, const Launch& l, const std::optional<Fault>& fault) {
     if (fault && fault->action == Action::async) throw Failure(fault->number, "fails because a fault was asked for");
 }
 
-/// A collective must not begin before those called earlier in its communicator are done.
+/// A collective must not begin before earlier ones of its communicator are done.
 void check_order(Comm& comm, uint64_t ticket) {
     const uint64_t finished = comm.finished;
     if (ticket == finished) return;
@@ -106,7 +106,7 @@ int task(Comm& comm, const Launch& l, const std::optional<Fault>& fault, uint64_
 void enqueue(Checked call) {
     const StreamPtr stream = call.stream;
     if (call.launch.run) call.ticket = call.comm->called++;
-    // Also when a stream forgets the task, or does not take it.
+    // Runs also if a stream drops the task, or does not accept it.
     std::shared_ptr<void> done(nullptr, [comm = call.comm, collective = call.launch.run != nullptr](void*) {
         if (collective) ++comm->finished;
         --comm->pending;
@@ -213,7 +213,7 @@ void end_group() {
     std::vector<Checked> calls = std::exchange(grouped, {});
     for (size_t i = 0; i < calls.size(); ++i) {
         Checked& call = calls[i];
-        if (!call.comm) continue;  // merged into one before
+        if (!call.comm) continue;  // merged into an earlier one
         for (size_t j = i + 1; j < calls.size() && !call.launch.run; ++j) {
             Checked& other = calls[j];
             if (other.comm != call.comm || other.stream != call.stream || other.launch.run) continue;

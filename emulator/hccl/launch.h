@@ -1,4 +1,4 @@
-// What all collectives share: checks when called, agreement of the ranks and the work itself on the stream.
+// The common part of all collectives: checks in the call, then agreement of the ranks and the work on the stream.
 #pragma once
 
 #include <cstring>
@@ -13,7 +13,7 @@
 
 namespace alltoallv::emulator {
 
-/// A caller's buffer. Must lie within one allocation of device memory; may be null when it has no bytes.
+/// A caller's buffer. Must lie within one allocation of device memory; may be null if it has no bytes.
 struct Region {
     const char* name;
     const void* address;
@@ -22,14 +22,14 @@ struct Region {
     char* data() const { return static_cast<char*>(const_cast<void*>(address)); }
 };
 
-/// What must be equal on all ranks.
+/// Values that must be equal on all ranks.
 struct Agreed {
     char function[32] = {};
     uint32_t type = 0, op = 0, root = 0;
     uint64_t count = 0;
 };
 
-/// Something to send to a peer or to receive from it.
+/// A message to or from a peer.
 struct Message {
     bool sends;
     Region buffer;
@@ -44,36 +44,36 @@ struct Launch {
     aclrtStream stream;
     HcclDataType type = HCCL_DATA_TYPE_UINT8;
     uint32_t op = 0, root = 0;
-    uint64_t count = 0;             ///< where all ranks have the same
+    uint64_t count = 0;             ///< if equal on all ranks
     std::vector<Region> inputs{};   ///< read
     std::vector<Region> outputs{};  ///< written
-    /// On the stream, after the ranks have agreed.
+    /// Runs on the stream, after the ranks have agreed.
     std::function<void(Comm& comm, double timeout)> run{};
-    std::vector<Message> messages{};  ///< instead of `run`, of a call in which not all ranks take part
+    std::vector<Message> messages{};  ///< instead of `run`, for a call in which not all ranks take part
 };
 
-/// Elements that HCCL accepts in one call.
+/// Most elements that HCCL accepts in one call.
 inline constexpr uint64_t most_elements = 0x7FFFFFFFF;
 
-/// Throws Failure(HCCL_E_PARA) for counts above it.
+/// Throws Failure(HCCL_E_PARA) for larger counts.
 void check_count(const char* name, uint64_t count);
 
 /// Throws Failure(HCCL_E_PTR) for null.
 void check_given(const char* name, const void* pointer);
 
-/// Throws Failure(HCCL_E_PARA) where the buffers share memory.
+/// Throws Failure(HCCL_E_PARA) if the buffers overlap.
 void check_apart(const Region& input, const Region& output);
 
-/// Checks the arguments, then queues the work. Between HcclGroupStart and HcclGroupEnd it is queued at the end.
+/// Checks the arguments, then queues the work; between HcclGroupStart and HcclGroupEnd, the end queues it.
 HcclResult launch(Launch launch);
 
-/// The same in two steps, for functions that check more: `make` may throw Failure.
+/// Does the same in two steps, for functions that check more: `make` may throw Failure.
 HcclResult launch(const char* function, const std::function<Launch()>& make);
 
-/// All ranks of `core` must have given the same; throws Failure(HCCL_E_PARA) that names two that have not.
+/// Checks that all ranks of `core` have given the same; throws Failure(HCCL_E_PARA) that names two that differ.
 void agree(Communicator& core, const Agreed& mine, double timeout);
 
-/// A part of a buffer that is both read and written, moved out of the way first.
+/// Copies the part of a buffer that is both read and written.
 class Copied {
   public:
     /// Copies the input only if it shares memory with the output.
@@ -88,7 +88,7 @@ class Copied {
 /// point_to_point.cpp: transfers all messages of a call, or of a group of calls, at the same time.
 void run_messages(Comm& comm, const std::vector<Message>& messages, double timeout);
 
-/// For HcclGroupStart and HcclGroupEnd. What a group sends and receives in one communicator is one batch.
+/// For HcclGroupStart and HcclGroupEnd. The messages of a group in one communicator are one batch.
 void begin_group();
 void end_group();
 

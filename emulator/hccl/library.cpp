@@ -1,5 +1,5 @@
-// HCCL's functions that concern the library: settings, error texts, groups of calls, and those that the emulator has
-// not.
+// HCCL's functions about the library: settings, error texts, groups of calls, and functions that the emulator does not
+// have.
 #include <atomic>
 
 #include "hccl/launch.h"
@@ -12,7 +12,7 @@ uint32_t HcclGetCommConfigCapability() {
 }
 
 namespace {
-std::atomic<int> deterministic{1};  // every reduction is
+std::atomic<int> deterministic{1};  // every reduction is deterministic
 }
 
 HcclResult HcclSetConfig(HcclConfig config, HcclConfigValue configValue) {

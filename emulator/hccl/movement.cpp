@@ -12,7 +12,7 @@ using namespace alltoallv::emulator;
 
 namespace {
 
-/// The four arrays of an exchange, which outlive the call that brought them.
+/// The four arrays of an exchange, copied because they must outlive the call.
 struct Arrays {
     std::vector<int64_t> send_counts, sdispls, recv_counts, rdispls;
 
@@ -30,7 +30,7 @@ struct Arrays {
     }
 };
 
-/// The entries of a caller's array, checked one by one.
+/// Returns the entries of a caller's array, each of which is checked.
 std::vector<int64_t> entries(const char* name, const void* array, size_t length) {
     check_given(name, array);
     const auto* values = static_cast<const uint64_t*>(array);
@@ -43,13 +43,13 @@ std::vector<int64_t> entries(const char* name, const void* array, size_t length)
     return result;
 }
 
-/// HCCL does not say when it reads the counts: they must be there until the call has run.
+/// HCCL does not specify when it reads the counts, so they must not change until the call has run.
 void check_unchanged(const char* name, const void* array, const std::vector<int64_t>& before) {
     if (std::memcmp(array, before.data(), before.size() * sizeof(int64_t)) != 0)
         throw Failure(HCCL_E_PARA, std::string(name) + " was changed or freed before the call had run");
 }
 
-/// Elements from the buffer's start to the end of the last region that is not empty.
+/// Returns the elements from the buffer's start to the end of the last region that is not empty.
 uint64_t span_of(const std::vector<int64_t>& counts, const std::vector<int64_t>& displs) {
     int64_t end = 0;
     for (size_t j = 0; j < counts.size(); ++j)
@@ -69,7 +69,7 @@ void run(Comm& comm, HcclDataType type, const void* input, void* output, const A
     comm.core().exchange(exchange, timeout);
 }
 
-/// An all-to-all whose arrays are known.
+/// Makes an all-to-all from its arrays.
 Launch all_to_all(const char* function, const void* sendBuf, HcclDataType type, const void* recvBuf, HcclComm comm,
                   aclrtStream stream, Arrays arrays) {
     const size_t element = size_of(type);
@@ -101,7 +101,7 @@ HcclResult HcclAlltoAll(const void* sendBuf, uint64_t sendCount, HcclDataType se
     });
 }
 
-/// As HCCL: the types are not compared, and between one rank and itself the displacements are ignored.
+/// Like HCCL, does not compare the types, and ignores the displacements between a rank and itself.
 HcclResult HcclAlltoAllV(const void* sendBuf, const void* sendCounts, const void* sdispls, HcclDataType sendType,
                          const void* recvBuf, const void* recvCounts, const void* rdispls, HcclDataType recvType,
                          HcclComm comm, aclrtStream stream) {
@@ -149,7 +149,7 @@ HcclResult HcclAlltoAllVC(const void* sendBuf, const void* sendCountMatrix, Hccl
 
 namespace {
 
-/// Every rank sends the same elements to all.
+/// Makes a gather: every rank sends the same elements to all.
 Launch gather(const char* function, const void* sendBuf, uint64_t sendCount, const void* recvBuf, HcclDataType type,
               HcclComm comm, aclrtStream stream, Arrays arrays) {
     const size_t element = size_of(type);
@@ -159,7 +159,7 @@ Launch gather(const char* function, const void* sendBuf, uint64_t sendCount, con
     const Region output{"recvBuf", recvBuf, span_of(arrays.recv_counts, arrays.rdispls) * element};
     const auto own = static_cast<size_t>(comm_of(comm)->rank());
     const bool in_place = input.data() == output.data() + static_cast<size_t>(arrays.rdispls[own]) * element;
-    if (!in_place) check_apart(input, output);  // at its own place in recvBuf a rank's part may lie already
+    if (!in_place) check_apart(input, output);  // a rank's part may already be in its place in recvBuf
     Launch l{function, comm, stream, type};
     l.inputs = {input};
     l.outputs = {output};
@@ -259,6 +259,6 @@ HcclResult HcclScatter(void* sendBuf, void* recvBuf, uint64_t recvCount, HcclDat
 
 HcclResult HcclBarrier(HcclComm comm, aclrtStream stream) {
     Launch l{"HcclBarrier", comm, stream};
-    l.run = [](Comm&, double) {};  // the agreement is one
+    l.run = [](Comm&, double) {};  // the ranks' agreement is a barrier
     return launch(std::move(l));
 }

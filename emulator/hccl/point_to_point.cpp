@@ -1,5 +1,5 @@
-// Sending and receiving: every ordered pair of ranks has a one-way channel, a communicator of two ranks, in which
-// messages meet in the order in which they are queued. A batch uses its channels at the same time.
+// Sends and receives: every ordered pair of ranks has a one-way channel, a communicator of two ranks, which matches
+// messages in the order in which they are queued. A batch uses its channels at the same time.
 #include <map>
 #include <thread>
 #include <utility>
@@ -11,7 +11,7 @@ using namespace alltoallv::emulator;
 
 namespace {
 
-/// One message through its channel; both ends must have given the same count and type.
+/// Transfers one message through its channel; both ends must have given the same count and type.
 void transfer(Comm& comm, const Message& m, double timeout) {
     const int from = m.sends ? comm.rank() : m.peer, to = m.sends ? m.peer : comm.rank();
     Communicator& channel = comm.channel(from, to);
@@ -32,7 +32,7 @@ void transfer(Comm& comm, const Message& m, double timeout) {
     channel.exchange(exchange, timeout);
 }
 
-/// From this rank to itself: the sends in their order meet the receives in theirs.
+/// Copies messages from this rank to itself: sends and receives match in their orders.
 void copy_to_self(const std::vector<Message>& sent, const std::vector<Message>& received) {
     if (sent.size() != received.size())
         throw Failure(HCCL_E_PARA, "the rank sends " + std::to_string(sent.size()) +

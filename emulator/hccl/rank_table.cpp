@@ -9,7 +9,7 @@
 namespace alltoallv::emulator {
 namespace {
 
-/// All values of a key, wherever it stands. Numbers are strings in a rank table.
+/// Returns all values of a key, anywhere in the text. Numbers are strings in a rank table.
 std::vector<std::string> values_of(const std::string& text, const std::string& key) {
     const std::regex pattern("\"" + key + "\"\\s*:\\s*\"([^\"]*)\"");
     std::vector<std::string> values;

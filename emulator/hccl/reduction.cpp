@@ -1,4 +1,4 @@
-// HCCL's reductions: in the order of the ranks, so that every rank gets the same bits.
+// HCCL's reductions, in the order of the ranks, so that every rank gets the same bits.
 #include <algorithm>
 
 #include "hccl/launch.h"
@@ -38,7 +38,7 @@ Launch reduce_launch(const char* function, HcclComm comm, aclrtStream stream, Hc
     return l;
 }
 
-/// The same buffer or two that share nothing.
+/// Checks that both are the same buffer, or do not overlap.
 void check_equal_or_apart(const Region& input, const Region& output) {
     if (input.address != output.address) check_apart(input, output);
 }
@@ -73,7 +73,7 @@ HcclResult HcclReduce(void* sendBuf, void* recvBuf, uint64_t count, HcclDataType
         l.root = root;
         l.inputs = {input};
         l.outputs = {output};
-        l.run = [=](Comm& c, double timeout) {  // everybody computes it, the root keeps it
+        l.run = [=](Comm& c, double timeout) {  // every rank computes it, only the root stores it
             std::vector<char> result(input.bytes);
             run(c, OpKind::all_reduce, dataType, op, input.data(), result.data(), parts(count, c.size()), timeout);
             if (is_root) std::copy(result.begin(), result.end(), output.data());

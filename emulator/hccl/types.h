@@ -1,4 +1,4 @@
-// HCCL's element types and reductions in the core's terms.
+// Converts HCCL's element types and reductions to the core's.
 #pragma once
 
 #include <cstddef>
@@ -9,18 +9,18 @@
 
 namespace alltoallv::emulator {
 
-/// Bytes of an element; throws Failure(HCCL_E_PARA) for a number that is no type.
+/// Returns the bytes of an element; throws Failure(HCCL_E_PARA) for a number that is not a type.
 size_t size_of(HcclDataType type);
 
 std::string name_of(HcclDataType type);
 
-/// For moving elements: a type of the same size.
+/// Returns a type of the same size, for moving elements.
 DType wire_type(HcclDataType type);
 
-/// For reducing: throws Failure(HCCL_E_NOT_SUPPORT) for types that HCCL does not reduce.
+/// Returns the type for reducing; throws Failure(HCCL_E_NOT_SUPPORT) for types that HCCL does not reduce.
 DType reduce_type(HcclDataType type);
 
-/// Throws Failure(HCCL_E_PARA) for a number that is no reduction.
+/// Throws Failure(HCCL_E_PARA) for a number that is not a reduction.
 ReduceOp reduce_op(HcclReduceOp op);
 
 }  // namespace alltoallv::emulator

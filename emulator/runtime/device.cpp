@@ -19,7 +19,7 @@ struct Context {
 struct State {
     std::mutex mutex;
     bool initialized = false, finalized = false;
-    std::map<int, void*> primary;  // contexts, by device
+    std::map<int, void*> primary;  // contexts by device
     Handles<Context> contexts{"context", 0xC0E0, acl_error_rt_context_null};
 };
 

@@ -1,18 +1,18 @@
-// Devices, contexts, and which of them a thread uses.
+// Devices, contexts, and those that a thread uses.
 #pragma once
 
 #include <cstdint>
 
 namespace alltoallv::emulator {
 
-/// aclInit has been called, and aclFinalize has not.
+/// Record that aclInit, or aclFinalize, has been called.
 void initialize();
 void finalize();
 
-/// aclFinalize has been called, and aclInit has not since.
+/// True if aclFinalize has been called, and aclInit has not since.
 bool finalized();
 
-/// This thread's device. Throws Failure when it has chosen none.
+/// Returns this thread's device. Throws Failure if it has chosen none.
 int current_device();
 void set_device(int device);
 

@@ -1,4 +1,4 @@
-// Events: what a stream passes by, for others to wait for.
+// Events: marks in a stream, for which others can wait.
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,7 @@ class Record {
 
     void complete(int failure);
 
-    /// False if it does not complete within `seconds` (negative: no limit).
+    /// Returns false if it does not complete within `seconds` (negative: no limit).
     bool wait(double seconds);
 
     bool done() const;
@@ -39,10 +39,10 @@ class Record {
 
 class Event {
   public:
-    /// A new recording by this stream, which replaces the one before.
+    /// Makes a new recording by this stream, which replaces the one before.
     std::shared_ptr<Record> renew(std::weak_ptr<Stream> source);
 
-    /// The latest recording; null before the first.
+    /// Returns the latest recording; null before the first.
     std::shared_ptr<Record> latest() const;
 
   private:
@@ -52,7 +52,7 @@ class Event {
 
 using EventPtr = std::shared_ptr<Event>;
 
-/// Handles as ACL gives them out. Throws Failure for a handle that is none.
+/// Handles as ACL returns them. Throws Failure for an invalid handle.
 void* add_event();
 EventPtr event_of(void* handle);
 void remove_event(void* handle);

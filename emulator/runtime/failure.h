@@ -1,4 +1,4 @@
-// How functions of the emulator fail: a number, and a message that names the function.
+// Failures of the emulator's functions: a number, and a message with the function's name.
 #pragma once
 
 #include <stdexcept>
@@ -21,13 +21,13 @@ class Failure : public std::runtime_error {
 /// Keeps the message for aclGetRecentErrMsg, prints it on standard error, and returns `code`.
 int report(const char* function, int code, const std::string& message);
 
-/// The message reported last in this process, which is then forgotten; empty if there is none.
+/// Returns the message reported last in this process and forgets it; empty if there is none.
 std::string take_recent_message();
 
-/// This thread's last code, for aclrtGetLastError.
+/// Returns this thread's last code, for aclrtGetLastError.
 int& last_code();
 
-/// Runs the body of an ACL function: faults first, then `body`, which returns nothing and throws Failure.
+/// Runs the body of an ACL function: applies faults, then calls `body`, which returns nothing and throws Failure.
 template <class Body>
 int guarded(const char* function, Body&& body) {
     try {

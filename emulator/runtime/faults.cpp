@@ -20,8 +20,8 @@ namespace {
 
 struct Rule {
     std::string function;  // may end in '*'
-    int rank = -1;         // any
-    int call = 0;          // any
+    int rank = -1;         // -1 means any
+    int call = 0;          // 0 means any
     Fault fault;
 
     bool matches(const std::string& name, int of_rank, int of_call) const {

@@ -1,4 +1,4 @@
-// Opaque handles: never null, never a pointer to anything, never given out twice.
+// Opaque handles: never null, never a pointer, never used twice.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace alltoallv::emulator {
 template <class Object>
 class Handles {
   public:
-    /// `kind` is for messages; `tag` tells the kinds' handles apart; `code` is the number of the failure.
+    /// `kind` is for messages; `tag` distinguishes handles of different kinds; `code` is the number of the failure.
     Handles(const char* kind, uint64_t tag, int code) : kind_(kind), code_(code), next_((tag << 32) + 0x10) {}
 
     void* add(std::shared_ptr<Object> object) {

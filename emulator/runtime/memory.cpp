@@ -55,7 +55,7 @@ void check_end(const char* what, const Allocation& allocation, const void* addre
 void take(Registry& r, int device, size_t bytes) {
     const size_t total = static_cast<size_t>(settings().memory_mb) << 20;
     size_t& used = r.used[device];
-    const size_t left = total - std::min(used, total);  // the setting may have been lowered meanwhile
+    const size_t left = total - std::min(used, total);  // the setting may have been lowered since
     if (bytes > left)
         throw Failure(acl_error_rt_memory_allocation, "device " + std::to_string(device) + " has " +
                                                           std::to_string(left) + " of " + std::to_string(total) +
@@ -142,7 +142,7 @@ void check_host_range(const char* what, const void* address, size_t bytes) {
     if (bytes == 0) return;
     if (address == nullptr) throw Failure(acl_error_rt_param_invalid, std::string(what) + " is null");
     const std::optional<Allocation> found = find_allocation(address);
-    if (!found) return;  // pageable memory, whose bounds are unknown
+    if (!found) return;  // pageable memory, of unknown bounds
     if (found->kind == MemoryKind::device)
         throw Failure(acl_error_rt_param_invalid, std::string(what) + " " + hex(address) +
                                                       " is device memory, expected host memory for this kind of copy");

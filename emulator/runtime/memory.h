@@ -1,4 +1,4 @@
-// Memory of the emulated devices and pinned host memory: host memory whose bounds are known.
+// Memory of the emulated devices, and pinned host memory: host memory with known bounds.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,11 @@ struct Allocation {
     char* address;
     size_t bytes;
     MemoryKind kind;
-    int device;       // of device memory
-    bool registered;  // host memory of the caller's
+    int device;       // for device memory
+    bool registered;  // the caller's host memory
 };
 
-/// Fresh device memory is filled with 0xA5, so that nothing passes for initialized. Throws Failure when the device is
+/// Fresh device memory is filled with 0xA5, so that missing initialization is noticed. Throws Failure if the device is
 /// full.
 void* allocate(MemoryKind kind, int device, size_t bytes);
 void register_host(void* address, size_t bytes);
@@ -26,19 +26,19 @@ void register_host(void* address, size_t bytes);
 void free_memory(MemoryKind kind, void* address);
 void unregister_host(void* address);
 
-/// The allocation that holds the address.
+/// Returns the allocation that holds the address.
 std::optional<Allocation> find_allocation(const void* address);
 
 /// Throws Failure unless the range lies in one allocation of device memory. `what` names the argument.
 void check_device_range(const char* what, const void* address, size_t bytes);
 
-/// Throws Failure if the range begins in device memory, or leaves the pinned allocation it begins in.
+/// Throws Failure if the range begins in device memory, or exceeds the pinned allocation in which it begins.
 void check_host_range(const char* what, const void* address, size_t bytes);
 
-/// Device memory that is taken, and never touched: it costs the host nothing.
+/// Device memory that is counted as used and never touched, so it costs the host nothing.
 class Reserved {
   public:
-    /// Throws Failure when the device is full.
+    /// Throws Failure if the device is full.
     Reserved(int device, size_t bytes);
     ~Reserved();
     Reserved(const Reserved&) = delete;

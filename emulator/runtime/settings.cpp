@@ -60,9 +60,9 @@ std::string variable(const std::string& name) {
     return text;
 }
 
-/// A mistake in the environment must not be mistaken for the program's.
+/// Reads the environment. Its errors must look different from the program's.
 Settings* from_environment() {
-    auto* settings = new Settings;  // never destroyed: streams use it until the process is gone
+    auto* settings = new Settings;  // never destroyed: streams use it until the process ends
     for (const char* name : names) {
         const char* value = std::getenv(variable(name).c_str());
         if (value == nullptr) continue;

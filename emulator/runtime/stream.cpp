@@ -22,7 +22,7 @@ struct Streams {
 };
 
 Streams& streams() {
-    static auto* instance = new Streams;  // never destroyed: at exit, threads are still in them
+    static auto* instance = new Streams;  // never destroyed: threads still use them at exit
     return *instance;
 }
 
@@ -73,7 +73,7 @@ void Stream::enqueue(Item item) {
 void Stream::record(std::shared_ptr<Record> record) {
     {
         std::unique_lock lock(mutex_);
-        if (finished_ == enqueued_ && stopped_ == 0) {  // the stream is there already: its thread can sleep on
+        if (finished_ == enqueued_ && stopped_ == 0) {  // the stream has reached it: its thread can sleep on
             const int failure = failure_;
             lock.unlock();
             record->complete(failure);
@@ -129,7 +129,7 @@ bool Stream::synchronize(double seconds) {
     std::unique_lock lock(mutex_);
     const auto done = [this, target = enqueued_] { return finished_ >= target; };
     if (seconds >= 0) return progressed_.wait_for(lock, std::chrono::duration<double>(seconds), done);
-    while (!done()) {  // without a limit this thread may as well run the tasks: to be woken takes longer than most
+    while (!done()) {  // without a limit this thread runs the tasks itself, which is faster than being woken
         if (ready())
             run_next(lock);
         else
@@ -173,7 +173,7 @@ void Stream::run_next(std::unique_lock<std::mutex>& lock) {
     const int64_t delay = item.delayed ? settings().task_delay_us.load() : 0;
     if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));
     const int code = item.task();
-    item = {};  // what the task holds goes before others learn that it is done
+    item = {};  // frees the task's objects before others see that it is done
     lock.lock();
     if (failure_ == 0) failure_ = code;
     if (code != 0 && stops_.value_or(false)) {

@@ -1,6 +1,6 @@
-// Streams: a thread each, which runs tasks one after the other, later than the call that queued them.
+// Streams: each has a thread, which runs tasks one after the other, later than the call that queued them.
 //
-// A thread that waits for a stream runs tasks that have not begun itself.
+// A thread that waits for a stream runs its waiting tasks itself.
 #pragma once
 
 #include <atomic>
@@ -21,38 +21,38 @@ namespace alltoallv::emulator {
 
 class Stream {
   public:
-    /// Returns 0 or the code of a failure that it has reported.
+    /// A task returns 0 or the code of a failure that it has reported.
     using Task = std::function<int()>;
 
     explicit Stream(int device);
-    ~Stream();  // after what is queued
+    ~Stream();  // waits for queued tasks
 
-    /// Runs the task after those before it. `delayed` tasks come late by the setting task_delay_us.
+    /// Runs the task after those before it. `delayed` tasks are late by the setting task_delay_us.
     void enqueue(Task task, bool delayed = true);
 
-    /// Completes `record` when the stream gets there, with the stream's failure if it has one.
+    /// Completes `record` when the stream reaches it, with the stream's failure if it has one.
     void record(std::shared_ptr<Record> record);
 
-    /// Holds the stream until the record completes, and takes over its failure; that of a timeout after `seconds`
-    /// (negative: no limit).
+    /// Holds the stream until the record completes, and takes over its failure; after `seconds` (negative: no limit)
+    /// the failure is a timeout.
     void wait(std::shared_ptr<Record> record, double seconds);
 
-    /// Forgets the tasks that have not begun. Whoever waits for an event among them goes on, with this failure.
+    /// Drops the tasks that have not begun. Waits for events among them end with this failure.
     void discard(int failure);
 
-    /// From the next failure on, the stream runs nothing. What is queued then fails with that failure.
+    /// If set, the stream runs nothing after its next failure. Queued tasks then fail with that failure.
     void stop_on_failure(bool stops);
 
-    /// Waits until all that is queued now has run, or runs it. False if it has not within `seconds` (negative: no
-    /// limit).
+    /// Waits until all tasks that are queued now have run, or runs them. Returns false if they have not after `seconds`
+    /// (negative: no limit).
     bool synchronize(double seconds);
 
-    /// The first failure since the last call of this function; 0 if there was none.
+    /// Returns the first failure since the last call of this function; 0 if there was none.
     int take_failure();
 
     bool idle() const;
 
-    /// What aclrtSetStreamOverflowSwitch has set. Nothing here overflows.
+    /// The value that aclrtSetStreamOverflowSwitch has set; it has no effect.
     std::atomic<uint32_t> overflow_switch{0};
 
     int device() const { return device_; }
@@ -62,7 +62,7 @@ class Stream {
     struct Item {
         Task task;
         bool delayed;
-        std::shared_ptr<Record> record;  ///< what it completes, or null
+        std::shared_ptr<Record> record;  ///< the record that it completes, or null
     };
 
     void enqueue(Item item);
@@ -72,10 +72,10 @@ class Stream {
 
     void run();
 
-    /// Whether a task may begin now.
+    /// True if a task may begin now.
     bool ready() const { return !running_ && !items_.empty(); }
 
-    /// Runs the first task in this thread, while the lock is released.
+    /// Runs the first task in this thread, with the lock released.
     void run_next(std::unique_lock<std::mutex>& lock);
 
     const int device_, id_;
@@ -85,25 +85,25 @@ class Stream {
     uint64_t enqueued_ = 0, finished_ = 0;
     int failure_ = 0;
     std::optional<bool> stops_;
-    int stopped_ = 0;  ///< the failure that did it
+    int stopped_ = 0;  ///< the failure that stopped the stream
     bool closing_ = false;
-    bool running_ = false;  ///< a task is
+    bool running_ = false;  ///< a task is running
     std::thread thread_;
 };
 
 using StreamPtr = std::shared_ptr<Stream>;
 
-/// Handles as ACL gives them out. A destroyed handle is never valid again.
+/// Handles as ACL returns them. A destroyed handle is never valid again.
 void* add_stream(int device);
 
-/// The stream of a handle; null stands for the default stream of this thread's device. Throws Failure for a handle that
-/// is none, or of a device other than this thread's.
+/// Returns the stream of a handle; null means the default stream of this thread's device. Throws Failure for an invalid
+/// handle, or one of a device other than this thread's.
 StreamPtr stream_of(void* handle);
 
-/// Takes the handle back. The stream ends when its tasks have run.
+/// Makes the handle invalid. The stream ends when its tasks have run.
 StreamPtr remove_stream(void* handle);
 
-/// All streams of a device that exist.
+/// Returns all streams of a device.
 std::vector<StreamPtr> streams_of_device(int device);
 
 }  // namespace alltoallv::emulator
