@@ -131,6 +131,19 @@ def test_collectives_run_over_shared_memory(ranks: Ranks, file: str) -> None:
     ranks(3, communicator=False)(run)
 
 
+def test_split_sizes_may_be_tensors(ranks: Ranks, file: str) -> None:
+    """Megatron's dispatcher gives them so."""
+
+    def run(rank: int, size: int) -> None:
+        with joined(rank, size, file):
+            sizes = torch.tensor([1, 2]) if rank == 0 else torch.tensor([2, 1])
+            out = torch.empty(3)
+            dist.all_to_all_single(out, torch.arange(3.0) + 10 * rank, sizes, sizes)
+            assert out.tolist() == ([0, 10, 11] if rank == 0 else [1, 2, 12])
+
+    ranks(2, communicator=False)(run)
+
+
 def test_what_goes_to_gloo(ranks: Ranks, file: str) -> None:
     """Sparse tensors, once all ranks have agreed on it."""
 

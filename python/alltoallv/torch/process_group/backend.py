@@ -118,7 +118,9 @@ class AllToAllVGroup(CarriedGroup):
         opts: Any = None,
     ) -> TorchWork:
         splits, opts = (output_split_sizes, input_split_sizes), opts or AllToAllOptions()
-        terms = Terms(counts=splits, unit="element") if output_split_sizes or input_split_sizes else _EVEN
+        # By length, for Megatron gives tensors.
+        even = len(output_split_sizes) == len(input_split_sizes) == 0
+        terms = _EVEN if even else Terms(counts=splits, unit="element")
         given = output, input, *splits
         return self._run("alltoall_base", calls.all_to_all_single, [output], [input], opts, given, terms)
 
