@@ -115,6 +115,15 @@ def torch_own(session: nox.Session) -> None:
     session.run("python", "tests/torch/run_own.py", "docs/torch-own-tests.md", *session.posargs, env=env)
 
 
+@nox.session
+def frameworks(session: nox.Session) -> None:
+    """The programs of docs/frameworks.md: accelerate, Trainer, Fabric and DeepSpeed on the backend `alltoallv`."""
+    libraries = ("accelerate==1.*", "transformers==5.*", "lightning-fabric==2.*")
+    session.install("torch==2.13.*", *libraries, "setuptools", "ninja")
+    session.install("--no-build-isolation", "deepspeed==0.19.*")  # its build reads torch
+    framework_tests(session, "tests/frameworks")
+
+
 @nox.session(tags=["lane-b"])
 def triton_ascend(session: nox.Session) -> None:
     """The Triton kernels through Ascend's compiler, up to the assembler that only CANN has.

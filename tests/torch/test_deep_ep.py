@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
 import pytest
 import torch
+from documented import ROOT
 
 from alltoallv import Communicator, deep_ep
 from alltoallv.errors import InvalidParamError, InvalidTensorError
@@ -92,3 +94,16 @@ def test_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deep_ep", torch)
     with pytest.raises(ImportError, match="torch already"):
         deep_ep.install()
+
+
+def test_migration_says_which_names_are_offered() -> None:
+    section = (ROOT / "docs/migration.md").read_text("utf-8").partition("## From DeepEP to")[2]
+    rows = re.findall(r"^\| (`.+`) \| (offered|differs|refused|missing)\b", section, re.MULTILINE)
+    answers = {name: answer for names, answer in rows for name in re.findall(r"`([\w.]+)`", names)}
+    assert len(answers) > 30
+    for name, answer in answers.items():
+        owner, _, member = name.rpartition(".")
+        assert hasattr(getattr(deep_ep, owner) if owner else deep_ep, member) == (answer != "missing"), name
+        if answer == "refused":
+            with pytest.raises(NotImplementedError, match="low-latency calls are not in"):
+                getattr(deep_ep.Buffer, member)(None)
