@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from alltoallv_emulator import aten
+from alltoallv_emulator.host_views import host_view, synchronize
 
 
 def available() -> bool:
@@ -23,7 +23,7 @@ def available() -> bool:
 
 
 class InterpretedKernels:
-    """Quantization by interpreted kernels; see `alltoallv.torch.quantized.operators`."""
+    """Quantization by interpreted kernels; see `alltoallv.torch.engines.torch_kernels`."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         from alltoallv_triton import launch  # triton decides at import how kernels run
@@ -34,9 +34,9 @@ class InterpretedKernels:
         def run(*args: Any, **kwargs: Any) -> Any:
             given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
             device = given[0].device
-            aten.synchronize(device)
-            to_host = {name: aten.host_view(x) if isinstance(x, torch.Tensor) else x for name, x in kwargs.items()}
-            overflows = kernel(*(aten.host_view(x) if isinstance(x, torch.Tensor) else x for x in args), **to_host)
+            synchronize(device)
+            to_host = {name: host_view(x) if isinstance(x, torch.Tensor) else x for name, x in kwargs.items()}
+            overflows = kernel(*(host_view(x) if isinstance(x, torch.Tensor) else x for x in args), **to_host)
             return None if overflows is None else overflows.to(device)
 
         return run

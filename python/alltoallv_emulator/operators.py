@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from alltoallv.npu_ops.registry import Operator, formulas
-from alltoallv_emulator import aten
+from alltoallv_emulator.host_views import on_host
 
 __all__ = ["install"]
 
@@ -50,7 +50,7 @@ def _kernel(name: str) -> Callable[..., Any]:
         return functools.partial(_refuse, name)
     base, _, overload = name.partition(".")
     computed = Operator(name, getattr(getattr(torch.ops.npu, base), overload or "default")._schema, formula)
-    return aten.on_host(computed) if formula.on_host else computed
+    return on_host(computed) if formula.on_host else computed
 
 
 def _refuse(name: str, *args: Any, **kwargs: Any) -> Any:

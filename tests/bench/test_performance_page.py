@@ -10,7 +10,7 @@ import pytest
 
 import alltoallv
 from alltoallv_tools.bench.cases import Case, parse_bytes
-from alltoallv_tools.bench.contenders import contenders_of
+from alltoallv_tools.bench.parties import contenders_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs"))
 import measure

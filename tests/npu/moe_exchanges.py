@@ -17,7 +17,7 @@ from torch import Tensor
 from alltoallv import Communicator
 from alltoallv._calls.counts import Layout, packed
 from alltoallv.launch import detect as launch
-from alltoallv.torch.api import calls
+from alltoallv.torch.eager import calls
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import moe_torch
@@ -26,7 +26,7 @@ used = 0
 
 
 class Theirs:
-    """A call ready to run, as `alltoallv.torch.api.calls` has them."""
+    """A call ready to run, as `alltoallv.torch.eager.calls` has them."""
 
     def __init__(self, output: Tensor, input: Tensor, layout: Layout) -> None:
         sends, sdispls, recvs, rdispls = layout

@@ -13,8 +13,8 @@ from npu_ranks import ATB_DTYPES, DTYPES, bits, communicator, on
 import alltoallv.torch as at
 from alltoallv.testing import Ranks, golden, reference
 from alltoallv.testing.golden import assert_bits_equal, random_case
-from alltoallv.torch.api import calls
-from alltoallv.torch.api import group as groups
+from alltoallv.torch.eager import calls
+from alltoallv.torch.eager import group as groups
 
 
 @pytest.mark.parametrize("size", [2, 4])

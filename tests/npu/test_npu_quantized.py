@@ -19,8 +19,8 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError, PeerMismatch
 from alltoallv.testing import Ranks
 from alltoallv.testing import quantized as reference
 from alltoallv.testing.golden import assert_bits_equal
-from alltoallv.torch.quantized import operators as quantized_operators
-from alltoallv.torch.quantized.kernels import kernels_for
+from alltoallv.torch.engines import torch_kernels
+from alltoallv.torch.engines.kernels import kernels_for
 
 
 def test_shared_scale_over_a_group(ranks: Ranks, tmp_path: Path) -> None:
@@ -151,8 +151,8 @@ def test_triton_kernels_interpreted_on_the_tensors(ranks: Ranks) -> None:
             kernels = kernels_for("npu")
             assert isinstance(kernels, InterpretedKernels)
             for name in ("quantize", "dequantize_sum", "dequantize", "requantize", "sum_shared_scale"):
-                assert getattr(quantized_operators, name)
-                setattr(quantized_operators, name, None)
+                assert getattr(torch_kernels, name)
+                setattr(torch_kernels, name, None)
             for name, make, call in CASES:
                 x = make(rank)
                 wanted, y = call(x, host), call(x.to(device), npus)

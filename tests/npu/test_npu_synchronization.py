@@ -25,8 +25,8 @@ import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv.errors import PeerMismatchError
 from alltoallv.testing import Ranks
-from alltoallv.torch.api import calls
-from alltoallv.torch.api import group as groups
+from alltoallv.torch.eager import calls
+from alltoallv.torch.eager import group as groups
 
 DELAY = 30_000  # microseconds
 ELEMENTS = 5000

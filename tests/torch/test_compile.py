@@ -90,7 +90,7 @@ def test_functional_forms(ranks: Ranks, backend: str) -> None:
 @pytest.mark.parametrize("size", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_default_group_on_other_sizes(ranks: Ranks, size: int) -> None:
     def check(rank: int, size: int) -> None:
-        from alltoallv.torch.api import group as groups
+        from alltoallv.torch.eager import group as groups
 
         comm = groups.resolve(None)
         sends, recvs = _counts(comm, 3)

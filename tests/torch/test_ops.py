@@ -16,7 +16,7 @@ import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv.errors import InvalidTensorError
 from alltoallv.testing import Ranks
-from alltoallv.torch.api import group as groups
+from alltoallv.torch.eager import group as groups
 from alltoallv.torch.graph import ops as operators  # cloudpickle would take the names torch and ops for torch.ops
 
 SIZES = pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))])

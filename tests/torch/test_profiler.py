@@ -12,7 +12,7 @@ from torch.profiler import profile
 import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv.testing import Ranks
-from alltoallv.torch.api.profile import span, waiting
+from alltoallv.torch.eager.profile import span, waiting
 
 
 def _ranges(profiler: Any) -> dict[str, list[dict[str, Any]]]:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import alltoallv.torch as at
 from alltoallv import Communicator, _core
 from alltoallv.testing import Ranks
-from alltoallv.torch.api.tensors import _NAMES
+from alltoallv.torch.eager.tensors import _NAMES
 
 MB = 1 << 20
 

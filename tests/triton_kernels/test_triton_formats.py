@@ -13,7 +13,7 @@ from alltoallv.quantization.spec import Quantization
 from alltoallv.testing import quantized as q
 from alltoallv.testing.golden import assert_bits_equal
 from alltoallv.testing.quantized_formats import FORMATS, limited_tensor_scale
-from alltoallv.torch.quantized.kernels import record_bytes, record_views
+from alltoallv.torch.engines.kernels import record_bytes, record_views
 from alltoallv_triton import launch
 
 F32 = np.float32

@@ -12,10 +12,10 @@ from alltoallv._calls.dispatching import OPERATOR
 from alltoallv._calls.guard import guard
 from alltoallv.deep_ep.utils import EventHandle, EventOverlap
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.torch.api import group as groups
 from alltoallv.torch.api import rows
-from alltoallv.torch.api.calls import AnyCommunicator
-from alltoallv.torch.graph.moe import moe_collect
+from alltoallv.torch.api.moe_ops import moe_collect
+from alltoallv.torch.eager import group as groups
+from alltoallv.torch.eager.calls import AnyCommunicator
 
 Tokens = Any  # Tensor | tuple[Tensor, Tensor], values or codes with their scales
 

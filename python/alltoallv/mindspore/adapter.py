@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mindspore
@@ -16,8 +16,10 @@ from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Linear, Transfer
 from alltoallv._calls.regions import Region
 from alltoallv.errors import InvalidParamError
+from alltoallv.mindspore import device_op
 from alltoallv.mindspore.group import on_host
 from alltoallv.mindspore.tensors import (
+    Place,
     as_input,
     check_tensor,
     core_name,
@@ -29,8 +31,6 @@ from alltoallv.mindspore.tensors import (
 )
 from alltoallv.mindspore.work import CommHandle, Done
 from alltoallv.quantization.feedback import ErrorFeedback
-
-Place = Callable[[Tensor], Region]  # returns the address and size of a tensor
 
 
 class Tensors(Adapter[Tensor]):
@@ -81,8 +81,6 @@ class Tensors(Adapter[Tensor]):
 
     def enqueue(self, linear: Linear[Tensor], input: Tensor, output: Tensor | None) -> Tensor:
         """Adds the exchange to MindSpore's queue: it runs after earlier operators and before later ones."""
-        from alltoallv.mindspore import device_op  # compiles
-
         with guard(linear.communicator, linear.operator):
             if linear.timeout >= 0:
                 raise InvalidParamError(f"timeout is {linear.timeout}, expected None on Ascend: the group's counts")

@@ -9,8 +9,9 @@ from mindspore import Tensor
 
 from alltoallv._calls.declared import Made
 from alltoallv.communicator import Communicator
-from alltoallv.mindspore.adapter import SETTLED, Place, Tensors
-from alltoallv.mindspore.tensors import in_queue, settle
+from alltoallv.mindspore import device_op
+from alltoallv.mindspore.adapter import SETTLED, Tensors
+from alltoallv.mindspore.tensors import Place, in_queue, settle
 from alltoallv.mindspore.work import CommHandle, Done
 
 
@@ -46,8 +47,6 @@ class Call:
         """Runs the call, or submits it."""
         made = self.made
         if self._queued:
-            from alltoallv.mindspore import device_op  # compiles
-
             device_op.enqueue(lambda place: self._declare(place).call, made.outputs or made.inputs, made.inputs)
             return Done(made.result) if async_op else None
         if async_op:

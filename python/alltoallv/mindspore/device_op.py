@@ -21,8 +21,7 @@ from alltoallv import _core
 from alltoallv._calls.collectives import Ready
 from alltoallv._calls.reductions import ReductionPlan
 from alltoallv.errors import BackendUnavailableError
-from alltoallv.mindspore.adapter import Place
-from alltoallv.mindspore.tensors import executor, target
+from alltoallv.mindspore.tensors import Place, executor, target
 
 Launch = Callable[[Any, Any, int], None]  # called with the addresses of inputs and outputs, and the stream
 _tickets = itertools.count(1)

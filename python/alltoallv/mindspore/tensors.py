@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mindspore
@@ -20,6 +20,8 @@ try:  # settle() waits for its executor; the public call refuses CPU
     from mindspore.graph.api import _pynative_executor as _executor
 except ImportError:  # before 2.9
     from mindspore.common.api import _pynative_executor as _executor
+
+Place = Callable[[Tensor], Region]  # returns the address and size of a tensor
 
 executor: Any = _executor
 _context: Any = MSContext.get_instance()  # the same values as get_context, in a thousandth of the time

@@ -34,12 +34,12 @@ from alltoallv.torch.api.distributed import (
     scatter,
 )
 from alltoallv.torch.api.functions import all_to_all_v, exchange_counts
-from alltoallv.torch.api.group import from_group
 from alltoallv.torch.api.moe import global_gather, global_scatter
 from alltoallv.torch.api.p2p import irecv, isend, recv, send
 from alltoallv.torch.api.plan import Plan
-from alltoallv.torch.api.tensors import empty
-from alltoallv.torch.api.work import Work
+from alltoallv.torch.eager.group import from_group
+from alltoallv.torch.eager.tensors import empty
+from alltoallv.torch.eager.work import Work
 from alltoallv.torch.process_group import backend as backend
 from alltoallv.torch.quantized.feedback import ErrorFeedback
 from alltoallv.torch.quantized.functions import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from alltoallv._calls.counts import Counts
-from alltoallv.torch.api import group as groups
 from alltoallv.torch.api.functions import all_to_all_v
-from alltoallv.torch.api.group import Group
+from alltoallv.torch.eager import group as groups
+from alltoallv.torch.eager.group import Group
 from alltoallv.torch.graph import ops as ops
 
 

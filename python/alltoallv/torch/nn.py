@@ -10,7 +10,7 @@ from alltoallv.errors import InvalidParamError
 from alltoallv.torch.api.dispatcher import DispatchState as DispatchState
 from alltoallv.torch.api.dispatcher import MoEDispatcher as MoEDispatcher
 from alltoallv.torch.api.functions import all_to_all_v
-from alltoallv.torch.api.group import Group
+from alltoallv.torch.eager.group import Group
 
 
 class AllToAllV(torch.nn.Module):

@@ -25,8 +25,8 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.api.distributed import all_to_all_single
 from alltoallv.torch.api.functions import all_to_all_v
-from alltoallv.torch.api.group import AnyCommunicator, from_group
-from alltoallv.torch.api.tensors import empty as in_arena
+from alltoallv.torch.eager.group import AnyCommunicator, from_group
+from alltoallv.torch.eager.tensors import empty as in_arena
 
 
 def all_to_all_vdev(input: Tensor, out: Tensor, in_splits: Tensor, out_splits_offsets: Tensor, group_name: str) -> None:

@@ -1,20 +1,15 @@
-"""The contenders of a benchmark, and how one rank of each is made.
-
-A *party* is a job with ranks of its own: ours, or one peer's. Its ranks hold one or more *contenders*, which turn a
-case into a call that can be repeated.
-"""
+"""The contenders of a benchmark: they turn a case into a call that can be repeated."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv_tools.bench import environments
-from alltoallv_tools.bench.cases import COUNTS, Case, outputs_of
+from alltoallv_tools.bench.cases import Case
 
 Array = npt.NDArray[Any]
 
@@ -42,59 +37,6 @@ class Contender(Protocol):
     """One column of the table."""
 
     def prepare(self, case: Case) -> Prepared: ...
-
-
-class Party(Protocol):
-    """One rank's side of a job. ``barrier`` is over the ranks of this job."""
-
-    rank: int
-    size: int
-    contenders: Mapping[str, Contender]
-
-    def barrier(self) -> None: ...
-
-
-def join(name: str, api: str) -> Party:
-    """Joins the job of ``party`` as this process's rank; collective over the job."""
-    if name == "ours" and api == "backend":
-        from alltoallv_tools.bench import backend
-
-        return backend.BackendParty()
-    if name == "ours":
-        from alltoallv_tools.bench.ours import OurParty
-
-        return OurParty(api)
-    from alltoallv_tools.bench import peers
-
-    if name == "gloo":
-        return peers.GlooParty()
-    if name == "mindspore":
-        return peers.MindSporeParty()
-    return peers.MpiParty(name)
-
-
-def contenders_of(party: str, case: Case, api: str) -> tuple[str, ...]:
-    """Returns the names of the party's columns for a case; ``api`` selects our interface."""
-    if api == "backend":
-        from alltoallv_tools.bench import backend
-
-        return backend.contenders(case)
-    if party == "ours":
-        names: tuple[str, ...] = ("ours",)
-        if case.collective == "quantized":
-            names += ("ours-full", "ours-fp32") if outputs_of(api, "allreduce") else ("ours-full",)
-            names += tuple(f"ours-{name}" for name in case.formats.split(",") if name)
-        if case.collective == "overhead":
-            apis = ["plan", "numpy", *(f"numpy-{counts}" for counts in COUNTS["numpy"])]
-            if environments.has_here("torch"):
-                apis += ["torch-plan", "torch", *(f"torch-{counts}" for counts in COUNTS["torch"])]
-            return (*names, *(f"ours-{each}" for each in apis))
-        if case.collective == "alltoallv" and case.pattern == "sparse":
-            names += ("full",)
-        return (*names, "copy", "copy-nt")
-    if party == "gloo" and case.collective == "quantized":
-        return ("gloo", "gloo-bf16", "composed")
-    return (party,)
 
 
 def spoil(array: Array | None) -> None:

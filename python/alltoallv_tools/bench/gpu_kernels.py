@@ -1,6 +1,6 @@
 """Compares the Triton kernels of quantization on a GPU with a plain copy and with torch.compile.
 
-The torch.compile form is the package's own fallback of torch operators (`alltoallv.torch.quantized.operators`),
+The torch.compile form is the package's own fallback of torch operators (`alltoallv.torch.engines.torch_kernels`),
 compiled. Triton must give the bits that these operators give uncompiled; a compiler may round otherwise.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from alltoallv.quantization.spec import Quantization
-from alltoallv.torch.quantized import operators as quantized_operators
+from alltoallv.torch.engines import torch_kernels
 from alltoallv_tools.bench import report
 
 GROUP = 128
@@ -54,7 +54,7 @@ def kernels_of(nbytes: int, device: str) -> list[Kernel]:
         codes = torch.zeros((SOURCES, size), dtype=torch.uint8, device=device)
         scales = torch.zeros((SOURCES, groups), device=device)
         for row in range(SOURCES):
-            quantized_operators.quantize(x * (row + 1), how, codes[row : row + 1], scales[row : row + 1])
+            torch_kernels.quantize(x * (row + 1), how, codes[row : row + 1], scales[row : row + 1])
         record, half = size + 4 * groups, torch.zeros(count, dtype=torch.float16, device=device)
         made += _dynamic(f"int{bits}", x, how, codes, scales, record, half)
     integers = torch.randint(-128, 128, (SOURCES, count), dtype=torch.int8).to(device)
@@ -110,7 +110,7 @@ def measure(kernel: Kernel, nbytes: int, device: str = "cuda", backend: str = "i
     """
     from alltoallv_triton import launch
 
-    compiled = torch.compile(lambda: kernel.run(quantized_operators), dynamic=False, backend=backend)
+    compiled = torch.compile(lambda: kernel.run(torch_kernels), dynamic=False, backend=backend)
     source = torch.ones(max(kernel.moved // 2, 1), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     calls: dict[str, Callable[[], Any]] = {
@@ -119,7 +119,7 @@ def measure(kernel: Kernel, nbytes: int, device: str = "cuda", backend: str = "i
         "copy": lambda: target.copy_(source),
     }
     results = {}
-    for name, call in {"eager": lambda: kernel.run(quantized_operators), **calls}.items():
+    for name, call in {"eager": lambda: kernel.run(torch_kernels), **calls}.items():
         for output in kernel.outputs:
             output.view(torch.uint8).fill_(0xA5)
         call()

@@ -21,7 +21,8 @@ import numpy as np
 
 from alltoallv.launch import detect as launch
 from alltoallv_tools.bench.cases import Case
-from alltoallv_tools.bench.contenders import Array, Party, Prepared, join, spoil
+from alltoallv_tools.bench.contenders import Array, Prepared, spoil
+from alltoallv_tools.bench.parties import Party, join
 
 Reply = dict[str, Any]
 

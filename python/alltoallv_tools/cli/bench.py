@@ -26,8 +26,8 @@ from alltoallv_tools.bench.cases import (
     outputs_of,
     parse_bytes,
 )
-from alltoallv_tools.bench.contenders import contenders_of
 from alltoallv_tools.bench.jobs import Job, Jobs, PartyError
+from alltoallv_tools.bench.parties import contenders_of
 from alltoallv_tools.bench.peers import PEERS, SUPPORTED
 from alltoallv_tools.bench.turns import Effort, measure
 from alltoallv_tools.cli.outputs import STANDARD_OUTPUT, check_file, check_plot, write_text

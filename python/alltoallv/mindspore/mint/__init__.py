@@ -1,4 +1,4 @@
-"""``mindspore.mint.distributed`` over our engine: its checks, groups, messages and objects, and its installation.
+"""``mindspore.mint.distributed`` over our engine: its checks, groups, messages and objects.
 
 `alltoallv.mindspore.distributed` has the public names.
 """

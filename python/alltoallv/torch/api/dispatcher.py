@@ -21,14 +21,14 @@ from alltoallv._calls.routing import Routing
 from alltoallv._calls.signature import described
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidTensorError
-from alltoallv.torch.api import calls
-from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.calls import AnyCommunicator
-from alltoallv.torch.api.group import Group
+from alltoallv.torch.api import moe_ops
 from alltoallv.torch.api.rows import sum_dtype
-from alltoallv.torch.api.tensors import needs_grad
-from alltoallv.torch.graph import moe
-from alltoallv.torch.graph.graphs import is_tracing
+from alltoallv.torch.eager import calls
+from alltoallv.torch.eager import group as groups
+from alltoallv.torch.eager.calls import AnyCommunicator
+from alltoallv.torch.eager.graphs import is_tracing
+from alltoallv.torch.eager.group import Group
+from alltoallv.torch.eager.tensors import needs_grad
 
 Counted: TypeAlias = list[int] | Tensor
 
@@ -42,7 +42,7 @@ class DispatchState:
         received: ``counts`` without the rows of zeros.
         weights: Gate weight of every row, shape ``[rows]``, differentiable; None if none were given.
         scales: Scale of every row, float32, shape ``[rows]``, where rows come as codes; else None.
-        order, source, ranks, token: The way; see `alltoallv.torch.graph.moe`.
+        order, source, ranks, token: The way; see `alltoallv.torch.api.moe_ops`.
     """
 
     counts: Counted
@@ -115,7 +115,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
     def __init__(self, num_experts: int, group: Group = None, **options: Any) -> None:
         super().__init__()
         self.routing, self.group = Routing(num_experts, **options), group
-        self._routing = moe.as_text(self.routing)
+        self._routing = moe_ops.as_text(self.routing)
 
     @described(HostDispatching.dispatch)
     def dispatch(
@@ -131,7 +131,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         if is_tracing():
             ids, weights = _matrices(tokens, expert_ids, gate_weights)
             flat = tokens.reshape(tokens.shape[0], math.prod(tokens.shape[1:]))
-            made = moe.moe_dispatch(flat, weights, ids, self._routing, groups.name_of(self.group))
+            made = moe_ops.moe_dispatch(flat, weights, ids, self._routing, groups.name_of(self.group))
             return self._state(made, tokens, ids, weights, None)
         finish = self.begin_dispatch(tokens, expert_ids, gate_weights, async_op)
         return Pending(finish) if async_op else finish()
@@ -146,10 +146,10 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
             flat = tokens.reshape(tokens.shape[0], math.prod(tokens.shape[1:]))
         arguments = flat, weights, ids, self._routing, groups.name_of(self.group)
         if not begins:
-            made = moe.moe_dispatch(*arguments)
+            made = moe_ops.moe_dispatch(*arguments)
             return lambda: self._state(made, tokens, ids, weights, comm)
-        finish = moe.begin_dispatch(flat, weights, ids, self.routing, arguments[-1], True)
-        return lambda: self._state(moe.moe_dispatch.ran(finish(), *arguments), tokens, ids, weights, comm)
+        finish = moe_ops.begin_dispatch(flat, weights, ids, self.routing, arguments[-1], True)
+        return lambda: self._state(moe_ops.moe_dispatch.ran(finish(), *arguments), tokens, ids, weights, comm)
 
     def _state(
         self, made: list[Tensor], tokens: Tensor, ids: Tensor, weights: Tensor | None, comm: AnyCommunicator | None
@@ -180,7 +180,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
             raise InvalidTensorError(f"tokens has {tokens.shape[0]} rows, expected {n}, as dispatched before")
         weights = None if weights is None else weights.reshape(n, k)
         way = state.order, state.source, state.ranks, state.token
-        rows, made = moe.moe_spread(tokens.reshape(n, math.prod(tail)), weights, *way, k, state.group)
+        rows, made = moe_ops.moe_spread(tokens.reshape(n, math.prod(tail)), weights, *way, k, state.group)
         other = replace(state, weights=None if weights is None else made, scales=None)
         return rows.reshape(rows.shape[0], *tail), state.counts, other
 
@@ -188,7 +188,7 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
     def combine(self, expert_outputs: Tensor, state: DispatchState, *, async_op: bool = False) -> Any:
         if is_tracing():
             arguments, tail = self._outputs(expert_outputs, state)
-            tokens: Tensor = moe.moe_collect(*arguments)[0]
+            tokens: Tensor = moe_ops.moe_collect(*arguments)[0]
             return tokens.reshape(tokens.shape[0], *tail)
         finish = self.begin_combine(expert_outputs, state, async_op)
         return Pending(finish) if async_op else finish()
@@ -199,9 +199,9 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         with guard(comm, OPERATOR):
             arguments, tail = self._outputs(expert_outputs, state)
         if begins:
-            arriving = moe.begin_collect(*arguments, begins=True)
-            return lambda: moe.moe_collect.ran(arriving(), *arguments)[0].reshape(len(state.ids), *tail)
-        tokens: Tensor = moe.moe_collect(*arguments)[0]
+            arriving = moe_ops.begin_collect(*arguments, begins=True)
+            return lambda: moe_ops.moe_collect.ran(arriving(), *arguments)[0].reshape(len(state.ids), *tail)
+        tokens: Tensor = moe_ops.moe_collect(*arguments)[0]
         return lambda: tokens.reshape(tokens.shape[0], *tail)
 
     def _outputs(self, outputs: Tensor, state: DispatchState) -> tuple[Any, Sequence[int]]:

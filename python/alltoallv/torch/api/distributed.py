@@ -1,7 +1,7 @@
 """The collectives of torch.distributed that write into the caller's tensors, with torch's signatures.
 
 All return None, or the `Work` with ``async_op=True``. They have no gradients, as in torch; `alltoallv.torch.functional`
-has. What they do is declared in `alltoallv.torch.api.collectives`. Tensors that are not contiguous are copied; an
+has. What they do is declared in `alltoallv.torch.eager.collectives`. Tensors that are not contiguous are copied; an
 output of that kind is complete when ``wait`` has returned. In a graph they are an operator and copies;
 ``torch.compile`` leaves `barrier` out of its graphs.
 """
@@ -20,13 +20,13 @@ from alltoallv._calls.collectives import check_length
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.torch.api import calls, collectives
-from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.declaration import NO_TERMS, Collective, Terms
-from alltoallv.torch.api.group import Group, device_of
-from alltoallv.torch.api.tensors import check_contiguous, check_tensor
-from alltoallv.torch.api.work import Work
-from alltoallv.torch.graph.graphs import between_graphs, check_untimed, is_tracing
+from alltoallv.torch.eager import calls, collectives
+from alltoallv.torch.eager import group as groups
+from alltoallv.torch.eager.declaration import NO_TERMS, Collective, Terms
+from alltoallv.torch.eager.graphs import between_graphs, check_untimed, is_tracing
+from alltoallv.torch.eager.group import Group, device_of
+from alltoallv.torch.eager.tensors import check_contiguous, check_tensor
+from alltoallv.torch.eager.work import Work
 from alltoallv.torch.graph.traced import collective
 
 _SUM = dist.ReduceOp.SUM

@@ -17,15 +17,15 @@ from alltoallv._calls.guard import guard
 from alltoallv._calls.request import read_request
 from alltoallv._calls.signature import described
 from alltoallv.errors import InvalidParamError
-from alltoallv.torch.api import calls
-from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.calls import AnyCommunicator
-from alltoallv.torch.api.group import Group, device_of
-from alltoallv.torch.api.tensors import as_input, check_apart, check_output, needs_grad, shaped
-from alltoallv.torch.api.work import Work
+from alltoallv.torch.eager import calls
+from alltoallv.torch.eager import group as groups
+from alltoallv.torch.eager.calls import AnyCommunicator
+from alltoallv.torch.eager.graphs import check_untimed, is_tracing
+from alltoallv.torch.eager.group import Group, device_of
+from alltoallv.torch.eager.tensors import as_input, check_apart, check_output, needs_grad, shaped
+from alltoallv.torch.eager.work import Work
 from alltoallv.torch.graph import ops as ops
 from alltoallv.torch.graph import traced
-from alltoallv.torch.graph.graphs import check_untimed, is_tracing
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -12,12 +12,12 @@ from alltoallv._calls import experts
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.experts import Matrix
 from alltoallv._calls.guard import guard
-from alltoallv.torch.api import calls
-from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.calls import AnyCommunicator
 from alltoallv.torch.api.functions import all_to_all_v
-from alltoallv.torch.api.group import Group, device_of
-from alltoallv.torch.graph.graphs import is_tracing
+from alltoallv.torch.eager import calls
+from alltoallv.torch.eager import group as groups
+from alltoallv.torch.eager.calls import AnyCommunicator
+from alltoallv.torch.eager.graphs import is_tracing
+from alltoallv.torch.eager.group import Group, device_of
 from alltoallv.torch.graph.library import Operator, known
 from alltoallv.torch.graph.ops import carrier
 

@@ -11,13 +11,13 @@ from torch import Tensor
 from alltoallv._calls import messages
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError
-from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.calls import Operation, check_place
 from alltoallv.torch.api.distributed import rank_in
-from alltoallv.torch.api.group import AnyCommunicator, Group, device_of
-from alltoallv.torch.api.tensors import Copies, as_input, check_tensor, core_name, output_of, region
-from alltoallv.torch.api.work import Work
-from alltoallv.torch.graph.graphs import between_graphs
+from alltoallv.torch.eager import group as groups
+from alltoallv.torch.eager.calls import Operation, check_place
+from alltoallv.torch.eager.graphs import between_graphs
+from alltoallv.torch.eager.group import AnyCommunicator, Group, device_of
+from alltoallv.torch.eager.tensors import Copies, as_input, check_tensor, core_name, output_of, region
+from alltoallv.torch.eager.work import Work
 
 
 class MessageWork(Work):

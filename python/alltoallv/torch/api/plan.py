@@ -12,10 +12,10 @@ from alltoallv._calls.counts import Counts, plan_request
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.torch.api import calls
-from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.group import Group
-from alltoallv.torch.api.tensors import check_apart, check_contiguous, check_output, check_tensor, core_name
+from alltoallv.torch.eager import calls
+from alltoallv.torch.eager import group as groups
+from alltoallv.torch.eager.group import Group
+from alltoallv.torch.eager.tensors import check_apart, check_contiguous, check_output, check_tensor, core_name
 
 
 class Plan(_core.ArrayPlan):

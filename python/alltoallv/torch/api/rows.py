@@ -1,4 +1,4 @@
-"""Moves rows as bytes to their ranks: the operators of `graph.moe` are built on it."""
+"""Moves rows as bytes to their ranks: the operators of `moe_ops` are built on it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from alltoallv._calls.guard import guard
 from alltoallv._calls.routing import PAYLOADS, Numbers
 from alltoallv.errors import InvalidTensorError
 from alltoallv.quantization.spec import Quantization
-from alltoallv.torch.api import calls
-from alltoallv.torch.api.calls import AnyCommunicator
-from alltoallv.torch.api.tensors import as_input, empty
+from alltoallv.torch.eager import calls
+from alltoallv.torch.eager.calls import AnyCommunicator
+from alltoallv.torch.eager.tensors import as_input, empty
+from alltoallv.torch.quantized.rows import DeviceRows, HostRows
 
 Part = tuple[Tensor, Tensor | None]  # rows of bytes, and the indices of those that go
 
@@ -36,8 +37,6 @@ def room(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def _codec(payload: str, length: int, device: torch.device) -> Any:
-    from alltoallv.torch.quantized.rows import DeviceRows, HostRows  # imported here, because it imports operators
-
     how = Quantization(f"int{PAYLOADS[payload]}", group_size=max(length, 1))
     return HostRows(how, length) if device.type == "cpu" else DeviceRows(how, length, device)
 

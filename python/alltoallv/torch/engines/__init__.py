@@ -1,1 +1,1 @@
-"""The engines that move the bytes of torch tensors: HCCL, and the groups of torch.distributed."""
+"""The engines that move and reduce the bytes of torch tensors: HCCL, and the groups of torch.distributed."""

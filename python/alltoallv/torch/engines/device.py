@@ -18,8 +18,8 @@ from alltoallv._calls.counts import Layout, packed
 from alltoallv.communicator import Communicator
 from alltoallv.errors import AllToAllVError, InvalidParamError
 from alltoallv.quantization.spec import QuantizedReduction
+from alltoallv.torch.engines.quantized_reduction import reduce_quantized
 from alltoallv.torch.engines.reduction import reduce_in_order
-from alltoallv.torch.quantized.reduction import reduce_quantized
 
 _numbers = itertools.count()
 by_name: weakref.WeakValueDictionary[str, DeviceMember] = weakref.WeakValueDictionary()

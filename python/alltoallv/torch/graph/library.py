@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd import _profiler_enabled, forward_ad
 
-from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.tensors import PLAIN, has_tangent, needs_grad
+from alltoallv.torch.eager import group as groups
+from alltoallv.torch.eager.tensors import PLAIN, has_tangent, needs_grad
 from alltoallv.torch.graph import inductor
 
 

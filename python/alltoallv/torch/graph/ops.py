@@ -24,13 +24,13 @@ from alltoallv import _core
 from alltoallv._calls.counts import Layout, overlap, packed
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError
-from alltoallv.torch.api import calls
-from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.calls import AnyCommunicator
-from alltoallv.torch.api.collectives import COLLECTIVES
-from alltoallv.torch.api.declaration import NO_TERMS, Collective
-from alltoallv.torch.api.group import Group
-from alltoallv.torch.api.tensors import as_input, shaped
+from alltoallv.torch.eager import calls
+from alltoallv.torch.eager import group as groups
+from alltoallv.torch.eager.calls import AnyCommunicator
+from alltoallv.torch.eager.collectives import COLLECTIVES
+from alltoallv.torch.eager.declaration import NO_TERMS, Collective
+from alltoallv.torch.eager.group import Group
+from alltoallv.torch.eager.tensors import as_input, shaped
 from alltoallv.torch.graph.library import Operator, known
 
 

@@ -16,13 +16,13 @@ from torch import Tensor
 from alltoallv._calls.counts import Counts, Unit
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.torch.api import calls
-from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.collectives import COLLECTIVES, REDUCE_OPS
-from alltoallv.torch.api.declaration import Collective, Terms
-from alltoallv.torch.api.group import Group
-from alltoallv.torch.api.tensors import needs_grad, row_size
-from alltoallv.torch.api.work import Done
+from alltoallv.torch.eager import calls
+from alltoallv.torch.eager import group as groups
+from alltoallv.torch.eager.collectives import COLLECTIVES, REDUCE_OPS
+from alltoallv.torch.eager.declaration import Collective, Terms
+from alltoallv.torch.eager.group import Group
+from alltoallv.torch.eager.tensors import needs_grad, row_size
+from alltoallv.torch.eager.work import Done
 from alltoallv.torch.graph import ops as ops
 from alltoallv.torch.graph.library import effectful
 

@@ -37,9 +37,9 @@ from torch._C._distributed_c10d import (
 )
 from torch._C._distributed_c10d import Work as TorchWork
 
-from alltoallv.torch.api import collectives as calls
-from alltoallv.torch.api.declaration import Terms
 from alltoallv.torch.api.p2p import prepare_recv, prepare_send
+from alltoallv.torch.eager import collectives as calls
+from alltoallv.torch.eager.declaration import Terms
 from alltoallv.torch.process_group import engines
 from alltoallv.torch.process_group.carried import CarriedGroup
 from alltoallv.torch.process_group.group import NAME

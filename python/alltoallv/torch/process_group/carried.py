@@ -15,10 +15,10 @@ from alltoallv import _core
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.torch.api.calls import Operation
-from alltoallv.torch.api.collectives import MOVABLE
-from alltoallv.torch.api.declaration import NO_TERMS, Collective, Terms
-from alltoallv.torch.api.tensors import PLAIN
+from alltoallv.torch.eager.calls import Operation
+from alltoallv.torch.eager.collectives import MOVABLE
+from alltoallv.torch.eager.declaration import NO_TERMS, Collective, Terms
+from alltoallv.torch.eager.tensors import PLAIN
 from alltoallv.torch.process_group.group import EngineGroup, device_kind
 from alltoallv.torch.process_group.work import BackendWork, Futures, MessageWork, WorkList, callbacks, in_turn
 

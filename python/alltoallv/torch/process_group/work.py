@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import Work as TorchWork
 from alltoallv import _core
 from alltoallv._calls.protocol import Pending
 from alltoallv.errors import CommTimeoutError
-from alltoallv.torch.api.work import unwrap
+from alltoallv.torch.eager.work import unwrap
 
 Result = list[Tensor] | list[list[Tensor]]
 _Place = tuple[int, ...]  # of a future: the place of the callback that began it, then its number in the group

@@ -1,1 +1,1 @@
-"""Quantized collectives on torch tensors: functions, gradients, kernels, and the hook for DDP."""
+"""Quantized collectives on torch tensors: functions, gradients, operators, and the hook for DDP."""

@@ -12,14 +12,14 @@ from torch import Tensor
 from alltoallv._calls.adapters import Adapter
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.quantization.spec import QuantizedReduction
-from alltoallv.torch.api import calls
-from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.tensors import as_input, check_tensor, core_name, empty, is_contiguous, region
-from alltoallv.torch.api.work import Work
+from alltoallv.torch.eager import calls
+from alltoallv.torch.eager import group as groups
+from alltoallv.torch.eager.graphs import between_graphs
+from alltoallv.torch.eager.tensors import as_input, check_tensor, core_name, empty, is_contiguous, region
+from alltoallv.torch.eager.work import Work
 from alltoallv.torch.engines.device import DeviceMember
 from alltoallv.torch.engines.hccl import HcclMember
 from alltoallv.torch.engines.npu import Streams
-from alltoallv.torch.graph.graphs import between_graphs
 from alltoallv.torch.quantized.feedback import ErrorFeedback
 
 T = TypeVar("T")

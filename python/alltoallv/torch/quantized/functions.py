@@ -29,15 +29,15 @@ from alltoallv.quantization.spec import (
     coding,
     grouping,
 )
-from alltoallv.torch.api import calls
-from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.group import Group, device_of
-from alltoallv.torch.api.tensors import needs_grad, row_size
-from alltoallv.torch.api.work import Done
-from alltoallv.torch.graph import quantized_ops as quantized_ops
-from alltoallv.torch.graph.graphs import is_tracing
+from alltoallv.torch.eager import calls
+from alltoallv.torch.eager import group as groups
+from alltoallv.torch.eager.graphs import is_tracing
+from alltoallv.torch.eager.group import Group, device_of
+from alltoallv.torch.eager.tensors import needs_grad, row_size
+from alltoallv.torch.eager.work import Done
 from alltoallv.torch.graph.library import Operator
 from alltoallv.torch.graph.traced import outcome
+from alltoallv.torch.quantized import ops as quantized_ops
 from alltoallv.torch.quantized.adapter import ADAPTER
 from alltoallv.torch.quantized.feedback import ErrorFeedback
 from alltoallv.torch.quantized.rows import RowExchange

@@ -9,8 +9,8 @@ from torch import Tensor
 from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError
 from alltoallv.quantization.spec import Format, Gather, Quantization, coding
-from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.group import Group, device_of
+from alltoallv.torch.eager import group as groups
+from alltoallv.torch.eager.group import Group, device_of
 from alltoallv.torch.quantized.feedback import BucketFeedback
 from alltoallv.torch.quantized.functions import quantized_all_reduce
 

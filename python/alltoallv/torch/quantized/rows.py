@@ -13,12 +13,12 @@ from alltoallv._calls.counts import Counts
 from alltoallv.errors import ValueOverflowError
 from alltoallv.quantization import requests
 from alltoallv.quantization.spec import Options, Overflow, Quantization
-from alltoallv.torch.api import calls
-from alltoallv.torch.api.calls import AnyCommunicator
-from alltoallv.torch.api.tensors import core_name
-from alltoallv.torch.api.work import Work
+from alltoallv.torch.eager import calls
+from alltoallv.torch.eager.calls import AnyCommunicator
+from alltoallv.torch.eager.tensors import core_name
+from alltoallv.torch.eager.work import Work
+from alltoallv.torch.engines.kernels import check_format, kernels_for, record_bytes, record_views
 from alltoallv.torch.quantized.adapter import ADAPTER
-from alltoallv.torch.quantized.kernels import check_format, kernels_for, record_bytes, record_views
 
 
 class HostRows:

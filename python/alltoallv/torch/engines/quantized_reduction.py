@@ -13,8 +13,8 @@ from torch import Tensor
 from alltoallv._calls.counts import packed
 from alltoallv.errors import ValueOverflowError
 from alltoallv.quantization.spec import QuantizedReduction
+from alltoallv.torch.engines.codecs import Codec, Dynamic, codec_for
 from alltoallv.torch.engines.reduction import Mover
-from alltoallv.torch.quantized.codecs import Codec, Dynamic, codec_for
 
 
 def reduce_quantized(

@@ -13,14 +13,14 @@ from torch import Tensor
 from alltoallv._calls.kernels import providers
 from alltoallv.errors import InvalidParamError
 from alltoallv.quantization.spec import Quantization
-from alltoallv.torch.quantized import operators
+from alltoallv.torch.engines import torch_kernels
 
 _log = logging.getLogger("alltoallv")
 
 
 @lru_cache(None)
 def kernels_for(device: str) -> Any:
-    """Returns the kernels for a kind of device: they have the functions of `alltoallv.torch.quantized.operators`."""
+    """Returns the kernels for a kind of device: they have the functions of `alltoallv.torch.engines.torch_kernels`."""
     provided = providers[device]() if device in providers else None
     if provided is not None:
         return provided
@@ -29,7 +29,7 @@ def kernels_for(device: str) -> Any:
 
         return launch
     _log.info("quantized collectives on %s use torch operators; Triton for it makes them faster", device)
-    return operators
+    return torch_kernels
 
 
 def check_format(how: Quantization, kernels: Any, pieces: bool = False) -> None:
@@ -41,7 +41,7 @@ def check_format(how: Quantization, kernels: Any, pieces: bool = False) -> None:
     Raises:
         InvalidParamError: the format is unknown; the message names it.
     """
-    known = kernels is not operators or how.format in ("int8", "int4")
+    known = kernels is not torch_kernels or how.format in ("int8", "int4")
     if not known or (pieces and how.format == "nvfp4"):
         raise InvalidParamError(f"format is {how.format}, which this engine does not offer; shared memory and tcp do")
 

@@ -14,8 +14,7 @@ from mindspore.communication import comm_func as mindspore_comm_func
 from mindspore.communication import management
 from mindspore.mint import distributed as mindspore_distributed
 
-from alltoallv.mindspore import distributed
-from alltoallv.mindspore.mint import comm_func
+from alltoallv.mindspore import comm_func, distributed
 from alltoallv.mindspore.tensors import target
 
 _GROUPS = (

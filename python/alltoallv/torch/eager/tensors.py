@@ -13,7 +13,7 @@ from alltoallv import _core
 from alltoallv._calls import regions
 from alltoallv._calls.regions import Region
 from alltoallv.errors import InvalidTensorError
-from alltoallv.torch.graph.graphs import is_tracing
+from alltoallv.torch.eager.graphs import is_tracing
 
 # If anybody wants to see more of a call than its result, the call takes the way through Python.
 _core.add_torch(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from alltoallv.quantization.spec import Overflow, QuantizedReduction
-from alltoallv.torch.quantized.kernels import check_format, kernels_for, record_bytes, record_views
+from alltoallv.torch.engines.kernels import check_format, kernels_for, record_bytes, record_views
 
 
 class Codec:

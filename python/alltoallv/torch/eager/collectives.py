@@ -1,4 +1,4 @@
-"""The collectives of torch.distributed: each is declared here once, see `alltoallv.torch.api.declaration`.
+"""The collectives of torch.distributed: each is declared here once, see `alltoallv.torch.eager.declaration`.
 
 A declaration checks the arguments and returns an `Operation`, ready to start. Tensors that are not contiguous travel as
 copies.
@@ -21,13 +21,13 @@ from alltoallv._calls.counts import even_parts, scaled
 from alltoallv._calls.regions import check_apart, check_gather_apart, check_lists_apart, check_outputs_apart
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.torch.api import calls
-from alltoallv.torch.api import group as groups
-from alltoallv.torch.api.calls import Operation, check_place
-from alltoallv.torch.api.declaration import COLLECTIVES as COLLECTIVES
-from alltoallv.torch.api.declaration import AtOnce, Collective, Functional, Tensors, Terms
-from alltoallv.torch.api.group import AnyCommunicator
-from alltoallv.torch.api.tensors import (
+from alltoallv.torch.eager import calls
+from alltoallv.torch.eager import group as groups
+from alltoallv.torch.eager.calls import Operation, check_place
+from alltoallv.torch.eager.declaration import COLLECTIVES as COLLECTIVES
+from alltoallv.torch.eager.declaration import AtOnce, Collective, Functional, Tensors, Terms
+from alltoallv.torch.eager.group import AnyCommunicator
+from alltoallv.torch.eager.tensors import (
     Copies,
     apart,
     as_input,

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv import _core
-from alltoallv.torch.api.calls import Operation
-from alltoallv.torch.api.group import AnyCommunicator
+from alltoallv.torch.eager.calls import Operation
+from alltoallv.torch.eager.group import AnyCommunicator
 
 Tensors = Sequence[Tensor]
 

@@ -21,8 +21,8 @@ from alltoallv._calls.guard import guard
 from alltoallv.quantization import requests
 from alltoallv.quantization.linear import check_shapes, chunk_rows
 from alltoallv.quantization.spec import Options
-from alltoallv.torch.api import calls
-from alltoallv.torch.api.group import AnyCommunicator
+from alltoallv.torch.eager import calls
+from alltoallv.torch.eager.group import AnyCommunicator
 from alltoallv.torch.graph import ops
 from alltoallv.torch.graph.library import Operator, known
 from alltoallv.torch.graph.ops import carrier

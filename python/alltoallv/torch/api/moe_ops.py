@@ -27,8 +27,8 @@ from alltoallv._calls.guard import guard
 from alltoallv._calls.pieces import Piece, pieces
 from alltoallv._calls.routing import Numbers, Routing
 from alltoallv.torch.api import rows as row_bytes
-from alltoallv.torch.api.calls import AnyCommunicator
-from alltoallv.torch.api.tensors import as_input
+from alltoallv.torch.eager.calls import AnyCommunicator
+from alltoallv.torch.eager.tensors import as_input
 from alltoallv.torch.graph.library import Operator, known
 from alltoallv.torch.graph.ops import carrier
 

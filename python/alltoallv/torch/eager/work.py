@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from alltoallv._calls.handle import Ended, Handle
-from alltoallv.torch.api import profile
+from alltoallv.torch.eager import profile
 
 _LONG = 1e9  # seconds
 

@@ -19,10 +19,10 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.quantization import requests as quantized
 from alltoallv.quantization.requests import Reduction
-from alltoallv.torch.api import profile
-from alltoallv.torch.api.group import AnyCommunicator as AnyCommunicator
-from alltoallv.torch.api.tensors import Copies, core_name, empty, from_block, region
-from alltoallv.torch.api.work import Work
+from alltoallv.torch.eager import profile
+from alltoallv.torch.eager.group import AnyCommunicator as AnyCommunicator
+from alltoallv.torch.eager.tensors import Copies, core_name, empty, from_block, region
+from alltoallv.torch.eager.work import Work
 from alltoallv.torch.engines.device import DeviceCall
 
 
