@@ -1,4 +1,4 @@
-"""Measures everything that docs/performance.md shows, and writes that page. About half an hour.
+"""Measures everything that docs/performance.md shows, and writes that page. About a quarter of an hour.
 
 python docs/measure.py            what has not been measured yet, or otherwise than now, then the page
 python docs/measure.py --fresh    all of it anew
@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -28,11 +29,12 @@ from pathlib import Path
 from typing import Any
 
 import performance_page as pages
+import pictures
 
 import alltoallv
 from alltoallv_tools.bench import environments, report
+from alltoallv_tools.bench.cases import COLLECTIVES
 from alltoallv_tools.cli import bench
-from alltoallv_tools.planner import fit
 
 DOCS = Path(__file__).resolve().parent
 MEASURED = DOCS / "measured"
@@ -51,37 +53,38 @@ class Run:
 
     def argv(self, quick: bool) -> list[str]:
         """As `bench.given` has it, which its file tells."""
-        peers = [] if self.arguments == "kernels" else ["--peers", self.peers]
+        peers = [] if self.arguments.startswith(("kernels", "backend")) else ["--peers", self.peers]
         parser = argparse.ArgumentParser()
         bench.add_arguments(parser)
         seconds = 0.1 if quick else self.seconds
         return bench.given(parser.parse_args([*self.arguments.split(), *peers, "--seconds", str(seconds)]))
 
 
-# Twice each, minutes apart, so that a slow spell of the machine meets one of both.
-FITTED = ",".join(2 * ["2K,4K,8K,16K,32K,64K,128K,256K,512K,1M,2M,3M,4M,6M,8M,11M,16M,23M,32M,45M,64M"])
-SIZES = "1K,16K,256K,4M,16M,64M"
-EVERY = f"--np 2,4,8 --bytes {SIZES}"
+SIZES = "1K,16K,256K,1M,4M,16M,64M"
+FITTED = "2K,4K,8K,16K,32K,64K,128K,256K,512K,1M,2M,3M,4M,6M,8M,11M,16M,23M,32M,45M,64M"
 RUNS = (
-    Run("overhead", "overhead --np 1,2,4", environment="torch"),
+    Run("calls", "overhead --np 2 --bytes 1K", f"{MPI},gloo", environment="torch"),
+    Run("backend", "backend --np 2", environment="torch"),
     # Into `empty()` outputs, as the peers receive into arrays made once; what the operator allocates alternates.
-    Run("float32", f"alltoallv --api plan {EVERY} --output empty", MPI, 3.0),
-    Run("int8", f"alltoallv --api plan {EVERY} --output empty --dtype int8", MPI, 3.0),
-    Run("allocated", f"alltoallv --api plan {EVERY}", MPI),
-    Run("gloo", f"alltoallv --api torch {EVERY} --output empty", "gloo"),
+    Run("plan", f"alltoallv --api plan --np 2,4,8 --bytes {SIZES} --output empty", MPI, 3.0),
     # Every peer is called as ours is: MPI with arrays, gloo with tensors.
-    Run("private", f"alltoallv --api plan {EVERY},64K,128K --output private", MPI, 2.5),
-    Run("private-gloo", f"alltoallv --api torch {EVERY},64K,128K --output private", "gloo"),
-    Run("cycle", f"alltoallv --api plan --np 2,4 --bytes {SIZES},64K,128K,1M --output empty --variant cycle", MPI, 3.0),
-    Run("allreduce", "allreduce --np 2,4 --bytes 1M,16M,64M", f"gloo,{MPI}", 3.0),
+    Run("function", f"alltoallv --np 2,4 --bytes {SIZES}", MPI),
+    Run("private", f"alltoallv --np 2,4 --bytes {SIZES} --output private", MPI),
+    Run("cycle", f"alltoallv --api plan --np 2 --bytes {SIZES} --output empty --variant cycle", MPI, 3.0),
+    Run("torch", f"alltoallv --api torch --np 2,4 --bytes {SIZES}", "gloo"),
+    Run("allreduce", "allreduce --np 2,4 --bytes 1K,64K,1M,16M,64M", f"gloo,{MPI}", 3.0),
     Run("quantized", "quantized --np 2,4 --bytes 1M,16M,64M", f"gloo,{MPI}", 3.0),
-    Run("sparse", "alltoallv --api plan --np 8 --bytes 256K --pattern sparse"),
     Run("mindspore-gather", "allgather --api mindspore --np 2 --bytes 64000000", "mindspore", 6.0),
     Run("mindspore-reduce", "allreduce --api mindspore --np 2 --bytes 64000000", "mindspore", 8.0),
     Run("mindspore-quantized", "quantized --api mindspore --np 2 --bytes 64000000", "mindspore", 8.0),
-    Run("fit", f"alltoallv --api plan --np 2,4,8 --bytes {FITTED} --pattern uniform --output empty"),
+    Run("fit", f"alltoallv --api plan --np 2,4,8 --bytes {FITTED} --pattern uniform --output empty", seconds=1.0),
     Run("kernels", "kernels", seconds=1.0),
 )
+
+
+def command(argv: list[str]) -> str:
+    """As a reader types it."""
+    return f"python -m alltoallv bench {shlex.join(argv)}"
 
 
 def measure(run: Run, home: Path, quick: bool) -> dict[str, Any]:
@@ -95,8 +98,8 @@ def measure(run: Run, home: Path, quick: bool) -> dict[str, Any]:
     packages.mkdir(exist_ok=True)
     # The package as it lies here, for interpreters of other environments too.
     env = {**os.environ, "PYTHONPATH": str(environments.own_package(packages))}
-    command = [str(python), "-m", "alltoallv", "bench", *run.argv(quick), "--json", str(raw)]
-    code = subprocess.run(command, check=False, env=env).returncode
+    arguments = [*run.argv(quick), "--json", str(raw)]
+    code = subprocess.run([str(python), "-m", "alltoallv", "bench", *arguments], check=False, env=env).returncode
     if code == 130:
         raise KeyboardInterrupt
     if code:
@@ -106,14 +109,14 @@ def measure(run: Run, home: Path, quick: bool) -> dict[str, Any]:
     return document
 
 
-def condense(name: str, document: dict[str, Any]) -> pages.Run:
-    """What is kept of a run that ended just now; of the planner's sizes, measured twice, the fastest."""
-    rows = fit.exchanges(document["rows"]) if name == "fit" else document["rows"]
+def condense(document: dict[str, Any]) -> pages.Run:
+    """What is kept of a run that ended just now."""
+    rows = document["rows"]
     flat = [condense_row(row) for row in rows]
     columns = list(dict.fromkeys(itertools.chain(*flat)))
     failed = {party: why for row in rows for party, why in row.get("failed", {}).items()}
     return {
-        "argv": document["argv"],
+        "command": command(document["argv"]),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "load": document["machine"]["load"],
         **({"failed": failed} if failed else {}),
@@ -125,9 +128,12 @@ def condense(name: str, document: dict[str, Any]) -> pages.Run:
 def condense_row(row: report.Row) -> dict[str, Any]:
     """By column; with more digits than the page shows, so that rounding twice changes none."""
     if "kernel" in row:
-        keys, figures = ("kernel", "nbytes"), {name: times["GB/s"] for name, times in row["times"].items()}
+        keys: tuple[str, ...] = ("kernel", "nbytes")
+        figures = {name: times["GB/s"] for name, times in row["times"].items()}
     else:
         keys, ours = ("np", "nbytes"), row["times"]["ours"]
+        if row["collective"] not in COLLECTIVES:  # several calls of one size
+            keys = ("np", "collective", "nbytes")
         figures = {"GB/s": row["algbw"], "us": ours["median_us"], "min": ours["min_us"], "max": ours["max_us"]}
         figures |= {name: times["median_us"] for name, times in row["times"].items() if name != "ours"}
     return {key: row[key] for key in keys} | {name: round(figure, 7) for name, figure in figures.items()}
@@ -151,14 +157,15 @@ def keep(name: str, document: dict[str, Any], path: Path) -> None:
     machine = {key: value for key, value in document["machine"].items() if key != "load"}
     figures = pages.load(path)
     runs = figures["runs"] if figures.get("machine") == machine else {}
-    runs[name] = condense(name, document)
+    runs[name] = condense(document)
     pages.save({"machine": machine, "versions": versions(), "runs": runs}, path)
 
 
 def is_measured(run: Run, figures: pages.Figures, quick: bool) -> bool:
     """Whether there are its figures, with these arguments, of this machine."""
     kept, machine = figures["runs"].get(run.name), report.machine()
-    return kept is not None and kept["argv"] == run.argv(quick) and figures["machine"].items() <= machine.items()
+    same = kept is not None and kept["command"] == command(run.argv(quick))
+    return same and figures["machine"].items() <= machine.items()
 
 
 def say(text: str) -> None:
@@ -196,6 +203,8 @@ def main() -> int:
             say(f"{run.name}: {error}")
             failed = True
     page.write_text(pages.page(pages.load(path)))
+    if not args.quick:
+        pictures.main()
     say(f"{page} is written; {time.monotonic() - started:.0f} s")
     return int(failed)
 

@@ -3,14 +3,14 @@
     sudo python docs/measure_hosts.py --kib 1 64 1024 16384
 
 Needs what alltoallv.testing.hosts needs, torch, mpi4py, and MPICH or Open MPI from PyPI (--mpi), whose launcher starts
-the ranks. All parties take turns within one run; the table gives medians, in microseconds, and how many times as fast
-as gloo and MPI ours is. MPI waits by polling, and the ranks share this machine's processors. The namespaces go when the
-script ends.
+the ranks. All parties take turns within one run; the table gives medians, in microseconds. MPI waits by polling, and
+the ranks share this machine's processors. The namespaces go when the script ends.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import statistics
@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import performance_page as pages
 
 from alltoallv.testing.hosts import joined_hosts, mpi_command, no_launcher
 
@@ -87,6 +89,7 @@ def main() -> None:
     parser.add_argument("--kib", nargs="+", type=float, default=[1, 64, 1024, 16384], help="of a rank's larger tensor")
     parser.add_argument("--seconds", type=float, default=3, help="per size and collective")
     parser.add_argument("--mpi", choices=("mpich", "openmpi"), default="mpich")
+    parser.add_argument("--keep", action="store_true", help="add the figures to docs/measured.json; needs MPICH")
     parser.add_argument("--rank-of", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank_of:
@@ -101,12 +104,30 @@ def main() -> None:
     lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
     if not lines:
         raise SystemExit(ended.stdout + ended.stderr)
-    print("| KiB | collective | gloo | MPI | alltoallv | × gloo | × MPI |\n|---|---|---|---|---|---|---|")
+    figures = []
+    print(f"{'KiB':>6} {'collective':>24} {'alltoallv':>10} {'gloo':>10} {'MPI':>10}")
     for kib, by_name in json.loads(lines[-1]).items():
         for name, times in by_name.items():
-            gloo, mpi, ours = (statistics.median(times[party]) * 1e6 for party in ("gloo", "mpi", "alltoallv"))
-            row = (f"{float(kib):g}", name, *(f"{number:.0f}" for number in (gloo, mpi, ours)))
-            print("|", " | ".join([*row, f"{gloo / ours:.1f}", f"{mpi / ours:.1f}"]), "|")
+            ours, gloo, mpi = (statistics.median(times[party]) * 1e6 for party in ("alltoallv", "gloo", "mpi"))
+            print(f"{float(kib):>6g} {name:>24} {ours:>10.0f} {gloo:>10.0f} {mpi:>10.0f}")
+            figures.append([4, name, int(float(kib) * 1024), *(round(us, 1) for us in (ours, gloo, mpi))])
+    if arguments.keep:
+        keep(figures, f"sudo python docs/measure_hosts.py --kib {' '.join(map('{:g}'.format, arguments.kib))}")
+
+
+def keep(figures: list[list[Any]], command: str) -> None:
+    """Adds the rows to docs/measured.json, whose machine this has to be, and writes docs/performance.md anew."""
+    path = Path(__file__).resolve().parent / "measured.json"
+    kept = pages.load(path)
+    kept["runs"]["hosts"] = {
+        "command": command,
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "load": round(os.getloadavg()[0], 2),
+        "columns": ["np", "collective", "nbytes", "us", "gloo", "mpich"],
+        "rows": figures,
+    }
+    pages.save(kept, path)
+    path.with_name("performance.md").write_text(pages.page(kept))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
 """Makes docs/performance.md of docs/measured.json, the figures that docs/measure.py keeps there.
 
-The file has the machine, the versions of what took part, and the runs by name. A run has ``argv``, the options of
-``bench``; the date; the load average at its end; and ``rows``, one a line, under ``columns``: of kernels GB/s, of all
-others ``us``, ``min`` and ``max`` of ours and the medians of the other contenders, in microseconds, null where one is
-missing (``failed`` says why).
+The file has the machine, the versions of what took part, and the runs by name. A run has the command that made it; the
+date; the load average at its end; and ``rows``, one a line, under ``columns``: of kernels GB/s, of all others ``us``,
+``min`` and ``max`` of ours and the medians of the other contenders, in microseconds, null where one is missing
+(``failed`` says why).
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,77 +20,122 @@ from alltoallv_tools.planner import fit
 Row = dict[str, Any]
 Run = dict[str, Any]
 Figures = dict[str, Any]
-MPI = ("mpich", "openmpi", "impi")
 KIB, MIB = 1 << 10, 1 << 20
-
-PAYLOADS = (KIB, 16 * KIB, 256 * KIB, 4 * MIB, 16 * MIB, 64 * MIB)
-MORE = (KIB, 16 * KIB, 64 * KIB, 128 * KIB, *PAYLOADS[2:])
+MPI = ("mpich", "openmpi", "impi")
 COPIES = ("copy", "copy-nt")
-LARGE = 4 * MIB  # payloads from which a copy of as many bytes is a bound, whatever the ranks wait for
-
-Goals = dict[tuple[int, int], float]  # by ranks and bytes
-
-
-def alike(goal: float, payloads: Iterable[int], sizes: tuple[int, ...] = (2, 4, 8)) -> Goals:
-    """One goal for all of them."""
-    return dict.fromkeys(itertools.product(sizes, payloads), goal)
-
-
-# The best peer over ours: two ranks, four, eight.
-FLOAT32 = (1.2, 2.0, 1.25, 1.05, 1.05, 2.0), (2.5, 3.0, 2.2, 1.15, 1.15, 1.9), (5.0, 4.0, 3.5, 1.3, 2.5, 2.0)
-QUICKEST = dict(zip(alike(0, PAYLOADS), itertools.chain(*FLOAT32), strict=True))
-COPIED = alike(0.85, PAYLOADS[3:])
-GLOO, SUMMED = ("gloo",), alike(20.0, (MIB,), (2, 4)) | alike(4.0, (64 * MIB,), (2, 4))
-MINDSPORE, MB64 = ("mindspore",), alike(20.0, (64_000_000,), (2,))
-# Run, what is divided by our time, the contenders whose quickest it is.
-RATIOS: tuple[tuple[str, str, tuple[str, ...], Goals], ...] = (
-    ("float32", "float32, best MPI", MPI, QUICKEST),
-    ("int8", "int8, best MPI", MPI, QUICKEST),
-    ("float32", "float32 into empty(), the quicker copy", COPIES, COPIED),
-    ("int8", "int8 into empty(), the quicker copy", COPIES, COPIED),
-    ("allocated", "float32, allocated by the operator, the quicker copy", COPIES, COPIED),
-    ("gloo", "alltoallv.torch into empty(), gloo", GLOO, alike(5.0, PAYLOADS) | {(2, KIB): 12.0, (4, KIB): 50.0}),
-    ("private", "private output, best MPI", MPI, alike(0.95, MORE)),
-    ("private-gloo", "alltoallv.torch with a private output, gloo", GLOO, alike(3.0, MORE)),
-    ("cycle", "rewritten and consumed buffers, best MPI", MPI, alike(0.95, sorted((*MORE, MIB)), (2, 4))),
-    ("allreduce", "all_reduce float32, best MPI", MPI, alike(1.5, (16 * MIB, 64 * MIB), (2, 4))),
-    ("quantized", "int8 all-reduce, gloo float32", GLOO, SUMMED),
-    ("quantized", "int8 all-reduce, best MPI float32", MPI, alike(1.0, (MIB, 16 * MIB, 64 * MIB), (2, 4))),
-    *(
-        (f"mindspore-{run}", f"alltoallv.mindspore's {what}", MINDSPORE, MB64)
-        for run, what in (
-            ("gather", "all_gather_into_tensor, MindSpore's all_gather"),
-            ("reduce", "all_reduce, MindSpore's"),
-            ("quantized", "quantized_all_reduce, MindSpore's all_reduce"),
-        )
-    ),
-)
-OVERHEADS = (("us", "the extension", 1.0), ("ours-plan", "NumPy", 3.0), ("ours-torch-plan", "torch", 6.0))
+LARGE = 4 * MIB  # payloads from which a copy of as many bytes is a limit, whatever the ranks wait for
+OF_LIMIT = 0.9
 
 
 @dataclass(frozen=True)
-class Target:
-    """A figure that was asked for; None where it has not been measured."""
+class Way:
+    """One way to call the package, and what it is compared with.
 
-    what: str
-    figure: float | None
+    Attributes:
+        peers: the quickest of them counts.
+        limited: whether a copy of the same bytes is a limit; a reduction computes, and gathers what it summed.
+        reason: why it falls short of a goal, where it does.
+    """
+
+    run: str
+    title: str
+    about: str
+    peers: tuple[str, ...]
+    limited: bool
+    reason: str
+
+
+CROWDED = "where ranks outnumber processors a rank is switched to and from more often than a copy is"
+WAYS = (
+    Way(
+        "plan",
+        "A plan, into `empty()`",
+        "`alltoallv.numpy.Plan` of uneven counts, made once; the output is memory that peers can write.",
+        MPI,
+        True,
+        CROWDED,
+    ),
+    Way(
+        "function",
+        "The function, which allocates its output",
+        "`alltoallv.numpy.all_to_all_v` of uneven counts.",
+        MPI,
+        True,
+        f"outputs alternate, so that each call meets memory that left the caches; {CROWDED}",
+    ),
+    Way(
+        "private",
+        "The function, into an ordinary array",
+        "`all_to_all_v(..., out=array)`: peers cannot write there, so the receiver reads.",
+        MPI,
+        True,
+        "the kernel reads another process's memory page by page and stores through the caches",
+    ),
+    Way(
+        "cycle",
+        "Buffers that a program writes and reads",
+        "Between calls the send buffer is written anew and the output is read; the time of that alone is subtracted.",
+        MPI,
+        True,
+        "lines lie in the other processor's cache when the exchange begins",
+    ),
+    Way(
+        "torch",
+        "`alltoallv.torch.all_to_all_v`",
+        "With the group's shared memory; gloo's `all_to_all_single` of the same tensors.",
+        ("gloo",),
+        True,
+        CROWDED,
+    ),
+    Way(
+        "allreduce",
+        "`all_reduce`, float32",
+        "Through NumPy.",
+        (*MPI, "gloo"),
+        False,
+        "ranks agree first on what they do, which MPI's need not",
+    ),
+    Way(
+        "quantized",
+        "`quantized_all_reduce`, int8 codes",
+        "Peers sum in float32. Inside one host memory is as quick as codes are made; codes pay between hosts.",
+        (*MPI, "gloo"),
+        False,
+        "inside a host, codes take longer to make than float32 to move",
+    ),
+    Way("mindspore-gather", "MindSpore, `all_gather_into_tensor`", "", ("mindspore",), False, ""),
+    Way("mindspore-reduce", "MindSpore, `all_reduce`", "In place, with the copy before it.", ("mindspore",), False, ""),
+    Way(
+        "mindspore-quantized",
+        "MindSpore, `quantized_all_reduce`",
+        "Beside MindSpore's own sum in float32.",
+        ("mindspore",),
+        False,
+        "",
+    ),
+)
+OTHERS = {
+    "calls": "What a small call costs",
+    "backend": "`torch.distributed` on backend alltoallv",
+    "hosts": "Two hosts",
+    "fit": "The planner's model against this machine",
+    "kernels": "CPU kernels, GB/s read and written",
+}
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """A figure that misses its goal."""
+
+    way: Way
+    row: Row
+    figure: float
     goal: float
-    smaller: bool = False  # is better
-    copy: float | None = None  # the figure, had ours been as quick as a rank's copy of its bytes
+    what: str
 
     def __str__(self) -> str:
-        figure, verdict = "-", "not measured"
-        if self.figure is not None:
-            figure = f"{self.figure:.2f}"
-            verdict = "met" if self.met else "**not met**"
-        copy = "" if self.copy is None else f"{self.copy:.2f}"
-        return f"| {self.what} | {figure} | {'<=' if self.smaller else '>='} {self.goal:g} | {copy} | {verdict} |"
-
-    @property
-    def met(self) -> bool:
-        if self.figure is None:
-            return False
-        return self.figure <= self.goal if self.smaller else self.figure >= self.goal
+        where = f"{self.row['np']} ranks, {human(self.row['nbytes'])}"
+        return f"| {self.way.title} | {where} | {self.what} | {self.figure:.2f} | {self.goal:g} |"
 
 
 def load(path: Path) -> Figures:
@@ -110,50 +153,33 @@ def save(figures: Figures, path: Path) -> None:
     path.write_text(about[:-2] + "\n" + ",\n".join(runs) + "\n}}\n")
 
 
-def rows(run: Run | None) -> list[Row]:
-    """By column; what is missing is left out."""
+def rows(figures: Figures, name: str) -> list[Row]:
+    """The rows of a run by column; what is missing is left out."""
+    run = figures["runs"].get(name)
     named = (zip(run["columns"], row, strict=True) for row in run["rows"]) if run else ()
     return [{column: figure for column, figure in row if figure is not None} for row in named]
 
 
-def best_ratio(row: Row, names: tuple[str, ...]) -> float | None:
-    """How many times ours the quickest of several contenders takes; None unless all of them were measured."""
-    return min(row[name] for name in names) / row["us"] if row.keys() >= {"us", *names} else None
+def best(row: Row, names: tuple[str, ...]) -> tuple[float, str]:
+    """How many times ours the quickest of several contenders takes, and its name; infinite with none of them."""
+    return min(((row[name] / row["us"], name) for name in names if name in row), default=(float("inf"), "-"))
 
 
-def planner(figures: Figures) -> fit.Fit:
-    """The planner's model, fitted to its run."""
-    kind = {"collective": "alltoallv", "pattern": "uniform"}
-    found = [{**row, **kind, "times": {"ours": {"min_us": row["min"]}}} for row in rows(figures["runs"].get("fit"))]
-    return fit.fit({"machine": figures.get("machine", {"cpus": 1}), "rows": found})
+def limit(row: Row) -> float | None:
+    """The time of the quicker copy of the same bytes over ours; None for payloads that no copy limits."""
+    return best(row, COPIES)[0] if row["nbytes"] >= LARGE and "copy" in row else None
 
 
-def targets(figures: Figures) -> Iterator[Target]:
-    """Every target, whether there is a figure or not."""
-
-    def find(run: str, size: int, nbytes: int) -> Row:
-        found = (row for row in rows(figures["runs"].get(run)) if (row["np"], row["nbytes"]) == (size, nbytes))
-        return next(found, {})
-
-    for run, what, names, goals in RATIOS:
-        for (size, nbytes), goal in goals.items():
-            row = find(run, size, nbytes)
-            figure, copy = best_ratio(row, names), best_ratio(row, COPIES)
-            # Where ranks outnumber processors copies take turns, as the ranks of an exchange have to.
-            bounds = names != COPIES and (nbytes >= LARGE or (row and size > figures["machine"]["cpus"]))
-            bound = figure / copy if figure and copy and bounds else None
-            yield Target(f"{what} / ours, W={size}, {human(nbytes)}", figure, goal, copy=bound)
-    full = best_ratio(find("sparse", 8, 256 * KIB), ("full",))
-    yield Target("sparse, ours / the full exchange, W=8, 256 KiB", full and 1 / full, 0.25, smaller=True)
-    for column, what, goal in OVERHEADS:
-        us = find("overhead", 1, 0).get(column)
-        yield Target(f"a reused plan of nothing, W=1, through {what}, us", us, goal, smaller=True)
-    try:
-        model = planner(figures)
-        share = model.within / len(model.checks)
-    except InvalidParamError:
-        share = None
-    yield Target("planner: share of the sizes it was not fitted to that it predicts within 25 %", share, 1.0)
+def shortfalls(figures: Figures) -> Iterator[Shortfall]:
+    """Where ours is behind the best peer, or below `OF_LIMIT` of a copy's pace."""
+    for way in WAYS:
+        for row in rows(figures, way.run):
+            figure, name = best(row, way.peers)
+            if round(figure, 2) < 1:
+                yield Shortfall(way, row, figure, 1, f"times as fast as {name}")
+            share = limit(row) if way.limited else None
+            if share is not None and round(share, 2) < OF_LIMIT:
+                yield Shortfall(way, row, share, OF_LIMIT, "of a copy's pace")
 
 
 def human(nbytes: int) -> str:
@@ -162,59 +188,118 @@ def human(nbytes: int) -> str:
     return f"{nbytes // KIB} KiB" if nbytes >= KIB and nbytes % KIB == 0 else f"{nbytes} B"
 
 
-def table(run: Run) -> list[str]:
-    """Microseconds with their spread, and every other contender's time with its ratio."""
-    columns = run["columns"][6:]
-    lines = ["| ranks | bytes | ours us (min, max) | GB/s | " + " | ".join(columns) + " |"]
-    lines.append("|---:|---:|---|---:|" + "---:|" * len(columns))
-    for row in sorted(rows(run), key=lambda row: (row["np"], row["nbytes"])):
-        text = f"| {row['np']} | {human(row['nbytes'])} | {row['us']:.2f} ({row['min']:.2f}, {row['max']:.0f}) |"
-        text += f" {row['GB/s']:.2f} |"
-        for name in columns:
-            text += f" {row[name]:.2f} ({row[name] / row['us']:.2f}) |" if name in row else " - |"
-        lines.append(text)
-    return lines
+def microseconds(us: float) -> str:
+    return f"{us:.2f}" if us < 100 else f"{us:,.0f}"
 
 
-def kernels(run: Run) -> list[str]:
-    columns = run["columns"][2:]
-    lines = ["| kernel | bytes | " + " | ".join(columns) + " |", "|---|---:|" + "---:|" * len(columns)]
-    for kernel, nbytes, *rates in run["rows"]:
-        lines.append(f"| {kernel} | {human(nbytes)} | " + " | ".join(f"{rate:.1f}" for rate in rates) + " |")
-    return lines
+def span(figures: list[float]) -> str:
+    """The least and the largest of some ratios."""
+    low, high = f"{min(figures):.2g}", f"{max(figures):.2g}" if max(figures) < 100 else f"{max(figures):.0f}"
+    return low if low == high else f"{low} to {high}"
 
 
-def fitted(figures: Figures) -> list[str]:
+def summary(figures: Figures) -> Iterator[str]:
+    """A line for each way: times as fast as the best peer, and the share of a copy's pace."""
+    yield "| way | beside the best of | small, to 256 KiB | from 1 MiB | of a copy's pace, from 4 MiB |"
+    yield "|---|---|---:|---:|---:|"
+    for way in WAYS:
+        if not (found := rows(figures, way.run)):
+            continue
+        small = [best(row, way.peers)[0] for row in found if row["nbytes"] < MIB]
+        large = [best(row, way.peers)[0] for row in found if row["nbytes"] >= MIB]
+        shares = [share for row in found if way.limited and (share := limit(row)) is not None]
+        cells = (f"{span(each)} x" if each else "" for each in (small, large))
+        share = span(shares) if shares else ""
+        yield f"| {way.title} | {', '.join(way.peers)} | {' | '.join(cells)} | {share} |"
+
+
+def section(way: Way, figures: Figures) -> Iterator[str]:
+    """A way's table."""
+    found = rows(figures, way.run)
+    copied = any("copy" in row for row in found)
+    yield "| ranks | bytes | us (min, max) | GB/s | best peer | us | times as fast |" + (
+        " of a copy |" if copied else ""
+    )
+    yield "|---:|---:|---|---:|---|---:|---:|" + ("---:|" if copied else "")
+    for row in found:
+        ratio, name = best(row, way.peers)
+        ours = f"{microseconds(row['us'])} ({microseconds(row['min'])}, {microseconds(row['max'])})"
+        line = f"| {row['np']} | {human(row['nbytes'])} | {ours} | {row['GB/s']:.2f} "
+        line += f"| {name} | {microseconds(row[name])} | {ratio:.2f} |" if name in row else "| - | - | - |"
+        if copied:
+            share = limit(row)
+            line += f" {share:.2f} |" if share is not None else " |"
+        yield line
+
+
+def calls(figures: Figures) -> Iterator[str]:
+    """Every interface's small call beside the peers'."""
+    names = {
+        "us": "a plan of the extension, on addresses",
+        "ours-plan": "`alltoallv.numpy.Plan`",
+        "ours-numpy": "`alltoallv.numpy.all_to_all_v`, counts that repeat, a list",
+        "ours-numpy-new": "the same, new counts at each step",
+        "ours-numpy-tuple": "the same, counts as a tuple",
+        "ours-numpy-array": "the same, counts as an array",
+        "ours-torch-plan": "`alltoallv.torch.Plan`",
+        "ours-torch": "`alltoallv.torch.all_to_all_v`, counts that repeat, a list",
+        "ours-torch-new": "the same, new counts at each step",
+        "ours-torch-tensor": "the same, counts as a tensor",
+        **{name: f"{name}, `Alltoallv` through mpi4py" for name in MPI},
+        "gloo": "gloo, `all_to_all_single`",
+    }
+    found = rows(figures, "calls")
+    yield "| call | " + " | ".join(f"{row['np']} ranks, {human(row['nbytes'])}, us" for row in found) + " |"
+    yield "|---|" + "---:|" * len(found)
+    for column, name in names.items():
+        if any(column in row for row in found):
+            cells = (microseconds(row[column]) if column in row else "-" for row in found)
+            yield f"| {name} | {' | '.join(cells)} |"
+
+
+def backend(figures: Figures) -> Iterator[str]:
+    """Calls of torch.distributed beside gloo's, and torch's own part of them."""
+    yield "| call | us | gloo, us | times as fast | torch's own part, us | the exchange alone, us |"
+    yield "|---|---:|---:|---:|---:|---:|"
+    for row in rows(figures, "backend"):
+        own = (microseconds(row[name]) if name in row else "" for name in ("floor", "exchange"))
+        line = f"| {row['collective']} | {microseconds(row['us'])} | {microseconds(row['gloo'])} "
+        yield line + f"| {row['gloo'] / row['us']:.2f} | {' | '.join(own)} |"
+
+
+def hosts(figures: Figures) -> Iterator[str]:
+    """Collectives between two hosts."""
+    yield "| bytes | collective | us | gloo, us | MPICH, us | times as fast as gloo | as MPICH |"
+    yield "|---:|---|---:|---:|---:|---:|---:|"
+    for row in rows(figures, "hosts"):
+        times = " | ".join(microseconds(row[name]) for name in ("us", "gloo", "mpich"))
+        ratios = " | ".join(f"{row[name] / row['us']:.2f}" for name in ("gloo", "mpich"))
+        yield f"| {human(row['nbytes'])} | {row['collective']} | {times} | {ratios} |"
+
+
+def kernels(figures: Figures) -> Iterator[str]:
+    """GB/s by instruction set."""
+    columns = figures["runs"]["kernels"]["columns"][2:]
+    yield "| kernel | bytes | " + " | ".join(columns) + " |"
+    yield "|---|---:|" + "---:|" * len(columns)
+    for row in rows(figures, "kernels"):
+        yield (
+            f"| {row['kernel']} | {human(row['nbytes'])} | " + " | ".join(f"{row[name]:.1f}" for name in columns) + " |"
+        )
+
+
+def fitted(figures: Figures) -> Iterator[str]:
+    """How well the planner's model, fitted to every second size, predicts the others."""
+    kind = {"collective": "alltoallv", "pattern": "uniform"}
+    found = [{**row, **kind, "times": {"ours": {"min_us": row["min"]}}} for row in rows(figures, "fit")]
     try:
-        return list(planner(figures).table())
+        yield from fit.fit({"machine": figures["machine"], "rows": found}).table()
     except InvalidParamError as error:
-        return [f"Not fitted: {error}."]
-
-
-TITLES = {
-    "overhead": "What a call costs",
-    "float32": "all_to_all_v, float32",
-    "int8": "all_to_all_v, int8",
-    "allocated": "all_to_all_v, float32, into outputs that the operator allocates",
-    "gloo": "alltoallv.torch against gloo",
-    "private": "Private outputs",
-    "private-gloo": "alltoallv.torch with private outputs against gloo",
-    "cycle": "Rewritten send buffer, consumed output",
-    "allreduce": "all_reduce of float32",
-    "quantized": "Quantized all-reduce",
-    "sparse": "One non-empty peer of seven",
-    "mindspore-gather": "alltoallv.mindspore: all_gather_into_tensor",
-    "mindspore-reduce": "alltoallv.mindspore: all_reduce",
-    "mindspore-quantized": "alltoallv.mindspore: quantized_all_reduce",
-    "fit": "The planner's model against this machine",
-    "kernels": "CPU kernels, GB/s read and written",
-}
+        yield f"Not fitted: {error}."
 
 
 def describe(figures: Figures) -> Iterator[str]:
     """The machine, and when the runs were."""
-    if not figures["runs"]:
-        return
     machine, runs = figures["machine"], figures["runs"].values()
     caches = ", ".join(f"{level} {size}" for level, size in machine["caches"].items())
     dates, loads = [run["date"] for run in runs], [run["load"] for run in runs]
@@ -224,41 +309,50 @@ def describe(figures: Figures) -> Iterator[str]:
         f"Python {machine['python']}; load average {min(loads)} to {max(loads)} at the ends of the runs, {when}."
     )
     yield f"Versions: {', '.join(f'{name} {version}' for name, version in figures['versions'].items())}."
-    yield ""
+
+
+INTRODUCTION = """\
+What a program gets on one host beside the best of three MPIs, gloo and MindSpore, and beside the limit: a copy of the
+same bytes within each rank, plain or with streaming stores, whichever is quicker. The goals are never to be behind the
+best MPI, and to reach 0.9 of a copy's pace; [what falls short](#what-falls-short) has its reason. All contenders of a
+table take turns in one run, so that ratios count, not times; a run with a wrong result is not kept.
+"""
+PICTURE = "![By way: times as fast as the best peer, over the bytes that a rank sends.](performance.png)"
 
 
 def page(figures: Figures) -> str:
     """performance.md."""
-    runs = {name: figures["runs"][name] for name in TITLES if name in figures["runs"]}
-    lines = ["# Performance", ""]
+    if not figures["runs"]:
+        return "# Performance\n\nNothing has been measured.\n"
+    lines = ["# Performance", "", INTRODUCTION, *summary(figures), ""]
+    lines += [PICTURE, "", *describe(figures), ""]
     lines += [
-        "Made by `python docs/measure.py` of the figures in [measured.json](measured.json); [bench.md](bench.md) says",
-        "what the columns mean and how it is measured. A run with a wrong result is not kept. Times are medians of",
-        "blocks, in microseconds; in brackets how many times ours. Ratios within a run count. What was tried and did",
-        "not win stands in [tuning.md](tuning.md), and why figures move where a host moves a virtual machine's",
-        "processors about. With `--plot FILE` a command draws its table.",
-        "",
-        *describe(figures),
+        "`python docs/measure.py` measures all of it and writes this page and [measured.json](measured.json);",
+        "[bench.md](bench.md) has the columns, [tuning.md](tuning.md) what was tried and did not win.",
     ]
-    found = list(targets(figures))
-    met, unknown = sum(target.met for target in found), sum(target.figure is None for target in found)
-    lines += ["## Targets", "", f"{met} of {len(found)} met" + (f", {unknown} not measured." if unknown else "."), ""]
-    beyond = sum(not target.met and target.copy is not None and target.copy < target.goal for target in found)
-    lines += [
-        "The column copy has the figure of an operator that takes as long as the quicker of two copies of the same",
-        "bytes within each rank, plain and streaming, in the same run: from 4 MiB on, and for any payload where ranks",
-        "outnumber processors, since there the copies take turns, as the ranks of an exchange cannot but do.",
-        f"{beyond} of the goals that were not met lie beyond it: what reads and writes every byte once, and runs every",
-        "rank once, cannot meet them on this machine.",
-        "",
-    ]
-    lines += ["| target | figure | goal | copy | |", "|---|---:|---:|---:|---|", *map(str, found)]
-    if missing := [title for name, title in TITLES.items() if name not in runs]:
-        lines += ["", f"Not measured: {'; '.join(missing)}."]
-    for name, run in runs.items():
-        lines += ["", f"## {TITLES[name]}", "", f"`python -m alltoallv bench {shlex.join(run['argv'])}`", ""]
-        lines += fitted(figures) if name == "fit" else kernels(run) if name == "kernels" else table(run)
+    tables = {"calls": calls, "backend": backend, "hosts": hosts, "fit": fitted, "kernels": kernels}
+    titles = {**{way.run: way.title for way in WAYS}, **OTHERS}
+    by_run = {way.run: way for way in WAYS}
+    for name in ("calls", "backend", *by_run, "hosts", "kernels", "fit"):
+        if (run := figures["runs"].get(name)) is None:
+            continue
+        lines += ["", f"## {titles[name]}", ""]
+        if (way := by_run.get(name)) and way.about:
+            lines += [way.about, ""]
+        lines += [f"`{run['command']}`", "", *(section(way, figures) if way else tables[name](figures))]
         lines += [f"\n{party} failed: {why}" for party, why in run.get("failed", {}).items()]
-    lines += ["", "## Where quantizing starts to win", ""]
-    lines += ["`python -m alltoallv plan --plot wins.svg` draws it, by the model of [plan.md](plan.md), not measured."]
-    return "\n".join(lines) + "\n"
+    if missing := [title for name, title in titles.items() if name not in figures["runs"]]:
+        lines += ["", f"Not measured: {'; '.join(missing)}."]
+    return "\n".join([*lines, "", *appendix(figures)]) + "\n"
+
+
+def appendix(figures: Figures) -> Iterator[str]:
+    """The goals that were missed, and why."""
+    found = list(shortfalls(figures))
+    yield from ("## What falls short", "")
+    if not found:
+        yield "Nothing: every figure reaches its goal."
+        return
+    yield from ("| way | where | | figure | goal |", "|---|---|---|---:|---:|", *map(str, found), "")
+    for way in dict.fromkeys(each.way for each in found):
+        yield f"- {way.title}: {way.reason or 'not known'}."

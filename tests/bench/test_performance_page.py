@@ -1,4 +1,4 @@
-"""docs/measure.py measures what every target asks for, and the page says of each whether it is met."""
+"""docs/measure.py measures every way that the page shows, and the page names what misses its goal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 import alltoallv
-from alltoallv_tools.bench.cases import Case, parse_bytes
-from alltoallv_tools.bench.parties import contenders_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs"))
 import measure
@@ -39,105 +37,84 @@ def figures(documents: dict[str, Any], path: Path) -> dict[str, Any]:
     return pages.load(path)
 
 
-def verdicts(found: dict[str, Any]) -> dict[str, str]:
-    """By target: met, **not met**, not measured."""
-    return {target.what: str(target).split("|")[-2].strip() for target in pages.targets(found)}
+def missed(found: dict[str, Any]) -> dict[str, float]:
+    """What falls short: where and of what, and the figure."""
+    return {f"{each.row['np']} x {each.row['nbytes']}: {each.what}": each.figure for each in pages.shortfalls(found)}
 
 
 def test_the_page_is_what_the_script_makes_of_the_figures_that_are_kept(tmp_path: Path) -> None:
     kept = pages.load(measure.DOCS / "measured.json")
     assert pages.page(kept) == (measure.DOCS / "performance.md").read_text()
-    assert {name: run["argv"] for name, run in kept["runs"].items()} == {
-        run.name: run.argv(quick=False) for run in measure.RUNS
+    assert {name: run["command"] for name, run in kept["runs"].items() if name != "hosts"} == {
+        run.name: measure.command(run.argv(quick=False)) for run in measure.RUNS
     }
     pages.save(kept, tmp_path / "again.json")
     assert (tmp_path / "again.json").read_text() == (measure.DOCS / "measured.json").read_text()
 
 
-def test_without_results_every_target_is_listed_as_not_measured() -> None:
-    found = verdicts({"runs": {}})
-    assert set(found.values()) == {"not measured"}
-    # table, limit, gloo, private, cycle, all_reduce, quantized, MindSpore, sparse, overhead, planner
-    assert len(found) == 2 * 18 + 3 * 9 + 18 + 2 * 24 + 18 + 4 + (4 + 6) + 3 + 1 + 3 + 1
-
-
-def test_the_runs_measure_all_that_the_targets_ask_for(tmp_path: Path) -> None:
-    documents = {}
-    for run in measure.RUNS:
-        if run.arguments == "kernels":
-            continue
-        argv = run.argv(quick=False)
-        options = dict(zip(argv[1::2], argv[2::2], strict=True))
-        case = Case(argv[0], 0, pattern=options.get("--pattern", "uneven"))
-        parties = ["ours", *filter(None, options["--peers"].split(","))]
-        names = [name for party in parties for name in contenders_of(party, case, options.get("--api", "numpy"))]
-        names += ["ours-torch-plan"] * (run.environment == "torch")
-        sizes = [int(size) for size in options["--np"].split(",")]
-        payloads = parse_bytes(options.get("--bytes", "0"))
-        rows = [row(n, b, dict.fromkeys(names, 1.0 + b)) for n in sizes for b in payloads]
-        documents[run.name] = document(*rows)
-    assert [what for what, verdict in verdicts(figures(documents, tmp_path)).items() if verdict == "not measured"] == []
+def test_every_way_of_the_page_is_measured_beside_its_peers() -> None:
+    runs = {run.name: run for run in measure.RUNS}
+    assert set(runs) | {"hosts"} == {way.run for way in pages.WAYS} | set(pages.OTHERS)
+    for way in pages.WAYS:
+        assert set(way.peers) == set(runs[way.run].peers.split(","))
 
 
 @pytest.mark.parametrize(
-    ("times", "verdict"),
+    ("nbytes", "times", "short"),
     [
-        ({"ours": 10, "mpich": 20, "openmpi": 12, "impi": 15}, "met"),
-        ({"ours": 10, "mpich": 20, "openmpi": 11.9, "impi": 15}, "**not met**"),
-        ({"ours": 10, "mpich": 20, "impi": 15}, "not measured"),
+        (1024, {"mpich": 20, "openmpi": 12, "impi": 15, "copy": 1, "copy-nt": 1}, {}),
+        (1024, {"mpich": 20, "openmpi": 9, "impi": 15}, {"2 x 1024: times as fast as openmpi": 0.9}),
+        (4 << 20, {"mpich": 20, "copy": 9.5, "copy-nt": 12}, {}),
+        (4 << 20, {"mpich": 20, "copy": 12, "copy-nt": 8}, {f"2 x {4 << 20}: of a copy's pace": 0.8}),
     ],
 )
-def test_the_best_of_all_three_mpis_decides(times: dict[str, float], verdict: str, tmp_path: Path) -> None:
-    found = verdicts(figures({"float32": document(row(2, 1024, times))}, tmp_path))
-    assert found["float32, best MPI / ours, W=2, 1 KiB"] == verdict
+def test_what_is_behind_the_best_mpi_or_a_copy_falls_short(
+    nbytes: int, times: dict[str, float], short: dict[str, float], tmp_path: Path
+) -> None:
+    found = figures({"plan": document(row(2, nbytes, {"ours": 10, **times}))}, tmp_path)
+    assert missed(found) == pytest.approx(short)
+    text = pages.page(found)
+    assert ("every figure reaches its goal" in text) is not bool(short)
+    assert (f"- A plan, into `empty()`: {pages.CROWDED}." in text) is bool(short)
 
 
-def test_targets_where_less_is_better(tmp_path: Path) -> None:
-    documents = {
-        "sparse": document(row(8, 256 << 10, {"ours": 1.0, "full": 4.0})),
-        "overhead": document(row(1, 0, {"ours": 1.01, "ours-plan": 2.0})),
-    }
-    found = verdicts(figures(documents, tmp_path))
-    assert found["sparse, ours / the full exchange, W=8, 256 KiB"] == "met"
-    assert found["a reused plan of nothing, W=1, through the extension, us"] == "**not met**"
-    assert found["a reused plan of nothing, W=1, through NumPy, us"] == "met"
-    assert found["a reused plan of nothing, W=1, through torch, us"] == "not measured"
-
-
-def test_large_payloads_and_crowded_ranks_show_what_a_copy_could_reach(tmp_path: Path) -> None:
-    times = {"ours": 10, "mpich": 20, "openmpi": 18, "impi": 15, "copy": 12, "copy-nt": 9}
-    rows = [row(size, nbytes, dict(times)) for size in (2, 4) for nbytes in (256 << 10, 64 << 20)]
-    kept = figures({"float32": document(*rows)}, tmp_path)
-    found = {target.what: target for target in pages.targets(kept)}
-    assert found["float32, best MPI / ours, W=2, 256 KiB"].copy is None
-    for cell in ("W=2, 64 MiB", "W=4, 256 KiB", "W=4, 64 MiB"):
-        assert found[f"float32, best MPI / ours, {cell}"].copy == pytest.approx(15 / 9)
-    assert found["float32 into empty(), the quicker copy / ours, W=2, 64 MiB"].copy is None
+def test_a_copy_is_no_limit_of_a_reduction(tmp_path: Path) -> None:
+    times = {"ours": 10, "mpich": 20, "copy": 1, "copy-nt": 1}
+    assert missed(figures({"allreduce": document(row(2, 4 << 20, times))}, tmp_path)) == {}
 
 
 def test_the_page_shows_commands_tables_and_who_failed(tmp_path: Path) -> None:
-    rows = [row(2, nbytes, {"ours": 10, "mpich": 20, "copy": 5}) for nbytes in (1024, 4096)]
-    del rows[1]["times"]["mpich"]
-    rows[1]["failed"] = {"mpich": "its job exited with code 1"}
+    rows = [row(2, nbytes, {"ours": 10, "mpich": 20, "copy": 9.5, "copy-nt": 30}) for nbytes in (1024, 4 << 20)]
+    del rows[0]["times"]["mpich"]
+    rows[0]["failed"] = {"mpich": "its job exited with code 1"}
     argv = ("alltoallv", "--np", "2", "--peers", "")
-    text = pages.page(figures({"float32": document(*rows, argv=argv)}, tmp_path))
+    text = pages.page(figures({"plan": document(*rows, argv=argv)}, tmp_path))
     assert "`python -m alltoallv bench alltoallv --np 2 --peers ''`" in text
-    assert "| 2 | 1 KiB | 10.00 (10.00, 10) | 1.00 | 20.00 (2.00) | 5.00 (0.50) |" in text
-    assert "| 2 | 4 KiB | 10.00 (10.00, 10) | 1.00 | - | 5.00 (0.50) |" in text
+    assert "| 2 | 1 KiB | 10.00 (10.00, 10.00) | 1.00 | - | - | - | |" in text
+    assert "| 2 | 4 MiB | 10.00 (10.00, 10.00) | 1.00 | mpich | 20.00 | 2.00 | 0.95 |" in text
     assert "mpich failed: its job exited with code 1" in text
-    assert "| float32, best MPI / ours, W=2, 1 KiB | - | >= 1.2 |  | not measured |" in text
+    assert "Not measured: What a small call costs;" in text or "Not measured: The function" in text
+
+
+def test_calls_of_torch_distributed_keep_their_names(tmp_path: Path) -> None:
+    rows = [row(2, 1024, {"ours": 10, "gloo": 500, "floor": 3}) for _ in range(2)]
+    for each, name in zip(rows, ("all_to_all_single", "DDP step"), strict=True):
+        each["collective"] = name
+    text = pages.page(figures({"backend": document(*rows, argv=("backend",))}, tmp_path))
+    assert "| all_to_all_single | 10.00 | 500 | 50.00 | 3.00 |  |" in text
+    assert "| DDP step | 10.00 | 500 | 50.00 | 3.00 |  |" in text
 
 
 def test_the_page_names_the_machine_and_figures_of_another_are_dropped(tmp_path: Path) -> None:
     one, other = document(row(2, 1024, {"ours": 1})), document(row(2, 1024, {"ours": 1}), load=2.5)
-    kept = figures({"float32": one, "int8": other}, tmp_path)
-    machine, versions, _ = pages.describe(kept)
+    kept = figures({"plan": one, "function": other}, tmp_path)
+    machine, versions = pages.describe(kept)
     end = "caches L1 32K, Linux 6, Python 3; load average 0.5 to 2.5 at the ends of the runs, "
     assert machine.startswith(f"Machine: a, 2 processors, {end}20")
     assert versions.startswith(f"Versions: alltoallv {alltoallv.__version__}, numpy ")
     other["machine"]["model"] = "b"
-    assert list(figures({"float32": one, "int8": other}, tmp_path)["runs"]) == ["int8"]
-    assert list(pages.describe({"runs": {}})) == []
+    assert list(figures({"plan": one, "function": other}, tmp_path)["runs"]) == ["function"]
+    assert "Nothing has been measured" in pages.page({"runs": {}})
 
 
 def test_a_run_is_kept_only_if_it_was_right_and_while_its_arguments_are_the_same(
@@ -147,15 +124,15 @@ def test_a_run_is_kept_only_if_it_was_right_and_while_its_arguments_are_the_same
 
     def once(arguments: str, *options: str) -> tuple[int, bool, list[int]]:
         """The exit code, whether it was measured, the bytes of the rows that are kept."""
-        monkeypatch.setattr(measure, "RUNS", (measure.Run("sparse", arguments),))
+        monkeypatch.setattr(measure, "RUNS", (measure.Run("plan", arguments),))
         monkeypatch.setattr(sys, "argv", ["measure.py", "--quick", *options])
         code = measure.main()
         kept = pages.load(tmp_path / "quick/measured.json")
         assert (tmp_path / "quick/performance.md").read_text() == pages.page(kept)
-        sizes = [each["nbytes"] for each in pages.rows(kept["runs"].get("sparse"))]
+        sizes = [each["nbytes"] for each in pages.rows(kept, "plan")]
         return code, "# time: us of a call" in capfd.readouterr().out, sizes
 
-    small = "alltoallv --np 1 --pattern sparse --bytes"
+    small = "alltoallv --np 1 --bytes"
     assert once(f"{small} 1K", "--report") == (0, False, [])
     assert once(f"{small} 1K") == (0, True, [1024])
     assert once(f"{small} 1K") == (0, False, [1024])
