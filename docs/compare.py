@@ -1,0 +1,81 @@
+"""Compares this tree with another checkout of it, in which the core is built as well.
+
+python docs/compare.py OTHER                    every run of docs/measure.py that needs NumPy alone, without peers
+python docs/compare.py OTHER --only plan,calls  these runs
+
+The two trees take turns, a bench each, and the median of the turns counts. Prints a table in Markdown: how many times
+as fast a call is in this tree. A run that the other tree does not have is named and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from measure import DOCS, RUNS, Run, condense_row
+
+HERE = DOCS.parent
+KEYS = ("np", "collective", "nbytes")
+CHOSEN = {run.name: run for run in RUNS if not run.environment and not run.name.startswith(("mindspore", "kernels"))}
+
+
+def times(run: Run, tree: Path, seconds: float) -> dict[tuple[Any, ...], float]:
+    """Microseconds of a call by world size, call and bytes.
+
+    Raises:
+        subprocess.CalledProcessError: the tree's bench failed; ``stderr`` says why.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".json") as raw:
+        arguments = [*run.arguments.split(), "--peers", "", "--seconds", str(seconds), "--json", raw.name]
+        command = [sys.executable, "-m", "alltoallv", "bench", *arguments]
+        env = {**os.environ, "PYTHONPATH": str(tree / "python")}
+        subprocess.run(command, check=True, env=env, capture_output=True, text=True)
+        rows = [condense_row(row) for row in json.load(raw)["rows"]]
+    return {tuple(row.get(key, "") for key in KEYS): row["us"] for row in rows}
+
+
+def compare(run: Run, other: Path, turns: int, seconds: float) -> list[str]:
+    """The rows of the table."""
+    found: dict[tuple[Any, ...], tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    for _ in range(turns):
+        for side, tree in enumerate((HERE, other)):
+            for key, us in times(run, tree, seconds).items():
+                found[key][side].append(us)
+    rows = []
+    for (size, call, nbytes), (mine, theirs) in found.items():
+        if mine and theirs:
+            now, then = statistics.median(mine), statistics.median(theirs)
+            rows.append(f"| {run.name} {call} | {size} | {nbytes:,} | {now:.2f} | {then:.2f} | {then / now:.2f} |")
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", type=Path, help="the other checkout")
+    parser.add_argument("--only", metavar="NAMES", help=f"of {','.join(CHOSEN)}")
+    parser.add_argument("--turns", type=int, default=5, help="of each tree (default: 5)")
+    parser.add_argument("--seconds", type=float, default=0.3, help="of each case in a turn (default: 0.3)")
+    args = parser.parse_args()
+    names = list(CHOSEN) if args.only is None else args.only.split(",")
+    if unknown := set(names) - set(CHOSEN):
+        parser.error(f"--only has {', '.join(sorted(unknown))}; there are {', '.join(CHOSEN)}")
+    print("| run | ranks | bytes | this, us | other, us | times as fast |\n|---|---:|---:|---:|---:|---:|", flush=True)
+    for name in names:
+        try:
+            print(*compare(CHOSEN[name], args.other.resolve(), args.turns, args.seconds), sep="\n", flush=True)
+        except subprocess.CalledProcessError as error:
+            reason = (error.stderr.strip().splitlines() or ["no reason given"])[-1]
+            print(f"# {name}: left out, `{' '.join(error.cmd[1:])}` failed: {reason}", file=sys.stderr, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""docs/compare.py: two trees beside each other."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs"))
+import compare
+from measure import Run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_tree_beside_itself():
+    run = Run("tiny", "alltoallv --api plan --np 2 --bytes 64,1K --output empty")
+    rows = [row.strip("| ").split(" | ") for row in compare.compare(run, ROOT, turns=1, seconds=0.01)]
+    assert [(size, nbytes) for _, size, nbytes, *_ in rows] == [("2", "64"), ("2", "1,024")]
+    for *_, mine, theirs, ratio in rows:
+        assert 0 < float(mine) < 1e6
+        assert abs(float(theirs) / float(mine) - float(ratio)) < 0.05 * float(ratio) + 0.01
+
+
+def test_a_run_that_the_other_tree_lacks_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        sys, "argv", ["compare.py", str(tmp_path), "--only", "cycle", "--turns", "1", "--seconds", "0.01"]
+    )
+    monkeypatch.setattr(compare, "HERE", tmp_path)
+    assert compare.main() == 0
+    printed = capsys.readouterr()
+    assert printed.out.count("\n") == 2, "the head of the table"
+    assert printed.err.startswith("# cycle: left out")
