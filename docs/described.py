@@ -1,7 +1,7 @@
 """For mkdocstrings: docstrings that a function gets when the program runs.
 
-A function that `described` decorates has the docstring of the one that is named there; a front end's name for a method
-has that of the method.
+A function that `described` decorates has the docstring of the one that is named there; a name that a front
+end takes from its object has the docstring of that name.
 """
 
 from __future__ import annotations
@@ -10,11 +10,7 @@ from typing import Any
 
 import griffe
 
-METHODS_OF = (
-    "alltoallv._calls.exchanges.Exchanges",
-    "alltoallv._calls.expert_rows.ExpertRows",
-    "alltoallv.quantization.functions.Quantized",
-)
+DESCRIBED_IN = "alltoallv._calls.signature", "alltoallv.quantization.signature"
 
 
 class Described(griffe.Extension):
@@ -23,8 +19,8 @@ class Described(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
         modules = loader.modules_collection
         self._decorated(pkg, modules)
-        methods = {name: method for path in METHODS_OF for name, method in modules[path].members.items()}
-        self._assigned(pkg, methods)
+        described = {name: member for path in DESCRIBED_IN for name, member in modules[path].members.items()}
+        self._assigned(pkg, described)
 
     def _decorated(self, parent: griffe.Module | griffe.Class, modules: griffe.ModulesCollection) -> None:
         for member in parent.members.values():
@@ -36,9 +32,9 @@ class Described(griffe.Extension):
                     if isinstance(call, griffe.ExprCall) and call.canonical_path.endswith(".described"):
                         member.docstring = modules[call.arguments[0].canonical_path].docstring
 
-    def _assigned(self, module: griffe.Module, methods: dict[str, Any]) -> None:
+    def _assigned(self, module: griffe.Module, described: dict[str, Any]) -> None:
         for name, member in list(module.members.items()):
             if isinstance(member, griffe.Module):
-                self._assigned(member, methods)
-            elif isinstance(member, griffe.Attribute) and name in methods and f".{name}" in str(member.value):
-                member.docstring = methods[name].docstring
+                self._assigned(member, described)
+            elif isinstance(member, griffe.Attribute) and name in described and f".{name}" in str(member.value):
+                member.docstring = described[name].docstring

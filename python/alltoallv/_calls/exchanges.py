@@ -38,6 +38,107 @@ class Exchanges(FrontEnd[A, G, H]):
     quick: ClassVar[type[Any] | tuple[()]] = ()
     starts: ClassVar[bool] = False
 
+    def __init__(self) -> None:
+        """Makes the public functions: plain ones, which help() shows as such."""
+        enter, move, started = self.enter, self.move, self.started
+        starts, quick = self.starts, self.quick
+
+        @overload
+        def all_to_all_v(
+            input: A,
+            send_counts: Counts,
+            recv_counts: Counts | None = None,
+            *,
+            async_op: Literal[False] = False,
+            **options: Unpack[ExchangeOptions[A, G]],
+        ) -> A: ...
+        @overload
+        def all_to_all_v(
+            input: A,
+            send_counts: Counts,
+            recv_counts: Counts | None = None,
+            *,
+            async_op: Literal[True],
+            **options: Unpack[ExchangeOptions[A, G]],
+        ) -> tuple[A | None, H]: ...
+        @described(signature.all_to_all_v)
+        def all_to_all_v(
+            input: A,
+            send_counts: Counts,
+            recv_counts: Counts | None = None,
+            *,
+            sdispls: Counts | None = None,
+            rdispls: Counts | None = None,
+            unit: Unit | None = None,
+            out: A | None = None,
+            group: G = None,  # type: ignore[assignment]
+            async_op: bool = False,
+            timeout: float | None = None,
+        ) -> Any:
+            comm = enter(group)
+            if comm is None:
+                return (None, None) if async_op else None
+            if starts or (async_op is False and isinstance(input, quick)):
+                made = _core.all_to_all_v(
+                    comm.core, input, out, send_counts, recv_counts, sdispls, rdispls, unit, async_op, timeout
+                )
+                if made is not None:
+                    return started(comm, made, input) if async_op else made
+            counts = (send_counts, recv_counts, sdispls, rdispls, unit)
+            return move("all_to_all_v", comm, input, out, counts, async_op, timeout)
+
+        @described(signature.exchange_counts)
+        def exchange_counts(send_counts: Counts, group: G = None) -> A:  # type: ignore[assignment]
+            comm = enter(group)
+            if comm is None:
+                return None  # type: ignore[return-value]
+            return self.numbers(experts.tell_counts(self.host(comm), send_counts))
+
+        @described(signature.all_to_all_single)
+        def all_to_all_single(
+            output: A,
+            input: A,
+            output_split_sizes: Counts | None = None,
+            input_split_sizes: Counts | None = None,
+            group: G = None,  # type: ignore[assignment]
+            async_op: bool = False,
+            *,
+            timeout: float | None = None,
+        ) -> H | None:
+            comm = enter(group)
+            if comm is None:
+                return None
+            splits = output_split_sizes, input_split_sizes
+            if starts or (async_op is False and isinstance(input, quick)):
+                made = _core.all_to_all_single(comm.core, output, input, *splits, async_op, timeout)
+                if made is not None:
+                    return started(comm, made, input)[1] if async_op else None
+            result = self.single(comm, output, input, splits, async_op, timeout)
+            return result[1] if async_op else None
+
+        @described(signature.all_gather_into_tensor)
+        def all_gather_into_tensor(
+            output_tensor: A,
+            input_tensor: A,
+            group: G = None,  # type: ignore[assignment]
+            async_op: bool = False,
+            *,
+            timeout: float | None = None,
+        ) -> H | None:
+            comm = enter(group)
+            if comm is None:
+                return None
+            if starts or (async_op is False and isinstance(input_tensor, quick)):
+                made = _core.all_gather_into_tensor(comm.core, output_tensor, input_tensor, async_op, timeout)
+                if made is not None:
+                    return started(comm, made, input_tensor)[1] if async_op else None
+            about = "all_gather_into_tensor", comm, output_tensor, input_tensor, async_op, timeout
+            result = self.gather(*about, ("output_tensor", "input_tensor"))
+            return result[1] if async_op else None
+
+        self.all_to_all_v, self.exchange_counts = all_to_all_v, exchange_counts
+        self.all_to_all_single, self.all_gather_into_tensor = all_to_all_single, all_gather_into_tensor
+
     def host(self, comm: Communicator) -> Communicator:
         """Returns the communicator of these ranks in host memory, over which counts travel."""
         return comm
@@ -71,53 +172,6 @@ class Exchanges(FrontEnd[A, G, H]):
         ``kept`` is true where the tensor keeps its own value; it is None if the tensor keeps none.
         """
         raise NotImplementedError
-
-    @overload
-    def all_to_all_v(
-        self,
-        input: A,
-        send_counts: Counts,
-        recv_counts: Counts | None = None,
-        *,
-        async_op: Literal[False] = False,
-        **options: Unpack[ExchangeOptions[A, G]],
-    ) -> A: ...
-    @overload
-    def all_to_all_v(
-        self,
-        input: A,
-        send_counts: Counts,
-        recv_counts: Counts | None = None,
-        *,
-        async_op: Literal[True],
-        **options: Unpack[ExchangeOptions[A, G]],
-    ) -> tuple[A | None, H]: ...
-    @described(signature.all_to_all_v)
-    def all_to_all_v(
-        self,
-        input: A,
-        send_counts: Counts,
-        recv_counts: Counts | None = None,
-        *,
-        sdispls: Counts | None = None,
-        rdispls: Counts | None = None,
-        unit: Unit | None = None,
-        out: A | None = None,
-        group: G = None,  # type: ignore[assignment]
-        async_op: bool = False,
-        timeout: float | None = None,
-    ) -> Any:
-        comm = self.enter(group)
-        if comm is None:
-            return (None, None) if async_op else None
-        if self.starts or (async_op is False and isinstance(input, self.quick)):
-            made = _core.all_to_all_v(
-                comm.core, input, out, send_counts, recv_counts, sdispls, rdispls, unit, async_op, timeout
-            )
-            if made is not None:
-                return self.started(comm, made, input) if async_op else made
-        counts = (send_counts, recv_counts, sdispls, rdispls, unit)
-        return self.move("all_to_all_v", comm, input, out, counts, async_op, timeout)
 
     def move(
         self,
@@ -179,16 +233,6 @@ class Exchanges(FrontEnd[A, G, H]):
             check_apart(self.adapter.region(out), self.adapter.region(whole))
         return x if tracked else whole
 
-    def exchange_counts(self, send_counts: Counts, group: G = None) -> A:  # type: ignore[assignment]
-        """Returns what every rank will send to this one: entry j is rank j's ``send_counts`` entry for this rank.
-
-        The result is int64 of shape ``[W]``.
-        """
-        comm = self.enter(group)
-        if comm is None:
-            return None  # type: ignore[return-value]
-        return self.numbers(experts.tell_counts(self.host(comm), send_counts))
-
     @abstractmethod
     def numbers(self, values: npt.NDArray[np.int64]) -> A:
         """Returns the numbers as a tensor."""
@@ -217,84 +261,6 @@ class Exchanges(FrontEnd[A, G, H]):
             request = _core.Request.all_to_all_single(comm.size, shape_out, shape_in, *splits, names)
         about = "all_to_all_single", shape_in, shape_out, request.layout, request.row
         return self.run(x, Transfer(self.adapter, comm, *about, timeout=limit), output, names[0], async_op)
-
-    def all_to_all_single(
-        self,
-        output: A,
-        input: A,
-        output_split_sizes: Counts | None = None,
-        input_split_sizes: Counts | None = None,
-        group: G = None,  # type: ignore[assignment]
-        async_op: bool = False,
-        *,
-        timeout: float | None = None,
-    ) -> H | None:
-        """Splits ``input`` along dimension 0, sends part j to rank j, and concatenates what arrives into ``output``.
-
-        Signature and meaning of ``torch.distributed.all_to_all_single``.
-
-        Args:
-            output: Shape ``[sum(output_split_sizes), ...]``; contiguous, of the input's dtype, apart from it in memory.
-            input: Shape ``[sum(input_split_sizes), ...]``, any dtype.
-            output_split_sizes, input_split_sizes: Rows for and from every rank; by default equal parts, for which
-                dimension 0 must divide.
-            group, async_op, timeout: See `all_to_all_v`.
-
-        Returns:
-            None, or the handle with ``async_op=True``.
-
-        Raises:
-            AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
-        """
-        comm = self.enter(group)
-        if comm is None:
-            return None
-        if self.starts or (async_op is False and isinstance(input, self.quick)):
-            made = _core.all_to_all_single(
-                comm.core, output, input, output_split_sizes, input_split_sizes, async_op, timeout
-            )
-            if made is not None:
-                return self.started(comm, made, input)[1] if async_op else None
-        splits = output_split_sizes, input_split_sizes
-        result = self.single(comm, output, input, splits, async_op, timeout)
-        return result[1] if async_op else None
-
-    def all_gather_into_tensor(
-        self,
-        output_tensor: A,
-        input_tensor: A,
-        group: G = None,  # type: ignore[assignment]
-        async_op: bool = False,
-        *,
-        timeout: float | None = None,
-    ) -> H | None:
-        """Concatenates the ``input_tensor`` of all ranks, in rank order, into ``output_tensor``.
-
-        Signature and meaning of ``torch.distributed.all_gather_into_tensor``.
-
-        Args:
-            output_tensor: Contiguous, of W times the elements, in shape ``[W * x1, x2, ...]``, ``[W, x1, x2, ...]`` or
-                any other.
-            input_tensor: Shape ``[x1, x2, ...]``, one on all ranks, of one dtype; may be this rank's part of the
-                output.
-            group, async_op, timeout: See `all_to_all_v`.
-
-        Returns:
-            None, or the handle with ``async_op=True``.
-
-        Raises:
-            AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
-        """
-        comm = self.enter(group)
-        if comm is None:
-            return None
-        if self.starts or (async_op is False and isinstance(input_tensor, self.quick)):
-            made = _core.all_gather_into_tensor(comm.core, output_tensor, input_tensor, async_op, timeout)
-            if made is not None:
-                return self.started(comm, made, input_tensor)[1] if async_op else None
-        names = "output_tensor", "input_tensor"
-        result = self.gather("all_gather_into_tensor", comm, output_tensor, input_tensor, async_op, timeout, names)
-        return result[1] if async_op else None
 
     def gather(
         self,

@@ -54,21 +54,7 @@ class ExpertRows(Generic[A]):
         return self.front_end.apply(x, call) if self.front_end.tracks(x) else call.run(x)
 
     def global_scatter(self, x: A, local_count: Counts, global_count: Counts, group: Any = None) -> Any:
-        """Sends every row to the card of its expert. Differentiable where `all_to_all_v` is.
-
-        Args:
-            x: Rows sorted by card, then by expert: ``local_count[e + j * E]`` rows for expert e of card j.
-                Shape ``[n, ...]``.
-            local_count, global_count: ``W * E`` integers >= 0, entry ``e + j * E`` standing for expert e and card j:
-                rows that go from here to expert e of card j, and rows that come from card j for expert e of this card.
-            group: See `all_to_all_v`.
-
-        Returns:
-            Shape ``[sum(global_count), ...]``, rows sorted by this card's expert, then by the card they come from.
-
-        Raises:
-            The errors of `all_to_all_v`; PeerMismatchError also when two cards disagree about one expert's rows.
-        """
+        """Does what `signature.global_scatter` says."""
         comm = self.front_end.enter(group)
         if comm is None:
             return None
@@ -76,18 +62,7 @@ class ExpertRows(Generic[A]):
         return self._transposed(self._exchanged(x, local.sum(1), global_.sum(1), comm), global_)
 
     def global_gather(self, x: A, local_count: Counts, global_count: Counts, group: Any = None) -> Any:
-        """Brings the rows of `global_scatter` back to the cards that sent them: its inverse. Equally differentiable.
-
-        Args:
-            x: Rows sorted by this card's expert, then by card. Shape ``[sum(global_count), ...]``.
-            local_count, global_count, group: See `global_scatter`.
-
-        Returns:
-            Shape ``[sum(local_count), ...]``, rows sorted by the card they come from, then by that card's expert.
-
-        Raises:
-            The errors of `global_scatter`.
-        """
+        """Does what `signature.global_gather` says."""
         comm = self.front_end.enter(group)
         if comm is None:
             return None

@@ -1,4 +1,4 @@
-"""The meaning of `all_to_all_v` in every front end, and the types of its options."""
+"""What functions that several front ends have do, in the words that help() shows, and the types of their options."""
 
 from __future__ import annotations
 
@@ -72,4 +72,92 @@ def all_to_all_v() -> None:
         InvalidParamError, InvalidTensorError: an argument of this rank, or of a peer, is wrong.
         PeerMismatchError: two ranks disagree about operator, dtype or counts; nothing has been written.
         PeerLostError, CommTimeoutError: a rank died, left, aborted, or did not come.
+    """
+
+
+def exchange_counts() -> None:
+    """Returns what every rank will send to this one: entry j is rank j's ``send_counts`` entry for this rank.
+
+    Args:
+        send_counts: One integer >= 0 per rank.
+        group: See `all_to_all_v`.
+
+    Returns:
+        int64, shape ``[W]``, on the CPU; None on a rank outside the group.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
+    """
+
+
+def all_to_all_single() -> None:
+    """Splits ``input`` along dimension 0, sends part j to rank j, and concatenates what arrives into ``output``.
+
+    Signature and meaning are those of ``torch.distributed.all_to_all_single``.
+
+    Args:
+        output: Shape ``[sum(output_split_sizes), ...]``; contiguous, of the input's dtype, apart from it in memory.
+        input: Shape ``[sum(input_split_sizes), ...]``, any dtype.
+        output_split_sizes, input_split_sizes: Rows from and for every rank; by default equal parts, for which
+            dimension 0 must divide.
+        group, async_op, timeout: See `all_to_all_v`.
+
+    Returns:
+        None, or the handle with ``async_op=True``. No gradient passes through it in torch, as in torch.distributed;
+        `alltoallv.torch.functional` has one with gradients, and so has MindSpore's PyNative mode here.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
+    """
+
+
+def all_gather_into_tensor() -> None:
+    """Concatenates the ``input_tensor`` of all ranks, in rank order, into ``output_tensor``.
+
+    Signature and meaning are those of ``torch.distributed.all_gather_into_tensor``.
+
+    Args:
+        output_tensor: Contiguous, of W times the elements, in shape ``[W * x1, x2, ...]``, ``[W, x1, x2, ...]`` or any
+            other.
+        input_tensor: Shape ``[x1, x2, ...]``, one on all ranks, of one dtype; may be this rank's part of the output.
+        group, async_op, timeout: See `all_to_all_v`.
+
+    Returns:
+        None, or the handle with ``async_op=True``.
+
+    Raises:
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
+    """
+
+
+def global_scatter() -> None:
+    """Sends every row to the rank of its expert. Differentiable where `all_to_all_v` is.
+
+    Args:
+        x: Rows sorted by rank, then by expert: ``local_count[e + j * E]`` rows for expert e of rank j.
+            Shape ``[n, ...]``.
+        local_count, global_count: ``W * E`` integers >= 0, entry ``e + j * E`` standing for expert e and rank j: rows
+            that go from here to expert e of rank j, and rows that come from rank j for expert e of this rank.
+        group: See `all_to_all_v`.
+
+    Returns:
+        Shape ``[sum(global_count), ...]``, rows sorted by this rank's expert, then by the rank they come from.
+
+    Raises:
+        The errors of `all_to_all_v`; PeerMismatchError also when two ranks disagree about one expert's rows.
+    """
+
+
+def global_gather() -> None:
+    """Brings the rows of `global_scatter` back to the ranks that sent them: its inverse. Equally differentiable.
+
+    Args:
+        x: Rows sorted by this rank's expert, then by rank. Shape ``[sum(global_count), ...]``.
+        local_count, global_count, group: See `global_scatter`.
+
+    Returns:
+        Shape ``[sum(local_count), ...]``, rows sorted by the rank they come from, then by that rank's expert.
+
+    Raises:
+        The errors of `global_scatter`.
     """

@@ -17,6 +17,8 @@ from alltoallv.launch.variables import utf8
 
 __all__ = ["AllToAllVParam", "CommMode", "DeviceInfo"]
 
+CommMode.__module__ = "alltoallv"  # where users find it
+
 
 C = TypeVar("C", bound=type[Any])
 

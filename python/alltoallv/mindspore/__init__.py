@@ -20,6 +20,7 @@ from alltoallv.mindspore import _needs as _needs
 # isort: split
 from mindspore.graph._utils.check_jit_forbidden_api import add_jit_forbidden_module as _forbid
 
+from alltoallv._calls.public import publish as _publish
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.mindspore.cells import (
@@ -62,7 +63,7 @@ from alltoallv.mindspore.work import CommHandle
 _OURS = "collectives", "comm_func", "dispatcher", "front_end", "group", "messages", "moe", "quantized", "tensors"
 _MINT = "mint.checks", "mint.groups", "mint.messages", "mint.objects"
 _SHARED = "_calls.exchanges", "_calls.expert_rows", "atb.operations", "atb.quant_operations", "quantization.functions"
-for _module in (*(f"mindspore.{_name}" for _name in (*_OURS, *_MINT)), *_SHARED):
+for _module in ("mindspore", "mindspore.distributed", *(f"mindspore.{_name}" for _name in (*_OURS, *_MINT)), *_SHARED):
     _forbid(f"alltoallv.{_module}")
 
 __all__ = [
@@ -108,3 +109,5 @@ __all__ = [
     "send",
     "uninstall",
 ]
+
+_publish(globals(), A="Tensor", G="str | Communicator | None", H="CommHandle")

@@ -14,6 +14,7 @@ Functions that return a new tensor have gradients of every order. Functions that
 
 import sys
 
+from alltoallv._calls.public import publish as _publish
 from alltoallv.atb.operations import AllToAllVOperation
 from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.paddle import _needs as _needs
@@ -87,4 +88,5 @@ __all__ = [
     "send_object_list",
 ]
 
+_publish(globals(), A="Tensor", G="paddle.distributed.collective.Group | Communicator | None", H="Task")
 graphs.leave_out(sys.modules[__name__])

@@ -12,13 +12,12 @@ from alltoallv._calls.counts import Counts
 from alltoallv._calls.declared import Made
 from alltoallv.communicator import Communicator
 from alltoallv.paddle.front_end import front_end
-from alltoallv.paddle.graphs import function
 from alltoallv.paddle.group import Group
 from alltoallv.paddle.tensors import filled
 from alltoallv.paddle.work import Done, Task
 
-all_to_all_v = function(front_end.all_to_all_v)
-exchange_counts = function(front_end.exchange_counts)
+all_to_all_v = front_end.all_to_all_v
+exchange_counts = front_end.exchange_counts
 
 
 def alltoall_single(

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar, cast
 
 import paddle
 
 import alltoallv
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def function(method: F) -> F:
-    """Wraps a method as a function: Paddle takes the module for ``self`` if a method is a module's attribute."""
-
-    @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return method(*args, **kwargs)
-
-    return cast("F", call)
 
 
 def leave_out(front_end: ModuleType) -> None:

@@ -11,7 +11,6 @@ from alltoallv._calls.linear import Map
 from alltoallv.communicator import Communicator
 from alltoallv.paddle.adapter import ADAPTER
 from alltoallv.paddle.autograd import apply
-from alltoallv.paddle.graphs import function
 from alltoallv.paddle.group import resolve
 from alltoallv.paddle.tensors import check_tensor
 from alltoallv.quantization.feedback import ErrorFeedback as ErrorFeedback
@@ -46,7 +45,7 @@ class _Quantized(Quantized[Tensor]):
 
 
 _functions = _Quantized()
-quantized_all_reduce = function(_functions.quantized_all_reduce)
-quantized_reduce_scatter = function(_functions.quantized_reduce_scatter)
-quantized_all_to_all = function(_functions.quantized_all_to_all)
-quantized_linear_all_reduce = function(_functions.quantized_linear_all_reduce)
+quantized_all_reduce = _functions.quantized_all_reduce
+quantized_reduce_scatter = _functions.quantized_reduce_scatter
+quantized_all_to_all = _functions.quantized_all_to_all
+quantized_linear_all_reduce = _functions.quantized_linear_all_reduce

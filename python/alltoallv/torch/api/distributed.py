@@ -16,9 +16,11 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from alltoallv import _core
+from alltoallv._calls import signature
 from alltoallv._calls.collectives import check_length
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
+from alltoallv._calls.signature import described
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager import calls, collectives
 from alltoallv.torch.eager import group as groups
@@ -91,6 +93,7 @@ def all_gather(
     return _call(collectives.all_gather, tensor_list, [tensor], group, async_op)
 
 
+@described(signature.all_gather_into_tensor)
 def all_gather_into_tensor(
     output_tensor: Tensor,
     input_tensor: Tensor,
@@ -99,15 +102,6 @@ def all_gather_into_tensor(
     *,
     timeout: float | None = None,
 ) -> Work | None:
-    """Concatenates the ``input_tensor`` of all ranks, in rank order, into ``output_tensor``.
-
-    Signature and meaning of ``torch.distributed.all_gather_into_tensor``: inputs of one shape ``[x1, x2, ...]`` and
-    dtype; the output has as many elements, in shape ``[W * x1, x2, ...]``, ``[W, x1, x2, ...]`` or any other, and the
-    input may be this rank's part of it. Returns None, or the `Work` with ``async_op=True``.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
-    """
     if output_tensor is not None and not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
         made = _core.all_gather_into_tensor(shared.core, output_tensor, input_tensor, async_op, timeout)
         if made is not None:
@@ -136,6 +130,7 @@ def all_to_all(
     return _call(collectives.all_to_all, *lists, group, async_op, timeout=timeout)
 
 
+@described(signature.all_to_all_single)
 def all_to_all_single(
     output: Tensor,
     input: Tensor,
@@ -146,15 +141,6 @@ def all_to_all_single(
     *,
     timeout: float | None = None,
 ) -> Work | None:
-    """Splits ``input`` along dimension 0, sends part j to rank j, and concatenates what arrives into ``output``.
-
-    Signature and meaning of ``torch.distributed.all_to_all_single``. Split sizes count rows and default to equal parts,
-    for which dimension 0 must divide. Returns None, or the `Work` with ``async_op=True``. Not differentiable, as in
-    torch; `alltoallv.torch.functional` is.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
-    """
     splits = (output_split_sizes, input_split_sizes)
     if not is_dynamo_compiling() and (shared := groups.on_shm(group)) is not None:
         made = _core.all_to_all_single(shared.core, output, input, *splits, async_op, timeout)

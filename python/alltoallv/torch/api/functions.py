@@ -139,19 +139,8 @@ def _learning(
     return None, learning.submit(finish, limit)
 
 
+@described(signature.exchange_counts)
 def exchange_counts(send_counts: Counts, group: Group = None) -> Tensor:
-    """Returns what every rank will send to this one: entry j is rank j's ``send_counts`` entry for this rank.
-
-    Args:
-        send_counts: One integer >= 0 per rank.
-        group: See `all_to_all_v`.
-
-    Returns:
-        int64, shape ``[W]``, on the CPU; None on a rank outside the group.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
-    """
     if is_tracing():
         return traced.exchange_counts(send_counts, group)
     comm = groups.resolve(group)

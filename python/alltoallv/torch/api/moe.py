@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alltoallv._calls import experts
+from alltoallv._calls import experts, signature
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.experts import Matrix
 from alltoallv._calls.guard import guard
+from alltoallv._calls.signature import described
 from alltoallv.torch.api.functions import all_to_all_v
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
@@ -22,20 +23,8 @@ from alltoallv.torch.graph.library import Operator, known
 from alltoallv.torch.graph.ops import carrier
 
 
+@described(signature.global_scatter)
 def global_scatter(x: Tensor, local_count: Counts, global_count: Counts, group: Group = None) -> Tensor:
-    """Sends every row to the card of its expert. Differentiable.
-
-    Args:
-        x: Shape ``[n, ...]``, rows sorted by card, then by expert: ``local_count[e + j * E]`` for expert e of card j.
-        local_count, global_count: ``W * E`` integers >= 0, entry ``e + j * E`` standing for expert e and card j: rows
-            that go from here to expert e of card j, and rows that come from card j for expert e of this card.
-
-    Returns:
-        Shape ``[sum(global_count), ...]``, rows sorted by this card's expert, then by the card they come from.
-
-    Raises:
-        The errors of `all_to_all_v`; PeerMismatchError also when two cards disagree about one expert's rows.
-    """
     if is_tracing():
         return _recorded(x, local_count, global_count, global_count, False, group)
     comm = groups.resolve(group, device_of(x))
@@ -46,16 +35,8 @@ def global_scatter(x: Tensor, local_count: Counts, global_count: Counts, group: 
     return _transposed(received, global_)
 
 
+@described(signature.global_gather)
 def global_gather(x: Tensor, local_count: Counts, global_count: Counts, group: Group = None) -> Tensor:
-    """Brings the rows of `global_scatter` back to the cards that sent them: its inverse. Differentiable.
-
-    Args:
-        x: Rows sorted by this card's expert, then by card. Shape ``[sum(global_count), ...]``.
-        local_count, global_count: The arguments of `global_scatter`.
-
-    Returns:
-        Shape ``[sum(local_count), ...]``, rows sorted by the card they come from, then by that card's expert.
-    """
     if is_tracing():
         return _recorded(x, local_count, global_count, local_count, True, group)
     comm = groups.resolve(group, device_of(x))

@@ -15,8 +15,7 @@ from alltoallv._calls.counts import Counts, shares
 from alltoallv._calls.guard import guard
 from alltoallv._calls.signature import described
 from alltoallv.errors import InvalidParamError
-from alltoallv.quantization import requests
-from alltoallv.quantization.functions import Quantized
+from alltoallv.quantization import requests, signature
 from alltoallv.quantization.linear import check_shapes
 from alltoallv.quantization.spec import (
     Format,
@@ -45,7 +44,7 @@ from alltoallv.torch.quantized.rows import RowExchange
 Scale: TypeAlias = Tensor | float | None
 
 
-@described(Quantized.quantized_all_reduce)
+@described(signature.quantized_all_reduce)
 def quantized_all_reduce(
     input: Tensor,
     *,
@@ -79,7 +78,7 @@ def quantized_all_reduce(
     return _reduced(*row, input, (), options, group, out=out, feedback=error_feedback, async_op=async_op, limit=timeout)
 
 
-@described(Quantized.quantized_reduce_scatter)
+@described(signature.quantized_reduce_scatter)
 def quantized_reduce_scatter(
     input: Tensor,
     recv_counts: Counts | None = None,
@@ -168,7 +167,7 @@ def _as_tensor(scale: Scale) -> Tensor | None:
     return torch.tensor(scale, dtype=torch.float32, device="cpu")
 
 
-@described(Quantized.quantized_all_to_all)
+@described(signature.quantized_all_to_all)
 def quantized_all_to_all(
     input: Tensor,
     send_counts: Counts,
@@ -215,7 +214,7 @@ def quantized_all_to_all(
     return exchange.run(limit)[0]
 
 
-@described(Quantized.quantized_linear_all_reduce)
+@described(signature.quantized_linear_all_reduce)
 def quantized_linear_all_reduce(
     input: Tensor,
     weight: Tensor,
