@@ -84,6 +84,31 @@ def test_a_bad_argument_of_one_rank_fails_on_all(ranks: Ranks) -> None:
     ranks(2)(check)
 
 
+@pytest.mark.parametrize("kind", [deep_ep.Buffer, deep_ep.ElasticBuffer])
+def test_a_destroyed_buffer_refuses_calls(kind: type[deep_ep.Buffer | deep_ep.ElasticBuffer]) -> None:
+    x, ids, weights = problem(0)
+    buffer = kind(None)
+    given: dict[str, Any] = {"num_experts": EXPERTS}
+    if kind is deep_ep.Buffer:
+        given = {"num_tokens_per_expert": torch.zeros(EXPERTS)}
+    *_, handle, _ = buffer.dispatch(x, topk_idx=ids, topk_weights=weights, **given)
+    buffer.destroy()
+    buffer.destroy()
+    with pytest.raises(InvalidParamError, match="the buffer has been destroyed"):
+        buffer.dispatch(x, topk_idx=ids, topk_weights=weights, **given)
+    with pytest.raises(InvalidParamError, match="the buffer has been destroyed"):
+        buffer.combine(x, handle)
+
+
+def test_a_program_for_low_latency_buffers_begins() -> None:
+    size = deep_ep.Buffer.get_low_latency_rdma_size_hint(128, 7168, num_ranks=1, num_experts=EXPERTS)
+    buffer = deep_ep.Buffer(None, 0, size, low_latency_mode=True, num_qps_per_rank=8, explicitly_destroy=True)
+    assert (size, buffer.num_rdma_bytes) == (0, 0)
+    ids = torch.rand(4, EXPERTS).topk(2)[1].to(deep_ep.topk_idx_t)
+    assert ids.dtype == torch.int64
+    assert int(buffer.get_dispatch_layout(ids, EXPERTS)[2].sum()) == 8
+
+
 def test_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("deep_ep", "deep_ep.utils"):
         monkeypatch.setitem(sys.modules, name, None)

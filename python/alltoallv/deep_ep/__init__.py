@@ -16,11 +16,15 @@ from __future__ import annotations
 
 import sys
 
+import torch
+
 from alltoallv.deep_ep import utils
 from alltoallv.deep_ep.buffers import Buffer, Config, ElasticBuffer, EPHandle
 from alltoallv.deep_ep.utils import EventHandle, EventOverlap
 
-__all__ = ["Buffer", "Config", "EPHandle", "ElasticBuffer", "EventHandle", "EventOverlap", "install"]
+__all__ = ["Buffer", "Config", "EPHandle", "ElasticBuffer", "EventHandle", "EventOverlap", "install", "topk_idx_t"]
+
+topk_idx_t = torch.int64  # the dtype of expert numbers
 
 
 def install() -> None:

@@ -55,8 +55,15 @@ class _Buffer:
 
     def __init__(self, group: Any) -> None:
         self.group = group
+        self._destroyed = False
+
+    def destroy(self) -> None:
+        """Ends the use of the buffer on this rank: later calls raise InvalidParamError. There is no memory to free."""
+        self._destroyed = True
 
     def _member(self, x: Tensor) -> AnyCommunicator:
+        if self._destroyed:
+            raise InvalidParamError("the buffer has been destroyed, expected no call after destroy()")
         return groups.by_name(groups.name_of(self.group), groups.device_of(x))
 
     def _send(
@@ -152,6 +159,13 @@ class Buffer(_Buffer):
         return Config()
 
     get_combine_config = get_dispatch_config
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+    ) -> int:
+        """Returns 0: no memory is needed."""
+        return 0
 
     def get_dispatch_layout(
         self, topk_idx: Tensor, num_experts: int, *unused: Any, **named: Any
