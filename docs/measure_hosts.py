@@ -3,7 +3,7 @@
     sudo python docs/measure_hosts.py --kib 1 64 1024 16384
 
 Needs what alltoallv.testing.hosts needs, torch, mpi4py, and MPICH or Open MPI from PyPI (--mpi), whose launcher starts
-the ranks. All parties take turns within one run; the table gives medians, in microseconds. MPI waits by polling, and
+the ranks. All libraries take turns within one run; the table gives medians, in microseconds. MPI waits by polling, and
 the ranks share this machine's processors. The namespaces go when the script ends.
 """
 
@@ -30,7 +30,7 @@ NAMES = ("all_to_all_single", "all_gather_into_tensor", "all_reduce")
 
 
 def run_rank(address: str, sizes: list[float], seconds: float) -> None:
-    """Prints a JSON line: by size, collective and party the seconds of every turn."""
+    """Prints a JSON line: by size, collective and library the seconds of every turn."""
     import torch
     import torch.distributed as dist
     from mpi4py import MPI
@@ -60,21 +60,21 @@ def run_rank(address: str, sizes: list[float], seconds: float) -> None:
             "all_gather_into_tensor": lambda: world.Allgather(one, got),
             "all_reduce": lambda: world.Allreduce(MPI.IN_PLACE, y.fill_(1).numpy()),
         }
-        return {party: of(group) for party, group in groups.items()} | {"mpi": mpi}
+        return {library: of(group) for library, group in groups.items()} | {"mpi": mpi}
 
     told: dict[float, dict[str, dict[str, list[float]]]] = {}
     for kib in sizes:
-        parties = calls(int(kib * 256))
-        told[kib] = {name: {party: [] for party in parties} for name in NAMES}
+        libraries = calls(int(kib * 256))
+        told[kib] = {name: {library: [] for library in libraries} for name in NAMES}
         for name in NAMES:
             end, more = time.monotonic() + seconds, torch.ones(1)
             while more.item():
-                for party, by_name in parties.items():
+                for library, by_name in libraries.items():
                     by_name[name]()
                     dist.barrier()
                     begin = time.perf_counter()
                     by_name[name]()
-                    told[kib][name][party].append(time.perf_counter() - begin)
+                    told[kib][name][library].append(time.perf_counter() - begin)
                 more = torch.tensor([float(time.monotonic() < end)])
                 dist.broadcast(more, 0)
     if dist.get_rank() == 0:
@@ -108,7 +108,7 @@ def main() -> None:
     print(f"{'KiB':>6} {'collective':>24} {'alltoallv':>10} {'gloo':>10} {'MPI':>10}")
     for kib, by_name in json.loads(lines[-1]).items():
         for name, times in by_name.items():
-            ours, gloo, mpi = (statistics.median(times[party]) * 1e6 for party in ("alltoallv", "gloo", "mpi"))
+            ours, gloo, mpi = (statistics.median(times[library]) * 1e6 for library in ("alltoallv", "gloo", "mpi"))
             print(f"{float(kib):>6g} {name:>24} {ours:>10.0f} {gloo:>10.0f} {mpi:>10.0f}")
             figures.append([4, name, int(float(kib) * 1024), *(round(us, 1) for us in (ours, gloo, mpi))])
     if arguments.keep:

@@ -48,15 +48,15 @@ def split(
         with contextlib.suppress(AllToAllVError):  # nobody is left to inform: the first error counts
             comm.fail("all_gather", error)
         raise
-    told = _gather(comm.core, mine)
+    gathered = _gather(comm.core, mine)
     if color is None:
         return None
-    members = sorted((row[2], rank) for rank, row in enumerate(told.tolist()) if row[:2] == [1, color])
+    members = sorted((row[2], rank) for rank, row in enumerate(gathered.tolist()) if row[:2] == [1, color])
     options.domain = f"{comm.domain}/{color}"
     ranks = [rank for _, rank in members]
     if comm.backend == "shm":
-        return _make(options, told, ranks, comm.rank)
-    options.job = f"split/{told[0, 3]:x}"
+        return _make(options, gathered, ranks, comm.rank)
+    options.job = f"split/{gathered[0, 3]:x}"
     return connect(options, comm.core, ranks), options
 
 
@@ -131,9 +131,9 @@ def shrink(comm: Communicator) -> Made:
             met = _core.communicator(trial)
             try:
                 # Not for longer: one that gave up as the others met is trying again, and waits for them there.
-                told = _gather(met, [0, 0, 0], min(_PATIENCE, final.timeout))
+                gathered = _gather(met, [0, 0, 0], min(_PATIENCE, final.timeout))
                 final.job = job
-                return _make(final, told, list(range(met.size)), met.rank)
+                return _make(final, gathered, list(range(met.size)), met.rank)
             finally:
                 met.destroy()
         except (CommTimeoutError, PeerLostError) as error:  # others saw other ranks alive
@@ -151,14 +151,14 @@ def _shrink_between_hosts(comm: Communicator, options: _core.CommunicatorOptions
     while True:
         for root in range(comm.rank + 1):
             try:
-                told = _survivors(comm, root, options.timeout)
+                message = _survivors(comm, root, options.timeout)
                 break
             except PeerLostError:
                 if root == comm.rank:
                     raise
-        options.job = f"{job}/{told[0]:x}"
+        options.job = f"{job}/{message[0]:x}"
         try:
-            return connect(options, comm.core, np.flatnonzero(told[1:]).tolist(), _PATIENCE), options
+            return connect(options, comm.core, np.flatnonzero(message[1:]).tolist(), _PATIENCE), options
         except (PeerLostError, CommTimeoutError, BackendUnavailableError):  # one of them has died meanwhile
             if time.monotonic() >= deadline:
                 raise
@@ -171,29 +171,29 @@ def _survivors(comm: Communicator, root: int, timeout: float) -> npt.NDArray[np.
         PeerLostError: ``root`` is lost.
         CommTimeoutError: a rank that lives did not come.
     """
-    told = np.zeros(comm.size + 1, np.int64)
-    word, tag = told[:1], -(2**31)
+    message = np.zeros(comm.size + 1, np.int64)
+    word, tag = message[:1], -(2**31)
     if root != comm.rank:
         _post(comm.core, "send", word, root, tag, timeout)
-        _post(comm.core, "recv", told, root, tag, timeout)
-        return told
+        _post(comm.core, "recv", message, root, tag, timeout)
+        return message
     for rank in range(root, comm.size):
         try:
             if rank != root:
                 _post(comm.core, "recv", word, rank, tag, timeout)
-            told[1 + rank] = True
+            message[1 + rank] = True
         except PeerLostError:
             pass
         except CommTimeoutError as error:
             raise CommTimeoutError(
                 f"shrink() of domain '{comm.domain}' waited {timeout:g} s for rank {rank}, which lives, to call it too"
             ) from error
-    told[0] = secrets.randbits(62)
-    for rank in np.flatnonzero(told[1:]).tolist():
+    message[0] = secrets.randbits(62)
+    for rank in np.flatnonzero(message[1:]).tolist():
         if rank != root:
             with contextlib.suppress(PeerLostError):  # those who meet find out
-                _post(comm.core, "send", told, rank, tag, timeout)
-    return told
+                _post(comm.core, "send", message, rank, tag, timeout)
+    return message
 
 
 def _options_like(comm: Communicator, function: str) -> _core.CommunicatorOptions:
@@ -217,20 +217,22 @@ def _integer(name: str, value: Any) -> int:
 def _gather(core: _core.Communicator, mine: Sequence[int], timeout: float = -1.0) -> npt.NDArray[np.int64]:
     """Returns all ranks' numbers, each followed by one that names the call and two that name the rank's process."""
     row = np.array([*mine, secrets.randbits(62), _identity, os.getpid()], np.int64)
-    told = np.empty((core.size, row.size), np.int64)
+    gathered = np.empty((core.size, row.size), np.int64)
     request = _core.Request.all_gather(core.size, row.shape)
-    request.plan(core, "all_gather", "int64").run(row.ctypes.data, told.ctypes.data, timeout)
-    return told
+    request.plan(core, "all_gather", "int64").run(row.ctypes.data, gathered.ctypes.data, timeout)
+    return gathered
 
 
-def _make(options: _core.CommunicatorOptions, told: npt.NDArray[np.int64], members: Sequence[int], rank: int) -> Made:
+def _make(
+    options: _core.CommunicatorOptions, gathered: npt.NDArray[np.int64], members: Sequence[int], rank: int
+) -> Made:
     """Makes the communicator of those of these ranks, in this order, that have come.
 
     It is a job of its own, so that no other communicator meets with it.
     """
-    options.job = f"{options.job.partition('/')[0]}/{told[0, 3]:x}"
+    options.job = f"{options.job.partition('/')[0]}/{gathered[0, 3]:x}"
     options.rank, options.size = members.index(rank), len(members)
-    options.threads = len({tuple(process) for process in told[members, 4:].tolist()}) < len(members)
+    options.threads = len({tuple(process) for process in gathered[members, 4:].tolist()}) < len(members)
     return _core.communicator(options), options
 
 

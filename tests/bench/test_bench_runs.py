@@ -19,7 +19,7 @@ from alltoallv_tools.bench import environments, report
 from alltoallv_tools.bench import rank as bench_rank
 from alltoallv_tools.bench.cases import VARIANTS, Case
 from alltoallv_tools.bench.contenders import Prepared
-from alltoallv_tools.bench.jobs import Job, PartyError
+from alltoallv_tools.bench.jobs import Job, LibraryError
 from alltoallv_tools.bench.turns import measure
 from alltoallv_tools.cli import main as cli
 
@@ -169,7 +169,7 @@ def test_a_peer_that_cannot_be_had_is_reported_and_left_out(tmp_path: Path) -> N
 
 
 class Broken:
-    """A party of one rank with no transport: the first calls are right, the next ones have 3 wrong elements."""
+    """A library of one rank with no transport: the first calls are right, the next ones have 3 wrong elements."""
 
     rank, size = 0, 1
 
@@ -204,12 +204,12 @@ def test_wrong_results_are_counted_before_and_after_the_blocks(
 class Scripted(Job):
     """A job whose ranks are not there, whose calls take 2 us but for the first; it fails when asked to do ``fails``."""
 
-    def __init__(self, party: str, fails: str = "") -> None:
-        self.party, self.size, self._fails = party, 2, fails
+    def __init__(self, library: str, fails: str = "") -> None:
+        self.library, self.size, self._fails = library, 2, fails
 
     def ask(self, **request: Any) -> list[dict[str, Any]]:
         if request["do"] == self._fails:
-            raise PartyError(f"{self.party}: {self._fails}")
+            raise LibraryError(f"{self.library}: {self._fails}")
         return {
             "prepare": [{"wrong": 0, "once": 1.0}] * 2,
             "run": [{"span": [0.0, 2e-6 * request.get("calls", 0)]}] * 2,

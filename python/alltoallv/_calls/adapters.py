@@ -40,7 +40,7 @@ class Adapter(ABC, Generic[A]):
     handle: ClassVar[type[Handle]]  # the handle of a call under way
     done: ClassVar[type[Any]]  # the handle of a call that has ended or that the framework orders; made from its output
 
-    hears: ClassVar[bool] = False
+    tracks_writes: ClassVar[bool] = False
 
     @abstractmethod
     def check(self, name: str, x: A) -> None:
@@ -113,7 +113,7 @@ class Adapter(ABC, Generic[A]):
         return dtype
 
     def writes(self, x: A) -> None:
-        """Prepares for a write to a caller's tensor; called before it if the adapter's ``hears`` is true."""
+        """Prepares for a write to a caller's tensor; called before it if the adapter's ``tracks_writes`` is true."""
 
     def queues(self) -> bool:
         """Returns whether calls wait in the framework's queue instead of running when they are made."""

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from alltoallv import _core, memory
-from alltoallv._calls import notes
+from alltoallv._calls import headers
 from alltoallv._calls.counts import packed, scaled, split_layout
 from alltoallv._calls.dispatching import OPERATOR, DispatchState
 from alltoallv._calls.guard import guard
 from alltoallv._calls.handle import Handle
-from alltoallv._calls.notes import Told
+from alltoallv._calls.headers import Headers
 from alltoallv._calls.pieces import Piece, pieces
 from alltoallv._calls.routing import PAYLOADS, Numbers, Routing
 from alltoallv.communicator import Communicator
@@ -66,19 +66,19 @@ def dispatch(
     arrive = _send(comm, coded, order, sending.sends, k, columns, sending.signature, begins)
 
     def finish() -> Arrived:
-        received, told = arrive()
-        experts, token = told.columns[0].view(np.int32).astype(np.int64).T
+        received, parsed = arrive()
+        experts, token = parsed.columns[0].view(np.int32).astype(np.int64).T
         arrival = routing.receive(experts, comm.size, comm.rank)
-        ranks = [sending.sends, told.pairs, told.tokens, told.choices]
+        ranks = [sending.sends, parsed.pairs, parsed.tokens, parsed.choices]
         route = Route(comm, len(ids), k, order, arrival.source, ranks, token)
-        state, index = state_of(route, arrival, routing, ids), _index(told, route)
+        state, index = state_of(route, arrival, routing, ids), _index(parsed, route)
         values = received[:, : coded.shape[1]]
         if routing.codes:
             state.scales = _placed(_as_rows(values[:, :4], np.dtype(np.float32), ()), index)
             values = _as_rows(values[:, 4 : 4 + _length(tail)], np.dtype(np.int8), tail)
         else:
             values = decode(values, routing.payload, tokens.dtype, tail)
-        made = None if weights is None else _weights(told.columns[1], weights, route)
+        made = None if weights is None else _weights(parsed.columns[1], weights, route)
         return Arrived(_placed(values, index), made, state)
 
     return finish
@@ -93,31 +93,31 @@ def _send(
     columns: list[Array],
     signature: int,
     begins: bool,
-) -> Callable[[], tuple[Array, Told]]:
-    """Sends tokens as rows of bytes, behind notes of their pairs. The result receives the peers' rows and notes."""
+) -> Callable[[], tuple[Array, Headers]]:
+    """Sends tokens as rows of bytes behind headers with their pairs; the result receives rows and headers."""
     with guard(comm, OPERATOR):
-        stride, width = notes.row_bytes(rows.shape[1]), rows.shape[1]
-        told = notes.written(columns, sends, (signature, len(rows), k), stride)
-        which = notes.distinct(order // k, sends)
-        counts = [len(note) + len(these) for note, these in zip(told, which, strict=True)]
+        stride, width = headers.row_bytes(rows.shape[1]), rows.shape[1]
+        made = headers.encode(columns, sends, (signature, len(rows), k), stride)
+        which = headers.distinct(order // k, sends)
+        counts = [len(header) + len(these) for header, these in zip(made, which, strict=True)]
         buffer = memory.empty((sum(counts), stride), np.uint8)
-        for part, note, these in zip(np.split(buffer, packed(counts)[1:]), told, which, strict=True):
-            part[: len(note)] = note
-            part[len(note) :, :width] = rows[these]
+        for part, header, these in zip(np.split(buffer, packed(counts)[1:]), made, which, strict=True):
+            part[: len(header)] = header
+            part[len(header) :, :width] = rows[these]
     exchange = _exchange(comm, buffer, counts, None, begins)
 
-    def arrive() -> tuple[Array, Told]:
+    def arrive() -> tuple[Array, Headers]:
         received, recvs = exchange()
         with guard(comm, OPERATOR):
             widths = [column.shape[1] for column in columns]
-            return received, notes.read(received.__getitem__, recvs, widths, signature, comm.rank)
+            return received, headers.decode(received.__getitem__, recvs, widths, signature, comm.rank)
 
     return arrive
 
 
-def _index(told: Told, route: Route) -> Numbers:
+def _index(parsed: Headers, route: Route) -> Numbers:
     """Returns, for every row of the experts, the index of the received row that it holds; -1 stands for zeros."""
-    made: Numbers = np.append(notes.lines(route.token, told.pairs, told.firsts), -1)[route.source]
+    made: Numbers = np.append(headers.lines(route.token, parsed.pairs, parsed.firsts), -1)[route.source]
     return made
 
 
@@ -148,10 +148,10 @@ def spread(route: Route, tokens: Array, weights: Array | None) -> tuple[Array, A
     columns = [] if weights is None else [_bytes(weights.reshape(-1))[route.order]]
     width = sum(column.shape[1] for column in columns)
     rows = _bytes(tokens)
-    received, told = _send(route.communicator, rows, route.order, route.ranks[0], route.k, columns, width, False)()
+    received, parsed = _send(route.communicator, rows, route.order, route.ranks[0], route.k, columns, width, False)()
     values = _as_rows(received[:, : rows.shape[1]], tokens.dtype, tokens.shape[1:])
-    made = None if weights is None else _weights(told.columns[0], weights, route)
-    return _placed(values, _index(told, route)), made
+    made = None if weights is None else _weights(parsed.columns[0], weights, route)
+    return _placed(values, _index(parsed, route)), made
 
 
 def collect(
@@ -280,7 +280,7 @@ def _side_by_side(parts: Sequence[Array]) -> tuple[Array, list[slice]]:
     columns, begin = [], 0
     for part in parts:
         columns.append(slice(begin, begin + part.shape[1]))
-        begin += notes.row_bytes(part.shape[1])
+        begin += headers.row_bytes(part.shape[1])
     if len(parts) == 1 and parts[0].shape[1] == begin:
         return parts[0], columns
     buffer = memory.empty((len(parts[0]), begin), np.uint8)
@@ -298,8 +298,8 @@ def _exchange(
         send = scaled(sends, stride)
         plan = _core.Plan(comm.core, OPERATOR, "uint8", send, packed(send), [], [], 0, stride)
 
-        def made(block: _core.Block, told: Sequence[int]) -> tuple[Array, list[int]]:
-            rows = [count // stride for count in told]
+        def made(block: _core.Block, received: Sequence[int]) -> tuple[Array, list[int]]:
+            rows = [count // stride for count in received]
             return memory.from_block(block, (sum(rows), stride), np.dtype(np.uint8)), rows
 
         if begins:

@@ -186,12 +186,12 @@ class Dispatching(ABC, Generic[A]):
         while True:
             left = origin.shrink()
             try:
-                told = experts.gathered(left, mine + [-1] * (this.num_experts - len(mine)))
+                gathered = experts.gathered(left, mine + [-1] * (this.num_experts - len(mine)))
                 break
             except PeerLostError:
                 continue
         options = {one.name: getattr(this.routing, one.name) for one in fields(this.routing)}
-        options["placement"] = tuple(tuple(e for e in row if e >= 0) for row in told.tolist())
+        options["placement"] = tuple(tuple(e for e in row if e >= 0) for row in gathered.tolist())
         made: Any = type(this)(group=left, **options)
         made.origin = origin
         return made  # type: ignore[no-any-return]

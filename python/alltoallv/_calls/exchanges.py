@@ -92,7 +92,7 @@ class Exchanges(FrontEnd[A, G, H]):
             comm = enter(group)
             if comm is None:
                 return None  # type: ignore[return-value]
-            return self.numbers(experts.tell_counts(self.host(comm), send_counts))
+            return self.numbers(experts.exchange_counts(self.host(comm), send_counts))
 
         @described(signature.all_to_all_single)
         def all_to_all_single(

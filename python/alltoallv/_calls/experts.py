@@ -63,44 +63,44 @@ def layout(local: Matrix) -> Layout:
     return each, packed(each), each, packed(each)
 
 
-def check_told(comm: Member, operator: str, told: Matrix, global_: Matrix) -> None:
+def check_received(comm: Member, operator: str, received: Matrix, global_: Matrix) -> None:
     """Raises PeerMismatchError if the counts that peers announced are not the expected ones.
 
     The exchange of rows compares only sums per card; wrong counts of single experts would mix up rows.
     """
     with guard(comm, operator):
-        for card, expert in np.argwhere(told != global_):
+        for card, expert in np.argwhere(received != global_):
             raise PeerMismatchError(
-                f"rank {card} sends {told[card, expert]} rows to expert {expert} of rank {comm.rank}, "
+                f"rank {card} sends {received[card, expert]} rows to expert {expert} of rank {comm.rank}, "
                 f"which expects {global_[card, expert]}"
             )
 
 
 def agree(comm: Communicator, operator: str, local: Matrix, global_: Matrix) -> None:
     """Sends the counts to the peers over shared memory, and raises if theirs do not match."""
-    told = np.empty_like(global_)
+    received = np.empty_like(global_)
     plan = _core.Plan(comm.core, "exchange_counts", "int64", *layout(local))
-    plan.run(local.ctypes.data, told.ctypes.data)
-    check_told(comm, operator, told, global_)
+    plan.run(local.ctypes.data, received.ctypes.data)
+    check_received(comm, operator, received, global_)
 
 
-def tell_counts(comm: Communicator, send_counts: Counts) -> npt.NDArray[np.int64]:
+def exchange_counts(comm: Communicator, send_counts: Counts) -> npt.NDArray[np.int64]:
     """Returns what every rank will send to this one, over shared memory: entry j is rank j's entry for this rank."""
     with guard(comm, "exchange_counts"):
         x = read_counts(send_counts, comm.size)
-        told = np.empty(comm.size, np.int64)
+        received = np.empty(comm.size, np.int64)
         plan = _core.Plan(comm.core, "exchange_counts", "int64", *layout(x.reshape(-1, 1)))
-    plan.run(x.ctypes.data, told.ctypes.data)
-    return told
+    plan.run(x.ctypes.data, received.ctypes.data)
+    return received
 
 
 def gathered(comm: Communicator, numbers: Sequence[int] | npt.NDArray[np.int64]) -> Matrix:
     """Returns the numbers of all ranks, equally many from each, one row per rank."""
     mine = np.array([numbers] * comm.size, np.int64)
-    told = np.empty_like(mine)
+    received = np.empty_like(mine)
     plan = _core.Plan(comm.core, "exchange_counts", "int64", *layout(mine))
-    plan.run(mine.ctypes.data, told.ctypes.data)
-    return told
+    plan.run(mine.ctypes.data, received.ctypes.data)
+    return received
 
 
 def read_counts(send_counts: Counts, size: int) -> npt.NDArray[np.int64]:

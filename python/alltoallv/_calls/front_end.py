@@ -89,7 +89,7 @@ class FrontEnd(ABC, Generic[A, G, H]):
         """Checks the arguments; returns what `start` takes. ``gradient`` says how outputs get one, if they can."""
         made = declared(self.adapter, comm, *arguments, **more)
         made.call.timeout = timeout
-        if self.adapter.hears:
+        if self.adapter.tracks_writes:
             for output in made.outputs:
                 self.adapter.writes(output)
         return made

@@ -194,11 +194,11 @@ class Learning(Map[A]):
     def run(self, input: A) -> A:
         transfer, adapter = self._transfer, self._transfer.adapter
         if adapter.queues():
-            self._told(adapter.learn(transfer, input))
+            self._received(adapter.learn(transfer, input))
             return self._transfer.run(input)
         plan, x = self._prepare(input)
-        block, told = plan.run_learning(adapter.address(x), transfer.timeout)
-        return adapter.from_block(block, self._told(told), x)
+        block, recv_counts = plan.run_learning(adapter.address(x), transfer.timeout)
+        return adapter.from_block(block, self._received(recv_counts), x)
 
     def submit(self, input: A) -> Handle:
         """Starts the exchange; the handle's result is the output."""
@@ -210,8 +210,8 @@ class Learning(Map[A]):
         learning = plan.submit_learning(adapter.address(x), self._transfer.timeout)
 
         def finish() -> A:
-            block, told = learning.take()
-            return adapter.from_block(block, self._told(told), x)
+            block, recv_counts = learning.take()
+            return adapter.from_block(block, self._received(recv_counts), x)
 
         return adapter.handle(comm, learning.work, (x,), finish)
 
@@ -224,7 +224,7 @@ class Learning(Map[A]):
             x = transfer.adapter.contiguous(input)
             return transfer.plan(transfer.adapter.dtype(x)), x
 
-    def _told(self, counts: Sequence[int]) -> tuple[int, ...]:
+    def _received(self, counts: Sequence[int]) -> tuple[int, ...]:
         """Takes the receive counts that the peers announced and returns the output's shape."""
         shape = self._request.shape_for(counts)
         sends, sdispls, _, _ = self._transfer.layout

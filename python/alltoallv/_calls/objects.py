@@ -39,8 +39,8 @@ class ObjectExchange:
 
         ``timeout`` is in seconds; below 0 the communicator's own holds.
         """
-        block, told = self._plan.run_learning(_core.buffer_address(self._data), timeout)
-        return loads(memory.from_block(block, (sum(told),), np.dtype(np.uint8)).data, told)
+        block, sizes = self._plan.run_learning(_core.buffer_address(self._data), timeout)
+        return loads(memory.from_block(block, (sum(sizes),), np.dtype(np.uint8)).data, sizes)
 
 
 def all_gather(comm: Communicator, value: Any) -> ObjectExchange:

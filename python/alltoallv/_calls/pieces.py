@@ -28,8 +28,8 @@ def pieces(
 ) -> list[Piece]:
     """Divides the way back of rows of ``row`` bytes into pieces, equally many on every rank.
 
-    ``ranks`` and ``token`` come from the peers' notes, see `alltoallv._calls.notes`. If ``ranks`` holds no numbers of
-    tokens and choices, there is one piece.
+    ``ranks`` and ``token`` come from the peers' headers, see `alltoallv._calls.headers`. If ``ranks`` holds no numbers
+    of tokens and choices, there is one piece.
     """
     sent, arrived, *about = ranks
     count = 1

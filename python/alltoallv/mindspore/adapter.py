@@ -11,7 +11,7 @@ from mindspore import Tensor, ops
 from alltoallv import _core
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.collectives import Ready
-from alltoallv._calls.experts import tell_counts
+from alltoallv._calls.experts import exchange_counts
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Linear, Transfer
 from alltoallv._calls.regions import Region
@@ -94,8 +94,8 @@ class Tensors(Adapter[Tensor]):
         return out
 
     def learn(self, transfer: Transfer[Tensor], input: Tensor) -> Sequence[int]:
-        told: list[int] = tell_counts(on_host(transfer.communicator), transfer.layout[0]).tolist()
-        return told
+        recv_counts: list[int] = exchange_counts(on_host(transfer.communicator), transfer.layout[0]).tolist()
+        return recv_counts
 
     name = staticmethod(core_name)
 

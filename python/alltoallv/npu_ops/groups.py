@@ -20,7 +20,7 @@ _TEXT = 4096  # bytes, in JSON, in which a rank announces its call
 _MOVED_AS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by element size
 
 # The operator, its values, why the rank refuses, and digests of the counts that it sends and expects.
-_Told = tuple[str, dict[str, int], str, tuple[int, int]]
+_Descriptor = tuple[str, dict[str, int], str, tuple[int, int]]
 
 
 def named(hcom: str | dist.ProcessGroup, world_size: int | None = None) -> Group:
@@ -94,8 +94,8 @@ class Group:
             sum(hash((self.rank, rank, *sends[rank * each : (rank + 1) * each])) for rank in ranks),
             sum(hash((rank, self.rank, *recvs[rank * each : (rank + 1) * each])) for rank in ranks),
         ]
-        told = self.tell(operator, same, "", digests)
-        for rank, (name, values, refusal, _) in enumerate(told):
+        descriptors = self.gather_descriptors(operator, same, "", digests)
+        for rank, (name, values, refusal, _) in enumerate(descriptors):
             if refusal:
                 raise PeerMismatchError(f"rank {rank} refuses {name}: {refusal}")
             if name != operator:
@@ -103,28 +103,30 @@ class Group:
                     f"rank {rank} is in {name} and rank {self.rank} in {operator}, expected the same"
                 )
             for key, value in values.items():
-                if told[0][1].get(key) != value:
+                if descriptors[0][1].get(key) != value:
                     raise PeerMismatchError(
-                        f"{operator}: {key} is {told[0][1].get(key)} on rank 0 and {value} on rank {rank}, "
+                        f"{operator}: {key} is {descriptors[0][1].get(key)} on rank 0 and {value} on rank {rank}, "
                         "expected the same on all ranks"
                     )
-        if sum(sent - expected for *_, (sent, expected) in told):
+        if sum(sent - expected for *_, (sent, expected) in descriptors):
             check_counts(self, operator, sends, recvs)
 
-    def tell(self, operator: str, values: dict[str, int], refusal: str, digests: Sequence[int] = (0, 0)) -> list[_Told]:
+    def gather_descriptors(
+        self, operator: str, values: dict[str, int], refusal: str, digests: Sequence[int] = (0, 0)
+    ) -> list[_Descriptor]:
         """Announces this rank's call, its values and a refusal, if any; returns what every rank announces."""
         text = json.dumps([operator, values, refusal[: _TEXT // 8], digests]).encode()
         row = torch.zeros(_TEXT, dtype=torch.int8)
         row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.int8)
         rows = self.all_gather(row).numpy()
-        return [tuple(json.loads(told.tobytes().rstrip(b"\0"))) for told in rows]
+        return [tuple(json.loads(row.tobytes().rstrip(b"\0"))) for row in rows]
 
 
 def refuse(hcom: Any, operator: str, why: str) -> None:
     """Announces this rank's refusal to the others, which wait in `Group.agree`."""
     group = _found(hcom)
     if group is not None:
-        group.tell(operator, {}, why)
+        group.gather_descriptors(operator, {}, why)
 
 
 def check_counts(group: Group, operator: str, sends: Sequence[int], recvs: Sequence[int]) -> None:
@@ -133,8 +135,8 @@ def check_counts(group: Group, operator: str, sends: Sequence[int], recvs: Seque
     For each rank, in order, both have a number of rows for each expert of the receiver or the sender.
     """
     each = len(sends) // group.size
-    told = group.all_gather(torch.tensor([list(sends), list(recvs)]))
-    sent, expected = told.view(group.size, 2, group.size, each).unbind(1)
+    counts = group.all_gather(torch.tensor([list(sends), list(recvs)]))
+    sent, expected = counts.view(group.size, 2, group.size, each).unbind(1)
     wrong = (sent != expected.transpose(0, 1)).nonzero().tolist()
     if wrong:
         source, target, expert = wrong[0]

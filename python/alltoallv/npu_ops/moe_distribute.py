@@ -172,8 +172,8 @@ def _dispatch(
     expert_ids, mask, expert_scales = with_shared(experts, expert_ids, mask, expert_scales)
     choices = chosen(expert_ids, mask, experts)
     sent = counts_of(expert_ids, choices, experts)
-    told = group.all_to_all(sent, [1] * group.size, [1] * group.size)
-    sends, recvs, order = sent.sum(1).tolist(), told.sum(1).tolist(), by_expert(told)
+    received = group.all_to_all(sent, [1] * group.size, [1] * group.size)
+    sends, recvs, order = sent.sum(1).tolist(), received.sum(1).tolist(), by_expert(received)
 
     def exchanged(rows: Tensor) -> Tensor:
         arrived = group.all_to_all(rows, sends, recvs)[order]
@@ -184,7 +184,7 @@ def _dispatch(
         dynamic = exchanged(row_scales)
     else:
         rows, dynamic = x[choices // expert_ids.size(1)], torch.zeros(1)
-    held = told[:, : experts.held]
+    held = received[:, : experts.held]
     per_expert = held.sum(0)
     weights = torch.zeros(0) if expert_scales is None else exchanged(expert_scales.float().reshape(-1)[choices])
     ends = held.t().reshape(-1).cumsum(0).to(torch.int32)

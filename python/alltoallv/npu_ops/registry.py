@@ -107,12 +107,12 @@ class Operator:
             return self._formula.function(**taken)
         except (Refused, InvalidParamError) as error:
             text = f"npu::{self._name}: {error}"
-            self._tell_peers(given, text)
+            self._notify_peers(given, text)
             if isinstance(error, Refused):
                 raise NotImplementedError(text) from None
             raise InvalidParamError(text) from None
 
-    def _tell_peers(self, given: dict[str, Any], why: str) -> None:
+    def _notify_peers(self, given: dict[str, Any], why: str) -> None:
         """Announces a refusal to the peers, which wait for it: formulas refuse before they exchange anything."""
         name = next((given[argument] for argument in ("hcom", "group_ep") if argument in given), None)
         if name is not None:

@@ -16,7 +16,7 @@ from alltoallv.quantization.feedback import ErrorFeedback
 
 class _Tensors(Adapter[Tensor]):
     kind, tensor, feedback, handle = "a Paddle tensor", Tensor, ErrorFeedback, Task
-    done, hears = Done, True
+    done, tracks_writes = Done, True
 
     def check(self, name: str, x: Tensor) -> None:
         check_tensor(name, x)

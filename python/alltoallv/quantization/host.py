@@ -73,9 +73,9 @@ class RowsCall(Generic[A]):
             how.format, how.group_size, made.dtype, adapter.region(x)[0], count, length, _address(self._coded)
         )
         if made.must_fit() and not self._decode(self._coded, self._allocate(count), how):
-            raise ValueOverflowError(made.misfit())
+            raise ValueOverflowError(made.overflow_text())
         layout = made.layout(self._stride)
-        self._plan = _core.Plan(comm.core, "quantized_all_to_all", "uint8", *layout, made.terms(), self._stride)
+        self._plan = _core.Plan(comm.core, "quantized_all_to_all", "uint8", *layout, made.digest(), self._stride)
         received = 0 if made.recvs is None else sum(made.recvs)
         self._arrived = memory.empty((received, self._stride), np.uint8)
         self._output = None if made.recvs is None else self._allocate(received)

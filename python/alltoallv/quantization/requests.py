@@ -132,7 +132,7 @@ class Rows(Generic[A]):
         send, recv = scaled(self.sends, stride), scaled(self.recvs or [], stride)
         return send, packed(send), recv, packed(recv)
 
-    def terms(self) -> int:
+    def digest(self) -> int:
         """Returns what peers must agree on beside the bytes of a row, for `_core.Plan`."""
         return _core.quantized_row_terms(self.how.format, self.how.group_size)
 
@@ -140,7 +140,7 @@ class Rows(Generic[A]):
         """Returns whether the sender has to look for values that do not fit the output's dtype."""
         return self.how.overflow == "raise" and self.out_dtype != "float32"
 
-    def misfit(self) -> str:
+    def overflow_text(self) -> str:
         """Returns the text of the error for a value that does not fit."""
         return f"a row of the input holds a value that {self.out_dtype} cannot"
 

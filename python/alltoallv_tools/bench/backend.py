@@ -62,7 +62,7 @@ def line(row: report.Row, columns: list[str]) -> str:
     return text
 
 
-class BackendParty:
+class BackendLibrary:
     """A job of torch.distributed whose ranks hold a group of each backend."""
 
     def __init__(self) -> None:

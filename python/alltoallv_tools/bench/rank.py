@@ -1,7 +1,7 @@
-"""One rank of one party: obeys the coordinator, and sleeps in between without using a processor.
+"""One rank of one library: obeys the coordinator, and sleeps in between without using a processor.
 
-Run as ``python -m alltoallv_tools.bench.rank '{"party": …, "api": …, "socket": …, "bind": …}'``. Messages are lines of
-JSON over a socket; `Server.answer` lists them.
+Run as ``python -m alltoallv_tools.bench.rank '{"library": …, "api": …, "socket": …, "bind": …}'``. Messages are lines
+of JSON over a socket; `Server.answer` lists them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import numpy as np
 from alltoallv.launch import detect as launch
 from alltoallv_tools.bench.cases import Case
 from alltoallv_tools.bench.contenders import Array, Prepared, spoil
-from alltoallv_tools.bench.parties import Party, join
+from alltoallv_tools.bench.libraries import Library, join
 
 Reply = dict[str, Any]
 
 
 class Server:
-    """Answers the coordinator's requests on one rank. Every request is collective over the party's ranks."""
+    """Answers the coordinator's requests on one rank. Every request is collective over the library's ranks."""
 
-    def __init__(self, party: Party) -> None:
-        self._party = party
+    def __init__(self, library: Library) -> None:
+        self._library = library
         self._case: Case | None = None
         self._prepared: dict[str, Prepared] = {}
         self._expected: Array | None = None
@@ -49,13 +49,13 @@ class Server:
             self._last.clear()
             self._case = wanted
             self._expected = None
-        prepared = self._party.contenders[contender].prepare(wanted)
+        prepared = self._library.contenders[contender].prepare(wanted)
         spoil(prepared.output)
         self._prepared[contender] = prepared
-        self._party.barrier()
+        self._library.barrier()
         self._last[contender] = prepared.call()
         reply = self.check(contender)
-        self._party.barrier()
+        self._library.barrier()
         start = time.perf_counter()
         self._last[contender] = prepared.call()
         return {**reply, "once": time.perf_counter() - start}
@@ -67,9 +67,9 @@ class Server:
         if not prepared.exact:
             return {"wrong": 0}
         if self._expected is None:
-            self._expected = self._case.expected(self._party.rank, self._party.size)
+            self._expected = self._case.expected(self._library.rank, self._library.size)
         got = prepared.result(self._last[contender])
-        return {"wrong": self._case.wrong(np.asarray(got), self._expected, self._party.size)}
+        return {"wrong": self._case.wrong(np.asarray(got), self._expected, self._library.size)}
 
     def run(self, contender: str, calls: int, warm: int) -> Reply:
         """Times a block of calls: [start, end] on the host's monotonic clock, and [start, end] without the calls if the
@@ -102,7 +102,7 @@ class Server:
         value = None
         for _ in range(warm):
             call()
-        self._party.barrier()
+        self._library.barrier()
         start = time.monotonic()
         for _ in range(calls):
             value = None
@@ -130,7 +130,7 @@ def _work(variant: str, prepared: Prepared) -> tuple[Callable[[], None], Callabl
 
 def main(config: dict[str, Any]) -> None:
     """Serves requests until the coordinator closes the connection."""
-    if config["party"] == "mindspore" and os.environ.get("MS_ROLE") == "MS_SCHED":
+    if config["library"] == "mindspore" and os.environ.get("MS_ROLE") == "MS_SCHED":
         from mindspore.communication import init
 
         init()  # does not return in msrun's scheduler
@@ -148,12 +148,12 @@ def main(config: dict[str, Any]) -> None:
     if config["bind"] and job.size <= len(cpus := sorted(os.sched_getaffinity(0))):
         os.sched_setaffinity(0, {cpus[job.rank]})
     try:
-        party = join(config["party"], config["api"])
+        library = join(config["library"], config["api"])
     except BaseException as error:
-        say({"party": config["party"], "error": f"{type(error).__name__}: {error}"})
+        say({"library": config["library"], "error": f"{type(error).__name__}: {error}"})
         raise
-    say({"party": config["party"], "rank": party.rank, "size": party.size})
-    server = Server(party)
+    say({"library": config["library"], "rank": library.rank, "size": library.size})
+    server = Server(library)
     for line in lines:
         try:
             reply = server.answer(json.loads(line))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alltoallv_tools.bench.cases import Case, bus_factor, moved_bytes
-from alltoallv_tools.bench.jobs import Job, PartyError, Reply
+from alltoallv_tools.bench.jobs import Job, LibraryError, Reply
 
 # Long enough that ranks which outnumber the processors have settled on them, short enough that the turns of all
 # contenders meet the same slow spells. The warm calls before a block are not timed.
@@ -73,10 +73,10 @@ def measure(
     """Measures all contenders of all jobs.
 
     Args:
-        jobs: the parties that take part; one that fails is removed, and ``failed`` in the row gives its reason.
+        jobs: the libraries that take part; one that fails is removed, and ``failed`` in the row gives its reason.
         case: what is measured.
         effort: how long to go on after the first few rounds; a number is in seconds.
-        columns: the contenders of each party.
+        columns: the contenders of each library.
 
     Returns:
         A row of the schema in docs/bench.md.
@@ -88,30 +88,30 @@ def measure(
     size = next(iter(jobs.values())).size
 
     @contextlib.contextmanager
-    def taking_out(party: str) -> Iterator[None]:
+    def taking_out(library: str) -> Iterator[None]:
         try:
             yield
-        except PartyError as error:
-            failed[party] = str(error)
-            del jobs[party]
-            turns[:] = [turn for turn in turns if turn.job.party != party]
+        except LibraryError as error:
+            failed[library] = str(error)
+            del jobs[library]
+            turns[:] = [turn for turn in turns if turn.job.library != library]
 
-    for party, job in list(jobs.items()):
-        with taking_out(party):
-            for name in columns[party]:
+    for library, job in list(jobs.items()):
+        with taking_out(library):
+            for name in columns[library]:
                 turns.append(_prepare(job, name, case))
                 effort.fit(turns[-1])
     begun, rounds = time.monotonic(), 0
     while turns and effort.goes_on(turns, rounds, begun):
         first = rounds % len(turns)
         for turn in turns[first:] + turns[:first]:
-            if turn.job.party in jobs:
-                with taking_out(turn.job.party):
+            if turn.job.library in jobs:
+                with taking_out(turn.job.library):
                     turn.play()
         rounds += 1
-    for party in list(jobs):
-        with taking_out(party):
-            times |= {turn.name: _statistics(turn) for turn in turns if turn.job.party == party}
+    for library in list(jobs):
+        with taking_out(library):
+            times |= {turn.name: _statistics(turn) for turn in turns if turn.job.library == library}
     row: dict[str, Any] = {"np": size, **case.asdict(), "count": case.count, "times": times, "failed": failed}
     if "ours" in times:
         row["algbw"] = moved_bytes(case, size) / times["ours"]["median_us"] / 1e3  # bytes per microsecond / 1000 = GB/s

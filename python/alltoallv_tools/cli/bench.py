@@ -26,8 +26,8 @@ from alltoallv_tools.bench.cases import (
     outputs_of,
     parse_bytes,
 )
-from alltoallv_tools.bench.jobs import Job, Jobs, PartyError
-from alltoallv_tools.bench.parties import contenders_of
+from alltoallv_tools.bench.jobs import Job, Jobs, LibraryError
+from alltoallv_tools.bench.libraries import contenders_of
 from alltoallv_tools.bench.peers import PEERS, SUPPORTED
 from alltoallv_tools.bench.turns import Effort, measure
 from alltoallv_tools.cli.outputs import STANDARD_OUTPUT, check_file, check_plot, write_text
@@ -237,8 +237,8 @@ def _run(
     args: argparse.Namespace, sizes: list[int], cases: list[Case], peers: list[str], rows: list[report.Row]
 ) -> None:
     """Prints the table and adds its rows to ``rows``."""
-    api, parties = _api(args), ["ours", *peers]
-    names = [name for party in [*peers, "ours"] for name in contenders_of(party, cases[0], api) if name != "ours"]
+    api, libraries = _api(args), ["ours", *peers]
+    names = [name for library in [*peers, "ours"] for name in contenders_of(library, cases[0], api) if name != "ours"]
     table: ModuleType = backend if args.collective == "backend" else report
     print(table.header(_about(cases[0], api), names))
     bar = report.Progress(len(sizes) * len(cases))
@@ -250,17 +250,17 @@ def _run(
     with Jobs(api, bind=not args.no_bind, say=say) as jobs:
         for size in sizes:
             bar.step(f"starting {size} ranks of each", done=False)
-            running = _start(jobs, parties, size, say)
+            running = _start(jobs, libraries, size, say)
             if "ours" not in running:
                 break
             for case in cases:
                 bar.step(f"{size} ranks, {case.nbytes} bytes", done=False)
                 before = dict(running)
-                columns = {party: contenders_of(party, case, api) for party in parties}
+                columns = {library: contenders_of(library, case, api) for library in libraries}
                 row = measure(running, case, Effort(args.seconds, args.iters, args.warmup), columns)
-                for party, reason in row["failed"].items():
+                for library, reason in row["failed"].items():
                     say(reason)
-                    jobs.stop(before[party])
+                    jobs.stop(before[library])
                 if "ours" not in running:
                     break
                 rows.append(row)
@@ -282,12 +282,12 @@ def _about(case: Case, api: str) -> str:
     return f"{text}; {computer['cpus']} cpus {computer['model']}, load {computer['load']}"
 
 
-def _start(jobs: Jobs, parties: list[str], size: int, say: Callable[[str], None]) -> dict[str, Job]:
-    """Starts the parties and returns those that come up; the others are reported and left out."""
+def _start(jobs: Jobs, libraries: list[str], size: int, say: Callable[[str], None]) -> dict[str, Job]:
+    """Starts the libraries and returns those that come up; the others are reported and left out."""
     running: dict[str, Job] = {}
-    for party in parties:
+    for library in libraries:
         try:
-            running[party] = jobs.start(party, size)
-        except PartyError as error:
+            running[library] = jobs.start(library, size)
+        except LibraryError as error:
             say(f"left out: {error}")
     return running

@@ -252,9 +252,9 @@ class MoEDispatcher(torch.nn.Module, Dispatching[Tensor]):
         if isinstance(comm, Communicator):
             return counted.gathered(comm, numbers)
         mine = torch.from_numpy(np.stack([numbers] * comm.size))
-        told = torch.empty_like(mine)
-        calls.exchange(comm, "exchange_counts", told, mine, counted.layout(mine.numpy())).run()
-        return told.numpy()
+        gathered = torch.empty_like(mine)
+        calls.exchange(comm, "exchange_counts", gathered, mine, counted.layout(mine.numpy())).run()
+        return gathered.numpy()
 
     def member(self) -> AnyCommunicator:
         """This rank in the dispatcher's group, in host memory."""

@@ -24,7 +24,7 @@ from alltoallv._calls.signature import described
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager import calls, collectives
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.declaration import NO_TERMS, Collective, Terms
+from alltoallv.torch.eager.declaration import NO_PARAMETERS, Collective, Parameters
 from alltoallv.torch.eager.graphs import between_graphs, check_untimed, is_tracing
 from alltoallv.torch.eager.group import Group, device_of
 from alltoallv.torch.eager.tensors import check_contiguous, check_tensor
@@ -48,7 +48,7 @@ def all_reduce(tensor: Tensor, op: Any = _SUM, group: Group = None, async_op: bo
         InvalidParamError: ``op`` has no meaning for the dtype.
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
-    return _call(collectives.all_reduce, [tensor], [], group, async_op, Terms(op))
+    return _call(collectives.all_reduce, [tensor], [], group, async_op, Parameters(op))
 
 
 def reduce_scatter(
@@ -62,7 +62,7 @@ def reduce_scatter(
     Raises:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
-    return _call(collectives.reduce_scatter, [output], input_list, group, async_op, Terms(op))
+    return _call(collectives.reduce_scatter, [output], input_list, group, async_op, Parameters(op))
 
 
 def reduce_scatter_tensor(
@@ -76,7 +76,7 @@ def reduce_scatter_tensor(
     Raises:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
-    return _call(collectives.reduce_scatter_tensor, [output], [input], group, async_op, Terms(op))
+    return _call(collectives.reduce_scatter_tensor, [output], [input], group, async_op, Parameters(op))
 
 
 def all_gather(
@@ -146,8 +146,8 @@ def all_to_all_single(
         made = _core.all_to_all_single(shared.core, output, input, *splits, async_op, timeout)
         if made is not None:
             return calls.started(shared, made, input)[1] if async_op else None
-    terms = Terms(counts=splits)
-    return _call(collectives.all_to_all_single, [output], [input], group, async_op, terms, timeout)
+    parameters = Parameters(counts=splits)
+    return _call(collectives.all_to_all_single, [output], [input], group, async_op, parameters, timeout)
 
 
 def broadcast(
@@ -186,7 +186,7 @@ def reduce(
     Raises:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
-    return _call(collectives.reduce, [tensor], [], group, async_op, Terms(op), root=("dst", dst, group_dst))
+    return _call(collectives.reduce, [tensor], [], group, async_op, Parameters(op), root=("dst", dst, group_dst))
 
 
 def gather(
@@ -251,7 +251,7 @@ def _call(
     ins: Sequence[Tensor],
     group: Group,
     async_op: bool,
-    terms: Terms = NO_TERMS,
+    parameters: Parameters = NO_PARAMETERS,
     timeout: float | None = None,
     *,
     root: tuple[str, int | None, int | None] | None = None,
@@ -259,13 +259,13 @@ def _call(
     """Calls a collective; `rank_in` turns ``root`` into a rank of the group."""
     at_once = None if row.strict or async_op else row.at_once  # strict functions ask the core themselves
     shared = None if at_once is None or is_dynamo_compiling() else groups.on_shm(group)
-    if at_once and shared is not None and at_once(shared.core, outs, ins, terms, None, False) is not None:
+    if at_once and shared is not None and at_once(shared.core, outs, ins, parameters, None, False) is not None:
         return None
     if is_tracing():
         check_untimed(timeout)
         if root is not None:
-            terms = terms._replace(root=rank_in(group, *root))
-        return collective(row, outs, ins, terms, group, async_op)
+            parameters = parameters._replace(root=rank_in(group, *root))
+        return collective(row, outs, ins, parameters, group, async_op)
     first = next((x for given in (ins, outs) if isinstance(given, list | tuple) for x in given), None)
     comm = groups.resolve(group, device_of(first))
     if comm is None:
@@ -282,8 +282,8 @@ def _call(
             for label, out in _labelled(row.outputs, outs):
                 check_contiguous(label, out)
         if root is not None:
-            terms = terms._replace(root=rank_in(group, *root))
-        operation = row.prepare(comm, outs, ins, terms)
+            parameters = parameters._replace(root=rank_in(group, *root))
+        operation = row.prepare(comm, outs, ins, parameters)
     if async_op:
         if row.strict:
             operation.result = row.result(outs)

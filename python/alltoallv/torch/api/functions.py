@@ -96,9 +96,9 @@ def all_to_all_v(
     row, shape = max(request.row, 1), request.shape
     if wants_grad:
         layout = torch.frombuffer(request.buffer, dtype=torch.int64).view(4, -1)
-        recorded = input, layout, math.prod(shape), row, "all_to_all_v", comm
+        operands = input, layout, math.prod(shape), row, "all_to_all_v", comm
         if not async_op:
-            return ops.all_to_all_v(*recorded).view(shape)
+            return ops.all_to_all_v(*operands).view(shape)
     with guard(comm, "all_to_all_v"):
         target = out
         if target is None:  # flat, so that autograd makes the view: one made here could not be changed in place
@@ -107,7 +107,7 @@ def all_to_all_v(
                 target.zero_()
         call = calls.exchange(comm, "all_to_all_v", target, x, request.layout, row)
     if wants_grad:
-        call.result = ops.all_to_all_v.ran(target, *recorded).view(shape)
+        call.result = ops.all_to_all_v.ran(target, *operands).view(shape)
     if async_op:
         return call.result, call.submit(limit)
     call.run(limit)
@@ -126,8 +126,8 @@ def _learning(
     sends, sdispls, _, _ = request.layout
     if wants_grad:
         layout = torch.tensor([sends, sdispls], dtype=torch.int64, device="cpu")
-        out, told = ops.all_to_all_v_learn(input, layout, request.row, "all_to_all_v", comm)
-        return out.view(request.shape_for(told[2].tolist()))
+        out, layout_out = ops.all_to_all_v_learn(input, layout, request.row, "all_to_all_v", comm)
+        return out.view(request.shape_for(layout_out[2].tolist()))
     with guard(comm, "all_to_all_v"):
         learning = calls.learn(comm, "all_to_all_v", x, sends, sdispls, request.row)
 

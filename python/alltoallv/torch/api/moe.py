@@ -20,13 +20,13 @@ from alltoallv.torch.eager.calls import AnyCommunicator
 from alltoallv.torch.eager.graphs import is_tracing
 from alltoallv.torch.eager.group import Group, device_of
 from alltoallv.torch.graph.library import Operator, known
-from alltoallv.torch.graph.ops import carrier
+from alltoallv.torch.graph.ops import communicator_of
 
 
 @described(signature.global_scatter)
 def global_scatter(x: Tensor, local_count: Counts, global_count: Counts, group: Group = None) -> Tensor:
     if is_tracing():
-        return _recorded(x, local_count, global_count, global_count, False, group)
+        return _traced(x, local_count, global_count, global_count, False, group)
     comm = groups.resolve(group, device_of(x))
     if comm is None:
         return None  # type: ignore[return-value]
@@ -38,7 +38,7 @@ def global_scatter(x: Tensor, local_count: Counts, global_count: Counts, group: 
 @described(signature.global_gather)
 def global_gather(x: Tensor, local_count: Counts, global_count: Counts, group: Group = None) -> Tensor:
     if is_tracing():
-        return _recorded(x, local_count, global_count, local_count, True, group)
+        return _traced(x, local_count, global_count, local_count, True, group)
     comm = groups.resolve(group, device_of(x))
     if comm is None:
         return None  # type: ignore[return-value]
@@ -53,19 +53,17 @@ def _back(call: Any, grad: Tensor, *counts: Tensor) -> Any:
 
 @partial(
     Operator,
-    fake=lambda x, local, told, rows, *given: x.new_empty((known(rows), *x.shape[1:])),
+    fake=lambda x, local, received, rows, *given: x.new_empty((known(rows), *x.shape[1:])),
     gradient=_back,
     saves=("local_count", "global_count"),
 )
 def global_rows(x: Tensor, local_count: Tensor, global_count: Tensor, rows: int, gathers: bool, group: str) -> Tensor:
     """Does `global_scatter`, or `global_gather`, in a graph. The result has ``rows`` rows; -1: known when it runs."""
     function = global_gather if gathers else global_scatter
-    return function(x, local_count, global_count, carrier(group, x))
+    return function(x, local_count, global_count, communicator_of(group, x))
 
 
-def _recorded(
-    x: Tensor, local_count: Counts, global_count: Counts, made: Counts, gathers: bool, group: Group
-) -> Tensor:
+def _traced(x: Tensor, local_count: Counts, global_count: Counts, made: Counts, gathers: bool, group: Group) -> Tensor:
     """Records the operator in a graph; ``made`` holds the counts of the result's rows."""
     local, global_ = (torch.as_tensor(counts, device="cpu") for counts in (local_count, global_count))
     rows = -1 if isinstance(made, Tensor) else sum(made)
@@ -80,10 +78,10 @@ def _checked(
     host = groups.on_host(comm)  # counts lie in host memory wherever the rows do
     with guard(host, operator):
         local, global_ = experts.read(comm.size, x.shape, local_count, global_count, rows_of_x)
-        told = torch.empty(global_.shape, dtype=torch.int64, device="cpu")
-        call = calls.exchange(host, "exchange_counts", told, torch.from_numpy(local), experts.layout(local))
+        received = torch.empty(global_.shape, dtype=torch.int64, device="cpu")
+        call = calls.exchange(host, "exchange_counts", received, torch.from_numpy(local), experts.layout(local))
     call.run()
-    experts.check_told(comm, operator, told.numpy(), global_)
+    experts.check_received(comm, operator, received.numpy(), global_)
     return local, global_
 
 

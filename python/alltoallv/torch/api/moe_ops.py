@@ -4,7 +4,7 @@
 pairs in the order in which they go (see `alltoallv._calls.routing`); ``source``, for every row of the experts the
 index of the pair that came, -1 for zeros; ``ranks``, int64 ``[4, W]`` on the CPU, pairs for and from every rank, its
 tokens and choices of each; ``token``, every pair's number of its token on the rank it came from. Tokens travel once to
-every rank, behind notes (see `alltoallv._calls.notes`). Collecting takes the rows back and adds those of one token:
+every rank, behind headers (see `alltoallv._calls.headers`). Collecting takes the rows back and adds those of one token:
 each is the other's gradient, so derivatives of every order exist. Codes are straight through: gradients travel as they
 are.
 """
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alltoallv._calls import notes
+from alltoallv._calls import headers
 from alltoallv._calls.dispatching import OPERATOR
 from alltoallv._calls.guard import guard
 from alltoallv._calls.pieces import Piece, pieces
@@ -30,7 +30,7 @@ from alltoallv.torch.api import rows as row_bytes
 from alltoallv.torch.eager.calls import AnyCommunicator
 from alltoallv.torch.eager.tensors import as_input
 from alltoallv.torch.graph.library import Operator, known
-from alltoallv.torch.graph.ops import carrier
+from alltoallv.torch.graph.ops import communicator_of
 
 _WAY = ("order", "source", "ranks", "token")
 
@@ -54,26 +54,26 @@ class _Going(NamedTuple):
 
     comm: AnyCommunicator
     head: tuple[int, int, int]  # signature, tokens, choices
-    widths: list[int]  # of the columns of the notes
+    widths: list[int]  # of the columns of the headers
     exchange: Callable[[], tuple[Tensor, list[int]]]
 
-    def arrive(self) -> tuple[Tensor, notes.Told]:
-        """Returns the rows of bytes that arrive, and what the notes among them say."""
+    def arrive(self) -> tuple[Tensor, headers.Headers]:
+        """Returns the rows of bytes that arrive, and what the headers among them say."""
         received, recvs = self.exchange()
 
-        def fetch(which: Numbers) -> notes.Bytes:
-            rows: notes.Bytes = received[torch.from_numpy(which).to(received.device)].cpu().numpy()
+        def fetch(which: Numbers) -> headers.Bytes:
+            rows: headers.Bytes = received[torch.from_numpy(which).to(received.device)].cpu().numpy()
             return rows
 
         with guard(self.comm, OPERATOR):
-            return received, notes.read(fetch, recvs, self.widths, self.head[0], self.comm.rank)
+            return received, headers.decode(fetch, recvs, self.widths, self.head[0], self.comm.rank)
 
 
 def _send(
     comm: AnyCommunicator,
     rows: Tensor,
     pairs: tuple[Numbers, list[int], int],
-    columns: list[notes.Bytes],
+    columns: list[headers.Bytes],
     signature: int,
     begins: bool,
 ) -> _Going:
@@ -81,26 +81,26 @@ def _send(
     order, sends, k = pairs
     with guard(comm, OPERATOR):
         head, widths = (signature, len(rows), k), [column.shape[1] for column in columns]
-        told = notes.written(columns, sends, head, notes.row_bytes(rows.shape[1]))
-        buffer, counts = row_bytes.behind_notes(rows, told, notes.distinct(order // k, sends))
+        made = headers.encode(columns, sends, head, headers.row_bytes(rows.shape[1]))
+        buffer, counts = row_bytes.behind_headers(rows, made, headers.distinct(order // k, sends))
     return _Going(comm, head, widths, row_bytes.exchange(comm, buffer, counts, None, begins))
 
 
-def _of_pairs(weights: Tensor, order: Numbers) -> notes.Bytes:
+def _of_pairs(weights: Tensor, order: Numbers) -> headers.Bytes:
     """Returns the weights as a column of the notes."""
-    column: notes.Bytes = row_bytes.as_bytes(weights.reshape(-1, 1)).cpu().numpy()[order]
+    column: headers.Bytes = row_bytes.as_bytes(weights.reshape(-1, 1)).cpu().numpy()[order]
     return column
 
 
-def _weights(column: notes.Bytes, source: Tensor, like: Tensor) -> Tensor:
+def _weights(column: headers.Bytes, source: Tensor, like: Tensor) -> Tensor:
     """Returns the weight of every row of the experts."""
     weights = torch.from_numpy(column.reshape(-1)).view(like.dtype).view(-1, 1).to(like.device)
     return row_bytes.placed(weights, source, False).view(-1)
 
 
-def _index(told: notes.Told, token: Numbers, source: Tensor) -> Tensor:
+def _index(parsed: headers.Headers, token: Numbers, source: Tensor) -> Tensor:
     """Returns, for every row of the experts, the index of the received row that it holds; -1 stands for zeros."""
-    lines = torch.from_numpy(np.append(notes.lines(token, told.pairs, told.firsts), -1))
+    lines = torch.from_numpy(np.append(headers.lines(token, parsed.pairs, parsed.firsts), -1))
     return lines.to(source.device)[source]
 
 
@@ -108,7 +108,7 @@ def begin_dispatch(
     tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: Routing, group: str, begins: bool
 ) -> Callable[[], list[Tensor]]:
     """Sends tokens ``[n, d]`` with choices and weights ``[n, k]``; the result returns `moe_dispatch`'s results."""
-    comm = carrier(group, tokens)
+    comm = communicator_of(group, tokens)
     with guard(comm, OPERATOR):
         numbers = ids.detach().to("cpu", torch.int64).numpy()
         routing.check_ids(numbers)
@@ -126,11 +126,11 @@ def begin_dispatch(
     going = _send(comm, coded, pairs, columns, sending.signature, begins)
 
     def finish() -> list[Tensor]:
-        received, told = going.arrive()
-        experts, token = told.columns[0].view(np.int32).astype(np.int64).T
+        received, parsed = going.arrive()
+        experts, token = parsed.columns[0].view(np.int32).astype(np.int64).T
         arrival = routing.receive(experts, comm.size, comm.rank)
         source = torch.from_numpy(arrival.source).to(device)
-        index, complete = _index(told, token, source), len(token) == len(source)
+        index, complete = _index(parsed, token, source), len(token) == len(source)
         values, scales = received[:, : coded.shape[1]], _nothing(x, torch.float32)
         if routing.codes:
             values, scales = row_bytes.split_codes(values, length)
@@ -138,8 +138,10 @@ def begin_dispatch(
         else:
             values = row_bytes.decode(values, routing.payload, length, x.dtype)
         rows = row_bytes.placed(values, index, complete)
-        made = _nothing(x, x.dtype) if weights is None else _weights(told.columns[1], source, weights)
-        ranks = torch.tensor([sending.sends, told.pairs, told.tokens, told.choices], dtype=torch.int64, device="cpu")
+        made = _nothing(x, x.dtype) if weights is None else _weights(parsed.columns[1], source, weights)
+        ranks = torch.tensor(
+            [sending.sends, parsed.pairs, parsed.tokens, parsed.choices], dtype=torch.int64, device="cpu"
+        )
         way = torch.from_numpy(sending.order).to(device), source, ranks, torch.from_numpy(token.copy()).to(device)
         return [rows, made, scales, *way, torch.from_numpy(np.stack([arrival.counts, arrival.received]))]
 
@@ -180,7 +182,7 @@ def _as_given(rows: Tensor, weights: Tensor | None, length: int, *shape: int) ->
 
 def _dispatched(tokens: Tensor, weights: Tensor | None, ids: Tensor, routing: str, group: str) -> list[Tensor]:
     """Returns the fake of a dispatch."""
-    about, comm, rows = as_routing(routing), carrier(group, tokens), known(-1)
+    about, comm, rows = as_routing(routing), communicator_of(group, tokens), known(-1)
     all_go = about.capacity is None and about.placement is None
     sent = ids.shape[0] * ids.shape[1] if all_go else known(-1)
     local = len(about.placed(comm.size)[comm.rank])
@@ -232,16 +234,16 @@ def moe_spread(
     group: str,
 ) -> list[Tensor]:
     """Sends tokens ``[n, d]``, weights ``[n, k]`` along a way; returns rows ``[r, d]``, weights ``[r]`` or ``[0]``."""
-    comm = carrier(group, tokens)
+    comm = communicator_of(group, tokens)
     with guard(comm, OPERATOR):
         x, pairs = row_bytes.as_bytes(as_input("tokens", tokens)), order.cpu().numpy()
         columns = [] if weights is None else [_of_pairs(weights, pairs)]
     width = sum(column.shape[1] for column in columns)
-    received, told = _send(comm, x, (pairs, ranks[0].tolist(), k), columns, width, False).arrive()
-    index = _index(told, token.cpu().numpy(), source)
+    received, parsed = _send(comm, x, (pairs, ranks[0].tolist(), k), columns, width, False).arrive()
+    index = _index(parsed, token.cpu().numpy(), source)
     values = received[:, : x.shape[1]].view(tokens.dtype)
     rows = row_bytes.placed(values, index, len(token) == len(source))
-    return [rows, _nothing(tokens, tokens.dtype) if weights is None else _weights(told.columns[0], source, weights)]
+    return [rows, _nothing(tokens, tokens.dtype) if weights is None else _weights(parsed.columns[0], source, weights)]
 
 
 def begin_collect(
@@ -260,12 +262,12 @@ def begin_collect(
     begins: bool = False,
 ) -> Callable[[], list[Tensor]]:
     """Sends the rows back; the result returns `moe_collect`'s results."""
-    comm, coded = carrier(group, rows), payload or None
+    comm, coded = communicator_of(group, rows), payload or None
     with guard(comm, OPERATOR):
         x, complete = as_input("rows", rows), len(order) == tokens * k
         beside = None if weights is None else row_bytes.as_bytes(as_input("weights", weights).view(-1, 1))
-        told = ranks if rows.is_cpu else ranks[:2]
-        known = order.cpu().numpy(), source.cpu().numpy(), told.tolist(), token.cpu().numpy()
+        sent = ranks if rows.is_cpu else ranks[:2]
+        known = order.cpu().numpy(), source.cpu().numpy(), sent.tolist(), token.cpu().numpy()
         way = pieces(*known, tokens, k, x.shape[1] * x.itemsize)
 
     def send(piece: Piece) -> Callable[[], tuple[Tensor, Tensor | None]]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alltoallv._calls import notes
+from alltoallv._calls import headers
 from alltoallv._calls.counts import packed, scaled, split_layout
 from alltoallv._calls.dispatching import OPERATOR
 from alltoallv._calls.guard import guard
@@ -114,14 +114,14 @@ def side_by_side(parts: Sequence[Part]) -> tuple[Tensor, list[slice]]:
     return buffer, columns
 
 
-def behind_notes(rows: Tensor, told: Sequence[notes.Bytes], which: Sequence[Numbers]) -> tuple[Tensor, list[int]]:
+def behind_headers(rows: Tensor, each: Sequence[headers.Bytes], which: Sequence[Numbers]) -> tuple[Tensor, list[int]]:
     """Returns, for every rank, its notes and then its rows, in one buffer, and how many rows these are."""
-    sends = [len(note) + len(these) for note, these in zip(told, which, strict=True)]
-    buffer = room(rows, (sum(sends), told[0].shape[1]), torch.uint8)
-    for part, note, these in zip(buffer.split(sends), told, which, strict=True):
-        part[: len(note)] = torch.from_numpy(note)
+    sends = [len(header) + len(these) for header, these in zip(each, which, strict=True)]
+    buffer = room(rows, (sum(sends), each[0].shape[1]), torch.uint8)
+    for part, header, these in zip(buffer.split(sends), each, which, strict=True):
+        part[: len(header)] = torch.from_numpy(header)
         index = torch.from_numpy(these).to(rows.device)
-        torch.index_select(rows, 0, index, out=part[len(note) :, : rows.shape[1]])
+        torch.index_select(rows, 0, index, out=part[len(header) :, : rows.shape[1]])
     return buffer, sends
 
 
@@ -133,8 +133,8 @@ def exchange(
     if recvs is None:
         send = scaled(sends, stride)
 
-        def made(output: Tensor, told: Sequence[int]) -> tuple[Tensor, list[int]]:
-            return output.view(-1, stride), [count // stride for count in told]
+        def made(output: Tensor, recv_counts: Sequence[int]) -> tuple[Tensor, list[int]]:
+            return output.view(-1, stride), [count // stride for count in recv_counts]
 
         with guard(comm, OPERATOR):
             learning = calls.learn(comm, OPERATOR, flat, send, packed(send), stride)

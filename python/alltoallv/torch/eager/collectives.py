@@ -25,7 +25,7 @@ from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import Operation, check_place
 from alltoallv.torch.eager.declaration import COLLECTIVES as COLLECTIVES
-from alltoallv.torch.eager.declaration import AtOnce, Collective, Functional, Tensors, Terms
+from alltoallv.torch.eager.declaration import AtOnce, Collective, Functional, Parameters, Tensors
 from alltoallv.torch.eager.group import AnyCommunicator
 from alltoallv.torch.eager.tensors import (
     Copies,
@@ -47,11 +47,16 @@ MOVABLE = {dtype for name in _core.dtypes if isinstance(dtype := getattr(torch, 
 
 def _reduce_at_once(operator: str) -> AtOnce:
     def call(
-        core: _core.Communicator, outs: Tensors, ins: Tensors, terms: Terms, limit: float | None, async_op: bool
+        core: _core.Communicator,
+        outs: Tensors,
+        ins: Tensors,
+        parameters: Parameters,
+        limit: float | None,
+        async_op: bool,
     ) -> Any:
         op = None
         for kind, name in REDUCE_OPS.items():  # to look it up takes eight times as long as to compare it with SUM
-            if terms.op is kind or terms.op == kind:
+            if parameters.op is kind or parameters.op == kind:
                 op = name
                 break
         return _core.reduce(core, operator, (ins or outs)[0], outs[0], op, -1.0 if limit is None else limit, async_op)
@@ -72,10 +77,10 @@ def _reduce_at_once(operator: str) -> AtOnce:
         given="",
     ),
 )
-def all_reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+def all_reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     copies: Copies = []
     out = in_place(outs[0], copies)
-    x, op = ins[0] if ins else out, op_for(out, terms.op)
+    x, op = ins[0] if ins else out, op_for(out, parameters.op)
     if x.is_complex() and not isinstance(comm, Communicator):
         x, out = torch.view_as_real(x), torch.view_as_real(out)
     made = calls.reduce(comm, "all_reduce", out, x, op, even_parts(x.numel(), comm.size))
@@ -83,16 +88,16 @@ def all_reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms)
 
 
 @partial(Collective, outputs="tensor", updates=True)
-def reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
-    check_rank("root", terms.root, comm.size)
+def reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
+    check_rank("root", parameters.root, comm.size)
     copies: Copies = []
-    x, here = in_place(outs[0], copies), comm.rank == terms.root
+    x, here = in_place(outs[0], copies), comm.rank == parameters.root
     if not here:
         copies.clear()
-    op = op_for(x, terms.op)
+    op = op_for(x, parameters.op)
     if isinstance(comm, Communicator):
         check_place(comm, x)
-        call = rooted.reduce(comm, core_name(x.dtype), op, region(x) if here else None, region(x), terms.root)
+        call = rooted.reduce(comm, core_name(x.dtype), op, region(x) if here else None, region(x), parameters.root)
         return Operation(comm, "reduce", call, x, [x.numel()], [x.numel()] if here else [], list(outs), x, copies)
     out = x if here else x.clone()  # an engine combines on every rank
     made = calls.reduce(comm, "all_reduce", out, out, op, even_parts(out.numel(), comm.size))
@@ -100,7 +105,7 @@ def reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> 
 
 
 @partial(Collective, outputs="output", inputs="input_list")
-def reduce_scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+def reduce_scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     check_length("input_list", ins, comm.size)
     check_one_dtype(*outs, *ins)
     parts = [as_input("input_list", x) for x in ins]
@@ -109,7 +114,7 @@ def reduce_scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Te
         raise InvalidTensorError(
             f"output has {outs[0].numel()} elements, expected {counts[comm.rank]} as entry {comm.rank} of input_list", 9
         )
-    return _reduce_scatter(comm, outs, joined(parts), counts, terms)
+    return _reduce_scatter(comm, outs, joined(parts), counts, parameters)
 
 
 @partial(
@@ -125,7 +130,7 @@ def reduce_scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Te
         gradient="all_gather",
     ),
 )
-def reduce_scatter_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+def reduce_scatter_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     output, input = outs[0], ins[0]
     check_one_dtype(output, input)
     if input.numel() != comm.size * output.numel():
@@ -134,21 +139,23 @@ def reduce_scatter_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, te
             f"expected {comm.size} times the elements of an output of shape {tuple(output.shape)}",
             9,
         )
-    return _reduce_scatter(comm, outs, as_input("input", input), [output.numel()] * comm.size, terms)
+    return _reduce_scatter(comm, outs, as_input("input", input), [output.numel()] * comm.size, parameters)
 
 
-def _reduce_scatter(comm: AnyCommunicator, outs: Tensors, x: Tensor, counts: list[int], terms: Terms) -> Operation:
+def _reduce_scatter(
+    comm: AnyCommunicator, outs: Tensors, x: Tensor, counts: list[int], parameters: Parameters
+) -> Operation:
     copies: Copies = []
     out = output_of(outs[0], copies)
     x = apart([x], [out])[0]
-    op = op_for(x, terms.op)
+    op = op_for(x, parameters.op)
     if x.is_complex() and not isinstance(comm, Communicator):
         x, out, counts = torch.view_as_real(x), torch.view_as_real(out), scaled(counts, 2)
     return _completed(calls.reduce(comm, "reduce_scatter", out, x, op, counts), outs, copies)
 
 
 @partial(Collective, outputs="tensor_list", inputs="tensor")
-def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     check_length("tensor_list", outs, comm.size)
     check_one_dtype(*ins, *outs)
     copies: Copies = []
@@ -170,7 +177,7 @@ def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms)
     outputs="output_tensor",
     inputs="input_tensor",
     strict=True,
-    at_once=lambda core, outs, ins, terms, limit, async_op: _core.all_gather_into_tensor(
+    at_once=lambda core, outs, ins, parameters, limit, async_op: _core.all_gather_into_tensor(
         core, outs[0], ins[0], async_op, limit
     ),
     functional=Functional(
@@ -180,7 +187,7 @@ def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms)
         gradient="reduce_scatter",
     ),
 )
-def all_gather_into_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+def all_gather_into_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     output, input = outs[0], ins[0]
     check_dtype("output_tensor", output, input.dtype)
     request = _core.Request.all_gather(comm.size, input.shape, output.numel(), "output_tensor")
@@ -193,7 +200,7 @@ def all_gather_into_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, t
 
 
 @partial(Collective, outputs="output_tensor_list", inputs="input_tensor_list", strict=True)
-def all_to_all(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+def all_to_all(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     check_length("input_tensor_list", ins, comm.size)
     check_length("output_tensor_list", outs, comm.size)
     check_one_dtype(*ins, *outs)
@@ -209,32 +216,32 @@ def all_to_all(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms)
     outputs="output",
     inputs="input",
     strict=True,
-    at_once=lambda core, outs, ins, terms, limit, async_op: _core.all_to_all_single(
-        core, outs[0], ins[0], terms.counts[0], terms.counts[1], async_op, limit, False
+    at_once=lambda core, outs, ins, parameters, limit, async_op: _core.all_to_all_single(
+        core, outs[0], ins[0], parameters.counts[0], parameters.counts[1], async_op, limit, False
     ),
 )
-def all_to_all_single(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+def all_to_all_single(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     check_one_dtype(*outs, *ins)
     copies: Copies = []
     out, x = output_of(outs[0], copies), as_input("input", ins[0])
-    request = _core.Request.all_to_all_single(comm.size, out.shape, x.shape, *terms.counts)
+    request = _core.Request.all_to_all_single(comm.size, out.shape, x.shape, *parameters.counts)
     check_apart(region(out), region(x))
-    row = request.row if terms.unit == "row" else 1
+    row = request.row if parameters.unit == "row" else 1
     return _completed(calls.exchange(comm, "all_to_all_single", out, x, request.layout, row), outs, copies)
 
 
 @partial(Collective, outputs="out", inputs="input", updates=True)
-def all_to_all_v(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+def all_to_all_v(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     out, x = outs[0], as_input("input", ins[0])
     check_dtype("out", out, x.dtype)
-    sends, recvs, sdispls, rdispls = terms.counts
-    request = _core.Request.all_to_all_v(comm.size, x.shape, sends, recvs, sdispls, rdispls, terms.unit, out.shape)
+    sends, recvs, sdispls, rdispls = parameters.counts
+    request = _core.Request.all_to_all_v(comm.size, x.shape, sends, recvs, sdispls, rdispls, parameters.unit, out.shape)
     return calls.exchange(comm, "all_to_all_v", out, x, request.layout, max(request.row, 1))
 
 
 @partial(Collective, outputs="tensor", updates=True)
-def broadcast(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
-    root, copies = terms.root, Copies()
+def broadcast(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
+    root, copies = parameters.root, Copies()
     x = in_place(outs[0], copies)
     if comm.rank == root:
         copies.clear()
@@ -247,10 +254,10 @@ def broadcast(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) 
 
 
 @partial(Collective, outputs="gather_list", inputs="tensor", updates=True)
-def gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+def gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     """Copies all ranks' tensors to the root; on other ranks outputs are not used."""
-    check_rank("root", terms.root, comm.size)
-    here = comm.rank == terms.root
+    check_rank("root", parameters.root, comm.size)
+    here = comm.rank == parameters.root
     given = list(outs) if here else []
     check_one_dtype(*ins, *given)
     copies: Copies = []
@@ -260,20 +267,20 @@ def gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> 
         check_length("gather_list", spaces, comm.size)
         x = apart([x], [out for out in spaces if region(out) != region(x)])[0]
     if isinstance(comm, Communicator):
-        call = rooted.gather(comm, core_name(x.dtype), [region(out) for out in spaces], region(x), terms.root)
+        call = rooted.gather(comm, core_name(x.dtype), [region(out) for out in spaces], region(x), parameters.root)
         recvs = [out.numel() for out in spaces]
         return Operation(comm, "gather", call, x, [x.numel()], recvs, [given], (x, spaces), copies)
     nothing = x.new_empty(0)
-    sends = [x if j == terms.root else nothing for j in range(comm.size)]
+    sends = [x if j == parameters.root else nothing for j in range(comm.size)]
     made = calls.exchange_lists(comm, "gather", spaces or [nothing] * comm.size, sends)
     return _completed(made, [given], copies)
 
 
 @partial(Collective, outputs="tensor", inputs="scatter_list")
-def scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+def scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     """Copies the root's tensors to the ranks; on other ranks inputs are not used."""
-    check_rank("root", terms.root, comm.size)
-    here = comm.rank == terms.root
+    check_rank("root", parameters.root, comm.size)
+    here = comm.rank == parameters.root
     given = list(ins) if here else []
     check_one_dtype(*outs, *given)
     copies: Copies = []
@@ -283,16 +290,16 @@ def scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) ->
         check_length("scatter_list", xs, comm.size)
         xs = [x if region(x) == region(out) else apart([x], [out])[0] for x in xs]
     if isinstance(comm, Communicator):
-        call = rooted.scatter(comm, core_name(out.dtype), region(out), [region(x) for x in xs], terms.root)
+        call = rooted.scatter(comm, core_name(out.dtype), region(out), [region(x) for x in xs], parameters.root)
         sends = [x.numel() for x in xs]
         return Operation(comm, "scatter", call, out, sends, [out.numel()], list(outs), (out, xs), copies)
     nothing = out.new_empty(0)
-    recvs = [out if j == terms.root else nothing for j in range(comm.size)]
+    recvs = [out if j == parameters.root else nothing for j in range(comm.size)]
     return _completed(calls.exchange_lists(comm, "scatter", recvs, xs or [nothing] * comm.size), outs, copies)
 
 
 @Collective
-def barrier(comm: AnyCommunicator, outs: Tensors, ins: Tensors, terms: Terms) -> Operation:
+def barrier(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     none, call = [0] * comm.size, Ready(barrier_plan(groups.on_host(comm)), (0, 0))
     return Operation(comm, "barrier", call, torch.empty(0, dtype=torch.uint8), none, none, [])
 

@@ -21,7 +21,7 @@ from alltoallv.torch.eager.group import AnyCommunicator
 Tensors = Sequence[Tensor]
 
 
-class Terms(NamedTuple):
+class Parameters(NamedTuple):
     """The arguments of a collective other than its tensors."""
 
     op: Any = dist.ReduceOp.SUM
@@ -30,10 +30,10 @@ class Terms(NamedTuple):
     unit: Any = "row"  # the unit of the counts that the ranks compare; None: whichever fits
 
 
-NO_TERMS = Terms()
+NO_PARAMETERS = Parameters()
 Shape = Sequence[int]
-Prepare = Callable[[AnyCommunicator, Tensors, Tensors, Terms], Operation]
-AtOnce = Callable[[_core.Communicator, Tensors, Tensors, Terms, float | None, bool], Any]  # timeout, async_op
+Prepare = Callable[[AnyCommunicator, Tensors, Tensors, Parameters], Operation]
+AtOnce = Callable[[_core.Communicator, Tensors, Tensors, Parameters, float | None, bool], Any]  # timeout, async_op
 
 
 class Functional(NamedTuple):

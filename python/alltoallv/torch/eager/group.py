@@ -110,10 +110,10 @@ def from_group(
     """
     wanted = backend or os.environ.get("ALLTOALLV_TORCH_BACKEND", "auto")
     of_group = _made.setdefault(group, {})
-    carrier: Communicator | None = getattr(group, "communicator", None)
+    own: Communicator | None = getattr(group, "communicator", None)
     made: AnyCommunicator | None = of_group.get((device, wanted))
-    if carrier is not None and device == "cpu" and wanted in ("auto", "shm", "tcp"):
-        made = carrier
+    if own is not None and device == "cpu" and wanted in ("auto", "shm", "tcp"):
+        made = own
     elif made is None or not made.usable:
         of_group[device, wanted] = made = _make(group, timeout, device, wanted, check)
     if backend is None:
@@ -157,9 +157,9 @@ def _make(group: dist.ProcessGroup, timeout: float, device: str, wanted: str, ch
 
 def _gatherer(group: dist.ProcessGroup) -> rendezvous.Gather:
     def gather(mine: bytes) -> list[bytes]:
-        heard: list[Any] = [None] * group.size()
-        dist.all_gather_object(heard, mine, group)
-        return heard
+        gathered: list[Any] = [None] * group.size()
+        dist.all_gather_object(gathered, mine, group)
+        return gathered
 
     return gather
 

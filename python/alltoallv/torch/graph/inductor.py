@@ -15,7 +15,7 @@ import torch
 _taught: set[Any] = set()
 
 
-def teach(operator: Any) -> None:
+def register(operator: Any) -> None:
     """Gives Inductor a lowering of an operator (an OpOverload) that keeps its place among the effectful ones."""
     if operator in _taught:
         return

@@ -124,7 +124,7 @@ def effectful(custom: Any, fake: Callable[..., Any]) -> None:
     torch.library._register_effectful_op(custom._qualname, torch.library.EffectType.ORDERED)
 
     def taught(*args: Any) -> Any:
-        inductor.teach(custom._opoverload)
+        inductor.register(custom._opoverload)
         return fake(*args)
 
     custom.register_fake(taught)

@@ -28,13 +28,13 @@ from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.calls import AnyCommunicator
 from alltoallv.torch.eager.collectives import COLLECTIVES
-from alltoallv.torch.eager.declaration import NO_TERMS, Collective
+from alltoallv.torch.eager.declaration import NO_PARAMETERS, Collective
 from alltoallv.torch.eager.group import Group
 from alltoallv.torch.eager.tensors import as_input, shaped
 from alltoallv.torch.graph.library import Operator, known
 
 
-def carrier(group: Group, tensor: Tensor) -> AnyCommunicator:
+def communicator_of(group: Group, tensor: Tensor) -> AnyCommunicator:
     """Returns the communicator for a tensor, from a call's group or a graph's name of it."""
     device = groups.device_of(tensor)
     found = groups.by_name(group, device) if isinstance(group, str) else groups.resolve(group, device)
@@ -81,7 +81,7 @@ def _forth(call: Any, grad: Tensor, layout: Tensor) -> Tensor:
 @partial(Operator, fake=_flat, gradient=_back, saves=("layout",))
 def all_to_all_v(input: Tensor, layout: Tensor, numel_out: int, row: int, operator: str, group: str) -> Tensor:
     """Exchanges into a new tensor of shape ``[numel_out]``; -1 sizes it by the layout."""
-    comm = carrier(group, input)
+    comm = communicator_of(group, input)
     if (made := _plain_exchange(comm, operator, input, layout, numel_out, row)) is not None:
         return made
     return _exchange(comm, operator, input, cast(Layout, tuple(layout.tolist())), numel_out, row)
@@ -90,7 +90,7 @@ def all_to_all_v(input: Tensor, layout: Tensor, numel_out: int, row: int, operat
 @partial(Operator, fake=_flat, gradient=_forth, saves=("layout",))
 def all_to_all_v_transpose(grad: Tensor, layout: Tensor, numel_in: int, row: int, operator: str, group: str) -> Tensor:
     """Returns the input's gradient, of shape ``[numel_in]``, from the output's."""
-    comm = carrier(group, grad)
+    comm = communicator_of(group, grad)
     if (made := _plain_exchange(comm, operator, grad, layout, numel_in, row, True)) is not None:
         return made
     sends, sdispls, recvs, rdispls = layout.tolist()
@@ -115,7 +115,7 @@ def all_to_all_v_learn(input: Tensor, sends: Tensor, row: int, operator: str, gr
 
     They are a list since Inductor (torch 2.13) does not find sizes in a tuple that are known only when the graph runs.
     """
-    comm = carrier(group, input)
+    comm = communicator_of(group, input)
     with guard(comm, operator):
         x = as_input("input", input)
         counts, displs = sends.tolist()
@@ -133,7 +133,7 @@ def _functional(row: Collective) -> Operator:
     at_once = form.at_once
 
     def run(input: Tensor, *about: Any) -> Tensor:
-        comm = carrier(about[-1], input)
+        comm = communicator_of(about[-1], input)
         out: Tensor | None = None if comm.host_core is None else at_once(comm.host_core, input)
         if out is not None and out.dim() == input.dim():
             return out
@@ -143,7 +143,7 @@ def _functional(row: Collective) -> Operator:
         with guard(comm, row.operator):
             x = as_input("input", input)
             out = calls.new_output(comm, shape, x)
-            operation = row.prepare(comm, [out], [x], NO_TERMS)
+            operation = row.prepare(comm, [out], [x], NO_PARAMETERS)
         operation.run()
         return out
 

@@ -19,7 +19,7 @@ from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.collectives import COLLECTIVES, REDUCE_OPS
-from alltoallv.torch.eager.declaration import Collective, Terms
+from alltoallv.torch.eager.declaration import Collective, Parameters
 from alltoallv.torch.eager.group import Group
 from alltoallv.torch.eager.tensors import needs_grad, row_size
 from alltoallv.torch.eager.work import Done
@@ -30,14 +30,21 @@ _OPS = {op: op.name for op in REDUCE_OPS}
 
 
 def collective(
-    row: Collective, outputs: Sequence[Tensor], inputs: Sequence[Tensor], terms: Terms, group: Group, async_op: bool
+    row: Collective,
+    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    parameters: Parameters,
+    group: Group,
+    async_op: bool,
 ) -> Done | None:
     """Records a collective; its arguments are checked when the graph runs."""
-    if terms.op not in _OPS:
-        raise InvalidParamError(f"op is {terms.op!r}, expected a ReduceOp of {', '.join(_OPS.values())} in a graph")
+    if parameters.op not in _OPS:
+        raise InvalidParamError(
+            f"op is {parameters.op!r}, expected a ReduceOp of {', '.join(_OPS.values())} in a graph"
+        )
     outs, ins = [x.detach() for x in outputs], [x.detach() for x in inputs]
-    counts = [as_counts(() if given is None else given) for given in terms.counts]
-    about = row.name, _OPS[terms.op], terms.root, counts, terms.unit, groups.name_of(group)
+    counts = [as_counts(() if given is None else given) for given in parameters.counts]
+    about = row.name, _OPS[parameters.op], parameters.root, counts, parameters.unit, groups.name_of(group)
     made = torch.ops.alltoallv.collective(outs, ins, *about)
     for output, value in zip(outputs, made, strict=True):
         output.copy_(value)
@@ -65,13 +72,13 @@ def _run(
     row = COLLECTIVES[name]
     comm = groups.by_name(group, groups.device_of(next(iter([*outputs, *inputs]))))
     given = tuple(each.tolist() if len(each) else None for each in counts)
-    terms = Terms(dist.ReduceOp(getattr(dist.ReduceOp, op)), root, given, unit)
+    parameters = Parameters(dist.ReduceOp(getattr(dist.ReduceOp, op)), root, given, unit)
     with guard(comm, row.operator):
         made = [calls.new_output(comm, x.shape, x) for x in outputs]
         if row.updates:
             for new, old in zip(made, outputs, strict=True):
                 new.copy_(old)
-        operation = row.prepare(comm, made, inputs, terms)
+        operation = row.prepare(comm, made, inputs, parameters)
     operation.run()
     return made
 
@@ -107,8 +114,10 @@ def all_to_all_v(
         if out is not None:
             if needs_grad(input):
                 raise InvalidParamError("out is given for an input that requires grad, expected one or the other")
-            terms = Terms(counts=(send_counts, recv_counts, sdispls, rdispls), unit="row" if by_row else "element")
-            collective(COLLECTIVES["all_to_all_v"], [out], [input], terms, group, False)
+            parameters = Parameters(
+                counts=(send_counts, recv_counts, sdispls, rdispls), unit="row" if by_row else "element"
+            )
+            collective(COLLECTIVES["all_to_all_v"], [out], [input], parameters, group, False)
             return outcome(out, None, async_op)
         packed_list = rdispls is None and not isinstance(recv_counts, Tensor)
         numel = sum(recv_counts) * row if packed_list else -1

@@ -39,12 +39,12 @@ from torch._C._distributed_c10d import Work as TorchWork
 
 from alltoallv.torch.api.p2p import prepare_recv, prepare_send
 from alltoallv.torch.eager import collectives as calls
-from alltoallv.torch.eager.declaration import Terms
+from alltoallv.torch.eager.declaration import Parameters
 from alltoallv.torch.process_group import engines
 from alltoallv.torch.process_group.carried import CarriedGroup
 from alltoallv.torch.process_group.group import NAME
 
-_EVEN = Terms(unit="element")  # split into equal parts
+_EVEN = Parameters(unit="element")  # split into equal parts
 
 
 class AllToAllVGroup(CarriedGroup):
@@ -54,7 +54,7 @@ class AllToAllVGroup(CarriedGroup):
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
         opts = opts or AllreduceOptions()
-        return self._run("allreduce", calls.all_reduce, _one(tensors), [], opts, (tensors,), Terms(opts.reduceOp))
+        return self._run("allreduce", calls.all_reduce, _one(tensors), [], opts, (tensors,), Parameters(opts.reduceOp))
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
         opts = opts or AllreduceCoalescedOptions()
@@ -67,11 +67,13 @@ class AllToAllVGroup(CarriedGroup):
     ) -> TorchWork:
         opts, given = opts or ReduceScatterOptions(), (output_tensors, input_tensors)
         outs, ins = _one(output_tensors), _only(input_tensors)
-        return self._run("reduce_scatter", calls.reduce_scatter, outs, ins, opts, given, Terms(opts.reduceOp))
+        return self._run("reduce_scatter", calls.reduce_scatter, outs, ins, opts, given, Parameters(opts.reduceOp))
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork:
         opts, row = opts or ReduceScatterOptions(), calls.reduce_scatter_tensor
-        return self._run("_reduce_scatter_base", row, [output], [input], opts, (output, input), Terms(opts.reduceOp))
+        return self._run(
+            "_reduce_scatter_base", row, [output], [input], opts, (output, input), Parameters(opts.reduceOp)
+        )
 
     def reduce_scatter_single_coalesced(
         self, output_tensors: list[Tensor], input_tensors: list[Tensor], opts: Any = None
@@ -120,9 +122,9 @@ class AllToAllVGroup(CarriedGroup):
         splits, opts = (output_split_sizes, input_split_sizes), opts or AllToAllOptions()
         # By length, for Megatron gives tensors.
         even = len(output_split_sizes) == len(input_split_sizes) == 0
-        terms = _EVEN if even else Terms(counts=splits, unit="element")
+        parameters = _EVEN if even else Parameters(counts=splits, unit="element")
         given = output, input, *splits
-        return self._run("alltoall_base", calls.all_to_all_single, [output], [input], opts, given, terms)
+        return self._run("alltoall_base", calls.all_to_all_single, [output], [input], opts, given, parameters)
 
     def alltoall(self, output_tensors: list[Tensor], input_tensors: list[Tensor], opts: Any = None) -> TorchWork:
         given = output_tensors, input_tensors
@@ -130,7 +132,9 @@ class AllToAllVGroup(CarriedGroup):
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
         opts = opts or BroadcastOptions()
-        return self._run("broadcast", calls.broadcast, _one(tensors), [], opts, (tensors,), Terms(root=opts.rootRank))
+        return self._run(
+            "broadcast", calls.broadcast, _one(tensors), [], opts, (tensors,), Parameters(root=opts.rootRank)
+        )
 
     def barrier(self, opts: Any = None) -> TorchWork:
         opts = opts or BarrierOptions()
@@ -157,18 +161,18 @@ class AllToAllVGroup(CarriedGroup):
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
         opts = opts or ReduceOptions()
         return self._run(
-            "reduce", calls.reduce, _one(tensors), [], opts, (tensors,), Terms(opts.reduceOp, opts.rootRank)
+            "reduce", calls.reduce, _one(tensors), [], opts, (tensors,), Parameters(opts.reduceOp, opts.rootRank)
         )
 
     def gather(self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any = None) -> TorchWork:
         opts, given = opts or GatherOptions(), (output_tensors, input_tensors)
         outs, ins = _only(output_tensors or [[]]), _one(input_tensors)
-        return self._run("gather", calls.gather, outs, ins, opts, given, Terms(root=opts.rootRank))
+        return self._run("gather", calls.gather, outs, ins, opts, given, Parameters(root=opts.rootRank))
 
     def scatter(self, output_tensors: list[Tensor], input_tensors: list[list[Tensor]], opts: Any = None) -> TorchWork:
         opts, given = opts or ScatterOptions(), (output_tensors, input_tensors)
         outs, ins = _one(output_tensors), _only(input_tensors or [[]])
-        return self._run("scatter", calls.scatter, outs, ins, opts, given, Terms(root=opts.rootRank))
+        return self._run("scatter", calls.scatter, outs, ins, opts, given, Parameters(root=opts.rootRank))
 
     # Messages, which concern only two ranks.
 

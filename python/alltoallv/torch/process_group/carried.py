@@ -17,7 +17,7 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager.calls import Operation
 from alltoallv.torch.eager.collectives import MOVABLE
-from alltoallv.torch.eager.declaration import NO_TERMS, Collective, Terms
+from alltoallv.torch.eager.declaration import NO_PARAMETERS, Collective, Parameters
 from alltoallv.torch.eager.tensors import PLAIN
 from alltoallv.torch.process_group.group import EngineGroup, device_kind
 from alltoallv.torch.process_group.work import BackendWork, Futures, MessageWork, WorkList, callbacks, in_turn
@@ -56,7 +56,7 @@ class CarriedGroup(EngineGroup):
         ins: Sequence[Tensor] | None,
         opts: Any,
         given: tuple[Any, ...],
-        terms: Terms = NO_TERMS,
+        parameters: Parameters = NO_PARAMETERS,
     ) -> TorchWork | None:
         """Runs a collective; if the communicator does not carry it, torch's ``method`` runs with ``given``.
 
@@ -70,7 +70,7 @@ class CarriedGroup(EngineGroup):
         comm, timeout, async_op = self.communicator, opts.timeout, opts.asyncOp
         limit = timeout.total_seconds() if timeout > _UNSET else self._limit()
         try:
-            made = row.at_once(comm.core, outs, ins, terms, limit, async_op) if row.at_once is not None else None
+            made = row.at_once(comm.core, outs, ins, parameters, limit, async_op) if row.at_once is not None else None
             if made is not None:
                 if not async_op:
                     return None
@@ -79,7 +79,7 @@ class CarriedGroup(EngineGroup):
             if not (self._carries(outs) and self._carries(ins)):
                 return self._hand_over(method, *given, opts)
             with guard(comm, row.operator):
-                operation = row.prepare(comm, outs, ins, terms)
+                operation = row.prepare(comm, outs, ins, parameters)
         except (InvalidParamError, InvalidTensorError) as error:
             raise _as_torch(error, row.operator, comm) from None
         if async_op:

@@ -25,7 +25,7 @@ from alltoallv.torch.eager import calls
 from alltoallv.torch.eager.group import AnyCommunicator
 from alltoallv.torch.graph import ops
 from alltoallv.torch.graph.library import Operator, known
-from alltoallv.torch.graph.ops import carrier
+from alltoallv.torch.graph.ops import communicator_of
 from alltoallv.torch.quantized.adapter import ADAPTER
 from alltoallv.torch.quantized.rows import RowExchange
 
@@ -40,7 +40,7 @@ _OPTIONS = (
 def _gradient_of_sum(call: Any, grad: Tensor) -> Tensor:
     """Returns the gradient of a quantized all-reduce."""
     back: Tensor = ops.all_reduce(grad.to(call.input.dtype), call.group)
-    return back / carrier(call.group, grad).size if call.op == "avg" else back
+    return back / communicator_of(call.group, grad).size if call.op == "avg" else back
 
 
 def _summed(input: Tensor, *given: Any) -> Tensor:
@@ -52,7 +52,7 @@ def _summed(input: Tensor, *given: Any) -> Tensor:
 @partial(Operator, schema=f"(Tensor input, {_OPTIONS}) -> Tensor", fake=_summed, gradient=_gradient_of_sum)
 def quantized_all_reduce(input: Tensor, *given: Any) -> Tensor:
     """Sums all ranks' inputs; the result has the input's shape."""
-    options, comm = Options(*given[:-1]), carrier(given[-1], input)
+    options, comm = Options(*given[:-1]), communicator_of(given[-1], input)
     if options.dynamic() and options.out_dtype is None and comm.host_core is not None:
         result: Tensor | None = _core.quantized_all_reduce(comm.host_core, input, None, *options[4:9])
         if result is not None:
@@ -79,7 +79,7 @@ def _gathered(call: Any, grad: Tensor) -> Tensor:
 )
 def quantized_reduce_scatter(input: Tensor, rows: list[int], rank: int, *given: Any) -> Tensor:
     """Sums all ranks' inputs; ``rank``, this one, keeps ``rows[rank]`` rows."""
-    return _reduced(carrier(given[-1], input), requests.reduce_scatter, input, rows, Options(*given[:-1]))
+    return _reduced(communicator_of(given[-1], input), requests.reduce_scatter, input, rows, Options(*given[:-1]))
 
 
 def _reduced(comm: AnyCommunicator, request: Callable[..., Any], input: Tensor, *how: Any) -> Tensor:
@@ -122,7 +122,7 @@ def quantized_all_to_all(input: Tensor, sends: Tensor, recvs: Tensor | None, row
 
     ``rows``: the number of rows that a graph may rely on; -1 where it is known only when the graph runs.
     """
-    comm = carrier(given[-1], input)
+    comm = communicator_of(given[-1], input)
     with guard(comm, "quantized_all_to_all"):
         learnt = None if recvs is None else recvs.tolist()
         exchange = RowExchange(comm, input, sends.tolist(), learnt, Options(*given[:-1]))
@@ -147,7 +147,7 @@ def _through_products(call: Any, grad: Tensor, input: Tensor, weight: Tensor) ->
 )
 def quantized_linear(input: Tensor, weight: Tensor, chunks: int | None, *given: Any) -> Tensor:
     """Sums ``input @ weight.T`` over the ranks. While a chunk of rows travels, the next is computed."""
-    options, comm = Options(*given[:-1]), carrier(given[-1], input)
+    options, comm = Options(*given[:-1]), communicator_of(given[-1], input)
     name, works = "quantized_all_reduce", []
     with guard(comm, name):
         check_shapes(input.shape, weight.shape, None)

@@ -87,17 +87,17 @@ class RowExchange:
         coded = calls.new_output(comm, (x.shape[0], stride), bytes_like)
         self._rows.encode(x, coded)
         if made.must_fit() and not self._rows.decode(coded, torch.empty_like(x, dtype=self._like.dtype), "raise"):
-            raise ValueOverflowError(made.misfit())
+            raise ValueOverflowError(made.overflow_text())
         self._overflow = made.received().overflow
-        layout, terms = made.layout(stride), made.terms()
+        layout, digest = made.layout(stride), made.digest()
         self._arrived: Tensor | None = None
         self.output: Tensor | None = None
         if self._recvs is None:
-            self._learning = calls.learn(comm, self.operator, coded.view(-1), *layout[:2], stride, terms)
+            self._learning = calls.learn(comm, self.operator, coded.view(-1), *layout[:2], stride, digest)
             return
         self._arrived = calls.new_output(comm, (sum(self._recvs), stride), bytes_like)
         self.output = self._new_rows(sum(self._recvs))
-        self._call = calls.exchange(comm, self.operator, self._arrived, coded, layout, stride, terms)
+        self._call = calls.exchange(comm, self.operator, self._arrived, coded, layout, stride, digest)
 
     def run(self, timeout: float = -1.0) -> tuple[Tensor, list[int]]:
         """Returns the rows received, and how many came from each rank."""

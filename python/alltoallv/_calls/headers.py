@@ -1,8 +1,8 @@
-"""A token goes once to every rank that has experts of it, behind notes that list the pairs it stands for.
+"""A token goes once to every rank that has experts of it, behind headers that list the pairs it stands for.
 
-What goes to a rank is a matrix of bytes: rows of notes, then a row for each token. Notes begin with four int32: a
-signature, the number of pairs, and how many tokens and choices of each the sender has. Columns follow, which have some
-bytes of every pair.
+What goes to a rank is a matrix of bytes: rows of a header, then a row for each token. A header begins with four int32:
+a signature, the number of pairs, and how many tokens and choices of each the sender has. Columns follow, which have
+some bytes of every pair.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from alltoallv._calls.routing import Numbers
 from alltoallv.errors import PeerMismatchError
 
 Bytes = npt.NDArray[np.uint8]
-_ALIGNED = 16  # so that columns can be viewed as any dtype, and a row has room for what notes begin with
+_ALIGNED = 16  # so that columns can be viewed as any dtype, and a row has room for what a header begins with
 
 
 def row_bytes(width: int) -> int:
@@ -42,19 +42,19 @@ def lines(tokens: Numbers, pairs: Sequence[int], firsts: Sequence[int]) -> Numbe
     return np.concatenate([line + first for line, first in zip(found, firsts, strict=True)])
 
 
-def written(columns: Sequence[Bytes], pairs: Sequence[int], head: Sequence[int], stride: int) -> list[Bytes]:
-    """Returns the notes for every rank from columns ``[sum(pairs), width]``; ``head``: signature, tokens, choices."""
+def encode(columns: Sequence[Bytes], pairs: Sequence[int], head: Sequence[int], stride: int) -> list[Bytes]:
+    """Returns the header for every rank from columns ``[sum(pairs), width]``; ``head``: signature, tokens, choices."""
     made = []
     for begin, count in zip(packed(pairs), pairs, strict=True):
         signature, *about = head
         texts = [np.array([signature, count, *about], np.int32).view(np.uint8)]
         texts += [column[begin : begin + count].reshape(-1) for column in columns]
-        note = np.zeros(_rows(count, [column.shape[1] for column in columns], stride) * stride, np.uint8)
+        header = np.zeros(_rows(count, [column.shape[1] for column in columns], stride) * stride, np.uint8)
         place = 0
         for text in texts:
-            note[place : place + len(text)] = text
+            header[place : place + len(text)] = text
             place += _padded(len(text))
-        made.append(note.reshape(-1, stride))
+        made.append(header.reshape(-1, stride))
     return made
 
 
@@ -62,8 +62,8 @@ def _rows(pairs: int, widths: Sequence[int], stride: int) -> int:
     return -(-(_ALIGNED + sum(_padded(pairs * width) for width in widths)) // stride)
 
 
-class Told(NamedTuple):
-    """Holds what the notes of every rank say, by rank."""
+class Headers(NamedTuple):
+    """Holds what the headers of all ranks say, by rank."""
 
     pairs: list[int]
     tokens: list[int]
@@ -72,10 +72,10 @@ class Told(NamedTuple):
     columns: list[Bytes]  # [sum(pairs), width]
 
 
-def read(
+def decode(
     fetch: Callable[[Numbers], Bytes], recvs: Sequence[int], widths: Sequence[int], signature: int, rank: int
-) -> Told:
-    """Reads the notes in the rows that arrived, ``recvs`` from every rank; ``fetch`` returns chosen rows.
+) -> Headers:
+    """Reads the headers in the rows that arrived, ``recvs`` from every rank; ``fetch`` returns chosen rows.
 
     Raises:
         PeerMismatchError: a peer's signature is another.
@@ -92,11 +92,11 @@ def read(
     stride = fetch(np.zeros(0, np.int64)).shape[1]
     rows = [_rows(count, widths, stride) for count in pairs]
     firsts = [begin + count for begin, count in zip(begins, rows, strict=True)]
-    notes = fetch(np.concatenate([np.arange(*ends) for ends in zip(begins, firsts, strict=True)]))
+    headers = fetch(np.concatenate([np.arange(*ends) for ends in zip(begins, firsts, strict=True)]))
     columns: list[list[Bytes]] = [[] for _ in widths]
-    for note, count in zip(np.split(notes, packed(rows)[1:]), pairs, strict=True):
-        text, place = note.reshape(-1), _ALIGNED
+    for header, count in zip(np.split(headers, packed(rows)[1:]), pairs, strict=True):
+        text, place = header.reshape(-1), _ALIGNED
         for column, width in zip(columns, widths, strict=True):
             column.append(text[place : place + count * width].reshape(count, width))
             place += _padded(count * width)
-    return Told(pairs, tokens, choices, firsts, [np.concatenate(column) for column in columns])
+    return Headers(pairs, tokens, choices, firsts, [np.concatenate(column) for column in columns])

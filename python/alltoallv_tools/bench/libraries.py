@@ -1,6 +1,6 @@
-"""The parties of a measurement, and the columns that each has for a case.
+"""The libraries of a measurement, and the columns that each has for a case.
 
-A *party* is a job with ranks of its own: ours, or one peer's. Its ranks hold one or more contenders.
+A *library* takes part with a job of its own: ours, or a peer such as gloo. Its ranks hold one or more contenders.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from alltoallv_tools.bench.cases import COUNTS, Case, outputs_of
 from alltoallv_tools.bench.contenders import Contender
 
 
-class Party(Protocol):
+class Library(Protocol):
     """One rank's side of a job. ``barrier`` is over the ranks of this job."""
 
     rank: int
@@ -23,32 +23,32 @@ class Party(Protocol):
     def barrier(self) -> None: ...
 
 
-def join(name: str, api: str) -> Party:
-    """Joins the job of ``party`` as this process's rank; collective over the job."""
+def join(name: str, api: str) -> Library:
+    """Joins the job of ``library`` as this process's rank; collective over the job."""
     if name == "ours" and api == "backend":
         from alltoallv_tools.bench import backend
 
-        return backend.BackendParty()
+        return backend.BackendLibrary()
     if name == "ours":
-        from alltoallv_tools.bench.ours import OurParty
+        from alltoallv_tools.bench.ours import OurLibrary
 
-        return OurParty(api)
+        return OurLibrary(api)
     from alltoallv_tools.bench import peers
 
     if name == "gloo":
-        return peers.GlooParty()
+        return peers.GlooLibrary()
     if name == "mindspore":
-        return peers.MindSporeParty()
-    return peers.MpiParty(name)
+        return peers.MindSporeLibrary()
+    return peers.MpiLibrary(name)
 
 
-def contenders_of(party: str, case: Case, api: str) -> tuple[str, ...]:
-    """Returns the names of the party's columns for a case; ``api`` selects our interface."""
+def contenders_of(library: str, case: Case, api: str) -> tuple[str, ...]:
+    """Returns the names of the library's columns for a case; ``api`` selects our interface."""
     if api == "backend":
         from alltoallv_tools.bench import backend
 
         return backend.contenders(case)
-    if party == "ours":
+    if library == "ours":
         names: tuple[str, ...] = ("ours",)
         if case.collective == "quantized":
             names += ("ours-full", "ours-fp32") if outputs_of(api, "allreduce") else ("ours-full",)
@@ -61,6 +61,6 @@ def contenders_of(party: str, case: Case, api: str) -> tuple[str, ...]:
         if case.collective == "alltoallv" and case.pattern == "sparse":
             names += ("full",)
         return (*names, "copy", "copy-nt")
-    if party == "gloo" and case.collective == "quantized":
+    if library == "gloo" and case.collective == "quantized":
         return ("gloo", "gloo-bf16", "composed")
-    return (party,)
+    return (library,)
