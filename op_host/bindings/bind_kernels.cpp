@@ -5,6 +5,7 @@
 #include "op_kernel/cpu/copy.h"
 #include "op_kernel/cpu/quantize.h"
 #include "op_kernel/cpu/reduce.h"
+#include "op_kernel/cpu/rows.h"
 
 namespace alltoallv {
 namespace {
@@ -110,6 +111,40 @@ void bind_shared_scale(nb::module_& m) {
         "inputs"_a, "count"_a, "ratios"_a, "n_ratios"_a, "first"_a, "codes"_a, "isa"_a = nb::none(), ReleaseGil());
 }
 
+void bind_rows(nb::module_& m) {
+    m.def(
+        "gather_rows",
+        [](uintptr_t out, size_t out_stride, uintptr_t input, size_t stride, uintptr_t index, size_t count,
+           size_t nbytes) {
+            kernel::gather_rows({pointer(out), out_stride}, {pointer(input), stride}, pointer<const int64_t>(index),
+                                count, nbytes);
+        },
+        "out"_a, "out_stride"_a, "input"_a, "stride"_a, "index"_a, "count"_a, "nbytes"_a, ReleaseGil(),
+        "Row i of `out` becomes row index[i] of the input, or zeros where that is -1; addresses, strides in bytes.");
+    m.def(
+        "weigh_rows",
+        [](const std::string& dtype, uintptr_t out, uintptr_t input, uintptr_t index, uintptr_t weights, size_t count,
+           size_t length) {
+            const DType type = dtype_from_name(dtype);
+            const size_t stride = length * size_of(type);
+            kernel::weigh_rows(type, {pointer(out), stride}, {pointer(input), stride}, pointer<const int64_t>(index),
+                               pointer<const float>(weights), count, length);
+        },
+        "dtype"_a, "out"_a, "input"_a, "index"_a, "weights"_a, "count"_a, "length"_a, ReleaseGil(),
+        "Row i of `out` becomes row index[i] of the input times weights[i], a float32; addresses.");
+    m.def(
+        "sum_rows",
+        [](const std::string& dtype, uintptr_t out, uintptr_t input, size_t stride, uintptr_t index, size_t terms,
+           size_t count, size_t length) {
+            const DType type = dtype_from_name(dtype);
+            kernel::sum_rows(type, {pointer(out), length * size_of(type)}, {pointer(input), stride},
+                             pointer<const int64_t>(index), terms, count, length);
+        },
+        "dtype"_a, "out"_a, "input"_a, "stride"_a, "index"_a, "terms"_a, "count"_a, "length"_a, ReleaseGil(),
+        "Row i of `out` becomes the sum of `terms` rows of the input, chosen by index[i], as kernel_reduce adds them; "
+        "-1 stands for zeros. Addresses, the stride in bytes.");
+}
+
 }  // namespace
 
 void bind_kernels(nb::module_& m) {
@@ -134,6 +169,7 @@ void bind_kernels(nb::module_& m) {
         "dtype"_a, "op"_a, "out"_a, "inputs"_a, "count"_a, ReleaseGil(),
         "`count` elements of each input, in the order of the inputs; addresses, `out` may be one of them.");
     bind_groups(m);
+    bind_rows(m);
     bind_shared_scale(m);
 }
 

@@ -157,6 +157,20 @@ void keeps_to_the_budget() {
     empty_again();
 }
 
+void keeps_private_blocks() {
+    const Budget budget(arena(), megabyte);
+    const char* place = nullptr;
+    for (const size_t size : {40, 40, 30}) {  // the last one is smaller, and takes the same pages
+        const Block block = arena().allocate(size * megabyte);
+        CHECK(!block.shared());
+        if (place != nullptr) CHECK(block.data() == place);
+        place = block.data();
+        std::memset(block.data(), 1, block.bytes());
+    }
+    const Block kept = arena().allocate(40 * megabyte), other = arena().allocate(40 * megabyte);
+    CHECK(kept.data() == place && other.data() != place);
+}
+
 void outlives_communicators() {
     std::optional<Block> block;
     {
@@ -319,6 +333,7 @@ int main(int argc, char** argv) {
                              {"takes huge pages", takes_huge_pages},
                              {"merges", merges},
                              {"keeps to the budget", keeps_to_the_budget},
+                             {"keeps private blocks", keeps_private_blocks},
                              {"outlives communicators", outlives_communicators},
                              {"finds", finds},
                              {"quarantines", quarantines},

@@ -21,7 +21,6 @@ constexpr size_t default_budget = 200 * megabyte;  // until a communicator sets 
 constexpr size_t min_segment = 8 * megabyte;
 constexpr size_t max_segment = 64 * megabyte;
 constexpr size_t recent_limit = 128 * megabyte;
-constexpr size_t huge_page = 2 * megabyte;
 
 std::atomic<Arena*> current{nullptr};
 
@@ -61,7 +60,7 @@ Block& Block::operator=(Block&& other) noexcept {
 Block::~Block() {
     if (data_ == nullptr) return;
     if (arena_ == nullptr) {
-        std::free(data_);
+        Arena::instance().give_back_private({data_, reserved_});
     } else if (arena_ ==
                current.load(std::memory_order_acquire)) {  // else: inherited through fork, the parent frees it
         arena_->give_back(data_, reserved_);
@@ -97,14 +96,21 @@ Block Arena::allocate(size_t bytes) {
             return block;
         }
     }
-    const size_t aligned = block.reserved_ < huge_page ? 2 * cache_line : huge_page;
-    block.data_ = static_cast<char*>(std::aligned_alloc(aligned, round_up(block.reserved_, aligned)));
+    {
+        const std::lock_guard lock(mutex_);
+        const auto [data, reserved] = private_.take(block.reserved_);
+        block.data_ = data;
+        block.reserved_ = reserved;
+    }
     if (block.data_ == nullptr) throw resource_error("no memory for an output of " + std::to_string(bytes) + " bytes");
-    // Touching fresh pages of 4 KiB takes longer than an exchange; if the kernel refuses, they stay as they are.
-    if (aligned == huge_page) madvise(block.data_, block.reserved_, MADV_HUGEPAGE);
     private_blocks_.fetch_add(1, std::memory_order_relaxed);
     private_bytes_.fetch_add(bytes, std::memory_order_relaxed);
     return block;
+}
+
+void Arena::give_back_private(PrivateBlocks::Memory memory) {
+    const std::lock_guard lock(mutex_);
+    private_.give_back(memory, communicators_ > 0);
 }
 
 char* Arena::take(size_t bytes) {
@@ -269,6 +275,7 @@ void Arena::remove_budget(size_t bytes) {
     const Lock lock(*this);
     --communicators_;
     budget_ -= bytes;
+    if (communicators_ == 0) private_.clear();
     settle_quarantine();
     if (total_ <= limit()) return;
     for (const Parked& block : recent_) merge(block.data, block.bytes);

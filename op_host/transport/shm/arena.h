@@ -20,6 +20,7 @@
 #include "base/unique_fd.h"
 #include "control/layout.h"
 #include "transport/shm/cut_pages.h"
+#include "transport/shm/private_blocks.h"
 #include "transport/shm/quarantine.h"
 
 namespace alltoallv {
@@ -128,6 +129,7 @@ class Arena {
     bool grow(size_t bytes);
     uint32_t free_id();
     void give_back(char* data, size_t bytes);
+    void give_back_private(PrivateBlocks::Memory memory);
     void merge(char* data, size_t bytes);
     void settle_quarantine();
     bool is_cut(const void* data, size_t bytes) const;
@@ -150,6 +152,7 @@ class Arena {
     std::vector<uint32_t> released_;  // segments whose release has not been announced to peers
     std::vector<Parked> recent_;      // freed blocks kept whole for the next request of that size
     std::vector<Parked> parked_;      // freed but quarantined
+    PrivateBlocks private_;
     Quarantine quarantine_;
     CutPages cuts_;
     std::atomic<bool> has_cuts_{false};

@@ -103,7 +103,7 @@ def _send(
         buffer = memory.empty((sum(counts), stride), np.uint8)
         for part, header, these in zip(np.split(buffer, packed(counts)[1:]), made, which, strict=True):
             part[: len(header)] = header
-            part[len(header) :, :width] = rows[these]
+            _gather(rows, these, part[len(header) :, :width])
     exchange = _exchange(comm, buffer, counts, None, begins)
 
     def arrive() -> tuple[Array, Headers]:
@@ -173,8 +173,7 @@ def collect(
 
     def send(piece: Piece) -> Callable[[], tuple[Array, Array | None]]:
         with guard(comm, OPERATOR):
-            part = weighted(rows[piece.rows], None if gates is None else gates[piece.rows])
-            parts = [encode(part, payload)]
+            parts = [encode(_weighed(rows, piece.rows, gates), payload)]
             if weights is not None:
                 parts.append(_bytes(weights[piece.rows]))
             buffer, columns = _side_by_side(parts)
@@ -194,7 +193,7 @@ def collect(
         flat = None if weights is None else np.empty((route.tokens, route.k), weights.dtype)
         for number, piece in enumerate(way):
             values, others = sent[number]() if sent else send(piece)()
-            total[piece.tokens] = _summed(values, piece.places)
+            _sum(values, piece.places, total[piece.tokens])
             if flat is not None and others is not None:
                 flat[piece.tokens] = _placed(others, piece.places.reshape(-1)).reshape(-1, route.k)
         return total, flat
@@ -202,14 +201,31 @@ def collect(
     return finish
 
 
-def _summed(rows: Array, places: Numbers) -> Array:
-    """Returns sums: row t adds rows ``places[t]`` in float32 or wider and is rounded once; -1 stands for zeros."""
-    total = _placed(rows, places[:, 0])
-    if places.shape[1] > 1:
-        total = total.astype(sum_dtype(rows.dtype), copy=False)
-        for choice in range(1, places.shape[1]):
-            total += _placed(rows, places[:, choice]).astype(total.dtype, copy=False)
-    return total.astype(rows.dtype, copy=False)
+def _sum(rows: Array, places: Numbers, out: Array) -> None:
+    """Sets row t of ``out`` to the sum of rows ``places[t]``, in float32 or wider, rounded once; -1 adds zeros."""
+    known = _core.dtypes.get(name := core_name(rows.dtype))
+    if known and known.arithmetic != "none":
+        about = rows.strides[0], places.ctypes.data, places.shape[1], len(places), _length(rows.shape[1:])
+        _core.sum_rows(name, out.ctypes.data, rows.ctypes.data, *about)
+        return
+    wide = sum_dtype(rows.dtype)  # of float8 and long doubles
+    total, *others = (_placed(rows, np.ascontiguousarray(choice)).astype(wide) for choice in places.T)
+    for each in others:
+        total += each
+    out[...] = total.astype(out.dtype)
+
+
+def _weighed(rows: Array, source: Numbers, weights: Array | None) -> Array:
+    """Returns `weighted` of the rows ``source``."""
+    if weights is None:
+        return _placed(rows, source)
+    name, wide = core_name(rows.dtype), sum_dtype(rows.dtype, weights.dtype)
+    if name not in _FLOATS or wide != np.float32:
+        return weighted(rows[source], weights[source])
+    out, each = memory.empty((len(source), *rows.shape[1:]), rows.dtype), weights[source].astype(np.float32)
+    about = source.ctypes.data, each.ctypes.data, len(source), _length(rows.shape[1:])
+    _core.weigh_rows(name, out.ctypes.data, rows.ctypes.data, *about)
+    return out
 
 
 def weighted(rows: Array, weights: Array | None) -> Array:
@@ -267,12 +283,15 @@ def _as_rows(rows: Array, dtype: np.dtype[Any], tail: Sequence[int]) -> Array:
 
 def _placed(rows: Array, source: Numbers) -> Array:
     """Returns an array whose row i is row ``source[i]``, or zeros where that is -1."""
-    if not len(rows):
-        return np.zeros((len(source), *rows.shape[1:]), rows.dtype)
-    result = rows[source]
-    if source.min(initial=0) < 0:
-        result[source < 0] = 0
+    result = memory.empty((len(source), *rows.shape[1:]), rows.dtype)
+    _gather(rows, source, result)
     return result
+
+
+def _gather(rows: Array, source: Numbers, out: Array) -> None:
+    size = _length(rows.shape[1:]) * rows.itemsize
+    about = rows.ctypes.data, rows.strides[0], source.ctypes.data, len(source), size
+    _core.gather_rows(out.ctypes.data, out.strides[0], *about)
 
 
 def _side_by_side(parts: Sequence[Array]) -> tuple[Array, list[slice]]:

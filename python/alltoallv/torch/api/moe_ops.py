@@ -273,10 +273,7 @@ def begin_collect(
     def send(piece: Piece) -> Callable[[], tuple[Tensor, Tensor | None]]:
         with guard(comm, OPERATOR):
             which = torch.from_numpy(piece.rows).to(rows.device)
-            part = row_bytes.placed(x, which, True)
-            if gates is not None:
-                wide = row_bytes.sum_dtype(x.dtype, gates.dtype)
-                part = part.to(wide).mul_(gates[which].to(wide)[:, None]).to(x.dtype)
+            part = row_bytes.weighed(x, which, gates)
             parts: list[row_bytes.Part] = [(row_bytes.encode(part, coded), None)]
             if beside is not None:
                 parts.append((beside, which))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from alltoallv import _core
 from alltoallv._calls import headers
 from alltoallv._calls.counts import packed, scaled, split_layout
 from alltoallv._calls.dispatching import OPERATOR
@@ -17,9 +18,10 @@ from alltoallv.errors import InvalidTensorError
 from alltoallv.quantization.spec import Quantization
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager.calls import AnyCommunicator
-from alltoallv.torch.eager.tensors import as_input, empty
+from alltoallv.torch.eager.tensors import as_input, core_name, empty
 from alltoallv.torch.quantized.rows import DeviceRows, HostRows
 
+_CODED = (torch.float32, torch.float16, torch.bfloat16)
 Part = tuple[Tensor, Tensor | None]  # rows of bytes, and the indices of those that go
 
 
@@ -45,7 +47,7 @@ def encode(rows: Tensor, payload: str | None) -> Tensor:
     """Returns one row of bytes per row: the values, or a scale and the codes."""
     if payload is None:
         return as_bytes(rows)
-    if rows.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+    if rows.dtype not in _CODED:
         raise InvalidTensorError(f"rows have dtype {rows.dtype}, expected float32, float16 or bfloat16 for codes", 13)
     codec = _codec(payload, rows.shape[1], rows.device)
     coded = room(rows, (len(rows), codec.stride), torch.uint8)
@@ -68,20 +70,51 @@ def split_codes(coded: Tensor, length: int) -> tuple[Tensor, Tensor]:
     return coded[:, begin : begin + length].view(torch.int8), coded[:, :4].view(torch.float32)
 
 
+def gather(rows: Tensor, source: Tensor, out: Tensor) -> None:
+    """Sets row i of ``out`` to row ``source[i]``, or to zeros where that is -1."""
+    if rows.is_cpu:
+        size = out.shape[1] * out.itemsize
+        about = rows.data_ptr(), _stride(rows), source.data_ptr(), len(source), size
+        _core.gather_rows(out.data_ptr(), _stride(out), *about)
+    elif not len(rows):
+        out.zero_()
+    else:
+        torch.index_select(rows, 0, source.clamp(min=0), out=out)
+        out.view(torch.uint8)[source < 0] = 0
+
+
+def _stride(rows: Tensor) -> int:
+    return rows.stride(0) * rows.itemsize
+
+
 def placed(rows: Tensor, source: Tensor, complete: bool) -> Tensor:
     """Returns a tensor whose row i is row ``source[i]``, or zeros where that is -1; ``complete``: it never is."""
     result = room(rows, (len(source), *rows.shape[1:]), rows.dtype)
-    if complete:
+    if complete and not rows.is_cpu:
         return torch.index_select(rows, 0, source, out=result)
-    if not len(rows):
-        return result.zero_()
-    torch.index_select(rows, 0, source.clamp(min=0), out=result)
-    result.view(torch.uint8)[source < 0] = 0
+    gather(rows, source, result)
+    return result
+
+
+def weighed(rows: Tensor, source: Tensor, gates: Tensor | None) -> Tensor:
+    """Returns rows ``source`` times their gates in float32 or the wider dtype, in the dtype of the rows."""
+    if gates is None:
+        return placed(rows, source, True)
+    wide = sum_dtype(rows.dtype, gates.dtype)
+    if not rows.is_cpu or rows.dtype not in _CODED or wide != torch.float32:
+        return placed(rows, source, True).to(wide).mul_(gates[source].to(wide)[:, None]).to(rows.dtype)
+    result, each = room(rows, (len(source), rows.shape[1]), rows.dtype), gates[source].to(wide)
+    about = rows.data_ptr(), source.data_ptr(), each.data_ptr(), len(source), rows.shape[1]
+    _core.weigh_rows(core_name(rows.dtype), result.data_ptr(), *about)
     return result
 
 
 def add_placed(rows: Tensor, places: Tensor, complete: bool, out: Tensor) -> None:
     """Sets row t of ``out`` to the sum of rows ``places[t]``, in float32 or wider, rounded once; -1 adds zeros."""
+    if rows.is_cpu and _core.dtypes[core_name(rows.dtype)].arithmetic != "none":
+        about = rows.data_ptr(), _stride(rows), places.data_ptr(), places.shape[1], *out.shape
+        _core.sum_rows(core_name(rows.dtype), out.data_ptr(), *about)
+        return
     first, *others = places.t()
     total = placed(rows, first, complete).to(sum_dtype(out.dtype) if others else out.dtype)
     for each in others:
@@ -110,7 +143,7 @@ def side_by_side(parts: Sequence[Part]) -> tuple[Tensor, list[slice]]:
         if index is None:
             buffer[:, place] = part
         else:
-            torch.index_select(part, 0, index, out=buffer[:, place])
+            gather(part, index, buffer[:, place])
     return buffer, columns
 
 
@@ -121,7 +154,7 @@ def behind_headers(rows: Tensor, each: Sequence[headers.Bytes], which: Sequence[
     for part, header, these in zip(buffer.split(sends), each, which, strict=True):
         part[: len(header)] = torch.from_numpy(header)
         index = torch.from_numpy(these).to(rows.device)
-        torch.index_select(rows, 0, index, out=part[len(header) :, : rows.shape[1]])
+        gather(rows, index, part[len(header) :, : rows.shape[1]])
     return buffer, sends
 
 
