@@ -50,7 +50,6 @@ class Mapping {
     /// if they are available, which takes a tenth of the time, unless the kernel has to make them first: then it takes
     /// at most as long as page by page.
     void populate(size_t bytes) const {
-        constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, Linux 5.14; older kernels fault lazily
         if (data_ == nullptr) return;
         (void)madvise(data_, bytes, MADV_HUGEPAGE);
         HugePages pages;
@@ -58,7 +57,15 @@ class Mapping {
             (void)*static_cast<const volatile char*>(data() + at);
             if (!pages.gather(data() + at)) break;
         }
-        (void)madvise(data_, bytes, populate_write);
+        populate_pages(0, bytes);
+    }
+
+    /// Makes the pages of a part resident, as they are.
+    void populate_pages(size_t offset, size_t bytes) const {
+        constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, Linux 5.14; older kernels fault lazily
+        const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+        const size_t begin = offset / page * page;
+        (void)madvise(data() + begin, offset + bytes - begin, populate_write);
     }
 
   private:

@@ -7,8 +7,12 @@
 namespace alltoallv {
 
 std::string this_place() {
-    std::string place;
-    std::ifstream("/proc/sys/kernel/random/boot_id") >> place;
+    static const std::string boot = [] {
+        std::string id;
+        std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+        return id;
+    }();
+    std::string place = boot;
     for (const char* name : {"/proc/self/ns/net", "/proc/self/ns/pid"}) {
         char text[24] = {};
         (void)!::readlink(name, text, sizeof text - 1);

@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <map>
+#include <mutex>
 #include <set>
 #include <string>
 
@@ -60,8 +62,10 @@ CpuSet affinity() {
     return result;
 }
 
+namespace {
+
 // Linux, Documentation/ABI/testing/sysfs-devices-system-cpu: cache/index*/{level,size,shared_cpu_list}.
-size_t last_level_cache_bytes(const CpuSet& cpus) {
+size_t read_caches(const CpuSet& cpus) {
     size_t bytes = 0;
     std::set<std::string> seen;
     for (size_t cpu = 0; cpu < cpus.size() * 64; ++cpu) {
@@ -77,6 +81,17 @@ size_t last_level_cache_bytes(const CpuSet& cpus) {
         }
     }
     return bytes > 0 ? bytes : usual;
+}
+
+}  // namespace
+
+size_t last_level_cache_bytes(const CpuSet& cpus) {
+    static std::mutex mutex;
+    static std::map<CpuSet, size_t> known;  // reading the files takes as long as the rest of a small group's start
+    const std::lock_guard lock(mutex);
+    const auto [found, is_new] = known.try_emplace(cpus);
+    if (is_new) found->second = read_caches(cpus);
+    return found->second;
 }
 
 }  // namespace alltoallv

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -59,8 +60,15 @@ class Joiner {
     /// connection failed (for instance, because a root had just stopped listening).
     void find_root() {
         // The root of a job that makes many groups is only a moment late.
-        for (std::chrono::microseconds length(100); !connect_once(); length = std::min(2 * length, longest_pause))
+        bool found = connect_once();
+        for (int yields = 0; yields < first_yields && !found; ++yields) {
+            sched_yield();
+            found = connect_once();
+        }
+        for (std::chrono::microseconds length(100); !found; length = std::min(2 * length, longest_pause)) {
             pause(length);
+            found = connect_once();
+        }
         Message message;
         if (try_send(socket_.get(), encode_hello(hello_of(options_))) == IoStatus::done && is_answered(message))
             hear(message);
@@ -210,6 +218,7 @@ class Joiner {
 
     static constexpr std::chrono::microseconds longest_pause = std::chrono::milliseconds(20);
     static constexpr int rounds_per_look = 16;
+    static constexpr int first_yields = 10;
 
     const BootstrapOptions& options_;
     Patience patience_;

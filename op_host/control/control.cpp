@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/huge_pages.h"
 #include "base/place.h"
 #include "control/deadlock.h"
 
@@ -18,7 +19,7 @@ ControlPlane::ControlPlane(const Options& options, std::shared_ptr<Mapping> memo
       spins_((options.on_host > 0 ? options.on_host : options.size) <= usable_cpus() ? spins_with_room : 0),
       tracer_(options.domain, options.rank, options.size) {
     start_clock(-1);
-    memory_->populate(layout_.hot());
+    populate();
     RankStatus& mine = status(rank());
     mine.place.store(place_number(this_place()), std::memory_order_relaxed);
     mine.pid.store(static_cast<uint32_t>(getpid()), std::memory_order_relaxed);
@@ -31,6 +32,22 @@ ControlPlane::~ControlPlane() {
     Deadlocks::instance().remove(*this);
 }
 
+/// Makes resident what every operator touches. Of a small segment, which has no huge page, only the beginnings of the
+/// mailboxes: most groups never send more in one, and a job may have hundreds of groups.
+void ControlPlane::populate() const {
+    constexpr size_t usual_payload = 16 << 10;
+    if (layout_.hot() >= HugePages::size) return memory_->populate(layout_.hot());
+    const auto part = [&](const void* begin, const void* end) {
+        memory_->populate_pages(static_cast<size_t>(static_cast<const char*>(begin) - memory_->data()),
+                                static_cast<size_t>(static_cast<const char*>(end) - static_cast<const char*>(begin)));
+    };
+    part(memory_->data(), layout_.payload(row(0, 0)));
+    for (int j = 0; j < size(); ++j)
+        for (const uint64_t seq : {0, 1})
+            part(&row(j, seq), layout_.payload(row(j, seq)) + std::min(usual_payload, layout_.inline_bytes()));
+    part(&status(0), memory_->data() + layout_.hot());
+}
+
 void ControlPlane::enter_state(RankState state) {
     status(rank()).state.store(state, std::memory_order_release);
     doorbell_.ring();
@@ -41,7 +58,7 @@ void ControlPlane::enter_state(RankState state) {
         return ranks;
     };
     wait([&] { return missing().empty(); }, missing);
-    count_cpus();
+    if (state == RankState::joined) count_cpus();  // by now every rank has written its mask
 }
 
 /// Counts the processors in all ranks' affinity masks together: a launcher may have bound each rank to one.

@@ -244,6 +244,7 @@ class ControlPlane {
 
     ControlHeader& header() const { return layout_.header(memory_->data()); }
     void start_clock(double timeout);
+    void populate() const;
     void count_cpus();
     int sleep_limit() const;
     bool step_due(WaitState& state) const;
