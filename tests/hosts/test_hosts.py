@@ -143,6 +143,30 @@ def test_ranks_that_end_before_others_need_nothing_of_them(hosts: list[Host]) ->
     assert ranks.codes() == [0] * 4, "\n".join(texts)
 
 
+@pytest.mark.parametrize("path", ["auto", "staged"])
+def test_large_messages_inside_a_host_use_shared_memory(hosts: list[Host], path: str) -> None:
+    a, b, _ = hosts
+    place = [a, a, b]
+
+    def environment(rank: int) -> dict[str, str]:
+        return torchrun_environment(rank, 3, place.count(place[rank]), a.address, 29_550) | {"ALLTOALLV_PATH": path}
+
+    ranks = HostRanks(FOLDER / "within_program.py", place, environment=environment)
+    texts = ranks.outputs()
+    assert ranks.codes() == [0] * 3, "\n".join(texts)
+    assert all("bytes over the network" in text for text in texts[:2])
+
+
+@pytest.mark.parametrize("lost", [1, 2], ids=["the-sender", "another-host"])
+def test_a_loss_ends_large_messages_inside_a_host(hosts: list[Host], lost: int) -> None:
+    a, b, _ = hosts
+    ranks = HostRanks(FOLDER / "within_lost_program.py", [a, a, b], str(lost), port=29_555)
+    texts = ranks.outputs()
+    for rank in {0, 1, 2} - {lost}:
+        assert ranks.codes()[rank] == 0, "\n".join(texts)
+        assert f"rank {lost} was lost" in texts[rank], texts[rank]
+
+
 def test_a_job_on_several_hosts_without_an_address_is_refused_at_once(hosts: list[Host]) -> None:
     env = torchrun_environment(0, 4, 2, "", 0)
     for name in ("MASTER_ADDR", "MASTER_PORT"):

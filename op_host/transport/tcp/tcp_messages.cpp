@@ -19,14 +19,18 @@
 namespace alltoallv {
 namespace {
 
-constexpr size_t little = 64 << 10;  // bytes that travel with an offer
+constexpr size_t little = 64 << 10;         // bytes that travel with an offer
+constexpr size_t little_on_host = 8 << 10;  // to a rank that shares memory
 constexpr int step_ms = 20;
 constexpr double last_words = 1.0;  // seconds
 
 }  // namespace
 
-TcpMessages::TcpMessages(ControlPlane& control, std::vector<UniqueFd> sockets, double timeout)
+TcpMessages::TcpMessages(ControlPlane& control, std::vector<UniqueFd> sockets, CommunicatorPtr within,
+                         std::vector<int> on_host, double timeout)
     : control_(control),
+      within_(std::move(within)),
+      on_host_(std::move(on_host)),
       timeout_(timeout),
       connections_(sockets.size()),
       bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -59,6 +63,8 @@ void TcpMessages::close() {
     }
     if (thread_.joinable()) thread_.join();
     const std::lock_guard lock(mutex_);
+    const auto moves = [](const Post& post) { return post.carried && !post.carried->done(); };
+    if (std::any_of(posts_.begin(), posts_.end(), moves)) within_->destroy();  // nothing moves after this
     for (Post& post : posts_) post.work->finish(ended(post));
     posts_.clear();
     for (Connection& connection : connections_) connection.socket.reset();
@@ -67,6 +73,7 @@ void TcpMessages::close() {
 void TcpMessages::run() {
     for (;;) {
         wait_a_step();
+        drive_carried();
         const std::lock_guard lock(mutex_);
         if (closing_) return say_last_words();
         for (Post& post : posts_)
@@ -82,8 +89,11 @@ void TcpMessages::run() {
 void TcpMessages::wait_a_step() {
     std::vector<pollfd> ready{{bell_.get(), POLLIN, 0}};
     std::vector<int> peers{-1};
+    int wait_ms = step_ms;
     {
         const std::lock_guard lock(mutex_);
+        if (std::any_of(posts_.begin(), posts_.end(), [](const Post& post) { return post.carried != nullptr; }))
+            wait_ms = 0;
         for (size_t j = 0; j < connections_.size(); ++j) {
             if (!connections_[j].socket) continue;
             const int events = POLLIN | (connections_[j].words.empty() ? 0 : POLLOUT);
@@ -91,7 +101,7 @@ void TcpMessages::wait_a_step() {
             peers.push_back(static_cast<int>(j));
         }
     }
-    if (::poll(ready.data(), ready.size(), step_ms) <= 0) return;
+    if (::poll(ready.data(), ready.size(), wait_ms) <= 0) return;
     uint64_t rung;
     if (ready[0].revents != 0) (void)!::read(bell_.get(), &rung, sizeof rung);
     const std::lock_guard lock(mutex_);
@@ -115,7 +125,9 @@ void TcpMessages::offer(Post& post) {
     Connection& to = connections_[static_cast<size_t>(post.asked.peer)];
     post.number = ++to.sent;
     Frame frame{Say::offer, post.asked.tag, post.number, 0, post.asked.count, post.asked.dtype};
-    if (post.bytes() <= little || post.asked.peer == control_.rank()) frame.bytes = post.bytes();
+    if (post.bytes() <= (shares_memory(post, post.asked.peer) ? little_on_host : little) ||
+        post.asked.peer == control_.rank())
+        frame.bytes = post.bytes();
     say(post.asked.peer, frame, post.data(), frame.bytes);
 }
 
@@ -187,7 +199,9 @@ void TcpMessages::on_frame(int peer, const Frame& frame, std::string body) {
     }
     Post* const post = find(frame.type != Say::data, peer, frame.number);
     if (post == nullptr) return;
-    if (frame.type == Say::take) {
+    if (frame.type == Say::take && shares_memory(*post, peer)) {
+        carry(*post, peer);
+    } else if (frame.type == Say::take) {
         say(peer, {Say::data, frame.tag, frame.number, post->bytes(), frame.count, frame.dtype}, post->data(),
             post->bytes());
     } else if (frame.type == Say::refuse) {
@@ -231,6 +245,7 @@ bool TcpMessages::meet(Post& post, int from) {
 
 void TcpMessages::take(Post& post, Offer& offer) {
     if (offer.data.size() < post.bytes()) {
+        if (shares_memory(post, post.from)) carry(post, post.from);
         say(post.from, {Say::take, offer.frame.tag, post.number}, nullptr, 0);
         return;
     }
@@ -267,7 +282,11 @@ void TcpMessages::look() {
                     control_.poison(PoisonKind::timeout, text);
             }
         }
-        if (control_.poisoned() && !post.survives()) finish(post, ended(post));
+        if (!control_.poisoned() || post.survives()) continue;
+        if (post.carried && !post.carried->done())
+            within_->abort(control_.poison_told().reason);  // the data are the caller's once nothing moves
+        else
+            finish(post, ended(post));
     }
 }
 

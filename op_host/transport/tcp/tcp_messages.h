@@ -2,8 +2,9 @@
 /// \brief Messages between two ranks of a communicator between hosts, over connections of their own.
 ///
 /// A sender offers a message: tag, dtype, count, and the data if they are small. The receiver takes the first that fits
-/// one of its receives, in the order of both, or refuses it; its answer ends the send. From the first message on, one
-/// thread serves all connections of the rank.
+/// one of its receives, in the order of both, or refuses it; its answer ends the send. Large data of a rank on the same
+/// host come through shared memory once they are taken. From the first message on, one thread serves all connections of
+/// the rank.
 #pragma once
 
 #include <deque>
@@ -22,8 +23,10 @@ namespace alltoallv {
 
 class TcpMessages {
   public:
-    /// `sockets`: by rank, non-blocking, empty for this one. The control plane must outlive this, or its `close`.
-    TcpMessages(ControlPlane& control, std::vector<UniqueFd> sockets, double timeout);
+    /// `sockets`: by rank, non-blocking, empty for this one. `within`: of the ranks `on_host`, which share memory, or
+    /// null. The control plane must outlive this, or its `close`.
+    TcpMessages(ControlPlane& control, std::vector<UniqueFd> sockets, CommunicatorPtr within, std::vector<int> on_host,
+                double timeout);
     ~TcpMessages();
 
     MessageWorkPtr start(const PeerMessage& message, double timeout);
@@ -40,6 +43,10 @@ class TcpMessages {
     void run();
     void wait_a_step();
     void look();
+    bool shares_memory(const Post& post, int peer) const;
+    void carry(Post& post, int peer);
+    void drive_carried();
+    void land(Post& post);
     void say_last_words();
     void offer(Post& post);
     void match();
@@ -56,6 +63,8 @@ class TcpMessages {
     std::string describe(const Post& post) const;
 
     ControlPlane& control_;
+    CommunicatorPtr within_;    // for large data of the ranks on this host; null if there are none
+    std::vector<int> on_host_;  // their ranks here, by their ranks there
     double timeout_;
     std::mutex mutex_;  // guards the members below
     std::vector<Connection> connections_;

@@ -31,6 +31,7 @@ struct TcpMessages::Post {
     int from = PeerMessage::any_rank;
     uint64_t number = 0;  // once offered or matched
     bool met = false;
+    MessageWorkPtr carried{};  // its data, on their way through shared memory
 
     bool sends() const { return asked.op == OpKind::send; }
     char* data() const { return static_cast<char*>(asked.data); }
