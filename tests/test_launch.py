@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from alltoallv.errors import InvalidParamError
+from alltoallv.communicator import Communicator
+from alltoallv.errors import BackendUnavailableError, InvalidParamError
 from alltoallv.launch.detect import detect
 from alltoallv.launch.job import Launch
 
@@ -184,6 +185,19 @@ def test_ranks_on_several_hosts_are_refused_at_once(tmp_path, variables):
         command, env=clean_environment() | variables, capture_output=True, text=True, timeout=60, check=False
     )
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("by", [{}, {"PMI_RANK": "3", "PMI_SIZE": "4"}], ids=["slurm", "pmi of Slurm"])
+def test_a_number_of_ranks_here_that_srun_does_not_tell(monkeypatch, by):
+    """On two hosts it is needed, for the ranks would wait for each other; the user can give it."""
+    job = SLURM | by | {"SLURM_STEP_NUM_NODES": "2"}
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    expected = "on 2 hosts, .* does not say how many are on this one: set ALLTOALLV_LOCAL_WORLD_SIZE"
+    with pytest.raises(BackendUnavailableError, match=expected):
+        Communicator.from_env()
+    found = detect(job | {"ALLTOALLV_LOCAL_WORLD_SIZE": "2"})
+    assert (found.local_size, found.several_hosts) == (2, True)
 
 
 def test_slurm():

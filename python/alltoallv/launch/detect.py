@@ -30,6 +30,8 @@ from alltoallv.launch.rank_table import RankTable
 from alltoallv.launch.slurm import tasks_of_node
 from alltoallv.launch.variables import Environ, integer, optional, required
 
+_LOCAL_SIZE = "ALLTOALLV_LOCAL_WORLD_SIZE"
+
 
 def detect(environ: Environ | None = None) -> Launch:
     """Reads the launcher's variables from ``environ`` (default: ``os.environ``).
@@ -66,7 +68,7 @@ def _own(env: Environ) -> Launch | None:
         integer(env, "ALLTOALLV_LOCAL_RANK", rank),
         f"alltoallv:{job}",
         integer(env, "ALLTOALLV_RESTART_COUNT", 0),
-        optional(env, "ALLTOALLV_LOCAL_WORLD_SIZE"),
+        optional(env, _LOCAL_SIZE),
         env.get("MASTER_ADDR", ""),
         integer(env, "MASTER_PORT", 0),
         _table(env),
@@ -115,7 +117,7 @@ def _msrun(env: Environ) -> Launch | None:
         next(iter(sizes.values())),
         integer(env, "DEVICE_ID", rank),
         f"msrun:{address}:{port}" if port else f"msrun:{launcher_process('RANK_ID')}",
-        local_size=optional(env, "ALLTOALLV_LOCAL_WORLD_SIZE") or launcher_number("RANK_ID", "--local_worker_num"),
+        local_size=optional(env, _LOCAL_SIZE) or launcher_number("RANK_ID", "--local_worker_num"),
         master_addr=address,
         master_port=port,
         rank_table=_table(env),
@@ -183,8 +185,10 @@ def _pmi(env: Environ) -> Launch | None:
         size,
         rank if local_rank is None else local_rank,
         f"pmi:{job}",
-        local_size=optional(env, "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE") or (_tasks_here(env) if slurm else None),
+        local_size=optional(env, "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", _LOCAL_SIZE)
+        or (_tasks_here(env) if slurm else None),
         rank_table=_table(env),
+        hosts=optional(env, "SLURM_STEP_NUM_NODES") if slurm else None,
     )
 
 
@@ -233,9 +237,10 @@ def _slurm(env: Environ) -> Launch | None:
         required(env, "SLURM_STEP_NUM_TASKS"),
         integer(env, "SLURM_LOCALID", rank),
         f"slurm:{env.get('SLURM_JOB_ID', '')}.{env['SLURM_STEP_ID']}",
-        local_size=_tasks_here(env),
+        local_size=optional(env, _LOCAL_SIZE) or _tasks_here(env),
         master_addr=env.get("SLURM_LAUNCH_NODE_IPADDR", ""),
         rank_table=_table(env),
+        hosts=optional(env, "SLURM_STEP_NUM_NODES"),
     )
 
 

@@ -24,6 +24,7 @@ class Launch:
         master_addr: host of rank 0 as the launcher gives it, or "".
         master_port: port that goes with it, or 0.
         rank_table: path in RANK_TABLE_FILE, or "".
+        hosts: number of hosts on which the job's ranks are; None where the launcher does not say.
     """
 
     launcher: str
@@ -36,6 +37,7 @@ class Launch:
     master_addr: str = ""
     master_port: int = 0
     rank_table: str = ""
+    hosts: int | None = None
 
     def __post_init__(self) -> None:
         where = f"the variables of launcher {self.launcher!r}"
@@ -59,6 +61,11 @@ class Launch:
 
     def require_one_host(self, size: int) -> None:
         """Raises BackendUnavailableError if ``size`` ranks of the job are known to be on several hosts."""
+        if self.local_size is None and (self.hosts or 1) > 1:
+            raise BackendUnavailableError(
+                f"the job has {self.size} ranks on {self.hosts} hosts, and launcher {self.launcher!r} does not say how "
+                "many are on this one: set ALLTOALLV_LOCAL_WORLD_SIZE to that number, or use Communicator.from_mpi"
+            )
         if self.local_size is not None and self.local_size < size:
             raise BackendUnavailableError(
                 f"the job has {self.size} ranks, {self.local_size} of them on this host, and shared memory needs all "
