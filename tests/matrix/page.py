@@ -10,10 +10,10 @@ from columns import COLUMNS
 PAGE = Path(__file__).parents[2] / "docs" / "front-ends.md"
 HEAD = """# Front ends
 
-Written by `python tests/matrix/page.py` from the rows of tests/matrix, which call every function below in every front
-end: the same values bit for bit, and the same errors on every rank, of the same class, text and code. `c10d` is
-`torch.distributed` on backend `alltoallv`. Functions that only one front end has, such as `alltoallv.torch.functional`,
-are on its own page.
+This page lists what each front end offers. It is written by `python tests/matrix/page.py` from tests/matrix, which
+calls every function below in every front end and checks that the results have the same bits, and that every rank
+raises the same errors: the same class, text and code. The column `c10d` is `torch.distributed` on backend `alltoallv`.
+The page of a front end has the functions that it alone offers, such as `alltoallv.torch.functional`.
 """
 
 
@@ -27,7 +27,7 @@ def page() -> str:
     lines += ["", "## Features", "", *_header("feature")]
     for need in dict.fromkeys(need for case in CASES for need in case.needs):
         lines.append(_row(need, ["-" if need in column.lacks else "yes" for column in COLUMNS]))
-    lines += ["", "## Why not", ""]
+    lines += ["", "## What is missing, and why", ""]
     for column in COLUMNS:
         reasons: dict[str, list[str]] = {}
         for what, reason in column.lacks.items():

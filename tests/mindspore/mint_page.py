@@ -14,19 +14,23 @@ QUEUED += " reduce_scatter_tensor_uneven"
 ON_ASCEND = dict.fromkeys(QUEUED.split(), "queue")
 HEAD = """# mint.distributed on CPU and on Ascend
 
-Written by `python tests/mindspore/mint_page.py` from tests/mindspore/mint_calls.py, which calls every public name of
-`mindspore.mint.distributed` 2.10 on CPU in a job of msrun with 2 ranks, and compares what it gives with NumPy: as
-`alltoallv.mindspore.distributed`, and as `mindspore.mint.distributed` itself under `alltoallv.mindspore.install()`. A
-check says that these are all of its names, with its parameters and defaults. The last column counts the calls that must
-raise MindSpore's error class.
+This page lists every public name of `mindspore.mint.distributed` 2.10 and how it is tested. It is written by `python
+tests/mindspore/mint_page.py` from tests/mindspore/mint_calls.py.
 
-The same calls are made once more on the way that Ascend takes (tests/mindspore/run_device_op.py), built for CPU: on
-Ascend only the addresses and the stream are others. A test compares the column with what each has done:
+**CPU.** The test calls each name in a job of msrun with 2 ranks and compares the results with NumPy. It does so twice:
+for `alltoallv.mindspore.distributed`, and for `mindspore.mint.distributed` itself after
+`alltoallv.mindspore.install()`. It also checks that no name is missing, and that parameters and defaults are
+MindSpore's. The last column counts the calls that must raise MindSpore's error class.
 
-- *queue*: an operator in MindSpore's queue, on its stream, over HCCL. The core's part of it (all-to-all, all-reduce,
-  all-gather, reduce-scatter, a group of some ranks) runs on emulated NPUs (tests/mindspore/run_device_stream.py). HCCL
-  reduces by sum, min, max and prod, on all ranks, and scatters equal parts.
-- *host*: ranks, and objects and messages, which travel in host memory where the ranks share a host.
+**Ascend.** The test makes the same calls through the operator for Ascend, built for CPU
+(tests/mindspore/run_device_op.py); on an NPU only the addresses and the stream differ. The column says where a call
+runs, and a test checks that it does:
+
+- *queue*: the call is an operator in MindSpore's queue and runs on its stream over HCCL. The core's part of it
+  (all-to-all, all-reduce, all-gather, reduce-scatter, a group of some ranks) is tested on emulated NPUs
+  (tests/mindspore/run_device_stream.py). HCCL reduces by sum, min, max and prod, on all ranks, and scatters equal
+  parts.
+- *host*: the call runs on the host. Objects and messages travel in host memory, between ranks that share a host.
 
 | name | CPU | Ascend | errors checked |
 |---|---|---|---|

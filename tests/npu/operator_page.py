@@ -21,27 +21,31 @@ HUGE = 10**6 + 1  # outside all limits
 PAGE = Path(__file__).parents[2] / "docs" / "npu-operators.md"
 HEAD = """# torch_npu's operators on the emulator
 
-Written by `python tests/npu/operator_page.py` from the cases of tests/operators. Each case compares an operator of
-the real torch_npu on an emulated NPU with a reference in NumPy's float64, written from the operator's documented
-formula. *exact*: the same bits; else the error is at most {} of the largest
-value. Results of integers are always exact. *gradient*: of these inputs, compared with differences of the reference.
-*limits checked*: what is compared with the devices' documentation before a call (below).
+This page lists the operators of torch_npu that run without an NPU, and how each is tested. It is written by
+`python tests/npu/operator_page.py` from the cases in tests/operators. Each case runs an operator of the real torch_npu
+on an emulated NPU and compares the result with a reference, which computes the operator's documented formula with NumPy
+in float64. The columns of the tables say:
 
-Of the {} operators in tests/npu/called_operators.txt, which vllm-ascend, MindSpeed or sgl-kernel-npu calls, {} run.
-These do not: {}.
+- *gradient*: for these inputs the gradient is compared with difference quotients of the reference.
+- *compared*: with *exact*, the result has the same bits as the reference. With *tolerance*, its error is at most the
+  following part of the largest value: {}. Integer results are always exact.
+- *limits checked*: before a call, these values are compared with the limits in the devices' documentation.
 
-Any other operator `npu::` raises NotImplementedError in the caller, and the program can go on; so does an argument's
-value that the emulator does not cover, by a sentence that names the argument. Nothing here tells how fast an NPU is,
-and kernels of CANN may round differently within these bounds.
+The programs vllm-ascend, MindSpeed and sgl-kernel-npu call {} operators (tests/npu/called_operators.txt); {} of them
+run. These do not: {}.
+
+Every other operator `npu::` raises NotImplementedError in the caller, and the program can go on. An argument's value
+that the emulator does not cover raises NotImplementedError, too; the error names the argument. The emulator says
+nothing about the speed of an NPU, and CANN's kernels may round differently within these bounds.
 
 The families Moe distribute, Moe alltoallv and Parallel matmuls communicate over the group that `hcom` or `group_ep`
-names. Each case runs on 2 and on 4 ranks against a reference of one process that has all ranks' arguments. torch_npu
-has no gradients for them; on CPU tensors (`alltoallv.npu_ops`) their formulas have. What ranks disagree about, or one
-of them refuses, is raised on all of them. Limits that the devices' documentation states (world sizes, hidden sizes,
-tokens, experts, HCCL_BUFFSIZE) are kept: `ALLTOALLV_NPU_PRODUCT` is `A3` (the default) or `A2`, and
-`ALLTOALLV_NPU_LIMITS=relax` lifts them. Of a shared expert's copies, on the first `shared_expert_rank_num` ranks, rank
-r's tokens go to copy r modulo their number. Refused by name: `tp_world_size` 2 (with 0 or 1 `group_tp` changes
-nothing), `elastic_info`, scales of blocks (mx).
+names. Each case runs on 2 and on 4 ranks; the reference is one process that has the arguments of all ranks. torch_npu
+has no gradients for these operators, but on CPU tensors (`alltoallv.npu_ops`) they have. If ranks disagree, or one
+rank refuses its arguments, all ranks raise the error. The limits in the devices' documentation (world sizes, hidden
+sizes, tokens, experts, HCCL_BUFFSIZE) apply to the product that `ALLTOALLV_NPU_PRODUCT` names: `A3` (the default) or
+`A2`. `ALLTOALLV_NPU_LIMITS=relax` turns them off. The first `shared_expert_rank_num` ranks hold the copies of the
+shared expert; the tokens of rank r go to copy r modulo the number of copies. The operators refuse `tp_world_size` 2
+(with 0 or 1, `group_tp` has no effect), `elastic_info`, and scales of blocks (mx).
 
 """
 
@@ -93,7 +97,7 @@ def page() -> str:
             cells.append(", ".join(checked(name)) or "-")
             lines.append(f"| {' | '.join(cells)} |")
         backward = dict.fromkeys(f"`{name}`" for case in cases for name in getattr(case, "runs", ()))
-        lines += ["", *([f"Run by these cases too: {', '.join(backward)}.", ""] if backward else [])]
+        lines += ["", *([f"These cases also run {', '.join(backward)}.", ""] if backward else [])]
     missing = [name for name in called() if name not in names()]
     counts = len(called()), len(called()) - len(missing)
     return HEAD.format(bounds, *counts, ", ".join(f"`{name}`" for name in missing)) + "\n".join(lines).rstrip() + "\n"

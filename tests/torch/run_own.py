@@ -22,7 +22,8 @@ BY_NAME = "`dist.monitored_barrier` refuses all backends but gloo by name; use `
 REFUSED = {
     "test_monitored_barrier_failure_order": BY_NAME,
     "test_monitored_barrier_gloo": BY_NAME,
-    "test_monitored_barrier_gloo_rank_0_timeout": "a timeout of 0 is the group's own; gloo's sentence is expected",
+    "test_monitored_barrier_gloo_rank_0_timeout": "a timeout of 0 means the group's own timeout, and the test expects "
+    "the text of gloo's error",
     "test_monitored_barrier_gloo_subgroup": BY_NAME,
     "test_monitored_barrier_wait_all_ranks": BY_NAME,
 }
@@ -116,9 +117,9 @@ def page(ours: Outcomes, gloo: Outcomes) -> str:
     lines = [
         "# torch's own tests",
         "",
-        f"Written by `nox -s torch_own`: distributed_test.py of torch {torch.__version__}, {RANKS} ranks, each test on "
-        "backend `alltoallv` and on `gloo`.",
-        "Decorators that name a backend are told that it is gloo; tests for MPI alone run on both.",
+        "`nox -s torch_own` writes this page. It runs the tests in distributed_test.py of torch "
+        f"{torch.__version__} with {RANKS} ranks on backend `alltoallv` and on `gloo`.",
+        "Where a test's decorator asks for the backend, the answer is gloo. Tests that only MPI runs, run on both.",
         "",
         "| | " + " | ".join(kinds) + " |",
         "|---|---|---|---|",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,7 @@ from alltoallv._calls.signature import described
 from alltoallv.communicator import Communicator
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from alltoallv._calls.signature import ExchangeOptions
+    from alltoallv._calls.signature import AllToAllV
 
 
 class Exchanges(FrontEnd[A, G, H]):
@@ -43,24 +41,6 @@ class Exchanges(FrontEnd[A, G, H]):
         enter, move, started = self.enter, self.move, self.started
         starts, quick = self.starts, self.quick
 
-        @overload
-        def all_to_all_v(
-            input: A,
-            send_counts: Counts,
-            recv_counts: Counts | None = None,
-            *,
-            async_op: Literal[False] = False,
-            **options: Unpack[ExchangeOptions[A, G]],
-        ) -> A: ...
-        @overload
-        def all_to_all_v(
-            input: A,
-            send_counts: Counts,
-            recv_counts: Counts | None = None,
-            *,
-            async_op: Literal[True],
-            **options: Unpack[ExchangeOptions[A, G]],
-        ) -> tuple[A | None, H]: ...
         @described(signature.all_to_all_v)
         def all_to_all_v(
             input: A,
@@ -108,11 +88,13 @@ class Exchanges(FrontEnd[A, G, H]):
             comm = enter(group)
             if comm is None:
                 return None
-            splits = output_split_sizes, input_split_sizes
             if starts or (async_op is False and isinstance(input, quick)):
-                made = _core.all_to_all_single(comm.core, output, input, *splits, async_op, timeout)
+                made = _core.all_to_all_single(
+                    comm.core, output, input, output_split_sizes, input_split_sizes, async_op, timeout
+                )
                 if made is not None:
                     return started(comm, made, input)[1] if async_op else None
+            splits = output_split_sizes, input_split_sizes
             result = self.single(comm, output, input, splits, async_op, timeout)
             return result[1] if async_op else None
 
@@ -136,8 +118,9 @@ class Exchanges(FrontEnd[A, G, H]):
             result = self.gather(*about, ("output_tensor", "input_tensor"))
             return result[1] if async_op else None
 
-        self.all_to_all_v, self.exchange_counts = all_to_all_v, exchange_counts
-        self.all_to_all_single, self.all_gather_into_tensor = all_to_all_single, all_gather_into_tensor
+        self.all_to_all_v: AllToAllV[A, G, H] = all_to_all_v
+        self.exchange_counts, self.all_to_all_single = exchange_counts, all_to_all_single
+        self.all_gather_into_tensor = all_gather_into_tensor
 
     def host(self, comm: Communicator) -> Communicator:
         """Returns the communicator of these ranks in host memory, over which counts travel."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, overload
 
 from alltoallv._calls.counts import Counts, Unit
 
 F = TypeVar("F", bound=Callable[..., Any])
 A = TypeVar("A")  # the framework's tensor
 G = TypeVar("G")  # its groups
+G_contra = TypeVar("G_contra", contravariant=True)
+H_co = TypeVar("H_co", covariant=True)  # its handles
 
 if TYPE_CHECKING:
-    from typing_extensions import TypedDict
+    from typing_extensions import TypedDict, Unpack
 
     class ExchangeOptions(TypedDict, Generic[A, G], total=False):
         """The keyword arguments of `all_to_all_v` except ``async_op``, which decides the type of the result."""
@@ -23,6 +25,30 @@ if TYPE_CHECKING:
         out: A | None
         group: G
         timeout: float | None
+
+    class AllToAllV(Protocol[A, G_contra, H_co]):
+        """The type of `all_to_all_v`: with ``async_op=True`` it returns a handle, too."""
+
+        @overload
+        def __call__(
+            self,
+            input: A,
+            send_counts: Counts,
+            recv_counts: Counts | None = None,
+            *,
+            async_op: Literal[False] = False,
+            **options: Unpack[ExchangeOptions[A, G_contra]],
+        ) -> A: ...
+        @overload
+        def __call__(
+            self,
+            input: A,
+            send_counts: Counts,
+            recv_counts: Counts | None = None,
+            *,
+            async_op: Literal[True],
+            **options: Unpack[ExchangeOptions[A, G_contra]],
+        ) -> tuple[A | None, H_co]: ...
 
 
 def described(by: Callable[..., object]) -> Callable[[F], F]:
