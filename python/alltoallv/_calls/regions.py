@@ -22,13 +22,13 @@ def meet(output: Region, input: Region) -> bool:
 
 
 def check_apart(output: Region, input: Region) -> None:
-    """Raises InvalidTensorError if the input and output of an exchange overlap in memory."""
+    """Raises InvalidParamError if the input and output of an exchange overlap in memory."""
     if meet(output, input):
         raise InvalidParamError("output and input overlap in memory, expected separate memory")
 
 
 def check_gather_apart(output: Region, input: Region, rank: int) -> None:
-    """Raises InvalidTensorError if a gather's input overlaps the output elsewhere than in its own part."""
+    """Raises InvalidParamError if a gather's input overlaps the output elsewhere than in its own part."""
     if input[0] != output[0] + rank * input[1]:
         check_apart(output, input)
 
@@ -42,7 +42,7 @@ def check_lists_apart(outputs: Sequence[Region], inputs: Sequence[Region], name:
 
 
 def check_outputs_apart(outputs: Sequence[Region], name: str = "output_tensor_list") -> None:
-    """Raises InvalidTensorError if two outputs of a list overlap."""
+    """Raises InvalidParamError if two outputs of a list overlap."""
     regions = sorted((begin, nbytes, j) for j, (begin, nbytes) in enumerate(outputs) if nbytes)
     for (begin, nbytes, j), (following, _, k) in pairwise(regions):
         if following < begin + nbytes:

@@ -222,10 +222,6 @@ class Quantized(Generic[A]):
 
     def _run(self, input: A, call: Call[A], wants_grad: bool, async_op: bool) -> Any:
         if wants_grad:
-            known: Map[A] = (
-                StraightReduction(self.adapter, call)
-                if isinstance(call, ReductionCall)
-                else StraightRows(self.adapter, call)
-            )
-            return self.apply(input, known)
+            straight: Any = StraightReduction if isinstance(call, ReductionCall) else StraightRows
+            return self.apply(input, straight(self.adapter, call))
         return call.submit() if async_op else call.run()

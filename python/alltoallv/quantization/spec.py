@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,14 +23,6 @@ Overflow = Literal["saturate", "raise", "infinity"]
 # the widest first
 FLOATS = tuple(
     sorted((name for name in _core.dtypes if _core.dtypes[name].quantizes), key=lambda name: -_core.dtypes[name].size)
-)
-
-Term = tuple[str, str, str]  # how a message words one rank's term, how the other's, and the value
-_FEEDBACK = (
-    "no error feedback",
-    "error feedback",
-    "error feedback of the gather only",
-    "error feedback of both quantizations",
 )
 
 
@@ -209,28 +200,3 @@ class QuantizedReduction:
     def count(self) -> int:
         """Elements of the input."""
         return sum(self.counts)
-
-    def terms(self, feeds_back: bool, gather_feeds_back: bool) -> tuple[Term, ...]:
-        """Returns what the ranks must agree on beside operator, dtype and counts, in the core's words."""
-        how = self.quantization
-        shared = "a shared scale" if self.scale_2 is None else "two shared scales"
-        mode = "dynamic scales" if self.scale is None else shared
-        terms = [("", "", mode), ("an output of ", "one of ", self.out_dtype)]
-        if self.scale is None:
-            terms += [("format ", "format ", how.format), ("group_size ", "group_size ", str(how.group_size))]
-            terms.append(("gather ", "", how.gather))
-        terms.append(("overflow ", "", how.overflow))
-        if self.scale is None:
-            terms.append(("", "", _FEEDBACK[feeds_back + 2 * gather_feeds_back]))
-        else:
-            scales = (("scale ", self.scale), ("scale_2 ", self.scale_2))
-            terms += [(name, name, _shown(values)) for name, values in scales if values is not None]
-            terms.append(("offset ", "offset ", f"{self.offset:.9g}"))
-        return tuple(terms)
-
-
-def _shown(values: npt.NDArray[np.float32]) -> str:
-    if values.size == 1:
-        return f"{values.flat[0]:.9g}"
-    digest = hashlib.blake2b(np.ascontiguousarray(values, np.float32).tobytes(), digest_size=8).hexdigest()
-    return f"[{values.flat[0]:.9g}, ...] of {values.size} values (digest {digest})"
