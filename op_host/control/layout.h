@@ -6,6 +6,7 @@
 /// row_protocol.pml, where a model checker looks at every interleaving).
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -188,8 +189,7 @@ class Layout {
         : size_(static_cast<size_t>(size)),
           inline_bytes_(round_up(inline_bytes < sizeof(ErrorText) ? sizeof(ErrorText) : inline_bytes, cache_line)),
           row_stride_(sizeof(Row) + round_up(size_ * sizeof(Pair), cache_line) + inline_bytes_),
-          ring_bytes_(ring_budget / size_ / 4096 * 4096) {
-        if (ring_bytes_ > max_ring) ring_bytes_ = max_ring;
+          ring_bytes_(ring_budget / std::max(size_ - 1, size_t{1}) / 4096 * 4096) {
         if (ring_bytes_ < min_ring) ring_bytes_ = min_ring;
         flags_ = sizeof(ControlHeader);
         rows_ = flags_ + size_ * sizeof(Flags);
@@ -207,7 +207,7 @@ class Layout {
     size_t without_data() const { return rings_; }
     size_t inline_bytes() const { return inline_bytes_; }
     size_t ring_bytes() const { return ring_bytes_; }
-    size_t piece_bytes() const { return ring_bytes_ / 16; }
+    size_t piece_bytes() const { return std::min(ring_bytes_ / 16, max_piece); }
 
     ControlHeader& header(char* base) const { return *reinterpret_cast<ControlHeader*>(base); }
     Flags& flags(char* base, int rank) const { return reinterpret_cast<Flags*>(base + flags_)[rank]; }
@@ -236,7 +236,7 @@ class Layout {
   private:
     static constexpr size_t ring_budget = size_t{1} << 20;  // per rank, over all its receivers
     static constexpr size_t min_ring = size_t{16} << 10;
-    static constexpr size_t max_ring = size_t{256} << 10;
+    static constexpr size_t max_piece = size_t{16} << 10;
 
     size_t size_, inline_bytes_, row_stride_, ring_bytes_;
     size_t flags_, rows_, status_, hot_, boards_, rings_, scratch_, channels_, total_;

@@ -15,6 +15,8 @@ namespace {
 constexpr size_t checked_chunk = size_t{1} << 20;
 /// Least bytes that a thread copies: a smaller copy takes no longer than waking the thread.
 constexpr size_t least_share = size_t{1} << 20;
+/// Bytes that a rank puts into a ring before it looks at the others.
+constexpr size_t ring_piece = size_t{32} << 10;
 
 }  // namespace
 
@@ -83,7 +85,7 @@ size_t ShmCommunicator::pump_out(Stream& stream) {
     const uint64_t produced = stream.ring->produced.value.load(std::memory_order_relaxed);
     const uint64_t consumed = stream.ring->consumed.value.load(std::memory_order_acquire);
     const size_t at = produced % capacity, room = capacity - filled(stream, produced, consumed);
-    const size_t chunk = std::min({stream.left, room, capacity - at, capacity / 4});
+    const size_t chunk = std::min({stream.left, room, capacity - at, capacity / 4, ring_piece});
     if (chunk == 0) return 0;
     peer_writer_.copy(reinterpret_cast<char*>(stream.ring + 1) + at, stream.local, chunk);
     control_->signal(stream.ring->produced, produced + chunk);

@@ -104,15 +104,13 @@ size_t ShmCommunicator::timed_bytes(const Exchange& x, const ExchangeSummary& al
 
 /// Returns the mailbox bytes to use. If every rank has a processor, a second look at the peers costs less than a second
 /// copy, from a few KiB on. Into private memory the alternatives are a system call per pair or a ring: then the mailbox
-/// is better up to larger sizes, even larger if peers avoid reading, and if ranks share processors.
+/// is better up to larger sizes, even larger if ranks share processors.
 size_t ShmCommunicator::inline_capacity(const RowWords& mine) const {
     if (options_.path != "auto" || (mine.flags & row_learns) != 0) return options_.inline_bytes;
     const bool has_room = control_->has_room();
     if (mine.output.segment() != 0)  // peers' outputs are assumed to be like this one
         return has_room ? std::min(options_.inline_bytes, pushed_from) : options_.inline_bytes;
-    bool avoided = !has_room;  // according to the rows of the last operator
-    for (int j = 0; j < size(); ++j) avoided |= (control_->row(j, control_->seq() - 1).flags & row_avoids_reads) != 0;
-    return avoided ? control_->layout().inline_bytes() : 4 * options_.inline_bytes;
+    return has_room ? 4 * options_.inline_bytes : control_->layout().inline_bytes();
 }
 
 /// After agreement, a rank that learns its counts allocates its output and informs the ranks that write into it.
