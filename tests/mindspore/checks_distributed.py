@@ -11,7 +11,7 @@ import alltoallv.mindspore as am
 from alltoallv import Communicator
 from alltoallv._calls.regions import as_bytes
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.mindspore.tensors import _NAMES, empty, region, settle
+from alltoallv.mindspore.tensors import DTYPES, empty, region, settle
 from alltoallv.testing import golden, reference
 
 COUNTS = [2, 5]  # rows that each rank gives or gets
@@ -23,7 +23,7 @@ def inputs_of(name: str, rows: list[int]) -> list[np.ndarray]:
 
 
 def to_tensor(array: np.ndarray) -> Tensor:
-    tensor = empty(array.shape, next(dtype for dtype, name in _NAMES.items() if name == array.dtype.name))
+    tensor = empty(array.shape, next(dtype for dtype, name in DTYPES.items() if name == array.dtype.name))
     as_bytes(region(tensor))[...] = np.frombuffer(array.tobytes(), np.uint8)
     return tensor
 

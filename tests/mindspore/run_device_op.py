@@ -5,18 +5,20 @@ import sys
 
 import mindspore as ms
 import numpy as np
+import pytest
 from mindspore import Tensor
 from mint_calls import CALLS
 from mint_page import ON_ASCEND
 
 import alltoallv.mindspore as am
-from alltoallv import _core
+from alltoallv import AllToAllVOperation, AllToAllVParam, QuantAllReduceOperation, QuantAllReduceParam, QuantType, _core
 from alltoallv._calls.linear import Reduction, gathering
+from alltoallv.errors import BackendUnavailableError, ValueOverflowError
 from alltoallv.mindspore import autograd, device_op, distributed, tensors
 from alltoallv.mindspore.adapter import LATE
 from alltoallv.mindspore.device_op import build, exchange
 
-comm = am.init(timeout=240)
+comm = am.init(timeout=800)
 if comm.rank == 0:
     build(folder=sys.argv[1])
 am.exchange_counts([0, 0])  # rank 1 loads what rank 0 has built
@@ -49,7 +51,7 @@ def both(call):
     """What a function gives through the queue, and without."""
     results = []
     for tensors.queued in (True, False):
-        results.append([value.asnumpy() for value in call()])
+        results.append([value.asnumpy().view(np.uint8) if value.size else value.asnumpy() for value in call()])
     tensors.queued = True
     return all((a.shape == b.shape) and (a == b).all() for a, b in zip(*results, strict=True))
 
@@ -125,7 +127,110 @@ def sums():
     return total + 0, part + 0, largest + 0, *(ms.grad(lambda x, f=f: (f(x * x) * 3).sum())(x) for f in made)
 
 
-for call in (gaps, learnt, gradient, into_outputs, others, sums):
+def quantized():
+    """Each mode of the quantized collectives, with error feedback, gradients and values that do not fit."""
+    x = Tensor(np.random.default_rng(comm.rank).normal(size=(5, 60)).astype(np.float32))
+    whole, halves = Tensor(np.arange(-48, 48).reshape(6, 16).astype(np.int8)), x.astype(ms.float16)
+    reduced = am.quantized_all_reduce
+    for bits in (8, 4):
+        for gather in ("full", "quantized"):
+            yield reduced(x, bits=bits, gather=gather, op="avg")
+            yield reduced(x, bits=bits, gather=gather, group_size=7, out_dtype=ms.float16)
+        state = am.ErrorFeedback()
+        for _ in range(2):
+            yield reduced(x, bits=bits, gather="quantized", error_feedback=state)
+        yield from (Tensor(array) for array in state.state_dict().values())
+        yield am.quantized_reduce_scatter(x, [4, 1], bits=bits, group_size=50)
+        yield am.quantized_reduce_scatter(x, [5, 0], bits=bits)
+        yield am.quantized_all_to_all(x, [1, 4], [1, 1] if comm.rank == 0 else [4, 4], bits=bits)
+        yield am.quantized_all_to_all(x, [5, 0], bits=bits, out_dtype=ms.bfloat16)
+    yield reduced(halves, group_size="tensor")
+    yield reduced(Tensor(np.zeros((0, 3), np.float32)))
+    yield reduced(whole, scale=0.25, offset=1.5)
+    yield reduced(whole, scale=Tensor(np.linspace(0.1, 1, 16, dtype=np.float16)), out_dtype=ms.float32)
+    yield reduced(x, comm_quant_scale_1=0.02, comm_quant_scale_2=0.03)
+    out, handle = reduced(x, out=ms.ops.zeros((5, 60)), async_op=True)
+    handle.wait()
+    yield out
+    for overflow in ("saturate", "infinity"):
+        yield reduced(x * 1e6, overflow=overflow, out_dtype=ms.float16)
+    yield ms.grad(lambda x: (reduced(x, op="avg") ** 2).sum())(x)
+    yield ms.grad(lambda x: (am.quantized_reduce_scatter(x, [4, 1]) ** 2).sum())(x)
+    yield ms.grad(lambda x: (am.quantized_all_to_all(x, [1, 4]) ** 2).sum())(x)
+    for call, who, *counts in ((reduced, 0), (am.quantized_reduce_scatter, 1, [4, 1])):
+        with pytest.raises(ValueOverflowError):
+            call(x * (1e6 if comm.rank == who else 1), *counts, overflow="raise", out_dtype=ms.float16)
+
+
+def operations():
+    """ATB's operations, and their cells with gradients."""
+    counts = [[2, 3], [1, 2]]
+    fields = {"rank": comm.rank, "rank_size": 2}
+    layout = {"send_counts": counts[comm.rank], "recv_counts": [row[comm.rank] for row in counts]}
+    exchanges = AllToAllVParam(**fields, **layout, sdispls=[1, 0], rdispls=[0, layout["recv_counts"][0]])
+    dynamic, scaled = (
+        QuantAllReduceParam(**fields, quant_type=kind) for kind in (QuantType.DYNAMIC, QuantType.PER_TENSOR)
+    )
+    x = Tensor(np.arange(6, dtype=np.float32) + 10 * comm.rank)
+    whole, scale, offset = Tensor(np.arange(32, dtype=np.int8)), Tensor([0.5], ms.float16), Tensor([1.0], ms.float16)
+    yield AllToAllVOperation(exchanges, comm)(x)
+    yield am.AllToAllVCell(exchanges, comm)(x)
+    yield QuantAllReduceOperation(dynamic, comm)(x)
+    yield QuantAllReduceOperation(scaled, comm)(whole, scale, offset)
+    yield am.QuantAllReduceCell(dynamic, comm)(x)
+    yield from (ms.grad(lambda x, c=c: (c(x) ** 2).sum())(x) for c in (am.QuantAllReduceCell(dynamic, comm),))
+
+
+def graphs():
+    """The cells in graphs: rows, gaps, counts as tensors, ATB's operator, and the gradients of several exchanges."""
+    x = Tensor(np.arange(18, dtype=np.float32).reshape(6, 3) + 100 * comm.rank)
+    rows = am.AllToAllV(sends, recvs, unit="row")
+    gaps = am.AllToAllV([2, 2], [2, 2], sdispls=[6, 1], rdispls=[7, 2])
+    dynamic = am.DynamicAllToAllV(8, unit="row")
+    counts = [[2, 3], [1, 2]]
+    param = {"rank": comm.rank, "rank_size": 2, "send_counts": counts[comm.rank]}
+    parts = [row[comm.rank] for row in counts]
+    places = {"recv_counts": parts, "sdispls": [0, counts[comm.rank][0]], "rdispls": [parts[1], 0]}
+    atb = am.AllToAllVCell(AllToAllVParam(**param, **places), comm)
+    tensors_of = [Tensor(values) for values in (sends, recvs)]
+
+    def by_rows(x):
+        return rows(x * x)
+
+    def with_gaps(x):
+        return gaps(x * 2)
+
+    def with_counts(x, sends, recvs):
+        return dynamic(x * 2, sends, recvs + 0)
+
+    def of_atb(x):
+        return atb(x + 1)
+
+    def twice(x):
+        return gaps(rows(x)).sum() + (rows(x * 3) ** 2).sum()
+
+    given = x if sum(sends) == 6 else ms.ops.cat((x, x[:1]))
+    for function, *more in ((by_rows,), (with_gaps,), (with_counts, *tensors_of), (of_atb,)):
+        yield ms.jit(function)(given, *more)
+    for cell in (rows, gaps, atb):
+        yield ms.grad(ms.jit(squares_of(cell)))(given)
+    yield ms.jit(ms.grad(twice))(given)
+    if tensors.queued:
+        with pytest.raises(BackendUnavailableError, match="call these in PyNative"):
+            am.QuantizedAllReduce().graph.operator.out_dtype(ms.float32)
+    yield with_counts(given, *tensors_of)
+    yield rows(given.astype(ms.bfloat16)).astype(ms.float32)
+
+
+def squares_of(cell):
+    def squares(x):
+        y = cell(x)
+        return (y * y).sum()
+
+    return squares
+
+
+for call in (gaps, learnt, gradient, into_outputs, others, sums, quantized, operations, graphs):
     print(call.__name__, both(call), flush=True)
 
 tensors.queued = False

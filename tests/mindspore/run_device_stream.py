@@ -3,13 +3,16 @@
 import ctypes
 from typing import Any
 
+import mindspore
 import numpy as np
+from mindspore._c_expression.typing import type_to_type_id
 
 import alltoallv_emulator as emulator
 from alltoallv import Communicator, _core
 from alltoallv._calls import collectives, subgroups
 from alltoallv.launch import hccl
 from alltoallv.launch.options import make_options
+from alltoallv.mindspore import graph_exchange, graph_op
 from alltoallv.mindspore.device_op import ENTRY, Launch, ticket_for
 
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
@@ -70,6 +73,22 @@ late = values(target, size * COUNT)
 assert (early == -1).all(), "the call has waited for the data, or used another stream"
 assert (late.reshape(size, -1) == np.arange(1, size + 1)[:, None]).all()
 print("enqueued, then right", flush=True)
+
+# The operator of graphs, as its kernel calls it.
+number = graph_op.number_of(graph_exchange.Host(False, comm).launch)
+numbers = [(ctypes.c_int64 * len(values))(*values) for values in ([size * COUNT], [*counts, *places])]
+anew = memory(np.full(size * COUNT, -1.0, np.float32))
+in_graph = graph_op.Launch(number, type_to_type_id(mindspore.float32), source.value, anew.value)
+in_graph.input_shape = in_graph.output_shape = numbers[0]
+in_graph.send = in_graph.recv = numbers[1]
+in_graph.input_rank, in_graph.output_rank, in_graph.send_size, in_graph.recv_size = 1, 1, 2 * size, 2 * size
+in_graph.stream = stream
+text = ctypes.create_string_buffer(1024)
+assert graph_op.run(ctypes.byref(in_graph), ctypes.addressof(text), len(text)) == 0, text.value
+assert (values(anew, size * COUNT) == -1).all()
+done(acl.aclrtSynchronizeStream(stream))
+assert (values(anew, size * COUNT).reshape(size, -1) == np.arange(1, size + 1)[:, None]).all()
+print("in a graph, too", flush=True)
 
 # What mint.distributed's collectives launch, in a group of its own.
 host = subgroups.connect("group", "group", list(range(size)), 60)

@@ -139,8 +139,8 @@ class Adapter(ABC, Generic[A]):
         """Calls ``function`` outside of the graph that the framework may be making."""
         return function(*args)
 
-    def launch(self, x: A, start: Callable[[int], None]) -> None:
-        """Calls ``start`` with the current stream of the device of ``x``."""
+    def launch(self, x: A, out: A, start: Callable[[Region, Region, int], None]) -> None:
+        """Calls ``start`` with the memory of both tensors and the current stream of their device."""
         raise NotImplementedError
 
     def engine(self, x: A, member: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from alltoallv import _core
 from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.regions import Region
 from alltoallv.atb.operation import Operation, describe
 from alltoallv.atb.params import AllToAllVParam, DeviceInfo
 from alltoallv.communicator import Communicator
@@ -95,13 +96,13 @@ class AllToAllVOperation(Operation):
         expected = self._expected
         target = self._checked(adapter.allocate, expected.shape, expected.dtype, x) if out is None else out
 
-        def start(stream: int) -> None:
-            self._core.execute([adapter.region(x)], [adapter.region(target)], timeout, stream)
+        def start(read: Region, written: Region, stream: int) -> None:
+            self._core.execute([read], [written], timeout, stream)
 
-        if self._npu:
-            adapter.launch(x, start)
+        if self._npu or adapter.queues():
+            adapter.launch(x, target, start)
         else:
-            start(0)
+            start(adapter.region(x), adapter.region(target), 0)
         return target
 
     def _check_create(self, device: DeviceInfo) -> None:

@@ -133,7 +133,7 @@ class QuantAllReduceOperation(Operation):
             self._plan = key
         expected = self._expected
         target = self._checked(adapter.allocate, expected.shape, expected.dtype, x) if out is None else out
-        if self._npu and self._engine is None:
+        if (self._npu or adapter.queues()) and self._engine is None:
             self._engine = adapter.engine(x, self._member)
         if self._engine is None:
             places = [adapters.find("x", a).region(a) for a in (*inputs, target, *states)]

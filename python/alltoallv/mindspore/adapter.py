@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import mindspore
 from mindspore import Tensor, ops
@@ -15,8 +15,9 @@ from alltoallv._calls.experts import exchange_counts
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Linear, Transfer
 from alltoallv._calls.regions import Region
+from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
-from alltoallv.mindspore import device_op
+from alltoallv.mindspore import device_op, device_quantized
 from alltoallv.mindspore.group import on_host
 from alltoallv.mindspore.tensors import (
     Place,
@@ -24,13 +25,27 @@ from alltoallv.mindspore.tensors import (
     check_tensor,
     core_name,
     empty,
+    executor,
     from_block,
     in_queue,
     region,
     settle,
+    target,
 )
 from alltoallv.mindspore.work import CommHandle, Done
 from alltoallv.quantization.feedback import ErrorFeedback
+from alltoallv.quantization.spec import QuantizedReduction
+
+
+class _Start(NamedTuple):
+    """A launch of ATB's operator on known addresses."""
+
+    start: Callable[[Region, Region, int], None]
+    input: Region
+    output: Region
+
+    def run(self, stream: int) -> None:
+        self.start(self.input, self.output, stream)
 
 
 class Tensors(Adapter[Tensor]):
@@ -50,7 +65,7 @@ class Tensors(Adapter[Tensor]):
     def check(self, name: str, x: Tensor) -> None:
         check_tensor(name, x)
         core_name(x.dtype)
-        if self._settles:
+        if self._settles and not in_queue():
             settle()
 
     def listed(self, name: str, tensors: Any) -> Sequence[Tensor]:
@@ -94,13 +109,32 @@ class Tensors(Adapter[Tensor]):
         return out
 
     def learn(self, transfer: Transfer[Tensor], input: Tensor) -> Sequence[int]:
+        executor.sync()  # the ranks agree about calls in the queue over the same communicator
         recv_counts: list[int] = exchange_counts(on_host(transfer.communicator), transfer.layout[0]).tolist()
         return recv_counts
 
     name = staticmethod(core_name)
 
     def allocate(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
-        return empty(shape, getattr(mindspore, dtype))
+        kind = getattr(mindspore, dtype)
+        return ops.zeros(tuple(shape), kind) if in_queue() else empty(shape, kind)
+
+    def device(self, x: Tensor) -> str:
+        return "npu" if target() == "Ascend" else "cpu"
+
+    def launch(self, x: Tensor, out: Tensor, start: Callable[[Region, Region, int], None]) -> None:
+        device_op.enqueue(lambda place: _Start(start, place(x), place(out)), [out], [x])
+
+    def engine(self, x: Tensor, member: Any) -> Communicator:
+        made: Communicator = member
+        return made
+
+    def check_place(self, engine: Any, *tensors: Tensor) -> None:
+        """All tensors of the process lie where MindSpore computes."""
+
+    def reduce(self, engine: Communicator, request: QuantizedReduction, tensors: Sequence[Any]) -> None:
+        out, x, *states = tensors
+        out.copy_(device_quantized.reduce(engine, request, x, *states).reshape(out.shape))
 
     def values(self, x: Tensor) -> Any:
         return x.astype(mindspore.float32).asnumpy()

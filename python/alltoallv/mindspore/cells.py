@@ -27,7 +27,8 @@ from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore import quantized
 from alltoallv.mindspore.autograd import summed, tracks
-from alltoallv.mindspore.graph import AllToAllV, Array, Host, make_operator
+from alltoallv.mindspore.graph import AllToAllV
+from alltoallv.mindspore.graph_exchange import Array, Host, make_operator
 from alltoallv.mindspore.group import Group
 from alltoallv.mindspore.tensors import core_name, target
 from alltoallv.quantization.functions import Quantized

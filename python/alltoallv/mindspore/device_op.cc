@@ -1,17 +1,22 @@
 /// \file device_op.cc
-/// \brief A collective as an operator of MindSpore's runtime: it runs where MindSpore runs its kernels, on their
-/// stream.
+/// \brief A collective as an operator of MindSpore's runtime, in PyNative and in graphs: it runs where MindSpore runs
+/// its kernels, on their stream.
 ///
 /// Built by `device_op.py` with MindSpore's CustomOpBuilder: C++17, MindSpore's flags, no header of alltoallv's own.
 /// The collective is reached through a C function, so that the two sides need not share a C++ ABI. On CPU the stream is
 /// null.
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "ms_extension/all.h"
+#include "ops/op_def.h"
+#ifndef CUSTOM_ASCEND_OP
+#include "mindspore/ops/kernel/cpu/cpu_kernel.h"
+#endif
 
 namespace alltoallv_mindspore {
 
@@ -69,11 +74,125 @@ py::object call_write(const Tensors& inputs, const Tensors& outputs, uint64_t en
     return ms::pynative::PyboostRunner::Call<0>(write, inputs, outputs, entry, context);
 }
 
+/// A launch of a graph's exchange, as graph_op.py reads it. `call` is the number of the exchange; `send` and `recv` are
+/// counts, then displacements.
+struct GraphLaunch {
+    int64_t call, dtype;
+    const void* input;
+    void* output;
+    const int64_t *input_shape, *output_shape, *send, *recv;
+    int64_t input_rank, output_rank, send_size, recv_size;
+    void* stream;
+};
+using GraphEntry = int (*)(const GraphLaunch* launch, char* message, uint64_t capacity);
+using KernelTensors = std::vector<mindspore::kernel::KernelTensor*>;
+
+GraphEntry graph_entry = nullptr;
+
+void set_graph_entry(uint64_t entry) {
+    graph_entry = reinterpret_cast<GraphEntry>(entry);
+}
+
+/// The output has the shape of `like`, or its rows and the input's row.
+class GraphInfer final : public mindspore::ops::OpFuncImpl {
+  public:
+    mindspore::ShapeArray InferShape(const mindspore::PrimitivePtr&,
+                                     const mindspore::ops::InferInfoPtrList& inputs) const override {
+        const mindspore::ShapeVector like = inputs[3]->GetShape();
+        if (!inputs[5]->GetScalarValueWithCheck<bool>()) return {like};
+        mindspore::ShapeVector rows = inputs[0]->GetShape();
+        rows.at(0) = like.at(0);
+        return {rows};
+    }
+
+    std::vector<mindspore::TypeId> InferType(const mindspore::PrimitivePtr&,
+                                             const mindspore::ops::InferInfoPtrList& inputs) const override {
+        return {inputs[0]->GetType()};
+    }
+
+    /// MindSpore brings the counts to host memory before the launch.
+    std::set<int64_t> GetValueDependArgIndices() const override { return {1, 2}; }
+    bool GeneralInferRegistered() const override { return true; }
+};
+
+void launch_in_graph(const KernelTensors& inputs, const KernelTensors& outputs, void* stream) {
+    const auto size = [](const auto& values) { return static_cast<int64_t>(values.size()); };
+    const auto &read = inputs[0]->GetShapeVector(), &written = outputs[0]->GetShapeVector();
+    const auto send = inputs[1]->GetValueWithCheck<std::vector<int64_t>>();
+    const auto recv = inputs[2]->GetValueWithCheck<std::vector<int64_t>>();
+    const GraphLaunch launch{inputs[4]->GetValueWithCheck<int64_t>(),
+                             inputs[0]->dtype_id(),
+                             inputs[0]->device_ptr(),
+                             outputs[0]->device_ptr(),
+                             read.data(),
+                             written.data(),
+                             send.data(),
+                             recv.data(),
+                             size(read),
+                             size(written),
+                             size(send),
+                             size(recv),
+                             stream};
+    char message[1024] = "";
+    if (graph_entry(&launch, message, sizeof message) == 0) return;
+    message[sizeof message - 1] = '\0';
+    throw std::runtime_error(message);
+}
+
+#ifdef CUSTOM_ASCEND_OP
+using Kernel = mindspore::kernel::KernelMod;
+#else
+using Kernel = mindspore::kernel::NativeCpuKernelMod;
+#endif
+
+class GraphKernel final : public Kernel {
+  public:
+    bool Init(const KernelTensors&, const KernelTensors&) override { return true; }
+    bool Launch(const KernelTensors& inputs, const KernelTensors&, const KernelTensors& outputs,
+                void* stream) override {
+        launch_in_graph(inputs, outputs, stream);
+        return true;
+    }
+    std::vector<mindspore::kernel::KernelAttr> GetOpSupport() override {
+        return {mindspore::kernel::KernelAttr().AddSkipCheckAttr(true)};
+    }
+};
+
 }  // namespace alltoallv_mindspore
+
+namespace mindspore::ops {
+alltoallv_mindspore::GraphInfer infer;
+OpDef exchange_definition = {
+    "Custom_alltoallv_exchange",
+    {{"x", DT_TENSOR, 0, "", {}, false},
+     {"send", DT_TENSOR, 0, "", {}, false},
+     {"recv", DT_TENSOR, 0, "", {}, false},
+     {"like", DT_TENSOR, 0, "", {}, false},
+     {"call", DT_INT, 0, "", {}, false},
+     {"by_row", DT_BOOL, 0, "", {}, false}},
+    {{"output", DT_TENSOR, -1}},
+    {},
+    {{"x", 0}, {"send", 1}, {"recv", 2}, {"like", 3}, {"call", 4}, {"by_row", 5}},
+    infer,
+    false,
+    false,
+    false,
+};
+REGISTER_PRIMITIVE_OP_DEF(Custom_alltoallv_exchange, &exchange_definition);
+}  // namespace mindspore::ops
+
+namespace mindspore::kernel {
+#ifdef CUSTOM_ASCEND_OP
+MS_CUSTOM_KERNEL_FACTORY_REG("Custom_alltoallv_exchange", alltoallv_mindspore::GraphKernel);
+#else
+MS_KERNEL_FACTORY_REG(NativeCpuKernelMod, Custom_alltoallv_exchange, alltoallv_mindspore::GraphKernel);
+#endif
+}  // namespace mindspore::kernel
 
 PYBIND11_MODULE(MS_EXTENSION_NAME, m) {
     m.def("exchange", &alltoallv_mindspore::call_exchange, pybind11::arg("input"), pybind11::arg("shape"),
           pybind11::arg("entry"), pybind11::arg("context"));
+    m.def("set_graph_entry", &alltoallv_mindspore::set_graph_entry, pybind11::arg("entry"));
     m.def("write", &alltoallv_mindspore::call_write, pybind11::arg("inputs"), pybind11::arg("outputs"),
           pybind11::arg("entry"), pybind11::arg("context"));
 }

@@ -13,13 +13,10 @@ import itertools
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from mindspore import Tensor, ops
 
-from alltoallv import _core
-from alltoallv._calls.collectives import Ready
-from alltoallv._calls.reductions import ReductionPlan
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.mindspore.tensors import Place, executor, target
 
@@ -37,10 +34,15 @@ def _run(ticket: int, inputs: Any, outputs: Any, stream: int, message: int, capa
     try:
         _waiting.pop(ticket)(inputs, outputs, stream or 0)
     except Exception as error:
-        text = f"{type(error).__name__}: {error}".encode()[: capacity - 1] + b"\0"
-        ctypes.memmove(message, text, len(text))
-        return 1
+        return tell(error, message, capacity)
     return 0
+
+
+def tell(error: Exception, message: int, capacity: int) -> int:
+    """Writes an error's class and text where the operator reads them, and returns that it failed."""
+    text = f"{type(error).__name__}: {error}".encode()[: capacity - 1] + b"\0"
+    ctypes.memmove(message, text, len(text))
+    return 1
 
 
 #: Address of the C function that runs or enqueues the collective of a ticket.
@@ -63,7 +65,10 @@ def build(backend: str = "CPU", folder: str | None = None) -> Any:
     """
     source = str(Path(__file__).with_name("device_op.cc"))
     try:
-        return ops.CustomOpBuilder("alltoallv_device_op", [source], backend=backend, build_dir=folder).load()
+        # MindSpore itself links the first of these so that nothing comes of it, and the others not at all.
+        libraries = "-lmindspore_core -lmindspore_hardware_abstract -lmindspore_ops_host"
+        options: Any = {"backend": backend, "build_dir": folder, "ldflags": libraries}
+        return ops.CustomOpBuilder("alltoallv_device_op", [source], **options).load().so_module
     except (RuntimeError, ValueError, OSError) as error:
         raise BackendUnavailableError(
             f"MindSpore's CustomOpBuilder failed for backend {backend!r} ({error}); "
@@ -71,7 +76,19 @@ def build(backend: str = "CPU", folder: str | None = None) -> Any:
         ) from error
 
 
-def exchange(plan: _core.Plan | ReductionPlan, input: Tensor, shape: Sequence[int], module: Any = None) -> Tensor:
+class Plan(Protocol):
+    """Runs a collective from one address to another on a stream."""
+
+    def run(self, input: int, output: int, timeout: float = -1.0, stream: int = 0) -> Any: ...
+
+
+class Call(Protocol):
+    """Runs a collective whose addresses are known on a stream."""
+
+    def run(self, *, stream: int) -> Any: ...
+
+
+def exchange(plan: Plan, input: Tensor, shape: Sequence[int], module: Any = None) -> Tensor:
     """Returns a new tensor of that shape, into which the plan writes all elements from ``input``.
 
     On CPU it is complete, on an NPU it is in order on MindSpore's stream. All ranks make their calls in the same order.
@@ -91,7 +108,7 @@ def exchange(plan: _core.Plan | ReductionPlan, input: Tensor, shape: Sequence[in
     return made
 
 
-def enqueue(prepare: Callable[[Place], Ready], outputs: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> None:
+def enqueue(prepare: Callable[[Place], Call], outputs: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> None:
     """Queues the call that ``prepare`` makes from the addresses of contiguous tensors; other output elements keep their
     value.
     """

@@ -4,20 +4,104 @@ from __future__ import annotations
 
 from typing import Any
 
+import mindspore
 from mindspore import Tensor, ops
 
+from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.counts import Counts
+from alltoallv._calls.experts import exchange_counts
 from alltoallv._calls.linear import Map
 from alltoallv.communicator import Communicator
+from alltoallv.errors import InvalidParamError, ValueOverflowError
+from alltoallv.mindspore import device_quantized
 from alltoallv.mindspore.adapter import ADAPTER
 from alltoallv.mindspore.autograd import apply, tracks
+from alltoallv.mindspore.device_codes import Codes
 from alltoallv.mindspore.front_end import check_async, enter
+from alltoallv.mindspore.group import on_host
+from alltoallv.mindspore.tensors import executor, in_queue
+from alltoallv.mindspore.work import CommHandle, Done
+from alltoallv.quantization import requests
 from alltoallv.quantization.feedback import ErrorFeedback as ErrorFeedback
 from alltoallv.quantization.functions import Quantized
+from alltoallv.quantization.host import ReductionCall, RowsCall
 from alltoallv.quantization.requests import exclude, present
+from alltoallv.quantization.spec import Options
+
+
+class _QueuedReduction(ReductionCall[Tensor]):
+    """A quantized reduction that runs in MindSpore's queue; made under the guard."""
+
+    def __init__(
+        self, adapter: Adapter[Tensor], comm: Communicator, made: requests.Reduction[Tensor], timeout: float | None
+    ) -> None:
+        _check_timeout(timeout)
+        self.made, self.comm = made, comm
+        if made.request.scale is None:
+            Codes(made.request.quantization, 1)  # refuses formats
+
+    def run(self) -> Tensor:
+        made = self.made
+        flat = device_quantized.reduce(self.comm, made.request, made.input, made.error, made.gather_error)
+        made.output.copy_(flat.reshape(made.output.shape))
+        return made.output
+
+    def submit(self) -> tuple[Tensor, CommHandle]:
+        out = self.run()
+        return out, Done(out)
+
+
+class _QueuedRows(RowsCall[Tensor]):
+    """A quantized_all_to_all that runs in MindSpore's queue; made under the guard, which quantizes its rows."""
+
+    def __init__(
+        self,
+        adapter: Adapter[Tensor],
+        comm: Communicator,
+        input: Tensor,
+        send_counts: Counts,
+        recv_counts: Counts | None,
+        options: Options,
+        timeout: float | None = None,
+    ) -> None:
+        _check_timeout(timeout)
+        self._adapter, self._comm, self._options, self._timeout = adapter, comm, options, timeout
+        self.rows = made = requests.rows(adapter, comm, input, send_counts, recv_counts, options)
+        self._tail = tuple(made.input.shape[1:])
+        self._codes = Codes(made.how, made.length)
+        flat = made.input.astype(mindspore.float32).reshape(-1, made.length)
+        self._pair = self._codes.encode(flat)[:2]
+        overflows = device_quantized.rows_overflow
+        if made.must_fit() and overflows(self._codes, self._pair, getattr(mindspore, made.out_dtype)):
+            raise ValueOverflowError(made.overflow_text())
+
+    def run_counted(self) -> tuple[Tensor, list[int]]:
+        made, comm = self.rows, self._comm
+        recvs = made.recvs
+        if recvs is None:
+            executor.sync()  # the ranks agree about calls in the queue over the same communicator
+            recvs = exchange_counts(on_host(comm), made.sends).tolist()
+        out = device_quantized.exchange_rows(comm, made, self._pair, recvs, self._codes)
+        return out.reshape(-1, *self._tail), recvs
+
+    def submit(self) -> tuple[Tensor | None, CommHandle]:
+        out = self.run()
+        return None if self.rows.recvs is None else out, Done(out)
+
+
+def _check_timeout(timeout: float | None) -> None:
+    if timeout is not None:
+        raise InvalidParamError(f"timeout is {timeout}, expected None on Ascend: the group's counts")
 
 
 class _Quantized(Quantized[Tensor]):
     adapter = ADAPTER
+
+    def reductions(self) -> type[ReductionCall[Tensor]]:
+        return _QueuedReduction if in_queue() else ReductionCall
+
+    def exchanges(self) -> type[RowsCall[Tensor]]:
+        return _QueuedRows if in_queue() else RowsCall
 
     def communicator(self, group: Any) -> Communicator:
         return enter(group)

@@ -27,7 +27,7 @@ executor: Any = _executor
 _context: Any = MSContext.get_instance()  # the same values as get_context, in a thousandth of the time
 _TARGET = ms_ctx_param.device_target
 
-_NAMES: dict[Any, str] = {
+DTYPES: dict[Any, str] = {
     getattr(mindspore, name if name != "bool" else "bool_"): name
     for name in (
         *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -70,9 +70,9 @@ def core_name(dtype: Any) -> str:
         InvalidTensorError: MindSpore's CPU backend or the core does not know the dtype.
     """
     try:
-        return _NAMES[dtype]
+        return DTYPES[dtype]
     except KeyError:
-        raise InvalidTensorError(f"dtype is {dtype}, expected one of {', '.join(_NAMES.values())}", 13) from None
+        raise InvalidTensorError(f"dtype is {dtype}, expected one of {', '.join(DTYPES.values())}", 13) from None
 
 
 @functools.cache
@@ -119,4 +119,4 @@ def _at_once() -> bool:
     return not queued and _context.get_param(_TARGET) == "CPU"
 
 
-_core.add_mindspore(Tensor, executor._executor, _NAMES, _at_once, from_block)
+_core.add_mindspore(Tensor, executor._executor, DTYPES, _at_once, from_block)

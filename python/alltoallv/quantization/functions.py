@@ -75,7 +75,7 @@ class Quantized(Generic[A]):
             with guard(comm, "quantized_all_reduce"):
                 wants_grad = self.wants_grad(input, out=out, async_op=async_op, error_feedback=error_feedback)
                 made = requests.all_reduce(self.adapter, comm, input, options, out, error_feedback)
-                call = ReductionCall(self.adapter, comm, made, timeout)
+                call = self.reductions()(self.adapter, comm, made, timeout)
             return self._run(input, call, wants_grad and made.request.dtype != "int8", async_op)
 
         @described(signature.quantized_reduce_scatter)
@@ -103,7 +103,7 @@ class Quantized(Generic[A]):
             with guard(comm, "quantized_reduce_scatter"):
                 wants_grad = self.wants_grad(input, out=out, async_op=async_op, error_feedback=error_feedback)
                 made = requests.reduce_scatter(self.adapter, comm, input, recv_counts, options, out, error_feedback)
-                call = ReductionCall(self.adapter, comm, made, timeout)
+                call = self.reductions()(self.adapter, comm, made, timeout)
             return self._run(input, call, wants_grad, async_op)
 
         @described(signature.quantized_all_to_all)
@@ -135,7 +135,7 @@ class Quantized(Generic[A]):
                 return (None, None) if async_op else None
             with guard(comm, "quantized_all_to_all"):
                 wants_grad = self.wants_grad(input, async_op=async_op)
-                call = RowsCall(self.adapter, comm, input, send_counts, recv_counts, options, timeout)
+                call = self.exchanges()(self.adapter, comm, input, send_counts, recv_counts, options, timeout)
             return self._run(input, call, wants_grad, async_op)
 
         @described(signature.quantized_linear_all_reduce)
@@ -167,6 +167,14 @@ class Quantized(Generic[A]):
     def communicator(self, group: Any) -> Communicator | None:
         """Returns the group's communicator, or None on a rank outside of it."""
         raise NotImplementedError
+
+    def reductions(self) -> type[ReductionCall[A]]:
+        """Returns the class of a reduction that is ready to run."""
+        return ReductionCall
+
+    def exchanges(self) -> type[RowsCall[A]]:
+        """Returns the class of an exchange of rows that is ready to run."""
+        return RowsCall
 
     def wants_grad(self, input: A, **given: Any) -> bool:
         """Returns whether `apply` runs the call. ``given`` holds arguments that exclude a gradient."""

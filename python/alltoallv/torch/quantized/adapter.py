@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.regions import Region
 from alltoallv.errors import BackendUnavailableError
 from alltoallv.quantization.spec import QuantizedReduction
 from alltoallv.torch.eager import calls
@@ -53,8 +54,8 @@ class _Tensors(Adapter[Tensor]):
     def call(self, function: Callable[..., T], *args: Any) -> T:
         return function(*args)
 
-    def launch(self, x: Tensor, start: Callable[[int], None]) -> None:
-        Streams().launch(x.device, start, True, lambda: ())
+    def launch(self, x: Tensor, out: Tensor, start: Callable[[Region, Region, int], None]) -> None:
+        Streams().launch(x.device, lambda stream: start(region(x), region(out), stream), True, lambda: ())
 
     def engine(self, x: Tensor, member: Any) -> DeviceMember:
         if member is not None:

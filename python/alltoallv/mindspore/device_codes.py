@@ -1,0 +1,136 @@
+"""The kernels of quantization as MindSpore operators, for tensors on a device.
+
+They follow the rules of docs/quantization.md, one float32 operation at a time, and give the bits of the CPU's kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import mindspore
+from mindspore import Tensor, mint, ops
+
+from alltoallv.errors import InvalidParamError
+from alltoallv.quantization.spec import Quantization
+
+_SMALLEST = 2.0**-126  # below it a group has no scale
+_LARGEST_SCALE = {127: float.fromhex("0x1.020406p+121"), 7: float.fromhex("0x1.249248p+125")}
+#: By dtype: the largest finite value, and the smallest that would be rounded to infinity.
+_LIMITS = {
+    mindspore.float16: (65504.0, 65520.0),
+    mindspore.bfloat16: (float.fromhex("0x1.fep+127"), float.fromhex("0x1.ffp+127")),
+    mindspore.float32: (float.fromhex("0x1.fffffep+127"), math.inf),
+}
+
+
+class Codes:
+    """Turns vectors of one length into int8 or int4 codes with float32 scales, and back; a table has one per row.
+
+    Attributes:
+        size: Bytes of codes of a vector; its last group is filled up with zeros.
+        groups: Scales of a vector.
+    """
+
+    def __init__(self, how: Quantization, length: int) -> None:
+        if how.format not in ("int8", "int4"):
+            raise InvalidParamError(
+                f"format is {how.format}, which MindSpore on Ascend does not offer, expected int8 or int4"
+            )
+        self._length, self._group = length, min(how.group_size, max(length, 1))
+        self._pairs, self._most = how.bits == 4, 2 ** (how.bits - 1) - 1
+        self.groups = -(-length // self._group)
+        self.size = self.groups * (-(-self._group // 2) if self._pairs else self._group)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Quantizes float32 ``[n, length]``; returns int8 ``[n, size]``, float32 ``[n, groups]`` and what was lost."""
+        n = x.shape[0]
+        table = filled(x, self.groups * self._group).reshape(n, self.groups, self._group)
+        magnitudes = ops.abs(table)
+        infinite, undefined = magnitudes == math.inf, table != table
+        has_infinite, has_undefined = _any(infinite), _any(undefined)
+        finite = ops.logical_not(ops.logical_or(has_infinite, has_undefined))
+        largest = ops.where(magnitudes < math.inf, magnitudes, 0.0).max(axis=2, keepdims=True)
+        usual = ops.logical_and(largest >= _SMALLEST, finite)
+        scale = ops.where(usual, largest, 1.0) / self._most
+        scale = ops.minimum(ops.maximum(scale, 2.0**-125), _LARGEST_SCALE[self._most])
+        inverse = ops.where(usual, 1.0 / scale, 0.0)
+        special = ops.where(has_infinite, math.inf, 0.0)
+        scale = ops.where(usual, scale, ops.where(has_undefined, math.nan, special))
+        ends = infinite.astype(mindspore.float32) * ops.where(table < 0, -1.0, 1.0)
+        codes = ops.where(finite, mint.round(table * inverse), ops.where(has_undefined, 0.0, ends * self._most))
+        lost = ops.where(finite, table - codes * scale, 0.0)
+        packed = self._packed(codes).astype(mindspore.int8).reshape(n, self.size)
+        return packed, scale.reshape(n, self.groups), lost.reshape(n, -1)[:, : self._length]
+
+    def decode(self, codes: Tensor, scales: Tensor) -> Tensor:
+        """Returns float32 ``[n, length]``: each code times its scale."""
+        n = codes.shape[0]
+        numbers = self._unpacked(codes.astype(mindspore.float32).reshape(n, self.groups, -1))
+        return (numbers * scales.reshape(n, self.groups, 1)).reshape(n, -1)[:, : self._length]
+
+    def _packed(self, codes: Tensor) -> Tensor:
+        """Puts two codes of 4 bits into a byte, the first into the low half."""
+        if not self._pairs:
+            return codes
+        pairs = filled(codes.reshape(-1, self._group), self._group + self._group % 2).reshape(-1, 2)
+        low, high = pairs[:, 0], pairs[:, 1]
+        return high * 16 + ops.where(low < 0, low + 16, low)
+
+    def _unpacked(self, bytes_: Tensor) -> Tensor:
+        if not self._pairs:
+            return bytes_
+        high = ops.floor(bytes_ / 16)
+        low = bytes_ - high * 16
+        halves = ops.stack((ops.where(low > 7, low - 16, low), high), axis=3)
+        return halves.reshape(*bytes_.shape[:2], -1)[:, :, : self._group]
+
+
+def added(terms: Tensor, average: bool = False) -> Tensor:
+    """Adds the rows of float32 ``[W, n]`` in their order, and divides by W for an average."""
+    total = terms[0]
+    for row in range(1, terms.shape[0]):
+        total = total + terms[row]
+    return _one_nan(total / terms.shape[0] if average else total)
+
+
+def scaled(total: Tensor, scale: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns ``(total + offset) * scale``, and where both are finite: there even an infinity is one that did not fit.
+
+    ``total`` is int32 ``[rows, channels]``.
+    """
+    values = (total.astype(mindspore.float32) + offset) * scale
+    sound = ops.logical_and(ops.abs(scale) < math.inf, ops.abs(offset) < math.inf)
+    return values.reshape(-1), ops.logical_and(ops.abs(values) >= 0, sound).reshape(-1)
+
+
+def saturated(values: Tensor) -> Tensor:
+    """Rounds to int8 codes from -127 to 127; NaN becomes 0."""
+    known = ops.where(values != values, 0.0, mint.round(values))
+    bounded = ops.minimum(ops.maximum(known, -127.0), 127.0)
+    return bounded.astype(mindspore.int8)
+
+
+def narrowed(values: Tensor, dtype: Any, overflow: str, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Rounds float32 values to ``dtype``; also returns where one did not fit. ``allowed``: see `scaled`."""
+    largest, too_large = _LIMITS[dtype]
+    magnitudes = ops.abs(values)
+    exceeded = ops.logical_and(magnitudes >= too_large, magnitudes < math.inf if allowed is None else allowed)
+    if overflow != "infinity":
+        ends = ops.where(values < 0, -largest, largest)
+        values = ops.where(exceeded, ends, values)
+    return _one_nan(values).astype(dtype), exceeded
+
+
+def filled(table: Tensor, length: int) -> Tensor:
+    """Returns ``[n, m]`` as ``[n, length]``, with zeros after the last element of each row."""
+    n, m = table.shape
+    return table if m == length else ops.cat((table, ops.zeros((n, length - m), table.dtype)), axis=1)
+
+
+def _any(where: Tensor) -> Tensor:
+    return where.astype(mindspore.float32).max(axis=2, keepdims=True) > 0
+
+
+def _one_nan(values: Tensor) -> Tensor:
+    return ops.where(values != values, math.nan, values)

@@ -1,0 +1,223 @@
+"""The operator of an exchange in a graph: on CPU a call into Python, on Ascend that of `alltoallv.mindspore.graph_op`.
+
+It is marked as a side effect, so that MindSpore runs the exchanges of a graph in the order of the program, the same on
+every rank, and neither merges nor drops any. Exchanges of gradients run in the reverse order, if the gradient is the
+operator's own ``bprop`` and not a cell's.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mindspore
+import numpy as np
+import numpy.typing as npt
+from mindspore import Tensor, nn, ops
+from mindspore._c_expression.typing import TensorType, type_to_type_id
+
+from alltoallv import _core, memory
+from alltoallv._calls.counts import Layout, overlap, packed
+from alltoallv._calls.guard import guard
+from alltoallv.communicator import Communicator
+from alltoallv.errors import BackendUnavailableError, InvalidParamError
+from alltoallv.mindspore import graph_op
+from alltoallv.mindspore import group as groups
+from alltoallv.mindspore.group import Group
+from alltoallv.mindspore.tensors import DTYPES, core_name, in_queue, numpy_dtype
+
+Array = npt.NDArray[Any]
+
+_DTYPES: dict[int, Any] = {type_to_type_id(dtype): dtype for dtype in DTYPES}  # by MindSpore's number
+EMPTY = "MindSpore's graphs cannot hand over empty tensors: call all_to_all_v outside the graph"
+
+
+@dataclass(frozen=True)
+class Host:
+    """Runs the graph's operator: an exchange of the memory that MindSpore passes in.
+
+    Attributes:
+        by_row: True if layouts count rows of dimension 0, False if they count elements.
+        refusal: Reason to raise instead of an exchange.
+        check: Called with the input before anything else; peers are informed of its error.
+        sums: True if receive regions may overlap, and what arrives is then added up: the transpose of an exchange whose
+            send regions overlap.
+    """
+
+    by_row: bool
+    group: Group
+    refusal: str = ""
+    check: Callable[[Array], None] = lambda input: None
+    sums: bool = False
+
+    def transposed(self) -> Host:
+        return replace(self, refusal="", check=lambda input: None, sums=not self.sums)
+
+    def shape(self, x: Any, send: Any, recv: Any, like: Any) -> Any:
+        return [like[0], *x[1:]] if self.by_row else like
+
+    def run(self, x: Array, send: Array, recv: Array, like: Array) -> Array:
+        """Exchanges ``x``: ``send`` and ``recv`` are counts and displacements, ``[2, W]``; ``like`` has the output's
+        shape, or rows.
+        """
+        self.check(x)
+        comm = groups.resolve(self.group)
+        with guard(comm, "all_to_all_v"):
+            shape = (len(like), *x.shape[1:]) if self.by_row else like.shape
+            row, (sends, sdispls, recvs, rdispls) = self._layout(comm, shape, send, recv)
+            room = math.prod(shape)
+            summed = self.sums and overlap(recvs, rdispls)
+            places, numel = (packed(recvs), sum(recvs)) if summed else (rdispls, room)
+            _core.check_exchange(x.size, numel, sends, sdispls, recvs, places, comm.size)
+            out = memory.empty((numel,), x.dtype)
+            if sum(recvs) < numel:
+                out.view(np.uint8)[...] = 0
+            plan = _core.Plan(comm.core, "all_to_all_v", x.dtype.name, sends, sdispls, recvs, places, 0, row)
+        x = np.ascontiguousarray(x)
+        plan.run(x.ctypes.data, out.ctypes.data)
+        if summed:
+            parts = out.astype(np.float32) if x.dtype.name == "bfloat16" else out
+            out = np.zeros(room, parts.dtype)
+            for begin, place, n in zip(rdispls, places, recvs, strict=True):
+                out[begin : begin + n] += parts[place : place + n]
+        return out.reshape(shape)
+
+    def launch(self, call: graph_op.Launch) -> None:
+        """Exchanges the tensors of a launch on a device; elements of the output outside the regions stay undefined."""
+        shape, dtype = call.input_shape[: call.input_rank], _DTYPES[call.dtype]
+        self.check(np.broadcast_to(np.zeros((), numpy_dtype(dtype)), shape))
+        comm = groups.resolve(self.group)
+        with guard(comm, "all_to_all_v"):
+            out = tuple(call.output_shape[: call.output_rank])
+            send, recv = np.array(call.send[: call.send_size]), np.array(call.recv[: call.recv_size])
+            row, layout = self._layout(comm, out, send.reshape(2, -1), recv.reshape(2, -1))
+            if self.sums and overlap(*layout[2:]):
+                raise InvalidParamError(
+                    "the regions that are sent overlap, expected none for a gradient in a graph on Ascend"
+                )
+            _core.check_exchange(math.prod(shape), math.prod(out), *layout, comm.size)
+            plan = _core.Plan(comm.core, "all_to_all_v", core_name(dtype), *layout, 0, row)
+        plan.run(call.input or 0, call.output or 0, -1.0, call.stream or 0)
+
+    def _layout(self, comm: Communicator, shape: Sequence[int], send: Array, recv: Array) -> tuple[int, Layout]:
+        """Returns the elements of a unit and the layout in elements, for an output of that shape."""
+        if self.refusal:
+            raise InvalidParamError(self.refusal)
+        for name, values in (("send_counts", send), ("recv_counts", recv)):
+            if values.shape != (2, comm.size):
+                raise InvalidParamError(f"{name} has {values.shape[1]} entries, expected {comm.size}, one per rank")
+        row = math.prod(shape[1:]) if self.by_row else 1
+        sends, sdispls, recvs, rdispls = ([n * row for n in values] for values in (*send.tolist(), *recv.tolist()))
+        return max(row, 1), (sends, sdispls, recvs, rdispls)
+
+
+class Exchange(nn.Cell):
+    """The cell that a graph calls: it exchanges, or refuses an empty tensor.
+
+    The output has the last tensor's shape, or its rows.
+    """
+
+    def __init__(self, host: Host, derivatives: int = 1) -> None:
+        super().__init__()
+        plain = derivatives == 1 and not in_queue()
+        self.exchange = exchange_operator(host) if plain else _Differentiable(host, derivatives)
+        self.empty = _operator(replace(host, refusal=f"input is empty, but {EMPTY}"))
+
+    def construct(self, x: Tensor, send: Tensor, recv: Tensor, like: Tensor) -> Tensor:
+        if x.size == 0:
+            return ops.cast(self.empty(ops.zeros((1, *x.shape[1:]), x.dtype), send, recv, like), x.dtype)
+        return ops.cast(self.exchange(x, send, recv, like), x.dtype)
+
+
+def exchange_operator(host: Host) -> ops.Custom:
+    """Returns the operator of the exchange, with the transposed one as gradient; bfloat16 comes as float32: cast it."""
+    back = make_operator(host.transposed().run, host.transposed().shape)
+
+    def bprop(x: Tensor, send: Tensor, recv: Tensor, like: Tensor, out: Tensor, dout: Tensor) -> tuple[Any, ...]:
+        grad = back(ops.depend(dout, out), recv, send, x)
+        return ops.cast(grad, x.dtype), send * 0, recv * 0, like * 0
+
+    return make_operator(host.run, host.shape, bprop=bprop)
+
+
+def _operator(host: Host) -> Any:
+    return _DeviceExchange(host) if in_queue() else make_operator(host.run, host.shape)
+
+
+class _DeviceExchange(nn.Cell):
+    """An exchange of tensors on a device, whose output is zero outside the regions."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__()
+        self.operator, self.call, self.by_row = graph_op.operator(), graph_op.number_of(host.launch), host.by_row
+        # Primitives: MindSpore loses functions like ops.where that a cell with a gradient of its own calls.
+        self.sums, self.ones, self.both, self.any = ops.CumSum(), ops.Ones(), ops.LogicalAnd(), ops.ReduceAny()
+        self.select, self.reshape, self.zeros_like = ops.Select(), ops.Reshape(), ops.ZerosLike()
+        for dtype in DTYPES:
+            numpy_dtype(dtype)  # asks MindSpore, which the thread of a launch cannot wait for
+
+    def construct(self, x: Tensor, send: Tensor, recv: Tensor, like: Tensor) -> Tensor:
+        out = self.operator(x, send, recv, like, self.call, self.by_row)
+        shape = (out.shape[0],) + (1,) * (out.ndim - 1) if self.by_row else out.shape
+        units = out.shape[0] if self.by_row else out.size
+        at = self.sums(self.ones((units, 1), mindspore.int64), 0) - 1
+        inside = self.both(at >= recv[1], at < recv[0] + recv[1])
+        return self.select(self.reshape(self.any(inside, 1), shape), out, self.zeros_like(out))
+
+
+class _Differentiable(nn.Cell):
+    """An exchange with derivatives of several orders, which MindSpore takes only from a cell's ``bprop``.
+
+    MindSpore orders their exchanges only where one depends on the other.
+    """
+
+    def __init__(self, host: Host, derivatives: int) -> None:
+        super().__init__()
+        self.operator = _operator(host)
+        self.back = _Differentiable(host.transposed(), derivatives - 1) if derivatives else None
+
+    def construct(self, x: Tensor, send: Tensor, recv: Tensor, like: Tensor) -> Tensor:
+        return ops.cast(self.operator(x, send, recv, like), x.dtype)
+
+    def bprop(self, x: Tensor, send: Tensor, recv: Tensor, like: Tensor, out: Tensor, dout: Tensor) -> tuple[Any, ...]:
+        if self.back is None:
+            raise NotImplementedError("a graph takes no derivative of this order through alltoallv")
+        return self.back(ops.depend(dout, out), recv, send, x), send * 0, recv * 0, like * 0
+
+
+def make_operator(
+    run: Callable[..., Array], shape: Callable[..., Any], dtype: Any = None, bprop: Callable[..., Any] | None = None
+) -> ops.Custom:
+    """Makes a function of NumPy arrays an operator of a graph.
+
+    Args:
+        run: The function; called in the order of the program, then in that of the gradients, which are the same on all
+            ranks.
+        shape: Computes the output's shape from those of the inputs.
+        dtype: The output's dtype; None means the first input's. For bfloat16 it is float32: cast it.
+        bprop: Computes the inputs' gradients from inputs, output and the output's gradient; by default there is none.
+            What it calls must depend on the output, so that it comes after the program.
+    """
+
+    def infer(x: Any, *_others: Any) -> Any:
+        if in_queue():
+            raise BackendUnavailableError(
+                "graphs on Ascend have the cells AllToAllV, DynamicAllToAllV and AllToAllVCell, not those of quantized "
+                "collectives: call these in PyNative"
+            )
+        core_name(x.element_type())
+        made = x.element_type() if dtype is None else dtype
+        return TensorType(mindspore.float32 if made == mindspore.bfloat16 else made)
+
+    @functools.wraps(run)  # MindSpore counts the inputs by the signature
+    def array(*inputs: Array) -> Array:
+        out = run(*inputs)  # MindSpore reads the result through the buffer protocol, which has no bfloat16
+        return out.astype(np.float32) if out.dtype.name == "bfloat16" else out
+
+    operator = ops.Custom(array, out_shape=shape, out_dtype=infer, bprop=bprop, func_type="pyfunc")
+    for effect in ("side_effect_io", "side_effect_backprop"):  # the second is for what the gradient calls
+        operator.add_prim_attr(effect, True)
+    return operator
