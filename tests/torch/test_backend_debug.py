@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -48,18 +50,59 @@ def test_detail_has_nothing_to_add(ranks: Ranks, tmp_path: Path) -> None:
     ranks(2, communicator=False, fresh=True)(run)
 
 
+def summed(group: dist.ProcessGroup | None = None) -> float:
+    """The number of ranks that take part."""
+    dist.all_reduce(x := ones(1), group=group)
+    return float(x)
+
+
 def test_fewer_ranks(ranks: Ranks, tmp_path: Path) -> None:
-    """Torch makes what ``shrink_group`` returns of its own backends alone, and says so; ``split_group`` does it."""
+    """``shrink_group`` of the default group and of another, and ``split_group``."""
 
     def run(rank: int, size: int) -> None:
         with joined(rank, size, str(tmp_path / "store")) as group:
-            with pytest.raises(TypeError, match="does not support shrinking"):
-                dist.shrink_group([1])
             if (smaller := group.split_group([0, 2])) is not None:
-                smaller.allreduce([x := ones(3)]).wait()
-                assert x.tolist() == [2] * 3
+                assert summed(smaller) == 2
+            some = dist.new_group([0, 2, 3])
+            if rank in (0, 3):
+                some = dist.shrink_group([1], group=some)  # rank 2 of the job
+                assert (dist.get_world_size(some), summed(some)) == (2, 2)
+                assert dist.get_process_group_ranks(some) == [0, 3]
+            dist.barrier()
+            assert summed() == size
+            if rank == 1:
+                return
+            for excluded in ([], [4], [0, 0], [0, 1, 2, 3]):
+                with pytest.raises(ValueError, match="rank"):
+                    dist.shrink_group(excluded)
+            shrunk = dist.shrink_group([1])
+            assert shrunk is dist.group.WORLD
+            assert shrunk.name() == "alltoallv"
+            assert (dist.get_rank(), dist.get_world_size(), summed()) == ([0, None, 1, 2][rank], 3, 3)
+            pair = dist.new_group([0, 2])
+            if dist.get_rank() != 1:
+                assert summed(pair) == 2
+            dist.barrier()
 
-    ranks(3, communicator=False)(run)
+    ranks(4, communicator=False, fresh=True)(run)
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_fewer_ranks_after_a_loss(ranks: Ranks, tmp_path: Path, size: int) -> None:
+    def run(rank: int, size: int) -> None:
+        with joined(rank, size, str(tmp_path / "store")):
+            assert summed() == size
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            with pytest.raises(PeerLostError):
+                dist.barrier()
+            dist.shrink_group([1], shrink_flags=1)  # SHRINK_ABORT
+            assert summed() == size - 1
+            dist.broadcast_object_list(told := [rank], src=size - 2)
+            assert told == [size - 1]
+
+    outcomes = ranks(size, communicator=False, fresh=True, outcomes=True)(run)
+    assert [outcome.error is None for outcome in outcomes] == [rank != 1 for rank in range(size)], outcomes
 
 
 CALLS: dict[str, Callable[[], object]] = {

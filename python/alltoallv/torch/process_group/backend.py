@@ -40,7 +40,7 @@ from torch._C._distributed_c10d import Work as TorchWork
 from alltoallv.torch.api.p2p import prepare_recv, prepare_send
 from alltoallv.torch.eager import collectives as calls
 from alltoallv.torch.eager.declaration import Parameters
-from alltoallv.torch.process_group import engines
+from alltoallv.torch.process_group import engines, shrink
 from alltoallv.torch.process_group.carried import CarriedGroup
 from alltoallv.torch.process_group.group import NAME
 
@@ -210,6 +210,7 @@ class _Devices(list[str]):
 def _register() -> None:
     dist.Backend.register_backend(NAME, AllToAllVGroup, extended_api=True, devices=["cpu"])
     dist.Backend.backend_capability[NAME] = _Devices()
+    shrink.install()
 
 
 _register()

@@ -104,6 +104,12 @@ class EngineGroup(dist.ProcessGroup):
                 self._made.add(device)
         return self._engines
 
+    @property
+    def timeout(self) -> timedelta:
+        """Returns the time that a rank waits for its peers."""
+        limit: timedelta = self._gloo_options._timeout
+        return limit
+
     def set_timeout(self, timeout: timedelta) -> None:
         self._engines.set_timeout(timeout)
 

@@ -1,0 +1,77 @@
+"""Lets ``torch.distributed.shrink_group`` take groups of this backend.
+
+Its own last step makes a group of torch's C++ class out of a C++ engine, which no Python group is, so that calls of the
+smaller group would never reach this backend. For such groups the same steps are done here, around a group of this one.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import _DistributedBackendOptions
+
+from alltoallv.torch.process_group.group import EngineGroup
+
+_c10d: Any = dist.distributed_c10d
+
+
+def install() -> None:
+    """Replaces ``torch.distributed.shrink_group``, if this torch has it; other groups go to torch's."""
+    if not hasattr(_c10d, "shrink_group"):
+        return
+    of_torch = _c10d.shrink_group
+
+    @functools.wraps(of_torch)
+    def shrink_group(
+        ranks_to_exclude: list[int],
+        group: dist.ProcessGroup | None = None,
+        shrink_flags: int = _c10d.SHRINK_DEFAULT,
+        pg_options: Any = None,
+    ) -> dist.ProcessGroup:
+        target = dist.group.WORLD if group is None else group
+        if isinstance(target, EngineGroup):
+            return _shrink(target, ranks_to_exclude, shrink_flags, pg_options)
+        smaller: dist.ProcessGroup = of_torch(ranks_to_exclude, group, shrink_flags, pg_options)
+        return smaller
+
+    _c10d.shrink_group = shrink_group
+    dist.shrink_group = shrink_group
+
+
+def _shrink(group: EngineGroup, ranks_to_exclude: list[int], flags: int, engine_options: Any) -> EngineGroup:
+    """Returns the group of the ranks that are not excluded, all of which call this; the old one is destroyed."""
+    _c10d._validate_shrink_inputs(ranks_to_exclude, flags)
+    about = _c10d._prepare_shrink_target_group(group)
+    excluded = _c10d._validate_and_process_excluded_ranks(ranks_to_exclude, about)
+    is_default = about["is_default_group"]
+    backend, store = _c10d._world.pg_map[group]
+    config = _c10d._world.pg_backend_config.get(group, "")
+    if flags == _c10d.SHRINK_ABORT:
+        group.abort()
+    ranks = [rank for rank in range(group.size()) if rank not in excluded]
+    of_job = [dist.get_process_group_ranks(group)[rank] for rank in ranks]
+    name = f"{about['group_name']}:shrunk:{'-'.join(map(str, sorted(excluded)))}"
+    own = _DistributedBackendOptions()
+    own.store = dist.PrefixStore(f"{name}/", store)
+    own.group_rank, own.group_size = ranks.index(group.rank()), len(ranks)
+    own.timeout, own.group_id, own.global_ranks_in_group = group.timeout, name, ranks if is_default else of_job
+    smaller = type(group)(own, engine_options)
+    if is_default:
+        own.global_ranks_in_group = []  # its ranks are the job's from now on
+        _c10d._destroy_all_other_groups(exclude_group=group)
+    _c10d._cleanup_original_group(group, is_default)
+    smaller._set_group_name(name)
+    smaller._set_group_desc("default:shrunken" if is_default else f"{about['group_name']}:shrunk")
+    if is_default:
+        _c10d._update_default_pg(smaller)
+    _c10d._register_pg_in_world(
+        pg=smaller,
+        backend_name=backend,
+        store=own.store,
+        group_name=name,
+        backend_config=config,
+        rank_mapping={rank: new for new, rank in enumerate(of_job)},
+    )
+    return smaller
