@@ -12,6 +12,18 @@ namespace alltoallv {
 /// One object for this process; thread-safe. The descriptors stay open, on /dev/null, as long as somebody holds it.
 class SpareDescriptors {
   public:
+    /// Lends all of them to whoever opens descriptors meanwhile.
+    class Lent {
+      public:
+        Lent() {
+            while (instance().give_one()) {
+            }
+        }
+        ~Lent() { instance().refill(); }
+        Lent(const Lent&) = delete;
+        Lent& operator=(const Lent&) = delete;
+    };
+
     static SpareDescriptors& instance();
 
     void hold();

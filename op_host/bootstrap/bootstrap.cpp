@@ -36,8 +36,15 @@ class Joiner {
     }
 
     Membership run() {
-        while (!welcome_) find_root();
         try {
+            while (!welcome_) find_root();
+        } catch (const Error& error) {
+            if (error.kind() == ErrorClass::resource && !root_knows_ && !options_.failure)
+                tell_without_descriptors(options_, error);
+            throw;
+        }
+        try {
+            if (options_.failure) throw *options_.failure;
             while (!committed_) {
                 Message message;
                 if (!next(message)) throw root_lost();

@@ -5,9 +5,11 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/mapping.h"
 #include "base/unique_fd.h"
 
@@ -24,6 +26,8 @@ struct BootstrapOptions {
     size_t control_bytes = 0;  ///< size of the shared control segment, equal on every rank
     /// Called about every 100 ms while waiting; may throw to stop the wait (Ctrl-C).
     std::function<void()> poll;
+    /// Told to the other ranks instead of joining.
+    std::optional<Error> failure;
 };
 
 struct Peer {

@@ -31,16 +31,19 @@ class Root {
         : options_(options),
           hello_(hello_of(options)),
           patience_(options),
-          members_(static_cast<size_t>(options.size)) {
+          members_(static_cast<size_t>(options.size)),
+          failure_(options.failure),
+          tell_until_(std::chrono::steady_clock::now() + telling) {
         members_[0].pid = getpid();
     }
 
     ~Root() { close_door(); }
 
     Membership run() {
-        if (options_.size > 1) open();
         try {
+            if (options_.size > 1) open();
             while (!waiting_for(&Member::joined).empty()) step();
+            if (failure_) throw *failure_;
             close_door();
             strangers_.clear();
             UniqueFd control = make_control_segment(options_.control_bytes);
@@ -50,6 +53,9 @@ class Root {
             return commit({std::move(control), std::move(memory), {}});
         } catch (const Error& error) {
             tell_everybody(error);
+            close_door();
+            if (error.kind() == ErrorClass::resource && !failure_ && is_alone() && options_.size > 1)
+                tell_without_descriptors(options_, error);
             throw;
         } catch (...) {
             tell_everybody(gave_up_error(options_));
@@ -124,19 +130,23 @@ class Root {
     /// Waits until anything happens, at most `limit_ms`, and handles it.
     void step(int limit_ms = 50) {
         check_time();
+        // Only what is open: the kernel refuses more entries than a process may have descriptors.
         std::vector<pollfd> items{{listener_.get(), POLLIN, 0}};
-        for (const Member& member : members_) {
-            items.push_back({member.socket.get(), POLLIN, 0});
-            items.push_back({member.pidfd.get(), POLLIN, 0});
+        std::vector<int> members;  // after the listener
+        for (int rank = 1; rank < options_.size; ++rank) {
+            const Member& member = members_[static_cast<size_t>(rank)];
+            for (const UniqueFd* fd : {&member.socket, &member.pidfd}) {
+                if (!*fd) continue;
+                items.push_back({fd->get(), POLLIN, 0});
+                members.push_back(rank);
+            }
         }
         const size_t first_stranger = items.size();
         for (const Stranger& stranger : strangers_) items.push_back({stranger.socket.get(), POLLIN, 0});
         if (::poll(items.data(), items.size(), patience_.slice_ms(limit_ms)) < 0) return;
 
-        for (int rank = 1; rank < options_.size; ++rank) {
-            const auto at = 1 + 2 * static_cast<size_t>(rank);
-            if (items[at].revents != 0 || items[at + 1].revents != 0) hear(rank);
-        }
+        for (size_t i = 0; i < members.size(); ++i)
+            if (items[1 + i].revents != 0) hear(members[i]);
         for (size_t i = 0; i < strangers_.size(); ++i)
             if (items[first_stranger + i].revents != 0) hear(strangers_[i]);
         const auto now = std::chrono::steady_clock::now();
@@ -146,18 +156,20 @@ class Root {
 
     void check_time() {
         patience_.tick();
+        if (failure_ && (patience_.expired() || std::chrono::steady_clock::now() >= tell_until_)) throw *failure_;
         if (patience_.expired()) throw late(options_.timeout);
     }
 
     /// Handles all new messages of a member; throws when it has failed or gone.
     void hear(int rank) {
         Member& member = members_[static_cast<size_t>(rank)];
+        if (!member.socket) return;                  // dismissed
         const bool ended = has_ended(member.pidfd);  // checked first: what it sent before it ended still counts
         Message message;
         IoStatus status;
         while ((status = try_receive(member.socket.get(), message)) == IoStatus::done) {
             const std::optional<Packet> packet = decode(message.data);
-            if (packet && packet->kind == MessageKind::failure) throw decode_failure(*packet);
+            if (packet && packet->kind == MessageKind::failure) return fail(decode_failure(*packet));
             if (packet && packet->kind == MessageKind::expired) throw late(packet->value / 1000.0);
             if (!packet || packet->kind != MessageKind::ack) {
                 throw backend_unavailable("rank " + std::to_string(rank) + " (pid " + std::to_string(member.pid) +
@@ -173,9 +185,11 @@ class Root {
             UniqueFd socket;
             try {
                 socket = accept_connection(listener_.get());
-            } catch (const Error&) {
-                if (strangers_.empty()) throw;
-                strangers_.erase(strangers_.begin());  // its descriptor is needed
+            } catch (const Error& error) {
+                if (strangers_.empty())
+                    fail(error);
+                else
+                    strangers_.erase(strangers_.begin());  // its descriptor is needed
                 continue;
             }
             if (!socket) return;
@@ -210,7 +224,7 @@ class Root {
     void admit(const Hello& hello, Stranger& stranger) {
         check_joining(hello, hello_);
         Member& member = members_[static_cast<size_t>(hello.rank)];
-        if (hello.rank == 0 || member.joined) throw joined_twice(hello, member.pid, stranger.pid);
+        if (!failure_ && (hello.rank == 0 || member.joined)) throw joined_twice(hello, member.pid, stranger.pid);
         if (stranger.pid == 0) {
             throw backend_unavailable("rank 0 and rank " + std::to_string(hello.rank) + " of " + describe(options_) +
                                       " run in different pid namespaces");
@@ -219,8 +233,27 @@ class Root {
         member.pidfd = open_pidfd(stranger.pid);
         member.socket = std::move(stranger.socket);
         member.joined = true;
+        if (failure_) return dismiss(member);
         try_send(member.socket.get(), encode(MessageKind::welcome));  // the next step notices if the member is gone
     }
+
+    /// A rank cannot join: all who have come are told, and others as they come, with the descriptors of those who know.
+    /// What ends the meeting for another reason, or once all have come, is thrown.
+    void fail(const Error& error) {
+        if (error.kind() != ErrorClass::resource || is_alone() || waiting_for(&Member::joined).empty()) throw error;
+        if (failure_) return;
+        failure_ = error;
+        tell_until_ = std::chrono::steady_clock::now() + telling;
+        for (Member& member : members_) dismiss(member);
+    }
+
+    void dismiss(Member& member) {
+        if (member.socket) try_send(member.socket.get(), encode_failure(*failure_, options_));
+        member.socket.reset();
+        member.pidfd.reset();
+    }
+
+    bool is_alone() const { return waiting_for(&Member::joined).size() == members_.size() - 1; }
 
     /// Sends the pids and the control segment to every peer, and a socket to every pair, one pair at a time.
     void distribute(int control) {
@@ -264,14 +297,12 @@ class Root {
     void tell_everybody(const Error& error) noexcept {
         try {
             if (listener_) accept_strangers();
-        } catch (...) {
-            // no descriptor is left: those who wait for admission reach their timeout
+        } catch (...) {  // no descriptor is left
         }
         const auto tell = [&](const UniqueFd& socket) {
             try {
                 if (socket) try_send(socket.get(), encode_failure(error, options_));
-            } catch (...) {
-                // it notices the closed socket
+            } catch (...) {  // it notices the closed socket
             }
         };
         for (const Member& member : members_) tell(member.socket);
@@ -304,7 +335,9 @@ class Root {
     UniqueFd listener_;
     std::vector<Member> members_;
     std::vector<Stranger> strangers_;
-    std::string refused_;  ///< the last refused stranger and the reason, for a timeout's error
+    std::optional<Error> failure_;    ///< of a rank that cannot join, told to all
+    Patience::TimePoint tell_until_;  ///< with a failure: when those who have not come are given up
+    std::string refused_;             ///< the last refused stranger and the reason, for a timeout's error
 };
 
 }  // namespace

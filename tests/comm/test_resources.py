@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
-from trouble import LIMIT, check_works, join
+from trouble import LIMIT, check_works, join, refused
 
 import alltoallv
 from alltoallv.errors import OutOfMemoryError, ResourceError
-from alltoallv.numpy import all_to_all_v, barrier
+from alltoallv.numpy import all_gather, all_to_all_v, barrier
 
 MB = 1 << 20
 
@@ -129,6 +131,118 @@ def test_joining_without_memory(ranks, victim):
         comm.destroy()
 
     ranks(3, communicator=False, fresh=True)(work)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_joining_without_any_descriptors(ranks, victim):
+    """A rank that cannot open its first socket is named to the others at once, to those that come later too."""
+
+    def work(rank, size):
+        if rank == (victim + 1) % size:
+            time.sleep(0.3)
+        begin = time.monotonic()
+        with (
+            limited(resource.RLIMIT_NOFILE, no_more_descriptors() if rank == victim else 512),
+            pytest.raises(ResourceError, match="Too many open files") as caught,
+        ):
+            join(rank, size, "first", timeout=30)
+        assert time.monotonic() - begin < LIMIT
+        assert rank == victim or f"rank {victim}" in str(caught.value)
+        comm = join(rank, size, "second", timeout=30)
+        check_works(comm)
+        comm.destroy()
+
+    ranks(3, communicator=False, fresh=True)(work)
+
+
+REFUSED_JOINING = [
+    ("memfd_create", errno.EMFILE, ResourceError, 0),
+    ("memfd_create", errno.ENOMEM, OutOfMemoryError, 0),
+    ("ftruncate", errno.ENOSPC, ResourceError, 0),
+    ("mmap", errno.ENOMEM, OutOfMemoryError, 0),
+    ("mmap", errno.ENOMEM, OutOfMemoryError, 2),
+    ("epoll_create1", errno.EMFILE, ResourceError, 0),
+    ("epoll_create1", errno.ENOMEM, OutOfMemoryError, 2),
+]
+
+
+@pytest.mark.parametrize(("call", "number", "error", "victim"), REFUSED_JOINING)
+def test_joining_where_the_kernel_refuses(ranks, call, number, error, victim):
+    """All hear at once what was refused, and to whom; when it is no longer refused they meet."""
+
+    def work(rank, size):
+        begin = time.monotonic()
+        meet = partial(join, rank, size, "first", timeout=30)
+        with pytest.raises(error, match=os.strerror(number)) as caught:
+            refused(call, number, meet) if rank == victim else meet()
+        assert time.monotonic() - begin < LIMIT
+        assert rank == victim or f"rank {victim}" in str(caught.value)
+        comm = join(rank, size, "second", timeout=30)
+        check_works(comm)
+        comm.destroy()
+
+    ranks(3, communicator=False, fresh=True)(work)
+
+
+def test_a_peers_segment_where_the_kernel_refuses(ranks):
+    """The rank that cannot map it ends the call on all ranks at once, and the communicator, since data were moving."""
+
+    def work(rank, size):
+        comm = join(rank, size, timeout=60)
+        check_works(comm)
+        counts = [8 * MB] * size
+        x, out = np.zeros(sum(counts), "uint8"), alltoallv.empty(sum(counts), "uint8")  # in a segment of its own
+        call = partial(all_to_all_v, x, counts, counts, out=out, group=comm)
+        begin = time.monotonic()
+        with pytest.raises(OutOfMemoryError, match="Cannot allocate memory") as caught:
+            refused("mmap", errno.ENOMEM, call) if rank == 1 else call()
+        assert time.monotonic() - begin < LIMIT
+        assert rank == 1 or "rank 1 failed in operator" in str(caught.value)
+        assert not comm.usable
+        comm.destroy()
+
+    ranks(3, communicator=False, fresh=True)(work)
+
+
+@pytest.mark.parametrize(("call", "number"), [("memfd_create", errno.EMFILE), ("ftruncate", errno.ENOSPC)])
+def test_outputs_where_the_kernel_refuses(ranks, call, number):
+    """Outputs are private, and counted."""
+
+    def work(rank, size):
+        comm = join(rank, size, timeout=30)
+        counts = [MB // 8] * size
+        exchange = partial(all_to_all_v, np.arange(sum(counts)), counts, counts, group=comm)
+        out = refused(call, number, exchange) if rank == 1 else exchange()
+        part = np.arange(MB // 8) + rank * (MB // 8)
+        np.testing.assert_array_equal(out, np.concatenate([part] * size))
+        assert (comm.stats()["private_outputs"] > 0) == (rank == 1)
+        check_works(comm)
+        comm.destroy()
+
+    ranks(2, communicator=False, fresh=True)(work)
+
+
+def test_no_memory_for_an_output(ranks):
+    """The rank says so in its row, before any data move: the communicator goes on."""
+
+    def work(rank, size):
+        comm = join(rank, size, timeout=30)
+        check_works(comm)
+        before, x = np.full(size * 64 * MB, 7, "uint8") if rank != 1 else None, np.zeros(64 * MB, "uint8")
+        begin = time.monotonic()
+        with (
+            limited(resource.RLIMIT_AS, no_more_memory(16 * MB) if rank == 1 else resource.RLIM_INFINITY),
+            pytest.raises(OutOfMemoryError) as caught,
+        ):
+            all_gather(x, out=before, group=comm)
+        assert time.monotonic() - begin < LIMIT
+        assert rank == 1 or "rank 1" in str(caught.value)
+        assert before is None or (before == 7).all()
+        assert comm.usable
+        check_works(comm)
+        comm.destroy()
+
+    ranks(2, communicator=False, fresh=True)(work)
 
 
 def test_joining_without_room(ranks):

@@ -20,7 +20,7 @@ from faults import KINDS, TIMEOUT, continued, mistaken, starved, strike
 from trouble import held, join, wait_for
 
 from alltoallv.errors import AllToAllVError
-from alltoallv.numpy import all_gather, barrier
+from alltoallv.numpy import barrier
 
 AFTERWARDS = 5  # operators on what goes on after a fault
 OURS = ("descriptors", "mappings", "threads")  # of what `held` finds, what is this process's alone
@@ -98,6 +98,16 @@ class Rank:
         if wanted is UNSEEN or same(self.column, output, wanted):
             return
         self.found.wrong.append(f"{self.plan}: operator {self.found.operators}, {call.function}")
+
+    def start(self) -> None:
+        """Returns once all ranks have finished an operator: a victim that is ahead of that would disturb the meeting."""
+
+        def have_finished() -> bool:
+            ranks = self.comm.flight_record()["ranks"]
+            return all(one["operators"] and one["operators"][0]["state"] != "running" for one in ranks)
+
+        barrier(group=self.comm)
+        wait_for(have_finished, "the first operator of all ranks", 60)
 
     def several(self, count: int) -> None:
         """Random calls."""
@@ -245,7 +255,8 @@ def run(rank: int, size: int, plan: Plan) -> Found:
 def play(rank: int, size: int, plan: Plan) -> Found:
     column = getattr(importlib.import_module(f"adapters.{plan.front_end}_column"), f"{plan.front_end.title()}Column")()
     mine = Rank(plan, column, join(rank, size, plan.seed, path=plan.path, timeout=20.0))
-    pids = all_gather(np.array([os.getpid()]), group=mine.comm).ravel().tolist()
+    pids = [one["pid"] for one in mine.comm.flight_record()["ranks"]]
+    mine.start()
     mine.failing(lambda: mine.several(plan.operators))  # the victim may be ahead
     mine.fault(pids)
     mine.look()

@@ -73,10 +73,8 @@ Links::~Links() {
     if (registry.all.erase(this) > 0) SpareDescriptors::instance().let_go();
 }
 
-std::shared_ptr<Links> Links::start(std::vector<Peer> peers, LinkEvents events) {
-    std::shared_ptr<Links> links(new Links(std::move(peers), std::move(events)));
-    links->watch();
-    return links;
+std::shared_ptr<Links> Links::make(std::vector<Peer> peers, LinkEvents events) {
+    return std::shared_ptr<Links>(new Links(std::move(peers), std::move(events)));
 }
 
 void Links::watch() {

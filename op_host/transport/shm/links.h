@@ -24,8 +24,11 @@ struct LinkEvents {
 
 class Links : public std::enable_shared_from_this<Links> {
   public:
-    static std::shared_ptr<Links> start(std::vector<Peer> peers, LinkEvents events);
+    static std::shared_ptr<Links> make(std::vector<Peer> peers, LinkEvents events);
     ~Links();
+
+    /// From now on callbacks run. Throws if a resource for that has run out.
+    void watch();
 
     /// After this returns, no callback runs any more and all descriptors are closed. Do not call it from a callback.
     void stop();
@@ -56,7 +59,6 @@ class Links : public std::enable_shared_from_this<Links> {
     };
 
     explicit Links(std::vector<Peer> peers, LinkEvents events);
-    void watch();
     void tell_all(const struct WireMessage& message);
     void on_socket(int rank);
     bool on_message(int rank, struct Message& message);

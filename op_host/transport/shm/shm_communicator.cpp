@@ -10,6 +10,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <optional>
+#include <utility>
 
 #include "base/abandon.h"
 #include "base/processors.h"
@@ -42,19 +44,6 @@ unsigned allowed_paths(const std::string& path) {
 void allow_peers_to_read() {
     const char* wanted = std::getenv("ALLTOALLV_ALLOW_PTRACE");
     if (wanted != nullptr && std::string(wanted) == "1") (void)prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
-}
-
-/// Joins the group; the spare descriptors let a process without any tell the ranks that it was to meet about its error.
-Membership meet(const BootstrapOptions& options, bool threads) {
-    if (threads) return bootstrap_threads(options);
-    try {
-        return bootstrap_processes(options);
-    } catch (const Error& error) {
-        if (error.kind() != ErrorClass::resource || is_memory(error) || !SpareDescriptors::instance().give_one()) throw;
-    }
-    while (SpareDescriptors::instance().give_one()) {
-    }
-    return bootstrap_processes(options);
 }
 
 }  // namespace
@@ -114,7 +103,9 @@ void ShmCommunicator::connect() {
                          ";check=" + (options_.check ? "always" : "off");
     bootstrap.control_bytes = layout.total();
     bootstrap.poll = hooks().poll;
-    Membership membership = meet(bootstrap, options_.threads);
+    std::optional<SpareDescriptors::Lent> lent(std::in_place);  // a process without any joins with these
+    Membership membership = options_.threads ? bootstrap_threads(bootstrap) : bootstrap_processes(bootstrap);
+    lent.reset();
 
     ControlPlane::Options control;
     control.rank = rank();
@@ -127,13 +118,14 @@ void ShmCommunicator::connect() {
     peers_.resize(static_cast<size_t>(size()));
     for (size_t j = 0; j < peers_.size(); ++j) peers_[j].pid = membership.peers[j].pid;
     control_ = std::make_unique<ControlPlane>(control, std::move(membership.memory));
-    links_ = Links::start(std::move(membership.peers), {[this](int peer, const std::string& how) {
-                                                            if (!control_->has_left(peer)) control_->lost(peer, how);
-                                                        },
-                                                        [this] { control_->acknowledge_if_idle(); }});
+    links_ = Links::make(std::move(membership.peers), {[this](int peer, const std::string& how) {
+                                                           if (!control_->has_left(peer)) control_->lost(peer, how);
+                                                       },
+                                                       [this] { control_->acknowledge_if_idle(); }});
     control_->on_poison = [links = std::weak_ptr(links_)] {
         if (const auto alive = links.lock()) alive->announce_poison();
     };
+    links_->watch();
     probe_peers();
     cache_bytes_ = last_level_cache_bytes(control_->cpus());
     processors_ = control_->processors();

@@ -1,0 +1,61 @@
+// The last word of a rank that cannot join since its process has no descriptor left.
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "base/quiet_thread.h"
+#include "bootstrap/bootstrap_protocol.h"
+#include "bootstrap/bootstrap_rendezvous.h"
+
+namespace alltoallv {
+namespace {
+
+void close_all() {
+#ifndef SYS_close_range
+    constexpr long SYS_close_range = 436;  // the same on every architecture
+#endif
+    if (::syscall(SYS_close_range, 0u, ~0u, 0u) == 0) return;  // Linux 5.9
+    for (int fd = 0, end = static_cast<int>(::sysconf(_SC_OPEN_MAX)); fd < end; ++fd) ::close(fd);
+}
+
+}  // namespace
+
+void tell_without_descriptors(BootstrapOptions options, const Error& error) {
+    Patience patience(options);
+    std::atomic<bool> stopped{false}, done{false};
+    BootstrapOptions apart = options;
+    apart.failure = error;
+    apart.timeout = std::min(options.timeout, std::chrono::duration<double>(telling).count());
+    apart.poll = [&] {
+        if (stopped) throw gave_up_error(options);
+    };
+    std::thread teller;
+    try {
+        teller = quiet_thread("alltoallv-tell", "telling an error", [&] {
+            if (::unshare(CLONE_FILES) == 0) {
+                close_all();
+                try {
+                    bootstrap_processes(apart);
+                } catch (const Error&) {  // they have heard it, or did not come
+                }
+            }
+            done = true;
+        });
+    } catch (const Error&) {
+        return;  // without a thread, too, they reach their timeout
+    }
+    try {
+        for (; !done; std::this_thread::sleep_for(std::chrono::milliseconds(2))) patience.tick();
+    } catch (...) {
+        stopped = true;
+        teller.join();
+        throw;
+    }
+    teller.join();
+}
+
+}  // namespace alltoallv
