@@ -100,7 +100,7 @@ class Rank:
         self.found.wrong.append(f"{self.plan}: operator {self.found.operators}, {call.function}")
 
     def start(self) -> None:
-        """Returns once all ranks have finished an operator: a victim that is ahead of that would disturb the meeting."""
+        """Returns once all ranks have finished an operator: until then a fault would disturb the meeting."""
 
         def have_finished() -> bool:
             ranks = self.comm.flight_record()["ranks"]
