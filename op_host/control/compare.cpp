@@ -99,14 +99,25 @@ PairDifference ControlPlane::find_difference() {
     return found;
 }
 
+/// The number in the header never falls: a rank that is ahead may refuse a later operator before this one does.
 void ControlPlane::note_refusal() {
-    header().refused.store(seq_, std::memory_order_release);
-    signal(my_flags().refused, seq_);
+    my_flags().refused.value.store(seq_, std::memory_order_release);
+    std::atomic<uint64_t>& last = header().refused;
+    for (uint64_t known = last.load(); known < seq_ && !last.compare_exchange_weak(known, seq_);) {
+    }
+    doorbell_.ring();
 }
 
-/// The caller may use the announced memory again once no peer continues with it. All ranks have read the same rows,
-/// unless a broken peer has changed its own meanwhile; then ranks that have agreed may be reading and writing here.
-/// Between hosts no rank accesses the memory of another.
+/// True if a rank has refused this operator (REFUSED in row_protocol.pml).
+bool ControlPlane::is_refused() const {
+    for (int j = 0; j < size(); ++j)
+        if (flags(j).refused.value.load(std::memory_order_acquire) == seq_) return true;
+    return false;
+}
+
+/// REFUSED in row_protocol.pml: the caller may use the announced memory again once no peer continues with it. All ranks
+/// have read the same rows, unless a broken peer has changed its own meanwhile; then ranks that have agreed may be
+/// reading and writing here. Between hosts no rank accesses the memory of another.
 void ControlPlane::refuse() {
     if (hosts) return;
     note_refusal();

@@ -67,7 +67,7 @@ class ControlPlane {
     void agree();
     /// After the data have moved: throws if a rank has refused what this one has agreed to.
     void confirm() {
-        if (agreed_ && header().refused.load(std::memory_order_acquire) == seq_) throw_disagreement();
+        if (agreed_ && header().refused.load(std::memory_order_acquire) >= seq_ && is_refused()) throw_disagreement();
     }
     /// Ends the operator, with success or failure. After a poisoning this acknowledges it.
     void close(bool ok, uint64_t bytes);
@@ -254,6 +254,7 @@ class ControlPlane {
     void publish_failure(Row& row, const Error& error);
     void compare_rows();
     void note_refusal();
+    bool is_refused() const;
     void refuse();
     [[noreturn]] void throw_disagreement();
     bool has_all_rows(uint64_t seq) const;

@@ -120,7 +120,7 @@ struct PairDifference {
 
 struct alignas(cache_line) ControlHeader {
     std::atomic<uint64_t> poison;   // 0, or kind << 32 | rank + 1, whose `reason` explains it; set once
-    std::atomic<uint64_t> refused;  // the last operator that a rank has refused
+    std::atomic<uint64_t> refused;  // the last operator that any rank has refused
     std::atomic<uint64_t> judged;  // between hosts: the last operator whose counts rank 0 has compared, and its finding
     PairDifference difference;
     Bell bell;
