@@ -6,6 +6,7 @@
 #include "bindings/bindings.h"
 #include "bootstrap/registry.h"
 #include "core/hooks.h"
+#include "transport/shm/arena.h"
 #include "transport/shm/shm_communicator.h"
 #include "transport/tcp/tcp_communicator.h"
 #include "transport/tcp/tcp_connections.h"
@@ -76,6 +77,8 @@ CommunicatorPtr equip(const CommunicatorOptions& options, const std::shared_ptr<
             local.job = made->local_job();
             carriers.within = make_shm_communicator(local);
             carriers.on_host = on_host;
+        } else {
+            carriers.memory = std::make_shared<ArenaBudget>(Arena::instance(), options.budget_bytes());
         }
         TcpConnectionsOptions connections;
         connections.rank = options.rank;

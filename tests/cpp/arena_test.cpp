@@ -21,16 +21,7 @@ namespace {
 
 constexpr size_t megabyte = size_t{1} << 20;
 
-/// The budget that a communicator brings while it lives.
-class Budget {
-  public:
-    Budget(Arena& arena, size_t bytes) : arena_(arena), bytes_(bytes) { arena_.add_budget(bytes); }
-    ~Budget() { arena_.remove_budget(bytes_); }
-
-  private:
-    Arena& arena_;
-    size_t bytes_;
-};
+using Budget = ArenaBudget;
 
 /// The blocks of these tests come from the process's own arena: only that one takes blocks back.
 Arena& arena() {

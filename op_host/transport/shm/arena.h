@@ -161,4 +161,19 @@ class Arena {
     std::atomic<uint64_t> private_blocks_{0}, private_bytes_{0};
 };
 
+/// The budget of a communicator that uses the arena for its outputs alone, while it lives.
+class ArenaBudget {
+  public:
+    ArenaBudget(Arena& arena, size_t bytes) : arena_(arena), bytes_(bytes) { arena_.add_budget(bytes_); }
+    ArenaBudget(const ArenaBudget&) = delete;
+    ArenaBudget& operator=(const ArenaBudget&) = delete;
+    ~ArenaBudget() {
+        if (&Arena::instance() == &arena_) arena_.remove_budget(bytes_);  // else: in a forked child
+    }
+
+  private:
+    Arena& arena_;
+    size_t bytes_;
+};
+
 }  // namespace alltoallv

@@ -161,6 +161,7 @@ void TcpCommunicator::destroy() {
     if (messages_) messages_->close();
     if (carriers_.between) carriers_.between->close();
     if (carriers_.within) carriers_.within->destroy();
+    carriers_.memory.reset();
     close_control();
 }
 

@@ -23,6 +23,7 @@ struct Carriers {
     std::unique_ptr<Mover> between;
     CommunicatorPtr within;    // of the ranks of this host; null if there is only one, or if `between` serves all ranks
     std::vector<int> on_host;  // their ranks in the whole group, in order, including this one; empty without `within`
+    std::shared_ptr<void> memory = nullptr;  // for the outputs; null with `within`, which has its own
 };
 
 /// Without carriers, only exchanges and reductions with `moves` false: rows are compared and learnt counts announced.
