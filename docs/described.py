@@ -1,7 +1,7 @@
-"""For mkdocstrings: docstrings that a function gets when the program runs.
+"""For mkdocstrings: docstrings and functions that exist only when the program runs.
 
-A function that `described` decorates has the docstring of the one that is named there; a name that a front
-end takes from its object has the docstring of that name.
+A function that `described` decorates has the docstring of the one that is named there. A name that a front end takes
+from its object is a function, which that object's class makes when it is created.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import griffe
 
-DESCRIBED_IN = "alltoallv._calls.signature", "alltoallv.quantization.signature"
+MAKERS = "alltoallv._calls.exchanges.Exchanges.__init__", "alltoallv.quantization.functions.Quantized.__init__"
 
 
 class Described(griffe.Extension):
@@ -19,22 +19,35 @@ class Described(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
         modules = loader.modules_collection
         self._decorated(pkg, modules)
-        described = {name: member for path in DESCRIBED_IN for name, member in modules[path].members.items()}
-        self._assigned(pkg, described)
+        made = {name: function for path in MAKERS for name, function in modules[path].members.items()}
+        self._assigned(pkg, made)
 
-    def _decorated(self, parent: griffe.Module | griffe.Class, modules: griffe.ModulesCollection) -> None:
+    def _decorated(self, parent: griffe.Object, modules: griffe.ModulesCollection) -> None:
         for member in parent.members.values():
             if isinstance(member, griffe.Module | griffe.Class):
                 self._decorated(member, modules)
             elif isinstance(member, griffe.Function):
+                self._decorated(member, modules)
                 for decorator in member.decorators:
                     call = decorator.value
                     if isinstance(call, griffe.ExprCall) and call.canonical_path.endswith(".described"):
-                        member.docstring = modules[call.arguments[0].canonical_path].docstring
+                        _copy_docstring(modules[call.arguments[0].canonical_path], member)
 
-    def _assigned(self, module: griffe.Module, described: dict[str, Any]) -> None:
+    def _assigned(self, module: griffe.Module, made: dict[str, Any]) -> None:
         for name, member in list(module.members.items()):
             if isinstance(member, griffe.Module):
-                self._assigned(member, described)
-            elif isinstance(member, griffe.Attribute) and name in described and f".{name}" in str(member.value):
-                member.docstring = described[name].docstring
+                self._assigned(member, made)
+            elif isinstance(member, griffe.Attribute) and name in made and f".{name}" in str(member.value):
+                given = made[name].parameters
+                untyped = [griffe.Parameter(one.name, kind=one.kind, default=one.default) for one in given]
+                lines: Any = {"lineno": member.lineno, "endlineno": member.endlineno}
+                function = griffe.Function(name, parameters=griffe.Parameters(*untyped), **lines)
+                _copy_docstring(made[name], function)
+                module.set_member(name, function)
+
+
+def _copy_docstring(source: Any, target: griffe.Function) -> None:
+    text = source.docstring
+    target.docstring = griffe.Docstring(
+        text.value, parent=target, parser=text.parser, parser_options=text.parser_options
+    )
