@@ -26,6 +26,7 @@ nox.options.sessions = ["lint", "cpp", "tests", *FRAMEWORKS, "sanitize", "tsan",
 
 ROOT = Path(__file__).resolve().parent
 BUILD = ROOT / "build/core"  # that of `make build`, which the Python tests use
+COUNTED = ROOT / "build/coverage"  # that of the session `coverage`
 SOURCES = (ROOT / "python", ROOT / "op_kernel/triton")
 CPP_ROOMS = ("op_host", "op_kernel", "emulator", "tests", "python/alltoallv/mindspore")
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
@@ -35,6 +36,7 @@ PYTEST_PLUGINS = ("pytest-timeout>=2.3", "pytest-rerunfailures>=16.7")
 PLUGIN_MODULES = "alltoallv.testing.plugin", "pytest_timeout", "pytest_rerunfailures", "_hypothesis_pytestplugin"
 PLUGINS = tuple(f"-p{name}" for name in PLUGIN_MODULES)
 TEST_TOOLS = (*PROJECT["project"]["optional-dependencies"]["testing"], *PYTEST_PLUGINS, "scikit-learn>=1.3")
+COVERAGE = "coverage>=7.10,<8"
 MEGATRON = "megatron-core==0.16.*"  # without what it wants of a GPU
 MODEL_READERS = ("safetensors>=0.4,<1", "tokenizers>=0.20,<1")
 STRICT = ("-DALLTOALLV_TESTS=ON", "-DALLTOALLV_WERROR=ON")
@@ -294,17 +296,16 @@ def model(session: nox.Session) -> None:
 
 @nox.session
 def coverage(session: nox.Session) -> None:
-    """Lines and branches of op_host, op_kernel/cpu and python that the core's tests reach: gcov and coverage.py.
+    """Lines and branches of op_host, op_kernel/cpu and python that the tests reach: gcov and coverage.py.
 
-    The frameworks' rooms and the NPU's, whose sessions have other environments, are left out: docs/reliability.md lists
-    them, and what else is not reached. Failed tests are shown and counted all the same. Arguments after ``--`` go to
-    pytest.
+    The sessions of the front ends follow, on the same build, and then `coverage_report`. docs/reliability.md lists what
+    is not reached. Failed tests are shown and counted all the same. Arguments after ``--`` go to pytest.
     """
-    build = ROOT / "build" / "coverage"
+    build = COUNTED
     site, sources, data = (build / name for name in ("site", "python", "data"))
     for folder in (site, sources, data):
         shutil.rmtree(folder, ignore_errors=True)
-    session.install(*BUILD_TOOLS, *TEST_TOOLS, "coverage>=7.10,<8", "gcovr>=8,<9")
+    session.install(*BUILD_TOOLS, *TEST_TOOLS, COVERAGE)
     counted = "--coverage -fprofile-update=atomic"
     flags = ("-DCMAKE_BUILD_TYPE=None", f"-DCMAKE_CXX_FLAGS={counted} -O1", f"-DCMAKE_SHARED_LINKER_FLAGS={counted}")
     shutil.copytree(ROOT / "python", sources, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
@@ -314,22 +315,26 @@ def coverage(session: nox.Session) -> None:
     ctest(session, build / "core")
     site.mkdir()
     (site / "sitecustomize.py").write_text("import coverage; coverage.process_startup()\n")  # in every rank, too
-    rooms = ", ".join(f"*/alltoallv/{room}/*" for room in ("torch", "mindspore", "paddle", "npu_ops", "deep_ep"))
     rc = build / "rc"
-    rc.write_text(
-        f"[run]\nbranch = true\nparallel = true\nsource = {sources}/alltoallv\nomit = {rooms}\ndata_file = {data}/c\n"
-    )
+    rc.write_text(f"[run]\nbranch = true\nparallel = true\nsource = {sources}/alltoallv\ndata_file = {data}/c\n")
+    os.environ["COVERAGE_PROCESS_START"] = str(rc)  # for the sessions that follow, too
     path = os.pathsep.join(map(str, (site, sources)))
-    env = {"PYTHONPATH": path, "COVERAGE_PROCESS_START": str(rc), "OMP_NUM_THREADS": "1"}
-    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    folders = "numpy operation quantized matrix trace testing planner comm transport soak hosts"
+    env = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    folders = "numpy operation quantized matrix trace testing planner comm transport soak"
     tests = [*(f"tests/{folder}" for folder in folders.split()), "tests/test_launch.py", "tests/test_run.py"]
     session.run("python", "-m", "pytest", *PLUGINS, *tests, *selected(session), env=env, success_codes=[0, 1])
-    session.run("coverage", "combine", "--quiet", f"--rcfile={rc}")
-    session.run("coverage", "report", "--skip-covered", f"--rcfile={rc}")
+    for name in ("hosts", "torch", "npu", "mindspore", "paddle", "jax", "coverage_report"):
+        session.notify(name)
+
+
+@nox.session
+def coverage_report(session: nox.Session) -> None:
+    """What the session `coverage` has counted."""
+    session.install(COVERAGE, "gcovr>=8,<9")
+    session.run("coverage", "combine", "--quiet", "--keep", f"--rcfile={COUNTED}/rc")
+    session.run("coverage", "report", "--skip-covered", f"--rcfile={COUNTED}/rc")
     options = ["--filter=op_host/", "--filter=op_kernel/cpu/", "--exclude-throw-branches", "--print-summary"]
-    options.append(r"--exclude=.*(transport/hccl/|bindings/(bind_hccl|torch_tensors|mindspore_tensors)\.)")
-    session.run("gcovr", *options, "--root", str(ROOT), str(build / "core"))
+    session.run("gcovr", *options, "--root", str(ROOT), str(COUNTED / "core"))
 
 
 @nox.session
@@ -470,8 +475,12 @@ def bring_hosts(session: nox.Session) -> None:
 def framework_tests(session: nox.Session, folders: str, *requirements: str) -> None:
     """The tests of one front end, in an environment with its framework; ``folders`` are divided by spaces."""
     session.install(*requirements, *TEST_TOOLS)
+    sources: tuple[Path, ...] = SOURCES
+    if "COVERAGE_PROCESS_START" in os.environ:
+        session.install(COVERAGE)
+        sources = (COUNTED / "site", COUNTED / "python", SOURCES[1])
     env = {
-        "PYTHONPATH": os.pathsep.join(map(str, SOURCES)),
+        "PYTHONPATH": os.pathsep.join(map(str, sources)),
         "OMP_NUM_THREADS": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",

@@ -43,6 +43,9 @@ class Vandal {
     ~Vandal() {
         stop_.store(true);
         thread_.join();
+        // Between threads a promise that was overwritten would be waited for until the process ends.
+        if (!run_.own_only)
+            for (int rank = 0; rank < run_.size; ++rank) layout_.status(base_, rank).acked = 1;
     }
 
   private:
