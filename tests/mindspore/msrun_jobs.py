@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,14 @@ class Job:
     logs: dict[str, str]  # by file name, such as worker_0.log
 
 
-def msrun(folder: Path, workers: int, script: Path, *arguments: str, timeout: float = 120) -> Job:
+def msrun(
+    folder: Path,
+    workers: int,
+    script: Path,
+    *arguments: str,
+    timeout: float = 120,
+    env: Mapping[str, str] = os.environ,
+) -> Job:
     """Runs a script on the workers of one msrun; its logs go to ``folder``."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -33,7 +41,7 @@ def msrun(folder: Path, workers: int, script: Path, *arguments: str, timeout: fl
     command += [f"--local_worker_num={workers}", f"--master_port={port}", f"--log_dir={folder / 'log'}", "--join=True"]
     # msrun starts `python`: the one that runs the tests.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "GLOG_v": "3", "PYTHONFAULTHANDLER": "1"}
+    env = {**env, "PATH": path, "OMP_NUM_THREADS": "1", "GLOG_v": "3", "PYTHONFAULTHANDLER": "1"}
     begin = time.monotonic()
     done = subprocess.run(
         [*command, str(script), *arguments],

@@ -1,6 +1,8 @@
 """Run by msrun: exchanges through MindSpore's own queue, with consumers right behind."""
 
+import ctypes
 import itertools
+import math
 import sys
 
 import mindspore as ms
@@ -11,7 +13,15 @@ from mint_calls import CALLS
 from mint_page import ON_ASCEND
 
 import alltoallv.mindspore as am
-from alltoallv import AllToAllVOperation, AllToAllVParam, QuantAllReduceOperation, QuantAllReduceParam, QuantType, _core
+from alltoallv import (
+    AllToAllVOperation,
+    AllToAllVParam,
+    Communicator,
+    QuantAllReduceOperation,
+    QuantAllReduceParam,
+    QuantType,
+    _core,
+)
 from alltoallv._calls.linear import Reduction, gathering
 from alltoallv.errors import BackendUnavailableError, ValueOverflowError
 from alltoallv.mindspore import autograd, device_op, distributed, tensors
@@ -230,8 +240,45 @@ def squares_of(cell):
     return squares
 
 
+class OnDevice:
+    """A plan over HCCL, whose tensors lie in device memory: MindSpore's are copied there and back."""
+
+    def __init__(self, plan, *sizes):
+        self.plan, self.sizes = plan, sizes
+
+    def run(self, input, output, timeout=-1.0, stream=0):
+        assert acl.aclrtSetDevice(comm.rank) == 0  # MindSpore's thread has none
+        places = [ctypes.c_void_p() for _ in self.sizes]
+        for place, size in zip(places, self.sizes, strict=True):
+            assert acl.aclrtMalloc(ctypes.byref(place), ctypes.c_size_t(size), 0) == 0
+        read, written = map(ctypes.c_size_t, self.sizes)
+        assert acl.aclrtMemcpy(places[0], read, ctypes.c_void_p(input), read, 1) == 0
+        self.plan.run(places[0].value, places[1].value, timeout, stream)
+        assert acl.aclrtMemcpy(ctypes.c_void_p(output), written, places[1], written, 2) == 0
+        assert all(acl.aclrtFree(place) == 0 for place in places)
+
+
+def over_hccl():
+    """The quantized collectives over the emulator's HCCL, as over shared memory."""
+    x = Tensor(np.random.default_rng(comm.rank).normal(size=(5, 60)).astype(np.float32))
+    whole = Tensor(np.arange(-48, 48).reshape(6, 16).astype(np.int8))
+    group = hccl if tensors.queued else comm
+    for bits in (8, 4):
+        for gather in ("full", "quantized"):
+            yield am.quantized_all_reduce(x, bits=bits, gather=gather, op="avg", group=group)
+        yield am.quantized_reduce_scatter(x, [4, 1], bits=bits, group=group)
+        yield am.quantized_all_to_all(x, [1, 4], [1, 1] if comm.rank == 0 else [4, 4], bits=bits, group=group)
+    yield am.quantized_all_reduce(whole, scale=0.25, offset=1.5, group=group)
+    yield am.quantized_all_reduce(x, comm_quant_scale_1=0.02, comm_quant_scale_2=0.03, group=group)
+
+
 for call in (gaps, learnt, gradient, into_outputs, others, sums, quantized, operations, graphs):
     print(call.__name__, both(call), flush=True)
+acl, hccl = ctypes.CDLL("libascendcl.so"), Communicator.from_env(domain="hccl", backend="hccl", timeout=800)
+device_op.exchange = lambda plan, x, shape: exchange(OnDevice(plan, x.nbytes, math.prod(shape) * x.itemsize), x, shape)
+print("over_hccl", both(over_hccl), flush=True)
+device_op.exchange = exchange
+hccl.destroy()
 
 tensors.queued = False
 try:
