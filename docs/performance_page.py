@@ -69,7 +69,9 @@ WAYS = (
         "`all_to_all_v(..., out=array)`: peers cannot write there, so the receiver reads.",
         MPI,
         True,
-        "the kernel reads another process's memory page by page and stores through the caches",
+        "the kernel takes another process's pages one by one: 4 KiB cost 0.2 to 0.8 us more than in huge pages. With "
+        "these on both sides a read keeps a copy's pace, but an array has them only where it fills 2 MiB, aligned to "
+        "2 MiB. Open MPI makes the same calls, and is quicker or slower by such chance",
     ),
     Way(
         "cycle",
@@ -77,7 +79,8 @@ WAYS = (
         "Between calls the send buffer is written anew and the output is read; the time of that alone is subtracted.",
         MPI,
         True,
-        "lines lie in the other processor's cache when the exchange begins",
+        "lines lie in the other processor's cache when the exchange begins; on this machine one takes 60 to 350 ns "
+        "from there, by spells",
     ),
     Way(
         "torch",
@@ -93,7 +96,7 @@ WAYS = (
         "Through NumPy.",
         (*MPI, "gloo"),
         False,
-        "ranks agree first on what they do, which MPI's need not",
+        "not known for 32 to 256 KiB: one shot instead of two, and scratch used in turn, do not help",
     ),
     Way(
         "quantized",
@@ -101,7 +104,7 @@ WAYS = (
         "Peers sum in float32. Inside one host memory is as quick as codes are made; codes pay between hosts.",
         (*MPI, "gloo"),
         False,
-        "inside a host, codes take longer to make than float32 to move",
+        "inside a host, codes take longer to make than float32 to move: 74 us against 46 for our own float32 sum",
     ),
     Way("mindspore-gather", "MindSpore, `all_gather_into_tensor`", "", ("mindspore",), False, ""),
     Way("mindspore-reduce", "MindSpore, `all_reduce`", "In place, with the copy before it.", ("mindspore",), False, ""),

@@ -31,6 +31,22 @@ class _Exchanges(Exchanges[Array, Communicator | None, Work]):
         core_name(array.dtype)
         return array
 
+    def move(
+        self,
+        operator: str,
+        comm: Communicator,
+        input: Any,
+        out: Array | None,
+        counts: tuple[Any, Any, Any, Any, Any],
+        async_op: bool,
+        timeout: float | None,
+    ) -> Any:
+        if isinstance(input, np.ndarray) and not input.flags.c_contiguous:  # the core takes a contiguous copy
+            whole, (send, recv, sdispls, rdispls, unit) = as_input("input", input), counts
+            options: dict[str, Any] = {"out": out, "group": comm, "async_op": async_op, "timeout": timeout}
+            return self.all_to_all_v(whole, send, recv, sdispls=sdispls, rdispls=rdispls, unit=unit, **options)
+        return super().move(operator, comm, input, out, counts, async_op, timeout)
+
     def started(self, comm: Communicator, made: tuple[Array | None, Any], input: Any) -> tuple[Array | None, Work]:
         output, pending = made
         if output is not None:
