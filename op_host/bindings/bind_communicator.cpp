@@ -60,6 +60,7 @@ void bind_communicator(nb::module_& m) {
         .def_rw("job", &CommunicatorOptions::job)
         .def_rw("secret", &CommunicatorOptions::secret)
         .def_rw("timeout", &CommunicatorOptions::timeout)
+        .def_rw("join_timeout", &CommunicatorOptions::join_timeout)
         .def_rw("check", &CommunicatorOptions::check)
         .def_rw("path", &CommunicatorOptions::path)
         .def_rw("inline_bytes", &CommunicatorOptions::inline_bytes)

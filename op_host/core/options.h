@@ -18,6 +18,7 @@ struct CommunicatorOptions {
     std::string job;                  ///< distinguishes concurrent jobs of one user
     std::string secret;               ///< proves that ranks belong to the job, if it has one
     double timeout = 600.0;           ///< seconds
+    double join_timeout = -1.0;       ///< seconds for the ranks to meet; negative: timeout
     bool check = true;                ///< compare the rows of all ranks before moving data
     std::string path = "auto";  ///< "auto", or inline, push, pull, cma, staged: uses no other path where it is possible
     size_t inline_bytes = 16384;  ///< largest payload of a rank that travels with its row

@@ -133,6 +133,7 @@ def shrink(comm: Communicator) -> Made:
                 # Not for longer: one that gave up as the others met is trying again, and waits for them there.
                 gathered = _gather(met, [0, 0, 0], min(_PATIENCE, final.timeout))
                 final.job = job
+                final.join_timeout = min(_PATIENCE, final.timeout)  # one of them may die before it joins
                 return _make(final, gathered, list(range(met.size)), met.rank)
             finally:
                 met.destroy()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from alltoallv import Communicator
+from alltoallv import Communicator, membership
 from alltoallv import numpy as av
 from alltoallv.errors import CommTimeoutError, InvalidParamError, PeerLostError
 from alltoallv.testing import Ranks
@@ -101,6 +101,21 @@ def test_survivors_sum_on(ranks: Ranks, size: int, dies: dict[int, int]) -> None
         if outcome.rank not in dies:
             assert outcome.error is None, outcome.error
             assert outcome.result == wanted
+
+
+def test_a_survivor_dies_between_agreeing_and_joining(ranks: Ranks) -> None:
+    def program(comm: Communicator) -> list[int]:
+        if comm.rank == 1:
+            comm.destroy()
+            return []
+        if comm.rank == 3:
+            membership._make = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(PeerLostError):
+            av.barrier(group=comm)
+        return told(comm.shrink())
+
+    outcomes = ranks(4, fresh=True, outcomes=True, comm_timeout=30.0)(program)
+    assert [outcome.result for outcome in outcomes if outcome.rank != 3] == [[2, 1002], [], [2, 1002]]
 
 
 def test_threads_shrink_to_those_that_have_not_left(ranks: Ranks) -> None:

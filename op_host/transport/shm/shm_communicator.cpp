@@ -98,7 +98,7 @@ void ShmCommunicator::connect() {
     bootstrap.domain = options_.domain;
     bootstrap.rank = rank();
     bootstrap.size = size();
-    bootstrap.timeout = options_.timeout;
+    bootstrap.timeout = options_.join_timeout < 0 ? options_.timeout : options_.join_timeout;
     bootstrap.settings = "path=" + options_.path + ";inline_bytes=" + std::to_string(options_.inline_bytes) +
                          ";check=" + (options_.check ? "always" : "off");
     bootstrap.control_bytes = layout.total();
