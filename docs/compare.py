@@ -67,6 +67,8 @@ def main() -> int:
     names = list(CHOSEN) if args.only is None else args.only.split(",")
     if unknown := set(names) - set(CHOSEN):
         parser.error(f"--only has {', '.join(sorted(unknown))}; there are {', '.join(CHOSEN)}")
+    if not list((args.other / "python" / "alltoallv").glob("_core*.so")):
+        parser.error(f"{args.other} has no built core; `make build` there makes it")
     print("| run | ranks | bytes | this, us | other, us | times as fast |\n|---|---:|---:|---:|---:|---:|", flush=True)
     for name in names:
         try:

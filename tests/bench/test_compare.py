@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs"))
 import compare
 from measure import Run
@@ -21,12 +23,21 @@ def test_a_tree_beside_itself():
         assert abs(float(theirs) / float(mine) - float(ratio)) < 0.05 * float(ratio) + 0.01
 
 
-def test_a_run_that_the_other_tree_lacks_is_named(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        sys, "argv", ["compare.py", str(tmp_path), "--only", "cycle", "--turns", "1", "--seconds", "0.01"]
-    )
-    monkeypatch.setattr(compare, "HERE", tmp_path)
-    assert compare.main() == 0
+def run_main(monkeypatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["compare.py", *arguments])
+    return compare.main()
+
+
+def test_a_run_that_the_other_tree_lacks_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(compare, "CHOSEN", {"new": Run("new", "alltoallv --an-option-of-tomorrow")})
+    assert run_main(monkeypatch, str(ROOT), "--only", "new") == 0
     printed = capsys.readouterr()
     assert printed.out.count("\n") == 2, "the head of the table"
-    assert printed.err.startswith("# cycle: left out")
+    assert printed.err.startswith("# new: left out")
+    assert "--an-option-of-tomorrow" in printed.err
+
+
+def test_a_tree_without_a_core_is_refused(tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run_main(monkeypatch, str(tmp_path))
+    assert f"{tmp_path} has no built core" in capsys.readouterr().err
