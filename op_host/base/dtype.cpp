@@ -22,7 +22,7 @@ const DTypeInfo& moving_info(DType dtype) {
         char text[32];
         std::snprintf(text, sizeof text, "%zu bytes #%04x", bytes, static_cast<uint32_t>(dtype) & 0xffff);
         named.name = text;
-        named.info = {named.name, bytes, Arithmetic::none, false, 7, static_cast<int>(bytes), false, false};
+        named.info = {named.name, bytes, Arithmetic::none, 3, false, 7, static_cast<int>(bytes), false, false};
     }
     return named.info;
 }

@@ -15,33 +15,33 @@ enum class Arithmetic : uint8_t { none, logical, integer, floating, complex };
 inline constexpr std::string_view arithmetic_names[] = {"none", "logical", "integer", "floating", "complex"};
 
 // clang-format off
-/// Columns: enumerator; name, NumPy's or ml_dtypes'; bytes; arithmetic; true if quantized collectives accept it; HCCL's
-/// number of the type that moves it, and how many of those make an element; true if HCCL reduces it on every device
-/// family; true if ATB's AllToAllV accepts it.
+/// Columns: enumerator; name, NumPy's or ml_dtypes'; bytes; arithmetic; DLPack's code; true if quantized collectives
+/// accept it; HCCL's number of the type that moves it, and how many of those make an element; true if HCCL reduces it
+/// on every device family; true if ATB's AllToAllV accepts it.
 #define ALLTOALLV_DTYPES(X) \
-    X(bool_, "bool", 1, logical, false, 7, 1, false, false) \
-    X(int8, "int8", 1, integer, false, 0, 1, true, true) \
-    X(uint8, "uint8", 1, integer, false, 7, 1, false, false) \
-    X(int16, "int16", 2, integer, false, 1, 1, true, true) \
-    X(uint16, "uint16", 2, integer, false, 8, 1, false, false) \
-    X(int32, "int32", 4, integer, false, 2, 1, true, true) \
-    X(uint32, "uint32", 4, integer, false, 9, 1, false, false) \
-    X(int64, "int64", 8, integer, false, 5, 1, true, true) \
-    X(uint64, "uint64", 8, integer, false, 6, 1, false, false) \
-    X(float16, "float16", 2, floating, true, 3, 1, true, true) \
-    X(bfloat16, "bfloat16", 2, floating, true, 11, 1, true, true) \
-    X(float32, "float32", 4, floating, true, 4, 1, true, true) \
-    X(float64, "float64", 8, floating, false, 10, 1, false, false) \
-    X(complex64, "complex64", 8, complex, false, 6, 1, false, false) \
-    X(complex128, "complex128", 16, complex, false, 6, 2, false, false) \
-    X(float8_e4m3fn, "float8_e4m3fn", 1, none, false, 7, 1, false, false) \
-    X(float8_e4m3fnuz, "float8_e4m3fnuz", 1, none, false, 7, 1, false, false) \
-    X(float8_e4m3b11fnuz, "float8_e4m3b11fnuz", 1, none, false, 7, 1, false, false) \
-    X(float8_e4m3, "float8_e4m3", 1, none, false, 7, 1, false, false) \
-    X(float8_e3m4, "float8_e3m4", 1, none, false, 7, 1, false, false) \
-    X(float8_e5m2, "float8_e5m2", 1, none, false, 7, 1, false, false) \
-    X(float8_e5m2fnuz, "float8_e5m2fnuz", 1, none, false, 7, 1, false, false) \
-    X(float8_e8m0fnu, "float8_e8m0fnu", 1, none, false, 7, 1, false, false)
+    X(bool_, "bool", 1, logical, 6, false, 7, 1, false, false) \
+    X(int8, "int8", 1, integer, 0, false, 0, 1, true, true) \
+    X(uint8, "uint8", 1, integer, 1, false, 7, 1, false, false) \
+    X(int16, "int16", 2, integer, 0, false, 1, 1, true, true) \
+    X(uint16, "uint16", 2, integer, 1, false, 8, 1, false, false) \
+    X(int32, "int32", 4, integer, 0, false, 2, 1, true, true) \
+    X(uint32, "uint32", 4, integer, 1, false, 9, 1, false, false) \
+    X(int64, "int64", 8, integer, 0, false, 5, 1, true, true) \
+    X(uint64, "uint64", 8, integer, 1, false, 6, 1, false, false) \
+    X(float16, "float16", 2, floating, 2, true, 3, 1, true, true) \
+    X(bfloat16, "bfloat16", 2, floating, 4, true, 11, 1, true, true) \
+    X(float32, "float32", 4, floating, 2, true, 4, 1, true, true) \
+    X(float64, "float64", 8, floating, 2, false, 10, 1, false, false) \
+    X(complex64, "complex64", 8, complex, 5, false, 6, 1, false, false) \
+    X(complex128, "complex128", 16, complex, 5, false, 6, 2, false, false) \
+    X(float8_e4m3fn, "float8_e4m3fn", 1, none, 10, false, 7, 1, false, false) \
+    X(float8_e4m3fnuz, "float8_e4m3fnuz", 1, none, 11, false, 7, 1, false, false) \
+    X(float8_e4m3b11fnuz, "float8_e4m3b11fnuz", 1, none, 9, false, 7, 1, false, false) \
+    X(float8_e4m3, "float8_e4m3", 1, none, 8, false, 7, 1, false, false) \
+    X(float8_e3m4, "float8_e3m4", 1, none, 7, false, 7, 1, false, false) \
+    X(float8_e5m2, "float8_e5m2", 1, none, 12, false, 7, 1, false, false) \
+    X(float8_e5m2fnuz, "float8_e5m2fnuz", 1, none, 13, false, 7, 1, false, false) \
+    X(float8_e8m0fnu, "float8_e8m0fnu", 1, none, 14, false, 7, 1, false, false)
 // clang-format on
 
 /// A type of the table, or one that can only be moved: bytes of an element << 16 | a digest of its identity, by which
@@ -56,6 +56,7 @@ struct DTypeInfo {
     std::string_view name;
     size_t size;  // bytes
     Arithmetic arithmetic;
+    uint8_t dlpack;
     bool quantizes;
     int hccl, hccl_units;
     bool hccl_reduces, atb;

@@ -14,41 +14,18 @@ struct Managed {
     std::vector<int64_t> shape, strides;
 };
 
-struct Row {
-    uint8_t code, bits;
-    DType dtype;
-};
-
-constexpr Row dtypes[] = {
-    {kDLFloat, 32, DType::float32},
-    {kDLFloat, 16, DType::float16},
-    {kDLBfloat, 16, DType::bfloat16},
-    {kDLFloat, 64, DType::float64},
-    {kDLInt, 64, DType::int64},
-    {kDLInt, 32, DType::int32},
-    {kDLInt, 16, DType::int16},
-    {kDLInt, 8, DType::int8},
-    {kDLUInt, 8, DType::uint8},
-    {kDLUInt, 16, DType::uint16},
-    {kDLUInt, 32, DType::uint32},
-    {kDLUInt, 64, DType::uint64},
-    {kDLBool, 8, DType::bool_},
-    {kDLComplex, 64, DType::complex64},
-    {kDLComplex, 128, DType::complex128},
-    {kDLFloat8_e3m4, 8, DType::float8_e3m4},
-    {kDLFloat8_e4m3, 8, DType::float8_e4m3},
-    {kDLFloat8_e4m3b11fnuz, 8, DType::float8_e4m3b11fnuz},
-    {kDLFloat8_e4m3fn, 8, DType::float8_e4m3fn},
-    {kDLFloat8_e4m3fnuz, 8, DType::float8_e4m3fnuz},
-    {kDLFloat8_e5m2, 8, DType::float8_e5m2},
-    {kDLFloat8_e5m2fnuz, 8, DType::float8_e5m2fnuz},
-    {kDLFloat8_e8m0fnu, 8, DType::float8_e8m0fnu},
-};
+/// The types by DLPack's code and their bytes.
+constexpr auto dtypes = [] {
+    std::array<std::array<std::optional<DType>, 17>, kDLFloat8_e8m0fnu + 1> table;
+    for (size_t i = 0; i < dtype_table.size(); ++i)
+        table[dtype_table[i].dlpack][dtype_table[i].size] = static_cast<DType>(i);
+    return table;
+}();
 
 std::optional<DType> dtype_of(DLDataType dtype) {
-    for (const Row& row : dtypes)
-        if (row.code == dtype.code && row.bits == dtype.bits && dtype.lanes == 1) return row.dtype;
-    return std::nullopt;
+    const size_t bytes = dtype.bits / 8;
+    const bool known = dtype.code < dtypes.size() && bytes < dtypes[0].size() && dtype.bits % 8 == 0;
+    return known && dtype.lanes == 1 ? dtypes[dtype.code][bytes] : std::nullopt;
 }
 
 bool is_contiguous(const DLTensor& tensor, Shape shape) {

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from alltoallv import _core
 from alltoallv.extras import extra
 from alltoallv.testing import reference
 
@@ -20,12 +21,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Counts = npt.NDArray[np.int64]
 
-#: Names of every dtype that the operators move. The ones from bfloat16 on need ml_dtypes.
-DTYPES = (
-    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32",
-    "float64", "complex64", "complex128", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz",
-    "float8_e4m3b11fnuz", "float8_e4m3", "float8_e3m4", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
-)  # fmt: skip
+#: Names of every dtype that the operators move, of which bfloat16 and those of 8 bits need ml_dtypes.
+DTYPES = tuple(_core.dtypes)
 
 
 def dtype_of(name: str | npt.DTypeLike) -> np.dtype[Any]:

@@ -22,7 +22,7 @@ from alltoallv._calls.counts import Counts
 from alltoallv._calls.guard import guard
 from alltoallv._calls.signature import described
 from alltoallv.errors import InvalidParamError, InvalidTensorError
-from alltoallv.torch.eager import calls, collectives
+from alltoallv.torch.eager import calls, collectives, reductions
 from alltoallv.torch.eager import group as groups
 from alltoallv.torch.eager.declaration import NO_PARAMETERS, Collective, Parameters
 from alltoallv.torch.eager.graphs import between_graphs, check_untimed, is_tracing
@@ -48,7 +48,7 @@ def all_reduce(tensor: Tensor, op: Any = _SUM, group: Group = None, async_op: bo
         InvalidParamError: ``op`` has no meaning for the dtype.
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
-    return _call(collectives.all_reduce, [tensor], [], group, async_op, Parameters(op))
+    return _call(reductions.all_reduce, [tensor], [], group, async_op, Parameters(op))
 
 
 def reduce_scatter(
@@ -62,7 +62,7 @@ def reduce_scatter(
     Raises:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
-    return _call(collectives.reduce_scatter, [output], input_list, group, async_op, Parameters(op))
+    return _call(reductions.reduce_scatter, [output], input_list, group, async_op, Parameters(op))
 
 
 def reduce_scatter_tensor(
@@ -76,7 +76,7 @@ def reduce_scatter_tensor(
     Raises:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
-    return _call(collectives.reduce_scatter_tensor, [output], [input], group, async_op, Parameters(op))
+    return _call(reductions.reduce_scatter_tensor, [output], [input], group, async_op, Parameters(op))
 
 
 def all_gather(
@@ -186,7 +186,7 @@ def reduce(
     Raises:
         AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
-    return _call(collectives.reduce, [tensor], [], group, async_op, Parameters(op), root=("dst", dst, group_dst))
+    return _call(reductions.reduce, [tensor], [], group, async_op, Parameters(op), root=("dst", dst, group_dst))
 
 
 def gather(

@@ -70,6 +70,11 @@ class Operation:
             target.detach().copy_(source)
         return self.result
 
+    def giving(self, result: Sequence[Any], copies: Copies) -> Operation:
+        """Says what the caller gets, a list as in torch, after these copies."""
+        self.result, self.copies = list(result), copies
+        return self
+
     def _span(self, async_op: bool = False) -> Any:
         x = self.like
         about = self.name, self.communicator, x.itemsize, self.sends, self.recvs

@@ -1,4 +1,4 @@
-"""The collectives of torch.distributed: each is declared here once, see `alltoallv.torch.eager.declaration`.
+"""The collectives of torch.distributed: each is declared once, here or in `reductions`; see `declaration`.
 
 A declaration checks the arguments and returns an `Operation`, ready to start. Tensors that are not contiguous travel as
 copies.
@@ -6,26 +6,30 @@ copies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllToAllOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ScatterOptions,
+)
 
 from alltoallv import _core
 from alltoallv._calls import rooted
 from alltoallv._calls.collectives import Ready, barrier_plan, broadcast_layout, check_length, check_rank
-from alltoallv._calls.counts import even_parts, scaled
 from alltoallv._calls.regions import check_apart, check_gather_apart, check_lists_apart, check_outputs_apart
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.errors import InvalidTensorError
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
+from alltoallv.torch.eager import reductions as reductions  # declares the others
 from alltoallv.torch.eager.calls import Operation, check_place
 from alltoallv.torch.eager.declaration import COLLECTIVES as COLLECTIVES
-from alltoallv.torch.eager.declaration import AtOnce, Collective, Functional, Parameters, Tensors
+from alltoallv.torch.eager.declaration import Collective, Functional, Method, Parameters, Tensors
 from alltoallv.torch.eager.group import AnyCommunicator
 from alltoallv.torch.eager.tensors import (
     Copies,
@@ -35,126 +39,24 @@ from alltoallv.torch.eager.tensors import (
     check_one_dtype,
     core_name,
     in_place,
-    joined,
     output_of,
     region,
 )
 
-_NAMES = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
-REDUCE_OPS = {getattr(dist.ReduceOp, name.upper()): "prod" if name == "product" else name for name in _NAMES}
 MOVABLE = {dtype for name in _core.dtypes if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
 
 
-def _reduce_at_once(operator: str) -> AtOnce:
-    def call(
-        core: _core.Communicator,
-        outs: Tensors,
-        ins: Tensors,
-        parameters: Parameters,
-        limit: float | None,
-        async_op: bool,
-    ) -> Any:
-        op = None
-        for kind, name in REDUCE_OPS.items():  # to look it up takes eight times as long as to compare it with SUM
-            if parameters.op is kind or parameters.op == kind:
-                op = name
-                break
-        return _core.reduce(core, operator, (ins or outs)[0], outs[0], op, -1.0 if limit is None else limit, async_op)
-
-    return call
+def _by_root(options: Any) -> Parameters:
+    return Parameters(root=options.rootRank)
 
 
-@partial(
-    Collective,
-    outputs="tensor",
-    updates=True,
-    at_once=_reduce_at_once("all_reduce"),
-    functional=Functional(
-        "all_reduce",
-        lambda core, x: _core.reduce(core, "all_reduce", x, None, "sum"),
-        lambda shape: shape,
-        gradient="all_reduce",
-        given="",
-    ),
-)
-def all_reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
-    copies: Copies = []
-    out = in_place(outs[0], copies)
-    x, op = ins[0] if ins else out, op_for(out, parameters.op)
-    if x.is_complex() and not isinstance(comm, Communicator):
-        x, out = torch.view_as_real(x), torch.view_as_real(out)
-    made = calls.reduce(comm, "all_reduce", out, x, op, even_parts(x.numel(), comm.size))
-    return _completed(made, outs, copies)
+def _split(options: Any, *sizes: Any) -> Parameters:
+    """Returns the split sizes; if there are none, equal parts."""
+    even = not any(map(len, sizes))  # by length, for Megatron gives tensors
+    return Parameters(counts=(None, None) if even else sizes, unit="element")
 
 
-@partial(Collective, outputs="tensor", updates=True)
-def reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
-    check_rank("root", parameters.root, comm.size)
-    copies: Copies = []
-    x, here = in_place(outs[0], copies), comm.rank == parameters.root
-    if not here:
-        copies.clear()
-    op = op_for(x, parameters.op)
-    if isinstance(comm, Communicator):
-        check_place(comm, x)
-        call = rooted.reduce(comm, core_name(x.dtype), op, region(x) if here else None, region(x), parameters.root)
-        return Operation(comm, "reduce", call, x, [x.numel()], [x.numel()] if here else [], list(outs), x, copies)
-    out = x if here else x.clone()  # an engine combines on every rank
-    made = calls.reduce(comm, "all_reduce", out, out, op, even_parts(out.numel(), comm.size))
-    return _completed(made, outs, copies)
-
-
-@partial(Collective, outputs="output", inputs="input_list")
-def reduce_scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
-    check_length("input_list", ins, comm.size)
-    check_one_dtype(*outs, *ins)
-    parts = [as_input("input_list", x) for x in ins]
-    counts = [x.numel() for x in parts]
-    if outs[0].numel() != counts[comm.rank]:
-        raise InvalidTensorError(
-            f"output has {outs[0].numel()} elements, expected {counts[comm.rank]} as entry {comm.rank} of input_list", 9
-        )
-    return _reduce_scatter(comm, outs, joined(parts), counts, parameters)
-
-
-@partial(
-    Collective,
-    outputs="output",
-    inputs="input",
-    operator="reduce_scatter",
-    at_once=_reduce_at_once("reduce_scatter"),
-    functional=Functional(
-        "reduce_scatter",
-        lambda core, x: _core.reduce(core, "reduce_scatter", x, None, "sum"),
-        lambda shape, size: (shape[0] // size, *shape[1:]),
-        gradient="all_gather",
-    ),
-)
-def reduce_scatter_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
-    output, input = outs[0], ins[0]
-    check_one_dtype(output, input)
-    if input.numel() != comm.size * output.numel():
-        raise InvalidTensorError(
-            f"input has shape {tuple(input.shape)}, "
-            f"expected {comm.size} times the elements of an output of shape {tuple(output.shape)}",
-            9,
-        )
-    return _reduce_scatter(comm, outs, as_input("input", input), [output.numel()] * comm.size, parameters)
-
-
-def _reduce_scatter(
-    comm: AnyCommunicator, outs: Tensors, x: Tensor, counts: list[int], parameters: Parameters
-) -> Operation:
-    copies: Copies = []
-    out = output_of(outs[0], copies)
-    x = apart([x], [out])[0]
-    op = op_for(x, parameters.op)
-    if x.is_complex() and not isinstance(comm, Communicator):
-        x, out, counts = torch.view_as_real(x), torch.view_as_real(out), scaled(counts, 2)
-    return _completed(calls.reduce(comm, "reduce_scatter", out, x, op, counts), outs, copies)
-
-
-@partial(Collective, outputs="tensor_list", inputs="tensor")
+@partial(Collective, outputs="tensor_list", inputs="tensor", method=Method(("allgather",), AllgatherOptions))
 def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     check_length("tensor_list", outs, comm.size)
     check_one_dtype(*ins, *outs)
@@ -169,7 +71,7 @@ def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: P
             f"tensor has {x.numel()} elements, expected {mine.numel()} as entry {comm.rank} of tensor_list", 9
         )
     made = calls.exchange_lists(comm, "all_gather", spaces, [x] * comm.size)
-    return _completed(made, [list(outs)], copies)
+    return made.giving([list(outs)], copies)
 
 
 @partial(
@@ -186,6 +88,12 @@ def all_gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: P
         lambda shape, size: (size * shape[0], *shape[1:]),
         gradient="reduce_scatter",
     ),
+    method=Method(
+        ("_allgather_base", "all_gather_single"),
+        AllgatherOptions,
+        flat=True,
+        coalesced=("allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
+    ),
 )
 def all_gather_into_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     output, input = outs[0], ins[0]
@@ -196,10 +104,16 @@ def all_gather_into_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, p
     check_gather_apart(region(out), region(x), comm.rank)
     if not isinstance(comm, Communicator):
         x = apart([x], [out])[0]
-    return _completed(calls.exchange(comm, "all_gather_into_tensor", out, x, request.layout), outs, copies)
+    return calls.exchange(comm, "all_gather_into_tensor", out, x, request.layout).giving(outs, copies)
 
 
-@partial(Collective, outputs="output_tensor_list", inputs="input_tensor_list", strict=True)
+@partial(
+    Collective,
+    outputs="output_tensor_list",
+    inputs="input_tensor_list",
+    strict=True,
+    method=Method(("alltoall",), AllToAllOptions, flat=True),
+)
 def all_to_all(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     check_length("input_tensor_list", ins, comm.size)
     check_length("output_tensor_list", outs, comm.size)
@@ -208,7 +122,7 @@ def all_to_all(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: P
     spaces = [output_of(out, copies) for out in outs]
     xs = [as_input("input_tensor_list", x) for x in ins]
     check_lists_apart([region(out) for out in spaces], [region(x) for x in xs])
-    return _completed(calls.exchange_lists(comm, "all_to_all", spaces, xs), outs, copies)
+    return calls.exchange_lists(comm, "all_to_all", spaces, xs).giving(outs, copies)
 
 
 @partial(
@@ -219,6 +133,7 @@ def all_to_all(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: P
     at_once=lambda core, outs, ins, parameters, limit, async_op: _core.all_to_all_single(
         core, outs[0], ins[0], parameters.counts[0], parameters.counts[1], async_op, limit, False
     ),
+    method=Method(("alltoall_base", "all_to_all_single"), AllToAllOptions, _split, arguments=2, flat=True),
 )
 def all_to_all_single(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     check_one_dtype(*outs, *ins)
@@ -227,7 +142,7 @@ def all_to_all_single(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parame
     request = _core.Request.all_to_all_single(comm.size, out.shape, x.shape, *parameters.counts)
     check_apart(region(out), region(x))
     row = request.row if parameters.unit == "row" else 1
-    return _completed(calls.exchange(comm, "all_to_all_single", out, x, request.layout, row), outs, copies)
+    return calls.exchange(comm, "all_to_all_single", out, x, request.layout, row).giving(outs, copies)
 
 
 @partial(Collective, outputs="out", inputs="input", updates=True)
@@ -239,7 +154,7 @@ def all_to_all_v(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters:
     return calls.exchange(comm, "all_to_all_v", out, x, request.layout, max(request.row, 1))
 
 
-@partial(Collective, outputs="tensor", updates=True)
+@partial(Collective, outputs="tensor", updates=True, method=Method(("broadcast",), BroadcastOptions, _by_root))
 def broadcast(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     root, copies = parameters.root, Copies()
     x = in_place(outs[0], copies)
@@ -250,10 +165,16 @@ def broadcast(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Pa
     if not isinstance(comm, Communicator):  # HCCL refuses one buffer for both, also where it has nothing to do
         nothing = x.new_empty(1)
         source, target = (x, nothing) if comm.rank == root else (nothing, x)
-    return _completed(calls.exchange(comm, "broadcast", target, source, layout, root=root), outs, copies)
+    return calls.exchange(comm, "broadcast", target, source, layout, root=root).giving(outs, copies)
 
 
-@partial(Collective, outputs="gather_list", inputs="tensor", updates=True)
+@partial(
+    Collective,
+    outputs="gather_list",
+    inputs="tensor",
+    updates=True,
+    method=Method(("gather",), GatherOptions, _by_root),
+)
 def gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     """Copies all ranks' tensors to the root; on other ranks outputs are not used."""
     check_rank("root", parameters.root, comm.size)
@@ -273,10 +194,10 @@ def gather(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Param
     nothing = x.new_empty(0)
     sends = [x if j == parameters.root else nothing for j in range(comm.size)]
     made = calls.exchange_lists(comm, "gather", spaces or [nothing] * comm.size, sends)
-    return _completed(made, [given], copies)
+    return made.giving([given], copies)
 
 
-@partial(Collective, outputs="tensor", inputs="scatter_list")
+@partial(Collective, outputs="tensor", inputs="scatter_list", method=Method(("scatter",), ScatterOptions, _by_root))
 def scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     """Copies the root's tensors to the ranks; on other ranks inputs are not used."""
     check_rank("root", parameters.root, comm.size)
@@ -295,32 +216,10 @@ def scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Para
         return Operation(comm, "scatter", call, out, sends, [out.numel()], list(outs), (out, xs), copies)
     nothing = out.new_empty(0)
     recvs = [out if j == parameters.root else nothing for j in range(comm.size)]
-    return _completed(calls.exchange_lists(comm, "scatter", recvs, xs or [nothing] * comm.size), outs, copies)
+    return calls.exchange_lists(comm, "scatter", recvs, xs or [nothing] * comm.size).giving(outs, copies)
 
 
 @Collective
 def barrier(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
     none, call = [0] * comm.size, Ready(barrier_plan(groups.on_host(comm)), (0, 0))
     return Operation(comm, "barrier", call, torch.empty(0, dtype=torch.uint8), none, none, [])
-
-
-def _completed(made: Operation, result: Sequence[Any], copies: Copies) -> Operation:
-    """Adds the caller's result: a list, as in torch."""
-    made.result, made.copies = list(result), copies
-    return made
-
-
-def op_for(tensor: Tensor, op: Any) -> str:
-    """Returns the core's name of a ``ReduceOp`` that fits the tensor; torch's own if the core has none.
-
-    Raises:
-        InvalidParamError: it is no ReduceOp, or does not fit complex tensors, whose parts the engines reduce.
-    """
-    try:
-        kind = op.op if hasattr(op, "op") else dist.ReduceOp(op).op  # isinstance says yes to both
-    except TypeError:
-        raise InvalidParamError(f"op is {op!r}, expected a torch.distributed.ReduceOp") from None
-    name = str(REDUCE_OPS.get(kind, kind.name))
-    if tensor.is_complex() and name not in ("sum", "avg"):
-        raise InvalidParamError(f"op is {op!r}, expected SUM or AVG for dtype {tensor.dtype}")
-    return name

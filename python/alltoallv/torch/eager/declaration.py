@@ -54,6 +54,26 @@ class Functional(NamedTuple):
     given: str = "SymInt size, "
 
 
+class Method(NamedTuple):
+    """Says how the process groups of torch.distributed name a collective and what they call it with.
+
+    Attributes:
+        names: The method's names: first that of torch's engines, then those of newer versions of torch.
+        options: The class of its last argument, from which the call's timeout comes.
+        parameters: Makes the `Parameters`, of the options and the arguments that follow the tensors.
+        arguments: How many arguments follow the tensors.
+        flat: Whether tensors are given as such, and not in a list with one entry for each device of the rank.
+        coalesced: The names of the method that makes several such calls.
+    """
+
+    names: tuple[str, ...]
+    options: type
+    parameters: Callable[..., Parameters] = lambda options: NO_PARAMETERS
+    arguments: int = 0
+    flat: bool = False
+    coalesced: tuple[str, ...] = ()
+
+
 COLLECTIVES: dict[str, Collective] = {}  # by name
 
 
@@ -70,6 +90,7 @@ class Collective:
         at_once: Makes the call in the core if the core alone can check the tensors, and returns the output, or with
             async_op the pair of it and the pending call; else None.
         functional: The form that returns a new tensor, for which ``prepare`` takes an input, too.
+        method: The form that process groups have, if torch.distributed has the collective.
     """
 
     prepare: Prepare
@@ -80,6 +101,7 @@ class Collective:
     strict: bool = False
     at_once: AtOnce | None = None
     functional: Functional | None = None
+    method: Method | None = None
     name: str = field(init=False)
 
     def __post_init__(self) -> None:

@@ -18,9 +18,10 @@ from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.torch.eager import calls
 from alltoallv.torch.eager import group as groups
-from alltoallv.torch.eager.collectives import COLLECTIVES, REDUCE_OPS
+from alltoallv.torch.eager.collectives import COLLECTIVES
 from alltoallv.torch.eager.declaration import Collective, Parameters
 from alltoallv.torch.eager.group import Group
+from alltoallv.torch.eager.reductions import REDUCE_OPS
 from alltoallv.torch.eager.tensors import needs_grad, row_size
 from alltoallv.torch.eager.work import Done
 from alltoallv.torch.graph import ops as ops

@@ -23,72 +23,19 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import (
-    AllgatherOptions,
-    AllreduceCoalescedOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    BarrierOptions,
-    BroadcastOptions,
-    GatherOptions,
-    ReduceOptions,
-    ReduceScatterOptions,
-    ScatterOptions,
-)
+from torch._C._distributed_c10d import AllgatherOptions, BarrierOptions
 from torch._C._distributed_c10d import Work as TorchWork
 
 from alltoallv.torch.api.p2p import prepare_recv, prepare_send
-from alltoallv.torch.eager import collectives as calls
-from alltoallv.torch.eager.declaration import Parameters
+from alltoallv.torch.eager import collectives
+from alltoallv.torch.eager.declaration import Collective, Method
 from alltoallv.torch.process_group import engines, shrink
 from alltoallv.torch.process_group.carried import CarriedGroup
 from alltoallv.torch.process_group.group import NAME
 
-_EVEN = Parameters(unit="element")  # split into equal parts
-
 
 class AllToAllVGroup(CarriedGroup):
-    """Runs a group's CPU collectives over its communicator; see the module."""
-
-    # Collectives over the communicator. Lists with several tensors, for several devices of a rank, are passed to torch.
-
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
-        opts = opts or AllreduceOptions()
-        return self._run("allreduce", calls.all_reduce, _one(tensors), [], opts, (tensors,), Parameters(opts.reduceOp))
-
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
-        opts = opts or AllreduceCoalescedOptions()
-        if self._carries(tensors):
-            return self._all([self.allreduce([tensor], opts) for tensor in tensors])
-        return self._hand_over("allreduce_coalesced", tensors, opts)
-
-    def reduce_scatter(
-        self, output_tensors: list[Tensor], input_tensors: list[list[Tensor]], opts: Any = None
-    ) -> TorchWork:
-        opts, given = opts or ReduceScatterOptions(), (output_tensors, input_tensors)
-        outs, ins = _one(output_tensors), _only(input_tensors)
-        return self._run("reduce_scatter", calls.reduce_scatter, outs, ins, opts, given, Parameters(opts.reduceOp))
-
-    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork:
-        opts, row = opts or ReduceScatterOptions(), calls.reduce_scatter_tensor
-        return self._run(
-            "_reduce_scatter_base", row, [output], [input], opts, (output, input), Parameters(opts.reduceOp)
-        )
-
-    def reduce_scatter_single_coalesced(
-        self, output_tensors: list[Tensor], input_tensors: list[Tensor], opts: Any = None
-    ) -> TorchWork:
-        return self._each(
-            "reduce_scatter_tensor_coalesced",
-            self.reduce_scatter_single,
-            output_tensors,
-            input_tensors,
-            opts or ReduceScatterOptions(),
-        )
-
-    def allgather(self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any = None) -> TorchWork:
-        outs, ins, given = _only(output_tensors), _one(input_tensors), (output_tensors, input_tensors)
-        return self._run("allgather", calls.all_gather, outs, ins, opts or AllgatherOptions(), given)
+    """Runs a group's CPU collectives over its communicator; see the module. `_add` adds those that are declared."""
 
     def allgather_coalesced(
         self, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None
@@ -101,46 +48,11 @@ class AllToAllVGroup(CarriedGroup):
             return self._all([self.allgather([outputs], [tensor], opts) for outputs, tensor in pairs])
         return self._hand_over("allgather_coalesced", output_lists, input_list, opts)
 
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork:
-        opts, row = opts or AllgatherOptions(), calls.all_gather_into_tensor
-        return self._run("_allgather_base", row, [output], [input], opts, (output, input))
-
-    def all_gather_single_coalesced(
-        self, output_list: list[Tensor], input_list: list[Tensor], opts: Any = None
-    ) -> TorchWork:
-        opts = opts or AllgatherOptions()
-        return self._each("allgather_into_tensor_coalesced", self.all_gather_single, output_list, input_list, opts)
-
-    def all_to_all_single(
-        self,
-        output: Tensor,
-        input: Tensor,
-        output_split_sizes: list[int],
-        input_split_sizes: list[int],
-        opts: Any = None,
-    ) -> TorchWork:
-        splits, opts = (output_split_sizes, input_split_sizes), opts or AllToAllOptions()
-        # By length, for Megatron gives tensors.
-        even = len(output_split_sizes) == len(input_split_sizes) == 0
-        parameters = _EVEN if even else Parameters(counts=splits, unit="element")
-        given = output, input, *splits
-        return self._run("alltoall_base", calls.all_to_all_single, [output], [input], opts, given, parameters)
-
-    def alltoall(self, output_tensors: list[Tensor], input_tensors: list[Tensor], opts: Any = None) -> TorchWork:
-        given = output_tensors, input_tensors
-        return self._run("alltoall", calls.all_to_all, *given, opts or AllToAllOptions(), given)
-
-    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
-        opts = opts or BroadcastOptions()
-        return self._run(
-            "broadcast", calls.broadcast, _one(tensors), [], opts, (tensors,), Parameters(root=opts.rootRank)
-        )
-
     def barrier(self, opts: Any = None) -> TorchWork:
         opts = opts or BarrierOptions()
         device = opts.device.type if opts.device is not None else "cpu"
         if device == "cpu":
-            return self._run("barrier", calls.barrier, [], [], opts, ())
+            return self._run("barrier", collectives.barrier, [], [], opts, ())
         return self._kept(self._engine(device).barrier(opts))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -150,29 +62,6 @@ class AllToAllVGroup(CarriedGroup):
         if timeout is not None:
             opts.timeout = timeout
         self.barrier(opts)
-
-    # Methods that older versions of torch call by these names.
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-    _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    alltoall_base = all_to_all_single
-
-    def reduce(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
-        opts = opts or ReduceOptions()
-        return self._run(
-            "reduce", calls.reduce, _one(tensors), [], opts, (tensors,), Parameters(opts.reduceOp, opts.rootRank)
-        )
-
-    def gather(self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any = None) -> TorchWork:
-        opts, given = opts or GatherOptions(), (output_tensors, input_tensors)
-        outs, ins = _only(output_tensors or [[]]), _one(input_tensors)
-        return self._run("gather", calls.gather, outs, ins, opts, given, Parameters(root=opts.rootRank))
-
-    def scatter(self, output_tensors: list[Tensor], input_tensors: list[list[Tensor]], opts: Any = None) -> TorchWork:
-        opts, given = opts or ScatterOptions(), (output_tensors, input_tensors)
-        outs, ins = _one(output_tensors), _only(input_tensors or [[]])
-        return self._run("scatter", calls.scatter, outs, ins, opts, given, Parameters(root=opts.rootRank))
 
     # Messages, which concern only two ranks.
 
@@ -192,12 +81,44 @@ class AllToAllVGroup(CarriedGroup):
         return super().recv_anysource(tensors, tag)
 
 
-def _one(tensors: list[Tensor]) -> list[Tensor] | None:
-    return tensors if len(tensors) == 1 else None
+def _add(row: Collective, method: Method) -> None:
+    """Gives the group the methods of a collective."""
+    flat, tensors = method.flat, 2 if row.inputs else 1
+    expected = tensors + method.arguments
+
+    def call(self: AllToAllVGroup, *given: Any, opts: Any = None) -> TorchWork | None:
+        if len(given) > expected:
+            given, opts = given[:-1], given[-1]
+        opts = opts or method.options()
+        outs = _tensors(row.outputs, given[0], flat)
+        ins = _tensors(row.inputs, given[1], flat) if row.inputs else []
+        parameters = method.parameters(opts, *given[tensors:])
+        return self._run(method.names[0], row, outs, ins, opts, given, parameters)
+
+    def call_each(self: AllToAllVGroup, *given: Any, opts: Any = None) -> TorchWork:
+        if len(given) > tensors:
+            given, opts = given[:-1], given[-1]
+        opts = opts or method.options()
+        if not self._carries([x for each in given for x in each]):
+            return self._hand_over(method.coalesced[0], *given, opts)
+        calls = zip(*given, strict=True)
+        return self._all([call(self, *(x if flat else [x] for x in each), opts=opts) for each in calls])
+
+    for names, function in ((method.names, call), (method.coalesced, call_each)):
+        for name in names:
+            setattr(AllToAllVGroup, name, function)
 
 
-def _only(lists: list[list[Tensor]]) -> list[Tensor] | None:
-    return lists[0] if len(lists) == 1 else None
+def _tensors(name: str, given: Any, flat: bool) -> list[Tensor] | None:
+    """Returns the tensors of one side; None if the rank has tensors on several devices, which torch's engines take."""
+    is_list = name.endswith("_list")
+    if flat:
+        return given if is_list else [given]
+    if is_list and not given:  # on ranks other than the root
+        return []
+    if len(given) != 1:
+        return None
+    return given[0] if is_list else given
 
 
 class _Devices(list[str]):
@@ -208,6 +129,9 @@ class _Devices(list[str]):
 
 
 def _register() -> None:
+    for row in collectives.COLLECTIVES.values():
+        if row.method is not None:
+            _add(row, row.method)
     dist.Backend.register_backend(NAME, AllToAllVGroup, extended_api=True, devices=["cpu"])
     dist.Backend.backend_capability[NAME] = _Devices()
     shrink.install()

@@ -120,14 +120,6 @@ class CarriedGroup(EngineGroup):
             _core.Plan(comm.core, "handed_to_gloo", "uint8", none, none, none, none).run(0, 0, self._limit())
         return super()._hand_over(method, *args)
 
-    def _each(
-        self, method: str, call: Callable[..., TorchWork | None], outs: list[Tensor], ins: list[Tensor], opts: Any
-    ) -> TorchWork:
-        """Runs a coalesced form: one call for every pair."""
-        if self._carries([*outs, *ins]):
-            return self._all([call(*pair, opts) for pair in zip(outs, ins, strict=True)])
-        return self._hand_over(method, outs, ins, opts)
-
     def _all(self, works: list[TorchWork | None]) -> TorchWork:
         begun = [work for work in works if work is not None]
         return begun[0] if len(begun) == 1 else WorkList(begun)

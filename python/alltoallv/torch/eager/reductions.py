@@ -1,0 +1,180 @@
+"""The reductions of torch.distributed: see `alltoallv.torch.eager.collectives`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import AllreduceOptions, ReduceOptions, ReduceScatterOptions
+
+from alltoallv import _core
+from alltoallv._calls import rooted
+from alltoallv._calls.collectives import check_length, check_rank
+from alltoallv._calls.counts import even_parts, scaled
+from alltoallv.communicator import Communicator
+from alltoallv.errors import InvalidParamError, InvalidTensorError
+from alltoallv.torch.eager import calls
+from alltoallv.torch.eager.calls import Operation, check_place
+from alltoallv.torch.eager.declaration import AtOnce, Collective, Functional, Method, Parameters, Tensors
+from alltoallv.torch.eager.group import AnyCommunicator
+from alltoallv.torch.eager.tensors import (
+    Copies,
+    apart,
+    as_input,
+    check_one_dtype,
+    core_name,
+    in_place,
+    joined,
+    output_of,
+    region,
+)
+
+_NAMES = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
+REDUCE_OPS = {getattr(dist.ReduceOp, name.upper()): "prod" if name == "product" else name for name in _NAMES}
+
+
+def _by_op(options: Any) -> Parameters:
+    return Parameters(options.reduceOp)
+
+
+def _reduce_at_once(operator: str) -> AtOnce:
+    def call(
+        core: _core.Communicator,
+        outs: Tensors,
+        ins: Tensors,
+        parameters: Parameters,
+        limit: float | None,
+        async_op: bool,
+    ) -> Any:
+        op = None
+        for kind, name in REDUCE_OPS.items():  # to look it up takes eight times as long as to compare it with SUM
+            if parameters.op is kind or parameters.op == kind:
+                op = name
+                break
+        return _core.reduce(core, operator, (ins or outs)[0], outs[0], op, -1.0 if limit is None else limit, async_op)
+
+    return call
+
+
+@partial(
+    Collective,
+    outputs="tensor",
+    updates=True,
+    at_once=_reduce_at_once("all_reduce"),
+    functional=Functional(
+        "all_reduce",
+        lambda core, x: _core.reduce(core, "all_reduce", x, None, "sum"),
+        lambda shape: shape,
+        gradient="all_reduce",
+        given="",
+    ),
+    method=Method(("allreduce",), AllreduceOptions, _by_op, coalesced=("allreduce_coalesced",)),
+)
+def all_reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
+    copies: Copies = []
+    out = in_place(outs[0], copies)
+    x, op = ins[0] if ins else out, op_for(out, parameters.op)
+    if x.is_complex() and not isinstance(comm, Communicator):
+        x, out = torch.view_as_real(x), torch.view_as_real(out)
+    made = calls.reduce(comm, "all_reduce", out, x, op, even_parts(x.numel(), comm.size))
+    return made.giving(outs, copies)
+
+
+@partial(
+    Collective,
+    outputs="tensor",
+    updates=True,
+    method=Method(("reduce",), ReduceOptions, lambda options: Parameters(options.reduceOp, options.rootRank)),
+)
+def reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
+    check_rank("root", parameters.root, comm.size)
+    copies: Copies = []
+    x, here = in_place(outs[0], copies), comm.rank == parameters.root
+    if not here:
+        copies.clear()
+    op = op_for(x, parameters.op)
+    if isinstance(comm, Communicator):
+        check_place(comm, x)
+        call = rooted.reduce(comm, core_name(x.dtype), op, region(x) if here else None, region(x), parameters.root)
+        return Operation(comm, "reduce", call, x, [x.numel()], [x.numel()] if here else [], list(outs), x, copies)
+    out = x if here else x.clone()  # an engine combines on every rank
+    made = calls.reduce(comm, "all_reduce", out, out, op, even_parts(out.numel(), comm.size))
+    return made.giving(outs, copies)
+
+
+@partial(
+    Collective, outputs="output", inputs="input_list", method=Method(("reduce_scatter",), ReduceScatterOptions, _by_op)
+)
+def reduce_scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
+    check_length("input_list", ins, comm.size)
+    check_one_dtype(*outs, *ins)
+    parts = [as_input("input_list", x) for x in ins]
+    counts = [x.numel() for x in parts]
+    if outs[0].numel() != counts[comm.rank]:
+        raise InvalidTensorError(
+            f"output has {outs[0].numel()} elements, expected {counts[comm.rank]} as entry {comm.rank} of input_list", 9
+        )
+    return _reduce_scatter(comm, outs, joined(parts), counts, parameters)
+
+
+@partial(
+    Collective,
+    outputs="output",
+    inputs="input",
+    operator="reduce_scatter",
+    at_once=_reduce_at_once("reduce_scatter"),
+    functional=Functional(
+        "reduce_scatter",
+        lambda core, x: _core.reduce(core, "reduce_scatter", x, None, "sum"),
+        lambda shape, size: (shape[0] // size, *shape[1:]),
+        gradient="all_gather",
+    ),
+    method=Method(
+        ("_reduce_scatter_base", "reduce_scatter_single"),
+        ReduceScatterOptions,
+        _by_op,
+        flat=True,
+        coalesced=("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
+    ),
+)
+def reduce_scatter_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Parameters) -> Operation:
+    output, input = outs[0], ins[0]
+    check_one_dtype(output, input)
+    if input.numel() != comm.size * output.numel():
+        raise InvalidTensorError(
+            f"input has shape {tuple(input.shape)}, "
+            f"expected {comm.size} times the elements of an output of shape {tuple(output.shape)}",
+            9,
+        )
+    return _reduce_scatter(comm, outs, as_input("input", input), [output.numel()] * comm.size, parameters)
+
+
+def _reduce_scatter(
+    comm: AnyCommunicator, outs: Tensors, x: Tensor, counts: list[int], parameters: Parameters
+) -> Operation:
+    copies: Copies = []
+    out = output_of(outs[0], copies)
+    x = apart([x], [out])[0]
+    op = op_for(x, parameters.op)
+    if x.is_complex() and not isinstance(comm, Communicator):
+        x, out, counts = torch.view_as_real(x), torch.view_as_real(out), scaled(counts, 2)
+    return calls.reduce(comm, "reduce_scatter", out, x, op, counts).giving(outs, copies)
+
+
+def op_for(tensor: Tensor, op: Any) -> str:
+    """Returns the core's name of a ``ReduceOp`` that fits the tensor; torch's own if the core has none.
+
+    Raises:
+        InvalidParamError: it is no ReduceOp, or does not fit complex tensors, whose parts the engines reduce.
+    """
+    try:
+        kind = op.op if hasattr(op, "op") else dist.ReduceOp(op).op  # isinstance says yes to both
+    except TypeError:
+        raise InvalidParamError(f"op is {op!r}, expected a torch.distributed.ReduceOp") from None
+    name = str(REDUCE_OPS.get(kind, kind.name))
+    if tensor.is_complex() and name not in ("sum", "avg"):
+        raise InvalidParamError(f"op is {op!r}, expected SUM or AVG for dtype {tensor.dtype}")
+    return name
