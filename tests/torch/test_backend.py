@@ -158,6 +158,19 @@ def test_what_goes_to_gloo(ranks: Ranks, file: str) -> None:
                 dist.all_reduce(sparse if rank == 0 else sparse.to_dense())
             with pytest.raises(ValueError, match="GLOO"):
                 dist.monitored_barrier()
+            # Groups other than the default one make their gloo now.
+            some = dist.new_group([0, 2])
+            if rank != 1:
+                dist.distributed_c10d._set_pg_timeout(timedelta(seconds=40), some)
+                assert some.timeout == timedelta(seconds=40)
+                dist.all_reduce(sparse := torch.sparse_coo_tensor([[rank]], [1.0], (4,)), group=some)
+                assert sparse.to_dense().tolist() == [1, 0, 1, 0]
+            every = dist.new_group(timeout=timedelta(seconds=30))
+            name, description = every.group_name, every.group_desc
+            dist.all_reduce(sparse := torch.sparse_coo_tensor([[rank]], [1.0], (4,)), group=every)
+            assert sparse.to_dense().tolist() == [1, 1, 1, 0]
+            assert (every.group_name, every.group_desc) == (name, description)
+            assert every._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=30)
 
     ranks(3, communicator=False)(run)
 

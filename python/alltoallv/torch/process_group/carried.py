@@ -108,7 +108,7 @@ class CarriedGroup(EngineGroup):
         return self._kept(work)
 
     def _limit(self) -> float:
-        seconds: float = self._gloo_options._timeout.total_seconds()
+        seconds: float = self._cpu_options._timeout.total_seconds()
         return seconds
 
     def _hand_over(self, method: str, *args: Any) -> TorchWork:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import os
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as TorchBackend
-from torch._C._distributed_c10d import _DistributedBackendOptions
+from torch._C._distributed_c10d import FakeProcessGroup, _DistributedBackendOptions
 
 from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError
@@ -49,15 +50,23 @@ def connect(options: _DistributedBackendOptions, meeting: Meeting) -> Communicat
     return hosts.connect(meeting, gather, rank, size, options.group_id, timeout)
 
 
-def gloo(options: _DistributedBackendOptions, store: dist.Store) -> dist.ProcessGroupGloo:
-    """Returns torch's engine for CPU tensors, whose ranks meet in ``store``."""
+def stand_in(options: _DistributedBackendOptions) -> FakeProcessGroup:
+    """Returns an engine whose collectives raise RuntimeError, for a group that has none of torch's yet."""
+    own = FakeProcessGroup.Options()
+    own.error_on_collective = True
+    own._timeout = options.timeout
+    return FakeProcessGroup._create_internal(options.group_rank, options.group_size, own)
+
+
+def gloo(options: _DistributedBackendOptions, store: dist.Store, timeout: timedelta) -> dist.ProcessGroupGloo:
+    """Returns torch's engine for CPU tensors, whose ranks meet in ``store``; collective."""
     if not dist.is_gloo_available():
         raise BackendUnavailableError("this build of torch has no gloo, which backend 'alltoallv' needs beside it")
     own = dist.ProcessGroupGloo._Options()
     own._devices = _gloo_devices(os.getpid())
     own._threads = 2 * len(own._devices)
     place = dist.PrefixStore("gloo", store), options.group_rank, options.group_size
-    made: dist.ProcessGroupGloo = _with_options(dist.ProcessGroupGloo, own, place, options)
+    made: dist.ProcessGroupGloo = _with_options(dist.ProcessGroupGloo, own, place, options, timeout)
     return made
 
 
@@ -123,10 +132,14 @@ def accelerator(
 
 
 def _with_options(
-    engine: Any, given: Any, place: tuple[Any, int, int], options: _DistributedBackendOptions
+    engine: Any,
+    given: Any,
+    place: tuple[Any, int, int],
+    options: _DistributedBackendOptions,
+    timeout: timedelta | None = None,
 ) -> TorchBackend:
     own = given if isinstance(given, engine.Options) else engine.Options()
-    own._timeout = options.timeout
+    own._timeout = timeout or options.timeout
     own.global_ranks_in_group = options.global_ranks_in_group
     own.group_name = options.group_id
     made: TorchBackend = engine(*place, own)

@@ -1,4 +1,4 @@
-"""A process group that has torch's engines: gloo, and one for each kind of accelerator when it is first used."""
+"""A process group that has torch's engines: gloo, and one for each kind of accelerator, made when first used."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ class EngineGroup(dist.ProcessGroup):
     """A group with a communicator and torch's engines, to which it passes calls that it does not carry.
 
     A Python group replaces torch's own with all its devices, so it holds one (``_engines``) for what it does not carry.
+    The default group has gloo from the beginning. Other groups make it, all ranks together, when they first need it:
+    most never do, and it would take as long as all the rest of a group.
     """
 
     def __init__(self, options: _DistributedBackendOptions, engine_options: Any = None) -> None:
@@ -35,7 +37,8 @@ class EngineGroup(dist.ProcessGroup):
         self._engines = dist.ProcessGroup(options.store, rank, size)
         self._engines._set_group_name(name)
         self._lock = threading.Lock()
-        self._made = {"cpu"}
+        self._made: set[str] = set()  # devices that have an engine
+        self._gloo: dist.ProcessGroupGloo | None = None
         self._futures = Futures(f"alltoallv-futures-{name}")
         self._message_futures = Futures(f"alltoallv-messages-{name}")
         self._coalescing: list[TorchWork] | None = None
@@ -47,15 +50,17 @@ class EngineGroup(dist.ProcessGroup):
         # A place of this group alone: the group's own store may hold values of an earlier group.
         self._place = dist.PrefixStore(f"alltoallv/{self.meeting.key}", options.store)
         self.communicator = engines.connect(options, self.meeting)
-        try:
-            self._gloo = engines.gloo(options, self._place)
-        except BaseException:
-            self.communicator.destroy()
-            raise
-        for group in (self, self._engines):
-            dist.ProcessGroup._register_backend(group, _CPU, dist.ProcessGroup.BackendType.GLOO, self._gloo)
-            group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        self._gloo_options = self._gloo.options  # all ways to set a group's timeout end at this one
+        # Holds the group's name and timeout while there is no gloo.
+        stand_in = engines.stand_in(options)
+        self._cpu_options = stand_in.options  # all ways to set the group's timeout end here
+        dist.ProcessGroup._register_backend(self, _CPU, dist.ProcessGroup.BackendType.UNDEFINED, stand_in)
+        self._set_group_name(name)
+        if world is None:
+            try:
+                self._engine("cpu")
+            except BaseException:
+                self.communicator.destroy()
+                raise
 
     # The methods by which torch asks about the group.
 
@@ -78,7 +83,10 @@ class EngineGroup(dist.ProcessGroup):
         return [torch.device(device) for device in usable] or [_CPU]
 
     def _get_backend(self, device: torch.device) -> Any:
-        """Returns torch's engine for the device; for CPU tensors gloo, which carries what shared memory does not."""
+        """Returns torch's engine for the device; for CPU tensors gloo, which carries what shared memory does not.
+
+        All ranks of a group that has no such engine yet must ask for it.
+        """
         self._engine(device.type)
         return super()._get_backend(device)
 
@@ -92,25 +100,31 @@ class EngineGroup(dist.ProcessGroup):
         with self._lock:
             if device not in self._made:
                 configured = self._configured()
-                if configured and device not in configured:
+                if device != "cpu" and configured and device not in configured:
                     return self._engines  # it raises the error
-                name = engines.name_for(device, configured.get(device))
+                name = "gloo" if device == "cpu" else engines.name_for(device, configured.get(device))
                 if name == "gloo":
-                    engine, kind = self._gloo, dist.ProcessGroup.BackendType.GLOO
+                    self._gloo = engine = self._gloo or engines.gloo(self._options, self._place, self.timeout)
+                    self._cpu_options, kind = engine.options, dist.ProcessGroup.BackendType.GLOO
                 else:
                     engine, kind = engines.accelerator(device, name, self._options, self._place, self._engine_options)
+                named = self.group_name
                 for group in (self, self._engines):
                     dist.ProcessGroup._register_backend(group, torch.device(device), kind, engine)
+                    group._set_group_name(named)
+                    if kind == dist.ProcessGroup.BackendType.GLOO:
+                        group._set_default_backend(kind)
                 self._made.add(device)
         return self._engines
 
     @property
     def timeout(self) -> timedelta:
         """Returns the time that a rank waits for its peers."""
-        limit: timedelta = self._gloo_options._timeout
+        limit: timedelta = self._cpu_options._timeout
         return limit
 
     def set_timeout(self, timeout: timedelta) -> None:
+        self._cpu_options._timeout = timeout
         self._engines.set_timeout(timeout)
 
     def shutdown(self) -> None:
