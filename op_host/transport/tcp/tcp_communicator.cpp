@@ -7,6 +7,7 @@
 #include "base/sha256.h"
 #include "bootstrap/bootstrap.h"
 #include "transport/tcp/tcp_connections.h"
+#include "transport/tcp/tcp_tree.h"
 
 namespace alltoallv {
 namespace {
@@ -27,6 +28,7 @@ TcpMeetingOptions meeting_options(const CommunicatorOptions& options, const std:
 
 std::shared_ptr<TcpCommunicator> make_of(CommunicatorOptions options, TcpMembership membership,
                                          const TcpMeetingOptions& meeting) {
+    connect_tree(membership, meeting);
     options.secret = meeting.key;  // for later connections
     return std::make_shared<TcpCommunicator>(options, std::move(membership));
 }

@@ -13,8 +13,8 @@ namespace {
 
 constexpr int64_t fresh_ns = 10'000'000'000;  // in this time clocks of two hosts drift apart by less than a look
 
-/// A `Row` on the wire, followed by the pairs (all to rank 0, then those of the receiver's ranks) and the part of the
-/// payload that concerns the receiver.
+/// A `Row` on the wire, followed by the pairs and the part of the payload that concern the receiver and those to whom
+/// it forwards them: everything on the way to rank 0.
 struct WireRow {
     int64_t rank;
     uint64_t seq;
@@ -88,7 +88,7 @@ void TcpLeaders::append_row(std::string& body, int rank, uint64_t seq, const Con
                  from.digests, from.count, from.root, 0,          payload_bytes(from)};
     const size_t most = control_.layout().inline_bytes();
     head.payload_bytes = std::min(head.payload_bytes, most);  // as all healthy ranks announce
-    if (to.leader != 0 && divides(head) &&
+    if (!to.is_parent && divides(head) &&
         is_known(head.dtype)) {  // from the first of the regions for these ranks to the last of them
         uint64_t begin = head.payload_bytes, end = 0;
         for (const int j : to.ranks) {
@@ -103,7 +103,7 @@ void TcpLeaders::append_row(std::string& body, int rank, uint64_t seq, const Con
         head.payload_bytes = end - head.payload_at;
     }
     append(body, &head, 1);
-    if (to.leader == 0)
+    if (to.is_parent)
         append(body, from.pairs(), static_cast<size_t>(control_.size()));
     else
         for (const int j : to.ranks) append(body, from.pairs() + j, 1);
@@ -132,18 +132,16 @@ void TcpLeaders::hear_rows(size_t connection, const Message& message, const char
         std::memcpy(to, body, bytes);
         body += bytes;
     };
-    const std::vector<int>& ranks = connections_[connection].ranks;
+    const Connection& from = connections_[connection];
     Rows rows;
     for (uint64_t i = 0; i < message.seq; ++i) {
         WireRow head;
         take(&head, sizeof head);
         const auto rank = static_cast<int>(head.rank);
-        if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) throw not_understood();
+        if (!comes_over(from, head.rank)) throw not_understood();
         std::vector<Pair> pairs(static_cast<size_t>(control_.size()));
-        if (is_root())
-            take(pairs.data(), pairs.size() * sizeof(Pair));
-        else
-            for (const int j : here_) take(&pairs[static_cast<size_t>(j)], sizeof(Pair));
+        for (int j = 0; j < control_.size(); ++j)
+            if (!from.is_parent || !comes_over(from, j)) take(&pairs[static_cast<size_t>(j)], sizeof(Pair));
         const size_t most = control_.layout().inline_bytes();
         if (!is_known(head.dtype) || head.payload_at > most || head.payload_bytes > most - head.payload_at ||
             !fits(head, pairs))
@@ -161,21 +159,20 @@ void TcpLeaders::hear_rows(size_t connection, const Message& message, const char
         take(control_.payload(target) + head.payload_at, head.payload_bytes);
         rows.emplace_back(rank, head.seq);
     }
-    // Before this host acts on them, because rank 0 may end at once.
-    if (is_root()) send_rows(rows, connection);
+    // Before this host acts on them, because its leader may end at once.
+    send_rows(rows, connection);
     for (const auto& [rank, seq] : rows) row(rank, seq).seq.store(seq, std::memory_order_release);
     for (const auto& [rank, seq] : rows) control_.hear_rows(seq);
 }
 
-/// Sends what the ranks of this host wait for, and what they know of others; rank 0 forwards what it receives.
+/// Sends what the ranks of this host wait for, and what they know of others, and forwards what it receives.
 void TcpLeaders::tell_waits() {
     for (int j = 0; j < control_.size(); ++j) {
         const uint64_t version = control_.board(j).version.load(std::memory_order_acquire);
-        if ((!is_here(j) && !is_root()) || version == std::exchange(waits_told_[static_cast<size_t>(j)], version))
-            continue;
+        if (version == std::exchange(waits_told_[static_cast<size_t>(j)], version)) continue;
         const std::vector<WaitRecord> records = read(control_.board(j));
         for (Connection& connection : connections_) {
-            if (leader_of_[static_cast<size_t>(j)] == connection.leader) continue;
+            if (comes_over(connection, j)) continue;
             const Clocks clocks{clock_ns(), connection.its_clock, connection.told_ns};
             std::string body;
             append(body, &clocks, 1);
@@ -191,7 +188,8 @@ void TcpLeaders::hear_waits(size_t index, const Message& message, const char* bo
     Connection& connection = connections_[index];
     Clocks clocks;
     if (message.bytes < sizeof clocks || (message.bytes - sizeof clocks) % sizeof(WaitRecord) != 0 ||
-        (message.bytes - sizeof clocks) / sizeof(WaitRecord) > WaitBoard::most_records || is_here(message.rank))
+        (message.bytes - sizeof clocks) / sizeof(WaitRecord) > WaitBoard::most_records ||
+        !comes_over(connection, message.rank))
         throw not_understood();
     std::memcpy(&clocks, body, sizeof clocks);
     connection.its_clock = clocks.now;
@@ -204,7 +202,7 @@ void TcpLeaders::hear_waits(size_t index, const Message& message, const char* bo
         record.seen_ns += clocks.heard - clocks.heard_at;
     }
     write(control_.board(message.rank), records);
-    if (is_root()) tell_waits();
+    if (connections_.size() > 1) tell_waits();
 }
 
 }  // namespace alltoallv

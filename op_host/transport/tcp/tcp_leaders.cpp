@@ -51,21 +51,22 @@ std::shared_ptr<TcpLeaders> TcpLeaders::make(TcpMembership membership, std::vect
 
 TcpLeaders::TcpLeaders(TcpMembership membership, std::vector<int> here, std::vector<Peer> local, ControlPlane& control)
     : control_(control),
+      tree_(membership.peers),
       here_(std::move(here)),
       local_(std::move(local)),
       rows_told_(membership.peers.size()),
       waits_told_(rows_told_),
       departures_told_(rows_told_.size()) {
-    for (const TcpPeer& peer : membership.peers) leader_of_.push_back(peer.first_on_host);
     if (!leads()) return;
-    for (int j = 0; j < control.size(); ++j) {
-        const auto i = static_cast<size_t>(j);
-        if (leader_of_[i] != j || j == control.rank() || (!is_root() && j != 0)) continue;
+    const int host = tree_.host_of(here_[0]);
+    for (const int other : tree_.neighbours(host)) {
         Connection& made = connections_.emplace_back();
-        made.socket = std::move(membership.sockets[is_root() ? i : 0]);
-        made.leader = j;
-        for (int k = 0; k < control.size(); ++k)
-            if (is_root() ? leader_of_[static_cast<size_t>(k)] == j : !is_here(k)) made.ranks.push_back(k);
+        made.leader = tree_.leader(other);
+        made.is_parent = other < host;
+        made.socket = std::move(membership.sockets[static_cast<size_t>(made.leader)]);
+        for (int k = 0; k < control.size(); ++k) {
+            if (!is_here(k) && tree_.towards(host, tree_.host_of(k)) == other) made.ranks.push_back(k);
+        }
     }
 }
 
@@ -114,12 +115,14 @@ void TcpLeaders::watch() {
         });
 }
 
-/// Messages from another host come through both leaders and rank 0.
+/// Messages from another host come through the leaders between this one and it.
 int TcpLeaders::cut_off(int rank) const {
     if (is_here(rank)) return -1;
-    for (const int via : {here_[0], 0, leader_of_[static_cast<size_t>(rank)]})
-        if (control_.has_left(via)) return via;
-    return -1;
+    const int last = tree_.host_of(rank);
+    for (int host = tree_.host_of(here_[0]);; host = tree_.towards(host, last)) {
+        if (control_.has_left(tree_.leader(host))) return tree_.leader(host);
+        if (host == last) return -1;
+    }
 }
 
 /// The last rank on its host sends the rows, all at once; on a late host, the rank that waits for them does.
@@ -218,8 +221,9 @@ void TcpLeaders::on_message(size_t index, const Message& message, const char* bo
             return hear_rows(index, message, body);
         case Tells::difference: {
             PairDifference difference;
-            if (message.bytes != sizeof difference || is_root()) break;
+            if (message.bytes != sizeof difference || !connection.is_parent) break;
             std::memcpy(&difference, body, sizeof difference);
+            send_to_others(index, message, std::string(body, message.bytes));
             return control_.hear_difference(message.seq, difference);
         }
         case Tells::poisoned:
@@ -227,9 +231,9 @@ void TcpLeaders::on_message(size_t index, const Message& message, const char* bo
             return tell_poison();
         case Tells::departed:
             control_.hear_left(message.rank);
-            if (!is_root()) return;
             send_to_others(index, message, {});
-            if (message.rank == connection.leader) ::shutdown(connection.socket.get(), SHUT_WR);  // it waits for this
+            if (message.rank == connection.leader && !connection.is_parent)
+                ::shutdown(connection.socket.get(), SHUT_WR);  // it waits for this
             return;
         case Tells::waits:
             return hear_waits(index, message, body);
@@ -274,8 +278,8 @@ void TcpLeaders::stop() {
         if (stopped_) return;
         look();
         stopped_ = true;
-        if (is_root())
-            for (Connection& connection : connections_) ::shutdown(connection.socket.get(), SHUT_WR);
+        for (Connection& connection : connections_)
+            if (!connection.is_parent) ::shutdown(connection.socket.get(), SHUT_WR);
     }
     // If it were closed at once with unread data, a connection would lose what was just sent.
     const auto deadline = std::chrono::steady_clock::now() + (control_.poisoned() ? farewell / 10 : farewell);

@@ -1,11 +1,12 @@
 /// \file tcp_leaders.h
 /// \brief Keeps the hosts' control segments equal: rows, failures, departures and waits travel between their leaders.
 ///
-/// The ranks of a host share a segment. The lowest of them is the leader: its process sends what they publish to rank
-/// 0's process, which leads the first host and forwards it to the other hosts, and writes what it receives into the
-/// segment. Other ranks ring their leader when there is something to send.
+/// The ranks of a host share a segment. The lowest of them is the leader: its process sends what they publish to the
+/// leaders that it has a connection to, writes what it receives into the segment, and forwards it to the others of
+/// these leaders. Other ranks ring their leader when there is something to send.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -15,6 +16,7 @@
 #include "bootstrap/bootstrap.h"
 #include "control/control.h"
 #include "transport/tcp/tcp_meeting.h"
+#include "transport/tcp/tcp_tree.h"
 
 namespace alltoallv {
 
@@ -38,8 +40,9 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
     struct Connection {
         UniqueFd socket;
         int leader = 0;
-        std::vector<int> ranks;  // ranks whose messages come over it
+        std::vector<int> ranks;  // ranks whose messages come over it, in order
         std::string heard;       // the beginning of a message
+        bool is_parent = false;  // it leads to rank 0
         bool ended = false;      // the other end has closed
         int64_t its_clock = 0;   // the other clock as last received, and when
         int64_t told_ns = 0;
@@ -55,8 +58,10 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
 
     TcpLeaders(TcpMembership membership, std::vector<int> here, std::vector<Peer> local, ControlPlane& control);
     bool leads() const { return here_[0] == control_.rank(); }
-    bool is_root() const { return control_.rank() == 0; }
-    bool is_here(int rank) const { return leader_of_[static_cast<size_t>(rank)] == here_[0]; }
+    static bool comes_over(const Connection& connection, int64_t rank) {
+        return std::binary_search(connection.ranks.begin(), connection.ranks.end(), rank);
+    }
+    bool is_here(int rank) const { return tree_.host_of(rank) == tree_.host_of(here_[0]); }
     int cut_off(int rank) const;
     bool all_ended();
 
@@ -88,7 +93,7 @@ class TcpLeaders : public std::enable_shared_from_this<TcpLeaders> {
     static constexpr size_t nobody = SIZE_MAX;
 
     ControlPlane& control_;
-    std::vector<int> leader_of_;                    // by rank
+    const TcpTree tree_;
     std::vector<int> here_;                         // in order: the first is the leader
     std::vector<Peer> local_;                       // as `here_`
     std::recursive_mutex mutex_;                    // guards the members below; a failed send may lead to another

@@ -34,7 +34,7 @@ struct TcpPeer {
 };
 
 struct TcpMembership {
-    std::vector<UniqueFd> sockets;  ///< rank 0: to every rank, its own empty; others: one, to rank 0
+    std::vector<UniqueFd> sockets;  ///< by rank, where there is one: rank 0 has one to every rank, others one to rank 0
     std::vector<TcpPeer> peers;     ///< by rank
 };
 

@@ -1,0 +1,199 @@
+// A tree of leaders: 40 ranks, each on a host of its own, which is a process namespace here.
+#include <sched.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "control/deadlock.h"
+#include "core/hooks.h"
+#include "transport/tcp/tcp_communicator.h"
+
+using namespace alltoallv;
+
+namespace {
+
+constexpr int ranks = 40;
+
+/// Ranks 1 to 16 report to rank 0, 17 to 32 to rank 1, the others to rank 2.
+void on_hosts(const testing::Body& body, int victim = -1) {
+    std::vector<int> expected(ranks, 0);
+    if (victim >= 0) expected[static_cast<size_t>(victim)] = 1;
+    CHECK(testing::run_processes(ranks, [&](int rank) {
+              if (unshare(CLONE_NEWPID) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0)
+                  throw std::runtime_error("no namespace");
+              CHECK_EQ(testing::wait_for(testing::spawn("host " + std::to_string(rank), [&] { body(rank); })), 0);
+          }) == expected);
+}
+
+CommunicatorPtr join(int rank, int port, const std::string& domain = "tree") {
+    CommunicatorOptions options;
+    options.rank = rank;
+    options.size = ranks;
+    options.domain = domain;
+    options.job = "tcp-tree-test";
+    options.timeout = 60;
+    return make_tcp_communicator(options, TcpAddress{"localhost", port});
+}
+
+int free_port() {
+    const UniqueFd listener = listen_tcp(0);
+    return port_of(listener.get());
+}
+
+int32_t value(int from, int to, int at) {
+    return from * 10'000 + to * 100 + at;
+}
+
+int count_of(int from, int to) {
+    return (from * 7 + to * 3) % 5;
+}
+
+/// Every rank sends some elements to every rank, with gaps; rank `wrong` expects one more from rank 20.
+void exchange(Communicator& comm, bool learns, int wrong = -1) {
+    const int me = comm.rank();
+    std::vector<int64_t> sends, sdispls, recvs, rdispls;
+    std::vector<int32_t> input, expected;
+    for (int j = 0; j < ranks; ++j) {
+        sends.push_back(count_of(me, j));
+        sdispls.push_back(static_cast<int64_t>(input.size()));
+        for (int k = 0; k < count_of(me, j); ++k) input.push_back(value(me, j, k));
+        input.push_back(-1);
+        recvs.push_back(count_of(j, me) + (me == wrong && j == 20 ? 1 : 0));
+        rdispls.push_back(static_cast<int64_t>(expected.size()));
+        for (int k = 0; k < count_of(j, me); ++k) expected.push_back(value(j, me, k));
+    }
+    std::vector<int32_t> output(expected.size() + 1);
+    Exchange x;
+    x.dtype = DType::int32;
+    x.input = input.data();
+    x.output = output.data();
+    x.send_counts = sends;
+    x.sdispls = sdispls;
+    if (!learns) x.recv_counts = recvs;
+    x.rdispls = rdispls;
+    x.allocate = [&](std::span<const int64_t> learnt) -> void* {
+        CHECK(std::equal(learnt.begin(), learnt.end(), recvs.begin(), recvs.end()));
+        return output.data();
+    };
+    comm.exchange(x, -1);
+    output.resize(expected.size());
+    CHECK(output == expected);
+}
+
+/// The terms are added in the order of ranks.
+void reduce(Communicator& comm) {
+    std::vector<float> data(500), expected(data.size());
+    for (int rank = 0; rank < ranks; ++rank)
+        for (size_t k = 0; k < data.size(); ++k) {
+            const float term = 1.0f / static_cast<float>(rank + 3 * static_cast<int>(k) + 1);
+            expected[k] = rank == 0 ? term : expected[k] + term;
+            if (rank == comm.rank()) data[k] = term;
+        }
+    std::vector<int64_t> counts(ranks, 0);
+    counts[0] = static_cast<int64_t>(data.size());
+    Reduction r;
+    r.dtype = DType::float32;
+    r.input = r.output = data.data();
+    r.counts = counts;
+    comm.reduce(r, -1);
+    CHECK(std::memcmp(data.data(), expected.data(), data.size() * sizeof(float)) == 0);
+}
+
+void fails(const std::function<void()>& call, ErrorClass kind, const std::string& part) {
+    try {
+        call();
+    } catch (const Error& error) {
+        if (error.kind() == kind && std::string(error.what()).find(part) != std::string::npos) return;
+        throw std::runtime_error("'" + part + "' is not in: " + error.what());
+    }
+    CHECK(!"nothing was thrown");
+}
+
+void test_calls_and_disagreements() {
+    const int port = free_port();
+    on_hosts([port](int rank) {
+        const CommunicatorPtr comm = join(rank, port);
+        for (int round = 0; round < 10; ++round) {
+            exchange(*comm, round % 2 == 0);
+            reduce(*comm);
+        }
+        fails([&] { exchange(*comm, false, 37); }, ErrorClass::peer_mismatch,
+              "rank 20 sends " + std::to_string(count_of(20, 37)) + " elements to rank 37");
+        if (rank == 39)
+            comm->fail(OpKind::all_to_all_v, invalid_param("sdispls is wrong"));
+        else
+            fails([&] { exchange(*comm, true); }, ErrorClass::invalid_param, "failed on rank 39: sdispls is wrong");
+        exchange(*comm, true);
+        comm->destroy();
+    });
+}
+
+/// A leaf, and a leader that others report to.
+void test_loss() {
+    for (const int victim : {39, 2}) {
+        const int port = free_port();
+        on_hosts(
+            [port, victim](int rank) {
+                const CommunicatorPtr comm = join(rank, port);
+                exchange(*comm, false);
+                if (rank == victim) _exit(7);
+                fails([&] { exchange(*comm, false); }, ErrorClass::peer_lost,
+                      "rank " + std::to_string(victim) + " was lost");
+                comm->destroy();
+            },
+            victim);
+    }
+}
+
+void test_departure() {
+    const int port = free_port();
+    on_hosts([port](int rank) {
+        const CommunicatorPtr comm = join(rank, port);
+        exchange(*comm, false);
+        if (rank != 1) fails([&] { exchange(*comm, false); }, ErrorClass::peer_lost, "rank 1 has left domain 'tree'");
+        comm->destroy();
+    });
+}
+
+/// Even ranks wait in one domain, odd ranks in the other.
+void test_deadlock() {
+    const int port = free_port();
+    on_hosts([port](int rank) {
+        hooks().poll = [] {
+            if (Deadlocks::instance().due()) Deadlocks::instance().look({Waiting::this_thread()});
+        };
+        const CommunicatorPtr one = join(rank, port, "one"), two = join(rank, port, "two");
+        exchange(*one, false);
+        exchange(*two, false);
+        fails([&] { exchange(rank % 2 == 0 ? *one : *two, false); }, ErrorClass::deadlock, "of domain 'two'");
+        one->destroy();
+        two->destroy();
+    });
+}
+
+bool has_namespaces() {
+    return testing::wait_for(testing::spawn("probe", [] {
+               if (unshare(CLONE_NEWPID) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0) std::_Exit(1);
+           })) == 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (!has_namespaces()) {
+        std::printf("no process namespaces may be made here: several hosts are not tried\n");
+        return 0;
+    }
+    alarm(240);
+    return testing::run_all(argc, argv,
+                            {{"calls and disagreements", test_calls_and_disagreements},
+                             {"loss", test_loss},
+                             {"departure", test_departure},
+                             {"deadlock", test_deadlock}});
+}
