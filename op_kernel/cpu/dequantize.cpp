@@ -77,17 +77,15 @@ struct Decoder {
     template <Isa isa>
     ALLTOALLV_INLINE static void add_terms(const Term& a, const Term& b, size_t count, size_t group_size, void* sum) {
         const bool plain = Code::plain(a.codes, count) && (b.codes == nullptr || Code::plain(b.codes, count));
-        with_group_size(group_size, [=](auto size) ALLTOALLV_LAMBDA {
-            each_group(count, size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
-                const float scale_a = a.scales[g], scale_b = b.codes == nullptr ? 0.0f : b.scales[g];
-                const auto* codes_a = static_cast<const Bytes*>(a.codes) + begin;
-                const auto* codes_b = b.codes == nullptr ? nullptr : static_cast<const Bytes*>(b.codes) + begin;
-                auto* to = static_cast<Bytes*>(sum) + begin * sizeof(float);
-                if (plain && magnitude_of(scale_a) <= Code::most_scale && magnitude_of(scale_b) <= Code::most_scale)
-                    add_finite_group<isa>(codes_a, scale_a, codes_b, scale_b, n, to);
-                else
-                    add_group<false>(codes_a, scale_a, codes_b, scale_b, n, to);
-            });
+        each_group(count, group_size, [=](size_t begin, size_t n, size_t g) ALLTOALLV_LAMBDA {
+            const float scale_a = a.scales[g], scale_b = b.codes == nullptr ? 0.0f : b.scales[g];
+            const auto* codes_a = static_cast<const Bytes*>(a.codes) + begin;
+            const auto* codes_b = b.codes == nullptr ? nullptr : static_cast<const Bytes*>(b.codes) + begin;
+            auto* to = static_cast<Bytes*>(sum) + begin * sizeof(float);
+            if (plain && magnitude_of(scale_a) <= Code::most_scale && magnitude_of(scale_b) <= Code::most_scale)
+                add_finite_group<isa>(codes_a, scale_a, codes_b, scale_b, n, to);
+            else
+                add_group<false>(codes_a, scale_a, codes_b, scale_b, n, to);
         });
     }
 };
