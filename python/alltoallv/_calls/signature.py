@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, overload
 
 from alltoallv._calls.counts import Counts, Unit
@@ -61,6 +63,27 @@ def described(by: Callable[..., object]) -> Callable[[F], F]:
     return describe
 
 
+RAISES = """\
+Raises:
+    AllToAllVError: On every rank: an argument of any rank is wrong (InvalidParamError, InvalidTensorError), ranks
+        disagree (PeerMismatchError), or one is lost or late (PeerLostError, CommTimeoutError)."""
+
+
+def ending(returns: str = "", **arguments: str) -> Callable[[F], F]:
+    """Ends the docstrings of functions that share their last arguments and errors, and what they return if they do."""
+
+    def describe(function: F) -> F:
+        text, _, own = cleandoc(function.__doc__ or "").partition("\n\nReturns:\n")
+        lines = [text] if "\nArgs:\n" in text else [text, "\nArgs:"]
+        for name in inspect.signature(function).parameters:
+            if name in arguments and f" {name}: " not in text:
+                lines.append(f"    {name}: {arguments[name]}")
+        function.__doc__ = "\n".join([*lines, "\nReturns:", own or f"    {returns}", f"\n{RAISES}\n"])
+        return function
+
+    return describe
+
+
 def all_to_all_v() -> None:
     """Sends a region of ``input`` to every rank and receives one from each.
 
@@ -80,13 +103,13 @@ def all_to_all_v() -> None:
             2 dimensions or more, elements of others.
         out: Where to receive; contiguous, of the input's dtype, apart from it in memory. Elements that no region covers
             keep their value. Left out, the output is allocated in shared memory, just large enough, gaps zero. In torch
-            and Paddle not with gradients.
+            and Paddle it cannot be given for an input that wants a gradient.
         group: A group of the framework (in torch a ProcessGroup, in MindSpore a name), a `Communicator`, or None for
             all ranks.
         async_op: Return ``(output, handle)`` at once. With learnt counts the output is not known yet:
             ``(None, handle)``, and ``handle.result()`` returns it.
-        timeout: Seconds to wait for the peers, in host memory, in MindSpore and Paddle in the gradient's exchange, too;
-            default: the communicator's. In torch not with gradients.
+        timeout: Seconds to wait for the peers of tensors in host memory; default: the communicator's. In MindSpore and
+            Paddle it also holds for the gradient's exchange; in torch it cannot be given for an input that wants one.
 
     Returns:
         ``out`` if given, else a new tensor: of one dimension if counts are elements; if they are rows, with the other
@@ -170,12 +193,13 @@ def global_scatter() -> None:
         Shape ``[sum(global_count), ...]``, rows sorted by this rank's expert, then by the rank they come from.
 
     Raises:
-        The errors of `all_to_all_v`; PeerMismatchError also when two ranks disagree about one expert's rows.
+        AllToAllVError: an argument of any rank is wrong, the ranks disagree, also about the rows of one expert, or one
+            is lost or late.
     """
 
 
 def global_gather() -> None:
-    """Brings the rows of `global_scatter` back to the ranks that sent them: its inverse. Equally differentiable.
+    """Brings the rows of `global_scatter` back to the ranks that sent them: its inverse, as differentiable.
 
     Args:
         x: Rows sorted by this rank's expert, then by rank. Shape ``[sum(global_count), ...]``.
@@ -185,5 +209,5 @@ def global_gather() -> None:
         Shape ``[sum(local_count), ...]``, rows sorted by the rank they come from, then by that rank's expert.
 
     Raises:
-        The errors of `global_scatter`.
+        AllToAllVError: as `global_scatter`.
     """

@@ -15,7 +15,7 @@ from typing import Any
 from mindspore import Tensor, ops
 
 from alltoallv import _core
-from alltoallv._calls import collectives, declared
+from alltoallv._calls import collectives, declared, signature
 from alltoallv._calls.collectives import check_rank
 from alltoallv._calls.counts import Counts, scaled, shares
 from alltoallv._calls.declared import Made
@@ -31,9 +31,16 @@ from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import executor, in_queue
 from alltoallv.mindspore.work import CommHandle, Done
 
+_ending = signature.ending(
+    "None, or the `CommHandle` with ``async_op=True``.",
+    group="The name of a group, a `Communicator`, or None for all ranks.",
+    async_op="Return at once; the outputs are complete after the handle's ``wait()``, which raises the errors.",
+)
+
 Values = Callable[[], Sequence[Tensor]]  # returns the values of the outputs, for their gradient
 
 
+@_ending
 def all_to_all(
     output_tensor_list: Sequence[Tensor],
     input_tensor_list: Sequence[Tensor],
@@ -46,9 +53,6 @@ def all_to_all(
 
     Tensors may have any shapes but one dtype; what arrives keeps the shape of the receiver's tensor. The data move
     directly between the given tensors, without packing.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
 
     def gradient(comm: Communicator, made: Made) -> Values:
@@ -59,11 +63,14 @@ def all_to_all(
     return front_end.call(declared.all_to_all, group, async_op, *tensors, timeout=timeout, gradient=gradient)
 
 
+@_ending
 def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None, async_op: bool = False) -> CommHandle | None:
     """Replaces ``tensor`` by the reduction of all ranks' tensors of this shape and dtype; all ranks get the same bits.
 
-    ``op`` is ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, or for floats ``"avg"``, by the rules of
-    `alltoallv.numpy.all_reduce`; sum and avg have a gradient.
+    Args:
+        tensor: Any shape; an integer, bool or float dtype, or, for sum and avg, a complex one.
+        op: ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, or for floats ``"avg"``. Values are combined in the order of
+            ranks, 16-bit floats in float32, and rounded once. Sum and avg have a gradient.
     """
     comm = enter(group)
     given = (comm.core, "all_reduce", tensor, tensor, op)
@@ -78,6 +85,7 @@ def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None, async_op: b
     return front_end.call(declared.all_reduce, comm, async_op, tensor, op=op, gradient=gradient)
 
 
+@_ending
 def reduce_scatter(
     output: Tensor, input_list: Sequence[Tensor], op: str = "sum", group: Group = None, async_op: bool = False
 ) -> CommHandle | None:
@@ -93,6 +101,7 @@ def reduce_scatter(
     return front_end.call(declared.reduce_scatter, group, async_op, output, input_list, **about)
 
 
+@_ending
 def reduce_scatter_tensor(
     output: Tensor, input: Tensor, op: str = "sum", group: Group = None, async_op: bool = False
 ) -> CommHandle | None:
@@ -104,6 +113,7 @@ def reduce_scatter_tensor(
     return front_end.call(declared.reduce_scatter, group, async_op, output, input, op=op, gradient=gradient)
 
 
+@_ending
 def reduce_scatter_tensor_uneven(
     output: Tensor,
     input: Tensor,
@@ -149,6 +159,7 @@ def _scattered_sum(op: str) -> Gradient:
     return gradient
 
 
+@_ending
 def all_gather(
     tensor_list: Sequence[Tensor], tensor: Tensor, group: Group = None, async_op: bool = False
 ) -> CommHandle | None:
@@ -160,6 +171,7 @@ def _all_gather(tensors: Tensors, comm: Communicator, given: Any, tensor: Tensor
     return declared.all_gather(tensors, comm, tensors.listed("tensor_list", given), tensor)
 
 
+@_ending
 def all_gather_into_tensor_uneven(
     output: Tensor,
     input: Tensor,
@@ -193,6 +205,7 @@ def _gathered(comm: Communicator, made: Made) -> Values:
     return values
 
 
+@_ending
 def broadcast(tensor: Tensor, src: int, group: Group = None, async_op: bool = False) -> CommHandle | None:
     """Copies the ``tensor`` of one rank into the tensors of all others, which have the same size and dtype.
 
@@ -206,6 +219,7 @@ def broadcast(tensor: Tensor, src: int, group: Group = None, async_op: bool = Fa
     return front_end.call(declared.broadcast, group, async_op, tensor, root=("src", src), gradient=gradient)
 
 
+@_ending
 def reduce(tensor: Tensor, dst: int, op: str = "sum", group: Group = None, async_op: bool = False) -> CommHandle | None:
     """Replaces the ``tensor`` of rank ``dst`` by the reduction of all tensors; the other ranks' tensors do not change.
 
@@ -226,6 +240,7 @@ def reduce(tensor: Tensor, dst: int, op: str = "sum", group: Group = None, async
     return Done(tensor) if async_op else None
 
 
+@_ending
 def gather(
     tensor: Tensor, gather_list: Sequence[Tensor], dst: int = 0, group: Group = None, async_op: bool = False
 ) -> CommHandle | None:
@@ -236,6 +251,7 @@ def gather(
     return front_end.call(declared.gather, group, async_op, tensor, gather_list, root=("dst", dst))
 
 
+@_ending
 def scatter(
     tensor: Tensor, scatter_list: Sequence[Tensor], src: int = 0, group: Group = None, async_op: bool = False
 ) -> CommHandle | None:
@@ -246,6 +262,7 @@ def scatter(
     return front_end.call(declared.scatter, group, async_op, tensor, scatter_list, root=("src", src))
 
 
+@_ending
 def barrier(group: Group = None, async_op: bool = False, device_ids: Any = None) -> CommHandle | None:
     """Returns when every rank has called it; a warning and the timeout's error name late ranks.
 

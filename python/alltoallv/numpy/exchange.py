@@ -18,7 +18,7 @@ from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.numpy.adapter import ADAPTER
 from alltoallv.numpy.arrays import Array, as_input, resolve, row_size
-from alltoallv.numpy.work import Work
+from alltoallv.numpy.work import Work, ending
 
 
 class _Exchanges(Exchanges[Array, Communicator | None, Work]):
@@ -69,6 +69,7 @@ all_to_all_single = front_end.all_to_all_single
 all_gather_into_tensor = front_end.all_gather_into_tensor
 
 
+@ending
 def all_to_all(
     output_tensor_list: Sequence[Array],
     input_tensor_list: Sequence[npt.ArrayLike],
@@ -80,14 +81,12 @@ def all_to_all(
     """Sends ``input_tensor_list[j]`` to rank j and receives ``output_tensor_list[j]`` from it.
 
     Signature and meaning are those of ``torch.distributed.all_to_all``. Arrays may have any sizes but one dtype; the
-    data move directly between the given arrays. Returns None, or the `Work` with ``async_op=True``.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
+    data move directly between the given arrays.
     """
     return front_end.call(declared.all_to_all, group, async_op, output_tensor_list, input_tensor_list, timeout=timeout)
 
 
+@ending
 def all_gather(
     input: npt.ArrayLike,
     *,
@@ -98,10 +97,13 @@ def all_gather(
 ) -> Any:
     """Gathers the ``input`` of every rank, stacked: shape ``[W, *input.shape]``. Inputs have one shape and dtype.
 
-    Returns the output, or ``(output, work)`` with ``async_op=True``.
+    Args:
+        input: Any shape and any dtype of fixed size.
+        out: The array for the result: contiguous, of the input's dtype, W times its elements, apart from it except for
+            this rank's part. By default it is allocated in shared memory.
 
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
+    Returns:
+        The output, or ``(output, work)`` with ``async_op=True``.
     """
     comm = resolve(group)
     made = _core.all_gather(comm.core, out, input, async_op, timeout)
@@ -110,6 +112,7 @@ def all_gather(
     return front_end.gather("all_gather", comm, out, input, async_op, timeout, ("out", "input"))
 
 
+@ending
 def all_gather_v(
     input: npt.ArrayLike,
     recv_counts: Counts | None = None,
@@ -126,14 +129,10 @@ def all_gather_v(
         recv_counts: The number of rows of every rank's input; None asks the peers.
         out: The array for the result: contiguous, of the input's dtype, apart from the input, with at least as many
             rows as the result. Needs ``recv_counts``. By default it is allocated in shared memory.
-        timeout: Seconds to wait for the peers; default: the communicator's.
 
     Returns:
         An array of shape ``[sum of all rows, *input.shape[1:]]``; ``(output, work)`` with ``async_op=True``. Without
         ``recv_counts`` that output is None, and the array is the work's result.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     comm = resolve(group)
     with guard(comm, "all_gather"):
@@ -143,6 +142,7 @@ def all_gather_v(
     return front_end.move("all_gather", comm, x, out, counts, async_op, timeout)
 
 
+@ending
 def barrier(*, group: Communicator | None = None, async_op: bool = False, timeout: float | None = None) -> Work | None:
     """Returns when every rank has called it. A warning and the timeout's error name late ranks."""
     return front_end.call(declared.barrier, group, async_op, timeout=timeout)

@@ -17,11 +17,12 @@ from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
 from alltoallv.numpy.arrays import Array, address, as_input, check_output, output_for, reduced_dtype, resolve, row_size
 from alltoallv.numpy.exchange import finish
-from alltoallv.numpy.work import Work
+from alltoallv.numpy.work import Work, ending
 
 Op = Literal["sum", "avg", "min", "max", "prod", "band", "bor", "bxor"]
 
 
+@ending
 def all_reduce(
     input: npt.ArrayLike,
     op: Op = "sum",
@@ -44,9 +45,6 @@ def all_reduce(
 
     Returns:
         The result, of the input's shape and dtype, or ``(result, work)`` with ``async_op=True``.
-
-    Raises:
-        The errors of `alltoallv.numpy.all_to_all_v`.
     """
     comm = resolve(group)
     if not async_op and timeout is None:
@@ -63,6 +61,7 @@ def all_reduce(
     return made
 
 
+@ending
 def reduce_scatter(
     input: npt.ArrayLike,
     recv_counts: Counts | None = None,
@@ -82,9 +81,6 @@ def reduce_scatter(
 
     Returns:
         This rank's part, or ``(part, work)`` with ``async_op=True``.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     comm = resolve(group)
     with guard(comm, "reduce_scatter"):
@@ -112,6 +108,7 @@ def _reduction(
     return Ready(plan, (address(x), address(out)), timeout=_core.read_timeout(timeout))
 
 
+@ending
 def scan(
     input: npt.ArrayLike,
     op: Op = "sum",
@@ -133,9 +130,6 @@ def scan(
 
     Returns:
         The result, of the input's shape and dtype. None on rank 0 of an exclusive scan, which does not change ``out``.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     comm = resolve(group)
     with guard(comm, "scan"):

@@ -18,22 +18,18 @@ from alltoallv.errors import InvalidTensorError
 from alltoallv.numpy.arrays import Array, as_input, check_output, output_for, reduced_dtype, region, resolve
 from alltoallv.numpy.exchange import finish, front_end
 from alltoallv.numpy.reduce import Op, check_same_or_apart
-from alltoallv.numpy.work import Work
+from alltoallv.numpy.work import Work, ending
 
 Result = Array | None | tuple[Array | None, Work]
 
 
+@ending
 def broadcast(array: Array, root: int = 0, *, group: Communicator | None = None, async_op: bool = False) -> Work | None:
-    """Copies rank ``root``'s array into the arrays of all others, in place; shape and dtype are equal on all ranks.
-
-    Returns None, or the `Work` with ``async_op=True``.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
-    """
+    """Copies rank ``root``'s array into the arrays of all others, in place; shape and dtype are equal on all ranks."""
     return front_end.call(declared.broadcast, group, async_op, array, root=("root", root), name="array")
 
 
+@ending
 def reduce(
     input: npt.ArrayLike,
     root: int = 0,
@@ -54,9 +50,6 @@ def reduce(
     Returns:
         On the root the result, of the input's shape and dtype; None elsewhere. ``(result, work)`` with
         ``async_op=True``.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     comm = resolve(group)
     with guard(comm, "reduce"):
@@ -73,6 +66,7 @@ def reduce(
     return made
 
 
+@ending
 def gather(
     input: npt.ArrayLike,
     root: int = 0,
@@ -95,9 +89,6 @@ def gather(
     Returns:
         On the root an array of shape ``[W, *input.shape]``, with ``recv_counts`` of shape ``[sum(recv_counts),
         *input.shape[1:]]``; None elsewhere. ``(result, work)`` with ``async_op=True``.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     comm = resolve(group)
     with guard(comm, "gather"):
@@ -115,6 +106,7 @@ def gather(
     return made
 
 
+@ending
 def scatter(
     out: Array,
     input: npt.ArrayLike | None = None,
@@ -135,9 +127,6 @@ def scatter(
 
     Returns:
         None, or the `Work` with ``async_op=True``.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     comm = resolve(group)
     with guard(comm, "scatter"):

@@ -14,7 +14,7 @@ from typing import Any
 from paddle import Tensor
 from paddle.distributed import ReduceOp
 
-from alltoallv._calls import declared
+from alltoallv._calls import declared, signature
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.declared import Made
 from alltoallv.communicator import Communicator
@@ -23,18 +23,27 @@ from alltoallv.paddle.group import Group
 from alltoallv.paddle.tensors import filled
 from alltoallv.paddle.work import Task
 
+_ending = signature.ending(
+    "A task, also with ``sync_op=True``; None, with a warning, on a rank outside the group.",
+    group="A Paddle group, a `Communicator`, or None for all ranks.",
+    sync_op="Return when the outputs are complete; if false, at once, and they are after the task's ``wait()``.",
+)
 
+
+@_ending
 def all_reduce(tensor: Tensor, op: int = ReduceOp.SUM, group: Group = None, sync_op: bool = True) -> Task | None:
     """Replaces ``tensor``, which has one shape and dtype on all ranks, by the reduction of all ranks' tensors.
 
     All ranks get the same bits: values are combined in rank order, 16-bit floats in float32, and rounded once.
 
     Args:
+        tensor: Any shape; an integer, bool, float (not of 8 bits) or, for SUM and AVG, complex dtype.
         op: ``ReduceOp.SUM``, ``PROD``, ``MIN``, ``MAX``, and for floats ``AVG``.
     """
     return front_end.call(declared.all_reduce, group, not sync_op, tensor, op=op)
 
 
+@_ending
 def reduce(tensor: Tensor, dst: int, op: int = ReduceOp.SUM, group: Group = None, sync_op: bool = True) -> Task | None:
     """Replaces the ``tensor`` of rank ``dst`` by the reduction of all tensors; the other ranks' tensors do not change.
 
@@ -43,6 +52,7 @@ def reduce(tensor: Tensor, dst: int, op: int = ReduceOp.SUM, group: Group = None
     return front_end.call(declared.reduce, group, not sync_op, tensor, op=op, root=("dst", dst))
 
 
+@_ending
 def reduce_scatter(
     tensor: Tensor,
     tensor_list: Sequence[Tensor] | Tensor,
@@ -59,6 +69,7 @@ def reduce_scatter(
     return front_end.call(declared.reduce_scatter, group, not sync_op, tensor, tensor_list, op=op, names=names)
 
 
+@_ending
 def all_gather(
     tensor_list: list[Tensor] | Tensor,
     tensor: Tensor,
@@ -69,9 +80,10 @@ def all_gather(
 ) -> Task | None:
     """Copies the ``tensor`` of rank j into ``tensor_list[j]`` of every rank.
 
-    ``tensor_list`` has one tensor per rank, of that rank's size. An empty list is filled with tensors of the shape of
-    ``tensor``. One tensor, W times as large as ``tensor``, takes all of them one after the other. ``timeout``: seconds
-    to wait for the peers; default: the communicator's.
+    Args:
+        tensor_list: One tensor per rank, of that rank's size. An empty list is filled with tensors of the shape of
+            ``tensor``. One tensor, W times as large as ``tensor``, takes all of them one after the other.
+        timeout: Seconds to wait for the peers; default: the communicator's.
     """
     return front_end.call(_all_gather, group, not sync_op, tensor_list, tensor, timeout=timeout)
 
@@ -80,6 +92,7 @@ def _all_gather(tensors: Adapter[Tensor], comm: Communicator, outputs: Any, tens
     return filled(outputs, [tensor] * comm.size, lambda given: declared.all_gather(tensors, comm, given, tensor))
 
 
+@_ending
 def gather(
     tensor: Tensor,
     gather_list: list[Tensor] | None = None,
@@ -99,6 +112,7 @@ def _gather(tensors: Adapter[Tensor], comm: Communicator, tensor: Tensor, output
     return filled(wanted, [tensor] * comm.size, lambda given: declared.gather(tensors, comm, tensor, given, root))
 
 
+@_ending
 def scatter(
     tensor: Tensor,
     tensor_list: Sequence[Tensor] | None = None,
@@ -114,6 +128,7 @@ def scatter(
     return front_end.call(declared.scatter, group, not sync_op, tensor, tensor_list, root=root, name="tensor_list")
 
 
+@_ending
 def broadcast(tensor: Tensor, src: int, group: Group = None, sync_op: bool = True) -> Task | None:
     """Copies the ``tensor`` of one rank into the tensors of all others, which have the same size and dtype.
 

@@ -1,4 +1,8 @@
-"""Collectives that return new tensors: differentiable, and visible to torch.compile with ``fullgraph=True``."""
+"""Collectives that return new tensors: differentiable, and visible to torch.compile with ``fullgraph=True``.
+
+Inputs have one dtype on all ranks, and one shape where nothing else is said. A wrong argument of any rank, ranks that
+disagree, and one that is lost or late are an `AllToAllVError` on every rank.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ def all_to_all_single(
     Split sizes count rows of dimension 0; both left out mean equal parts.
 
     Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
+        ValueError: dimension 0 does not divide by the number of ranks, and equal parts are wanted.
     """
     size = groups.world_size(group)
     rows = input.shape[0]
@@ -36,13 +40,17 @@ def all_to_all_single(
 
 
 def all_gather(input: Tensor, group: Group = None) -> Tensor:
-    """Returns the inputs of all ranks concatenated along dimension 0; the gradient is a reduce-scatter."""
+    """Returns all ranks' inputs, ``[n, ...]``, concatenated: ``[W * n, ...]``. The gradient is a reduce-scatter."""
     output: Tensor = ops.all_gather(input, groups.world_size(group), group)
     return output
 
 
 def reduce_scatter(input: Tensor, group: Group = None) -> Tensor:
-    """Sums all ranks' inputs; each keeps its equal part of dimension 0. The gradient is a gather."""
+    """Sums all ranks' inputs, ``[W * n, ...]``; each keeps its part, ``[n, ...]``. The gradient is an all-gather.
+
+    Raises:
+        ValueError: dimension 0 does not divide by the number of ranks.
+    """
     size = groups.world_size(group)
     if input.shape[0] % size:
         raise ValueError(f"input has {input.shape[0]} rows in dimension 0, which {size} ranks cannot share equally")
@@ -51,6 +59,6 @@ def reduce_scatter(input: Tensor, group: Group = None) -> Tensor:
 
 
 def all_reduce(input: Tensor, group: Group = None) -> Tensor:
-    """Returns the sum of all ranks' inputs. The gradient is such a sum, too."""
+    """Returns the sum of all ranks' inputs, in their shape. The gradient is such a sum, too."""
     output: Tensor = ops.all_reduce(input, group)
     return output

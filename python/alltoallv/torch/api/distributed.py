@@ -32,25 +32,29 @@ from alltoallv.torch.eager.work import Work
 from alltoallv.torch.graph.traced import collective
 
 _SUM = dist.ReduceOp.SUM
+_ending = signature.ending(
+    "None, or the `Work` with ``async_op=True``; None, with a warning, on a rank outside the group.",
+    group="A ProcessGroup, a `Communicator`, or None for the default group.",
+    async_op="Return at once; the outputs are complete after the work's ``wait()``, which raises the errors.",
+)
 
 
+@_ending
 def all_reduce(tensor: Tensor, op: Any = _SUM, group: Group = None, async_op: bool = False) -> Work | None:
-    """Replaces ``tensor``, of one shape and dtype on all ranks, by the combination of all ranks' tensors.
+    """Replaces ``tensor`` by the combination of all ranks' tensors, element by element.
 
     Signature and meaning of ``torch.distributed.all_reduce``. In host memory all ranks get the same bits: the terms are
     combined in the order of ranks, 16-bit floats in float32, rounded once.
 
     Args:
-        op: ``ReduceOp.SUM``, ``PRODUCT``, ``MIN``, ``MAX``, for floats ``AVG``, for integers and bool
-            ``BAND``, ``BOR``, ``BXOR``; of complex tensors SUM and AVG.
-
-    Raises:
-        InvalidParamError: ``op`` has no meaning for the dtype.
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
+        tensor: Any shape, the same on all ranks, as the dtype is: an integer, bool, float (not of 8 bits) or complex.
+        op: ``ReduceOp.SUM``, ``PRODUCT``, ``MIN``, ``MAX``, for floats also ``AVG``, for integers and bool also
+            ``BAND``, ``BOR``, ``BXOR``; for complex tensors SUM and AVG alone.
     """
     return _call(reductions.all_reduce, [tensor], [], group, async_op, Parameters(op))
 
 
+@_ending
 def reduce_scatter(
     output: Tensor, input_list: Sequence[Tensor], op: Any = _SUM, group: Group = None, async_op: bool = False
 ) -> Work | None:
@@ -58,13 +62,11 @@ def reduce_scatter(
 
     Signature and meaning of ``torch.distributed.reduce_scatter``: one tensor per rank, of any sizes, which are equal on
     all ranks; ``output`` has as many elements as this rank's entry. ``op`` as for `all_reduce`.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     return _call(reductions.reduce_scatter, [output], input_list, group, async_op, Parameters(op))
 
 
+@_ending
 def reduce_scatter_tensor(
     output: Tensor, input: Tensor, op: Any = _SUM, group: Group = None, async_op: bool = False
 ) -> Work | None:
@@ -72,13 +74,11 @@ def reduce_scatter_tensor(
 
     Signature and meaning of ``torch.distributed.reduce_scatter_tensor``: ``input`` has W times the elements of
     ``output``. ``op`` as for `all_reduce`.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     return _call(reductions.reduce_scatter_tensor, [output], [input], group, async_op, Parameters(op))
 
 
+@_ending
 def all_gather(
     tensor_list: Sequence[Tensor], tensor: Tensor, group: Group = None, async_op: bool = False
 ) -> Work | None:
@@ -86,9 +86,6 @@ def all_gather(
 
     Signature and meaning of ``torch.distributed.all_gather``: one output per rank, with the elements of that rank's
     tensor; the ranks may differ in size.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     return _call(collectives.all_gather, tensor_list, [tensor], group, async_op)
 
@@ -110,6 +107,7 @@ def all_gather_into_tensor(
     return _call(collectives.all_gather_into_tensor, *tensors, group, async_op, timeout=timeout)
 
 
+@_ending
 def all_to_all(
     output_tensor_list: Sequence[Tensor],
     input_tensor_list: Sequence[Tensor],
@@ -121,10 +119,10 @@ def all_to_all(
     """Sends ``input_tensor_list[j]`` to rank j and receives ``output_tensor_list[j]`` from it.
 
     Signature and meaning of ``torch.distributed.all_to_all``: tensors of any sizes, all of one dtype, moved from and to
-    where they lie. Returns None, or the `Work` with ``async_op=True``.
+    where they lie.
 
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
+    Args:
+        timeout: Seconds to wait for the peers of tensors in host memory; default: the communicator's.
     """
     lists = output_tensor_list, input_tensor_list
     return _call(collectives.all_to_all, *lists, group, async_op, timeout=timeout)
@@ -150,6 +148,7 @@ def all_to_all_single(
     return _call(collectives.all_to_all_single, [output], [input], group, async_op, parameters, timeout)
 
 
+@_ending
 def broadcast(
     tensor: Tensor, src: int | None = None, group: Group = None, async_op: bool = False, group_src: int | None = None
 ) -> Work | None:
@@ -160,13 +159,11 @@ def broadcast(
     Args:
         src: The sending rank: its number in the job for a ProcessGroup, in the communicator for a `Communicator`.
         group_src: The sending rank's number in the group, in place of ``src``.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     return _call(collectives.broadcast, [tensor], [], group, async_op, root=("src", src, group_src))
 
 
+@_ending
 def reduce(
     tensor: Tensor,
     dst: int | None = None,
@@ -182,13 +179,11 @@ def reduce(
     Args:
         dst: The receiving rank: its number in the job for a ProcessGroup, in the communicator for a `Communicator`.
         group_dst: The receiving rank's number in the group, in place of ``dst``.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     return _call(reductions.reduce, [tensor], [], group, async_op, Parameters(op), root=("dst", dst, group_dst))
 
 
+@_ending
 def gather(
     tensor: Tensor,
     gather_list: Sequence[Tensor] | None = None,
@@ -204,14 +199,12 @@ def gather(
     Args:
         gather_list: On that rank one output per rank, with the elements of that rank's tensor; None elsewhere.
         dst, group_dst: The receiving rank, as for `reduce`; rank 0 of the job if neither is given.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     root = _or_first("dst", dst, group_dst)
     return _call(collectives.gather, gather_list or (), [tensor], group, async_op, root=root)
 
 
+@_ending
 def scatter(
     tensor: Tensor,
     scatter_list: Sequence[Tensor] | None = None,
@@ -227,14 +220,12 @@ def scatter(
     Args:
         scatter_list: On that rank one input per rank, with the elements of that rank's tensor; None elsewhere.
         src, group_src: The sending rank, as for `broadcast`; rank 0 of the job if neither is given.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
     """
     root = _or_first("src", src, group_src)
     return _call(collectives.scatter, [tensor], scatter_list or (), group, async_op, root=root)
 
 
+@_ending
 @between_graphs
 def barrier(group: Group = None, async_op: bool = False, device_ids: Sequence[int] | None = None) -> Work | None:
     """Returns when every rank has called it; late ranks are named, in a warning and in the timeout's error.

@@ -80,7 +80,11 @@ def recv(
 def isend(
     tensor: Tensor, dst: int | None = None, group: Group = None, tag: int = 0, group_dst: int | None = None
 ) -> MessageWork | None:
-    """Does `send`, but returns at once; the tensor must not be changed until the work is done."""
+    """Does `send`, but returns at once; the tensor must not be changed until the work is done.
+
+    Returns:
+        The work, whose ``wait()`` raises the errors of `send`; None, with a warning, on a rank outside the group.
+    """
     comm = _member(tensor, group)
     if comm is None:
         return None
@@ -91,7 +95,11 @@ def isend(
 def irecv(
     tensor: Tensor, src: int | None = None, group: Group = None, tag: int = 0, group_src: int | None = None
 ) -> MessageWork | None:
-    """Does `recv`, but returns at once. Receives of one tag meet messages in the order of their calls."""
+    """Does `recv`, but returns at once. Receives of one tag meet messages in the order of their calls.
+
+    Returns:
+        The work, whose ``wait()`` raises the errors of `recv`; None, with a warning, on a rank outside the group.
+    """
     comm = _member(tensor, group)
     if comm is None:
         return None
