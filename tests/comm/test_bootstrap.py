@@ -1,225 +1,51 @@
-"""How ranks find each other: what they must agree on, and who cannot get in between."""
+"""How ranks find each other: what they must agree on, and who cannot get in between.
+
+tests/cpp/bootstrap_test.cpp and bootstrap_processes_test.cpp have strangers who knock, hold names or speak nonsense,
+ranks that are taken twice, sizes that differ, and one domain again and again.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
-import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
-from trouble import attempt, check_works, join, on_threads, process_state, wait_for
+from trouble import attempt, check_works, join, on_threads
 
 from alltoallv import Communicator, _core
-from alltoallv.numpy import all_gather, barrier
+from alltoallv.numpy import all_gather
 
 NOBODY = 65534
 
 
-def names() -> set[str]:
-    """Abstract sockets of this package on this machine."""
-    lines = Path("/proc/net/unix").read_text().splitlines()[1:]
-    return {name for line in lines if (name := line.split()[-1]).startswith("@alltoallv-")}
-
-
-def connect(name: str) -> socket.socket | None:
-    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    stranger.settimeout(0.3)
-    try:
-        stranger.connect("\0" + name[1:])
-    except OSError:
-        stranger.close()
-        return None
-    return stranger
-
-
 @contextmanager
-def child(function, uid: int | None = None):
-    """Runs a function in a forked process, perhaps as another user, until the block ends."""
+def child_of_another_user(function):
+    """Runs a function in a forked process of another user until the block ends."""
     pid = os.fork()
     if pid == 0:
         try:
-            if uid is not None:
-                os.setgroups([])
-                os.setresgid(uid, uid, uid)
-                os.setresuid(uid, uid, uid)
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
             function()
         except BaseException as error:
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
         finally:
             os._exit(0)
     try:
-        yield pid
+        yield
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
-def need_root() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to start a process of another user")
-
-
-def as_user(uid: int | None):
-    if uid is not None:
-        need_root()
-    return uid
-
-
-USERS = pytest.mark.parametrize("uid", [None, NOBODY], ids=["same user", "other user"])
-
-
-def silent() -> None:
-    """Connects to every name of ours as often as it can, and says nothing."""
-    held = []
-    while True:
-        for name in names():
-            if len(held) < 300 and (stranger := connect(name)) is not None:
-                held.append(stranger)
-        time.sleep(0.001)
-
-
-def garbage() -> None:
-    """Connects, sends nonsense, empty messages, descriptors; again and again."""
-    rng = np.random.default_rng(0)
-    while True:
-        for name in names():
-            stranger = connect(name)
-            if stranger is None:
-                continue
-            with stranger:
-                for length in (0, 1, 16, 40, 1000):
-                    try:
-                        stranger.send(rng.bytes(length))
-                        socket.send_fds(stranger, [b"2a2v" + rng.bytes(length)], [2, 2, 2])
-                    except OSError:
-                        break
-
-
-@USERS
-@pytest.mark.parametrize("stranger", [silent, garbage])
-def test_strangers_do_not_disturb(ranks, stranger, uid):
-    def work(rank, size):
-        for k in range(10):
-            if rank == 2:
-                time.sleep(0.03)  # time for the strangers
-            with join(rank, size, f"{k}", timeout=20.0) as comm:
-                check_works(comm)
-
-    with child(stranger, as_user(uid)):
-        began = time.monotonic()
-        ranks(3, communicator=False)(work)
-        assert time.monotonic() - began < 15
-
-
-def name_of(run) -> str:
-    """The name on which rank 0 listens for the ranks of this job; hashed, so it must be looked up."""
-    before, found = names(), []
-    thread = threading.Thread(target=lambda: found.extend(wait_for(lambda: names() - before, "a name")))
-    thread.start()
-    run(lambda rank, size: rank or attempt(join, 0, size, timeout=0.5).name)
-    thread.join()
-    return found[0]
-
-
-@pytest.mark.parametrize("listening", [True, False])
-def test_another_user_on_the_name(ranks, listening):
-    """Whoever foresees the name and holds it is passed over, and gets to hear nothing."""
-    need_root()
-    run = ranks(2, communicator=False, env={"ALLTOALLV_JOB_ID": f"squatted-{os.getpid()}-{listening}"})
-    name = name_of(run)
-
-    def hold() -> None:
-        holder = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        holder.bind("\0" + name[1:])
-        if listening:
-            holder.listen(100)
-            while True:
-                connection, _ = holder.accept()
-                connection.setblocking(False)
-                time.sleep(0.3)
-                try:
-                    data = connection.recv(1000)
-                except BlockingIOError:
-                    data = b""
-                if data:
-                    os.write(2, b"a rank spoke to a process of another user\n")
-                    os._exit(1)
-        time.sleep(60)
-
-    with child(hold, NOBODY) as pid:
-        wait_for(lambda: name in names(), "the squatter")
-        began = time.monotonic()
-        for _ in range(3):
-            run(lambda rank, size: check_works(join(rank, size, timeout=10.0)))
-        assert time.monotonic() - began < 9
-        assert process_state(pid) != "Z", "the squatter was spoken to"
-
-
-@USERS
-def test_replayed_greeting_admits_only_the_same_user(ranks, uid):
-    """A greeting overheard from a real rank: with it a process of the same user counts as that rank, another's not."""
-    as_user(uid)
-    env = {"ALLTOALLV_JOB_ID": f"replay-{os.getpid()}-{uid}"}
-    run = ranks(2, communicator=False, env=env)
-
-    name = name_of(run)
-
-    # Its greeting: this process stands in for rank 0.
-    root = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    root.bind("\0" + name[1:])
-    root.listen(5)
-    greeting = []
-
-    def hear() -> None:
-        connection, _ = root.accept()
-        greeting.append(connection.recv(65536))
-        connection.close()
-        root.close()
-
-    thread = threading.Thread(target=hear)
-    thread.start()
-    run(lambda rank, size: rank and attempt(join, 1, size, timeout=0.5).name)
-    thread.join()
-    assert len(greeting[0]) > 16
-
-    read, write = os.pipe()
-
-    def replay() -> None:
-        while True:
-            stranger = connect(name)
-            if stranger is None:
-                continue
-            try:
-                stranger.send(greeting[0])
-                answer = stranger.recv(65536)
-            except OSError:
-                answer = b""
-            os.write(write, b"admitted\n" if answer else b"refused\n")
-            if answer:
-                time.sleep(60)
-
-    with child(replay, uid):
-        outcome = run(lambda rank, size: rank or attempt(join, 0, size, timeout=1.5))[0]
-        told = os.read(read, 1000)
-    os.close(read)
-    os.close(write)
-    if uid is None:
-        assert b"admitted" in told  # so the greeting is good
-        assert outcome.name in ("CommTimeoutError", "PeerLostError")
-    else:
-        assert set(told.split()) == {b"refused"}
-        assert outcome.name == "CommTimeoutError"
-        assert "rank 1 of 2 had not joined" in outcome.text
-
-
 def test_process_of_another_user_cannot_join(ranks):
     """With all variables of the job right it still looks for a job of its own user."""
-    need_root()
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to start a process of another user")
     env = {"ALLTOALLV_JOB_ID": f"other-{os.getpid()}"}
     run = ranks(2, communicator=False, env=env)
     read, write = os.pipe()
@@ -229,102 +55,34 @@ def test_process_of_another_user_cannot_join(ranks):
         failure = attempt(join, 1, 2, timeout=1.0)
         os.write(write, f"{failure.name} {failure.text}".encode())
 
-    with child(intrude, NOBODY):
+    with child_of_another_user(intrude):
         failure = run(lambda rank, size: rank or attempt(join, 0, size, timeout=2.0))[0]
         assert b"CommTimeoutError rank 0 had not opened" in os.read(read, 4096)
     assert failure.name == "CommTimeoutError"
     assert "rank 1 of 2 had not joined" in failure.text
 
-    with child(intrude, NOBODY):  # and beside the real one it does no harm
+    with child_of_another_user(intrude):  # and beside the real one it does no harm
         run(lambda rank, size: check_works(join(rank, size, timeout=10.0)))
         assert b"CommTimeoutError rank 0 had not opened" in os.read(read, 4096)
     os.close(read)
     os.close(write)
 
 
-def disagree(ranks, size: int, change) -> list:
-    """The errors of ranks of which some are told something else; those come when the others are there."""
-
+@pytest.mark.parametrize(("option", "values"), [("path", ("auto", "cma")), ("check", ("always", "off"))])
+def test_settings_that_differ(ranks, option, values):
     def work(rank, size):
-        place, options = {"rank": rank, "size": size}, {"timeout": 10.0}
-        change(rank, place, options)
-        if (place, options) != ({"rank": rank, "size": size}, {"timeout": 10.0}):
+        options = {}
+        if rank == 2:  # comes when the others are there
             time.sleep(0.7)
-        failure = attempt(join, place["rank"], place["size"], **options)
+            options[option] = values[1]
+        failure = attempt(join, rank, size, timeout=10.0, **options)
         with join(rank, size, "afterwards") as comm:
             check_works(comm)
         return failure
 
-    return ranks(size, communicator=False)(work)
-
-
-def test_rank_that_is_taken_twice(ranks):
-    def change(rank, place, options):
-        if rank == 2:
-            place["rank"] = 1
-
-    found = disagree(ranks, 3, change)
-    for failure in found:
-        assert failure.name == "InvalidParamError"
-        assert "rank 1 joined domain 'default' twice" in failure.text
-        assert failure.text.count("pid ") == 2
-    assert len({f.text for f in found}) == 1
-    assert all(f.at - f.began < 8 for f in found), "found by timeout only"
-
-
-def test_sizes_that_differ(ranks):
-    def change(rank, place, options):
-        if rank == 1:
-            place["size"] = 4
-
-    found = disagree(ranks, 3, change)
-    for failure in found:
-        assert failure.name == "InvalidParamError"
-        assert "rank 1 says the domain 'default' has 4 ranks, rank 0 says 3" in failure.text
-    assert all(f.at - f.began < 8 for f in found), "found by timeout only"
-
-
-@pytest.mark.parametrize(("option", "values"), [("path", ("auto", "cma")), ("check", ("always", "off"))])
-def test_settings_that_differ(ranks, option, values):
-    def change(rank, place, options):
-        if rank == 2:
-            options[option] = values[1]
-
-    for failure in disagree(ranks, 3, change):
+    for failure in ranks(3, communicator=False)(work):
         assert failure.name == "InvalidParamError"
         assert f"rank 2 has {option} = '{values[1]}', rank 0 has {option} = '{values[0]}'" in failure.text
-
-
-def test_different_timeouts_are_allowed(ranks):
-    def work(rank, size):
-        with join(rank, size, timeout=5.0 + 5 * rank) as comm:
-            check_works(comm)
-
-    ranks(3, communicator=False)(work)
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_one_domain_again_and_again(ranks, size):
-    def work(rank, size):
-        for k in range(20):
-            comm = join(rank, size)
-            if k % 2:
-                check_works(comm)
-            barrier(group=comm)
-            comm.destroy()
-
-    began = time.monotonic()
-    ranks(size, communicator=False)(work)
-    assert time.monotonic() - began < 15
-
-
-def test_threads_of_one_domain_again_and_again():
-    for k in range(20):
-        comms = Communicator.threads(3, "again")
-        if k % 2:
-            on_threads(check_works, comms)
-        for comm in comms:
-            comm.destroy()
 
 
 def test_jobs_with_the_same_domain_do_not_mix(ranks):

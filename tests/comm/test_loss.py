@@ -135,32 +135,32 @@ def test_loss_is_seen_by_asynchronous_calls(ranks, tmp_path, prompt):
         prompt("SIGKILL, seen by pending calls", stamped(tmp_path / "cause"), outcome.result.at)
 
 
-def kill_in_the_middle(comm, path, delay, cause, elements):
-    """Exchanges without end until the victim is killed; then the survivors go on."""
-    rng = np.random.default_rng(comm.rank)
-    counts = [elements] * comm.size
-    x = alltoallv.empty(elements * comm.size, np.uint8) if path == "pull" else np.empty(elements * comm.size, np.uint8)
-    x[:] = rng.integers(0, 255, x.size, np.uint8)
-    make = alltoallv.empty if path == "push" else np.empty
-    outs = [make(elements * comm.size, np.uint8) for _ in range(2)]
+def killed_during(comm, call, delay, cause):
+    """Calls without end until the victim is killed; then the survivors go on."""
     pids = all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
 
     def kill() -> None:
         stamp(cause)
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def for_ever() -> None:
+        while True:
+            call()
+
     if comm.rank == VICTIM:
         threading.Timer(delay, kill).start()
-
-    def exchange_for_ever(outs) -> None:
-        for k in range(10**9):
-            all_to_all_v(x, counts, counts, out=outs[k % 2], group=comm)
-
-    failure = attempt(exchange_for_ever, outs)
-    moved = comm.stats()[f"bytes_{path}"]
-    del outs
+    failure = attempt(for_ever)
+    stats = comm.stats()
     go_on(comm, comm.rank, f"survivors-{comm.domain}")
-    return pids, failure, moved
+    return pids, failure, stats
+
+
+def kill_in_an_exchange(comm, path, delay, cause, elements):
+    counts = [elements] * comm.size
+    x = (alltoallv.empty if path == "pull" else np.empty)(elements * comm.size, np.uint8)
+    x[:] = comm.rank
+    out = (alltoallv.empty if path == "push" else np.empty)(elements * comm.size, np.uint8)
+    return killed_during(comm, lambda: all_to_all_v(x, counts, counts, out=out, group=comm), delay, cause)
 
 
 def check_killed(found, cause, prompt, what) -> None:
@@ -180,9 +180,9 @@ def check_killed(found, cause, prompt, what) -> None:
 def test_loss_in_the_middle_of_an_exchange(ranks, path, tmp_path, prompt):
     cause = tmp_path / "cause"
     delay = random.Random(path).uniform(0.1, 0.2)
-    found = ranks(3, outcomes=True, path=path)(kill_in_the_middle, path, delay, cause, 4 << 20)
+    found = ranks(3, outcomes=True, path=path)(kill_in_an_exchange, path, delay, cause, 4 << 20)
     check_killed(found, cause, prompt, f"SIGKILL during an exchange by {path}")
-    assert sum(outcome.result[2] for outcome in (found[0], found[2])) > 0, "the path carried nothing"
+    assert sum(outcome.result[2][f"bytes_{path}"] for outcome in (found[0], found[2])) > 0, "the path carried nothing"
 
 
 @pytest.mark.slow
@@ -193,7 +193,7 @@ def test_loss_at_random_moments(ranks, path, tmp_path, prompt):
         cause = tmp_path / f"cause-{k}"
         size, elements = rng.choice([2, 3, 4]), rng.choice([20_000, 1 << 20, 12 << 20])
         run = ranks(size, outcomes=True, path=path)
-        found = run(kill_in_the_middle, path, rng.uniform(0, 0.15), cause, elements)
+        found = run(kill_in_an_exchange, path, rng.uniform(0, 0.15), cause, elements)
         check_killed(found, cause, prompt, f"SIGKILL at a random moment by {path}")
 
 
@@ -202,26 +202,12 @@ def test_loss_in_other_operators(ranks, kind, tmp_path, prompt):
     cause = tmp_path / "cause"
 
     def work(comm):
-        pids = all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
-        if comm.rank == VICTIM:
-
-            def kill() -> None:
-                stamp(cause)
-                os.kill(os.getpid(), signal.SIGKILL)
-
-            threading.Timer(0.15, kill).start()
-        x = np.ones(3_000_000 if kind == "all_reduce" else 300_000 if kind == "learning" else 3)
-
-        def for_ever() -> None:
-            while True:
-                if kind == "all_reduce":
-                    all_reduce(x, group=comm)
-                else:
-                    all_to_all_v(x, [len(x) // comm.size] * comm.size, group=comm)
-
-        failure = attempt(for_ever)
-        go_on(comm, comm.rank)
-        return pids, failure
+        x = np.ones({"all_reduce": 3_000_000, "learning": 300_000, "inline": 3}[kind])
+        counts = [len(x) // comm.size] * comm.size
+        call = (
+            (lambda: all_reduce(x, group=comm)) if kind == "all_reduce" else lambda: all_to_all_v(x, counts, group=comm)
+        )
+        return killed_during(comm, call, 0.15, cause)
 
     check_killed(ranks(3, outcomes=True)(work), cause, prompt, f"SIGKILL during {kind}")
 

@@ -278,15 +278,6 @@ def test_bootstrap_names_absent_ranks(ranks, absent, prompt):
         prompt("bootstrap with a timeout of 1 s", failure.began + 1, failure.at)
 
 
-def test_bootstrap_names_all_absent_ranks(ranks):
-    def work(rank, size):
-        return attempt(join, rank, size, timeout=0.5).text if rank in (0, 2) else ""
-
-    found = ranks(4, communicator=False)(work)
-    assert "ranks 1, 3 of 4 had not joined" in found[0]
-    assert "1, 3" in found[2]
-
-
 def test_rank_that_comes_after_the_bootstrap_has_timed_out(ranks):
     def work(rank, size):
         if rank == LATE:
@@ -294,14 +285,3 @@ def test_rank_that_comes_after_the_bootstrap_has_timed_out(ranks):
         return attempt(join, rank, size, timeout=0.7).name
 
     assert ranks(2, communicator=False)(work) == ["CommTimeoutError"] * 2
-
-
-def test_bootstrap_of_threads_names_absent_ranks():
-    from alltoallv import _core
-
-    options = _core.CommunicatorOptions()
-    options.rank, options.size, options.threads = 0, 3, True
-    options.domain, options.job, options.timeout = "absent", f"pid-{os.getpid()}", 0.3
-    failure = attempt(_core.communicator, options)
-    assert failure.name == "CommTimeoutError"
-    assert "ranks 1, 2 of 3" in failure.text

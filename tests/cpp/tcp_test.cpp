@@ -185,27 +185,6 @@ void test_failure_of_one() {
     });
 }
 
-/// As HCCL's root info travels.
-void test_a_small_broadcast() {
-    on_ranks(3, [](Communicator& comm) {
-        const std::string text(4108, 'x');
-        std::string heard(4108, '.');
-        const std::vector<int64_t> places(3, 0);
-        std::vector<int64_t> sends(places), recvs(places);
-        if (comm.rank() == 1) sends.assign(3, 4108);
-        recvs[1] = 4108;
-        Exchange x;
-        x.op = OpKind::broadcast;
-        x.input = text.data();
-        x.output = heard.data();
-        x.send_counts = sends;
-        x.recv_counts = recvs;
-        x.sdispls = x.rdispls = places;
-        comm.exchange(x, -1);
-        CHECK(heard == text);
-    });
-}
-
 void test_a_late_rank_is_named() {
     std::atomic<int> timeouts{0};
     on_ranks(
@@ -378,7 +357,6 @@ int main(int argc, char** argv) {
                              {"counts that differ beside learners", test_counts_that_differ_beside_learners},
                              {"calls that differ", test_calls_that_differ},
                              {"failure of one", test_failure_of_one},
-                             {"a small broadcast", test_a_small_broadcast},
                              {"a late rank is named", test_a_late_rank_is_named},
                              {"abort and departure", test_abort_and_departure},
                              {"ranks that do not come", test_ranks_that_do_not_come},

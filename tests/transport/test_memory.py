@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exchange_cases import Array, Counters, counters, difference
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from exchange_cases import Counters, counters, difference
 
 import alltoallv
 from alltoallv import Communicator
@@ -79,43 +77,6 @@ def test_memory_returns_when_the_last_view_dies(one_rank: Communicator) -> None:
     assert used(one_rank) > before
     del made
     assert used(one_rank) == before
-
-
-def test_memory_is_used_again(one_rank: Communicator) -> None:
-    first = alltoallv.empty(5 * MB, np.int8)
-    keep = alltoallv.empty(100, np.int8)
-    place = first.ctypes.data
-    del first
-    second = alltoallv.empty(5 * MB, np.int8)
-    assert second.ctypes.data == place
-    segments = one_rank.stats()["arena_bytes"]
-    del second
-    for size in range(1, 200):
-        assert is_shared(alltoallv.empty(size * 25_000, np.int8))
-    assert one_rank.stats()["arena_bytes"] <= segments + 8 * MB
-    del keep
-
-
-@settings(max_examples=50)
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 300_000)), max_size=60))
-def test_blocks_never_overlap(steps: list[tuple[bool, int]]) -> None:
-    """Any order of allocations and frees: every array keeps its own bytes."""
-    with Communicator.threads(1)[0] as communicator:
-        before = communicator.stats()["arena_used_bytes"]
-        alive: list[tuple[int, Array]] = []
-        for number, (frees, size) in enumerate(steps):
-            if frees and alive:
-                value, array = alive.pop(size % len(alive))
-                assert (array == value).all()
-                del array
-            else:
-                array = alltoallv.empty(size, np.uint8)
-                array[...] = number
-                alive.append((number, array))
-        assert all((array == value).all() for value, array in alive)
-        alive.clear()
-        array = np.empty(0)
-        assert communicator.stats()["arena_used_bytes"] == before
 
 
 def fill_the_budget(communicator: Communicator) -> tuple[Counters, dict[str, int]]:
