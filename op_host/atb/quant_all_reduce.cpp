@@ -161,6 +161,7 @@ void QuantAllReduceOperation::run(const Plan& plan, std::span<const ByteRange> i
     reduction.dtype = plan.inputs[0].dtype;
     reduction.out_dtype = plan.outputs[0].dtype;
     reduction.counts = {&count, 1};
+    reduction.shape = ShapeWords(plan.inputs[0].shape);
     if (dynamic()) {
         reduction.average = param_.all_reduce_type == "avg";
         reduction.format = param_.format;

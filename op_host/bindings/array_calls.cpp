@@ -214,6 +214,7 @@ nb::object reduce(Communicator& communicator, const std::string& op, nb::handle 
     call->reduction.op = kind;
     call->reduction.dtype = given->input.dtype;
     call->reduction.reduce_op = *combine;
+    call->reduction.shape = ShapeWords(given->input.shape);
     call->reduction.input = pointer<const void>(given->input.address);
     call->reduction.output = pointer<void>(target.address);
     if (async_op)
@@ -268,6 +269,7 @@ nb::object quantized_all_reduce(Communicator& communicator, nb::handle input, nb
     call.format = *codes;
     call.group_size = group;
     call.counts = {&count, 1};
+    call.shape = ShapeWords(given->input.shape);
     call.input = pointer<const void>(given->input.address);
     call.output = pointer<void>(target.address);
     {

@@ -22,7 +22,8 @@ class QuantPlanData {
   public:
     QuantPlanData(const std::string& op, const std::string& dtype, const std::string& out_dtype,
                   std::vector<int64_t> counts, CodeFormat format, int64_t group_size, bool requantizes, bool average,
-                  const std::string& overflow, uintptr_t scale, size_t scales, uintptr_t scale_2, float offset)
+                  const std::string& overflow, uintptr_t scale, size_t scales, uintptr_t scale_2, float offset,
+                  const std::optional<std::vector<int64_t>>& shape)
         : counts_(std::move(counts)),
           scale_(floats_at(scale, scales)),
           scale_2_(floats_at(scale_2, scale_2 == 0 ? 0 : scales)) {
@@ -41,6 +42,7 @@ class QuantPlanData {
         request_.counts = counts_;
         request_.scale = scale_;
         request_.scale_2 = scale_2_;
+        if (shape) request_.shape = ShapeWords(*shape);
     }
     QuantPlanData(const QuantPlanData&) = delete;  // the spans point into this object
     QuantPlanData& operator=(const QuantPlanData&) = delete;
@@ -155,17 +157,17 @@ void bind_quant(nb::module_& m) {
             [](QuantPlan* self, CommunicatorPtr communicator, const std::string& op, const std::string& dtype,
                const std::string& out_dtype, std::vector<int64_t> counts, const FormatName& format, int64_t group_size,
                bool requantizes, bool average, const std::string& overflow, uintptr_t scale, size_t scales,
-               uintptr_t scale_2, float offset) {
+               uintptr_t scale_2, float offset, const std::optional<std::vector<int64_t>>& shape) {
                 new (self) QuantPlan{std::move(communicator),
                                      std::make_shared<QuantPlanData>(
                                          op, dtype, out_dtype, std::move(counts), format_from_name(format), group_size,
-                                         requantizes, average, overflow, scale, scales, scale_2, offset)};
+                                         requantizes, average, overflow, scale, scales, scale_2, offset, shape)};
             },
             "communicator"_a, "op"_a, "dtype"_a, "out_dtype"_a, "counts"_a, "format"_a = "int8", "group_size"_a = 128,
             "requantizes"_a = false, "average"_a = false, "overflow"_a = "saturate", "scale"_a = 0, "scales"_a = 0,
-            "scale_2"_a = 0, "offset"_a = 0.0f,
+            "scale_2"_a = 0, "offset"_a = 0.0f, "shape"_a = nb::none(),
             "counts: of every rank for a reduce_scatter, else one entry. scale and scale_2: addresses of `scales` "
-            "float32 each, copied.")
+            "float32 each, copied. shape: of the input, for the ranks to compare.")
         .def(
             "run",
             [](const QuantPlan& self, uintptr_t input, uintptr_t output, Address error, Address gather_error,

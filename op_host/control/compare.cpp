@@ -16,7 +16,34 @@ std::string rank_text(int rank) {
     return "rank " + std::to_string(rank);
 }
 
-/// Returns the difference between the rows of ranks 0 and `rank_b`; empty if there is none.
+/// True for operators whose rows describe one tensor, of the same shape on all ranks.
+bool has_shape(OpKind op) {
+    return is_reduction(op) || op == OpKind::scan;
+}
+
+uint32_t shape_digest(const ControlPlane& control, int rank) {
+    Row& row = control.row(rank);
+    if (is_quantized_reduction(row.op)) return reinterpret_cast<const QuantTerms*>(control.payload(row))->shape_digest;
+    return static_cast<uint32_t>(static_cast<uint64_t>(row.root) >> 32);
+}
+
+/// Returns the first difference between the shapes of ranks that have announced one; empty if there is none.
+std::string shape_difference(const ControlPlane& control) {
+    const auto shape_of = [&](int rank) {
+        const Pair pair = RowWords(control.row(rank), control.rank()).pair;
+        return rank_text(rank) + " has shape " + shape_text({pair.source, pair.target});
+    };
+    int first = -1;
+    for (int j = 0; j < control.size(); ++j) {
+        const uint32_t digest = shape_digest(control, j);
+        if (digest == 0) continue;
+        if (first < 0) first = j;
+        if (digest != shape_digest(control, first)) return shape_of(first) + ", " + shape_of(j);
+    }
+    return {};
+}
+
+/// Returns the difference between the rows of ranks 0 and `rank_b`, but for shapes; empty if there is none.
 std::string row_difference(const ControlPlane& control, int rank_b) {
     constexpr int rank_a = 0;
     Row &a = control.row(rank_a), &b = control.row(rank_b);
@@ -31,16 +58,16 @@ std::string row_difference(const ControlPlane& control, int rank_b) {
     if (a.root != b.root && is_quantized_reduction(a.op)) {
         const QuantTerms of_a = *reinterpret_cast<const QuantTerms*>(control.payload(a));
         const QuantTerms of_b = *reinterpret_cast<const QuantTerms*>(control.payload(b));
-        return difference(of_a, rank_a, of_b, rank_b);
+        const std::string text = difference(of_a, rank_a, of_b, rank_b);
+        if (!text.empty()) return text;
     }
     if (a.root != b.root && a.op == OpKind::quantized_all_to_all)
         return both("has " + describe_row_terms(a.root), "has " + describe_row_terms(b.root));
-    if (a.root != b.root && a.op == OpKind::scan)
-        return both("reduces with " + std::string(name_of(static_cast<ReduceOp>(a.root))),
-                    "reduces with " + std::string(name_of(static_cast<ReduceOp>(b.root))));
-    if (a.root != b.root) return both("has root " + std::to_string(a.root), "has root " + std::to_string(b.root));
+    const auto root_of = [](const Row& row) { return static_cast<int32_t>(row.root); };
+    if (root_of(a) != root_of(b) && !is_quantized_reduction(a.op))
+        return both("has root " + std::to_string(root_of(a)), "has root " + std::to_string(root_of(b)));
     if (a.count != b.count) {
-        const char* what = is_reduction(a.op) ? "has elements: " : "has elements per row: ";
+        const char* what = has_shape(a.op) ? "has elements: " : "has elements per row: ";
         return both(what + std::to_string(a.count), what + std::to_string(b.count));
     }
     return {};
@@ -48,11 +75,11 @@ std::string row_difference(const ControlPlane& control, int rank_b) {
 
 }  // namespace
 
-void announce_parts(Row& mine, int rank, std::span<const int64_t> counts) {
+void announce_parts(Row& mine, int rank, std::span<const int64_t> counts, const ShapeWords& shape) {
     const int64_t own = counts[static_cast<size_t>(rank)];
     for (int j = 0; j < static_cast<int>(counts.size()); ++j) {
         const int64_t part = counts[static_cast<size_t>(j)];
-        mine.pairs()[j] = {part, 0, own, 0};
+        mine.pairs()[j] = {part, shape.words[0], own, shape.words[1]};
         mine.digests.sent += pair_hash(rank, j, part);
         mine.digests.expected += pair_hash(j, rank, own);
     }
@@ -60,18 +87,19 @@ void announce_parts(Row& mine, int rank, std::span<const int64_t> counts) {
 
 void announce(Row& mine, int rank, const Reduction& r) {
     mine.reduce_op = r.reduce_op;
-    mine.root = r.root;
+    mine.root = static_cast<int64_t>(uint64_t{r.shape.digest} << 32 | static_cast<uint32_t>(r.root));
     mine.count = total_count(r);
-    announce_parts(mine, rank, r.counts);
+    announce_parts(mine, rank, r.counts, r.shape);
 }
 
-void announce(Row& mine, char* payload, int rank, const QuantReduction& q) {
+void announce(Row& mine, const ControlPlane& control, const QuantReduction& q) {
     const QuantTerms terms = terms_of(q);
-    std::memcpy(payload, &terms, sizeof terms);
+    std::memcpy(control.payload(mine), &terms, sizeof terms);
     mine.root = digest(terms);
     mine.reduce_op = q.average ? ReduceOp::avg : ReduceOp::sum;
     mine.count = total_count(q);
-    if (q.op == OpKind::quantized_reduce_scatter) announce_parts(mine, rank, q.counts);
+    const std::vector<int64_t> none(static_cast<size_t>(control.size()));
+    announce_parts(mine, control.rank(), q.op == OpKind::quantized_reduce_scatter ? q.counts : none, q.shape);
 }
 
 /// Returns the first difference by receiver, then by sender. Rows that learn their counts agree with all. Between hosts
@@ -160,12 +188,11 @@ void ControlPlane::compare_rows() {
     }
     if (!options_.check) return;
     if (!equal) {
-        for (int j = 1; j < size(); ++j) {
-            const std::string difference = row_difference(*this, j);
-            if (!difference.empty())
-                throw peer_mismatch("operator #" + std::to_string(seq_) + " of domain '" + domain() +
-                                    "': " + difference);
-        }
+        std::string difference;
+        for (int j = 1; j < size() && difference.empty(); ++j) difference = row_difference(*this, j);
+        if (difference.empty() && has_shape(first.op)) difference = shape_difference(*this);
+        if (!difference.empty())
+            throw peer_mismatch("operator #" + std::to_string(seq_) + " of domain '" + domain() + "': " + difference);
     }
     // If some ranks learn their counts, the digests cannot balance, so the others are compared pair by pair.
     if (all_learn || (!any_learns && sent == expected)) return;

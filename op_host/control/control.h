@@ -287,8 +287,8 @@ class ControlPlane {
 
 /// Fills the counts of a reduction into rank's row: rank i gives counts_i[j] elements to the part of rank j, which has
 /// counts_j[j].
-void announce_parts(Row& row, int rank, std::span<const int64_t> counts);
+void announce_parts(Row& row, int rank, std::span<const int64_t> counts, const ShapeWords& shape);
 void announce(Row& row, int rank, const Reduction& reduction);
-void announce(Row& row, char* payload, int rank, const QuantReduction& reduction);
+void announce(Row& row, const ControlPlane& control, const QuantReduction& reduction);
 
 }  // namespace alltoallv

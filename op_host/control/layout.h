@@ -31,7 +31,7 @@ struct Location {
     static constexpr uint64_t offset_mask = (uint64_t{1} << 48) - 1;
 };
 
-/// The part of a row about one peer. Offsets are in bytes.
+/// The part of a row about one peer. Offsets are in bytes; a reduction's are the words of its shape.
 struct Pair {
     int64_t send_count;  // elements for that peer
     int64_t source;      // where they start: in the input, or in the row's payload if it travels inline
@@ -59,7 +59,7 @@ struct alignas(cache_line) Row {
     Location input;
     Location output;
     int64_t count;  // elements of a reduction, or of one row of an exchange; equal on all ranks
-    int64_t root;   // of a rooted operator, or a digest of other terms (quant_terms.h), else 0; equal on all ranks
+    int64_t root;   // of a rooted operator, and the digests of what else must be equal on all ranks
 
     Pair* pairs() { return reinterpret_cast<Pair*>(this + 1); }
     const Pair* pairs() const { return reinterpret_cast<const Pair*>(this + 1); }

@@ -11,6 +11,7 @@
 
 #include "base/dtype.h"
 #include "base/reduce_op.h"
+#include "core/shape_words.h"
 
 namespace alltoallv {
 
@@ -116,8 +117,7 @@ struct Exchange {
     std::span<const int64_t> send_counts, sdispls, recv_counts, rdispls;
     /// Displacements are in bytes: the regions are separate tensors, addressed from the lowest one.
     bool byte_displs = false;
-    /// The root of a rooted operator, the terms of quantized_all_to_all's codes, or a scan's ReduceOp; equal on all
-    /// ranks.
+    /// The root of a rooted operator, or the terms of quantized_all_to_all's codes; equal on all ranks.
     int64_t root = 0;
     int64_t row = 1;  // elements per unit of the caller's counts, for error texts; equal on all ranks
     /// Set if `recv_counts` is empty: the peers announce the counts. Called once with these W counts; returns the
@@ -141,6 +141,7 @@ struct Reduction {
     void* output = nullptr;
     std::span<const int64_t> counts;
     int64_t root = 0;        ///< of a reduce
+    ShapeWords shape;        ///< of the input
     void* stream = nullptr;  ///< as in Exchange
     bool moves = true;       ///< as in Exchange
 };

@@ -27,6 +27,7 @@ struct QuantReduction {
     Overflow overflow = Overflow::saturate;
     /// Elements of each rank's part, in rank order; an all-reduce has one entry, all elements.
     std::span<const int64_t> counts;
+    ShapeWords shape;  ///< of the input
 
     /// --- dynamic ---
     bool average = false;      ///< divides the sum by the number of ranks

@@ -64,6 +64,7 @@ QuantTerms terms_of(const QuantReduction& r) {
     terms.mode = r.mode;
     terms.out_dtype = r.out_dtype;
     terms.overflow = r.overflow;
+    terms.shape_digest = r.shape.digest;
     if (r.mode == QuantMode::dynamic) {
         terms.format = r.format;
         terms.requantizes = r.requantizes;

@@ -21,6 +21,7 @@ struct alignas(64) QuantTerms {
     uint64_t scales;  ///< how many
     float scale, scale_2;
     float offset;
+    uint32_t shape_digest;
     uint64_t scale_digest, scale_2_digest;
 };
 static_assert(sizeof(QuantTerms) == 64);

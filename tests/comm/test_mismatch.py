@@ -19,6 +19,8 @@ from alltoallv.numpy import (
     all_reduce,
     all_to_all_v,
     barrier,
+    reduce,
+    scan,
 )
 
 # Elements per pair of ranks: with the row, and beyond what travels inline.
@@ -127,6 +129,39 @@ def test_ranks_of_which_each_says_something_else(ranks):
         found = ranks(5, threads=threads)(work)
         assert {f.text for f in found} == {found[0].text}
         assert found[0].name == "PeerMismatchError"
+
+
+SHAPES = [
+    ((2, 3), (3, 2), "(2, 3)", "(3, 2)"),
+    ((6,), (1, 6), "(6,)", "(1, 6)"),
+    ((), (1,), "()", "(1,)"),
+    ((0, 7), (7, 0), "(0, 7)", "(7, 0)"),
+    ((2, 3, 130), (2, 3, 130, 1), "(2, 3, 130)", "(2, 3, 130, 1)"),
+    ((1, 2**17), (2**17, 1), "(1, 131072)", "(131072, 1)"),
+    ((1,) * 14 + (2, 3), (1,) * 14 + (3, 2), f"({'1, ' * 14}2, ...)", f"({'1, ' * 14}3, ...)"),
+]
+
+
+def reductions_of(x, comm):
+    """Every way to reduce ``x``, with and without the fast path."""
+    yield lambda: all_reduce(x, group=comm)
+    yield lambda: all_reduce(x, group=comm, async_op=True)[1].wait()
+    yield lambda: reduce(x, comm.size - 1, group=comm)
+    yield lambda: scan(x, group=comm)
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+def test_shapes_of_reductions(ranks, threads):
+    def work(comm):
+        for plain, deviating, *texts in SHAPES:
+            x = np.ones(deviating if comm.rank == 1 else plain, np.float32)
+            for call in reductions_of(x, comm):
+                failure = attempt(call)
+                assert failure.name == "PeerMismatchError", (plain, failure)
+                assert failure.text.endswith("rank 0 has shape {}, rank 1 has shape {}".format(*texts)), failure.text
+        check_works(comm)
+
+    ranks(3, threads=threads)(work)
 
 
 def test_failures_in_a_row_by_changing_ranks(ranks):

@@ -22,6 +22,7 @@ GOOD: dict[str, Callable[[int], Arguments]] = {
     "all_gather": lambda rank: {"input": data(rank, 2, 3), "out": filled(3, 2, 3)},
     "all_reduce": reduce(),
     "reduce_scatter": lambda rank: reduce()(rank) | {"out": filled(2, 2)},
+    "reduce": reduce(root=0),
     "broadcast": lambda rank: {"array": data(rank, 4, 2), "root": 1},
     "barrier": lambda rank: {},
     "global_scatter": moe,
@@ -252,6 +253,10 @@ DISAGREEMENTS = [
         async_op=True),
     disagree("all_reduce", "dtypes", "rank 0 has dtype float32, rank 2 has dtype int32", input=data(0, 6, 2,
         dtype="int32")),
+    *[disagree(function, "shapes", "rank 0 has shape (6, 2), rank 2 has shape (3, 4)", input=data(0, 3, 4), **more)
+      for function, more in (("all_reduce", {}), ("reduce", {}), ("reduce_scatter", {"out": filled(1, 4)}))],
+    disagree("all_reduce", "shapes, async", "rank 0 has shape (6, 2), rank 2 has shape (12,)", input=data(0, 12),
+        async_op=True),
     disagree("reduce_scatter", "sizes", "rank 0 has elements: 12, rank 2 has elements: 6", input=data(0, 3, 2),
         out=filled(1, 2)),
     disagree("global_scatter", "one expert", "rank 2 sends 3 rows to expert 0 of rank 0, which expects 2",

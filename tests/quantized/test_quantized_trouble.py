@@ -74,6 +74,10 @@ def test_differences(launch: Launch, n: int) -> None:
         counts = [2, 1] if communicator.rank == 0 else [1, 2]
         with pytest.raises(PeerMismatchError, match="rank 1 sends 1 elements to rank 0, which expects 2"):
             av.quantized_reduce_scatter(np.ones(3, F32), counts, group=communicator)
+        x, half = inputs[0].reshape((2, -1) if communicator.rank == 0 else (-1, 2)), n // 2
+        for function in (av.quantized_all_reduce, av.quantized_reduce_scatter):
+            with pytest.raises(PeerMismatchError, match=rf"0 has shape \(2, {half}\), rank 1 has shape \({half}, 2\)"):
+                function(x, group=communicator)
 
     launch(2, reduce)
 

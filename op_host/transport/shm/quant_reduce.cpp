@@ -109,7 +109,7 @@ void ShmCommunicator::quant_reduce(const QuantReduction& q, double timeout) {
 
 uint64_t ShmCommunicator::quant_reduce_in_turn(const QuantReduction& q, Row& mine) {
     const bool scatters = q.op == OpKind::quantized_reduce_scatter;
-    announce(mine, control_->payload(mine), rank(), q);
+    announce(mine, *control_, q);
     if (!q.moves) {
         control_->publish(mine);
         control_->agree();

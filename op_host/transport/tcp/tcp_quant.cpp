@@ -109,7 +109,7 @@ void TcpCommunicator::quant_reduce(const QuantReduction& q, double timeout) {
         throw;
     }
     run(q.op, q.dtype, timeout, [&](Row& mine) {
-        announce(mine, control_->payload(mine), rank(), q);
+        announce(mine, *control_, q);
         control_->publish(mine);
         control_->agree();
         if (q.moves) quant_reduce_in_pieces(q);

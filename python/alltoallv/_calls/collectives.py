@@ -52,15 +52,20 @@ class Ready:
         return work
 
 
-def all_reduce(comm: Communicator, dtype: str, op: str, tensor: Region) -> Ready:
-    """Combines all ranks' tensors, in place; ``dtype`` is the core's name."""
+def all_reduce(comm: Communicator, dtype: str, op: str, tensor: Region, shape: Sequence[int]) -> Ready:
+    """Combines all ranks' tensors of that shape, in place; ``dtype`` is the core's name."""
     check_reduction(op, dtype)
     counts = even_parts(count_of(tensor, dtype), comm.size)
-    return Ready(ReductionPlan(comm.core, "all_reduce", dtype, op, counts), (tensor[0], tensor[0]))
+    return Ready(ReductionPlan(comm.core, "all_reduce", dtype, op, counts, shape), (tensor[0], tensor[0]))
 
 
-def reduce_scatter(comm: Communicator, dtype: str, op: str, output: Region, inputs: Sequence[Region]) -> Ready:
-    """Combines all ranks' inputs: ``inputs[j]`` is rank j's part of this one; a single region has W equal parts."""
+def reduce_scatter(
+    comm: Communicator, dtype: str, op: str, output: Region, inputs: Sequence[Region], shape: Sequence[int] | None
+) -> Ready:
+    """Combines all ranks' inputs: ``inputs[j]`` is rank j's part of this one; a single region has W equal parts.
+
+    Ranks that know the ``shape`` of the whole input compare it.
+    """
     check_reduction(op, dtype)
     if len(inputs) == 1:
         if inputs[0][1] != comm.size * output[1]:
@@ -84,7 +89,8 @@ def reduce_scatter(comm: Communicator, dtype: str, op: str, output: Region, inpu
     if any(begin + nbytes != following for (begin, nbytes), (following, _) in pairwise(given)):
         kept = np.concatenate([as_bytes(region) for region in given])
         source = kept.ctypes.data
-    plan = ReductionPlan(comm.core, "reduce_scatter", dtype, op, [count_of(region, dtype) for region in inputs])
+    counts = [count_of(region, dtype) for region in inputs]
+    plan = ReductionPlan(comm.core, "reduce_scatter", dtype, op, counts, shape)
     return Ready(plan, (source, output[0]), kept)
 
 
@@ -186,6 +192,12 @@ def check_one_dtype(dtypes: Iterable[str]) -> None:
     several = sorted(set(dtypes))
     if len(several) > 1:
         raise InvalidTensorError(f"Invalid usage of tensors with different dtypes: {', '.join(several)}", 13)
+
+
+def shape_of_list(tensors: Sequence[Any]) -> tuple[int, ...] | None:
+    """Returns the shape of a list's tensors stacked; None if their shapes differ."""
+    shapes = {tuple(x.shape) for x in tensors}
+    return (len(tensors), *shapes.pop()) if len(shapes) == 1 else None
 
 
 def count_of(region: Region, dtype: str) -> int:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from alltoallv import _core
 from alltoallv._calls import collectives, rooted
 from alltoallv._calls.adapters import Adapter
-from alltoallv._calls.collectives import Ready, check_length, check_one_dtype
+from alltoallv._calls.collectives import Ready, check_length, check_one_dtype, shape_of_list
 from alltoallv._calls.counts import packed
 from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
@@ -42,13 +42,14 @@ Tensors = Adapter[Any]
 def all_reduce(tensors: Tensors, comm: Communicator, tensor: Any, op: str) -> Made:
     """Combines all ranks' tensors in place."""
     dtype = tensors.check_output("tensor", tensor)
-    return Made(collectives.all_reduce(comm, dtype, op, tensors.region(tensor)), tensor)
+    return Made(collectives.all_reduce(comm, dtype, op, tensors.region(tensor), tensor.shape), tensor)
 
 
 def reduce(tensors: Tensors, comm: Communicator, tensor: Any, op: str, root: int) -> Made:
     """Combines all ranks' tensors in the root's tensor."""
     dtype, mine = tensors.check_output("tensor", tensor), tensors.region(tensor)
-    return Made(rooted.reduce(comm, dtype, op, mine if comm.rank == root else None, mine, root), tensor)
+    out = mine if comm.rank == root else None
+    return Made(rooted.reduce(comm, dtype, op, out, mine, tensor.shape, root), tensor)
 
 
 def broadcast(tensors: Tensors, comm: Communicator, tensor: Any, root: int, name: str = "tensor") -> Made:
@@ -98,7 +99,8 @@ def reduce_scatter(
     regions = list(map(tensors.region, parts))
     if counts is not None:
         regions = cut(regions[0], counts, item_size(dtype))
-    call = collectives.reduce_scatter(comm, dtype, op, tensors.region(output), regions)
+    shape = parts[0].shape if whole else shape_of_list(parts)
+    call = collectives.reduce_scatter(comm, dtype, op, tensors.region(output), regions, shape)
     return Made(call, output, parts, names[0], counts)
 
 

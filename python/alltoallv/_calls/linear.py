@@ -157,7 +157,7 @@ class Reduction(Linear[A]):
     counts: Sequence[int]
 
     def plan(self, dtype: str) -> ReductionPlan:
-        return ReductionPlan(self.communicator.core, self.operator, dtype, self.op, list(self.counts))
+        return ReductionPlan(self.communicator.core, self.operator, dtype, self.op, list(self.counts), self.shape_in)
 
     def transposed(self) -> Linear[A]:
         if self.operator == "all_reduce":

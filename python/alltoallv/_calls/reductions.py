@@ -44,11 +44,21 @@ class ReductionPlan:
     __slots__ = ("_arguments", "_core", "_counts", "_more")
 
     def __init__(
-        self, core: _core.Communicator, operator: str, dtype: str, op: str, counts: Sequence[int], root: int = 0
+        self,
+        core: _core.Communicator,
+        operator: str,
+        dtype: str,
+        op: str,
+        counts: Sequence[int],
+        shape: Sequence[int] | None,
+        root: int = 0,
     ) -> None:
-        """Plans ``"all_reduce"``, ``"reduce"`` to ``root``, or ``"reduce_scatter"``: rank j keeps ``counts[j]``."""
+        """Plans ``"all_reduce"``, ``"reduce"`` to ``root``, or ``"reduce_scatter"``: rank j keeps ``counts[j]``.
+
+        Ranks that know the ``shape`` of their input compare it.
+        """
         self._core, self._arguments, self._counts = core, (operator, dtype, op), counts
-        self._more: dict[str, Any] = {"root": root} if operator == "reduce" else {}
+        self._more: dict[str, Any] = {"root": root, "shape": shape}
 
     def run(self, input: int, output: int, timeout: float = -1, stream: int = 0) -> None:
         self._core.reduce(*self._arguments, input, output, self._counts, timeout, stream, **self._more)

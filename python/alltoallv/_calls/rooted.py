@@ -13,12 +13,14 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidTensorError
 
 
-def reduce(comm: Communicator, dtype: str, op: str, output: Region | None, input: Region, root: int) -> Ready:
-    """Combines all inputs in the root's ``output``, which may be its input; elsewhere ``output`` is None."""
+def reduce(
+    comm: Communicator, dtype: str, op: str, output: Region | None, input: Region, shape: Sequence[int], root: int
+) -> Ready:
+    """Combines all inputs, of that shape, in the root's ``output``, which may be its input; elsewhere it is None."""
     check_rank("root", root, comm.size)
     check_reduction(op, dtype)
     counts = even_parts(count_of(input, dtype), comm.size)
-    plan = ReductionPlan(comm.core, "reduce", dtype, op, counts, root)
+    plan = ReductionPlan(comm.core, "reduce", dtype, op, counts, shape, root)
     return Ready(plan, (input[0], output[0] if output else 0))
 
 

@@ -180,11 +180,13 @@ class QuantAllReduceOperation(Operation):
         place, source = adapter.region(out), adapter.region(inputs[0])
         if place[0] != source[0] or out_dtype != dtype:
             check_apart(place, source)
-        counts = (math.prod(describe(inputs[0]).shape),)
+        shape = tuple(describe(inputs[0]).shape)
+        counts = (math.prod(shape),)
         if self._param.quant_type == QuantType.DYNAMIC:
-            return QuantizedReduction(_OPERATOR, dtype, out_dtype, counts, self._param.quantization)
+            return QuantizedReduction(_OPERATOR, dtype, out_dtype, counts, self._param.quantization, shape=shape)
         scale, offset = (adapter.values(x).reshape(-1).astype(np.float32) for x in inputs[1:])
-        return QuantizedReduction(_OPERATOR, dtype, out_dtype, counts, Quantization(), scale, offset=float(offset[0]))
+        about = Quantization(), scale, None, float(offset[0]), shape
+        return QuantizedReduction(_OPERATOR, dtype, out_dtype, counts, *about)
 
 
 class _GroupChecks:

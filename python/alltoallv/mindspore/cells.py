@@ -267,7 +267,7 @@ def _summed(group: Group, op: str) -> Callable[..., Any]:
             x = np.ascontiguousarray(dout)
             out = np.empty_like(x)
         places = x.ctypes.data, out.ctypes.data
-        comm.core.reduce("all_reduce", x.dtype.name, op, *places, even_parts(x.size, comm.size))
+        comm.core.reduce("all_reduce", x.dtype.name, op, *places, even_parts(x.size, comm.size), shape=x.shape)
         return out
 
     operator = make_operator(run, _same)

@@ -11,7 +11,7 @@ from alltoallv import _core, memory
 from alltoallv._calls.collectives import Ready
 from alltoallv._calls.counts import Counts, even_parts, packed, scaled, shares
 from alltoallv._calls.guard import guard
-from alltoallv._calls.reductions import OPS, ReductionPlan
+from alltoallv._calls.reductions import ReductionPlan
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
 from alltoallv.errors import InvalidParamError, InvalidTensorError
@@ -104,7 +104,7 @@ def reduce_scatter(
 def _reduction(
     comm: Communicator, operator: str, x: Array, op: str, out: Array, counts: list[int], timeout: float | None
 ) -> Ready:
-    plan = ReductionPlan(comm.core, operator, core_name(x.dtype), op, counts)
+    plan = ReductionPlan(comm.core, operator, core_name(x.dtype), op, counts, x.shape)
     return Ready(plan, (address(x), address(out)), timeout=_core.read_timeout(timeout))
 
 
@@ -141,9 +141,10 @@ def scan(
         mine = parts[comm.rank]
         shares_of_all, known = [memory.empty((comm.size, mine), x.dtype) for _ in range(2)]
         there, here = (parts, packed(parts)), ([mine] * comm.size, packed([mine] * comm.size))
-        way_out = _core.Plan(comm.core, "scan", dtype, *there, *here, OPS.index(op))
-        way_back = _core.Plan(comm.core, "scan", dtype, *here, *there, OPS.index(op))
+        way_out = _core.Plan(comm.core, "scan", dtype, *there, *here)
+        way_back = _core.Plan(comm.core, "scan", dtype, *here, *there)
         into = out if comm.rank or not exclusive else np.empty_like(x)
+    comm.core.reduce("scan", dtype, op, 0, 0, parts, limit, shape=x.shape, moves=False)
     way_out.run(address(x), address(shares_of_all), limit)
     at = [address(shares_of_all) + j * mine * x.itemsize for j in range(comm.size)]
     for j in range(comm.size - exclusive):

@@ -60,7 +60,7 @@ def reduce(
         else:
             out = output_for(out, x.shape, x)
             check_same_or_apart(out, x)
-        call = rooted.reduce(comm, dtype, op, None if out is None else region(out), region(x), root)
+        call = rooted.reduce(comm, dtype, op, None if out is None else region(out), region(x), x.shape, root)
         call.timeout = limit
     made: Result = finish(comm, call, out, x, async_op)
     return made

@@ -55,7 +55,7 @@ def all_reduce(
     out_dtype = output_dtype(adapter, options, dtype if options.scale is None else "float16")
     offset = 0.0 if options.offset is None else _float32("offset", options.offset)
     counts = (math.prod(shape),)
-    request = QuantizedReduction("quantized_all_reduce", dtype, out_dtype, counts, how, first, second, offset)
+    request = QuantizedReduction("quantized_all_reduce", dtype, out_dtype, counts, how, first, second, offset, shape)
     return _reduction(adapter, comm, request, x, shape, out, feedback)
 
 
@@ -75,7 +75,7 @@ def reduce_scatter(
     how = Quantization.checked(options.format, options.group_size, "full", options.op, options.overflow)
     _check_float(dtype)
     counts, out_dtype = tuple(scaled(rows, row)), output_dtype(adapter, options, dtype)
-    request = QuantizedReduction("quantized_reduce_scatter", dtype, out_dtype, counts, how)
+    request = QuantizedReduction("quantized_reduce_scatter", dtype, out_dtype, counts, how, shape=tuple(x.shape))
     return _reduction(adapter, comm, request, x, (rows[comm.rank], *x.shape[1:]), out, feedback)
 
 
@@ -190,6 +190,7 @@ def plan(comm: Communicator, request: QuantizedReduction) -> _core.QuantPlan:
         scales,
         _address(request.scale_2),
         request.offset,
+        request.shape,
     )
 
 

@@ -185,6 +185,7 @@ class QuantizedReduction:
         scale: A shared scale: one value, or one per entry of the last axis. With ``scale_2`` the first of two.
         scale_2: The second of two shared scales, as many as ``scale``.
         offset: Added to every rank's codes, with a shared scale.
+        shape: That of the input; None if only the number of elements must be equal on all ranks.
     """
 
     operator: str
@@ -195,6 +196,7 @@ class QuantizedReduction:
     scale: npt.NDArray[np.float32] | None = None
     scale_2: npt.NDArray[np.float32] | None = None
     offset: float = 0.0
+    shape: tuple[int, ...] | None = None
 
     @property
     def count(self) -> int:

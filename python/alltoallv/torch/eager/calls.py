@@ -173,18 +173,27 @@ def learn(
 
 
 def reduce(
-    comm: AnyCommunicator, operator: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int]
+    comm: AnyCommunicator,
+    operator: str,
+    output: Tensor,
+    input: Tensor,
+    op: str,
+    counts: Sequence[int],
+    shape: Sequence[int] | None,
 ) -> Operation:
-    """Returns an ``"all_reduce"``, or a ``"reduce_scatter"`` whose rank j keeps ``counts[j]`` elements."""
+    """Returns an ``"all_reduce"``, or a ``"reduce_scatter"`` whose rank j keeps ``counts[j]`` elements.
+
+    Ranks that know the ``shape`` of their whole input compare it.
+    """
     dtype = core_name(input.dtype)
     check_place(comm, input, output)
     check_reduction(op, dtype)
     call: Startable
     if isinstance(comm, Communicator):
-        plan = ReductionPlan(comm.core, operator, dtype, op, counts)
+        plan = ReductionPlan(comm.core, operator, dtype, op, counts, shape)
         call = Ready(plan, (input.data_ptr(), output.data_ptr()))
     else:
-        call = comm.reduce(operator, dtype, output, input, op, counts)
+        call = comm.reduce(operator, dtype, output, input, op, counts, shape)
     return Operation(comm, operator, call, input, counts, [output.numel()], output, (input, output))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch._C._distributed_c10d import AllreduceOptions, ReduceOptions, ReduceSc
 
 from alltoallv import _core
 from alltoallv._calls import rooted
-from alltoallv._calls.collectives import check_length, check_rank
+from alltoallv._calls.collectives import check_length, check_rank, shape_of_list
 from alltoallv._calls.counts import even_parts, scaled
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError, InvalidTensorError
@@ -79,7 +80,7 @@ def all_reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: P
     x, op = ins[0] if ins else out, op_for(out, parameters.op)
     if x.is_complex() and not isinstance(comm, Communicator):
         x, out = torch.view_as_real(x), torch.view_as_real(out)
-    made = calls.reduce(comm, "all_reduce", out, x, op, even_parts(x.numel(), comm.size))
+    made = calls.reduce(comm, "all_reduce", out, x, op, even_parts(x.numel(), comm.size), outs[0].shape)
     return made.giving(outs, copies)
 
 
@@ -98,10 +99,11 @@ def reduce(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameters: Param
     op = op_for(x, parameters.op)
     if isinstance(comm, Communicator):
         check_place(comm, x)
-        call = rooted.reduce(comm, core_name(x.dtype), op, region(x) if here else None, region(x), parameters.root)
+        target, dtype = region(x) if here else None, core_name(x.dtype)
+        call = rooted.reduce(comm, dtype, op, target, region(x), x.shape, parameters.root)
         return Operation(comm, "reduce", call, x, [x.numel()], [x.numel()] if here else [], list(outs), x, copies)
     out = x if here else x.clone()  # an engine combines on every rank
-    made = calls.reduce(comm, "all_reduce", out, out, op, even_parts(out.numel(), comm.size))
+    made = calls.reduce(comm, "all_reduce", out, out, op, even_parts(out.numel(), comm.size), out.shape)
     return made.giving(outs, copies)
 
 
@@ -117,7 +119,7 @@ def reduce_scatter(comm: AnyCommunicator, outs: Tensors, ins: Tensors, parameter
         raise InvalidTensorError(
             f"output has {outs[0].numel()} elements, expected {counts[comm.rank]} as entry {comm.rank} of input_list", 9
         )
-    return _reduce_scatter(comm, outs, joined(parts), counts, parameters)
+    return _reduce_scatter(comm, outs, joined(parts), counts, parameters, shape_of_list(parts))
 
 
 @partial(
@@ -149,11 +151,16 @@ def reduce_scatter_tensor(comm: AnyCommunicator, outs: Tensors, ins: Tensors, pa
             f"expected {comm.size} times the elements of an output of shape {tuple(output.shape)}",
             9,
         )
-    return _reduce_scatter(comm, outs, as_input("input", input), [output.numel()] * comm.size, parameters)
+    return _reduce_scatter(comm, outs, as_input("input", input), [output.numel()] * comm.size, parameters, input.shape)
 
 
 def _reduce_scatter(
-    comm: AnyCommunicator, outs: Tensors, x: Tensor, counts: list[int], parameters: Parameters
+    comm: AnyCommunicator,
+    outs: Tensors,
+    x: Tensor,
+    counts: list[int],
+    parameters: Parameters,
+    shape: Sequence[int] | None,
 ) -> Operation:
     copies: Copies = []
     out = output_of(outs[0], copies)
@@ -161,7 +168,7 @@ def _reduce_scatter(
     op = op_for(x, parameters.op)
     if x.is_complex() and not isinstance(comm, Communicator):
         x, out, counts = torch.view_as_real(x), torch.view_as_real(out), scaled(counts, 2)
-    return calls.reduce(comm, "reduce_scatter", out, x, op, counts).giving(outs, copies)
+    return calls.reduce(comm, "reduce_scatter", out, x, op, counts, shape).giving(outs, copies)
 
 
 def op_for(tensor: Tensor, op: Any) -> str:

@@ -33,12 +33,14 @@ class Call:
         dtype: The core's name of the dtype.
         row: Elements per unit of the caller's counts, for messages.
         root: The root of a broadcast; for quantized rows, what ranks must agree on beside the bytes of a row.
+        shape: The shape of a reduction's input.
     """
 
     operator: str
     dtype: str
     row: int = 1
     root: int = 0
+    shape: Sequence[int] | None = None
 
     def plan(self, core: _core.Communicator, layout: Layout) -> _core.Plan:
         """Returns the core's plan of a layout in elements; without receive counts they are learnt."""
@@ -194,7 +196,14 @@ class DeviceMember(ABC):
         return DeviceCall(run)
 
     def reduce(
-        self, operator: str, dtype: str, output: Tensor, input: Tensor, op: str, counts: Sequence[int]
+        self,
+        operator: str,
+        dtype: str,
+        output: Tensor,
+        input: Tensor,
+        op: str,
+        counts: Sequence[int],
+        shape: Sequence[int] | None,
     ) -> DeviceCall:
         """Returns an ``"all_reduce"``, or a ``"reduce_scatter"`` whose rank j keeps ``counts[j]`` elements.
 
@@ -204,7 +213,7 @@ class DeviceMember(ABC):
         def run(wait: bool) -> tuple[None, Any]:
             flat, x = output.view(-1), input.view(-1)
             launches = self.launches(x.device, operator)
-            done, work = launches.reduce(Call(operator, dtype), flat, x, op, counts, wait)
+            done, work = launches.reduce(Call(operator, dtype, shape=shape), flat, x, op, counts, wait)
             if not done:
                 reduce_in_order(Steps(self, operator), self.rank, operator, flat, x, op, counts)
             return None, work

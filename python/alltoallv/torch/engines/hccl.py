@@ -89,13 +89,14 @@ class HcclLaunches:
 
         def start(stream: int) -> None:
             native_op = "sum" if op == "avg" else op
-            self.core.reduce(*what, native_op, input.data_ptr(), output.data_ptr(), list(counts), -1.0, stream)
+            places = input.data_ptr(), output.data_ptr()
+            self.core.reduce(*what, native_op, *places, list(counts), -1.0, stream, shape=call.shape)
             if op == "avg":
                 output.div_(self.core.size)
 
         does = native(operator, dtype, op, counts) and self._does.get(operator, True)
         if not does or op == "avg":
-            self.core.reduce(operator, dtype, op, 0, 0, list(counts), moves=False)
+            self.core.reduce(operator, dtype, op, 0, 0, list(counts), shape=call.shape, moves=False)
         if not does:
             return False, None
         try:

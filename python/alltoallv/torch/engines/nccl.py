@@ -171,7 +171,7 @@ class NcclLaunches:
         native = self._member.size > 1 and op in _NATIVE and input.dtype in kinds
 
         def compare() -> None:
-            self._control.core.reduce(call.operator, call.dtype, op, 0, 0, list(counts), moves=False)
+            self._control.core.reduce(call.operator, call.dtype, op, 0, 0, list(counts), shape=call.shape, moves=False)
 
         def launch(told: Any) -> tuple[tuple[bool, Any], int]:
             if not native:

@@ -81,11 +81,13 @@ class StagedLaunches:
     def reduce(
         self, call: Call, output: Tensor, input: Tensor, op: str, counts: Sequence[int], wait: bool
     ) -> tuple[bool, StagedWork | None]:
+        about = call.operator, call.dtype, op
+
         def run(source: int, target: int) -> None:
-            self._core.reduce(call.operator, call.dtype, op, source, target, list(counts))
+            self._core.reduce(*about, source, target, list(counts), shape=call.shape)
 
         def submit(source: int, target: int) -> _core.Work:
-            return self._core.submit_reduce(call.operator, call.dtype, op, source, target, list(counts))
+            return self._core.submit_reduce(*about, source, target, list(counts), shape=call.shape)
 
         return True, self._run(run, submit, [output], [input], wait)
 
