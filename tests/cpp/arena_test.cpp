@@ -242,6 +242,24 @@ void quarantines() {
     CHECK_EQ(asked, 1);
 }
 
+/// A block whose pages cannot be shared again when it becomes clear comes back later.
+void mends_later() {
+    const Budget budget(arena(), 8 * megabyte);
+    bool clear = false;
+    std::optional<Block> block(arena().allocate(2 * megabyte));
+    const char* data = block->data();
+    const int segment = arena().descriptor(arena().locate(data, 1).segment()), kept = dup(segment);
+    arena().quarantine(data, 1000, [&] { return clear; });
+    block.reset();
+    clear = true;
+    close(segment);  // stands for any failure to map the pages
+    CHECK_EQ(arena().stats().quarantined_bytes, 2 * megabyte);
+    CHECK_EQ(dup2(kept, segment), segment);
+    CHECK_EQ(arena().stats().quarantined_bytes, uint64_t{0});
+    CHECK(arena().allocate(2 * megabyte).data() == data);
+    close(kept);
+}
+
 /// Blocks of several threads never overlap, whatever they do.
 void stress() {
     const Budget budget(arena(), 40 * megabyte);
@@ -328,6 +346,7 @@ int main(int argc, char** argv) {
                              {"outlives communicators", outlives_communicators},
                              {"finds", finds},
                              {"quarantines", quarantines},
+                             {"mends_later", mends_later},
                              {"stress", stress},
                              {"forked", forked},
                              {"opted out", opted_out}});

@@ -320,8 +320,9 @@ bool Arena::usable(const char* data, size_t bytes) {
     return whole;
 }
 
+/// Also tries again what is clear, but could not be mended for lack of memory.
 void Arena::settle_quarantine() {
-    if (quarantine_.empty() || !quarantine_.settle()) return;
+    quarantine_.settle();
     std::erase_if(parked_, [&](const Parked& block) {
         if (!usable(block.data, block.bytes)) return false;
         merge(block.data, block.bytes);

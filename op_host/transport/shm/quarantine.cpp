@@ -28,8 +28,8 @@ bool Quarantine::covers(const char* data, size_t bytes) const {
     });
 }
 
-bool Quarantine::settle() {
-    return std::erase_if(ranges_, [](const Range& range) { return range.clear(); }) > 0;
+void Quarantine::settle() {
+    std::erase_if(ranges_, [](const Range& range) { return range.clear(); });
 }
 
 // Nobody announces a peer's promise; without the timer the memory, and the descriptors that watch the peers, would stay

@@ -21,10 +21,9 @@ class Quarantine {
     /// Returns false, and keeps nothing, if the range is clear.
     bool add(const char* data, size_t bytes, std::function<bool()> clear);
     bool covers(const char* data, size_t bytes) const;
-    bool empty() const { return ranges_.empty(); }
 
-    /// Forgets the ranges that are clear by now; returns false if there were none.
-    bool settle();
+    /// Forgets the ranges that are clear by now.
+    void settle();
 
     /// Call it only from `review`: stops the reviews if no ranges are waiting.
     void rest();
