@@ -250,7 +250,7 @@ def sanitize(session: nox.Session) -> None:
         # Ranks that are threads run the code of those that are processes, and every path calls the kernels that one
         # path has called; the sanitizer itself ends a process that has no descriptor. The other files of tests/comm
         # wait, most of the time, in code that these run too.
-        files = ("bootstrap", "late_writer", "loss", "mismatch", "resources", "shared_by_threads")
+        files = ("bootstrap", "late_reader", "late_writer", "loss", "mismatch", "resources", "shared_by_threads")
         wanted = "not processes and not descriptors and not (every_operation and (staged or inline))"
         chosen = session.posargs or ("-m", "not slow", "-k", wanted)
         rooms = ("tests/transport", *(f"tests/comm/test_{name}.py" for name in files))

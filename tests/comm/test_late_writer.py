@@ -1,12 +1,11 @@
 """A rank that is stopped in the middle of a copy, past its peers' timeout, and goes on later.
 
-What it still writes must land in memory that nobody uses any more, and what it still reads must not count.
+What it still writes must land in memory that nobody uses any more; test_late_reader.py has what it still reads.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,43 +13,22 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from stopped import BYTES, FILL, FOREIGN, MB, OTHER, RECEIVER, SENDER, all_again, counts_of, pids_of
 from trouble import (
-    Place,
     attempt,
     check_works,
     join,
     mapped,
     process_state,
     shared_bytes,
-    stop,
     stop_myself,
     trap,
     wait_for,
-    watching,
 )
 
 import alltoallv
 from alltoallv.errors import CommTimeoutError, PeerLostError
-from alltoallv.numpy import all_gather, all_reduce, all_to_all_v, barrier
-
-MB = 1 << 20
-BYTES = 64 * MB
-SENDER, RECEIVER, OTHER = 1, 0, 2
-FOREIGN, FILL = 0xEE, 0x5A
-
-
-def counts_of(rank: int, amount: int = BYTES) -> tuple[list[int], list[int]]:
-    """The sender has something for the receiver, and nobody else for anybody."""
-    sends, recvs = [0, 0, 0], [0, 0, 0]
-    if rank == SENDER:
-        sends[RECEIVER] = amount
-    if rank == RECEIVER:
-        recvs[SENDER] = amount
-    return sends, recvs
-
-
-def pids_of(comm) -> list[int]:
-    return all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
+from alltoallv.numpy import all_to_all_v, barrier
 
 
 def foreign(array: np.ndarray) -> int:
@@ -73,12 +51,6 @@ def stand_by(comm, learns: bool = False) -> None:
     sends, recvs = counts_of(OTHER)
     with suppress(CommTimeoutError, PeerLostError):
         all_to_all_v(np.empty(0, np.uint8), sends, None if learns else recvs, group=comm)
-
-
-def all_again(comm, suffix: str) -> None:
-    """All three, in a new communicator of the same processes."""
-    with join(comm.rank, 3, f"all-{suffix}", comm.domain) as everybody:
-        check_works(everybody)
 
 
 def push_round(comm, suffix: str, learns: bool, at: int) -> int:
@@ -278,134 +250,3 @@ def test_quarantine_outlives_the_communicator(ranks):
                 assert last.stats()["arena_quarantined_bytes"] == 0
 
     ranks(3, path="push")(work)
-
-
-def receive_and_stop(comm, path: str, out: np.ndarray):
-    """The receiver's part, with the sender's data in the sender's memory."""
-    sends, recvs = counts_of(RECEIVER, out.size)
-    call = lambda: all_to_all_v(out[:0].copy(), sends, recvs, out=out, group=comm)  # noqa: E731
-    if path != "cma":
-        with trap(out.ctypes.data + 9 * MB + 4096, stop_myself):
-            return attempt(call)
-    # There the kernel copies, in large pieces, and no page can be a trap.
-    with watching(lambda: bool(out[0] == FILL), stop_myself), suppress(AssertionError):
-        return attempt(call)
-    return None
-
-
-@pytest.mark.parametrize("path", ["pull", "cma", "staged"])
-def test_stopped_receiver_ends_in_an_error_on_both(ranks, path):
-    """The sender gives up and reuses its input; what the receiver reads afterwards must not pass for a result."""
-
-    def work(comm):
-        amount = 3 * BYTES if path == "cma" else BYTES
-        for k in range(20):
-            with join(comm.rank, 3, f"try-{k}", comm.domain, path=path) as place:
-                pids = pids_of(place)
-                failure = None
-                if place.rank == SENDER:
-                    x = (alltoallv.empty if path == "pull" else np.empty)(amount, np.uint8)
-                    x[:] = FILL
-                    sends, recvs = counts_of(SENDER, amount)
-                    with suppress(AssertionError):
-                        failure = attempt(all_to_all_v, x, sends, recvs, group=place, timeout=0.4)
-                    if failure is not None:
-                        wait_for(lambda pid=pids[RECEIVER]: process_state(pid) == "T", "stop")
-                        x[:] = FOREIGN
-                        if "stopped" not in failure.text:  # a machine so busy that the timeout came before the stop
-                            failure = None
-                    else:
-                        time.sleep(0.05)  # it has just finished: the stop may be on its way
-                    os.kill(pids[RECEIVER], signal.SIGCONT)
-                elif place.rank == RECEIVER:
-                    out = mapped(amount)
-                    failure = receive_and_stop(place, path, out)
-                    if failure is None:
-                        assert (out == FILL).all(), "a call succeeded with wrong data"
-                else:
-                    sends, recvs = counts_of(OTHER)
-                    with suppress(CommTimeoutError):
-                        all_to_all_v(np.empty(0, np.uint8), sends, recvs, group=place)
-                    place.destroy()
-            hit = all_gather(np.array([failure is not None]), group=comm)[SENDER, 0]
-            if hit:
-                all_again(comm, "end")
-                return failure
-        raise AssertionError("no attempt hit the copy")
-
-    found = ranks(3)(work)
-    assert found[SENDER].name == found[RECEIVER].name == "CommTimeoutError"
-    assert found[SENDER].text == found[RECEIVER].text
-    assert f"for rank {RECEIVER} (pid " in found[SENDER].text
-    assert "stopped" in found[SENDER].text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", ["push", "pull", "cma", "staged"])
-def test_stop_at_random_moments(ranks, path):
-    """Either rank, at any moment of many exchanges: never a wrong result, never a foreign byte in a new output."""
-
-    def work(comm, rounds):
-        rng = random.Random(path)
-        for k in range(rounds):
-            delay, victim, elements = rng.uniform(0, 0.1), rng.randrange(3), rng.choice([4096, 3 * MB, 10 * MB])
-            pids = pids_of(comm)
-            with join(comm.rank, 3, f"random-{k}", comm.domain, path=path) as place:
-                x = (alltoallv.empty if path == "pull" else np.empty)(3 * elements, np.uint8)
-                x[:] = comm.rank
-                make = alltoallv.empty if path == "push" else np.empty
-                expected = np.repeat(np.arange(3, dtype=np.uint8), elements)
-
-                def exchange_for_ever(place=place, x=x, make=make, elements=elements, expected=expected):
-                    while True:
-                        out = make(3 * elements, np.uint8)
-                        out[:] = 77
-                        all_to_all_v(x, [elements] * 3, [elements] * 3, out=out, group=place, timeout=0.3)
-                        assert np.array_equal(out, expected), "a call succeeded with wrong data"
-
-                stop_at, pid = time.monotonic() + delay, pids[victim]
-                if comm.rank == (victim + 1) % 3:
-                    with watching(lambda t=stop_at: time.monotonic() > t, lambda pid=pid: stop(pid)):
-                        failure = attempt(exchange_for_ever)
-                else:
-                    failure = attempt(exchange_for_ever)
-                assert failure.name == "CommTimeoutError", failure
-                x[:] = 99
-                fresh = [make(3 * elements, np.uint8) for _ in range(3)]
-                for array in fresh:
-                    array[:] = FILL
-                if comm.rank == (victim + 1) % 3:
-                    os.kill(pids[victim], signal.SIGCONT)
-                all_again(comm, f"random-end-{k}")
-                assert all((array == FILL).all() for array in fresh)
-
-    ranks(3, timeout=100)(work, 5)
-
-
-def test_stopped_in_a_reduction(ranks):
-    """Peers' inputs are read in place: a rank that goes on late must not return a sum of what lies there by then."""
-
-    def work(comm):
-        n = 600_000
-        x = alltoallv.empty(n, np.int64)
-        x[:] = comm.rank + 1
-        assert (all_reduce(x, group=comm) == 6).all()
-        assert comm.stats()["bytes_pull"] > 0, "the inputs were not read in place"
-        pids = pids_of(comm)
-        last_read = x.ctypes.data + 2 * x.nbytes // 3 - 8192  # the end of rank 1's part, in rank 0's input
-        places = all_gather(np.array([Place.of(last_read).inode, Place.of(last_read).offset], np.int64), group=comm)
-        if comm.rank == 1:
-            place = Place(str(places[0, 0]), int(places[0, 1]))
-            with trap(place.here(), stop_myself):
-                return attempt(all_reduce, x, group=comm)
-        failure = attempt(all_reduce, x, group=comm, timeout=0.5)
-        x[:] = 99
-        if comm.rank == 0:
-            wait_for(lambda: process_state(pids[1]) == "T", "stop")
-            time.sleep(0.3)  # for rank 2 to have given up, too
-            os.kill(pids[1], signal.SIGCONT)
-        return failure
-
-    found = ranks(3)(work)
-    assert {f.name for f in found} == {"CommTimeoutError"}
-    assert len({f.text for f in found}) == 1

@@ -28,6 +28,14 @@ def go_on(comm, old_rank: int, suffix: str = "survivors") -> None:
         check_works(smaller)
 
 
+def of_survivors(found) -> list:
+    """What the ranks other than the victim have returned."""
+    survivors = [outcome for outcome in found if outcome.rank != VICTIM]
+    for outcome in survivors:
+        assert outcome.error is None, outcome.report()
+    return [outcome.result for outcome in survivors]
+
+
 def check_failure(failure, victim_pid: int, operator: str) -> None:
     assert failure.name == "PeerLostError", failure
     assert failure.code == alltoallv.errors.PeerLostError.code
@@ -36,26 +44,19 @@ def check_failure(failure, victim_pid: int, operator: str) -> None:
     assert f"#2 {operator}" in failure.text, failure
 
 
-def endings():
-    """Ways for a process to be gone."""
-    return {
-        "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
-        "SIGSEGV": lambda: os.kill(os.getpid(), signal.SIGSEGV),
-        "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
-        "_exit": lambda: os._exit(3),
-    }
+ENDINGS = [(2, "SIGKILL"), (3, "SIGSEGV"), (3, "SIGTERM"), (3, "_exit"), (5, "SIGKILL")]
 
 
-@pytest.mark.parametrize(
-    ("size", "ending"), [(2, "SIGKILL"), (3, "SIGSEGV"), (3, "SIGTERM"), (3, "_exit"), (5, "SIGKILL")]
-)
+@pytest.mark.parametrize(("size", "ending"), ENDINGS)
 def test_loss_while_peers_wait(ranks, size, ending, tmp_path, prompt):
     def work(comm):
         pids = all_gather(np.array([os.getpid()]), group=comm).ravel().tolist()
         if comm.rank == VICTIM:
             time.sleep(0.3)
             stamp(tmp_path / "cause")
-            endings()[ending]()
+            if ending == "_exit":
+                os._exit(3)
+            os.kill(os.getpid(), getattr(signal, ending))
         x = np.ones(1000 * comm.size)
         failure = attempt(all_to_all_v, x, [1000] * comm.size, group=comm)
         assert not comm.usable
@@ -67,11 +68,7 @@ def test_loss_while_peers_wait(ranks, size, ending, tmp_path, prompt):
 
     found = ranks(size, fresh=True, outcomes=True)(work)
     assert type(found[VICTIM].error) is RankExit
-    for outcome in found:
-        if outcome.rank == VICTIM:
-            continue
-        assert outcome.error is None, outcome.report()
-        pids, failure = outcome.result
+    for pids, failure in of_survivors(found):
         check_failure(failure, pids[VICTIM], "all_to_all_v")
         prompt(f"{ending} of a rank that is waited for", stamped(tmp_path / "cause"), failure.at)
 
@@ -90,9 +87,9 @@ def test_a_killed_rank_is_never_called_running(ranks):
 
     for _ in range(5):
         found = ranks(3, fresh=True, outcomes=True)(work)
-        for outcome in (found[0], found[2]):
-            assert ", gone" in outcome.result
-            assert "running" not in outcome.result
+        for text in of_survivors(found):
+            assert ", gone" in text
+            assert "running" not in text
 
 
 def test_loss_before_the_call(ranks, tmp_path, prompt):
@@ -109,9 +106,7 @@ def test_loss_before_the_call(ranks, tmp_path, prompt):
         return pids, failure
 
     found = ranks(3, fresh=True, outcomes=True)(work)
-    for outcome in (found[0], found[2]):
-        assert outcome.error is None, outcome.report()
-        pids, failure = outcome.result
+    for pids, failure in of_survivors(found):
         check_failure(failure, pids[VICTIM], "barrier")
         prompt("call after a rank was killed", failure.began, failure.at)
 
@@ -130,9 +125,8 @@ def test_loss_is_seen_by_asynchronous_calls(ranks, tmp_path, prompt):
         return failures[-1]
 
     found = ranks(3, fresh=True, outcomes=True)(work)
-    for outcome in (found[0], found[2]):
-        assert outcome.error is None, outcome.report()
-        prompt("SIGKILL, seen by pending calls", stamped(tmp_path / "cause"), outcome.result.at)
+    for failure in of_survivors(found):
+        prompt("SIGKILL, seen by pending calls", stamped(tmp_path / "cause"), failure.at)
 
 
 def killed_during(comm, call, delay, cause):
@@ -165,11 +159,7 @@ def kill_in_an_exchange(comm, path, delay, cause, elements):
 
 def check_killed(found, cause, prompt, what) -> None:
     assert found[VICTIM].exit_code == -signal.SIGKILL
-    for outcome in found:
-        if outcome.rank == VICTIM:
-            continue
-        assert outcome.error is None, outcome.report()
-        pids, failure, *_ = outcome.result
+    for pids, failure, _ in of_survivors(found):
         assert failure.name == "PeerLostError", failure
         assert f"rank {VICTIM} (pid {pids[VICTIM]}" in failure.text, failure
         assert "operator #" in failure.text
@@ -182,7 +172,7 @@ def test_loss_in_the_middle_of_an_exchange(ranks, path, tmp_path, prompt):
     delay = random.Random(path).uniform(0.1, 0.2)
     found = ranks(3, outcomes=True, path=path)(kill_in_an_exchange, path, delay, cause, 4 << 20)
     check_killed(found, cause, prompt, f"SIGKILL during an exchange by {path}")
-    assert sum(outcome.result[2][f"bytes_{path}"] for outcome in (found[0], found[2])) > 0, "the path carried nothing"
+    assert sum(stats[f"bytes_{path}"] for _, _, stats in of_survivors(found)) > 0, "the path carried nothing"
 
 
 @pytest.mark.slow
@@ -261,9 +251,9 @@ def test_process_that_ends_without_destroy_has_left(ranks):
         return attempt(barrier, group=comm)
 
     found = ranks(3, fresh=True, outcomes=True)(work)
-    for outcome in (found[0], found[2]):
-        assert outcome.result.name == "PeerLostError"
-        assert f"rank {VICTIM} has left" in outcome.result.text
+    for failure in of_survivors(found):
+        assert failure.name == "PeerLostError"
+        assert f"rank {VICTIM} has left" in failure.text
 
 
 def test_all_but_one_are_lost(ranks, tmp_path, prompt):
@@ -328,9 +318,7 @@ def test_loss_during_the_birth_of_a_communicator(ranks):
     for k in range(4):
         found = ranks(3, communicator=False, outcomes=True)(work, k * 0.0015)
         assert found[VICTIM].exit_code == -signal.SIGKILL
-        for outcome in (found[0], found[2]):
-            assert outcome.error is None, outcome.report()
-            name, text = outcome.result
+        for name, text in of_survivors(found):
             assert name in ("PeerLostError", "CommTimeoutError")
             assert "rank" in text
 
@@ -356,7 +344,6 @@ def test_sockets_of_a_lost_rank_close_without_a_pidfd(ranks, tmp_path, prompt):
         return failure
 
     found = ranks(3, fresh=True, outcomes=True)(work)
-    for outcome in (found[0], found[2]):
-        assert outcome.error is None, outcome.report()
-        assert "its connection was closed" in outcome.result.text
-        prompt("connections closed", stamped(tmp_path / "cause"), outcome.result.at)
+    for failure in of_survivors(found):
+        assert "its connection was closed" in failure.text
+        prompt("connections closed", stamped(tmp_path / "cause"), failure.at)

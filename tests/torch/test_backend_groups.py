@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from backend_groups import joined
+from backend_groups import carrier, joined, operators
 
 import alltoallv.torch as at
 from alltoallv.testing import Ranks
 from alltoallv.torch.engines import rendezvous
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return str(tmp_path / "store")
 
 
 def test_ranks_do_not_meet_those_of_before() -> None:
@@ -119,3 +125,79 @@ def test_only_devices_that_are_there(ranks: Ranks, tmp_path: Path, backend: str)
                 assert rank or whole.tolist() == [[0.0] * 4] * 2 + [[1.0] * 4] * 2
 
     ranks(2, communicator=False)(run, str(tmp_path / "store"))
+
+
+def test_functions_use_the_backends_communicator(ranks: Ranks, file: str) -> None:
+    def run(rank: int, size: int) -> None:
+        with joined(rank, size, file) as group:
+            sub = dist.new_group([0, 1])
+            assert at.from_group(group) is carrier(group)
+            before = operators(sub), operators(group)
+            out = at.all_to_all_v(torch.arange(3) + 10 * rank, [1, 2], [rank + 1] * 2, group=sub)
+            assert out.tolist() == [[0, 10], [1, 2, 11, 12]][rank]
+            at.all_gather_into_tensor(both := torch.empty(2).long(), torch.tensor([rank]))
+            assert both.tolist() == [0, 1]
+            dist.all_reduce(both, group=sub)
+            assert (operators(sub), operators(group)) == (before[0] + 2, before[1] + 1)
+
+    ranks(2, communicator=False)(run)
+
+
+def test_groups_of_some_ranks(ranks: Ranks, file: str) -> None:
+    def run(rank: int, size: int) -> None:
+        with joined(rank, size, file) as group:
+            for members in ([0, 1], [3, 1], [2], [0, 1, 2, 3]):
+                sub = dist.new_group(members)
+                x = torch.ones(3)
+                if rank in members:
+                    dist.all_reduce(x, group=sub)
+                    dist.broadcast(y := torch.tensor([rank]), src=members[-1], group=sub)
+                    assert y.item() == members[-1]
+                    assert x[0].item() == len(members)
+                    dist.destroy_process_group(sub)
+                else:
+                    with warnings.catch_warnings(record=True) as caught:
+                        warnings.simplefilter("always")
+                        assert dist.all_reduce(x, group=sub) is None
+                        assert at.all_gather_into_tensor(torch.empty(3), x, group=sub) is None
+                    assert len(caught) == 2
+                    assert x[0].item() == 1
+            pairs, _ = dist.new_subgroups(2)
+            dist.all_reduce(x := torch.tensor([rank]), group=pairs)
+            assert x.item() == (1 if rank < 2 else 5)
+            assert isinstance(group, at.backend.AllToAllVGroup)
+            half = group.split_group([1, 3])
+            other = group.split_group([0, 2])
+            mine = half if rank % 2 else other
+            assert (half is None) != (other is None)
+            assert mine is not None
+            mine.allreduce([x := torch.tensor([rank])]).wait()
+            assert x.item() == (4 if rank % 2 else 2)
+            mine.shutdown()
+            dist.barrier()
+
+    ranks(4, communicator=False)(run)
+
+
+def test_again_in_the_same_processes(ranks: Ranks, tmp_path: Path) -> None:
+    """Nothing of a destroyed group is left: descriptors, mappings, threads."""
+
+    def run(rank: int, size: int, directory: str) -> None:
+        import os
+        import threading
+
+        def held() -> tuple[int, int, int]:
+            with open("/proc/self/maps") as maps:
+                ours = sum("alltoallv" in line for line in maps)
+            return len(os.listdir("/proc/self/fd")), ours, threading.active_count()
+
+        found = []
+        for attempt in range(4):
+            with joined(rank, size, f"{directory}/{attempt}"):
+                sub = dist.new_group()
+                dist.all_reduce(torch.ones(50_000), async_op=True).get_future().wait()
+                dist.all_reduce(torch.ones(3), group=sub)
+            found.append(held())
+        assert all(now <= then for now, then in zip(found[-1], found[1], strict=True)), found
+
+    ranks(2, communicator=False)(run, str(tmp_path))

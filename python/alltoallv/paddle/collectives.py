@@ -14,23 +14,17 @@ from typing import Any
 from paddle import Tensor
 from paddle.distributed import ReduceOp
 
-from alltoallv._calls import declared, signature
+from alltoallv._calls import declared
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.declared import Made
 from alltoallv.communicator import Communicator
 from alltoallv.paddle.front_end import front_end
 from alltoallv.paddle.group import Group
 from alltoallv.paddle.tensors import filled
-from alltoallv.paddle.work import Task
-
-_ending = signature.ending(
-    "A task, also with ``sync_op=True``; None, with a warning, on a rank outside the group.",
-    group="A Paddle group, a `Communicator`, or None for all ranks.",
-    sync_op="Return when the outputs are complete; if false, at once, and they are after the task's ``wait()``.",
-)
+from alltoallv.paddle.work import Task, ending
 
 
-@_ending
+@ending
 def all_reduce(tensor: Tensor, op: int = ReduceOp.SUM, group: Group = None, sync_op: bool = True) -> Task | None:
     """Replaces ``tensor``, which has one shape and dtype on all ranks, by the reduction of all ranks' tensors.
 
@@ -43,7 +37,7 @@ def all_reduce(tensor: Tensor, op: int = ReduceOp.SUM, group: Group = None, sync
     return front_end.call(declared.all_reduce, group, not sync_op, tensor, op=op)
 
 
-@_ending
+@ending
 def reduce(tensor: Tensor, dst: int, op: int = ReduceOp.SUM, group: Group = None, sync_op: bool = True) -> Task | None:
     """Replaces the ``tensor`` of rank ``dst`` by the reduction of all tensors; the other ranks' tensors do not change.
 
@@ -52,7 +46,7 @@ def reduce(tensor: Tensor, dst: int, op: int = ReduceOp.SUM, group: Group = None
     return front_end.call(declared.reduce, group, not sync_op, tensor, op=op, root=("dst", dst))
 
 
-@_ending
+@ending
 def reduce_scatter(
     tensor: Tensor,
     tensor_list: Sequence[Tensor] | Tensor,
@@ -69,7 +63,7 @@ def reduce_scatter(
     return front_end.call(declared.reduce_scatter, group, not sync_op, tensor, tensor_list, op=op, names=names)
 
 
-@_ending
+@ending
 def all_gather(
     tensor_list: list[Tensor] | Tensor,
     tensor: Tensor,
@@ -83,7 +77,6 @@ def all_gather(
     Args:
         tensor_list: One tensor per rank, of that rank's size. An empty list is filled with tensors of the shape of
             ``tensor``. One tensor, W times as large as ``tensor``, takes all of them one after the other.
-        timeout: Seconds to wait for the peers; default: the communicator's.
     """
     return front_end.call(_all_gather, group, not sync_op, tensor_list, tensor, timeout=timeout)
 
@@ -92,7 +85,7 @@ def _all_gather(tensors: Adapter[Tensor], comm: Communicator, outputs: Any, tens
     return filled(outputs, [tensor] * comm.size, lambda given: declared.all_gather(tensors, comm, given, tensor))
 
 
-@_ending
+@ending
 def gather(
     tensor: Tensor,
     gather_list: list[Tensor] | None = None,
@@ -112,7 +105,7 @@ def _gather(tensors: Adapter[Tensor], comm: Communicator, tensor: Tensor, output
     return filled(wanted, [tensor] * comm.size, lambda given: declared.gather(tensors, comm, tensor, given, root))
 
 
-@_ending
+@ending
 def scatter(
     tensor: Tensor,
     tensor_list: Sequence[Tensor] | None = None,
@@ -128,7 +121,7 @@ def scatter(
     return front_end.call(declared.scatter, group, not sync_op, tensor, tensor_list, root=root, name="tensor_list")
 
 
-@_ending
+@ending
 def broadcast(tensor: Tensor, src: int, group: Group = None, sync_op: bool = True) -> Task | None:
     """Copies the ``tensor`` of one rank into the tensors of all others, which have the same size and dtype.
 

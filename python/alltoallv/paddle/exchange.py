@@ -14,12 +14,13 @@ from alltoallv.communicator import Communicator
 from alltoallv.paddle.front_end import front_end
 from alltoallv.paddle.group import Group
 from alltoallv.paddle.tensors import filled
-from alltoallv.paddle.work import Done, Task
+from alltoallv.paddle.work import Done, Task, ending
 
 all_to_all_v = front_end.all_to_all_v
 exchange_counts = front_end.exchange_counts
 
 
+@ending
 def alltoall_single(
     in_tensor: Tensor,
     out_tensor: Tensor,
@@ -40,15 +41,6 @@ def alltoall_single(
         in_tensor: Shape ``[sum(in_split_sizes), ...]``, any dtype.
         out_tensor: Shape ``[sum(out_split_sizes), ...]``, of the same dtype; contiguous, apart from ``in_tensor``.
         in_split_sizes, out_split_sizes: One integer >= 0 per rank. What rank i sends to j, rank j must receive from i.
-        group: A Paddle group, a `Communicator`, or None for all ranks.
-        sync_op: If true, the call returns only when ``out_tensor`` is complete.
-        timeout: Seconds to wait for the peers; default: the communicator's.
-
-    Returns:
-        A task, also with ``sync_op=True``; None, with a warning, on a rank outside the group.
-
-    Raises:
-        The errors of `all_to_all_v`.
     """
     comm = front_end.enter(group)
     if comm is None:
@@ -59,6 +51,7 @@ def alltoall_single(
     return Done(made) if sync_op else made[1]
 
 
+@ending
 def alltoall(
     in_tensor_list: Sequence[Tensor],
     out_tensor_list: list[Tensor],
@@ -71,10 +64,7 @@ def alltoall(
 
     It means the same as ``paddle.distributed.alltoall``, with Paddle 2's order of arguments (see `alltoall_single`).
     Tensors may have any shapes but one dtype; the data move directly between them. An empty ``out_tensor_list`` is
-    filled with tensors of the shapes of ``in_tensor_list``. Returns what `alltoall_single` returns.
-
-    Raises:
-        AllToAllVError: an argument of any rank is wrong, the ranks disagree, or one is lost or late.
+    filled with tensors of the shapes of ``in_tensor_list``.
     """
     return front_end.call(_all_to_all, group, not sync_op, out_tensor_list, in_tensor_list, timeout=timeout)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -28,30 +28,15 @@ from alltoallv.torch.graph import ops as ops
 from alltoallv.torch.graph import traced
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from alltoallv._calls.signature import ExchangeOptions
+    from alltoallv._calls.signature import AllToAllV
 
 
-@overload
-def all_to_all_v(
-    input: Tensor,
-    send_counts: Counts,
-    recv_counts: Counts | None = None,
-    *,
-    async_op: Literal[False] = False,
-    **options: Unpack[ExchangeOptions[Tensor, Group]],
-) -> Tensor: ...
-@overload
-def all_to_all_v(
-    input: Tensor,
-    send_counts: Counts,
-    recv_counts: Counts | None = None,
-    *,
-    async_op: Literal[True],
-    **options: Unpack[ExchangeOptions[Tensor, Group]],
-) -> tuple[Tensor | None, Work]: ...
-@described(signature.all_to_all_v)
+def _typed(function: Callable[..., Any]) -> AllToAllV[Tensor, Group, Work]:
+    """Describes `all_to_all_v`, and says that with ``async_op=True`` it returns a pair."""
+    return cast("AllToAllV[Tensor, Group, Work]", described(signature.all_to_all_v)(function))
+
+
+@_typed
 def all_to_all_v(
     input: Tensor,
     send_counts: Counts,

@@ -1,0 +1,173 @@
+// The emulated HCCL used wrongly, by ranks that disagree, with faults that are asked for, and by ranks that die.
+#include <csignal>
+
+#include "hccl_group.h"
+
+using namespace testing;
+
+namespace {
+
+/// Called wrongly by one rank alone: refused at once, and the others hear nothing of it.
+void refused_at_once(Group& g) {
+    const DeviceArray<int> x(8), y(8);
+    const std::vector<uint64_t> ones(static_cast<size_t>(g.size), 1), wide(static_cast<size_t>(g.size), 100);
+    int host[8] = {};
+    const auto v = [&](const void* in, const uint64_t* counts, const void* out, HcclComm comm, aclrtStream stream) {
+        return HcclAlltoAllV(in, counts, ones.data(), int32, out, counts, ones.data(), int32, comm, stream);
+    };
+    CHECK_EQ(v(x.data(), ones.data(), y.data(), nullptr, g.stream), HCCL_E_PTR);
+    CHECK_EQ(v(x.data(), ones.data(), y.data(), g.comm, nullptr), HCCL_E_PTR);
+    check_message("stream is null");
+    CHECK_EQ(v(x.data(), nullptr, y.data(), g.comm, g.stream), HCCL_E_PTR);
+    check_message("sendCounts is null");
+    CHECK_EQ(v(nullptr, ones.data(), y.data(), g.comm, g.stream), HCCL_E_PTR);
+    CHECK_EQ(v(x.data(), ones.data(), x.data(), g.comm, g.stream), HCCL_E_PARA);
+    check_message("sendBuf and recvBuf share memory");
+    CHECK_EQ(v(host, ones.data(), y.data(), g.comm, g.stream), HCCL_E_PARA);
+    check_message("is no device memory");
+    CHECK_EQ(v(x.data(), wide.data(), y.data(), g.comm, g.stream), HCCL_E_PARA);
+    check_message("of an allocation of 32 bytes");
+    const std::vector<uint64_t> huge(static_cast<size_t>(g.size), uint64_t{1} << 40);
+    CHECK_EQ(v(x.data(), huge.data(), y.data(), g.comm, g.stream), HCCL_E_PARA);
+    CHECK_EQ(HcclAllReduce(x.data(), y.data(), 9, int32, HCCL_REDUCE_SUM, g.comm, g.stream), HCCL_E_PARA);
+    CHECK_EQ(HcclAllReduce(x.data(), y.data(), 1, HCCL_DATA_TYPE_UINT8, HCCL_REDUCE_SUM, g.comm, g.stream),
+             HCCL_E_NOT_SUPPORT);
+    CHECK_EQ(HcclAllReduce(x.data(), y.data(), 1, static_cast<HcclDataType>(13), HCCL_REDUCE_SUM, g.comm, g.stream),
+             HCCL_E_PARA);
+    CHECK_EQ(HcclBroadcast(x.data(), 1, int32, 9, g.comm, g.stream), HCCL_E_PARA);
+    CHECK_EQ(HcclSend(x.data(), 1, int32, 9, g.comm, g.stream), HCCL_E_PARA);
+    CHECK_EQ(HcclGroupEnd(), HCCL_E_PARA);
+    HcclResult error = HCCL_E_RESERVED;
+    CHECK_EQ(HcclGetCommAsyncError(g.comm, &error), 0);
+    CHECK_EQ(error, HCCL_SUCCESS);
+    all_to_all_v(g, 1);
+}
+
+/// Every rank meets the failure when it synchronizes, and the communicator remembers it.
+void check_async(const Group& g, HcclResult expected, const std::string& message = "") {
+    CHECK(aclrtSynchronizeStream(g.stream) != 0);
+    HcclResult error = HCCL_SUCCESS;
+    CHECK_EQ(HcclGetCommAsyncError(g.comm, &error), 0);
+    CHECK_EQ(error, expected);
+    if (!message.empty()) check_message(message);
+}
+
+/// What only the ranks together can see.
+void disagreements() {
+    const auto disagree = [](const std::function<HcclResult(Group&, void*, void*)>& call) {
+        in_group(3, [&](Group& g) {
+            const DeviceArray<int> x(8), y(std::vector<int>(8, -1));
+            CHECK_EQ(call(g, x.data(), y.data()), 0);
+            check_async(g, HCCL_E_PARA);
+            check_values(y, std::vector<int>(8, -1));
+        });
+    };
+    disagree([](Group& g, void* x, void* y) {
+        return HcclAllReduce(x, y, g.rank == 1 ? 2 : 1, int32, HCCL_REDUCE_SUM, g.comm, g.stream);
+    });
+    disagree([](Group& g, void* x, void* y) {
+        return HcclAllReduce(x, y, 1, g.rank == 2 ? HCCL_DATA_TYPE_FP32 : int32, HCCL_REDUCE_SUM, g.comm, g.stream);
+    });
+    disagree([](Group& g, void* x, void* y) {
+        return HcclAllReduce(x, y, 1, int32, g.rank == 0 ? HCCL_REDUCE_MAX : HCCL_REDUCE_SUM, g.comm, g.stream);
+    });
+    disagree([](Group& g, void* x, void* y) {
+        return g.rank == 0 ? HcclAllGather(x, y, 1, int32, g.comm, g.stream)
+                           : HcclAllReduce(x, y, 1, int32, HCCL_REDUCE_SUM, g.comm, g.stream);
+    });
+    disagree([](Group& g, void* x, void*) {
+        return HcclBroadcast(x, 1, int32, static_cast<uint32_t>(g.rank % 2), g.comm, g.stream);
+    });
+    disagree([](Group& g, void* x, void* y) {  // rank 1 sends 2 where 1 is expected
+        const std::vector<uint64_t> ones(3, 1), twos{1, 1, 2}, places{0, 2, 4};
+        return HcclAlltoAllV(x, g.rank == 1 ? twos.data() : ones.data(), places.data(), int32, y, ones.data(),
+                             places.data(), int32, g.comm, g.stream);
+    });
+}
+
+/// A buffer that is freed while its collective is queued: all ranks fail, none waits for ever.
+void freed_too_early(Group& g) {
+    option("task_delay_us", "100000");
+    void* memory = nullptr;
+    CHECK_EQ(aclrtMalloc(&memory, 64, ACL_MEM_MALLOC_HUGE_FIRST), 0);
+    CHECK_EQ(HcclAllReduce(memory, memory, 4, int32, HCCL_REDUCE_SUM, g.comm, g.stream), 0);
+    CHECK_EQ(HcclCommDestroy(g.comm), HCCL_E_AGAIN);
+    if (g.rank == 0) CHECK_EQ(aclrtFree(memory), 0);
+    check_async(g, HCCL_E_PARA);
+    option("task_delay_us", "0");
+}
+
+void faults() {
+    in_group(2, [](Group& g) {  // zeros and success
+        option("faults", "HcclAllGather@1=zeros");
+        const DeviceArray<int> x(std::vector<int>{g.rank + 1}), y(2);
+        CHECK_EQ(HcclAllGather(x.data(), y.data(), 1, int32, g.comm, g.stream), 0);
+        g.synchronize();
+        check_values(y, g.rank == 1 ? std::vector<int>{0, 0} : std::vector<int>{1, 2});
+    });
+    in_group(2, [](Group& g) {  // the second call fails at once, on rank 0 alone; the other waits in vain
+        option("faults", "HcclAllGather@0#2=fail:4");
+        option("exec_timeout", "0.5");
+        const DeviceArray<int> x(1), y(2);
+        CHECK_EQ(HcclAllGather(x.data(), y.data(), 1, int32, g.comm, g.stream), 0);
+        g.synchronize();
+        const HcclResult second = HcclAllGather(x.data(), y.data(), 1, int32, g.comm, g.stream);
+        CHECK_EQ(second, g.rank == 0 ? HCCL_E_INTERNAL : HCCL_SUCCESS);
+        if (g.rank == 1) check_async(g, HCCL_E_TIMEOUT);
+        if (g.rank == 0) sleep(2);  // once it has left, it is lost
+    });
+    in_group(2, [](Group& g) {
+        option("faults", "HcclAllGather@0=async:21;HcclAllGather@1=delay:50");
+        const DeviceArray<int> x(1), y(2);
+        CHECK_EQ(HcclAllGather(x.data(), y.data(), 1, int32, g.comm, g.stream), 0);
+        if (g.rank == 0)
+            check_async(g, HCCL_E_REMOTE);
+        else
+            g.synchronize();
+    });
+    in_group(2, [](Group& g) {  // takes no part
+        option("faults", "HcclAllGather@0=skip");
+        option("exec_timeout", "0.5");
+        const DeviceArray<int> x(1), y(2);
+        CHECK_EQ(HcclAllGather(x.data(), y.data(), 1, int32, g.comm, g.stream), 0);
+        if (g.rank == 1)
+            check_async(g, HCCL_E_TIMEOUT);
+        else
+            sleep(2);
+    });
+}
+
+/// A rank that dies in a collective is lost to the others at once; one that dies before it joins, after the timeout.
+void deaths() {
+    CHECK_EQ(HcclGetRootInfo(&root), 0);
+    const std::vector<int> in_collective = run_processes(3, [](int rank) {
+        option("faults", "HcclAllGather@1=die");
+        Group g(rank, 3);
+        const DeviceArray<int> x(1), y(3);
+        CHECK_EQ(HcclAllGather(x.data(), y.data(), 1, int32, g.comm, g.stream), 0);
+        check_async(g, HCCL_E_REMOTE);
+    });
+    CHECK(in_collective == (std::vector<int>{0, 128 + SIGKILL, 0}));
+    CHECK_EQ(HcclGetRootInfo(&root), 0);
+    const std::vector<int> in_init = run_processes(3, [](int rank) {
+        CHECK_EQ(setenv("RANK", std::to_string(rank).c_str(), 1), 0);
+        option("faults", "HcclCommInitRootInfo@2=die");
+        option("connect_timeout", "1");
+        HcclComm comm = nullptr;
+        CHECK_EQ(HcclCommInitRootInfo(3, &root, static_cast<uint32_t>(rank), &comm), HCCL_E_TIMEOUT);
+    });
+    CHECK(in_init == (std::vector<int>{0, 0, 128 + SIGKILL}));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    option("verbose", std::getenv("VERBOSE") != nullptr ? "1" : "0");
+    aclrtSetDevice(0);
+    return run_all(argc, argv,
+                   {{"refused at once", [] { in_group(2, refused_at_once); }},
+                    {"disagreements", disagreements},
+                    {"freed too early", [] { in_group(2, freed_too_early); }},
+                    {"faults", faults},
+                    {"deaths", deaths}});
+}
