@@ -281,20 +281,6 @@ def test_arrays_outlive_every_communicator(ranks):
     ranks(3, communicator=False)(work)
 
 
-def test_many_communicators_at_once(ranks):
-    def work(rank, size):
-        comms = [join(rank, size, domain=f"many-{k}") for k in range(25)]
-        for comm in comms:
-            check_works(comm)
-        for comm in comms[::2]:
-            comm.destroy()
-        for comm in comms[1::2]:
-            check_works(comm)
-            comm.destroy()
-
-    ranks(2, communicator=False)(work)
-
-
 def test_threads_and_processes_in_one_process(ranks):
     def work(comm):
         inner = Communicator.threads(3)

@@ -14,7 +14,7 @@ from exchange_cases import SEED, Array, Launch, put
 
 from alltoallv import Communicator
 from alltoallv import numpy as av
-from alltoallv.errors import CommTimeoutError, InvalidTensorError, PeerMismatchError
+from alltoallv.errors import InvalidTensorError, PeerMismatchError
 from alltoallv.testing import golden, reference
 
 
@@ -110,24 +110,6 @@ def test_synchronous_calls_queue_behind_pending_ones(launch: Launch) -> None:
             check(*one)
 
     launch(3, run)
-
-
-def test_wait_with_a_timeout_may_be_repeated(launch: Launch, tmp_path: Path) -> None:
-    def run(communicator: Communicator, gate: Gate) -> None:
-        if is_late(communicator):
-            gate.enter(communicator)
-        result, work = av.all_gather(np.arange(3) + communicator.rank, group=communicator, async_op=True)
-        if not is_late(communicator):
-            for _ in range(2):
-                with pytest.raises(CommTimeoutError, match=r"not done after 0\.05 s; it is still under way"):
-                    work.wait(0.05)
-            assert work.exception() is None
-            gate.open(communicator)
-        assert work.wait(10) is True
-        assert communicator.usable
-        assert result.tolist() == [[j, j + 1, j + 2] for j in range(communicator.size)]
-
-    launch(2, run, Gate(tmp_path))
 
 
 def test_errors_surface_in_wait_on_every_rank(launch: Launch) -> None:
