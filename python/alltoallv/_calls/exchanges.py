@@ -122,10 +122,6 @@ class Exchanges(FrontEnd[A, G, H]):
         self.exchange_counts, self.all_to_all_single = exchange_counts, all_to_all_single
         self.all_gather_into_tensor = all_gather_into_tensor
 
-    def host(self, comm: Communicator) -> Communicator:
-        """Returns the communicator of these ranks in host memory, over which counts travel."""
-        return comm
-
     @abstractmethod
     def check(self, name: str, x: Any) -> A:
         """Checks an input and returns it; a value that can be made a tensor may become one."""

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from alltoallv._calls import experts
+from alltoallv._calls import experts, signature
 from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.exchanges import Exchanges
@@ -15,9 +15,11 @@ from alltoallv._calls.experts import Matrix
 from alltoallv._calls.guard import guard
 from alltoallv._calls.linear import Map
 from alltoallv._calls.regions import as_bytes
+from alltoallv._calls.signature import described
 from alltoallv.communicator import Communicator
 
 A = TypeVar("A")  # the framework's tensor
+G = Any  # its groups
 Order = npt.NDArray[np.int64]
 
 
@@ -42,7 +44,26 @@ class ExpertRows(Generic[A]):
     """Global scatter and gather of a front end's tensors. A front end overrides what it does in its own way."""
 
     def __init__(self, front_end: Exchanges[A, Any, Any]) -> None:
+        """Makes the public functions: plain ones, which help() shows as such."""
         self.front_end = front_end
+
+        @described(signature.global_scatter)
+        def global_scatter(x: A, local_count: Counts, global_count: Counts, group: G = None) -> A:
+            comm = front_end.enter(group)
+            if comm is None:
+                return None  # type: ignore[return-value]
+            x, local, global_ = self._checked("global_scatter", comm, x, local_count, global_count, "local_count")
+            return self._transposed(self._exchanged(x, local.sum(1), global_.sum(1), comm), global_)
+
+        @described(signature.global_gather)
+        def global_gather(x: A, local_count: Counts, global_count: Counts, group: G = None) -> A:
+            comm = front_end.enter(group)
+            if comm is None:
+                return None  # type: ignore[return-value]
+            x, local, global_ = self._checked("global_gather", comm, x, local_count, global_count, "global_count")
+            return self._exchanged(self._transposed(x, global_.T), global_.sum(1), local.sum(1), comm)
+
+        self.global_scatter, self.global_gather = global_scatter, global_gather
 
     def check(self, x: Any, counts: dict[str, Counts]) -> A:
         """Checks and returns the rows; raises for counts that the framework does not take."""
@@ -52,22 +73,6 @@ class ExpertRows(Generic[A]):
         """Returns the rows in another order: row n of the result is row ``order[n]``."""
         call = Permutation(self.front_end.adapter, order)
         return self.front_end.apply(x, call) if self.front_end.tracks(x) else call.run(x)
-
-    def global_scatter(self, x: A, local_count: Counts, global_count: Counts, group: Any = None) -> Any:
-        """Does what `signature.global_scatter` says."""
-        comm = self.front_end.enter(group)
-        if comm is None:
-            return None
-        x, local, global_ = self._checked("global_scatter", comm, x, local_count, global_count, "local_count")
-        return self._transposed(self._exchanged(x, local.sum(1), global_.sum(1), comm), global_)
-
-    def global_gather(self, x: A, local_count: Counts, global_count: Counts, group: Any = None) -> Any:
-        """Does what `signature.global_gather` says."""
-        comm = self.front_end.enter(group)
-        if comm is None:
-            return None
-        x, local, global_ = self._checked("global_gather", comm, x, local_count, global_count, "global_count")
-        return self._exchanged(self._transposed(x, global_.T), global_.sum(1), local.sum(1), comm)
 
     def _checked(
         self, operator: str, comm: Communicator, x: A, local_count: Counts, global_count: Counts, rows_of_x: str

@@ -1,4 +1,4 @@
-"""A front end of host memory defines these methods; its calls of declared collectives start here."""
+"""A front end of host memory defines these methods; its collectives, objects and messages start here."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from alltoallv import _core
+from alltoallv._calls import messages
 from alltoallv._calls.adapters import Adapter
+from alltoallv._calls.collectives import check_rank
 from alltoallv._calls.declared import Made
 from alltoallv._calls.guard import guard
 from alltoallv._calls.handle import Handle
+from alltoallv._calls.objects import ObjectExchange
 from alltoallv.communicator import Communicator
+from alltoallv.errors import InvalidParamError
 
 A = TypeVar("A")  # the framework's tensor
 G = TypeVar("G")  # its groups
@@ -22,10 +26,15 @@ class FrontEnd(ABC, Generic[A, G, H]):
     """Knows the groups, tensors and handles of one framework."""
 
     adapter: ClassVar[Adapter[Any]]
+    messenger: ClassVar[Adapter[Any] | None] = None  # for messages, which use tensors at once; None: the adapter
 
     @abstractmethod
     def enter(self, group: G) -> Communicator | None:
         """Returns the group's communicator, or None on a rank outside of it."""
+
+    def host(self, comm: Communicator) -> Communicator:
+        """Returns the communicator of these ranks in host memory, over which counts, objects and messages travel."""
+        return comm
 
     def rank_in(self, group: G, rank: Any, name: str) -> Any:
         """Returns the group's number of ``rank``, which the caller gave as the argument ``name``."""
@@ -100,4 +109,67 @@ class FrontEnd(ABC, Generic[A, G, H]):
             made.call.run()
             return self.ended(made.result)
         handle: Any = self.adapter.handle(comm, made.call.submit(), (made,), lambda: made.result)
+        return cast("H", handle)
+
+    def objects(
+        self,
+        declared: Callable[..., ObjectExchange],
+        group: G,
+        value: Any,
+        *,
+        root: tuple[str, Any] | None = None,
+        check: Callable[[int, bool], None] | None = None,
+        timeout: float | None = None,
+        **more: Any,
+    ) -> Any:
+        """Runs a collective of `alltoallv._calls.objects`, and returns its result; None on a rank outside the group.
+
+        Args:
+            root: The name and the value of the argument that gives the root.
+            check: Refuses other arguments; gets the number of ranks, and whether this one is the root.
+        """
+        comm = self.enter(group)
+        if comm is None:
+            return None
+        comm = self.host(comm)
+        with guard(comm, declared.__name__):
+            limit = -1.0 if timeout is None else _core.read_timeout(timeout)
+            if root is not None:
+                more["root"] = self.rank_in(group, root[1], root[0])
+                check_rank(root[0], more["root"], comm.size)
+            if check is not None:
+                check(comm.size, more.get("root") == comm.rank)
+            exchange = declared(comm, value, **more)
+        return exchange.run(limit)
+
+    def message(
+        self,
+        operator: str,
+        group: G,
+        tensor: A,
+        peer: tuple[str, Any],
+        *,
+        waits: bool,
+        tag: int = 0,
+        to_itself: bool = True,
+    ) -> H | None:
+        """Runs the ``"send"`` or ``"recv"`` of a tensor, or submits it for the handle if it does not wait.
+
+        Args:
+            peer: The name and the value of the argument that gives the other rank.
+            to_itself: False if the framework refuses messages from a rank to itself.
+        """
+        comm = self.enter(group)
+        if comm is None:
+            return None
+        rank = self.rank_in(group, peer[1], peer[0])
+        if not to_itself and rank == comm.rank:
+            raise InvalidParamError(f"{peer[0]} is {rank}, this rank itself, expected another one")
+        message, used = messages.message(self.messenger or self.adapter, comm, operator, tensor, rank, tag, waits=waits)
+        if operator == "recv" and self.adapter.tracks_writes:
+            self.adapter.writes(tensor)
+        if waits:
+            message.run()
+            return self.ended(tensor)
+        handle: Any = self.adapter.handle(comm, message.submit(), (used,), lambda: tensor)
         return cast("H", handle)

@@ -6,7 +6,7 @@ To unpickle runs what the bytes say: the ranks of a communicator are processes o
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,10 @@ from alltoallv.errors import InvalidParamError
 
 
 class ObjectExchange:
-    """An exchange of objects, made under the guard: ``sends[j]`` bytes from ``sdispls[j]`` of ``data`` go to rank j."""
+    """An exchange of objects, made under the guard: ``sends[j]`` bytes from ``sdispls[j]`` of ``data`` go to rank j.
+
+    ``result`` makes the call's result of the objects that arrived, by rank.
+    """
 
     def __init__(
         self,
@@ -29,44 +32,54 @@ class ObjectExchange:
         sends: Sequence[int],
         sdispls: Sequence[int] | None = None,
         root: int = 0,
+        result: Callable[[list[Any]], Any] = lambda arrived: arrived,
     ) -> None:
         begins = [0] * comm.size if sdispls is None else sdispls
         self._plan = _core.Plan(comm.core, operator, "uint8", sends, begins, [], [], root)
-        self._data = np.frombuffer(data, np.uint8)
+        self._data, self._result = np.frombuffer(data, np.uint8), result
 
-    def run(self, timeout: float = -1.0) -> list[Any]:
-        """Returns the objects that the ranks sent, by rank, None for none.
-
-        ``timeout`` is in seconds; below 0 the communicator's own holds.
-        """
+    def run(self, timeout: float = -1.0) -> Any:
+        """Returns the result. ``timeout`` is in seconds; below 0 the communicator's own holds."""
         block, sizes = self._plan.run_learning(_core.buffer_address(self._data), timeout)
-        return loads(memory.from_block(block, (sum(sizes),), np.dtype(np.uint8)).data, sizes)
+        return self._result(loads(memory.from_block(block, (sum(sizes),), np.dtype(np.uint8)).data, sizes))
 
 
 def all_gather(comm: Communicator, value: Any) -> ObjectExchange:
-    """Sends every rank's object to every rank."""
+    """Returns every rank's object to every rank, in a list."""
     data = pickled("value", value)
     return ObjectExchange(comm, "all_gather", data, [len(data)] * comm.size)
 
 
 def broadcast(comm: Communicator, value: Any, root: int) -> ObjectExchange:
-    """Sends the root's object to every other rank; the root gets nothing itself."""
-    data = pickled("value", value) if comm.rank == root else b""
-    return ObjectExchange(comm, "broadcast", data, [len(data) * (j != comm.rank) for j in range(comm.size)], root=root)
+    """Returns the root's object to every rank: to the root the object itself."""
+    mine = comm.rank == root
+    data = pickled("value", value) if mine else b""
+    sends = [len(data) * (j != comm.rank) for j in range(comm.size)]
+    return ObjectExchange(
+        comm, "broadcast", data, sends, root=root, result=lambda arrived: value if mine else arrived[root]
+    )
 
 
 def gather(comm: Communicator, value: Any, root: int) -> ObjectExchange:
-    """Sends every rank's object to the root."""
+    """Returns every rank's object to the root, in a list, and None to the other ranks."""
     data = pickled("value", value)
-    return ObjectExchange(comm, "gather", data, [len(data) * (j == root) for j in range(comm.size)], root=root)
+    sends = [len(data) * (j == root) for j in range(comm.size)]
+    return ObjectExchange(
+        comm, "gather", data, sends, root=root, result=lambda arrived: arrived if comm.rank == root else None
+    )
 
 
-def scatter(comm: Communicator, values: Sequence[Any] | None, root: int) -> ObjectExchange:
-    """Sends one of the root's objects to each rank; on other ranks ``values`` is not used."""
-    given = (values or ()) if comm.rank == root else [None] * comm.size
-    parts = [pickled(f"values[{j}]", value) if comm.rank == root else b"" for j, value in enumerate(given)]
+def scatter(comm: Communicator, values: Sequence[Any] | None, root: int, name: str = "values") -> ObjectExchange:
+    """Returns one of the root's objects to each rank; on other ranks the argument ``name`` is not used."""
+    parts = [b""] * comm.size
+    if comm.rank == root:
+        if values is None or len(values) != comm.size:
+            raise InvalidParamError(f"{name} is {values!r}, expected {comm.size} objects on the root, one per rank")
+        parts = [pickled(f"{name}[{j}]", value) for j, value in enumerate(values)]
     sends = [len(part) for part in parts]
-    return ObjectExchange(comm, "scatter", b"".join(parts), sends, packed(sends), root)
+    return ObjectExchange(
+        comm, "scatter", b"".join(parts), sends, packed(sends), root, result=lambda arrived: arrived[root]
+    )
 
 
 def send(comm: Communicator, values: Sequence[Any], dst: int, tag: int = 0, timeout: float = -1.0) -> None:

@@ -15,7 +15,7 @@ from alltoallv._calls.exchanges import Exchanges
 from alltoallv._calls.linear import Map
 from alltoallv.communicator import Communicator
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore.adapter import LATE
+from alltoallv.mindspore.adapter import ADAPTER, LATE
 from alltoallv.mindspore.autograd import apply, assign, tracks
 from alltoallv.mindspore.calls import Call
 from alltoallv.mindspore.group import Group, on_host
@@ -42,7 +42,7 @@ def check_async(async_op: Any) -> None:
 
 
 class _FrontEnd(Exchanges[Tensor, Group, CommHandle]):
-    adapter, quick = LATE, Tensor
+    adapter, messenger, quick = LATE, ADAPTER, Tensor
 
     def enter(self, group: Group) -> Communicator:
         return enter(group)
@@ -51,7 +51,7 @@ class _FrontEnd(Exchanges[Tensor, Group, CommHandle]):
         return on_host(comm)
 
     def rank_in(self, group: Group, rank: Any, name: str) -> Any:
-        return groups.rank_in(group, rank)
+        return groups.rank_in(group, rank, name)
 
     def check_async(self, async_op: Any) -> None:
         check_async(async_op)

@@ -123,17 +123,20 @@ def resolve(group: Group) -> Communicator:
     return made
 
 
-def rank_in(group: Group, rank: int) -> int:
+def rank_in(group: Group, rank: int, name: str = "src") -> int:
     """Converts a rank of the job to a rank of the group; with a `Communicator` it is one already.
 
     Raises:
+        TypeError: the rank, which is the argument ``name``, is no integer.
         InvalidParamError: the rank is not a member.
     """
+    if not isinstance(rank, int):
+        raise TypeError(f"The {name} must be int, but got {type(rank)}")
     if not isinstance(group, str) or group in WORLD:
         return rank
     ranks = members(group)
     if rank not in ranks:
-        raise InvalidParamError(f"src is {rank!r}, expected one of the group's ranks {ranks}")
+        raise InvalidParamError(f"{name} is {rank!r}, expected one of the group's ranks {ranks}")
     return ranks.index(rank)
 
 

@@ -6,17 +6,14 @@ ranks of the job; with a `Communicator` they are ranks in it. They raise the err
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from mindspore import Tensor
 
 from alltoallv._calls import messages
-from alltoallv._calls.messages import Message
-from alltoallv.communicator import Communicator
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore.adapter import ADAPTER, LATE
-from alltoallv.mindspore.front_end import enter
+from alltoallv.mindspore.adapter import LATE
+from alltoallv.mindspore.front_end import enter, front_end
 from alltoallv.mindspore.group import Group, on_host
 from alltoallv.mindspore.tensors import core_name, in_queue
 from alltoallv.mindspore.work import CommHandle
@@ -38,7 +35,8 @@ def send(tensor: Tensor, dst: int = 0, group: Group = None, tag: int = 0) -> int
         PeerMismatchError: the receiver expects another size or dtype; both ranks raise it, and nothing is written.
         PeerLostError, CommTimeoutError: the peer died, left, or did not come.
     """
-    return _run("send", tensor, dst, group, tag)
+    _message("send", tensor, ("dst", dst), group, tag, waits=True)
+    return 0
 
 
 def recv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> int:
@@ -46,12 +44,13 @@ def recv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> int
 
     Arguments and errors are those of `send`.
     """
-    return _run("recv", tensor, src, group, tag)
+    _message("recv", tensor, ("src", src), group, tag, waits=True)
+    return 0
 
 
 def isend(tensor: Tensor, dst: int = 0, group: Group = None, tag: int = 0) -> CommHandle:
     """Sends like `send`, but returns at once; do not change the tensor until the handle's ``wait`` has returned."""
-    return _post("send", tensor, dst, group, tag)
+    return _message("send", tensor, ("dst", dst), group, tag)
 
 
 def irecv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> CommHandle:
@@ -59,19 +58,17 @@ def irecv(tensor: Tensor, src: int = 0, group: Group = None, tag: int = 0) -> Co
 
     Collectives may be called in between.
     """
-    return _post("recv", tensor, src, group, tag)
+    return _message("recv", tensor, ("src", src), group, tag)
 
 
 def _message(
-    operator: str, tensor: Tensor, peer: int, group: Group, tag: int, *, waits: bool
-) -> tuple[Communicator, Message, Any, Callable[[], Tensor]]:
-    """Returns the message, the memory that it uses, and a function that returns the tensor when it is done."""
-    comm, peer = enter(group), groups.rank_in(group, peer)
+    operator: str, tensor: Tensor, peer: tuple[str, int], group: Group, tag: int, *, waits: bool = False
+) -> Any:
     if not in_queue():
-        message, used = messages.message(ADAPTER, comm, operator, tensor, peer, tag, waits=waits)
-        return comm, message, used, lambda: tensor
+        return front_end.message(operator, group, tensor, peer, waits=waits, tag=tag)
     # Device memory is copied through the host: a send in MindSpore's queue would stop all that follows it.
-    comm, array = on_host(comm), LATE.read("tensor", tensor).asnumpy().copy()
+    comm, rank = on_host(enter(group)), groups.rank_in(group, peer[1], peer[0])
+    array = LATE.read("tensor", tensor).asnumpy().copy()
     dtype = LATE.check_output("tensor", tensor) if operator == "recv" else core_name(tensor.dtype)
     make: Any = messages.recv if operator == "recv" else messages.send
 
@@ -80,16 +77,8 @@ def _message(
             tensor.copy_(Tensor.from_numpy(array))
         return tensor
 
-    return comm, make(comm, dtype, (array.ctypes.data, array.nbytes), peer, tag, waits=waits), array, done
-
-
-def _run(operator: str, tensor: Tensor, peer: int, group: Group, tag: int) -> int:
-    _, message, _, done = _message(operator, tensor, peer, group, tag, waits=True)
+    message = make(comm, dtype, (array.ctypes.data, array.nbytes), rank, tag, waits=waits)
+    if not waits:
+        return CommHandle(comm, message.submit(), (array,), done)
     message.run()
-    done()
-    return 0
-
-
-def _post(operator: str, tensor: Tensor, peer: int, group: Group, tag: int) -> CommHandle:
-    comm, message, used, done = _message(operator, tensor, peer, group, tag, waits=False)
-    return CommHandle(comm, message.submit(), (used,), done)
+    return done()

@@ -18,8 +18,9 @@ from alltoallv.numpy.exchange import (
     all_to_all_v,
     barrier,
     exchange_counts,
+    global_gather,
+    global_scatter,
 )
-from alltoallv.numpy.moe import global_gather, global_scatter
 from alltoallv.numpy.objects import (
     all_gather_object,
     broadcast_object,

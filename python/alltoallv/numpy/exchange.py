@@ -13,6 +13,7 @@ from alltoallv._calls import declared
 from alltoallv._calls.collectives import Ready
 from alltoallv._calls.counts import Counts
 from alltoallv._calls.exchanges import Exchanges
+from alltoallv._calls.expert_rows import ExpertRows
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
@@ -67,6 +68,8 @@ all_to_all_v = front_end.all_to_all_v
 exchange_counts = front_end.exchange_counts
 all_to_all_single = front_end.all_to_all_single
 all_gather_into_tensor = front_end.all_gather_into_tensor
+_rows = ExpertRows(front_end)
+global_scatter, global_gather = _rows.global_scatter, _rows.global_gather
 
 
 @ending

@@ -10,11 +10,9 @@ from typing import Any
 
 from alltoallv import _core
 from alltoallv._calls import objects
-from alltoallv._calls.collectives import check_rank
-from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError
 from alltoallv.numpy.arrays import resolve
+from alltoallv.numpy.exchange import front_end
 
 
 def send_object(
@@ -57,13 +55,7 @@ def broadcast_object(
         InvalidParamError: the object cannot be pickled, or ``root`` is not a rank; raised on every rank.
         PeerMismatchError, PeerLostError, CommTimeoutError: as for `all_to_all_v`.
     """
-    comm = resolve(group)
-    with guard(comm, "broadcast"):
-        check_rank("root", root, comm.size)
-        exchange = objects.broadcast(comm, value, root)
-        limit = _core.read_timeout(timeout)
-    arrived = exchange.run(limit)
-    return value if comm.rank == root else arrived[root]
+    return front_end.objects(objects.broadcast, group, value, root=("root", root), timeout=timeout)
 
 
 def gather_object(
@@ -73,13 +65,8 @@ def gather_object(
 
     Arguments and errors are those of `broadcast_object`.
     """
-    comm = resolve(group)
-    with guard(comm, "gather"):
-        check_rank("root", root, comm.size)
-        exchange = objects.gather(comm, value, root)
-        limit = _core.read_timeout(timeout)
-    arrived = exchange.run(limit)
-    return arrived if comm.rank == root else None
+    gathered: list[Any] | None = front_end.objects(objects.gather, group, value, root=("root", root), timeout=timeout)
+    return gathered
 
 
 def scatter_object(
@@ -96,20 +83,10 @@ def scatter_object(
 
     Other arguments and errors are those of `broadcast_object`.
     """
-    comm = resolve(group)
-    with guard(comm, "scatter"):
-        check_rank("root", root, comm.size)
-        if comm.rank == root and (values is None or len(values) != comm.size):
-            raise InvalidParamError(f"values is {values}, expected {comm.size} objects on the root, one per rank")
-        exchange = objects.scatter(comm, values, root)
-        limit = _core.read_timeout(timeout)
-    return exchange.run(limit)[root]
+    return front_end.objects(objects.scatter, group, values, root=("root", root), timeout=timeout)
 
 
 def all_gather_object(value: Any, *, group: Communicator | None = None, timeout: float | None = None) -> list[Any]:
     """Returns the ``value`` of every rank, in rank order. Arguments and errors are those of `broadcast_object`."""
-    comm = resolve(group)
-    with guard(comm, "all_gather"):
-        exchange = objects.all_gather(comm, value)
-        limit = _core.read_timeout(timeout)
-    return exchange.run(limit)
+    gathered: list[Any] = front_end.objects(objects.all_gather, group, value, timeout=timeout)
+    return gathered

@@ -10,11 +10,9 @@ from typing import Any
 
 from paddle import Tensor
 
-from alltoallv._calls import messages
-from alltoallv.errors import InvalidParamError
-from alltoallv.paddle.adapter import ADAPTER
-from alltoallv.paddle.group import Group, rank_in, resolve
-from alltoallv.paddle.work import Done, Task
+from alltoallv.paddle.front_end import front_end
+from alltoallv.paddle.group import Group
+from alltoallv.paddle.work import Task
 
 
 def send(tensor: Tensor, dst: int = 0, group: Group = None, sync_op: bool = True) -> Task | None:
@@ -22,12 +20,12 @@ def send(tensor: Tensor, dst: int = 0, group: Group = None, sync_op: bool = True
 
     Messages of one pair arrive in the order in which they were sent, independent of collectives.
     """
-    return _message("send", tensor, dst, "dst", group, sync_op)
+    return front_end.message("send", group, tensor, ("dst", dst), waits=sync_op, to_itself=False)
 
 
 def recv(tensor: Tensor, src: int = 0, group: Group = None, sync_op: bool = True) -> Task | None:
     """Receives what rank ``src`` sends into ``tensor``, which has the same dtype and number of elements."""
-    return _message("recv", tensor, src, "src", group, sync_op)
+    return front_end.message("recv", group, tensor, ("src", src), waits=sync_op, to_itself=False)
 
 
 def isend(tensor: Tensor, dst: int, group: Group = None) -> Task | None:
@@ -40,22 +38,6 @@ def irecv(tensor: Tensor, src: int | None = None, group: Group = None) -> Task |
     between.
     """
     return recv(tensor, 0 if src is None else src, group, sync_op=False)
-
-
-def _message(operator: str, tensor: Tensor, peer: int, name: str, group: Group, sync_op: bool) -> Task | None:
-    comm = resolve(group)
-    if comm is None:
-        return None
-    peer = rank_in(group, peer, name)
-    if peer == comm.rank:
-        raise InvalidParamError(f"{name} is {peer}, this rank itself, expected another one")
-    message, used = messages.message(ADAPTER, comm, operator, tensor, peer, waits=sync_op)
-    if operator == "recv":
-        ADAPTER.writes(tensor)
-    if not sync_op:
-        return Task(comm, message.submit(), (used,), lambda: tensor)
-    message.run()
-    return Done(tensor)
 
 
 class P2POp:

@@ -7,55 +7,37 @@ What arrives is unpickled, which can run any code that the sender chooses: the r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from alltoallv._calls import objects
-from alltoallv._calls.guard import guard
 from alltoallv.errors import InvalidParamError
+from alltoallv.paddle.front_end import front_end
 from alltoallv.paddle.group import Group, rank_in, resolve
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
     """Fills ``object_list`` with every rank's ``obj``, in the order of ranks."""
-    comm = resolve(group)
-    if comm is None:
-        return
-    with guard(comm, "all_gather"):
-        _check_list("object_list", object_list)
-        exchange = objects.all_gather(comm, obj)
-    object_list[:] = exchange.run()
+    arrived = front_end.objects(objects.all_gather, group, obj, check=_lists("object_list", object_list))
+    if arrived is not None:
+        object_list[:] = arrived
 
 
 def broadcast_object_list(object_list: list[Any], src: int, group: Group = None) -> None:
     """Replaces the entries of ``object_list`` by those of rank ``src``."""
-    comm = resolve(group)
-    if comm is None:
-        return
-    with guard(comm, "broadcast"):
-        _check_list("object_list", object_list)
-        root = rank_in(group, src, "src")
-        exchange = objects.broadcast(comm, object_list, root)
-    arrived = exchange.run()
-    if comm.rank != root:
-        object_list[:] = arrived[root]
+    check = _lists("object_list", object_list)
+    arrived = front_end.objects(objects.broadcast, group, object_list, root=("src", src), check=check)
+    if arrived is not None:
+        object_list[:] = arrived
 
 
 def scatter_object_list(
     out_object_list: list[Any], in_object_list: list[Any] | None = None, src: int = 0, group: Group = None
 ) -> None:
     """Sets ``out_object_list`` of rank j to ``[in_object_list[j]]`` of rank ``src``, which has one entry per rank."""
-    comm = resolve(group)
-    if comm is None:
-        return
-    with guard(comm, "scatter"):
-        _check_list("out_object_list", out_object_list)
-        root = rank_in(group, src, "src")
-        if comm.rank == root and (not isinstance(in_object_list, list) or len(in_object_list) != comm.size):
-            raise InvalidParamError(
-                f"in_object_list is {in_object_list!r}, expected a list of {comm.size}, one per rank"
-            )
-        exchange = objects.scatter(comm, in_object_list, root)
-    out_object_list[:] = [exchange.run()[root]]
+    about: Any = {"check": _lists("out_object_list", out_object_list), "name": "in_object_list"}
+    if resolve(group) is not None:
+        out_object_list[:] = [front_end.objects(objects.scatter, group, in_object_list, root=("src", src), **about)]
 
 
 def send_object_list(
@@ -86,9 +68,12 @@ def _peer(name: str, rank: int | None, in_group: int | None, group: Group) -> An
     return in_group
 
 
-def _check_list(name: str, values: Any) -> None:
-    if not isinstance(values, list):
-        raise TypeError(f"{name} is a {type(values).__name__}, expected a list")
+def _lists(name: str, values: Any) -> Callable[..., None]:
+    def check(size: int, at_root: bool) -> None:
+        if not isinstance(values, list):
+            raise TypeError(f"{name} is a {type(values).__name__}, expected a list")
+
+    return check
 
 
 def _check_filled(values: Any) -> None:

@@ -62,15 +62,9 @@ def as_mint(function: Callable[P, R], ops: tuple[str, ...] = OPS, *, message: bo
     return call
 
 
-def check_rank(operator: str, name: str, value: Any) -> None:
-    """Refuses a ``src`` or ``dst`` that is not an int."""
-    if not isinstance(value, int):
-        raise TypeError(f"For {operator}, the {name} must be int, but got {type(value)}")
-
-
 def check_other(operator: str, name: str, peer: int, group: Group) -> None:
     """Refuses a message from this rank to itself."""
-    if groups.rank_in(group, peer) == enter(group).rank:
+    if groups.rank_in(group, peer, name) == enter(group).rank:
         raise InvalidParamError(f"For {operator}, {name} is {peer}, this rank itself, expected another one")
 
 
@@ -84,8 +78,6 @@ def _check_values(operator: str, given: dict[str, Any], ops: tuple[str, ...]) ->
             raise TypeError(f"For {operator}, the input op type must be str, but got {type(value)}")
         if name == "op" and value not in ops:
             raise TypeError(f"For {operator}, the input op value must be one of {', '.join(ops)}, but got {value!r}")
-        if name in ("src", "dst"):
-            check_rank(operator, name, value)
         if name == "async_op":
             check_async(value)
 

@@ -9,48 +9,40 @@ from __future__ import annotations
 from typing import Any
 
 from alltoallv._calls import objects
-from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore.front_end import enter
+from alltoallv.mindspore.front_end import enter, front_end
 from alltoallv.mindspore.group import Group, on_host
-from alltoallv.mindspore.mint.checks import check_other, check_rank
+from alltoallv.mindspore.mint.checks import check_other
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
     """Replaces entry j of ``object_list``, which has one per rank, by rank j's ``obj``."""
-    comm = _member(group)
-    with guard(comm, "all_gather"):
-        _check_list("object_list", object_list, comm.size)
-        exchange = objects.all_gather(comm, obj)
-    object_list[:] = exchange.run()
+
+    def check(size: int, at_root: bool) -> None:
+        _check_list("object_list", object_list, size)
+
+    object_list[:] = front_end.objects(objects.all_gather, group, obj, check=check)
 
 
 def broadcast_object_list(object_list: list[Any], src: int = 0, group: Group = None, device: Any = None) -> None:
     """Replaces the entries of ``object_list``, as many on all ranks, by rank ``src``'s. ``device`` is ignored."""
-    comm = _member(group)
-    with guard(comm, "broadcast"):
-        check_rank("broadcast_object_list", "src", src)
-        if not isinstance(object_list, list) or not object_list:
-            raise TypeError("The object_list can not be empty.")
-        root = groups.rank_in(group, src)
-        exchange = objects.broadcast(comm, object_list, root)
-    arrived = exchange.run()
-    if comm.rank != root:
-        object_list[:] = arrived[root]
+
+    def check(size: int, at_root: bool) -> None:
+        _check_filled("object_list", object_list)
+
+    object_list[:] = front_end.objects(objects.broadcast, group, object_list, root=("src", src), check=check)
 
 
 def gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: int = 0, group: Group = None) -> None:
     """Replaces entry j of ``object_gather_list`` on rank ``dst``, which has one per rank, by rank j's ``obj``."""
-    comm = _member(group)
-    with guard(comm, "gather"):
-        check_rank("gather_object", "dst", dst)
-        root = groups.rank_in(group, dst)
-        if comm.rank == root:
-            _check_list("object_gather_list", object_gather_list, comm.size)
-        exchange = objects.gather(comm, obj, root)
-    arrived = exchange.run()
-    if object_gather_list is not None and comm.rank == root:
+
+    def check(size: int, at_root: bool) -> None:
+        if at_root:
+            _check_list("object_gather_list", object_gather_list, size)
+
+    arrived = front_end.objects(objects.gather, group, obj, root=("dst", dst), check=check)
+    if object_gather_list is not None and arrived is not None:
         object_gather_list[:] = arrived
 
 
@@ -61,16 +53,14 @@ def scatter_object_list(
     group: Group = None,
 ) -> None:
     """Replaces entry 0 of rank j's output list by entry j of rank ``src``'s input list."""
-    comm = _member(group)
-    with guard(comm, "scatter"):
-        check_rank("scatter_object_list", "src", src)
-        if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
-            raise TypeError("The scatter_object_output_list can not be empty.")
-        root = groups.rank_in(group, src)
-        if comm.rank == root:
-            _check_list("scatter_object_input_list", scatter_object_input_list, comm.size)
-        exchange = objects.scatter(comm, scatter_object_input_list, root)
-    scatter_object_output_list[0] = exchange.run()[root]
+    given = scatter_object_input_list
+
+    def check(size: int, at_root: bool) -> None:
+        _check_filled("scatter_object_output_list", scatter_object_output_list)
+        if at_root:
+            _check_list("scatter_object_input_list", given, size)
+
+    scatter_object_output_list[0] = front_end.objects(objects.scatter, group, given, root=("src", src), check=check)
 
 
 def send_object_list(object_list: list[Any], dst: int, group: Group = None, device: Any = None) -> None:
@@ -86,21 +76,20 @@ def recv_object_list(object_list: list[Any], src: int = 0, group: Group = None, 
     return 0
 
 
-def _member(group: Group) -> Communicator:
-    """Returns the communicator of the group's ranks in host memory, where objects travel."""
-    return on_host(enter(group))
-
-
 def _messaging(operator: str, object_list: Any, name: str, peer: Any, group: Group) -> Communicator:
-    check_rank(operator, name, peer)
-    comm = _member(group)
+    """Returns the communicator in host memory, where objects travel."""
+    check_other(operator, name, peer, group)
     if not isinstance(object_list, list):
         raise TypeError(f"For {operator}, the object_list must be a list, but got {type(object_list)}")
-    check_other(operator, name, peer, group)
-    return comm
+    return on_host(enter(group))
 
 
 def _check_list(name: str, values: Any, size: int) -> None:
     if not isinstance(values, list) or len(values) != size:
         given = f"{len(values)} entries" if isinstance(values, list) else f"a {type(values).__name__}"
         raise TypeError(f"The len of argument {name} must be equal to group rank size {size}, but got {given}.")
+
+
+def _check_filled(name: str, values: Any) -> None:
+    if not isinstance(values, list) or not values:
+        raise TypeError(f"The {name} can not be empty.")
