@@ -2,7 +2,6 @@
 
 import ctypes
 import itertools
-import math
 import sys
 
 import mindspore as ms
@@ -23,10 +22,11 @@ from alltoallv import (
     _core,
 )
 from alltoallv._calls.linear import Reduction, gathering
-from alltoallv.errors import BackendUnavailableError, ValueOverflowError
-from alltoallv.mindspore import autograd, device_op, distributed, tensors
+from alltoallv.errors import PeerMismatchError, ValueOverflowError
+from alltoallv.mindspore import autograd, device_op, device_quantized, distributed, tensors
 from alltoallv.mindspore.adapter import LATE
 from alltoallv.mindspore.device_op import build, exchange
+from alltoallv.mindspore.device_quantized import plan_of
 
 comm = am.init(timeout=800)
 if comm.rank == 0:
@@ -225,11 +225,49 @@ def graphs():
     for cell in (rows, gaps, atb):
         yield ms.grad(ms.jit(squares_of(cell)))(given)
     yield ms.jit(ms.grad(twice))(given)
-    if tensors.queued:
-        with pytest.raises(BackendUnavailableError, match="call these in PyNative"):
-            am.QuantizedAllReduce().graph.operator.out_dtype(ms.float32)
     yield with_counts(given, *tensors_of)
     yield rows(given.astype(ms.bfloat16)).astype(ms.float32)
+
+
+def quantized_graphs(group=None):
+    """The cells of quantized collectives in graphs, and their gradients; without the queue in PyNative."""
+    made = ms.jit if tensors.queued else lambda function: function
+    x = Tensor(np.random.default_rng(comm.rank).normal(size=(5, 64)).astype(np.float32))
+    whole = Tensor(np.arange(-48, 48).reshape(6, 16).astype(np.int8))
+    scales, offset = Tensor(np.linspace(0.1, 1, 16, dtype=np.float16)), Tensor([1.0], ms.float16)
+    counts = [1, 4], [1, 1] if comm.rank == 0 else [4, 4]
+    fields = {"rank": comm.rank, "rank_size": 2}
+    dynamic, shared = (
+        QuantAllReduceParam(**fields, quant_type=kind) for kind in (QuantType.DYNAMIC, QuantType.PER_CHANNEL)
+    )
+    cells = [
+        am.QuantAllReduceCell(dynamic, group or comm),
+        am.QuantizedAllReduce(op="avg", group=group),
+        am.QuantizedReduceScatter(5, [4, 1], group_size=50, group=group),
+        am.QuantizedAllToAll(*counts, bits=4, out_dtype=ms.float16, overflow="raise", group=group),
+        am.QuantizedAllReduce(bits=4, gather="quantized", group_size=7, out_dtype=ms.float16, group=group),
+    ]
+    for cell in cells if group else cells[4:]:
+        yield made(cell)(x)
+    for cell in () if group else cells[:4]:
+        yield ms.grad(made(squares_of(cell)))(x)
+    yield made(am.QuantizedAllReduce(scale=0.25, offset=1.5, group=group))(whole)
+    yield made(am.QuantizedAllReduce(comm_quant_scale_1=0.02, comm_quant_scale_2=0.03, group=group))(x)
+    yield made(am.QuantAllReduceCell(shared, group or comm))(whole, scales, offset)
+    if group:
+        return
+    for cell in (
+        am.QuantizedAllReduce(overflow="raise", out_dtype=ms.float16),
+        am.QuantizedReduceScatter(5, [4, 1], overflow="raise", out_dtype=ms.float16),
+    ):
+        with pytest.raises((RuntimeError, ValueOverflowError), match="float16"):
+            made(cell)(x * (1e6 if comm.rank else 1)).asnumpy()
+    disagreeing = am.QuantizedAllReduce(bits=8 - 4 * comm.rank)
+    with pytest.raises((RuntimeError, PeerMismatchError), match="rank 0 has format int8, rank 1 has format int4"):
+        made(disagreeing)(x).asnumpy()
+    unequal = am.QuantAllReduceCell(shared, comm)
+    with pytest.raises((RuntimeError, PeerMismatchError), match="offset"):
+        made(unequal)(whole, scales, offset * (1.0 + comm.rank)).asnumpy()
 
 
 def squares_of(cell):
@@ -258,6 +296,12 @@ class OnDevice:
         assert all(acl.aclrtFree(place) == 0 for place in places)
 
 
+def on_device(group, operator, dtype, sends, recvs, digest):
+    sent = sends[0] if operator == "all_gather" else sum(sends)
+    sizes = [max(count, 1) * Tensor([0], dtype).itemsize for count in (sent, sum(recvs))]
+    return OnDevice(plan_of(group, operator, dtype, sends, recvs, digest), *sizes)
+
+
 def over_hccl():
     """The quantized collectives over the emulator's HCCL, as over shared memory."""
     x = Tensor(np.random.default_rng(comm.rank).normal(size=(5, 60)).astype(np.float32))
@@ -270,14 +314,15 @@ def over_hccl():
         yield am.quantized_all_to_all(x, [1, 4], [1, 1] if comm.rank == 0 else [4, 4], bits=bits, group=group)
     yield am.quantized_all_reduce(whole, scale=0.25, offset=1.5, group=group)
     yield am.quantized_all_reduce(x, comm_quant_scale_1=0.02, comm_quant_scale_2=0.03, group=group)
+    yield from quantized_graphs(group)
 
 
-for call in (gaps, learnt, gradient, into_outputs, others, sums, quantized, operations, graphs):
+for call in (gaps, learnt, gradient, into_outputs, others, sums, quantized, operations, graphs, quantized_graphs):
     print(call.__name__, both(call), flush=True)
 acl, hccl = ctypes.CDLL("libascendcl.so"), Communicator.from_env(domain="hccl", backend="hccl", timeout=800)
-device_op.exchange = lambda plan, x, shape: exchange(OnDevice(plan, x.nbytes, math.prod(shape) * x.itemsize), x, shape)
+device_quantized.plan_of = on_device
 print("over_hccl", both(over_hccl), flush=True)
-device_op.exchange = exchange
+device_quantized.plan_of = plan_of
 hccl.destroy()
 
 tensors.queued = False

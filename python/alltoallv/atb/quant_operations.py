@@ -180,7 +180,15 @@ class QuantAllReduceOperation(Operation):
         place, source = adapter.region(out), adapter.region(inputs[0])
         if place[0] != source[0] or out_dtype != dtype:
             check_apart(place, source)
-        shape = tuple(describe(inputs[0]).shape)
+        return self._terms(adapter, inputs, out_dtype)
+
+    def request(self, *inputs: A) -> QuantizedReduction:
+        """Returns what a call with tensors of these shapes and dtypes asks of an engine, after ATB's checks of them."""
+        expected = self._checks.infer_shape([self._checked(describe, x) for x in inputs])
+        return self._checked(self._terms, adapters.find("x", inputs[0]), inputs, expected.dtype)
+
+    def _terms(self, adapter: Adapter[A], inputs: Sequence[A], out_dtype: str) -> QuantizedReduction:
+        shape, dtype = tuple(describe(inputs[0]).shape), adapter.dtype(inputs[0])
         counts = (math.prod(shape),)
         if self._param.quant_type == QuantType.DYNAMIC:
             return QuantizedReduction(_OPERATOR, dtype, out_dtype, counts, self._param.quantization, shape=shape)

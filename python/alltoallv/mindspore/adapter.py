@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import mindspore
@@ -13,7 +14,7 @@ from alltoallv._calls.adapters import Adapter
 from alltoallv._calls.collectives import Ready
 from alltoallv._calls.experts import exchange_counts
 from alltoallv._calls.guard import guard
-from alltoallv._calls.linear import Linear, Transfer
+from alltoallv._calls.linear import Linear, Reduction, Transfer
 from alltoallv._calls.regions import Region
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
@@ -99,6 +100,8 @@ class Tensors(Adapter[Tensor]):
         with guard(linear.communicator, linear.operator):
             if linear.timeout >= 0:
                 raise InvalidParamError(f"timeout is {linear.timeout}, expected None on Ascend: the group's counts")
+            if isinstance(linear, Reduction) and linear.op == "avg":  # HCCL has sums
+                return self.enqueue(replace(linear, op="sum"), input, output) / linear.communicator.size
             plan, x = linear.plan(core_name(input.dtype)), as_input(input)
             if output is None and linear.has_gaps():
                 output = ops.zeros(linear.shape_out, input.dtype)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import mindspore
@@ -24,32 +26,30 @@ from alltoallv.atb.quant_operations import QuantAllReduceOperation
 from alltoallv.atb.quant_params import QuantAllReduceParam, QuantType
 from alltoallv.communicator import Communicator
 from alltoallv.errors import InvalidParamError
+from alltoallv.mindspore import graph_quantized, quantized
 from alltoallv.mindspore import group as groups
-from alltoallv.mindspore import quantized
 from alltoallv.mindspore.autograd import summed, tracks
 from alltoallv.mindspore.graph import AllToAllV
-from alltoallv.mindspore.graph_exchange import Array, Host, make_operator
+from alltoallv.mindspore.graph_exchange import Array, Host, make_operator, plain_operator
+from alltoallv.mindspore.graph_quantized import Steps, StraightSteps, shaped
 from alltoallv.mindspore.group import Group
-from alltoallv.mindspore.tensors import core_name, target
+from alltoallv.mindspore.tensors import core_name, in_queue, target
 from alltoallv.quantization.functions import Quantized
+from alltoallv.quantization.spec import QuantizedReduction
 
 _OUTPUTS = {1: mindspore.float16, 0: mindspore.float32, 27: mindspore.bfloat16}  # key: ACL's number of the dtype
-_ALL_REDUCE = (
-    "scale",
-    "offset",
-    "comm_quant_scale_1",
-    "comm_quant_scale_2",
-    "bits",
-    "format",
-    "group_size",
-    "gather",
-    "op",
-)
-_OPTIONS = {
-    "quantized_all_reduce": (*_ALL_REDUCE, "out_dtype", "overflow"),
-    "quantized_reduce_scatter": ("bits", "format", "group_size", "op", "out_dtype", "overflow"),
-    "quantized_all_to_all": ("bits", "format", "group_size", "out_dtype", "overflow"),
-}
+#: Arguments of the functions that are no options of the cells.
+_OTHERS = [
+    "input",
+    "send_counts",
+    "recv_counts",
+    "error_feedback",
+    "quantize_gradient",
+    "out",
+    "group",
+    "async_op",
+    "timeout",
+]
 
 
 class AllToAllVCell(AllToAllV):
@@ -113,8 +113,12 @@ class QuantAllReduceCell(nn.Cell):
         self._comm, self._op = _connected(param, group, communicator), param.all_reduce_type
         self.dynamic = param.quant_type == QuantType.DYNAMIC
         self.dtype = None if self.dynamic and param.out_data_type == -1 else _OUTPUTS[abs(param.out_data_type)]
-        self.graph = _Straight(lambda x: self._operation(x), _same, self.dtype, _summed(self._comm, self._op))
-        self.shared = make_operator(lambda x, scale, offset: self._operation(x, scale, offset), _same, self.dtype)
+        back = _summed(self._comm, self._op)
+        if in_queue():
+            self.graph, self.shared = StraightSteps(self._steps, back), Steps(self._steps)
+        else:
+            self.graph = _Straight(lambda x: self._operation(x), _same, self.dtype, back)
+            self.shared = make_operator(lambda x, scale, offset: self._operation(x, scale, offset), _same, self.dtype)
 
     def __call__(self, x: Tensor, scale: Tensor | None = None, offset: Tensor | None = None) -> Tensor:
         """Runs in PyNative; in a graph MindSpore reads `construct` instead."""
@@ -126,6 +130,17 @@ class QuantAllReduceCell(nn.Cell):
         if self.dynamic:
             return self.graph(x)
         return ops.cast(self.shared(x, scale, offset), self.dtype)
+
+    def _steps(self, *like: Any) -> Any:
+        """Returns the steps for inputs of these shapes and dtypes, one after the other."""
+        inputs = [shaped(*pair) for pair in zip(like[::2], like[1::2], strict=True)]
+        request = self._operation.request(*inputs)
+
+        def with_values(values: Array) -> QuantizedReduction:
+            scale, offset = values[:-1].astype(np.float32), float(values[-1])
+            return replace(request, scale=scale, offset=offset)
+
+        return graph_quantized.reduction(self._comm, request, like[0], None if self.dynamic else with_values)
 
 
 class _Reduction(_Function):
@@ -151,7 +166,7 @@ class _Options(nn.Cell):
 
     def __init__(self, group: Group, options: dict[str, Any], **counts: Any) -> None:
         super().__init__()
-        known = _OPTIONS[self.function]
+        known = [name for name in signature(getattr(quantized, self.function)).parameters if name not in _OTHERS]
         for name in options:
             if name not in known:
                 raise TypeError(f"{type(self).__name__} has no option {name!r}, expected one of {', '.join(known)}")
@@ -174,7 +189,13 @@ class _Options(nn.Cell):
                 given[name] = given[name].asnumpy()
         if dtype is None and given.get("scale") is not None:
             dtype = mindspore.float16
-        self.graph = _Straight(lambda x: getattr(_on_arrays(), self.function)(x, **given), shape, dtype, back)
+        name = self.function
+        if in_queue():
+            self.graph = StraightSteps(
+                lambda *like: getattr(graph_quantized.steps(), name)(shaped(*like), **given), back
+            )
+        else:
+            self.graph = _Straight(lambda x: getattr(_on_arrays(), name)(x, **given), shape, dtype, back)
 
 
 class QuantizedAllReduce(_Options):
@@ -250,7 +271,7 @@ def _returned(group: Group, send: Any, recv: Any, share: float = 1.0) -> Callabl
     """Returns the gradient of an exchange or gather of rows: it sends the rows' gradients back, or gathers them."""
     sends, recvs = (Tensor(np.array(pair, np.int64)) for pair in (send, recv))
     host = Host(True, group)
-    exchange = make_operator(host.run, host.shape)
+    exchange = plain_operator(host)
 
     def back(dout: Tensor, x: Tensor) -> Tensor:
         return exchange(dout, sends, recvs, x) * share
@@ -260,6 +281,8 @@ def _returned(group: Group, send: Any, recv: Any, share: float = 1.0) -> Callabl
 
 def _summed(group: Group, op: str) -> Callable[..., Any]:
     """Returns the gradient of a sum or average over the ranks, which is the sum or average of the gradients."""
+    if in_queue():
+        return graph_quantized.summing(group, op)
 
     def run(dout: Array) -> Array:
         comm = groups.resolve(group)

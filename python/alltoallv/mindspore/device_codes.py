@@ -1,4 +1,4 @@
-"""The kernels of quantization as MindSpore operators, for tensors on a device.
+"""The kernels of quantization as MindSpore operators, for tensors on a device, in PyNative and in graphs.
 
 They follow the rules of docs/quantization.md, one float32 operation at a time, and give the bits of the CPU's kernels.
 """
@@ -6,24 +6,24 @@ They follow the rules of docs/quantization.md, one float32 operation at a time, 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import mindspore
-from mindspore import Tensor, mint, ops
+from mindspore import Tensor, jit_class, mint, ops
 
 from alltoallv.errors import InvalidParamError
 from alltoallv.quantization.spec import Quantization
 
 _SMALLEST = 2.0**-126  # below it a group has no scale
 _LARGEST_SCALE = {127: float.fromhex("0x1.020406p+121"), 7: float.fromhex("0x1.249248p+125")}
-#: By dtype: the largest finite value, and the smallest that would be rounded to infinity.
+#: By the core's name: the dtype, its largest finite value, and the smallest that would be rounded to infinity.
 _LIMITS = {
-    mindspore.float16: (65504.0, 65520.0),
-    mindspore.bfloat16: (float.fromhex("0x1.fep+127"), float.fromhex("0x1.ffp+127")),
-    mindspore.float32: (float.fromhex("0x1.fffffep+127"), math.inf),
+    "float16": (mindspore.float16, 65504.0, 65520.0),
+    "bfloat16": (mindspore.bfloat16, float.fromhex("0x1.fep+127"), float.fromhex("0x1.ffp+127")),
+    "float32": (mindspore.float32, float.fromhex("0x1.fffffep+127"), math.inf),
 }
 
 
+@jit_class
 class Codes:
     """Turns vectors of one length into int8 or int4 codes with float32 scales, and back; a table has one per row.
 
@@ -111,9 +111,9 @@ def saturated(values: Tensor) -> Tensor:
     return bounded.astype(mindspore.int8)
 
 
-def narrowed(values: Tensor, dtype: Any, overflow: str, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Rounds float32 values to ``dtype``; also returns where one did not fit. ``allowed``: see `scaled`."""
-    largest, too_large = _LIMITS[dtype]
+def narrowed(values: Tensor, name: str, overflow: str, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Rounds float32 values to a dtype; also returns where one did not fit. ``allowed``: see `scaled`."""
+    dtype, largest, too_large = _LIMITS[name]
     magnitudes = ops.abs(values)
     exceeded = ops.logical_and(magnitudes >= too_large, magnitudes < math.inf if allowed is None else allowed)
     if overflow != "infinity":

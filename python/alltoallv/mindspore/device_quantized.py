@@ -1,4 +1,7 @@
-"""Quantized collectives in MindSpore's queue: its operators quantize and add, and the codes travel over HCCL."""
+"""Quantized collectives of tensors on a device: MindSpore's operators quantize and add, and the codes travel over HCCL.
+
+A pipeline runs in MindSpore's queue and in graphs, which read its source; its `Moves` say how tensors travel there.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 import mindspore
 import numpy as np
 import numpy.typing as npt
-from mindspore import Tensor, ops
+from mindspore import Tensor, jit_class, ops
 
 from alltoallv import _core
 from alltoallv._calls.counts import packed
@@ -23,26 +26,46 @@ from alltoallv.quantization.spec import QuantizedReduction
 Array = npt.NDArray[np.float32]
 
 
+def plan_of(
+    comm: Communicator, operator: str, dtype: Any, sends: Sequence[int], recvs: Sequence[int], digest: int
+) -> device_op.Plan:
+    """Returns the plan of a move: an exchange in the order of ranks, or a gather of one tensor."""
+    sdispls = [0] * len(sends) if operator == "all_gather" else packed(sends)
+    layout = list(sends), sdispls, list(recvs), packed(recvs)
+    return _core.Plan(comm.core, operator, core_name(dtype), *layout, digest)
+
+
+@jit_class
 class Moves:
     """Moves tensors between the ranks in MindSpore's queue; the first move is preceded by ``agree``."""
 
     def __init__(self, comm: Communicator, agree: Callable[[], Any], digest: int = 0) -> None:
-        self.comm, self._agree, self._digest = comm, agree, digest
+        self.comm, self.agree, self.digest, self.size = comm, agree, digest, comm.size
+
+    def begin(self, scale: Tensor | None, offset: Tensor | None) -> None:
+        """Begins a reduction by these scales, where they are tensors of the graph."""
+
+    def run(self, x: Tensor, sends: Sequence[int], recvs: Sequence[int], operator: str, count: int) -> Tensor:
+        """Sends the elements of ``x`` in the order of ranks, and returns ``count`` elements that arrive."""
+        plan = plan_of(self.comm, operator, x.dtype, sends, recvs, self.digest)
+        agree, self.agree = self.agree, _agreed
+        return device_op.exchange(_Agreed(agree, plan), x, [count])
+
+    def refuse(self, flags: Tensor, text: str) -> None:
+        """Raises ValueOverflowError if a flag is not 0; waits for them."""
+        if flags.asnumpy().any():
+            raise ValueOverflowError(text)
 
     def exchange(self, x: Tensor, sends: Sequence[int], recvs: Sequence[int], operator: str = "all_to_all_v") -> Tensor:
         """Sends the elements of ``x`` in the order of ranks, and returns those that arrive, flat."""
-        sdispls = [0] * len(sends) if operator == "all_gather" else packed(sends)
-        layout = list(sends), sdispls, list(recvs), packed(recvs)
-        plan = _core.Plan(self.comm.core, operator, core_name(x.dtype), *layout, self._digest)
-        agree, self._agree = self._agree, _agreed
         source = x.reshape(-1) if x.size else ops.zeros(1, x.dtype)
-        arrived = device_op.exchange(_Agreed(agree, plan), source, [max(sum(recvs), 1)])
-        return arrived if any(recvs) else arrived[:0]
+        arrived = self.run(source, sends, recvs, operator, max(sum(recvs), 1))
+        return arrived if sum(recvs) else arrived[:0]
 
     def gather(self, x: Tensor) -> Tensor:
         """Returns the tensors of all ranks, which have one shape, as ``[W, x.size]``."""
-        size = self.comm.size
-        return self.exchange(x, [x.size] * size, [x.size] * size, "all_gather").reshape(size, -1)
+        counts = [x.size] * self.size
+        return self.exchange(x, counts, counts, "all_gather").reshape(self.size, -1)
 
     def parts(self, x: Tensor) -> Tensor:
         """Sends row j of ``[W, n]`` to rank j; returns the rows that arrive, ``[W, n]``."""
@@ -53,7 +76,7 @@ class Moves:
 class _Agreed:
     """A plan that runs after the ranks have agreed."""
 
-    def __init__(self, agree: Callable[[], Any], plan: _core.Plan) -> None:
+    def __init__(self, agree: Callable[[], Any], plan: device_op.Plan) -> None:
         self._agree, self._plan = agree, plan
 
     def run(self, input: int, output: int, timeout: float = -1.0, stream: int = 0) -> None:
@@ -87,89 +110,118 @@ def reduce(
         executor.sync()
         agree()
         return ops.zeros(0, getattr(mindspore, request.out_dtype))
-    moves, x = Moves(comm, agree), input.reshape(-1)
-    if request.operator == "quantized_reduce_scatter":
-        values, allowed = _reduced_part(moves, request, x, error), None
-    elif request.scale is None:
-        values, allowed = _reduced(moves, request, x, error, gather_error), None
-    else:
-        values, allowed = _reduced_by_scales(moves, request, x)
-    how, dtype = request.quantization, getattr(mindspore, request.out_dtype)
-    full = request.operator == "quantized_all_reduce" and how.gather == "full" and request.scale_2 is None
-    result, exceeded = narrowed(values, dtype, how.overflow, allowed)
-    if full:
-        result = moves.gather(result).reshape(-1)
-        if result.size > request.count:
-            result = result[: request.count].copy()  # MindSpore cannot copy from a part of a tensor on CPU
-    if how.overflow == "raise":
-        mine = Tensor([0], mindspore.int8) if not exceeded.size else exceeded.astype(mindspore.int8).max().reshape(1)
-        if moves.gather(mine).asnumpy().any():
-            raise ValueOverflowError(
-                f"{request.operator}: a value does not fit into {request.out_dtype}, and overflow is 'raise'"
-            )
-    return result
+    made: Tensor = Reduction(Moves(comm, agree), request, comm.rank).run(input, error, gather_error)
+    return made
 
 
-def _reduced(
-    moves: Moves, request: QuantizedReduction, x: Tensor, error: Array | None, gather_error: Array | None
-) -> Tensor:
-    """Returns this rank's part of the sum, or all of it where the sum is gathered as codes.
+@jit_class
+class Reduction:
+    """The steps of a quantized reduction of at least one element. ``shape`` is that of the output, for graphs."""
 
-    Parts are equal shares of groups; the last ranks' may begin behind the last element.
-    """
-    how, size, count = request.quantization, moves.comm.size, request.count
-    share = -(-how.groups(count) // size) * how.group_size
-    codes = Codes(how, share)
-    made = codes.encode(filled(_with(x, error).reshape(1, -1), size * share).reshape(size, share))
-    _keep(error, made[2])
-    mine = added(codes.decode(*map(moves.parts, made[:2])), how.op == "avg")
-    if how.gather == "full":
-        return mine
-    own = 0 if gather_error is None else gather_error.size
-    state = None if gather_error is None else np.append(gather_error, np.zeros(share - own, np.float32))
-    again = codes.encode(_with(mine, state).reshape(1, -1))
-    _keep(gather_error, again[2])
-    return added(codes.decode(*map(moves.gather, again[:2])).reshape(1, -1))[:count]
+    def __init__(self, moves: Moves, request: QuantizedReduction, rank: int, shape: Sequence[int] = ()) -> None:
+        how = request.quantization
+        self.moves, self.size, self.rank, self.count = moves, moves.size, rank, request.count
+        self.shape = tuple(shape)
+        self.counts, self.begins = list(request.counts), packed(request.counts)
+        self.overflow, self.dtype, self.average = how.overflow, request.out_dtype, how.op == "avg"
+        self.partial = request.operator == "quantized_reduce_scatter"
+        self.full = not self.partial and how.gather == "full" and request.scale_2 is None
+        self.text = f"{request.operator}: a value does not fit into {request.out_dtype}, and overflow is 'raise'"
+        self.channels, self.scale, self.second, self.quotient = 0, None, None, None
+        if request.scale is not None:
+            self.channels, self.scale = request.scale.size, Tensor(request.scale)
+            self.offset = Tensor(np.float32(request.offset))
+            if request.scale_2 is not None:
+                self.second, self.quotient = Tensor(request.scale_2), Tensor(request.scale / request.scale_2)
+        unit = self.channels or how.group_size
+        units = -(-self.count // unit)
+        #: Elements of a rank's part: equal shares of groups, or of rows with a scale for each channel; the last ranks'
+        #: may begin behind the last element.
+        self.share = -(-units // self.size) * unit
+        if not self.channels:
+            self.codes = [Codes(how, count) for count in (self.counts if self.partial else [self.share])]
+
+    def run(
+        self,
+        x: Tensor,
+        error: Array | None = None,
+        gather_error: Array | None = None,
+        scale: Tensor | None = None,
+        offset: Tensor | None = None,
+    ) -> Tensor:
+        """Returns the flat result; scale and offset are those of the request, or tensors of a graph."""
+        self.moves.begin(scale, offset)
+        x, allowed = x.reshape(-1), None
+        if self.partial:
+            values = self._part(x, error)
+        elif self.channels == 0:
+            values = self._sum(x, error, gather_error)
+        elif scale is None:
+            values, allowed = self._by_scales(x, self.scale, self.offset)
+        else:
+            values, allowed = self._by_scales(x, scale, offset)
+        result, exceeded = narrowed(values, self.dtype, self.overflow, allowed)
+        if self.full:
+            result = self.moves.gather(result).reshape(-1)
+            if result.size > self.count:
+                result = result[: self.count].copy()  # MindSpore cannot copy from a part of a tensor on CPU
+        if self.overflow == "raise":
+            self.moves.refuse(self.moves.gather(any_of(exceeded)), self.text)
+        return result
+
+    def _sum(self, x: Tensor, error: Array | None, gather_error: Array | None) -> Tensor:
+        """Returns this rank's part of the sum, or all of it where the sum is gathered as codes."""
+        codes, moves, share = self.codes[0], self.moves, self.share
+        table = filled(_with(x, error).reshape(1, -1), self.size * share).reshape(self.size, share)
+        numbers, scales, lost = codes.encode(table)
+        _keep(error, lost)
+        mine = added(codes.decode(moves.parts(numbers), moves.parts(scales)), self.average)
+        if self.full:
+            return mine
+        if gather_error is not None:
+            mine = mine + Tensor(np.append(gather_error, np.zeros(share - gather_error.size, np.float32)))
+        numbers, scales, lost = codes.encode(mine.reshape(1, -1))
+        _keep(gather_error, lost)
+        everything = codes.decode(moves.gather(numbers), moves.gather(scales))
+        return added(everything.reshape(1, -1))[: self.count]
+
+    def _part(self, x: Tensor, error: Array | None) -> Tensor:
+        """Returns this rank's part of the sum; every part is quantized by itself."""
+        x = _with(x, error)
+        numbers, scales, lost = [], [], []
+        for j in range(self.size):
+            if self.counts[j]:
+                part = x[self.begins[j] : self.begins[j] + self.counts[j]].reshape(1, self.counts[j])
+                made = self.codes[j].encode(part)
+                numbers.append(made[0].reshape(-1))
+                scales.append(made[1].reshape(-1))
+                lost.append(made[2].reshape(-1))
+        _keep(error, ops.cat(lost))
+        mine, size = self.codes[self.rank], self.size
+        sizes, groups = [code.size for code in self.codes], [code.groups for code in self.codes]
+        arrived = self.moves.exchange(ops.cat(numbers), sizes, [mine.size] * size)
+        factors = self.moves.exchange(ops.cat(scales), groups, [mine.groups] * size)
+        if self.counts[self.rank] == 0:
+            return ops.zeros(0, mindspore.float32)
+        return added(mine.decode(arrived.reshape(size, -1), factors.reshape(size, -1)), self.average)
+
+    def _by_scales(self, x: Tensor, scale: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns this rank's part of the sum by one scale, or all of it by two, and where `scaled` allows it."""
+        if self.second is not None:
+            rows = x.astype(mindspore.float32).reshape(-1, self.channels)
+            x = saturated(rows * (1.0 / scale)).reshape(-1)
+        table = filled(x.reshape(1, -1), self.size * self.share).reshape(self.size, self.share)
+        total = self.moves.parts(table).astype(mindspore.int32).sum(axis=0).reshape(-1, self.channels)
+        if self.second is None:
+            return scaled(total, scale, offset * float(self.size))
+        codes = saturated(total.astype(mindspore.float32) * self.quotient)
+        everything = self.moves.gather(codes).reshape(-1)[: self.count].astype(mindspore.int32)
+        return scaled(everything.reshape(-1, self.channels), self.second, ops.zeros_like(offset))
 
 
-def _reduced_part(moves: Moves, request: QuantizedReduction, x: Tensor, error: Array | None) -> Tensor:
-    """Returns this rank's part of the sum; every part is quantized by itself."""
-    how, counts, comm = request.quantization, request.counts, moves.comm
-    codes, x = [Codes(how, count) for count in counts], _with(x, error)
-    begins = packed(counts)
-    made = [
-        code.encode(x[begin : begin + count].reshape(1, count))
-        for code, begin, count in zip(codes, begins, counts, strict=True)
-        if count
-    ]
-    _keep(error, ops.cat([lost.reshape(-1) for _, _, lost in made]))
-    mine = codes[comm.rank]
-    numbers, scales = (ops.cat([each[k].reshape(-1) for each in made]) for k in (0, 1))
-    numbers = moves.exchange(numbers, [code.size for code in codes], [mine.size] * comm.size)
-    scales = moves.exchange(scales, [code.groups for code in codes], [mine.groups] * comm.size)
-    if not counts[comm.rank]:
-        return ops.zeros(0, mindspore.float32)
-    return added(mine.decode(numbers.reshape(comm.size, -1), scales.reshape(comm.size, -1)), how.op == "avg")
-
-
-def _reduced_by_scales(moves: Moves, request: QuantizedReduction, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns this rank's part of the sum by one shared scale, or all of it by two, and where `scaled` allows it."""
-    first, second = request.scale, request.scale_2
-    assert first is not None
-    size, channels = moves.comm.size, first.size
-    share = -(-request.count // (channels * size)) * channels
-    scale = Tensor(first)
-    if second is not None:
-        rows = filled(x.astype(mindspore.float32).reshape(1, -1), request.count).reshape(-1, channels)
-        x = saturated(rows * (1.0 / scale)).reshape(-1)
-    arrived = moves.parts(filled(x.reshape(1, -1), size * share).reshape(size, share))
-    total = arrived.astype(mindspore.int32).sum(axis=0).reshape(-1, channels)
-    if second is None:
-        offset = Tensor(np.float32(request.offset) * np.float32(size))
-        return scaled(total, scale, offset)
-    codes = saturated(total.astype(mindspore.float32) * Tensor(first / second))
-    everything = moves.gather(codes).reshape(-1)[: request.count].astype(mindspore.int32).reshape(-1, channels)
-    return scaled(everything, Tensor(second), Tensor(np.float32(0)))
+def any_of(flags: Tensor) -> Tensor:
+    """Returns int8 ``[1]``: 1 if a flag is set."""
+    return flags.astype(mindspore.int8).max().reshape(1) if flags.size else ops.zeros(1, mindspore.int8)
 
 
 def _with(x: Tensor, error: Array | None) -> Tensor:
@@ -183,23 +235,37 @@ def _keep(error: Array | None, lost: Tensor) -> None:
         error[...] = lost.asnumpy().reshape(-1)[: error.size]
 
 
-def rows_overflow(codes: Codes, made: tuple[Tensor, Tensor], dtype: Any) -> bool:
-    """Returns whether a value of the coded rows does not fit into ``dtype``; waits for them."""
-    exceeded = narrowed(codes.decode(*made).reshape(-1), dtype, "raise")[1]
-    return bool(exceeded.asnumpy().any())
+@jit_class
+class Rows:
+    """The steps of a quantized_all_to_all. ``shape`` is that of the output, for graphs."""
 
+    def __init__(self, moves: Moves, made: requests.Rows[Any], shape: Sequence[int] = ()) -> None:
+        self.moves, self.codes, self.shape = moves, Codes(made.how, made.length), tuple(shape)
+        self.length, self.sends, self.recvs = made.length, made.sends, made.recvs or []
+        self.dtype, self.overflow, self.must_fit = made.out_dtype, made.received().overflow, made.must_fit()
+        self.text = made.overflow_text()
 
-def exchange_rows(
-    comm: Communicator, made: requests.Rows[Tensor], coded: tuple[Tensor, Tensor], recvs: Sequence[int], codes: Codes
-) -> Tensor:
-    """Sends coded rows to the ranks of ``made.sends``; returns ``[sum(recvs), length]`` in the output's dtype."""
-    moves, rows = Moves(comm, _agreed, made.digest()), sum(recvs)
-    arrived = [
-        moves.exchange(x, [n * width for n in made.sends], [n * width for n in recvs], "quantized_all_to_all")
-        for x, width in zip(coded, (codes.size, codes.groups), strict=True)
-    ]
-    dtype = getattr(mindspore, made.out_dtype)
-    if not rows * made.length:
-        return ops.zeros((rows, made.length), dtype)
-    values = codes.decode(arrived[0].reshape(rows, -1), arrived[1].reshape(rows, -1))
-    return narrowed(values.reshape(-1), dtype, made.received().overflow)[0].reshape(rows, made.length)
+    def run(self, x: Tensor) -> Tensor:
+        """Returns the rows that arrive, ``[sum(recvs), length]``."""
+        return self.exchange(self.encode(x), self.recvs)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns codes and scales of the rows; refuses values that do not fit the output, if asked."""
+        numbers, scales, _ = self.codes.encode(x.astype(mindspore.float32).reshape(-1, self.length))
+        if self.must_fit:
+            values = self.codes.decode(numbers, scales).reshape(-1)
+            self.moves.refuse(any_of(narrowed(values, self.dtype, "raise")[1]), self.text)
+        return numbers, scales
+
+    def exchange(self, coded: tuple[Tensor, Tensor], recvs: Sequence[int]) -> Tensor:
+        """Sends coded rows to the ranks; returns the rows that arrive."""
+        numbers, scales = self._sent(coded[0], self.codes.size, recvs), self._sent(coded[1], self.codes.groups, recvs)
+        rows = sum(recvs)
+        if rows * self.length == 0:
+            return ops.zeros((rows, self.length), getattr(mindspore, self.dtype))
+        values = self.codes.decode(numbers.reshape(rows, -1), scales.reshape(rows, -1))
+        return narrowed(values.reshape(-1), self.dtype, self.overflow)[0].reshape(rows, self.length)
+
+    def _sent(self, x: Tensor, width: int, recvs: Sequence[int]) -> Tensor:
+        sends, arrivals = [n * width for n in self.sends], [n * width for n in recvs]
+        return self.moves.exchange(x, sends, arrivals, "quantized_all_to_all")

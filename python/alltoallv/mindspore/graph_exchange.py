@@ -23,7 +23,7 @@ from alltoallv import _core, memory
 from alltoallv._calls.counts import Layout, overlap, packed
 from alltoallv._calls.guard import guard
 from alltoallv.communicator import Communicator
-from alltoallv.errors import BackendUnavailableError, InvalidParamError
+from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import graph_op
 from alltoallv.mindspore import group as groups
 from alltoallv.mindspore.group import Group
@@ -31,7 +31,7 @@ from alltoallv.mindspore.tensors import DTYPES, core_name, in_queue, numpy_dtype
 
 Array = npt.NDArray[Any]
 
-_DTYPES: dict[int, Any] = {type_to_type_id(dtype): dtype for dtype in DTYPES}  # by MindSpore's number
+DTYPES_BY_NUMBER: dict[int, Any] = {type_to_type_id(dtype): dtype for dtype in DTYPES}  # by MindSpore's number
 EMPTY = "MindSpore's graphs cannot hand over empty tensors: call all_to_all_v outside the graph"
 
 
@@ -87,7 +87,7 @@ class Host:
 
     def launch(self, call: graph_op.Launch) -> None:
         """Exchanges the tensors of a launch on a device; elements of the output outside the regions stay undefined."""
-        shape, dtype = call.input_shape[: call.input_rank], _DTYPES[call.dtype]
+        shape, dtype = call.input_shape[: call.input_rank], DTYPES_BY_NUMBER[call.dtype]
         self.check(np.broadcast_to(np.zeros((), numpy_dtype(dtype)), shape))
         comm = groups.resolve(self.group)
         with guard(comm, "all_to_all_v"):
@@ -124,7 +124,7 @@ class Exchange(nn.Cell):
         super().__init__()
         plain = derivatives == 1 and not in_queue()
         self.exchange = exchange_operator(host) if plain else _Differentiable(host, derivatives)
-        self.empty = _operator(replace(host, refusal=f"input is empty, but {EMPTY}"))
+        self.empty = plain_operator(replace(host, refusal=f"input is empty, but {EMPTY}"))
 
     def construct(self, x: Tensor, send: Tensor, recv: Tensor, like: Tensor) -> Tensor:
         if x.size == 0:
@@ -143,7 +143,8 @@ def exchange_operator(host: Host) -> ops.Custom:
     return make_operator(host.run, host.shape, bprop=bprop)
 
 
-def _operator(host: Host) -> Any:
+def plain_operator(host: Host) -> Any:
+    """Returns the operator of the exchange, without a gradient."""
     return _DeviceExchange(host) if in_queue() else make_operator(host.run, host.shape)
 
 
@@ -176,7 +177,7 @@ class _Differentiable(nn.Cell):
 
     def __init__(self, host: Host, derivatives: int) -> None:
         super().__init__()
-        self.operator = _operator(host)
+        self.operator = plain_operator(host)
         self.back = _Differentiable(host.transposed(), derivatives - 1) if derivatives else None
 
     def construct(self, x: Tensor, send: Tensor, recv: Tensor, like: Tensor) -> Tensor:
@@ -203,11 +204,6 @@ def make_operator(
     """
 
     def infer(x: Any, *_others: Any) -> Any:
-        if in_queue():
-            raise BackendUnavailableError(
-                "graphs on Ascend have the cells AllToAllV, DynamicAllToAllV and AllToAllVCell, not those of quantized "
-                "collectives: call these in PyNative"
-            )
         core_name(x.element_type())
         made = x.element_type() if dtype is None else dtype
         return TensorType(mindspore.float32 if made == mindspore.bfloat16 else made)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import mindspore
 from mindspore import Tensor, ops
 
 from alltoallv._calls.adapters import Adapter
@@ -12,11 +11,12 @@ from alltoallv._calls.counts import Counts
 from alltoallv._calls.experts import exchange_counts
 from alltoallv._calls.linear import Map
 from alltoallv.communicator import Communicator
-from alltoallv.errors import InvalidParamError, ValueOverflowError
+from alltoallv.errors import InvalidParamError
 from alltoallv.mindspore import device_quantized
 from alltoallv.mindspore.adapter import ADAPTER
 from alltoallv.mindspore.autograd import apply, tracks
 from alltoallv.mindspore.device_codes import Codes
+from alltoallv.mindspore.device_quantized import Moves, Rows
 from alltoallv.mindspore.front_end import check_async, enter
 from alltoallv.mindspore.group import on_host
 from alltoallv.mindspore.tensors import executor, in_queue
@@ -68,21 +68,15 @@ class _QueuedRows(RowsCall[Tensor]):
         self._adapter, self._comm, self._options, self._timeout = adapter, comm, options, timeout
         self.rows = made = requests.rows(adapter, comm, input, send_counts, recv_counts, options)
         self._tail = tuple(made.input.shape[1:])
-        self._codes = Codes(made.how, made.length)
-        flat = made.input.astype(mindspore.float32).reshape(-1, made.length)
-        self._pair = self._codes.encode(flat)[:2]
-        overflows = device_quantized.rows_overflow
-        if made.must_fit() and overflows(self._codes, self._pair, getattr(mindspore, made.out_dtype)):
-            raise ValueOverflowError(made.overflow_text())
+        self._steps = Rows(Moves(comm, lambda: None, made.digest()), made)
+        self._pair = self._steps.encode(made.input)
 
     def run_counted(self) -> tuple[Tensor, list[int]]:
-        made, comm = self.rows, self._comm
-        recvs = made.recvs
+        recvs = self.rows.recvs
         if recvs is None:
             executor.sync()  # the ranks agree about calls in the queue over the same communicator
-            recvs = exchange_counts(on_host(comm), made.sends).tolist()
-        out = device_quantized.exchange_rows(comm, made, self._pair, recvs, self._codes)
-        return out.reshape(-1, *self._tail), recvs
+            recvs = exchange_counts(on_host(self._comm), self.rows.sends).tolist()
+        return self._steps.exchange(self._pair, recvs).reshape(-1, *self._tail), recvs
 
     def submit(self) -> tuple[Tensor | None, CommHandle]:
         out = self.run()

@@ -1,0 +1,207 @@
+"""Quantized collectives in graphs on Ascend: their steps become operators of the graph when MindSpore compiles it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, jit_class, nn, ops
+from mindspore.ops.primitive import constexpr
+
+from alltoallv._calls import adapters
+from alltoallv._calls.counts import even_parts
+from alltoallv._calls.guard import guard
+from alltoallv.communicator import Communicator
+from alltoallv.errors import InvalidParamError, ValueOverflowError
+from alltoallv.mindspore import device_quantized, graph_op
+from alltoallv.mindspore import group as groups
+from alltoallv.mindspore.device_quantized import Moves
+from alltoallv.mindspore.graph_exchange import DTYPES_BY_NUMBER, EMPTY
+from alltoallv.mindspore.tensors import core_name, numpy_dtype
+from alltoallv.quantization import requests
+from alltoallv.quantization.functions import Quantized
+from alltoallv.quantization.host import ReductionCall, RowsCall
+from alltoallv.quantization.spec import QuantizedReduction
+
+_HALVES = 2.0**24  # makes every finite float16 an integer
+
+
+@jit_class
+class GraphMoves(Moves):
+    """Moves tensors between the ranks by operators of a graph.
+
+    ``agree`` gets the values of float16 scales and offset, if they are tensors of the graph.
+    """
+
+    def __init__(self, comm: Communicator, agree: Callable[[Any], Any], operator: str, digest: int = 0) -> None:
+        super().__init__(comm, lambda: None, digest)
+        self.operator, self.nothing = graph_op.operator(), Tensor([0], mindspore.int64)
+        self.begins = graph_op.number_of(lambda call: agree(np.array(call.send[: call.send_size]) / _HALVES))
+
+        def number(dtype: Any, sends: Sequence[int], recvs: Sequence[int], operator: str) -> int:
+            plan = device_quantized.plan_of(comm, operator, dtype, sends, recvs, digest)
+            return graph_op.number_of(lambda call: plan.run(call.input or 0, call.output or 0, -1.0, call.stream or 0))
+
+        def refusing(text: str) -> int:
+            def refuse(call: graph_op.Launch) -> None:
+                if any(call.send[: call.send_size]):
+                    with guard(comm, operator):
+                        raise ValueOverflowError(text)
+
+            return graph_op.number_of(refuse)
+
+        self.number, self.refusing = constexpr(number), constexpr(refusing)
+
+    def begin(self, scale: Any, offset: Any) -> None:
+        values = self.nothing
+        if scale is not None:
+            given = ops.cat((scale.reshape(-1), offset.reshape(-1))).astype(mindspore.float32)
+            values = (given * _HALVES).astype(mindspore.int64)
+        self.operator(values, values, self.nothing, self.nothing, self.begins, False)
+
+    def run(self, x: Tensor, sends: Sequence[int], recvs: Sequence[int], operator: str, count: int) -> Tensor:
+        number = self.number(x.dtype, sends, recvs, operator)
+        return self.operator(x, self.nothing, self.nothing, ops.zeros(count, mindspore.int8), number, False)
+
+    def refuse(self, flags: Tensor, text: str) -> None:
+        values = flags.astype(mindspore.int64)
+        self.operator(values, values, self.nothing, self.nothing, self.refusing(text), False)
+
+
+class Steps(nn.Cell):
+    """Runs what ``prepare`` returns for shapes and dtypes of the inputs, when MindSpore compiles a graph."""
+
+    def __init__(self, prepare: Callable[..., Any]) -> None:
+        super().__init__()
+        self.prepare = constexpr(prepare)
+
+    def construct(self, x: Tensor, scale: Any = None, offset: Any = None) -> Tensor:
+        if scale is None:
+            made = self.prepare(x.shape, x.dtype)
+            return made.run(x).reshape(made.shape)
+        made = self.prepare(x.shape, x.dtype, scale.shape, scale.dtype, offset.shape, offset.dtype)
+        return made.run(x, None, None, as_row(scale), as_row(offset)).reshape(made.shape)
+
+
+class StraightSteps(nn.Cell):
+    """`Steps` with the straight-through gradient ``back(dout, x)``."""
+
+    def __init__(self, prepare: Callable[..., Any], back: Callable[..., Any]) -> None:
+        super().__init__()
+        self.steps, self.gradient = Steps(prepare), _Gradient(back)
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.gradient(x, ops.stop_gradient(self.steps(x)))
+
+
+class _Gradient(nn.Cell):
+    """Returns its second input; the gradient goes to the first."""
+
+    def __init__(self, back: Callable[..., Any]) -> None:
+        super().__init__()
+        self.back = back
+
+    def construct(self, x: Tensor, y: Tensor) -> Tensor:
+        return y
+
+    def bprop(self, x: Tensor, y: Tensor, out: Tensor, dout: Tensor) -> tuple[Any, ...]:
+        if x.dtype == mindspore.int8:
+            return x * 0, y * 0
+        return ops.cast(self.back(ops.depend(ops.cast(dout, x.dtype), out), x), x.dtype), y * 0
+
+
+def as_row(values: Tensor) -> Tensor:
+    """Returns a tensor of scales or offsets as float32 ``[n]``."""
+    return values.reshape(-1).astype(mindspore.float32)
+
+
+class _Reduction(ReductionCall[Any]):
+    def run(self) -> Any:
+        return reduction(self.comm, self.made.request, self.made.output.shape)
+
+
+class _Rows(RowsCall[Any]):
+    def __init__(
+        self,
+        adapter: adapters.Adapter[Any],
+        comm: Communicator,
+        input: Any,
+        send_counts: Any,
+        recv_counts: Any,
+        options: Any,
+        timeout: Any = None,
+    ) -> None:
+        self.rows, self._comm = requests.rows(adapter, comm, input, send_counts, recv_counts, options), comm
+
+    def run(self) -> Any:
+        made = self.rows
+        moves = GraphMoves(self._comm, lambda _: None, "quantized_all_to_all", made.digest())
+        recvs = made.recvs or []
+        with guard(self._comm, "quantized_all_to_all"):
+            _check_size(made.input.size and sum(recvs))
+            return device_quantized.Rows(moves, made, (sum(recvs), *made.input.shape[1:]))
+
+
+def reduction(
+    comm: Communicator, request: QuantizedReduction, shape: Sequence[int], replace: Any = None
+) -> device_quantized.Reduction:
+    """Returns the steps of a reduction; ``replace`` returns the request with the scales and the offset of a launch."""
+
+    def agree(values: Any) -> None:
+        requests.plan(comm, request if replace is None else replace(values)).compare(False, False)
+
+    with guard(comm, request.operator):
+        _check_size(request.count and request.counts[comm.rank % len(request.counts)])
+        moves = GraphMoves(comm, agree, request.operator)
+        return device_quantized.Reduction(moves, request, comm.rank, shape)
+
+
+def _check_size(size: int) -> None:
+    if not size:
+        raise InvalidParamError(f"input or output is empty, but {EMPTY}")
+
+
+@functools.cache
+def steps() -> Quantized[Any]:
+    """Returns the quantized collectives whose calls return their steps."""
+
+    class Prepared(Quantized[Any]):
+        adapter = adapters.find("x", np.empty(0))
+
+        def communicator(self, group: Any) -> Communicator | None:
+            return groups.resolve(group)
+
+        def reductions(self) -> type[ReductionCall[Any]]:
+            return _Reduction
+
+        def exchanges(self) -> type[RowsCall[Any]]:
+            return _Rows
+
+    return Prepared()
+
+
+def shaped(shape: Sequence[int], dtype: Any) -> Any:
+    """Returns an array of that shape and dtype, all zero, which takes no memory."""
+    return np.broadcast_to(np.zeros((), numpy_dtype(dtype)), tuple(shape))
+
+
+def summing(group: Any, op: str) -> Callable[..., Any]:
+    """Returns the function ``(dout, x)`` of a graph on Ascend that adds or averages ``dout`` over the ranks."""
+    operator, nothing = graph_op.operator(), Tensor([0], mindspore.int64)
+
+    def launch(call: graph_op.Launch) -> None:
+        comm = groups.resolve(group)
+        shape, name = call.input_shape[: call.input_rank], core_name(DTYPES_BY_NUMBER[call.dtype])
+        places = call.input or 0, call.output or 0, even_parts(math.prod(shape), comm.size)
+        comm.core.reduce("all_reduce", name, "sum", *places, -1.0, call.stream or 0, shape=shape)
+
+    number, share = graph_op.number_of(launch), groups.resolve(group).size if op == "avg" else 1
+
+    def back(dout: Tensor, x: Tensor) -> Tensor:
+        return operator(dout, nothing, nothing, dout, number, False) / share
+
+    return back
