@@ -187,6 +187,32 @@ def test_ranks_on_several_hosts_are_refused_at_once(tmp_path, variables):
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.parametrize(("rank", "size"), [("PMI_RANK", "PMI_SIZE"), ("RANK_ID", "RANK_SIZE")])
+def test_ranks_that_no_launcher_counts(tmp_path, rank, size):
+    """The processes are counted, here of two jobs that each start two; where more are elsewhere they are refused."""
+    program = tmp_path / "program.py"
+    program.write_text("""if True:
+        from alltoallv import Communicator
+        from alltoallv.errors import BackendUnavailableError
+        try:
+            print(Communicator.from_env(timeout=60).size)
+        except BackendUnavailableError as error:
+            print(error)
+    """)
+    start = f"{rank}=0 {sys.executable} {program} & {rank}=1 {sys.executable} {program}; exit $(wait && echo $?)"
+    jobs = [
+        subprocess.Popen(
+            ["sh", "-c", start], env=clean_environment() | {size: number}, stdout=subprocess.PIPE, text=True
+        )
+        for number in ("2", "3")
+    ]
+    together, apart = (job.communicate(timeout=120)[0].splitlines() for job in jobs)
+    assert together == ["2", "2"]
+    assert len(apart) == 2
+    for line in apart:  # a rank may have ended before the other looks
+        assert re.match("the job has 3 ranks, [12] of them on this host, .* use backend='tcp'", line)
+
+
 @pytest.mark.parametrize("by", [{}, {"PMI_RANK": "3", "PMI_SIZE": "4"}], ids=["slurm", "pmi of Slurm"])
 def test_a_number_of_ranks_here_that_srun_does_not_tell(monkeypatch, by):
     """On two hosts it is needed, for the ranks would wait for each other; the user can give it."""

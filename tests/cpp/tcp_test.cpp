@@ -254,7 +254,7 @@ void test_ranks_that_do_not_come() {
     for (std::thread& thread : threads) thread.join();
     CHECK(contains(message_of([&] { make_tcp_communicator(options_of(1, 2, 0.3), TcpAddress{"127.0.0.1", port}); },
                               ErrorClass::comm_timeout),
-                   "rank 1 waited 0.3 s for rank 0 of domain 'hosts' at 127.0.0.1:" + std::to_string(port)));
+                   "rank 1 waited 0.30 s for rank 0 of domain 'hosts' at 127.0.0.1:" + std::to_string(port)));
 }
 
 /// Two domains at one port, in opposite order of arrival: each meets its own.

@@ -15,8 +15,6 @@
 namespace alltoallv {
 namespace {
 
-using SteadyClock = std::chrono::steady_clock;
-
 constexpr int wait_ms = 10;
 constexpr double connect_seconds = 3.0;
 
@@ -29,11 +27,6 @@ struct Hello {
 
 Digest prove(const std::string& secret, const std::string& challenge, const Hello& hello) {
     return hmac_sha256(secret, challenge + " " + std::to_string(hello.rank) + " " + std::to_string(hello.kind));
-}
-
-SteadyClock::time_point after(double seconds) {
-    return SteadyClock::now() +
-           std::chrono::duration_cast<SteadyClock::duration>(std::chrono::duration<double>(seconds));
 }
 
 }  // namespace
@@ -70,7 +63,7 @@ std::vector<std::vector<UniqueFd>> connect_ranks(const TcpConnectionsOptions& op
     const auto deadline = after(options.timeout);
     const auto give_up = [&](int rank) {
         if (options.poll) options.poll();
-        if (SteadyClock::now() > deadline)
+        if (std::chrono::steady_clock::now() > deadline)
             throw comm_timeout("rank " + std::to_string(options.rank) + " found no way to rank " +
                                std::to_string(rank) + ", which is on another host");
     };

@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <thread>
 
 #include "base/error.h"
 #include "base/place.h"
+#include "base/seconds_text.h"
 #include "base/sha256.h"
 #include "transport/tcp/tcp_guests.h"
 
@@ -86,16 +86,6 @@ std::string bytes_of(const T& value) {
 /// Proves that the sender knows the key and has received the other side's challenge.
 Digest prove(const std::string& key, const char* role, const Digest& challenge, const Digest& own, const Hello& hello) {
     return hmac_sha256(key, role + bytes_of(challenge) + bytes_of(own) + bytes_of(hello));
-}
-
-Clock::time_point after(double seconds) {
-    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
-
-std::string seconds_text(double seconds) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.1f s", seconds);
-    return text;
 }
 
 constexpr const char* secret_hint = "are job, domain and ALLTOALLV_JOB_SECRET equal on all ranks?";

@@ -3,8 +3,6 @@
 #include <fcntl.h>
 #include <sys/socket.h>
 
-#include <algorithm>
-#include <chrono>
 #include <string>
 #include <utility>
 
@@ -29,11 +27,11 @@ TcpTree::TcpTree(const std::vector<TcpPeer>& peers) : host_of_(peers.size()) {
 }
 
 std::vector<int> TcpTree::neighbours(int host) const {
-    std::vector<int> hosts;
-    if (host > 0) hosts.push_back(parent(host));
-    for (int other = host + 1; other < static_cast<int>(leaders_.size()); ++other)
-        if (parent(other) == host) hosts.push_back(other);
-    return hosts;
+    std::vector<int> found;
+    if (host > 0) found.push_back(parent(host));
+    for (int other = host + 1; other < hosts(); ++other)
+        if (parent(other) == host) found.push_back(other);
+    return found;
 }
 
 int TcpTree::towards(int from, int to) const {
@@ -46,16 +44,11 @@ void connect_tree(TcpMembership& membership, const TcpMeetingOptions& options) {
     const TcpTree tree(membership.peers);
     const int host = tree.host_of(options.rank);
     if (!tree.deep() || tree.leader(host) != options.rank) return;
-    const auto deadline = std::chrono::steady_clock::now() +
-                          std::chrono::milliseconds(static_cast<int64_t>(std::min(options.timeout, 1e6) * 1000));
-    const auto transfer = [&](auto&& function, int rank, auto* data) {
-        if (!function(membership.sockets[static_cast<size_t>(rank)].get(), data))
-            throw peer_lost("rank " + std::to_string(rank) + " left or was silent while joining domain '" +
-                            options.domain + "'");
-    };
-    const auto send = [](int socket, const std::string* card) { return send_all(socket, card->data(), card->size()); };
-    const auto receive = [&](int socket, std::string* card) {
-        return receive_all(socket, card->data(), card->size(), deadline);
+    const auto deadline = after(options.timeout);
+    const auto socket_of = [&](int rank) { return membership.sockets[static_cast<size_t>(rank)].get(); };
+    const auto lost = [&](int rank) {
+        return peer_lost("rank " + std::to_string(rank) + " left or was silent while joining domain '" +
+                         options.domain + "'");
     };
     TcpConnectionsOptions connections;
     connections.rank = options.rank;
@@ -67,30 +60,28 @@ void connect_tree(TcpMembership& membership, const TcpMeetingOptions& options) {
     connections.poll = [&] {
         if (options.poll) options.poll();
         char byte;
-        if (tree.parent(host) == 0 && ::recv(membership.sockets[0].get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
-            throw peer_lost("rank 0 left while joining domain '" + options.domain + "'");
+        if (tree.parent(host) == 0 && ::recv(socket_of(0), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) throw lost(0);
     };
     // Over the connections to rank 0, which gives each leader the card of its parent.
     connections.gather = [&](const std::string& mine) {
-        std::vector<std::string> cards(membership.peers.size());
-        cards[static_cast<size_t>(options.rank)] = mine;
-        const auto card_at = [&](int rank) {
-            std::string& card = cards[static_cast<size_t>(rank)];
-            card.resize(card_bytes);
-            return &card;
+        std::vector<std::string> cards(membership.peers.size(), std::string(card_bytes, '\0'));
+        const auto card_of = [&](int rank) -> std::string& { return cards[static_cast<size_t>(rank)]; };
+        const auto send = [&](int to, int whose) {
+            if (!send_all(socket_of(to), card_of(whose).data(), card_bytes)) throw lost(to);
         };
+        const auto receive = [&](int from, int whose) {
+            if (!receive_all(socket_of(from), card_of(whose).data(), card_bytes, deadline)) throw lost(from);
+        };
+        const auto parent_of = [&](int rank) { return tree.leader(tree.parent(tree.host_of(rank))); };
+        card_of(options.rank) = mine;
         if (host > 0) {
-            transfer(send, 0, card_at(options.rank));
-            if (tree.parent(host) > 0) transfer(receive, 0, card_at(tree.leader(tree.parent(host))));
+            send(0, options.rank);
+            if (parent_of(options.rank) > 0) receive(0, parent_of(options.rank));
             return cards;
         }
-        std::vector<int> others;
-        for (int rank = 1; rank < static_cast<int>(cards.size()); ++rank)
-            if (tree.leader(tree.host_of(rank)) == rank) others.push_back(rank);
-        for (const int rank : others) transfer(receive, rank, card_at(rank));
-        for (const int rank : others)
-            if (const int parent = tree.parent(tree.host_of(rank)); parent > 0)
-                transfer(send, rank, card_at(tree.leader(parent)));
+        for (int other = 1; other < tree.hosts(); ++other) receive(tree.leader(other), tree.leader(other));
+        for (int other = 1; other < tree.hosts(); ++other)
+            if (const int rank = tree.leader(other); parent_of(rank) > 0) send(rank, parent_of(rank));
         return cards;
     };
     std::vector<UniqueFd> made = std::move(connect_ranks(connections)[0]);

@@ -15,6 +15,7 @@ class TcpTree {
 
     /// True if some leaders have no connection to rank 0.
     bool deep() const { return fan_in_ < leaders_.size() - 1; }
+    int hosts() const { return static_cast<int>(leaders_.size()); }
     int host_of(int rank) const { return host_of_[static_cast<size_t>(rank)]; }
     int leader(int host) const { return leaders_[static_cast<size_t>(host)]; }
     /// The host to which this one reports. Not for host 0.

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from alltoallv.errors import BackendUnavailableError, InvalidParamError
+from alltoallv.launch.processes import ranks_here
 from alltoallv.launch.variables import integer, port, utf8
 
 
@@ -66,9 +67,12 @@ class Launch:
                 f"the job has {self.size} ranks on {self.hosts} hosts, and launcher {self.launcher!r} does not say how "
                 "many are on this one: set ALLTOALLV_LOCAL_WORLD_SIZE to that number, or use Communicator.from_mpi"
             )
-        if self.local_size is not None and self.local_size < size:
+        here, variable = self.local_size, {"pmi": "PMI_RANK", "msrun": "RANK_ID"}.get(self.launcher)
+        if here is None and variable is not None:
+            here = ranks_here(variable, size)
+        if here is not None and here < size:
             raise BackendUnavailableError(
-                f"the job has {self.size} ranks, {self.local_size} of them on this host, and shared memory needs all "
+                f"the job has {self.size} ranks, {here} of them on this host, and shared memory needs all "
                 "on one host: between hosts use backend='tcp', Communicator.from_mpi, or backend='hccl' on NPUs"
             )
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
@@ -16,6 +17,8 @@ _libc = ctypes.CDLL(None)
 
 # Processes that start ranks; a rank's nearest ancestor with such a name identifies its job.
 _LAUNCHER_NAMES = ("hydra", "pmi_proxy", "mpiexec", "mpirun", "prte", "orted", "slurmstepd", "msrun")
+
+_START_SECONDS = 5.0  # between the starts of a host's first and last rank
 
 # Runs in its own small process: once the pipe from the parent closes, for whatever reason, it kills every
 # process group on its list. Lines are "+group" and "-group".
@@ -147,19 +150,43 @@ def launcher_number(variable: str, option: str) -> int | None:
     return int(number) or None if number.isdecimal() else None
 
 
-def _launcher(variable: str) -> int:
-    pid = os.getppid()
-    marker = variable.encode() + b"="
+def ranks_here(variable: str, expected: int) -> int:
+    """Returns how many ranks the process that started this one has started on this host.
+
+    Args:
+        variable: The one that holds a rank's number.
+        expected: The number of ranks after which there is nothing to wait for; others may be about to start.
+    """
+    launcher, end, found = _launcher(variable), time.monotonic() + _START_SECONDS, set()
+    while True:
+        for pid in filter(str.isdecimal, os.listdir("/proc")):
+            with contextlib.suppress(OSError):  # it has ended, or is another user's
+                rank = _value(int(pid), variable)
+                if rank is not None and _launcher(variable, int(pid)) == launcher:
+                    found.add(rank)
+        if len(found) >= expected or time.monotonic() >= end:
+            return len(found)
+        time.sleep(0.1)
+
+
+def _value(pid: int, variable: str) -> bytes | None:
+    """Returns the variable in the environment with which a process was started; None without it."""
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        marker = variable.encode() + b"="
+        return next((entry[len(marker) :] for entry in file.read().split(b"\0") if entry.startswith(marker)), None)
+
+
+def _launcher(variable: str, rank: int | None = None) -> int:
+    pid = os.getppid() if rank is None else int(_stat_fields(rank)[1])
     while pid > 1:
         try:
             with open(f"/proc/{pid}/comm") as file:
                 name = file.read().strip()
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                entries = file.read().split(b"\0")
+            value = _value(pid, variable)
             parent = int(_stat_fields(pid)[1])
         except OSError:  # another user's process: certainly none of the ranks
             break
-        if name.startswith(_LAUNCHER_NAMES) or not any(entry.startswith(marker) for entry in entries):
+        if name.startswith(_LAUNCHER_NAMES) or value is None:
             break
         pid = parent
     return pid

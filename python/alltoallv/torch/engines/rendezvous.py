@@ -133,13 +133,8 @@ def meet(store: dist.Store, rank: int, size: int, name: str, timeout: float, **m
     own = GroupStore(dist.PrefixStore("alltoallv", store), rank, size)
     key = uuid.uuid4().hex
     mine = _introduction(key, more)
-    place, end, everybody = "", time.monotonic() + timeout, b"[]"
-
-    def wait(ready: Ready, missing: Callable[[], list[int]]) -> None:
-        while not ready(min(0.5, max(end - time.monotonic(), 0.0))):
-            if time.monotonic() >= end:
-                late = ", ".join(f"rank {j}" for j in missing())
-                raise CommTimeoutError(f"rank {rank} of group {name!r} waited {timeout:.1f} s for {late} to join")
+    place, everybody = "", b"[]"
+    wait = _waiter(f"rank {rank} of group {name!r}", timeout)
 
     def gathered() -> bool:
         nonlocal place, everybody
@@ -164,6 +159,19 @@ def meet(store: dist.Store, rank: int, size: int, name: str, timeout: float, **m
     return _meeting(json.loads(everybody))
 
 
+def _waiter(who: str, timeout: float) -> Wait:
+    """Returns a function that waits until ``timeout`` seconds from now are over, then names those who are missing."""
+    end = time.monotonic() + timeout
+
+    def wait(ready: Ready, missing: Callable[[], list[int]]) -> None:
+        while not ready(min(0.5, max(end - time.monotonic(), 0.0))):
+            if time.monotonic() >= end:
+                late = ", ".join(f"rank {j}" for j in missing())
+                raise CommTimeoutError(f"{who} waited {timeout:.1f} s for {late} to join")
+
+    return wait
+
+
 def meet_over(gather: Gather, **more: Any) -> Meeting:
     """Does `meet` for ranks that have no store, but a function that gives every rank the bytes of all."""
     return _meeting([json.loads(one) for one in gather(_introduction(uuid.uuid4().hex, more).encode())])
@@ -186,16 +194,9 @@ def gatherer(meeting: Meeting, of_group: dist.Store, rank: int, size: int, timeo
         return GroupStore(dist.PrefixStore(f"alltoallv/{meeting.key}", connection(of_group)), rank, size)
 
     def gather(mine: bytes) -> list[bytes]:
-        end = time.monotonic() + timeout
-
-        def wait(ready: Ready, missing: Callable[[], list[int]]) -> None:
-            while not ready(0.5):
-                if time.monotonic() >= end:
-                    raise CommTimeoutError(f"rank {rank} waited {timeout:.1f} s for ranks {missing()} to join")
-
         key = f"gather/{next(numbers)}"
         own_part().post(f"{key}/{rank}", mine)
-        return own_part().collect(key, wait)
+        return own_part().collect(key, _waiter(f"rank {rank}", timeout))
 
     return gather
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import os
 from collections import Counter
 from datetime import timedelta
 from typing import Any
@@ -62,23 +60,11 @@ def gloo(options: _DistributedBackendOptions, store: dist.Store, timeout: timede
     """Returns torch's engine for CPU tensors, whose ranks meet in ``store``; collective."""
     if not dist.is_gloo_available():
         raise BackendUnavailableError("this build of torch has no gloo, which backend 'alltoallv' needs beside it")
-    own = dist.ProcessGroupGloo._Options()
-    own._devices = _gloo_devices(os.getpid())
-    own._threads = 2 * len(own._devices)
     place = dist.PrefixStore("gloo", store), options.group_rank, options.group_size
-    made: dist.ProcessGroupGloo = _with_options(dist.ProcessGroupGloo, own, place, options, timeout)
+    made = dist.ProcessGroupGloo(*place, timeout)
+    made.options.global_ranks_in_group, made.options.group_name = options.global_ranks_in_group, options.group_id
+    made._set_sequence_number_for_group()
     return made
-
-
-@functools.cache
-def _gloo_devices(pid: int) -> list[Any]:
-    """Returns gloo's devices for all groups of a process.
-
-    Each has a thread and a port, and takes longer to make than the rest of gloo.
-    """
-    interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
-    create = dist.ProcessGroupGloo.create_device
-    return [create(interface=name) for name in interfaces] or [dist.ProcessGroupGloo.create_default_device()]
 
 
 def name_for(device: str, asked: str | None) -> str:
@@ -117,10 +103,8 @@ def accelerator(
         )
     place = dist.PrefixStore(f"{device}/", store), options.group_rank, options.group_size
     kind = dist.Backend.backend_type_map.get(name)
-    if name == "nccl":
-        return _with_options(dist.ProcessGroupNCCL, engine_options, place, options), kind
-    if name == "xccl":
-        return _with_options(dist.ProcessGroupXCCL, engine_options, place, options), kind
+    if name in ("nccl", "xccl"):
+        return _with_options(getattr(dist, f"ProcessGroup{name.upper()}"), engine_options, place, options), kind
     plugin = dist.Backend._plugins[name.upper()]
     if not plugin.extended_api:
         return plugin.creator_fn(*place, options.timeout), kind
@@ -132,14 +116,10 @@ def accelerator(
 
 
 def _with_options(
-    engine: Any,
-    given: Any,
-    place: tuple[Any, int, int],
-    options: _DistributedBackendOptions,
-    timeout: timedelta | None = None,
+    engine: Any, given: Any, place: tuple[Any, int, int], options: _DistributedBackendOptions
 ) -> TorchBackend:
     own = given if isinstance(given, engine.Options) else engine.Options()
-    own._timeout = timeout or options.timeout
+    own._timeout = options.timeout
     own.global_ranks_in_group = options.global_ranks_in_group
     own.group_name = options.group_id
     made: TorchBackend = engine(*place, own)
