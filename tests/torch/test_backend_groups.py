@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,30 @@ def test_many_groups(ranks: Ranks, tmp_path: Path, world: str) -> None:
         dist.destroy_process_group()
 
     ranks(2, communicator=False, timeout=60)(run, str(tmp_path / "port"))
+
+
+def test_split_group(ranks: Ranks, tmp_path: Path) -> None:
+    """By torch's own function, of the default group and of another."""
+
+    def run(rank: int, size: int, file: str) -> None:
+        with joined(rank, size, file):
+            for parent in (None, dist.new_group([2, 0, 1])):
+                with pytest.raises(
+                    ValueError, match=r"split_ranks is \[\[0, 1\], \[1\]\], expected lists of ranks 0 to 2"
+                ):
+                    dist.split_group(parent, [[0, 1], [1]])
+                group = dist.split_group(parent, [[2, 0]], timeout=timedelta(seconds=40), group_desc="some")
+                assert (group is None) == (rank == 1)
+                if group is not None:
+                    assert dist.get_process_group_ranks(group) == [0, 2]
+                    assert (group.group_desc, group.timeout) == ("some", timedelta(seconds=40))
+                    dist.all_reduce(x := torch.tensor([rank + 1]), group=group)
+                    assert x.item() == 4
+                    dist.broadcast(x := torch.tensor([rank]), 2, group=group)
+                    assert x.item() == 2
+                    dist.destroy_process_group(group)
+
+    ranks(3, communicator=False)(run, str(tmp_path / "store"))
 
 
 @pytest.mark.parametrize("backend", ["alltoallv", "cpu:alltoallv"])

@@ -1,27 +1,31 @@
-"""Lets ``torch.distributed.shrink_group`` take groups of this backend.
+"""Lets ``torch.distributed.shrink_group`` and ``split_group`` take groups of this backend.
 
-Its own last step makes a group of torch's C++ class out of a C++ engine, which no Python group is, so that calls of the
-smaller group would never reach this backend. For such groups the same steps are done here, around a group of this one.
+The last step of the first makes a group of torch's C++ class out of a C++ engine, which no Python group is, so that
+calls of the smaller group would never reach this backend; the second refuses groups without an accelerator. For such
+groups the same steps are done here, around a group of this backend.
 """
 
 from __future__ import annotations
 
 import functools
+from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
+from alltoallv.errors import InvalidParamError
 from alltoallv.torch.process_group.group import EngineGroup
 
 _c10d: Any = dist.distributed_c10d
 
 
 def install() -> None:
-    """Replaces ``torch.distributed.shrink_group``, if this torch has it; other groups go to torch's."""
+    """Replaces both functions, if this torch has the first; other groups go to torch's."""
     if not hasattr(_c10d, "shrink_group"):
         return
-    of_torch = _c10d.shrink_group
+    of_torch, split_of_torch = _c10d.shrink_group, _c10d.split_group
 
     @functools.wraps(of_torch)
     def shrink_group(
@@ -36,8 +40,55 @@ def install() -> None:
         smaller: dist.ProcessGroup = of_torch(ranks_to_exclude, group, shrink_flags, pg_options)
         return smaller
 
-    _c10d.shrink_group = shrink_group
-    dist.shrink_group = shrink_group
+    @functools.wraps(split_of_torch)
+    def split_group(
+        parent_pg: dist.ProcessGroup | None = None,
+        split_ranks: list[list[int]] | None = None,
+        timeout: timedelta | None = None,
+        pg_options: Any = None,
+        group_desc: str | None = None,
+        **more: Any,
+    ) -> dist.ProcessGroup | None:
+        parent = dist.group.WORLD if parent_pg is None else parent_pg
+        if isinstance(parent, EngineGroup) and not torch.accelerator.is_available():
+            return _split(parent, split_ranks or [], timeout, pg_options, group_desc)
+        split: dist.ProcessGroup | None = split_of_torch(
+            parent_pg, split_ranks, timeout, pg_options, group_desc, **more
+        )
+        return split
+
+    _c10d.shrink_group = dist.shrink_group = shrink_group
+    _c10d.split_group = dist.split_group = split_group
+
+
+def _split(
+    parent: EngineGroup, split_ranks: list[list[int]], timeout: timedelta | None, engine_options: Any, about: str | None
+) -> dist.ProcessGroup | None:
+    """Returns this rank's one of the groups, which all ranks of ``parent`` make; None if it is in none."""
+    every = [rank for ranks in split_ranks for rank in ranks]
+    known = set(every) <= set(range(parent.size()))
+    if not every or not all(split_ranks) or len(set(every)) < len(every) or not known:
+        raise InvalidParamError(
+            f"split_ranks is {split_ranks}, expected lists of ranks 0 to {parent.size() - 1}, each at most once"
+        )
+    mine = sorted(next((ranks for ranks in split_ranks if parent.rank() in ranks), split_ranks[0]))
+    made = parent.split_group(mine, timeout, engine_options, None, about)
+    if made is not None:
+        of_job = [dist.get_process_group_ranks(parent)[rank] for rank in mine]
+        backend, config = _c10d._world.pg_map[parent][0], _c10d._world.pg_backend_config.get(parent, "")
+        _register(made, backend, made.get_group_store(), made.group_name, config, of_job)
+    return made
+
+
+def _register(group: Any, backend: str, store: Any, name: str, config: str, of_job: list[int]) -> None:
+    _c10d._register_pg_in_world(
+        pg=group,
+        backend_name=backend,
+        store=store,
+        group_name=name,
+        backend_config=config,
+        rank_mapping={rank: new for new, rank in enumerate(of_job)},
+    )
 
 
 def _shrink(group: EngineGroup, ranks_to_exclude: list[int], flags: int, engine_options: Any) -> EngineGroup:
@@ -66,12 +117,5 @@ def _shrink(group: EngineGroup, ranks_to_exclude: list[int], flags: int, engine_
     smaller._set_group_desc("default:shrunken" if is_default else f"{about['group_name']}:shrunk")
     if is_default:
         _c10d._update_default_pg(smaller)
-    _c10d._register_pg_in_world(
-        pg=smaller,
-        backend_name=backend,
-        store=own.store,
-        group_name=name,
-        backend_config=config,
-        rank_mapping={rank: new for new, rank in enumerate(of_job)},
-    )
+    _register(smaller, backend, own.store, name, config, of_job)
     return smaller
