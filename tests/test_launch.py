@@ -192,14 +192,16 @@ def test_ranks_that_no_launcher_counts(tmp_path, rank, size):
     """The processes are counted, here of two jobs that each start two; where more are elsewhere they are refused."""
     program = tmp_path / "program.py"
     program.write_text("""if True:
+        import os
         from alltoallv import Communicator
         from alltoallv.errors import BackendUnavailableError
         try:
-            print(Communicator.from_env(timeout=60).size)
+            line = f"{Communicator.from_env(timeout=60).size}\\n"
         except BackendUnavailableError as error:
-            print(error)
+            line = f"{error}\\n"
+        os.write(1, line.encode())  # at once: the ranks share a pipe
     """)
-    start = f"{rank}=0 {sys.executable} {program} & {rank}=1 {sys.executable} {program}; exit $(wait && echo $?)"
+    start = f"{rank}=0 {sys.executable} {program} & {rank}=1 {sys.executable} {program}; wait"
     jobs = [
         subprocess.Popen(
             ["sh", "-c", start], env=clean_environment() | {size: number}, stdout=subprocess.PIPE, text=True
