@@ -13,7 +13,7 @@ namespace {
 using kernel::Isa;
 using kernel::QuantFormat;
 
-constexpr const char* isa_names[] = {"base", "v3", "v4"};
+constexpr const char* isa_names[] = {"base", "v3", "v4", "vbmi"};
 
 /// Returns the instruction set of that name, or the best one without a name.
 Isa isa_from_name(const std::optional<std::string>& name) {

@@ -25,6 +25,8 @@
 #define ALLTOALLV_HAS_CLONES 1
 #define ALLTOALLV_TARGET_V3 __attribute__((target("avx2,bmi,bmi2,f16c")))
 #define ALLTOALLV_TARGET_V4 __attribute__((target("avx2,bmi,bmi2,f16c,avx512f,avx512bw,avx512cd,avx512dq,avx512vl")))
+#define ALLTOALLV_TARGET_VBMI \
+    __attribute__((target("avx2,bmi,bmi2,f16c,fma,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx512vbmi")))
 #else
 #define ALLTOALLV_HAS_CLONES 0
 #define ALLTOALLV_TARGET_V3
@@ -33,8 +35,8 @@
 
 namespace alltoallv::kernel {
 
-/// x86-64, x86-64-v3 (AVX2), x86-64-v4 (AVX-512); on other processors all three mean the compiler's target.
-enum class Isa : unsigned char { base, v3, v4 };
+/// x86-64, x86-64-v3 (AVX2), x86-64-v4 (AVX-512), v4 that permutes bytes; on other processors the compiler's target.
+enum class Isa : unsigned char { base, v3, v4, vbmi };
 
 /// Returns the best instruction set of this processor.
 inline Isa best_isa() {
@@ -48,7 +50,8 @@ inline Isa best_isa() {
         const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512vl");
-        return v4 ? Isa::v4 : v3 ? Isa::v3 : Isa::base;
+        const bool vbmi = v4 && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("fma");
+        return vbmi ? Isa::vbmi : v4 ? Isa::v4 : v3 ? Isa::v3 : Isa::base;
     }();
     return best;
 #else
@@ -56,23 +59,25 @@ inline Isa best_isa() {
 #endif
 }
 
-template <auto base_kernel, auto v3_kernel, auto v4_kernel>
+template <auto base_kernel, auto v3_kernel, auto v4_kernel, auto vbmi_kernel>
 struct ClonesOf;
-template <class... Args, void (*base_kernel)(Args...), void (*v3_kernel)(Args...), void (*v4_kernel)(Args...)>
-struct ClonesOf<base_kernel, v3_kernel, v4_kernel> {
+template <class... Args, void (*base_kernel)(Args...), void (*v3_kernel)(Args...), void (*v4_kernel)(Args...),
+          auto vbmi_kernel>
+struct ClonesOf<base_kernel, v3_kernel, v4_kernel, vbmi_kernel> {
     static void base(Args... args) { base_kernel(args...); }
 #if ALLTOALLV_HAS_CLONES
     ALLTOALLV_TARGET_V3 static void v3(Args... args) { v3_kernel(args...); }
     ALLTOALLV_TARGET_V4 static void v4(Args... args) { v4_kernel(args...); }
-    static constexpr decltype(&base) by_isa[] = {base, v3, v4};
+    ALLTOALLV_TARGET_VBMI static void vbmi(Args... args) { vbmi_kernel(args...); }
+    static constexpr decltype(&base) by_isa[] = {base, v3, v4, vbmi_kernel == v4_kernel ? v4 : vbmi};
 #else
-    static constexpr decltype(&base) by_isa[] = {base, base, base};
+    static constexpr decltype(&base) by_isa[] = {base, base, base, base};
 #endif
 };
 
 /// A table of kernels that know their instruction set, indexed by Isa.
-template <auto base_kernel, auto v3_kernel, auto v4_kernel>
-inline constexpr auto& clones_by_isa = ClonesOf<base_kernel, v3_kernel, v4_kernel>::by_isa;
+template <auto base_kernel, auto v3_kernel, auto v4_kernel, auto vbmi_kernel = v4_kernel>
+inline constexpr auto& clones_by_isa = ClonesOf<base_kernel, v3_kernel, v4_kernel, vbmi_kernel>::by_isa;
 
 /// A table of one kernel's clones.
 template <auto kernel>

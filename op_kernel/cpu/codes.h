@@ -71,7 +71,7 @@ struct Small {
         return (units + ((step - least_normal) >> shift)) | bits >> 31 << (width - 1);
     }
 
-    ALLTOALLV_INLINE static float decode(uint32_t code) {
+    ALLTOALLV_INLINE static constexpr float decode(uint32_t code) {
         const uint32_t magnitude = code & magnitude_mask;
         const uint32_t subnormal = bits_of(static_cast<float>(static_cast<int32_t>(magnitude)) * from_bits(least));
         uint32_t bits = if_greater(magnitude, (1u << mantissa) - 1, (magnitude << shift) + rebias, subnormal);

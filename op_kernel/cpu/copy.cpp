@@ -43,9 +43,9 @@ STREAM(stream_base, , __m128i, _mm_loadu_si128, _mm_stream_si128)
 #if ALLTOALLV_HAS_CLONES
 STREAM(stream_v3, ALLTOALLV_TARGET_V3, __m256i, _mm256_loadu_si256, _mm256_stream_si256)
 STREAM(stream_v4, ALLTOALLV_TARGET_V4, __m512i, _mm512_loadu_si512, _mm512_stream_si512)
-constexpr decltype(&stream_base) stream[] = {stream_base, stream_v3, stream_v4};
+constexpr decltype(&stream_base) stream[] = {stream_base, stream_v3, stream_v4, stream_v4};
 #else
-constexpr decltype(&stream_base) stream[] = {stream_base, stream_base, stream_base};
+constexpr decltype(&stream_base) stream[] = {stream_base, stream_base, stream_base, stream_base};
 #endif
 #undef STREAM
 

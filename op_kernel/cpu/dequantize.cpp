@@ -1,9 +1,9 @@
 // Computes values and sums of codes, and rounds them to the output type.
-#include "op_kernel/cpu/eight_lanes.h"
 #include "op_kernel/cpu/half.h"
 #include "op_kernel/cpu/quantize.h"
 #include "op_kernel/cpu/quantize_blocks.h"
 #include "op_kernel/cpu/scales.h"
+#include "op_kernel/cpu/sixty_four_lanes.h"
 
 namespace alltoallv::kernel {
 namespace {
@@ -64,9 +64,15 @@ struct Decoder {
                                                   size_t n, Bytes* sum) {
         size_t done = 0;
 #if ALLTOALLV_HAS_CLONES
+        if constexpr (isa == Isa::vbmi && !Code::integer) {
+            done = n / 64 * 64;
+            if (done != 0) add_sixty_fours<Code, kind>(a, scale_a, b, scale_b, done, sum);
+        }
         if constexpr (isa != Isa::base) {
-            done = n / 16 * 16;
-            add_eights<Code, kind>(a, scale_a, b, scale_b, done, sum);
+            const size_t more = (n - done) / 16 * 16;
+            add_eights<Code, kind>(a + done, scale_a, b == nullptr ? nullptr : b + done, scale_b, more,
+                                   sum + done * sizeof(float));
+            done += more;
         }
 #endif
         if (done == n) return;
@@ -99,7 +105,8 @@ struct Add {
 template <class Code, Sum kind>
 constexpr auto& add_clones =
     clones_by_isa<Decoder<Code, kind>::template add_terms<Isa::base>, Decoder<Code, kind>::template add_terms<Isa::v3>,
-                  Decoder<Code, kind>::template add_terms<Isa::v4>>;
+                  Decoder<Code, kind>::template add_terms<Isa::v4>,
+                  Decoder<Code, kind>::template add_terms<Code::integer ? Isa::v4 : Isa::vbmi>>;
 
 Add add_of(CodeFormat format, Isa isa) {
     return with_code(format, [i = static_cast<size_t>(isa)]<class Code>(Code) {

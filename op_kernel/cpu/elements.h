@@ -26,10 +26,10 @@ ALLTOALLV_INLINE void store(void* to, size_t k, T value) {
     std::memcpy(static_cast<Bytes*>(to) + k * sizeof(T), &value, sizeof(T));
 }
 
-ALLTOALLV_INLINE uint32_t bits_of(float value) {
+ALLTOALLV_INLINE constexpr uint32_t bits_of(float value) {
     return __builtin_bit_cast(uint32_t, value);
 }
-ALLTOALLV_INLINE float from_bits(uint32_t bits) {
+ALLTOALLV_INLINE constexpr float from_bits(uint32_t bits) {
     return __builtin_bit_cast(float, bits);
 }
 ALLTOALLV_INLINE uint32_t magnitude_of(float value) {
@@ -46,7 +46,7 @@ ALLTOALLV_INLINE T one_nan(T value) {
 
 /// Returns `a > b ? x : y` for a, b < 2^31 without a branch, into which a compiler would move work that it then cannot
 /// vectorize. The comparison is signed, because the first vector instructions have no other.
-ALLTOALLV_INLINE uint32_t if_greater(uint32_t a, uint32_t b, uint32_t x, uint32_t y) {
+ALLTOALLV_INLINE constexpr uint32_t if_greater(uint32_t a, uint32_t b, uint32_t x, uint32_t y) {
     const uint32_t mask = 0u - static_cast<uint32_t>(static_cast<int32_t>(a) > static_cast<int32_t>(b));
     return (x & mask) | (y & ~mask);
 }

@@ -1,10 +1,10 @@
 // Computes scales and codes of groups.
 #include "op_kernel/cpu/quantize.h"
 
-#include "op_kernel/cpu/eight_lanes.h"
 #include "op_kernel/cpu/half.h"
 #include "op_kernel/cpu/quantize_blocks.h"
 #include "op_kernel/cpu/scales.h"
+#include "op_kernel/cpu/sixty_four_lanes.h"
 
 namespace alltoallv::kernel {
 namespace {
@@ -43,11 +43,18 @@ ALLTOALLV_INLINE void codes_of_groups(const void* x, size_t count, size_t group_
             const float inverse = inverses[g];
             size_t done = 0;
 #if ALLTOALLV_HAS_CLONES
+            const Bytes* from = static_cast<const Bytes*>(x) + begin * sizeof(float);
+            if constexpr (isa == Isa::vbmi && !Code::integer) {
+                if (n >= 64 && encodes_sixty_fours<Code>(inverse)) {
+                    done = n / 64 * 64;
+                    encode_sixty_fours<Code>(from, inverse, done, codes + begin);
+                }
+            }
             if constexpr (isa != Isa::base) {
                 if (!Code::flushes(inverse)) {
-                    done = n / 16 * 16;
-                    encode_eights<Code>(static_cast<const Bytes*>(x) + begin * sizeof(float), inverse, done,
-                                        codes + begin);
+                    const size_t more = (n - done) / 16 * 16;
+                    encode_eights<Code>(from + done * sizeof(float), inverse, more, codes + begin + done);
+                    done += more;
                 }
             }
 #endif
@@ -74,7 +81,8 @@ ALLTOALLV_INLINE void errors_of_groups(const void* x, size_t count, size_t group
 
 template <class Code>
 constexpr auto& encode =
-    clones_by_isa<codes_of_groups<Code, Isa::base>, codes_of_groups<Code, Isa::v3>, codes_of_groups<Code, Isa::v4>>;
+    clones_by_isa<codes_of_groups<Code, Isa::base>, codes_of_groups<Code, Isa::v3>, codes_of_groups<Code, Isa::v4>,
+                  codes_of_groups<Code, Code::integer ? Isa::v4 : Isa::vbmi>>;
 template <class Code>
 constexpr auto& lose = clones<errors_of_groups<Code>>;
 

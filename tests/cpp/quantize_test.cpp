@@ -267,6 +267,35 @@ void expect_invalid(const char* message, Body body) {
     }
 }
 
+/// Small floats, whose values the tests in Python know: every instruction set makes the bits of the plain one.
+void test_alike(const QuantFormat& format, size_t count, Isa isa) {
+    std::vector<float> x(count);
+    for (float& value : x) value = random_value();
+    std::vector<unsigned char> any(format.code_bytes(count) + 1);
+    const bool finite = random_below(4) != 0 && format.bits() == 8;
+    for (unsigned char& code : any) {
+        const uint32_t bits = random_bits() & 0xFF;
+        code = static_cast<unsigned char>(finite ? (bits & 0x80) | (bits & 0x7F) % 0x7C : bits);
+    }
+    const auto made = [&](Isa by) {
+        std::vector<float> scales(format.scale_bytes(count) / sizeof(float) + 2), sum(count), values(count);
+        std::vector<unsigned char> codes(any.size());
+        quantize(format, DType::float32, x.data(), count, codes.data(), scales.data(), nullptr, by);
+        const void* of_codes[] = {codes.data(), any.data(), codes.data()};
+        const void* of_scales[] = {scales.data(), scales.data(), scales.data()};
+        dequantize_sum(format, of_codes, of_scales, 3, count, false, sum.data(), by);
+        dequantize(format, DType::float32, any.data(), scales.data(), count, Overflow::saturate, values.data(),
+                   count % 3 == 0, by);
+        for (const std::vector<float>* floats : {&scales, &sum, &values}) {
+            const auto* first = reinterpret_cast<const unsigned char*>(floats->data());
+            codes.insert(codes.end(), first, first + floats->size() * sizeof(float));
+        }
+        return codes;
+    };
+    EXPECT(made(Isa::base) == made(isa), "%s, group %zu, count %zu, isa %d differs from the plain one",
+           std::string(info(format.codes).name).c_str(), format.group_size, count, static_cast<int>(isa));
+}
+
 void test_errors() {
     float x = 1;
     signed char code = 1;
@@ -298,6 +327,14 @@ int main() {
                         test_sums(format, float_types[random_below(3)], overflow, 1 + random_below(5), count, isa);
                     }
                 }
+            }
+        }
+        for (const CodeFormat codes : {CodeFormat::fp8_e4m3, CodeFormat::fp8_e5m2, CodeFormat::mxfp8,
+                                       CodeFormat::mxfp8_e5m2, CodeFormat::mxfp4, CodeFormat::nvfp4}) {
+            const size_t fixed = info(codes).group_size;
+            for (const size_t group : {64, 128, 200, 4096}) {
+                for (size_t count = 0; count < 12000; count = 3 * count / 2 + 61)
+                    test_alike({codes, fixed == 0 ? group : fixed}, count, isa);
             }
         }
         for (const size_t n_scales : {1, 2, 3, 7, 64, 2047, 2048, 2049, 5000}) {
