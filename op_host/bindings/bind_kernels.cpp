@@ -115,12 +115,13 @@ void bind_rows(nb::module_& m) {
     m.def(
         "gather_rows",
         [](uintptr_t out, size_t out_stride, uintptr_t input, size_t stride, uintptr_t index, size_t count,
-           size_t nbytes) {
+           size_t nbytes, uintptr_t where) {
             kernel::gather_rows({pointer(out), out_stride}, {pointer(input), stride}, pointer<const int64_t>(index),
-                                count, nbytes);
+                                pointer<const int64_t>(where), count, nbytes);
         },
-        "out"_a, "out_stride"_a, "input"_a, "stride"_a, "index"_a, "count"_a, "nbytes"_a, ReleaseGil(),
-        "Row i of `out` becomes row index[i] of the input, or zeros where that is -1; addresses, strides in bytes.");
+        "out"_a, "out_stride"_a, "input"_a, "stride"_a, "index"_a, "count"_a, "nbytes"_a, "where"_a = 0, ReleaseGil(),
+        "Row i of `out`, where[i] if given, becomes row index[i] of the input, or zeros where that is -1; addresses, "
+        "strides in bytes.");
     m.def(
         "weigh_rows",
         [](const std::string& dtype, uintptr_t out, uintptr_t input, uintptr_t index, uintptr_t weights, size_t count,

@@ -4,7 +4,7 @@
 #include "bindings/bindings.h"
 #include "core/communicator.h"
 #include "core/quant_terms.h"
-#include "op_kernel/cpu/quantize.h"
+#include "op_kernel/cpu/coded_rows.h"
 
 namespace alltoallv {
 namespace {
@@ -80,17 +80,17 @@ struct QuantPlan {
     std::shared_ptr<const QuantPlanData> data;
 };
 
-/// Returns the bytes of a quantized row: its scales, its codes, and padding that aligns the next row's scales.
-size_t row_bytes(const kernel::QuantFormat& format, size_t length) {
-    format.check();
-    return (format.scale_bytes(length) + format.code_bytes(length) + 3) / 4 * 4;
+kernel::CodedRows coded_rows(const FormatName& format, size_t group_size, DType dtype, size_t length) {
+    const kernel::CodedRows rows{{format_from_name(format), group_size}, dtype, length};
+    rows.format.check();
+    return rows;
 }
 
 void bind_rows(nb::module_& m) {
     m.def(
         "quantized_row_bytes",
         [](size_t length, const FormatName& format, size_t group_size) {
-            return row_bytes({format_from_name(format), group_size}, length);
+            return coded_rows(format, group_size, DType::float32, length).bytes();
         },
         "length"_a, "format"_a, "group_size"_a,
         "Bytes of a row of `length` elements: scales, codes, padding to 4 bytes.");
@@ -100,38 +100,39 @@ void bind_rows(nb::module_& m) {
         "format"_a, "group_size"_a, "What peers agree on beside the bytes of a row, for `root` of an exchange.");
     m.def(
         "quantize_rows",
-        [](const FormatName& name, size_t group_size, const std::string& dtype, uintptr_t input, size_t rows,
-           size_t length, uintptr_t out) {
-            const kernel::QuantFormat format{format_from_name(name), group_size};
-            const DType type = dtype_from_name(dtype);
-            const size_t stride = row_bytes(format, length), codes = format.scale_bytes(length);
-            const size_t used = codes + format.code_bytes(length);
-            const char* from = pointer<const char>(input);
-            char* to = pointer<char>(out);
-            for (size_t r = 0; r < rows; ++r, from += length * size_of(type), to += stride) {
-                kernel::quantize(format, type, from, length, to + codes, to, nullptr);
-                std::fill(to + used, to + stride, char{0});
-            }
+        [](const FormatName& format, size_t group_size, const std::string& dtype, uintptr_t input, size_t rows,
+           size_t length, uintptr_t out, uintptr_t index, uintptr_t weights) {
+            const auto coded = coded_rows(format, group_size, dtype_from_name(dtype), length);
+            coded.encode({pointer(out), coded.bytes()}, {pointer(input), length * size_of(coded.dtype)},
+                         pointer<const int64_t>(index), pointer<const float>(weights), rows);
         },
-        "format"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "out"_a, ReleaseGil(),
-        "`out` is aligned to 4 bytes.");
+        "format"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "out"_a, "index"_a = 0, "weights"_a = 0,
+        ReleaseGil(),
+        "Row i of `out` becomes the codes of row index[i] times weights[i], a float32, where these are given. `out` is "
+        "aligned to 4 bytes.");
     m.def(
         "dequantize_rows",
-        [](const FormatName& name, size_t group_size, const std::string& dtype, uintptr_t input, size_t rows,
-           size_t length, const std::string& overflow, uintptr_t out) {
-            const kernel::QuantFormat format{format_from_name(name), group_size};
-            const DType type = dtype_from_name(dtype);
-            const Overflow handling = overflow_from_name(overflow);
-            const size_t stride = row_bytes(format, length), codes = format.scale_bytes(length);
-            const char* from = pointer<const char>(input);
-            char* to = pointer<char>(out);
-            bool fits = true;
-            for (size_t r = 0; r < rows; ++r, from += stride, to += length * size_of(type))
-                fits &= kernel::dequantize(format, type, from + codes, from, length, handling, to);
-            return fits;
+        [](const FormatName& format, size_t group_size, const std::string& dtype, uintptr_t input, size_t rows,
+           size_t length, const std::string& overflow, uintptr_t out, size_t stride, uintptr_t index, uintptr_t where) {
+            const auto coded = coded_rows(format, group_size, dtype_from_name(dtype), length);
+            return coded.decode({pointer(out), length * size_of(coded.dtype)},
+                                {pointer(input), stride == 0 ? coded.bytes() : stride}, pointer<const int64_t>(index),
+                                pointer<const int64_t>(where), rows, overflow_from_name(overflow));
         },
-        "format"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "overflow"_a, "out"_a, ReleaseGil(),
-        "False: a value did not fit and overflow is raise.");
+        "format"_a, "group_size"_a, "dtype"_a, "input"_a, "rows"_a, "length"_a, "overflow"_a, "out"_a, "stride"_a = 0,
+        "index"_a = 0, "where"_a = 0, ReleaseGil(),
+        "Row where[i] of `out` becomes the values of row index[i] where these are given; -1 stands for zeros. False: a "
+        "value did not fit and overflow is raise.");
+    m.def(
+        "sum_quantized_rows",
+        [](const FormatName& format, size_t group_size, const std::string& dtype, uintptr_t input, size_t stride,
+           uintptr_t index, size_t terms, size_t count, size_t length, uintptr_t out) {
+            const auto coded = coded_rows(format, group_size, dtype_from_name(dtype), length);
+            coded.sum({pointer(out), length * size_of(coded.dtype)}, {pointer(input), stride},
+                      pointer<const int64_t>(index), terms, count);
+        },
+        "format"_a, "group_size"_a, "dtype"_a, "input"_a, "stride"_a, "index"_a, "terms"_a, "count"_a, "length"_a,
+        "out"_a, ReleaseGil(), "Does what sum_rows does, with the values of rows that quantize_rows has made.");
 }
 
 }  // namespace

@@ -36,13 +36,14 @@ constexpr auto& multiply = clones<multiply_block>;
 
 }  // namespace
 
-void gather_rows(Rows out, ConstRows in, const int64_t* index, size_t count, size_t bytes) {
+void gather_rows(Rows out, ConstRows in, const int64_t* index, const int64_t* where, size_t count, size_t bytes) {
     const bool streams = bytes >= streamed_row && count * bytes >= streamed_from;
     for (size_t i = 0; i < count && bytes > 0; ++i) {
+        Bytes* to = row(out, where == nullptr ? i : static_cast<size_t>(where[i]));
         if (index[i] < 0)
-            std::memset(row(out, i), 0, bytes);
+            std::memset(to, 0, bytes);
         else
-            copy(row(out, i), row(in, index[i]), bytes, streams);
+            copy(to, row(in, index[i]), bytes, streams);
     }
 }
 

@@ -18,8 +18,9 @@ struct Rows {
     size_t stride;
 };
 
-/// Row i of `out` becomes row index[i] of `in`, i < count, each of `bytes`; -1 stands for zeros.
-void gather_rows(Rows out, ConstRows in, const int64_t* index, size_t count, size_t bytes);
+/// Row where[i] of `out`, row i without `where`, becomes row index[i] of `in`, i < count, each of `bytes`; -1 stands
+/// for zeros.
+void gather_rows(Rows out, ConstRows in, const int64_t* index, const int64_t* where, size_t count, size_t bytes);
 
 /// Row i of `out` becomes row index[i] >= 0 of `in` times weights[i], computed in float32 and rounded once.
 /// `dtype` is float32, float16 or bfloat16.

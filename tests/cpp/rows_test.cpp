@@ -1,11 +1,11 @@
 // Rows chosen by number against plain loops, in all dtypes that are weighed, with zeros and with streaming stores.
-#include "op_kernel/cpu/rows.h"
-
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "base/error.h"
 #include "kernel_reference.h"
+#include "op_kernel/cpu/coded_rows.h"
 #include "op_kernel/cpu/half.h"
 #include "op_kernel/cpu/reduce.h"
 
@@ -34,11 +34,16 @@ void test_gather(size_t count, size_t bytes) {
     Memory to(count * out_stride, 77);
     std::vector<int64_t> index(count);
     for (auto& each : index) each = static_cast<int64_t>(random_below(rows + 1)) - 1;
-    gather_rows({to.data(), out_stride}, {from.data(), stride}, index.data(), count, bytes);
+    gather_rows({to.data(), out_stride}, {from.data(), stride}, index.data(), nullptr, count, bytes);
+    std::vector<int64_t> where(count);
+    for (size_t i = 0; i < count; ++i) where[i] = static_cast<int64_t>(count - 1 - i);
+    Memory backwards(to.size(), 77);
+    gather_rows({backwards.data(), out_stride}, {from.data(), stride}, index.data(), where.data(), count, bytes);
     const Memory zeros(bytes);
     for (size_t i = 0; i < count; ++i) {
         const auto* want = index[i] < 0 ? zeros.data() : from.data() + static_cast<size_t>(index[i]) * stride;
         EXPECT(same_bytes(to.data() + i * out_stride, want, bytes), "row %zu of %zu bytes", i, bytes);
+        EXPECT(same_bytes(backwards.data() + (count - 1 - i) * out_stride, want, bytes), "row %zu, placed", i);
         EXPECT(to[(i + 1) * out_stride - 1] == 77, "beyond row %zu of %zu bytes", i, bytes);
     }
 }
@@ -71,6 +76,39 @@ void test_floats(DType dtype, size_t length, Read read, Write write) {
     }
 }
 
+/// Rows of codes do in one step what takes two with rows of values.
+template <class Element, class Write>
+void test_codes(DType dtype, CodeFormat format, size_t length, Write write) {
+    constexpr size_t count = 5, terms = 3;
+    const int64_t index[] = {4, 0, 3, 3, 1}, chosen[] = {0, 1, 2, 4, -1, 3, -1, -1, -1, 2, 2, 2, 3, 0, -1};
+    const int64_t where[] = {2, 4, 1, 0, 3};
+    const float weights[] = {0.3F, -1.7F, 0, 1, 1e-3F};
+    const CodedRows coded{{format, std::max<size_t>(length, 1)}, dtype, length};
+    const size_t bytes = length * sizeof(Element), stride = coded.bytes() + 12;
+    std::vector<Element> from(count * length), two(from.size()), one(from.size()), sums(from.size());
+    for (auto& each : from) each = write(static_cast<float>(random_below(2000)) / 1000 - 1);
+    std::vector<float> record(count * stride / sizeof(float)), other(record.size());  // aligned
+    weigh_rows(dtype, {two.data(), bytes}, {from.data(), bytes}, index, weights, count, length);
+    coded.encode({record.data(), stride}, {two.data(), bytes}, nullptr, nullptr, count);
+    coded.encode({other.data(), stride}, {from.data(), bytes}, index, weights, count);
+    EXPECT(same_bytes(record.data(), other.data(), count * stride), "codes of weighed rows of %zu", length);
+
+    const ConstRows in{record.data(), stride};
+    EXPECT(coded.decode({from.data(), bytes}, in, nullptr, nullptr, count, Overflow::saturate), "all fits");
+    const auto* begin = reinterpret_cast<const unsigned char*>(from.data());
+    coded.decode({one.data(), bytes}, in, chosen + 3, where, count, Overflow::saturate);
+    for (size_t i = 0; i < count; ++i) {
+        const Memory zeros(bytes);
+        const int64_t row = chosen[3 + i];
+        const auto* want = row < 0 ? zeros.data() : begin + static_cast<size_t>(row) * bytes;
+        const auto* got = reinterpret_cast<const unsigned char*>(one.data()) + static_cast<size_t>(where[i]) * bytes;
+        EXPECT(same_bytes(got, want, bytes), "values of row %zu of %zu", i, length);
+    }
+    sum_rows(dtype, {two.data(), bytes}, {from.data(), bytes}, chosen, terms, count, length);
+    coded.sum({sums.data(), bytes}, in, chosen, terms, count);
+    EXPECT(same_bytes(sums.data(), two.data(), count * bytes), "sums of rows of %zu", length);
+}
+
 void test_refusal() {
     bool refused = false;
     try {
@@ -91,6 +129,12 @@ int main() {
         test_floats<float>(DType::float32, length, same, same);
         test_floats<uint16_t>(DType::float16, length, float16_to_float, float_to_float16);
         test_floats<uint16_t>(DType::bfloat16, length, bfloat16_to_float, float_to_bfloat16);
+    }
+    for (const CodeFormat format : {CodeFormat::int8, CodeFormat::int4}) {
+        for (const size_t length : {0, 1, 101, 5000}) {
+            test_codes<float>(DType::float32, format, length, same);
+            test_codes<uint16_t>(DType::bfloat16, format, length, float_to_bfloat16);
+        }
     }
     test_refusal();
     return report("rows");

@@ -126,6 +126,23 @@ def in_pieces(comm: Communicator) -> Iterator[tuple[str, Any]]:
         yield "overflow", np.ones(1)  # the message has the piece, which is another on one host
 
 
+def experts(comm: Communicator) -> Iterator[tuple[str, Any]]:
+    """Tokens that follow their headers from host to host, from some ranks in pieces, from others not."""
+    rng = np.random.default_rng(comm.rank)
+    n = (700, 3, 0, 400)[comm.rank % 4]
+    tokens, ids = rng.standard_normal((n, 1024)).astype(np.float32), rng.integers(0, 12, (n, 3))
+    for options in ({}, {"payload": "int8", "alignment": 8, "capacity": 99}, {"payload": "int8", "codes": True}):
+        dispatcher = an.MoEDispatcher(12, comm, **options)
+        rows, _, state = dispatcher.dispatch(tokens, ids, rng.random((n, 3)))
+        yield f"dispatch {options}", rows
+        yield f"weights {options}", state.weights
+        if state.scales is not None:
+            yield f"scales {options}", state.scales
+        again, _, _ = dispatcher.dispatch(-tokens, state)
+        yield f"dispatch {options} again", again
+        yield f"combine {options}", dispatcher.combine(again, state)
+
+
 def messages(comm: Communicator, x: Any) -> Iterator[tuple[str, Any]]:
     """Around the ranks, in both directions at once, and from any rank."""
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
@@ -162,7 +179,7 @@ def main() -> None:
             for name, value in results(comm, n, dtype):
                 digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]
                 lines.append(f"{n} {dtype} {name}: {digest}")
-    for name, value in in_pieces(comm):
+    for name, value in (*in_pieces(comm), *experts(comm)):
         lines.append(f"pieces {name}: {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]}")
     for wrong in (0, 1):
         try:

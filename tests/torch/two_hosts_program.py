@@ -19,6 +19,7 @@ import alltoallv.torch as at
 from alltoallv import Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError, PeerLostError, PeerMismatchError
 from alltoallv.testing import reference
+from alltoallv.torch.nn import MoEDispatcher
 
 
 def who_carries_what(group: dist.ProcessGroup) -> Communicator:
@@ -110,6 +111,27 @@ def quantized(comm: Communicator) -> None:
         assert torch.equal(total, x / (comm.rank + 1) * 10), gather
 
 
+def following_tokens(comm: Communicator) -> None:
+    """Tokens that follow their headers in pieces, from some ranks, and come back unchanged."""
+    n = (700, 3, 0, 400)[comm.rank]
+    tokens = torch.arange(n * 1024, dtype=torch.float32).view(n, 1024) % 127 + 1000 * comm.rank
+    ids = torch.randint(12, (n, 3), generator=torch.Generator().manual_seed(comm.rank))
+    for payload in (None, "int8"):
+        dispatcher = MoEDispatcher(12, dist.group.WORLD, payload=payload, alignment=4)
+        for begins in (False, True):
+            made = dispatcher.dispatch(tokens, ids, async_op=begins)
+            rows, counts, state = made.result() if begins else made
+            assert rows.shape[0] == sum(counts)
+            off = (dispatcher.combine(rows, state) - 3 * tokens).abs()
+            assert not len(off) or off.max() <= (0 if payload is None else 3 * 13)
+            assert (rows[state.sources < 0] == 0).all()
+    x = tokens.clone().requires_grad_()
+    rows, _, state = MoEDispatcher(12, dist.group.WORLD).dispatch(x, ids)
+    (rows * 2).sum().backward()
+    assert x.grad is not None
+    assert (x.grad == 6).all()
+
+
 def other_front_end(comm: Communicator) -> None:
     """Backend alltoallv of torch.distributed, which finds itself on two hosts."""
     group = dist.new_group([0, 1, 2, 3], backend="alltoallv")
@@ -161,7 +183,7 @@ def main() -> None:
     group = dist.group.WORLD
     assert group is not None
     comm = who_carries_what(group)
-    for part in (exchanges, gradients, experts, breaches, quantized, other_front_end, loss):
+    for part in (exchanges, gradients, experts, following_tokens, breaches, quantized, other_front_end, loss):
         begin = time.monotonic()
         part(comm)
         print(

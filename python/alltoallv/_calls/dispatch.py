@@ -5,8 +5,9 @@ The dispatchers of NumPy and MindSpore use it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from alltoallv._calls.dispatching import OPERATOR, DispatchState
 from alltoallv._calls.guard import guard
 from alltoallv._calls.handle import Handle
 from alltoallv._calls.headers import Headers
-from alltoallv._calls.pieces import Piece, pieces
+from alltoallv._calls.pieces import Piece, arrivals, follow, pieces
 from alltoallv._calls.routing import PAYLOADS, Numbers, Routing
 from alltoallv.communicator import Communicator
 from alltoallv.dtypes import core_name
@@ -63,25 +64,58 @@ def dispatch(
         if weights is not None:
             columns.append(_bytes(weights.reshape(-1))[order])
         coded = encode(tokens, routing.payload)
-    arrive = _send(comm, coded, order, sending.sends, k, columns, sending.signature, begins)
+    going = _send(comm, coded, order, sending.sends, k, columns, sending.signature, begins)
 
     def finish() -> Arrived:
-        received, parsed = arrive()
+        parsed = going.parse()
         experts, token = parsed.columns[0].view(np.int32).astype(np.int64).T
         arrival = routing.receive(experts, comm.size, comm.rank)
         ranks = [sending.sends, parsed.pairs, parsed.tokens, parsed.choices]
         route = Route(comm, len(ids), k, order, arrival.source, ranks, token)
-        state, index = state_of(route, arrival, routing, ids), _index(parsed, route)
-        values = received[:, : coded.shape[1]]
-        if routing.codes:
-            state.scales = _placed(_as_rows(values[:, :4], np.dtype(np.float32), ()), index)
-            values = _as_rows(values[:, 4 : 4 + _length(tail)], np.dtype(np.int8), tail)
-        else:
-            values = decode(values, routing.payload, tokens.dtype, tail)
+        state, count = state_of(route, arrival, routing, ids), len(arrival.source)
         made = None if weights is None else _weights(parsed.columns[1], weights, route)
-        return Arrived(_placed(values, index), made, state)
+        rows = memory.empty((count, *tail), np.dtype(np.int8) if routing.codes else tokens.dtype)
+        if routing.codes:
+            state.scales = np.empty(count, np.float32)
+        for values, index, where in going.arrivals(parsed, route):
+            if state.scales is None:
+                decode(values[:, : coded.shape[1]], routing.payload, index, rows, where)
+            else:
+                _gather(_as_rows(values[:, :4], np.dtype(np.float32), ()), index, state.scales, where)
+                _gather(_as_rows(values[:, 4 : 4 + _length(tail)], rows.dtype, tail), index, rows, where)
+        return Arrived(rows, made, state)
 
     return finish
+
+
+class _Going(NamedTuple):
+    """Holds tokens under way as rows of bytes, each once to every rank that has an expert of it."""
+
+    comm: Communicator
+    rows: Array
+    which: list[Numbers]
+    signature: int
+    widths: list[int]  # of the columns of the headers
+    stride: int
+    exchange: Callable[[], tuple[Array, list[int]]]
+
+    def parse(self) -> Headers:
+        """Returns what the headers say that arrive."""
+        received, recvs = self.exchange()
+        with guard(self.comm, OPERATOR):
+            return headers.decode(received.__getitem__, recvs, self.widths, self.signature, self.comm.rank)
+
+    def arrivals(self, parsed: Headers, route: Route) -> Iterator[tuple[Array, Numbers, Numbers | None]]:
+        """Yields what `alltoallv._calls.pieces.arrivals` says."""
+        about = route.token, route.source, self.comm.rank, self.which, self.stride, self.comm.backend == "tcp"
+        return arrivals(self.exchange()[0], parsed, *about, self._begin)
+
+    def _begin(self, which: list[Numbers], recvs: list[int]) -> Callable[[], Array]:
+        with guard(self.comm, OPERATOR):
+            buffer = memory.empty((sum(map(len, which)), self.stride), np.uint8)
+            _gather(self.rows, np.concatenate(which), buffer[:, : self.rows.shape[1]])
+        exchange = _exchange(self.comm, buffer, [*map(len, which)], recvs, True)
+        return lambda: exchange()[0]
 
 
 def _send(
@@ -93,32 +127,20 @@ def _send(
     columns: list[Array],
     signature: int,
     begins: bool,
-) -> Callable[[], tuple[Array, Headers]]:
-    """Sends tokens as rows of bytes behind headers with their pairs; the result receives rows and headers."""
+) -> _Going:
+    """Sends tokens as rows of bytes, with headers of their pairs or behind them."""
     with guard(comm, OPERATOR):
         stride, width = headers.row_bytes(rows.shape[1]), rows.shape[1]
         made = headers.encode(columns, sends, (signature, len(rows), k), stride)
         which = headers.distinct(order // k, sends)
-        counts = [len(header) + len(these) for header, these in zip(made, which, strict=True)]
+        now = [these[:0] for these in which] if follow(comm.backend == "tcp", len(rows), stride) else which
+        counts = [len(header) + len(these) for header, these in zip(made, now, strict=True)]
         buffer = memory.empty((sum(counts), stride), np.uint8)
-        for part, header, these in zip(np.split(buffer, packed(counts)[1:]), made, which, strict=True):
+        for part, header, these in zip(np.split(buffer, packed(counts)[1:]), made, now, strict=True):
             part[: len(header)] = header
             _gather(rows, these, part[len(header) :, :width])
     exchange = _exchange(comm, buffer, counts, None, begins)
-
-    def arrive() -> tuple[Array, Headers]:
-        received, recvs = exchange()
-        with guard(comm, OPERATOR):
-            widths = [column.shape[1] for column in columns]
-            return received, headers.decode(received.__getitem__, recvs, widths, signature, comm.rank)
-
-    return arrive
-
-
-def _index(parsed: Headers, route: Route) -> Numbers:
-    """Returns, for every row of the experts, the index of the received row that it holds; -1 stands for zeros."""
-    made: Numbers = np.append(headers.lines(route.token, parsed.pairs, parsed.firsts), -1)[route.source]
-    return made
+    return _Going(comm, rows, which, signature, [column.shape[1] for column in columns], stride, cache(exchange))
 
 
 def _weights(column: Array, like: Array, route: Route) -> Array:
@@ -148,10 +170,11 @@ def spread(route: Route, tokens: Array, weights: Array | None) -> tuple[Array, A
     columns = [] if weights is None else [_bytes(weights.reshape(-1))[route.order]]
     width = sum(column.shape[1] for column in columns)
     rows = _bytes(tokens)
-    received, parsed = _send(route.communicator, rows, route.order, route.ranks[0], route.k, columns, width, False)()
-    values = _as_rows(received[:, : rows.shape[1]], tokens.dtype, tokens.shape[1:])
-    made = None if weights is None else _weights(parsed.columns[0], weights, route)
-    return _placed(values, _index(parsed, route)), made
+    going = _send(route.communicator, rows, route.order, route.ranks[0], route.k, columns, width, False)
+    parsed, out = going.parse(), memory.empty((len(route.source), *tokens.shape[1:]), tokens.dtype)
+    for values, index, where in going.arrivals(parsed, route):
+        decode(values[:, : rows.shape[1]], None, index, out, where)
+    return out, None if weights is None else _weights(parsed.columns[0], weights, route)
 
 
 def collect(
@@ -173,7 +196,7 @@ def collect(
 
     def send(piece: Piece) -> Callable[[], tuple[Array, Array | None]]:
         with guard(comm, OPERATOR):
-            parts = [encode(_weighed(rows, piece.rows, gates), payload)]
+            parts = [encode(rows, payload, piece.rows, gates)]
             if weights is not None:
                 parts.append(_bytes(weights[piece.rows]))
             buffer, columns = _side_by_side(parts)
@@ -181,8 +204,7 @@ def collect(
 
         def received() -> tuple[Array, Array | None]:
             came, _ = exchange()
-            values = decode(came[:, columns[0]], payload, dtype, tail)
-            return values, None if weights is None else _as_rows(came[:, columns[1]], weights.dtype, ())
+            return came[:, columns[0]], None if weights is None else _as_rows(came[:, columns[1]], weights.dtype, ())
 
         return received
 
@@ -193,7 +215,7 @@ def collect(
         flat = None if weights is None else np.empty((route.tokens, route.k), weights.dtype)
         for number, piece in enumerate(way):
             values, others = sent[number]() if sent else send(piece)()
-            _sum(values, piece.places, total[piece.tokens])
+            _sum(values, payload, piece.places, total[piece.tokens])
             if flat is not None and others is not None:
                 flat[piece.tokens] = _placed(others, piece.places.reshape(-1)).reshape(-1, route.k)
         return total, flat
@@ -201,11 +223,17 @@ def collect(
     return finish
 
 
-def _sum(rows: Array, places: Numbers, out: Array) -> None:
+def _sum(coded: Array, payload: str | None, places: Numbers, out: Array) -> None:
     """Sets row t of ``out`` to the sum of rows ``places[t]``, in float32 or wider, rounded once; -1 adds zeros."""
+    length = _length(out.shape[1:])
+    if payload is not None:
+        chosen = coded.ctypes.data, coded.strides[0], places.ctypes.data, places.shape[1], len(places)
+        _core.sum_quantized_rows(*_format(payload, length, out.dtype), *chosen, length, out.ctypes.data)
+        return
+    rows = _as_rows(coded, out.dtype, out.shape[1:])
     known = _core.dtypes.get(name := core_name(rows.dtype))
     if known and known.arithmetic != "none":
-        about = rows.strides[0], places.ctypes.data, places.shape[1], len(places), _length(rows.shape[1:])
+        about = rows.strides[0], places.ctypes.data, places.shape[1], len(places), length
         _core.sum_rows(name, out.ctypes.data, rows.ctypes.data, *about)
         return
     wide = sum_dtype(rows.dtype)  # of float8 and long doubles
@@ -243,29 +271,39 @@ def sum_dtype(*dtypes: np.dtype[Any]) -> np.dtype[Any]:
     return np.result_type(np.float32, *dtypes)
 
 
-def encode(rows: Array, payload: str | None) -> Array:
-    """Returns one row of bytes per row: the values, or a scale and the codes."""
+def encode(rows: Array, payload: str | None, source: Numbers | None = None, gates: Array | None = None) -> Array:
+    """Returns one row of bytes per row, or per row ``source`` times its gate: the values, or a scale and the codes."""
+    name, length = core_name(rows.dtype), _length(rows.shape[1:])
+    if payload is None or (gates is not None and sum_dtype(rows.dtype, gates.dtype) != np.float32):
+        rows, source, gates = rows if source is None else _weighed(rows, source, gates), None, None
     if payload is None:
         return _bytes(rows)
-    if core_name(rows.dtype) not in _FLOATS:
+    if name not in _FLOATS:
         raise InvalidTensorError(f"rows have dtype {rows.dtype}, expected one of {', '.join(_FLOATS)} for codes", 13)
-    rows = np.ascontiguousarray(rows)
-    bits, (count, length) = PAYLOADS[payload], (len(rows), _length(rows.shape[1:]))
-    coded = memory.empty((count, _core.quantized_row_bytes(length, bits, max(length, 1))), np.uint8)
-    about = bits, max(length, 1), core_name(rows.dtype)
-    _core.quantize_rows(*about, rows.ctypes.data, count, length, coded.ctypes.data)
+    rows, about = np.ascontiguousarray(rows), _format(payload, length, rows.dtype)
+    each = None if gates is None else gates[source].astype(np.float32)
+    count = len(rows) if source is None else len(source)
+    coded = memory.empty((count, _core.quantized_row_bytes(length, *about[:2])), np.uint8)
+    chosen = [0 if these is None else these.ctypes.data for these in (source, each)]
+    _core.quantize_rows(*about, rows.ctypes.data, count, length, coded.ctypes.data, *chosen)
     return coded
 
 
-def decode(coded: Array, payload: str | None, dtype: np.dtype[Any], tail: Sequence[int]) -> Array:
-    """Returns the rows ``[rows, *tail]`` that `encode` made bytes of."""
+def decode(coded: Array, payload: str | None, index: Numbers, out: Array, where: Numbers | None) -> None:
+    """Sets row ``where[i]`` of ``out``, row i without ``where``, to what `encode` made row ``index[i]`` of.
+
+    -1 stands for zeros.
+    """
     if payload is None:
-        return _as_rows(coded, dtype, tail)
-    coded, length = np.ascontiguousarray(coded), _length(tail)
-    out = memory.empty((len(coded), *tail), dtype)
-    about = PAYLOADS[payload], max(length, 1), core_name(dtype)
-    _core.dequantize_rows(*about, coded.ctypes.data, len(coded), length, "saturate", out.ctypes.data)
-    return out
+        return _gather(coded, index, out, where)
+    length = _length(out.shape[1:])
+    place = out.ctypes.data, coded.strides[0], index.ctypes.data, 0 if where is None else where.ctypes.data
+    about = _format(payload, length, out.dtype)
+    _core.dequantize_rows(*about, coded.ctypes.data, len(index), length, "saturate", *place)
+
+
+def _format(payload: str, length: int, dtype: np.dtype[Any]) -> tuple[int, int, str]:
+    return PAYLOADS[payload], max(length, 1), core_name(dtype)
 
 
 def _length(tail: Sequence[int]) -> int:
@@ -288,10 +326,10 @@ def _placed(rows: Array, source: Numbers) -> Array:
     return result
 
 
-def _gather(rows: Array, source: Numbers, out: Array) -> None:
+def _gather(rows: Array, source: Numbers, out: Array, where: Numbers | None = None) -> None:
     size = _length(rows.shape[1:]) * rows.itemsize
     about = rows.ctypes.data, rows.strides[0], source.ctypes.data, len(source), size
-    _core.gather_rows(out.ctypes.data, out.strides[0], *about)
+    _core.gather_rows(out.ctypes.data, out.strides[0], *about, 0 if where is None else where.ctypes.data)
 
 
 def _side_by_side(parts: Sequence[Array]) -> tuple[Array, list[slice]]:

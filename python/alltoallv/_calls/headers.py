@@ -35,13 +35,6 @@ def distinct(tokens: Numbers, pairs: Sequence[int]) -> list[Numbers]:
     return [np.unique(part) for part in np.split(tokens, packed(pairs)[1:])]
 
 
-def lines(tokens: Numbers, pairs: Sequence[int], firsts: Sequence[int]) -> Numbers:
-    """Returns the row that holds each pair's token, where the tokens of each rank begin at its entry of ``firsts``."""
-    parts = np.split(tokens, packed(pairs)[1:])
-    found = [np.unique(part, return_inverse=True)[1] for part in parts]
-    return np.concatenate([line + first for line, first in zip(found, firsts, strict=True)])
-
-
 def encode(columns: Sequence[Bytes], pairs: Sequence[int], head: Sequence[int], stride: int) -> list[Bytes]:
     """Returns the header for every rank from columns ``[sum(pairs), width]``; ``head``: signature, tokens, choices."""
     made = []

@@ -1,16 +1,23 @@
-"""Rows of experts go back in pieces, each with some tokens of every rank, so that a piece stays in the caches."""
+"""Rows travel in pieces, each with some tokens of every rank.
+
+Rows of experts go back in pieces that stay in the caches. Between hosts, tokens follow their headers in pieces, so that
+a rank works on one while the next travels.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from alltoallv._calls.counts import packed
+from alltoallv._calls.headers import Headers
 from alltoallv._calls.routing import Numbers, chunk_ends
 
+T = TypeVar("T")
 PIECE_BYTES = 16 << 20  # about what a rank sends or receives in one piece
+FOLLOWING_BYTES = 1 << 20  # about what a rank sends to all in one piece from host to host
 
 
 class Piece(NamedTuple):
@@ -74,3 +81,50 @@ def positions(order: Numbers, tokens: int, k: int) -> Numbers:
     result = np.full(tokens * k, -1)
     result[order] = np.arange(len(order))
     return result.reshape(tokens, k)
+
+
+def follow(apart: bool, tokens: int, row: int) -> bool:
+    """Returns whether a rank's tokens, of ``row`` bytes, follow their headers; ``apart``: on several hosts."""
+    return apart and tokens * row > FOLLOWING_BYTES
+
+
+def arrivals(
+    received: T,
+    parsed: Headers,
+    token: Numbers,
+    source: Numbers,
+    rank: int,
+    which: Sequence[Numbers],
+    row: int,
+    apart: bool,
+    begin: Callable[[list[Numbers], list[int]], Callable[[], T]],
+) -> Iterator[tuple[T, Numbers, Numbers | None]]:
+    """Yields received rows, the index of one for each of the experts' rows ``where``, and ``where``.
+
+    -1 stands for zeros, and None for all rows of the experts in their order. ``received`` came with the headers.
+    ``which`` are this rank's tokens for every rank; ``begin`` sends some of them and receives so many from every rank.
+    """
+    found = [np.unique(part, return_inverse=True) for part in np.split(token, packed(parsed.pairs)[1:])]
+    lines = [line + first for (_, line), first in zip(found, parsed.firsts, strict=True)]
+    index = np.append(np.concatenate(lines), -1)[source]
+    late = [follow(apart, n, row) for n in parsed.tokens]
+    if not any(late):
+        yield received, index, None
+        return
+    behind = [n if follows else 0 for n, follows in zip(parsed.tokens, late, strict=True)]
+    count = -(-max(behind) * row // FOLLOWING_BYTES)
+    ends = [[0, *chunk_ends(n, count)] for n in behind]
+    begun = []
+    for piece in range(count):
+        spans = [np.searchsorted(each, end[piece : piece + 2]) for (each, _), end in zip(found, ends, strict=True)]
+        recvs = [int(last - first) for first, last in spans]
+        going = [tokens[slice(*np.searchsorted(tokens, ends[rank][piece : piece + 2]))] for tokens in which]
+        about = [(line, *span, place) for (_, line), span, place in zip(found, spans, packed(recvs), strict=True)]
+        pairs = np.flatnonzero(np.concatenate([(line >= first) & (line < last) for line, first, last, _ in about]))
+        rows = np.concatenate([line - first + place for line, first, _, place in about])[pairs]
+        begun.append((begin(going, recvs), pairs, rows))
+    there = places(source, len(token))
+    now = np.flatnonzero(~np.append(np.repeat(late, parsed.pairs), False)[source])
+    yield received, index[now], now
+    for finish, pairs, rows in begun:
+        yield finish(), rows, there[pairs]

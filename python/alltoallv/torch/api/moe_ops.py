@@ -12,9 +12,9 @@ are.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from torch import Tensor
 from alltoallv._calls import headers
 from alltoallv._calls.dispatching import OPERATOR
 from alltoallv._calls.guard import guard
-from alltoallv._calls.pieces import Piece, pieces
+from alltoallv._calls.pieces import Piece, arrivals, follow, pieces
 from alltoallv._calls.routing import Numbers, Routing
 from alltoallv.torch.api import rows as row_bytes
 from alltoallv.torch.eager.calls import AnyCommunicator
@@ -50,15 +50,19 @@ def as_routing(text: str) -> Routing:
 
 
 class _Going(NamedTuple):
-    """Holds tokens under way, each once to every rank that has an expert of it."""
+    """Holds tokens under way as rows of bytes, each once to every rank that has an expert of it."""
 
     comm: AnyCommunicator
-    head: tuple[int, int, int]  # signature, tokens, choices
+    rows: Tensor
+    which: list[Numbers]
+    signature: int
     widths: list[int]  # of the columns of the headers
+    stride: int
+    apart: bool
     exchange: Callable[[], tuple[Tensor, list[int]]]
 
-    def arrive(self) -> tuple[Tensor, headers.Headers]:
-        """Returns the rows of bytes that arrive, and what the headers among them say."""
+    def parse(self) -> headers.Headers:
+        """Returns what the headers say that arrive."""
         received, recvs = self.exchange()
 
         def fetch(which: Numbers) -> headers.Bytes:
@@ -66,7 +70,27 @@ class _Going(NamedTuple):
             return rows
 
         with guard(self.comm, OPERATOR):
-            return received, headers.decode(fetch, recvs, self.widths, self.head[0], self.comm.rank)
+            return headers.decode(fetch, recvs, self.widths, self.signature, self.comm.rank)
+
+    def arrivals(
+        self, parsed: headers.Headers, token: Numbers, source: Numbers
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """Yields what `alltoallv._calls.pieces.arrivals` says."""
+        about = token, source, self.comm.rank, self.which, self.stride, self.apart
+        for received, index, where in arrivals(self.exchange()[0], parsed, *about, self._begin):
+            device = received.device
+            placed = None if where is None else torch.from_numpy(where).to(device)
+            yield received[:, : self.rows.shape[1]], torch.from_numpy(index).to(device), placed
+
+    def _begin(self, which: list[Numbers], recvs: list[int]) -> Callable[[], Tensor]:
+        with guard(self.comm, OPERATOR):
+            buffer, sends = row_bytes.behind_headers(self.rows, [_no_rows(self.stride)] * len(which), which)
+        exchange = row_bytes.exchange(self.comm, buffer, sends, recvs, True)
+        return lambda: exchange()[0]
+
+
+def _no_rows(stride: int) -> headers.Bytes:
+    return np.zeros((0, stride), np.uint8)
 
 
 def _send(
@@ -79,11 +103,14 @@ def _send(
 ) -> _Going:
     """Sends tokens as rows of bytes; ``pairs``: their order, how many go to every rank, choices of each token."""
     order, sends, k = pairs
+    apart = rows.is_cpu and comm.backend == "tcp"
     with guard(comm, OPERATOR):
-        head, widths = (signature, len(rows), k), [column.shape[1] for column in columns]
-        made = headers.encode(columns, sends, head, headers.row_bytes(rows.shape[1]))
-        buffer, counts = row_bytes.behind_headers(rows, made, headers.distinct(order // k, sends))
-    return _Going(comm, head, widths, row_bytes.exchange(comm, buffer, counts, None, begins))
+        stride, which = headers.row_bytes(rows.shape[1]), headers.distinct(order // k, sends)
+        made = headers.encode(columns, sends, (signature, len(rows), k), stride)
+        now = [these[:0] for these in which] if follow(apart, len(rows), stride) else which
+        buffer, counts = row_bytes.behind_headers(rows, made, now)
+    exchange = cache(row_bytes.exchange(comm, buffer, counts, None, begins))
+    return _Going(comm, rows, which, signature, [column.shape[1] for column in columns], stride, apart, exchange)
 
 
 def _of_pairs(weights: Tensor, order: Numbers) -> headers.Bytes:
@@ -96,12 +123,6 @@ def _weights(column: headers.Bytes, source: Tensor, like: Tensor) -> Tensor:
     """Returns the weight of every row of the experts."""
     weights = torch.from_numpy(column.reshape(-1)).view(like.dtype).view(-1, 1).to(like.device)
     return row_bytes.placed(weights, source, False).view(-1)
-
-
-def _index(parsed: headers.Headers, token: Numbers, source: Tensor) -> Tensor:
-    """Returns, for every row of the experts, the index of the received row that it holds; -1 stands for zeros."""
-    lines = torch.from_numpy(np.append(headers.lines(token, parsed.pairs, parsed.firsts), -1))
-    return lines.to(source.device)[source]
 
 
 def begin_dispatch(
@@ -126,24 +147,25 @@ def begin_dispatch(
     going = _send(comm, coded, pairs, columns, sending.signature, begins)
 
     def finish() -> list[Tensor]:
-        received, parsed = going.arrive()
+        parsed = going.parse()
         experts, token = parsed.columns[0].view(np.int32).astype(np.int64).T
         arrival = routing.receive(experts, comm.size, comm.rank)
-        source = torch.from_numpy(arrival.source).to(device)
-        index, complete = _index(parsed, token, source), len(token) == len(source)
-        values, scales = received[:, : coded.shape[1]], _nothing(x, torch.float32)
-        if routing.codes:
-            values, scales = row_bytes.split_codes(values, length)
-            scales = row_bytes.placed(scales, index, complete).view(-1)
-        else:
-            values = row_bytes.decode(values, routing.payload, length, x.dtype)
-        rows = row_bytes.placed(values, index, complete)
+        source, count = torch.from_numpy(arrival.source).to(device), len(arrival.source)
+        rows = row_bytes.room(x, (count, length), torch.int8 if routing.codes else x.dtype)
+        scales = row_bytes.room(x, (count if routing.codes else 0, 1), torch.float32)
+        for values, index, where in going.arrivals(parsed, token, arrival.source):
+            if routing.codes:
+                codes, each = row_bytes.split_codes(values, length)
+                row_bytes.gather(each, index, scales, where)
+                row_bytes.gather(codes, index, rows, where)
+            else:
+                row_bytes.decode_placed(values, routing.payload, index, rows, where)
         made = _nothing(x, x.dtype) if weights is None else _weights(parsed.columns[1], source, weights)
         ranks = torch.tensor(
             [sending.sends, parsed.pairs, parsed.tokens, parsed.choices], dtype=torch.int64, device="cpu"
         )
         way = torch.from_numpy(sending.order).to(device), source, ranks, torch.from_numpy(token.copy()).to(device)
-        return [rows, made, scales, *way, torch.from_numpy(np.stack([arrival.counts, arrival.received]))]
+        return [rows, made, scales.view(-1), *way, torch.from_numpy(np.stack([arrival.counts, arrival.received]))]
 
     return finish
 
@@ -239,10 +261,10 @@ def moe_spread(
         x, pairs = row_bytes.as_bytes(as_input("tokens", tokens)), order.cpu().numpy()
         columns = [] if weights is None else [_of_pairs(weights, pairs)]
     width = sum(column.shape[1] for column in columns)
-    received, parsed = _send(comm, x, (pairs, ranks[0].tolist(), k), columns, width, False).arrive()
-    index = _index(parsed, token.cpu().numpy(), source)
-    values = received[:, : x.shape[1]].view(tokens.dtype)
-    rows = row_bytes.placed(values, index, len(token) == len(source))
+    going = _send(comm, x, (pairs, ranks[0].tolist(), k), columns, width, False)
+    parsed, rows = going.parse(), row_bytes.room(tokens, (len(source), tokens.shape[1]), tokens.dtype)
+    for values, index, where in going.arrivals(parsed, token.cpu().numpy(), source.cpu().numpy()):
+        row_bytes.gather(values, index, row_bytes.as_bytes(rows), where)
     return [rows, _nothing(tokens, tokens.dtype) if weights is None else _weights(parsed.columns[0], source, weights)]
 
 
@@ -273,8 +295,7 @@ def begin_collect(
     def send(piece: Piece) -> Callable[[], tuple[Tensor, Tensor | None]]:
         with guard(comm, OPERATOR):
             which = torch.from_numpy(piece.rows).to(rows.device)
-            part = row_bytes.weighed(x, which, gates)
-            parts: list[row_bytes.Part] = [(row_bytes.encode(part, coded), None)]
+            parts: list[row_bytes.Part] = [(row_bytes.encode_weighed(x, which, gates, coded), None)]
             if beside is not None:
                 parts.append((beside, which))
             buffer, columns = row_bytes.side_by_side(parts)
@@ -282,8 +303,7 @@ def begin_collect(
 
         def received() -> tuple[Tensor, Tensor | None]:
             came, _ = exchange()
-            values = row_bytes.decode(came[:, columns[0]], coded, x.shape[1], x.dtype)
-            return values, None if weights is None else came[:, columns[1]].view(weights.dtype)
+            return came[:, columns[0]], None if weights is None else came[:, columns[1]].view(weights.dtype)
 
         return received
 
@@ -295,7 +315,7 @@ def begin_collect(
         for number, piece in enumerate(way):
             values, others = sent[number]() if sent else send(piece)()
             places = torch.from_numpy(piece.places).to(rows.device)
-            row_bytes.add_placed(values, places, complete, total[piece.tokens])
+            row_bytes.add_decoded(values, coded, places, complete, total[piece.tokens])
             if others is not None:
                 flat[piece.tokens] = row_bytes.placed(others, places.view(-1), complete).view(-1, k)
         return [total, flat]

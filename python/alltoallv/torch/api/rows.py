@@ -64,18 +64,47 @@ def decode(coded: Tensor, payload: str | None, length: int, dtype: torch.dtype) 
     return out
 
 
+def encode_weighed(rows: Tensor, source: Tensor, gates: Tensor | None, payload: str | None) -> Tensor:
+    """Returns what `encode` makes of rows ``source`` times their gates."""
+    wide = torch.float32 if gates is None else sum_dtype(gates.dtype)
+    if payload is None or not rows.is_cpu or rows.dtype not in _CODED or wide != torch.float32:
+        return encode(weighed(rows, source, gates), payload)
+    codec = _codec(payload, rows.shape[1], rows.device)
+    coded = room(rows, (len(source), codec.stride), torch.uint8)
+    codec.encode_weighed(rows, source, None if gates is None else gates[source].to(wide), coded)
+    return coded
+
+
+def decode_placed(coded: Tensor, payload: str | None, index: Tensor, out: Tensor, where: Tensor | None) -> None:
+    """Does what `gather` does with the rows that `decode` returns."""
+    if payload is None:
+        gather(coded, index, as_bytes(out), where)
+    elif coded.is_cpu:
+        _codec(payload, out.shape[1], coded.device).decode_placed(coded, index, out, where)
+    else:
+        gather(decode(coded, payload, out.shape[1], out.dtype), index, out, where)
+
+
+def add_decoded(coded: Tensor, payload: str | None, places: Tensor, complete: bool, out: Tensor) -> None:
+    """Does what `add_placed` does with the rows that `decode` returns."""
+    if payload is None or not coded.is_cpu:
+        add_placed(decode(coded, payload, out.shape[1], out.dtype), places, complete, out)
+    else:
+        _codec(payload, out.shape[1], coded.device).add_placed(coded, places, out)
+
+
 def split_codes(coded: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """Returns codes of 8 bits ``[r, length]`` and scales ``[r, 1]`` of rows that `encode` has made."""
     begin = 4 if coded.is_cpu else 16
     return coded[:, begin : begin + length].view(torch.int8), coded[:, :4].view(torch.float32)
 
 
-def gather(rows: Tensor, source: Tensor, out: Tensor) -> None:
-    """Sets row i of ``out`` to row ``source[i]``, or to zeros where that is -1."""
+def gather(rows: Tensor, source: Tensor, out: Tensor, where: Tensor | None = None) -> None:
+    """Sets row i of ``out``, row ``where[i]`` of a tensor on the host, to row ``source[i]``, or zeros if that is -1."""
     if rows.is_cpu:
         size = out.shape[1] * out.itemsize
         about = rows.data_ptr(), _stride(rows), source.data_ptr(), len(source), size
-        _core.gather_rows(out.data_ptr(), _stride(out), *about)
+        _core.gather_rows(out.data_ptr(), _stride(out), *about, 0 if where is None else where.data_ptr())
     elif not len(rows):
         out.zero_()
     else:

@@ -29,15 +29,30 @@ class HostRows:
         self.stride = max(_core.quantized_row_bytes(length, how.format, how.group_size), 4)
 
     def encode(self, x: Tensor, coded: Tensor) -> None:
-        how, place = self._how, x.data_ptr()
-        count = len(coded), self._length
-        _core.quantize_rows(how.format, how.group_size, core_name(x.dtype), place, *count, coded.data_ptr())
+        _core.quantize_rows(*self._about(x), x.data_ptr(), len(coded), self._length, coded.data_ptr())
+
+    def encode_weighed(self, x: Tensor, index: Tensor, gates: Tensor | None, coded: Tensor) -> None:
+        """Encodes the rows ``index``, multiplied by their gates, which are float32."""
+        chosen = index.data_ptr(), 0 if gates is None else gates.data_ptr()
+        _core.quantize_rows(*self._about(x), x.data_ptr(), len(coded), self._length, coded.data_ptr(), *chosen)
 
     def decode(self, coded: Tensor, out: Tensor, overflow: Overflow) -> bool:
         """Decodes rows; returns False if a value does not fit and ``overflow`` is "raise"."""
-        how, place, dtype = self._how, coded.data_ptr(), core_name(out.dtype)
         count = len(coded), self._length
-        return _core.dequantize_rows(how.format, how.group_size, dtype, place, *count, overflow, out.data_ptr())
+        return _core.dequantize_rows(*self._about(out), coded.data_ptr(), *count, overflow, out.data_ptr())
+
+    def decode_placed(self, coded: Tensor, index: Tensor, out: Tensor, where: Tensor | None) -> None:
+        """Sets row i of ``out``, or row ``where[i]``, to the values of row ``index[i]``; -1 stands for zeros."""
+        place = out.data_ptr(), coded.stride(0), index.data_ptr(), 0 if where is None else where.data_ptr()
+        _core.dequantize_rows(*self._about(out), coded.data_ptr(), len(index), self._length, "saturate", *place)
+
+    def add_placed(self, coded: Tensor, places: Tensor, out: Tensor) -> None:
+        """Sets row t of ``out`` to the sum of the values of rows ``places[t]``; -1 adds zeros."""
+        rows = coded.data_ptr(), coded.stride(0), places.data_ptr(), places.shape[1]
+        _core.sum_quantized_rows(*self._about(out), *rows, len(out), self._length, out.data_ptr())
+
+    def _about(self, values: Tensor) -> tuple[int | str, int, str]:
+        return self._how.format, self._how.group_size, core_name(values.dtype)
 
 
 class DeviceRows(HostRows):
