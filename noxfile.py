@@ -36,7 +36,7 @@ PYTEST_PLUGINS = ("pytest-timeout>=2.3", "pytest-rerunfailures>=16.7")
 PLUGIN_MODULES = "alltoallv.testing.plugin", "pytest_timeout", "pytest_rerunfailures", "_hypothesis_pytestplugin"
 PLUGINS = tuple(f"-p{name}" for name in PLUGIN_MODULES)
 TEST_TOOLS = (*PROJECT["project"]["optional-dependencies"]["testing"], *PYTEST_PLUGINS, "scikit-learn>=1.3")
-COVERAGE = "coverage>=7.10,<8"
+COVERAGE = "coverage>=7.13,<8"
 MEGATRON = "megatron-core==0.16.*"  # without what it wants of a GPU
 MODEL_READERS = ("safetensors>=0.4,<1", "tokenizers>=0.20,<1")
 STRICT = ("-DALLTOALLV_TESTS=ON", "-DALLTOALLV_WERROR=ON")
@@ -302,8 +302,8 @@ def coverage(session: nox.Session) -> None:
     is not reached. Failed tests are shown and counted all the same. Arguments after ``--`` go to pytest.
     """
     build = COUNTED
-    site, sources, data = (build / name for name in ("site", "python", "data"))
-    for folder in (site, sources, data):
+    sources, data = build / "python", build / "data"
+    for folder in (sources, data):
         shutil.rmtree(folder, ignore_errors=True)
     session.install(*BUILD_TOOLS, *TEST_TOOLS, COVERAGE)
     counted = "--coverage -fprofile-update=atomic"
@@ -313,13 +313,11 @@ def coverage(session: nox.Session) -> None:
     for counts in (build / "core").rglob("*.gcda"):
         counts.unlink()
     ctest(session, build / "core")
-    site.mkdir()
-    (site / "sitecustomize.py").write_text("import coverage; coverage.process_startup()\n")  # in every rank, too
-    rc = build / "rc"
-    rc.write_text(f"[run]\nbranch = true\nparallel = true\nsource = {sources}/alltoallv\ndata_file = {data}/c\n")
-    os.environ["COVERAGE_PROCESS_START"] = str(rc)  # for the sessions that follow, too
-    path = os.pathsep.join(map(str, (site, sources)))
-    env = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    rc = build / "rc"  # ranks are forked, and many end by a signal or without Python's exit
+    patches = "branch = true\nparallel = true\nsigterm = true\npatch = _exit, execv, fork\n"
+    rc.write_text(f"[run]\n{patches}source = {sources}/alltoallv\ndata_file = {data}/c\n")
+    os.environ["COVERAGE_PROCESS_START"] = str(rc)  # every Python starts with it, in the sessions that follow, too
+    env = {"PYTHONPATH": str(sources), "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     folders = "numpy operation quantized matrix trace testing planner comm transport soak"
     tests = [*(f"tests/{folder}" for folder in folders.split()), "tests/test_launch.py", "tests/test_run.py"]
     session.run("python", "-m", "pytest", *PLUGINS, *tests, *selected(session), env=env, success_codes=[0, 1])
@@ -478,7 +476,7 @@ def framework_tests(session: nox.Session, folders: str, *requirements: str) -> N
     sources: tuple[Path, ...] = SOURCES
     if "COVERAGE_PROCESS_START" in os.environ:
         session.install(COVERAGE)
-        sources = (COUNTED / "site", COUNTED / "python", SOURCES[1])
+        sources = (COUNTED / "python", SOURCES[1])
     env = {
         "PYTHONPATH": os.pathsep.join(map(str, sources)),
         "OMP_NUM_THREADS": "1",

@@ -21,6 +21,7 @@ from alltoallv.testing.worker import Reply, Task
 
 EXIT_SECONDS = 30.0  # for a process to end after its last function; torch takes long on a busy machine
 DUMP_SECONDS = 2.0  # for a process to write its stacks before it is killed
+END_SECONDS = 5.0  # for a process to end when it is asked to
 
 # Arguments: the connection's descriptor, the parent's pid, and its sys.path.
 _WORKER = """
@@ -131,6 +132,10 @@ class Worker:
         """Ends the process and all that it started, and frees its resources. Idempotent."""
         if self._output < 0:
             return
+        # Whatever writes at a process's end, such as coverage.py, does so on this signal; all others end at once.
+        self.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(END_SECONDS)
         # This is done even if it has ended by itself: it may have left others behind.
         kill_group(self.process.pid)
         self._guard.remove(self.process.pid)
