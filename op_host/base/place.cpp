@@ -2,14 +2,19 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <fstream>
+
+#include "base/resources.h"
 
 namespace alltoallv {
 
 std::string this_place() {
     static const std::string boot = [] {
         std::string id;
-        std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+        std::ifstream file("/proc/sys/kernel/random/boot_id");
+        if (!file.is_open() && has_run_out(errno)) throw system_error("cannot tell this host from others", errno);
+        file >> id;
         return id;
     }();
     std::string place = boot;

@@ -99,6 +99,9 @@ CommunicatorPtr equip(const CommunicatorOptions& options, const std::shared_ptr<
         carriers.between = std::move(between);
         made->carry_by(std::move(carriers), std::move(sockets[0]));
         gather_texts(*made, "+");  // so that either all ranks have it or none
+    } catch (const Error& error) {
+        made->give_up(error);
+        throw;
     } catch (const std::exception& error) {
         made->abort(error.what());
         throw;

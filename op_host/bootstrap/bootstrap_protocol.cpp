@@ -70,6 +70,10 @@ std::string rank_text(int rank) {
     return "rank " + std::to_string(rank);
 }
 
+std::string own_name(const BootstrapOptions& options) {
+    return rank_text(options.called < 0 ? options.rank : options.called) + " (pid " + std::to_string(getpid()) + ")";
+}
+
 void check_settings(const Hello& joining, const Hello& present) {
     const auto theirs = parse_settings(joining.settings), ours = parse_settings(present.settings);
     auto keys = ours;
@@ -103,8 +107,7 @@ std::string encode_failure(const Error& error, const BootstrapOptions& options) 
     const auto code = static_cast<int32_t>(error.code());
     std::string text(error.what());
     const bool own = error.kind() == ErrorClass::backend_unavailable || error.kind() == ErrorClass::resource;
-    if (own && !text.starts_with("rank "))
-        text = rank_text(options.rank) + " (pid " + std::to_string(getpid()) + "): " + text;
+    if (own && !text.starts_with("rank ")) text = own_name(options) + ": " + text;
     return encode(MessageKind::failure, static_cast<int32_t>(error.kind()),
                   std::string(bytes_of(code)).append(text, 0, max_message_bytes / 2));
 }
@@ -209,8 +212,7 @@ Error absent_error(const BootstrapOptions& options, double seconds, const std::v
 }
 
 Error gave_up_error(const BootstrapOptions& options) {
-    return peer_lost(rank_text(options.rank) + " (pid " + std::to_string(getpid()) + ") gave up while joining " +
-                     describe(options));
+    return peer_lost(own_name(options) + " gave up while joining " + describe(options));
 }
 
 std::string describe(const BootstrapOptions& options) {

@@ -33,9 +33,9 @@ bool is_alive(pid_t pid, const UniqueFd& pidfd);
 /// How long a rank that cannot join stays to tell those of its peers that come later.
 inline constexpr std::chrono::seconds telling(10);
 
-/// Tells the peers why this rank cannot join, although it has no descriptor left for a socket: from a thread with a
-/// table of descriptors of its own, in which those of the program are closed. Passes on what `poll` throws.
-void tell_without_descriptors(BootstrapOptions options, const Error& error);
+/// Tells the peers why this rank cannot join, although it has no descriptor left for a socket (without_descriptors.h).
+/// Passes on what `poll` throws.
+void tell_without_descriptors(const BootstrapOptions& options, const Error& error);
 
 /// Rank 0 opens the domain, admits all ranks, and sends them what they need.
 Membership open_domain(const BootstrapOptions& options);

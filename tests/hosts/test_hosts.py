@@ -121,6 +121,19 @@ def test_survivors_go_on_at_once(hosts: list[Host], lost: tuple[int, ...]) -> No
         assert float(texts[rank].split()[2]) < 2, texts[rank]  # 10 to 40 ms on an idle machine
 
 
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_rank_without_descriptors_is_named_to_all_that_join(hosts: list[Host], victim: int) -> None:
+    ranks = HostRanks(FOLDER / "starved_program.py", [*hosts[:2], hosts[0]], str(victim), port=29_530)
+    texts = ranks.outputs()
+    assert ranks.codes() == [0] * 3, texts
+    for rank, text in enumerate(texts):
+        error, met = text.splitlines()
+        assert "Too many open files" in error, text
+        assert rank == victim or f"rank {victim} " in error
+        assert float(error.split()[1]) < 10, text
+        assert met == "met"
+
+
 def test_ranks_that_wait_for_each_other_are_told_both_chains(hosts: list[Host]) -> None:
     a, b, c = hosts
     if subprocess.run([*OTHER_CLOCK, "true"], check=False).returncode == 0:

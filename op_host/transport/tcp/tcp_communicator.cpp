@@ -30,7 +30,7 @@ std::shared_ptr<TcpCommunicator> make_of(CommunicatorOptions options, TcpMembers
                                          const TcpMeetingOptions& meeting) {
     connect_tree(membership, meeting);
     options.secret = meeting.key;  // for later connections
-    return std::make_shared<TcpCommunicator>(options, std::move(membership));
+    return std::make_shared<TcpCommunicator>(options, std::move(membership), meeting);
 }
 
 }  // namespace
@@ -63,7 +63,7 @@ std::shared_ptr<TcpCommunicator> make_tcp_communicator(const CommunicatorOptions
         for (size_t i = 2; i < words.size(); ++i) addresses.push_back({words[i], std::stoi(words[0])});
         try {
             TcpMembership membership =
-                options.rank == 0 ? receive_ranks(listener, meeting) : join_rank_0(addresses, meeting);
+                options.rank == 0 ? receive_ranks(std::move(listener), meeting) : join_rank_0(addresses, meeting);
             made = make_of(options, std::move(membership), meeting);
         } catch (const Error& error) {
             failure = error.what();
@@ -78,7 +78,8 @@ std::shared_ptr<TcpCommunicator> make_tcp_communicator(const CommunicatorOptions
     return nullptr;
 }
 
-TcpCommunicator::TcpCommunicator(const CommunicatorOptions& options, TcpMembership membership)
+TcpCommunicator::TcpCommunicator(const CommunicatorOptions& options, TcpMembership membership,
+                                 const TcpMeetingOptions& meeting)
     : ControlledCommunicator(options) {
     ControlPlane::Options control;
     control.rank = rank();
@@ -100,11 +101,19 @@ TcpCommunicator::TcpCommunicator(const CommunicatorOptions& options, TcpMembersh
     bootstrap.domain = domain();
     bootstrap.rank = static_cast<int>(std::find(here.begin(), here.end(), rank()) - here.begin());
     bootstrap.size = control.on_host;
+    bootstrap.called = rank();
     bootstrap.timeout = options.timeout;
     bootstrap.control_bytes = Layout(size(), tcp_payload_bytes).without_data();
     bootstrap.poll = hooks().poll;
-    Membership local = bootstrap_processes(bootstrap);
-    control_ = std::make_unique<ControlPlane>(control, std::move(local.memory));
+    Membership local;
+    std::optional<Error> failure;
+    try {
+        local = bootstrap_processes(bootstrap);
+        control_ = std::make_unique<ControlPlane>(control, std::move(local.memory));
+    } catch (const Error& error) {
+        failure = error;
+    }
+    confirm(membership, meeting, failure);
     for (int j = 0; j < size(); ++j) {
         const TcpPeer& peer = membership.peers[static_cast<size_t>(j)];
         RankStatus& status = control_->status(j);

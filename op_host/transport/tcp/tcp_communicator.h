@@ -30,7 +30,8 @@ struct Carriers {
 /// Small data travel with the rows, with and without carriers.
 class TcpCommunicator final : public ControlledCommunicator {
   public:
-    TcpCommunicator(const CommunicatorOptions& options, TcpMembership membership);
+    /// Throws on all ranks if one of them cannot be made.
+    TcpCommunicator(const CommunicatorOptions& options, TcpMembership membership, const TcpMeetingOptions& meeting);
     ~TcpCommunicator() override;
 
     std::string backend() const override { return carriers_.between ? carriers_.between->name() : "tcp"; }
@@ -47,6 +48,9 @@ class TcpCommunicator final : public ControlledCommunicator {
     /// Call it before the first operator that moves much; all ranks give carriers of the same kind. The sockets are for
     /// `TcpMessages`.
     void carry_by(Carriers carriers, std::vector<UniqueFd> for_messages);
+
+    /// Ends the communicator since this rank cannot join; all other ranks raise this error, too.
+    void give_up(const Error& error) { control_->poison_with(error, "joining domain '" + domain() + "'"); }
 
     void exchange(const Exchange& exchange, double timeout) override;
     void reduce(const Reduction& reduction, double timeout) override;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/resources.h"
 #include "transport/tcp/tcp_socket.h"
 
 namespace alltoallv {
@@ -46,7 +47,8 @@ void TcpGuests::accept() {
     for (int i = 0; i < most_accepts; ++i) {
         TcpGuest guest{accept_tcp(listener_), {}, std::chrono::steady_clock::now() + patience, {}};
         const bool full = !guest.socket && (errno == EMFILE || errno == ENFILE);
-        if ((full && !guests_.empty()) || guests_.size() == most_guests) guests_.erase(guests_.begin());
+        if (full && guests_.empty()) throw ran_out("cannot accept a connection", errno);
+        if (full || guests_.size() == most_guests) guests_.erase(guests_.begin());
         if (!guest.socket) return;
         if (challenges_) {
             guest.challenge = random_digest();

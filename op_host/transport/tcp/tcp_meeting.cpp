@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -12,66 +13,30 @@
 #include "base/place.h"
 #include "base/seconds_text.h"
 #include "base/sha256.h"
+#include "bootstrap/without_descriptors.h"
 #include "transport/tcp/tcp_guests.h"
+#include "transport/tcp/tcp_introduction.h"
 
 namespace alltoallv {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint32_t magic = 0xa2a70002;  // also the version of these messages
-constexpr auto pause = std::chrono::milliseconds(50);
-constexpr double patience = 3.0;  // seconds for an address to answer, and for every message after that
-
-/// A rank's announcement about itself. All ranks run the same build.
-struct Hello {
-    uint32_t magic = 0;
-    int32_t rank = 0, size = 0;
-    uint32_t pid = 0;
-    char place[96] = {};  // distinguishes hosts, whatever their names
-    char host[64] = {};
-};
+constexpr double telling = 10.0;  // seconds in which ranks that come are told of a failure
 
 /// A rank's answer to rank 0's challenge, with a challenge of its own.
 struct Introduction {
     Digest challenge{}, proof{};
-    Hello hello;
+    TcpHello hello;
 };
 
-/// Rank 0's answer, after its own proof: then a Hello of every rank, or the text of an error.
-struct Answer {
-    uint32_t magic = 0;
-    uint32_t kind = 0;  // 0: welcome; else ErrorClass + 1
-    uint32_t bytes = 0;
-};
-
-template <size_t N>
-void set_text(char (&to)[N], const std::string& text) {
-    std::memcpy(to, text.data(), std::min(text.size(), N - 1));
-}
-
-template <size_t N>
-std::string text_of(const char (&from)[N]) {
-    return {from, strnlen(from, N)};
-}
-
-Hello introduce(const TcpMeetingOptions& options) {
-    Hello hello;
-    hello.magic = magic;
-    hello.rank = options.rank;
-    hello.size = options.size;
-    hello.pid = static_cast<uint32_t>(getpid());
-    set_text(hello.place, this_place());
-    (void)::gethostname(hello.host, sizeof hello.host - 1);
-    return hello;
-}
-
-std::vector<TcpPeer> peers_of(const std::vector<Hello>& all, int rank) {
+std::vector<TcpPeer> peers_of(const std::vector<TcpHello>& all, int rank) {
     const std::string place = text_of(all[static_cast<size_t>(rank)].place);
     std::vector<TcpPeer> peers;
-    for (const Hello& hello : all) {
-        const auto first = std::find_if(
-            all.begin(), all.end(), [&](const Hello& other) { return text_of(other.place) == text_of(hello.place); });
+    for (const TcpHello& hello : all) {
+        const auto first = std::find_if(all.begin(), all.end(), [&](const TcpHello& other) {
+            return text_of(other.place) == text_of(hello.place);
+        });
         peers.push_back({hello.pid, place_number(text_of(hello.place)), text_of(hello.place) == place,
                          static_cast<int>(first - all.begin()), text_of(hello.host)});
     }
@@ -84,20 +49,47 @@ std::string bytes_of(const T& value) {
 }
 
 /// Proves that the sender knows the key and has received the other side's challenge.
-Digest prove(const std::string& key, const char* role, const Digest& challenge, const Digest& own, const Hello& hello) {
+Digest prove(const std::string& key, const char* role, const Digest& challenge, const Digest& own,
+             const TcpHello& hello) {
     return hmac_sha256(key, role + bytes_of(challenge) + bytes_of(own) + bytes_of(hello));
 }
 
 constexpr const char* secret_hint = "are job, domain and ALLTOALLV_JOB_SECRET equal on all ranks?";
 
-/// Sends the reason of the failure to the ranks that have arrived.
-[[noreturn]] void refuse(const TcpMembership& membership, const Error& error) {
-    const std::string text = error.what();
-    const Answer answer{magic, static_cast<uint32_t>(error.kind()) + 1, static_cast<uint32_t>(text.size())};
-    for (const UniqueFd& socket : membership.sockets)
-        if (socket && send_all(socket.get(), &answer, sizeof answer))
-            (void)send_all(socket.get(), text.data(), text.size());
+/// Sends the reason of the failure to the ranks that have arrived, and lets them go.
+void tell(TcpMembership& membership, const Error& error) {
+    for (UniqueFd& socket : membership.sockets) {
+        if (socket) answer_with(socket.get(), error);
+        socket.reset();
+    }
+}
+
+[[noreturn]] void refuse(TcpMembership& membership, const Error& error) {
+    tell(membership, error);
     throw error;
+}
+
+/// Lets `meet` tell the other ranks why this one, which may have no descriptor left, cannot join. A failure that this
+/// rank has heard of is no news.
+template <class Meet>
+void tell_apart(const TcpMeetingOptions& options, const Error& error, Meet&& meet) {
+    if (error.kind() != ErrorClass::resource || options.failure) return;
+    TcpMeetingOptions apart = options;
+    apart.failure = error;
+    apart.timeout = std::min(options.timeout, telling);
+    const auto told = [&](const std::atomic<bool>& stopped) {
+        apart.poll = [&] {
+            if (stopped) throw error;
+        };
+        meet(apart);
+    };
+    without_descriptors(told, [&] {
+        if (options.poll) options.poll();
+    });
+}
+
+void receive_apart(int port, const TcpMeetingOptions& options, const Error& error) {
+    tell_apart(options, error, [port](const auto& apart) { receive_ranks(listen_when_free(port, apart), apart); });
 }
 
 std::string unproven(int count) {
@@ -115,36 +107,46 @@ std::string absent(const TcpMembership& membership) {
 }  // namespace
 
 UniqueFd listen_when_free(int port, const TcpMeetingOptions& options) {
-    const auto deadline = after(options.timeout);
+    const auto deadline = after_seconds(options.timeout);
     for (;;) {
-        if (UniqueFd listener = listen_tcp(port)) return listener;
+        try {
+            if (UniqueFd listener = listen_tcp(port)) return listener;
+        } catch (const Error& error) {
+            receive_apart(port, options, error);
+            throw;
+        }
         if (Clock::now() >= deadline)
             throw comm_timeout("rank 0 could not listen on port " + std::to_string(port) + " within " +
                                seconds_text(options.timeout) + ": it is in use; ALLTOALLV_ROOT_PORT chooses another");
         if (options.poll) options.poll();
-        std::this_thread::sleep_for(pause);
+        std::this_thread::sleep_for(tcp_pause);
     }
 }
 
-TcpMembership receive_ranks(const UniqueFd& listener, const TcpMeetingOptions& options) {
-    const auto deadline = after(options.timeout);
-    std::vector<Hello> hellos(static_cast<size_t>(options.size));
+namespace {
+
+/// Receives the ranks into `membership`; if one of them cannot join, tells all why, and returns it.
+std::optional<Error> receive(const UniqueFd& listener, const TcpMeetingOptions& options, TcpMembership& membership) {
+    auto deadline = after_seconds(options.timeout);
+    std::vector<TcpHello> hellos(static_cast<size_t>(options.size));
     hellos[0] = introduce(options);
-    TcpMembership membership;
+    std::optional<Error> failure;
+    if (options.failure) failure = failure_of(hellos[0], options.domain);
     membership.sockets.resize(hellos.size());
     TcpGuests guests(listener.get(), sizeof(Introduction), true);
     int refused = 0;
     for (int waiting = options.size - 1; waiting > 0;) {
         if (options.poll) options.poll();
+        if (failure && Clock::now() >= deadline) break;
         if (Clock::now() >= deadline)
             refuse(membership, comm_timeout("rank 0 waited " + seconds_text(options.timeout) + " for " +
                                             absent(membership) + " to join domain '" + options.domain + "' at port " +
                                             std::to_string(port_of(listener.get())) + unproven(refused)));
-        for (TcpGuest& guest : guests.next(static_cast<int>(pause.count()))) {
+        for (TcpGuest& guest : guests.next(static_cast<int>(tcp_pause.count()))) {
             Introduction given;
             std::memcpy(&given, guest.heard.data(), sizeof given);
-            const Hello& hello = given.hello;
-            if (hello.magic != magic ||
+            const TcpHello& hello = given.hello;
+            if (hello.magic != tcp_magic ||
                 !equal(given.proof, prove(options.key, "join", guest.challenge, given.challenge, hello))) {
                 ++refused;
                 continue;  // it belongs to another domain and will try again
@@ -157,29 +159,57 @@ TcpMembership receive_ranks(const UniqueFd& listener, const TcpMeetingOptions& o
                                                  std::to_string(hello.size) + " came to domain '" + options.domain +
                                                  "', which has " + std::to_string(options.size) + " ranks"));
             }
-            UniqueFd& place = membership.sockets[static_cast<size_t>(hello.rank)];
-            if (!place) --waiting;  // else it has tried again
-            place = std::move(guest.socket);
-            hellos[static_cast<size_t>(hello.rank)] = hello;
+            TcpHello& known = hellos[static_cast<size_t>(hello.rank)];
+            if (known.magic == 0) --waiting;  // else it has tried again
+            known = hello;
+            membership.sockets[static_cast<size_t>(hello.rank)] = std::move(guest.socket);
+            if (hello.failure != 0 && !failure) {
+                failure = failure_of(hello, options.domain);
+                deadline = std::min(deadline, after_seconds(telling));
+            }
+            if (failure) tell(membership, *failure);
         }
     }
-    const Answer welcome{magic, 0, static_cast<uint32_t>(hellos.size() * sizeof(Hello))};
+    if (failure) return failure;
+    const TcpAnswer welcome{tcp_magic, 0, static_cast<uint32_t>(hellos.size() * sizeof(TcpHello))};
     for (const UniqueFd& socket : membership.sockets)
         if (socket && send_all(socket.get(), &welcome, sizeof welcome))
             (void)send_all(socket.get(), hellos.data(), welcome.bytes);
     membership.peers = peers_of(hellos, 0);
+    return std::nullopt;
+}
+
+}  // namespace
+
+TcpMembership receive_ranks(UniqueFd listener, const TcpMeetingOptions& options) {
+    TcpMembership membership;
+    const int port = port_of(listener.get());
+    std::optional<Error> failure;
+    try {
+        failure = receive(listener, options, membership);
+    } catch (const Error& error) {
+        listener.reset();
+        membership.sockets.clear();  // they will try again
+        receive_apart(port, options, error);
+        throw;
+    }
+    if (failure) throw *failure;
     return membership;
 }
 
-TcpMembership join_rank_0(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options) {
-    const auto deadline = after(options.timeout);
-    const auto soon = [deadline] { return std::min(deadline, after(patience)); };
+namespace {
+
+/// Joins rank 0, and returns nothing, or what keeps a rank from joining.
+std::optional<Error> join(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options,
+                          TcpMembership& membership) {
+    const auto deadline = after_seconds(options.timeout);
+    const auto soon = [deadline] { return std::min(deadline, after_seconds(tcp_patience)); };
     Introduction mine;
     mine.hello = introduce(options);
     bool refused = false;
     for (;;) {
         for (const TcpAddress& address : addresses) {
-            TcpMembership membership;
+            membership.sockets.clear();
             membership.sockets.push_back(
                 connect_tcp(address, std::chrono::duration<double>(soon() - Clock::now()).count()));
             const int socket = membership.sockets[0].get();
@@ -194,30 +224,16 @@ TcpMembership join_rank_0(const std::vector<TcpAddress>& addresses, const TcpMee
                 !equal(proof, prove(options.key, "root", mine.challenge, challenge, mine.hello)))
                 continue;
             refused = false;
-            Answer answer;
-            bool heard = false;
-            for (pollfd ready{socket, POLLIN, 0}; Clock::now() < deadline + std::chrono::seconds(2);) {
-                if (options.poll) options.poll();
-                if (::poll(&ready, 1, static_cast<int>(pause.count())) <= 0) continue;
-                heard = receive_all(socket, &answer, sizeof answer, after(patience));
-                break;
-            }
-            if (!heard || answer.magic != magic) continue;
-            if (answer.kind != 0) {
-                std::string text(std::min<size_t>(answer.bytes, 4096), '\0');
-                if (!receive_all(socket, text.data(), text.size(), after(patience))) continue;
-                throw Error(static_cast<ErrorClass>(answer.kind - 1),
-                            answer.kind - 1 == static_cast<uint32_t>(ErrorClass::invalid_param)
-                                ? ErrorType::INVALID_PARAM
-                                : ErrorType::HCCL_FAIL,
-                            text);
-            }
-            std::vector<Hello> all(static_cast<size_t>(options.size));
-            if (answer.bytes != all.size() * sizeof(Hello) ||
-                !receive_all(socket, all.data(), answer.bytes, after(patience)))
+            std::optional<Error> failure;
+            const auto answer = hear_answer(socket, deadline + std::chrono::seconds(2), options, failure);
+            if (failure) return failure;
+            if (!answer) continue;
+            std::vector<TcpHello> all(static_cast<size_t>(options.size));
+            if (answer->bytes != all.size() * sizeof(TcpHello) ||
+                !receive_all(socket, all.data(), answer->bytes, after_seconds(tcp_patience)))
                 continue;
             membership.peers = peers_of(all, options.rank);
-            return membership;
+            return std::nullopt;
         }
         if (Clock::now() >= deadline) {
             std::string tried;
@@ -229,8 +245,23 @@ TcpMembership join_rank_0(const std::vector<TcpAddress>& addresses, const TcpMee
                 (refused ? std::string(", where somebody does not know the domain's secret: ") + secret_hint : ""));
         }
         if (options.poll) options.poll();
-        std::this_thread::sleep_for(pause);
+        std::this_thread::sleep_for(tcp_pause);
     }
+}
+
+}  // namespace
+
+TcpMembership join_rank_0(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options) {
+    TcpMembership membership;
+    std::optional<Error> failure;
+    try {
+        failure = join(addresses, options, membership);
+    } catch (const Error& error) {
+        tell_apart(options, error, [&](const auto& apart) { join_rank_0(addresses, apart); });
+        throw;
+    }
+    if (failure) throw *failure;
+    return membership;
 }
 
 }  // namespace alltoallv

@@ -7,9 +7,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/unique_fd.h"
 #include "transport/tcp/tcp_socket.h"
 
@@ -19,9 +21,10 @@ struct TcpMeetingOptions {
     int rank = 0;
     int size = 1;
     std::string domain;
-    std::string key;             ///< equal on all ranks of a communicator, different for others; made from the secret
-    double timeout = 600.0;      ///< seconds
-    std::function<void()> poll;  ///< called about every 50 ms; may throw
+    std::string key;               ///< equal on all ranks of a communicator, different for others; made from the secret
+    double timeout = 600.0;        ///< seconds
+    std::function<void()> poll;    ///< called about every 50 ms; may throw
+    std::optional<Error> failure;  ///< told to the other ranks instead of joining
 };
 
 /// A rank as the other ranks see it.
@@ -38,11 +41,16 @@ struct TcpMembership {
     std::vector<TcpPeer> peers;     ///< by rank
 };
 
-/// Makes rank 0's part. Throws comm_timeout, which names the absent ranks, on all ranks that have arrived.
-TcpMembership receive_ranks(const UniqueFd& listener, const TcpMeetingOptions& options);
+/// Makes rank 0's part. Throws comm_timeout, which names the absent ranks, on all ranks that have arrived; on all that
+/// come within 10 s, what keeps this rank or another from joining.
+TcpMembership receive_ranks(UniqueFd listener, const TcpMeetingOptions& options);
 
 /// Makes every other rank's part: tries the addresses in turn until one of them is rank 0.
 TcpMembership join_rank_0(const std::vector<TcpAddress>& addresses, const TcpMeetingOptions& options);
+
+/// Ends the meeting with what this rank has come to since: all ranks return, or all throw, the error of a rank that has
+/// failed.
+void confirm(const TcpMembership& membership, TcpMeetingOptions options, const std::optional<Error>& failure);
 
 /// Listens on `port`, and waits while another communicator uses it.
 UniqueFd listen_when_free(int port, const TcpMeetingOptions& options);

@@ -52,6 +52,15 @@ bool wait_for(int socket, short events, std::chrono::steady_clock::time_point de
     }
 }
 
+/// Throws if there are too few descriptors to read the files that name hosts.
+void check_descriptors() {
+    UniqueFd sockets[4];
+    for (UniqueFd& socket : sockets) {
+        socket = UniqueFd(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+        if (!socket) throw system_error("cannot make a socket", errno);
+    }
+}
+
 /// Matches HCCL_SOCKET_IFNAME like HCCL: prefixes of names; a leading "^" excludes them, "=" means whole names.
 bool is_wanted(std::string_view interface, std::string_view wanted) {
     if (wanted.empty()) return true;
@@ -85,6 +94,7 @@ std::string environment(const char* name) {
 UniqueFd listen_tcp(int port) {
     for (const int family : {AF_INET6, AF_INET}) {
         UniqueFd listener(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+        if (!listener && has_run_out(errno)) break;
         if (!listener) continue;  // a host without IPv6
         set_option(listener.get(), SOL_SOCKET, SO_REUSEADDR, 1);
         int bound = 0;
@@ -149,10 +159,14 @@ UniqueFd connect_tcp(const TcpAddress& address, double seconds) {
     hints.ai_socktype = SOCK_STREAM;
     addrinfo* found = nullptr;
     const std::string port = std::to_string(address.port);
-    if (::getaddrinfo(address.host.c_str(), port.c_str(), &hints, &found) != 0) return {};
+    if (::getaddrinfo(address.host.c_str(), port.c_str(), &hints, &found) != 0) {
+        check_descriptors();
+        return {};
+    }
     const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
     for (const addrinfo* i = found; i != nullptr; i = i->ai_next) {
         UniqueFd socket(::socket(i->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+        if (!socket && has_run_out(errno)) throw system_error("cannot make a socket", errno);
         if (!socket) continue;
         if (::connect(socket.get(), i->ai_addr, i->ai_addrlen) != 0) {
             if (errno != EINPROGRESS) continue;

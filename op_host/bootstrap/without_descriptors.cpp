@@ -1,10 +1,10 @@
-// The last word of a rank that cannot join since its process has no descriptor left.
+#include "bootstrap/without_descriptors.h"
+
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <thread>
 
 #include "base/quiet_thread.h"
@@ -24,22 +24,16 @@ void close_all() {
 
 }  // namespace
 
-void tell_without_descriptors(BootstrapOptions options, const Error& error) {
-    Patience patience(options);
+void without_descriptors(const std::function<void(const std::atomic<bool>& stopped)>& tell,
+                         const std::function<void()>& tick) {
     std::atomic<bool> stopped{false}, done{false};
-    BootstrapOptions apart = options;
-    apart.failure = error;
-    apart.timeout = std::min(options.timeout, std::chrono::duration<double>(telling).count());
-    apart.poll = [&] {
-        if (stopped) throw gave_up_error(options);
-    };
     std::thread teller;
     try {
         teller = quiet_thread("alltoallv-tell", "telling an error", [&] {
             if (::unshare(CLONE_FILES) == 0) {
                 close_all();
                 try {
-                    bootstrap_processes(apart);
+                    tell(stopped);
                 } catch (const Error&) {  // they have heard it, or did not come
                 }
             }
@@ -49,13 +43,27 @@ void tell_without_descriptors(BootstrapOptions options, const Error& error) {
         return;  // without a thread, too, they reach their timeout
     }
     try {
-        for (; !done; std::this_thread::sleep_for(std::chrono::milliseconds(2))) patience.tick();
+        for (; !done; std::this_thread::sleep_for(std::chrono::milliseconds(2))) tick();
     } catch (...) {
         stopped = true;
         teller.join();
         throw;
     }
     teller.join();
+}
+
+void tell_without_descriptors(const BootstrapOptions& options, const Error& error) {
+    Patience patience(options);
+    BootstrapOptions apart = options;
+    apart.failure = error;
+    apart.timeout = std::min(options.timeout, std::chrono::duration<double>(telling).count());
+    const auto tell = [&](const std::atomic<bool>& stopped) {
+        apart.poll = [&] {
+            if (stopped) throw gave_up_error(options);
+        };
+        bootstrap_processes(apart);
+    };
+    without_descriptors(tell, [&] { patience.tick(); });
 }
 
 }  // namespace alltoallv
