@@ -17,6 +17,7 @@ from alltoallv.communicator import Communicator
 from alltoallv.errors import BackendUnavailableError, InvalidParamError
 from alltoallv.launch.detect import detect
 from alltoallv.launch.job import Launch
+from alltoallv.launch.processes import ranks_here
 
 OWN = {"ALLTOALLV_RANK": "1", "ALLTOALLV_WORLD_SIZE": "4", "ALLTOALLV_JOB_ID": "job"}
 TORCHRUN = {
@@ -213,6 +214,12 @@ def test_ranks_that_no_launcher_counts(tmp_path, rank, size):
     assert len(apart) == 2
     for line in apart:  # a rank may have ended before the other looks
         assert re.match("the job has 3 ranks, [12] of them on this host, .* use backend='tcp'", line)
+
+
+def test_ranks_that_set_their_variables_themselves_are_not_counted(monkeypatch):
+    monkeypatch.delenv("PMI_RANK", raising=False)
+    monkeypatch.setenv("PMI_RANK", "0")
+    assert ranks_here("PMI_RANK", 2) is None
 
 
 @pytest.mark.parametrize("by", [{}, {"PMI_RANK": "3", "PMI_SIZE": "4"}], ids=["slurm", "pmi of Slurm"])

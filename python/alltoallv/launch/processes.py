@@ -150,13 +150,20 @@ def launcher_number(variable: str, option: str) -> int | None:
     return int(number) or None if number.isdecimal() else None
 
 
-def ranks_here(variable: str, expected: int) -> int:
+def ranks_here(variable: str, expected: int) -> int | None:
     """Returns how many ranks the process that started this one has started on this host.
+
+    None if the program itself has set ``variable``, so that other processes do not show it either.
 
     Args:
         variable: The one that holds a rank's number.
         expected: The number of ranks after which there is nothing to wait for; others may be about to start.
     """
+    try:
+        if _value(os.getpid(), variable) is None:
+            return None
+    except OSError:  # there is no /proc
+        return None
     launcher, end, found = _launcher(variable), time.monotonic() + _START_SECONDS, set()
     while True:
         for pid in filter(str.isdecimal, os.listdir("/proc")):
