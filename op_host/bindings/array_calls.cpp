@@ -8,6 +8,7 @@
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "bindings/counts.h"
+#include "bindings/lock.h"
 #include "bindings/plan.h"
 #include "core/communicator.h"
 #include "core/regions.h"
@@ -57,9 +58,8 @@ nb::object run(Communicator& communicator, Request request, const ArrayPair& giv
                double timeout) {
     const uintptr_t input = given.input.address, output = target.address;
     if (!async_op) {
-        const Exchange exchange =
-            request.exchange(given.input.dtype, pointer<const void>(input), pointer<void>(output));
-        const nb::gil_scoped_release release;
+        const Exchange exchange = request.exchange(given.input.dtype, pointer(input), pointer(output));
+        const LockReleased released(communicator, given.input);
         communicator.exchange(exchange, timeout);
     } else {
         const auto ready =
@@ -147,6 +147,32 @@ nb::object gather(Communicator& communicator, OpKind op, nb::object output, nb::
     });
 }
 
+bool run_in_place(Communicator& communicator, const Request& request, const ArrayView& array) {
+    const Exchange exchange = request.exchange(array.dtype, pointer(array.address), pointer(array.address));
+    const LockReleased released(communicator, array);
+    communicator.exchange(exchange, -1);
+    return true;
+}
+
+bool broadcast(Communicator& communicator, nb::handle array, nb::handle root) {
+    const std::optional<ArrayPair> given = arrays_given(array, array);
+    int overflow = 0;
+    const int64_t from =
+        PyLong_CheckExact(root.ptr()) ? PyLong_AsLongLongAndOverflow(root.ptr(), &overflow) : int64_t{-1};
+    if (!given || overflow != 0 || from < 0 || from >= communicator.size()) return false;
+    Request request(OpKind::broadcast, communicator.size());
+    request.root = from;
+    const bool sends = communicator.rank() == from;
+    const auto count = static_cast<int64_t>(given->input.size);
+    if (sends) std::ranges::fill(request.send_counts(), count);
+    (sends ? request.send_counts() : request.recv_counts())[static_cast<size_t>(from)] = sends ? 0 : count;
+    return run_in_place(communicator, request, *given->output);
+}
+
+bool barrier(Communicator& communicator) {
+    return run_in_place(communicator, Request(OpKind::barrier, communicator.size()), {DType::uint8, {}, 0, 0});
+}
+
 /// Exchanges by a layout that was computed from counts before: int64 of shape [4, W], in elements. If transposed, it
 /// sends what it would receive. Returns None, too, if the receive regions then overlap.
 nb::object exchange(Communicator& communicator, const std::string& op, nb::handle input, nb::handle layout,
@@ -176,14 +202,19 @@ nb::object exchange(Communicator& communicator, const std::string& op, nb::handl
     });
 }
 
-std::optional<ReduceOp> reduction_of(nb::handle op, DType dtype) {
-    if (PyUnicode_Check(op.ptr()) == 0) return std::nullopt;
-    for (size_t i = 0; i < std::size(reduce_op_names); ++i) {
-        if (PyUnicode_CompareWithASCIIString(op.ptr(), reduce_op_names[i].data()) != 0) continue;
-        const bool has_meaning = kernel::reduces(dtype, static_cast<ReduceOp>(i));
-        return has_meaning ? std::optional(static_cast<ReduceOp>(i)) : std::nullopt;
-    }
+/// Returns the index of a word among those that a parameter accepts.
+template <size_t n>
+std::optional<size_t> word(nb::handle value, const std::string_view (&known)[n]) {
+    if (PyUnicode_Check(value.ptr()) == 0) return std::nullopt;
+    for (size_t i = 0; i < n; ++i)
+        if (PyUnicode_CompareWithASCIIString(value.ptr(), known[i].data()) == 0) return i;
     return std::nullopt;
+}
+
+std::optional<ReduceOp> reduction_of(nb::handle op, DType dtype) {
+    const auto known = word(op, reduce_op_names);
+    if (!known || !kernel::reduces(dtype, static_cast<ReduceOp>(*known))) return std::nullopt;
+    return static_cast<ReduceOp>(*known);
 }
 
 /// Reduces: every rank gets the whole result, or an equal part of dimension 0.
@@ -222,19 +253,10 @@ nb::object reduce(Communicator& communicator, const std::string& op, nb::handle 
             call->run(communicator, timeout);
         }));
     {
-        const nb::gil_scoped_release release;
+        const LockReleased released(communicator, given->input);
         call->run(communicator, timeout);
     }
     return target.array;
-}
-
-/// Returns the index of a word among those that a parameter accepts.
-template <size_t n>
-std::optional<size_t> word(nb::handle value, const char* const (&known)[n]) {
-    if (PyUnicode_Check(value.ptr()) == 0) return std::nullopt;
-    for (size_t i = 0; i < n; ++i)
-        if (PyUnicode_CompareWithASCIIString(value.ptr(), known[i]) == 0) return i;
-    return std::nullopt;
 }
 
 nb::object quantized_all_reduce(Communicator& communicator, nb::handle input, nb::object output, nb::handle format,
@@ -273,7 +295,7 @@ nb::object quantized_all_reduce(Communicator& communicator, nb::handle input, nb
     call.input = pointer<const void>(given->input.address);
     call.output = pointer<void>(target.address);
     {
-        const nb::gil_scoped_release release;
+        const LockReleased released(communicator, given->input);
         communicator.quant_reduce(call, -1);
     }
     return target.array;
@@ -297,8 +319,7 @@ void bind_array_calls(nb::module_& m) {
           "output_split_sizes"_a.none(), "input_split_sizes"_a.none(), "async_op"_a, "timeout"_a.none(),
           "compares_rows"_a = true,
           "As `all_to_all_v` returns. Without compares_rows the ranks' rows may have other lengths, as long as the "
-          "elements "
-          "agree.");
+          "elements agree.");
     const auto bind_gather = [&m](const char* name, OpKind op, const char* doc) {
         m.def(
             name,
@@ -315,6 +336,9 @@ void bind_array_calls(nb::module_& m) {
         "row"_a, "transposed"_a = false,
         "By a layout, int64 of shape [4, W] in elements, into a new flat array of `numel_out` elements, or with -1 as "
         "many as needed; transposed, what was received is sent. None as for `all_to_all_v`.");
+    m.def("broadcast", &broadcast, "communicator"_a, "array"_a.none(), "root"_a.none(),
+          "In place. False, with nothing done, for arguments that the front end has to look at.");
+    m.def("barrier", &barrier, "communicator"_a, "True once all ranks have called it.");
     m.def("reduce", untyped(&reduce), "communicator"_a, "op"_a, "input"_a.none(), "output"_a.none(),
           "reduce_op"_a.none(), "timeout"_a = -1.0, "async_op"_a = false,
           "'all_reduce' or, in equal parts, 'reduce_scatter'; as `all_to_all_v` returns.");

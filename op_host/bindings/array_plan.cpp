@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
+#include "bindings/lock.h"
 #include "bindings/plan.h"
 
 namespace alltoallv {
@@ -32,7 +33,7 @@ nb::object run(const ArrayPlan& self, nb::handle input, nb::object output) {
         output = given->framework->make(input, exchange.request().shape, std::move(block));
     }
     {
-        const nb::gil_scoped_release release;
+        const LockReleased released(*self.plan->communicator, given->input);
         exchange.run(*self.plan->communicator, given->input.address, target, -1.0);
     }
     return output;

@@ -21,6 +21,7 @@
 #include "control/layout.h"
 #include "control/oversubscription.h"
 #include "control/trace.h"
+#include "core/hold.h"
 #include "core/hooks.h"
 #include "core/quant_reduction.h"
 
@@ -229,13 +230,16 @@ class ControlPlane {
     /// `now` is a recent time.
     template <class Ready, class Missing>
     void wait_on(Ready&& ready, Missing&& missing, Clock::time_point now, bool for_calls = true) {
+        const auto begun = now;
         WaitState state(*this, for_calls);
         if (oversubscription_.present()) state.rounds = yields_before_sleep;
         do {
             if (++state.rounds <= yields_before_sleep) {
                 if (oversubscription_.yield(now)) state.rounds = yields_before_sleep;
+                Hold::let_go_after(now - begun);
                 if (state.rounds % yields_per_step != 0) continue;
             } else {
+                Hold::let_go_now();
                 if (doorbell_.sleep(ready, sleep_limit())) return;
             }
             if (step_due(state)) step(std::function<std::vector<int>()>(missing), state);

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "core/hold.h"
 #include "core/hooks.h"
 
 namespace alltoallv {
@@ -81,7 +82,11 @@ Tracer::~Tracer() {
 }
 
 TraceRecord* Tracer::claim(uint64_t seq, OpKind op, DType dtype, std::chrono::steady_clock::time_point time) {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) {
+        Hold::let_go_now();  // the thread that has the mutex may be waiting for it, to warn
+        lock.lock();
+    }
     if (const uint64_t now = generation.load(std::memory_order_acquire); now != opened_) {
         std::string folder;
         {

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/processors.h"
 #include "base/quiet_thread.h"
+#include "core/hold.h"
 #include "core/hooks.h"
 
 namespace alltoallv {
@@ -103,6 +104,7 @@ bool CallQueue::on_worker() {
 /// Waits for the turn; returns true if the call comes while another thread's call is running or waiting.
 bool CallQueue::enter(uint64_t ticket, bool calls) {
     if (serving_.load() == ticket) return false;
+    Hold::let_go_now();
     waiting_.fetch_add(1);
     const bool overlaps =
         calls && (callers_waiting_.fetch_add(1) > 0 || held_by_caller_.load(std::memory_order_relaxed));

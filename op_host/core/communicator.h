@@ -80,6 +80,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// False once poisoned or destroyed, and after a fork in the child.
     virtual bool usable() const = 0;
 
+    /// True if calls let go of their thread's `Hold` before they wait for long.
+    virtual bool lets_go() const { return false; }
+
     /// True while a call runs or waits for its turn.
     virtual bool busy() const = 0;
 

@@ -43,6 +43,7 @@ class ShmCommunicator final : public ControlledCommunicator {
     ~ShmCommunicator() override;
 
     std::string backend() const override { return "shm"; }
+    bool lets_go() const override { return !options_.threads; }  // they would wait for each other
     void exchange(const Exchange& exchange, double timeout) override;
     void reduce(const Reduction& reduction, double timeout) override;
     void quant_reduce(const QuantReduction& reduction, double timeout) override;

@@ -148,7 +148,10 @@ def all_gather_v(
 @ending
 def barrier(*, group: Communicator | None = None, async_op: bool = False, timeout: float | None = None) -> Work | None:
     """Returns when every rank has called it. A warning and the timeout's error name late ranks."""
-    return front_end.call(declared.barrier, group, async_op, timeout=timeout)
+    comm = resolve(group)
+    if not async_op and timeout is None and _core.barrier(comm.core):
+        return None
+    return front_end.call(declared.barrier, comm, async_op, timeout=timeout)
 
 
 def finish(comm: Communicator, call: Ready, out: Array | None, keep: Any, async_op: bool) -> Any:

@@ -26,7 +26,10 @@ Result = Array | None | tuple[Array | None, Work]
 @ending
 def broadcast(array: Array, root: int = 0, *, group: Communicator | None = None, async_op: bool = False) -> Work | None:
     """Copies rank ``root``'s array into the arrays of all others, in place; shape and dtype are equal on all ranks."""
-    return front_end.call(declared.broadcast, group, async_op, array, root=("root", root), name="array")
+    comm = resolve(group)
+    if not async_op and _core.broadcast(comm.core, array, root):
+        return None
+    return front_end.call(declared.broadcast, comm, async_op, array, root=("root", root), name="array")
 
 
 @ending

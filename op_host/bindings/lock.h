@@ -1,0 +1,32 @@
+// Python's lock during a call.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "bindings/arrays.h"
+#include "core/communicator.h"
+#include "core/hold.h"
+
+namespace alltoallv {
+
+/// Releases Python's lock until the end of its life: at once, or if the call is small only before it waits for long.
+class LockReleased final : public Hold {
+  public:
+    LockReleased(const Communicator& communicator, const ArrayView& input) {
+        if (!communicator.lets_go() || input.bytes().bytes > small) LockReleased::let_go();
+    }
+    ~LockReleased() override {
+        if (thread_ != nullptr) PyEval_RestoreThread(thread_);
+    }
+
+    void let_go() override {
+        if (thread_ == nullptr) thread_ = PyEval_SaveThread();
+    }
+
+  private:
+    static constexpr size_t small = size_t{64} << 10;  // bytes that are copied in a few microseconds
+
+    PyThreadState* thread_ = nullptr;
+};
+
+}  // namespace alltoallv
