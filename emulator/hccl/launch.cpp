@@ -61,8 +61,7 @@ void work(Comm& comm, const Launch& l, const std::optional<Fault>& fault) {
         mine.op = l.op;
         mine.root = l.root;
         mine.count = l.count;
-        agree(comm.core(), mine, timeout);
-        l.run(comm, timeout);
+        run_agreed(comm.core(), mine, timeout, [&](const Turn& turn) { l.run(comm, turn); });
     } else {
         run_messages(comm, l.messages, timeout);
     }
@@ -116,6 +115,37 @@ void enqueue(Checked call) {
     });
 }
 
+/// Throws Failure(HCCL_E_PARA) if the ranks have given different values.
+void compare(Communicator& core, const Agreed& mine, double timeout) {
+    const auto size = static_cast<size_t>(core.size());
+    std::vector<Agreed> all(size);
+    const std::vector<int64_t> counts(size, sizeof(Agreed)), zeros(size);
+    std::vector<int64_t> places(size);
+    for (size_t j = 0; j < size; ++j) places[j] = static_cast<int64_t>(j * sizeof(Agreed));
+    Exchange exchange;
+    exchange.op = OpKind::all_gather;
+    exchange.input = &mine;
+    exchange.output = all.data();
+    exchange.send_counts = exchange.recv_counts = counts;
+    exchange.sdispls = zeros;
+    exchange.rdispls = places;
+    core.exchange(exchange, timeout);
+    const auto differs = [&](size_t j, const std::string& what, const std::string& first, const std::string& other) {
+        throw Failure(HCCL_E_PARA, "the ranks disagree: " + what + " is " + first + " on rank 0 and " + other +
+                                       " on rank " + std::to_string(j));
+    };
+    for (size_t j = 1; j < size; ++j) {
+        const Agreed &a = all[0], &b = all[j];
+        if (std::strcmp(a.function, b.function) != 0) differs(j, "the function", a.function, b.function);
+        if (a.type != b.type)
+            differs(j, "dataType", name_of(static_cast<HcclDataType>(a.type)),
+                    name_of(static_cast<HcclDataType>(b.type)));
+        if (a.op != b.op) differs(j, "op", std::to_string(a.op), std::to_string(b.op));
+        if (a.root != b.root) differs(j, "root", std::to_string(a.root), std::to_string(b.root));
+        if (a.count != b.count) differs(j, "count", std::to_string(a.count), std::to_string(b.count));
+    }
+}
+
 }  // namespace
 
 void check_count(const char* name, uint64_t count) {
@@ -167,33 +197,15 @@ HcclResult launch(Launch l) {
     return launch(l.function, [&] { return std::move(l); });
 }
 
-void agree(Communicator& core, const Agreed& mine, double timeout) {
-    const auto size = static_cast<size_t>(core.size());
-    std::vector<Agreed> all(size);
-    const std::vector<int64_t> counts(size, sizeof(Agreed)), zeros(size);
-    std::vector<int64_t> places(size);
-    for (size_t j = 0; j < size; ++j) places[j] = static_cast<int64_t>(j * sizeof(Agreed));
-    Exchange exchange;
-    exchange.op = OpKind::all_gather;
-    exchange.input = &mine;
-    exchange.output = all.data();
-    exchange.send_counts = exchange.recv_counts = counts;
-    exchange.sdispls = zeros;
-    exchange.rdispls = places;
-    core.exchange(exchange, timeout);
-    const auto differs = [&](size_t j, const std::string& what, const std::string& first, const std::string& other) {
-        throw Failure(HCCL_E_PARA, "the ranks disagree: " + what + " is " + first + " on rank 0 and " + other +
-                                       " on rank " + std::to_string(j));
-    };
-    for (size_t j = 1; j < size; ++j) {
-        const Agreed &a = all[0], &b = all[j];
-        if (std::strcmp(a.function, b.function) != 0) differs(j, "the function", a.function, b.function);
-        if (a.type != b.type)
-            differs(j, "dataType", name_of(static_cast<HcclDataType>(a.type)),
-                    name_of(static_cast<HcclDataType>(b.type)));
-        if (a.op != b.op) differs(j, "op", std::to_string(a.op), std::to_string(b.op));
-        if (a.root != b.root) differs(j, "root", std::to_string(a.root), std::to_string(b.root));
-        if (a.count != b.count) differs(j, "count", std::to_string(a.count), std::to_string(b.count));
+void run_agreed(Communicator& core, const Agreed& mine, double timeout, const std::function<void(const Turn&)>& call) {
+    const std::string terms = std::string(mine.function) + ' ' + std::to_string(mine.type) + ' ' +
+                              std::to_string(mine.op) + ' ' + std::to_string(mine.root) + ' ' +
+                              std::to_string(mine.count);
+    try {
+        call({static_cast<int64_t>(std::hash<std::string>{}(terms)), timeout});
+    } catch (const Error& error) {
+        if (error.kind() == ErrorClass::peer_mismatch) compare(core, mine, timeout);  // on all ranks
+        throw;
     }
 }
 

@@ -29,6 +29,12 @@ struct Agreed {
     uint64_t count = 0;
 };
 
+/// What the core needs for an operator.
+struct Turn {
+    int64_t terms;  ///< a digest of Agreed, as the operator's root: the core compares it among the ranks
+    double timeout;
+};
+
 /// A message to or from a peer.
 struct Message {
     bool sends;
@@ -47,8 +53,8 @@ struct Launch {
     uint64_t count = 0;             ///< if equal on all ranks
     std::vector<Region> inputs{};   ///< read
     std::vector<Region> outputs{};  ///< written
-    /// Runs on the stream, after the ranks have agreed.
-    std::function<void(Comm& comm, double timeout)> run{};
+    /// Runs on the stream, as one operator of the communicator's core.
+    std::function<void(Comm& comm, const Turn& turn)> run{};
     std::vector<Message> messages{};  ///< instead of `run`, for a call in which not all ranks take part
 };
 
@@ -70,8 +76,9 @@ HcclResult launch(Launch launch);
 /// Does the same in two steps, for functions that check more: `make` may throw Failure.
 HcclResult launch(const char* function, const std::function<Launch()>& make);
 
-/// Checks that all ranks of `core` have given the same; throws Failure(HCCL_E_PARA) that names two that differ.
-void agree(Communicator& core, const Agreed& mine, double timeout);
+/// Runs `call`, an operator of `core` that has `terms` as its root. If the ranks have not given the same values, throws
+/// Failure(HCCL_E_PARA) that names two that differ.
+void run_agreed(Communicator& core, const Agreed& mine, double timeout, const std::function<void(const Turn&)>& call);
 
 /// Copies the part of a buffer that is both read and written.
 class Copied {

@@ -57,7 +57,7 @@ uint64_t span_of(const std::vector<int64_t>& counts, const std::vector<int64_t>&
     return static_cast<uint64_t>(end);
 }
 
-void run(Comm& comm, HcclDataType type, const void* input, void* output, const Arrays& arrays, double timeout) {
+void run(Comm& comm, HcclDataType type, const void* input, void* output, const Arrays& arrays, const Turn& turn) {
     Exchange exchange;
     exchange.dtype = wire_type(type);
     exchange.input = input;
@@ -66,7 +66,8 @@ void run(Comm& comm, HcclDataType type, const void* input, void* output, const A
     exchange.sdispls = arrays.sdispls;
     exchange.recv_counts = arrays.recv_counts;
     exchange.rdispls = arrays.rdispls;
-    comm.core().exchange(exchange, timeout);
+    exchange.root = turn.terms;
+    comm.core().exchange(exchange, turn.timeout);
 }
 
 /// Makes an all-to-all from its arrays.
@@ -79,7 +80,7 @@ Launch all_to_all(const char* function, const void* sendBuf, HcclDataType type, 
     Launch l{function, comm, stream, type};
     l.inputs = {input};
     l.outputs = {output};
-    l.run = [=](Comm& c, double timeout) { run(c, type, input.data(), output.data(), arrays, timeout); };
+    l.run = [=](Comm& c, const Turn& turn) { run(c, type, input.data(), output.data(), arrays, turn); };
     return l;
 }
 
@@ -119,12 +120,12 @@ HcclResult HcclAlltoAllV(const void* sendBuf, const void* sendCounts, const void
         }
         Launch l = all_to_all("HcclAlltoAllV", sendBuf, recvType, recvBuf, comm, stream, arrays);
         if (!settings().late_counts || size == 1) return l;
-        l.run = [=, run = l.run](Comm& c, double timeout) {
+        l.run = [=, run = l.run](Comm& c, const Turn& turn) {
             check_unchanged("sendCounts", sendCounts, arrays.send_counts);
             check_unchanged("sdispls", sdispls, arrays.sdispls);
             check_unchanged("recvCounts", recvCounts, arrays.recv_counts);
             check_unchanged("rdispls", rdispls, arrays.rdispls);
-            run(c, timeout);
+            run(c, turn);
         };
         return l;
     });
@@ -163,9 +164,9 @@ Launch gather(const char* function, const void* sendBuf, uint64_t sendCount, con
     Launch l{function, comm, stream, type};
     l.inputs = {input};
     l.outputs = {output};
-    l.run = [=](Comm& c, double timeout) {
+    l.run = [=](Comm& c, const Turn& turn) {
         const Copied copied(input, output);
-        run(c, type, copied.data(), output.data(), arrays, timeout);
+        run(c, type, copied.data(), output.data(), arrays, turn);
     };
     return l;
 }
@@ -212,14 +213,14 @@ HcclResult HcclBroadcast(void* buf, uint64_t count, HcclDataType dataType, uint3
         l.count = count;
         l.root = root;
         (is_root ? l.inputs : l.outputs) = {buffer};
-        l.run = [=](Comm& c, double timeout) {
+        l.run = [=](Comm& c, const Turn& turn) {
             Arrays arrays(c.size());
             const auto elements = static_cast<int64_t>(count);
             if (is_root)
                 for (size_t j = 0; j < arrays.send_counts.size(); ++j) arrays.send_counts[j] = j == root ? 0 : elements;
             else
                 arrays.recv_counts[root] = elements;
-            run(c, dataType, is_root ? buffer.data() : nullptr, is_root ? nullptr : buffer.data(), arrays, timeout);
+            run(c, dataType, is_root ? buffer.data() : nullptr, is_root ? nullptr : buffer.data(), arrays, turn);
         };
         return l;
     });
@@ -241,7 +242,7 @@ HcclResult HcclScatter(void* sendBuf, void* recvBuf, uint64_t recvCount, HcclDat
         l.root = root;
         l.inputs = {input};
         l.outputs = {output};
-        l.run = [=](Comm& comm_, double timeout) {
+        l.run = [=](Comm& comm_, const Turn& turn) {
             Arrays arrays(comm_.size());
             const auto elements = static_cast<int64_t>(recvCount);
             if (is_root)
@@ -251,7 +252,7 @@ HcclResult HcclScatter(void* sendBuf, void* recvBuf, uint64_t recvCount, HcclDat
                 }
             arrays.recv_counts[root] = elements;
             const Copied copied(input, output);
-            run(comm_, dataType, copied.data(), output.data(), arrays, timeout);
+            run(comm_, dataType, copied.data(), output.data(), arrays, turn);
         };
         return l;
     });
@@ -259,6 +260,6 @@ HcclResult HcclScatter(void* sendBuf, void* recvBuf, uint64_t recvCount, HcclDat
 
 HcclResult HcclBarrier(HcclComm comm, aclrtStream stream) {
     Launch l{"HcclBarrier", comm, stream};
-    l.run = [](Comm&, double) {};  // the ranks' agreement is a barrier
+    l.run = [](Comm& c, const Turn& turn) { run(c, HCCL_DATA_TYPE_UINT8, nullptr, nullptr, Arrays(c.size()), turn); };
     return launch(std::move(l));
 }

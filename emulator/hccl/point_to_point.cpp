@@ -19,7 +19,6 @@ void transfer(Comm& comm, const Message& m, double timeout) {
     std::strncpy(mine.function, "a message", sizeof mine.function - 1);
     mine.type = m.type;
     mine.count = m.count;
-    agree(channel, mine, timeout);
     const auto count = static_cast<int64_t>(m.count);
     const std::vector<int64_t> zeros(2), to_second{0, m.sends ? count : 0}, from_first{m.sends ? 0 : count, 0};
     Exchange exchange;
@@ -29,7 +28,10 @@ void transfer(Comm& comm, const Message& m, double timeout) {
     exchange.send_counts = to_second;
     exchange.recv_counts = from_first;
     exchange.sdispls = exchange.rdispls = zeros;
-    channel.exchange(exchange, timeout);
+    run_agreed(channel, mine, timeout, [&](const Turn& turn) {
+        exchange.root = turn.terms;
+        channel.exchange(exchange, turn.timeout);
+    });
 }
 
 /// Copies messages from this rank to itself: sends and receives match in their orders.

@@ -9,7 +9,7 @@ using namespace alltoallv::emulator;
 namespace {
 
 void run(Comm& comm, OpKind kind, HcclDataType type, HcclReduceOp op, const void* input, void* output,
-         const std::vector<int64_t>& counts, double timeout) {
+         const std::vector<int64_t>& counts, const Turn& turn) {
     Reduction reduction;
     reduction.op = kind;
     reduction.dtype = reduce_type(type);
@@ -17,7 +17,8 @@ void run(Comm& comm, OpKind kind, HcclDataType type, HcclReduceOp op, const void
     reduction.input = input;
     reduction.output = output;
     reduction.counts = counts;
-    comm.core().reduce(reduction, timeout);
+    reduction.root = turn.terms;
+    comm.core().reduce(reduction, turn.timeout);
 }
 
 /// Cuts a vector into a part per rank.
@@ -54,9 +55,9 @@ HcclResult HcclAllReduce(void* sendBuf, void* recvBuf, uint64_t count, HcclDataT
         check_equal_or_apart(input, output);
         l.inputs = {input};
         l.outputs = {output};
-        l.run = [=](Comm& c, double timeout) {
+        l.run = [=](Comm& c, const Turn& turn) {
             const Copied copied(input, output);
-            run(c, OpKind::all_reduce, dataType, op, copied.data(), output.data(), parts(count, c.size()), timeout);
+            run(c, OpKind::all_reduce, dataType, op, copied.data(), output.data(), parts(count, c.size()), turn);
         };
         return l;
     });
@@ -73,9 +74,9 @@ HcclResult HcclReduce(void* sendBuf, void* recvBuf, uint64_t count, HcclDataType
         l.root = root;
         l.inputs = {input};
         l.outputs = {output};
-        l.run = [=](Comm& c, double timeout) {  // every rank computes it, only the root stores it
+        l.run = [=](Comm& c, const Turn& turn) {  // every rank computes it, only the root stores it
             std::vector<char> result(input.bytes);
-            run(c, OpKind::all_reduce, dataType, op, input.data(), result.data(), parts(count, c.size()), timeout);
+            run(c, OpKind::all_reduce, dataType, op, input.data(), result.data(), parts(count, c.size()), turn);
             if (is_root) std::copy(result.begin(), result.end(), output.data());
         };
         return l;
@@ -94,10 +95,10 @@ HcclResult HcclReduceScatter(void* sendBuf, void* recvBuf, uint64_t recvCount, H
         if (!in_place) check_apart(input, output);
         l.inputs = {input};
         l.outputs = {output};
-        l.run = [=](Comm& comm_, double timeout) {
+        l.run = [=](Comm& comm_, const Turn& turn) {
             const std::vector<int64_t> counts(static_cast<size_t>(comm_.size()), static_cast<int64_t>(recvCount));
             const Copied copied(input, output);
-            run(comm_, OpKind::reduce_scatter, dataType, op, copied.data(), output.data(), counts, timeout);
+            run(comm_, OpKind::reduce_scatter, dataType, op, copied.data(), output.data(), counts, turn);
         };
         return l;
     });
@@ -132,14 +133,14 @@ HcclResult HcclReduceScatterV(void* sendBuf, const void* sendCounts, const void*
         check_apart(input, output);
         l.inputs = {input};
         l.outputs = {output};
-        l.run = [=](Comm& comm_, double timeout) {
+        l.run = [=](Comm& comm_, const Turn& turn) {
             std::vector<char> packed;
             for (size_t j = 0; j < size; ++j) {
                 const char* part = input.data() + displs[j] * element;
                 packed.insert(packed.end(), part, part + counts[j] * element);
             }
             const std::vector<int64_t> lengths(counts.begin(), counts.end());
-            run(comm_, OpKind::reduce_scatter, dataType, op, packed.data(), output.data(), lengths, timeout);
+            run(comm_, OpKind::reduce_scatter, dataType, op, packed.data(), output.data(), lengths, turn);
         };
         return l;
     });

@@ -96,24 +96,20 @@ def _like_cpu(name: str) -> Callable[..., Any]:
     return kernel.call_boxed
 
 
-def _is_npu(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.device.type == "npu"
-
-
 def _to_copy(operator: Any) -> Callable[..., Any]:
     """Runs _to_copy on one device like all operators; between host and device it copies before it returns."""
     here, between = on_host(operator), torch.library.get_kernel("aten::_to_copy", "CPU")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
     def run(tensor: torch.Tensor, **kwargs: Any) -> Any:
-        device = kwargs.get("device") or tensor.device
-        if _is_npu(tensor) and device == tensor.device:
+        from_npu, device = not tensor.is_cpu, kwargs.get("device") or tensor.device
+        if from_npu and device == tensor.device:
             return here(tensor, **kwargs)
         if kwargs.keys() <= {"device", "dtype"} and tensor.layout == torch.strided:
-            if _is_npu(tensor) and device.type == "cpu":
+            if from_npu and device.type == "cpu":
                 synchronize(tensor.device)
                 return host_view(tensor).to(device, kwargs.get("dtype"), copy=True)
-            if device.type == "npu" and tensor.device.type == "cpu":
+            if device.type == "npu" and not from_npu:
                 if device.index is None:
                     device = torch.device("npu", torch.npu.current_device())
                 synchronize(device)
@@ -129,7 +125,7 @@ def _copy(native: Any) -> Callable[..., Any]:
     def run(keys: Any, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         graphs.check_waiting()
         moves = (
-            (non_blocking or _is_npu(target) == _is_npu(source))
+            (non_blocking or target.is_cpu == source.is_cpu)
             and target.dtype == source.dtype
             and target.size() == source.size()
             and target.is_contiguous()
@@ -137,10 +133,9 @@ def _copy(native: Any) -> Callable[..., Any]:
         )
         if moves:
             return native.call_boxed(keys, target, source, non_blocking)
-        sides = [tensor for tensor in (target, source) if _is_npu(tensor)]
-        for device in {tensor.device for tensor in sides}:
+        for device in {tensor.device for tensor in (target, source) if not tensor.is_cpu}:
             synchronize(device)
-        host_target, host_source = (host_view(t) if _is_npu(t) else t for t in (target, source))
+        host_target, host_source = (tensor if tensor.is_cpu else host_view(tensor) for tensor in (target, source))
         host_target.copy_(host_source)
         return target
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 from collections.abc import Callable
@@ -16,25 +17,29 @@ __all__ = ["host_view", "on_host", "synchronize", "to_npu"]
 
 _PLAIN = {int, float, bool, str, type(None), torch.dtype}  # arguments that are passed to the host unchanged
 _CPU = torch.device("cpu")
-_MOST_HOSTS = 10_000
+_LOWEST = 64  # an address below every tensor's, and aligned for every dtype
 
-_hosts: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}  # CPU tensors over all of a storage's memory
+_Pairs = list[tuple[torch.Tensor, torch.Tensor]]  # views and their npu tensors, in the order of the arguments
+
+_memory: dict[torch.dtype, torch.Tensor] = {}  # a CPU tensor from _LOWEST on over all addresses
 _streams: dict[tuple[int, int], Any] = {}  # by device and handle; a handle is never used again
 _generators: dict[int, tuple[torch.Generator, tuple[int, int]]] = {}  # by the npu generator's id
 
 
 def host_view(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a CPU tensor over the memory of an npu tensor. The caller waits for the tensor's stream first."""
-    storage, dtype = tensor.untyped_storage(), tensor.dtype
-    key = storage.data_ptr(), storage.nbytes(), dtype
-    whole = _hosts.get(key)
-    if whole is None:
-        if len(_hosts) > _MOST_HOSTS:
-            _hosts.clear()
-        with torch.inference_mode(False):
-            host = torch._C._construct_storage_from_data_pointer(key[0], _CPU, key[1])
-            whole = _hosts[key] = torch.empty(0, dtype=dtype).set_(host)
-    return whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+    memory = _memory.get(tensor.dtype)
+    if memory is None:
+        memory = _memory[tensor.dtype] = _all_memory(tensor.dtype)
+    address = tensor.data_ptr()  # 0 if the tensor is empty
+    place = (address - _LOWEST) // tensor.itemsize if address else 0
+    return memory.as_strided(tensor.size(), tensor.stride(), place).data  # .data: versions of its own for autograd
+
+
+def _all_memory(dtype: torch.dtype) -> torch.Tensor:
+    """Returns a tensor of a storage that no address is outside of; making a storage for each view takes longer."""
+    with torch.inference_mode(False):
+        return torch.empty(0, dtype=dtype).set_(torch._C._construct_storage_from_data_pointer(_LOWEST, _CPU, 2**62))
 
 
 def synchronize(device: torch.device) -> None:
@@ -58,14 +63,38 @@ def _handles() -> Callable[[int], int]:
     return handle
 
 
-def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
-    """Applies ``change`` to every leaf of a tree; torch's pytree takes ten times as long."""
-    kind = type(tree)
+def _to_host(value: Any, views: _Pairs, asked: list[torch.device]) -> Any:
+    """Replaces npu tensors by views, which it adds to ``views``, and npu devices, added to ``asked``, by the CPU."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is torch.Tensor or isinstance(value, torch.Tensor):
+        if value.is_cpu:
+            return value
+        view = host_view(value)
+        views.append((view, value))
+        return view
     if kind is tuple or kind is list:
-        return kind([_mapped(change, one) for one in tree])
-    if kind is dict:
-        return {name: _mapped(change, one) for name, one in tree.items()}
-    return tree_map(change, tree) if isinstance(tree, tuple) else change(tree)  # named results
+        return kind([_to_host(one, views, asked) for one in value])
+    if kind is torch.device and value.type == "npu":
+        asked.append(value if value.index is not None else torch.device("npu", torch.npu.current_device()))
+        return _CPU
+    if kind is torch.Generator and value.device.type == "npu":
+        return _host_generator(value)
+    return value
+
+
+def _from_host(value: Any, views: _Pairs, device: torch.device) -> Any:
+    """Replaces views by their npu tensors, and other CPU tensors by copies on the device."""
+    if isinstance(value, torch.Tensor):
+        for view, npu in views:
+            if view is value:
+                return npu
+        return to_npu(value, device)
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([_from_host(one, views, device) for one in value])
+    return tree_map(lambda one: _from_host(one, views, device), value) if isinstance(value, tuple) else value
 
 
 def _host_generator(generator: torch.Generator) -> torch.Generator:
@@ -86,41 +115,19 @@ def _host_generator(generator: torch.Generator) -> torch.Generator:
 def on_host(operator: Any) -> Callable[..., Any]:
     """Returns a function that runs the operator with the CPU's kernel on views of the same memory."""
     outs = {argument.name for argument in operator._schema.arguments if argument.is_out}
-
     call = getattr(operator, "_op", operator)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         targets = {name: kwargs.pop(name) for name in outs if name in kwargs} if outs else {}
-        seen: dict[torch.device, None] = {}  # devices of the tensors, in the order of the arguments
+        views: _Pairs = []
         asked: list[torch.device] = []
-        views: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # view's id -> (view, npu tensor)
-
-        def to_host(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                if value.device.type != "npu":
-                    return value
-                seen[value.device] = None
-                view = host_view(value)
-                views[id(view)] = view, value
-                return view
-            if isinstance(value, torch.device) and value.type == "npu":
-                asked.append(value if value.index is not None else torch.device("npu", torch.npu.current_device()))
-                return _CPU
-            if isinstance(value, torch.Generator) and value.device.type == "npu":
-                return _host_generator(value)
-            return value
-
-        def back(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            return views[id(value)][1] if id(value) in views else to_npu(value, device)
-
-        host_args = [value if type(value) in _PLAIN else _mapped(to_host, value) for value in args]
-        host_kwargs = {name: _mapped(to_host, value) for name, value in kwargs.items()}
-        _mapped(to_host, targets)
+        host_args = [_to_host(value, views, asked) for value in args]
+        host_kwargs = {name: _to_host(value, views, asked) for name, value in kwargs.items()}
+        for target in targets.values():
+            _to_host(target, views, asked)
         # Results go to the device that an argument names, else to that of the tensors.
-        device = next(iter((*asked, *seen)), None) or torch.device("npu", torch.npu.current_device())
-        for used in {**seen, device: None}:
+        devices = [*asked, *[npu.device for _, npu in views]] or [torch.device("npu", torch.npu.current_device())]
+        for used in devices if len(devices) == 1 else set(devices):
             synchronize(used)
         # An out may have any size before the call: the kernel fills a fresh tensor, which is then copied to it.
         fresh = {name: _empty_like_out(target) for name, target in targets.items()}
@@ -129,7 +136,7 @@ def on_host(operator: Any) -> Callable[..., Any]:
             written = [_fill_out(target, fresh[name]) for name, target in targets.items()]
             returned = len(operator._schema.returns)
             return None if returned == 0 else written[0] if returned == 1 else tuple(written)
-        return _mapped(back, results)
+        return _from_host(results, views, devices[0])
 
     return run
 
@@ -153,6 +160,10 @@ def to_npu(result: torch.Tensor, device: torch.device, dtype: torch.dtype | None
     """Copies values to a fresh npu tensor, with the same strides if they describe dense memory."""
     if result.layout != torch.strided:
         raise NotImplementedError(f"the emulator has no npu tensors of layout {result.layout}")
+    if dtype in (None, result.dtype) and result.is_contiguous() and not (result.is_conj() or result.is_neg()):
+        target = torch.empty(result.size(), dtype=result.dtype, device=device)
+        ctypes.memmove(target.data_ptr(), result.data_ptr(), result.nbytes)
+        return target
     target = torch.empty_like(result, device=device, dtype=dtype)
     if result.numel() > 0:
         host_view(target).copy_(result)

@@ -14,12 +14,21 @@ from typing import Any
 
 import torch
 
-from alltoallv_emulator.host_views import host_view, synchronize
+from alltoallv_emulator.host_views import synchronize
 
 
 def available() -> bool:
     """True if the kernels are requested and triton is installed."""
     return os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
+
+
+def _to_host(value: Any) -> Any:
+    """Returns a CPU tensor over an npu tensor's memory, of a storage as large as its own: the interpreter copies it."""
+    if not isinstance(value, torch.Tensor) or value.is_cpu:
+        return value
+    own = value.untyped_storage()
+    storage = torch._C._construct_storage_from_data_pointer(own.data_ptr(), torch.device("cpu"), own.nbytes())
+    return torch.empty(0, dtype=value.dtype).set_(storage, value.storage_offset(), value.size(), value.stride())
 
 
 class InterpretedKernels:
@@ -35,8 +44,7 @@ class InterpretedKernels:
             given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
             device = given[0].device
             synchronize(device)
-            to_host = {name: host_view(x) if isinstance(x, torch.Tensor) else x for name, x in kwargs.items()}
-            overflows = kernel(*(host_view(x) if isinstance(x, torch.Tensor) else x for x in args), **to_host)
+            overflows = kernel(*map(_to_host, args), **{name: _to_host(x) for name, x in kwargs.items()})
             return None if overflows is None else overflows.to(device)
 
         return run

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from alltoallv.npu_ops.registry import Operator, formulas
+from alltoallv.npu_ops.registry import Operator, exchanges, formulas
+from alltoallv_emulator import exchange
 from alltoallv_emulator.host_views import on_host
 
 __all__ = ["install"]
@@ -28,6 +29,7 @@ _KEPT = {
 
 def install() -> Any:
     """Registers the operators of the installed torch_npu; they live as long as the result."""
+    exchanges["npu"] = exchange.all_to_all
     library = torch.library.Library("npu", "IMPL")
     for qualified in sorted(torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1")):
         namespace, _, name = qualified.partition("::")

@@ -1,12 +1,13 @@
 """Finds the ranks that an operator names by HCCL's name of their communicator, and exchanges their data.
 
-On emulated NPUs they are torch_npu's process group, whose HCCL moves the data; on CPU tensors any other group of
-torch.distributed, through `alltoallv.torch`. Both tell all ranks when ranks disagree.
+On emulated NPUs they are torch_npu's process group, whose HCCL moves the data (alltoallv_emulator/exchange.py); on CPU
+tensors any other group of torch.distributed, through `alltoallv.torch`. Both tell all ranks when ranks disagree.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,12 +16,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alltoallv.errors import InvalidParamError, PeerMismatchError
+from alltoallv.npu_ops.registry import exchanges
 
-_TEXT = 4096  # bytes, in JSON, in which a rank announces its call
-_MOVED_AS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by element size
+_BYTES = 4096  # in which a rank announces its call: a header, then JSON
+_HEADER = struct.Struct("qqq")  # the length of the text, and digests of the counts that it sends and expects
+_DIGESTS = 2**62  # they are smaller
 
-# The operator, its values, why the rank refuses, and digests of the counts that it sends and expects.
-_Descriptor = tuple[str, dict[str, int], str, tuple[int, int]]
+# The operator, its values, why the rank refuses, and the difference of its digests.
+_Descriptor = tuple[str, dict[str, int], str, int]
 
 
 def named(hcom: str | dist.ProcessGroup, world_size: int | None = None) -> Group:
@@ -50,7 +53,7 @@ def _found(hcom: str | dist.ProcessGroup) -> Group | None:
     for group in known:
         if group.group_name == hcom:
             return Group(group, None)
-    for group in known if hasattr(torch, "npu") else []:
+    for group in known if "npu" in exchanges else []:
         if "npu" in {device.type for device in group._device_types}:
             backend = group._get_backend(torch.device("npu"))
             if backend.get_hccl_comm_name(dist.get_rank(), init_comm=False) == hcom:
@@ -67,14 +70,11 @@ class Group:
 
     def all_to_all(self, rows: Tensor, sends: Sequence[int], recvs: Sequence[int]) -> Tensor:
         """Sends ``sends[j]`` rows to rank j, in rank order; returns the received rows of all ranks, in that order."""
-        if self._device is None:
-            from alltoallv.torch import all_to_all_v  # not imported for NPUs, whose programs start sooner without it
+        if self._device is not None:
+            return exchanges["npu"](self._group, self._device, rows, sends, recvs)
+        from alltoallv.torch import all_to_all_v  # not imported for NPUs, whose programs start sooner without it
 
-            return all_to_all_v(rows, sends, recvs, unit="row", group=self._group)
-        moved = rows.contiguous().view(_MOVED_AS[rows.itemsize]).to(self._device)
-        output = moved.new_empty(sum(recvs), *rows.shape[1:])
-        dist.all_to_all_single(output, moved, list(recvs), list(sends), group=self._group)
-        return output.cpu().view(rows.dtype)
+        return all_to_all_v(rows, sends, recvs, unit="row", group=self._group)
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Returns the tensors of all ranks, all of one shape, stacked along a new first dimension."""
@@ -108,18 +108,23 @@ class Group:
                         f"{operator}: {key} is {descriptors[0][1].get(key)} on rank 0 and {value} on rank {rank}, "
                         "expected the same on all ranks"
                     )
-        if sum(sent - expected for *_, (sent, expected) in descriptors):
+        if sum(difference for *_, difference in descriptors) % _DIGESTS:
             check_counts(self, operator, sends, recvs)
 
     def gather_descriptors(
         self, operator: str, values: dict[str, int], refusal: str, digests: Sequence[int] = (0, 0)
     ) -> list[_Descriptor]:
         """Announces this rank's call, its values and a refusal, if any; returns what every rank announces."""
-        text = json.dumps([operator, values, refusal[: _TEXT // 8], digests]).encode()
-        row = torch.zeros(_TEXT, dtype=torch.int8)
-        row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.int8)
-        rows = self.all_gather(row).numpy()
-        return [tuple(json.loads(row.tobytes().rstrip(b"\0"))) for row in rows]
+        text = json.dumps([operator, values, refusal[: _BYTES // 8]]).encode()
+        data = _HEADER.pack(len(text), *(digest % _DIGESTS for digest in digests)) + text
+        row = torch.frombuffer(bytearray(data.ljust(_BYTES, b"\0")), dtype=torch.int8)
+        found: list[_Descriptor] = []
+        for whole in self.all_gather(row).numpy():
+            length, sent, expected = _HEADER.unpack_from(whole)
+            told = whole[_HEADER.size : _HEADER.size + length].tobytes()
+            name, given, why = (operator, values, refusal) if told == text else json.loads(told)
+            found.append((name, given, why, sent - expected))
+        return found
 
 
 def refuse(hcom: Any, operator: str, why: str) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from alltoallv.npu_ops.quantization import quantize_rows
-from alltoallv.npu_ops.registry import differentiate, expect, operator
+from alltoallv.npu_ops.registry import expect, operator
 
 
 def _row_numbers(rows: int, k: int) -> Tensor:
@@ -86,10 +86,10 @@ def _inverse(order: Tensor) -> Tensor:
     return torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
 
 
-def _copies(tokens: Tensor, sorted_indices: Tensor, rows: int) -> Tensor:
-    """Returns the tokens in their new order: ``sorted_indices`` has the place of each token's copies."""
-    copies = len(sorted_indices) // max(1, len(tokens))
-    return tokens[_inverse(sorted_indices.long())[:rows] // max(1, copies)]
+def _sources(sorted_indices: Tensor, rows: int, tokens: int) -> Tensor:
+    """Returns which token each of the sorted rows copies; ``sorted_indices`` has the place of each token's copies."""
+    copies = max(1, len(sorted_indices) // max(1, tokens))
+    return _inverse(sorted_indices.long())[:rows] // copies
 
 
 @operator("npu_moe_token_permute")
@@ -98,31 +98,36 @@ def token_permute(tokens: Tensor, indices: Tensor, num_out_tokens: int | None) -
     places = _inverse(indices.reshape(-1).sort(stable=True)[1])
     rows = num_out_tokens or len(places)
     rows = max(0, len(places) + rows) if rows < 0 else min(rows, len(places))
-    return _copies(tokens, places, rows), places.to(torch.int32)
+    return tokens[_sources(places, rows, len(tokens))], places.to(torch.int32)
 
 
 @operator("npu_moe_token_permute_grad", ignores=("indices",))
 def token_permute_grad(tokens: Tensor, grad_permuted_tokens: Tensor, sorted_indices: Tensor) -> Tensor:
-    rows = len(grad_permuted_tokens)
-    return differentiate(
-        lambda x: _copies(x.float(), sorted_indices, rows).to(x.dtype), [tokens], [grad_permuted_tokens]
-    )[0]
+    return token_permute_grad_v2(grad_permuted_tokens, sorted_indices, len(tokens), tokens.dtype)
 
 
 @operator("npu_moe_token_permute_grad_v2", ignores=("num_topK",))
 def token_permute_grad_v2(
     grad_permuted_tokens: Tensor, sorted_indices: Tensor, tokens_size_0: int, tokens_dtype: torch.dtype
 ) -> Tensor:
-    tokens = grad_permuted_tokens.new_zeros(tokens_size_0, grad_permuted_tokens.size(1), dtype=tokens_dtype)
-    return token_permute_grad(tokens, grad_permuted_tokens, sorted_indices)
+    rows, width = grad_permuted_tokens.shape
+    sources = _sources(sorted_indices, rows, tokens_size_0)
+    total = torch.zeros(tokens_size_0, width).index_add_(0, sources, grad_permuted_tokens.float())
+    return total.to(tokens_dtype)
+
+
+def _choices(sorted_indices: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Returns the row of each choice, 0 if it was dropped, and which were not."""
+    places = sorted_indices.long()
+    there = (places >= 0) & (places < rows)
+    return places.where(there, torch.zeros_like(places)), there.unsqueeze(-1)
 
 
 def _unpermute(permuted: Tensor, sorted_indices: Tensor, probs: Tensor | None) -> Tensor:
     """Adds up each token's rows, times their probabilities. Dropped rows add nothing."""
     k = 1 if probs is None else probs.size(-1)
-    places = sorted_indices.long()
-    there = (places >= 0) & (places < len(permuted))
-    rows = permuted.float()[places.where(there, torch.zeros_like(places))] * there.unsqueeze(-1)
+    places, there = _choices(sorted_indices, len(permuted))
+    rows = permuted.float()[places] * there
     if probs is not None:
         rows = rows * probs.float().reshape(-1, 1)
     return rows.view(-1, k, permuted.size(1)).sum(1).to(permuted.dtype)
@@ -144,10 +149,14 @@ def token_unpermute_and_keep(
 def _unpermute_grad(
     permuted: Tensor, grad: Tensor, sorted_indices: Tensor, probs: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
+    places, there = _choices(sorted_indices, len(permuted))
+    factors = there if probs is None else there * probs.float().reshape(-1, 1)
+    of_each = grad.float() if probs is None else grad.float().repeat_interleave(probs.size(-1), 0)
+    of_rows = torch.zeros(permuted.shape).index_add_(0, places, of_each * factors).to(permuted.dtype)
     if probs is None:
-        return differentiate(lambda x: _unpermute(x, sorted_indices, None), [permuted], [grad])[0], None
-    of_rows, of_probs = differentiate(lambda x, p: _unpermute(x, sorted_indices, p), [permuted, probs], [grad])
-    return of_rows, of_probs
+        return of_rows, None
+    of_probs = (of_each * permuted.float()[places] * there).sum(-1)
+    return of_rows, of_probs.view(probs.shape).to(probs.dtype)
 
 
 @operator("npu_moe_token_unpermute_grad")

@@ -13,7 +13,7 @@ import torch
 
 from alltoallv.errors import InvalidParamError
 
-__all__ = ["Formula", "Operator", "Refused", "differentiate", "dtype_of", "expect", "formulas", "operator"]
+__all__ = ["Formula", "Operator", "Refused", "differentiate", "dtype_of", "exchanges", "expect", "formulas", "operator"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -26,6 +26,10 @@ class Formula(NamedTuple):
     on_host: bool
 
 
+# Exchanges rows in host memory over a device's process group, by device type: group, device, rows, and the numbers of
+# rows for and from each rank.
+Exchange = Callable[[Any, torch.device, torch.Tensor, Sequence[int], Sequence[int]], torch.Tensor]
+exchanges: dict[str, Exchange] = {}
 _formulas: dict[str, Formula] = {}
 
 
