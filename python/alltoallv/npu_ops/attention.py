@@ -18,9 +18,11 @@ from alltoallv.npu_ops.attention_parts import (
     scores_of,
     split,
 )
-from alltoallv.npu_ops.registry import operator
+from alltoallv.npu_ops.registry import operator, renamed
 
 _IGNORED = ("inner_precise", "gen_mask_parallel", "sync", "softmax_layout", "seed", "offset", "numels", "softmax_in")
+_IGNORED_V2 = (*_IGNORED, "q_start_idx", "kv_start_idx")
+_NAMES_V2 = {"pre_tokens": "pre_tockens", "next_tokens": "next_tockens"}
 
 
 class _Sequences:
@@ -99,27 +101,9 @@ def fusion_attention(
     return result, rows[0], rows[1], query.new_zeros(0), 0, 0, 0
 
 
-@operator("npu_fusion_attention_v2", ignores=(*_IGNORED, "q_start_idx", "kv_start_idx"))
-def fusion_attention_v2(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    head_num: int,
-    input_layout: str,
-    pse: Tensor | None,
-    atten_mask: Tensor | None,
-    scale: float,
-    pre_tokens: int,
-    next_tokens: int,
-    actual_seq_qlen: list[int] | None,
-    actual_seq_kvlen: list[int] | None,
-    sparse_mode: int,
-) -> _Forward:
-    """Computes `fusion_attention` where ``pse_type`` is 1."""
-    return fusion_attention(
-        query, key, value, head_num, input_layout, pse, atten_mask, scale, pre_tokens, next_tokens,
-        actual_seq_qlen, actual_seq_kvlen, sparse_mode,
-    )  # fmt: skip
+operator("npu_fusion_attention_v2", ignores=_IGNORED_V2)(
+    renamed(fusion_attention, "Computes npu_fusion_attention where ``pse_type`` is 1.", _NAMES_V2, tuple)
+)
 
 
 @operator("npu_fusion_attention_grad", ignores=_IGNORED)
@@ -157,28 +141,11 @@ def fusion_attention_grad(
     return dq, dk, dv, dpse, None
 
 
-@operator("npu_fusion_attention_grad_v2", ignores=(*_IGNORED, "q_start_idx", "kv_start_idx"))
-def fusion_attention_grad_v2(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dy: Tensor,
-    head_num: int,
-    input_layout: str,
-    pse: Tensor | None,
-    atten_mask: Tensor | None,
-    softmax_max: Tensor | None,
-    softmax_sum: Tensor | None,
-    attention_in: Tensor | None,
-    scale_value: float,
-    pre_tokens: int,
-    next_tokens: int,
-    actual_seq_qlen: list[int] | None,
-    actual_seq_kvlen: list[int] | None,
-    sparse_mode: int,
-) -> tuple[Tensor | None, ...]:
-    gradients = fusion_attention_grad(
-        query, key, value, dy, head_num, input_layout, pse, atten_mask, softmax_max, softmax_sum, attention_in,
-        scale_value, pre_tokens, next_tokens, actual_seq_qlen, actual_seq_kvlen, sparse_mode,
-    )  # fmt: skip
-    return (*gradients[:4], None, None, None)
+operator("npu_fusion_attention_grad_v2", ignores=_IGNORED_V2)(
+    renamed(
+        fusion_attention_grad,
+        "Returns the gradients of query, key, value and pse, and None for three arguments that are not covered.",
+        _NAMES_V2,
+        lambda gradients: (*gradients[:4], None, None, None),
+    )
+)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from alltoallv.npu_ops.attention_parts import attend, hidden, join, lengths_of, scores_of, split
-from alltoallv.npu_ops.registry import expect, operator
+from alltoallv.npu_ops.registry import expect, operator, renamed
 
 
 def from_blocks(cache: Tensor, table: Tensor, length: int, heads: int) -> Tensor:
@@ -100,73 +101,35 @@ def fused_infer_attention_score(
     return join(results, result_layout).to(query.dtype), lse
 
 
-@operator("npu_fused_infer_attention_score_v2", ignores=("inner_precise", "block_size"))
-def fused_infer_attention_score_v2(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_rope: Tensor | None,
-    key_rope: Tensor | None,
-    pse_shift: Tensor | None,
-    atten_mask: Tensor | None,
-    actual_seq_qlen: list[int] | None,
-    actual_seq_kvlen: list[int] | None,
-    block_table: Tensor | None,
-    num_query_heads: int,
-    num_key_value_heads: int,
-    softmax_scale: float,
-    pre_tokens: int,
-    next_tokens: int,
-    input_layout: str,
-    sparse_mode: int,
-    return_softmax_lse: bool,
-) -> tuple[Tensor, Tensor]:
-    return fused_infer_attention_score(
-        query, key, value, pse_shift, atten_mask, actual_seq_qlen, actual_seq_kvlen, block_table, query_rope, key_rope,
-        num_query_heads, softmax_scale, pre_tokens, next_tokens, input_layout, num_key_value_heads, sparse_mode,
-        return_softmax_lse,
-    )  # fmt: skip
+_NAMES_V2 = {
+    "actual_seq_qlen": "actual_seq_lengths", "actual_seq_kvlen": "actual_seq_lengths_kv",
+    "num_query_heads": "num_heads", "softmax_scale": "scale", "return_softmax_lse": "softmax_lse_flag",
+}  # fmt: skip
+_NO_LSE: dict[str, Any] = {"query_rope": None, "key_rope": None, "softmax_lse_flag": False}
 
-
-@operator("npu_prompt_flash_attention")
-def prompt_flash_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    atten_mask: Tensor | None,
-    pse_shift: Tensor | None,
-    actual_seq_lengths: list[int] | None,
-    num_heads: int,
-    scale_value: float,
-    pre_tokens: int,
-    next_tokens: int,
-    input_layout: str,
-    num_key_value_heads: int,
-    actual_seq_lengths_kv: list[int] | None,
-    sparse_mode: int,
-) -> Tensor:
-    return fused_infer_attention_score(
-        query, key, value, pse_shift, atten_mask, actual_seq_lengths, actual_seq_lengths_kv, None, None, None,
-        num_heads, scale_value, pre_tokens, next_tokens, input_layout, num_key_value_heads, sparse_mode, False,
-    )[0]  # fmt: skip
-
-
-@operator("npu_incre_flash_attention", ignores=("inner_precise", "block_size"))
-def incre_flash_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    atten_mask: Tensor | None,
-    pse_shift: Tensor | None,
-    actual_seq_lengths: list[int] | None,
-    block_table: Tensor | None,
-    num_heads: int,
-    scale_value: float,
-    input_layout: str,
-    num_key_value_heads: int,
-) -> Tensor:
-    """Computes attention of one query per sequence; the lengths are those of keys and values."""
-    return fused_infer_attention_score(
-        query, key, value, pse_shift, atten_mask, None, actual_seq_lengths, block_table, None, None,
-        num_heads, scale_value, 0, 0, input_layout, num_key_value_heads, 0, False,
-    )[0]  # fmt: skip
+fused_infer_attention_score_v2 = operator(
+    "npu_fused_infer_attention_score_v2", ignores=("inner_precise", "block_size")
+)(renamed(fused_infer_attention_score, fused_infer_attention_score.__doc__ or "", _NAMES_V2, tuple))
+operator("npu_prompt_flash_attention")(
+    renamed(
+        fused_infer_attention_score,
+        "Returns the attention of whole sequences.",
+        {"scale_value": "scale"},
+        lambda results: results[0],
+        block_table=None,
+        **_NO_LSE,
+    )
+)
+operator("npu_incre_flash_attention", ignores=("inner_precise", "block_size"))(
+    renamed(
+        fused_infer_attention_score,
+        "Returns the attention of one query per sequence; the lengths are those of keys and values.",
+        {"scale_value": "scale", "actual_seq_lengths": "actual_seq_lengths_kv"},
+        lambda results: results[0],
+        actual_seq_lengths=None,
+        pre_tokens=0,
+        next_tokens=0,
+        sparse_mode=0,
+        **_NO_LSE,
+    )
+)

@@ -6,14 +6,17 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from alltoallv.errors import InvalidParamError
 
-__all__ = ["Formula", "Operator", "Refused", "differentiate", "dtype_of", "exchanges", "expect", "formulas", "operator"]
+__all__ = [
+    "Formula", "Operator", "Refused", "differentiate", "dtype_of", "exchanges", "expect", "formulas", "operator",
+    "renamed",
+]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -53,6 +56,31 @@ def operator(*names: str, ignores: Sequence[str] = (), on_host: bool = True) -> 
         return function
 
     return register
+
+
+def renamed(
+    function: Callable[..., Any], doc: str, names: Mapping[str, str], results: Callable[[Any], Any], **fixed: Any
+) -> Callable[..., Any]:
+    """Returns a formula as one with other names for its arguments, and other results, for an operator like its own.
+
+    Args:
+        function: The formula.
+        doc: The docstring of the new one.
+        names: The name in ``function`` of each argument that has another one.
+        results: Makes the new formula's results from those of ``function``.
+        fixed: Arguments of ``function`` that the new one does not take, and their values.
+    """
+    news = {old: new for new, old in names.items()}
+
+    def run(**given: Any) -> Any:
+        return results(function(**{names.get(name, name): value for name, value in given.items()}, **fixed))
+
+    signature = inspect.signature(function)
+    kept = [one for one in signature.parameters.values() if one.name not in fixed]
+    by_name = [one.replace(name=news.get(one.name, one.name), kind=inspect.Parameter.KEYWORD_ONLY) for one in kept]
+    run.__signature__ = signature.replace(parameters=by_name)  # type: ignore[attr-defined]
+    run.__doc__ = doc
+    return run
 
 
 @functools.cache
